@@ -145,7 +145,7 @@ typedef struct dir_list {
 ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err);
 void dir_list_free(dir_list *list);
 /* Bytes that others than the superuser may still write on the file system of a path; UINT64_MAX if it does not say. */
-uint64_t dir_room(const char *path);
+uint64_t dir_free_space(const char *path);
 /*
  * Apparent sizes of all regular files below path, added up; symbolic links are not followed, files that vanish
  * meanwhile not counted. At most 64 directories deep (IO).

@@ -162,7 +162,7 @@ ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const 
     return measure(out, path, &without, err);
 }
 
-uint64_t dir_room(const char *path) {
+uint64_t dir_free_space(const char *path) {
     struct statvfs fs;
     uint64_t room;
     /* A tmpfs without a limit has no blocks, as it says. */

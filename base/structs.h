@@ -9,13 +9,13 @@
 /* Bytes of a struct up to a field, the field included. */
 #define SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 
-/* INVALID, naming the struct, unless its struct_size is at least `least` bytes. */
-ckd_status struct_check(const void *given, size_t least, const char *name, ckd_error *err);
+/* INVALID, naming the struct, unless its struct_size is at least `min` bytes. */
+ckd_status struct_check(const void *given, size_t min, const char *name, ckd_error *err);
 /*
  * Copies a caller's struct into one of this version's: what the caller's version lacks stays as it is in `to`, whose struct_size becomes
  * `size`. `given` NULL: nothing is copied. Errors: INVALID as above; `to` is unchanged then.
  */
-ckd_status struct_copy(void *to, size_t size, const void *given, size_t least, const char *name,
+ckd_status struct_copy(void *to, size_t size, const void *given, size_t min, const char *name,
                        ckd_error *err);
 /* The same for options, of which a caller must have set nothing but the size. */
 #define COPY_OPTIONS(to, given, name, err) \

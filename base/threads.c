@@ -302,7 +302,7 @@ int64_t pool_gained_ns(thread_pool *pool) {
     return gained;
 }
 
-bool pool_lend(thread_pool *pool, pool_help_fn help, void *context) {
+bool pool_attach(thread_pool *pool, pool_help_fn help, void *context) {
     if (pool->process != getpid()) {
         return false;
     }

@@ -47,7 +47,7 @@ int64_t pool_gained_ns(thread_pool *pool);
  * no workers (in a forked child, too): the caller does all of it himself.
  */
 typedef bool (*pool_help_fn)(void *context);
-bool pool_lend(thread_pool *pool, pool_help_fn help, void *context);
+bool pool_attach(thread_pool *pool, pool_help_fn help, void *context);
 /* There is something to help with. From any thread, while it is lent. */
 void pool_wake(thread_pool *pool);
 /* Returns when no worker is inside help; from then on none calls it. By who borrowed it. */

@@ -5,7 +5,7 @@
  *
  * Without --store it trains one first (build/train_gpt, 100 saves). Then every checkpoint's state is loaded from disk (file
  * cache dropped before each load), and so is an exact, standalone base of the very same state, in the same run; bytes are those that
- * the process read, time is the median of the repeats. With --fidelity near or compact the states are saved once more in that
+ * the process read, time is the median of the repeats. With --fidelity near or coarse the states are saved once more in that
  * fidelity, and these checkpoints are what is loaded. Sizes of a whole run count every file of its store. Uses the public API only.
  */
 #include <ckptdelta.h>
@@ -56,7 +56,7 @@ static void drop_folder(const char *store, const char *folder) {
     }
 }
 
-/* Chunk files and ready copies out of the file cache, so that the next load comes from disk. */
+/* Chunk files and materialized copies out of the file cache, so that the next load comes from disk. */
 static void drop_cache(const char *store) {
     drop_folder(store, "c");
     drop_folder(store, "k");
@@ -356,12 +356,12 @@ static void measure_run(const options *o, FILE *json) {
 }
 
 static ckd_fidelity fidelity_of(const char *name) {
-    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COMPACT; f++) {
+    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COARSE; f++) {
         if (strcmp(ckd_fidelity_name(f), name) == 0) {
             return f;
         }
     }
-    fprintf(stderr, "bench_chain: fidelity %s is none of exact, near, compact\n", name);
+    fprintf(stderr, "bench_chain: fidelity %s is none of exact, near, coarse\n", name);
     exit(2);
 }
 

@@ -28,7 +28,7 @@
 #include "codec/entropy/adaptive.h"
 #include "codec/entropy/symbols.h"
 
-static adaptive_room models;
+static adaptive_scratch models;
 
 enum { MAX_BLOCK = 1 << 18, MAX_REPEATS = 99, COLUMNS = 512, FACTORS = 128 * 24 };
 

@@ -200,13 +200,13 @@ static void encode_block(coding_job *j, const state *now, const state *before, s
         block_plan_delta(p, parent, NULL) != CKD_OK) {
         die("planning");
     }
-    bool delta = p->delta_planned && p->delta < p->alone;
-    if (!delta && block_plan_alone(p, NULL) != CKD_OK) {
+    bool delta = p->delta_planned && p->delta < p->standalone;
+    if (!delta && block_plan_as_standalone(p, NULL) != CKD_OK) {
         die("planning");
     }
     coded *b = &j->blocks[j->block_count++];
     *b = (coded){*at, 0, first, count, delta};
-    if ((delta ? p->delta : p->alone) < raw) {
+    if ((delta ? p->delta : p->standalone) < raw) {
         b->size = block_plan_encode(p, delta, j->stream + *at, raw + 64);
     } else {
         b->size = raw; /* raw: told by its size */
@@ -242,7 +242,7 @@ static void expect_block(coding_job *j, const state *now, const state *before, s
     if (block_plan_begin(&j->plan, j->dtype, values, count, grid, false, 0, NULL) != CKD_OK) {
         die("planning");
     }
-    j->expected[j->block_count++] = j->plan.alone;
+    j->expected[j->block_count++] = j->plan.standalone;
 }
 
 /* Not timed: what each way takes, where encode_block asks a sample. */
@@ -258,7 +258,7 @@ static void measure_block(coding_job *j, const state *now, const state *before, 
     k->ordered_residual(j->dtype, j->residual, values, parent, count);
     k->magnitude_context(j->dtype, j->context, parent, count);
     symbols_plan(j->work, 1, SYMBOLS_CLASS, (unsigned)j->width, j->residual, j->context, NULL, count, &delta);
-    j->alone += (double)(j->plan.alone < raw ? j->plan.alone : raw);
+    j->alone += (double)(j->plan.standalone < raw ? j->plan.standalone : raw);
     j->delta += (double)(delta < raw ? delta : raw);
 }
 

@@ -1,7 +1,7 @@
 /*
  * bench_save: what a save costs whose state lies on a device, and what loading it to there does.
  *
- *   bench_save [--device N] [--parameters N] [--side N] [--saves N] [--fidelity compact|near|exact] [--json FILE]
+ *   bench_save [--device N] [--parameters N] [--side N] [--saves N] [--fidelity coarse|near|exact] [--json FILE]
  *
  * A synthetic state of so many parameters in f32 (2^25): square matrices with their first and second moments, moved between saves in a few directions and a
  * little in all others. Per save after the first, medians of all but that one:
@@ -159,7 +159,7 @@ static ckd_device device_of(const state *s, const settings *o) {
 static ckd_fidelity fidelity_of(const settings *o) {
     return strcmp(o->fidelity, "near") == 0    ? CKD_NEAR
            : strcmp(o->fidelity, "exact") == 0 ? CKD_EXACT
-                                               : CKD_COMPACT;
+                                               : CKD_COARSE;
 }
 
 /* What is saved, and how; the same for a save and a session. */
@@ -345,7 +345,7 @@ static void run(state *s, const settings *o, ckd_store *store, ckd_session *sess
 
 static int usage(void) {
     fprintf(stderr, "usage: bench_save [--device N] [--parameters N] [--side N] [--saves N] "
-                    "[--fidelity compact|near|exact] [--json FILE]\n");
+                    "[--fidelity coarse|near|exact] [--json FILE]\n");
     return 2;
 }
 
@@ -372,7 +372,7 @@ static int parse(settings *o, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    settings o = {0, 3, UINT64_C(1) << 25, 2048, "compact", "bench/results/bench_save-device.json"};
+    settings o = {0, 3, UINT64_C(1) << 25, 2048, "coarse", "bench/results/bench_save-device.json"};
     state s = {.backend = NULL};
     ckd_error err = {0};
     device_about about;

@@ -18,7 +18,7 @@
  * and what sessions must show, each with its figure: see stall_checks.c.
  *
  * --disk-mb-s N makes the disk behave like one of so many MB/s that has a write cache: what is made durable waits until it would have been
- * written; --slower X: in the middle of each loop it becomes X times slower. --fidelity: exact, near or compact. --idle: all cores but for the optimizer are the saver's, as where training
+ * written; --slower X: in the middle of each loop it becomes X times slower. --fidelity: exact, near or coarse. --idle: all cores but for the optimizer are the saver's, as where training
  * is a GPU's work. --trainer N: N steps of train_gpt instead of the loop, without saves, with its own and with sessions. --kills N: a trainer is killed in its saves, N times.
  */
 #include <argp.h>
@@ -403,7 +403,7 @@ static const struct argp_option option_table[] = {
     {"every", O_EVERY, "N", 0, "save every N steps", 0},
     {"overhead", O_OVERHEAD, "PERCENT", 0,
      "save as often as costs no more; synchronous saves are left out (3.5)", 0},
-    {"fidelity", O_FIDELITY, "NAME", 0, "exact (default), near or compact", 0},
+    {"fidelity", O_FIDELITY, "NAME", 0, "exact (default), near or coarse", 0},
     {"disk-mb-s", O_DISK, "N", 0, "a disk of N MB/s (as it is)", 0},
     {"idle", O_IDLE, NULL, 0, "training waits instead of computing, as for a GPU; its optimizer computes", 0},
     {"repeats", O_REPEATS, "N", 0, "of all loops, in turns (3)", 0},
@@ -426,7 +426,7 @@ static double number(struct argp_state *state, const char *text, double least, d
 }
 
 static ckd_fidelity fidelity_named(struct argp_state *state, const char *text) {
-    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COMPACT; f++) {
+    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COARSE; f++) {
         if (strcmp(text, ckd_fidelity_name(f)) == 0) {
             return f;
         }

@@ -102,7 +102,7 @@ static uint64_t write_records(chunk_writer *w, const ckd_id *checkpoint, uint64_
 static void make_checkpoint(const ckd_store *store, uint64_t number, const options *o) {
     ckd_error err = {0};
     role_total roles[CKD_ROLE_OTHER] = {{0}};
-    note_file file = {0};
+    file_ref file = {0};
     manifest m = {.roles = roles, .role_count = CKD_ROLE_MASTER, .files = &file, .file_count = 1};
     ckd_checkpoint *c = &m.checkpoint;
     need(ckd_id_new(&c->id, &err), "an id", &err);

@@ -107,7 +107,7 @@ static double save(ckd_store *store, const char *run, uint64_t step, const state
     options.step = step;
     options.fidelity = fidelity;
     options.effort = effort;
-    options.max_load_cost = options.newest_load_cost = 16; /* one chain, and no copies kept ready */
+    options.max_load_cost = options.newest_load_cost = 16; /* one chain, and no materialized copies */
     double start = bench_cpu_seconds();
     ckd_save *saving;
     check(ckd_save_begin(&saving, store, &options, &err), &err);
@@ -160,7 +160,7 @@ static void timed_gemm(float *sums, const float *left, const float *right, size_
 static double gemm_seconds(const state *s, const float *before, int effort) {
     static const lossy_part parts[PARTS] = {LOSSY_SECOND, LOSSY_MOMENT, LOSSY_WEIGHT};
     ckd_error err = {0};
-    lossy_recipe recipe = lossy_recipe_of(CKD_COMPACT, effort);
+    quant_params params = quant_params_of(CKD_COARSE, effort);
     lossy_scales scales = {0};
     plain = kernels_cpu();
     kernels timed = *plain;
@@ -170,7 +170,7 @@ static double gemm_seconds(const state *s, const float *before, int effort) {
     for (int p = 0; p < PARTS; p++) {
         lossy_tile t = {.part = parts[p],
                         .dtype = CKD_F32,
-                        .recipe = &recipe,
+                        .params = &params,
                         .count = s->side * s->side,
                         .columns = s->side,
                         .values = s->part[p],
@@ -229,11 +229,11 @@ static figures measure(const bench_plan *plan, size_t side, int effort) {
     mkdir("bench/series", 0777);
     ckd_store *store = store_open(plan->folder);
     move_on(&s);
-    f.keyframe = save(store, "lossy", 0, &s, CKD_COMPACT, effort);
+    f.keyframe = save(store, "lossy", 0, &s, CKD_COARSE, effort);
     for (int d = 0; d < DELTAS; d++) {
         memcpy(before, s.part[2], side * side * sizeof(float));
         move_on(&s);
-        deltas[d] = save(store, "lossy", (uint64_t)d + 1, &s, CKD_COMPACT, effort);
+        deltas[d] = save(store, "lossy", (uint64_t)d + 1, &s, CKD_COARSE, effort);
     }
     save(store, "exact", DELTAS, &s, CKD_EXACT, 0);
     f.gemm = gemm_seconds(&s, before, effort);

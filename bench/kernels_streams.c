@@ -3,11 +3,11 @@
 #include <string.h>
 
 #include "bench/kernels_bench.h"
-#include "engine/device/device_dense.h"
+#include "engine/device/dense.h"
 
 struct bench_streams {
     const device_backend *backend;
-    device_line line;
+    device_lease lease;
     uint32_t count; /* blocks */
     uint8_t *integers, *contexts, *symbols, *back;
     uint32_t *counts;
@@ -17,7 +17,7 @@ struct bench_streams {
     device_failure why;
 };
 
-enum { BLOCK = DEVICE_STREAM_MOST, COUNTERS = DEVICE_SYMBOLS * DEVICE_SYMBOLS };
+enum { BLOCK = DEVICE_STREAM_MAX, COUNTERS = DEVICE_SYMBOLS * DEVICE_SYMBOLS };
 
 static void must(const bench_streams *s, device_result result) {
     if (result != DEVICE_DONE) {
@@ -35,8 +35,8 @@ static void must_be(bool so, const char *what) {
 
 static void *on_device(bench_streams *s, uint64_t size) {
     void *memory = NULL;
-    must(s, s->backend->allocate(&memory, s->line.queue.device, size, &s->why));
-    must(s, s->backend->zero(&s->line.queue, memory, size, &s->why));
+    must(s, s->backend->allocate(&memory, s->lease.queue.device, size, &s->why));
+    must(s, s->backend->zero(&s->lease.queue, memory, size, &s->why));
     return memory;
 }
 
@@ -45,7 +45,7 @@ static void elements(bench_streams *s, device_operation which, void *to, const v
     device_elements what = {which, CKD_F32, CKD_DTYPE_NONE, NULL};
     device_span span = {to, from, first, NULL, (uint64_t)s->count * BLOCK};
     bool known;
-    must(s, s->backend->elements(&s->line.queue, &known, &what, &span, 1, &s->why));
+    must(s, s->backend->elements(&s->lease.queue, &known, &what, &span, 1, &s->why));
 }
 
 static void describe(bench_streams *s) {
@@ -61,7 +61,7 @@ static void describe(bench_streams *s) {
                                   .fine = symbols_finest(4)};
     }
     s->classes = on_device(s, s->count * sizeof(*all));
-    must_be(device_put(&s->line, s->classes, all, s->count * sizeof(*all), NULL) == CKD_OK,
+    must_be(device_put(&s->lease, s->classes, all, s->count * sizeof(*all), NULL) == CKD_OK,
             "a device's copy");
     free(all);
 }
@@ -71,7 +71,7 @@ static void plan(bench_streams *s, symbols_workspace *work, symbols_parts *parts
                  uint64_t i) {
     symbols_counts c = {.width = 4, .n = BLOCK, .last_context = 255, .counts = counts};
     size_t planned;
-    must_be(device_get(&s->line, counts, s->counts + i * COUNTERS, COUNTERS * 4, NULL) == CKD_OK,
+    must_be(device_get(&s->lease, counts, s->counts + i * COUNTERS, COUNTERS * 4, NULL) == CKD_OK,
             "a device's copy");
     must_be(symbols_plan_counts(work, 0, &c, &planned), "values that no dense stream is for");
     symbols_parts_planned(parts, work, 0);
@@ -92,8 +92,8 @@ static void read_back(bench_streams *s, symbols_workspace *work, symbols_parts *
         uint64_t size;
         const void *from = dense_payload(&s->writing, (uint32_t)i, &size);
         uint8_t *payload = malloc(size + 1);
-        must_be(payload && device_get(&s->line, payload, from, size, NULL) == CKD_OK, "a device's copy");
-        must_be(device_get(&s->line, counts, s->counts + i * COUNTERS, COUNTERS * 4, NULL) == CKD_OK,
+        must_be(payload && device_get(&s->lease, payload, from, size, NULL) == CKD_OK, "a device's copy");
+        must_be(device_get(&s->lease, counts, s->counts + i * COUNTERS, COUNTERS * 4, NULL) == CKD_OK,
                 "a device's copy");
         symbols_plan_counts(work, 0, &c, &planned);
         symbols_parts_planned(parts, work, 0);
@@ -106,7 +106,7 @@ static void read_back(bench_streams *s, symbols_workspace *work, symbols_parts *
         free(payload);
     }
     s->read = on_device(s, dense_batch_memory(&s->reading));
-    must_be(dense_read(&s->reading, &s->line, s->read, NULL) == CKD_OK && dense_read_well(&s->reading, 0),
+    must_be(dense_read(&s->reading, &s->lease, s->read, NULL) == CKD_OK && dense_read_well(&s->reading, 0),
             "reading what was written");
 }
 
@@ -115,13 +115,13 @@ bench_streams *bench_streams_begin(const device_backend *backend, const device_q
     bench_streams *s = calloc(1, sizeof(*s));
     must_be(s != NULL, "out of memory");
     s->backend = backend;
-    s->line = (device_line){.backend = backend, .queue = *queue};
+    s->lease = (device_lease){.backend = backend, .queue = *queue};
     s->count = (uint32_t)(elements_of / BLOCK);
     if (s->count == 0) {
         return s;
     }
     for (int i = 0; i < 2; i++) {
-        must(s, backend->allocate_pinned(&s->line.pinned[i], queue->device, DEVICE_STAGE, &s->why));
+        must(s, backend->allocate_pinned(&s->lease.pinned[i], queue->device, DEVICE_STAGE, &s->why));
     }
     uint64_t n = (uint64_t)s->count * BLOCK;
     symbols_workspace *work;
@@ -141,7 +141,7 @@ bench_streams *bench_streams_begin(const device_backend *backend, const device_q
         plan(s, work, parts, counts, i);
     }
     s->written = on_device(s, dense_batch_memory(&s->writing));
-    must_be(dense_write(&s->writing, &s->line, s->written, NULL) == CKD_OK, "writing");
+    must_be(dense_write(&s->writing, &s->lease, s->written, NULL) == CKD_OK, "writing");
     read_back(s, work, parts, counts);
     symbols_workspace_free(work);
     free(parts);
@@ -153,10 +153,10 @@ void bench_streams_end(bench_streams *s) {
     void *const all[] = {s->integers, s->back,    s->contexts, s->symbols,
                          s->counts,   s->classes, s->written,  s->read};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        s->backend->release(s->line.queue.device, all[i]);
+        s->backend->release(s->lease.queue.device, all[i]);
     }
     for (int i = 0; i < 2; i++) {
-        s->backend->release_pinned(s->line.queue.device, s->line.pinned[i]);
+        s->backend->release_pinned(s->lease.queue.device, s->lease.pinned[i]);
     }
     dense_batch_free(&s->writing);
     dense_batch_free(&s->reading);
@@ -166,15 +166,15 @@ void bench_streams_end(bench_streams *s) {
 /* ---- what is timed: tables and descriptions lie on the device since the first time ---- */
 
 device_result bench_streams_classify(bench_streams *s) {
-    return s->backend->classify(&s->line.queue, s->classes, s->count, BLOCK, &s->why);
+    return s->backend->classify(&s->lease.queue, s->classes, s->count, BLOCK, &s->why);
 }
 
 device_result bench_streams_write(bench_streams *s) {
     const void *all = s->written + s->writing.sent.size;
-    return s->backend->encode(&s->line.queue, all, s->count, BLOCK, &s->why);
+    return s->backend->encode(&s->lease.queue, all, s->count, BLOCK, &s->why);
 }
 
 device_result bench_streams_read(bench_streams *s) {
     const void *all = s->read + s->reading.sent.size;
-    return s->backend->decode(&s->line.queue, all, s->count, &s->why);
+    return s->backend->decode(&s->lease.queue, all, s->count, &s->why);
 }

@@ -208,7 +208,7 @@ static void draw_curve(const panel *p, const curve_style *as, const quality_grou
 
 static void draw_curves(const panel *p, const quality_group *g, const quality_options *o) {
     static const curve_style styles[] = {
-        {"excp", "three", "", -7, -3}, {"near", "two", "x", 0, 26}, {"compact", "one", "x", 0, 14}};
+        {"excp", "three", "", -7, -3}, {"near", "two", "x", 0, 26}, {"coarse", "one", "x", 0, 14}};
     double x = p->left + LEFT + 14;
     for (size_t i = 0; i < sizeof(styles) / sizeof(styles[0]); i++) {
         draw_curve(p, &styles[i], g, o);

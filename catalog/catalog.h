@@ -89,7 +89,7 @@ typedef struct catalog_entry {
     size_t file_count;
     const catalog_shard *shards;
     size_t shard_count;
-    bool undetailed; /* its shards are not known, and none are given: they stand in its chunk files only */
+    bool not_indexed; /* its shards are not known, and none are given: they stand in its chunk files only */
 } catalog_entry;
 
 /*
@@ -103,10 +103,10 @@ ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err);
  * Short texts that the engine keeps with the catalog under names of its own, other than "store" and "format": what its manifests' folders were like when it agreed
  * with them, how writing was fastest. "" if there is none.
  */
-enum { CATALOG_NOTE = 200 };
-ckd_status catalog_note(char out[CATALOG_NOTE], catalog *c, const char *key, ckd_error *err);
+enum { CATALOG_META = 200 };
+ckd_status catalog_meta(char out[CATALOG_META], catalog *c, const char *key, ckd_error *err);
 /* In a transaction. */
-ckd_status catalog_set_note(catalog *c, const char *key, const char *text, ckd_error *err);
+ckd_status catalog_set_meta(catalog *c, const char *key, const char *text, ckd_error *err);
 /* Removes a checkpoint with all that belongs to it. Errors: NOT_FOUND, STATE, NOSPACE. */
 ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error *err);
 
@@ -182,8 +182,8 @@ ckd_status catalog_usage_by_checkpoint(ckd_checkpoint_roles **rows, const ckd_ch
  * Places in `list` of the checkpoints that were added without shards, whose sums by role and tensor are not here; `list` as above. malloc'ed, released with free; NULL if
  * there is none. CORRUPT if the list is of another time.
  */
-ckd_status catalog_undetailed(size_t **places, size_t *count, const ckd_checkpoint_list *list, catalog *c,
-                              ckd_error *err);
+ckd_status catalog_not_indexed(size_t **places, size_t *count, const ckd_checkpoint_list *list, catalog *c,
+                               ckd_error *err);
 /* Sums by run, tensor and role, by run name; rows and names are one piece of memory, released with free. The cost grows with tensors only. */
 ckd_status catalog_usage_by_tensor(ckd_tensor_usage **rows, size_t *count, catalog *c, ckd_error *err);
 

@@ -29,8 +29,8 @@ CREATE TABLE vocabulary (
     PRIMARY KEY (what, number)
 ) STRICT, WITHOUT ROWID;
 INSERT INTO vocabulary VALUES
-    ('kind', 1, 'base'), ('kind', 2, 'delta'), ('kind', 3, 'keyframe'),
-    ('fidelity', 1, 'exact'), ('fidelity', 2, 'near'), ('fidelity', 3, 'compact'),
+    ('kind', 1, 'base'), ('kind', 2, 'delta'), ('kind', 3, 'base'),
+    ('fidelity', 1, 'exact'), ('fidelity', 2, 'near'), ('fidelity', 3, 'coarse'),
     ('role', 1, 'weight'), ('role', 2, 'exp_avg'), ('role', 3, 'exp_avg_sq'), ('role', 4, 'master'), ('role', 5, 'other'),
     ('dtype', 1, 'f64'), ('dtype', 2, 'f32'), ('dtype', 3, 'f16'), ('dtype', 4, 'bf16'), ('dtype', 5, 'f8e4m3'),
     ('dtype', 6, 'f8e5m2'), ('dtype', 7, 'i64'), ('dtype', 8, 'i32'), ('dtype', 9, 'i16'), ('dtype', 10, 'i8'),

@@ -1,10 +1,10 @@
 /* Opens a store, and wires the rooms together: the only file that knows what each of them does for an open store. */
 #include "engine/compact/compact.h"
-#include "engine/device/device_reference.h"
+#include "engine/device/reference.h"
 #include "engine/ranks/ranks.h"
 #include "engine/retain/retain.h"
 #include "engine/retain/trash.h"
-#include "engine/save/save_kit.h"
+#include "engine/save/workspace.h"
 #include "engine/transfer/transfer.h"
 
 static ckd_status recover(ckd_store *store, ckd_error *err) {
@@ -17,8 +17,8 @@ static ckd_status recover(ckd_store *store, ckd_error *err) {
 
 static void close_store(ckd_store *store) {
     device_references_close(store);
-    device_lines_close(store);
-    save_kit_free(store->kit, false);
+    device_leases_close(store);
+    save_workspace_free(store->workspace, false);
 }
 
 /* The policy of the run deletes, and compacts what its deletions left. */

@@ -126,15 +126,15 @@ CKD_API const char *ckd_role_name(ckd_role role);
 typedef enum ckd_fidelity {
     CKD_FIDELITY_DEFAULT = 0, /* exact */
     CKD_EXACT = 1,            /* bit for bit */
-    CKD_NEAR = 2,   /* lossy, with a bounded error: resuming is indistinguishable from an exact resume */
-    CKD_COMPACT = 3 /* lossy: pruned and quantised, for the smallest checkpoints */
+    CKD_NEAR = 2,  /* lossy, with a bounded error: resuming is indistinguishable from an exact resume */
+    CKD_COARSE = 3 /* lossy: pruned and quantised, for the smallest checkpoints */
 } ckd_fidelity;
 CKD_API const char *ckd_fidelity_name(ckd_fidelity fidelity);
 
 typedef enum ckd_kind {
-    CKD_BASE = 1,    /* depends on no other checkpoint */
-    CKD_DELTA = 2,   /* some block is coded against an older checkpoint */
-    CKD_KEYFRAME = 3 /* a lossy checkpoint written without a parent */
+    CKD_BASE = 1,      /* depends on no other checkpoint */
+    CKD_DELTA = 2,     /* some block is coded against an older checkpoint */
+    CKD_LOSSY_BASE = 3 /* a lossy checkpoint written without a parent */
 } ckd_kind;
 CKD_API const char *ckd_kind_name(ckd_kind kind);
 
@@ -176,8 +176,9 @@ typedef struct ckd_store ckd_store;
 typedef enum ckd_open_mode {
     CKD_OPEN_READ = 0, /* changes nothing, not even a stale catalog */
     CKD_OPEN_WRITE =
-        1, /* an existing store; cleans up after writers that died, adopts what the catalog lacks */
-    CKD_OPEN_CREATE = 2 /* like WRITE, and creates the store, and directories above it, if it is absent or empty */
+        1, /* an existing store; cleans up after writers that died, adds to the catalog what it lacks */
+    CKD_OPEN_CREATE =
+        2 /* like WRITE, and creates the store, and directories above it, if it is absent or empty */
 } ckd_open_mode;
 
 /* Told what is done and what there is to do, both in bytes of raw tensor data. Non-zero return cancels the call. */

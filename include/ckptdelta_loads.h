@@ -32,8 +32,8 @@ CKD_API ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const c
  * For who wants an older state rather than none. The newest checkpoint of the run before `step`; if it has none, of the run that it is a branch of by name (RUN of RUN~2). Errors:
  * NOT_FOUND, INVALID.
  */
-CKD_API ckd_status ckd_store_before(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
-                                    ckd_error *err);
+CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
+                                      ckd_error *err);
 /*
  * Is this the newest checkpoint of its run for sure? A manifest that is damaged falls out of the catalog, and what ckd_store_find gives as CKD_LATEST is an older one then: CORRUPT or
  * UNSUPPORTED, naming it. Others: IO, NOMEM.

@@ -162,8 +162,8 @@ CKD_API ckd_status ckd_ranks_abort(ckd_ranks *ranks, ckd_save *save, const ckd_e
  * all of them. Another layout is no reason: shards are coded against whatever the parent has there. Release with ckd_tensor_list_free.
  * Errors: NOT_FOUND (the parent was deleted), those of ckd_store_tensors.
  */
-CKD_API ckd_status ckd_store_begun_anew(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
-                                        ckd_error *err);
+CKD_API ckd_status ckd_store_tensors_without_parent(ckd_tensor_list **out, ckd_store *store,
+                                                    const ckd_id *checkpoint, ckd_error *err);
 
 /* All of it: plans, begins, saves what this rank is to write, commits. Errors: all the above. */
 CKD_API ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *ranks, const ckd_save_options *options,

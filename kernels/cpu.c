@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_MOST]) {
+size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_BEST]) {
     size_t n = 0;
     out[n++] = &kernels_cpu_portable;
 #if defined(__x86_64__)
@@ -20,7 +20,7 @@ size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_MOST]) {
 }
 
 const kernels *kernels_cpu(void) {
-    const kernels *all[KERNELS_CPU_MOST];
+    const kernels *all[KERNELS_CPU_BEST];
     size_t n = kernels_cpu_all(all);
     const char *wanted = getenv("CKD_CPU");
     for (size_t i = 0; wanted && i < n; i++) {

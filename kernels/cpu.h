@@ -15,7 +15,7 @@ extern const kernels kernels_cpu_avx512; /* F, BW, DQ and VL */
 #endif
 
 /* Those that this processor and system can run, from the portable one to the fastest; how many. */
-#define KERNELS_CPU_MOST 3
-size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_MOST]);
+#define KERNELS_CPU_BEST 3
+size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_BEST]);
 
 #endif

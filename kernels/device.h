@@ -90,7 +90,7 @@ typedef struct device_pieces {
     uint64_t bytes;
     uint64_t *to;
 } device_pieces;
-#define DEVICE_PIECE 4096u
+#define DEVICE_HASH_PAGE 4096u
 
 /* ---- operations on lossy tiles ---- */
 

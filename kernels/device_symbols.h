@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 #define DEVICE_SYMBOLS       256u       /* finest symbols, contexts */
-#define DEVICE_STREAM_MOST   (1u << 18) /* integers in a stream */
+#define DEVICE_STREAM_MAX    (1u << 18) /* integers in a stream */
 #define DEVICE_STREAM_TABLES 16u
 #define DEVICE_STREAM_LANES  8u
 #define DEVICE_STREAM_LOG    12u    /* of a table's states, at most */
@@ -28,7 +28,7 @@ typedef struct device_classes {
     uint8_t *symbols;
     uint32_t *counts; /* of a context's symbols, DEVICE_SYMBOLS of them; then the next one's. Added to */
     uint64_t centre;  /* CLASS: subtracted first; SPLIT: from what is above the lowest `bits` */
-    uint32_t n;       /* at most DEVICE_STREAM_MOST */
+    uint32_t n;       /* at most DEVICE_STREAM_MAX */
     uint32_t width;   /* bytes: 1, 2, 4 or 8 */
     uint32_t fine;
     uint32_t split;    /* SPLIT, not CLASS */
@@ -110,7 +110,7 @@ typedef struct device_encoding {
     const void *integers;
     const uint8_t *symbols;  /* the finest */
     const uint8_t *contexts; /* NULL: all 0 */
-    uint32_t n;              /* 1 ... DEVICE_STREAM_MOST */
+    uint32_t n;              /* 1 ... DEVICE_STREAM_MAX */
     uint32_t room;           /* words of the payload: those beyond are not written */
     uint32_t *payload;       /* words of 32 bits, the lowest first */
     uint32_t *bits;          /* that the payload has, the mark at its end included */
@@ -131,7 +131,7 @@ typedef struct device_decoding {
     void *integers;          /* aligned to their width */
     uint32_t *failed; /* 1: the payload does not end where it should, and integers are anything; else 0 */
     uint32_t *states; /* scratch: tables x 2^log */
-    uint32_t n;       /* 1 ... DEVICE_STREAM_MOST */
+    uint32_t n;       /* 1 ... DEVICE_STREAM_MAX */
     uint32_t bits;    /* of the payload, those below the mark */
 } device_decoding;
 

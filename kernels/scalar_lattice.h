@@ -11,7 +11,7 @@
 
 #define LATTICE_LIMIT 1073741824.0f /* 2^30: lattice integers are smaller */
 #define LEVEL_ZERO    INT32_MIN     /* an integer of the log map that says: the value is zero */
-#define LEVEL_MOST    2039          /* of finite values */
+#define LEVEL_MAX     2039          /* of finite values */
 #define LEVEL_SHIFT   20 /* levels count eighths of an octave: a float's bits above three of its mantissa */
 
 KERNELS_FN uint32_t scalar_bits(float value) {
@@ -92,7 +92,7 @@ KERNELS_FN uint32_t scalar_f32_from_f16(uint16_t half) {
 KERNELS_FN int32_t scalar_level_of(float value) {
     uint32_t bits = scalar_bits(value);
     int32_t level = (int32_t)((bits + (UINT32_C(1) << (LEVEL_SHIFT - 1))) >> LEVEL_SHIFT);
-    level = level < 1 ? 1 : (level > LEVEL_MOST ? LEVEL_MOST : level);
+    level = level < 1 ? 1 : (level > LEVEL_MAX ? LEVEL_MAX : level);
     return bits == 0 || bits >= UINT32_C(0x7f800000) ? 0 : level;
 }
 /* A level that comes out of the predicted one and integer q: `from` is 0 where the parent's value is zero. */
@@ -100,7 +100,7 @@ KERNELS_FN int32_t scalar_level_apply(int32_t from, int32_t q, int32_t offset, i
     int32_t steps = from ? q : (q > 0 ? q - 1 : q);
     uint32_t at = (uint32_t)(from ? from : birth) + (uint32_t)offset + (uint32_t)steps * (uint32_t)step;
     int32_t level = (int32_t)at;
-    level = level < 1 ? 1 : (level > LEVEL_MOST ? LEVEL_MOST : level);
+    level = level < 1 ? 1 : (level > LEVEL_MAX ? LEVEL_MAX : level);
     return q == LEVEL_ZERO || (from == 0 && q == 0) ? 0 : level;
 }
 

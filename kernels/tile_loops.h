@@ -7,8 +7,8 @@
 CPU_LOOP static bool beyond(const float *now, const float *before, const float limits[3], bool positive,
                             size_t n) {
     const uint32_t mask = positive ? UINT32_MAX : INT32_MAX;
-    const uint32_t most = scalar_bits(limits[0]), most_before = scalar_bits(limits[1]),
-                   most_moved = scalar_bits(limits[2]);
+    const uint32_t most = scalar_bits(limits[0]), max_before = scalar_bits(limits[1]),
+                   max_moved = scalar_bits(limits[2]);
     uint32_t any = 0;
     if (!before) {
         for (size_t i = 0; i < n; i++) {
@@ -19,7 +19,7 @@ CPU_LOOP static bool beyond(const float *now, const float *before, const float l
         for (size_t i = 0; i < n; i++) {
             uint32_t bits = scalar_bits(now[i]) & mask, from = scalar_bits(before[i]) & mask;
             uint32_t moved = scalar_bits(now[i] - before[i]) & INT32_MAX;
-            any |= bits | (most - bits) | from | (most_before - from) | (most_moved - moved);
+            any |= bits | (most - bits) | from | (max_before - from) | (max_moved - moved);
         }
     }
     return any >> 31;

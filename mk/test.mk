@@ -31,8 +31,8 @@ $(B)/tests/test_lossy_trouble: EXTRA_OBJ = $(foreach f,malloc calloc realloc,-Wl
 
 # So do those of single threads, and are counted.
 $(B)/tests/test_session: EXTRA_OBJ = $(foreach f,malloc calloc realloc aligned_alloc,-Wl$(comma)--wrap=$(f))
-$(B)/tests/test_session_kept: EXTRA_OBJ = $(foreach f,malloc calloc realloc aligned_alloc,-Wl$(comma)--wrap=$(f))
-$(B)/tests/test_load_together: EXTRA_OBJ = $(foreach f,malloc calloc realloc,-Wl$(comma)--wrap=$(f))
+$(B)/tests/test_session_cached: EXTRA_OBJ = $(foreach f,malloc calloc realloc aligned_alloc,-Wl$(comma)--wrap=$(f))
+$(B)/tests/test_collective_load: EXTRA_OBJ = $(foreach f,malloc calloc realloc,-Wl$(comma)--wrap=$(f))
 
 # The table of kernels is the one that the test says.
 $(B)/tests/test_lossy_store $(B)/tests/test_lossy_updates: EXTRA_OBJ = -Wl,--wrap=kernels_cpu

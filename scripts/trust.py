@@ -33,7 +33,7 @@ them again, ten times as long; the others stay as they were.
 TAIL = """
 **Kills**: a process is killed at every step that touches a file; the store must open, list and load what was reported committed.
 **Power cuts**: every disk that the recorded writes, names and syncs allow, by the model of ALICE (`tests/support/crash_disk.h`), and then without one
-sync at a time. **Faults**: every step on a file fails once, or for good. **Flips**: bits of metadata and payloads. **Harmed**: one file of the store at a time (chunk files, manifests, notes, parity, tombstones, the identity, the catalog) is flipped, cut, swapped
+sync at a time. **Faults**: every step on a file fails once, or for good. **Flips**: bits of metadata and payloads. **Harmed**: one file of the store at a time (chunk files, manifests, metadata files, parity, tombstones, the identity, the catalog) is flipped, cut, swapped
 with another, gets a page of zeros or an older content, is lost, or is replaced by a directory; verify finds what counts, and repair brings back what parity and manifests promise. **Mutants**: the code is broken in one
 place, and the tests of its area must notice (`tests/mutants/`). **Coverage**: branches taken by the tests of the area that `tests/mutants/areas.json` names.
 
@@ -179,7 +179,7 @@ ROWS = {
 }
 
 
-def known_rows():
+def row_records():
     """Those of the page as it is, by title."""
     rows = {}
     if PAGE.exists():
@@ -200,7 +200,7 @@ def main():
     wanted = args.rows.split() or list(ROWS)
     if set(wanted) - set(ROWS):
         sys.exit(f"there is no row {' '.join(sorted(set(wanted) - set(ROWS)))}; there are {' '.join(ROWS)}")
-    runner, rows, bad = Runner(args), known_rows(), False
+    runner, rows, bad = Runner(args), row_records(), False
     commit = runner.run(["git", "rev-parse", "--short=12", "HEAD"], may_fail=True).strip()
     for name in wanted:
         title, measure = ROWS[name]

@@ -67,7 +67,7 @@ cat >"$work/chain" <<'E2'
 # chain COMMAND FOLDER STORE: saves
 set -e
 for s in 0 1 2 3; do
-    "$1" save "$3" --run r --step $s --fidelity compact --max-load-cost 16 --threads 1 -q "$2/$s.safetensors"
+    "$1" save "$3" --run r --step $s --fidelity coarse --max-load-cost 16 --threads 1 -q "$2/$s.safetensors"
 done
 E2
 cat >"$work/sums" <<'E2'

@@ -9,7 +9,7 @@
 #include "codec/entropy/adaptive.h"
 #include "support/fuzz.h"
 
-static adaptive_room models;
+static adaptive_scratch models;
 
 #define HEADER    4
 #define MOST_EACH 4096

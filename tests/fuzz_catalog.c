@@ -271,8 +271,8 @@ static void change(input *in) {
 
 static void check_checkpoint(const ckd_checkpoint *c) {
     require(c->run[0] && strlen(c->run) <= CKD_RUN_MAX && c->step <= INT64_MAX);
-    require(c->kind >= CKD_BASE && c->kind <= CKD_KEYFRAME && c->fidelity >= CKD_EXACT &&
-            c->fidelity <= CKD_COMPACT);
+    require(c->kind >= CKD_BASE && c->kind <= CKD_LOSSY_BASE && c->fidelity >= CKD_EXACT &&
+            c->fidelity <= CKD_COARSE);
     require(memchr(c->metric_name, 0, sizeof(c->metric_name)) != NULL);
 }
 
@@ -297,7 +297,7 @@ static void query_lists(catalog *c) {
         ckd_checkpoint_roles *roles = NULL;
         size_t *places = NULL, count;
         (void)catalog_usage_by_checkpoint(&roles, &list, c, NULL);
-        (void)catalog_undetailed(&places, &count, &list, c, NULL);
+        (void)catalog_not_indexed(&places, &count, &list, c, NULL);
         free(roles);
         free(places);
         for (size_t i = 0; i < list.count; i++) {
@@ -325,7 +325,7 @@ static void query_sums(catalog *c) {
     ckd_tensor_usage *by_tensor = NULL;
     catalog_files files;
     ckd_timeline timings = {0};
-    char note[CATALOG_NOTE];
+    char note[CATALOG_META];
     size_t count;
     (void)catalog_usage_by_run(&by_run, &count, c, NULL);
     (void)catalog_usage_by_tensor(&by_tensor, &count, c, NULL);
@@ -334,7 +334,7 @@ static void query_sums(catalog *c) {
         free(timings.items);
         free(timings.stages);
     }
-    if (catalog_note(note, c, "mark", NULL) == CKD_OK) {
+    if (catalog_meta(note, c, "mark", NULL) == CKD_OK) {
         require(memchr(note, 0, sizeof(note)) != NULL);
     }
     free(by_run);
@@ -349,7 +349,7 @@ static void write_some(catalog *c) {
     }
     (void)catalog_add(c, &s.entry, NULL);
     (void)catalog_remove(c, "run", 10, NULL);
-    (void)catalog_set_note(c, "mark", "x", NULL);
+    (void)catalog_set_meta(c, "mark", "x", NULL);
     (void)catalog_commit(c, NULL);
 }
 

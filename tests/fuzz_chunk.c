@@ -4,8 +4,8 @@
  */
 #include <stdlib.h>
 
-#include "codec/chunk/chunk_bundle.h"
-#include "codec/chunk/chunk_wire.h"
+#include "codec/chunk/bundle.h"
+#include "codec/chunk/wire.h"
 #include "codec/chunk/measures.h"
 #include "codec/chunk/record_wire.h"
 #include "support/fuzz.h"

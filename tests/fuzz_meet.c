@@ -5,15 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/ranks/together.h"
+#include "engine/ranks/collective.h"
 #include "support/fuzz.h"
 
 enum { WORLD_MOST = 3 };
 
 static void try_reply(const uint8_t *data, size_t size, uint32_t world) {
     reader at = reader_of(data, size);
-    meet_reply reply;
-    while (meet_next(&reply, &at, world)) {
+    reader_reply reply;
+    while (reader_reply_next(&reply, &at, world)) {
         for (uint32_t i = 0; i < reply.receiver_count; i++) {
             if (load_le32(reply.receivers + 4 * (size_t)i) >= world) {
                 abort();
@@ -27,9 +27,9 @@ static void check_replies(const bytes *replies, const ckd_bytes *lists, uint32_t
     size_t receivers = 0, received = 0;
     for (uint32_t r = 0; r < world; r++) {
         reader at = reader_of(replies[r].data, replies[r].size);
-        meet_reply reply;
-        while (meet_next(&reply, &at, world)) {
-            if (reply.index >= lists[r].size / MEET_ENTRY) {
+        reader_reply reply;
+        while (reader_reply_next(&reply, &at, world)) {
+            if (reply.index >= lists[r].size / READER_ENTRY) {
                 abort();
             }
             receivers += reply.receiver_count;
@@ -49,12 +49,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     uint32_t world = 2 + data[0] % 2;
-    size_t first = size - 1 < data[1] * (size_t)MEET_ENTRY ? size - 1 : data[1] * (size_t)MEET_ENTRY;
+    size_t first = size - 1 < data[1] * (size_t)READER_ENTRY ? size - 1 : data[1] * (size_t)READER_ENTRY;
     ckd_bytes lists[WORLD_MOST] = {{(void *)(data + 1), first},
                                    {(void *)(data + 1 + first), size - 1 - first},
                                    {(void *)(data + 1), first}};
     bytes replies[WORLD_MOST] = {{0}};
-    if (meet(replies, lists, world, NULL) == CKD_OK) {
+    if (assign_readers(replies, lists, world, NULL) == CKD_OK) {
         check_replies(replies, lists, world);
     }
     for (uint32_t r = 0; r < world; r++) {

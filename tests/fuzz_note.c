@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "codec/metadata/note_wire.h"
+#include "codec/metadata/wire.h"
 #include "codec/parity/parity.h"
 #include "support/fuzz.h"
 
@@ -63,8 +63,8 @@ static void try_small(const uint8_t *data, size_t size, const ckd_id *store, byt
 }
 
 static void try_kept(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
-    pin_note p;
-    tag_note t;
+    pin_setting p;
+    tag_setting t;
     if (pin_decode(&p, NULL, data, size, "fuzz", NULL) == CKD_OK) {
         pin_encode(again, store, &p);
         check_same(again, data, size);
@@ -74,7 +74,7 @@ static void try_kept(const uint8_t *data, size_t size, const ckd_id *store, byte
         tag_encode(again, store, &t);
         check_same(again, data, size);
     }
-    policy_note k;
+    policy_setting k;
     if (policy_decode(&k, NULL, data, size, "fuzz", NULL) == CKD_OK) {
         bytes_clear(again);
         policy_encode(again, store, &k);
@@ -83,7 +83,7 @@ static void try_kept(const uint8_t *data, size_t size, const ckd_id *store, byte
 }
 
 static void try_parity(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
-    parity_note p;
+    parity_setting p;
     parity_group g;
     if (parity_decode(&p, NULL, data, size, "fuzz", NULL) == CKD_OK) {
         parity_encode(again, store, &p);

@@ -13,7 +13,7 @@
 
 #include "codec/entropy/adaptive.h"
 
-static adaptive_room models;
+static adaptive_scratch models;
 
 /* ---- integers to code ---- */
 

@@ -19,7 +19,7 @@
 
 #include "codec/entropy/adaptive.h"
 
-static adaptive_room models;
+static adaptive_scratch models;
 
 #define KNOWN "tests/golden/adaptive.txt"
 #define MOST  8192

@@ -542,8 +542,8 @@ static void test_workers_help(void **state) {
         assert_int_equal(pool_create(&pool, threads, NULL), CKD_OK);
         errands e = {.mutex = PTHREAD_MUTEX_INITIALIZER, .caller = pthread_self()};
         atomic_int indices = 0;
-        assert_true(pool_lend(pool, run_errand, &e));
-        assert_false(pool_lend(pool, run_errand, &e)); /* to one at a time */
+        assert_true(pool_attach(pool, run_errand, &e));
+        assert_false(pool_attach(pool, run_errand, &e)); /* to one at a time */
         for (unsigned i = 0; i < 60; i++) {
             pthread_mutex_lock(&e.mutex);
             e.left++;
@@ -581,7 +581,7 @@ static void test_one_thread_has_nobody_to_lend(void **state) {
     thread_pool *pool;
     errands e = {.left = 1};
     assert_int_equal(pool_create(&pool, 1, NULL), CKD_OK);
-    assert_false(pool_lend(pool, run_errand, &e));
+    assert_false(pool_attach(pool, run_errand, &e));
     pool_destroy(pool);
 }
 

@@ -60,7 +60,7 @@ static void check(const char *threads, size_t depth, float more) {
         right[i] = (float)((i * 5 + i / 37) % 13) - 6;
     }
     setenv("TEST_THREADS", threads, 1);
-    const kernels *all[KERNELS_CPU_MOST];
+    const kernels *all[KERNELS_CPU_BEST];
     size_t tables = kernels_cpu_all(all);
     for (size_t t = 0; t < tables; t++) {
         all[t]->gemm(sums, left, right, ROWS, depth, COLUMNS);

@@ -206,7 +206,7 @@ static bool about(size_t a, size_t b, double part) {
 
 /* What was said of a stream, exactly where it was planned. */
 static void check_size(const block *b, bool delta) {
-    size_t said = delta ? plan.delta : plan.alone;
+    size_t said = delta ? plan.delta : plan.standalone;
     assert_true(about(said, check_stream(b, delta), 0.004));
 }
 
@@ -218,28 +218,28 @@ static const ckd_dtype dtypes[] = {CKD_F32, CKD_BF16, CKD_I32, CKD_U8, CKD_F64};
 static void plan_delta(const block *b, uint64_t expected) {
     assert_int_equal(block_plan_begin(&plan, b->dtype, b->values, b->count, &b->grid, true, expected, NULL),
                      CKD_OK);
-    assert_true(plan.alone > 0 && !plan.delta_planned);
-    assert_int_equal(plan.alone_planned, b->count < SAMPLED_AT);
+    assert_true(plan.standalone > 0 && !plan.delta_planned);
+    assert_int_equal(plan.standalone_planned, b->count < SAMPLED_AT);
     uint8_t *previous = malloc(b->size);
     assert_non_null(previous);
     memcpy(previous, b->previous, b->size);
     assert_int_equal(block_plan_delta(&plan, previous, NULL), CKD_OK);
     memset(previous, 0xa5, b->size);
     free(previous);
-    assert_true(plan.alone_planned || plan.delta_planned);
-    assert_true(plan.delta > 0 && plan.alone > 0);
+    assert_true(plan.standalone_planned || plan.delta_planned);
+    assert_true(plan.delta > 0 && plan.standalone > 0);
 }
 
 static void check_flags(const block *b, change how) {
     if (b->count < SAMPLED_AT) {
-        assert_true(plan.alone_planned && plan.delta_planned);
+        assert_true(plan.standalone_planned && plan.delta_planned);
         return;
     }
     /* Where one wins by far, the other is not planned. */
     if (how == UNCHANGED || how == CLOSE) {
-        assert_true(plan.delta_planned && !plan.alone_planned);
+        assert_true(plan.delta_planned && !plan.standalone_planned);
     } else if (how == FAR) {
-        assert_true(plan.alone_planned && !plan.delta_planned);
+        assert_true(plan.standalone_planned && !plan.delta_planned);
     }
 }
 
@@ -258,17 +258,17 @@ static void check_block(const block *b, change how) {
         assert_true(how == UNCHANGED || b->dtype == CKD_BF16 || b->dtype == CKD_U8 ||
                     plan.delta_symbols == b->count);
     }
-    size_t alone = plan.alone, delta = plan.delta;
-    bool estimated = !plan.alone_planned;
-    assert_int_equal(block_plan_alone(&plan, NULL), CKD_OK);
-    assert_true(plan.alone_planned && about(alone, plan.alone, estimated ? deviation(b) : 0));
+    size_t alone = plan.standalone, delta = plan.delta;
+    bool estimated = !plan.standalone_planned;
+    assert_int_equal(block_plan_as_standalone(&plan, NULL), CKD_OK);
+    assert_true(plan.standalone_planned && about(alone, plan.standalone, estimated ? deviation(b) : 0));
     check_size(b, false);
     if (plan.delta_planned) { /* it has survived the other plan */
         assert_int_equal(plan.delta, delta);
         check_size(b, true);
     }
     if (b->count >= 100 && how <= CLOSE) {
-        assert_true(plan.delta < plan.alone);
+        assert_true(plan.delta < plan.standalone);
     }
 }
 
@@ -310,18 +310,19 @@ static void test_expected(void **state) {
     for (int how = 0; how < CHANGES; how++) {
         block b = make(CKD_F32, 40000, (change)how, (symbols_grid){200, 0});
         plan_delta(&b, 0);
-        assert_int_equal(block_plan_alone(&plan, NULL), CKD_OK);
-        const uint64_t right = plan.alone, expected[] = {right, right * 2, right / 2, 1, UINT64_C(1) << 40};
+        assert_int_equal(block_plan_as_standalone(&plan, NULL), CKD_OK);
+        const uint64_t right = plan.standalone,
+                       expected[] = {right, right * 2, right / 2, 1, UINT64_C(1) << 40};
         for (size_t i = 0; i < 5; i++) {
             plan_delta(&b, expected[i]);
             if (i == 0) {
                 check_flags(&b, (change)how);
             }
             if (expected[i] == 1) {
-                assert_true(plan.alone_planned && plan.alone == right);
+                assert_true(plan.standalone_planned && plan.standalone == right);
             }
             for (int delta = 0; delta < 2; delta++) {
-                if (delta ? plan.delta_planned : plan.alone_planned) {
+                if (delta ? plan.delta_planned : plan.standalone_planned) {
                     check_size(&b, delta);
                 }
             }
@@ -354,7 +355,7 @@ static void test_without_delta(void **state) {
             uint64_t expected = c % 2 ? 77 : 0;
             assert_int_equal(
                 block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, false, expected, NULL), CKD_OK);
-            assert_true(plan.alone_planned && !plan.delta_planned && plan.delta == 0);
+            assert_true(plan.standalone_planned && !plan.delta_planned && plan.delta == 0);
             check_size(&b, false);
             block_free(&b);
         }
@@ -387,9 +388,9 @@ static void test_samples_of_rows(void **state) {
         store(b.values, CKD_F32, i, level[(256 + i) / 512] * normal());
     }
     assert_int_equal(block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, true, 0, NULL), CKD_OK);
-    double estimated = (double)plan.alone;
-    assert_true(!plan.alone_planned && block_plan_alone(&plan, NULL) == CKD_OK);
-    assert_true(fabs(estimated / (double)plan.alone - 1) < 0.025);
+    double estimated = (double)plan.standalone;
+    assert_true(!plan.standalone_planned && block_plan_as_standalone(&plan, NULL) == CKD_OK);
+    assert_true(fabs(estimated / (double)plan.standalone - 1) < 0.025);
     block_free(&b);
 }
 

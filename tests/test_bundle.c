@@ -13,8 +13,8 @@
 #include <cmocka.h>
 #include <zstd.h>
 
-#include "codec/chunk/chunk_bundle.h"
-#include "codec/chunk/chunk_wire.h"
+#include "codec/chunk/bundle.h"
+#include "codec/chunk/wire.h"
 #include "codec/chunk/record_wire.h"
 #include "support/samples.h"
 #include "support/tempdir.h"

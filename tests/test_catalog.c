@@ -180,7 +180,7 @@ static void test_round_trip_of_limits(void **state) {
         box.lengths[d] = 1;
     }
     catalog_sample_init(&s, run, INT64_MAX, 1);
-    s.checkpoint.kind = CKD_KEYFRAME;
+    s.checkpoint.kind = CKD_LOSSY_BASE;
     memset(&s.checkpoint.parent, 0, sizeof(s.checkpoint.parent));
     memset(&s.checkpoint.resumed_from, 0, sizeof(s.checkpoint.resumed_from));
     s.checkpoint.generation = s.checkpoint.lossy_resumes = s.checkpoint.depth = s.checkpoint.world =
@@ -256,11 +256,11 @@ static void test_readable_by_people(void **state) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'role' AND number = %d", i);
         expect_look(*state, sql, ckd_role_name((ckd_role)i));
     }
-    for (int i = CKD_BASE; i <= CKD_KEYFRAME; i++) {
+    for (int i = CKD_BASE; i <= CKD_LOSSY_BASE; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'kind' AND number = %d", i);
         expect_look(*state, sql, ckd_kind_name((ckd_kind)i));
     }
-    for (int i = CKD_EXACT; i <= CKD_COMPACT; i++) {
+    for (int i = CKD_EXACT; i <= CKD_COARSE; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'fidelity' AND number = %d", i);
         expect_look(*state, sql, ckd_fidelity_name((ckd_fidelity)i));
     }
@@ -368,7 +368,7 @@ static void test_undetailed(void **state) {
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     for (int i = 2; i >= 0; i--) {
         catalog_sample_init(&s[i], i ? "run" : "first", 7 - (uint64_t)i, 100 + 10 * (uint64_t)i);
-        s[i].entry.undetailed = i != 1;
+        s[i].entry.not_indexed = i != 1;
         assert_int_equal(catalog_add(c, &s[i].entry, NULL), i == 1 ? CKD_OK : CKD_E_INVALID);
         s[i].entry.shard_count = i == 1 ? SAMPLE_SHARDS : 0;
         assert_int_equal(catalog_add(c, &s[i].entry, NULL), i == 1 ? CKD_E_EXISTS : CKD_OK);
@@ -381,18 +381,18 @@ static void test_undetailed(void **state) {
     assert_sample_tensors(c, &s[1]);
     assert_true(detailed);
     assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
-    assert_int_equal(catalog_undetailed(&places, &count, &list, c, NULL), CKD_OK);
+    assert_int_equal(catalog_not_indexed(&places, &count, &list, c, NULL), CKD_OK);
     assert_int_equal(count, 2);
     assert_true(places[0] == 0 && places[1] == 1); /* first@7, run@5, run@6 */
     free(places);
     list.count = 1;
-    assert_int_equal(catalog_undetailed(&places, &count, &list, c, NULL), CKD_E_CORRUPT);
+    assert_int_equal(catalog_not_indexed(&places, &count, &list, c, NULL), CKD_E_CORRUPT);
     assert_null(places);
     list.count = 3;
     catalog_list_free(&list);
 
     s[2].checkpoint.generation++;
-    s[2].entry.undetailed = false;
+    s[2].entry.not_indexed = false;
     s[2].entry.shard_count = SAMPLE_SHARDS;
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     assert_int_equal(catalog_add(c, &s[2].entry, NULL), CKD_OK);
@@ -400,7 +400,7 @@ static void test_undetailed(void **state) {
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     assert_sample_tensors(c, &s[2]);
     assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
-    assert_int_equal(catalog_undetailed(&places, &count, &list, c, NULL), CKD_OK);
+    assert_int_equal(catalog_not_indexed(&places, &count, &list, c, NULL), CKD_OK);
     assert_int_equal(count, 0);
     assert_null(places);
     catalog_list_free(&list);

@@ -99,7 +99,7 @@ static void expect_one_of(const char *what, ckd_status status, const ckd_error *
     } while (0)
 
 static void assert_well_formed(const ckd_checkpoint *p) {
-    assert_true(p->kind >= CKD_BASE && p->kind <= CKD_KEYFRAME);
+    assert_true(p->kind >= CKD_BASE && p->kind <= CKD_LOSSY_BASE);
     assert_int_equal(p->fidelity, CKD_EXACT);
     assert_true(p->step <= INT64_MAX);
     assert_true(strnlen(p->run, sizeof(p->run)) < sizeof(p->run) && p->run[0]);
@@ -146,7 +146,7 @@ static void ask_for_details(catalog *c) {
     EXPECT(catalog_list(&list, c, NULL, &err), CKD_E_CORRUPT, CKD_OK);
     EXPECT(catalog_usage_by_checkpoint(&roles, &list, c, &err), CKD_E_CORRUPT, CKD_OK);
     free(roles);
-    EXPECT(catalog_undetailed(&places, &count, &list, c, &err), CKD_E_CORRUPT, CKD_OK);
+    EXPECT(catalog_not_indexed(&places, &count, &list, c, &err), CKD_E_CORRUPT, CKD_OK);
     free(places);
     catalog_list_free(&list);
     EXPECT(catalog_usage_by_tensor(&by_tensor, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
@@ -711,7 +711,7 @@ static void test_hostile_undetailed(void **state) {
     catalog *c = catalog_sample_open(*state, CATALOG_READ);
     assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
     assert_int_equal(list.count, 6);
-    assert_int_equal(catalog_undetailed(&places, &count, &list, c, NULL), CKD_E_CORRUPT);
+    assert_int_equal(catalog_not_indexed(&places, &count, &list, c, NULL), CKD_E_CORRUPT);
     assert_null(places);
     catalog_list_free(&list);
     catalog_close(c);

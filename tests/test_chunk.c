@@ -10,7 +10,7 @@
 #include <cmocka.h>
 #include <zstd.h>
 
-#include "codec/chunk/chunk_wire.h"
+#include "codec/chunk/wire.h"
 #include "support/samples.h"
 #include "support/tempdir.h"
 

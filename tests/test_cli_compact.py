@@ -114,7 +114,7 @@ def drifting(store, steps, fidelity):
         store.save(step, {"exp_avg_sq.w": v, "w": w}, "--fidelity", fidelity, "--max-load-cost", 1000, "--newest-load-cost", 1000)
 
 
-@pytest.mark.parametrize("fidelity", ["near", "compact"])
+@pytest.mark.parametrize("fidelity", ["near", "coarse"])
 def test_what_is_left_of_deleted_checkpoints_is_what_the_format_says(store, fidelity):
     """Records of what goes stay where something that stays reads them; also when that goes in its turn."""
     drifting(store, 12, fidelity)
@@ -151,7 +151,7 @@ def walking(store, first, end):
             tensors = {"ids": np.arange(step, step + 64, dtype=np.int64)}
             for n, w in weights.items():
                 tensors |= {n: w, f"exp_avg.{n}": w * np.float32(0.1), f"exp_avg_sq.{n}": w * w * np.float32(0.01)}
-            store.save(step, tensors, "--fidelity", "compact", "--threads", 1, *(["--base"] if step == first else []))
+            store.save(step, tensors, "--fidelity", "coarse", "--threads", 1, *(["--base"] if step == first else []))
 
 
 @pytest.mark.parametrize("first", [141, 53, 77])

@@ -39,7 +39,7 @@ def test_tensor_and_pipeline_parallel(store, vocabulary, there, here):
     assert [c["kind"] for c in store.checkpoints()] == ["base", "delta"]
 
 
-@pytest.mark.parametrize("fidelity", ["exact", "near", "compact"])
+@pytest.mark.parametrize("fidelity", ["exact", "near", "coarse"])
 @pytest.mark.sampled(3)
 def test_through_long_chains(store, fidelity):
     """Imports of both layouts in turn; ranks get what the whole load has, at depths up to 16."""

@@ -184,7 +184,7 @@ def test_report_is_the_size_of_the_files(full):
     report = checked(full.json("report"), "report")
     sizes = {str(name): p.stat().st_size for name, p in full.files().items()}
     assert report["stored_bytes"] == sum(sizes.values())
-    assert report["stored_bytes"] == sum(report[f"{part}_bytes"] for part in ("chunk", "manifest", "catalog", "ready", "other"))
+    assert report["stored_bytes"] == sum(report[f"{part}_bytes"] for part in ("chunk", "manifest", "catalog", "materialized", "other"))
     assert report["catalog_bytes"] == sum(s for n, s in sizes.items() if n.startswith("catalog.db"))
     assert report["chunk_bytes"] > 0 and report["manifest_bytes"] > 0
     listed = full.checkpoints()

@@ -45,7 +45,7 @@ def error_of(got, wanted):
     return np.linalg.norm((got.astype(np.float64) - wanted).ravel()) / np.linalg.norm(wanted.astype(np.float64).ravel())
 
 
-@pytest.mark.parametrize("fidelity", ["near", "compact"])
+@pytest.mark.parametrize("fidelity", ["near", "coarse"])
 def test_what_is_lossy_and_what_is_not(store, fidelity):
     for step in range(3):
         store.save(step, state(step), "--fidelity", fidelity)
@@ -53,7 +53,7 @@ def test_what_is_lossy_and_what_is_not(store, fidelity):
     for name in ("step", "scale", "tiny"):
         assert got[name].tobytes() == wanted[name].tobytes(), name
     listed = store.json("list")
-    assert [c["kind"] for c in listed["checkpoints"]] == ["keyframe", "delta", "delta"]
+    assert [c["kind"] for c in listed["checkpoints"]] == ["base", "delta", "delta"]
     assert {c["fidelity"] for c in listed["checkpoints"]} == {fidelity}
     assert [e["checkpoint"] for e in listed["errors"]] == ["a@0", "a@1", "a@2"]
     assert 0 < listed["errors"][2]["bits_per_element"] < listed["errors"][0]["bits_per_element"] < 16
@@ -73,7 +73,7 @@ def test_what_is_lossy_and_what_is_not(store, fidelity):
 
 def test_near_is_nearer_and_larger(store):
     errors, sizes = [], []
-    for number, fidelity in enumerate(["near", "compact"]):
+    for number, fidelity in enumerate(["near", "coarse"]):
         for step in range(2):
             store.save(step, state(step), "--fidelity", fidelity, run_name=fidelity)
         error = store.json("list", "--run", fidelity)["errors"][1]
@@ -83,8 +83,8 @@ def test_near_is_nearer_and_larger(store):
 
 
 def test_fidelity_by_role(store):
-    one_option = ["--fidelity", "weight=near,exp_avg=compact"]
-    several = ["--fidelity", "compact", "--fidelity", "weight=exact,exp_avg_sq=exact"]
+    one_option = ["--fidelity", "weight=near,exp_avg=coarse"]
+    several = ["--fidelity", "coarse", "--fidelity", "weight=exact,exp_avg_sq=exact"]
     store.save(1, state(1), *one_option)
     store.save(1, state(1), *several, run_name="b")
     wanted = state(1)
@@ -94,11 +94,11 @@ def test_fidelity_by_role(store):
             role = name.split(".")[0] if name.startswith("exp_avg") else "weight"
             same = got[name].tobytes() == value.tobytes()
             assert same == (role in exact or name in ("step", "scale", "tiny")), (run_name, name)
-        assert store.json("show", "--run", run_name)["checkpoints"][0]["fidelity"] == "compact"
+        assert store.json("show", "--run", run_name)["checkpoints"][0]["fidelity"] == "coarse"
 
 
 def test_the_last_word_counts(store):
-    store.save(1, state(1), "--fidelity", "compact", "--fidelity", "exact")
+    store.save(1, state(1), "--fidelity", "coarse", "--fidelity", "exact")
     assert st.same(store.load()[0], state(1))
     assert store.checkpoints()[0]["fidelity"] == "exact" and store.json("list")["errors"] == []
 
@@ -130,14 +130,14 @@ def test_options_of_lossy_saves_need_one(store, option):
         if "near,weight=exact" in fidelity:
             fidelity = ["--fidelity", "exact,weight=exact"]
         refused = store.save(1, state(1), *fidelity, option, value, expect=USAGE)
-        assert f"{option} is for lossy checkpoints" in refused.err and "near or --fidelity compact" in refused.err
+        assert f"{option} is for lossy checkpoints" in refused.err and "near or --fidelity coarse" in refused.err
     store.save(1, state(1), "--fidelity", "weight=near", option, value)
 
 
 def test_max_error_holds_for_every_value(store):
     for number, bound in enumerate((0.05, 0.002)):
         for step in range(3):
-            store.save(step, state(step), "--fidelity", "compact", "--max-error", bound, run_name=f"r{number}")
+            store.save(step, state(step), "--fidelity", "coarse", "--max-error", bound, run_name=f"r{number}")
             got, wanted = arrays(store.load("--run", f"r{number}")[0]), state(step)
             for name, value in wanted.items():
                 if name in ("step", "scale", "tiny"):
@@ -175,7 +175,7 @@ def test_efforts(store):
     errors = []
     for effort in (1, 9):
         for step in range(2):
-            store.save(step, state(step), "--fidelity", "compact", "--effort", effort, run_name=f"e{effort}")
+            store.save(step, state(step), "--fidelity", "coarse", "--effort", effort, run_name=f"e{effort}")
         got = arrays(store.load("--run", f"e{effort}")[0])
         errors.append(error_of(got["layer.weight"], state(1)["layer.weight"]))
     assert errors[1] <= errors[0] < 0.05
@@ -203,9 +203,9 @@ def test_duplicates(store):
 
 
 def test_what_a_lossy_save_says(store):
-    said = store.save(0, state(0), "--fidelity", "compact").out.splitlines()
+    said = store.save(0, state(0), "--fidelity", "coarse").out.splitlines()
     assert len(said) == 2 and re.fullmatch(
-        r"compact: [0-9.]+ bits per parameter; relative error \(L2\) up to [0-9.e-]+ in weights, [0-9.e-]+ in moments", said[1])
+        r"coarse: [0-9.]+ bits per parameter; relative error \(L2\) up to [0-9.e-]+ in weights, [0-9.e-]+ in moments", said[1])
     bits = float(said[1].split()[1])
     parameters = ROWS * COLUMNS + COLUMNS + 4
     assert bits == pytest.approx(8 * store.checkpoints()[0]["stored_bytes"] / parameters, rel=1e-2)

@@ -46,7 +46,7 @@ def total(rows, field):
 
 
 def check_sums(r):
-    assert r["stored_bytes"] == sum(r[f"{part}_bytes"] for part in ("chunk", "manifest", "catalog", "ready", "parity", "other"))
+    assert r["stored_bytes"] == sum(r[f"{part}_bytes"] for part in ("chunk", "manifest", "catalog", "materialized", "parity", "other"))
     assert total(r["by_run"], "stored_bytes") + r["unlisted_bytes"] == r["chunk_bytes"] + r["manifest_bytes"]
     listed = total(r["by_checkpoint"], "stored_bytes")
     assert listed == total(r["by_run"], "stored_bytes") == total(r["by_fidelity"], "stored_bytes") == total(r["by_time"], "stored_bytes")

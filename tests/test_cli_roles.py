@@ -68,7 +68,7 @@ def loaded(store, run_name, meant):
     return {meant[name]: value[2] for name, value in got.items() if name in meant}
 
 
-@pytest.mark.parametrize("fidelity", ["near", "compact"])
+@pytest.mark.parametrize("fidelity", ["near", "coarse"])
 def test_every_program_is_as_good_as_the_own_names(store, fidelity):
     wanted = None
     for program in PROGRAMS:
@@ -89,7 +89,7 @@ def test_every_program_is_as_good_as_the_own_names(store, fidelity):
 
 def test_without_the_order_numbers_stay_exact_and_it_is_said(store):
     tensors, meant, _ = called(LIGHTNING, training(9))
-    said = store.save(1, tensors, "--fidelity", "compact", expect_message="6 tensors look like an optimizer's")
+    said = store.save(1, tensors, "--fidelity", "coarse", expect_message="6 tensors look like an optimizer's")
     moments = sorted(name for name, (_, part) in meant.items() if part)
     assert "--role" in said.err and "and 3 more" in said.err
     assert sum(f"  {name}\n" in said.err for name in moments) == 3
@@ -109,7 +109,7 @@ def test_without_the_order_numbers_stay_exact_and_it_is_said(store):
 
 def test_a_role_that_is_given_goes_first(store):
     tensors, meant, _ = called(LIGHTNING, training(9))
-    store.save(1, tensors, "--fidelity", "compact", "--role", "*.exp_avg=exp_avg", "--role", "*.exp_avg_sq=exp_avg_sq")
+    store.save(1, tensors, "--fidelity", "coarse", "--role", "*.exp_avg=exp_avg", "--role", "*.exp_avg_sq=exp_avg_sq")
     got = store.load()[0]
     large = [name for name, (parameter, part) in meant.items() if part and parameter != "seq.0.bias"]
     assert len(large) == 4 and all(got[name][2] != tensors[name].tobytes() for name in large)
@@ -124,7 +124,7 @@ UNPAIRED = ["exp_avg.another", "optimizer.state.0.exp_avg_sq", "optimizer.state.
 def test_what_looks_like_an_optimizers_is_never_a_weight(store, name):
     rng = np.random.default_rng(3)
     tensors = {"layer.weight": rng.standard_normal((64, 32), np.float32), name: rng.standard_normal((64, 32), np.float32) ** 2}
-    said = store.save(1, tensors, "--fidelity", "compact", "--json", expect_message="1 tensor looks like an optimizer's and belongs")
+    said = store.save(1, tensors, "--fidelity", "coarse", "--json", expect_message="1 tensor looks like an optimizer's and belongs")
     assert said.json()["in_doubt"] == [name]
     got = store.load()[0]
     assert got[name][2] == tensors[name].tobytes() and got["layer.weight"][2] != tensors["layer.weight"].tobytes()

@@ -91,7 +91,7 @@ static void test_near_chains_are_shortened(void **state) {
     shorten(*state, CKD_NEAR);
 }
 static void test_compact_chains_are_shortened(void **state) {
-    shorten(*state, CKD_COMPACT);
+    shorten(*state, CKD_COARSE);
 }
 
 /* Masters and their casts, copies, what never changes, optimizer steps, ranks: as saves make them. */
@@ -176,7 +176,7 @@ static void test_near_is_folded(void **state) {
     fold(*state, CKD_NEAR, 4);
 }
 static void test_compact_is_folded(void **state) {
-    fold(*state, CKD_COMPACT, 8);
+    fold(*state, CKD_COARSE, 8);
 }
 static void test_exact_is_folded(void **state) {
     fold(*state, CKD_EXACT, 8);
@@ -252,7 +252,7 @@ static void test_the_base_goes(void **state) {
 
 static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
     ckd_store *store = store_create(*state);
-    make_chain(store, "run", CKD_COMPACT, 0, 12);
+    make_chain(store, "run", CKD_COARSE, 0, 12);
     char *files = tree_describe(store_path_of(*state, "data/c")),
          *manifests = tree_describe(store_path_of(*state, "data/m"));
     ckd_compact_options o = options_for(4);
@@ -386,8 +386,8 @@ static void damage_file_of(const char *dir, const ckd_checkpoint *c) {
 static void test_damage_is_not_laundered(void **state) {
     ckd_store *store = store_create(*state);
     make_chain(store, "run", CKD_EXACT, 0, 1);
-    make_chain(store, "a", CKD_COMPACT, 0, 6);
-    make_chain(store, "b", CKD_COMPACT, 0, 6);
+    make_chain(store, "a", CKD_COARSE, 0, 6);
+    make_chain(store, "b", CKD_COARSE, 0, 6);
     ckd_checkpoint c;
     assert_int_equal(ckd_store_find(&c, store, "a", 4, NULL), CKD_OK);
     ckd_store_close(store);

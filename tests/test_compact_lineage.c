@@ -32,7 +32,7 @@ static const char *const runs[RUNS] = {"run", "run~2", "run~3", "run~4", "run~5"
 /* A checkpoint as it was loaded last. */
 typedef struct known {
     ckd_checkpoint c;
-    note_file *files;
+    file_ref *files;
     ckd_id *on; /* what it depends on */
     size_t file_count, on_count;
     bool suspect; /* to be loaded again */

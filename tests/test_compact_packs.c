@@ -62,7 +62,7 @@ static void test_small_files_become_one(void **state) {
 }
 
 /* A lossy checkpoint that nothing builds on. */
-static void save_alone(ckd_store *store, uint64_t step) {
+static void save_single(ckd_store *store, uint64_t step) {
     drift d = drift_new(96, 64, (unsigned)step);
     ckd_save_options o = lossy_options("run", step, CKD_NEAR);
     o.base = 1;
@@ -74,7 +74,7 @@ static void save_alone(ckd_store *store, uint64_t step) {
 static void test_packs_shrink(void **state) {
     ckd_store *store = store_create(*state);
     for (uint64_t step = 0; step < 24; step++) {
-        save_alone(store, step);
+        save_single(store, step);
     }
     fingerprints before = fingerprints_of(store);
     ckd_compaction_free(pack(store));
@@ -198,7 +198,7 @@ static void check_only_five_suffers(ckd_store *store, const fingerprints *before
 /* What stays is told, and only that: the others are packed with new ones. */
 static void check_others_are_packed(const char *dir, ckd_store *store) {
     for (uint64_t step = 12; step < 16; step++) {
-        save_alone(store, step);
+        save_single(store, step);
     }
     ckd_compact_options o = options_for(100);
     o.pack_below = PACK_BELOW;
@@ -224,7 +224,7 @@ static void test_damage_in_a_pack_stays_with_its_checkpoint(void **state) {
         assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
         ckd_store *store = store_create(dir);
         for (uint64_t step = 0; step < 12; step++) {
-            save_alone(store, step);
+            save_single(store, step);
         }
         ckd_compaction_free(pack(store));
         assert_int_equal(folder_count(dir, "data/c"), 5);

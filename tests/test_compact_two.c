@@ -103,7 +103,7 @@ static void meet_everywhere(const char *from, const fingerprints *before) {
 static void test_new_chains(void **state) {
     char from[1024];
     ckd_store *store = store_create(*state);
-    make_chain(store, "run", CKD_COMPACT, 0, SAVES);
+    make_chain(store, "run", CKD_COARSE, 0, SAVES);
     fingerprints before = fingerprints_of(store);
     ckd_store_close(store);
     snprintf(from, sizeof(from), "%s", store_path_of(*state, ""));

@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-#include "engine/device/device_reference.h"
-#include "engine/save/save_device.h"
+#include "engine/device/reference.h"
+#include "engine/save/device.h"
 #include "tests/support/device_exact.h"
 #include "tests/support/level.h"
 #include "tests/support/tempdir.h"
@@ -67,7 +67,7 @@ static void model_free(tensor *t) {
 }
 /* ---- the same as from the host ---- */
 
-/* What crosses the bus is about what is stored, with copies that are kept ready as well. */
+/* What crosses the bus is about what is stored, with materialized copies as well. */
 static void compare_chain(const char *dir, double newest) {
     ckd_store *store = store_create(dir);
     tensor t[TENSORS];

@@ -264,11 +264,11 @@ static void lossy_alike(ckd_store *store, ckd_fidelity fidelity, ckd_dtype dtype
         bool exact = i == 0 && dtype == CKD_F16;
         assert_true(exact ? s.sent == 2 : s.decoded == 2);
         if (i == 0) { /* by rows and columns; with integers of their own: some bits each */
-            assert_true(sent_less(&s, COUNT, exact ? 2.01 : fidelity == CKD_COMPACT ? 0.02 : 0.44));
+            assert_true(sent_less(&s, COUNT, exact ? 2.01 : fidelity == CKD_COARSE ? 0.02 : 0.44));
         } else if (i == 1) { /* by integers and factors */
             assert_true(sent_less(&s, COUNT, 0.3));
         } else {
-            bool newest = step == STEPS; /* a keyframe stands ready: finer */
+            bool newest = step == STEPS; /* a lossy base stands ready: finer */
             assert_true(sent_less(&s, COUNT, newest ? 1.7 : 1.37));
         }
         for (int j = 0; j < 4; j++) {
@@ -293,9 +293,9 @@ static void lossy_in(const char *dir, ckd_fidelity fidelity, ckd_dtype dtype) {
 }
 
 static void test_compact(void **state) {
-    lossy_in(*state, CKD_COMPACT, CKD_F32);
-    lossy_in(*state, CKD_COMPACT, CKD_BF16);
-    lossy_in(*state, CKD_COMPACT, CKD_F16);
+    lossy_in(*state, CKD_COARSE, CKD_F32);
+    lossy_in(*state, CKD_COARSE, CKD_BF16);
+    lossy_in(*state, CKD_COARSE, CKD_F16);
 }
 
 static void test_near(void **state) {
@@ -309,7 +309,7 @@ static void test_ranges(void **state) {
     const uint64_t shape[2] = {ROWS, COLUMNS}, cut[4] = {0, 100123, 300001, COUNT};
     drift d = drift_new(ROWS, COLUMNS, 8);
     for (uint64_t step = 1; step <= 3; step++) {
-        ckd_save_options o = lossy_options("run", step, CKD_COMPACT);
+        ckd_save_options o = lossy_options("run", step, CKD_COARSE);
         ckd_save *save = begin_with(store, &o);
         const float *values[3] = {d.second, d.first, d.weight};
         for (int i = 0; i < 9; i++) {
@@ -335,7 +335,7 @@ static void test_ranges(void **state) {
 /* As little as it takes: a block at a time. */
 static void test_little_staging(void **state) {
     ckd_store *store = store_create(*state);
-    save_steps(store, STEPS, CKD_COMPACT, CKD_F32);
+    save_steps(store, STEPS, CKD_COARSE, CKD_F32);
     ckd_load *load = begin_load(store, STEPS - 1, 1);
     for (int i = 0; i < 3; i++) {
         seen s = loads_alike(load, parts[i], NULL, COUNT * sizeof(float));
@@ -385,7 +385,7 @@ static void flip(const view_block *b) {
 /* Each block of a checkpoint in turn: its payload, and then what it says of its values. */
 static void test_damage(void **state) {
     ckd_store *store = store_create(*state);
-    save_steps(store, STEPS, CKD_COMPACT, CKD_F32);
+    save_steps(store, STEPS, CKD_COARSE, CKD_F32);
     ckd_load *load = begin_load(store, STEPS - 1, 0);
     void *host = malloc(COUNT * sizeof(float)), *there = room_there(COUNT * sizeof(float));
     assert_non_null(host);
@@ -444,7 +444,7 @@ static ckd_store *reopen_to_hear(ckd_store *store, const char *dir, const char *
 /* Every call that can fail does, once: values are right, or the load says that the device failed, and the next one works. */
 static void test_failures(void **state) {
     ckd_store *store = store_create(*state);
-    save_steps(store, 3, CKD_COMPACT, CKD_F32);
+    save_steps(store, 3, CKD_COARSE, CKD_F32);
     store = reopen_to_hear(store, *state, "is decoded on the host");
     float *values = load_floats(store, "run", 2, "w", CKD_F32, COUNT);
     float *got = malloc(COUNT * sizeof(float));
@@ -493,7 +493,7 @@ static device_result move_wrongly(const device_queue *queue, const device_tile *
 /* A device that computes wrongly is found out, and the host does it. */
 static void test_wrong_device(void **state) {
     ckd_store *store = store_create(*state);
-    save_steps(store, 3, CKD_COMPACT, CKD_F32);
+    save_steps(store, 3, CKD_COARSE, CKD_F32);
     store = reopen_to_hear(store, *state, "made of it what was not saved");
     device_backend wrong = *emulated_device();
     wrong.move = move_wrongly;

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/device/device_reference.h"
+#include "engine/device/reference.h"
 #include "engine/save/save.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
@@ -86,8 +86,8 @@ static ckd_status save_lossy_state(ckd_store *store, const char *run, uint64_t s
     ckd_save *save = begin_with(store, &o);
     ckd_status status = CKD_OK;
     if (cells) {
-        save->cells =
-            (save_cells){.down = {96, 16, 64}, .across = {128, 16, 101}, .elements = 4096, .columns = 64};
+        save->grid =
+            (save_grid){.down = {96, 16, 64}, .across = {128, 16, 101}, .elements = 4096, .columns = 64};
     }
     for (unsigned i = 0; i < count && status == CKD_OK; i++) {
         status = save_lossy_one(save, &t[i], device, &err);
@@ -181,10 +181,10 @@ typedef struct state_kind {
 
 static void test_lossy_tiles(void **state) {
     ckd_store *store = store_create(*state);
-    static const state_kind kinds[] = {{CKD_COMPACT, CKD_F32, false},
-                                       {CKD_COMPACT, CKD_F32, true},
+    static const state_kind kinds[] = {{CKD_COARSE, CKD_F32, false},
+                                       {CKD_COARSE, CKD_F32, true},
                                        {CKD_NEAR, CKD_F32, true},
-                                       {CKD_COMPACT, CKD_BF16, true}};
+                                       {CKD_COARSE, CKD_BF16, true}};
     for (unsigned i = 0; i < 4; i++) {
         if (test_draws("lossy tiles", i, 2)) {
             compare_lossy(store, kinds[i].fidelity, kinds[i].dtype, kinds[i].cells);
@@ -244,7 +244,7 @@ static void test_second_moments(void **state) {
     ckd_store *store = store_create(*state);
     compare_seconds(store, CKD_NEAR, CKD_F32, false);
     compare_seconds(store, CKD_NEAR, CKD_BF16, true);
-    compare_seconds(store, CKD_COMPACT, CKD_F32, true);
+    compare_seconds(store, CKD_COARSE, CKD_F32, true);
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
@@ -284,7 +284,8 @@ static void crosses_little(const lossy_tensor t[MOST_TENSORS], unsigned step, bo
     if (backend != emulated_device()) {
         return;
     }
-    assert_true(step == 0 || t[2].largest < 2 * raw); /* a block is fetched if a ready copy is wanted */
+    assert_true(step == 0 ||
+                t[2].largest < 2 * raw); /* a block is fetched if a materialized copy is wanted */
     if (off) {
         assert_true(t[3].sent >= LAYER); /* what its parent's values are made from */
     } else {
@@ -314,7 +315,7 @@ static void compare_masters(ckd_store *store, ckd_fidelity fidelity, ckd_dtype d
             f[device] = figures_of(store, runs[device], step, MOST_TENSORS);
         }
         crosses_little(t, step, off);
-        if (fidelity == CKD_COMPACT && backend == emulated_device()) {
+        if (fidelity == CKD_COARSE && backend == emulated_device()) {
             /* The vectors of a search, 32 of a side at first, go there once, and factors come back: not all of them for each of ten products. */
             const uint64_t side = 32 * SIDE * sizeof(float);
             assert_true(t[1].sent < 5 * side && t[1].got < 12 * side);
@@ -338,7 +339,7 @@ static void compare_masters(ckd_store *store, ckd_fidelity fidelity, ckd_dtype d
 static void test_masters(void **state) {
     ckd_store *store = store_create(*state);
     static const state_kind kinds[] = {
-        {CKD_COMPACT, CKD_BF16, false}, {CKD_COMPACT, CKD_F16, true}, {CKD_NEAR, CKD_BF16, true}};
+        {CKD_COARSE, CKD_BF16, false}, {CKD_COARSE, CKD_F16, true}, {CKD_NEAR, CKD_BF16, true}};
     for (unsigned i = 0; i < 3; i++) {
         if (test_draws("lossy masters", i, 3)) {
             compare_masters(store, kinds[i].fidelity, kinds[i].dtype, kinds[i].cells);
@@ -385,7 +386,7 @@ static void compare_spikes(ckd_store *store, unsigned count, ckd_dtype dtype, bo
         figures f[2];
         for (int device = 0; device < 2; device++) {
             emulated_largest = 0;
-            assert_int_equal(save_layer(store, runs[device], step, CKD_COMPACT, dtype, layer,
+            assert_int_equal(save_layer(store, runs[device], step, CKD_COARSE, dtype, layer,
                                         device ? &on_device : NULL, cells),
                              CKD_OK);
             f[device] = figures_of(store, runs[device], step, OF_LAYER);
@@ -449,7 +450,7 @@ static void test_tiles_of_the_host(void **state) {
         float *there = to_device(values, ROWS * COLUMNS * sizeof(float));
         for (int device = 0; device < 2; device++) {
             ckd_save_options o = options_of(device ? "device" : "host", step);
-            o.fidelity = CKD_COMPACT;
+            o.fidelity = CKD_COARSE;
             o.staging_bytes = 1 << 24; /* tiles of 1 Mi elements, two of them in a piece of pinned memory */
             ckd_save *save = begin_with(store, &o);
             ckd_tensor t = CKD_TENSOR_INIT;
@@ -489,7 +490,7 @@ static void spoil_references(const ckd_store *store) {
 static uint64_t bytes_sent(ckd_store *store, uint64_t step, ckd_dtype dtype, float *const layer[OF_LAYER],
                            bool cells) {
     uint64_t before = emulated_copied[DEVICE_TO_DEVICE];
-    assert_int_equal(save_layer(store, "run", step, CKD_COMPACT, dtype, layer, &on_device, cells), CKD_OK);
+    assert_int_equal(save_layer(store, "run", step, CKD_COARSE, dtype, layer, &on_device, cells), CKD_OK);
     return emulated_copied[DEVICE_TO_DEVICE] - before;
 }
 
@@ -561,8 +562,7 @@ static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
     lossy_tensor t[MOST_TENSORS];
     train(layer, 0);
     void *copy = mixed_state(t, layer, CKD_BF16, false);
-    assert_int_equal(save_lossy_state(store, "run", first, CKD_COMPACT, t, MOST_TENSORS, NULL, false),
-                     CKD_OK);
+    assert_int_equal(save_lossy_state(store, "run", first, CKD_COARSE, t, MOST_TENSORS, NULL, false), CKD_OK);
     train(layer, 1);
     kernels_cpu()->cast(CKD_BF16, copy, CKD_F32, layer[2], LAYER);
     unsigned failed = 0, went_on = 0;
@@ -572,7 +572,7 @@ static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
         emulated_fail_after = (int)n;
         emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
         ckd_status status =
-            save_lossy_state(store, "run", first + n, CKD_COMPACT, t, MOST_TENSORS, &on_device, false);
+            save_lossy_state(store, "run", first + n, CKD_COARSE, t, MOST_TENSORS, &on_device, false);
         happened = emulated_fail_after == 0;
         emulated_fail_after = 0;
         assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));

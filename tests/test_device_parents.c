@@ -13,7 +13,7 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/device/device_fill.h"
+#include "engine/device/span_decode.h"
 #include "engine/load/load.h"
 #include "engine/save/save.h"
 #include "kernels/device_open.h"
@@ -66,8 +66,8 @@ static ckd_save *begin_plan(ckd_store *store, const plan *p, uint64_t step, deco
     ckd_save *save = begin_with(store, &o);
     save->parents_on_host = by == ON_HOST;
     if (p->cells) {
-        save->cells =
-            (save_cells){.down = {160, 16, 64}, .across = {256, 16, 101}, .elements = 4096, .columns = 64};
+        save->grid =
+            (save_grid){.down = {160, 16, 64}, .across = {256, 16, 101}, .elements = 4096, .columns = 64};
     }
     return save;
 }
@@ -139,7 +139,7 @@ static uint32_t stored_alike(ckd_store *one, ckd_store *other, uint64_t step) {
         assert_true(hash128_equal(&x->content, &y->content));
         assert_true(x->coding == y->coding && x->predictor == y->predictor && x->depth == y->depth);
         assert_int_equal(x->stored_size, y->stored_size);
-        assert_true(!a->view->blocks[i].ready == !b->view->blocks[i].ready);
+        assert_true(!a->view->blocks[i].materialized == !b->view->blocks[i].materialized);
         depth = is_weight(&a->view->blocks[i]) && x->depth > depth ? x->depth : depth;
     }
     ckd_load_end(a);
@@ -187,12 +187,9 @@ static void test_chains(void **state) {
         uint32_t links;
         double share;
     } chains[] = {
-        {{CKD_COMPACT, CKD_F32, false, false, 0}, 10, 0.4},
-        {{CKD_COMPACT, CKD_BF16, false, false, 0}, 3, 0.33},
-        {{CKD_NEAR, CKD_F32, true, false, 0}, 3, 0.68},
-        {{CKD_NEAR, CKD_BF16, true, false, 0}, 2, 0.44},
-        {{CKD_COMPACT, CKD_F16, true, false, 0}, 1, 0.41},
-        {{CKD_COMPACT, CKD_F32, true, true, 0}, 3, 0.71},
+        {{CKD_COARSE, CKD_F32, false, false, 0}, 10, 0.4}, {{CKD_COARSE, CKD_BF16, false, false, 0}, 3, 0.33},
+        {{CKD_NEAR, CKD_F32, true, false, 0}, 3, 0.68},    {{CKD_NEAR, CKD_BF16, true, false, 0}, 2, 0.44},
+        {{CKD_COARSE, CKD_F16, true, false, 0}, 1, 0.41},  {{CKD_COARSE, CKD_F32, true, true, 0}, 3, 0.71},
     };
     for (unsigned i = 0; i < 6; i++) {
         if (test_draws("chains", i, 3)) {
@@ -240,7 +237,7 @@ static void test_exact_parents(void **state) {
     device_backend_use(&counting);
     const ckd_dtype dtypes[2] = {CKD_F32, CKD_BF16};
     for (int i = 0; i < 2; i++) {
-        plan p = {CKD_COMPACT, dtypes[i], false, false, 0};
+        plan p = {CKD_COARSE, dtypes[i], false, false, 0};
         ckd_store *stores[2] = {new_store(*state, i ? "a" : "b"), new_store(*state, i ? "c" : "d")};
         drift d = drift_new(ROWS, COLUMNS, 7);
         uint64_t sent[2];
@@ -304,7 +301,7 @@ static void end_pair(pair *two) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* The weights' first block, or its ready copy: a bit in the middle of its payload. */
+/* The weights' first block, or its materialized copy: a bit in the middle of its payload. */
 static void damage(ckd_store *store, uint64_t step, bool ready) {
     ckd_load *load = begin_load(store, step);
     size_t i = 0;
@@ -312,9 +309,9 @@ static void damage(ckd_store *store, uint64_t step, bool ready) {
         i++;
     }
     const view_block *b = &load->view->blocks[i];
-    assert_true(!ready || b->ready);
-    const record *r = ready ? b->ready : b->record;
-    FILE *f = fopen(file_path((ready ? b->ready_chunk : b->chunk)->file), "r+b");
+    assert_true(!ready || b->materialized);
+    const record *r = ready ? b->materialized : b->record;
+    FILE *f = fopen(file_path((ready ? b->materialized_chunk : b->chunk)->file), "r+b");
     assert_true(f && !r->bundle);
     assert_int_equal(fseek(f, (long)(r->payload_offset + r->stored_size / 2), SEEK_SET), 0);
     int byte = fgetc(f);
@@ -325,7 +322,7 @@ static void damage(ckd_store *store, uint64_t step, bool ready) {
 }
 
 static void test_damaged_parent(void **state) {
-    const plan p = {CKD_COMPACT, CKD_F32, false, false, 0};
+    const plan p = {CKD_COARSE, CKD_F32, false, false, 0};
     char text[600];
     pair two = new_pair(*state, &p, 3);
     damage(two.made, 0, false); /* of which the parent's chain is made */
@@ -336,9 +333,9 @@ static void test_damaged_parent(void **state) {
     end_pair(&two);
 }
 
-/* A copy that is kept ready is nobody's only one. */
+/* a materialized copy is nobody's only one. */
 static void test_damaged_copy(void **state) {
-    const plan p = {CKD_COMPACT, CKD_F32, false, true, 0};
+    const plan p = {CKD_COARSE, CKD_F32, false, true, 0};
     char text[600];
     pair two = new_pair(*state, &p, 3);
     damage(two.made, 2, true);
@@ -379,7 +376,7 @@ static device_result move_wrongly(const device_queue *queue, const device_tile *
 
 /* A device that computes wrongly is found out, and the host does it, for the rest of the save. */
 static void test_wrong_device(void **state) {
-    const plan p = {CKD_COMPACT, CKD_F32, false, false, 0};
+    const plan p = {CKD_COARSE, CKD_F32, false, false, 0};
     char text[600];
     device_backend wrong = *backend;
     wrong.move = move_wrongly;
@@ -409,7 +406,7 @@ static ckd_status make_block(void *context, device_chain *c, chain_sides *sides,
 }
 
 /* The weights, with so much memory to work in. */
-static ckd_status fill_with(device_fill *f, ckd_load *load, uint64_t memory, const void *values) {
+static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, const void *values) {
     const view_tensor *t = view_find(load->view, "w");
     ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {ROWS, COLUMNS}};
     const span all = {&whole, 0, COUNT};
@@ -421,7 +418,7 @@ static ckd_status fill_with(device_fill *f, ckd_load *load, uint64_t memory, con
          *room = to_device(zeros, size);
     assert_true(got && memory <= size);
     assert_int_equal(load_list(&list, t, &all, &err), CKD_OK);
-    *f = (device_fill){.pool = load->store->pool,
+    *f = (span_decode){.pool = load->store->pool,
                        .tensor = t,
                        .want = &all,
                        .data = there,
@@ -430,10 +427,10 @@ static ckd_status fill_with(device_fill *f, ckd_load *load, uint64_t memory, con
                        .staging = UINT64_MAX,
                        .memory = room,
                        .memory_size = memory};
-    assert_int_equal(device_take(&f->line, load->store, &here, there, &err), CKD_OK);
-    assert_true(device_fill_suits(f, list.items, &list.count));
-    ckd_status status = device_fill_run(f, list.items, list.count, &err);
-    device_give_back(load->store, f->line);
+    assert_int_equal(device_take(&f->lease, load->store, &here, there, &err), CKD_OK);
+    assert_true(device_can_decode_span(f, list.items, &list.count));
+    ckd_status status = device_decode_span(f, list.items, list.count, &err);
+    device_give_back(load->store, f->lease);
     from_device(got, there, size);
     assert_true(status != CKD_OK || (f->copied == COUNT && memcmp(got, values, size) == 0));
     backend->release(0, there);
@@ -450,7 +447,7 @@ static void test_little_memory(void **state) {
     pair two = new_pair(*state, &p, 4);
     ckd_load *load = begin_load(two.made, 3);
     float *values = load_floats(two.made, "run", 3, "w", CKD_F32, COUNT);
-    device_fill *f = malloc(sizeof(*f));
+    span_decode *f = malloc(sizeof(*f));
     unsigned mixed = 0, sent = 0;
     ckd_status status = CKD_OK;
     assert_non_null(f);

@@ -321,7 +321,7 @@ static void test_compact(void **state) {
     ckd_error err;
     void *there;
     float *w[SAVES + 1], *garbage = random_values(CKD_F32, SIDE * SIDE, 77);
-    save.fidelity = CKD_COMPACT;
+    save.fidelity = CKD_COARSE;
     o.save = &save;
     o.device_reference_bytes = SIDE * SIDE * sizeof(float);
     assert_int_equal(backend->allocate(&there, 0, SIDE * SIDE * sizeof(float), &why), DEVICE_DONE);

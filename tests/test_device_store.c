@@ -159,7 +159,7 @@ static void loads_alike(ckd_store *store, const ckd_checkpoint *c, const tensor 
 
 /* The chains begin in one memory and go on in the other. */
 static void test_the_same_bytes(void **state) {
-    static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR, CKD_COMPACT, CKD_EXACT};
+    static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR, CKD_COARSE, CKD_EXACT};
     const unsigned steps = (unsigned)test_pick(2, 4, 4);
     ckd_store *store = store_create(*state);
     ckd_error err;
@@ -209,10 +209,10 @@ static void test_reader(void **state) {
         values[i] = i * UINT64_C(0x9e3779b97f4a7c15);
     }
     void *device = to_device(values, ROWS * COLUMNS * sizeof(*values));
-    device_line *line;
+    device_lease *lease;
     ckd_error err;
-    assert_int_equal(device_take(&line, store, &on_device, device, &err), CKD_OK);
-    device_reader whole = device_reader_of(line, device, sizeof(*values), ROWS * COLUMNS),
+    assert_int_equal(device_take(&lease, store, &on_device, device, &err), CKD_OK);
+    device_reader whole = device_reader_of(lease, device, sizeof(*values), ROWS * COLUMNS),
                   some = device_reader_columns(&whole, FIRST, WIDTH, COLUMNS);
     uint64_t copied = emulated_copied[DEVICE_TO_HOST];
     for (uint64_t at = 0, n = 1; at < ROWS * WIDTH; at += n, n = n * 7 % 100003 + 1) {
@@ -228,7 +228,7 @@ static void test_reader(void **state) {
     for (uint64_t i = 0; i < 300; i++) {
         assert_true(got[i] == values[(5 + i) / WIDTH * COLUMNS + FIRST + (5 + i) % WIDTH]);
     }
-    device_give_back(store, line);
+    device_give_back(store, lease);
     backend->release(0, device);
     free(values);
     free(got);
@@ -543,7 +543,7 @@ static void test_what_stays(void **state) {
     set_byte(&t[0], size_of(&t[0]) / 2, 7);
     set_byte(&t[1], size_of(&t[1]) / 2, 7);
     for (unsigned i = 0; i < 2;
-         i++) { /* the second time they are not on their own: a ready copy may be wanted */
+         i++) { /* the second time they are not on their own: a materialized copy may be wanted */
         uint64_t copied = save_staying(store, step++, t, STAYING);
         assert_true(!counted || (copied > block / 8 && copied < hashes + 2 * block));
     }

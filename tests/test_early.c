@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "engine/store/needs.h"
+#include "engine/store/manifest_set.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/early.h"
@@ -19,9 +19,9 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-static needs needs_of(ckd_store *store) {
-    needs n;
-    assert_int_equal(needs_read(&n, store, NULL), CKD_OK);
+static manifest_set manifest_set_of(ckd_store *store) {
+    manifest_set n;
+    assert_int_equal(manifest_set_read(&n, store, NULL), CKD_OK);
     return n;
 }
 
@@ -65,7 +65,7 @@ static void test_just_what_a_load_reads_is_named(void **state) {
     make_turns(store, 6);
     make_chain(store, "run", CKD_NEAR, 0, 6);
     fingerprints values = fingerprints_of(store);
-    needs before = needs_of(store);
+    manifest_set before = manifest_set_of(store);
     ckd_store_close(store);
     early_store(*state);
     store = store_reopen(*state, CKD_OPEN_WRITE);
@@ -73,15 +73,15 @@ static void test_just_what_a_load_reads_is_named(void **state) {
     ckd_compaction *done = compact_with(store, &o);
     assert_int_equal(done->count, 0);
     ckd_compaction_free(done);
-    needs after = needs_of(store);
+    manifest_set after = manifest_set_of(store);
     assert_int_equal(after.count, before.count);
     for (size_t i = 0; i < after.count; i++) {
         assert_false(after.items[i].was_own_only);
         check_same_files(&before.items[i].m, &after.items[i].m);
     }
     assert_int_equal(fingerprints_check(store, &values), 12);
-    needs_free(&before);
-    needs_free(&after);
+    manifest_set_free(&before);
+    manifest_set_free(&after);
     fingerprints_free(&values);
     ckd_store_close(store);
 }
@@ -96,22 +96,22 @@ static void test_what_is_held_is_not_packed(void **state) {
     assert_int_equal(rename(lost, kept), 0);
     assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0); /* which would know that it is lost */
     ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
-    needs before = needs_of(store);
+    manifest_set before = manifest_set_of(store);
     size_t held = 0, packed = 0;
     ckd_compact_options o = options_for(100);
     o.pack_below = UINT64_C(1) << 20;
     assert_int_equal(ckd_compact(NULL, store, &o, NULL), CKD_OK);
-    needs after = needs_of(store);
+    manifest_set after = manifest_set_of(store);
     for (size_t i = 0; i < before.count; i++) {
-        const need *b = &before.items[i], *a = needs_find(&after, &b->m.checkpoint.id);
+        const manifest_entry *b = &before.items[i], *a = manifest_set_find(&after, &b->m.checkpoint.id);
         bool same = id_equal(&a->m.files[0].id, &b->m.files[0].id);
         assert_true(same || !b->held);
         held += b->held && b->m.checkpoint.step < 6;
         packed += !same;
     }
     assert_true(held > 0 && packed > 1);
-    needs_free(&before);
-    needs_free(&after);
+    manifest_set_free(&before);
+    manifest_set_free(&after);
     ckd_store_close(store);
     assert_int_equal(rename(kept, lost), 0);
     store = store_reopen(*state, CKD_OPEN_WRITE);
@@ -136,11 +136,11 @@ static void check_after_crash(const char *dir, unsigned long at) {
     }
     ckd_trash_free(trash);
     scene_check(store, 0, STEPS);
-    needs n = needs_of(store);
+    manifest_set n = manifest_set_of(store);
     for (size_t i = 0; i < n.count; i++) {
-        assert_false(n.items[i].is_dead);
+        assert_false(n.items[i].in_trash);
     }
-    needs_free(&n);
+    manifest_set_free(&n);
     ckd_store_close(store);
     store_check_clean(dir);
 }

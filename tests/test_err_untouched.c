@@ -102,10 +102,10 @@ static void ask_about(ckd_store *store, const ckd_checkpoint *first, const ckd_c
     quick.quick = 1;
     SUCCEEDS(ckd_store_list(&list, store, NULL, &err));
     SUCCEEDS(ckd_store_find(&found, store, "run", CKD_LATEST, &err));
-    SUCCEEDS(ckd_store_before(&found, store, "run", last->step, &err));
+    SUCCEEDS(ckd_store_previous(&found, store, "run", last->step, &err));
     SUCCEEDS(ckd_store_check_newest(store, last, &err));
     SUCCEEDS(ckd_store_tensors(&tensors, store, &last->id, &err));
-    SUCCEEDS(ckd_store_begun_anew(&anew, store, &last->id, &err));
+    SUCCEEDS(ckd_store_tensors_without_parent(&anew, store, &last->id, &err));
     SUCCEEDS(ckd_store_report(&report, store, &err));
     SUCCEEDS(ckd_store_diff(&diff, store, &first->id, &last->id, NULL, NULL, &err));
     SUCCEEDS(ckd_store_timeline(&timeline, store, NULL, &err));
@@ -186,7 +186,7 @@ static void open_as(ckd_store **store, const char *dir, const char *name, ckd_op
 }
 
 static void test_calls_of_a_store(void **state) {
-    static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR, CKD_COMPACT};
+    static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR, CKD_COARSE};
     for (size_t f = 0; f < 3; f++) {
         char name[16];
         ckd_store *store, *copy;

@@ -230,7 +230,7 @@ static void test_saving_with_ready_copies(void **state) {
     dir_list copies;
     scene_make(*state, 0, 2);
     sweep w = {*state, act_saves_ready, .before = 3, .possible = 4, .next = 3};
-    assert_true(fail_everywhere("ready copies", &w) >= 100);
+    assert_true(fail_everywhere("materialized copies", &w) >= 100);
     action a = {.dir = *state, .trouble = &current.trouble};
     act_saves_ready(&a);
     ckd_store_close(a.store);

@@ -18,7 +18,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "codec/chunk/chunk.h"
-#include "codec/metadata/note.h"
+#include "codec/metadata/metadata.h"
 #include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -66,7 +66,7 @@ static void save_lossy(ckd_store *store, uint64_t step) {
     ckd_error err = {0};
     o.run = "lossy";
     o.step = step;
-    o.fidelity = CKD_COMPACT;
+    o.fidelity = CKD_COARSE;
     must(ckd_save_begin(&save, store, &o, &err), &err);
     must(save_matrix(save, "exp_avg_sq.w", step, 2, &err), &err);
     must(save_matrix(save, "exp_avg.w", step, 1, &err), &err);

@@ -449,7 +449,7 @@ static void test_example_of_the_format(void **state) {
 static void test_samples_of_more_than_a_block(void **state) {
     (void)state;
     static symbols_frame f;
-    enum { ROOM = SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST };
+    enum { ROOM = SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX };
     static const uint64_t columns[] = {100, ROOM - 9, ROOM - 8, ROOM, 60000, SYMBOLS_MAX_COUNT / 4};
     for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
         symbols_grid grid = {columns[i], 0};

@@ -1,4 +1,4 @@
-/* A disk that is full but for ready copies: they give way to a save, wherever in it the disk fills up. */
+/* A disk that is full but for materialized copies: they give way to a save, wherever in it the disk fills up. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

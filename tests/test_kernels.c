@@ -92,7 +92,7 @@ static const size_t counts[] = {0, 1, 2, 3, 7, 8, 15, 24, 31, 32, 33, 63, 64, 65
 #define COUNTS (sizeof(counts) / sizeof(counts[0]))
 
 #define EACH_CASE(k, d, c)                        \
-    const kernels *all_[KERNELS_CPU_MOST];        \
+    const kernels *all_[KERNELS_CPU_BEST];        \
     size_t backends_ = kernels_cpu_all(all_);     \
     for (size_t b_ = 0; b_ < backends_; b_++)     \
         for (int d = CKD_F64; d <= CKD_BOOL; d++) \
@@ -100,7 +100,7 @@ static const size_t counts[] = {0, 1, 2, 3, 7, 8, 15, 24, 31, 32, 33, 63, 64, 65
 
 static void test_table(void **state) {
     (void)state;
-    const kernels *all[KERNELS_CPU_MOST];
+    const kernels *all[KERNELS_CPU_BEST];
     size_t n = kernels_cpu_all(all);
     assert_ptr_equal(all[0], &kernels_cpu_portable);
     printf("tables:");
@@ -296,7 +296,7 @@ static void check_f64_cast(const kernels *k, uint64_t bits) {
 
 static void test_casts(void **state) {
     (void)state;
-    const kernels *all[KERNELS_CPU_MOST];
+    const kernels *all[KERNELS_CPU_BEST];
     size_t n = kernels_cpu_all(all);
     for (size_t b = 0; b < n; b++) {
         for (size_t i = 0; i < 24; i++) {
@@ -346,7 +346,7 @@ static void test_casts_of_arrays(void **state) {
     static const struct {
         ckd_dtype to, from;
     } pairs[] = {{CKD_BF16, CKD_F32}, {CKD_F16, CKD_F32}, {CKD_F32, CKD_F64}};
-    const kernels *all[KERNELS_CPU_MOST];
+    const kernels *all[KERNELS_CPU_BEST];
     size_t backend_count = kernels_cpu_all(all);
     for (size_t b = 0; b < backend_count; b++) {
         for (size_t p = 0; p < 3; p++) {
@@ -503,7 +503,7 @@ static uint32_t step_pattern(size_t i, unsigned place) {
 
 static void test_optimizer_steps(void **state) {
     (void)state;
-    const kernels *all[KERNELS_CPU_MOST];
+    const kernels *all[KERNELS_CPU_BEST];
     size_t n = kernels_cpu_all(all);
     for (size_t b = 0; b < n; b++) {
         for (uint32_t number = 0; number < 40; number++) {
@@ -544,7 +544,7 @@ static void test_optimizer_steps(void **state) {
 static void test_rounding_modes(void **state) {
     (void)state;
     static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
-    const kernels *all[KERNELS_CPU_MOST];
+    const kernels *all[KERNELS_CPU_BEST];
     size_t n = kernels_cpu_all(all);
     uint32_t in[64];
     uint16_t want[64], got[64];

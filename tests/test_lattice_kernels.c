@@ -211,7 +211,7 @@ static void same_bits(const words *a, const uint32_t *want, const kernels *k, co
 }
 
 #define EACH_BACKEND(k, n)                    \
-    const kernels *all_[KERNELS_CPU_MOST];    \
+    const kernels *all_[KERNELS_CPU_BEST];    \
     size_t backends_ = kernels_cpu_all(all_); \
     for (size_t b_ = 0; b_ < backends_; b_++) \
         for (size_t c_ = 0, n = counts[0]; c_ < COUNTS && ((n = counts[c_]), (k = all_[b_])); c_++)

@@ -17,10 +17,10 @@
 
 enum { ROWS = 48, COLUMNS = 40, N = ROWS * COLUMNS, STEPS = 3 };
 static const uint64_t shape[2] = {ROWS, COLUMNS};
-static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COMPACT};
+static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COARSE};
 
 static const char *run_of(ckd_fidelity f) {
-    return f == CKD_NEAR ? "near" : "compact";
+    return f == CKD_NEAR ? "near" : "coarse";
 }
 
 static const float *part_of(const drift *d, ckd_role role) {
@@ -51,7 +51,7 @@ enum { DTYPES = 4 };
 static const struct {
     ckd_role role;
     const char *prefix;
-    double most[2]; /* relative error, near and compact */
+    double most[2]; /* relative error, near and coarse */
 } kinds[] = {{CKD_ROLE_EXP_AVG_SQ, "exp_avg_sq.", {0.7, 1}},
              {CKD_ROLE_EXP_AVG_SQ, "max_exp_avg_sq.", {0.7, 1}},
              {CKD_ROLE_EXP_AVG, "exp_avg.", {1, 1.01}},
@@ -95,7 +95,7 @@ static void check_kind(ckd_store *store, ckd_fidelity fidelity, uint64_t step, c
         widen_to(got, raw, as, N);
         widen_to(wanted, given, as, N);
         double rms = root_mean_square(wanted, N), error = relative_error(got, wanted, N);
-        if (!(error > 0) || !(error < kinds[k].most[fidelity == CKD_COMPACT])) {
+        if (!(error > 0) || !(error < kinds[k].most[fidelity == CKD_COARSE])) {
             fail_msg("%s, %s, step %u: error %g", name, run_of(fidelity), (unsigned)step, error);
         }
         assert_true(rms > 0);
@@ -132,7 +132,7 @@ static void test_every_dtype_and_role(void **state) {
         }
         ckd_checkpoint first = checkpoint_at(store, run_of(fidelities[f]), 0),
                        last = checkpoint_at(store, run_of(fidelities[f]), STEPS - 1);
-        assert_true(first.kind == CKD_KEYFRAME && last.kind == CKD_DELTA && last.fidelity == fidelities[f]);
+        assert_true(first.kind == CKD_LOSSY_BASE && last.kind == CKD_DELTA && last.fidelity == fidelities[f]);
     }
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
@@ -187,7 +187,7 @@ static void test_integers_scalars_and_small_tensors_are_exact(void **state) {
     enum { EXACT = sizeof(exact) / sizeof(exact[0]) };
     uint64_t small[1] = {63}, none[2] = {0, 5};
     for (uint64_t step = 0; step < STEPS; step++) {
-        ckd_save_options o = lossy_options("r", step, CKD_COMPACT);
+        ckd_save_options o = lossy_options("r", step, CKD_COARSE);
         ckd_save *save = begin_with(store, &o);
         float scalar = 0.1f * (float)step, *values = random_values(CKD_F32, 63, (unsigned)step);
         for (size_t i = 0; i < EXACT; i++) {
@@ -225,7 +225,7 @@ static void test_masters_tied_and_frozen_tensors(void **state) {
     drift d = drift_new(ROWS, COLUMNS, 1), still = drift_new(ROWS, COLUMNS, 2);
     void *first = NULL;
     for (uint64_t step = 0; step < 5; step++, drift_step(&d)) {
-        ckd_save_options o = lossy_options("r", step, CKD_COMPACT);
+        ckd_save_options o = lossy_options("r", step, CKD_COARSE);
         ckd_save *save = begin_with(store, &o);
         add_as(save, "exp_avg_sq.w", CKD_F32, CKD_ROLE_AUTO, d.second);
         add_as(save, "master.w", CKD_F32, CKD_ROLE_AUTO, d.weight);

@@ -17,7 +17,7 @@
 #include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 
-static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COMPACT};
+static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COARSE};
 static const char *const names[3] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 
 static const float *part_of(const drift *d, int part) {
@@ -114,7 +114,7 @@ static void test_rare_rows_do_not_fall_behind(void **state) {
 
 /* ---- stored in any way ---- */
 
-/* Not as a delta, and as one, with ready copies and without: the same state has the same values. */
+/* Not as a delta, and as one, with materialized copies and without: the same state has the same values. */
 static void test_deltas_and_ready_copies_give_the_same_bits(void **state) {
     ckd_store *store = store_create(*state);
     static const struct {
@@ -125,7 +125,7 @@ static void test_deltas_and_ready_copies_give_the_same_bits(void **state) {
     for (int w = 0; w < 3; w++) {
         drift d = drift_new(96, 64, 2);
         for (uint64_t step = 0; step < 5; step++, drift_step(&d)) {
-            ckd_save_options o = lossy_options(ways[w].run, step, CKD_COMPACT);
+            ckd_save_options o = lossy_options(ways[w].run, step, CKD_COARSE);
             o.max_load_cost = ways[w].load;
             o.newest_load_cost = ways[w].newest;
             save_drift(store, &o, &d);
@@ -146,7 +146,7 @@ static void test_deltas_and_ready_copies_give_the_same_bits(void **state) {
     }
     ckd_report *report;
     assert_int_equal(ckd_store_report(&report, store, NULL), CKD_OK);
-    assert_true(report->ready_bytes > 0);
+    assert_true(report->materialized_bytes > 0);
     ckd_report_free(report);
     assert_int_equal(checkpoint_at(store, "plain", 4).depth, 4);
     for (int i = 0; i < 15; i++) {
@@ -179,14 +179,14 @@ static void test_the_same_saves_give_the_same_values(void **state) {
     ckd_store_close(store);
 }
 
-static void test_base_makes_a_keyframe(void **state) {
+static void test_base_of_a_lossy_run(void **state) {
     ckd_store *store = store_create(*state);
     drift d = drift_new(96, 64, 3);
     for (uint64_t step = 0; step < 4; step++, drift_step(&d)) {
         ckd_save_options o = lossy_options("r", step, CKD_NEAR);
         o.base = step == 2;
         ckd_checkpoint c = save_drift(store, &o, &d);
-        assert_int_equal(c.kind, step % 2 ? CKD_DELTA : CKD_KEYFRAME);
+        assert_int_equal(c.kind, step % 2 ? CKD_DELTA : CKD_LOSSY_BASE);
         assert_true(error_at(store, "r", step, &d, 2) < 0.01);
     }
     drift_free(&d);
@@ -196,8 +196,8 @@ static void test_base_makes_a_keyframe(void **state) {
 /* From exact to lossy and back, and from one fidelity to the other. */
 static void test_fidelities_follow_each_other(void **state) {
     ckd_store *store = store_create(*state);
-    static const ckd_fidelity order[] = {CKD_EXACT,   CKD_COMPACT, CKD_EXACT, CKD_NEAR,
-                                         CKD_COMPACT, CKD_NEAR,    CKD_EXACT, CKD_EXACT};
+    static const ckd_fidelity order[] = {CKD_EXACT,  CKD_COARSE, CKD_EXACT, CKD_NEAR,
+                                         CKD_COARSE, CKD_NEAR,   CKD_EXACT, CKD_EXACT};
     drift d = drift_new(96, 64, 4);
     for (uint64_t step = 0; step < 8; step++, drift_step(&d)) {
         ckd_save_options o = lossy_options("r", step, order[step]);
@@ -326,7 +326,7 @@ static void test_steps_are_scaled(void **state) {
         snprintf(run, sizeof(run), "scale%d", i);
         drift d = drift_new(256, 200, 8);
         for (uint64_t step = 0; step < 2; step++, drift_step(&d)) {
-            ckd_save_options o = lossy_options(run, step, CKD_COMPACT);
+            ckd_save_options o = lossy_options(run, step, CKD_COARSE);
             o.step_scale = scales[i];
             save_drift(store, &o, &d);
             bits[i] = bits_at(store, run, step, &d);
@@ -367,7 +367,7 @@ static void test_efforts(void **state) {
         snprintf(run, sizeof(run), "effort%d", efforts[e]);
         drift d = drift_new(256, 200, 8);
         for (uint64_t step = 0; step < 3; step++, drift_step(&d)) {
-            ckd_save_options o = lossy_options(run, step, CKD_COMPACT);
+            ckd_save_options o = lossy_options(run, step, CKD_COARSE);
             o.effort = efforts[e];
             save_drift(store, &o, &d);
             bits[e] = bits_at(store, run, step, &d);
@@ -389,8 +389,8 @@ static void test_lossy_resumes_are_counted(void **state) {
         ckd_fidelity fidelity;
         uint64_t from;
         uint32_t resumes;
-    } saves[] = {{CKD_EXACT, UINT64_MAX, 0}, {CKD_NEAR, 0, 0},    {CKD_COMPACT, 1, 1}, {CKD_NEAR, 2, 2},
-                 {CKD_EXACT, 3, 3},          {CKD_COMPACT, 4, 3}, {CKD_NEAR, 5, 4}};
+    } saves[] = {{CKD_EXACT, UINT64_MAX, 0}, {CKD_NEAR, 0, 0},   {CKD_COARSE, 1, 1}, {CKD_NEAR, 2, 2},
+                 {CKD_EXACT, 3, 3},          {CKD_COARSE, 4, 3}, {CKD_NEAR, 5, 4}};
     for (uint64_t step = 0; step < 7; step++, drift_step(&d)) {
         ckd_save_options o = lossy_options("r", step, saves[step].fidelity);
         o.resumed_from_run = saves[step].from == UINT64_MAX ? NULL : "r";
@@ -399,7 +399,7 @@ static void test_lossy_resumes_are_counted(void **state) {
     }
     ckd_save_options next = lossy_options("r", 7, CKD_NEAR);
     assert_int_equal(save_drift(store, &next, &d).lossy_resumes, 4); /* not resumed */
-    ckd_save_options branch = lossy_options("r", 3, CKD_COMPACT);
+    ckd_save_options branch = lossy_options("r", 3, CKD_COARSE);
     branch.on_duplicate = CKD_DUPLICATE_BRANCH;
     ckd_checkpoint c = save_drift(store, &branch, &d);
     assert_string_equal(c.run, "r~2");
@@ -490,7 +490,7 @@ int main(void) {
         TEST(test_rare_rows_do_not_fall_behind),
         TEST(test_deltas_and_ready_copies_give_the_same_bits),
         TEST(test_the_same_saves_give_the_same_values),
-        TEST(test_base_makes_a_keyframe),
+        TEST(test_base_of_a_lossy_run),
         TEST(test_fidelities_follow_each_other),
         TEST(test_the_largest_error_is_bounded),
         TEST(test_rounded_copies_keep_the_bound),

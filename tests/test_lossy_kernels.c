@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/lattice/lattice_masks.h"
+#include "codec/lattice/masks.h"
 #include "kernels/cpu.h"
 #include "kernels/scalar_lattice.h"
 
@@ -29,7 +29,7 @@ static float even(void) {
     return (float)(next_random() % 65536u) / 32768.0f - 1;
 }
 
-static const kernels *tables[KERNELS_CPU_MOST];
+static const kernels *tables[KERNELS_CPU_BEST];
 static size_t table_count;
 
 static int find_tables(void **state) {

@@ -32,7 +32,7 @@ static void save_all(ckd_store *store, const uint16_t *values) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     ckd_save *save;
     o.run = "run";
-    o.fidelity = CKD_COMPACT;
+    o.fidelity = CKD_COARSE;
     o.effort = 1;
     assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
     const uint64_t shape[2] = {ROWS, COLUMNS};
@@ -94,11 +94,11 @@ static void test_more_places_than_there_are(void **state) {
     columns_cache *c = malloc(sizeof(*c));
     assert_non_null(c);
     columns_cache_init(c);
-    kept_columns *held = NULL;
+    cached_columns *held = NULL;
     bool mine;
     for (uint64_t i = 0; i < 2 * KEPT_COLUMNS; i++) {
         hash128 content = content_hash(&i, sizeof(i));
-        kept_columns *k = columns_claim(c, &mine, &content);
+        cached_columns *k = columns_claim(c, &mine, &content);
         assert_true(mine && k != held);
         k->columns = (lattice_columns){.columns = i};
         columns_filled(c, k, true);
@@ -111,7 +111,7 @@ static void test_more_places_than_there_are(void **state) {
     for (uint64_t i = 0; i < 2 * KEPT_COLUMNS; i++) { /* the first, which was held, and the last ones */
         hash128 content = content_hash(&i, sizeof(i));
         if (i == 0 || i > KEPT_COLUMNS) {
-            kept_columns *k = columns_claim(c, &mine, &content);
+            cached_columns *k = columns_claim(c, &mine, &content);
             assert_true(!mine && k->columns.columns == i);
             columns_release(c, k);
         }

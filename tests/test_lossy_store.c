@@ -24,7 +24,7 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COMPACT};
+static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COARSE};
 static const char *const names[3] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 
 static const float *part_of(const drift *d, int part) {
@@ -204,7 +204,7 @@ static void test_errors_are_told_of_exact_regions_too(void **state) {
         for (int i = 0; i < FEW; i++) {
             values[i] = sqrtf(whole / FEW);
         }
-        ckd_save_options o = lossy_options("run", step, CKD_COMPACT);
+        ckd_save_options o = lossy_options("run", step, CKD_COARSE);
         ckd_save *save = begin_with(store, &o);
         const ckd_region few = {.kind = CKD_REGION_FLAT, .count = FEW},
                          others = {.kind = CKD_REGION_FLAT, .start = FEW, .count = COUNT - FEW};
@@ -417,7 +417,7 @@ static void test_rebuild(void **state) {
     drift d = drift_new(96, 64, 2);
     float *before[STEPS];
     for (uint64_t step = 0; step < STEPS; step++, drift_step(&d)) {
-        ckd_save_options o = lossy_options("r", step, CKD_COMPACT);
+        ckd_save_options o = lossy_options("r", step, CKD_COARSE);
         o.resumed_from_run = step ? "r" : NULL;
         o.resumed_from_step = step ? step - 1 : 0;
         save_drift(store, &o, &d);

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/float_mode.h"
-#include "engine/lossy/lossy_sums.h"
+#include "engine/lossy/sums.h"
 #include "tests/support/drift.h"
 
 /* Panels of several groups of rows, of which the first and the last one lack elements. */
@@ -20,13 +20,13 @@ enum { ROWS = 451, COLUMNS = 700, PHASE = 123, COUNT = ROWS * COLUMNS - PHASE - 
 typedef struct fixture {
     drift now;
     float *before;
-    lossy_recipe recipe;
+    quant_params params;
     lossy_scales found;
     thread_pool *pool;
 } fixture;
 
 static void setup(fixture *f, int effort) {
-    *f = (fixture){.now = drift_new(ROWS, COLUMNS, 3), .recipe = lossy_recipe_of(CKD_COMPACT, effort)};
+    *f = (fixture){.now = drift_new(ROWS, COLUMNS, 3), .params = quant_params_of(CKD_COARSE, effort)};
     f->before = malloc(ROWS * COLUMNS * sizeof(float));
     assert_non_null(f->before);
     memcpy(f->before, f->now.weight, ROWS * COLUMNS * sizeof(float));
@@ -47,15 +47,15 @@ static lossy_tile tile_of(const fixture *f, lossy_part part) {
                                                  : f->now.second;
     return (lossy_tile){.part = part,
                         .dtype = CKD_F32,
-                        .recipe = &f->recipe,
+                        .params = &f->params,
                         .count = COUNT,
                         .columns = COLUMNS,
                         .phase = PHASE,
                         .values = values + PHASE,
                         .now = values + PHASE,
                         .before = part == LOSSY_WEIGHT ? f->before + PHASE : NULL,
-                        .keep_above = FLT_MAX,
-                        .keep_moved = FLT_MAX,
+                        .exception_above = FLT_MAX,
+                        .exception_moved = FLT_MAX,
                         .expected_movement = NAN};
 }
 
@@ -106,7 +106,7 @@ static void test_sums_are_of_all_elements(void **state) {
         t.pool = pooled ? f.pool : NULL;
         assert_true(tile_panels(&t) > 3);
         assert_int_equal(tile_rows(&t), ROWS);
-        tile_pass p = {.most = {FLT_MAX, FLT_MAX}, .means = true, .birth = 1e-6};
+        tile_pass p = {.max = {FLT_MAX, FLT_MAX}, .means = true, .birth = 1e-6};
         assert_int_equal(tile_pass_run(&p, &t, kernels_cpu(), NULL), CKD_OK);
         check_rows_and_columns(&p, &t);
         tile_pass_free(&p);
@@ -158,7 +158,7 @@ static void assert_same_plan(const lossy_tile *a, const lossy_tile *b) {
     assert_int_equal(a->plan.birth, b->plan.birth);
     assert_memory_equal(a->plan.offset, b->plan.offset, sizeof(a->plan.offset));
     assert_memory_equal(a->up, b->up, sizeof(a->up));
-    assert_true(a->keep_above == b->keep_above && a->keep_moved == b->keep_moved);
+    assert_true(a->exception_above == b->exception_above && a->exception_moved == b->exception_moved);
     assert_true(a->movement == b->movement && a->largest == b->largest);
     assert_true(!a->plan.row == !b->plan.row && !a->plan.own.step == !b->plan.own.step);
     if (a->plan.row) {
@@ -230,7 +230,7 @@ static void test_a_spike_is_found(void **state) {
             assert_int_equal(lossy_tile_prepare(&usual, &worth, kernels_cpu(), NULL), CKD_OK);
             *spike = 1e15f;
             assert_int_equal(lossy_tile_prepare(&t, &worth, kernels_cpu(), NULL), CKD_OK);
-            assert_true(worth && !t.ordinary && t.keep_above < 1e15f);
+            assert_true(worth && !t.ordinary && t.exception_above < 1e15f);
             assert_in_range(t.plan.step + 4 * t.plan.exponent + 4096,
                             usual.plan.step + 4 * usual.plan.exponent + 4095,
                             usual.plan.step + 4 * usual.plan.exponent + 4097);

@@ -31,7 +31,8 @@ static const char *const names[PARTS] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 /* What every step gives where nothing fails. */
 static float *right[STEPS][PARTS];
 static drift states[STEPS];
-static bool parent_unread; /* step 2 may be a keyframe: a parent that cannot be read does not cost the save */
+static bool
+    parent_unread; /* step 2 may be a lossy base: a parent that cannot be read does not cost the save */
 
 /* ---- memory ---- */
 
@@ -88,7 +89,7 @@ static ckd_status add(ckd_save *save, uint64_t step, ckd_error *err) {
 }
 
 static ckd_status save_step(ckd_store *store, uint64_t step, ckd_error *err) {
-    ckd_save_options o = lossy_options("r", step, step == 1 ? CKD_NEAR : CKD_COMPACT);
+    ckd_save_options o = lossy_options("r", step, step == 1 ? CKD_NEAR : CKD_COARSE);
     ckd_save *save;
     ckd_status status = ckd_save_begin(&save, store, &o, err);
     if (status != CKD_OK) {

@@ -125,8 +125,8 @@ static void save_moments(ckd_store *store, const char *run, uint64_t step, const
     }
     ckd_save *save = begin_with(store, &o);
     if (how.cells) {
-        save->cells =
-            (save_cells){.down = {96, 16, 64}, .across = {48, 16, 32}, .elements = 4096, .columns = 64};
+        save->grid =
+            (save_grid){.down = {96, 16, 64}, .across = {48, 16, 32}, .elements = 4096, .columns = 64};
     }
     save->staging = how.file ? 1 : save->staging;
     uint16_t *half = how.bf16 ? round_to_bf16(e->moment[0], ELEMENTS) : NULL;
@@ -222,10 +222,10 @@ static void test_rare_rows(void **state) {
     } runs[] = {
         {"near", {.fidelity = CKD_NEAR}},
         {"near-second-first", {.fidelity = CKD_NEAR, .second_first = true}},
-        {"compact", {.fidelity = CKD_COMPACT}},
-        {"compact-second-first", {.fidelity = CKD_COMPACT, .second_first = true}},
+        {"coarse", {.fidelity = CKD_COARSE}},
+        {"coarse-second-first", {.fidelity = CKD_COARSE, .second_first = true}},
         {"near-bf16", {.fidelity = CKD_NEAR, .second_first = true, .bf16 = true}},
-        {"compact-bf16", {.fidelity = CKD_COMPACT, .bf16 = true}},
+        {"coarse-bf16", {.fidelity = CKD_COARSE, .bf16 = true}},
         {"cells", {.fidelity = CKD_NEAR, .cells = true}},
         {"cells-second-first", {.fidelity = CKD_NEAR, .second_first = true, .cells = true, .file = true}},
         {"file", {.fidelity = CKD_NEAR, .file = true}},
@@ -234,12 +234,12 @@ static void test_rare_rows(void **state) {
         {"rule", {.fidelity = CKD_NEAR, .rule = &rule}},
         {"rule-second-first", {.fidelity = CKD_NEAR, .second_first = true, .rule = &rule}},
         {"rule-exact",
-         {.fidelity = CKD_COMPACT, .exact = CKD_ROLE_EXP_AVG_SQ, .second_first = true, .rule = &rule}},
+         {.fidelity = CKD_COARSE, .exact = CKD_ROLE_EXP_AVG_SQ, .second_first = true, .rule = &rule}},
         {"first-exact", {.fidelity = CKD_NEAR, .exact = CKD_ROLE_EXP_AVG}},
-        {"first-exact-bf16", {.fidelity = CKD_COMPACT, .exact = CKD_ROLE_EXP_AVG, .bf16 = true}},
+        {"first-exact-bf16", {.fidelity = CKD_COARSE, .exact = CKD_ROLE_EXP_AVG, .bf16 = true}},
         {"second-exact", {.fidelity = CKD_NEAR, .exact = CKD_ROLE_EXP_AVG_SQ, .second_first = true}},
         {"second-exact-cells",
-         {.fidelity = CKD_COMPACT,
+         {.fidelity = CKD_COARSE,
           .exact = CKD_ROLE_EXP_AVG_SQ,
           .second_first = true,
           .cells = true,
@@ -285,7 +285,7 @@ static void test_odd_seconds(void **state) {
         e->moment[1][i * 201] = odd[i % 7];
     }
     for (unsigned turn = 0; turn < 4; turn++) {
-        saving how = {.fidelity = turn & 1 ? CKD_NEAR : CKD_COMPACT, .second_first = turn & 2};
+        saving how = {.fidelity = turn & 1 ? CKD_NEAR : CKD_COARSE, .second_first = turn & 2};
         save_moments(store, "odd", turn, e, how);
         float *got = load_floats(store, "odd", turn, names[1], CKD_F32, ELEMENTS);
         for (uint64_t i = 0; i < ELEMENTS; i++) {

@@ -17,7 +17,7 @@
 #include "tests/support/tempdir.h"
 
 enum { ROWS = 64, COLUMNS = 48, N = ROWS * COLUMNS };
-static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COMPACT};
+static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COARSE};
 static const char *const names[3] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 
 /* All three, in the order of names. */
@@ -158,7 +158,7 @@ static void test_tensors_of_nan(void **state) {
                 given.values[i][k] = k % 3 ? NAN : -INFINITY;
             }
         }
-        save_step(store, "r", step, CKD_COMPACT, &d);
+        save_step(store, "r", step, CKD_COARSE, &d);
         triple got = load_triple(store, "r", step);
         for (int i = 0; i < 3 && step != 1; i++) {
             assert_memory_equal(got.values[i], given.values[i], N * sizeof(float));

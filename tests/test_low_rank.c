@@ -13,7 +13,7 @@
 #include "engine/lossy/eigen.h"
 #include "engine/lossy/low_rank.h"
 
-static low_rank_room room;
+static low_rank_scratch scratch;
 
 static uint64_t seed = 1;
 static double even(void) {
@@ -112,7 +112,8 @@ static void test_factors(void **state) {
         low_rank_matrix m = {rows, columns, piece_of_array, &a, NULL};
         low_rank f = {0};
         ckd_error err = {0};
-        assert_int_equal(low_rank_of(&f, &m, 0.15, 256, 0, NULL, kernels_cpu(), &room, NULL, &err), CKD_OK);
+        assert_int_equal(low_rank_of(&f, &m, 0.15, 256, 0, NULL, kernels_cpu(), &scratch, NULL, &err),
+                         CKD_OK);
         assert_int_equal(f.rank, rank);
         for (size_t i = 0; i < rows * columns; i++) {
             double sum = 0;
@@ -150,8 +151,8 @@ static void test_it_stops_when_told(void **state) {
     for (ckd_status status = CKD_E_CANCELLED; status != CKD_OK; looks++) {
         low_rank f = {0};
         int left = looks;
-        stop_check stop = {.look = count_down, .context = &left};
-        status = low_rank_of(&f, &m, 0.15, 256, 2, NULL, kernels_cpu(), &room, &stop, NULL);
+        cancel_check stop = {.poll = count_down, .context = &left};
+        status = low_rank_of(&f, &m, 0.15, 256, 2, NULL, kernels_cpu(), &scratch, &stop, NULL);
         assert_true(status == CKD_OK ? f.rank > 0 : status == CKD_E_CANCELLED && !f.left);
         low_rank_free(&f);
     }

@@ -16,7 +16,7 @@
 #include "base/file.h"
 #include "codec/chunk/measures.h"
 #include "codec/common/wire.h"
-#include "engine/save/save_measures.h"
+#include "engine/save/measures.h"
 #include "engine/store/view.h"
 #include "tests/support/bundled.h"
 #include "tests/support/checkpoints.h"

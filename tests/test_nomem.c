@@ -24,7 +24,7 @@
 #include <zstd.h>
 
 #include "base/file.h"
-#include "engine/save/save_measures.h"
+#include "engine/save/measures.h"
 #include "tests/support/actions.h"
 #include "tests/support/bundled.h"
 #include "tests/support/level.h"
@@ -199,7 +199,7 @@ static void test_saving(void **state) {
         act_fn act;
         uint64_t possible;
     } saves[] = {{"delta", act_saves_delta, 4},
-                 {"ready copies", act_saves_ready, 4},
+                 {"materialized copies", act_saves_ready, 4},
                  {"two ranks", act_saves_ranks, 4},
                  {"abort", act_aborts, 0}};
     scene_make(*state, 0, 2);

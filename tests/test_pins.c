@@ -72,7 +72,7 @@ static const char *pin_path(const char *dir, const ckd_id *id, unsigned generati
     return note_path(dir, "pin", hex, generation);
 }
 
-static size_t notes_in(const char *dir) {
+static size_t settings_in(const char *dir) {
     dir_list list;
     assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/n"), NULL), CKD_OK);
     size_t count = list.count;
@@ -105,7 +105,7 @@ static void test_what_is_pinned_stays(void **state) {
 
     must(ckd_store_unpin(store, &id, &err), &err);
     assert_int_equal(ckd_store_unpin(store, &id, &err), CKD_E_NOT_FOUND);
-    assert_int_equal(notes_in(*state), 0);
+    assert_int_equal(settings_in(*state), 0);
     must(ckd_store_delete(store, all, 3, NULL, &err), &err);
     assert_int_equal(ckd_store_pin(store, &id, NULL, &err), CKD_E_NOT_FOUND);
     ckd_store_close(store);
@@ -144,7 +144,7 @@ static void test_tags(void **state) {
     assert_memory_equal(&tags->items[1].checkpoint, &one, sizeof(one));
     assert_string_equal(tags->items[2].tag, longest);
     ckd_tag_list_free(tags);
-    assert_int_equal(notes_in(*state), 3);
+    assert_int_equal(settings_in(*state), 3);
 
     must(ckd_store_remove_tag(store, "best", &err), &err);
     assert_int_equal(ckd_store_remove_tag(store, "best", &err), CKD_E_NOT_FOUND);
@@ -164,7 +164,7 @@ static void test_arguments_and_modes(void **state) {
     reason[CKD_REASON_MAX] = '\0';
     must(ckd_store_pin(store, &id, reason, &err), &err);
     must(ckd_store_pin(store, &id, NULL, &err), &err); /* takes the reason away */
-    assert_int_equal(notes_in(*state), 1);
+    assert_int_equal(settings_in(*state), 1);
     ckd_store_close(store);
 
     store = open_store(*state, CKD_OPEN_READ);
@@ -311,7 +311,7 @@ static void test_damage_keeps_everything(void **state) {
     assert_int_equal(ckd_store_set_tag(store, "best", &one, 0, &err), CKD_E_CORRUPT);
     must(ckd_store_set_tag(store, "best", &one, 1, &err), &err);
     assert_int_equal(tagged_step(store, "best"), 1);
-    assert_int_equal(notes_in(*state), 1);
+    assert_int_equal(settings_in(*state), 1);
     must(delete_step(store, 2, &err), &err);
     ckd_store_close(store);
 }
@@ -391,7 +391,7 @@ static void test_the_highest_generation_counts(void **state) {
     assert_int_equal(tagged_step(store, "best"), 2);
     assert_int_equal(delete_step(store, 2, &err), CKD_E_STATE);
     must(ckd_store_remove_tag(store, "best", &err), &err);
-    assert_int_equal(notes_in(*state), 0);
+    assert_int_equal(settings_in(*state), 0);
 
     write_whole_file(note_path(*state, "tag", "best", 3), old, size); /* its own generation is 0 */
     check_refused(store, CKD_E_CORRUPT, "data/n/tag.best.3");
@@ -433,7 +433,7 @@ static void test_other_names_mean_nothing(void **state) {
     must(delete_step(store, 2, &err), &err);
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
-    assert_int_equal(notes_in(*state), sizeof(names) / sizeof(names[0]));
+    assert_int_equal(settings_in(*state), sizeof(names) / sizeof(names[0]));
 }
 
 /* Its manifest was lost: the tag says so, and goes like any other. */
@@ -498,7 +498,7 @@ static void test_readers_of_a_tag_that_moves(void **state) {
     assert_true(seen[1] && seen[2]);
     ckd_store_close(watcher);
     ckd_store_close(m.store);
-    assert_int_equal(notes_in(*state), 1);
+    assert_int_equal(settings_in(*state), 1);
 }
 
 int main(void) {

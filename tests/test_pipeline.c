@@ -215,14 +215,14 @@ static void check_many(const char *dir, uint32_t threads, char *out) {
         save_many(store, step);
     }
     assert_int_equal(verify_damage(store), 0);
-    records_describe(out, ROOM, store, root, BLOCK_HOLDERS_MAX - 4, MANY);
+    records_describe(out, ROOM, store, root, REFERENCED_CHECKPOINTS_MAX - 4, MANY);
     ckd_store_close(store);
 }
 
 static void test_what_a_save_builds_on_is_counted_in_order(void **state) {
     char *one = calloc(1, ROOM), *several = calloc(1, ROOM);
     check_many(*state, 1, one);
-    assert_int_equal(named_at(one, MANY), BLOCK_HOLDERS_MAX);
+    assert_int_equal(named_at(one, MANY), REFERENCED_CHECKPOINTS_MAX);
     const uint32_t threads[] = {2, 8};
     for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
         check_many(*state, threads[i], several);
@@ -402,7 +402,7 @@ static void test_a_child_does_not_wait_for_its_parents_threads(void **state) {
     ckd_save *save;
     assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
     add_tensor(save, "t", CKD_F32, 1, &n, NULL, values);
-    columns_cache *columns = save->kit->columns;
+    columns_cache *columns = save->workspace->columns;
     waiter w[2];
     pthread_t threads[2] = {begin_waiting(&w[0], &save->pipeline.mutex, &save->pipeline.changed),
                             begin_waiting(&w[1], &columns->mutex, &columns->changed)};

@@ -251,13 +251,13 @@ static void check_summary(const ckd_plan *plan, const holdings *h, const layout 
 
 static void test_against_painting(void **state) {
     (void)state;
-    static const char *const names[TENSORS_MOST] = {"a", "b", "exp_avg.a", "deep/er", "e", "f"};
+    static const char *const names[TENSOR_COUNT_MAX] = {"a", "b", "exp_avg.a", "deep/er", "e", "f"};
     unsigned accepted = 0, turned_down = 0;
     holdings *h = malloc(sizeof(*h));
     for (int i = 0; i < 20000; i++) {
-        layout layouts[TENSORS_MOST];
-        ckd_tensor tensors[TENSORS_MOST];
-        size_t count = 1 + random_below(TENSORS_MOST), bad = 0;
+        layout layouts[TENSOR_COUNT_MAX];
+        ckd_tensor tensors[TENSOR_COUNT_MAX];
+        size_t count = 1 + random_below(TENSOR_COUNT_MAX), bad = 0;
         memset(h->counts, 0, sizeof(h->counts));
         h->world = 1 + (uint32_t)random_below(RANKS_MOST);
         for (size_t k = 0; k < count; k++) {

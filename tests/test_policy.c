@@ -530,11 +530,11 @@ static void check_bits(ckd_store *store, uint64_t step) {
 
 /* Percent of chunk files that are what deleted checkpoints left. */
 static uint64_t dead_percent(ckd_store *store, const char *run) {
-    needs n = {0};
+    manifest_set n = {0};
     chunk_waste w;
-    assert_int_equal(needs_read(&n, store, NULL), CKD_OK);
+    assert_int_equal(manifest_set_read(&n, store, NULL), CKD_OK);
     assert_int_equal(waste_of(&w, &n, run, NULL), CKD_OK);
-    needs_free(&n);
+    manifest_set_free(&n);
     return w.bytes ? 100 * w.dead / w.bytes : 0;
 }
 
@@ -573,7 +573,7 @@ static void test_compacting_in_parts(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_checkpoint_list *list;
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
-    compact_limits limits = {.waste_of = SCENE_RUN, .dead_percent = 25, .patience_ms = 20000, .move_max = 0};
+    compact_limits limits = {.waste_of = SCENE_RUN, .dead_percent = 25, .timeout_ms = 20000, .move_max = 0};
     ckd_delete_options at_once = {.struct_size = sizeof(at_once)};
     ckd_error err = {0};
     bool over = false;

@@ -73,16 +73,15 @@ static const char *chosen(const quality_options *o) {
 static void modes_choose_coders(void **state) {
     (void)state;
     quality_options o = {.mode = QUALITY_TABLE};
-    assert_string_equal(chosen(&o),
-                        "exact near near-16 compact compact-1 compact-16 excp excp-2.5 no-moments ");
-    o.only = "compact,excp-2.5"; /* whole names */
-    assert_string_equal(chosen(&o), "exact compact excp-2.5 ");
+    assert_string_equal(chosen(&o), "exact near near-16 coarse coarse-1 coarse-16 excp excp-2.5 no-moments ");
+    o.only = "coarse,excp-2.5"; /* whole names */
+    assert_string_equal(chosen(&o), "exact coarse excp-2.5 ");
     o = (quality_options){.mode = QUALITY_RESUMES};
-    assert_string_equal(chosen(&o), "near compact ");
-    o.only = "compact-16,excp";
-    assert_string_equal(chosen(&o), "compact-16 ");
+    assert_string_equal(chosen(&o), "near coarse ");
+    o.only = "coarse-16,excp";
+    assert_string_equal(chosen(&o), "coarse-16 ");
     o = (quality_options){.mode = QUALITY_MERGE};
-    assert_string_equal(chosen(&o), "near compact ");
+    assert_string_equal(chosen(&o), "near coarse ");
 }
 
 static void curves_have_the_points_they_should(void **state) {
@@ -101,7 +100,7 @@ static void curves_have_the_points_they_should(void **state) {
             double scale = coder->library.step_scale > 0 ? coder->library.step_scale : 1;
             assert_true(scale == coder->knob && coder->library.max_load_cost == 0);
             assert_true(coder->library.fidelity ==
-                        (strcmp(coder->curve, "near") == 0 ? CKD_NEAR : CKD_COMPACT));
+                        (strcmp(coder->curve, "near") == 0 ? CKD_NEAR : CKD_COARSE));
             scales++;
         }
     }

@@ -87,8 +87,7 @@ static void test_other_steps(void **state) {
     run_world(out, &(world){.dir = *state, .size = 3, .act = act_other_steps});
     for (uint32_t r = 0; r < 3; r++) {
         assert_int_equal(out[r].status, CKD_E_INVALID);
-        assert_non_null(
-            strstr(out[r].message, "rank 2 saves with step '3', rank 0 with '2'"));
+        assert_non_null(strstr(out[r].message, "rank 2 saves with step '3', rank 0 with '2'"));
     }
     survivors_check(*state, 3, 3, 2);
 }
@@ -283,14 +282,14 @@ static void test_what_begins_anew(void **state) {
     ckd_checkpoint c;
     ckd_tensor_list *anew;
     assert_int_equal(ckd_store_find(&c, store, "run", 1, NULL), CKD_OK);
-    assert_int_equal(ckd_store_begun_anew(&anew, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(ckd_store_tensors_without_parent(&anew, store, &c.id, NULL), CKD_OK);
     assert_int_equal(anew->count, 3);
     for (size_t i = 0; i < 3; i++) {
         assert_string_equal(anew->items[i].name, names[i + 1]);
     }
     ckd_tensor_list_free(anew);
     assert_int_equal(ckd_store_find(&c, store, "run", 0, NULL), CKD_OK);
-    assert_int_equal(ckd_store_begun_anew(&anew, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(ckd_store_tensors_without_parent(&anew, store, &c.id, NULL), CKD_OK);
     assert_int_equal(anew->count, 3); /* a base: all */
     ckd_tensor_list_free(anew);
     free(values);
@@ -317,7 +316,7 @@ static void test_begun_anew_on_a_damaged_parent(void **state) {
     write_whole_file(p.text, "damaged", 7);
     assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0);
     store = store_reopen(*state, CKD_OPEN_READ);
-    assert_int_equal(ckd_store_begun_anew(&anew, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(ckd_store_tensors_without_parent(&anew, store, &c.id, NULL), CKD_OK);
     assert_int_equal(anew->count, 1);
     ckd_tensor_list_free(anew);
     ckd_store_close(store);

@@ -26,7 +26,7 @@ static void other_step(ckd_save_options *o) {
     o->step++;
 }
 static void other_fidelity(ckd_save_options *o) {
-    o->fidelity = CKD_COMPACT;
+    o->fidelity = CKD_COARSE;
 }
 static void other_role(ckd_save_options *o) {
     o->role_fidelity[CKD_ROLE_EXP_AVG_SQ] = CKD_NEAR;
@@ -83,7 +83,7 @@ static const struct {
 } changes[] = {
     {"run 'other'", other_run},
     {"step '2'", other_step},
-    {"the fidelity of role weight 'compact'", other_fidelity},
+    {"the fidelity of role weight 'coarse'", other_fidelity},
     {"the fidelity of role exp_avg_sq 'near'", other_role},
     {"base 'yes'", other_base},
     {"parent_run 'run'", other_parent},

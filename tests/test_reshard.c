@@ -343,7 +343,7 @@ static void test_near(void **unused) {
 
 static void test_compact(void **unused) {
     (void)unused;
-    check_all(CKD_COMPACT);
+    check_all(CKD_COARSE);
 }
 
 int main(void) {

@@ -592,7 +592,7 @@ static void test_mixed_precision(void **state) {
     ckd_store_close(store);
 }
 
-/* A long chain within the usual bound: loads stay cheap, each value is found again without the copies that are kept ready. */
+/* A long chain within the usual bound: loads stay cheap, each value is found again without the materialized copies. */
 static void test_chain_within_bounds(void **state) {
     ckd_store *store = store_create(*state);
     enum { STEPS = 20 };

@@ -28,7 +28,7 @@ static float even(void) {
     return (float)(next_random() % 65536u) / 32768.0f - 1;
 }
 
-static const kernels *tables[KERNELS_CPU_MOST];
+static const kernels *tables[KERNELS_CPU_BEST];
 static size_t table_count;
 
 static int find_tables(void **state) {
@@ -122,7 +122,7 @@ static void test_bins(void **state) {
 
 static void test_level_fill(void **state) {
     (void)state;
-    static const int32_t births[] = {0, 1, 700, LEVEL_MOST}, rows[] = {0, 5, -3000, 3000};
+    static const int32_t births[] = {0, 1, 700, LEVEL_MAX}, rows[] = {0, 5, -3000, 3000};
     for (size_t l = 0; l < LENGTHS; l++) {
         for (size_t kind = 0; kind < 16; kind++) {
             size_t n = length_at(l);

@@ -131,7 +131,7 @@ static void test_lossy_chains(void **state) {
     assert_int_equal(scene_open(&store, p->a, CKD_OPEN_CREATE, NULL), CKD_OK);
     drift d = drift_new(64, 48, 3);
     for (uint64_t step = 0; step < 4; step++) {
-        ckd_save_options o = lossy_options("lossy", step, CKD_COMPACT);
+        ckd_save_options o = lossy_options("lossy", step, CKD_COARSE);
         save_drift(store, &o, &d);
         drift_step(&d);
     }

@@ -46,11 +46,11 @@ def valgrind(*args):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.fixture(params=["near", "compact"])
+@pytest.fixture(params=["near", "coarse"])
 def chain(request, store):  # noqa: F811
     for step in range(STEPS):
         store.save(step, state(step), "--fidelity", request.param, "--max-load-cost", 16)
-    assert [c["kind"] for c in store.checkpoints()] == ["keyframe"] + ["delta"] * (STEPS - 1)
+    assert [c["kind"] for c in store.checkpoints()] == ["base"] + ["delta"] * (STEPS - 1)
     return request.param, store
 
 

@@ -61,8 +61,8 @@ static void test_first_file_counts(void **state) {
 typedef struct twice {
     ckd_store *store;
     view_cache cache;
-    manifest top;             /* of 3, which names all four files as they were */
-    note_file base, was, now; /* of 0; of 2 */
+    manifest top;            /* of 3, which names all four files as they were */
+    file_ref base, was, now; /* of 0; of 2 */
 } twice;
 
 static void read_manifest(manifest *out, ckd_store *store, uint64_t step) {
@@ -71,11 +71,11 @@ static void read_manifest(manifest *out, ckd_store *store, uint64_t step) {
     assert_int_equal(store_read_manifest(out, store, c.run, c.step, c.generation, NULL), CKD_OK);
 }
 
-static note_file own_file(ckd_store *store, uint64_t step) {
+static file_ref own_file(ckd_store *store, uint64_t step) {
     manifest m;
     read_manifest(&m, store, step);
     assert_int_equal(m.own_count, 1);
-    note_file file = m.files[0];
+    file_ref file = m.files[0];
     manifest_free(&m);
     return file;
 }
@@ -121,7 +121,7 @@ static void free_twice(twice *x) {
 }
 
 /* The status of all that 3 builds on, if its manifest named its own file and these. *named: what it needs of them. */
-static ckd_status closure_of(twice *x, const note_file *const *files, size_t count, manifest *named) {
+static ckd_status closure_of(twice *x, const file_ref *const *files, size_t count, manifest *named) {
     manifest wide = {.checkpoint = x->top.checkpoint}, copy;
     const view *draft;
     for (size_t pass = 0; pass < 2; pass++) {
@@ -142,8 +142,8 @@ static ckd_status closure_of(twice *x, const note_file *const *files, size_t cou
 static void test_first_that_is_complete_counts(void **state) {
     twice x;
     make_twice(&x, *state);
-    const note_file *const without[] = {&x.was, &x.base};
-    const note_file *const both[] = {&x.was, &x.now, &x.base};
+    const file_ref *const without[] = {&x.was, &x.base};
+    const file_ref *const both[] = {&x.was, &x.now, &x.base};
     manifest named;
     assert_int_equal(closure_of(&x, without, 2, &named), CKD_E_CORRUPT);
     manifest_free(&named);
@@ -163,7 +163,7 @@ static void test_first_that_is_complete_counts(void **state) {
 static void test_first_file_counts_of_complete_ones(void **state) {
     twice x;
     make_twice(&x, *state);
-    const note_file *files[] = {&x.now, &x.was, NULL, NULL};
+    const file_ref *files[] = {&x.now, &x.was, NULL, NULL};
     for (size_t i = 1; i < x.top.file_count; i++) {
         bool base = id_equal(&x.top.files[i].id, &x.base.id), was = id_equal(&x.top.files[i].id, &x.was.id);
         files[2] = base ? &x.top.files[i] : files[2];

@@ -16,7 +16,7 @@ enum { OPT_FIDELITY = 0x300, OPT_EFFORT, OPT_TARGET_BITS, OPT_TARGET_RATIO, OPT_
 static const struct argp_option options_table[] = {
     {0, 0, 0, 0, "How exactly it is stored (see below):", 6},
     {"fidelity", OPT_FIDELITY, "[ROLE=]NAME,...", 0,
-     "exact: bit for bit [default]; near: lossy, training resumes as if from an exact checkpoint; compact: lossy, "
+     "exact: bit for bit [default]; near: lossy, training resumes as if from an exact checkpoint; coarse: lossy, "
      "smallest. With a ROLE (weight, exp_avg, exp_avg_sq, master), of the tensors with this role. May be repeated",
      6},
     {"effort", OPT_EFFORT, "N", 0,
@@ -44,9 +44,9 @@ static int index_of(const char *text, size_t length, const char *const *names) {
     return -1;
 }
 
-/* "near", or "exp_avg=compact". */
+/* "near", or "exp_avg=coarse". */
 static bool add_one(ckd_save_options *o, const char *text, size_t length) {
-    static const char *const fidelities[] = {"exact", "near", "compact", NULL};
+    static const char *const fidelities[] = {"exact", "near", "coarse", NULL};
     static const char *const roles[] = {"weight", "exp_avg", "exp_avg_sq", "master", NULL};
     const char *equals = memchr(text, '=', length), *name = equals ? equals + 1 : text;
     int fidelity = index_of(name, length - (size_t)(name - text), fidelities);
@@ -65,7 +65,7 @@ static void add_fidelities(ckd_save_options *o, const char *arg, struct argp_sta
         if (!add_one(o, at, length)) {
             argp_error(
                 state,
-                "--fidelity is exact, near or compact, or ROLE=NAME with the ROLE weight, exp_avg, exp_avg_sq or "
+                "--fidelity is exact, near or coarse, or ROLE=NAME with the ROLE weight, exp_avg, exp_avg_sq or "
                 "master (others are always exact), not '%.*s'",
                 (int)(length < 100 ? length : 100), at);
             return;
@@ -74,10 +74,10 @@ static void add_fidelities(ckd_save_options *o, const char *arg, struct argp_sta
     }
 }
 
-static void parse_between(double *out, const char *name, double most, const char *arg,
+static void parse_between(double *out, const char *name, double max, const char *arg,
                           struct argp_state *state) {
-    if (!cli_parse_double(out, arg) || !(*out > 0) || !(*out < most)) {
-        argp_error(state, "--%s is a number above 0 and below %g, not '%s'", name, most, arg);
+    if (!cli_parse_double(out, arg) || !(*out > 0) || !(*out < max)) {
+        argp_error(state, "--%s is a number above 0 and below %g, not '%s'", name, max, arg);
     }
 }
 
@@ -89,7 +89,7 @@ static void check(const ckd_save_options *o, struct argp_state *state) {
                         : o->step_scale > 0   ? "step-scale"
                                               : NULL;
     if (given && !cli_fidelity_is_lossy(o)) {
-        argp_error(state, "--%s is for lossy checkpoints: add --fidelity near or --fidelity compact", given);
+        argp_error(state, "--%s is for lossy checkpoints: add --fidelity near or --fidelity coarse", given);
     }
     if (o->target_bits > 0 && o->target_ratio > 0) {
         argp_error(state, "--target-bits and --target-ratio say the same in two ways: give one of them");
@@ -248,14 +248,14 @@ static double largest_error(const ckd_tensor_list *tensors, bool of_moments, boo
 
 /* A weight and its master are one parameter. */
 static double parameters(const ckd_tensor_list *tensors) {
-    double of[CKD_ROLE_OTHER + 1] = {0}, most = 0;
+    double of[CKD_ROLE_OTHER + 1] = {0}, max = 0;
     for (size_t i = 0; i < tensors->count; i++) {
         of[tensors->items[i].role] += (double)tensors->items[i].elements;
     }
     for (ckd_role role = CKD_ROLE_WEIGHT; role < CKD_ROLE_OTHER; role++) {
-        most = role != CKD_ROLE_EXP_AVG_SQ && of[role] > most ? of[role] : most;
+        max = role != CKD_ROLE_EXP_AVG_SQ && of[role] > max ? of[role] : max;
     }
-    return most;
+    return max;
 }
 
 void cli_fidelity_print(const ckd_checkpoint *c, const ckd_tensor_list *tensors) {

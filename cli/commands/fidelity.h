@@ -21,7 +21,7 @@ bool cli_fidelity_of_role_is_lossy(const ckd_save_options *o, ckd_role role);
 ckd_status cli_fidelity_order(cli_inputs *inputs, const ckd_save_options *o, ckd_error *err);
 
 /*
- * What a lossy checkpoint cost and lost, in one line on stdout: "compact: 0.51 bits per parameter; relative error (L2) up to 0.0012 in
+ * What a lossy checkpoint cost and lost, in one line on stdout: "coarse: 0.51 bits per parameter; relative error (L2) up to 0.0012 in
  * weights, 0.31 in moments".
  */
 void cli_fidelity_print(const ckd_checkpoint *c, const ckd_tensor_list *tensors);

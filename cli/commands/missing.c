@@ -30,7 +30,7 @@ ckd_status cli_missing_find(json_t **out, ckd_id *before, ckd_store *store, cons
     *out = json_array();
     *before = saved->parent;
     if (cli_id_is_none(before)) {
-        if (ckd_store_before(&older, store, saved->run, saved->step, NULL) != CKD_OK) {
+        if (ckd_store_previous(&older, store, saved->run, saved->step, NULL) != CKD_OK) {
             return *out ? CKD_OK : cli_error_nomem(err);
         }
         *before = older.id;

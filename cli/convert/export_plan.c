@@ -139,7 +139,7 @@ static ckd_status share_out(export_plan *p, const export_choice *c, const ckd_te
             continue;
         }
         uint64_t size = info->elements * ckd_dtype_size(dtype_of(c, info));
-        if (!f || (f->content.count && (size > c->most || used > c->most - size))) {
+        if (!f || (f->content.count && (size > c->max || used > c->max - size))) {
             f = add_file(p, err);
             used = 0;
         }

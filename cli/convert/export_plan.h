@@ -12,7 +12,7 @@ typedef struct export_choice {
     regex_t *patterns;              /* --match; none: every name */
     size_t pattern_count;
     ckd_dtype dtype; /* of weights; NONE: as stored */
-    uint64_t most;   /* bytes of tensors in a file */
+    uint64_t max;    /* bytes of tensors in a file */
     bool some;       /* --only or --match was given: blobs are left out */
 } export_choice;
 /* "weight,other". INVALID if a role is none. */

@@ -22,7 +22,8 @@ static ckd_status CLI_PRINTF(4, 5)
 }
 
 /* Adds what the ranks of the entry's set have along a dimension: "; ranks 0, 1 have 6, 5 of dimension 0". */
-static ckd_status tell_lengths(ckd_error *err, const import_tensor *t, const import_entry *of, uint32_t dim) {
+static ckd_status report_lengths(ckd_error *err, const import_tensor *t, const import_entry *of,
+                                 uint32_t dim) {
     char ranks[100] = "", lengths[140] = "";
     size_t a = 0, b = 0;
     for (size_t i = 0; i < t->count; i++) {
@@ -210,7 +211,7 @@ static ckd_status check_share(const import_plan *plan, const import_tensor *t, c
     layout_share share;
     ckd_status status = import_share(&share, plan, t, e->rule, e->rank, totals, err);
     if (status == CKD_E_MISMATCH) {
-        return tell_lengths(err, t, e, layout_main_dim(e->rule, t->tensor.ndim));
+        return report_lengths(err, t, e, layout_main_dim(e->rule, t->tensor.ndim));
     }
     for (uint32_t d = 0; d < t->tensor.ndim && status == CKD_OK; d++) {
         if (share.lengths[d] != e->tensor->shape[d]) {
@@ -218,7 +219,7 @@ static ckd_status check_share(const import_plan *plan, const import_tensor *t, c
                   layout_shape_text(t->tensor.ndim, e->tensor->shape).text,
                   layout_rank_text(plan->layout, e->rank).text,
                   layout_shape_text(t->tensor.ndim, share.lengths).text);
-            status = tell_lengths(err, t, e, d);
+            status = report_lengths(err, t, e, d);
         }
     }
     layout_share_free(&share);

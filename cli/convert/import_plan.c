@@ -109,7 +109,7 @@ static ckd_status open_files(import_plan *plan, char *const *paths, size_t count
 
 /* ---- metadata ---- */
 
-static ckd_status note_disagreed(import_plan *plan, const char *key, ckd_error *err) {
+static ckd_status record_disagreed(import_plan *plan, const char *key, ckd_error *err) {
     for (size_t i = 0; i < plan->disagreed_count; i++) {
         if (strcmp(plan->disagreed[i], key) == 0) {
             return CKD_OK;
@@ -137,7 +137,7 @@ static ckd_status merge_metadata(import_plan *plan, ckd_error *err) {
         json_object_foreach(metadata, key, value) {
             json_t *known = json_object_get(plan->metadata, key);
             if (status == CKD_OK && known && !json_equal(known, value)) {
-                status = note_disagreed(plan, key, err);
+                status = record_disagreed(plan, key, err);
             } else if (status == CKD_OK && !known && json_object_set(plan->metadata, key, value) != 0) {
                 status = cli_error_nomem(err);
             }
@@ -414,5 +414,5 @@ ckd_status import_plan_make(import_plan *out, const layout *l, char *const *path
     if (status == CKD_OK) {
         status = find_tensors(out, err);
     }
-    return status == CKD_OK ? import_check_tiling(out, err) : status;
+    return status == CKD_OK ? import_check_coverage(out, err) : status;
 }

@@ -107,7 +107,7 @@ const import_reference *import_find_reference(const import_reference *all, size_
 /* Finds shapes, checks that each rank has what it is to have, and nothing else. */
 ckd_status import_check(import_plan *plan, import_tensor *t, ckd_error *err);
 /* All elements of all tensors are there exactly once in the first copy. Counts copies. */
-ckd_status import_check_tiling(import_plan *plan, ckd_error *err);
+ckd_status import_check_coverage(import_plan *plan, ckd_error *err);
 
 /* A box that is one in the checkpoint's tensor and in the rank's. */
 typedef struct import_piece {

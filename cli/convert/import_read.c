@@ -129,10 +129,10 @@ static ckd_status read_window(import_reader *r, const import_entry *e, uint64_t 
     size_t element = ckd_dtype_size(e->stored->dtype);
     if (r->window_of != e->stored || first < r->window_first ||
         first + count > r->window_first + r->window_count) {
-        uint64_t most = WINDOW_BYTES / element;
+        uint64_t max = WINDOW_BYTES / element;
         r->window_of = NULL;
         r->window_first = first;
-        r->window_count = last - first < most ? last - first : most;
+        r->window_count = last - first < max ? last - first : max;
         ckd_status status = safetensors_read(e->file, e->stored, first, r->window_count, r->window, err);
         if (status != CKD_OK) {
             return status;
@@ -218,7 +218,7 @@ static const import_entry *owner_of(const import_reader *r, size_t copy, uint64_
     return r->tensor->entries;
 }
 
-static ckd_status tell_difference(const import_reader *r, size_t copy, uint64_t element, ckd_error *err) {
+static ckd_status report_difference(const import_reader *r, size_t copy, uint64_t element, ckd_error *err) {
     const import_entry *a = owner_of(r, 0, element), *b = owner_of(r, copy, element);
     layout_error(r->plan->layout, b->rule->line, err, CKD_E_MISMATCH,
                  "the copies of '%.200s' on ranks %u and %u differ, first at element %" PRIu64
@@ -238,7 +238,7 @@ static ckd_status compare_copy(import_reader *r, size_t copy, uint64_t first, ui
         while (memcmp(r->copy + i * element, with + i * element, element) == 0) {
             i++;
         }
-        status = tell_difference(r, copy, first + i, err);
+        status = report_difference(r, copy, first + i, err);
     }
     return status;
 }

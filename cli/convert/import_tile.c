@@ -183,7 +183,7 @@ static ckd_status name_line(const import_plan *plan, ckd_error *err) {
     return said.status;
 }
 
-ckd_status import_check_tiling(import_plan *plan, ckd_error *err) {
+ckd_status import_check_coverage(import_plan *plan, ckd_error *err) {
     uint32_t world = plan->layout->world;
     rank_regions *of_rank = calloc(world, sizeof(*of_rank));
     ckd_status status = of_rank ? gather_regions(of_rank, plan, err) : cli_error_nomem(err);

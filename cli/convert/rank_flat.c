@@ -39,8 +39,8 @@ static size_t count_found(const layout_parameter **missing, const flattening *f,
     return found;
 }
 
-static ckd_status tell_missing(const flattening *f, const layout_buffer *b, const layout_parameter *missing,
-                               ckd_error *err) {
+static ckd_status report_missing(const flattening *f, const layout_buffer *b, const layout_parameter *missing,
+                                 ckd_error *err) {
     layout_error(f->b->layout, missing->line, err, CKD_E_MISMATCH,
                  "the checkpoint has nothing for '%.120s', which '%.120s' of %s has between others (line %u)",
                  missing->name, b->name, layout_rank_text(f->b->layout, f->rank).text, b->rule->line);
@@ -147,7 +147,7 @@ static ckd_status flatten(void *context, const layout_buffer *b, ckd_error *err)
     const layout_parameter *missing;
     size_t found = count_found(&missing, f, b), place;
     if (found == 0 || missing) {
-        return found ? tell_missing(f, b, missing, err) : CKD_OK;
+        return found ? report_missing(f, b, missing, err) : CKD_OK;
     }
     rank_tensor buffer;
     ckd_status status = move_members(&buffer, &place, f, b, err);

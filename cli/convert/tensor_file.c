@@ -90,12 +90,12 @@ static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t el
 }
 
 /* Pieces of a whole tensor end where its blocks end, so that none is decoded twice. */
-static ckd_status copy_whole(piece_context *p, uint64_t most, ckd_error *err) {
+static ckd_status copy_whole(piece_context *p, uint64_t max, ckd_error *err) {
     const safetensors_tensor *t = p->tensor;
-    most -= most % CKD_BLOCK_ELEMENTS;
+    max -= max % CKD_BLOCK_ELEMENTS;
     ckd_status status = CKD_OK;
-    for (uint64_t first = 0; first < t->elements && status == CKD_OK; first += most) {
-        uint64_t count = t->elements - first < most ? t->elements - first : most;
+    for (uint64_t first = 0; first < t->elements && status == CKD_OK; first += max) {
+        uint64_t count = t->elements - first < max ? t->elements - first : max;
         ckd_region piece = {.kind = CKD_REGION_FLAT, .start = first, .count = count};
         status = copy_piece(p, &piece, count, err);
     }
@@ -106,15 +106,15 @@ static ckd_status copy_tensor(file_writing *w, cli_output *output, const file_co
                               const safetensors_tensor *t, ckd_error *err) {
     piece_context p = {w, output, t, NULL, c->stored ? c->stored[t->number] : t->dtype};
     size_t element = ckd_dtype_size(t->dtype), before = ckd_dtype_size(p.stored);
-    uint64_t most = PIECE_BYTES / (before > element ? before : element);
+    uint64_t max = PIECE_BYTES / (before > element ? before : element);
     if (c->of_rank.items) {
         p.of_rank = &c->of_rank.items[t->number];
         ckd_region all = {.kind = CKD_REGION_BOX};
         memcpy(all.lengths, p.of_rank->share.lengths, sizeof(all.lengths));
-        return cli_cut_box(&all, t->ndim, most, copy_piece, &p, err);
+        return cli_cut_box(&all, t->ndim, max, copy_piece, &p, err);
     }
-    return c->regions ? cli_cut_box(&c->regions[t->number], t->ndim, most, copy_piece, &p, err)
-                      : copy_whole(&p, most, err);
+    return c->regions ? cli_cut_box(&c->regions[t->number], t->ndim, max, copy_piece, &p, err)
+                      : copy_whole(&p, max, err);
 }
 
 /* ---- files ---- */

@@ -23,15 +23,15 @@ static bool set_name(const char **names, size_t count, json_int_t number, const 
 /* How many numbers a group list has use for: one more than its largest. */
 static size_t count_parameters(const json_t *groups) {
     size_t i, k;
-    json_int_t most = -1;
+    json_int_t max = -1;
     json_t *group, *number;
     json_array_foreach(groups, i, group) {
         json_array_foreach(json_object_get(group, "params"), k, number) {
-            most = json_is_integer(number) && json_integer_value(number) > most ? json_integer_value(number)
-                                                                                : most;
+            max = json_is_integer(number) && json_integer_value(number) > max ? json_integer_value(number)
+                                                                              : max;
         }
     }
-    return most < MOST_PARAMETERS ? (size_t)(most + 1) : 0;
+    return max < MOST_PARAMETERS ? (size_t)(max + 1) : 0;
 }
 
 static bool fill_from_groups(const char **names, size_t count, const json_t *groups) {
@@ -77,9 +77,9 @@ static ckd_status add(cli_parameter_orders *o, char *prefix, const char *value, 
 }
 
 ckd_status cli_parameter_orders_read(cli_parameter_orders *out, json_t *metadata, ckd_error *err) {
-    size_t most = json_object_size(metadata);
-    *out = (cli_parameter_orders){.orders = calloc(most + 1, sizeof(*out->orders)),
-                                  .texts = calloc(most + 1, sizeof(*out->texts))};
+    size_t max = json_object_size(metadata);
+    *out = (cli_parameter_orders){.orders = calloc(max + 1, sizeof(*out->orders)),
+                                  .texts = calloc(max + 1, sizeof(*out->texts))};
     ckd_status status = out->orders && out->texts ? CKD_OK : cli_error_nomem(err);
     const char *key;
     json_t *value;

@@ -207,27 +207,27 @@ ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], con
 
 /* ---- pieces ---- */
 
-ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t most, cli_piece_fn each, void *context,
+ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_piece_fn each, void *context,
                        ckd_error *err) {
     uint64_t elements = 1;
     for (uint32_t d = 0; d < ndim; d++) {
         elements *= box->lengths[d];
     }
-    if (elements <= most || elements == 1) {
+    if (elements <= max || elements == 1) {
         return elements ? each(context, box, elements, err) : CKD_OK;
     }
     uint32_t dim = 0;
     while (box->lengths[dim] == 1) {
         dim++;
     }
-    uint64_t rows = most / (elements / box->lengths[dim]);
+    uint64_t rows = max / (elements / box->lengths[dim]);
     ckd_region piece = *box;
     ckd_status status = CKD_OK;
     for (uint64_t at = 0; at < box->lengths[dim] && status == CKD_OK; at += piece.lengths[dim]) {
         uint64_t left = box->lengths[dim] - at;
         piece.offsets[dim] = box->offsets[dim] + at;
         piece.lengths[dim] = rows == 0 ? 1 : left < rows ? left : rows;
-        status = cli_cut_box(&piece, ndim, most, each, context, err);
+        status = cli_cut_box(&piece, ndim, max, each, context, err);
     }
     return status;
 }

@@ -1,12 +1,12 @@
 /*
  * A layout: how someone else's ranks hold a model. docs/layouts.md describes the text; this is what it becomes.
  *
- *   layout_parse      text -> layout                         (layout_parse.c, layout_head.c, layout_rule.c, layout_pattern.c)
- *   layout_bind       a tensor's name -> rules that match it (layout_names.c)
+ *   layout_parse      text -> layout                         (parse.c, head.c, rule.c, pattern.c)
+ *   layout_bind       a tensor's name -> rules that match it (names.c)
  *   layout_other_name the rank's name <-> the checkpoint's
- *   layout_share_make which elements a rank holds, in which order (layout_share.c)
- *   layout_buffer_make the parameters of a flat buffer, and layout_ranges_make which elements of each a rank has in it (layout_flat.c reads
- *                     what is said about them, layout_buffer.c)
+ *   layout_share_make which elements a rank holds, in which order (share.c)
+ *   layout_buffer_make the parameters of a flat buffer, and layout_ranges_make which elements of each a rank has in it (flat.c reads
+ *                     what is said about them, buffer.c)
  *
  * Import asks what a rank's tensor becomes, load asks what a rank is to hold; both by the same arithmetic, and import checks that load
  * would find the way back. Nothing here opens files but layout_read. A layout never changes once made.

@@ -112,9 +112,9 @@ static double y_of(const html_chart *c, double value) {
 }
 
 /* The exponents around them, as far apart as whole steps of the grid are. */
-static void find_axis(html_chart *c, double least, double most) {
+static void find_axis(html_chart *c, double least, double max) {
     c->low = (int)floor(log2(least));
-    c->high = (int)ceil(log2(most));
+    c->high = (int)ceil(log2(max));
     c->high += c->high == c->low;
     c->every = (c->high - c->low + LINES - 1) / LINES;
     c->high += (c->every - (c->high - c->low) % c->every) % c->every;
@@ -127,10 +127,10 @@ static void print_grid(const html_chart *c) {
     }
 }
 
-void html_chart_begin(html_chart *c, FILE *to, const char *title, size_t places, double least, double most,
+void html_chart_begin(html_chart *c, FILE *to, const char *title, size_t places, double least, double max,
                       html_label_fn label) {
     *c = (html_chart){.to = to, .places = places};
-    find_axis(c, least, most);
+    find_axis(c, least, max);
     fputs("<div class=\"plot\">" LABELS, to);
     for (int e = c->low; e <= c->high; e += c->every) {
         fprintf(to, "<span style=\"bottom:%.2f%%\">", 100.0 * (e - c->low) / (c->high - c->low));

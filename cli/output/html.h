@@ -24,7 +24,7 @@ typedef struct html_chart {
 } html_chart;
 typedef cli_text (*html_label_fn)(double value);
 /* least, most: of all values to come. left, right: what stands under the first and the last place. */
-void html_chart_begin(html_chart *c, FILE *to, const char *title, size_t places, double least, double most,
+void html_chart_begin(html_chart *c, FILE *to, const char *title, size_t places, double least, double max,
                       html_label_fn label);
 /* A dot of series 1 ... 5; `about` is shown when it is pointed at. */
 void html_chart_dot(const html_chart *c, size_t place, double value, int series, const char *about);

@@ -163,7 +163,7 @@ static ckd_status print_tags(const cli_marks *m, const ckd_checkpoint_list *all,
     return status;
 }
 
-ckd_status cli_tell_marks(ckd_store *store, cli_mark_kind kind, bool json, bool talks, ckd_error *err) {
+ckd_status cli_report_marks(ckd_store *store, cli_mark_kind kind, bool json, bool talks, ckd_error *err) {
     cli_marks m = {0};
     ckd_checkpoint_list *all = NULL;
     ckd_status status = cli_marks_read(&m, store, err);

@@ -25,6 +25,6 @@ void cli_marks_print(const cli_marks *m, const ckd_id *checkpoint);
 
 typedef enum cli_mark_kind { CLI_PINS, CLI_TAGS } cli_mark_kind;
 /* All of a kind: JSON, or a table if it talks. */
-ckd_status cli_tell_marks(ckd_store *store, cli_mark_kind kind, bool json, bool talks, ckd_error *err);
+ckd_status cli_report_marks(ckd_store *store, cli_mark_kind kind, bool json, bool talks, ckd_error *err);
 
 #endif

@@ -38,9 +38,9 @@ static const struct argp_option options_table[] = {
     {0},
 };
 
-static uint64_t number(struct argp_state *state, const char *name, const char *text, uint64_t most) {
+static uint64_t number(struct argp_state *state, const char *name, const char *text, uint64_t max) {
     uint64_t value;
-    if (!cli_parse_u64(&value, text) || value < 1 || value > most) {
+    if (!cli_parse_u64(&value, text) || value < 1 || value > max) {
         argp_error(state, "%s is a number from 1, not '%s'", name, text);
     }
     return value;

@@ -10,10 +10,10 @@
 
 #include "cli/output/text.h"
 
-#define FILE_MOST  (1 << 20) /* bytes of a table */
-#define TEXT_MOST  100       /* of a name */
-#define MONEY_MOST 8         /* of a currency's name */
-#define PRICE_MOST 1e9
+#define FILE_MAX       (1 << 20) /* bytes of a table */
+#define TEXT_BYTES_MAX 100       /* of a name */
+#define MONEY_MOST     8         /* of a currency's name */
+#define PRICE_MOST     1e9
 
 static CLI_PRINTF(3, 4) ckd_status wrong(ckd_error *err, const char *path, const char *format, ...) {
     char what[256];
@@ -26,11 +26,11 @@ static CLI_PRINTF(3, 4) ckd_status wrong(ckd_error *err, const char *path, const
 
 /* ---- fields ---- */
 
-static ckd_status read_text(char **out, const json_t *value, const char *field, size_t most, const char *path,
+static ckd_status read_text(char **out, const json_t *value, const char *field, size_t max, const char *path,
                             ckd_error *err) {
-    if (!json_is_string(value) || json_string_length(value) == 0 || json_string_length(value) > most ||
+    if (!json_is_string(value) || json_string_length(value) == 0 || json_string_length(value) > max ||
         strlen(json_string_value(value)) != json_string_length(value)) {
-        return wrong(err, path, "the price table's \"%s\" is to be a text of 1 to %zu bytes", field, most);
+        return wrong(err, path, "the price table's \"%s\" is to be a text of 1 to %zu bytes", field, max);
     }
     *out = cli_clean_copy(json_string_value(value));
     return *out ? CKD_OK : cli_error_nomem(err);
@@ -81,10 +81,10 @@ static ckd_status check_fields(const json_t *root, const char *path, ckd_error *
 static ckd_status read_fields(cli_prices *p, const json_t *root, const char *path, ckd_error *err) {
     ckd_status status = check_fields(root, path, err);
     if (status == CKD_OK) {
-        status = read_text(&p->name, json_object_get(root, "name"), "name", TEXT_MOST, path, err);
+        status = read_text(&p->name, json_object_get(root, "name"), "name", TEXT_BYTES_MAX, path, err);
     }
     if (status == CKD_OK) {
-        status = read_text(&p->date, json_object_get(root, "date"), "date", TEXT_MOST, path, err);
+        status = read_text(&p->date, json_object_get(root, "date"), "date", TEXT_BYTES_MAX, path, err);
     }
     if (status == CKD_OK && !is_date(p->date)) {
         status = wrong(err, path, "the price table's \"date\" is the day it is of, as YYYY-MM-DD");
@@ -113,7 +113,7 @@ static ckd_status read_fields(cli_prices *p, const json_t *root, const char *pat
 
 static ckd_status read_json(json_t **out, const char *path, ckd_error *err) {
     FILE *file = fopen(path, "re");
-    char *text = malloc(FILE_MOST + 1);
+    char *text = malloc(FILE_MAX + 1);
     json_error_t where;
     ckd_status status = CKD_OK;
     *out = NULL;
@@ -122,10 +122,10 @@ static ckd_status read_json(json_t **out, const char *path, ckd_error *err) {
     } else if (!text) {
         status = cli_error_nomem(err);
     } else {
-        size_t size = fread(text, 1, FILE_MOST + 1, file);
+        size_t size = fread(text, 1, FILE_MAX + 1, file);
         if (ferror(file)) {
             status = cli_error_sys(err, errno, path, "cannot read the price table");
-        } else if (size > FILE_MOST) {
+        } else if (size > FILE_MAX) {
             status = wrong(err, path, "the price table is larger than 1 MiB: it is some other file");
         } else if (!(*out = json_loadb(text, size, JSON_REJECT_DUPLICATES, &where))) {
             status = wrong(err, path, "the price table is no JSON: line %d: %s", where.line, where.text);

@@ -16,15 +16,15 @@ typedef struct chunk_identity {
 /* ---- writing: one thread ---- */
 typedef struct chunk_writer chunk_writer;
 /* What a writer works with, and the next one can have. NULL: out of memory. */
-typedef struct chunk_room chunk_room;
-chunk_room *chunk_room_create(void);
-void chunk_room_free(chunk_room *room); /* accepts NULL */
+typedef struct chunk_scratch chunk_scratch;
+chunk_scratch *chunk_scratch_create(void);
+void chunk_scratch_free(chunk_scratch *scratch); /* accepts NULL */
 /* Creates `path` (which must not exist) and writes the file header. Errors: EXISTS, NOSPACE, READ_ONLY, IO, NOMEM. */
 ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
                                ckd_error *err);
-/* The same with the memory of `room`, which is this writer's until it ends. NULL: the writer allocates its own. */
+/* The same with the memory of `scratch`, which is this writer's until it ends. NULL: the writer allocates its own. */
 ckd_status chunk_writer_create_in(chunk_writer **out, const char *path, const chunk_identity *identity,
-                                  chunk_room *room, ckd_error *err);
+                                  chunk_scratch *scratch, ckd_error *err);
 /*
  * From now on records with small payloads (up to 4 KiB) are gathered, and written together, as bundles. Up to 1 MiB of
  * payloads waits in memory for the next bundle, or for the file's end; so errors may show later than at the record's own append.

@@ -87,14 +87,14 @@ static void begin_scaled(value_models *m, unsigned context) {
     }
 }
 
-void adaptive_room_free(adaptive_room *room) {
-    bytes_free(&room->models);
-    bytes_free(&room->tried);
+void adaptive_scratch_free(adaptive_scratch *scratch) {
+    bytes_free(&scratch->models);
+    bytes_free(&scratch->tried);
 }
 
 /* NULL: no memory. In the room. */
-static value_coder *coder_of_values(adaptive_room *room, ckd_error *err) {
-    value_coder *v = bytes_scratch(&room->models, sizeof(*v), "the models of an adaptive stream", err);
+static value_coder *coder_of_values(adaptive_scratch *scratch, ckd_error *err) {
+    value_coder *v = bytes_scratch(&scratch->models, sizeof(*v), "the models of an adaptive stream", err);
     if (v) {
         memset(v, 0, offsetof(value_coder, models));
     }
@@ -147,11 +147,11 @@ unsigned adaptive_context_of(double deviation) {
 }
 
 void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, size_t n,
-                     const uint8_t *contexts, adaptive_room *room) {
+                     const uint8_t *contexts, adaptive_scratch *scratch) {
     if (n == 0) {
         return;
     }
-    value_coder *v = coder_of_values(room, NULL);
+    value_coder *v = coder_of_values(scratch, NULL);
     if (!v) {
         to->failed = true;
         return;
@@ -186,11 +186,11 @@ static ckd_status decode(value_coder *v, int32_t *values, size_t n, const uint8_
 }
 
 ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, const void *from, size_t size,
-                           adaptive_room *room, ckd_error *err) {
+                           adaptive_scratch *scratch, ckd_error *err) {
     if (n == 0) {
         return adaptive_check_empty(size, err);
     }
-    value_coder *v = coder_of_values(room, err);
+    value_coder *v = coder_of_values(scratch, err);
     ckd_status status = v ? decode(v, values, n, contexts, from, size, err) : CKD_E_NOMEM;
     if (status != CKD_OK) {
         memset(values, 0, n * sizeof(*values));

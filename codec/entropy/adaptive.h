@@ -14,10 +14,10 @@
 #include "base/error.h"
 
 /* What the models stand in, and streams that are tried: some 130 KiB, and 4 bytes for each of a plane's columns. Zero-initialise; streams do not depend on it. */
-typedef struct adaptive_room {
+typedef struct adaptive_scratch {
     bytes models, tried;
-} adaptive_room;
-void adaptive_room_free(adaptive_room *room);
+} adaptive_scratch;
+void adaptive_scratch_free(adaptive_scratch *scratch);
 
 /* ---- integers with contexts ---- */
 
@@ -34,9 +34,9 @@ unsigned adaptive_context_of(double deviation);
 
 /* contexts: a byte for each integer, below ADAPTIVE_CONTEXTS (taken modulo it), or NULL: all have context 0. */
 void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, size_t n,
-                     const uint8_t *contexts, adaptive_room *room);
+                     const uint8_t *contexts, adaptive_scratch *scratch);
 ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, const void *from, size_t size,
-                           adaptive_room *room, ckd_error *err);
+                           adaptive_scratch *scratch, ckd_error *err);
 
 /* ---- planes ---- */
 
@@ -51,8 +51,8 @@ typedef struct adaptive_plane {
 } adaptive_plane;
 
 void adaptive_plane_encode(bytes *to, const adaptive_plane *plane, const int32_t *values,
-                           adaptive_room *room);
+                           adaptive_scratch *scratch);
 ckd_status adaptive_plane_decode(int32_t *values, const adaptive_plane *plane, const void *from, size_t size,
-                                 adaptive_room *room, ckd_error *err);
+                                 adaptive_scratch *scratch, ckd_error *err);
 
 #endif

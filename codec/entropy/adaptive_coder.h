@@ -91,13 +91,13 @@ CPU_INLINE unsigned adaptive_code(adaptive_coder *c, bool decoding, uint32_t p, 
 
 /* The lowest `count` (at most 12) bits of v, all values equally probable. */
 CPU_INLINE uint32_t adaptive_code_few(adaptive_coder *c, bool decoding, unsigned count, uint32_t v) {
-    uint32_t most = (1u << count) - 1, each = c->range >> count;
+    uint32_t max = (1u << count) - 1, each = c->range >> count;
     if (decoding) {
         v = count == 1 ? c->code >= each : c->code / each;
-        v = v < most ? v : most;
+        v = v < max ? v : max;
         c->code -= v * each;
     } else {
-        v &= most;
+        v &= max;
         c->low += (uint64_t)v * each;
     }
     c->range = each;

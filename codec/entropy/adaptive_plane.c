@@ -208,9 +208,9 @@ static void begin(plane_coder *p, unsigned mode, unsigned density) {
     memset(p->class_ready, 0, sizeof(p->class_ready));
 }
 
-static plane_coder *create(const adaptive_plane *plane, adaptive_room *room, ckd_error *err) {
+static plane_coder *create(const adaptive_plane *plane, adaptive_scratch *scratch, ckd_error *err) {
     uint64_t columns = plane->columns < plane->count ? plane->columns : plane->count;
-    plane_coder *p = bytes_scratch(&room->models, sizeof(*p) + columns * sizeof(p->column[0]),
+    plane_coder *p = bytes_scratch(&scratch->models, sizeof(*p) + columns * sizeof(p->column[0]),
                                    "the models of an adaptive stream", err);
     if (p) {
         p->plane = plane;
@@ -250,25 +250,25 @@ static size_t tried_size(plane_coder *p, bytes *scratch, unsigned mode, unsigned
 /* The mode that is best for the first integers. Without memory to try any of them is as good. */
 static unsigned choose_mode(plane_coder *p, bytes *scratch, unsigned density, const int32_t *values,
                             size_t count) {
-    size_t least = tried_size(p, scratch, 0, density, values, count);
-    size_t most = tried_size(p, scratch, MODES - 1, density, values, count);
-    unsigned extreme = most < least ? MODES - 1 : 0, milder = most < least ? MODES - 2 : 1;
+    size_t min = tried_size(p, scratch, 0, density, values, count);
+    size_t max = tried_size(p, scratch, MODES - 1, density, values, count);
+    unsigned extreme = max < min ? MODES - 1 : 0, milder = max < min ? MODES - 2 : 1;
     size_t between = tried_size(p, scratch, milder, density, values, count);
-    return between < (most < least ? most : least) ? milder : extreme;
+    return between < (max < min ? max : min) ? milder : extreme;
 }
 
 void adaptive_plane_encode(bytes *to, const adaptive_plane *plane, const int32_t *values,
-                           adaptive_room *room) {
+                           adaptive_scratch *scratch) {
     if (plane->count == 0) {
         return;
     }
-    plane_coder *p = plane->count <= MOST_COUNT ? create(plane, room, NULL) : NULL;
+    plane_coder *p = plane->count <= MOST_COUNT ? create(plane, scratch, NULL) : NULL;
     if (!p) {
         to->failed = true;
         return;
     }
     unsigned density = measured_density(values, plane->count);
-    unsigned mode = choose_mode(p, &room->tried, density, values, plane->count);
+    unsigned mode = choose_mode(p, &scratch->tried, density, values, plane->count);
     encode(p, to, mode, density, values, plane->count);
 }
 
@@ -291,14 +291,14 @@ static ckd_status decode(plane_coder *p, int32_t *values, const void *from, size
 }
 
 ckd_status adaptive_plane_decode(int32_t *values, const adaptive_plane *plane, const void *from, size_t size,
-                                 adaptive_room *room, ckd_error *err) {
+                                 adaptive_scratch *scratch, ckd_error *err) {
     if (plane->count > MOST_COUNT) {
         return err_set(err, CKD_E_INVALID, "an adaptive stream of %zu integers", plane->count);
     }
     if (plane->count == 0) {
         return adaptive_check_empty(size, err);
     }
-    plane_coder *p = create(plane, room, err);
+    plane_coder *p = create(plane, scratch, err);
     ckd_status status = p ? decode(p, values, from, size, err) : CKD_E_NOMEM;
     if (status != CKD_OK) {
         memset(values, 0, plane->count * sizeof(*values));

@@ -33,8 +33,8 @@ static inline void adaptive_size_begin(adaptive_size_models *m, unsigned probabi
 /* rest + 1 has `length` bits below its leading one. Decoding yields at most 2^32 - 1, 2^33 where the length is none. */
 CPU_INLINE uint64_t adaptive_code_rest(adaptive_coder *c, bool decoding, adaptive_size_models *m,
                                        adaptive_pace pace, uint64_t rest) {
-    unsigned length = 0, most = decoding ? 0 : 63u - (unsigned)__builtin_clzll(rest + 1);
-    while (adaptive_code_bit(c, decoding, &m->longer[length], pace, length < most)) {
+    unsigned length = 0, max = decoding ? 0 : 63u - (unsigned)__builtin_clzll(rest + 1);
+    while (adaptive_code_bit(c, decoding, &m->longer[length], pace, length < max)) {
         if (++length == ADAPTIVE_PREFIX) {
             return UINT64_C(1) << 33;
         }
@@ -77,7 +77,7 @@ static inline int32_t adaptive_value(uint64_t size, unsigned negative) {
 #define ADAPTIVE_PLANE 2u /* the kinds below are those of adaptive_start */
 
 /* The kind must be one of least ... most. kind may be NULL. */
-static inline ckd_status adaptive_check_kind(adaptive_coder *c, unsigned least, unsigned most, ckd_error *err,
+static inline ckd_status adaptive_check_kind(adaptive_coder *c, unsigned min, unsigned max, ckd_error *err,
                                              unsigned *kind) {
     if (c->size == 0) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "an adaptive stream is empty");
@@ -86,7 +86,7 @@ static inline ckd_status adaptive_check_kind(adaptive_coder *c, unsigned least, 
     if (kind) {
         *kind = found;
     }
-    return found >= least && found <= most
+    return found >= min && found <= max
                ? CKD_OK
                : err_unsupported(err, NULL, CKD_NO_OFFSET, "an adaptive stream of kind %u", found);
 }

@@ -78,7 +78,7 @@ symbols_workspace *coder_symbols(coder *c) {
     return c->symbols;
 }
 
-static ckd_status planes_room(coder *c, size_t size, ckd_error *err) {
+static ckd_status planes_scratch(coder *c, size_t size, ckd_error *err) {
     if (size <= c->planes_size) {
         return CKD_OK;
     }
@@ -161,7 +161,7 @@ ckd_status coder_encode(coder *c, coding how, int level, unsigned width, const v
         if (!planes_valid(width, size)) {
             return err_set(err, CKD_E_INVALID, "%zu bytes are no integers of %u bytes", size, width);
         }
-        ckd_status status = planes_room(c, size, err);
+        ckd_status status = planes_scratch(c, size, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -240,7 +240,7 @@ ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t r
         }
     }
     if (on_planes(how)) {
-        ckd_status status = planes_room(c, raw, err);
+        ckd_status status = planes_scratch(c, raw, err);
         if (status != CKD_OK) {
             return status;
         }

@@ -39,7 +39,7 @@ static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symb
     p->sparse.context = w->planned_context[p - w->plan];
     p->sparse.integers = w->planned_integers[p - w->plan];
     if (dense->header.mode != SYMBOLS_CLASS || dense->header.table[0].centre ||
-        dense->count < SYMBOLS_SPARSE_LEAST ||
+        dense->count < SYMBOLS_SPARSE_MIN ||
         dense->zeros < dense->count - dense->count / SYMBOLS_SPARSE_WORTH ||
         !symbols_gather(&p->sparse, groups, dense->symbols, dense->width, values, context, dense->count)) {
         return SIZE_MAX;
@@ -65,7 +65,7 @@ CPU_PLAIN static size_t nonzero_bytes(const uint8_t *values, size_t n) {
 /* A run stream of integers of one byte, if few are not zero (sparse streams have no room for long gaps then). */
 static bool plan_runs(symbols_plan_slot *p, unsigned width, const void *values, size_t n, size_t limit,
                       size_t *planned) {
-    if (width != 1 || n < SYMBOLS_SPARSE_LEAST) {
+    if (width != 1 || n < SYMBOLS_SPARSE_MIN) {
         return false;
     }
     p->nonzero = nonzero_bytes(values, n);

@@ -21,10 +21,10 @@ static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned 
     for (unsigned s = t->first; s <= t->last; s++) {
         uint32_t n = t->counts[s];
         if (n) {
-            uint32_t most = n == 1 ? h->log : h->log - (31u - (uint32_t)__builtin_clz(n - 1));
+            uint32_t max = n == 1 ? h->log : h->log - (31u - (uint32_t)__builtin_clz(n - 1));
             symbols_meaning meaning = symbols_mean(h, width, table, s);
             by_symbol[s] = (symbols_code){.next = next + given - n,
-                                          .add_bits = (most << 16) - (n << most),
+                                          .add_bits = (max << 16) - (n << max),
                                           .low_bits = meaning.low,
                                           .base = meaning.base};
         }

@@ -33,18 +33,18 @@ CPU_PLAIN static uint64_t differing_plain(unsigned width, const uint8_t *values,
     return differing(width, values, n);
 }
 
-static unsigned trailing_zeros(uint64_t bits, unsigned most) {
-    unsigned zeros = bits ? (unsigned)__builtin_ctzll(bits) : most;
-    return zeros < most ? zeros : most;
+static unsigned trailing_zeros(uint64_t bits, unsigned max) {
+    unsigned zeros = bits ? (unsigned)__builtin_ctzll(bits) : max;
+    return zeros < max ? zeros : max;
 }
 
 void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, size_t n) {
-    unsigned most = 8 * width - 1; /* one is left for the symbols */
+    unsigned max = 8 * width - 1; /* one is left for the symbols */
     uint64_t bits = differing_plain(width, values, n < SAMPLE ? n : SAMPLE);
-    f->shift = trailing_zeros(bits, most);
+    f->shift = trailing_zeros(bits, max);
     if (f->shift) {
         bits = (cpu_has_avx2() ? differing_avx2 : differing_plain)(width, values, n);
-        f->shift = trailing_zeros(bits, most);
+        f->shift = trailing_zeros(bits, max);
     }
     f->shared = symbols_load(values, width, 0) & ((UINT64_C(1) << f->shift) - 1);
 }
@@ -101,14 +101,14 @@ size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *
 static bool read_grid(symbols_frame *f, size_t *stream_size, reader *r, size_t size, size_t n) {
     f->phase = f->rows = 0;
     *stream_size = 0;
-    f->columns = (uint32_t)wire_varint_max(r, n / SYMBOLS_FRAMED_MOST);
+    f->columns = (uint32_t)wire_varint_max(r, n / SYMBOLS_FRAMED_MAX);
     if (f->columns == 0) {
         return true;
     }
     f->phase = (uint32_t)wire_varint_max(r, f->columns - 1);
     f->rows = (uint32_t)((f->phase + n + f->columns - 1) / f->columns);
     *stream_size = (size_t)wire_varint_max(r, size);
-    return f->rows + f->columns <= n / SYMBOLS_FRAMED_MOST;
+    return f->rows + f->columns <= n / SYMBOLS_FRAMED_MAX;
 }
 
 bool symbols_frame_read(symbols_frame *f, size_t *stream_size, unsigned width, const uint8_t *from,

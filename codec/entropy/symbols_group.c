@@ -79,7 +79,7 @@ static void measure_join(const symbols_workspace *w, const binning *q, group *g,
 
 /* The contexts that occur; `merged` becomes the counts of each. Returns how many. */
 CPU_PLAIN static size_t collect(symbols_workspace *w, group *groups, uint32_t *total, size_t n) {
-    size_t count = 0, least = n / LEAST_SHARE < LEAST_COUNT ? LEAST_COUNT : n / LEAST_SHARE;
+    size_t count = 0, min = n / LEAST_SHARE < LEAST_COUNT ? LEAST_COUNT : n / LEAST_SHARE;
     group *g = NULL;
     memset(total, 0, SYMBOLS_ALPHABET * sizeof(*total));
     for (unsigned c = w->histogram.first_context; c <= w->histogram.last_context; c++) {
@@ -91,7 +91,7 @@ CPU_PLAIN static size_t collect(symbols_workspace *w, group *groups, uint32_t *t
         uint32_t here = symbols_counts_of(w->merged[count], &w->histogram, c);
         g->total += here;
         g->end = here ? (uint8_t)c : g->end;
-        if (g->total && (g->total >= least || c == w->histogram.last_context)) {
+        if (g->total && (g->total >= min || c == w->histogram.last_context)) {
             for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
                 total[s] += w->merged[count][s];
             }

@@ -71,7 +71,7 @@ bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const 
            *rows + *columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE) &&
            *rows + *columns <=
                SYMBOLS_MAX_COUNT /
-                   SYMBOLS_FRAMED_MOST; /* which only a sample of more than a block may exceed */
+                   SYMBOLS_FRAMED_MAX; /* which only a sample of more than a block may exceed */
 }
 
 /*
@@ -168,8 +168,8 @@ static bool choose(symbols_frame *f, symbols_level_sums *s, uint64_t squares, si
     float explained =
         explain(rows, &row_low, &row_high, s->sum, s->count, f->rows, &all) +
         explain(columns, &column_low, &column_high, s->sum + f->rows, s->count + f->rows, f->columns, &all);
-    float least = all.variance / 64;
-    float left = all.variance - explained > least ? all.variance - explained : least;
+    float min = all.variance / 64;
+    float left = all.variance - explained > min ? all.variance - explained : min;
     if (!(0.5f * log2f(all.variance / left) * all.total >= MIN_GAIN * (float)n)) {
         return false;
     }

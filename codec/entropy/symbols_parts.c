@@ -13,7 +13,7 @@
  */
 static bool may_be_other(const symbols_slot *dense, const symbols_counts *c, bool by_context) {
     bool few = dense->zeros >= c->n - c->n / SYMBOLS_SPARSE_WORTH;
-    return c->n >= SYMBOLS_SPARSE_LEAST && (c->centre ? c->width == 1 && !by_context : few);
+    return c->n >= SYMBOLS_SPARSE_MIN && (c->centre ? c->width == 1 && !by_context : few);
 }
 
 bool symbols_plan_counts(symbols_workspace *w, int slot, const symbols_counts *counts, size_t *planned) {

@@ -78,11 +78,11 @@ static void classify(symbols_slot *p, const void *values) {
 /* ---- SPLIT ---- */
 
 /* Bits below the symbols of the finest split, which has up to 256 of them from the lowest integer to the highest. */
-static unsigned finest_split(uint64_t low, uint64_t high, unsigned least) {
-    while ((high >> least) - (low >> least) >= SYMBOLS_ALPHABET) {
-        least++;
+static unsigned finest_split(uint64_t low, uint64_t high, unsigned min) {
+    while ((high >> min) - (low >> min) >= SYMBOLS_ALPHABET) {
+        min++;
     }
-    return least;
+    return min;
 }
 
 #define SHARED_WORTH 128 /* bits that leaving shared ones away must save */
@@ -102,9 +102,9 @@ static symbols_splitting splitting_of(uint64_t low, uint64_t high, unsigned shif
 }
 
 symbols_splitting symbols_split_finest(const symbols_extent *of) {
-    unsigned most = 8 * of->width - 1; /* one is left for the symbols */
-    unsigned zeros = of->differing ? (unsigned)__builtin_ctzll(of->differing) : most;
-    unsigned shift = zeros < most ? zeros : most;
+    unsigned max = 8 * of->width - 1; /* one is left for the symbols */
+    unsigned zeros = of->differing ? (unsigned)__builtin_ctzll(of->differing) : max;
+    unsigned shift = zeros < max ? zeros : max;
     return splitting_of(of->low, of->high, shift, of->any & ((UINT64_C(1) << shift) - 1), of->n);
 }
 
@@ -213,7 +213,7 @@ static void choose_split(symbols_workspace *w, symbols_slot *p, const symbols_gr
 static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_groups *groups,
                     double symbol_bits) {
     const symbols_header *h = &p->header;
-    uint64_t low = 0, most = 0;
+    uint64_t low = 0, max = 0;
     for (unsigned g = 0; g < groups->count; g++) {
         const symbols_table *t = &h->table[g];
         const uint32_t *counts = w->merged[groups->row[g]];
@@ -221,14 +221,14 @@ static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_g
             if (counts[s]) {
                 unsigned log_count = 31u - (unsigned)__builtin_clz(t->counts[s]);
                 low += (uint64_t)counts[s] * symbols_mean(h, p->width, g, s).low;
-                most += (uint64_t)counts[s] * (h->log - log_count);
+                max += (uint64_t)counts[s] * (h->log - log_count);
             }
         }
     }
     uint64_t states = (uint64_t)h->log << h->lanes_log;
     size_t header = symbols_header_size(h, p->width);
     p->bits = low + (uint64_t)symbol_bits + states;
-    p->bound = header + (size_t)((low + most + states) / 8) + 2;
+    p->bound = header + (size_t)((low + max + states) / 8) + 2;
 }
 
 /* From the histogram to groups of contexts and their own symbols. */

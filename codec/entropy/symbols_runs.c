@@ -111,7 +111,7 @@ bool symbols_runs_decode(unsigned width, void *values, size_t n, const uint8_t *
         return false;
     }
     run_coder r;
-    uint64_t most = (UINT64_C(1) << (8 * width - 1)) - 1;
+    uint64_t max = (UINT64_C(1) << (8 * width - 1)) - 1;
     memset(values, 0, n * width);
     begin(&r);
     adaptive_begin_decoding(&r.coder, from + 1, size - 1);
@@ -125,7 +125,7 @@ bool symbols_runs_decode(unsigned width, void *values, size_t n, const uint8_t *
         if (place < n) {
             unsigned negative = 0;
             uint64_t value = code_value(&r, true, &negative, 0);
-            if (value >= most + negative) {
+            if (value >= max + negative) {
                 return false;
             }
             store(values, width, place, negative ? ~value : value + 1);

@@ -232,7 +232,7 @@ bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, si
         return false;
     }
     for (unsigned i = 0; i < s->ranges; i++) {
-        s->count[i] = (uint32_t)wire_varint_max(&r, n / SYMBOLS_SPARSE_MOST - s->pairs);
+        s->count[i] = (uint32_t)wire_varint_max(&r, n / SYMBOLS_SPARSE_MAX - s->pairs);
         for (uint32_t k = 0; k < s->count[i]; k++, s->pairs++) {
             s->context[2 * s->pairs] = (uint8_t)i;
             s->context[2 * s->pairs + 1] = (uint8_t)(SYMBOLS_MAX_TABLES + i);

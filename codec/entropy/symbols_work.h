@@ -12,9 +12,9 @@
  * integers has in the dense stream that holds them (the range; for differences 16 more).
  */
 #define SYMBOLS_SPARSE        0x80u /* the first byte of a sparse stream */
-#define SYMBOLS_SPARSE_MOST   4     /* a decoder takes at most one pair for so many elements */
+#define SYMBOLS_SPARSE_MAX    4     /* a decoder takes at most one pair for so many elements */
 #define SYMBOLS_SPARSE_WORTH  32    /* and the encoder tries with at most one for so many */
-#define SYMBOLS_SPARSE_LEAST  1024  /* elements: fewer are not worth two headers */
+#define SYMBOLS_SPARSE_MIN    1024  /* elements: fewer are not worth two headers */
 #define SYMBOLS_SPARSE_HEADER (2u + SYMBOLS_MAX_TABLES * 4u)
 typedef struct symbols_sparse {
     unsigned ranges;
@@ -32,20 +32,20 @@ typedef struct symbols_sparse {
  * added up are the contexts of the elements. In a decoder at most n / FRAMED_MOST levels.
  */
 #define SYMBOLS_FRAMED        0x81u /* the first byte of a framed stream */
-#define SYMBOLS_FRAMED_MOST   8
+#define SYMBOLS_FRAMED_MAX    8
 #define SYMBOLS_FRAMED_HEADER 32u
 typedef struct symbols_frame {
     uint64_t shared; /* the lowest `shift` bits of every integer */
     unsigned shift;
     /* element i is in row (phase + i) / columns, column (phase + i) % columns; columns = 0: there are no levels */
     uint32_t columns, phase, rows;
-    uint8_t level[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST]; /* of the rows, then of the columns */
+    uint8_t level[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX]; /* of the rows, then of the columns */
 } symbols_frame;
 
 /* Of the rows, then of the columns (encoder). */
 typedef struct symbols_level_sums {
-    uint32_t sum[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST], count[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST];
-    float mean[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST];
+    uint32_t sum[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX], count[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX];
+    float mean[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX];
 } symbols_level_sums;
 
 /* A planned dense stream. */
@@ -126,8 +126,8 @@ struct symbols_workspace {
     /* Room for pairs: of each plan, and of the decoder, which takes more of them than the encoder makes. */
     uint8_t planned_context[2][SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_WORTH * 2];
     uint8_t planned_integers[2][SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_WORTH * 2 * 8];
-    uint8_t decoding_context[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2];
-    uint8_t decoding_integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2 * 8];
+    uint8_t decoding_context[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MAX * 2];
+    uint8_t decoding_integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MAX * 2 * 8];
     symbols_level_sums level_sums;
     uint8_t level_context[SYMBOLS_MAX_COUNT]; /* of the elements, made of levels */
     symbols_histogram histogram;

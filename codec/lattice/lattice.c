@@ -1,8 +1,8 @@
 #include "codec/lattice/lattice.h"
 
 #include "codec/common/cpu.h"
-#include "codec/lattice/lattice_masks.h"
-#include "codec/lattice/lattice_wire.h"
+#include "codec/lattice/masks.h"
+#include "codec/lattice/wire.h"
 #include "codec/common/wire.h"
 
 /* Bits of the first byte. */
@@ -24,7 +24,7 @@ enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
 void lattice_scratch_free(lattice_scratch *s) {
     bytes *const all[] = {&s->row, &s->step, &s->shift, &s->factor,   &s->own_factor, &s->q,    &s->narrow,
                           &s->at,  &s->bits, &s->few,   &s->contexts, &s->stream,     &s->tried};
-    adaptive_room_free(&s->adaptive);
+    adaptive_scratch_free(&s->adaptive);
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -47,14 +47,14 @@ static int32_t get_signed(reader *from) {
 /* ---- q ---- */
 
 CPU_PLAIN unsigned lattice_width(const int32_t *q, size_t n, bool levels) {
-    int32_t least = 0, most = 0;
+    int32_t min = 0, max = 0;
     for (size_t i = 0; i < n; i++) {
         /* What stands for a zero value takes the lowest integer of any width. */
         int32_t v = levels && q[i] == INT32_MIN ? 0 : q[i];
-        least = v < least ? v : least;
-        most = v > most ? v : most;
+        min = v < min ? v : min;
+        max = v > max ? v : max;
     }
-    return least > INT8_MIN && most <= INT8_MAX ? 1 : (least > INT16_MIN && most <= INT16_MAX ? 2 : 4);
+    return min > INT8_MIN && max <= INT8_MAX ? 1 : (min > INT16_MIN && max <= INT16_MAX ? 2 : 4);
 }
 
 #define LOWEST_OF(q, lowest) ((q) == INT32_MIN ? (lowest) : (q))

@@ -63,7 +63,7 @@ typedef enum lattice_effort { LATTICE_FAST, LATTICE_SMALL } lattice_effort;
 typedef struct lattice_scratch {
     bytes row, step, shift, factor, own_factor, q, narrow, few, at, bits;
     bytes contexts, stream, tried; /* of integers: their contexts; streams that may not be taken */
-    adaptive_room adaptive;
+    adaptive_scratch adaptive;
 } lattice_scratch;
 void lattice_scratch_free(lattice_scratch *s);
 

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "codec/metadata/note_wire.h"
+#include "codec/metadata/wire.h"
 
 #define MEMBER_BYTES  44u
 #define GROUP_BYTES   36u /* in front of the members, their count included */
@@ -11,7 +11,7 @@
 /* ---- what a group is ---- */
 
 void parity_group_encode(bytes *to, const ckd_id *store, const parity_group *g) {
-    size_t start = note_begin(to, NOTE_PARITY_GROUP, store, 0, 0);
+    size_t start = metadata_begin(to, METADATA_PARITY_GROUP, store, 0, 0);
     wire_put_id(to, &g->id);
     bytes_put_u16(to, (uint16_t)g->rows);
     bytes_put_u16(to, (uint16_t)g->row);
@@ -25,7 +25,7 @@ void parity_group_encode(bytes *to, const ckd_id *store, const parity_group *g) 
         bytes_put_u64(to, m->size);
         wire_put_hash(to, &m->root);
     }
-    note_end(to, start);
+    metadata_end(to, start);
 }
 
 static bool geometry_valid(const parity_group *g) {
@@ -34,41 +34,41 @@ static bool geometry_valid(const parity_group *g) {
     return power && g->rows >= 1 && g->rows <= ERASURE_PARITY_MAX && g->row < g->rows;
 }
 
-static void take_member(note_in *n, parity_group *g, size_t i) {
+static void take_member(metadata_reader *n, parity_group *g, size_t i) {
     parity_member *m = &g->members[i];
     m->column = reader_u32(&n->in);
-    m->file = note_take_id(n);
+    m->file = metadata_take_id(n);
     m->size = reader_u64(&n->in);
     m->root = wire_hash(&n->in);
     bool ordered = i == 0 || m->column > g->members[i - 1].column;
     if (!n->in.failed &&
         (!ordered || m->column >= ERASURE_DATA_MAX || m->size == 0 || m->size > PARITY_FILE_MAX)) {
-        note_fail(n, CKD_E_CORRUPT, "a member of a parity group has an impossible size or place");
+        metadata_fail(n, CKD_E_CORRUPT, "a member of a parity group has an impossible size or place");
     }
 }
 
 ckd_status parity_group_decode(parity_group *out, const ckd_id *store, const void *data, size_t size,
                                const char *path, ckd_error *err) {
-    note_in n;
+    metadata_reader n;
     memset(out, 0, sizeof(*out));
-    note_open(&n, NOTE_PARITY_GROUP, store, data, size, path, err);
-    note_check_no_generation(&n);
-    out->id = note_take_id(&n);
+    metadata_open(&n, METADATA_PARITY_GROUP, store, data, size, path, err);
+    metadata_check_no_generation(&n);
+    out->id = metadata_take_id(&n);
     out->rows = reader_u16(&n.in);
     out->row = reader_u16(&n.in);
     out->piece = reader_u32(&n.in);
     out->created_ns = reader_u64(&n.in);
     if (!n.in.failed && !geometry_valid(out)) {
-        note_fail(&n, CKD_E_CORRUPT, "a parity group has impossible rows or pieces");
+        metadata_fail(&n, CKD_E_CORRUPT, "a parity group has impossible rows or pieces");
     }
-    out->members = note_take_array(&n, &out->member_count, MEMBER_BYTES, sizeof(*out->members));
+    out->members = metadata_take_array(&n, &out->member_count, MEMBER_BYTES, sizeof(*out->members));
     if (!n.in.failed && (out->member_count < 1 || out->member_count > ERASURE_DATA_MAX)) {
-        note_fail(&n, CKD_E_CORRUPT, "a parity group has no members, or too many");
+        metadata_fail(&n, CKD_E_CORRUPT, "a parity group has no members, or too many");
     }
     for (size_t i = 0; i < out->member_count && !n.in.failed; i++) {
         take_member(&n, out, i);
     }
-    ckd_status status = note_close(&n, NULL, 0);
+    ckd_status status = metadata_close(&n, NULL, 0);
     if (status != CKD_OK) {
         parity_group_free(out);
     }
@@ -131,12 +131,12 @@ uint64_t parity_stripe_offset(const parity_group *g, uint64_t stripe) {
     return (begin < size ? begin : size) + stripe * beside_piece(g);
 }
 
-static uint64_t note_bytes(const parity_group *g) {
-    return NOTE_ENVELOPE_MIN + GROUP_BYTES + (uint64_t)g->member_count * MEMBER_BYTES;
+static uint64_t head_bytes(const parity_group *g) {
+    return METADATA_ENVELOPE_MIN + GROUP_BYTES + (uint64_t)g->member_count * MEMBER_BYTES;
 }
 
 uint64_t parity_file_size(const parity_group *g) {
-    return 2 * note_bytes(g) + parity_stripe_offset(g, parity_stripes(g)) + PARITY_TRAILER;
+    return 2 * head_bytes(g) + parity_stripe_offset(g, parity_stripes(g)) + PARITY_TRAILER;
 }
 
 /* ---- stripes ---- */
@@ -163,9 +163,9 @@ bool parity_member_valid(const uint8_t *stripe_data, const parity_group *g, size
     return wire_hash_matches(stored, hash64(data, parity_member_size(g, member, stripe)));
 }
 
-void parity_put_trailer(bytes *to, uint32_t note_size) {
+void parity_put_trailer(bytes *to, uint32_t head_size) {
     size_t start = to->size;
-    bytes_put_u32(to, note_size);
+    bytes_put_u32(to, head_size);
     bytes_put(to, TRAILER_MAGIC, 4);
     if (!to->failed) {
         bytes_put_u64(to, hash64(to->data + start, 8));
@@ -176,8 +176,8 @@ void parity_put_trailer(bytes *to, uint32_t note_size) {
 
 static ckd_status decode_at(parity_group *out, const parity_file *f, const ckd_id *store, uint64_t offset,
                             uint64_t size, ckd_error *err) {
-    if (size < NOTE_ENVELOPE_MIN ||
-        size > NOTE_ENVELOPE_MIN + GROUP_BYTES + ERASURE_DATA_MAX * MEMBER_BYTES) {
+    if (size < METADATA_ENVELOPE_MIN ||
+        size > METADATA_ENVELOPE_MIN + GROUP_BYTES + ERASURE_DATA_MAX * MEMBER_BYTES) {
         return err_corrupt(err, file_path(f->file), offset,
                            "what this parity file is about has an impossible size");
     }
@@ -194,11 +194,11 @@ static ckd_status decode_at(parity_group *out, const parity_file *f, const ckd_i
 }
 
 static ckd_status open_front(parity_group *out, parity_file *f, const ckd_id *store, ckd_error *err) {
-    uint8_t front[NOTE_ENVELOPE_FRONT];
+    uint8_t front[METADATA_ENVELOPE_FRONT];
     ckd_status status = file_read_at(f->file, 0, front, sizeof(front), err);
     if (status == CKD_OK) {
-        uint32_t payload = load_le32(front + NOTE_ENVELOPE_FRONT - 4);
-        status = decode_at(out, f, store, 0, (uint64_t)payload + NOTE_ENVELOPE_MIN, err);
+        uint32_t payload = load_le32(front + METADATA_ENVELOPE_FRONT - 4);
+        status = decode_at(out, f, store, 0, (uint64_t)payload + METADATA_ENVELOPE_MIN, err);
     }
     return status;
 }
@@ -244,7 +244,7 @@ static ckd_status open_either(parity_file *f, const ckd_id *store, ckd_error *er
     } else {
         parity_group_free(&back);
     }
-    f->note_size = (uint32_t)note_bytes(&f->group);
+    f->head_size = (uint32_t)head_bytes(&f->group);
     return status;
 }
 
@@ -272,8 +272,8 @@ void parity_close(parity_file *f) {
 }
 
 ckd_status parity_read(parity_file *f, uint64_t first, uint64_t count, uint8_t *to, ckd_error *err) {
-    uint64_t begin = f->note_size + parity_stripe_offset(&f->group, first);
-    uint64_t size = f->note_size + parity_stripe_offset(&f->group, first + count) - begin;
+    uint64_t begin = f->head_size + parity_stripe_offset(&f->group, first);
+    uint64_t size = f->head_size + parity_stripe_offset(&f->group, first + count) - begin;
     uint64_t there = file_size(f->file) > begin ? file_size(f->file) - begin : 0;
     there = there < size ? there : size;
     memset(to + there, 0, size - there);

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "codec/common/erasure.h"
-#include "codec/metadata/note.h"
+#include "codec/metadata/metadata.h"
 
 #define PARITY_PIECE     65536u /* what writers choose */
 #define PARITY_PIECE_MIN 4096u
@@ -35,7 +35,7 @@ typedef struct parity_group {
 } parity_group;
 /* `to->failed` is to be checked. */
 void parity_group_encode(bytes *to, const ckd_id *store, const parity_group *g);
-/* Release with parity_group_free. Errors: as of every note (codec/metadata/note.h). */
+/* Release with parity_group_free. Errors: as of every head (codec/metadata/metadata.h). */
 ckd_status parity_group_decode(parity_group *out, const ckd_id *store, const void *data, size_t size,
                                const char *path, ckd_error *err);
 
@@ -51,7 +51,7 @@ uint32_t parity_piece_size(const parity_group *g, uint64_t stripe);
 uint32_t parity_member_size(const parity_group *g, size_t member, uint64_t stripe);
 /* Bytes of a whole stripe in the file: the piece, the members' hashes, and what it is. */
 uint32_t parity_stripe_size(const parity_group *g, uint64_t stripe);
-/* Of a stripe, from the end of the first note on; parity_stripes gives that of what follows them. */
+/* Of a stripe, from the end of the first head on; parity_stripes gives that of what follows them. */
 uint64_t parity_stripe_offset(const parity_group *g, uint64_t stripe);
 /* The whole file. */
 uint64_t parity_file_size(const parity_group *g);
@@ -63,14 +63,14 @@ bool parity_stripe_valid(const uint8_t *stripe_data, const parity_group *g, uint
 /* Is a member's part of the stripe what the (valid) stripe says? */
 bool parity_member_valid(const uint8_t *stripe_data, const parity_group *g, size_t member, uint64_t stripe,
                          const void *data);
-/* The end of a file, behind the second note. */
-void parity_put_trailer(bytes *to, uint32_t note_size);
+/* The end of a file, behind the second head. */
+void parity_put_trailer(bytes *to, uint32_t head_size);
 
 /* ---- reading ---- */
 typedef struct parity_file {
     file_reader *file;
     parity_group group;
-    uint32_t note_size;
+    uint32_t head_size;
     bool front_damaged, back_damaged; /* one of the two copies of what it says; not both */
 } parity_file;
 /*

@@ -98,8 +98,8 @@ const char *ckd_fidelity_name(ckd_fidelity fidelity) {
         return "exact";
     case CKD_NEAR:
         return "near";
-    case CKD_COMPACT:
-        return "compact";
+    case CKD_COARSE:
+        return "coarse";
     }
     return "?";
 }
@@ -110,8 +110,8 @@ const char *ckd_kind_name(ckd_kind kind) {
         return "base";
     case CKD_DELTA:
         return "delta";
-    case CKD_KEYFRAME:
-        return "keyframe";
+    case CKD_LOSSY_BASE:
+        return "base";
     }
     return "?";
 }

@@ -18,7 +18,7 @@ typedef enum name_slot {
     SLOT_SMALL           /* a counter or a factor: known, and never lossy */
 } name_slot;
 
-#define ROLE_FEWEST     64u  /* elements: tensors of less are exact in any fidelity (lossy_tile.c) */
+#define ROLE_MIN        64u  /* elements: tensors of less are exact in any fidelity (lossy/tile.c) */
 #define NAME_COMPONENTS 512u /* at most: CKD_NAME_MAX bytes and a separator between any two */
 
 typedef struct role_name {

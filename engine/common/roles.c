@@ -250,7 +250,7 @@ static bool could_be_lossy(const ckd_tensor_name *t) {
     for (uint32_t d = 0; d < t->ndim; d++) {
         elements *= t->shape[d];
     }
-    return elements >= ROLE_FEWEST && lattice_dtype(t->dtype);
+    return elements >= ROLE_MIN && lattice_dtype(t->dtype);
 }
 
 static void doubt(roles *r, size_t i) {
@@ -356,7 +356,7 @@ static int by_claim(const void *left, const void *right) {
     return a->slot != b->slot ? (a->slot < b->slot ? -1 : 1) : strcmp(a->name, b->name);
 }
 
-static ckd_status settle_claims(roles *r, ckd_error *err) {
+static ckd_status resolve_claims(roles *r, ckd_error *err) {
     claim *claims = malloc((r->count ? r->count : 1) * sizeof(*claims));
     if (!claims) {
         return err_nomem(err, r->count * sizeof(*claims), "names of tensors");
@@ -417,7 +417,7 @@ ckd_status ckd_roles_find(ckd_tensor_role *out, const ckd_tensor_name *tensors, 
     if (status == CKD_OK) {
         pair(&r);
         join_regions(&r);
-        status = settle_claims(&r, err);
+        status = resolve_claims(&r, err);
     }
     if (status == CKD_OK) {
         finish(&r);

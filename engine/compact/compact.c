@@ -1,6 +1,6 @@
 #include "engine/compact/compact.h"
 #include "engine/store/vanished.h"
-#include "engine/common/pace.h"
+#include "engine/common/rate_limiter.h"
 
 #include <stdlib.h>
 
@@ -19,8 +19,8 @@ typedef struct compacting {
     compaction c;
     ckd_compaction *out;
     size_t capacity;
-    needs all;
-    need **order; /* dependents first */
+    manifest_set all;
+    manifest_entry **order; /* dependents first */
     size_t count;
     hash_set current;   /* own files of what was listed at the beginning */
     uint64_t old_bytes; /* of generations that were replaced, and may still be there */
@@ -28,8 +28,8 @@ typedef struct compacting {
 
 /* ---- what the parts ask for ---- */
 
-bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint) {
-    return !id_among(checkpoint, c->staying, c->staying_count);
+bool compact_is_victim(const compaction *c, const ckd_id *checkpoint) {
+    return !id_among(checkpoint, c->remaining, c->remaining_count);
 }
 
 /* The place of the table, or where it belongs. */
@@ -51,8 +51,8 @@ const load_table *compact_table(const compaction *c, const ckd_id *checkpoint) {
     return at < c->table_count && id_equal(&c->tables[at].checkpoint, checkpoint) ? &c->tables[at] : NULL;
 }
 
-ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
-                        ckd_error *err) {
+ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
+                                ckd_error *err) {
     if (ARRAY_GROW(c->tables, c->table_capacity, c->table_count + 1, "checkpoints", err) != CKD_OK) {
         free(blocks);
         return CKD_E_NOMEM;
@@ -67,7 +67,7 @@ ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blo
 void compact_forget_views(compaction *c) {
     views_free(&c->views);
     views_init(&c->views, c->store);
-    c->views.use_ready = false; /* damage is to be found, not to be hidden */
+    c->views.use_materialized = false; /* damage is to be found, not to be hidden */
 }
 
 static ckd_status tell(void *context, ckd_error *err) {
@@ -91,7 +91,7 @@ bool compact_is_asked(const compaction *c, const char *run) {
     return !c->limits.waste_of || strcmp(c->limits.waste_of, run) == 0;
 }
 
-ckd_status compact_pace(compaction *c, uint64_t size, uint64_t done, ckd_error *err) {
+ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_error *err) {
     c->moved += size;
     c->done += done;
     return pace_wait(c->options.bytes_per_s, c->begun_ns, c->moved, tell, c, err);
@@ -127,7 +127,7 @@ static prune_request request_of(const compaction *c) {
 }
 
 /* All that is listed but for what the policy lets go. */
-static ckd_status find_staying(compacting *x, ckd_error *err) {
+static ckd_status find_remaining(compacting *x, ckd_error *err) {
     compaction *c = &x->c;
     ckd_prune *plan = NULL;
     uint64_t undo_s;
@@ -139,18 +139,18 @@ static ckd_status find_staying(compacting *x, ckd_error *err) {
         }
         x->out->pruned = plan;
     }
-    c->staying = calloc(x->all.count + 1, sizeof(*c->staying));
-    if (!c->staying) {
-        return err_nomem(err, x->all.count * sizeof(*c->staying), "checkpoints");
+    c->remaining = calloc(x->all.count + 1, sizeof(*c->remaining));
+    if (!c->remaining) {
+        return err_nomem(err, x->all.count * sizeof(*c->remaining), "checkpoints");
     }
     for (size_t i = 0; i < x->all.count; i++) {
-        const need *n = &x->all.items[i];
-        if (!n->is_dead && !n->superseded && !goes(plan, &n->m.checkpoint.id)) {
-            c->staying[c->staying_count++] = n->m.checkpoint.id;
+        const manifest_entry *n = &x->all.items[i];
+        if (!n->in_trash && !n->superseded && !goes(plan, &n->m.checkpoint.id)) {
+            c->remaining[c->remaining_count++] = n->m.checkpoint.id;
         }
     }
-    if (c->staying_count) {
-        qsort(c->staying, c->staying_count, sizeof(*c->staying), id_compare);
+    if (c->remaining_count) {
+        qsort(c->remaining, c->remaining_count, sizeof(*c->remaining), id_compare);
     }
     return CKD_OK;
 }
@@ -162,7 +162,7 @@ static ckd_status find_order(compacting *x, ckd_error *err) {
         return err_nomem(err, x->all.count * sizeof(*x->order), "an order of checkpoints");
     }
     for (size_t i = 0; i < x->all.count; i++) {
-        if (!x->all.items[i].is_dead && !x->all.items[i].superseded) {
+        if (!x->all.items[i].in_trash && !x->all.items[i].superseded) {
             x->order[x->count++] = &x->all.items[i];
         }
     }
@@ -173,7 +173,7 @@ static ckd_status find_order(compacting *x, ckd_error *err) {
 static ckd_status count_readers(compacting *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->count && status == CKD_OK; i++) {
-        if (!compact_is_unwanted(&x->c, &x->order[i]->m.checkpoint.id)) {
+        if (!compact_is_victim(&x->c, &x->order[i]->m.checkpoint.id)) {
             status = compact_count_readers(&x->c, &x->order[i]->m, err);
         }
         if (x->c.views.count > COMPACT_VIEWS_MAX) {
@@ -211,7 +211,7 @@ static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
 }
 
 /* By its manifest alone: may there be something to do? */
-static bool may_need_work(const compacting *x, const need *n) {
+static bool may_need_work(const compacting *x, const manifest_entry *n) {
     const compaction *c = &x->c;
     const manifest *m = &n->m;
     const ckd_checkpoint *k = &m->checkpoint;
@@ -220,13 +220,13 @@ static bool may_need_work(const compacting *x, const need *n) {
         return false;
     }
     for (size_t i = 0; i < m->dependency_count && !folds; i++) {
-        folds = compact_is_unwanted(c, &m->dependencies[i]);
+        folds = compact_is_victim(c, &m->dependencies[i]);
     }
     for (size_t i = m->own_count; i < m->file_count && !folds; i++) { /* old ones, or nobody's */
         uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
         folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
     }
-    return !n->held && !compact_is_unwanted(c, &k->id) &&
+    return !n->held && !compact_is_victim(c, &k->id) &&
            (folds || (asked && (k->depth > c->options.max_depth || is_cold(x, k))));
 }
 
@@ -276,22 +276,22 @@ static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewr
     return CKD_OK;
 }
 
-static ckd_status note_estimate(compaction *c, const rewrite_plan *p, ckd_error *err) {
+static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_error *err) {
     size_t count = p->view->block_count;
     block_load *blocks = calloc(count + 1, sizeof(*blocks));
     if (!blocks) {
         return err_nomem(err, count * sizeof(*blocks), "the blocks of a checkpoint");
     }
     for (size_t i = 0; i < count; i++) {
-        blocks[i] = p->fates[i].load;
+        blocks[i] = p->rewrites[i].load;
     }
-    return compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
+    return compact_record_loads(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
 /* To look for them reads all manifests, which takes longer than rewriting a small checkpoint: they wait for each other, unless there is little room. */
 static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) {
     x->old_bytes += more;
-    uint64_t room = dir_room(path_in(x->c.store->path, DIR_CHUNKS).text);
+    uint64_t room = dir_free_space(path_in(x->c.store->path, DIR_CHUNKS).text);
     if (x->old_bytes < OLD_BYTES && room >= ROOM_FOR_OLD) {
         return CKD_OK;
     }
@@ -304,24 +304,25 @@ static ckd_status carry_out(uint64_t *stored, compaction *c, rewrite_plan *p, ck
     *stored = p->about;
     p->why = compact_is_over(c) ? 0 : p->why;
     if (c->options.estimate) {
-        return p->why ? note_estimate(c, p, err) : CKD_OK;
+        return p->why ? record_estimate(c, p, err) : CKD_OK;
     }
     ckd_status status = p->why ? compact_rewrite(stored, c, p, err) : CKD_OK;
-    return status == CKD_OK && !p->why && compact_is_stale(p) ? compact_refresh(stored, c, p, err) : status;
+    return status == CKD_OK && !p->why && compact_is_stale(p) ? compact_update_manifest(stored, c, p, err)
+                                                              : status;
 }
 
-static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
+static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error *err) {
     compaction *c = &x->c;
     const ckd_checkpoint *k = &n->m.checkpoint;
     rewrite_plan p = {.view = NULL};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     file_lock *readers;
     uint64_t stored = 0, done = c->done, moved = c->moved;
-    ckd_status status = store_lock_reader_within(&readers, c->store, c->limits.patience_ms, err);
+    ckd_status status = store_lock_reader_within(&readers, c->store, c->limits.timeout_ms, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = compact_examine(&p, c, &k->id, is_cold(x, k), &why);
+    status = compact_plan_rewrite(&p, c, &k->id, is_cold(x, k), &why);
     bool writes = status == CKD_OK && (p.why || compact_is_stale(&p)) && !c->options.estimate;
     if (status == CKD_OK) {
         status = carry_out(&stored, c, &p, &why);
@@ -342,35 +343,35 @@ static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
 
 /* ---- into common files ---- */
 
-static ckd_status note_gathered(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
-                                const ckd_error *why, ckd_error *err) {
+static ckd_status record_gathered(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
+                                  const ckd_error *why, ckd_error *err) {
     rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = was->depth};
     return finish_item(context, was, &p, stored, left, why, err);
 }
 
 /* Manifests are others by now. */
 static ckd_status gather(compacting *x, ckd_error *err) {
-    needs now = {0};
+    manifest_set now = {0};
     size_t count = 0;
     if (x->c.options.pack_below == CKD_NO_PACKS) {
         return CKD_OK;
     }
-    ckd_status status = needs_read(&now, x->c.store, err);
-    need **order = status == CKD_OK ? calloc(now.count + 1, sizeof(*order)) : NULL;
+    ckd_status status = manifest_set_read(&now, x->c.store, err);
+    manifest_entry **order = status == CKD_OK ? calloc(now.count + 1, sizeof(*order)) : NULL;
     if (status == CKD_OK && !order) {
         status = err_nomem(err, now.count * sizeof(*order), "an order of checkpoints");
     }
     for (size_t i = 0; i < now.count && status == CKD_OK; i++) {
-        need *n = &now.items[i];
-        if (!n->is_dead && !n->superseded && !n->held && !compact_is_unwanted(&x->c, &n->m.checkpoint.id)) {
+        manifest_entry *n = &now.items[i];
+        if (!n->in_trash && !n->superseded && !n->held && !compact_is_victim(&x->c, &n->m.checkpoint.id)) {
             order[count++] = n;
         }
     }
     if (status == CKD_OK) {
-        status = compact_gather(&x->c, order, count, note_gathered, x, err);
+        status = compact_gather(&x->c, order, count, record_gathered, x, err);
     }
     free(order);
-    needs_free(&now);
+    manifest_set_free(&now);
     return status;
 }
 
@@ -398,9 +399,9 @@ static ckd_status look_again(compacting *x, ckd_error *err) {
     x->order = NULL;
     x->count = 0;
     x->current = x->c.readers = (hash_set){.slots = NULL};
-    needs_free(&x->all);
+    manifest_set_free(&x->all);
     compact_forget_views(&x->c);
-    ckd_status status = needs_read(&x->all, x->c.store, err);
+    ckd_status status = manifest_set_read(&x->all, x->c.store, err);
     if (status == CKD_OK) {
         status = find_order(x, err);
     }
@@ -454,13 +455,13 @@ static ckd_status begin(compacting *x, ckd_error *err) {
         status = vanished_check_none(c->store, err);
     }
     if (status == CKD_OK && writes) {
-        status = compact_bring_over(c, err);
+        status = compact_upgrade_early(c, err);
     }
     if (status == CKD_OK) {
-        status = needs_read(&x->all, c->store, err);
+        status = manifest_set_read(&x->all, c->store, err);
     }
     if (status == CKD_OK) {
-        status = find_staying(x, err);
+        status = find_remaining(x, err);
     }
     if (status == CKD_OK) {
         status = find_order(x, err);
@@ -480,8 +481,7 @@ static ckd_status compact(compacting *x, ckd_error *err) {
         status = prune(x, err);
     }
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
-    uint32_t patience =
-        x->c.limits.patience_ms < LAST_PATIENCE_MS ? x->c.limits.patience_ms : LAST_PATIENCE_MS;
+    uint32_t patience = x->c.limits.timeout_ms < LAST_PATIENCE_MS ? x->c.limits.timeout_ms : LAST_PATIENCE_MS;
     return status == CKD_OK && wrote ? compact_remove_old(&x->out->old_files, &x->c, patience, err) : status;
 }
 
@@ -495,12 +495,12 @@ static void end(compacting *x) {
     }
     free(c->workers);
     free(c->tables);
-    free(c->staying);
+    free(c->remaining);
     free(c->readers.slots);
     free(c->replaced.slots);
     free(x->current.slots);
     free(x->order);
-    needs_free(&x->all);
+    manifest_set_free(&x->all);
     views_free(&c->views);
     columns_cache_free(&c->columns, false);
 }
@@ -528,7 +528,7 @@ ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
         return err_nomem(err, sizeof(*x.out), "a compaction");
     }
     views_init(&x.c.views, store);
-    x.c.views.use_ready = false;
+    x.c.views.use_materialized = false;
     columns_cache_init(&x.c.columns);
     x.c.callers_mode = float_mode_enter();
     status = compact(&x, err);
@@ -547,7 +547,7 @@ ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact
                        ckd_error *err) {
     bool over;
     compact_limits limits = {.dead_percent = CKD_COMPACT_SHARE,
-                             .patience_ms = store->options.lock_timeout_ms,
+                             .timeout_ms = store->options.lock_timeout_ms,
                              .move_max = UINT64_MAX};
     return compact_within(out, &over, store, options, &limits, err);
 }

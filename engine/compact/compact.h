@@ -2,21 +2,21 @@
  * Compaction: rewriting checkpoints so that they build on others, or are stored otherwise, and load to the same bits. Internal to engine/.
  *
  *   compact.c          the call: what is wanted, in which order, what goes afterwards
- *   compact_early.c    manifests of early versions, before anything else
- *   compact_order.c    in which order, for those that build on each other
- *   compact_examine.c  one checkpoint: what becomes of each of its blocks
- *   compact_keep.c     what deleted checkpoints have left: is it smaller than coding anew what builds on it?
- *   compact_code.c     one block, coded anew
- *   compact_lattice.c  the same of values on a lattice
- *   compact_files.c    its new files
- *   compact_written.c  which shared records these have
- *   compact_intent.c   what a rewrite writes and needs
- *   compact_publish.c  next generation, catalog
- *   compact_refresh.c  a manifest that names newer files of what its blocks build on
- *   compact_gather.c   which files are small or mostly waste, and go together
- *   compact_merge.c    records that are still read, out of such files into one
- *   compact_old.c      generations that were replaced
- *   compact_share.c    after a policy has deleted: are there so many dead bytes that it is worth it?
+ *   early_versions.c   manifests of early versions, before anything else
+ *   order.c            in which order, for those that build on each other
+ *   rewrite_plan.c     one checkpoint: what becomes of each of its blocks
+ *   retained_bytes.c   what deleted checkpoints have left: is it smaller than coding anew what builds on it?
+ *   recode.c           one block, coded anew
+ *   lattice.c          the same of values on a lattice
+ *   files.c            its new files
+ *   record_set.c       which shared records these have
+ *   intent.c           what a rewrite writes and needs
+ *   publish.c          next generation, catalog
+ *   manifest_update.c  a manifest that names newer files of what its blocks build on
+ *   gather.c           which files are small or mostly waste, and go together
+ *   merge.c            records that are still read, out of such files into one
+ *   old_generations.c  generations that were replaced
+ *   dead_share.c       after a policy has deleted: are there so many dead bytes that it is worth it?
  *
  * Invariants:
  *  1. A manifest that is published names every file that a load reads: that was proven on what is on disk, to the last record, and no other manifest has a
@@ -30,7 +30,7 @@
 #include "engine/encode/block_coder.h"
 #include "base/float_mode.h"
 #include "engine/common/hash_set.h"
-#include "engine/store/needs.h"
+#include "engine/store/manifest_set.h"
 
 /* What loading a block takes, deltas below it included. */
 typedef struct block_load {
@@ -48,7 +48,7 @@ typedef struct load_table {
 /* Scratch of one worker. */
 typedef struct compact_worker {
     block_job job;
-    bytes values, before, now_floats, before_floats, q, at, bits, alone, delta, check;
+    bytes values, before, now_floats, before_floats, q, at, bits, standalone, delta, check;
     lattice_work lattice;
 } compact_worker;
 
@@ -60,8 +60,8 @@ typedef struct compact_limits {
         waste_of; /* only what deleted checkpoints left in files of this run goes; NULL: all that the options say */
     uint32_t
         dead_percent; /* in files that are rewritten, at least: it is below that of all of them afterwards */
-    uint32_t patience_ms; /* for locks */
-    uint64_t move_max;    /* nothing more is rewritten once more bytes than that were read and written */
+    uint32_t timeout_ms; /* for locks */
+    uint64_t move_max;   /* nothing more is rewritten once more bytes than that were read and written */
 } compact_limits;
 
 typedef struct compaction {
@@ -73,13 +73,13 @@ typedef struct compaction {
     content_index nothing; /* blocks are not looked for in their own checkpoint */
     compact_worker *workers;
     uint32_t worker_count;
-    ckd_id *staying; /* listed, and not to be deleted by the policy; by id. All others are unwanted */
-    size_t staying_count;
-    hash_set readers;   /* of records of unwanted checkpoints */
+    ckd_id *remaining; /* listed, and not to be deleted by the policy; by id. All others are victims */
+    size_t remaining_count;
+    hash_set readers;   /* of records of victims */
     hash_set replaced;  /* files of generations that this compaction has replaced */
     load_table *tables; /* by id */
     size_t table_count, table_capacity;
-    needs *all;               /* what there was at the beginning */
+    manifest_set *all;        /* what there was at the beginning */
     uint64_t begun_ns, moved; /* bytes read and written, for the limit of the rate */
     uint64_t
         spent; /* of these, for what was rewritten in the end: one that gets no smaller keeps nothing else waiting */
@@ -94,62 +94,62 @@ ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
 bool compact_is_over(const compaction *c);
 /* Is the run one that the limits are about? */
 bool compact_is_asked(const compaction *c, const char *run);
-bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint);
+bool compact_is_victim(const compaction *c, const ckd_id *checkpoint);
 const load_table *compact_table(const compaction *c, const ckd_id *checkpoint);
 /* Takes over `blocks`, also on failure. */
-ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
-                        ckd_error *err);
+ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
+                                ckd_error *err);
 /* So many bytes were read or written: waits if that was too fast, tells the caller. CANCELLED. */
-ckd_status compact_pace(compaction *c, uint64_t size, uint64_t done, ckd_error *err);
+ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_error *err);
 /* Damage of a checkpoint, or others were quicker: that is its own matter, and the rest can go on. */
 bool compact_concerns_one(ckd_status status, const ckd_error *why);
 /* Views that were opened before something was published may be old. */
 void compact_forget_views(compaction *c);
 
-/* ---- compact_early.c ---- */
+/* ---- early_versions.c ---- */
 /*
  * Gives every checkpoint, those in the trash included, a manifest that names all files that a load reads: manifests of early versions leave that to those of their
- * dependencies, which are going to be rewritten. Takes the publish lock. Errors: as needs_read and need_name_files.
+ * dependencies, which are going to be rewritten. Takes the publish lock. Errors: as manifest_set_read and manifest_entry_name_files.
  */
-ckd_status compact_bring_over(compaction *c, ckd_error *err);
+ckd_status compact_upgrade_early(compaction *c, ckd_error *err);
 
-/* ---- compact_order.c ---- */
+/* ---- order.c ---- */
 /*
  * Sorts `count` of n, those first that build on others: a checkpoint comes before its parent and its dependencies. If they came from each other in a circle, the order stays. Uses `place`.
  * Errors: NOMEM.
  */
-ckd_status compact_order(need **order, size_t count, needs *n, ckd_error *err);
+ckd_status compact_order(manifest_entry **order, size_t count, manifest_set *n, ckd_error *err);
 
-/* ---- compact_examine.c ---- */
-typedef enum fate_state { FATE_UNKNOWN, FATE_ASKED, FATE_KNOWN } fate_state;
+/* ---- rewrite_plan.c ---- */
+typedef enum rewrite_state { REWRITE_UNKNOWN, REWRITE_ASKED, REWRITE_KNOWN } rewrite_state;
 
 /* What becomes of a block. */
-typedef struct block_fate {
-    fate_state state;
-    unsigned why;     /* it is coded anew; 0: it is copied */
-    block_load load;  /* afterwards; of what is coded anew about, until it is */
-    const view *onto; /* it may be coded as a delta on that; NULL: on its own */
-    const view_tensor *onto_tensor;
-    block_load onto_load;
+typedef struct block_rewrite {
+    rewrite_state state;
+    unsigned why;         /* it is coded anew; 0: it is copied */
+    block_load load;      /* afterwards; of what is coded anew about, until it is */
+    const view *new_base; /* it may be coded as a delta on that; NULL: on its own */
+    const view_tensor *new_base_tensor;
+    block_load new_base_load;
     uint64_t
-        keep; /* its share of bytes of unwanted checkpoints, if it stays as it is; UINT64_MAX: it must not */
-} block_fate;
+        retained_bytes; /* its share of bytes of victims, if it stays as it is; UINT64_MAX: it must not */
+} block_rewrite;
 
 typedef struct rewrite_plan {
     const view *
         view; /* a draft: it names the newest files of what the checkpoint builds on, where these hold all that is needed */
     const manifest *published; /* what counts now; the cache's */
-    ckd_id *lineage;           /* checkpoints that it came from, and that stay; the nearest first */
-    size_t lineage_count;
-    block_fate *fates; /* by block of the view */
-    unsigned why;      /* 0: nothing is to be done */
+    ckd_id *ancestors;         /* checkpoints that it came from, and that stay; the nearest first */
+    size_t ancestor_count;
+    block_rewrite *rewrites; /* by block of the view */
+    unsigned why;            /* 0: nothing is to be done */
     size_t recoded;
     uint32_t depth; /* afterwards */
     uint64_t about; /* stored bytes afterwards, estimated */
 } rewrite_plan;
 /* Errors: those of opening what the checkpoint builds on, CORRUPT (blocks that build on each other in a circle), NOMEM. */
-ckd_status compact_examine(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
-                           ckd_error *err);
+ckd_status compact_plan_rewrite(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
+                                ckd_error *err);
 void rewrite_plan_free(rewrite_plan *p);
 /* Of block i, which is copied, from what those that it builds on are known to take now. */
 ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err);
@@ -157,15 +157,16 @@ ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p
 /* Nanoseconds to decode it alone, as engine/decode/cost.h counts them. What a lossy one takes depends on its factors: about what each of its chain takes. */
 double compact_own_work(const record *r);
 /* Does the block build on what goes? */
-bool compact_builds_on_unwanted(const compaction *c, const view *v, const record *r);
+bool compact_builds_on_victim(const compaction *c, const view *v, const record *r);
 
-/* ---- compact_keep.c ---- */
-/* Counts the checkpoint, which stays, as a reader of the records of unwanted checkpoints that a load of it reads. Errors: NOMEM. */
+/* ---- retained_bytes.c ---- */
+/* Counts the checkpoint, which stays, as a reader of the records of victims that a load of it reads. Errors: NOMEM. */
 ckd_status compact_count_readers(compaction *c, const manifest *m, ckd_error *err);
-/* The bytes of records of unwanted checkpoints that a load of the block reads, each divided by the number of its readers. Errors: as closure_visit_block. */
-ckd_status compact_keep(uint64_t *cost, compaction *c, const view *v, const view_block *b, ckd_error *err);
+/* The bytes of records of victims that a load of the block reads, each divided by the number of its readers. Errors: as closure_visit_block. */
+ckd_status compact_retained_bytes(uint64_t *cost, compaction *c, const view *v, const view_block *b,
+                                  ckd_error *err);
 
-/* ---- compact_refresh.c ---- */
+/* ---- manifest_update.c ---- */
 /*
  * Opens a checkpoint as compaction sees it: its published manifest, and a draft whose older files are the newest of those listed checkpoints that its blocks build on, as
  * far as these hold all that is needed. Errors: as views_get and closure_visit.
@@ -178,12 +179,12 @@ bool compact_is_stale(const rewrite_plan *p);
  * Publishes the draft's manifest as the next generation: own files stay as they are. NOT_FOUND and EXISTS: the checkpoint was deleted or rewritten meanwhile, or one of the files was
  * removed; IO, NOSPACE, NOMEM.
  */
-ckd_status compact_refresh(uint64_t *stored, compaction *c, const rewrite_plan *p, ckd_error *err);
+ckd_status compact_update_manifest(uint64_t *stored, compaction *c, const rewrite_plan *p, ckd_error *err);
 /* Publishes m, a next generation, if the checkpoint is still of the one before, and all of its files are there. Takes the publish lock. *undecided: as compact_intent. */
 ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compaction *c, const manifest *m,
                                     ckd_error *err);
 
-/* ---- compact_code.c ---- */
+/* ---- recode.c ---- */
 /* A record on its way into a new file. */
 typedef struct compact_item {
     const record *from;
@@ -206,20 +207,20 @@ ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p
 bool compact_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
                   uint64_t alone);
 
-/* ---- compact_lattice.c ---- */
+/* ---- lattice.c ---- */
 /* A block's values as integers: on its own, and as differences to others. Buffers are the worker's. */
 typedef struct lattice_try {
     ckd_dtype dtype;
     uint64_t count;
     symbols_grid grid;
-    bool small;                          /* takes its time */
-    const void *values;                  /* in their dtype */
-    const void *before;                  /* NULL: nothing to differ from */
-    bool alone_possible, delta_possible; /* payloads in w->alone and w->delta, which give these values */
+    bool small;                               /* takes its time */
+    const void *values;                       /* in their dtype */
+    const void *before;                       /* NULL: nothing to differ from */
+    bool standalone_possible, delta_possible; /* payloads in w->alone and w->delta, which give these values */
 } lattice_try;
 ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err);
 
-/* ---- compact_written.c: what the new files have, so that it is written once ---- */
+/* ---- record_set.c: what the new files have, so that it is written once ---- */
 typedef struct written_record {
     hash128 content;
     uint32_t kind; /* 0: the slot is free */
@@ -234,16 +235,16 @@ bool compact_written_has(const compact_written *w, const record *r);
 ckd_status compact_written_add(compact_written *w, const record *r, ckd_error *err);
 void compact_written_free(compact_written *w);
 
-/* ---- compact_intent.c ---- */
+/* ---- intent.c ---- */
 typedef struct compact_intent {
     ckd_id writer;
-    note_file *files; /* the new ones */
+    file_ref *files; /* the new ones */
     size_t file_count;
     file_lock *lock;
     bool undecided; /* a manifest was named, and may not have been taken back: recovery will see */
 } compact_intent;
 
-/* ---- compact_files.c ---- */
+/* ---- files.c ---- */
 typedef struct rewrite {
     compaction *c;
     rewrite_plan *plan;
@@ -273,14 +274,14 @@ ckd_status compact_write_files(rewrite *r, ckd_error *err);
  */
 ckd_status compact_verify(rewrite *r, ckd_error *err);
 
-/* ---- compact_publish.c ---- */
+/* ---- publish.c ---- */
 /*
  * Rewrites the checkpoint of the plan; *stored: its bytes afterwards. NOT_FOUND and EXISTS: it was deleted or rewritten meanwhile; CORRUPT and UNSUPPORTED: it
  * cannot be read; IO, NOSPACE, NOMEM, CANCELLED. One that would get no smaller stays as it is, and its plan says that nothing is to be done. Whatever happens, one generation is complete.
  */
 ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, ckd_error *err);
 
-/* ---- compact_gather.c ---- */
+/* ---- gather.c ---- */
 /* What became of a checkpoint whose records, or others that it reads, were gathered. */
 typedef ckd_status (*gathered_fn)(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
                                   const ckd_error *why, ckd_error *err);
@@ -288,14 +289,14 @@ typedef ckd_status (*gathered_fn)(void *context, const ckd_checkpoint *was, uint
  * Copies what is still read out of chunk files that are small, or of which more is dead than the limits say, into common files, and publishes manifests that name these. Of `order`, `count`
  * newest generations that are listed. With dry_run and estimate only `gathered` is called. Errors: IO, NOSPACE, NOMEM, CANCELLED, those of `gathered`.
  */
-ckd_status compact_gather(compaction *c, need *const *order, size_t count, gathered_fn gathered,
+ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t count, gathered_fn gathered,
                           void *context, ckd_error *err);
 
-/* ---- compact_old.c ---- */
+/* ---- old_generations.c ---- */
 /* Removes generations that newer ones have replaced, if nobody reads. *left: files that stay. Waits so long for readers to end. */
-ckd_status compact_remove_old(uint64_t *left, const compaction *c, uint32_t patience_ms, ckd_error *err);
+ckd_status compact_remove_old(uint64_t *left, const compaction *c, uint32_t timeout_ms, ckd_error *err);
 
-/* ---- compact_share.c ---- */
+/* ---- dead_share.c ---- */
 /*
  * Compacts the run of a policy that has deleted something, if the run's share of dead bytes is above what the policy says. It happens in the shadow of a save: without waiting for locks, and with about as many bytes
  * as a save writes. Failures only reach on_message. Without locks held.

@@ -8,11 +8,11 @@ void columns_cache_init(columns_cache *c) {
     pthread_cond_init(&c->changed, NULL);
 }
 
-static void drop(kept_columns *k) {
+static void drop(cached_columns *k) {
     bytes_free(&k->step);
     bytes_free(&k->shift);
     bytes_free(&k->factor);
-    *k = (kept_columns){0};
+    *k = (cached_columns){0};
 }
 
 void columns_cache_free(columns_cache *c, bool in_child) {
@@ -25,7 +25,7 @@ void columns_cache_free(columns_cache *c, bool in_child) {
     }
 }
 
-static kept_columns *find(columns_cache *c, const hash128 *content) {
+static cached_columns *find(columns_cache *c, const hash128 *content) {
     for (size_t i = 0; i < c->count; i++) {
         if (c->all[i].used && hash128_equal(&c->all[i].content, content)) {
             return &c->all[i];
@@ -35,12 +35,12 @@ static kept_columns *find(columns_cache *c, const hash128 *content) {
 }
 
 /* An empty place, for which those that were used longest ago go, if need be. NULL: none can go. */
-static kept_columns *find_place(columns_cache *c) {
+static cached_columns *find_place(columns_cache *c) {
     for (;;) {
-        kept_columns *empty = NULL, *oldest = NULL;
+        cached_columns *empty = NULL, *oldest = NULL;
         uint64_t held = 0;
         for (size_t i = 0; i < c->count; i++) {
-            kept_columns *k = &c->all[i];
+            cached_columns *k = &c->all[i];
             if (!k->used) {
                 empty = k;
                 continue;
@@ -56,10 +56,10 @@ static kept_columns *find_place(columns_cache *c) {
     }
 }
 
-kept_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content) {
+cached_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content) {
     *mine = false;
     pthread_mutex_lock(&c->mutex);
-    kept_columns *k;
+    cached_columns *k;
     for (;;) {
         k = find(c, content);
         if (k && !k->filling) {
@@ -79,7 +79,7 @@ kept_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content
     return k;
 }
 
-void columns_filled(columns_cache *c, kept_columns *k, bool good) {
+void columns_filled(columns_cache *c, cached_columns *k, bool good) {
     pthread_mutex_lock(&c->mutex);
     k->filling = false;
     if (!good) {
@@ -89,7 +89,7 @@ void columns_filled(columns_cache *c, kept_columns *k, bool good) {
     pthread_mutex_unlock(&c->mutex);
 }
 
-void columns_release(columns_cache *c, kept_columns *k) {
+void columns_release(columns_cache *c, cached_columns *k) {
     pthread_mutex_lock(&c->mutex);
     k->pins--;
     pthread_cond_broadcast(&c->changed);

@@ -14,19 +14,19 @@
     1088 /* more than a pool has workers, who wait for a second one with one in their hands */
 #define KEPT_COLUMN_BYTES (UINT64_C(16) << 20) /* but for the last one, and those in use */
 
-typedef struct kept_columns {
+typedef struct cached_columns {
     hash128 content;
     lattice_columns columns; /* lie in these */
     bytes step, shift, factor;
     uint64_t used; /* when; 0: empty */
     uint32_t pins; /* uses at this moment; only what has none may go */
     bool filling;  /* one worker is decoding them */
-} kept_columns;
+} cached_columns;
 
 typedef struct columns_cache {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    kept_columns all[KEPT_COLUMNS];
+    cached_columns all[KEPT_COLUMNS];
     size_t count; /* places that were ever used */
     uint64_t clock;
 } columns_cache;
@@ -40,9 +40,9 @@ void columns_cache_free(columns_cache *c, bool in_child);
  * columns_filled before anything else. Waits while others decode them, or all places are in use: whoever holds columns must not wait for
  * anything but the disk, and for a second one.
  */
-kept_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content);
+cached_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content);
 /* good: false if they could not be decoded; then they are gone, released, too. */
-void columns_filled(columns_cache *c, kept_columns *k, bool good);
-void columns_release(columns_cache *c, kept_columns *k);
+void columns_filled(columns_cache *c, cached_columns *k, bool good);
+void columns_release(columns_cache *c, cached_columns *k);
 
 #endif

@@ -18,7 +18,7 @@
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
 /*
- * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and compact, with AVX2 and AVX-512, the opening of their ancestors
+ * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and coarse, with AVX2 and AVX-512, the opening of their ancestors
  * included (bench_chain). What a block takes besides its elements is what keeps chains of small models short.
  */
 #define WORK_LATTICE       0.30    /* an element of a lossy block ... */
@@ -123,23 +123,23 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
     return pays(chain, delta_size, standalone_size) && budget_has_room(b, chain, base, part);
 }
 
-bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *alone_base,
+bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *standalone_base,
                         const load_cost *chain, const load_cost *base, uint64_t delta_size,
                         uint64_t standalone_size) {
     return pays(chain, delta_size, standalone_size) &&
-           budget_allows_chain(b, alone, alone_base, PART_EXACT) && whole_within(b, chain, base);
+           budget_allows_chain(b, alone, standalone_base, PART_EXACT) && whole_within(b, chain, base);
 }
 
 /*
  * Not only as many blocks as the bound asks for: as long as any block needs its ancestors, all of these must be opened, which is
  * what costs most where the state is small. So every block is kept whose chain is noticeably dearer than a base load.
  */
-bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load_cost *base) {
+bool budget_wants_materialized(const load_budget *b, const load_cost *chain, const load_cost *base) {
     if (b->newest_limit >= b->limit) {
         return false;
     }
     /* Whatever is still to come can be kept ready as well: it costs a base load at least. */
-    load_cost all_ready = sum(&b->ready, chain, &b->rest_base);
+    load_cost all_ready = sum(&b->materialized, chain, &b->rest_base);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
     return !within(chain, base, 1 + NEWEST_SHARE * (b->newest_limit - 1)) ||
            !within(&all_ready, &all_base, NEWEST_MARGIN * b->newest_limit);
@@ -150,9 +150,10 @@ static void add(load_cost *to, const load_cost *cost) {
     to->work += cost->work;
 }
 
-void budget_add(load_budget *b, const load_cost *chain, const load_cost *ready, const load_cost *base) {
+void budget_add(load_budget *b, const load_cost *chain, const load_cost *materialized,
+                const load_cost *base) {
     add(&b->chain, chain);
-    add(&b->ready, ready);
+    add(&b->materialized, materialized);
     add(&b->base, base);
 }
 

@@ -12,7 +12,7 @@
  * different blocks end at different checkpoints and sizes stay even: there is no save that writes everything anew.
  *
  * A restart wants the newest checkpoint, and so does the next save. Blocks whose chains would make loading it cost more
- * than newest_load_cost (default 2) base loads are written once more, on their own, as an evictable copy (ready.h).
+ * than newest_load_cost (default 2) base loads are written once more, on their own, as an evictable copy (store/materialized.h).
  */
 #ifndef ENGINE_COST_H
 #define ENGINE_COST_H
@@ -45,7 +45,7 @@ load_cost record_base(const record *r);
 
 typedef struct load_budget {
     double limit, newest_limit;      /* in base loads */
-    load_cost ready;                 /* of the blocks decided so far, with their ready copies */
+    load_cost materialized;          /* of the blocks decided so far, with their materialized copies */
     load_cost chain, base;           /* of the blocks decided so far */
     load_cost rest_chain, rest_base; /* expected of those still to come */
 } load_budget;
@@ -64,7 +64,7 @@ bool budget_has_room(const load_budget *b, const load_cost *chain, const load_co
 /* May a delta of this size pay at all? */
 bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size);
 /* Must this block be kept ready, for the newest checkpoint to stay within its bound? */
-bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load_cost *base);
+bool budget_wants_materialized(const load_budget *b, const load_cost *chain, const load_cost *base);
 /* Is this delta (its chain cost, its own size) worth it and within the bounds? */
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,
                          uint64_t delta_size, uint64_t standalone_size);
@@ -72,11 +72,11 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
  * The same for an optimizer step, which is loaded with others: `alone` is what it takes by itself, against a base load of all that this is,
  * `chain` what it adds to loading them.
  */
-bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *alone_base,
+bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *standalone_base,
                         const load_cost *chain, const load_cost *base, uint64_t delta_size,
                         uint64_t standalone_size);
-/* ready: what loading the block costs while its checkpoint is the newest. */
-void budget_add(load_budget *b, const load_cost *chain, const load_cost *ready, const load_cost *base);
+/* materialized: what loading the block costs while its checkpoint is the newest. */
+void budget_add(load_budget *b, const load_cost *chain, const load_cost *materialized, const load_cost *base);
 /* chain / base, the larger of bytes and time; 1 if there is nothing to load. */
 double budget_load_cost(const load_budget *b);
 

@@ -41,10 +41,10 @@ static int by_last_turn(const void *a, const void *b, void *plan) {
     return of_x != of_y ? (of_x < of_y ? -1 : 1) : x < y ? -1 : x > y;
 }
 
-void payloads_settle(payloads *p, uint64_t done, uint64_t most) {
+void payloads_settle(payloads *p, uint64_t done, uint64_t max) {
     qsort_r(p->held, p->held_count, sizeof(*p->held), by_last_turn, (void *)p->plan);
     size_t kept = 0;
-    uint64_t left = most;
+    uint64_t left = max;
     for (size_t i = 0; i < p->held_count; i++) {
         size_t node = p->held[i];
         uint64_t size = p->plan->nodes[node].record->stored_size;
@@ -57,5 +57,5 @@ void payloads_settle(payloads *p, uint64_t done, uint64_t most) {
         }
     }
     p->held_count = kept;
-    p->bytes = most - left;
+    p->bytes = max - left;
 }

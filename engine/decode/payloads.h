@@ -23,9 +23,9 @@ const void *payloads_find(const payloads *p, const record *r);
 /* Takes `data` (malloc'ed, of the node's stored size) over. The node has none. */
 void payloads_add(payloads *p, size_t node, void *data);
 /*
- * Drops what no block of turn `done` or later is made from; and what does not fit into `most` bytes, of that what is needed for the longest
+ * Drops what no block of turn `done` or later is made from; and what does not fit into `max` bytes, of that what is needed for the longest
  * time. It is read again then.
  */
-void payloads_settle(payloads *p, uint64_t done, uint64_t most);
+void payloads_settle(payloads *p, uint64_t done, uint64_t max);
 
 #endif

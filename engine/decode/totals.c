@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/decode/cost.h"
-#include "engine/decode/step_links.h"
+#include "engine/decode/step_inputs.h"
 
 static uint64_t bytes_of(const record *r) {
     return r->header_size + r->stored_size;

@@ -26,8 +26,8 @@ void decoder_free(decoder *d) {
     bytes_free(&d->stored);
     bytes_free(&d->integers);
     bytes_free(&d->context);
-    for (size_t i = 0; i < KEPT_BLOCKS; i++) {
-        bytes_free(&d->kept[i].values);
+    for (size_t i = 0; i < CACHED_BLOCKS; i++) {
+        bytes_free(&d->cached[i].values);
     }
     lattice_work_free(&d->lattice);
     if (d->own_columns) {
@@ -207,17 +207,17 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
     if (status != CKD_OK) {
         return status;
     }
-    bool lossy = b->record->coding == CODING_LATTICE && !d->suspicious;
+    bool lossy = b->record->coding == CODING_LATTICE && !d->verify_chain;
     switch (b->record->predictor) {
     case PREDICT_NONE:
         status = decode_standalone(d, v, b, to, err);
         break;
     case PREDICT_PARENT:
     case PREDICT_STEP:
-        d->inside += lossy;
+        d->lossy_depth += lossy;
         status = b->record->predictor == PREDICT_STEP ? values_predict(d, cache, v, b, to, err)
                                                       : values_dependency(d, cache, v, b, 0, dtype, to, err);
-        d->inside -= lossy;
+        d->lossy_depth -= lossy;
         if (status == CKD_OK) {
             status = apply_delta(d, v, b, to, err);
         }
@@ -229,7 +229,7 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         status = cast_dependency(d, cache, v, b, to, err);
         break;
     }
-    if (status != CKD_OK || (lossy && d->inside)) {
+    if (status != CKD_OK || (lossy && d->lossy_depth)) {
         return status; /* the block that wants these values is compared with its own hash, which they decide */
     }
     hash128 content = content_hash(to, b->record->raw_size);
@@ -237,18 +237,18 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         return CKD_OK;
     }
     if (lossy && b->record->predictor == PREDICT_PARENT) { /* whose fault is it? */
-        d->suspicious = true;
+        d->verify_chain = true;
         status = decode_block(d, cache, v, b, to, err);
-        d->suspicious = false;
+        d->verify_chain = false;
         return status;
     }
     return view_block_corrupt(b, err, "the rebuilt values do not have the content hash they were saved with");
 }
 
-/* From the ready copy, if there is one and it is intact. */
-static bool ready_values(decoder *d, const view_block *b, void *to) {
-    view_block copy = {.record = b->ready, .chunk = b->ready_chunk};
-    if (!b->ready || values_known(&copy, NULL) != CKD_OK ||
+/* From the materialized copy, if there is one and it is intact. */
+static bool materialized_values(decoder *d, const view_block *b, void *to) {
+    view_block copy = {.record = b->materialized, .chunk = b->materialized_chunk};
+    if (!b->materialized || values_known(&copy, NULL) != CKD_OK ||
         decode_standalone(d, NULL, &copy, to, NULL) != CKD_OK) {
         return false;
     }
@@ -258,7 +258,7 @@ static bool ready_values(decoder *d, const view_block *b, void *to) {
 
 ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                            ckd_error *err) {
-    if (values_kept(d, b, to) || ready_values(d, b, to)) {
+    if (values_cached(d, b, to) || materialized_values(d, b, to)) {
         return CKD_OK;
     }
     d->depth++;
@@ -284,12 +284,12 @@ static ckd_status values_in_store(stored_values **out, decoder *d, view_cache *c
     if (!mine) {
         return CKD_OK;
     }
-    uint32_t filling = d->filling, inside = d->inside;
+    uint32_t filling = d->filling, inside = d->lossy_depth;
     d->filling = b->record->depth < filling ? b->record->depth : filling;
-    d->inside = 0;
+    d->lossy_depth = 0;
     ckd_status status = values_of_block(d, cache, v, b, (*out)->values, err);
     d->filling = filling;
-    d->inside = inside;
+    d->lossy_depth = inside;
     values_store_filled(d->store, *out, status == CKD_OK);
     *out = status == CKD_OK ? *out : NULL;
     return status;
@@ -297,7 +297,7 @@ static ckd_status values_in_store(stored_values **out, decoder *d, view_cache *c
 
 ckd_status values_of_input(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                            ckd_error *err) {
-    bool again = d->plan && load_plan_uses(d->plan, b->ready ? b->ready : b->record) > 1;
+    bool again = d->plan && load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) > 1;
     stored_values *stored = NULL;
     ckd_status status = again ? values_in_store(&stored, d, cache, v, b, err) : CKD_OK;
     if (stored) {
@@ -309,9 +309,9 @@ ckd_status values_of_input(decoder *d, view_cache *cache, const view *v, const v
 }
 
 /* Through a buffer. */
-static ckd_status place_part(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
-                             const view_block *b, const span *want, void *to, uint64_t *copied,
-                             ckd_error *err) {
+static ckd_status scatter_part(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
+                               const view_block *b, const span *want, void *to, uint64_t *copied,
+                               ckd_error *err) {
     span have = {b->record->region, b->record->first, b->record->count};
     void *values = malloc(b->record->raw_size + 1);
     if (!values) {
@@ -329,15 +329,15 @@ static ckd_status place_part(decoder *d, view_cache *cache, const view *v, const
 static bool wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
                          bool all) {
     if (d->plan) {
-        return load_plan_uses(d->plan, b->ready ? b->ready : b->record) > 1;
+        return load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) > 1;
     }
-    return d->store && (!all || (v == d->top && d->again[t - v->tensors]));
+    return d->store && (!all || (v == d->top && d->has_derived[t - v->tensors]));
 }
 
 /* One block's share of a span: straight into place if it is all that is wanted, by now and by others. */
-static ckd_status place_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
-                              const view_block *b, const span *want, void *to, uint64_t *copied,
-                              ckd_error *err) {
+static ckd_status scatter_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
+                                const view_block *b, const span *want, void *to, uint64_t *copied,
+                                ckd_error *err) {
     span have = {b->record->region, b->record->first, b->record->count};
     bool all = span_equal(&have, want, t->shape.ndim);
     uint64_t common = all ? have.count : span_common(&t->shape, want, &have);
@@ -357,7 +357,7 @@ static ckd_status place_block(decoder *d, view_cache *cache, const view *v, cons
         return CKD_OK;
     }
     if (!all) {
-        return place_part(d, cache, v, t, b, want, to, copied, err);
+        return scatter_part(d, cache, v, t, b, want, to, copied, err);
     }
     *copied += have.count;
     return values_of_block(d, cache, v, b, to, err);
@@ -367,7 +367,7 @@ ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const v
                            const view_block *b, const span *want, void *to, uint64_t *copied,
                            ckd_error *err) {
     d->steps = 0;
-    return place_block(d, cache, v, t, b, want, to, copied, err);
+    return scatter_block(d, cache, v, t, b, want, to, copied, err);
 }
 
 ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
@@ -381,7 +381,7 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
         view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
         for (size_t i = first; i < end; i++) {
             const view_block *b = &t->shards[s].blocks[i];
-            ckd_status status = place_block(d, cache, v, t, b, want, to, &copied, err);
+            ckd_status status = scatter_block(d, cache, v, t, b, want, to, &copied, err);
             if (status != CKD_OK) {
                 return status;
             }

@@ -19,13 +19,13 @@
 #define MAX_SAVE_DEPTH 128u
 
 /* A block that optimizer steps were predicted from a moment ago. */
-#define KEPT_BLOCKS 8
-typedef struct kept_block {
+#define CACHED_BLOCKS 8
+typedef struct cached_block {
     const record *record; /* NULL: none */
     bytes values;
     uint64_t used;
     uint32_t pins; /* uses at this moment */
-} kept_block;
+} cached_block;
 
 /* Scratch of one worker. */
 typedef struct decoder {
@@ -37,20 +37,21 @@ typedef struct decoder {
     lattice_work lattice;
     columns_cache *columns; /* the load's or the save's, or its own */
     bool own_columns;
-    uint32_t inside; /* lossy blocks that wait for their parent's values: these need no hash of their own */
-    bool suspicious; /* a chain did not give what it should: compare every hash on the way */
-    uint32_t steps;  /* blocks decoded for the present top-level block: bounds hostile fan-out */
-    uint32_t depth;  /* of the present recursion: bounds circles, and the stack */
+    uint32_t
+        lossy_depth;   /* lossy blocks that wait for their parent's values: these need no hash of their own */
+    bool verify_chain; /* a chain did not give what it should: compare every hash on the way */
+    uint32_t steps;    /* blocks decoded for the present top-level block: bounds hostile fan-out */
+    uint32_t depth;    /* of the present recursion: bounds circles, and the stack */
     uint32_t step_limit; /* MAX_STEPS; a save stays far below, so that what it commits can be loaded */
     uint32_t sharing;    /* optimizer steps being decoded: blocks are kept meanwhile */
     uint32_t nested;     /* inputs of inputs */
-    kept_block kept[KEPT_BLOCKS];
-    uint64_t kept_clock;
+    cached_block cached[CACHED_BLOCKS];
+    uint64_t cache_clock;
     values_store *store;      /* the load's; NULL: nothing is stored */
     uint32_t filling;         /* the least depth of blocks that are being decoded into it; UINT32_MAX: none */
     const load_plan *plan;    /* of all that is being loaded; or NULL, and: */
     const view *top;          /* the load's, or NULL */
-    const bool *again;        /* by tensor of it: others of the same checkpoint are made from it */
+    const bool *has_derived;  /* by tensor of it: others of the same checkpoint are made from it */
     const payloads *payloads; /* that need not be read; or NULL */
     uint64_t bytes_read;      /* payloads */
 } decoder;
@@ -84,9 +85,9 @@ ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *er
 void values_share_begin(decoder *d);
 void values_share_end(decoder *d);
 /* While blocks are kept: the values of one of them. false: it is none. */
-bool values_kept(decoder *d, const view_block *b, void *to);
+bool values_cached(decoder *d, const view_block *b, void *to);
 
-/* ---- between values.c, values_step.c, values_lattice.c and device_chain.c ---- */
+/* ---- between values.c, values_step.c, values_lattice.c and device/chain.c ---- */
 /* UNSUPPORTED, if this version does not know the block's coding or predictor. */
 ckd_status values_known(const view_block *b, ckd_error *err);
 /* The block's payload, verified: until the decoder reads the next one. */
@@ -94,7 +95,7 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
 /* A lossy block's integers, until the decoder decodes another one; what others share is there until values_lattice_release. */
 typedef struct lattice_parts {
     lattice_block block;
-    kept_columns *columns, *rows; /* NULL: none */
+    cached_columns *columns, *rows; /* NULL: none */
 } lattice_parts;
 ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, const view_block *b,
                                ckd_error *err);

@@ -1,7 +1,7 @@
 /* Lossy blocks: their integers, with what they share with others, and the values that these stand for. */
 #include "engine/decode/values.h"
 
-static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *side, ckd_error *err) {
+static ckd_status read_columns(cached_columns *to, decoder *d, const view_block *side, ckd_error *err) {
     uint64_t size = side->record->raw_size;
     bytes raw = {0};
     void *at = bytes_scratch(&raw, size + 1, "a matrix's columns", err);
@@ -19,7 +19,7 @@ static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *s
 }
 
 /* What the block shares with others, by dependency `back` from the last one, to be released; NULL in *out if that is nothing. Kept for the blocks that follow. */
-static ckd_status shared_side(kept_columns **out, decoder *d, const view *v, const view_block *b,
+static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, const view_block *b,
                               uint32_t back, ckd_error *err) {
     const record *r = b->record;
     const dependency *on =
@@ -29,7 +29,7 @@ static ckd_status shared_side(kept_columns **out, decoder *d, const view *v, con
         return CKD_OK;
     }
     bool mine, own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
-    kept_columns *kept = columns_claim(d->columns, &mine, &on->content);
+    cached_columns *kept = columns_claim(d->columns, &mine, &on->content);
     if (mine) {
         const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
         ckd_status status =

@@ -14,21 +14,21 @@
 
 /* ---- blocks kept ---- */
 
-static kept_block *find_kept(decoder *d, const record *r) {
-    for (size_t i = 0; i < KEPT_BLOCKS && d->sharing; i++) {
-        if (d->kept[i].record == r) {
-            d->kept[i].used = ++d->kept_clock;
-            return &d->kept[i];
+static cached_block *find_cached(decoder *d, const record *r) {
+    for (size_t i = 0; i < CACHED_BLOCKS && d->sharing; i++) {
+        if (d->cached[i].record == r) {
+            d->cached[i].used = ++d->cache_clock;
+            return &d->cached[i];
         }
     }
     return NULL;
 }
 
 /* The one not used for longest; NULL if all are in use. */
-static kept_block *free_slot(decoder *d) {
-    kept_block *oldest = NULL;
-    for (size_t i = 0; i < KEPT_BLOCKS; i++) {
-        kept_block *k = &d->kept[i];
+static cached_block *free_slot(decoder *d) {
+    cached_block *oldest = NULL;
+    for (size_t i = 0; i < CACHED_BLOCKS; i++) {
+        cached_block *k = &d->cached[i];
         if (k->pins == 0 && (!oldest || k->used < oldest->used)) {
             oldest = k;
         }
@@ -36,8 +36,8 @@ static kept_block *free_slot(decoder *d) {
     return oldest;
 }
 
-bool values_kept(decoder *d, const view_block *b, void *to) {
-    const kept_block *k = find_kept(d, b->record);
+bool values_cached(decoder *d, const view_block *b, void *to) {
+    const cached_block *k = find_cached(d, b->record);
     if (k) {
         memcpy(to, k->values.data, b->record->raw_size);
     }
@@ -50,9 +50,9 @@ void values_share_begin(decoder *d) {
 
 void values_share_end(decoder *d) {
     if (--d->sharing == 0) {
-        for (size_t i = 0; i < KEPT_BLOCKS; i++) { /* their views may be closed before the next one */
-            d->kept[i].record = NULL;
-            d->kept[i].used = 0;
+        for (size_t i = 0; i < CACHED_BLOCKS; i++) { /* their views may be closed before the next one */
+            d->cached[i].record = NULL;
+            d->cached[i].used = 0;
         }
     }
 }
@@ -87,7 +87,7 @@ static ckd_status read_group(decoder *d, const view *v, const view_block *b, gro
 /* The values of one dependency: in a block that is kept, or in memory of their own. */
 typedef struct input {
     const void *values;
-    kept_block *kept;
+    cached_block *kept;
     void *own;
 } input;
 
@@ -99,14 +99,14 @@ static void release_input(input *in) {
     *in = (input){NULL, NULL, NULL};
 }
 
-static void use_kept(input *in, kept_block *k) {
+static void use_cached(input *in, cached_block *k) {
     k->pins++;
     *in = (input){.values = k->values.data, .kept = k};
 }
 
 /* Decoded straight into a slot. */
-static ckd_status keep_block(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
-                             kept_block *slot, ckd_error *err) {
+static ckd_status cache_block(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
+                              cached_block *slot, ckd_error *err) {
     slot->record = NULL;
     void *to = bytes_scratch(&slot->values, b->record->raw_size + 1, "decoding scratch", err);
     if (!to) {
@@ -117,8 +117,8 @@ static ckd_status keep_block(input *in, decoder *d, view_cache *cache, const vie
     slot->pins--;
     if (status == CKD_OK) {
         slot->record = b->record;
-        slot->used = ++d->kept_clock;
-        use_kept(in, slot);
+        slot->used = ++d->cache_clock;
+        use_cached(in, slot);
     }
     return status;
 }
@@ -131,14 +131,14 @@ static ckd_status read_input(input *in, decoder *d, view_cache *cache, const vie
         return status;
     }
     const view_block *exact = view_source_block(&s);
-    kept_block *k = exact ? find_kept(d, exact->record) : NULL;
+    cached_block *k = exact ? find_cached(d, exact->record) : NULL;
     if (k) {
-        use_kept(in, k);
+        use_cached(in, k);
         return CKD_OK;
     }
     k = exact ? free_slot(d) : NULL;
     if (k) {
-        return keep_block(in, d, cache, s.view, exact, k, err);
+        return cache_block(in, d, cache, s.view, exact, k, err);
     }
     in->values = in->own = malloc(b->record->raw_size + 1);
     return in->own ? span_values(d, cache, s.view, s.tensor, &s.want, in->own, s.content, err)
@@ -151,9 +151,9 @@ static ckd_status read_before(input *in, decoder *d, view_cache *cache, const vi
     view_source s;
     ckd_status status = view_source_of(&s, cache, v, b, 0, CKD_F32, err);
     const view_block *exact = status == CKD_OK ? view_source_block(&s) : NULL;
-    kept_block *k = exact ? find_kept(d, exact->record) : NULL;
+    cached_block *k = exact ? find_cached(d, exact->record) : NULL;
     if (k) {
-        use_kept(in, k);
+        use_cached(in, k);
         return CKD_OK;
     }
     in->values = to;

@@ -4,51 +4,51 @@
 
 /* ---- lines ---- */
 
-static void line_free(device_line *line) {
-    line->backend->release(line->queue.device, line->memory);
+static void lease_free(device_lease *lease) {
+    lease->backend->release(lease->queue.device, lease->memory);
     for (int i = 0; i < 2; i++) {
-        line->backend->release_pinned(line->queue.device, line->pinned[i]);
+        lease->backend->release_pinned(lease->queue.device, lease->pinned[i]);
     }
-    line->backend->queue_close(&line->queue);
-    free(line);
+    lease->backend->queue_close(&lease->queue);
+    free(lease);
 }
 
-static ckd_status line_new(device_line **out, int device, ckd_error *err) {
+static ckd_status lease_new(device_lease **out, int device, ckd_error *err) {
     const device_backend *backend = device_backend_open(err);
-    device_line *line = backend ? calloc(1, sizeof(*line)) : NULL;
-    if (!line) {
-        return backend ? err_nomem(err, sizeof(*line), "a device's queue") : CKD_E_DEVICE;
+    device_lease *lease = backend ? calloc(1, sizeof(*lease)) : NULL;
+    if (!lease) {
+        return backend ? err_nomem(err, sizeof(*lease), "a device's queue") : CKD_E_DEVICE;
     }
-    line->backend = backend;
+    lease->backend = backend;
     device_failure why = {DEVICE_DONE, "", ""};
-    device_result result = backend->queue_open(&line->queue, device, true, &why);
+    device_result result = backend->queue_open(&lease->queue, device, true, &why);
     if (result != DEVICE_DONE) {
-        free(line);
+        free(lease);
         return device_status(&why, device, err);
     }
     for (int i = 0; i < 2 && result == DEVICE_DONE; i++) {
-        result = backend->allocate_pinned(&line->pinned[i], device, DEVICE_STAGE, &why);
+        result = backend->allocate_pinned(&lease->pinned[i], device, DEVICE_STAGE, &why);
     }
     if (result != DEVICE_DONE) {
-        line_free(line);
+        lease_free(lease);
         return device_status(&why, device, err);
     }
-    *out = line;
+    *out = lease;
     return CKD_OK;
 }
 
-static device_line *idle_line(ckd_store *store, int device) {
+static device_lease *idle_lease(ckd_store *store, int device) {
     pthread_mutex_lock(&store->mutex);
-    device_line **at = &store->devices;
+    device_lease **at = &store->devices;
     while (*at && (*at)->queue.device != device) {
         at = &(*at)->next;
     }
-    device_line *line = *at;
-    if (line) {
-        *at = line->next;
+    device_lease *lease = *at;
+    if (lease) {
+        *at = lease->next;
     }
     pthread_mutex_unlock(&store->mutex);
-    return line;
+    return lease;
 }
 
 ckd_status device_check_address(const device_backend *backend, int device, const void *address,
@@ -67,69 +67,69 @@ ckd_status device_check_address(const device_backend *backend, int device, const
                                device, owner);
 }
 
-ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *device, const void *address,
+ckd_status device_take(device_lease **out, ckd_store *store, const ckd_device *device, const void *address,
                        ckd_error *err) {
     ckd_device d = CKD_DEVICE_INIT;
     ckd_status status = struct_copy(&d, sizeof(d), device, SIZE_UP_TO(ckd_device, stream), "ckd_device", err);
     if (status != CKD_OK) {
         return status;
     }
-    device_line *line = idle_line(store, d.device);
-    status = line ? CKD_OK : line_new(&line, d.device, err);
+    device_lease *lease = idle_lease(store, d.device);
+    status = lease ? CKD_OK : lease_new(&lease, d.device, err);
     if (status != CKD_OK) {
         return status;
     }
-    line->stream = d.stream;
+    lease->stream = d.stream;
     device_failure why = {DEVICE_DONE, "", ""};
-    status = device_check_address(line->backend, d.device, address, err);
-    if (status == CKD_OK && line->backend->queue_behind(&line->queue, d.stream, &why) != DEVICE_DONE) {
+    status = device_check_address(lease->backend, d.device, address, err);
+    if (status == CKD_OK && lease->backend->queue_behind(&lease->queue, d.stream, &why) != DEVICE_DONE) {
         status = device_status(&why, d.device, err);
     }
     if (status != CKD_OK) {
-        line_free(line); /* whatever it is that happened to it */
+        lease_free(lease); /* whatever it is that happened to it */
         return status;
     }
-    *out = line;
+    *out = lease;
     return CKD_OK;
 }
 
-void device_give_back_idle(ckd_store *store, device_line *line) {
+void device_give_back_idle(ckd_store *store, device_lease *lease) {
     pthread_mutex_lock(&store->mutex);
-    line->next = store->devices;
-    store->devices = line;
+    lease->next = store->devices;
+    store->devices = lease;
     pthread_mutex_unlock(&store->mutex);
 }
 
-void device_give_back(ckd_store *store, device_line *line) {
+void device_give_back(ckd_store *store, device_lease *lease) {
     ckd_error err;
-    if (!line) {
+    if (!lease) {
         return;
     }
-    if (device_finish(line, &err) != CKD_OK) {
-        line_free(line); /* the next one begins anew */
+    if (device_finish(lease, &err) != CKD_OK) {
+        lease_free(lease); /* the next one begins anew */
         return;
     }
-    device_give_back_idle(store, line);
+    device_give_back_idle(store, lease);
 }
 
-void device_lines_close(ckd_store *store) {
+void device_leases_close(ckd_store *store) {
     while (store->devices) {
-        device_line *line = store->devices;
-        store->devices = line->next;
-        line_free(line);
+        device_lease *lease = store->devices;
+        store->devices = lease->next;
+        lease_free(lease);
     }
 }
 
-ckd_status device_finish(const device_line *line, ckd_error *err) {
+ckd_status device_finish(const device_lease *lease, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    line->backend->finish(&line->queue, &why);
-    return device_status(&why, line->queue.device, err);
+    lease->backend->finish(&lease->queue, &why);
+    return device_status(&why, lease->queue.device, err);
 }
 
 /* ---- from a device ---- */
 
-device_reader device_reader_of(device_line *line, const void *data, size_t element, uint64_t elements) {
-    return (device_reader){.line = line,
+device_reader device_reader_of(device_lease *lease, const void *data, size_t element, uint64_t elements) {
+    return (device_reader){.lease = lease,
                            .data = data,
                            .element = element,
                            .elements = elements,
@@ -141,7 +141,7 @@ device_reader device_reader_of(device_line *line, const void *data, size_t eleme
 device_reader device_reader_columns(const device_reader *whole, uint64_t first, uint64_t width,
                                     uint64_t columns) {
     uint64_t elements = whole->elements / columns * width;
-    return (device_reader){.line = whole->line,
+    return (device_reader){.lease = whole->lease,
                            .data = whole->data + first * whole->element,
                            .before = whole->before ? whole->before + first * whole->element : NULL,
                            .element = whole->element,
@@ -154,7 +154,7 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
 /* Whole rows at once; what begins or ends within a row by itself. */
 static ckd_status copy_elements(const device_reader *r, const uint8_t *data, uint8_t *to, uint64_t first,
                                 uint64_t count, device_direction direction, ckd_error *err) {
-    const device_line *line = r->line;
+    const device_lease *lease = r->lease;
     device_failure why = {DEVICE_DONE, "", ""};
     device_result result = DEVICE_DONE;
     while (count && result == DEVICE_DONE) {
@@ -163,14 +163,14 @@ static ckd_status copy_elements(const device_reader *r, const uint8_t *data, uin
                                                                 : left < count ? left
                                                                                : count;
         const uint8_t *from = data + (row * r->stride + column) * r->element;
-        result = rows ? line->backend->copy_rows(&line->queue, to, from, r->width * r->element,
-                                                 r->stride * r->element, rows, direction, &why)
-                      : line->backend->copy(&line->queue, to, from, n * r->element, direction, &why);
+        result = rows ? lease->backend->copy_rows(&lease->queue, to, from, r->width * r->element,
+                                                  r->stride * r->element, rows, direction, &why)
+                      : lease->backend->copy(&lease->queue, to, from, n * r->element, direction, &why);
         to += n * r->element;
         first += n;
         count -= n;
     }
-    return device_status(&why, line->queue.device, err);
+    return device_status(&why, lease->queue.device, err);
 }
 
 ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint64_t count, ckd_error *err) {
@@ -183,33 +183,33 @@ ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first
 }
 
 /* As much as fits, from there on, into the piece that is not current. */
-static ckd_status fetch_ahead(device_reader *r, uint64_t first, ckd_error *err) {
-    uint64_t most = DEVICE_STAGE / r->element, left = r->end - first, n = left < most ? left : most;
+static ckd_status prefetch(device_reader *r, uint64_t first, ckd_error *err) {
+    uint64_t max = DEVICE_STAGE / r->element, left = r->end - first, n = left < max ? left : max;
     r->piece[!r->current].first = first;
     r->piece[!r->current].count = n;
-    return copy_elements(r, r->data, r->line->pinned[!r->current], first, n, DEVICE_TO_HOST, err);
+    return copy_elements(r, r->data, r->lease->pinned[!r->current], first, n, DEVICE_TO_HOST, err);
 }
 
 /* The piece with that element becomes the current one, and the next one begins its way. */
 static ckd_status turn_to(device_reader *r, uint64_t first, ckd_error *err) {
     bool foreseen = r->piece[!r->current].count && r->piece[!r->current].first == first;
-    ckd_status status = foreseen ? CKD_OK : fetch_ahead(r, first, err);
-    status = status == CKD_OK ? device_finish(r->line, err) : status;
+    ckd_status status = foreseen ? CKD_OK : prefetch(r, first, err);
+    status = status == CKD_OK ? device_finish(r->lease, err) : status;
     if (status != CKD_OK) {
         return status;
     }
     r->current = !r->current;
     uint64_t next = first + r->piece[r->current].count;
     r->piece[!r->current].count = 0;
-    return next < r->end ? fetch_ahead(r, next, err) : CKD_OK;
+    return next < r->end ? prefetch(r, next, err) : CKD_OK;
 }
 
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     device_reader *r = context;
     uint8_t *out = to;
-    if (r->line->reader != r) { /* others have used the pinned memory meanwhile */
+    if (r->lease->reader != r) { /* others have used the pinned memory meanwhile */
         r->piece[0].count = r->piece[1].count = 0;
-        r->line->reader = r;
+        r->lease->reader = r;
     }
     while (count) {
         uint64_t begin = r->piece[r->current].first, n = r->piece[r->current].count;
@@ -222,7 +222,7 @@ ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, 
             n = r->piece[r->current].count;
         }
         n = begin + n - first < count ? begin + n - first : count;
-        memcpy(out, (const uint8_t *)r->line->pinned[r->current] + (first - begin) * r->element,
+        memcpy(out, (const uint8_t *)r->lease->pinned[r->current] + (first - begin) * r->element,
                n * r->element);
         out += n * r->element;
         first += n;
@@ -231,55 +231,56 @@ ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, 
     return CKD_OK;
 }
 
-ckd_status device_read_small(const void **values, device_line *line, const void *from, uint64_t size,
+ckd_status device_read_small(const void **values, device_lease *lease, const void *from, uint64_t size,
                              ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    *values = line->pinned[0];
-    line->reader = NULL;
-    if (line->backend->copy(&line->queue, line->pinned[0], from, size, DEVICE_TO_HOST, &why) == DEVICE_DONE) {
-        line->backend->finish(&line->queue, &why);
+    *values = lease->pinned[0];
+    lease->reader = NULL;
+    if (lease->backend->copy(&lease->queue, lease->pinned[0], from, size, DEVICE_TO_HOST, &why) ==
+        DEVICE_DONE) {
+        lease->backend->finish(&lease->queue, &why);
     }
-    return device_status(&why, line->queue.device, err);
+    return device_status(&why, lease->queue.device, err);
 }
 
 /* ---- to a device, and back ---- */
 
-ckd_status device_put(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err) {
-    const device_backend *backend = line->backend;
+ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err) {
+    const device_backend *backend = lease->backend;
     device_failure why = {DEVICE_DONE, "", ""};
-    device_result result = backend->finish(&line->queue, &why); /* what is read ahead may be on its way */
-    line->reader = NULL;
+    device_result result = backend->finish(&lease->queue, &why); /* what is read ahead may be on its way */
+    lease->reader = NULL;
     for (uint64_t at = 0; at < size && result == DEVICE_DONE; at += DEVICE_STAGE) {
         uint64_t n = size - at < DEVICE_STAGE ? size - at : DEVICE_STAGE;
-        void *stage = line->pinned[at / DEVICE_STAGE % 2];
+        void *stage = lease->pinned[at / DEVICE_STAGE % 2];
         memcpy(stage, (const uint8_t *)from + at, n); /* while the other one is on its way */
-        result = backend->finish(&line->queue, &why);
+        result = backend->finish(&lease->queue, &why);
         if (result == DEVICE_DONE) {
-            result = backend->copy(&line->queue, (uint8_t *)to + at, stage, n, DEVICE_TO_DEVICE, &why);
+            result = backend->copy(&lease->queue, (uint8_t *)to + at, stage, n, DEVICE_TO_DEVICE, &why);
         }
     }
     if (result == DEVICE_DONE) {
-        result = backend->finish(&line->queue, &why);
+        result = backend->finish(&lease->queue, &why);
     }
-    return device_status(&why, line->queue.device, err);
+    return device_status(&why, lease->queue.device, err);
 }
 
-ckd_status device_get(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err) {
-    device_reader all = device_reader_of(line, from, 1, size);
+ckd_status device_get(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err) {
+    device_reader all = device_reader_of(lease, from, 1, size);
     ckd_status status = device_read(&all, 0, size, to, err);
-    line->reader = NULL;
+    lease->reader = NULL;
     return status;
 }
 
 /* ---- hashes ---- */
 
-ckd_status device_hash(hash128 *out, device_line *line, device_pieces *of, size_t count, uint64_t *to,
+ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *of, size_t count, uint64_t *to,
                        ckd_error *err) {
     uint64_t pieces = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     for (size_t i = 0; i < count; i++) {
         of[i].to = to + pieces;
-        pieces += device_pieces_of(of[i].bytes);
+        pieces += device_hash_pages_of(of[i].bytes);
     }
     uint64_t *host = malloc(pieces * sizeof(*host) + 1);
     if (!host) {
@@ -287,12 +288,12 @@ ckd_status device_hash(hash128 *out, device_line *line, device_pieces *of, size_
     }
     for (size_t i = 0; i < count && why.result == DEVICE_DONE; i += DEVICE_SPANS) {
         uint32_t n = count - i < DEVICE_SPANS ? (uint32_t)(count - i) : DEVICE_SPANS;
-        line->backend->hash(&line->queue, of + i, n, &why);
+        lease->backend->hash(&lease->queue, of + i, n, &why);
     }
-    ckd_status status = device_status(&why, line->queue.device, err);
-    status = status == CKD_OK ? device_get(line, host, to, pieces * sizeof(*host), err) : status;
+    ckd_status status = device_status(&why, lease->queue.device, err);
+    status = status == CKD_OK ? device_get(lease, host, to, pieces * sizeof(*host), err) : status;
     for (size_t i = 0, at = 0; i < count && status == CKD_OK; i++) {
-        uint64_t n = device_pieces_of(of[i].bytes);
+        uint64_t n = device_hash_pages_of(of[i].bytes);
         out[i] = hash128_of(host + at, n * sizeof(*host)); /* little endian, as the device is */
         at += n;
     }
@@ -300,39 +301,39 @@ ckd_status device_hash(hash128 *out, device_line *line, device_pieces *of, size_
     return status;
 }
 
-ckd_status device_write(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err) {
+ckd_status device_write(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    ckd_status status = device_put(line, to, from, size, err);
+    ckd_status status = device_put(lease, to, from, size, err);
     if (status == CKD_OK) {
-        line->backend->queue_before(&line->queue, line->stream, &why);
-        status = device_status(&why, line->queue.device, err);
+        lease->backend->queue_before(&lease->queue, lease->stream, &why);
+        status = device_status(&why, lease->queue.device, err);
     }
     return status;
 }
 
 ckd_status device_load(ckd_store *store, const ckd_device *device, void *to, const void *from, uint64_t size,
                        ckd_error *err) {
-    device_line *line;
-    ckd_status status = device_take(&line, store, device, to, err);
+    device_lease *lease;
+    ckd_status status = device_take(&lease, store, device, to, err);
     if (status == CKD_OK) {
-        status = device_write(line, to, from, size, err);
-        device_give_back(store, line);
+        status = device_write(lease, to, from, size, err);
+        device_give_back(store, lease);
     }
     return status;
 }
 
 /* ---- memory ---- */
 
-ckd_status device_memory(void **out, device_line *line, uint64_t size, ckd_error *err) {
+ckd_status device_memory(void **out, device_lease *lease, uint64_t size, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    if (line->memory_size < size) {
-        line->backend->release(line->queue.device, line->memory);
-        line->memory = NULL;
-        line->memory_size = 0;
-        if (line->backend->allocate(&line->memory, line->queue.device, size, &why) == DEVICE_DONE) {
-            line->memory_size = size;
+    if (lease->memory_size < size) {
+        lease->backend->release(lease->queue.device, lease->memory);
+        lease->memory = NULL;
+        lease->memory_size = 0;
+        if (lease->backend->allocate(&lease->memory, lease->queue.device, size, &why) == DEVICE_DONE) {
+            lease->memory_size = size;
         }
     }
-    *out = line->memory;
-    return device_status(&why, line->queue.device, err);
+    *out = lease->memory;
+    return device_status(&why, lease->queue.device, err);
 }

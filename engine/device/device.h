@@ -8,11 +8,12 @@
 #include "engine/store/store.h"
 #include "kernels/device_open.h"
 
-#define DEVICE_STAGE  (UINT64_C(8) << 20) /* bytes of a piece of pinned memory */
-#define DEVICE_FEWEST (UINT64_C(1) << 14) /* elements: a host has done with fewer before a device has begun */
+#define DEVICE_STAGE (UINT64_C(8) << 20) /* bytes of a piece of pinned memory */
+#define DEVICE_MIN_ELEMENTS \
+    (UINT64_C(1) << 14) /* elements: a host has done with fewer before a device has begun */
 
-typedef struct device_line {
-    struct device_line *next;
+typedef struct device_lease {
+    struct device_lease *next;
     const device_backend *backend;
     device_queue queue;
     void *stream; /* the caller's, of whoever has taken the line */
@@ -20,30 +21,30 @@ typedef struct device_line {
     const void *reader; /* whose elements are in there; NULL: nobody's any more */
     void *memory;       /* of the device, for those who have taken the line; kept for the next ones */
     uint64_t memory_size;
-} device_line;
+} device_lease;
 
 /*
  * One that nobody uses, or a new one: device_give_back. The caller's description says which device, and what is on its stream now comes before all that
  * is put on the line's queue. address: what will be read or written, which must be the device's. Errors: INVALID (it is the host's, or another
  * device's), DEVICE, NOMEM.
  */
-ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *device, const void *address,
+ckd_status device_take(device_lease **out, ckd_store *store, const ckd_device *device, const void *address,
                        ckd_error *err);
 /* INVALID: the address is the host's, or another device's. Errors: DEVICE. */
 ckd_status device_check_address(const device_backend *backend, int device, const void *address,
                                 ckd_error *err);
-void device_give_back(ckd_store *store, device_line *line);
+void device_give_back(ckd_store *store, device_lease *lease);
 /* The same where nothing was put on its queue since that was waited for. */
-void device_give_back_idle(ckd_store *store, device_line *line);
+void device_give_back_idle(ckd_store *store, device_lease *lease);
 /* Of a store that is closed. */
-void device_lines_close(ckd_store *store);
+void device_leases_close(ckd_store *store);
 
 /* Waits for all on the queue. */
-ckd_status device_finish(const device_line *line, ckd_error *err);
+ckd_status device_finish(const device_lease *lease, ckd_error *err);
 
 /* A tensor's region in the memory of a device, read from the beginning to the end: what comes next is already on its way. */
 typedef struct device_reader {
-    device_line *line;
+    device_lease *lease;
     const uint8_t *data;
     const uint8_t *before; /* what the parent may have of the same elements, lying alike; NULL: not there */
     size_t element;
@@ -53,10 +54,10 @@ typedef struct device_reader {
         stride; /* so many elements of each row, which begin so many apart; width = elements: all */
     struct {
         uint64_t first, count;
-    } piece[2]; /* what is in line->pinned; of the one that is not current: or on its way there */
+    } piece[2]; /* what is in lease->pinned; of the one that is not current: or on its way there */
     int current;
 } device_reader;
-device_reader device_reader_of(device_line *line, const void *data, size_t element, uint64_t elements);
+device_reader device_reader_of(device_lease *lease, const void *data, size_t element, uint64_t elements);
 /* Of `width` columns from `first` on, in rows of `columns`; ends when `whole` does. */
 device_reader device_reader_columns(const device_reader *whole, uint64_t first, uint64_t width,
                                     uint64_t columns);
@@ -73,25 +74,25 @@ static inline bool device_lies_well(const device_reader *r, const void *data) {
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err);
 
 /* At most DEVICE_STAGE bytes, by one copy and one wait, of a line just taken: valid until it is used for anything else. Errors: DEVICE. */
-ckd_status device_read_small(const void **values, device_line *line, const void *from, uint64_t size,
+ckd_status device_read_small(const void **values, device_lease *lease, const void *from, uint64_t size,
                              ckd_error *err);
 
 /* So much of the device's memory, the same for each call: what was in it is lost. Errors: NOMEM, DEVICE. */
-ckd_status device_memory(void **out, device_line *line, uint64_t size, ckd_error *err);
+ckd_status device_memory(void **out, device_lease *lease, uint64_t size, ckd_error *err);
 
 /* Of so many bytes, hashes of pieces. */
-static inline uint64_t device_pieces_of(uint64_t size) {
-    return (size + DEVICE_PIECE - 1) / DEVICE_PIECE;
+static inline uint64_t device_hash_pages_of(uint64_t size) {
+    return (size + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
 }
 /* Content hashes of stretches of the device's memory (of each, `to` is set here). to: room there for as many u64 as all of them have pieces. Errors: NOMEM, DEVICE. */
-ckd_status device_hash(hash128 *out, device_line *line, device_pieces *of, size_t count, uint64_t *to,
+ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *of, size_t count, uint64_t *to,
                        ckd_error *err);
 
 /* Between host memory and the device's, by way of the pinned one; done when they return. */
-ckd_status device_put(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
-ckd_status device_get(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
+ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
+ckd_status device_get(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
 /* device_put; what is put on the caller's stream from then on comes behind it. */
-ckd_status device_write(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
+ckd_status device_write(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
 /* The same, by a line of its own. Errors: those of device_take. */
 ckd_status device_load(ckd_store *store, const ckd_device *device, void *to, const void *from, uint64_t size,
                        ckd_error *err);

@@ -139,7 +139,7 @@ static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_
  * What the parent's values over this span take on their own, which is about what these take; 0 if that is not known. Of values
  * that were all the same, or noise, it says nothing.
  */
-uint64_t block_expected_alone(const record *parent_block, uint64_t raw) {
+uint64_t block_expected_standalone(const record *parent_block, uint64_t raw) {
     const record *r = parent_block;
     bool known =
         r && (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP);
@@ -160,11 +160,11 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
         symbols_grid grid = block_grid(&tensor->shape, tensor->region, job->first);
         ckd_status status =
             block_plan_begin(&job->plan, tensor->tensor->dtype, job->values, job->count, &grid, may_estimate,
-                             block_expected_alone(job->parent_block, raw), err);
+                             block_expected_standalone(job->parent_block, raw), err);
         if (status != CKD_OK) {
             return status;
         }
-        keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
+        keep_smaller(own, CODING_SYMBOLS, job->plan.standalone);
     }
     if (save->codec != CKD_CODEC_RAW) {
         return try_byte_codecs(job, own, save, width_of(tensor), job->values, raw, err);
@@ -173,14 +173,14 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
 }
 
 static bool values_missing(const block_job *job) {
-    return job->ahead.coded && !job->values;
+    return job->precoded.coded && !job->values;
 }
 
 /* Of a block that is coded ahead, without its values: whoever did that has seen that byte codecs do not promise more. */
 static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
     candidate *own = &job->standalone;
     own->available = own->encoded = false;
-    job->plan.alone = (size_t)size;
+    job->plan.standalone = (size_t)size;
     keep_smaller(own, CODING_RAW, raw);
     keep_smaller(own, CODING_SYMBOLS, size);
 }
@@ -223,7 +223,7 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
         own->available = own->encoded = false;
         keep_smaller(own, CODING_RAW, raw);
     }
-    keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
+    keep_smaller(own, CODING_SYMBOLS, job->plan.standalone);
     job->delta_lost = !job->plan.delta_planned;
     if (job->delta_lost) {
         return CKD_OK;
@@ -240,21 +240,21 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
  * parent is cut otherwise there is no hash to compare with.
  */
 static bool values_in_memory(const block_job *job, const tensor_context *tensor, const span *mine, void *to) {
-    if (!tensor->before || !job->parent_block) {
+    if (!tensor->parent_values || !job->parent_block) {
         return false;
     }
     uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, mine,
-                                tensor->before, &tensor->held);
+                                tensor->parent_values, &tensor->held);
     hash128 content = content_hash(to, block_raw_size(job, tensor));
     return copied == job->count && hash128_equal(&content, &job->parent_block->content);
 }
 
-static void delta_ahead(block_job *job, const coding_context *save) {
-    job->delta_lost = job->ahead.lost;
-    if (job->ahead.delta) {
+static void delta_precoded(block_job *job, const coding_context *save) {
+    job->delta_lost = job->precoded.lost;
+    if (job->precoded.delta) {
         block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "",
                         &job->parent_block->content);
-        keep_smaller(&job->delta, CODING_SYMBOLS, job->ahead.planned);
+        keep_smaller(&job->delta, CODING_SYMBOLS, job->precoded.planned);
         job->plan.delta_symbols = job->count;
     }
 }
@@ -264,8 +264,8 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
                              bool plain, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     unsigned width = width_of(tensor);
-    if (job->ahead.coded) {
-        delta_ahead(job, save);
+    if (job->precoded.coded) {
+        delta_precoded(job, save);
         return CKD_OK;
     }
     void *previous = bytes_scratch(&job->previous, raw, "coding scratch", err);
@@ -327,29 +327,29 @@ static load_cost block_step_base(const block_job *job) {
 }
 
 void block_begin(block_job *job, const tensor_context *tensor) {
-    job->known = false;
+    job->is_duplicate = false;
     job->in_panel = tensor->rows != NULL;
     job->chosen = NULL;
     job->predictor = PREDICT_NONE;
     job->depth = 0;
-    job->alone_dependencies = 0;
+    job->standalone_dependencies = 0;
     job->decoder.steps = 0;
-    job->parent_damaged = job->delta_lost = job->awaits = job->wants_values = false;
+    job->parent_damaged = job->delta_lost = job->blocked_on_in_flight = job->wants_values = false;
     job->step.available = job->step.chosen = false;
     job->standalone.available = job->delta.available = job->delta.encoded = false;
     job->lossy = false;
-    job->rounded_bf16 = job->result_bf16 = job->ahead.rounded ? job->ahead.bf16 : (hash128){0};
-    job->rounded_f16 = job->result_f16 = job->ahead.rounded ? job->ahead.f16 : (hash128){0};
+    job->rounded_bf16 = job->result_bf16 = job->precoded.rounded ? job->precoded.bf16 : (hash128){0};
+    job->rounded_f16 = job->result_f16 = job->precoded.rounded ? job->precoded.f16 : (hash128){0};
     job->error = job->error_bf16 = job->error_f16 = (lossy_error){0};
     job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
 }
 
-/* A copy of what has a long chain may want a ready copy. */
+/* A copy of what has a long chain may want a materialized copy. */
 static ckd_status plan_known(block_job *job, const coding_context *save, const tensor_context *tensor,
                              ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     if (job->depth > 0 && values_missing(job)) { /* if it does, it gets its values then */
-        expect_standalone(job, raw, job->ahead.alone ? job->ahead.planned_alone : raw);
+        expect_standalone(job, raw, job->precoded.standalone ? job->precoded.planned_standalone : raw);
         return CKD_OK;
     }
     return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
@@ -358,12 +358,12 @@ static ckd_status plan_known(block_job *job, const coding_context *save, const t
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
-    if (job->stays) {
+    if (job->unchanged) {
         return CKD_OK;
     }
     block_begin(job, tensor);
-    job->content = job->ahead.coded ? job->ahead.content : content_hash(job->values, raw);
-    bool rounds = block_is_master(tensor) && !job->ahead.rounded;
+    job->content = job->precoded.coded ? job->precoded.content : content_hash(job->values, raw);
+    bool rounds = block_is_master(tensor) && !job->precoded.rounded;
     ckd_status status = rounds ? block_hash_rounded(job, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
@@ -375,8 +375,8 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
         return plan_known(job, save, tensor, err);
     }
-    job->awaits = block_is_coming(job, save, tensor, -1);
-    if (job->awaits) {
+    job->blocked_on_in_flight = block_is_in_flight(job, save, tensor, -1);
+    if (job->blocked_on_in_flight) {
         return CKD_OK;
     }
     bool delta = tensor->parent && job->try_delta && block_may_be_named(job, save, tensor);
@@ -386,8 +386,8 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         block_step_measure(job, tensor);
     }
     if (values_missing(job)) {
-        uint64_t expected = block_expected_alone(job->parent_block, raw);
-        expect_standalone(job, raw, job->ahead.delta ? expected : job->ahead.planned_alone);
+        uint64_t expected = block_expected_standalone(job->parent_block, raw);
+        expect_standalone(job, raw, job->precoded.delta ? expected : job->precoded.planned_standalone);
     } else {
         status = block_plan_standalone(job, save, tensor, delta, err);
     }
@@ -403,7 +403,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         status = plan_delta(job, save, tensor, plain, err);
     }
     job->base_stored = job->standalone.size;
-    job->wants_values = values_missing(job) && !job->delta.available && !job->ahead.alone;
+    job->wants_values = values_missing(job) && !job->delta.available && !job->precoded.standalone;
     return status;
 }
 
@@ -417,7 +417,7 @@ static uint64_t lossy_rank(const block_job *job) {
     return job->tile->plan.factor ? job->tile->plan.own.rank : 0;
 }
 
-/* A block that stays as it was is planned on its own only if its chain is long enough to want a ready copy. */
+/* A block that stays as it was is planned on its own only if its chain is long enough to want a materialized copy. */
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
     uint64_t symbols = job->lossy ? (job->tile->before ? 0 : lossy_rank(job)) : job->count;
@@ -437,7 +437,7 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
         job->chosen = &job->delta;
         job->predictor = PREDICT_STEP;
         job->depth = job->step.depth + 1;
-        job->share = share;
+        job->own_cost = share;
     }
 }
 
@@ -447,7 +447,7 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
     job->base = job->lossy ? job->base : job->standalone.chain;
     job->predictor = PREDICT_NONE;
     job->depth = 0;
-    job->share = job->standalone.chain;
+    job->own_cost = job->standalone.chain;
     if (job->delta.available && job->step.chosen) {
         choose_step(job, tensor, budget);
     } else if (job->delta.available) {
@@ -459,7 +459,7 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
             job->chosen = &job->delta;
             job->predictor = PREDICT_PARENT;
             job->depth = job->parent_depth + 1;
-            job->share = job->delta.chain;
+            job->own_cost = job->delta.chain;
         }
     }
     job->chain = job->chosen->chain;
@@ -467,15 +467,15 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
 
 void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
                   load_budget *budget) {
-    block_note_holder(job, save);
-    if (!job->known) {
+    block_add_referenced(job, save);
+    if (!job->is_duplicate) {
         choose(job, tensor, budget);
     }
-    job->keep_ready =
-        job->depth > 0 && job->standalone.available && budget_wants_ready(budget, &job->chain, &job->base);
-    load_cost share = job->known ? job->chain : job->share;
-    load_cost ready = job->keep_ready ? standalone_cost(job, tensor) : share;
-    budget_add(budget, &share, &ready, &job->base);
+    job->materialize = job->depth > 0 && job->standalone.available &&
+                       budget_wants_materialized(budget, &job->chain, &job->base);
+    load_cost share = job->is_duplicate ? job->chain : job->own_cost;
+    load_cost materialized = job->materialize ? standalone_cost(job, tensor) : share;
+    budget_add(budget, &share, &materialized, &job->base);
 }
 
 bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
@@ -485,8 +485,8 @@ bool block_wants_values(block_job *job, const coding_context *save, const tensor
         return job->wants_values;
     }
     block_decide(job, save, tensor, &trial);
-    bool alone = job->keep_ready || (!job->known && job->chosen != &job->delta);
-    return alone && !job->ahead.alone;
+    bool alone = job->materialize || (!job->is_duplicate && job->chosen != &job->delta);
+    return alone && !job->precoded.standalone;
 }
 
 /*
@@ -498,13 +498,13 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
         return CKD_OK; /* raw is written from the values themselves */
     }
     bool is_delta = c == &job->delta;
-    if (is_delta ? job->ahead.delta : job->ahead.alone && values_missing(job)) {
+    if (is_delta ? job->precoded.delta : job->precoded.standalone && values_missing(job)) {
         c->size = c->payload.size;
         c->encoded = true;
         return CKD_OK;
     }
     if (c->coding == CODING_LATTICE) {
-        ckd_status made = block_lossy_alone(job, c, err);
+        ckd_status made = block_lossy_standalone(job, c, err);
         if (made == CKD_OK && (c->size == 0 || c->size >= raw)) {
             c->coding = CODING_RAW;
             c->size = raw;
@@ -515,7 +515,7 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
     if (!to) {
         return CKD_E_NOMEM;
     }
-    ckd_status status = is_delta ? CKD_OK : block_plan_alone(&job->plan, err);
+    ckd_status status = is_delta ? CKD_OK : block_plan_as_standalone(&job->plan, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -532,7 +532,7 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
 }
 
 /* Later saves count on what the block takes on its own: now that it is written, this is no longer an estimate. */
-static void settle_standalone(block_job *job, const tensor_context *tensor) {
+static void finish_standalone(block_job *job, const tensor_context *tensor) {
     bool chosen = job->chosen == &job->standalone;
     if (chosen) {
         job->chain = standalone_cost(job, tensor);
@@ -550,12 +550,12 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
         job->predictor = PREDICT_NONE;
         job->depth = 0;
         job->chain = job->standalone.chain;
-        job->keep_ready = false;
+        job->materialize = false;
         job->step.chosen = false;
     }
-    if (status == CKD_OK && (job->keep_ready || job->chosen == &job->standalone)) {
+    if (status == CKD_OK && (job->materialize || job->chosen == &job->standalone)) {
         status = encode_candidate(job, &job->standalone, raw, err);
-        settle_standalone(job, tensor);
+        finish_standalone(job, tensor);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->tensor->name);
 }

@@ -3,7 +3,7 @@
  *
  *   block_analyse  (parallel)  hash; same values known? else plan it on its own and as a delta on the parent
  *   block_decide   (in order)  the smallest that the load budget allows
- *   block_encode   (parallel)  the payload, and that of the ready copy if one is to be kept
+ *   block_encode   (parallel)  the payload, and that of the materialized copy if one is to be kept
  *
  * Deciding in order makes the bytes written independent of the number of threads. Internal to engine/.
  */
@@ -19,34 +19,35 @@
 #include "engine/encode/step.h"
 #include "engine/decode/values.h"
 
-#define BLOCK_HOLDERS_MAX 64u /* checkpoints that copies name: each is open while this one is loaded */
+#define REFERENCED_CHECKPOINTS_MAX \
+    64u /* checkpoints that copies name: each is open while this one is loaded */
 
 /*
  * Those that copies may name, as blocks are decided on: the parent, and those that were named before. How many blocks are still to be written makes no
  * difference, as with more threads these are more.
  */
-typedef struct block_holders {
-    ckd_id ids[BLOCK_HOLDERS_MAX];
+typedef struct referenced_checkpoints {
+    ckd_id ids[REFERENCED_CHECKPOINTS_MAX];
     uint32_t count;
-} block_holders;
+} referenced_checkpoints;
 
 /* Blocks that are decided on, and not in coding_context's `known` yet. */
-typedef struct blocks_coming {
+typedef struct blocks_in_flight {
     const struct block_job **jobs;
     size_t count;
-} blocks_coming;
+} blocks_in_flight;
 
 /* What all blocks of a save share. Jobs read known, holders and coming with the lock, under which they are changed. */
 typedef struct coding_context {
     ckd_codec codec;
     int level;
     view_cache *views;
-    const view *parent;         /* NULL: no deltas */
-    const content_index *known; /* of this save */
+    const view *parent;               /* NULL: no deltas */
+    const content_index *dedup_index; /* of this save */
     ckd_id checkpoint;
-    block_holders *holders;      /* NULL: copies may name any */
-    const blocks_coming *coming; /* NULL: none */
-    pthread_rwlock_t *noted;     /* NULL: nothing changes while jobs run */
+    referenced_checkpoints *referenced; /* NULL: copies may name any */
+    const blocks_in_flight *in_flight;  /* NULL: none */
+    pthread_rwlock_t *registry_lock;    /* NULL: nothing changes while jobs run */
 } coding_context;
 
 /* What the blocks of one call share. */
@@ -60,10 +61,10 @@ typedef struct tensor_context {
     const step_source *step;   /* what an optimizer step is predicted from; NULL: nothing */
     uint64_t block_elements;   /* of its exact blocks, at most; or */
     const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: it is none */
-    const void
-        *before; /* the parent's values in memory, as the region `held` has them; NULL: read from the store */
+    const void *
+        parent_values; /* the parent's values in memory, as the region `held` has them; NULL: read from the store */
     void *
-        kept; /* where what a decoder will give goes, as that region has it; may be `before`. NULL: nowhere */
+        decoded_values; /* where what a decoder will give goes, as that region has it; may be `parent_values`. NULL: nowhere */
     span held;
 } tensor_context;
 
@@ -88,16 +89,16 @@ typedef struct block_step {
     hash128 content; /* of the group */
 } block_step;
 
-/* What a device has made of a block (save_device.h, save_staying.h) before the job is analysed. Its values need not be there then. */
-typedef struct block_ahead {
-    bool coded;                      /* something of it; or nothing, as this save has its values already */
-    bool delta, alone;               /* its payload is in job->delta's, in job->standalone's */
-    bool lost;                       /* a delta was tried, and takes more than the block on its own */
-    bool rounded;                    /* of a master: what follows is known, whether it is coded or not */
-    hash128 bf16, f16;               /* as rounded_bf16 and rounded_f16 */
-    hash128 content;                 /* of its values */
-    uint64_t planned, planned_alone; /* bytes, as plans say */
-} block_ahead;
+/* What a device has made of a block (save/device.h, save/device_dedup.h) before the job is analysed. Its values need not be there then. */
+typedef struct block_precoded {
+    bool coded;             /* something of it; or nothing, as this save has its values already */
+    bool delta, standalone; /* its payload is in job->delta's, in job->standalone's */
+    bool lost;              /* a delta was tried, and takes more than the block on its own */
+    bool rounded;           /* of a master: what follows is known, whether it is coded or not */
+    hash128 bf16, f16;      /* as rounded_bf16 and rounded_f16 */
+    hash128 content;        /* of its values */
+    uint64_t planned, planned_standalone; /* bytes, as plans say */
+} block_precoded;
 
 /* A side record with the rows of a lossy block, which it shares with those next to it. */
 typedef struct shared_rows {
@@ -118,18 +119,19 @@ typedef struct block_job {
     hash128 content;
     hash128 rounded_bf16,
         rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
-    bool awaits;     /* a block that is `coming` has its values: to be analysed when that is known */
-    bool stays;      /* known before its values were read: they are not there */
-    block_ahead ahead;
+    bool
+        blocked_on_in_flight; /* a block that is `in_flight` has its values: to be analysed when that is known */
+    bool unchanged;           /* known before its values were read: they are not there */
+    block_precoded precoded;
     bool wants_values; /* once analysed, of a block that is coded ahead: it cannot do without them */
-    bool known;        /* stored already: predictor and dependency are set, nothing else to do */
+    bool is_duplicate; /* stored already: predictor and dependency are set, nothing else to do */
     predictor predictor;
     dependency dependencies[4];
     uint32_t dependency_count;
-    uint32_t alone_dependencies; /* of the block on its own: a lossy one may need a side record */
+    uint32_t standalone_dependencies; /* of the block on its own: a lossy one may need a side record */
     uint32_t depth;
     load_cost chain, base;
-    load_cost share; /* of the chain: what loading the rest of the checkpoint does not take anyway */
+    load_cost own_cost; /* of the chain: what loading the rest of the checkpoint does not take anyway */
     const record *parent_block; /* the parent's block over the same span, if there is one */
     uint32_t parent_depth;
     load_cost parent_chain;
@@ -137,7 +139,7 @@ typedef struct block_job {
     block_step step;
     bytes step_first, step_before;
     candidate *chosen; /* NULL if known */
-    bool keep_ready;   /* standalone is to be written as well, as a ready copy */
+    bool materialize;  /* standalone is to be written as well, as a materialized copy */
     uint64_t base_stored;
     bool parent_damaged; /* the parent's values could not be read: coded on its own instead */
 
@@ -167,10 +169,10 @@ const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint
 const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in);
 /*
  * Before the job's values are read: are those with this hash in the parent? Then the job is analysed. The parent's block must be one that nothing has to be loaded
- * before: others may want a ready copy, for which values are needed. jobs: that may be under way, each of which may name another checkpoint.
+ * before: others may want a materialized copy, for which values are needed. jobs: that may be under way, each of which may name another checkpoint.
  */
-bool block_find_staying(block_job *job, const coding_context *save, const tensor_context *tensor,
-                        const hash128 *content, uint32_t jobs);
+bool block_find_unchanged(block_job *job, const coding_context *save, const tensor_context *tensor,
+                          const hash128 *content, uint32_t jobs);
 /* Of the budget only what a whole save has in common is looked at. */
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err);
@@ -178,7 +180,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
  * What a block of the tensor takes on its own is expected to be what the parent's block took, by its record; 0: that says nothing, and all values have
  * to be seen.
  */
-uint64_t block_expected_alone(const record *parent_block, uint64_t raw);
+uint64_t block_expected_standalone(const record *parent_block, uint64_t raw);
 /* The part of so many bytes that tells whether zstd or LZ4 can come below what the block takes otherwise. */
 typedef struct block_probe {
     uint64_t at, size; /* size: all of them if they are few */
@@ -196,13 +198,13 @@ bool block_wants_values(block_job *job, const coding_context *save, const tensor
  * Once analysed: are the values, as they were given, among those of blocks that are coming, or in this save already? bound: of a lossy block, how
  * far these may be; negative: an exact one.
  */
-bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor,
-                     double bound);
+bool block_is_in_flight(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                        double bound);
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
                       double bound);
 /* The same of values with this hash, wherever they are. */
-bool block_is_settled(const span *block, const hash128 *original, const coding_context *save,
-                      const tensor_context *tensor, double bound);
+bool block_is_registered(const span *block, const hash128 *original, const coding_context *save,
+                         const tensor_context *tensor, double bound);
 /* Does it name values of this save? */
 bool block_names_own(const block_job *job, const coding_context *save);
 /* A copy names a checkpoint that was not one too many when it was analysed: is it now? */
@@ -212,7 +214,7 @@ void block_decide(block_job *job, const coding_context *save, const tensor_conte
                   load_budget *budget);
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err);
 
-/* ---- between block_coder.c, block_known.c and block_lossy.c ---- */
+/* ---- between block_coder.c, block_dedup.c and block_lossy.c ---- */
 static inline uint64_t block_raw_size(const block_job *job, const tensor_context *tensor) {
     return job->count * ckd_dtype_size(tensor->tensor->dtype);
 }
@@ -231,7 +233,7 @@ bool block_find_in_save(block_job *job, const coding_context *save, const tensor
 /* Naming values takes less than storing them. */
 bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor);
 /* What a copy names is among the holders from now on. */
-void block_note_holder(const block_job *job, const coding_context *save);
+void block_add_referenced(const block_job *job, const coding_context *save);
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
                      const hash128 *content);
 /* Plans job->values on their own, exactly. may_estimate: a delta's size says whether this one's must be known. */

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/lossy/lossy_device.h"
-#include "engine/lossy/lossy_pair.h"
+#include "engine/lossy/device.h"
+#include "engine/lossy/moment_pair.h"
 
 #define EXACT_SHARE 0.85 /* of raw bytes: what an exact base of weights or moments takes, bench_exact says */
 #define MOST_KEPT   16   /* one in so many values may be kept as it is: with more, the block is exact */
@@ -178,7 +178,7 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
         status = fetch_decoded(job, tile, block_raw_size(job, tensor), err);
         return status == CKD_OK ? block_plan_standalone(job, save, tensor, false, err) : status;
     }
-    offer(&job->standalone, lossy_alone_size(tile, job->count), false);
+    offer(&job->standalone, lossy_standalone_size(tile, job->count), false);
     return CKD_OK;
 }
 
@@ -214,7 +214,8 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         status = fetch_given(job, tile, raw, err);
         status = status == CKD_OK ? measure_given(job, tile, at, err) : status;
         status = status == CKD_OK ? block_analyse(job, save, tensor, budget, err) : status;
-        job->error = (lossy_error){.energy = made->error.energy, .kept = made->error.kept}; /* is exact */
+        job->error =
+            (lossy_error){.energy = made->error.energy, .exceptions = made->error.exceptions}; /* is exact */
         return status;
     }
     job->lossy = true;
@@ -232,17 +233,17 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         return offer_delta(job, tile, save, tensor, budget, err);
     }
     offer(&job->standalone, payload->size, true);
-    depend_on_shared(job, &job->alone_dependencies, tile, save, tensor);
+    depend_on_shared(job, &job->standalone_dependencies, tile, save, tensor);
     return CKD_OK;
 }
 
-ckd_status block_lossy_alone(block_job *job, candidate *c, ckd_error *err) {
+ckd_status block_lossy_standalone(block_job *job, candidate *c, ckd_error *err) {
     ckd_status status = fetch_decoded(job, job->tile, job->count * ckd_dtype_size(job->tile->dtype), err);
     if (status != CKD_OK) {
         return status;
     }
-    status = lossy_block_alone(&job->lossy_work, &c->payload, job->tile, job->decoder.kernels,
-                               coder_symbols(job->decoder.coder), err);
+    status = lossy_block_standalone(&job->lossy_work, &c->payload, job->tile, job->decoder.kernels,
+                                    coder_symbols(job->decoder.coder), err);
     c->size = c->payload.size;
     c->encoded = status == CKD_OK;
     return status;

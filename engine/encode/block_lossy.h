@@ -19,6 +19,6 @@ double lossy_copy_bound(const lossy_tile *tile);
 /* What an exact base of so many bytes would take to load: the measure of all loads. */
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw);
 /* The payload of a candidate that is only estimated so far: the block on its own. */
-ckd_status block_lossy_alone(block_job *job, candidate *c, ckd_error *err);
+ckd_status block_lossy_standalone(block_job *job, candidate *c, ckd_error *err);
 
 #endif

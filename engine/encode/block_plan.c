@@ -24,7 +24,7 @@ void block_plan_free(block_plan *p) {
     }
 
 /* Signed integers of both signs are far apart as unsigned ones; those of a byte have symbols for each of them anyway. */
-static symbols_mode mode_alone(ckd_dtype dtype, const void *values, size_t n) {
+static symbols_mode mode_standalone(ckd_dtype dtype, const void *values, size_t n) {
     const uint8_t *at = values;
     bool negative = false;
     if (dtype == CKD_I64) {
@@ -55,7 +55,7 @@ symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t fi
 
 /* ---- samples ---- */
 
-#define SAMPLE_LEAST  4096  /* elements */
+#define SAMPLE_MIN    4096  /* elements */
 #define SAMPLE_SHARE  16    /* of a block */
 #define SAMPLE_PIECES 16    /* from all over it */
 #define SAMPLED_FROM  16384 /* smaller blocks are planned whole */
@@ -67,7 +67,7 @@ typedef struct sampling {
 
 static sampling choose_sample(const block_plan *p) {
     size_t wanted = p->count / SAMPLE_SHARE;
-    wanted = wanted < SAMPLE_LEAST ? SAMPLE_LEAST : wanted;
+    wanted = wanted < SAMPLE_MIN ? SAMPLE_MIN : wanted;
     sampling s = {.length = wanted / SAMPLE_PIECES, .pieces = SAMPLE_PIECES};
     size_t columns = (size_t)p->grid.columns;
     if (columns && columns <= wanted) {
@@ -102,7 +102,7 @@ static ckd_status sampled(block_plan *p, uint8_t **values, uint8_t **previous, u
     return CKD_OK;
 }
 
-static ckd_status estimate_alone(block_plan *p, ckd_error *err) {
+static ckd_status estimate_standalone(block_plan *p, ckd_error *err) {
     sampling s = choose_sample(p);
     size_t n = s.pieces * s.length;
     uint8_t *values, *previous, *integers;
@@ -113,8 +113,9 @@ static ckd_status estimate_alone(block_plan *p, ckd_error *err) {
         if (dtype_is_float(p->dtype)) {
             p->kernels->rotate_sign(p->dtype, integers, values, n);
         }
-        p->alone = symbols_estimate(p->work, p->mode, p->width, dtype_is_float(p->dtype) ? integers : values,
-                                    NULL, &grid, n, p->count);
+        p->standalone =
+            symbols_estimate(p->work, p->mode, p->width, dtype_is_float(p->dtype) ? integers : values, NULL,
+                             &grid, n, p->count);
     }
     return status;
 }
@@ -136,8 +137,8 @@ static ckd_status estimate_delta(block_plan *p, ckd_error *err) {
 
 /* ---- plans ---- */
 
-ckd_status block_plan_alone(block_plan *p, ckd_error *err) {
-    if (p->alone_planned) {
+ckd_status block_plan_as_standalone(block_plan *p, ckd_error *err) {
+    if (p->standalone_planned) {
         return CKD_OK;
     }
     const void *integers = p->values;
@@ -149,8 +150,8 @@ ckd_status block_plan_alone(block_plan *p, ckd_error *err) {
         p->kernels->rotate_sign(p->dtype, rotated, p->values, p->count);
         integers = rotated;
     }
-    symbols_plan(p->work, 0, p->mode, p->width, integers, NULL, &p->grid, p->count, &p->alone);
-    p->alone_planned = true;
+    symbols_plan(p->work, 0, p->mode, p->width, integers, NULL, &p->grid, p->count, &p->standalone);
+    p->standalone_planned = true;
     return CKD_OK;
 }
 
@@ -176,15 +177,15 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
     p->previous = NULL;
     p->count = count;
     p->grid = *grid;
-    p->mode = mode_alone(dtype, values, count);
-    p->alone = p->delta = 0;
-    p->alone_planned = p->delta_planned = p->alone_sampled = false;
+    p->mode = mode_standalone(dtype, values, count);
+    p->standalone = p->delta = 0;
+    p->standalone_planned = p->delta_planned = p->standalone_sampled = false;
     if (!try_delta || count < SAMPLED_FROM) {
-        return block_plan_alone(p, err);
+        return block_plan_as_standalone(p, err);
     }
-    p->alone = (size_t)expected;
-    p->alone_sampled = !expected;
-    return expected ? CKD_OK : estimate_alone(p, err);
+    p->standalone = (size_t)expected;
+    p->standalone_sampled = !expected;
+    return expected ? CKD_OK : estimate_standalone(p, err);
 }
 
 /*
@@ -197,22 +198,22 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
 
 ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err) {
     p->previous = previous;
-    double won = (double)p->alone * (p->alone_sampled ? DELTA_WON_SAMPLED : BLOCK_DELTA_WON);
+    double won = (double)p->standalone * (p->standalone_sampled ? DELTA_WON_SAMPLED : BLOCK_DELTA_WON);
     if (p->count >= SAMPLED_FROM) {
         ckd_status status = estimate_delta(p, err);
         if (status != CKD_OK) {
             return status;
         }
-        if ((double)p->delta > DELTA_LOST * (double)p->alone) {
-            status = block_plan_alone(p, err);
+        if ((double)p->delta > DELTA_LOST * (double)p->standalone) {
+            status = block_plan_as_standalone(p, err);
             /* What was expected may be far too little: of a block that was all the same, and no longer is. */
-            if (status != CKD_OK || (double)p->delta > DELTA_LOST * (double)p->alone) {
+            if (status != CKD_OK || (double)p->delta > DELTA_LOST * (double)p->standalone) {
                 return status;
             }
         }
     }
     ckd_status status = plan_delta(p, err);
-    return status == CKD_OK && (double)p->delta > won ? block_plan_alone(p, err) : status;
+    return status == CKD_OK && (double)p->delta > won ? block_plan_as_standalone(p, err) : status;
 }
 
 size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity) {

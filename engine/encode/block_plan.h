@@ -25,9 +25,9 @@ typedef struct block_plan {
     symbols_grid grid;
     bytes integers, residual, context; /* `residual` also holds a sample */
     /* Bytes. Estimated from a sample where not planned. */
-    size_t alone, delta;
+    size_t standalone, delta;
     size_t delta_symbols; /* integers in the delta's stream */
-    bool alone_planned, delta_planned, alone_sampled;
+    bool standalone_planned, delta_planned, standalone_sampled;
 } block_plan;
 
 void block_plan_init(block_plan *p, const kernels *k, symbols_workspace *work);
@@ -37,7 +37,7 @@ void block_plan_free(block_plan *p);
 symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t first);
 
 /*
- * Sets `alone`: planned, or, if a delta will be tried and the block is large enough to have a sample, estimated. `expected` is what the
+ * Sets `standalone`: planned, or, if a delta will be tried and the block is large enough to have a sample, estimated. `expected` is what the
  * caller knows of it, such as what the block took in the parent; 0: nothing. values: count elements, which must stay as
  * they are until the block is encoded.
  */
@@ -49,7 +49,7 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
  */
 ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err);
 /* Plans the standalone stream, if it is not planned. */
-ckd_status block_plan_alone(block_plan *p, ckd_error *err);
+ckd_status block_plan_as_standalone(block_plan *p, ckd_error *err);
 
 /* Writes a planned stream to at least `capacity` bytes; returns its size, 0 if that is not enough. */
 size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity);

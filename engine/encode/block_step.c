@@ -26,8 +26,8 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
         return;
     }
     bool weight = s->inputs == INPUTS_MOMENT_SQUARE;
-    const held_block *first = &s->first->blocks[job->first / CKD_BLOCK_ELEMENTS];
-    const held_block *square = weight ? &s->square->blocks[job->first / CKD_BLOCK_ELEMENTS] : NULL;
+    const pinned_block *first = &s->first->blocks[job->first / CKD_BLOCK_ELEMENTS];
+    const pinned_block *square = weight ? &s->square->blocks[job->first / CKD_BLOCK_ELEMENTS] : NULL;
     const record *before = s->before ? block_matching(job, tensor, s->before) : NULL;
     if (s->before && !before) {
         return;
@@ -99,18 +99,18 @@ static double best_rule(step_rule *rule, const block_job *job, const step_source
     memcpy(rule->coefficients, s->group.coefficients, sizeof(rule->coefficients));
     uint32_t best = s->usual ? s->usual : s->first_rule;
     rule->rule = best;
-    double least = sampled_bits(job, in, rule);
+    double min = sampled_bits(job, in, rule);
     double margin = s->usual ? OTHER_RULE : 0;
     for (rule->rule = s->first_rule; rule->rule <= s->last_rule; rule->rule++) {
         double bits = sampled_bits(job, in, rule);
-        if (bits < least - margin) {
-            least = bits;
+        if (bits < min - margin) {
+            min = bits;
             margin = 0;
             best = rule->rule;
         }
     }
     rule->rule = best;
-    return least;
+    return min;
 }
 
 /* ---- the prediction ---- */

@@ -70,12 +70,12 @@ static group group_of(const ckd_optimizer *o) {
 
 /* ---- parameters ---- */
 
-static void release(step_states *s, held_tensor *h) {
+static void release(step_states *s, pinned_tensor *h) {
     s->held -= h->bytes;
     free(h->values);
     file_scratch_close(h->file);
     free(h->blocks);
-    *h = (held_tensor){.name = h->name};
+    *h = (pinned_tensor){.name = h->name};
 }
 
 static void remove_parameter(step_states *s, step_parameter *p) {
@@ -116,17 +116,17 @@ static step_parameter *find_parameter(step_states *s, const char *name, const ck
 #define MOST_OF_DISK 4 /* of what is left there, one in so many bytes is taken at most */
 
 /* In memory as long as the budget lasts, then in a file. */
-static void find_room(held_tensor *h, step_states *s, uint64_t size) {
+static void find_room(pinned_tensor *h, step_states *s, uint64_t size) {
     if (size <= s->limit && s->held <= s->limit - size) {
         h->values = malloc((size_t)size + 1);
         h->bytes = h->values ? size : 0;
         s->held += h->bytes;
-    } else if (s->scratch && dir_room(s->scratch) / MOST_OF_DISK >= size) {
+    } else if (s->scratch && dir_free_space(s->scratch) / MOST_OF_DISK >= size) {
         file_scratch_open(&h->file, s->scratch, NULL);
     }
 }
 
-static void hold(step_tensor *t, held_tensor *h, const record_tensor *tensor, uint64_t elements) {
+static void hold(step_tensor *t, pinned_tensor *h, const record_tensor *tensor, uint64_t elements) {
     size_t blocks = (size_t)((elements + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS);
     release(t->states, h);
     if (elements < SIZE_MAX / sizeof(float)) {
@@ -141,7 +141,7 @@ static void hold(step_tensor *t, held_tensor *h, const record_tensor *tensor, ui
     }
 }
 
-const float *step_held(const held_tensor *h, bytes *room, uint64_t first, uint64_t count) {
+const float *step_held(const pinned_tensor *h, bytes *room, uint64_t first, uint64_t count) {
     if (h->values) {
         return h->values + first;
     }
@@ -151,8 +151,9 @@ const float *step_held(const held_tensor *h, bytes *room, uint64_t first, uint64
     return read ? to : NULL;
 }
 
-void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const held_block *block) {
-    held_tensor *h = t->hold;
+void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values,
+               const pinned_block *block) {
+    pinned_tensor *h = t->hold;
     if (!h) {
         return;
     }
@@ -268,7 +269,7 @@ void step_end(step_tensor *t, step_states *s) {
 
 /* ---- groups ---- */
 
-ckd_status step_note_group(bool *written, step_states *s, const hash128 *content, ckd_error *err) {
+ckd_status step_record_group(bool *written, step_states *s, const hash128 *content, ckd_error *err) {
     *written = false;
     for (size_t i = 0; i < s->group_count && !*written; i++) {
         *written = hash128_equal(&s->groups[i], content);

@@ -18,21 +18,21 @@
 #include "engine/store/view.h"
 
 /* What later blocks over the same span have to know of one that was written. */
-typedef struct held_block {
+typedef struct pinned_block {
     hash128 content;
     load_cost own, chain, base;
     uint32_t depth;
     bool on_step, on_parent; /* predicted as a step; a delta on the parent */
-} held_block;
+} pinned_block;
 
-typedef struct held_tensor {
+typedef struct pinned_tensor {
     float *values;      /* of the whole region; or NULL, and: */
     file_scratch *file; /* has them; NULL: not held */
     uint64_t bytes;     /* of values in memory */
-    held_block *blocks;
+    pinned_block *blocks;
     size_t block_count;
     const char *name; /* as long as the save */
-} held_tensor;
+} pinned_tensor;
 
 /* The tensors of one parameter, over one region. */
 typedef struct step_parameter {
@@ -40,7 +40,7 @@ typedef struct step_parameter {
     const char *name; /* its weight's */
     const ckd_region *region;
     uint64_t elements;
-    held_tensor first, square; /* exp_avg, exp_avg_sq */
+    pinned_tensor first, square; /* exp_avg, exp_avg_sq */
     bool first_came, square_came, weight_came;
 } step_parameter;
 
@@ -61,7 +61,7 @@ typedef struct step_source {
     group group; /* but for the rule */
     uint32_t first_rule, last_rule, usual;
     group_inputs inputs;
-    const held_tensor *first, *square;
+    const pinned_tensor *first, *square;
     const view_tensor *before; /* the parent's first moment, if the rules need it */
 } step_source;
 
@@ -70,7 +70,7 @@ typedef struct step_tensor {
     step_source source;
     step_states *states;
     step_parameter *parameter; /* NULL: none of this */
-    held_tensor *hold;         /* NULL: its values are not wanted */
+    pinned_tensor *hold;       /* NULL: its values are not wanted */
     ckd_role role;
     bool sgd;
     uint32_t used; /* the rule of the last block that was predicted; 0: none was */
@@ -85,15 +85,15 @@ ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err);
 struct tensor_context;
 void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const struct tensor_context *t,
                 uint64_t elements, const view *in);
-void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const held_block *block);
+void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const pinned_block *block);
 void step_end(step_tensor *t, step_states *s);
-static inline bool step_is_held(const held_tensor *h) {
+static inline bool step_is_held(const pinned_tensor *h) {
     return h->values || h->file;
 }
 /* Elements first ... first + count - 1 of a tensor that is held; in `room`, or where they are. NULL: they cannot be read. */
-const float *step_held(const held_tensor *h, bytes *room, uint64_t first, uint64_t count);
+const float *step_held(const pinned_tensor *h, bytes *room, uint64_t first, uint64_t count);
 
 /* Has this group been written? Else it is noted as written. Errors: NOMEM. */
-ckd_status step_note_group(bool *written, step_states *s, const hash128 *content, ckd_error *err);
+ckd_status step_record_group(bool *written, step_states *s, const hash128 *content, ckd_error *err);
 
 #endif

@@ -4,7 +4,7 @@
 
 void checkpoint_views_begin(view_cache *views, ckd_store *store) {
     views_init(views, store);
-    views->use_ready = false;
+    views->use_materialized = false;
 }
 
 void checkpoint_views_limit(view_cache *views) {
@@ -21,7 +21,7 @@ static ckd_status was_deleted(bool *out, const ckd_store *store, const ckd_check
     manifest_name name = {.step = c->step, .generation = c->generation};
     memcpy(name.run, c->run, sizeof(name.run));
     ckd_status status = manifests_tombstones(&tombstones, store, err);
-    *out = status == CKD_OK && manifests_killer(&tombstones, &name);
+    *out = status == CKD_OK && manifests_covering_tombstone(&tombstones, &name);
     manifests_free(&tombstones);
     return status;
 }
@@ -37,7 +37,7 @@ static ckd_status get_view(const view **out, view_cache *views, const ckd_id *id
     status = store_lock_publish(&lock, store, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&store->mutex);
-        status = store_refresh(store, err);
+        status = store_sync_catalog(store, err);
         pthread_mutex_unlock(&store->mutex);
         lock_release(lock);
     }
@@ -66,7 +66,7 @@ ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkp
                         "it cannot be listed: it contradicts itself, or another one has its id");
     }
     checkpoint_text(checkpoint, c->run, c->step, false);
-    return damage_note(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    return damage_record(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
 }
 
 ckd_status checkpoint_check_closure(view_cache *views, const view *v, damage_list *damage, ckd_error *err) {
@@ -75,7 +75,7 @@ ckd_status checkpoint_check_closure(view_cache *views, const view *v, damage_lis
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = closure_visit(views, v, NULL, NULL, &why);
     checkpoint_text(checkpoint, c->run, c->step, false);
-    return damage_note(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    return damage_record(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
 }
 
 static ckd_status check_one(view_cache *views, const manifest_name *name, damage_list *damage,

@@ -10,16 +10,16 @@
  */
 ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkpoint *c, damage_list *damage,
                            ckd_error *err);
-/* Notes what a load of it would miss (closure.h). No payload is read. Likewise. */
+/* Records what a load of it would miss (closure.h). No payload is read. Likewise. */
 ckd_status checkpoint_check_closure(view_cache *views, const view *v, damage_list *damage, ckd_error *err);
 
-/* Both, for all listed checkpoints. Manifests that cannot be read are the caller's to note. Takes the reader lock. Errors: BUSY, IO, NOMEM. */
+/* Both, for all listed checkpoints. Manifests that cannot be read are the caller's to record. Takes the reader lock. Errors: BUSY, IO, NOMEM. */
 ckd_status checkpoints_check_all(ckd_store *store, damage_list *damage, ckd_error *err);
 
 /* Views hold files open: a cache of so many is emptied before the next checkpoint. */
 #define CHECKPOINT_VIEWS_MAX 64
 void checkpoint_views_begin(view_cache *views,
-                            ckd_store *store); /* without ready copies: the blocks themselves count */
+                            ckd_store *store); /* without materialized copies: the blocks themselves count */
 void checkpoint_views_limit(view_cache *views);
 
 #endif

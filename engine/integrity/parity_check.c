@@ -12,11 +12,11 @@ typedef struct row_check {
     uint8_t *stripes; /* a batch */
 } row_check;
 
-static ckd_status note_stripe(const row_check *c, uint64_t stripe, ckd_error *err) {
+static ckd_status record_stripe(const row_check *c, uint64_t stripe, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    uint64_t offset = c->file->note_size + parity_stripe_offset(&c->s->group, stripe);
+    uint64_t offset = c->file->head_size + parity_stripe_offset(&c->s->group, stripe);
     ckd_status status = err_corrupt(&why, c->path, offset, "a piece of parity is damaged");
-    return damage_note(c->damage, status, &why, stripe, "", err);
+    return damage_record(c->damage, status, &why, stripe, "", err);
 }
 
 static ckd_status check_ends(const row_check *c, ckd_error *err) {
@@ -28,7 +28,7 @@ static ckd_status check_ends(const row_check *c, ckd_error *err) {
         status = err_corrupt(&why, c->path, parity_file_size(&c->s->group) - PARITY_TRAILER,
                              "the end of a parity file is damaged, or cut off");
     }
-    return damage_note(c->damage, status, &why, CKD_NO_OFFSET, "", err);
+    return damage_record(c->damage, status, &why, CKD_NO_OFFSET, "", err);
 }
 
 static ckd_status check_batch(const row_check *c, uint64_t first, uint64_t count, ckd_error *err) {
@@ -37,17 +37,17 @@ static ckd_status check_batch(const row_check *c, uint64_t first, uint64_t count
     ckd_status status = parity_read(c->file, first, count, c->stripes, &why);
     if (status != CKD_OK) {
         err_in_file(&why, status, c->path);
-        return damage_note(c->damage, status, &why, CKD_NO_OFFSET, "", err);
+        return damage_record(c->damage, status, &why, CKD_NO_OFFSET, "", err);
     }
     const uint8_t *at = c->stripes;
     for (uint64_t s = first; s < first + count && status == CKD_OK; s++) {
-        status = parity_stripe_valid(at, g, c->row, s) ? CKD_OK : note_stripe(c, s, err);
+        status = parity_stripe_valid(at, g, c->row, s) ? CKD_OK : record_stripe(c, s, err);
         at += parity_stripe_size(g, s);
     }
     return status;
 }
 
-static ckd_status check_stripes(row_check *c, pace *p, ckd_error *err) {
+static ckd_status check_stripes(row_check *c, rate_limiter *p, ckd_error *err) {
     const parity_group *g = &c->s->group;
     uint64_t stripes = parity_stripes(g), batch = parity_batch(g);
     size_t size = batch * (g->piece + 8 * g->member_count + PARITY_BEHIND);
@@ -56,14 +56,14 @@ static ckd_status check_stripes(row_check *c, pace *p, ckd_error *err) {
     /* A file that was cut off has its end noted; sizes in its head may be any, and must not cost time or memory. */
     uint64_t end = file_size(c->file->file);
     for (uint64_t first = 0; first < stripes && status == CKD_OK; first += batch) {
-        if (c->file->note_size + parity_stripe_offset(g, first) >= end) {
+        if (c->file->head_size + parity_stripe_offset(g, first) >= end) {
             break;
         }
         uint64_t count = stripes - first < batch ? stripes - first : batch;
         status = check_batch(c, first, count, err);
         if (status == CKD_OK && p) {
-            status =
-                pace_add(p, parity_stripe_offset(g, first + count) - parity_stripe_offset(g, first), err);
+            status = rate_limiter_add(
+                p, parity_stripe_offset(g, first + count) - parity_stripe_offset(g, first), err);
         }
     }
     free(c->stripes);
@@ -71,7 +71,7 @@ static ckd_status check_stripes(row_check *c, pace *p, ckd_error *err) {
 }
 
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
-                            pace *p, ckd_error *err) {
+                            rate_limiter *p, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname path = path_parity(store->path, &s->group.id, row, "");
     row_check c = {.s = s, .row = row, .path = path.text, .damage = damage};
@@ -81,7 +81,7 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
     }
     if (status != CKD_OK) {
         err_in_file(&why, status, path.text);
-        return damage_note(damage, status, &why, CKD_NO_OFFSET, "", err);
+        return damage_record(damage, status, &why, CKD_NO_OFFSET, "", err);
     }
     status = check_ends(&c, err);
     if (status == CKD_OK) {
@@ -91,8 +91,8 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
     return status;
 }
 
-ckd_status parity_note_missing(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
-                               ckd_error *err) {
+ckd_status parity_record_missing(const parity_set *s, uint32_t row, const ckd_store *store,
+                                 damage_list *damage, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_parity(store->path, &s->group.id, row, "");
     bool others = false; /* still there: else the group was removed meanwhile */
@@ -103,5 +103,5 @@ ckd_status parity_note_missing(const parity_set *s, uint32_t row, const ckd_stor
         return CKD_OK; /* or it is there and cannot be read, which was noted */
     }
     err_corrupt(&why, p.text, CKD_NO_OFFSET, "a file of a parity group is missing");
-    return damage_note(damage, CKD_E_CORRUPT, &why, CKD_NO_OFFSET, "", err);
+    return damage_record(damage, CKD_E_CORRUPT, &why, CKD_NO_OFFSET, "", err);
 }

@@ -14,11 +14,11 @@ typedef struct wanted {
 
 /* ---- settings ---- */
 
-static ckd_status wanted_for(wanted *out, const ckd_store *store, const notes *settings, const char *run,
-                             ckd_error *err) {
-    const kept_note *n = notes_parity(settings, run);
+static ckd_status wanted_for(wanted *out, const ckd_store *store, const setting_list *settings,
+                             const char *run, ckd_error *err) {
+    const stored_setting *n = settings_parity(settings, run);
     *out = (wanted){0};
-    ckd_status status = n ? notes_why(n, store, err) : CKD_OK;
+    ckd_status status = n ? settings_why(n, store, err) : CKD_OK;
     if (status == CKD_OK && n) {
         *out = (wanted){n->parity.data, n->parity.parity};
     }
@@ -28,17 +28,17 @@ static ckd_status wanted_for(wanted *out, const ckd_store *store, const notes *s
 /* ---- what there is ---- */
 
 static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *store,
-                         const listed_files *files) {
+                         const live_files *files) {
     const parity_group *g = &s->group;
     bool all_listed = true;
     if (!w->data) {
         return PARITY_NONE;
     }
     for (size_t i = 0; i < g->member_count; i++) {
-        const listed_file *f = listed_files_find(files, &g->members[i].file);
+        const live_file *f = live_files_find(files, &g->members[i].file);
         bool same =
             f && f->file.size == g->members[i].size && hash128_equal(&f->file.root, &g->members[i].root);
-        if (same && !listed_file_there(store, &f->file.id, f->file.size)) {
+        if (same && !live_file_exists(store, &f->file.id, f->file.size)) {
             return PARITY_BROKEN;
         }
         all_listed = all_listed && same;
@@ -52,10 +52,10 @@ static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *
 }
 
 /* The group that serves a file best; of equals the one made last. */
-static const parity_set *best_of(parity_use *use, const listed_file *f, const wanted *w,
-                                 const ckd_store *store, const listed_files *files, const parity_sets *sets) {
+static const parity_set *best_of(parity_use *use, const live_file *f, const wanted *w, const ckd_store *store,
+                                 const live_files *files, const parity_sets *sets) {
     size_t count;
-    const parity_cover *c = parity_sets_of(sets, &f->file.id, &count);
+    const parity_membership *c = parity_sets_of(sets, &f->file.id, &count);
     const parity_set *best = NULL;
     *use = PARITY_NONE;
     for (size_t i = 0; i < count; i++) {
@@ -73,7 +73,7 @@ static const parity_set *best_of(parity_use *use, const listed_file *f, const wa
 /* ---- what there should be ---- */
 
 typedef struct candidate {
-    const listed_file *f;
+    const live_file *f;
     const parity_set *now; /* a small group; NULL: in none that could stay */
     wanted w;
     unsigned size_class;
@@ -97,11 +97,11 @@ static int by_class_and_age(const void *a, const void *b) {
 }
 
 static ckd_status find_candidates(candidate *out, size_t *count, const ckd_store *store,
-                                  const listed_files *files, const parity_sets *sets, const notes *settings,
-                                  const char *run, ckd_error *err) {
+                                  const live_files *files, const parity_sets *sets,
+                                  const setting_list *settings, const char *run, ckd_error *err) {
     *count = 0;
     for (size_t i = 0; i < files->count; i++) {
-        const listed_file *f = &files->items[i];
+        const live_file *f = &files->items[i];
         candidate c = {.f = f};
         parity_use use;
         if (run && strcmp(run, f->name.run) != 0) {
@@ -139,7 +139,7 @@ static ckd_status add_group(parity_plan *p, const candidate *first, size_t count
         return err_nomem(err, count * sizeof(*g.members), "a parity group");
     }
     for (size_t i = 0; i < count; i++) {
-        const note_file *f = &first[i].f->file;
+        const file_ref *f = &first[i].f->file;
         g.members[i] = (parity_member){(uint32_t)i, f->id, f->size, f->root};
         p->files++;
         p->file_bytes += f->size;
@@ -168,8 +168,9 @@ static ckd_status cut(parity_plan *p, const candidate *c, size_t count, ckd_erro
     return status;
 }
 
-ckd_status parity_plan_make(parity_plan *out, const ckd_store *store, const listed_files *files,
-                            const parity_sets *sets, const notes *settings, const char *run, ckd_error *err) {
+ckd_status parity_plan_make(parity_plan *out, const ckd_store *store, const live_files *files,
+                            const parity_sets *sets, const setting_list *settings, const char *run,
+                            ckd_error *err) {
     *out = (parity_plan){0};
     size_t count = 0;
     candidate *c = calloc(files->count + 1, sizeof(*c));
@@ -192,10 +193,10 @@ void parity_plan_free(parity_plan *p) {
     *p = (parity_plan){0};
 }
 
-ckd_status parity_plan_needed(bool *needed, const ckd_store *store, const listed_files *files,
-                              const parity_sets *sets, const notes *settings, ckd_error *err) {
+ckd_status parity_plan_needed(bool *needed, const ckd_store *store, const live_files *files,
+                              const parity_sets *sets, const setting_list *settings, ckd_error *err) {
     for (size_t i = 0; i < files->count; i++) {
-        const listed_file *f = &files->items[i];
+        const live_file *f = &files->items[i];
         wanted w;
         parity_use use;
         ckd_status status = wanted_for(&w, store, settings, f->name.run, err);

@@ -83,7 +83,7 @@ static ckd_status read_row(parity_sets *s, const ckd_store *store, const char *n
     if (status == CKD_E_CORRUPT && add_lost(s, &id, row, err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
-    return damage_note(damage, status, &why, CKD_NO_OFFSET, "", err);
+    return damage_record(damage, status, &why, CKD_NO_OFFSET, "", err);
 }
 
 static ckd_status index_members(parity_sets *s, ckd_error *err) {
@@ -91,36 +91,36 @@ static ckd_status index_members(parity_sets *s, ckd_error *err) {
     for (size_t i = 0; i < s->count; i++) {
         total += s->items[i]->group.member_count;
     }
-    s->covers = calloc(total + 1, sizeof(*s->covers));
-    if (!s->covers) {
-        return err_nomem(err, total * sizeof(*s->covers), "members of parity groups");
+    s->memberships = calloc(total + 1, sizeof(*s->memberships));
+    if (!s->memberships) {
+        return err_nomem(err, total * sizeof(*s->memberships), "members of parity groups");
     }
     for (size_t i = 0; i < s->count; i++) {
         const parity_set *set = s->items[i];
         for (size_t k = 0; k < set->group.member_count; k++) {
-            s->covers[s->cover_count++] = (parity_cover){set->group.members[k].file, set, k};
+            s->memberships[s->membership_count++] = (parity_membership){set->group.members[k].file, set, k};
         }
     }
-    if (s->cover_count) {
-        qsort(s->covers, s->cover_count, sizeof(*s->covers), id_compare);
+    if (s->membership_count) {
+        qsort(s->memberships, s->membership_count, sizeof(*s->memberships), id_compare);
     }
     return CKD_OK;
 }
 
-const parity_cover *parity_sets_of(const parity_sets *s, const ckd_id *file, size_t *count) {
-    size_t low = 0, high = s->cover_count;
+const parity_membership *parity_sets_of(const parity_sets *s, const ckd_id *file, size_t *count) {
+    size_t low = 0, high = s->membership_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (memcmp(&s->covers[middle].file, file, sizeof(*file)) < 0) {
+        if (memcmp(&s->memberships[middle].file, file, sizeof(*file)) < 0) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    for (high = low; high < s->cover_count && id_equal(&s->covers[high].file, file); high++) {
+    for (high = low; high < s->membership_count && id_equal(&s->memberships[high].file, file); high++) {
     }
     *count = high - low;
-    return *count ? &s->covers[low] : NULL;
+    return *count ? &s->memberships[low] : NULL;
 }
 
 ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_list *damage, ckd_error *err) {
@@ -144,7 +144,7 @@ void parity_sets_free(parity_sets *s) {
         free(s->items[i]);
     }
     free(s->items);
-    free(s->covers);
+    free(s->memberships);
     free(s->lost);
     *s = (parity_sets){0};
 }
@@ -167,18 +167,18 @@ const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group) {
 bool parity_members_there(const parity_group *g, const ckd_store *store) {
     bool there = true;
     for (size_t i = 0; i < g->member_count && there; i++) {
-        there = listed_file_there(store, &g->members[i].file, g->members[i].size);
+        there = live_file_exists(store, &g->members[i].file, g->members[i].size);
     }
     return there;
 }
 
-int parity_set_strength(const parity_set *s, const ckd_store *store) {
-    int strength = __builtin_popcount(s->present);
+int parity_set_redundancy(const parity_set *s, const ckd_store *store) {
+    int redundancy = __builtin_popcount(s->present);
     for (size_t i = 0; i < s->group.member_count; i++) {
         const parity_member *m = &s->group.members[i];
-        strength -= !listed_file_there(store, &m->file, m->size);
+        redundancy -= !live_file_exists(store, &m->file, m->size);
     }
-    return strength;
+    return redundancy;
 }
 
 ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row, const ckd_store *store,

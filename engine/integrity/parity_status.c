@@ -5,15 +5,15 @@
 #include "engine/integrity/parity.h"
 
 static ckd_status list_settings(ckd_parity_status *out, const ckd_store *store, ckd_error *err) {
-    notes n = {0};
-    ckd_status status = notes_read_kind(&n, store, NOTE_PARITY, err);
+    setting_list n = {0};
+    ckd_status status = settings_read_kind(&n, store, METADATA_PARITY, err);
     if (status == CKD_OK) {
         out->settings = calloc(n.count + 1, sizeof(*out->settings));
         status = out->settings ? CKD_OK : err_nomem(err, n.count * sizeof(*out->settings), "parity settings");
     }
     for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
-        const kept_note *k = &n.items[i];
-        if (k->name.kind != NOTE_PARITY) {
+        const stored_setting *k = &n.items[i];
+        if (k->name.kind != METADATA_PARITY) {
             continue;
         }
         ckd_parity_setting *s = &out->settings[out->setting_count++];
@@ -21,27 +21,27 @@ static ckd_status list_settings(ckd_parity_status *out, const ckd_store *store, 
         *s = (ckd_parity_setting){.data = k->parity.data, .parity = k->parity.parity, .status = k->status};
         snprintf(s->run, sizeof(s->run), "%s", for_all ? "" : k->name.name);
     }
-    notes_free(&n);
+    settings_free(&n);
     return status;
 }
 
-static bool covered(const parity_sets *sets, const listed_file *f, const ckd_store *store) {
+static bool covered(const parity_sets *sets, const live_file *f, const ckd_store *store) {
     size_t count;
-    const parity_cover *c = parity_sets_of(sets, &f->file.id, &count);
+    const parity_membership *c = parity_sets_of(sets, &f->file.id, &count);
     bool found = false;
     for (size_t i = 0; i < count && !found; i++) {
-        int strength = c[i].set->strength;
-        strength += !listed_file_there(store, &f->file.id, f->file.size); /* it is lost already */
-        found = strength > 0;
+        int redundancy = c[i].set->redundancy_left;
+        redundancy += !live_file_exists(store, &f->file.id, f->file.size); /* it is lost already */
+        found = redundancy > 0;
     }
     return found;
 }
 
 static ckd_status count_all(ckd_parity_status *out, const ckd_store *store, damage_list *ignored,
                             ckd_error *err) {
-    listed_files files = {0};
+    live_files files = {0};
     parity_sets sets = {0};
-    ckd_status status = listed_files_read(&files, store, ignored, err);
+    ckd_status status = live_files_read(&files, store, ignored, err);
     if (status == CKD_OK) {
         status = parity_sets_read(&sets, store, ignored, err);
     }
@@ -51,12 +51,12 @@ static ckd_status count_all(ckd_parity_status *out, const ckd_store *store, dama
     out->unreadable = sets.unreadable;
     for (size_t i = 0; i < sets.count && status == CKD_OK; i++) {
         parity_set *s = sets.items[i];
-        s->strength = parity_set_strength(s, store);
-        out->weak_groups += s->strength < (int)s->group.rows;
-        out->spent_groups += s->strength <= 0;
+        s->redundancy_left = parity_set_redundancy(s, store);
+        out->weak_groups += s->redundancy_left < (int)s->group.rows;
+        out->spent_groups += s->redundancy_left <= 0;
     }
     for (size_t i = 0; i < files.count && status == CKD_OK; i++) {
-        const listed_file *f = &files.items[i];
+        const live_file *f = &files.items[i];
         bool safe = covered(&sets, f, store);
         out->files++;
         out->file_bytes += f->file.size;
@@ -64,7 +64,7 @@ static ckd_status count_all(ckd_parity_status *out, const ckd_store *store, dama
         out->covered_bytes += safe ? f->file.size : 0;
     }
     parity_sets_free(&sets);
-    listed_files_free(&files);
+    live_files_free(&files);
     return status;
 }
 

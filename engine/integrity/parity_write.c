@@ -7,15 +7,15 @@
 
 uint64_t parity_batch(const parity_group *g) {
     uint64_t each = (uint64_t)(g->member_count + g->rows) * g->piece;
-    uint64_t count = MEMORY / each, most = (UINT64_C(1) << 20) / g->piece;
-    count = count < most ? count : most;
+    uint64_t count = MEMORY / each, max = (UINT64_C(1) << 20) / g->piece;
+    count = count < max ? count : max;
     return count ? count : 1;
 }
 
 typedef struct encoder {
     const ckd_store *store;
     const parity_group *g;
-    pace *pace;
+    rate_limiter *limiter;
     uint32_t rows[ERASURE_PARITY_MAX]; /* that are written */
     size_t row_count;
     file_reader *in[ERASURE_DATA_MAX];
@@ -134,7 +134,7 @@ static ckd_status encode_batch(encoder *e, uint64_t first, uint64_t count, ckd_e
     for (size_t r = 0; r < e->row_count && status == CKD_OK; r++) {
         status = file_append(e->out[r], e->parity[r], size, err);
     }
-    return status == CKD_OK ? pace_add(e->pace, read, err) : status;
+    return status == CKD_OK ? rate_limiter_add(e->limiter, read, err) : status;
 }
 
 static ckd_status finish_rows(encoder *e, ckd_error *err) {
@@ -185,13 +185,13 @@ static ckd_status encode(encoder *e, ckd_error *err) {
     return status == CKD_OK ? finish_rows(e, err) : status;
 }
 
-ckd_status parity_write(const ckd_store *store, const parity_group *g, uint32_t rows, pace *p,
+ckd_status parity_write(const ckd_store *store, const parity_group *g, uint32_t rows, rate_limiter *p,
                         ckd_error *err) {
     encoder *e = calloc(1, sizeof(*e));
     if (!e) {
         return err_nomem(err, sizeof(*e), "making parity");
     }
-    *e = (encoder){.store = store, .g = g, .pace = p};
+    *e = (encoder){.store = store, .g = g, .limiter = p};
     choose_rows(e, rows);
     ckd_status status = encode(e, err);
     for (size_t i = 0; i < g->member_count; i++) {

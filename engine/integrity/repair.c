@@ -5,11 +5,11 @@
 #include <stdlib.h>
 
 #include "engine/integrity/checkpoint_check.h"
-#include "engine/store/notes_damage.h"
-#include "engine/integrity/paced_check.h"
+#include "engine/store/settings_check.h"
+#include "engine/integrity/throttled_check.h"
 
 typedef struct bad_file {
-    const listed_file *f;
+    const live_file *f;
     bool repaired;
 } bad_file;
 
@@ -24,10 +24,10 @@ typedef struct repairing {
     ckd_repair_result *result;
     size_t repaired_capacity;
     damage_list damage;
-    listed_files files;
+    live_files files;
     parity_sets sets;
-    paced_check check;
-    pace pace;
+    throttled_check check;
+    rate_limiter limiter;
     bad_file *bad;
     size_t bad_count;
     bad_row *rows;
@@ -51,8 +51,8 @@ static const char *inside(const repairing *r, const char *path) {
     return path[0] ? path + strlen(r->store->path) + 1 : path;
 }
 
-static ckd_status tell_repaired(repairing *r, const char *path, const char *aside, uint64_t size,
-                                ckd_error *err) {
+static ckd_status report_repaired(repairing *r, const char *path, const char *aside, uint64_t size,
+                                  ckd_error *err) {
     ckd_repair_result *out = r->result;
     if (ARRAY_GROW(out->repaired, r->repaired_capacity, out->repaired_count + 1, "what was repaired", err) !=
         CKD_OK) {
@@ -80,7 +80,7 @@ static ckd_status look_at_files(repairing *r, ckd_error *err) {
     }
     for (size_t i = 0; i < r->files.count && status == CKD_OK; i++) {
         bool right, listed;
-        status = paced_check_file(&right, &listed, &r->check, &r->files.items[i], err);
+        status = throttled_check_file(&right, &listed, &r->check, &r->files.items[i], err);
         if (status == CKD_OK && listed && !right) {
             r->bad[r->bad_count++].f = &r->files.items[i];
         }
@@ -100,8 +100,8 @@ static ckd_status look_at_rows(repairing *r, ckd_error *err) {
         for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
             size_t before = r->result->left->damage_count;
             bool there = s->present >> row & 1;
-            status = there ? parity_check_row(s, row, r->store, &r->damage, &r->pace, err)
-                           : parity_note_missing(s, row, r->store, &r->damage, err);
+            status = there ? parity_check_row(s, row, r->store, &r->damage, &r->limiter, err)
+                           : parity_record_missing(s, row, r->store, &r->damage, err);
             bad |= !there || r->result->left->damage_count > before ? UINT32_C(1) << row : 0;
         }
         if (bad) {
@@ -114,7 +114,7 @@ static ckd_status look_at_rows(repairing *r, ckd_error *err) {
 /* ---- chunk files ---- */
 
 /* Is it still what a manifest names? Under the publish lock. */
-static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r, const listed_file *f,
+static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r, const live_file *f,
                                 ckd_error *err) {
     char hex[CKD_ID_TEXT], name[64];
     file_lock *lock;
@@ -137,13 +137,13 @@ static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r,
     return status;
 }
 
-static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const parity_cover *c,
+static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const parity_membership *c,
                               ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, local = {.offset = CKD_NO_OFFSET};
     pathname path = path_chunk(r->store->path, &b->f->file.id, ""), aside = {.text = ""};
     bool write = !r->options->dry_run, possible;
     ckd_status status =
-        repair_rebuild(&possible, r->store, c->set, c->member, &b->f->file, write, &r->pace, &why, &local);
+        repair_rebuild(&possible, r->store, c->set, c->member, &b->f->file, write, &r->limiter, &why, &local);
     if (status == CKD_E_UNSUPPORTED) { /* there is no ISA-L */
         possible = false;
         why = local;
@@ -159,13 +159,13 @@ static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const p
         damage_explain(&r->damage, inside(r, path.text), why.message);
     }
     b->repaired = *repaired;
-    return status == CKD_OK && *repaired ? tell_repaired(r, path.text, aside.text, b->f->file.size, err)
+    return status == CKD_OK && *repaired ? report_repaired(r, path.text, aside.text, b->f->file.size, err)
                                          : status;
 }
 
 static ckd_status repair_one(bool *repaired, repairing *r, bad_file *b, ckd_error *err) {
     size_t count;
-    const parity_cover *c = parity_sets_of(&r->sets, &b->f->file.id, &count);
+    const parity_membership *c = parity_sets_of(&r->sets, &b->f->file.id, &count);
     ckd_status status = CKD_OK;
     *repaired = false;
     for (size_t i = 0; i < count && !*repaired && status == CKD_OK; i++) {
@@ -209,7 +209,7 @@ static bool members_right(const repairing *r, const parity_group *g) {
     bool right = true;
     for (size_t i = 0; i < g->member_count && right; i++) {
         const parity_member *m = &g->members[i];
-        const listed_file *f = listed_files_find(&r->files, &m->file);
+        const live_file *f = live_files_find(&r->files, &m->file);
         right =
             f && hash128_equal(&f->file.root, &m->root) && f->file.size == m->size && !is_bad(r, &m->file);
     }
@@ -251,7 +251,7 @@ static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_e
 static ckd_status write_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
     *done = false;
-    ckd_status status = parity_write(r->store, g, b->rows, &r->pace, err);
+    ckd_status status = parity_write(r->store, g, b->rows, &r->limiter, err);
     if (status == CKD_E_NOT_FOUND) {
         return CKD_OK;
     }
@@ -288,7 +288,7 @@ static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
         if (reason[0]) {
             damage_explain(&r->damage, inside(r, p.text), reason);
         } else {
-            status = tell_repaired(r, p.text, "", parity_file_size(g), err);
+            status = report_repaired(r, p.text, "", parity_file_size(g), err);
         }
     }
     return status;
@@ -314,7 +314,7 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
         }
         if (status == CKD_OK) {
             damage_explain(&r->damage, inside(r, p.text), "it was of no use any more: make parity anew");
-            status = tell_repaired(r, p.text, aside.text, size, err);
+            status = report_repaired(r, p.text, aside.text, size, err);
         }
     }
     return status;
@@ -328,7 +328,7 @@ static ckd_status repair_vanished(bool *done, repairing *r, const vanished *gone
     pathname p = path_manifest(r->store->path, c->run, c->step, c->generation);
     ckd_status status = repair_manifest(done, r->store, c, gone, &r->files, !r->options->dry_run, &why, err);
     if (status == CKD_OK && *done) {
-        status = tell_repaired(r, p.text, "", 0, err);
+        status = report_repaired(r, p.text, "", 0, err);
     } else if (status == CKD_OK) {
         damage_explain(&r->damage, inside(r, p.text), why.message);
     }
@@ -379,7 +379,7 @@ static ckd_status repair_manifests(repairing *r, ckd_error *err) {
         status = err_nomem(err, gone.count, "manifests that are gone");
     }
     if (status == CKD_OK) {
-        status = vanished_note(&gone, r->store, &r->damage, err);
+        status = vanished_record(&gone, r->store, &r->damage, err);
     }
     if (status == CKD_OK) {
         status = repair_each(done, r, &gone, err);
@@ -394,14 +394,14 @@ static ckd_status repair_manifests(repairing *r, ckd_error *err) {
 static ckd_status repair_cache(repairing *r, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status found = catalog_condition(r->store, &why);
-    ckd_status status = damage_note(&r->damage, found, &why, CKD_NO_OFFSET, "", err);
+    ckd_status status = damage_record(&r->damage, found, &why, CKD_NO_OFFSET, "", err);
     if (found == CKD_OK || status != CKD_OK) {
         return status;
     }
     pathname p = path_in(r->store->path, FILE_CATALOG), old = path_in(r->store->path, FILE_CATALOG ".old");
     uint64_t size = file_bytes(p.text);
     status = r->options->dry_run ? CKD_OK : repair_catalog(r->store, err);
-    return status == CKD_OK ? tell_repaired(r, p.text, old.text, size, err) : status;
+    return status == CKD_OK ? report_repaired(r, p.text, old.text, size, err) : status;
 }
 
 /* ---- checkpoints ---- */
@@ -418,14 +418,14 @@ static ckd_status look_at_checkpoints(repairing *r, ckd_error *err) {
 /* ---- all ---- */
 
 static ckd_status repair(repairing *r, ckd_error *err) {
-    ckd_status status = listed_files_read(&r->files, r->store, &r->damage, err);
+    ckd_status status = live_files_read(&r->files, r->store, &r->damage, err);
     if (status == CKD_OK) {
         status = parity_sets_read(&r->sets, r->store, &r->damage, err);
     }
     if (status == CKD_OK) { /* nothing brings them back */
-        status = notes_damage(&r->damage, r->store, err);
+        status = settings_damage(&r->damage, r->store, err);
     }
-    r->pace.total = r->files.bytes + r->sets.bytes;
+    r->limiter.total = r->files.bytes + r->sets.bytes;
     if (status == CKD_OK) {
         status = look_at_files(r, err);
     }
@@ -450,12 +450,13 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     if (status == CKD_OK) {
         status = look_at_checkpoints(r, err);
     }
-    r->result->left->checkpoints = r->files.lineage_count;
+    r->result->left->checkpoints = r->files.dependency_info_count;
     if (status == CKD_OK && r->options->purge && !r->options->dry_run) {
         status = repair_purge(&r->result->purged_files, &r->result->purged_bytes, r->store, err);
     }
-    return status == CKD_OK ? damage_spread(&r->damage, r->files.lineages, r->files.lineage_count, err)
-                            : status;
+    return status == CKD_OK
+               ? damage_spread(&r->damage, r->files.dependency_infos, r->files.dependency_info_count, err)
+               : status;
 }
 
 static ckd_status run(repairing *r, ckd_error *err) {
@@ -468,7 +469,7 @@ static ckd_status run(repairing *r, ckd_error *err) {
     lock_release(lock);
     bytes_free(&r->check.payload);
     parity_sets_free(&r->sets);
-    listed_files_free(&r->files);
+    live_files_free(&r->files);
     free(r->bad);
     free(r->rows);
     return status;
@@ -489,12 +490,12 @@ ckd_status ckd_store_repair(ckd_repair_result **out, ckd_store *store, const ckd
         return err_nomem(err, sizeof(*r.result), "a repair");
     }
     r.damage = (damage_list){.result = r.result->left, .store_path = store->path};
-    r.check = (paced_check){store, &r.damage, &r.files, &r.pace, {0}, NULL};
-    r.pace = (pace){.bytes_per_s = o.bytes_per_s,
-                    .on_progress = o.on_progress,
-                    .context = o.progress_context,
-                    .cancelled = "the repair was cancelled",
-                    .begun_ns = clock_monotonic_ns()};
+    r.check = (throttled_check){store, &r.damage, &r.files, &r.limiter, {0}, NULL};
+    r.limiter = (rate_limiter){.bytes_per_s = o.bytes_per_s,
+                               .on_progress = o.on_progress,
+                               .context = o.progress_context,
+                               .cancelled = "the repair was cancelled",
+                               .begun_ns = clock_monotonic_ns()};
     status = run(&r, err);
     if (status != CKD_OK) {
         ckd_repair_result_free(r.result);

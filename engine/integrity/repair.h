@@ -13,18 +13,19 @@ pathname path_rebuilt(const char *store, const ckd_id *file);
  * path_rebuilt; else `why` says what is missing, and nothing stands there. Without `write` only what is there is looked at. Errors: those of the pace, NOSPACE, IO, NOMEM.
  */
 ckd_status repair_rebuild(bool *possible, const ckd_store *store, const parity_set *s, size_t member,
-                          const note_file *expected, bool write, pace *p, ckd_error *why, ckd_error *err);
+                          const file_ref *expected, bool write, rate_limiter *p, ckd_error *why,
+                          ckd_error *err);
 
 /*
  * repair_manifest.c: writes the manifest of a vanished checkpoint again, as its next generation. *possible: every value of it could be rebuilt, and, if `write`, it is listed again; else `why`
  * says what is missing. Errors: BUSY, NOSPACE, IO, NOMEM.
  */
 ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoint *known, const vanished *v,
-                           const listed_files *listed, bool write, ckd_error *why, ckd_error *err);
+                           const live_files *live, bool write, ckd_error *why, ckd_error *err);
 
 /* repair_catalog.c: CORRUPT, naming the file, if the catalog of this store is damaged; else CKD_OK. */
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why);
-/* Puts it aside as catalog.db.old, and makes a new one. Errors: as store_renew_catalog; BUSY. */
+/* Puts it aside as catalog.db.old, and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
 ckd_status repair_catalog(ckd_store *store, ckd_error *err);
 
 /*

@@ -22,7 +22,7 @@ ckd_status repair_catalog(ckd_store *store, ckd_error *err) {
         return status;
     }
     pthread_mutex_lock(&store->mutex);
-    status = store_renew_catalog(store, true, err);
+    status = store_rebuild_catalog(store, true, err);
     pthread_mutex_unlock(&store->mutex);
     lock_release(lock);
     return status;

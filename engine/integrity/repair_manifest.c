@@ -32,7 +32,7 @@ typedef struct selection {
 /* ---- its files ---- */
 
 static int by_file(const void *a, const void *b) {
-    return memcmp(&((const note_file *)a)->id, &((const note_file *)b)->id, sizeof(ckd_id));
+    return memcmp(&((const file_ref *)a)->id, &((const file_ref *)b)->id, sizeof(ckd_id));
 }
 
 static bool is_selected(const selection *s, const ckd_id *writer) {
@@ -64,7 +64,7 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
     }
     ckd_status status = own && !older ? note_writer(w, &c->identity.writer, err) : CKD_OK;
     own = own && is_selected(s, &c->identity.writer);
-    note_file file = {.id = *id, .size = c->size, .root = c->root};
+    file_ref file = {.id = *id, .size = c->size, .root = c->root};
     chunk_close(c);
     if (own == older || status != CKD_OK) {
         return status;
@@ -81,14 +81,14 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
  * that others name: with any, those count, too. What it builds on may stand in any file, also in one that nobody
  * names, as other manifests may have vanished with it. Proving it leaves those that are read.
  */
-static ckd_status find_files(rewriting *w, const vanished *v, const listed_files *listed, bool any,
+static ckd_status find_files(rewriting *w, const vanished *v, const live_files *live, bool any,
                              const selection *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
         status = add_file(w, &v->strays[i].id, s, false, err);
     }
-    for (size_t i = 0; any && i < listed->count && status == CKD_OK; i++) {
-        status = add_file(w, &listed->items[i].file.id, s, false, err);
+    for (size_t i = 0; any && i < live->count && status == CKD_OK; i++) {
+        status = add_file(w, &live->items[i].file.id, s, false, err);
     }
     if (w->m.own_count) {
         qsort(w->m.files, w->m.own_count, sizeof(*w->m.files), by_file);
@@ -96,8 +96,8 @@ static ckd_status find_files(rewriting *w, const vanished *v, const listed_files
     for (size_t i = 0; i < w->m.own_count; i++) {
         w->m.files[i].rank = (uint32_t)i;
     }
-    for (size_t i = 0; i < listed->count && status == CKD_OK; i++) {
-        status = manifest_add_files(&w->m, &listed->items[i].file, 1, err);
+    for (size_t i = 0; i < live->count && status == CKD_OK; i++) {
+        status = manifest_add_files(&w->m, &live->items[i].file, 1, err);
     }
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
         status = add_file(w, &v->strays[i].id, s, true, err);
@@ -239,7 +239,7 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     if (status == CKD_OK) {
         vanished_forget(w->store, &w->known->id);
         pthread_mutex_lock(&w->store->mutex);
-        status = store_refresh(w->store, err);
+        status = store_sync_catalog(w->store, err);
         pthread_mutex_unlock(&w->store->mutex);
     }
     return status;
@@ -261,10 +261,10 @@ static void fill(rewriting *w) {
     c->stored_bytes = 0;
 }
 
-static ckd_status try_files(rewriting *w, const vanished *v, const listed_files *listed, bool any,
+static ckd_status try_files(rewriting *w, const vanished *v, const live_files *live, bool any,
                             const selection *s, ckd_error *err) {
     manifest_free(&w->m);
-    ckd_status status = find_files(w, v, listed, any, s, err);
+    ckd_status status = find_files(w, v, live, any, s, err);
     if (status == CKD_OK) {
         fill(w);
         status = prove(w, err);
@@ -276,34 +276,34 @@ static ckd_status try_files(rewriting *w, const vanished *v, const listed_files 
  * When a compaction was cut off, the files of two generations may be there, each of which holds all of the checkpoint. A compaction is one writer of all files of its
  * generation. So the files of each writer are tried by themselves, and those of all others. The error of all files together is told.
  */
-static ckd_status try_generations(rewriting *w, const vanished *v, const listed_files *listed, bool any,
+static ckd_status try_generations(rewriting *w, const vanished *v, const live_files *live, bool any,
                                   ckd_error *err) {
     const selection all = {.writer = NULL};
     w->writers.size = 0;
-    ckd_status status = try_files(w, v, listed, any, &all, err);
+    ckd_status status = try_files(w, v, live, any, &all, err);
     size_t count = w->writers.size / sizeof(ckd_id);
     for (size_t i = 0; i < 2 * count && count > 1 && count <= WRITERS_MAX && status == CKD_E_CORRUPT; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_id writer;
         memcpy(&writer, w->writers.data + i / 2 * sizeof(writer), sizeof(writer));
         const selection some = {.writer = &writer, .others = i % 2};
-        ckd_status tried = try_files(w, v, listed, any, &some, &why);
+        ckd_status tried = try_files(w, v, live, any, &some, &why);
         status = tried == CKD_OK || tried == CKD_E_CORRUPT ? tried : err_from(err, tried, &why);
     }
     return status;
 }
 
-static ckd_status rewrite(rewriting *w, const vanished *v, const listed_files *listed, bool write,
+static ckd_status rewrite(rewriting *w, const vanished *v, const live_files *live, bool write,
                           ckd_error *err) {
     ckd_status status = CKD_E_CORRUPT;
     for (int any = 0; any < 2 && status == CKD_E_CORRUPT; any++) {
-        status = try_generations(w, v, listed, any, err);
+        status = try_generations(w, v, live, any, err);
     }
     return status == CKD_OK && write ? publish(w, err) : status;
 }
 
 ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoint *known, const vanished *v,
-                           const listed_files *listed, bool write, ckd_error *why, ckd_error *err) {
+                           const live_files *live, bool write, ckd_error *why, ckd_error *err) {
     rewriting w = {.store = store, .known = known};
     file_lock *lock;
     *possible = false;
@@ -312,8 +312,8 @@ ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoin
         return status;
     }
     views_init(&w.views, store);
-    w.views.use_ready = false;
-    status = rewrite(&w, v, listed, write, why);
+    w.views.use_materialized = false;
+    status = rewrite(&w, v, live, write, why);
     views_free(&w.views);
     manifest_free(&w.m);
     bytes_free(&w.values);

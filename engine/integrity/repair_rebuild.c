@@ -11,7 +11,7 @@ typedef struct rebuilder {
     const ckd_store *store;
     const parity_group *g;
     size_t target;
-    pace *pace;
+    rate_limiter *limiter;
     ckd_error *why;                    /* why not */
     file_reader *in[ERASURE_DATA_MAX]; /* NULL: it is not there */
     parity_file *rows[ERASURE_PARITY_MAX];
@@ -138,7 +138,7 @@ static void look_at(stripe_view *v, const rebuilder *r, uint64_t first, uint64_t
     }
 }
 
-static void tell_why(const rebuilder *r, const stripe_view *v) {
+static void report_why(const rebuilder *r, const stripe_view *v) {
     char hex[CKD_ID_TEXT];
     const parity_group *g = r->g;
     ckd_id_text(hex, &g->id);
@@ -178,7 +178,7 @@ static ckd_status rebuild_stripe(bool *possible, rebuilder *r, uint64_t first, u
     const uint8_t *piece = r->data[r->target] + v.at;
     if (v.target_lost) {
         if (v.lost_count > v.row_count) {
-            tell_why(r, &v);
+            report_why(r, &v);
             *possible = false;
             return CKD_OK;
         }
@@ -214,13 +214,13 @@ static ckd_status rebuild_stripes(bool *possible, rebuilder *r, ckd_error *err) 
         for (uint64_t s = first; s < first + count && *possible && status == CKD_OK; s++) {
             status = rebuild_stripe(possible, r, first, s, err);
         }
-        status = status == CKD_OK ? pace_add(r->pace, read, err) : status;
+        status = status == CKD_OK ? rate_limiter_add(r->limiter, read, err) : status;
     }
     return status;
 }
 
 /* Down to each record. */
-static ckd_status check_rebuilt(bool *right, const rebuilder *r, const note_file *expected, ckd_error *err) {
+static ckd_status check_rebuilt(bool *right, const rebuilder *r, const file_ref *expected, ckd_error *err) {
     pathname p = path_rebuilt(r->store->path, &expected->id);
     bytes payload = {0};
     damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = r->store->path};
@@ -237,7 +237,7 @@ static ckd_status check_rebuilt(bool *right, const rebuilder *r, const note_file
     return status;
 }
 
-static ckd_status rebuild(bool *possible, rebuilder *r, const parity_set *s, const note_file *expected,
+static ckd_status rebuild(bool *possible, rebuilder *r, const parity_set *s, const file_ref *expected,
                           bool write, ckd_error *err) {
     pathname p = path_rebuilt(r->store->path, &expected->id);
     ckd_status status = take_memory(r, err);
@@ -267,7 +267,8 @@ static ckd_status rebuild(bool *possible, rebuilder *r, const parity_set *s, con
 }
 
 ckd_status repair_rebuild(bool *possible, const ckd_store *store, const parity_set *s, size_t member,
-                          const note_file *expected, bool write, pace *p, ckd_error *why, ckd_error *err) {
+                          const file_ref *expected, bool write, rate_limiter *p, ckd_error *why,
+                          ckd_error *err) {
     const parity_member *m = &s->group.members[member];
     *possible = false;
     if (m->size != expected->size || !hash128_equal(&m->root, &expected->root)) {
@@ -278,7 +279,7 @@ ckd_status repair_rebuild(bool *possible, const ckd_store *store, const parity_s
     if (!r) {
         return err_nomem(err, sizeof(*r), "rebuilding a file");
     }
-    *r = (rebuilder){.store = store, .g = &s->group, .target = member, .pace = p, .why = why};
+    *r = (rebuilder){.store = store, .g = &s->group, .target = member, .limiter = p, .why = why};
     ckd_status status = rebuild(possible, r, s, expected, write, err);
     file_discard(r->out);
     for (size_t i = 0; i < s->group.member_count; i++) {

@@ -4,15 +4,15 @@
  */
 #include <stdlib.h>
 
-#include "engine/integrity/paced_check.h"
-#include "engine/store/notes_damage.h"
+#include "engine/integrity/throttled_check.h"
+#include "engine/store/settings_check.h"
 #include "engine/integrity/parity.h"
 
 /* What was verified is written to the catalog so often: so much is read again after a crash. */
 #define REMEMBER_NS (60 * UINT64_C(1000000000))
 
 typedef struct due_file {
-    const listed_file *listed;
+    const live_file *listed;
     uint64_t verified_ns;
     bool waits; /* it was verified lately enough */
 } due_file;
@@ -22,26 +22,26 @@ typedef struct scrubbing {
     const ckd_scrub_options *options;
     ckd_scrub_result *result;
     damage_list damage;
-    paced_check check;
-    pace pace;
-    listed_files listed;
+    throttled_check check;
+    rate_limiter limiter;
+    live_files live;
     due_file *files; /* the same; the first `due` in the order in which they are read */
     size_t file_count, due;
-    verified_files done; /* not written yet */
+    scrubbed_files done; /* not written yet */
     uint64_t written_ns;
 } scrubbing;
 
 /* ---- what there is ---- */
 
 static ckd_status read_manifests(scrubbing *s, ckd_error *err) {
-    ckd_status status = listed_files_read(&s->listed, s->store, &s->damage, err);
+    ckd_status status = live_files_read(&s->live, s->store, &s->damage, err);
     if (status == CKD_OK) {
-        s->files = calloc(s->listed.count + 1, sizeof(*s->files));
+        s->files = calloc(s->live.count + 1, sizeof(*s->files));
         status =
-            s->files ? CKD_OK : err_nomem(err, s->listed.count * sizeof(*s->files), "the files of a store");
+            s->files ? CKD_OK : err_nomem(err, s->live.count * sizeof(*s->files), "the files of a store");
     }
-    for (size_t i = 0; i < s->listed.count && status == CKD_OK; i++) {
-        s->files[s->file_count++].listed = &s->listed.items[i];
+    for (size_t i = 0; i < s->live.count && status == CKD_OK; i++) {
+        s->files[s->file_count++].listed = &s->live.items[i];
     }
     return status;
 }
@@ -64,11 +64,11 @@ static int by_name(const void *name, const void *state) {
 /* A time to come is none: the clock was set back. */
 static void look_up(scrubbing *s, uint64_t now) {
     size_t known_count;
-    catalog_file_state *known = verified_recall(&known_count, s->store);
+    catalog_file_state *known = scrub_times_load(&known_count, s->store);
     for (size_t i = 0; i < s->file_count; i++) {
         char name[64];
         due_file *f = &s->files[i];
-        verified_name(name, &f->listed->file.id);
+        scrub_times_name(name, &f->listed->file.id);
         const catalog_file_state *k =
             known_count ? bsearch(name, known, known_count, sizeof(*known), by_name) : NULL;
         bool right = k && k->size == f->listed->file.size && k->verified_ns <= now;
@@ -89,7 +89,7 @@ static void choose_due(scrubbing *s) {
         qsort(s->files, s->file_count, sizeof(*s->files), by_age);
     }
     while (s->due < s->file_count && !s->files[s->due].waits) {
-        s->pace.total += s->files[s->due++].listed->file.size;
+        s->limiter.total += s->files[s->due++].listed->file.size;
     }
 }
 
@@ -97,48 +97,48 @@ static void choose_due(scrubbing *s) {
 
 static ckd_status write_verified(ckd_store *store, ckd_error *err) {
     ckd_status status =
-        store_refresh(store, err); /* which takes it along if there is anything else to write */
-    if (status != CKD_OK || !store->verified.count) {
+        store_sync_catalog(store, err); /* which takes it along if there is anything else to write */
+    if (status != CKD_OK || !store->scrubbed.count) {
         return status;
     }
     status = catalog_begin(store->catalog, err);
     if (status == CKD_OK) {
-        status = verified_write(store, err);
+        status = scrub_times_write(store, err);
     }
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
     }
-    store->verified.count = 0;
+    store->scrubbed.count = 0;
     return catalog_commit(store->catalog, err);
 }
 
 /* What was verified, into the catalog. Who is told of damage must be told also if that fails. */
-static void remember(scrubbing *s, uint32_t patience_ms) {
+static void remember(scrubbing *s, uint32_t timeout_ms) {
     file_lock *lock;
     ckd_error why = {0};
     if (!s->done.count) {
         return;
     }
-    ckd_status status = store_lock_publish_within(&lock, s->store, patience_ms, &why);
+    ckd_status status = store_lock_publish_within(&lock, s->store, timeout_ms, &why);
     if (status == CKD_OK) {
-        verified_hand_over(s->store, &s->done);
+        scrub_times_queue(s->store, &s->done);
         pthread_mutex_lock(&s->store->mutex);
         status = write_verified(s->store, &why);
         pthread_mutex_unlock(&s->store->mutex);
         lock_release(lock);
         s->written_ns = clock_monotonic_ns();
     }
-    if (status != CKD_OK && patience_ms) {
+    if (status != CKD_OK && timeout_ms) {
         store_message(s->store, "what was verified is not remembered: %s", why.message);
     }
 }
 
 static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
     bool right;
-    uint64_t begun = clock_wall_ns(), end = s->pace.done + f->listed->file.size;
-    ckd_status status = paced_check_file(&right, NULL, &s->check, f->listed, err);
-    s->pace.done = end;
+    uint64_t begun = clock_wall_ns(), end = s->limiter.done + f->listed->file.size;
+    ckd_status status = throttled_check_file(&right, NULL, &s->check, f->listed, err);
+    s->limiter.done = end;
     if (status != CKD_OK || !right) {
         return status; /* a damaged file comes first again */
     }
@@ -146,18 +146,18 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
         s->done.at_ns = begun; /* of the first of them: none was verified before */
     }
     f->verified_ns = begun;
-    note_file file = f->listed->file;
+    file_ref file = f->listed->file;
     manifest one = {.files = &file, .file_count = 1};
-    return verified_add(&s->done, &one, err);
+    return scrub_times_add(&s->done, &one, err);
 }
 
 static bool out_of_time(const scrubbing *s) {
     uint64_t seconds = s->options->max_time_s;
-    return seconds && (clock_monotonic_ns() - s->pace.begun_ns) / UINT64_C(1000000000) >= seconds;
+    return seconds && (clock_monotonic_ns() - s->limiter.begun_ns) / UINT64_C(1000000000) >= seconds;
 }
 
 static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
-    ckd_status status = pace_add(&s->pace, 0, err);
+    ckd_status status = rate_limiter_add(&s->limiter, 0, err);
     for (*at = 0; *at < s->due && status == CKD_OK; ++*at) {
         if (out_of_time(s) && *at > 0) {
             break;
@@ -176,19 +176,19 @@ static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
  */
 static ckd_status scrub_parity(scrubbing *s, ckd_error *err) {
     parity_sets sets = {0};
-    pace p = s->pace;
+    rate_limiter p = s->limiter;
     p.begun_ns = clock_monotonic_ns();
     p.done = p.total = 0;
-    uint64_t lot = 0;
+    uint64_t random = 0;
     ckd_status status = parity_sets_read(&sets, s->store, &s->damage, err);
     if (status == CKD_OK) {
-        status = random_bytes(&lot, sizeof(lot), err);
+        status = random_bytes(&random, sizeof(random), err);
     }
     for (size_t i = 0; i < sets.count && status == CKD_OK && !out_of_time(s); i++) {
-        const parity_set *set = sets.items[(lot % sets.count + i) % sets.count];
+        const parity_set *set = sets.items[(random % sets.count + i) % sets.count];
         for (uint32_t row = 0; row < set->group.rows && status == CKD_OK; row++) {
             status = set->present >> row & 1 ? parity_check_row(set, row, s->store, &s->damage, &p, err)
-                                             : parity_note_missing(set, row, s->store, &s->damage, err);
+                                             : parity_record_missing(set, row, s->store, &s->damage, err);
         }
     }
     parity_sets_free(&sets);
@@ -207,14 +207,14 @@ static void sum_up(scrubbing *s, size_t at) {
         oldest = f->verified_ns < oldest && !f->listed->in_trash ? f->verified_ns : oldest;
     }
     r->oldest_ns = oldest == UINT64_MAX ? 0 : oldest;
-    r->found->checkpoints = s->listed.lineage_count;
+    r->found->checkpoints = s->live.dependency_info_count;
 }
 
 static ckd_status scrub(scrubbing *s, ckd_error *err) {
     size_t at = 0;
     ckd_status status = read_manifests(s, err);
     if (status == CKD_OK) {
-        status = notes_damage(&s->damage, s->store, err);
+        status = settings_damage(&s->damage, s->store, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -226,8 +226,9 @@ static ckd_status scrub(scrubbing *s, ckd_error *err) {
     if (status == CKD_OK && at == s->due) {
         status = scrub_parity(s, err);
     }
-    return status == CKD_OK ? damage_spread(&s->damage, s->listed.lineages, s->listed.lineage_count, err)
-                            : status;
+    return status == CKD_OK
+               ? damage_spread(&s->damage, s->live.dependency_infos, s->live.dependency_info_count, err)
+               : status;
 }
 
 ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,
@@ -241,20 +242,20 @@ ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_s
     }
     scrubbing s = {.store = store, .options = &o, .result = calloc(1, sizeof(*s.result))};
     s.written_ns = clock_monotonic_ns();
-    s.pace = (pace){.bytes_per_s = o.bytes_per_s,
-                    .on_progress = o.on_progress,
-                    .context = o.progress_context,
-                    .cancelled = "the scrub was cancelled; what it verified is remembered",
-                    .begun_ns = s.written_ns};
+    s.limiter = (rate_limiter){.bytes_per_s = o.bytes_per_s,
+                               .on_progress = o.on_progress,
+                               .context = o.progress_context,
+                               .cancelled = "the scrub was cancelled; what it verified is remembered",
+                               .begun_ns = s.written_ns};
     if (!s.result || !(s.result->found = calloc(1, sizeof(*s.result->found)))) {
         ckd_scrub_result_free(s.result);
         return err_nomem(err, sizeof(*s.result), "a scrub");
     }
     s.damage = (damage_list){.result = s.result->found, .store_path = store->path};
-    s.check = (paced_check){store, &s.damage, &s.listed, &s.pace, {0}, NULL};
+    s.check = (throttled_check){store, &s.damage, &s.live, &s.limiter, {0}, NULL};
     status = scrub(&s, err);
     bytes_free(&s.check.payload);
-    listed_files_free(&s.listed);
+    live_files_free(&s.live);
     free(s.files);
     free(s.done.ids);
     if (status != CKD_OK) {

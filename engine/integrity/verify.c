@@ -1,5 +1,5 @@
 /*
- * Verification: every manifest and note, every byte of the chunk files they name, every block's rebuilt values. It looks at the
+ * Verification: every manifest and setting, every byte of the chunk files they name, every block's rebuilt values. It looks at the
  * files, not at the catalog, and goes on behind damage, so that all of it is named.
  */
 #include <stdio.h>
@@ -8,8 +8,8 @@
 #include "base/float_mode.h"
 #include "engine/integrity/checkpoint_check.h"
 #include "engine/store/file_check.h"
-#include "engine/store/listed_files.h"
-#include "engine/store/notes_damage.h"
+#include "engine/store/live_files.h"
+#include "engine/store/settings_check.h"
 #include "engine/integrity/repair.h"
 #include "engine/decode/values.h"
 #include "engine/store/vanished.h"
@@ -22,7 +22,7 @@ typedef struct verification {
     view_cache views;
     decoder decoder;
     bytes values;
-    listed_files files;
+    live_files files;
     bool *seen;     /* of each file: it was looked at */
     uint64_t total; /* raw bytes to look at */
     float_mode callers_mode;
@@ -31,7 +31,7 @@ typedef struct verification {
 /* Damage is noted, anything else ends the verification. */
 static ckd_status note(verification *v, ckd_status status, const ckd_error *why, uint64_t block,
                        const char *checkpoint, ckd_error *err) {
-    return damage_note(&v->damage, status, why, block, checkpoint, err);
+    return damage_record(&v->damage, status, why, block, checkpoint, err);
 }
 
 static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
@@ -54,9 +54,9 @@ static bool by_lineage(const verification *v) {
     return v->options->quick || v->options->sample > 0;
 }
 
-static ckd_status check_file_once(verification *v, const note_file *file, const char *checkpoint,
+static ckd_status check_file_once(verification *v, const file_ref *file, const char *checkpoint,
                                   ckd_error *err) {
-    const listed_file *known = listed_files_find(&v->files, &file->id);
+    const live_file *known = live_files_find(&v->files, &file->id);
     if (known && v->seen[known - v->files.items]) {
         return CKD_OK;
     }
@@ -65,8 +65,8 @@ static ckd_status check_file_once(verification *v, const note_file *file, const 
     }
     file_check f = {.store = v->store,
                     .damage = &v->damage,
-                    .lineages = v->files.lineages,
-                    .lineage_count = by_lineage(v) ? v->files.lineage_count : 0,
+                    .lineages = v->files.dependency_infos,
+                    .lineage_count = by_lineage(v) ? v->files.dependency_info_count : 0,
                     .payload = &v->values};
     v->result->files++;
     return check_named_file(&f, file, checkpoint, err);
@@ -167,7 +167,7 @@ static bool wanted(const verification *v, const manifest_name *name) {
 static ckd_status read_files(verification *v, ckd_error *err) {
     damage_list others = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = v->store->path};
     ckd_status status =
-        others.result ? listed_files_read(&v->files, v->store, v->options->run ? &others : &v->damage, err)
+        others.result ? live_files_read(&v->files, v->store, v->options->run ? &others : &v->damage, err)
                       : err_nomem(err, sizeof(ckd_verify_result), "a verification");
     ckd_verify_result_free(others.result);
     if (status == CKD_OK) {
@@ -181,9 +181,9 @@ static ckd_status read_files(verification *v, ckd_error *err) {
 static ckd_status check_trash(verification *v, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->files.count && !v->options->run && status == CKD_OK; i++) {
-        const listed_file *f = &v->files.items[i];
+        const live_file *f = &v->files.items[i];
         char checkpoint[CHECKPOINT_TEXT];
-        listed_file_checkpoint(checkpoint, f);
+        live_file_checkpoint(checkpoint, f);
         if (f->in_trash) {
             status = check_file_once(v, &f->file, checkpoint, err);
         }
@@ -211,9 +211,9 @@ static ckd_status check_all(verification *v, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    const lineage *all = v->files.lineages;
-    size_t count = v->options->run ? 0 : v->files.lineage_count;
-    return by_lineage(v) ? damage_spread(&v->damage, all, v->files.lineage_count, err)
+    const dependency_info *all = v->files.dependency_infos;
+    size_t count = v->options->run ? 0 : v->files.dependency_info_count;
+    return by_lineage(v) ? damage_spread(&v->damage, all, v->files.dependency_info_count, err)
                          : damage_name_trash(&v->damage, all, count, err);
 }
 
@@ -229,11 +229,11 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
     ckd_status status = v->options->run ? CKD_OK : parity_sets_read(&sets, v->store, &v->damage, err);
     for (size_t i = 0; i < sets.count && status == CKD_OK; i++) {
         const parity_set *s = sets.items[i];
-        v->result->weak_groups += parity_set_strength(s, v->store) < (int)s->group.rows;
+        v->result->weak_groups += parity_set_redundancy(s, v->store) < (int)s->group.rows;
         for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
             bool there = s->present >> row & 1;
             status = there ? parity_check_row(s, row, v->store, &v->damage, NULL, err)
-                           : parity_note_missing(s, row, v->store, &v->damage, err);
+                           : parity_record_missing(s, row, v->store, &v->damage, err);
             status = status == CKD_OK ? progress(v, 0, err) : status;
         }
     }
@@ -246,7 +246,7 @@ static ckd_status check_vanished(verification *v, ckd_error *err) {
     vanished gone = {0};
     ckd_status status = v->options->run ? CKD_OK : vanished_find(&gone, v->store, err);
     if (status == CKD_OK) {
-        status = vanished_note(&gone, v->store, &v->damage, err);
+        status = vanished_record(&gone, v->store, &v->damage, err);
     }
     vanished_free(&gone);
     return status;
@@ -300,7 +300,7 @@ static ckd_status run_verification(verification *v, ckd_error *err) {
         status = check_catalog(v, err);
     }
     if (status == CKD_OK) {
-        status = v->options->run ? CKD_OK : notes_damage(&v->damage, v->store, err);
+        status = v->options->run ? CKD_OK : settings_damage(&v->damage, v->store, err);
     }
     if (status == CKD_OK) {
         status = check_vanished(v, err);
@@ -341,7 +341,7 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     views_free(&v.views);
     bytes_free(&v.values);
     free(v.seen);
-    listed_files_free(&v.files);
+    live_files_free(&v.files);
     if (status != CKD_OK) {
         ckd_verify_result_free(v.result);
         return status;

@@ -17,9 +17,9 @@ static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
     for (; load->decoder_count < count && status == CKD_OK; load->decoder_count++) {
         decoder *d = &load->decoders[load->decoder_count];
         status = decoder_init(d, &load->columns, err);
-        d->store = &load->kept;
+        d->store = &load->cached;
         d->top = load->view;
-        d->again = load->again;
+        d->has_derived = load->again;
     }
     return status;
 }
@@ -63,8 +63,8 @@ static ckd_status list_tensors(ckd_load *load, ckd_error *err) {
 
 /* Both stores of values get half of what there is, if both are needed. */
 static ckd_status make_stores(ckd_load *load, ckd_error *err) {
-    ckd_status status = load_shared_init(&load->shared, load->view, load->staging / 2, err);
-    values_store_set_limit(&load->kept, load->shared.view ? load->staging / 2 : load->staging);
+    ckd_status status = sibling_cache_init(&load->shared, load->view, load->staging / 2, err);
+    values_store_set_limit(&load->cached, load->shared.view ? load->staging / 2 : load->staging);
     return status;
 }
 
@@ -89,7 +89,7 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
     load->store = store;
     load->staging = o.staging_bytes ? o.staging_bytes : STAGING_BYTES;
     views_init(&load->views, store);
-    values_store_init(&load->kept, 0);
+    values_store_init(&load->cached, 0);
     columns_cache_init(&load->columns);
     status = store_lock_reader(&load->reader_lock, store, err);
     if (status == CKD_OK) {
@@ -212,17 +212,18 @@ typedef struct placement {
     uint64_t *copied; /* by block */
 } placement;
 
-ckd_status load_place_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
-                          const span *want, void *to, uint64_t *copied, ckd_error *err) {
+ckd_status load_scatter_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
+                            const span *want, void *to, uint64_t *copied, ckd_error *err) {
     decoder *d = &load->decoders[worker];
-    return load->shared.view ? load_shared_place(&load->shared, d, &load->views, t, b, want, to, copied, err)
-                             : block_into_span(d, &load->views, load->view, t, b, want, to, copied, err);
+    return load->shared.view
+               ? sibling_cache_scatter(&load->shared, d, &load->views, t, b, want, to, copied, err)
+               : block_into_span(d, &load->views, load->view, t, b, want, to, copied, err);
 }
 
-static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
+static ckd_status scatter_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     placement *p = context;
-    return load_place_one(p->load, worker, p->tensor, p->blocks[index], p->want, p->to, &p->copied[index],
-                          err);
+    return load_scatter_one(p->load, worker, p->tensor, p->blocks[index], p->want, p->to, &p->copied[index],
+                            err);
 }
 
 ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
@@ -253,15 +254,15 @@ ckd_status load_list(load_blocks *out, const view_tensor *t, const span *want, c
     return load_each_block(t, want, add_block, out, err);
 }
 
-ckd_status load_place(ckd_load *load, const view_tensor *t, const span *want, void *to,
-                      const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err) {
+ckd_status load_scatter(ckd_load *load, const view_tensor *t, const span *want, void *to,
+                        const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err) {
     placement p = {.load = load, .tensor = t, .want = want, .to = to, .blocks = blocks};
     p.copied = calloc(count + 1, sizeof(*p.copied));
     if (!p.copied) {
         return err_nomem(err, count * sizeof(*p.copied), "a load's plan");
     }
     float_mode mode = float_mode_enter();
-    ckd_status status = pool_run(load->store->pool, count, place_one, &p, err);
+    ckd_status status = pool_run(load->store->pool, count, scatter_one, &p, err);
     float_mode_leave(mode);
     for (size_t i = 0; status == CKD_OK && i < count; i++) {
         *copied += p.copied[i];
@@ -277,12 +278,13 @@ ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err
                          (unsigned long long)copied, (unsigned long long)want->count);
 }
 
-ckd_status load_place_all(ckd_load *load, const view_tensor *t, const span *want, void *to, ckd_error *err) {
+ckd_status load_scatter_all(ckd_load *load, const view_tensor *t, const span *want, void *to,
+                            ckd_error *err) {
     load_blocks list;
     uint64_t copied = 0;
     ckd_status status = load_list(&list, t, want, err);
     if (status == CKD_OK) {
-        status = load_place(load, t, want, to, list.items, list.count, &copied, err);
+        status = load_scatter(load, t, want, to, list.items, list.count, &copied, err);
     }
     free(list.items);
     return status == CKD_OK ? load_check_complete(copied, want, err) : status;
@@ -313,8 +315,8 @@ ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_
         status = load_span(&want, &region, &q, t, true, err);
     }
     if (status == CKD_OK && want.count) {
-        status = q.device ? load_place_on_device(load, t, &want, &q, err)
-                          : load_place_all(load, t, &want, q.data, err);
+        status = q.device ? load_scatter_on_device(load, t, &want, &q, err)
+                          : load_scatter_all(load, t, &want, q.data, err);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
 }
@@ -394,8 +396,8 @@ void ckd_load_end(ckd_load *load) {
     free(load->decoders);
     free(load->tensors.items);
     free(load->again);
-    load_shared_free(&load->shared);
-    values_store_free(&load->kept);
+    sibling_cache_free(&load->shared);
+    values_store_free(&load->cached);
     columns_cache_free(&load->columns, false);
     views_free(&load->views);
     lock_release(load->reader_lock);

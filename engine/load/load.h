@@ -1,10 +1,10 @@
-/* A load in progress. Internal to engine/: load.c, load_device.c, load_all.c, load_explain.c, together.c. */
+/* A load in progress. Internal to engine/: load.c, device.c, batch.c, explain.c, ranks/collective_load.c. */
 #ifndef ENGINE_LOAD_H
 #define ENGINE_LOAD_H
 
 #include "base/file.h"
 #include "engine/device/device.h"
-#include "engine/decode/load_shared.h"
+#include "engine/decode/sibling_cache.h"
 
 struct ckd_load {
     ckd_store *store;
@@ -14,9 +14,9 @@ struct ckd_load {
     ckd_tensor_list tensors;
     decoder *decoders; /* one a worker */
     uint32_t decoder_count;
-    load_shared shared; /* between the calls of this load */
-    values_store kept;  /* likewise */
-    uint64_t staging;   /* bytes to be held besides the caller's and the workers' */
+    sibling_cache shared; /* between the calls of this load */
+    values_store cached;  /* likewise */
+    uint64_t staging;     /* bytes to be held besides the caller's and the workers' */
     columns_cache columns;
     bool *again; /* by tensor of the view: others of the checkpoint are made from it */
     struct {
@@ -73,28 +73,28 @@ typedef struct load_blocks {
 } load_blocks;
 ckd_status load_list(load_blocks *out, const view_tensor *t, const span *want, ckd_error *err);
 /* One block's share of the span, by the worker's decoder. */
-ckd_status load_place_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
-                          const span *want, void *to, uint64_t *copied, ckd_error *err);
+ckd_status load_scatter_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
+                            const span *want, void *to, uint64_t *copied, ckd_error *err);
 /* Rebuilds these blocks in parallel, and adds to *copied how many elements of the span they had. */
-ckd_status load_place(ckd_load *load, const view_tensor *t, const span *want, void *to,
-                      const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err);
+ckd_status load_scatter(ckd_load *load, const view_tensor *t, const span *want, void *to,
+                        const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err);
 /* All that the span wants. */
-ckd_status load_place_all(ckd_load *load, const view_tensor *t, const span *want, void *to, ckd_error *err);
+ckd_status load_scatter_all(ckd_load *load, const view_tensor *t, const span *want, void *to, ckd_error *err);
 ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err);
 
 /*
- * load_device.c. The same into the memory of a device, where q->data and q->device are; the caller's stream finds it there. What fails there, out of memory or not, is done by the
+ * device.c. The same into the memory of a device, where q->data and q->device are; the caller's stream finds it there. What fails there, out of memory or not, is done by the
  * host, which is counted and told. Errors: as ckd_load_tensor; DEVICE.
  */
-ckd_status load_place_on_device(ckd_load *load, const view_tensor *t, const span *want,
-                                const ckd_load_request *q, ckd_error *err);
+ckd_status load_scatter_on_device(ckd_load *load, const view_tensor *t, const span *want,
+                                  const ckd_load_request *q, ckd_error *err);
 
 /* Of loads by several ranks, block by block: where a span of a tensor is to be, in a device's memory. */
-typedef struct load_place_there {
+typedef struct load_device_target {
     const view_tensor *tensor;
     const span *want;
     void *data;
-} load_place_there;
+} load_device_target;
 /* What came of it: if it is not done, the host is to do it, which says what is wrong, if anything is. */
 typedef struct load_attempt {
     bool done, bad; /* bad: what came out is not what was saved */
@@ -104,11 +104,12 @@ typedef struct load_attempt {
 /* Is anything of it better done there? Blocks that have nothing of the span leave the list. */
 bool load_suits_device(const view_tensor *t, const span *want, void *data, load_blocks *list);
 /* Some of its blocks. Adds to *copied how many elements of the span they had, if all is well. */
-void load_decode_there(load_attempt *out, ckd_load *load, device_line *line, const load_place_there *there,
-                       const view_block **blocks, size_t count, uint64_t *copied);
+void load_decode_there(load_attempt *out, ckd_load *load, device_lease *lease,
+                       const load_device_target *there, const view_block **blocks, size_t count,
+                       uint64_t *copied);
 /* The host could do what the device could not, which is counted and told. */
-void load_tell_attempt(ckd_load *load, const view_tensor *t, const load_attempt *a);
+void load_report_attempt(ckd_load *load, const view_tensor *t, const load_attempt *a);
 /* What was put on the line comes before what the caller's stream has from now on. Gives the line back. status: of what was put there. */
-ckd_status load_line_done(ckd_load *load, device_line *line, ckd_status status, ckd_error *err);
+ckd_status load_lease_done(ckd_load *load, device_lease *lease, ckd_status status, ckd_error *err);
 
 #endif

@@ -31,9 +31,9 @@ typedef enum lossy_part {
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype);
 
 /* How finely. Steps are relative to what they quantise, so that they fit any model. */
-typedef struct lossy_recipe {
+typedef struct quant_params {
     double weight;         /* step, in root mean squares of the movement since the parent */
-    double left;           /* what earlier deltas may have left out, in the same, before steps get finer */
+    double leftover;       /* what earlier deltas may have left out, in the same, before steps get finer */
     double moment;         /* step, in root mean squares of the normalised moments */
     int32_t second;        /* step, in levels; LOSSY_LEVELS_NONE: rows and columns say enough */
     int32_t second_vector; /* of vectors, which have none */
@@ -44,10 +44,10 @@ typedef struct lossy_recipe {
     double max_error;      /* bound on |error|, in root mean squares of the tensor; 0: none */
     int effort;            /* 1 ... 9 */
     double bits_for_load;  /* bits that a base load of decoding time is worth, in a chain */
-    uint32_t most_rank;    /* components of a matrix at most */
+    uint32_t max_rank;     /* components of a matrix at most */
     unsigned rounds;       /* of the search for them */
-} lossy_recipe;
-lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort);
+} quant_params;
+quant_params quant_params_of(ckd_fidelity fidelity, int effort);
 
 /* Logarithms (base 2) of the mean second moment of each row and column of a matrix, and of all of it. */
 typedef struct lossy_scales {
@@ -61,29 +61,29 @@ void lossy_scales_free(lossy_scales *s);
 #define TILE_PANELS 32u /* in which a tile is looked at, at most */
 
 /* Scratch of a tile's statistics, which the next tile's use again. Zero-initialise, but for workers. */
-typedef struct tile_room {
+typedef struct tile_scratch {
     lattice_work work;
     bytes rows;
-} tile_room;
-typedef struct tile_rooms {
-    tile_room *workers; /* one for each thread of the pool */
+} tile_scratch;
+typedef struct tile_scratches {
+    tile_scratch *workers; /* one for each thread of the pool */
     uint32_t count;
     bytes now, moved, parts;
     bytes sums, panels, outliers, outliers_of[TILE_PANELS]; /* of the one pass that is looked at */
     lossy_scales scales;
     bytes counts, histogram;
     lattice_work work; /* the tile's steps */
-    low_rank_room search;
-} tile_rooms;
-void tile_rooms_free(tile_rooms *r);
+    low_rank_scratch search;
+} tile_scratches;
+void tile_scratches_free(tile_scratches *r);
 
 /* Of an optimizer's eps: the largest update that was given, and what none that a decoder gets may exceed. */
 typedef struct pair_bound {
-    double eps, largest, most;
+    double eps, largest, max;
 } pair_bound;
 enum { PAIR_EPS, PAIR_LOW_EPS, PAIR_BOUNDS }; /* the optimizer's, and its effect after few steps */
 
-/* The other moment of the same elements: what was given, and behind it what a decoder gets (lossy_pair.h). */
+/* The other moment of the same elements: what was given, and behind it what a decoder gets (moment_pair.h). */
 typedef struct lossy_pair {
     const uint16_t *values;
     struct file_scratch *file; /* has them, if `values` is NULL; neither: nothing is known */
@@ -97,7 +97,7 @@ typedef struct lossy_pair {
 typedef struct lossy_tile {
     lossy_part part;
     ckd_dtype dtype;
-    const lossy_recipe *recipe;
+    const quant_params *params;
     uint64_t first, count, columns, phase;
     bool vector;
     const void *values;         /* the elements as they were given */
@@ -109,25 +109,26 @@ typedef struct lossy_tile {
     lossy_scales
         *found;        /* where those of second moments go; NULL: nowhere. Left empty where there are none */
     thread_pool *pool; /* for statistics; NULL: none */
-    tile_rooms *rooms; /* of that pool; NULL: each pass has its own */
-    stop_check *stop;  /* whether it is still wanted; NULL: it is */
+    tile_scratches *scratches;   /* of that pool; NULL: each pass has its own */
+    cancel_check *stop;          /* whether it is still wanted; NULL: it is */
     struct lossy_device *device; /* in whose memory now and before are; NULL: the host's */
     uint64_t sampled;            /* where its elements begin in samples of what it is a panel of */
     lossy_pair pair;             /* of moments */
     /* set by tile_prepare */
-    hash128 shared_content;       /* if plan.shared: of the side record that has the columns' part */
-    lattice_block plan;           /* of the whole tile, without q and exceptions */
-    float up[3];                  /* from where on integers are rounded up */
-    float keep_above, keep_moved; /* values so large, or so far from the parent's, are kept as they are */
-    double bound;                 /* on |error|; infinite: none */
-    double alone_bits;            /* about what an element takes without a parent */
-    bool still;                   /* nothing moved: the parent's values stay */
-    bool on_lattice;    /* all values are, so that they can stand alone as integers; else only exactly */
-    double movement;    /* estimated root mean square of the movement */
-    bool offsets_known; /* the plan has them */
-    bool levels_known;  /* rows and columns say all of second moments: no integers are made */
-    bool ordinary;      /* nothing is so large, infinite or, of second moments, negative */
-    float largest;      /* magnitude that is not kept; of second moments: 0 */
+    hash128 shared_content; /* if plan.shared: of the side record that has the columns' part */
+    lattice_block plan;     /* of the whole tile, without q and exceptions */
+    float up[3];            /* from where on integers are rounded up */
+    float exception_above,
+        exception_moved;    /* values so large, or so far from the parent's, are kept as they are */
+    double bound;           /* on |error|; infinite: none */
+    double standalone_bits; /* about what an element takes without a parent */
+    bool still;             /* nothing moved: the parent's values stay */
+    bool on_lattice;        /* all values are, so that they can stand alone as integers; else only exactly */
+    double movement;        /* estimated root mean square of the movement */
+    bool offsets_known;     /* the plan has them */
+    bool levels_known;      /* rows and columns say all of second moments: no integers are made */
+    bool ordinary;          /* nothing is so large, infinite or, of second moments, negative */
+    float largest;          /* magnitude that is not kept; of second moments: 0 */
     bytes row, column, weight;
     low_rank factors;
 } lossy_tile;
@@ -136,33 +137,33 @@ typedef struct lossy_tile {
 bool lossy_wants_parent(const lossy_tile *t);
 /* Of a tile at most. Of smaller ones, as many as are in memory at once in up to 16 bytes each: given, as floats, the parent's, a panel of these, and factors. */
 #define LOSSY_TILE_ELEMENTS (UINT64_C(1) << 24)
-#define LOSSY_TILE_FEWEST   (UINT64_C(1) << 20)
+#define LOSSY_TILE_MIN      (UINT64_C(1) << 20)
 #define LOSSY_TILE_BYTES    16u
-/* Where a tile of a region ends that begins at `first`, of `most` elements at most, and what its rows are. */
+/* Where a tile of a region ends that begins at `first`, of `max` elements at most, and what its rows are. */
 void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
-                    uint64_t first, uint64_t most);
+                    uint64_t first, uint64_t max);
 /* Elements of the block of a tile that begins at element `at` of it: whole rows, if they are short enough. */
 uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
 
 /* false in *worth: better coded exactly. Errors: NOMEM, and what the stop says. */
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
-/* Thresholds, and factors where they pay; a part of lossy_tile_prepare (lossy_plan.c). */
+/* Thresholds, and factors where they pay; a part of lossy_tile_prepare (plan.c). */
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
 /* Once it is cut: is it one whose factors may pay? Of first moments and weights. */
 bool lossy_may_factor(const lossy_tile *t);
 /* *t becomes the other one, which is not prepared, and keeps its memory. */
-void lossy_tile_renew(lossy_tile *t, const lossy_tile *other);
+void lossy_tile_reset(lossy_tile *t, const lossy_tile *other);
 void lossy_tile_free(lossy_tile *t);
 
 /* How far lossy values are from those they stand for. */
 typedef struct lossy_error {
-    double energy, error;  /* sums of squares, of finite values */
-    double largest;        /* |error| */
-    uint64_t finite, kept; /* values that are not finite are kept as they are */
+    double energy, error;        /* sums of squares, of finite values */
+    double largest;              /* |error| */
+    uint64_t finite, exceptions; /* values that are not finite are kept as they are */
 } lossy_error;
 
 /* Adds that of n values more. */
-void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n, const kernels *k);
+void lossy_error_add(lossy_error *e, const float *input, const float *decoded, uint64_t n, const kernels *k);
 
 /* Scratch of one worker, and what it made of one block. */
 typedef struct lossy_job {
@@ -184,9 +185,9 @@ void lossy_job_free(lossy_job *j);
 ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
                        const void *original, const kernels *k, symbols_workspace *work, ckd_error *err);
 /* What lossy_block gave, without a parent: the same values, on their own. */
-ckd_status lossy_block_alone(lossy_job *j, bytes *payload, const lossy_tile *t, const kernels *k,
-                             symbols_workspace *work, ckd_error *err);
+ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile *t, const kernels *k,
+                                  symbols_workspace *work, ckd_error *err);
 /* About its size in bytes. */
-uint64_t lossy_alone_size(const lossy_tile *t, uint64_t count);
+uint64_t lossy_standalone_size(const lossy_tile *t, uint64_t count);
 
 #endif

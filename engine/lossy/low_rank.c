@@ -20,7 +20,7 @@ void low_rank_free(low_rank *f) {
     *f = (low_rank){0};
 }
 
-void low_rank_room_free(low_rank_room *r) {
+void low_rank_scratch_free(low_rank_scratch *r) {
     bytes_free(&r->left);
     bytes_free(&r->right);
     bytes_free(&r->small);
@@ -45,7 +45,7 @@ static void fill_random(vectors *to) {
 typedef struct search {
     const low_rank_matrix *x;
     size_t count;
-    stop_check *stop;
+    cancel_check *stop;
     vectors left, right; /* of rows, of columns */
     product_context products;
     float *mix; /* count x count, as are these: */
@@ -57,11 +57,11 @@ typedef struct search {
 } search;
 
 static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const kernels *k,
-                               low_rank_room *room, ckd_error *err) {
+                               low_rank_scratch *scratch, ckd_error *err) {
     size_t square = count * count;
     size_t each = 3 * sizeof(double) + sizeof(*s->order) + sizeof(*s->sorted);
     s->count = count;
-    s->gram = bytes_scratch(&room->small, square * (2 * sizeof(double) + sizeof(float)) + count * each,
+    s->gram = bytes_scratch(&scratch->small, square * (2 * sizeof(double) + sizeof(float)) + count * each,
                             "factors of a matrix", err);
     if (!s->gram) {
         return CKD_E_NOMEM;
@@ -72,15 +72,16 @@ static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const
     s->order = (size_t *)(void *)(s->largest + count);
     s->sorted = (const double **)(void *)(s->order + count);
     s->mix = (float *)(void *)(s->sorted + count);
-    ckd_status status = vectors_begin(&s->left, s->x->rows, count, &room->left, err);
+    ckd_status status = vectors_begin(&s->left, s->x->rows, count, &scratch->left, err);
     if (status == CKD_OK) {
-        status = vectors_begin(&s->right, s->x->columns, count, &room->right, err);
+        status = vectors_begin(&s->right, s->x->columns, count, &scratch->right, err);
     }
     if (status == CKD_OK && s->x->elsewhere) {
         status = s->x->elsewhere->begin(s->x->context, &s->left, &s->right, err);
     }
-    return status == CKD_OK ? product_context_begin(&s->products, s->x, count, pool, k, &room->scratch, err)
-                            : status;
+    return status == CKD_OK
+               ? product_context_begin(&s->products, s->x, count, pool, k, &scratch->scratch, err)
+               : status;
 }
 
 /* gram: of all pairs of vectors. */
@@ -142,12 +143,12 @@ static ckd_status iterate(search *s, unsigned rounds, ckd_error *err) {
     fill_random(&s->right);
     ckd_status status = elsewhere ? elsewhere->put(s->x->context, &s->right, err) : CKD_OK;
     for (unsigned round = 0;; round++) {
-        status = status == CKD_OK ? stop_look(s->stop, err) : status;
+        status = status == CKD_OK ? cancel_poll(s->stop, err) : status;
         if (status == CKD_OK) {
             status = vectors_times_matrix(&s->left, &s->right, true, &s->products, err);
         }
         if (round > rounds || status != CKD_OK) {
-            return status == CKD_OK ? stop_look(s->stop, err) : status;
+            return status == CKD_OK ? cancel_poll(s->stop, err) : status;
         }
         status = orthonormalise(s, &s->left, 1, err);
         if (status == CKD_OK) {
@@ -304,7 +305,7 @@ static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
     ckd_status status = components(s, &s->left, rank, err);
     for (int turn = 0; status == CKD_OK; turn++) {
         status = round_side(s, 0, err);
-        status = status == CKD_OK ? stop_look(s->stop, err) : status;
+        status = status == CKD_OK ? cancel_poll(s->stop, err) : status;
         if (status == CKD_OK) {
             status = refit(s, &s->right, &s->left, false, err);
         }
@@ -373,17 +374,17 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_erro
     return CKD_OK;
 }
 
-ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t most, unsigned rounds,
-                       thread_pool *pool, const kernels *k, low_rank_room *room, stop_check *stop,
+ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t max, unsigned rounds,
+                       thread_pool *pool, const kernels *k, low_rank_scratch *scratch, cancel_check *stop,
                        ckd_error *err) {
     *out = (low_rank){.memory = out->memory};
     size_t shorter = x->rows < x->columns ? x->rows : x->columns;
-    most = most < shorter ? most : (uint32_t)shorter;
+    max = max < shorter ? max : (uint32_t)shorter;
     size_t count = FIRST_GUESS + OVERSAMPLED;
     for (;;) {
-        count = count < most ? count : most;
+        count = count < max ? count : max;
         search s = {.x = x, .stop = stop};
-        ckd_status status = search_begin(&s, count, pool, k, room, err);
+        ckd_status status = search_begin(&s, count, pool, k, scratch, err);
         uint32_t rank = 0;
         if (status == CKD_OK) {
             status = iterate(&s, rounds, err);
@@ -395,7 +396,7 @@ ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, u
             rank = components_that_pay(&s, lambda, &out->bits);
         }
         /* Were there more that pay? */
-        bool enough = status != CKD_OK || rank + OVERSAMPLED / 2 <= count || count == most;
+        bool enough = status != CKD_OK || rank + OVERSAMPLED / 2 <= count || count == max;
         if (status == CKD_OK && enough && rank) {
             status = make_factors(out, &s, rank, err);
         }

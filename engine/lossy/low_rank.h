@@ -10,7 +10,7 @@
 
 #include "codec/lattice/lattice.h"
 #include "engine/lossy/low_rank_products.h"
-#include "engine/common/stop.h"
+#include "engine/common/cancel.h"
 
 /* left (rows x rank) times right (columns x rank), a product of component k counting 2^(exponent + shift[k]). */
 typedef struct low_rank {
@@ -23,18 +23,18 @@ typedef struct low_rank {
 void low_rank_free(low_rank *f);
 
 /* What a search works in, and the next one can have. Zero-initialise. */
-typedef struct low_rank_room {
+typedef struct low_rank_scratch {
     bytes left, right, small, scratch;
-} low_rank_room;
-void low_rank_room_free(low_rank_room *r);
+} low_rank_scratch;
+void low_rank_scratch_free(low_rank_scratch *r);
 
 /*
- * out: zero, or what another call gave, whose memory is used again. x: in steps. lambda: squared steps that a bit is worth. most: components at most. rounds: of subspace iteration beyond the first. pool: or
- * NULL; what comes out does not depend on it. Memory, in the room: what `most` vectors of rows and of columns take, and half a MiB for each thread. stop: may be
+ * out: zero, or what another call gave, whose memory is used again. x: in steps. lambda: squared steps that a bit is worth. max: components at most. rounds: of subspace iteration beyond the first. pool: or
+ * NULL; what comes out does not depend on it. Memory, in the room: what `max` vectors of rows and of columns take, and half a MiB for each thread. stop: may be
  * NULL. Errors: NOMEM, and what stop says.
  */
-ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t most, unsigned rounds,
-                       thread_pool *pool, const kernels *k, low_rank_room *room, stop_check *stop,
+ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t max, unsigned rounds,
+                       thread_pool *pool, const kernels *k, low_rank_scratch *scratch, cancel_check *stop,
                        ckd_error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /* The search for factors where a tile is on a device: vectors stay there, and what crosses the bus are where it begins, matrices of products of vectors with each other, and factors. */
 #include <stdlib.h>
 
-#include "engine/lossy/lossy_device.h"
+#include "engine/lossy/device.h"
 
 /* Of one side, or the spare one: whichever is longer, as they change places. */
 static uint64_t side_size(uint64_t rows, uint64_t columns, uint64_t count) {
@@ -50,8 +50,8 @@ static ckd_status exchange(const void *tile, const vectors *v, bool out, ckd_err
     if (!out) {
         turn_vectors(flat, v, false);
     }
-    ckd_status status =
-        out ? device_get(d->line, flat, v->there, size, err) : device_put(d->line, v->there, flat, size, err);
+    ckd_status status = out ? device_get(d->lease, flat, v->there, size, err)
+                            : device_put(d->lease, v->there, flat, size, err);
     if (out && status == CKD_OK) {
         turn_vectors(flat, v, true);
     }
@@ -69,7 +69,7 @@ static ckd_status take(const void *tile, const vectors *v, ckd_error *err) {
 
 static ckd_status multiply(const struct lossy_device *d, const device_product *p, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    d->line->backend->product(&d->line->queue, p, &why);
+    d->lease->backend->product(&d->lease->queue, p, &why);
     return lossy_device_status(d, &why, err);
 }
 
@@ -97,7 +97,7 @@ static ckd_status pairs(const void *tile, float *mix, const vectors *v, ckd_erro
                         .right_turned = true};
     ckd_status status = multiply(d, &p, err);
     return status == CKD_OK
-               ? device_get(d->line, mix, d->search.mix, v->count * v->count * sizeof(float), err)
+               ? device_get(d->lease, mix, d->search.mix, v->count * v->count * sizeof(float), err)
                : status;
 }
 
@@ -109,7 +109,7 @@ static ckd_status mix_vectors(const void *tile, vectors *v, const float *mix, si
                         .rows = count,
                         .columns = v->n,
                         .rank = v->count};
-    ckd_status status = device_put(d->line, d->search.mix, mix, count * v->count * sizeof(float), err);
+    ckd_status status = device_put(d->lease, d->search.mix, mix, count * v->count * sizeof(float), err);
     status = status == CKD_OK ? multiply(d, &p, err) : status;
     d->search.spare = v->there;
     v->there = p.sums;
@@ -128,17 +128,17 @@ static ckd_status round_vectors(const void *tile, const vectors *v, const vector
                          .n = v->n,
                          .count = (uint32_t)v->count,
                          .add = how->add,
-                         .most = how->most};
+                         .most = how->max};
     uint32_t *largest = malloc(size + 1);
     if (!largest) {
         return err_nomem(err, size, "factors of a matrix");
     }
-    ckd_status status = device_put(d->line, d->search.scale, how->scale, v->count * sizeof(double), err);
-    if (status == CKD_OK && d->line->backend->zero(&d->line->queue, r.largest, size, &why) == DEVICE_DONE) {
-        d->line->backend->round(&d->line->queue, &r, &why);
+    ckd_status status = device_put(d->lease, d->search.scale, how->scale, v->count * sizeof(double), err);
+    if (status == CKD_OK && d->lease->backend->zero(&d->lease->queue, r.largest, size, &why) == DEVICE_DONE) {
+        d->lease->backend->round(&d->lease->queue, &r, &why);
     }
     status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
-    status = status == CKD_OK ? device_get(d->line, largest, r.largest, size, err) : status;
+    status = status == CKD_OK ? device_get(d->lease, largest, r.largest, size, err) : status;
     for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
         how->largest[i] = largest[i];
     }

@@ -16,7 +16,7 @@
 struct vectors;
 /* How values of each vector become whole numbers over its scale: see low_rank.c. */
 typedef struct vectors_rounding {
-    double add, most;
+    double add, max;
     const double *scale;
     double *largest; /* of each vector: set to the largest of those numbers */
 } vectors_rounding;

@@ -1,13 +1,13 @@
 /*
  * Planning a save of many ranks: pure arithmetic. Internal to engine/.
  *
- *   plan_describe.c   descriptions as bytes, and reading them
- *   plan_tensors.c    all ranks' descriptions, by tensor
- *   plan_make.c       of each tensor the distinct regions, and whether they tile it -> plan
- *   plan_assign.c     who writes a region that several ranks hold
- *   plan_defect.c     where regions do not tile a tensor, and whose they are
- *   plan_bytes.c      plans as bytes, keys
- *   plan_cache.c      plans by key
+ *   plan_describe.c  descriptions as bytes, and reading them
+ *   plan_tensors.c   all ranks' descriptions, by tensor
+ *   plan_make.c      of each tensor the distinct regions, and whether they tile it -> plan
+ *   plan_assign.c    who writes a region that several ranks hold
+ *   plan_defect.c    where regions do not tile a tensor, and whose they are
+ *   plan_bytes.c     plans as bytes, keys
+ *   plan_cache.c     plans by key
  *
  * Memory: about 60 bytes for each region of all ranks, and 8 for each dimension of one tensor's regions, twice. Descriptions are read where
  * they lie.
@@ -94,7 +94,7 @@ typedef struct plan_defect {
     size_t a, b;    /* of an overlap: indexes of two regions that hold them */
 } plan_defect;
 /*
- * Finds the first defect. *found is false if they tile it; but for that, see tiling.h, which this follows dimension by dimension: along one the
+ * Finds the first defect. *found is false if they tile it; but for that, see common/coverage_check.h, which this follows dimension by dimension: along one the
  * cross-sections must tile, and the first that does not is looked into. d n log n for n boxes in d dimensions. Regions have
  * elements, and lie in the tensor, which has elements. Errors: NOMEM.
  */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/ranks/plan.h"
-#include "engine/common/tiling.h"
+#include "engine/common/coverage_check.h"
 
 /* ---- regions as boxes ---- */
 
@@ -176,13 +176,13 @@ static void descend(sweep *s, uint64_t from) {
 /* Along the current dimension, the first stretch whose cross-section is not tiled. */
 static bool find_slab(sweep *s) {
     geometry section = cross_section(s->g, s->d);
-    tiling cover = tiling_begin(&section, s->g->elements);
+    coverage cover = coverage_begin(&section, s->g->elements);
     uint64_t at = 0;
     for (size_t begun = 0, ended = 0; at < s->g->shape[s->d];) {
         uint64_t next = s->g->shape[s->d];
         for (; begun < s->count && s->by_start[begun]->box.offsets[s->d] == at; begun++) {
             ckd_region r = behind(&s->by_start[begun]->box, s->d, s->g->ndim);
-            tiling_add(&cover, &r);
+            coverage_add(&cover, &r);
         }
         for (; ended < s->count; ended++) {
             const ckd_region *box = &s->by_end[ended]->box;
@@ -192,12 +192,12 @@ static bool find_slab(sweep *s) {
                 break;
             }
             ckd_region r = behind(box, s->d, s->g->ndim);
-            tiling_remove(&cover, &r);
+            coverage_remove(&cover, &r);
         }
         if (begun < s->count && s->by_start[begun]->box.offsets[s->d] < next) {
             next = s->by_start[begun]->box.offsets[s->d];
         }
-        if (!tiling_complete(&cover)) {
+        if (!coverage_complete(&cover)) {
             narrow(s, at, next);
             descend(s, at);
             return true;

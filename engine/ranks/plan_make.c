@@ -6,7 +6,7 @@
 
 #include "engine/ranks/plan_tensors.h"
 #include "engine/common/role_names.h"
-#include "engine/common/tiling.h"
+#include "engine/common/coverage_check.h"
 
 /* The regions of one tensor: each as its kind, then offsets and lengths, or start and count. */
 typedef struct region_keys {
@@ -263,7 +263,7 @@ static ckd_status plan_tensor(planner *p, const planned_tensor *t, ckd_error *er
         w.family_size = t->name_size;
     }
     ckd_status status = read_regions(p, &w, err);
-    tiling cover = tiling_begin(&w.shape, p->seed);
+    coverage cover = coverage_begin(&w.shape, p->seed);
     size_t count = 0;
     for (size_t from = 0, to = 0; from < w.used && status == CKD_OK; from = to) {
         while (to < w.used && key_order(&p->keys, p->sorted[from], p->sorted[to]) == 0) {
@@ -273,11 +273,11 @@ static ckd_status plan_tensor(planner *p, const planned_tensor *t, ckd_error *er
         ckd_region r;
         get_key(&r, p->keys.words + p->sorted[from] * p->keys.stride, w.shape.ndim);
         if (w.shape.elements) {
-            tiling_add(&cover, &r);
+            coverage_add(&cover, &r);
         }
         p->sorted[count++] = p->sorted[from];
     }
-    if (status == CKD_OK && !tiling_complete(&cover)) {
+    if (status == CKD_OK && !coverage_complete(&cover)) {
         status = explain(p, &w, count, err);
     }
     return status;

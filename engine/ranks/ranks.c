@@ -316,7 +316,7 @@ static ckd_status agree(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd
 /* From now on the save ends as soon as another rank is found dead, and is committed only if no rank has given it up. */
 static void watch_others(ckd_save *save, const ckd_ranks *g) {
     if (g->files && g->world > 1) {
-        save->stop = (stop_check){.look = rank_look, .context = g->files, .every_ns = LOOK_EVERY_NS};
+        save->stop = (cancel_check){.poll = rank_look, .context = g->files, .every_ns = LOOK_EVERY_NS};
         save->claim = rank_claim_commit;
         save->claim_context = g->files;
     }
@@ -485,7 +485,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     ckd_part mine = {NULL, 0};
     ckd_error why = {0};
     ckd_status status = failed ? err_from(&why, failed->status ? failed->status : CKD_E_STATE, failed)
-                        : save->stop.look ? save->stop.look(save->stop.context, &why)
+                        : save->stop.poll ? save->stop.poll(save->stop.context, &why)
                                           : CKD_OK;
     status = status == CKD_OK ? ckd_save_seal(&mine, save, &why) : status;
     if (status != CKD_OK) { /* first of all: on a full disk there is room for the message then */

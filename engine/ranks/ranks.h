@@ -2,10 +2,10 @@
  * Ranks that save together. Internal to engine/.
  *
  *   ranks.c        exchanges, planning, begin and commit, over any transport
- *   rank_message.c what they tell each other, as bytes
- *   rank_files.c   the transport through the store's directory
- *   rank_members.c who is there: joining, living, leaving, and clearing up after the dead
- *   rank_watch.c   that a rank has died, noticed by those that wait and those that are busy; and that a commit was given up
+ *   message.c what they tell each other, as bytes
+ *   file_transport.c   the transport through the store's directory
+ *   members.c who is there: joining, living, leaving, and clearing up after the dead
+ *   watch.c   that a rank has died, noticed by those that wait and those that are busy; and that a commit was given up
  */
 #ifndef ENGINE_RANKS_H
 #define ENGINE_RANKS_H
@@ -40,7 +40,7 @@ typedef struct rank_files {
     pid_t process;
 } rank_files;
 
-/* ---- rank_message.c ---- */
+/* ---- message.c ---- */
 typedef struct rank_message {
     ckd_status status; /* told, or CORRUPT */
     bool readable;
@@ -57,7 +57,7 @@ ckd_status rank_error(ckd_error *err, uint32_t rank, ckd_status status, const ck
 /* A transport in this version's form, whatever version it was compiled with. Errors: INVALID (too small). */
 ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err);
 
-/* ---- rank_members.c ---- */
+/* ---- members.c ---- */
 /* Enters the directory. */
 ckd_status members_enter(rank_files *f, ckd_error *err);
 /* Rank 0 finds the others; BUSY after the time. */
@@ -76,7 +76,7 @@ ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
 
 pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t number, const char *suffix);
 
-/* ---- rank_watch.c ---- */
+/* ---- watch.c ---- */
 /* STATE: this rank has died or left. */
 ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error *err);
 /* The error that the group ended with, if somebody knows that it has. */
@@ -103,7 +103,7 @@ rank_commit rank_give_up_commit(const rank_files *f, const ckd_id *checkpoint);
 /* Rank 0: everybody knows how it went. */
 void rank_forget_claim(rank_files *f);
 
-/* ---- rank_files.c ---- */
+/* ---- file_transport.c ---- */
 /* Small files with a checksum, which appear at once. EXISTS; NOT_FOUND, CORRUPT. */
 ckd_status rank_file_publish(const pathname *path, const pathname *temp, const ckd_bytes *data,
                              ckd_error *err);

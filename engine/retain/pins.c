@@ -1,24 +1,24 @@
-/* Pins and tags: setting, taking away, listing. What they keep is notes.c's. */
+/* Pins and tags: setting, taking away, listing. What they keep is store/settings.c's. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
-#include "engine/store/notes.h"
+#include "engine/store/settings.h"
 
-/* A change of one note, under the publish lock. */
-typedef struct note_change {
-    note_kind kind;
-    const char *name;         /* of the note */
-    const ckd_id *checkpoint; /* that must be there; NULL: the note is to go */
+/* A change of one setting, under the publish lock. */
+typedef struct setting_change {
+    metadata_kind kind;
+    const char *name;         /* of the setting */
+    const ckd_id *checkpoint; /* that must be there; NULL: the setting is to go */
     const char *reason;
     bool move;
-} note_change;
+} setting_change;
 
 /* Under the publish lock the catalog is made to say what the manifests do. */
 static ckd_status check_listed(ckd_store *store, const ckd_id *checkpoint, ckd_error *err) {
     ckd_checkpoint found;
     pthread_mutex_lock(&store->mutex);
-    ckd_status status = store_refresh(store, err);
+    ckd_status status = store_sync_catalog(store, err);
     if (status == CKD_OK) {
         status = catalog_find_id(&found, store->catalog, checkpoint, err);
     }
@@ -32,16 +32,16 @@ static ckd_status check_listed(ckd_store *store, const ckd_id *checkpoint, ckd_e
 }
 
 /* *same: there is nothing to do. */
-static ckd_status check_before(bool *same, const note_change *c, const kept_note *before,
+static ckd_status check_before(bool *same, const setting_change *c, const stored_setting *before,
                                const ckd_store *store, ckd_error *err) {
     *same = false;
     if (!before->name.kind) {
         return CKD_OK;
     }
     if (before->status != CKD_OK) { /* damaged */
-        return c->kind == NOTE_PIN || c->move ? CKD_OK : notes_why(before, store, err);
+        return c->kind == METADATA_PIN || c->move ? CKD_OK : settings_why(before, store, err);
     }
-    if (c->kind == NOTE_PIN) {
+    if (c->kind == METADATA_PIN) {
         *same = strcmp(before->pin.reason, c->reason) == 0;
         return CKD_OK;
     }
@@ -53,27 +53,27 @@ static ckd_status check_before(bool *same, const note_change *c, const kept_note
                    "the tag %s is that of another checkpoint; move it, or choose another name", c->name);
 }
 
-static void encode(bytes *to, const ckd_store *store, const note_change *c, const note_name *name) {
-    if (c->kind == NOTE_PIN) {
-        pin_note pin = {
+static void encode(bytes *to, const ckd_store *store, const setting_change *c, const setting_name *name) {
+    if (c->kind == METADATA_PIN) {
+        pin_setting pin = {
             .checkpoint = *c->checkpoint, .generation = name->generation, .pinned_ns = clock_wall_ns()};
         snprintf(pin.reason, sizeof(pin.reason), "%s", c->reason);
         pin_encode(to, &store->id, &pin);
     } else {
-        tag_note tag = {
+        tag_setting tag = {
             .checkpoint = *c->checkpoint, .generation = name->generation, .tagged_ns = clock_wall_ns()};
         memcpy(tag.tag, name->name, sizeof(tag.tag));
         tag_encode(to, &store->id, &tag);
     }
 }
 
-static ckd_status set_note(ckd_store *store, const note_change *c, ckd_error *err) {
-    note_name next;
-    kept_note before;
+static ckd_status publish_change(ckd_store *store, const setting_change *c, ckd_error *err) {
+    setting_name next;
+    stored_setting before;
     bool same = false;
     ckd_status status = check_listed(store, c->checkpoint, err);
     if (status == CKD_OK) {
-        status = notes_next(&next, &before, store, c->kind, c->name, err);
+        status = settings_next(&next, &before, store, c->kind, c->name, err);
     }
     if (status == CKD_OK) {
         status = check_before(&same, c, &before, store, err);
@@ -82,16 +82,16 @@ static ckd_status set_note(ckd_store *store, const note_change *c, ckd_error *er
         return status;
     }
     if (same) { /* whoever set it may have died before it was durable */
-        return dir_sync(path_in(store->path, DIR_NOTES).text, err);
+        return dir_sync(path_in(store->path, DIR_SETTINGS).text, err);
     }
     bytes encoded = {0};
     encode(&encoded, store, c, &next);
-    status = notes_publish(store, &next, &encoded, err);
+    status = settings_publish(store, &next, &encoded, err);
     bytes_free(&encoded);
     return status;
 }
 
-static ckd_status change(ckd_store *store, const note_change *c, ckd_error *err) {
+static ckd_status change(ckd_store *store, const setting_change *c, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_check_writable(store, err);
     if (status == CKD_OK) {
@@ -100,7 +100,7 @@ static ckd_status change(ckd_store *store, const note_change *c, ckd_error *err)
     if (status != CKD_OK) {
         return status;
     }
-    status = c->checkpoint ? set_note(store, c, err) : notes_remove(store, c->kind, c->name, err);
+    status = c->checkpoint ? publish_change(store, c, err) : settings_remove(store, c->kind, c->name, err);
     lock_release(lock);
     return status;
 }
@@ -109,7 +109,8 @@ static ckd_status change(ckd_store *store, const note_change *c, ckd_error *err)
 
 ckd_status ckd_store_pin(ckd_store *store, const ckd_id *checkpoint, const char *reason, ckd_error *err) {
     char hex[CKD_ID_TEXT];
-    note_change c = {.kind = NOTE_PIN, .name = hex, .checkpoint = checkpoint, .reason = reason ? reason : ""};
+    setting_change c = {
+        .kind = METADATA_PIN, .name = hex, .checkpoint = checkpoint, .reason = reason ? reason : ""};
     ckd_id_text(hex, checkpoint);
     if (strlen(c.reason) > CKD_REASON_MAX || !utf8_valid(c.reason, strlen(c.reason))) {
         return err_set(err, CKD_E_INVALID, "the reason of a pin is at most %d bytes of UTF-8",
@@ -120,14 +121,14 @@ ckd_status ckd_store_pin(ckd_store *store, const ckd_id *checkpoint, const char 
 
 ckd_status ckd_store_unpin(ckd_store *store, const ckd_id *checkpoint, ckd_error *err) {
     char hex[CKD_ID_TEXT];
-    note_change c = {.kind = NOTE_PIN, .name = hex};
+    setting_change c = {.kind = METADATA_PIN, .name = hex};
     ckd_id_text(hex, checkpoint);
     ckd_status status = change(store, &c, err);
     return status == CKD_E_NOT_FOUND ? err_set(err, status, "checkpoint %s is not pinned", hex) : status;
 }
 
-/* How many notes there are of a kind. */
-static size_t count_of(const notes *n, note_kind kind) {
+/* How many settings there are of a kind. */
+static size_t count_of(const setting_list *n, metadata_kind kind) {
     size_t count = 0;
     for (size_t i = 0; i < n->count; i++) {
         count += n->items[i].name.kind == kind;
@@ -135,10 +136,10 @@ static size_t count_of(const notes *n, note_kind kind) {
     return count;
 }
 
-static void fill_pins(ckd_pin_list *list, const notes *n) {
+static void fill_pins(ckd_pin_list *list, const setting_list *n) {
     for (size_t i = 0; i < n->count; i++) {
-        const kept_note *x = &n->items[i];
-        if (x->name.kind == NOTE_PIN) {
+        const stored_setting *x = &n->items[i];
+        if (x->name.kind == METADATA_PIN) {
             ckd_pin *pin = &list->items[list->count++];
             *pin = (ckd_pin){.status = x->status, .pinned_ns = x->pin.pinned_ns};
             (void)id_parse(&pin->checkpoint, x->name.name);
@@ -148,13 +149,13 @@ static void fill_pins(ckd_pin_list *list, const notes *n) {
 }
 
 ckd_status ckd_store_pins(ckd_pin_list **out, ckd_store *store, ckd_error *err) {
-    notes n = {0};
+    setting_list n = {0};
     *out = NULL;
     ckd_pin_list *list = calloc(1, sizeof(*list));
-    ckd_status status =
-        list ? notes_read_kind(&n, store, NOTE_PIN, err) : err_nomem(err, sizeof(*list), "a list of pins");
+    ckd_status status = list ? settings_read_kind(&n, store, METADATA_PIN, err)
+                             : err_nomem(err, sizeof(*list), "a list of pins");
     if (status == CKD_OK) {
-        list->items = calloc(count_of(&n, NOTE_PIN) + 1, sizeof(*list->items));
+        list->items = calloc(count_of(&n, METADATA_PIN) + 1, sizeof(*list->items));
         status = list->items ? CKD_OK : err_nomem(err, n.count * sizeof(*list->items), "a list of pins");
     }
     if (status == CKD_OK) {
@@ -163,7 +164,7 @@ ckd_status ckd_store_pins(ckd_pin_list **out, ckd_store *store, ckd_error *err) 
     } else {
         ckd_pin_list_free(list);
     }
-    notes_free(&n);
+    settings_free(&n);
     return status;
 }
 
@@ -187,7 +188,7 @@ static ckd_status check_tag(const char *tag, ckd_error *err) {
 
 ckd_status ckd_store_set_tag(ckd_store *store, const char *tag, const ckd_id *checkpoint, int move,
                              ckd_error *err) {
-    note_change c = {.kind = NOTE_TAG, .name = tag, .checkpoint = checkpoint, .move = move != 0};
+    setting_change c = {.kind = METADATA_TAG, .name = tag, .checkpoint = checkpoint, .move = move != 0};
     ckd_status status = check_tag(tag, err);
     return status == CKD_OK ? change(store, &c, err) : status;
 }
@@ -197,7 +198,7 @@ static ckd_status no_such_tag(const char *tag, ckd_error *err) {
 }
 
 ckd_status ckd_store_remove_tag(ckd_store *store, const char *tag, ckd_error *err) {
-    note_change c = {.kind = NOTE_TAG, .name = tag};
+    setting_change c = {.kind = METADATA_TAG, .name = tag};
     ckd_status status = check_tag(tag, err);
     if (status == CKD_OK) {
         status = change(store, &c, err);
@@ -205,10 +206,10 @@ ckd_status ckd_store_remove_tag(ckd_store *store, const char *tag, ckd_error *er
     return status == CKD_E_NOT_FOUND ? no_such_tag(tag, err) : status;
 }
 
-static void fill_tags(ckd_tag_list *list, const notes *n) {
+static void fill_tags(ckd_tag_list *list, const setting_list *n) {
     for (size_t i = 0; i < n->count; i++) {
-        const kept_note *x = &n->items[i];
-        if (x->name.kind == NOTE_TAG) {
+        const stored_setting *x = &n->items[i];
+        if (x->name.kind == METADATA_TAG) {
             ckd_tag *tag = &list->items[list->count++];
             *tag = (ckd_tag){
                 .status = x->status, .checkpoint = x->tag.checkpoint, .tagged_ns = x->tag.tagged_ns};
@@ -218,13 +219,13 @@ static void fill_tags(ckd_tag_list *list, const notes *n) {
 }
 
 ckd_status ckd_store_tags(ckd_tag_list **out, ckd_store *store, ckd_error *err) {
-    notes n = {0};
+    setting_list n = {0};
     *out = NULL;
     ckd_tag_list *list = calloc(1, sizeof(*list));
-    ckd_status status =
-        list ? notes_read_kind(&n, store, NOTE_TAG, err) : err_nomem(err, sizeof(*list), "a list of tags");
+    ckd_status status = list ? settings_read_kind(&n, store, METADATA_TAG, err)
+                             : err_nomem(err, sizeof(*list), "a list of tags");
     if (status == CKD_OK) {
-        list->items = calloc(count_of(&n, NOTE_TAG) + 1, sizeof(*list->items));
+        list->items = calloc(count_of(&n, METADATA_TAG) + 1, sizeof(*list->items));
         status = list->items ? CKD_OK : err_nomem(err, n.count * sizeof(*list->items), "a list of tags");
     }
     if (status == CKD_OK) {
@@ -233,7 +234,7 @@ ckd_status ckd_store_tags(ckd_tag_list **out, ckd_store *store, ckd_error *err) 
     } else {
         ckd_tag_list_free(list);
     }
-    notes_free(&n);
+    settings_free(&n);
     return status;
 }
 
@@ -245,15 +246,15 @@ void ckd_tag_list_free(ckd_tag_list *list) {
 }
 
 ckd_status ckd_store_find_tag(ckd_checkpoint *out, ckd_store *store, const char *tag, ckd_error *err) {
-    notes n = {0};
+    setting_list n = {0};
     memset(out, 0, sizeof(*out));
     ckd_status status = check_tag(tag, err);
     if (status == CKD_OK) {
-        status = notes_read_kind(&n, store, NOTE_TAG, err);
+        status = settings_read_kind(&n, store, METADATA_TAG, err);
     }
-    const kept_note *found = status == CKD_OK ? notes_find(&n, NOTE_TAG, tag) : NULL;
+    const stored_setting *found = status == CKD_OK ? settings_find(&n, METADATA_TAG, tag) : NULL;
     if (status == CKD_OK) {
-        status = found ? notes_why(found, store, err) : no_such_tag(tag, err);
+        status = found ? settings_why(found, store, err) : no_such_tag(tag, err);
     }
     if (status == CKD_OK) {
         status = store_find_id(out, store, &found->tag.checkpoint, err);
@@ -261,6 +262,6 @@ ckd_status ckd_store_find_tag(ckd_checkpoint *out, ckd_store *store, const char 
     if (status == CKD_E_NOT_FOUND && found) {
         status = err_set(err, status, "the checkpoint that has the tag %s is not in the store any more", tag);
     }
-    notes_free(&n);
+    settings_free(&n);
     return status;
 }

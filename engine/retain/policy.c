@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
-#include "codec/metadata/note.h"
-#include "engine/store/notes.h"
+#include "codec/metadata/metadata.h"
+#include "engine/store/settings.h"
 #include "engine/retain/retain.h"
 
 static ckd_policy policy_copy(const ckd_policy *p) {
@@ -26,7 +26,7 @@ ckd_status policy_check(const ckd_policy *p, ckd_error *err) {
                          "new ones, one a day, week or month, tagged ones");
 }
 
-/* The note's name for a run. */
+/* The setting's name for a run. */
 static ckd_status name_of(const char **out, const char *run, ckd_error *err) {
     *out = run ? run : POLICY_OF_ALL;
     return !run || run_name_valid(run)
@@ -36,18 +36,18 @@ static ckd_status name_of(const char **out, const char *run, ckd_error *err) {
 }
 
 static ckd_status publish(ckd_store *store, const ckd_policy *p, const char *name, ckd_error *err) {
-    note_name next;
-    kept_note before;
+    setting_name next;
+    stored_setting before;
     bytes encoded = {0};
-    ckd_status status = notes_next(&next, &before, store, NOTE_POLICY, name, err);
+    ckd_status status = settings_next(&next, &before, store, METADATA_POLICY, name, err);
     if (status != CKD_OK) {
         return status;
     }
-    policy_note note = {.generation = next.generation, .set_ns = clock_wall_ns(), .policy = *p};
-    snprintf(note.run, sizeof(note.run), "%s", p->run ? p->run : "");
-    note.policy.run = NULL;
-    policy_encode(&encoded, &store->id, &note);
-    status = notes_publish(store, &next, &encoded, err);
+    policy_setting setting = {.generation = next.generation, .set_ns = clock_wall_ns(), .policy = *p};
+    snprintf(setting.run, sizeof(setting.run), "%s", p->run ? p->run : "");
+    setting.policy.run = NULL;
+    policy_encode(&encoded, &store->id, &setting);
+    status = settings_publish(store, &next, &encoded, err);
     bytes_free(&encoded);
     return status;
 }
@@ -66,7 +66,7 @@ static ckd_status change(ckd_store *store, const ckd_policy *policy, const char 
     if (status != CKD_OK) {
         return status;
     }
-    status = policy ? publish(store, policy, name, err) : notes_remove(store, NOTE_POLICY, name, err);
+    status = policy ? publish(store, policy, name, err) : settings_remove(store, METADATA_POLICY, name, err);
     lock_release(lock);
     return status;
 }
@@ -94,7 +94,7 @@ ckd_status ckd_store_clear_policy(ckd_store *store, const char *run, ckd_error *
 
 /* ---- asking ---- */
 
-static ckd_stored_policy stored(const kept_note *n) {
+static ckd_stored_policy stored(const stored_setting *n) {
     ckd_stored_policy out = {.status = n->status, .set_ns = n->policy.set_ns, .policy = n->policy.policy};
     bool for_all = strcmp(n->name.name, POLICY_OF_ALL) == 0;
     memcpy(out.run, for_all ? "" : n->name.name, for_all ? 1 : sizeof(out.run));
@@ -102,29 +102,29 @@ static ckd_stored_policy stored(const kept_note *n) {
 }
 
 ckd_status ckd_store_policy(ckd_stored_policy *out, ckd_store *store, const char *run, ckd_error *err) {
-    notes n = {0};
+    setting_list n = {0};
     const char *name;
     *out = (ckd_stored_policy){.set_ns = 0};
     ckd_status status = name_of(&name, run, err);
     if (status == CKD_OK) {
-        status = notes_read_kind(&n, store, NOTE_POLICY, err);
+        status = settings_read_kind(&n, store, METADATA_POLICY, err);
     }
     if (status == CKD_OK) {
-        const kept_note *found = notes_policy(&n, name);
-        status = found ? notes_why(found, store, err) : no_policy(run, err);
+        const stored_setting *found = settings_policy(&n, name);
+        status = found ? settings_why(found, store, err) : no_policy(run, err);
         if (status == CKD_OK) {
             *out = stored(found);
         }
     }
-    notes_free(&n);
+    settings_free(&n);
     return status;
 }
 
 ckd_status ckd_store_policies(ckd_policy_list **out, ckd_store *store, ckd_error *err) {
-    notes n = {0};
+    setting_list n = {0};
     *out = NULL;
     ckd_policy_list *list = calloc(1, sizeof(*list));
-    ckd_status status = list ? notes_read_kind(&n, store, NOTE_POLICY, err)
+    ckd_status status = list ? settings_read_kind(&n, store, METADATA_POLICY, err)
                              : err_nomem(err, sizeof(*list), "a list of policies");
     if (status == CKD_OK) {
         list->items = calloc(n.count + 1, sizeof(*list->items));
@@ -132,11 +132,11 @@ ckd_status ckd_store_policies(ckd_policy_list **out, ckd_store *store, ckd_error
     }
     for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
         if (n.items[i].name.kind ==
-            NOTE_POLICY) { /* sorted: a dash stands before all that a run's name begins with */
+            METADATA_POLICY) { /* sorted: a dash stands before all that a run's name begins with */
             list->items[list->count++] = stored(&n.items[i]);
         }
     }
-    notes_free(&n);
+    settings_free(&n);
     if (status != CKD_OK) {
         ckd_policy_list_free(list);
         return status;

@@ -1,8 +1,8 @@
-/* Policies: which checkpoints stay, and why. Deleting the others is retain_apply.c's. */
+/* Policies: which checkpoints stay, and why. Deleting the others is policy_apply.c's. */
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/store/notes.h"
+#include "engine/store/settings.h"
 #include "engine/retain/calendar.h"
 #include "engine/retain/retain.h"
 #include "engine/retain/trash.h"
@@ -64,7 +64,8 @@ static ckd_status apply(const stretch *run, const ckd_policy *p, uint64_t now, c
 }
 
 /* given: NULL, then each run's stored one. */
-static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const notes *n, ckd_error *err) {
+static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const setting_list *n,
+                                ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = CKD_OK;
     for (size_t begin = 0, end; begin < plan->count && status == CKD_OK; begin = end) {
@@ -73,24 +74,24 @@ static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const 
             end++;
         }
         stretch s = {plan->items + begin, end - begin};
-        status = apply(&s, given ? given : &notes_policy(n, run)->policy.policy, now, err);
+        status = apply(&s, given ? given : &settings_policy(n, run)->policy.policy, now, err);
     }
     return status;
 }
 
 /* run: NULL, then all. */
 static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd_error *err) {
-    needs all = {0};
+    manifest_set all = {0};
     chunk_waste left = {0};
     ckd_collected freed = {0};
     for (size_t i = 0; i < plan->count; i++) {
         plan->deleted += !plan->items[i].kept;
     }
-    ckd_status status = needs_read(&all, store, err);
+    ckd_status status = manifest_set_read(&all, store, err);
     for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
         const ckd_id *id = &plan->items[i].checkpoint.id;
-        const need *n = plan->items[i].kept ? NULL : needs_find(&all, id);
-        status = n && !n->is_dead ? needs_choose(&all, id, 1, false, err) : CKD_OK;
+        const manifest_entry *n = plan->items[i].kept ? NULL : manifest_set_find(&all, id);
+        status = n && !n->in_trash ? manifest_set_choose(&all, id, 1, false, err) : CKD_OK;
     }
     if (status == CKD_OK) {
         status = trash_would_free(&freed, &all, err);
@@ -100,14 +101,14 @@ static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd
     }
     plan->bytes = freed.bytes;
     plan->compaction_bytes = left.dead;
-    needs_free(&all);
+    manifest_set_free(&all);
     return status;
 }
 
 /* ---- planning ---- */
 
 /* The checkpoints that the policies are about. */
-static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_request *r, const notes *n,
+static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_request *r, const setting_list *n,
                              ckd_error *err) {
     ckd_checkpoint_list *list;
     const char *run = r->policy.run;
@@ -120,7 +121,7 @@ static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_requ
         status = plan->items ? CKD_OK : err_nomem(err, list->count * sizeof(*plan->items), "a plan");
     }
     for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
-        if (!r->stored || notes_policy(n, list->items[i].run)) {
+        if (!r->stored || settings_policy(n, list->items[i].run)) {
             plan->items[plan->count++].checkpoint = list->items[i];
         }
     }
@@ -128,13 +129,14 @@ static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_requ
     return status;
 }
 
-static ckd_status read_notes(notes *n, const ckd_store *store, const ckd_policy *given, ckd_error *err) {
-    ckd_status status = notes_read(n, store, err);
+static ckd_status read_settings(setting_list *n, const ckd_store *store, const ckd_policy *given,
+                                ckd_error *err) {
+    ckd_status status = settings_read(n, store, err);
     if (status == CKD_OK) {
-        status = notes_check(n, store, err);
+        status = settings_check(n, store, err);
     }
     for (size_t i = 0; i < n->count && status == CKD_OK && !given; i++) {
-        if (n->items[i].name.kind == NOTE_POLICY) {
+        if (n->items[i].name.kind == METADATA_POLICY) {
             return CKD_OK;
         }
     }
@@ -144,21 +146,21 @@ static ckd_status read_notes(notes *n, const ckd_store *store, const ckd_policy 
 }
 
 /* For how long the deletion can be taken back: the longest of the policies that are applied. */
-static uint64_t longest_undo(const ckd_prune *plan, const notes *n) {
+static uint64_t longest_undo(const ckd_prune *plan, const setting_list *n) {
     uint64_t longest = 0;
     for (size_t i = 0; i < plan->count; i++) {
-        const kept_note *p = notes_policy(n, plan->items[i].checkpoint.run);
+        const stored_setting *p = settings_policy(n, plan->items[i].checkpoint.run);
         longest = p->policy.policy.undo_s > longest ? p->policy.policy.undo_s : longest;
     }
     return longest;
 }
 
-static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_request *r, notes *n,
+static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_request *r, setting_list *n,
                             ckd_error *err) {
     const ckd_policy *given = r->stored ? NULL : &r->policy;
     ckd_status status = given ? policy_check(given, err) : CKD_OK;
     if (status == CKD_OK) {
-        status = read_notes(n, store, given, err);
+        status = read_settings(n, store, given, err);
     }
     if (status == CKD_OK) {
         status = list_items(plan, store, r, n, err);
@@ -170,7 +172,7 @@ static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_reque
         return status;
     }
     for (size_t i = 0; i < plan->count; i++) {
-        plan->items[i].kept |= notes_keep(n, &plan->items[i].checkpoint.id);
+        plan->items[i].kept |= settings_kept_why(n, &plan->items[i].checkpoint.id);
     }
     size_t gone = 0;
     for (size_t i = 0; i < plan->count; i++) {
@@ -183,14 +185,14 @@ ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, cons
                        ckd_error *err) {
     *out = NULL;
     *undo_s = request->policy.undo_s;
-    notes n = {0};
+    setting_list n = {0};
     ckd_prune *plan = calloc(1, sizeof(*plan));
     ckd_status status =
         plan ? make_plan(plan, store, request, &n, err) : err_nomem(err, sizeof(*plan), "a plan");
     if (status == CKD_OK && request->stored) {
         *undo_s = longest_undo(plan, &n);
     }
-    notes_free(&n);
+    settings_free(&n);
     if (status != CKD_OK) {
         ckd_prune_free(plan);
         return status;

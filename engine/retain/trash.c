@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-#include "engine/store/notes.h"
+#include "engine/store/settings.h"
 #include "engine/integrity/parity.h"
 #include "engine/integrity/repair.h"
 
@@ -32,7 +32,7 @@ static int by_file(const void *a, const void *b) {
 }
 
 /* Of all manifests; those of the chosen ones go. */
-static ckd_status uses_of(file_uses *out, const needs *n, ckd_error *err) {
+static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err) {
     size_t total = 0, used = 0;
     for (size_t i = 0; i < n->count; i++) {
         total += n->items[i].m.file_count;
@@ -42,7 +42,7 @@ static ckd_status uses_of(file_uses *out, const needs *n, ckd_error *err) {
         return err_nomem(err, total * sizeof(file_use), "chunk file names");
     }
     for (size_t i = 0; i < n->count; i++) {
-        const need *x = &n->items[i];
+        const manifest_entry *x = &n->items[i];
         for (size_t k = 0; k < x->m.file_count; k++) {
             out->items[used++] = (file_use){x->m.files[k].id, x->m.files[k].size, !x->chosen};
         }
@@ -59,12 +59,12 @@ static ckd_status uses_of(file_uses *out, const needs *n, ckd_error *err) {
 /* ---- which may go ---- */
 
 /* Chooses what is dead and of which the time is over, but for what a writer at work may read, and what is held. */
-static ckd_status choose_expired(needs *n, const ckd_store *store, bool all, ckd_error *err) {
+static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();
-    ckd_status status = needs_mark_in_use(n, store, err);
+    ckd_status status = manifest_set_mark_in_use(n, store, err);
     for (size_t i = 0; i < n->count; i++) {
-        need *x = &n->items[i];
-        x->chosen = x->is_dead && !x->in_use && !x->held && (all || x->dead.until_ns <= now);
+        manifest_entry *x = &n->items[i];
+        x->chosen = x->in_trash && !x->in_use && !x->held && (all || x->tombstone.until_ns <= now);
     }
     return status;
 }
@@ -72,8 +72,7 @@ static ckd_status choose_expired(needs *n, const ckd_store *store, bool all, ckd
 /* ---- removing ---- */
 
 /* A group of parity must not say that it can rebuild what is meant to be gone, or rebuild others from it. */
-static ckd_status forget_parity(const ckd_store *store, const file_uses *files, bool give_up,
-                                ckd_error *err) {
+static ckd_status forget_parity(const ckd_store *store, const file_uses *files, bool force, ckd_error *err) {
     ckd_id *ids = calloc(files->count + 1, sizeof(*ids));
     parity_files gone = {.items = ids}, stay = {0};
     if (!ids) {
@@ -91,17 +90,17 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
             ids[gone.count + stay.count++] = files->items[i].id;
         }
     }
-    ckd_status status = parity_forget(store, &gone, &stay, give_up, err);
+    ckd_status status = parity_forget(store, &gone, &stay, force, err);
     free(ids);
     return status;
 }
 
 /* The time of deletion, too, may lie ahead of a clock that was set back. */
-static ckd_status end_time(const ckd_store *store, const needs *n, ckd_error *err) {
+static ckd_status end_time(const ckd_store *store, const manifest_set *n, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
-        tombstone t = n->items[i].dead;
+        tombstone t = n->items[i].tombstone;
         if (n->items[i].chosen && t.until_ns > now) {
             t.until_ns = t.deleted_ns < now ? t.deleted_ns : now;
             status = tombstone_write(store, &t, true, err);
@@ -110,9 +109,9 @@ static ckd_status end_time(const ckd_store *store, const needs *n, ckd_error *er
     return status;
 }
 
-static ckd_status remove_files(const ckd_store *store, const needs *n, const file_uses *files, bool give_up,
-                               ckd_error *err) {
-    ckd_status status = forget_parity(store, files, give_up, err);
+static ckd_status remove_files(const ckd_store *store, const manifest_set *n, const file_uses *files,
+                               bool force, ckd_error *err) {
+    ckd_status status = forget_parity(store, files, force, err);
     if (status == CKD_OK) { /* parity may forbid the removal; then the time goes on */
         status = end_time(store, n, err);
     }
@@ -125,7 +124,7 @@ static ckd_status remove_files(const ckd_store *store, const needs *n, const fil
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_CHUNKS).text, err) : status;
 }
 
-static ckd_status remove_manifests(const ckd_store *store, const needs *n, ckd_error *err) {
+static ckd_status remove_manifests(const ckd_store *store, const manifest_set *n, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &n->items[i].m.checkpoint;
@@ -148,9 +147,9 @@ static ckd_status remove_tombstones(const ckd_store *store, ckd_error *err) {
         status = err_nomem(err, tombstones.count, "tombstones");
     }
     for (size_t k = 0; k < names.count && status == CKD_OK; k++) {
-        const manifest_name *killer = manifests_killer(&tombstones, &names.items[k]);
-        if (killer) {
-            needed[killer - tombstones.items] = true;
+        const manifest_name *covering = manifests_covering_tombstone(&tombstones, &names.items[k]);
+        if (covering) {
+            needed[covering - tombstones.items] = true;
         }
     }
     for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
@@ -168,11 +167,11 @@ static ckd_status remove_tombstones(const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-static void count_up(ckd_collected *out, const needs *n, const file_uses *files) {
+static void count_up(ckd_collected *out, const manifest_set *n, const file_uses *files) {
     for (size_t i = 0; i < n->count; i++) {
-        const need *x = &n->items[i];
+        const manifest_entry *x = &n->items[i];
         out->checkpoints += x->chosen && !x->superseded;
-        out->waiting += x->is_dead && !x->chosen && !x->superseded;
+        out->waiting += x->in_trash && !x->chosen && !x->superseded;
         out->bytes += x->chosen ? x->m.file_bytes : 0;
     }
     for (size_t i = 0; i < files->count; i++) {
@@ -182,18 +181,18 @@ static void count_up(ckd_collected *out, const needs *n, const file_uses *files)
 }
 
 /* Under the publish lock, and unless `dry` under the exclusive reader lock. */
-static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, bool give_up,
+static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, bool force,
                           ckd_error *err) {
-    needs n = {0};
-    notes kept = {0};
+    manifest_set n = {0};
+    setting_list kept = {0};
     file_uses files = {0};
-    ckd_status status = notes_read(&kept, store, err);
+    ckd_status status = settings_read(&kept, store, err);
     if (status == CKD_OK) { /* one that cannot be read may be about what is in the trash */
-        status = notes_check(&kept, store, err);
+        status = settings_check(&kept, store, err);
     }
-    notes_free(&kept);
+    settings_free(&kept);
     if (status == CKD_OK) {
-        status = needs_read(&n, store, err);
+        status = manifest_set_read(&n, store, err);
     }
     if (status == CKD_OK) {
         status = choose_expired(&n, store, all, err);
@@ -204,13 +203,13 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     if (status == CKD_OK) {
         count_up(out, &n, &files);
     }
-    if (status == CKD_OK && !dry && !give_up && out->checkpoints) {
+    if (status == CKD_OK && !dry && !force && out->checkpoints) {
         status = vanished_check_none(store, err);
     }
     if (status == CKD_OK && !dry) { /* manifests that stay must not need those that go */
-        status = out->checkpoints ? needs_name_older(&n, store, err) : CKD_OK;
+        status = out->checkpoints ? manifest_set_name_older_files(&n, store, err) : CKD_OK;
         if (status == CKD_OK && out->checkpoints) {
-            status = remove_files(store, &n, &files, give_up, err);
+            status = remove_files(store, &n, &files, force, err);
         }
         if (status == CKD_OK && out->checkpoints) {
             status = remove_manifests(store, &n, err);
@@ -218,7 +217,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
         status = status == CKD_OK ? remove_tombstones(store, err) : status;
     }
     free(files.items);
-    needs_free(&n);
+    manifest_set_free(&n);
     return status;
 }
 
@@ -234,13 +233,13 @@ static bool all_files_there(const ckd_store *store, const manifest *m) {
 }
 
 /* The newer one must be whole: until its files are looked at, the older one may be what is left. */
-static size_t choose_replaced(needs *n, const ckd_store *store) {
+static size_t choose_replaced(manifest_set *n, const ckd_store *store) {
     size_t count = 0;
-    const need *newest = NULL;
+    const manifest_entry *newest = NULL;
     bool whole = false;
     for (size_t i = 0; i < n->count; i++) {
-        need *x = &n->items[i];
-        if (x->superseded && !x->is_dead && newest) {
+        manifest_entry *x = &n->items[i];
+        if (x->superseded && !x->in_trash && newest) {
             x->chosen = whole && !x->in_use;
             count += x->chosen;
         } else if (!x->superseded) {
@@ -251,13 +250,13 @@ static size_t choose_replaced(needs *n, const ckd_store *store) {
     return count;
 }
 
-ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool give_up,
+ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool force,
                                  ckd_error *err) {
-    needs n = {0};
+    manifest_set n = {0};
     file_uses files = {0};
-    ckd_status status = needs_read(&n, store, err);
+    ckd_status status = manifest_set_read(&n, store, err);
     if (status == CKD_OK) {
-        status = needs_mark_in_use(&n, store, err);
+        status = manifest_set_mark_in_use(&n, store, err);
     }
     size_t count = status == CKD_OK ? choose_replaced(&n, store) : 0;
     if (count) {
@@ -270,17 +269,17 @@ ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, boo
         count_up(out, &n, &files);
     }
     if (status == CKD_OK && count && !dry) {
-        status = remove_files(store, &n, &files, give_up, err);
+        status = remove_files(store, &n, &files, force, err);
         if (status == CKD_OK) {
             status = remove_manifests(store, &n, err);
         }
     }
     free(files.items);
-    needs_free(&n);
+    manifest_set_free(&n);
     return status;
 }
 
-ckd_status trash_would_free(ckd_collected *out, const needs *chosen, ckd_error *err) {
+ckd_status trash_would_free(ckd_collected *out, const manifest_set *chosen, ckd_error *err) {
     file_uses files = {0};
     ckd_status status = uses_of(&files, chosen, err);
     if (status == CKD_OK) {
@@ -308,7 +307,7 @@ bool trash_any_replaced(const ckd_store *store) {
 
 typedef struct attempt {
     const ckd_store *store;
-    bool all, give_up;
+    bool all, force;
     ckd_collected *out;
     unlinker_wait wait;
 } attempt;
@@ -328,10 +327,10 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     if (status == CKD_OK) {
         ckd_collected replaced = {0};
         status = trash_any_replaced(a->store)
-                     ? trash_remove_replaced(&replaced, a->store, false, a->give_up, err)
+                     ? trash_remove_replaced(&replaced, a->store, false, a->force, err)
                      : CKD_OK;
         if (status == CKD_OK) {
-            status = collect(a->out, a->store, a->all, false, a->give_up, err);
+            status = collect(a->out, a->store, a->all, false, a->force, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
         }
@@ -430,7 +429,7 @@ static int by_run_and_step(const void *a, const void *b) {
     return x->deleted_ns < y->deleted_ns ? -1 : x->deleted_ns > y->deleted_ns;
 }
 
-static ckd_status list_trash(ckd_trash *out, const ckd_store *store, needs *n, ckd_error *err) {
+static ckd_status list_trash(ckd_trash *out, const ckd_store *store, manifest_set *n, ckd_error *err) {
     ckd_collected all = {0};
     file_uses files = {0};
     ckd_status status = choose_expired(n, store, true, err);
@@ -444,9 +443,10 @@ static ckd_status list_trash(ckd_trash *out, const ckd_store *store, needs *n, c
     }
     free(files.items);
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
-        const need *x = &n->items[i];
+        const manifest_entry *x = &n->items[i];
         if (x->chosen && !x->superseded) {
-            out->items[out->count++] = (ckd_trashed){x->m.checkpoint, x->dead.deleted_ns, x->dead.until_ns};
+            out->items[out->count++] =
+                (ckd_trashed){x->m.checkpoint, x->tombstone.deleted_ns, x->tombstone.until_ns};
         }
     }
     if (out->count) {
@@ -457,7 +457,7 @@ static ckd_status list_trash(ckd_trash *out, const ckd_store *store, needs *n, c
 }
 
 ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err) {
-    needs n = {0};
+    manifest_set n = {0};
     *out = NULL;
     ckd_trash *trash = calloc(1, sizeof(*trash));
     manifest_list tombstones = {0};
@@ -466,12 +466,12 @@ ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err) {
     bool any = tombstones.count > 0;
     manifests_free(&tombstones);
     if (status == CKD_OK && any) { /* else no manifest need be read */
-        status = needs_read(&n, store, err);
+        status = manifest_set_read(&n, store, err);
     }
     if (status == CKD_OK) {
         status = list_trash(trash, store, &n, err);
     }
-    needs_free(&n);
+    manifest_set_free(&n);
     if (status != CKD_OK) {
         ckd_trash_free(trash);
         return status;

@@ -75,8 +75,8 @@ static bool is_small(const device_source *source) {
     return source->bytes <= DEVICE_SMALL;
 }
 
-device_snapshot_need device_snapshot_needs(const device_source *sources, size_t count, uint64_t room) {
-    device_snapshot_need need = {0, 0, 0};
+device_snapshot_bytes device_snapshot_bytes_of(const device_source *sources, size_t count, uint64_t room) {
+    device_snapshot_bytes need = {0, 0, 0};
     for (size_t i = 0; i < count; i++) {
         uint64_t taken = 0;
         for (size_t j = i; j < count && first_on_its_device(sources, i); j++) {
@@ -103,7 +103,7 @@ static snapshot_part *part_of(device_snapshot *s, int device) {
     return &s->parts[s->part_count++];
 }
 
-static void note_stream(snapshot_part *part, void *stream) {
+static void record_stream(snapshot_part *part, void *stream) {
     for (size_t i = 0; i < part->stream_count; i++) {
         if (part->streams[i] == stream) {
             return;
@@ -120,7 +120,7 @@ static copied_group *group_of(const snapshot_part *part, uint32_t group) {
     return &part->groups[i];
 }
 
-static void note_group(snapshot_part *part, uint32_t group) {
+static void record_group(snapshot_part *part, uint32_t group) {
     copied_group *g = group_of(part, group);
     if (g == &part->groups[part->group_count]) {
         *g = (copied_group){.group = group};
@@ -178,8 +178,8 @@ static ckd_status describe(device_snapshot *s, ckd_error *err) {
             return err_nomem(err, s->count * sizeof(*part->groups), "a snapshot's description");
         }
         s->places[i].part = part;
-        note_stream(part, s->sources[i].stream);
-        note_group(part, s->sources[i].group);
+        record_stream(part, s->sources[i].stream);
+        record_group(part, s->sources[i].group);
     }
     put_in_order(s);
     return CKD_OK;
@@ -314,11 +314,11 @@ static uint8_t *copy_of(const device_snapshot *s, size_t i) {
 typedef struct copies_together {
     device_span span[DEVICE_SPANS];
     uint32_t count;
-    uint64_t least, most; /* bytes, but for short ones */
+    uint64_t min, max; /* bytes, but for short ones */
 } copies_together;
 
-static device_result copy_together(const device_snapshot *s, const snapshot_part *part, copies_together *all,
-                                   device_failure *why) {
+static device_result copy_batch(const device_snapshot *s, const snapshot_part *part, copies_together *all,
+                                device_failure *why) {
     const device_elements as_bytes = {.operation = DEVICE_COPY, .dtype = CKD_U8};
     bool known;
     uint32_t count = all->count;
@@ -329,13 +329,13 @@ static device_result copy_together(const device_snapshot *s, const snapshot_part
 static device_result add_copy(const device_snapshot *s, const snapshot_part *part, copies_together *all,
                               device_span span, device_failure *why) {
     uint64_t size = span.n < SHORT_COPY ? SHORT_COPY : span.n;
-    bool alike = all->count == 0 || (size <= 2 * all->least && all->most <= 2 * size);
-    device_result result = alike ? DEVICE_DONE : copy_together(s, part, all, why);
+    bool alike = all->count == 0 || (size <= 2 * all->min && all->max <= 2 * size);
+    device_result result = alike ? DEVICE_DONE : copy_batch(s, part, all, why);
     bool first = all->count == 0;
-    all->least = first || size < all->least ? size : all->least;
-    all->most = first || size > all->most ? size : all->most;
+    all->min = first || size < all->min ? size : all->min;
+    all->max = first || size > all->max ? size : all->max;
     all->span[all->count++] = span;
-    return result == DEVICE_DONE && all->count == DEVICE_SPANS ? copy_together(s, part, all, why) : result;
+    return result == DEVICE_DONE && all->count == DEVICE_SPANS ? copy_batch(s, part, all, why) : result;
 }
 
 /* large, small: what is still to be copied. */
@@ -360,8 +360,8 @@ static device_result copy_group(const device_snapshot *s, const snapshot_part *p
         size_t i = part->order[g->first + k];
         result = s->sources[i].bytes ? copy_source(s, part, i, &large, &small, why) : DEVICE_DONE;
     }
-    result = result == DEVICE_DONE ? copy_together(s, part, &large, why) : result;
-    result = result == DEVICE_DONE ? copy_together(s, part, &small, why) : result;
+    result = result == DEVICE_DONE ? copy_batch(s, part, &large, why) : result;
+    result = result == DEVICE_DONE ? copy_batch(s, part, &small, why) : result;
     return result == DEVICE_DONE ? s->backend->mark_set(g->mark, &part->queue, why) : result;
 }
 

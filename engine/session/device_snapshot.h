@@ -17,7 +17,6 @@
 
 #include "include/ckptdelta.h"
 
-
 typedef struct device_source {
     const void *data; /* the trainer's, on the device; valid as long as the snapshot */
     uint64_t bytes;
@@ -32,10 +31,10 @@ typedef struct device_snapshot device_snapshot;
  * What a snapshot of these takes if so much of each device's memory may be taken: of the device of which it takes most; of host memory, for what has no room there, and for what is small and
  * carried from there.
  */
-typedef struct device_snapshot_need {
+typedef struct device_snapshot_bytes {
     uint64_t on_one_device, on_host, carried;
-} device_snapshot_need;
-device_snapshot_need device_snapshot_needs(const device_source *sources, size_t count, uint64_t room);
+} device_snapshot_bytes;
+device_snapshot_bytes device_snapshot_bytes_of(const device_source *sources, size_t count, uint64_t room);
 
 /*
  * The sources are the caller's, and outlive it. room: bytes that may be taken of each device's memory. What does not fit there, and if the device has too little memory all of it, lies

@@ -52,9 +52,9 @@ static void pass(interval *v, double seconds) {
     v->trained_s += seconds;
     v->since_s += seconds;
     v->account_s += v->overhead * seconds;
-    double most = ACCOUNT_COSTS * v->cost_s;
-    if (v->cost_s > 0 && v->account_s > most) {
-        v->account_s = most;
+    double max = ACCOUNT_COSTS * v->cost_s;
+    if (v->cost_s > 0 && v->account_s > max) {
+        v->account_s = max;
     }
 }
 

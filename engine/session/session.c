@@ -29,12 +29,12 @@ ckd_status session_check(const ckd_session *s, ckd_error *err) {
 static ckd_status check_times(const ckd_session_options *o, ckd_error *err) {
     const struct {
         const char *name;
-        double value, most;
+        double value, max;
     } times[] = {{"every_s", o->every_s, 1e9}, {"overhead", o->overhead, 1}, {"mtbf_s", o->mtbf_s, 1e12}};
     for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++) {
-        if (!(times[i].value >= 0 && times[i].value <= times[i].most)) {
+        if (!(times[i].value >= 0 && times[i].value <= times[i].max)) {
             return err_set(err, CKD_E_INVALID, "%s is %g, outside 0 ... %g", times[i].name, times[i].value,
-                           times[i].most);
+                           times[i].max);
         }
     }
     return CKD_OK;
@@ -129,10 +129,10 @@ static ckd_status copy_options(ckd_session *s, const char *path, const ckd_sessi
                    : err_set(err, CKD_E_INVALID, "a session needs the path of a store");
 }
 
-static uint32_t copier_count(const ckd_session_options *o) {
+static uint32_t copy_thread_count(const ckd_session_options *o) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t most = cores < 1 ? 1 : cores > COPY_THREADS_MAX ? COPY_THREADS_MAX : (uint32_t)cores;
-    uint32_t threads = o->copy_threads ? o->copy_threads : most;
+    uint32_t max = cores < 1 ? 1 : cores > COPY_THREADS_MAX ? COPY_THREADS_MAX : (uint32_t)cores;
+    uint32_t threads = o->copy_threads ? o->copy_threads : max;
     return threads > 1 ? threads - 1
                        : o->snapshot == CKD_SNAPSHOT_LAZY; /* lazily, one must copy beside the trainer */
 }
@@ -154,7 +154,7 @@ static ckd_status start_saver(ckd_session *s, ckd_error *err) {
 }
 
 /* A snapshot is begun. */
-static void tell_saver(void *context) {
+static void wake_saver(void *context) {
     ckd_session *s = context;
     pthread_mutex_lock(&s->mutex); /* who has begun it has it counted by then */
     pthread_cond_broadcast(&s->changed);
@@ -162,7 +162,8 @@ static void tell_saver(void *context) {
 }
 
 static ckd_status start(ckd_session *s, ckd_error *err) {
-    ckd_status status = copiers_start(&s->copiers, copier_count(&s->options), tell_saver, s, err);
+    ckd_status status =
+        copy_threads_start(&s->copy_threads, copy_thread_count(&s->options), wake_saver, s, err);
     return status == CKD_OK ? start_saver(s, err) : status;
 }
 
@@ -214,7 +215,7 @@ static void free_memory(ckd_session *s, bool in_child) {
         free((void *)(uintptr_t)s->items[i].tensor.name);
         free(s->items[i].weight);
     }
-    session_kept_free(s, in_child);
+    cached_values_free(s, in_child);
     free(s->sources);
     free(s->device_sources);
     free(s->items);
@@ -229,7 +230,7 @@ ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
     }
     ckd_status status = session_check(s, err);
     if (status != CKD_OK) { /* the threads and the store are the parent's */
-        copiers_end(s->copiers, true);
+        copy_threads_end(s->copy_threads, true);
         free_memory(s, true);
         return status;
     }
@@ -237,8 +238,8 @@ ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
     if (s->saver_started) {
         end_saver(s);
     }
-    copiers_end(s->copiers, false);
-    status = session_tell(s, err);
+    copy_threads_end(s->copy_threads, false);
+    status = session_report_failure(s, err);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->store_turn);
     pthread_mutex_destroy(&s->mutex);

@@ -1,13 +1,13 @@
 /*
  * A session: the trainer's side and the saver's thread. Internal to engine/.
  *
- *   session.c           open, close
- *   session_items.c     register
- *   session_step.c      the trainer's thread: is a save due? room for a snapshot, copy, fence, wait
- *   session_devices.c   the same for what lies in the memory of devices
- *   session_saver.c     the saver's thread: a snapshot becomes a checkpoint
- *   session_kept.c      what a load of the newest checkpoint would give, kept for the next save of a lossy session
- *   session_restore.c   a checkpoint back into what is registered
+ *   session.c        open, close
+ *   registration.c   register
+ *   trainer.c        the trainer's thread: is a save due? room for a snapshot, copy, fence, wait
+ *   devices.c        the same for what lies in the memory of devices
+ *   saver.c          the saver's thread: a snapshot becomes a checkpoint
+ *   cached_values.c  what a load of the newest checkpoint would give, kept for the next save of a lossy session
+ *   restore.c        a checkpoint back into what is registered
  *
  * Invariants:
  *  1. A slot's snapshot is written by the trainer's thread and the copiers while it is being staged, and read by the saver from then
@@ -25,7 +25,7 @@
 #include <sys/types.h>
 
 #include "include/ckptdelta_session.h"
-#include "engine/session/copiers.h"
+#include "engine/session/copy_threads.h"
 #include "engine/session/device_snapshot.h"
 #include "engine/session/interval.h"
 #include "engine/store/store.h"
@@ -63,12 +63,12 @@ typedef struct session_slot {
 #define SESSION_SLOTS 3 /* two saves under way, and what was saved last */
 
 /* Values of a lossy checkpoint as its decoder gives them, where the next one is coded against them. */
-typedef struct session_kept {
+typedef struct cached_values {
     uint8_t *memory; /* NULL: nothing is kept. A forked child has none of it */
     size_t size;
     uint64_t *places; /* by item; UINT64_MAX: of this one nothing */
     ckd_id of;        /* the checkpoint; what a failed save has replaced since is told by its hashes */
-} session_kept;
+} cached_values;
 
 struct ckd_session {
     pid_t process;
@@ -83,12 +83,12 @@ struct ckd_session {
 
     session_item *items;
     size_t item_count, item_capacity;
-    size_t *names; /* which items have which (session_items.c) */
+    size_t *names; /* which items have which (registration.c) */
     size_t name_capacity;
     snapshot_source *sources;      /* as the items, once the first step was made; of those on devices empty */
     device_source *device_sources; /* of these */
     size_t device_count;
-    copiers *copiers;
+    copy_threads *copy_threads;
 
     interval interval;           /* the trainer's thread's */
     uint64_t last_step, left_ns; /* when the trainer went back to its work; 0: before the first step */
@@ -125,23 +125,23 @@ struct ckd_session {
     session_slot
         *reference; /* what was saved last, and is still in memory; NULL: nothing. The saver's, as store is */
     ckd_id reference_id;
-    save_follow follow;    /* of rank 0 and of sessions without ranks; the saver's */
-    session_kept kept;     /* the saver's */
-    uint64_t unhurried_ns; /* what the last save took, its pauses not counted; 0: not known. The saver's */
+    save_follow follow;      /* of rank 0 and of sessions without ranks; the saver's */
+    cached_values cached;    /* the saver's */
+    uint64_t unthrottled_ns; /* what the last save took, its pauses not counted; 0: not known. The saver's */
 };
 
 /* STATE in a child of the process that opened it. */
 ckd_status session_check(const ckd_session *s, ckd_error *err);
 
-/* ---- session_step.c ---- */
+/* ---- trainer.c ---- */
 /* Returns when what is registered in the group, or SNAPSHOT_ALL, is copied; then all that is staged is of one step. */
 void session_fence(ckd_session *s, uint32_t group);
 /* Waits until no save is under way. */
 void session_drain(ckd_session *s);
 /* A failure that was not told yet, once. */
-ckd_status session_tell(ckd_session *s, ckd_error *err);
+ckd_status session_report_failure(ckd_session *s, ckd_error *err);
 
-/* ---- session_devices.c ---- */
+/* ---- devices.c ---- */
 /* What of the items is on devices, with the first step. */
 /*
  * Gives what is registered its roles and weights. lossy: those in doubt are told to the store's on_message. Nothing is changed after a
@@ -150,7 +150,7 @@ ckd_status session_tell(ckd_session *s, ckd_error *err);
 ckd_status session_find_roles(ckd_session *s, bool lossy, ckd_error *err);
 ckd_status session_device_sources(ckd_session *s, ckd_error *err);
 /* What one more snapshot takes, behind so many, in what ckd_session_options.device_bytes leaves. */
-device_snapshot_need session_device_need(const ckd_session *s, uint32_t behind);
+device_snapshot_bytes session_device_size(const ckd_session *s, uint32_t behind);
 /* The slot's part of that. */
 ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *err);
 /* Begins to copy; failures are the save's. */
@@ -163,16 +163,16 @@ ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_er
 ckd_status session_device_read(ckd_tensor *t, ckd_device *device, const session_slot *slot,
                                const session_item *item, ckd_error *err);
 
-/* ---- session_kept.c ---- */
+/* ---- cached_values.c ---- */
 /* Bytes that keeping takes, of what is registered. */
-uint64_t session_kept_need(const ckd_session *s);
+uint64_t cached_values_size(const ckd_session *s);
 /* Allocates and touches them. Errors: NOMEM. */
-ckd_status session_kept_make(ckd_session *s, ckd_error *err);
-void session_kept_free(ckd_session *s, bool in_child);
+ckd_status cached_values_make(ckd_session *s, ckd_error *err);
+void cached_values_free(ckd_session *s, bool in_child);
 /* Of an item; NULL: nothing is kept. */
-void *session_kept_values(const ckd_session *s, size_t i);
+void *cached_values_of(const ckd_session *s, size_t i);
 
-/* ---- session_saver.c ---- */
+/* ---- saver.c ---- */
 /* This is what the session saved or restored last: the next save comes after it. */
 void session_follow(ckd_session *s, const ckd_checkpoint *last);
 void *session_saver_main(void *context);

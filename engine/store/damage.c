@@ -114,7 +114,8 @@ static bool names(const ckd_damage *d, const char *checkpoint) {
     return found;
 }
 
-static bool depends_on_named(const lineage *l, const ckd_damage *d, const lineage *all, size_t count) {
+static bool depends_on_named(const dependency_info *l, const ckd_damage *d, const dependency_info *all,
+                             size_t count) {
     for (size_t i = 0; i < l->dependency_count; i++) {
         for (size_t k = 0; k < count; k++) {
             if (memcmp(&all[k].id, &l->dependencies[i], sizeof(ckd_id)) == 0 && names(d, all[k].name)) {
@@ -125,7 +126,7 @@ static bool depends_on_named(const lineage *l, const ckd_damage *d, const lineag
     return false;
 }
 
-ckd_status damage_spread(damage_list *list, const lineage *all, size_t count, ckd_error *err) {
+ckd_status damage_spread(damage_list *list, const dependency_info *all, size_t count, ckd_error *err) {
     for (size_t i = 0; i < list->result->damage_count; i++) {
         ckd_damage *d = &list->result->damage[i];
         for (size_t before = 0; before != d->checkpoint_count;) { /* until nobody is added */
@@ -140,7 +141,7 @@ ckd_status damage_spread(damage_list *list, const lineage *all, size_t count, ck
     return damage_name_trash(list, all, count, err);
 }
 
-static bool names_file(const lineage *l, const char *file) {
+static bool names_file(const dependency_info *l, const char *file) {
     bool found = false;
     for (size_t i = 0; i < l->file_count && !found; i++) {
         found = strcmp(path_chunk("", &l->files[i].id, "").text + 1, file) == 0;
@@ -148,7 +149,7 @@ static bool names_file(const lineage *l, const char *file) {
     return found;
 }
 
-ckd_status damage_name_trash(damage_list *list, const lineage *all, size_t count, ckd_error *err) {
+ckd_status damage_name_trash(damage_list *list, const dependency_info *all, size_t count, ckd_error *err) {
     for (size_t i = 0; i < list->result->damage_count; i++) {
         ckd_damage *d = &list->result->damage[i];
         for (size_t k = 0; k < count; k++) {
@@ -213,8 +214,8 @@ bool is_damage(ckd_status status, const ckd_error *why) {
            (status == CKD_E_IO && file_is_unreadable(why->sys_errno));
 }
 
-ckd_status damage_note(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
-                       const char *checkpoint, ckd_error *err) {
+ckd_status damage_record(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
+                         const char *checkpoint, ckd_error *err) {
     if (status != CKD_OK && is_damage(status, why)) {
         return damage_add(list, why, block, checkpoint, err);
     }
@@ -226,13 +227,13 @@ void checkpoint_text(char out[CHECKPOINT_TEXT], const char *run, uint64_t step, 
              in_trash ? " (in the trash)" : "");
 }
 
-lineage lineage_of(manifest *m, bool in_trash) {
-    lineage l = {.id = m->checkpoint.id,
-                 .dependencies = m->dependencies,
-                 .dependency_count = m->dependency_count,
-                 .files = m->files,
-                 .file_count = m->file_count,
-                 .in_trash = in_trash};
+dependency_info dependency_info_of(manifest *m, bool in_trash) {
+    dependency_info l = {.id = m->checkpoint.id,
+                         .dependencies = m->dependencies,
+                         .dependency_count = m->dependency_count,
+                         .files = m->files,
+                         .file_count = m->file_count,
+                         .in_trash = in_trash};
     checkpoint_text(l.name, m->checkpoint.run, m->checkpoint.step, in_trash);
     m->dependencies = NULL;
     m->files = NULL;
@@ -240,7 +241,7 @@ lineage lineage_of(manifest *m, bool in_trash) {
     return l;
 }
 
-void lineages_free(lineage *all, size_t count) {
+void dependency_infos_free(dependency_info *all, size_t count) {
     for (size_t i = 0; i < count; i++) {
         free(all[i].dependencies);
         free(all[i].files);

@@ -20,8 +20,8 @@ ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, c
 /* Damage, or a file that cannot be read (file_is_unreadable)? Other troubles (too many open files, no memory) are ours. */
 bool is_damage(ckd_status status, const ckd_error *why);
 /* Adds damage; what is none is the error. */
-ckd_status damage_note(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
-                       const char *checkpoint, ckd_error *err);
+ckd_status damage_record(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
+                         const char *checkpoint, ckd_error *err);
 
 /* Takes all damage of a file (a path inside the store) off the list: it was repaired. */
 void damage_drop_file(damage_list *list, const char *file);
@@ -36,20 +36,20 @@ void checkpoint_text(char out[CHECKPOINT_TEXT], const char *run, uint64_t step, 
 ckd_status damage_make_folder(const ckd_store *store, ckd_error *err);
 
 /* A checkpoint, and what its manifest says that a load needs. */
-typedef struct lineage {
+typedef struct dependency_info {
     ckd_id id;
     char name[CHECKPOINT_TEXT];
     ckd_id *dependencies;
     size_t dependency_count;
-    note_file *files;
+    file_ref *files;
     size_t file_count;
     bool in_trash;
-} lineage;
-lineage lineage_of(manifest *m, bool in_trash); /* takes over m->dependencies and m->files */
-void lineages_free(lineage *all, size_t count);
+} dependency_info;
+dependency_info dependency_info_of(manifest *m, bool in_trash); /* takes over m->dependencies and m->files */
+void dependency_infos_free(dependency_info *all, size_t count);
 /* Adds to each entry the checkpoints that depend on those it names, directly or through others; then as damage_name_trash. */
-ckd_status damage_spread(damage_list *list, const lineage *all, size_t count, ckd_error *err);
+ckd_status damage_spread(damage_list *list, const dependency_info *all, size_t count, ckd_error *err);
 /* Adds to each entry the checkpoints in the trash whose manifests name its file: their values are not decoded. */
-ckd_status damage_name_trash(damage_list *list, const lineage *all, size_t count, ckd_error *err);
+ckd_status damage_name_trash(damage_list *list, const dependency_info *all, size_t count, ckd_error *err);
 
 #endif

@@ -4,7 +4,7 @@
 
 #define MARK_MAX 4096 /* bytes read of the file at most */
 
-void deletions_mark(char out[CATALOG_NOTE], const ckd_store *store) {
+void deletions_mark(char out[CATALOG_META], const ckd_store *store) {
     ckd_id mark;
     bytes data = {0};
     pathname p = path_in(store->path, FILE_DELETIONS);
@@ -13,7 +13,7 @@ void deletions_mark(char out[CATALOG_NOTE], const ckd_store *store) {
         deletions_decode(&mark, &store->id, data.data, data.size, p.text, NULL) == CKD_OK) {
         char hex[CKD_ID_TEXT];
         ckd_id_text(hex, &mark);
-        snprintf(out, CATALOG_NOTE, "%s", hex);
+        snprintf(out, CATALOG_META, "%s", hex);
     }
     bytes_free(&data);
 }
@@ -62,8 +62,8 @@ ckd_status deletions_begin(const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-bool deletions_none_since(const char noted[CATALOG_NOTE], const ckd_store *store) {
-    char now[CATALOG_NOTE];
+bool deletions_none_since(const char noted[CATALOG_META], const ckd_store *store) {
+    char now[CATALOG_META];
     deletions_mark(now, store);
     return now[0] && strcmp(now, noted) == 0;
 }

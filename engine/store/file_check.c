@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/read_through.h"
+#include "engine/store/file_scan.h"
 
 /*
  * Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. If its heads are damaged, nobody knows which
@@ -32,7 +32,7 @@ static void name_members(chunk *c, const record *bundle, ckd_error *why) {
 }
 
 /* The checkpoint that a record belongs to; NULL: it is not there any more. */
-static const lineage *owner_of(const file_check *f, const record *r) {
+static const dependency_info *owner_of(const file_check *f, const record *r) {
     for (size_t i = 0; i < f->lineage_count; i++) {
         if (id_equal(&f->lineages[i].id, &r->tensor->checkpoint)) {
             return &f->lineages[i];
@@ -41,7 +41,7 @@ static const lineage *owner_of(const file_check *f, const record *r) {
     return NULL;
 }
 
-static bool names_file(const lineage *l, const ckd_id *file) {
+static bool names_file(const dependency_info *l, const ckd_id *file) {
     bool found = false;
     for (size_t i = 0; i < l->file_count && !found; i++) {
         found = id_equal(&l->files[i].id, file);
@@ -50,23 +50,23 @@ static bool names_file(const lineage *l, const ckd_id *file) {
 }
 
 /* Of what stands in a file, or of the file as a whole, whoever names it may need it. */
-static ckd_status note_for_all(const file_check *f, const ckd_id *file, ckd_status found,
-                               const ckd_error *why, uint64_t number, ckd_error *err) {
-    ckd_status status = damage_note(f->damage, found, why, number, "", err);
+static ckd_status record_for_all(const file_check *f, const ckd_id *file, ckd_status found,
+                                 const ckd_error *why, uint64_t number, ckd_error *err) {
+    ckd_status status = damage_record(f->damage, found, why, number, "", err);
     for (size_t i = 0; i < f->lineage_count && found != CKD_OK && status == CKD_OK; i++) {
         if (names_file(&f->lineages[i], file)) {
-            status = damage_note(f->damage, found, why, number, f->lineages[i].name, err);
+            status = damage_record(f->damage, found, why, number, f->lineages[i].name, err);
         }
     }
     return status;
 }
 
 /* Its checkpoint needs it; if that is gone, others may. */
-static ckd_status note_of_record(const file_check *f, const chunk *c, const record *r, ckd_status found,
-                                 const ckd_error *why, uint64_t number, ckd_error *err) {
-    const lineage *owner = owner_of(f, r);
-    return owner ? damage_note(f->damage, found, why, number, owner->name, err)
-                 : note_for_all(f, &c->identity.file, found, why, number, err);
+static ckd_status damage_of_record(const file_check *f, const chunk *c, const record *r, ckd_status found,
+                                   const ckd_error *why, uint64_t number, ckd_error *err) {
+    const dependency_info *owner = owner_of(f, r);
+    return owner ? damage_record(f->damage, found, why, number, owner->name, err)
+                 : record_for_all(f, &c->identity.file, found, why, number, err);
 }
 
 /* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
@@ -80,7 +80,7 @@ static ckd_status check_measures(const file_check *f, const chunk *c, const chun
         if (r->kind == RECORD_MEASURES) {
             ckd_status found = measures_read(&entries, &count, c, r, &why);
             why.offset = is_damage(found, &why) ? r->offset : why.offset;
-            status = damage_note(f->damage, found, &why, chunk_record_number(c, r), "", err);
+            status = damage_record(f->damage, found, &why, chunk_record_number(c, r), "", err);
         }
         free(entries);
     }
@@ -99,7 +99,7 @@ static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) 
         }
         ckd_status found = chunk_part_of(&own, c, &r->tensor->checkpoint, &why);
         status = found == CKD_OK ? check_measures(f, c, own, err)
-                                 : note_of_record(f, c, r, found, &why, CKD_NO_OFFSET, err);
+                                 : damage_of_record(f, c, r, found, &why, CKD_NO_OFFSET, err);
     }
     return status;
 }
@@ -116,11 +116,11 @@ static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd
             err_in_tensor(&why, found, r->tensor->name);
         }
     }
-    ckd_status status = note_of_record(f, c, r, found, &why, number, err);
-    return status == CKD_OK && f->pace ? f->pace(f->pace_context, r->stored_size, err) : status;
+    ckd_status status = damage_of_record(f, c, r, found, &why, number, err);
+    return status == CKD_OK && f->pace ? f->pace(f->throttle_context, r->stored_size, err) : status;
 }
 
-static ckd_status open_file(chunk **out, const file_check *f, const note_file *expected, ckd_error *why) {
+static ckd_status open_file(chunk **out, const file_check *f, const file_ref *expected, ckd_error *why) {
     pathname p = path_chunk(f->store->path, &expected->id, "");
     const char *path = f->path ? f->path : p.text;
     ckd_status status = chunk_open_outer(out, path, why);
@@ -138,14 +138,14 @@ static ckd_status open_file(chunk **out, const file_check *f, const note_file *e
     return CKD_OK;
 }
 
-ckd_status check_named_file(const file_check *f, const note_file *file, const char *checkpoint,
+ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,
                             ckd_error *err) {
     chunk *c;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = open_file(&c, f, file, &why);
     if (status != CKD_OK) {
-        ckd_status noted = damage_note(f->damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
-        return noted == CKD_OK ? note_for_all(f, &file->id, status, &why, CKD_NO_OFFSET, err) : noted;
+        ckd_status noted = damage_record(f->damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+        return noted == CKD_OK ? record_for_all(f, &file->id, status, &why, CKD_NO_OFFSET, err) : noted;
     }
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         status = check_record(f, c, i, err);

@@ -7,20 +7,20 @@
 typedef struct file_check {
     const ckd_store *store;
     damage_list *damage;
-    const lineage *lineages; /* to name who needs damaged records; may be none */
+    const dependency_info *lineages; /* to name who needs damaged records; may be none */
     size_t lineage_count;
     bytes *payload;   /* to work with */
     const char *path; /* NULL: where its name says; else where a file stands that is to get the name */
     /* NULL, or told of every record that was read, with what it takes; what it returns but CKD_OK ends the check. */
     ckd_status (*pace)(void *context, uint64_t stored_bytes, ckd_error *err);
-    void *pace_context;
+    void *throttle_context;
 } file_check;
 
 /*
  * Whether it is the file that a manifest names, and all in it is right. Damage goes into the list; `checkpoint` is named where a file cannot be opened. Nothing is
  * decoded. Errors: those of pace, IO, NOMEM.
  */
-ckd_status check_named_file(const file_check *f, const note_file *file, const char *checkpoint,
+ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,
                             ckd_error *err);
 
 #endif

@@ -8,9 +8,9 @@
  * store itself may be reached through one.
  */
 ckd_status store_check_folders(const ckd_store *store, ckd_error *err) {
-    static const char *const folders[] = {"data",         DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS,
-                                          DIR_TOMBSTONES, DIR_READY,  DIR_RANKS,     DIR_NOTES,
-                                          DIR_INCOMING,   DIR_PARITY, DIR_DAMAGED};
+    static const char *const folders[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,
+                                          DIR_TOMBSTONES, DIR_MATERIALIZED, DIR_RANKS,     DIR_SETTINGS,
+                                          DIR_INCOMING,   DIR_PARITY,       DIR_DAMAGED};
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         pathname p = path_in(store->path, folders[i]);
         struct stat st;
@@ -24,7 +24,7 @@ ckd_status store_check_folders(const ckd_store *store, ckd_error *err) {
     return CKD_OK;
 }
 
-void store_tell_open_to_all(const ckd_store *store) {
+void store_warn_open_to_all(const ckd_store *store) {
     static const char *const folders[] = {"data", DIR_CHUNKS, DIR_MANIFESTS};
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         pathname p = path_in(store->path, folders[i]);

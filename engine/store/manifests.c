@@ -8,7 +8,7 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
     memset(out, 0, sizeof(*out));
     pathname p = path_manifest(store->path, run, step, generation);
     bytes data = {0};
-    ckd_status status = file_read_all(&data, p.text, NOTE_MAX, err);
+    ckd_status status = file_read_all(&data, p.text, METADATA_MAX, err);
     if (status == CKD_OK) {
         status = manifest_decode(out, &store->id, data.data, data.size, p.text, err);
     }
@@ -63,7 +63,8 @@ static ckd_status read_names(manifest_list *out, const ckd_store *store, const c
     return status;
 }
 
-const manifest_name *manifests_killer(const manifest_list *tombstones, const manifest_name *name) {
+const manifest_name *manifests_covering_tombstone(const manifest_list *tombstones,
+                                                  const manifest_name *name) {
     size_t low = 0, high = tombstones->count;
     while (low < high) { /* the first that does not stand before `name` */
         size_t middle = low + (high - low) / 2;
@@ -98,7 +99,7 @@ ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error 
     }
     size_t kept = 0;
     for (size_t i = 0; i < out->count && status == CKD_OK; i++) {
-        if (!manifests_killer(&tombstones, &out->items[i])) {
+        if (!manifests_covering_tombstone(&tombstones, &out->items[i])) {
             out->items[kept++] = out->items[i];
         }
     }

@@ -89,20 +89,21 @@ bool manifest_name_parse(manifest_name *out, const char *name) {
 }
 
 static const struct {
-    note_kind kind;
+    metadata_kind kind;
     const char *word;
-} note_kinds[] = {{NOTE_PIN, "pin"}, {NOTE_TAG, "tag"}, {NOTE_POLICY, "policy"}, {NOTE_PARITY, "parity"}};
+} metadata_kinds[] = {
+    {METADATA_PIN, "pin"}, {METADATA_TAG, "tag"}, {METADATA_POLICY, "policy"}, {METADATA_PARITY, "parity"}};
 
-static bool note_subject_valid(note_kind kind, const char *subject) {
+static bool setting_subject_valid(metadata_kind kind, const char *subject) {
     ckd_id id;
-    if ((kind == NOTE_POLICY || kind == NOTE_PARITY) && strcmp(subject, POLICY_OF_ALL) == 0) {
+    if ((kind == METADATA_POLICY || kind == METADATA_PARITY) && strcmp(subject, POLICY_OF_ALL) == 0) {
         return true;
     }
-    return kind == NOTE_PIN ? strlen(subject) == CKD_ID_TEXT - 1 && id_parse(&id, subject)
-                            : run_name_valid(subject);
+    return kind == METADATA_PIN ? strlen(subject) == CKD_ID_TEXT - 1 && id_parse(&id, subject)
+                                : run_name_valid(subject);
 }
 
-bool note_name_parse(note_name *out, const char *name) {
+bool setting_name_parse(setting_name *out, const char *name) {
     memset(out, 0, sizeof(*out));
     const char *first = strchr(name, '.'), *last = strrchr(name, '.');
     size_t length = first && last > first ? (size_t)(last - first - 1) : 0;
@@ -113,28 +114,28 @@ bool note_name_parse(note_name *out, const char *name) {
     }
     memcpy(out->name, first + 1, length);
     out->generation = (uint32_t)generation;
-    for (size_t i = 0; i < sizeof(note_kinds) / sizeof(note_kinds[0]); i++) {
-        const char *word = note_kinds[i].word;
+    for (size_t i = 0; i < sizeof(metadata_kinds) / sizeof(metadata_kinds[0]); i++) {
+        const char *word = metadata_kinds[i].word;
         if (strlen(word) == (size_t)(first - name) && strncmp(word, name, strlen(word)) == 0) {
-            out->kind = note_kinds[i].kind;
-            return note_subject_valid(out->kind, out->name);
+            out->kind = metadata_kinds[i].kind;
+            return setting_subject_valid(out->kind, out->name);
         }
     }
     return false;
 }
 
-const char *note_word(note_kind kind) {
+const char *setting_word(metadata_kind kind) {
     const char *word = "";
-    for (size_t i = 0; i < sizeof(note_kinds) / sizeof(note_kinds[0]); i++) {
-        word = note_kinds[i].kind == kind ? note_kinds[i].word : word;
+    for (size_t i = 0; i < sizeof(metadata_kinds) / sizeof(metadata_kinds[0]); i++) {
+        word = metadata_kinds[i].kind == kind ? metadata_kinds[i].word : word;
     }
     return word;
 }
 
-pathname path_note(const char *store, const note_name *name) {
+pathname path_setting(const char *store, const setting_name *name) {
     char file[CKD_RUN_MAX + 64];
-    snprintf(file, sizeof(file), "%s.%s.%" PRIu32, note_word(name->kind), name->name, name->generation);
-    return path_of(store, DIR_NOTES, file);
+    snprintf(file, sizeof(file), "%s.%s.%" PRIu32, setting_word(name->kind), name->name, name->generation);
+    return path_of(store, DIR_SETTINGS, file);
 }
 
 pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix) {

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #include "base/error.h"
-#include "codec/metadata/note.h"
+#include "codec/metadata/metadata.h"
 
 #define PATH_ROOM 4096 /* bytes for any path in a store; store paths are cut to fit at open */
 
@@ -17,9 +17,9 @@ typedef struct pathname {
 #define DIR_MANIFESTS     "data/m"
 #define DIR_INTENTS       "data/i"
 #define DIR_TOMBSTONES    "data/t"
-#define DIR_READY         "data/k"
+#define DIR_MATERIALIZED  "data/k"
 #define DIR_RANKS         "data/r"
-#define DIR_NOTES         "data/n"
+#define DIR_SETTINGS      "data/n"
 #define DIR_INCOMING      "data/x"
 #define DIR_PARITY        "data/p"
 #define DIR_DAMAGED       "data/q"
@@ -52,17 +52,17 @@ typedef struct manifest_name {
 } manifest_name;
 bool manifest_name_parse(manifest_name *out, const char *name);
 
-/* The name of a note in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run (policy, parity). */
+/* The name of a setting in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run (policy, parity). */
 #define POLICY_OF_ALL "-" /* instead of a run */
-typedef struct note_name {
-    note_kind kind;
+typedef struct setting_name {
+    metadata_kind kind;
     char name[CKD_RUN_MAX + 1];
     uint32_t generation;
-} note_name;
-bool note_name_parse(note_name *out, const char *name);
-const char *note_word(note_kind kind); /* KIND: "pin", "tag", "policy", "parity"; "" of others */
+} setting_name;
+bool setting_name_parse(setting_name *out, const char *name);
+const char *setting_word(metadata_kind kind); /* KIND: "pin", "tag", "policy", "parity"; "" of others */
 /* STORE/data/n/KIND.NAME.GENERATION */
-pathname path_note(const char *store, const note_name *name);
+pathname path_setting(const char *store, const setting_name *name);
 
 /* STORE/data/p/GROUP.ROW.ckp, with `suffix` ("" or ".tmp") appended; and such a name taken apart. */
 pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix);

@@ -7,7 +7,7 @@ static ckd_status renew(ckd_rebuild_result *result, ckd_store *store, ckd_error 
     if (status == CKD_OK) {
         status = store_recover(store, err);
         if (status == CKD_OK) {
-            status = store_renew_catalog(store, true, err);
+            status = store_rebuild_catalog(store, true, err);
         }
         lock_release(lock);
     }

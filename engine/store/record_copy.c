@@ -1,7 +1,7 @@
 /* Records copied as they are from one chunk file to another. */
 #include "engine/store/record_copy.h"
 
-#include "engine/store/read_through.h"
+#include "engine/store/file_scan.h"
 
 ckd_status chunk_each_record(chunk *c, record_fn each, void *context, ckd_error *err) {
     ckd_status status = CKD_OK;

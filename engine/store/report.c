@@ -2,11 +2,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/unread.h"
+#include "engine/store/not_indexed.h"
 
 /* Each file is looked at once: there may be hundreds of thousands. */
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
-    static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_READY, DIR_PARITY};
+    static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_MATERIALIZED, DIR_PARITY};
     uint64_t rest = 0;
     ckd_error why = {0};
     ckd_status status = dir_bytes(&r->chunk_bytes, path_in(store->path, DIR_CHUNKS).text, err);
@@ -14,7 +14,7 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
         status = dir_bytes(&r->manifest_bytes, path_in(store->path, DIR_MANIFESTS).text, err);
     }
     if (status == CKD_OK) {
-        status = dir_bytes(&r->ready_bytes, path_in(store->path, DIR_READY).text, &why);
+        status = dir_bytes(&r->materialized_bytes, path_in(store->path, DIR_MATERIALIZED).text, &why);
         status = err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     if (status == CKD_OK) {
@@ -28,7 +28,7 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
                        file_bytes(path_in(store->path, FILE_CATALOG "-journal").text);
     /* A save in between may have made the catalog larger than it was. */
     r->other_bytes = rest > r->catalog_bytes ? rest - r->catalog_bytes : 0;
-    r->stored_bytes = r->chunk_bytes + r->manifest_bytes + r->ready_bytes + r->parity_bytes +
+    r->stored_bytes = r->chunk_bytes + r->manifest_bytes + r->materialized_bytes + r->parity_bytes +
                       r->catalog_bytes + r->other_bytes;
     return status;
 }
@@ -47,16 +47,16 @@ static void free_rows(ckd_report *r) {
 typedef struct filling {
     ckd_report *report;
     catalog_files listed;
-    size_t *undetailed; /* of by_checkpoint: their tensors are not in the catalog */
-    size_t undetailed_count;
+    size_t *not_indexed; /* of by_checkpoint: their tensors are not in the catalog */
+    size_t not_indexed_count;
 } filling;
 
 static ckd_status add_fidelities(ckd_report *r, ckd_error *err) {
-    r->by_fidelity = calloc(CKD_COMPACT, sizeof(*r->by_fidelity));
+    r->by_fidelity = calloc(CKD_COARSE, sizeof(*r->by_fidelity));
     if (!r->by_fidelity) {
-        return err_nomem(err, CKD_COMPACT * sizeof(*r->by_fidelity), "a report");
+        return err_nomem(err, CKD_COARSE * sizeof(*r->by_fidelity), "a report");
     }
-    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COMPACT; f++) {
+    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COARSE; f++) {
         ckd_usage *u = &r->by_fidelity[r->fidelity_count];
         for (size_t i = 0; i < r->checkpoint_count; i++) {
             const ckd_checkpoint *c = &r->by_checkpoint[i];
@@ -95,7 +95,7 @@ static ckd_status fill_details(filling *f, const ckd_checkpoint_list *list, cata
         status = catalog_usage_by_tensor(&r->by_tensor, &r->tensor_count, c, err);
     }
     if (status == CKD_OK) {
-        status = catalog_undetailed(&f->undetailed, &f->undetailed_count, list, c, err);
+        status = catalog_not_indexed(&f->not_indexed, &f->not_indexed_count, list, c, err);
     }
     if (status == CKD_OK) {
         status = check_tensor_runs(r, err);
@@ -146,8 +146,8 @@ static ckd_status ask_rows(void *context, catalog *c, ckd_error *err) {
     }
     if (status != CKD_OK) {
         free_rows(f->report);
-        free(f->undetailed);
-        f->undetailed = NULL;
+        free(f->not_indexed);
+        f->not_indexed = NULL;
     }
     return status;
 }
@@ -196,11 +196,11 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
         return err_nomem(err, sizeof(*r), "a report");
     }
     filling f = {.report = r};
-    ckd_status status = store_ask(store, ask_rows, &f, err);
+    ckd_status status = store_query(store, ask_rows, &f, err);
     if (status == CKD_OK) {
-        status = unread_report(r, store, f.undetailed, f.undetailed_count, err);
+        status = not_indexed_report(r, store, f.not_indexed, f.not_indexed_count, err);
     }
-    free(f.undetailed);
+    free(f.not_indexed);
     if (status == CKD_OK) {
         status = add_roles(r, err);
     }

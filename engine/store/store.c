@@ -1,5 +1,5 @@
 /* Opening, creating and closing a store. */
-#include "engine/store/ready.h"
+#include "engine/store/materialized.h"
 #include "engine/store/store.h"
 
 #include <stdarg.h>
@@ -73,8 +73,8 @@ static ckd_status check_creatable(const char *root, ckd_error *err) {
 }
 
 ckd_status store_make_directories(const char *root, ckd_error *err) {
-    static const char *const dirs[] = {"data",         DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS,
-                                       DIR_TOMBSTONES, DIR_READY,  DIR_NOTES};
+    static const char *const dirs[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,
+                                       DIR_TOMBSTONES, DIR_MATERIALIZED, DIR_SETTINGS};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
         status = dir_create(path_in(root, dirs[i]).text, true, err);
@@ -214,7 +214,7 @@ static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
         status = store_open_catalog(store, err);
     }
     if (status == CKD_OK) {
-        ready_evict(store);
+        materialized_evict(store);
     }
     lock_release(lock);
     return status;
@@ -319,7 +319,7 @@ static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mo
         *out = NULL;
         return status;
     }
-    store_tell_open_to_all(*out);
+    store_warn_open_to_all(*out);
     return CKD_OK;
 }
 
@@ -346,7 +346,7 @@ void ckd_store_close(ckd_store *store) {
         return;
     }
     catalog_close(store->catalog);
-    free(store->verified.ids);
+    free(store->scrubbed.ids);
     pool_destroy(store->pool);
     pthread_mutex_destroy(&store->mutex);
     free(store->path);

@@ -3,13 +3,13 @@
 
 #include "engine/store/store.h"
 
-typedef struct timing_question {
+typedef struct timing_query {
     ckd_timeline *timeline;
     const char *run;
-} timing_question;
+} timing_query;
 
 static ckd_status ask(void *context, catalog *c, ckd_error *err) {
-    timing_question *q = context;
+    timing_query *q = context;
     return catalog_timings(q->timeline, c, q->run, err);
 }
 
@@ -19,8 +19,8 @@ ckd_status ckd_store_timeline(ckd_timeline **out, ckd_store *store, const char *
     if (!timeline) {
         return err_nomem(err, sizeof(*timeline), "a timeline");
     }
-    timing_question question = {timeline, run};
-    ckd_status status = store_ask(store, ask, &question, err);
+    timing_query question = {timeline, run};
+    ckd_status status = store_query(store, ask, &question, err);
     if (status != CKD_OK) {
         free(timeline);
         return status;

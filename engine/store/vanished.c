@@ -36,7 +36,7 @@ static ckd_status list_chunks(bytes *ids, const ckd_store *store, ckd_error *err
     return ids->failed ? err_nomem(err, ids->size, "chunk file names") : CKD_OK;
 }
 
-static void add_files(bytes *named, const note_file *files, size_t count) {
+static void add_files(bytes *named, const file_ref *files, size_t count) {
     for (size_t i = 0; i < count; i++) {
         bytes_put(named, &files[i].id, sizeof(ckd_id));
     }
@@ -58,7 +58,7 @@ static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store,
         if (strlen(list.names[i]) != CKD_ID_TEXT - 1 || !id_parse(&id, list.names[i])) {
             continue;
         }
-        status = file_read_all(&data, p.text, NOTE_MAX, &why);
+        status = file_read_all(&data, p.text, METADATA_MAX, &why);
         if (status == CKD_OK) {
             status = intent_decode(&in, &store->id, data.data, data.size, p.text, &why);
         }
@@ -183,9 +183,9 @@ static ckd_status find_evidence(vanished *v, evidence *e, const ckd_store *store
 static bool is_named(const evidence *e, const ckd_checkpoint *c) {
     manifest_name name = {.step = c->step, .generation = c->generation};
     snprintf(name.run, sizeof(name.run), "%s", c->run);
-    bool found = manifests_killer(&e->tombstones, &name);
+    bool found = manifests_covering_tombstone(&e->tombstones, &name);
     name.generation = 0; /* any generation of a manifest will do */
-    return found || manifests_killer(&e->names, &name);
+    return found || manifests_covering_tombstone(&e->names, &name);
 }
 
 static ckd_status add(ckd_checkpoint **items, size_t *count, size_t *capacity, const ckd_checkpoint *c,
@@ -268,7 +268,7 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
 
 typedef struct rows {
     ckd_checkpoint_list list;
-    char noted[CATALOG_NOTE]; /* the deletion mark, read before the rows */
+    char noted[CATALOG_META]; /* the deletion mark, read before the rows */
 } rows;
 
 /* A catalog that cannot be read has no rows. */
@@ -279,7 +279,7 @@ static ckd_status read_rows(rows *out, const ckd_store *store, const char *name,
     *out = (rows){.noted = ""};
     ckd_status status = file_exists(p.text) ? catalog_open(&c, p.text, CATALOG_READ, &store->id, 1000, &why)
                                             : CKD_E_NOT_FOUND;
-    status = status == CKD_OK ? catalog_note(out->noted, c, DELETIONS_NOTE, &why) : status;
+    status = status == CKD_OK ? catalog_meta(out->noted, c, DELETIONS_META, &why) : status;
     status = status == CKD_OK ? catalog_list(&out->list, c, NULL, &why) : status;
     catalog_close(c);
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
@@ -303,7 +303,7 @@ static bool read_kept(manifest *out, const ckd_store *store, const char *name, c
     pathname p = path_of(store->path, DIR_DAMAGED, name);
     size_t length = strlen(name);
     bool kept = length > strlen(end) && strcmp(name + length - strlen(end), end) == 0 &&
-                file_read_all(&data, p.text, NOTE_MAX, NULL) == CKD_OK &&
+                file_read_all(&data, p.text, METADATA_MAX, NULL) == CKD_OK &&
                 manifest_decode(out, &store->id, data.data, data.size, p.text, NULL) == CKD_OK;
     bytes_free(&data);
     return kept;
@@ -384,7 +384,7 @@ void vanished_free(vanished *v) {
 
 /* ---- telling, and keeping ---- */
 
-static void tell_doubt(const ckd_store *store, const ckd_checkpoint *c) {
+static void report_doubt(const ckd_store *store, const ckd_checkpoint *c) {
     store_message(
         store,
         "a catalog lists %s@%llu, which has no manifest: either it was deleted and the catalog is an "
@@ -393,7 +393,7 @@ static void tell_doubt(const ckd_store *store, const ckd_checkpoint *c) {
         c->run, (unsigned long long)c->step, c->run, (unsigned long long)c->step);
 }
 
-ckd_status vanished_note(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err) {
+ckd_status vanished_record(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &v->items[i];
@@ -403,7 +403,7 @@ ckd_status vanished_note(const vanished *v, const ckd_store *store, damage_list 
         checkpoint_text(checkpoint, c->run, c->step, false);
         ckd_status found = err_corrupt(&why, p.text, CKD_NO_OFFSET,
                                        "the manifest is gone, and nobody deleted the checkpoint");
-        status = damage_note(damage, found, &why, CKD_NO_OFFSET, checkpoint, err);
+        status = damage_record(damage, found, &why, CKD_NO_OFFSET, checkpoint, err);
     }
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -411,10 +411,10 @@ ckd_status vanished_note(const vanished *v, const ckd_store *store, damage_list 
             &why, path_chunk(store->path, &v->strays[i].id, "").text, CKD_NO_OFFSET,
             "no manifest names this chunk file: that of its checkpoint is gone, and so is its run and step; "
             "pull the checkpoint from a copy, or remove the file if nobody misses it");
-        status = v->strays[i].explained ? CKD_OK : damage_note(damage, found, &why, CKD_NO_OFFSET, "", err);
+        status = v->strays[i].explained ? CKD_OK : damage_record(damage, found, &why, CKD_NO_OFFSET, "", err);
     }
     for (size_t i = 0; i < v->doubtful_count && status == CKD_OK; i++) {
-        tell_doubt(store, &v->doubtful[i]);
+        report_doubt(store, &v->doubtful[i]);
     }
     return status;
 }
@@ -499,7 +499,7 @@ ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *kn
         status = keep(store, c, VANISHED_END, &why);
     }
     for (size_t i = 0; i < v.doubtful_count && status == CKD_OK; i++) {
-        tell_doubt(store, &v.doubtful[i]);
+        report_doubt(store, &v.doubtful[i]);
         status = keep(store, &v.doubtful[i], DOUBTFUL_END, &why);
     }
     if (status != CKD_OK && status != CKD_E_NOMEM) {

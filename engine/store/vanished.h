@@ -40,7 +40,7 @@ void vanished_free(vanished *v);
 /* Counts a doubtful checkpoint among the items. false: there is none at this run and step, or no memory (err). */
 bool vanished_believe(vanished *v, const char *run, uint64_t step, ckd_error *err);
 /* Adds them to the damage: manifests of checkpoints that are known, other files by their own names. Doubtful ones are only a message. Errors: NOMEM. */
-ckd_status vanished_note(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err);
+ckd_status vanished_record(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err);
 
 /*
  * Under the publish lock, before the catalog drops rows that have neither a manifest nor a tombstone: those that vanished are kept in data/q, for vanished_find. current: no deletion has begun

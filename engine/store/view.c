@@ -9,14 +9,14 @@
 /* ---- collecting: all records of this checkpoint, from all files ---- */
 
 /* Compaction puts several checkpoints into one file: who has opened one of them need not open it again. */
-static chunk *opened_by(const view *like, size_t i, const note_file *file) {
+static chunk *opened_by(const view *like, size_t i, const file_ref *file) {
     bool same = like && i < like->chunk_count && id_equal(&like->manifest.files[i].id, &file->id) &&
                 hash128_equal(&like->manifest.files[i].root, &file->root) &&
                 like->manifest.files[i].size == file->size;
     return same ? like->chunks[i] : NULL;
 }
 
-ckd_status view_open_chunk(chunk **out, const ckd_store *store, const note_file *file,
+ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *file,
                            const ckd_checkpoint *of, ckd_error *err) {
     pathname p = path_chunk(store->path, &file->id, "");
     ckd_status status = chunk_open_outer(out, p.text, err);
@@ -48,7 +48,7 @@ static ckd_status make_room(view *v, size_t count, ckd_error *err) {
 static ckd_status open_chunks(view *v, const ckd_store *store, const view *like, ckd_error *err) {
     ckd_status status = make_room(v, v->manifest.own_count, err);
     for (size_t i = 0; i < v->manifest.own_count && status == CKD_OK; i++) {
-        const note_file *file = &v->manifest.files[i];
+        const file_ref *file = &v->manifest.files[i];
         chunk *opened = opened_by(like, i, file);
         if (opened) {
             v->chunks[v->chunk_count++] = chunk_hold(opened);
@@ -216,15 +216,15 @@ ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chun
     return CKD_OK;
 }
 
-void view_drop_ready(view *v) {
-    for (size_t i = 0; i < v->block_count && v->ready_count; i++) {
-        v->blocks[i].ready = NULL;
-        v->blocks[i].ready_chunk = NULL;
+void view_drop_materialized(view *v) {
+    for (size_t i = 0; i < v->block_count && v->materialized_count; i++) {
+        v->blocks[i].materialized = NULL;
+        v->blocks[i].materialized_chunk = NULL;
     }
-    for (size_t i = 0; i < v->ready_count; i++) {
-        chunk_close(v->ready_chunks[i]);
+    for (size_t i = 0; i < v->materialized_count; i++) {
+        chunk_close(v->materialized_chunks[i]);
     }
-    v->ready_count = 0;
+    v->materialized_count = 0;
 }
 
 void view_close(view *v) {
@@ -234,10 +234,10 @@ void view_close(view *v) {
     for (size_t i = 0; i < v->chunk_count; i++) {
         chunk_close(v->chunks[i]);
     }
-    view_drop_ready(v);
+    view_drop_materialized(v);
     free(v->chunks);
     free(v->parts);
-    free(v->ready_chunks);
+    free(v->materialized_chunks);
     free(v->blocks);
     free(v->collected);
     free(v->others);

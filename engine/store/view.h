@@ -12,8 +12,8 @@
 typedef struct view_block {
     const record *record;
     const chunk *chunk;
-    const record *ready; /* a copy that needs nothing else, or NULL (ready.h) */
-    const chunk *ready_chunk;
+    const record *materialized; /* a copy that needs nothing else, or NULL (materialized.h) */
+    const chunk *materialized_chunk;
     uint32_t file; /* number of its file in the manifest of the view's root */
 } view_block;
 
@@ -65,8 +65,8 @@ typedef struct view {
     view_block *blobs,
         *shared; /* shared: groups, sides and links, which blocks name by their content; by kind and content */
     size_t blob_count, shared_count;
-    chunk **ready_chunks;
-    size_t ready_count;
+    chunk **materialized_chunks;
+    size_t materialized_count;
 } view;
 
 /*
@@ -81,7 +81,7 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
 /* view_arrange.c: sorts what was collected into tensors and shards; of a root they must tile what they belong to. As view_open. */
 ckd_status view_arrange(view *v, const view *like, ckd_status inconsistent, ckd_error *err);
 /* One chunk file, as the manifest of `of` names it. Errors: CORRUPT (missing, or another file), UNSUPPORTED, IO, NOMEM. */
-ckd_status view_open_chunk(chunk **out, const ckd_store *store, const note_file *file,
+ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *file,
                            const ckd_checkpoint *of, ckd_error *err);
 void view_close(view *v); /* accepts NULL */
 /*
@@ -90,8 +90,8 @@ void view_close(view *v); /* accepts NULL */
  */
 ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chunk *const *chunks,
                             const uint32_t *files, size_t count, ckd_error *err);
-/* Closes its ready copies (ready.h). */
-void view_drop_ready(view *v);
+/* Closes its materialized copies (materialized.h). */
+void view_drop_materialized(view *v);
 
 /*
  * view_measures.c: gives the shards of a lossy checkpoint their measures; without it they are all 0. They only inform: if they are damaged, figures are
@@ -147,7 +147,7 @@ typedef struct older_file {
 typedef struct view_cache {
     ckd_store *store;
     pthread_mutex_t mutex;
-    bool use_ready; /* set by views_init; verification wants the blocks themselves */
+    bool use_materialized; /* set by views_init; verification wants the blocks themselves */
     bool
         deleted_too; /* set while the reader lock keeps the files of what was deleted since the first view was opened */
     bool values_only; /* set for views of which only values are wanted: they are opened without measures */
@@ -173,8 +173,8 @@ ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error
  */
 ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
                         ckd_error *err);
-/* Closes the ready copies of all views and does without from now on. Not while another thread uses the cache. */
-void views_drop_ready(view_cache *cache);
+/* Closes the materialized copies of all views and does without from now on. Not while another thread uses the cache. */
+void views_drop_materialized(view_cache *cache);
 void views_free(view_cache *cache);
 
 /* ---- view_source.c: what a block builds on; no payload is read ---- */

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/common/tiling.h"
+#include "engine/common/coverage_check.h"
 #include "engine/store/view.h"
 
 /* ---- arranging: by tensor, region, place ---- */
@@ -240,18 +240,18 @@ static ckd_status not_tiled(const view_tensor *t, uint64_t held, ckd_status inco
     return inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, what);
 }
 
-static ckd_status check_tiling(const view *v, ckd_status inconsistent, ckd_error *err) {
+static ckd_status check_coverage(const view *v, ckd_status inconsistent, ckd_error *err) {
     uint64_t seed = load_le64(v->manifest.checkpoint.id.bytes); /* random, and older than the regions */
     for (size_t i = 0; i < v->tensor_count; i++) {
         const view_tensor *t = &v->tensors[i];
         if (t->shard_count == 1 && t->shards[0].elements == t->shape.elements) {
             continue;
         }
-        tiling cover = tiling_begin(&t->shape, seed);
+        coverage cover = coverage_begin(&t->shape, seed);
         for (size_t s = 0; s < t->shard_count; s++) {
-            tiling_add(&cover, t->shards[s].region);
+            coverage_add(&cover, t->shards[s].region);
         }
-        if (!tiling_complete(&cover)) {
+        if (!coverage_complete(&cover)) {
             return not_tiled(t, cover.elements, inconsistent, err);
         }
     }
@@ -318,7 +318,7 @@ ckd_status view_arrange(view *v, const view *like, ckd_status inconsistent, ckd_
         status = arrange(v, like, inconsistent, err);
     }
     if (status == CKD_OK && !v->root) {
-        status = check_tiling(v, inconsistent, err);
+        status = check_coverage(v, inconsistent, err);
     }
     return status == CKD_OK && !v->root ? number_tensors(v, err) : status;
 }

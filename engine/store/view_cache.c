@@ -2,13 +2,13 @@
 #include <stdlib.h>
 
 #include "engine/store/closure.h"
-#include "engine/store/ready.h"
+#include "engine/store/materialized.h"
 #include "engine/store/view.h"
 
 void views_init(view_cache *cache, ckd_store *store) {
     memset(cache, 0, sizeof(*cache));
     cache->store = store;
-    cache->use_ready = true;
+    cache->use_materialized = true;
     pthread_mutexattr_t recursive; /* choosing between blocks opens what these build on */
     pthread_mutexattr_init(&recursive);
     pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
@@ -37,7 +37,7 @@ static ckd_status find_any_manifest(manifest *out, const ckd_store *store, const
     if (found) {
         return CKD_OK;
     }
-    return status == CKD_E_NOMEM ? err_nomem(err, NOTE_MAX, "a manifest")
+    return status == CKD_E_NOMEM ? err_nomem(err, METADATA_MAX, "a manifest")
                                  : err_set(err, CKD_E_NOT_FOUND, "there is no such checkpoint");
 }
 
@@ -150,8 +150,8 @@ static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ck
     if (!cache->values_only) {
         status = view_attach_measures(*out, CKD_E_CORRUPT, err);
     }
-    if (status == CKD_OK && cache->use_ready) {
-        status = ready_attach(*out, store->path, err);
+    if (status == CKD_OK && cache->use_materialized) {
+        status = materialized_attach(*out, store->path, err);
     }
     if (status != CKD_OK) {
         view_close(*out);
@@ -385,10 +385,10 @@ ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error
     return status;
 }
 
-void views_drop_ready(view_cache *cache) {
-    cache->use_ready = false;
+void views_drop_materialized(view_cache *cache) {
+    cache->use_materialized = false;
     for (size_t i = 0; i < cache->count; i++) {
-        view_drop_ready(cache->views[i]);
+        view_drop_materialized(cache->views[i]);
     }
 }
 

@@ -20,15 +20,15 @@ typedef struct file_part {
     bool in_trash; /* a deleted one does, and can come back */
 } file_part;
 
-static size_t parts_of(file_part *to, const need *x, const char *run) {
+static size_t parts_of(file_part *to, const manifest_entry *x, const char *run) {
     const manifest *m = &x->m;
     size_t count = 0;
-    for (size_t i = 0; i < m->file_count && !x->chosen && (x->is_dead || !x->superseded); i++) {
+    for (size_t i = 0; i < m->file_count && !x->chosen && (x->in_trash || !x->superseded); i++) {
         to[count++] = (file_part){.file = m->files[i].id,
                                   .size = m->files[i].size,
-                                  .own = !x->is_dead && i < m->own_count ? waste_own_part(m, i) : 0,
-                                  .is_asked = !x->is_dead && (!run || strcmp(m->checkpoint.run, run) == 0),
-                                  .in_trash = x->is_dead};
+                                  .own = !x->in_trash && i < m->own_count ? waste_own_part(m, i) : 0,
+                                  .is_asked = !x->in_trash && (!run || strcmp(m->checkpoint.run, run) == 0),
+                                  .in_trash = x->in_trash};
     }
     return count;
 }
@@ -38,7 +38,7 @@ static void add_file(chunk_waste *to, const file_part *f) {
     to->dead += f->is_asked && !f->in_trash && f->own < f->size ? f->size - f->own : 0;
 }
 
-ckd_status waste_of(chunk_waste *out, const needs *n, const char *run, ckd_error *err) {
+ckd_status waste_of(chunk_waste *out, const manifest_set *n, const char *run, ckd_error *err) {
     size_t total = 0, count = 0;
     *out = (chunk_waste){0};
     for (size_t i = 0; i < n->count; i++) {

@@ -41,7 +41,8 @@ static ckd_status hold_intent(transfer *t, ckd_error *err) {
     status = describe_intent(&note, t, err);
     if (status == CKD_OK) {
         intent_encode(&data, &t->to->id, &note);
-        status = data.failed ? err_nomem(err, NOTE_MAX, "an intent; copy fewer checkpoints at once") : CKD_OK;
+        status =
+            data.failed ? err_nomem(err, METADATA_MAX, "an intent; copy fewer checkpoints at once") : CKD_OK;
     }
     intent_free(&note);
     char hex[CKD_ID_TEXT], temp[64];
@@ -219,7 +220,7 @@ static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item,
     for (size_t i = 0; i < item->m.file_count; i++) {
         transfer_find_file(t, &item->m.files[i].id)->arrived = false; /* it is no longer in data/x */
     }
-    return verified_add(&t->verified, &item->m, err);
+    return scrub_times_add(&t->scrubbed, &item->m, err);
 }
 
 /* Files of all, durable names, then one manifest after the other. */
@@ -241,7 +242,7 @@ static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
 }
 
 static ckd_status commit_locked(transfer *t, batch *b, ckd_error *err) {
-    ckd_status status = store_refresh(t->to, err);
+    ckd_status status = store_sync_catalog(t->to, err);
     if (status == CKD_OK) {
         status = manifests_read(&b->manifests, t->to, err);
     }
@@ -268,10 +269,10 @@ static ckd_status commit(transfer *t, batch *b, ckd_error *err) {
     return status;
 }
 
-static ckd_status bring_item(transfer *t, transfer_item *item, ckd_error *err) {
+static ckd_status fetch_item(transfer *t, transfer_item *item, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
-        status = transfer_bring(t, transfer_find_file(t, &item->m.files[i].id), item, err);
+        status = transfer_fetch_file(t, transfer_find_file(t, &item->m.files[i].id), item, err);
     }
     return status;
 }
@@ -284,9 +285,9 @@ void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, con
 }
 
 /* Damage is this checkpoint's matter; the rest can go on. */
-static ckd_status bring_or_leave(transfer *t, transfer_item *item, ckd_error *err) {
+static ckd_status fetch_or_skip(transfer *t, transfer_item *item, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = bring_item(t, item, &why);
+    ckd_status status = fetch_item(t, item, &why);
     if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED && status != CKD_E_STATE) {
         return err_from(err, status, &why);
     }
@@ -304,7 +305,7 @@ static ckd_status move_items(transfer *t, ckd_error *err) {
         transfer_item *item = &t->items[i];
         ckd_error why = {.offset = CKD_NO_OFFSET};
         bool moves = transfer_moves(item);
-        status = moves ? bring_or_leave(t, item, &why) : CKD_OK;
+        status = moves ? fetch_or_skip(t, item, &why) : CKD_OK;
         moves = transfer_moves(item);
         items += moves && status == CKD_OK;
         size += moves ? item->bytes : 0;
@@ -325,7 +326,7 @@ static ckd_status move_items(transfer *t, ckd_error *err) {
 /* ---- from the plan on ---- */
 
 static ckd_status check_room(const transfer *t, ckd_error *err) {
-    uint64_t needed = t->total, room = dir_room(path_in(t->to->path, "data").text);
+    uint64_t needed = t->total, room = dir_free_space(path_in(t->to->path, "data").text);
     for (size_t i = 0; i < t->count; i++) {
         needed += t->items[i].manifest_bytes;
     }
@@ -348,7 +349,7 @@ static ckd_status locked(transfer *t, locked_fn call, ckd_error *err) {
     ckd_status status = store_lock_publish(&lock, t->to, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&t->to->mutex);
-        status = store_refresh(t->to, err);
+        status = store_sync_catalog(t->to, err);
         status = status == CKD_OK ? call(t, err) : status;
         pthread_mutex_unlock(&t->to->mutex);
         lock_release(lock);
@@ -363,9 +364,9 @@ static ckd_status plan(transfer *t, ckd_error *err) {
 
 /* What was deleted comes back instead of being moved; then the plan is made anew. *restored: those, malloc'ed. */
 static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
-    ckd_status status = transfer_mend(t, CKD_COPY_RESTORED, err);
+    ckd_status status = transfer_repair_destination(t, CKD_COPY_RESTORED, err);
     if (status == CKD_OK) {
-        status = transfer_refuse_left(t, err);
+        status = transfer_refuse_skipped(t, err);
     }
     if (status == CKD_OK && t->dead_count) {
         status = ckd_store_undelete(t->to, t->dead, t->dead_count, err);
@@ -419,7 +420,7 @@ static ckd_status enter(transfer *t, ckd_error *err) {
         status = locked(t, hold_intent, err);
     }
     free(restored);
-    return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
+    return status == CKD_OK ? transfer_repair_destination(t, CKD_COPY_PRESENT, err) : status;
 }
 
 static ckd_status set_tags(const transfer *t, ckd_error *err) {
@@ -440,14 +441,14 @@ static void finish_catalog(transfer *t) {
     ckd_store *store = t->to;
     file_lock *lock = NULL;
     ckd_error why = {0};
-    if (!t->verified.count) {
+    if (!t->scrubbed.count) {
         return;
     }
     ckd_status status = store_lock_publish(&lock, store, &why);
-    verified_hand_over(store, &t->verified);
+    scrub_times_queue(store, &t->scrubbed);
     pthread_mutex_lock(&store->mutex);
     if (status == CKD_OK) {
-        status = store_refresh(store, &why);
+        status = store_sync_catalog(store, &why);
     }
     if (status != CKD_OK) {
         store_use_memory(store, NULL);
@@ -474,7 +475,7 @@ static void drop_arrived(const transfer *t, ckd_status status) {
 }
 
 /* A file that got its name for a checkpoint that was not committed is for recovery, which goes by the intent. */
-static bool left_named(const transfer *t) {
+static bool skipped_named(const transfer *t) {
     bool named = false;
     for (size_t i = 0; i < t->file_count; i++) {
         named = named || (t->files[i].there && t->files[i].arrived);
@@ -487,7 +488,7 @@ static void leave(transfer *t, ckd_status status) {
         drop_arrived(t, status);
     }
     finish_catalog(t);
-    if (t->has_intent && !t->undecided && !(status != CKD_OK && left_named(t))) {
+    if (t->has_intent && !t->undecided && !(status != CKD_OK && skipped_named(t))) {
         file_remove(path_intent(t->to->path, &t->writer).text, true, NULL);
     }
     lock_release(t->intent_lock);
@@ -507,9 +508,9 @@ static ckd_status plan_only(transfer *t, ckd_error *err) {
         status = transfer_plan_files(t, err);
     }
     if (status == CKD_OK) {
-        status = transfer_mend(t, CKD_COPY_RESTORED, err);
+        status = transfer_repair_destination(t, CKD_COPY_RESTORED, err);
     }
-    return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
+    return status == CKD_OK ? transfer_repair_destination(t, CKD_COPY_PRESENT, err) : status;
 }
 
 static ckd_status run(transfer *t, ckd_error *err) {
@@ -557,7 +558,7 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
                   .asked = checkpoints,
                   .asked_count = count,
                   .begun_ns = clock_monotonic_ns(),
-                  .verified.at_ns = clock_wall_ns()};
+                  .scrubbed.at_ns = clock_wall_ns()};
     status = run(&t, err);
     leave(&t, status);
     if (status == CKD_OK && !o.dry_run) {
@@ -567,11 +568,11 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
         status = transfer_result(&result, &t, err);
         *out = result;
     }
-    status = status == CKD_OK ? transfer_left(&t, err) : status;
+    status = status == CKD_OK ? transfer_skipped(&t, err) : status;
     transfer_plan_free(&t);
     transfer_refused_free(&t);
     catalog_list_free(&t.source);
-    free(t.verified.ids);
+    free(t.scrubbed.ids);
     bytes_free(&t.payload);
     bytes_free(&t.header);
     return status;

@@ -1,11 +1,11 @@
 /*
  * Copying checkpoints between stores. Internal to engine/.
  *
- *   transfer_look    (transfer_plan.c)  what the destination has
- *   transfer_plan    (transfer_plan.c)  what is asked for, what the destination has of it, what must be moved
- *   parts            (transfer_parts.c) which chunk files come as they are, and of which only some records come
- *                    (transfer_found.c) parts that the destination has
- *   transfer_bring   (transfer_bring.c) chunk files, one by one, into data/x of the destination, where they stay until
+ *   transfer_look    (plan.c)  what the destination has
+ *   transfer_plan    (plan.c)  what is asked for, what the destination has of it, what must be moved
+ *   parts            (parts.c) which chunk files come as they are, and of which only some records come
+ *                    (existing_parts.c) parts that the destination has
+ *   transfer_fetch_file   (fetch.c) chunk files, one by one, into data/x of the destination, where they stay until
  *   commit           (transfer.c)       they get their names, and the manifests are published, of a few checkpoints at a time
  *
  * A checkpoint is copied with all records that a load of it reads, and needs no other. While files are on their way only the intent and the reader locks of both
@@ -17,7 +17,7 @@
 #define ENGINE_TRANSFER_H
 
 #include "engine/common/hash_set.h"
-#include "engine/store/needs.h"
+#include "engine/store/manifest_set.h"
 #include "engine/store/store.h"
 
 typedef struct transfer_item {
@@ -31,11 +31,11 @@ typedef struct transfer_item {
 } transfer_item;
 
 /* A checkpoint of which the source's file has something that is damaged. */
-typedef struct transfer_hurt {
+typedef struct damaged_part {
     ckd_id checkpoint;
     ckd_error why;
-    struct transfer_hurt *next;
-} transfer_hurt;
+    struct damaged_part *next;
+} damaged_part;
 
 /* A checkpoint that a file has records of. */
 typedef struct transfer_owner {
@@ -46,8 +46,8 @@ typedef struct transfer_owner {
 
 /* A file in the destination that has some records of one in the source. */
 typedef struct transfer_part {
-    note_file file;   /* the size is about right, and the root unknown, until it is written */
-    note_file source; /* where its records come from */
+    file_ref file;    /* the size is about right, and the root unknown, until it is written */
+    file_ref source;  /* where its records come from */
     hash_set records; /* by record_hash */
     transfer_owner *owners;
     size_t owner_count;
@@ -56,7 +56,7 @@ typedef struct transfer_part {
 } transfer_part;
 
 typedef struct transfer_file {
-    note_file file;
+    file_ref file;
     const transfer_part *part; /* NULL: it comes as it is */
     bool there;                /* in the destination's data/c */
     bool arrived;              /* in data/x, complete and verified, but for what is hurt */
@@ -64,7 +64,7 @@ typedef struct transfer_file {
     bool to_move;              /* the plan says so */
     bool counted;              /* for an item */
     bool checked;              /* the one in data/c was read through */
-    transfer_hurt *hurt;
+    damaged_part *damaged;
 } transfer_file;
 
 typedef struct transfer {
@@ -91,11 +91,11 @@ typedef struct transfer {
     uint64_t total, done; /* bytes of chunk files */
     uint64_t moved, begun_ns;
     bytes payload, header; /* to work with */
-    verified_files verified;
+    scrubbed_files scrubbed;
     file_lock *incoming, *from_reader, *to_reader, *intent_lock;
     ckd_id writer;
     bool any_left;
-    transfer_hurt *refused;              /* that stay in the destination's trash, as they are damaged there */
+    damaged_part *refused;               /* that stay in the destination's trash, as they are damaged there */
     uint64_t mended_files, mended_bytes; /* of checkpoints that were there */
     bool has_intent, undecided;          /* undecided: only recovery can tell whether a manifest counts */
 } transfer;
@@ -123,7 +123,7 @@ static inline bool transfer_moves(const transfer_item *item) {
 /* The item cannot be copied; others can. */
 void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why);
 
-/* ---- transfer_parts.c ---- */
+/* ---- parts.c ---- */
 /*
  * Reads which records of the files that the destination lacks are read by the items, and lets their manifests name parts where that is less than most of a file. Items of which something is damaged are
  * left out. Errors: IO, NOMEM.
@@ -132,36 +132,36 @@ ckd_status transfer_choose_parts(transfer *t, ckd_error *err);
 const transfer_part *transfer_find_part(const transfer *t, const ckd_id *id); /* NULL: there is none */
 void transfer_parts_free(transfer *t);
 
-/* ---- transfer_bring.c ---- */
+/* ---- fetch.c ---- */
 /* Names the item and the source in the message of damage. */
 ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err);
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /* The file is complete, durable and verified in data/x of the destination then, or in data/c. CORRUPT: what it has of the item is damaged, or all of it. */
-ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
+ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
 /* The same for a file that is damaged or gone in data/c: all of it, whole, in data/x. */
-ckd_status transfer_fetch(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
+ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
 /* Is the one in data/c of the destination what its manifest names? all: down to each record; else by header, index and footer. */
 ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, ckd_error *err);
 /* Has the source that file, by header, index and footer? CORRUPT. */
 ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, const transfer_item *item,
                                    ckd_error *err);
 
-/* ---- transfer_mend.c ---- */
+/* ---- destination_repair.c ---- */
 /*
  * Looks at the files of items in this state, PRESENT or RESTORED, in the destination, and brings those that are damaged or gone there. Items whose files the source cannot
  * replace become LEFT. With the destination's reader lock, not the publish lock. With dry_run it only counts.
  */
-ckd_status transfer_mend(transfer *t, ckd_copy_state state, ckd_error *err);
+ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_error *err);
 /* Takes from t->dead those that are LEFT; the next plan leaves them, too. */
-ckd_status transfer_refuse_left(transfer *t, ckd_error *err);
+ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err);
 const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint); /* why; NULL: it was not */
 void transfer_refused_free(transfer *t);
-/* ---- transfer_result.c ---- */
+/* ---- result.c ---- */
 ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err);
 /* CKD_OK, or why the first of those that were left was. */
-ckd_status transfer_left(const transfer *t, ckd_error *err);
+ckd_status transfer_skipped(const transfer *t, ckd_error *err);
 
-/* ---- transfer_bring.c, too ---- */
+/* ---- fetch.c, too ---- */
 /* Makes data/x, and keeps other copies from the same source out. BUSY. */
 ckd_status transfer_enter(transfer *t, ckd_error *err);
 /* Ends that. Nothing is left if everything has arrived. */

@@ -210,9 +210,9 @@ DEVICE_FN void hash_pieces(const place *at, const hash_spans *all, hash_shared *
     }
     if (phase == 1) {
         own->number = (uint64_t)at->block * HASH_GROUPS + group;
-        uint64_t first = own->number * DEVICE_PIECE;
+        uint64_t first = own->number * DEVICE_HASH_PAGE;
         uint64_t left = first < s->bytes ? s->bytes - first : 0;
-        own->bytes = (uint32_t)(left < DEVICE_PIECE ? left : DEVICE_PIECE);
+        own->bytes = (uint32_t)(left < DEVICE_HASH_PAGE ? left : DEVICE_HASH_PAGE);
         own->piece = (const uint8_t *)s->values + first;
         if (own->bytes > HASH_SHORT) {
             shared->lanes[group][lane] = hash_lane(own->piece, own->bytes, lane, shared->secret);
@@ -236,7 +236,7 @@ static device_result run_hash(const device_queue *queue, const device_pieces *sp
         all.span[i] = spans[i];
         most = spans[i].bytes > most ? spans[i].bytes : most;
     }
-    uint64_t pieces = (most + DEVICE_PIECE - 1) / DEVICE_PIECE;
+    uint64_t pieces = (most + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
     return pieces ? hash_pieces_launch(queue, launch_blocks(pieces * HASH_LANES), count, &all, why)
                   : DEVICE_DONE;
 }

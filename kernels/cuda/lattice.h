@@ -109,7 +109,7 @@ DEVICE_FN void keep_one(const device_kept *k, uint64_t at) {
     }
 }
 
-/* As engine/lossy/lossy_kept.c has it. */
+/* As engine/lossy/exceptions.c has it. */
 DEVICE_FN bool tile_keeps(const device_tile *t, float now, float before) {
     const device_kept *k = &t->kept;
     bool from =
@@ -501,7 +501,7 @@ DEVICE_FN int32_t quantise_level(const device_levels *t, float now, int32_t offs
     return to ? steps : LEVEL_ZERO;
 }
 
-/* As engine/lossy/lossy_kept.c has it. */
+/* As engine/lossy/exceptions.c has it. */
 DEVICE_FN bool levels_keep(const device_levels *t, float now) {
     bool finite = (scalar_bits(now) & 0x7f800000u) != 0x7f800000u;
     return scalar_magnitude(now) > t->kept.above || !(finite && now >= 0.0f);

@@ -46,7 +46,7 @@ class Crowd:
         self.jumping = self.rng.choice([0.0, 0.0, 0.1])  # clocks
         self.flavour = states.flavour(self.rng, self.rng.choice(["plain", "plain", "tied", "adamw"]))
         self.lines = {run: [[self.rng.randrange(1 << 30), 0]] for run in ("e0", "p0", "n0", "c0")}
-        self.fidelity = {"e0": "exact", "p0": "exact", "n0": "near", "c0": "compact"}
+        self.fidelity = {"e0": "exact", "p0": "exact", "n0": "near", "c0": "coarse"}
         self.contents = {}  # by id
         self.saved = set()  # (run, step) of saves that ended with 0
         self.tried = set()

@@ -155,7 +155,7 @@ class Looker:
         self.world.contents[entry.id].check(f"{entry.name} of {store}", st.read(self.folder / "out.safetensors")[0])
 
     def sweep(self, store):
-        """Loads all, without the copies that are kept ready, which nothing may need."""
+        """Loads all, without the materialized copies, which nothing may need."""
         shutil.rmtree(self.folder / store / "data/k", ignore_errors=True)
         for entry in self.world.stores[store].listed():
             self.load(store, entry, show=False)

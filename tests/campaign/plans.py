@@ -42,7 +42,7 @@ class Plan:
         self.flavours = [states.flavour(rng, rng.choice(kinds)) for _ in range(2)]
         self.runs = rng.choice({"lossy": [1], "branches": [1, 2]}.get(mode, [1, 1, 2, 3]))
         lossy = {"lossy": 1.0, "branches": 0.5, "steps": 0.1}.get(mode, 0.4)
-        self.fidelity = {f"r{i}": rng.choice(["near", "compact", "compact"]) if rng.random() < lossy else "exact" for i in range(self.runs)}
+        self.fidelity = {f"r{i}": rng.choice(["near", "coarse", "coarse"]) if rng.random() < lossy else "exact" for i in range(self.runs)}
         self.lines = {f"r{i}": [[rng.randrange(1 << 30), 0]] for i in range(self.runs)}
         self.flavour_of = {f"r{i}": rng.choice(self.flavours) for i in range(self.runs)}
         self.next_step = {}

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TENSORS_MOST = 256, NAME_MOST = 256 };
+enum { TENSOR_COUNT_MAX = 256, NAME_MOST = 256 };
 
 typedef struct part {
     char name[NAME_MOST];
@@ -20,8 +20,8 @@ typedef struct part {
 } part;
 
 typedef struct rank_input {
-    part parts[TENSORS_MOST];
-    ckd_tensor tensors[TENSORS_MOST];
+    part parts[TENSOR_COUNT_MAX];
+    ckd_tensor tensors[TENSOR_COUNT_MAX];
     size_t count;
     char *data;
 } rank_input;
@@ -64,7 +64,7 @@ static int read_tensor(rank_input *in, FILE *f) {
     ckd_tensor t = CKD_TENSOR_INIT;
     unsigned dtype, ndim;
     unsigned long long at;
-    if (in->count == TENSORS_MOST || fscanf(f, "%255s %u %u", p->name, &dtype, &ndim) != 3 ||
+    if (in->count == TENSOR_COUNT_MAX || fscanf(f, "%255s %u %u", p->name, &dtype, &ndim) != 3 ||
         ndim > CKD_MAX_DIMS) {
         return 0;
     }
@@ -98,7 +98,7 @@ static int read_input(rank_input *in, const char *file) {
 }
 
 static ckd_fidelity fidelity_of(const char *name) {
-    return strcmp(name, "near") == 0 ? CKD_NEAR : strcmp(name, "compact") == 0 ? CKD_COMPACT : CKD_EXACT;
+    return strcmp(name, "near") == 0 ? CKD_NEAR : strcmp(name, "coarse") == 0 ? CKD_COARSE : CKD_EXACT;
 }
 
 static int fail(const ckd_error *err) {

@@ -3,7 +3,7 @@
 
     tests/campaign/retention.py COMMAND SAVES FIDELITY POLICY [--json]
 
-FIDELITY is exact, near or compact; POLICY has prune's --keep options in one argument, as "--keep-last 3 --keep-every 100".
+FIDELITY is exact, near or coarse; POLICY has prune's --keep options in one argument, as "--keep-last 3 --keep-every 100".
 The policy is stored with `policy --auto --undo 0s`, and steps 1 to SAVES are saved one after the other. Then what is listed is
 saved into a store of its own, likewise. The exit status is 1 if what is listed is not what the policy says, or if something does not verify.
 """
@@ -103,7 +103,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     p.add_argument("command")
     p.add_argument("saves", type=int)
-    p.add_argument("fidelity", choices=["exact", "near", "compact"])
+    p.add_argument("fidelity", choices=["exact", "near", "coarse"])
     p.add_argument("policy")
     p.add_argument("--json", action="store_true")
     p.add_argument("--compact", metavar="PERCENT", help="the policy's --compact; without it the command's default")

@@ -22,8 +22,8 @@ def retention(folder, fidelity, policy, *args):
 # Lossy checkpoints that are far apart cannot be coded as small as a store of their own codes them: that one saves coarser states.
 @pytest.mark.parametrize("fidelity, policy, most", [
     ("exact", "--keep-last 5", 1.35), ("exact", "--keep-last 3 --keep-every 20", 1.35), ("exact", "--keep-every 10 --keep-first", 1.35),
-    ("near", "--keep-last 5", 1.35), ("compact", "--keep-last 5", 1.6),
-    ("near", "--keep-every 10 --keep-first", 2.0), ("compact", "--keep-every 10 --keep-first", 2.2)])
+    ("near", "--keep-last 5", 1.35), ("coarse", "--keep-last 5", 1.6),
+    ("near", "--keep-every 10 --keep-first", 2.0), ("coarse", "--keep-every 10 --keep-first", 2.2)])
 @pytest.mark.sampled(4)
 def test_retention(tmp_path, fidelity, policy, most):
     found = retention(tmp_path, fidelity, policy)

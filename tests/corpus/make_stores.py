@@ -103,7 +103,7 @@ class Builder:
         yield "steps", place / "steps", (0, 2)
         self.saves(place / "near", "r", 3, "--fidelity", "near")
         yield "near", place / "near", (0, 4)
-        self.saves(place / "compact", "r", 4, "--fidelity", "compact")
+        self.saves(place / "compact", "r", 4, "--fidelity", "coarse")
         yield "compact", place / "compact", (1, 3)
         self.run("compact", place / "compact", "r", "--keep-last", 2, "--keep-every", 1000, "--undo", "1h")
         yield "compacted", place / "compact", (0, 6)

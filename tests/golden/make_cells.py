@@ -1,6 +1,6 @@
 """Writes a golden store whose lossy matrices are cut into cells: make_cells.py TEST_CELLS COMMAND FOLDER
 
-TEST_CELLS is the built tests/test_cells, which can make cells of small matrices, COMMAND the built `ckptdelta`. Run once; FOLDER must not exist.
+TEST_CELLS is the built tests/test_block_grid, which can make cells of small matrices, COMMAND the built `ckptdelta`. Run once; FOLDER must not exist.
 What it contains is what the library loads from it, and recorded in FOLDER.json. Fails unless rows and their factors are shared.
 """
 

@@ -3,7 +3,7 @@
 COMMAND is the built `ckptdelta`. Run once; FOLDER must not exist. What it contains is what the library loads from it, and recorded in
 FOLDER.json. Fails unless weights are about what was saved, and every part of a lossy block's payload has been used.
 
-Two runs, near and compact, each a keyframe and deltas: weights that move in a few strong directions, their moments with zeros,
+Two runs of the fidelities near and coarse, the latter named compact, each a lossy base and deltas: weights that move in a few strong directions, their moments with zeros,
 vectors, stacks and convolutions, in f32, bf16 and f16, masters with rounded copies, outliers, NaNs and infinities that come and
 go, and tiles of more than one block.
 """
@@ -24,6 +24,7 @@ import support_safetensors  # noqa: E402
 from make_library import Saver, bf16, scaled  # noqa: E402
 
 EFFORTS = {"near": (5, 9, 1, 5), "compact": (5, 1, 9, 5)}
+FIDELITIES = {"near": "near", "compact": "coarse"}  # by the names of the runs
 PARTS = {"levels", "rows", "steps", "factor", "shared", "shared factor", "exceptions", "grid", "no grid"}
 INTEGERS = {("linear", how) for how in (0, 1, 2, 4, 8, 16)} | {("levels", how) for how in (0, 1, 8)}
 NAMES = {"BF16": "bf16", "F32": "f32", "F16": "f16", "I64": "i64"}
@@ -133,7 +134,7 @@ def make(command, folder, seed=0):
         for number, effort in enumerate(efforts):
             for _ in range(5):
                 model.move()
-            saver.save(run, number, model, "--fidelity", run, "--effort", str(effort))
+            saver.save(run, number, model, "--fidelity", FIDELITIES[run], "--effort", str(effort))
     out = {}
     for key, given in saver.saved.items():
         out[key] = load(command, folder, *key.split("@"))

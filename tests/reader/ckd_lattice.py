@@ -84,7 +84,7 @@ class Fields:
 class Columns:
     """What the blocks of a matrix may share."""
 
-    def __init__(self, fields, count, most_rank):
+    def __init__(self, fields, count, max_rank):
         self.count, self.step, self.factor, self.integers = count, None, None, None
         form = fields.u8()
         if form > 7 or form & COLUMNS_SYMBOLS and not form & COLUMNS_FACTOR or form and count > MOST_COLUMNS:
@@ -92,7 +92,7 @@ class Columns:
         if form & STEPS:
             self.step = fields.bounded(count, -MOST_STEP, MOST_STEP)
         if form & COLUMNS_FACTOR:
-            rank = fields.varint(1, min(MOST_RANK, most_rank))
+            rank = fields.varint(1, min(MOST_RANK, max_rank))
             shift = fields.bounded(rank, 0, 24)
             self.integers = fields.factor(count, rank, form & COLUMNS_SYMBOLS)
             self.factor = self.integers.astype(object) * [1 << s for s in shift.tolist()]

@@ -4,7 +4,7 @@
     CKPTDELTA=build/.../ckptdelta python3 tests/real/pytorch_resume.py
 
 A model with an embedding of rare tokens is trained with AdamW. Its state is saved in the names that PyTorch, DCP, DeepSpeed's universal format and
-Lightning write, with fidelities near and compact, and with exact first moments. Training goes on for five steps from what a load gives, and beside that
+Lightning write, with fidelities near and coarse, and with exact first moments. Training goes on for five steps from what a load gives, and beside that
 from the exact state, with the same batches. Fails if a value is not finite, if a second moment is negative, if |m| / (sqrt(v) + eps) of a tensor is larger
 than twice the exact one's, or if one of the five steps is larger than 2.1 times the exact one's: PyTorch divides m and v by 1 - beta^t, so early in
 a training its eps counts for less (docs/decisions.md, "Lossy moments").
@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 COMMAND = os.environ["CKPTDELTA"]
 TOKENS, WIDTH, STEPS, MORE, LR = 4000, 96, 60, 5, 1e-3
-FIDELITIES = ["near", "compact", "near,exp_avg=exact"]
+FIDELITIES = ["near", "coarse", "near,exp_avg=exact"]
 SLOTS = ["exp_avg", "exp_avg_sq", "step"]
 
 # Of the weight X, of its slot S, and of metadata; {x}: the name, {n}: the number, {s}: the slot.

@@ -29,7 +29,7 @@ typedef struct action {
 typedef void (*act_fn)(action *a);
 void act_creates(action *a);     /* a store, and step 0 as a base */
 void act_saves_delta(action *a); /* of step 2, in a store with steps 0 and 1; these three */
-void act_saves_ready(action *a); /* with ready copies */
+void act_saves_ready(action *a); /* with materialized copies */
 void act_saves_ranks(action *a); /* by two ranks */
 void act_aborts(action *a);      /* a save of step 2 */
 void act_deletes(action *a);     /* steps 1 and 2, of 0, 1 and 2, and collects */

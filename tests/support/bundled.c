@@ -10,9 +10,9 @@
 
 #include "base/file.h"
 #include "codec/chunk/chunk.h"
-#include "codec/metadata/note.h"
+#include "codec/metadata/metadata.h"
 #include "engine/store/paths.h"
-#include "engine/save/save_measures.h"
+#include "engine/save/measures.h"
 
 typedef enum rewriting { BUNDLED, MEASURED, MISMEASURED } rewriting;
 
@@ -74,7 +74,7 @@ static void add_wrong_measures(chunk_writer *w, const ckd_id *checkpoint) {
     bytes_free(&raw);
 }
 
-static void rewrite_file(note_file *file, const char *store_path, rewriting how) {
+static void rewrite_file(file_ref *file, const char *store_path, rewriting how) {
     chunk *c;
     chunk_writer *w;
     pathname old = path_chunk(store_path, &file->id, "");
@@ -108,13 +108,13 @@ static void rewrite_file(note_file *file, const char *store_path, rewriting how)
 /* What became of files: checkpoints behind that which a file was written for name it, too. */
 typedef struct renaming {
     ckd_id from;
-    note_file to;
+    file_ref to;
 } renaming;
 enum { RENAMED_MAX = 256 };
 static renaming renamed[RENAMED_MAX];
 static size_t renamed_count;
 
-static void rewrite_once(note_file *file, const char *store_path, rewriting how) {
+static void rewrite_once(file_ref *file, const char *store_path, rewriting how) {
     for (size_t i = 0; i < renamed_count; i++) {
         if (memcmp(&renamed[i].from, &file->id, sizeof(ckd_id)) == 0) {
             *file = renamed[i].to;
@@ -132,7 +132,7 @@ static void rewrite_checkpoint(const char *store_path, const char *name, rewriti
     bytes data = {0};
     manifest m;
     pathname old = path_of(store_path, DIR_MANIFESTS, name);
-    assert_int_equal(file_read_all(&data, old.text, NOTE_MAX, NULL), CKD_OK);
+    assert_int_equal(file_read_all(&data, old.text, METADATA_MAX, NULL), CKD_OK);
     assert_int_equal(manifest_decode(&m, NULL, data.data, data.size, old.text, NULL), CKD_OK);
     ckd_checkpoint *c = &m.checkpoint;
     c->generation++;

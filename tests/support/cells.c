@@ -15,9 +15,9 @@
 #include "tests/support/tempdir.h"
 
 const char *const cells_names[3] = {"w", "exp_avg.w", "exp_avg_sq.w"};
-const save_cells cells_small = {.down = {32, 4, 16}, .across = {32, 4, 20}, .elements = 4096, .columns = 32};
-const save_cells cells_other = {.down = {64, 4, 48}, .across = {80, 4, 60}, .elements = 4096, .columns = 32};
-const save_cells cells_none = {.down = {64, 4, 48}, .across = {64, 4, 48}, .elements = UINT64_MAX};
+const save_grid cells_small = {.down = {32, 4, 16}, .across = {32, 4, 20}, .elements = 4096, .columns = 32};
+const save_grid cells_other = {.down = {64, 4, 48}, .across = {80, 4, 60}, .elements = 4096, .columns = 32};
+const save_grid cells_none = {.down = {64, 4, 48}, .across = {64, 4, 48}, .elements = UINT64_MAX};
 
 /* ---- saving ---- */
 
@@ -51,21 +51,21 @@ int cells_end(void **state) {
     return 0;
 }
 
-ckd_save *cells_save(const cells_scene *f, uint64_t step, ckd_fidelity fidelity, const save_cells *cells) {
+ckd_save *cells_save(const cells_scene *f, uint64_t step, ckd_fidelity fidelity, const save_grid *grid) {
     ckd_save_options o = lossy_options("run", step, fidelity);
     o.max_load_cost = o.newest_load_cost = 1000;
     ckd_save *save = begin_with(f->store, &o);
-    save->cells = *cells;
+    save->grid = *grid;
     return save;
 }
 
-void cells_save_next(cells_scene *f, uint64_t step, ckd_fidelity fidelity, const save_cells *cells) {
+void cells_save_next(cells_scene *f, uint64_t step, ckd_fidelity fidelity, const save_grid *grid) {
     for (int i = 0; i < 4 && step; i++) {
         drift_step(&f->d);
     }
     f->d.weight[5 * CELLS_COLUMNS + 77] = NAN;
     f->d.first[CELLS_COUNT - 1] = INFINITY;
-    ckd_save *save = cells_save(f, step, fidelity, cells);
+    ckd_save *save = cells_save(f, step, fidelity, grid);
     add_drift(save, "w", &f->d);
     commit_save(save);
 }

@@ -11,7 +11,7 @@ enum { CELLS_ROWS = 192, CELLS_COLUMNS = 160, CELLS_COUNT = CELLS_ROWS * CELLS_C
 
 extern const char *const cells_names[3]; /* of a weight and its moments */
 /* Cells of some 20 x 20; others; none. */
-extern const save_cells cells_small, cells_other, cells_none;
+extern const save_grid cells_small, cells_other, cells_none;
 
 /* A store in dir/store, and the state that is saved to it next, as run "run". */
 typedef struct cells_scene {
@@ -25,9 +25,9 @@ drift cells_state(void);
 int cells_begin(void **state);
 int cells_end(void **state);
 
-ckd_save *cells_save(const cells_scene *f, uint64_t step, ckd_fidelity fidelity, const save_cells *cells);
+ckd_save *cells_save(const cells_scene *f, uint64_t step, ckd_fidelity fidelity, const save_grid *grid);
 /* The next state, with a NaN in the weight and an infinity in the first moment, as step `step`. */
-void cells_save_next(cells_scene *f, uint64_t step, ckd_fidelity fidelity, const save_cells *cells);
+void cells_save_next(cells_scene *f, uint64_t step, ckd_fidelity fidelity, const save_grid *grid);
 uint64_t cells_shards(const cells_scene *f, uint64_t step, const char *name);
 
 ckd_load *cells_load(const cells_scene *f, uint64_t step);

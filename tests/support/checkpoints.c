@@ -162,7 +162,7 @@ static float *gather(const geometry *g, const ckd_region *r, const float *values
     return out;
 }
 
-static void save_piece(ckd_save *save, const char *name, const geometry *g, const ckd_region *r,
+static void region_job(ckd_save *save, const char *name, const geometry *g, const ckd_region *r,
                        const float *values) {
     uint64_t count;
     float *piece = gather(g, r, values, &count);
@@ -191,7 +191,7 @@ void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *
                 r.lengths[last - 1] = shape[last - 1] * (part / 2 + 1) / 2 - r.offsets[last - 1];
             }
         }
-        save_piece(save, name, &g, &r, values);
+        region_job(save, name, &g, &r, values);
     }
     commit(save);
 }

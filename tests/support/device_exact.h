@@ -124,20 +124,20 @@ static void same_block(const view_block *a, const view_block *b) {
     assert_in_range(y->base_stored, x->base_stored - off, x->base_stored + off);
     assert_true(hash128_equal(&x->content, &y->content));
     same_payload(a->chunk, x, b->chunk, y);
-    assert_true(!a->ready == !b->ready);
-    if (a->ready) {
-        assert_int_equal(a->ready->coding, b->ready->coding);
-        same_payload(a->ready_chunk, a->ready, b->ready_chunk, b->ready);
+    assert_true(!a->materialized == !b->materialized);
+    if (a->materialized) {
+        assert_int_equal(a->materialized->coding, b->materialized->coding);
+        same_payload(a->materialized_chunk, a->materialized, b->materialized_chunk, b->materialized);
     }
 }
 
-/* What was saved: deltas as symbols, blocks on their own as symbols, rounded masters, and bytes of all payloads, ready copies included. */
+/* What was saved: deltas as symbols, blocks on their own as symbols, rounded masters, and bytes of all payloads, materialized copies included. */
 typedef struct stored_payloads {
     unsigned deltas, alone, rounded;
     uint64_t bytes;
 } stored_payloads;
 
-/* Block by block, ready copies included. */
+/* Block by block, materialized copies included. */
 static stored_payloads stored_alike(ckd_store *store, const ckd_checkpoint *a, const ckd_checkpoint *b) {
     view_cache views;
     const view *v[2];
@@ -155,7 +155,7 @@ static stored_payloads stored_alike(ckd_store *store, const ckd_checkpoint *a, c
             for (size_t k = 0; k < x->shards[s].block_count; k++) {
                 same_block(&x->shards[s].blocks[k], &y->shards[s].blocks[k]);
                 const record *r = x->shards[s].blocks[k].record;
-                const record *ready = x->shards[s].blocks[k].ready;
+                const record *ready = x->shards[s].blocks[k].materialized;
                 all.deltas += r->predictor == PREDICT_PARENT && r->coding == CODING_SYMBOLS;
                 all.alone += r->predictor == PREDICT_NONE && r->coding == CODING_SYMBOLS;
                 all.rounded += r->predictor == PREDICT_CAST;

@@ -3,11 +3,11 @@
 #define TESTS_SUPPORT_DEVICE_LINES_H
 
 #include "codec/entropy/symbols_work.h"
-#include "engine/device/device_dense.h"
+#include "engine/device/dense.h"
 #include "tests/support/device_arrays.h"
 
 static symbols_workspace *work;
-static device_line line;
+static device_lease lease;
 
 /* Lengths of blocks that batches, warps and pieces may stumble over. */
 static const size_t block_lengths[] = {0,    1,    31,   32,   33,   255,  256,   257,
@@ -43,16 +43,16 @@ static bool streams_open(const char *name, const device_backend *of) {
         return false;
     }
     assert_int_equal(symbols_workspace_create(&work, NULL), CKD_OK);
-    line = (device_line){.backend = backend, .queue = queue};
+    lease = (device_lease){.backend = backend, .queue = queue};
     for (int i = 0; i < 2; i++) {
-        must(backend->allocate_pinned(&line.pinned[i], 0, DEVICE_STAGE, &why));
+        must(backend->allocate_pinned(&lease.pinned[i], 0, DEVICE_STAGE, &why));
     }
     return true;
 }
 
 static int streams_close(int failed) {
     for (int i = 0; i < 2; i++) {
-        backend->release_pinned(0, line.pinned[i]);
+        backend->release_pinned(0, lease.pinned[i]);
     }
     symbols_workspace_free(work);
     return queue_closed(failed);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/device/device_pack.h"
+#include "engine/device/pack.h"
 #include "kernels/scalar_lattice.h"
 #include "tests/support/device_arrays.h"
 
@@ -125,7 +125,7 @@ static void fill_steps(array *a, float times) {
     array_give(a);
 }
 
-/* plain: integers are units, as in keyframes; else there are a parent, sums of products, steps and offsets. */
+/* plain: integers are units, as in lossy bases; else there are a parent, sums of products, steps and offsets. */
 static void tile_new(tile *t, const shape *s, bool plain) {
     *t = (tile){.s = *s, .rows = (s->phase + s->count + s->columns - 1) / s->columns};
     t->before = array_new(s->count, 4, s->count % 3);
@@ -191,7 +191,7 @@ static void compare_tile(const shape *s, const int32_t *q, const int8_t *few, bo
     }
     move_on_cpu(want, &t, q);
     assert_memory_equal(got, want, s->count * sizeof(float));
-    if (plain && s->count) { /* what a host makes of keyframes */
+    if (plain && s->count) { /* what a host makes of lossy bases */
         cpu->lattice_values(want, q, s->count, t.t.unit);
         assert_memory_equal(got, want, s->count * sizeof(float));
     }

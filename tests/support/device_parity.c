@@ -196,14 +196,15 @@ static void test_hashes(void **state) {
                                   65,   128,  129,  160,  239,  240,  241,  320,   512,  513,
                                   1024, 1025, 1088, 2048, 4095, 4097, 8192, 12345, 65536};
     for (size_t i = 0; i < COUNTS + sizeof(more) / sizeof(more[0]); i++) {
-        size_t n = i < COUNTS ? counts[i] : more[i - COUNTS], pieces = (n + DEVICE_PIECE - 1) / DEVICE_PIECE;
+        size_t n = i < COUNTS ? counts[i] : more[i - COUNTS],
+               pieces = (n + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
         array a = array_new(n, 1, 8 - i % 5), b = array_new(n / 2, 1, i % 3 * 4),
               to = array_new(pieces, 8, 0), to_b = array_new(pieces, 8, 1);
         fill_bits(&a);
         fill_bits(&b);
         array_give(&a);
         array_give(&b);
-        size_t pieces_b = (n / 2 + DEVICE_PIECE - 1) / DEVICE_PIECE;
+        size_t pieces_b = (n / 2 + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
         device_pieces spans[2] = {{a.device, n, (uint64_t *)(void *)to.device},
                                   {b.device, n / 2, (uint64_t *)(void *)to_b.device}};
         must(backend->hash(&queue, spans, 2, &why));
@@ -211,17 +212,17 @@ static void test_hashes(void **state) {
         assert_non_null(got);
         array_take(&to, got);
         for (size_t p = 0; p < pieces; p++) {
-            size_t left = n - p * DEVICE_PIECE;
-            assert_true(got[p] ==
-                        hash64(a.host + p * DEVICE_PIECE, left < DEVICE_PIECE ? left : DEVICE_PIECE));
+            size_t left = n - p * DEVICE_HASH_PAGE;
+            assert_true(got[p] == hash64(a.host + p * DEVICE_HASH_PAGE,
+                                         left < DEVICE_HASH_PAGE ? left : DEVICE_HASH_PAGE));
         }
         hash128 one = hash128_of(got, pieces * 8), other = content_hash(a.host, n);
         assert_true(hash128_equal(&one, &other));
         array_take(&to_b, got);
         for (size_t p = 0; p < pieces_b; p++) {
-            size_t left = n / 2 - p * DEVICE_PIECE;
-            assert_true(got[p] ==
-                        hash64(b.host + p * DEVICE_PIECE, left < DEVICE_PIECE ? left : DEVICE_PIECE));
+            size_t left = n / 2 - p * DEVICE_HASH_PAGE;
+            assert_true(got[p] == hash64(b.host + p * DEVICE_HASH_PAGE,
+                                         left < DEVICE_HASH_PAGE ? left : DEVICE_HASH_PAGE));
         }
         free(got);
         array_free(&a);

@@ -33,8 +33,8 @@ static void test_split(void **state) {
                 assert_int_equal(dense_add_reading(&batch, &parts, &of, stream + parts.header, bits, NULL),
                                  CKD_OK);
                 array memory = batch_memory(&batch);
-                line.reader = NULL;
-                assert_int_equal(dense_read(&batch, &line, memory.device, NULL), CKD_OK);
+                lease.reader = NULL;
+                assert_int_equal(dense_read(&batch, &lease, memory.device, NULL), CKD_OK);
                 assert_true(dense_read_well(&batch, 0));
                 array_take(&to, got);
                 for (size_t j = 0; j < n; j++) {
@@ -123,7 +123,7 @@ static void split_step(splitting *s, device_split_step step) {
 }
 
 static void look_at_extents(splitting *s) {
-    device_extent e[DEVICE_EXTENTS(DEVICE_STREAM_MOST)];
+    device_extent e[DEVICE_EXTENTS(DEVICE_STREAM_MAX)];
     split_step(s, DEVICE_SPLIT_EXTENT);
     array_take(&s->extents, e);
     symbols_extent all = {(unsigned)s->width, s->n, UINT64_MAX, 0, e[0].any, 0};
@@ -205,8 +205,8 @@ static void compare_split_stream(splitting *s, const uint8_t *want, size_t want_
                          .shift = parts.shift};
     assert_int_equal(dense_add_writing(&batch, &parts, &of, parts.bound, NULL), CKD_OK);
     array memory = batch_memory(&batch);
-    line.reader = NULL;
-    assert_int_equal(dense_write(&batch, &line, memory.device, NULL), CKD_OK);
+    lease.reader = NULL;
+    assert_int_equal(dense_write(&batch, &lease, memory.device, NULL), CKD_OK);
     uint64_t payload;
     const void *from = dense_payload(&batch, 0, &payload);
     assert_int_equal(size + payload, want_size);
@@ -263,7 +263,7 @@ static void test_split_writing(void **state) {
             compare_split(floats[d], 40000, &grids[1 + d], way);
         }
     }
-    compare_split(CKD_F32, DEVICE_STREAM_MOST, &(symbols_grid){512, 100}, MOMENTS);
+    compare_split(CKD_F32, DEVICE_STREAM_MAX, &(symbols_grid){512, 100}, MOMENTS);
     assert_true(framed_streams >= 10);
 }
 

@@ -147,8 +147,8 @@ static unsigned compare_writing(block *const *blocks, uint32_t count) {
         assert_true(!w[i].here || blocks[i]->stream[0] < SYMBOLS_SPARSE);
     }
     array memory = batch_memory(&batch);
-    line.reader = NULL;
-    assert_int_equal(dense_write(&batch, &line, memory.device, NULL), CKD_OK);
+    lease.reader = NULL;
+    assert_int_equal(dense_write(&batch, &lease, memory.device, NULL), CKD_OK);
     for (uint32_t i = 0, at = 0; i < count; i++) {
         if (w[i].here) {
             compare_written(&batch, at++, &w[i], blocks[i]);
@@ -223,7 +223,7 @@ static ckd_status add_stream(dense_batch *batch, const block *b, const uint8_t *
 /* What was written, from the host's memory to values, and their hash. */
 static void compare_values(const block *b) {
     device_pieces all = {b->integers.device, b->n * b->size, NULL};
-    size_t pieces = (all.bytes + DEVICE_PIECE - 1) / DEVICE_PIECE;
+    size_t pieces = (all.bytes + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
     array hashes = array_new(pieces, sizeof(uint64_t), 0);
     all.to = (uint64_t *)(void *)hashes.device;
     elements(DEVICE_APPLY, b->dtype, b->integers.device, b->before.device, b->integers.device, b->n);
@@ -258,8 +258,8 @@ static void read_back(block *const *blocks, uint32_t count) {
         }
     }
     array memory = batch_memory(&batch);
-    line.reader = NULL;
-    assert_int_equal(dense_read(&batch, &line, memory.device, NULL), CKD_OK);
+    lease.reader = NULL;
+    assert_int_equal(dense_read(&batch, &lease, memory.device, NULL), CKD_OK);
     for (uint32_t i = 0; i < batch.count; i++) {
         assert_true(dense_read_well(&batch, i));
         compare_values(read[i]);
@@ -285,8 +285,8 @@ static void read_many(const block *b) {
         assert_true(dense);
     }
     array memory = batch_memory(&batch);
-    line.reader = NULL;
-    assert_int_equal(dense_read(&batch, &line, memory.device, NULL), CKD_OK);
+    lease.reader = NULL;
+    assert_int_equal(dense_read(&batch, &lease, memory.device, NULL), CKD_OK);
     array_take(&to, got);
     for (uint32_t i = 0; i < MANY; i++) {
         assert_true(dense_read_well(&batch, i));
@@ -309,8 +309,8 @@ static void test_many(void **state) {
         assert_true(add_planned(&batch, &b, w.header, &w.size, &w.bound));
     }
     array memory = batch_memory(&batch);
-    line.reader = NULL;
-    assert_int_equal(dense_write(&batch, &line, memory.device, NULL), CKD_OK);
+    lease.reader = NULL;
+    assert_int_equal(dense_write(&batch, &lease, memory.device, NULL), CKD_OK);
     for (uint32_t i = 0; i < MANY; i++) {
         compare_written(&batch, i, &w, &b);
     }

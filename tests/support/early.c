@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "codec/metadata/note.h"
+#include "codec/metadata/metadata.h"
 #include "engine/store/store.h"
 #include "tests/support/scenes.h"
 

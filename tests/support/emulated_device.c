@@ -208,7 +208,7 @@ static void release_pinned(int device, void *memory) {
 enum { STREAMS = 32 };
 typedef struct emulated_stream {
     bool open;
-    uint64_t awaits[STREAMS]; /* of each other stream: what was put there up to this number */
+    uint64_t blocked_on_in_flight[STREAMS]; /* of each other stream: what was put there up to this number */
 } emulated_stream;
 static emulated_stream streams[STREAMS]; /* the first one: the default stream, and any that is not ours */
 
@@ -229,7 +229,7 @@ typedef struct waiting_copy {
     device_direction direction;
     size_t stream;
     uint64_t number;
-    uint64_t awaits[STREAMS]; /* what its stream waited for when it was put there */
+    uint64_t blocked_on_in_flight[STREAMS]; /* what its stream waited for when it was put there */
     bool needed;
 } waiting_copy;
 static waiting_copy waiting[1024]; /* by number */
@@ -252,7 +252,7 @@ static void need_those_before(size_t i) {
     const waiting_copy *c = &waiting[i];
     for (size_t j = 0; j < i; j++) {
         waiting[j].needed |=
-            waiting[j].stream == c->stream || waiting[j].number <= c->awaits[waiting[j].stream];
+            waiting[j].stream == c->stream || waiting[j].number <= c->blocked_on_in_flight[waiting[j].stream];
     }
 }
 
@@ -262,9 +262,9 @@ static void run_up_to(size_t stream, uint64_t number) {
     pthread_mutex_lock(&waiting_mutex);
     for (size_t i = waiting_count; i-- > 0;) {
         waiting_copy *c = &waiting[i];
-        c->needed |= c->stream == stream
-                         ? c->number <= number
-                         : number == UINT64_MAX && c->number <= streams[stream].awaits[c->stream];
+        c->needed |= c->stream == stream ? c->number <= number
+                                         : number == UINT64_MAX &&
+                                               c->number <= streams[stream].blocked_on_in_flight[c->stream];
         if (c->needed) {
             need_those_before(i);
         }
@@ -321,7 +321,7 @@ static uint64_t put_off(size_t stream, waiting_copy c) {
     }
     c.stream = stream;
     c.number = ++waiting_numbers;
-    memcpy(c.awaits, streams[stream].awaits, sizeof(c.awaits));
+    memcpy(c.blocked_on_in_flight, streams[stream].blocked_on_in_flight, sizeof(c.blocked_on_in_flight));
     waiting[waiting_count++] = c;
     pthread_mutex_unlock(&waiting_mutex);
     return c.number;
@@ -334,8 +334,8 @@ static uint64_t moment_of(size_t stream) {
 
 static void let_wait(const void *later, size_t earlier, uint64_t number) {
     pthread_mutex_lock(&waiting_mutex);
-    uint64_t *awaits = &streams[stream_of(later)].awaits[earlier];
-    *awaits = number > *awaits ? number : *awaits;
+    uint64_t *blocked_on_in_flight = &streams[stream_of(later)].blocked_on_in_flight[earlier];
+    *blocked_on_in_flight = number > *blocked_on_in_flight ? number : *blocked_on_in_flight;
     pthread_mutex_unlock(&waiting_mutex);
 }
 

@@ -4,7 +4,7 @@
 
 #include "include/ckptdelta.h"
 
-enum { RANKS_MOST = 12, REGIONS_MOST = 64, TENSORS_MOST = 6 };
+enum { RANKS_MOST = 12, REGIONS_MOST = 64, TENSOR_COUNT_MAX = 6 };
 
 typedef struct holdings {
     uint32_t world;

@@ -30,7 +30,7 @@ bool lattices_same_columns(const lattice_columns *a, const lattice_columns *b) {
                              same_array(a->factor, b->factor, a->columns * a->rank)));
 }
 
-static bool needs_grid(const lattice_block *b) {
+static bool manifest_set_grid(const lattice_block *b) {
     return b->row || b->factor || b->shared || b->own.step || b->own.rank;
 }
 
@@ -49,7 +49,7 @@ bool lattices_same(const lattice_block *a, const lattice_block *b) {
     if (a->map != b->map || a->count != b->count || a->step != b->step || a->exponent != b->exponent ||
         a->birth != b->birth || memcmp(a->offset, b->offset, 3) != 0 || a->shared != b->shared ||
         a->shared_rows != b->shared_rows || a->exceptions != b->exceptions ||
-        needs_grid(a) != needs_grid(b)) {
+        manifest_set_grid(a) != manifest_set_grid(b)) {
         return false;
     }
     for (uint64_t i = 0; i < a->count; i++) {
@@ -62,7 +62,7 @@ bool lattices_same(const lattice_block *a, const lattice_block *b) {
          memcmp(a->exception_bits, b->exception_bits, a->exceptions * sizeof(uint32_t)) != 0)) {
         return false;
     }
-    return !needs_grid(a) ||
+    return !manifest_set_grid(a) ||
            (a->columns == b->columns && a->phase == b->phase && same_array(a->row, b->row, lattice_rows(a)) &&
             lattices_same_columns(&a->own, &b->own) &&
             (!a->factor || a->low_rank_exponent == b->low_rank_exponent) &&
@@ -118,7 +118,7 @@ ckd_status lattices_check(const lattice_block *b, const lattice_columns *shared,
     wide.few = NULL;
     wide.q = q;
     check_again(&wide, shared);
-    const kernels *all[KERNELS_CPU_MOST];
+    const kernels *all[KERNELS_CPU_BEST];
     size_t backends = kernels_cpu_all(all), size = b->count * ckd_dtype_size(dtype);
     ckd_status status, other;
     uint8_t *first = rebuild(&status, b, dtype, parent, all[0]);

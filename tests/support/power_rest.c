@@ -352,9 +352,9 @@ void power_notes_of_the_dead(void **state) {
     ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
     disk_must(ckd_store_find(&c, store, SCENE_RUN, 1, &err), &err);
     disk_must(ckd_store_pin(store, &c.id, PIN_AGAIN, &err), &err);
-    assert_int_equal(dir_list_read(&list, store_path_of(d->p.dir, DIR_NOTES), NULL), CKD_OK);
+    assert_int_equal(dir_list_read(&list, store_path_of(d->p.dir, DIR_SETTINGS), NULL), CKD_OK);
     assert_int_equal(list.count, 1);
-    snprintf(path, sizeof(path), "%s/%s", DIR_NOTES, list.names[0]);
+    snprintf(path, sizeof(path), "%s/%s", DIR_SETTINGS, list.names[0]);
     d->p.now = (expectation){.committed = 3, .possible = 3, .flags = PINNED_AGAIN};
     power_begin(&d->p, list.names[0]);
     dir_list_free(&list);
@@ -438,7 +438,7 @@ void power_lossy(void **state) {
     ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
     make_chain(store, "a", CKD_NEAR, 0, 2);
     disk_expect(d, 3, 15);
-    make_chain(store, "b", CKD_COMPACT, 0, 2);
+    make_chain(store, "b", CKD_COARSE, 0, 2);
     disk_expect(d, 15, 15);
     l.known = fingerprints_of(store);
     assert_int_equal(l.known.count, 4);

@@ -273,7 +273,7 @@ VISIBLE int open64(const char *path, int flags, ...) {
     return fd;
 }
 
-static void note_name(op_kind kind, const char *path, uint64_t inode, bool made) {
+static void setting_name(op_kind kind, const char *path, uint64_t inode, bool made) {
     unsigned dir, node;
     char name[OP_NAME_MAX];
     if (split(&dir, name, path) && (made || find_node(&node, inode))) {
@@ -290,7 +290,7 @@ VISIBLE int mkdir(const char *path, mode_t mode) {
     struct stat st;
     begin_op();
     if (record && result == 0 && stat(path, &st) == 0) {
-        note_name(OP_NAME, path, st.st_ino, true);
+        setting_name(OP_NAME, path, st.st_ino, true);
     }
     end_op();
     return result;
@@ -301,7 +301,7 @@ VISIBLE int link(const char *from, const char *to) {
     struct stat st;
     begin_op();
     if (record && result == 0 && stat(to, &st) == 0) {
-        note_name(OP_NAME, to, st.st_ino, false);
+        setting_name(OP_NAME, to, st.st_ino, false);
     }
     end_op();
     return result;
@@ -314,7 +314,7 @@ static int do_unlink(const char *path, long call) {
     int errnum = errno;
     begin_op();
     if (record && result == 0 && there) {
-        note_name(OP_UNNAME, path, st.st_ino, false);
+        setting_name(OP_UNNAME, path, st.st_ino, false);
     }
     end_op();
     errno = errnum;

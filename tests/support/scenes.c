@@ -17,7 +17,7 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/hash.h"
-#include "codec/metadata/note.h"
+#include "codec/metadata/metadata.h"
 #include "engine/store/store.h"
 
 /* ---- the state ---- */
@@ -395,7 +395,7 @@ static void check_undamaged(ckd_store *store) {
 
 void scene_adopt(const char *dir, size_t rows) {
     ckd_store *store;
-    store_adopt_at_most(rows);
+    store_ingest_limit(rows);
     assert_int_equal(remove(store_path_of(dir, FILE_CATALOG)), 0);
     assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
     ckd_store_close(store);
@@ -552,8 +552,8 @@ static void check_no_leftover(const char *dir, const char *folder) {
 }
 
 void store_check_files(const char *dir) {
-    static const char *const folders[] = {"data",         DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS,
-                                          DIR_TOMBSTONES, DIR_READY,  DIR_RANKS,     DIR_NOTES};
+    static const char *const folders[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,
+                                          DIR_TOMBSTONES, DIR_MATERIALIZED, DIR_RANKS,     DIR_SETTINGS};
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         check_no_leftover(dir, folders[i]);
     }

@@ -1,0 +1,136 @@
+/* What SQLite's results mean to the caller. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "catalog/db.h"
+
+static ckd_status status_of_errno(int sys) {
+    switch (sys) {
+    case ENOSPC:
+    case EDQUOT:
+        return CKD_E_NOSPACE;
+    case EROFS:
+    case EACCES:
+    case EPERM:
+        return CKD_E_READ_ONLY;
+    case ENOMEM:
+        return CKD_E_NOMEM;
+    case EISDIR:
+        return CKD_E_CORRUPT;
+    default:
+        return CKD_E_IO;
+    }
+}
+
+/* A file that will not open. Without an errno SQLite itself refused it: it wants the shared memory of WAL mode. */
+static ckd_status status_of_cantopen(int sys) {
+    switch (sys) {
+    case 0:
+        return CKD_E_CORRUPT;
+    case ENOENT:
+    case ENOTDIR:
+        return CKD_E_NOT_FOUND;
+    default:
+        return status_of_errno(sys);
+    }
+}
+
+static ckd_status status_of(int rc, int sys) {
+    switch (rc) {
+    case SQLITE_READONLY_ROLLBACK: /* a writer died in a commit; only another writer may roll it back */
+    case SQLITE_READONLY_RECOVERY:
+    case SQLITE_READONLY_DBMOVED: /* replaced or removed while it was open */
+    case SQLITE_IOERR_SHORT_READ:
+    case SQLITE_IOERR_CORRUPTFS:
+    case SQLITE_IOERR_DATA:
+        return CKD_E_CORRUPT;
+    case SQLITE_IOERR_NOMEM:
+        return CKD_E_NOMEM;
+    default:
+        break;
+    }
+    switch (rc & 0xff) {
+    case SQLITE_FULL:
+        return CKD_E_NOSPACE;
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+    case SQLITE_PROTOCOL:
+        return CKD_E_BUSY;
+    case SQLITE_NOMEM:
+        return CKD_E_NOMEM;
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+        return CKD_E_READ_ONLY;
+    case SQLITE_CANTOPEN:
+        return status_of_cantopen(sys);
+    case SQLITE_RANGE:
+        return CKD_E_INVALID;
+    case SQLITE_CORRUPT:
+    case SQLITE_CONSTRAINT: /* what callers pass was validated, so it is the rows that are there */
+    case SQLITE_NOTADB:
+    case SQLITE_FORMAT:
+    case SQLITE_ERROR:     /* our statements are fixed, so it is the tables that do not fit them */
+    case SQLITE_TOOBIG:    /* a value longer than any the catalog stores */
+    case SQLITE_INTERRUPT: /* work_left_count */
+        return CKD_E_CORRUPT;
+    default:
+        return status_of_errno(sys);
+    }
+}
+
+static const char *advice(ckd_status status) {
+    switch (status) {
+    case CKD_E_NOSPACE:
+        return "; free some space and try again";
+    case CKD_E_BUSY:
+        return "; another process holds it, try again";
+    case CKD_E_CORRUPT:
+        return "; opening the store for writing or rebuilding the catalog repairs it";
+    default:
+        return "";
+    }
+}
+
+/* SQLite quotes what it finds in the file. */
+static void make_printable(char *text) {
+    for (char *p = text; *p; p++) {
+        *p = (unsigned char)*p < 0x20 || *p == 0x7f ? ' ' : *p;
+    }
+}
+
+ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *err) {
+    const char *why = rc == SQLITE_INTERRUPT ? "it takes more work than a catalog of this size can"
+                      : c->db && sqlite3_extended_errcode(c->db) == rc ? sqlite3_errmsg(c->db)
+                                                                       : sqlite3_errstr(rc);
+    int kind = rc & 0xff;
+    bool by_system = kind == SQLITE_IOERR || kind == SQLITE_CANTOPEN || kind == SQLITE_FULL;
+    int sys = c->vfs && by_system ? fault_vfs_errno(c->vfs) : 0;
+    ckd_status status = status_of(rc, sys);
+    char reason[128] = "";
+    if (sys) {
+        const char *known = strerrordesc_np(sys); /* not strerror: neither locale nor threads matter */
+        snprintf(reason, sizeof(reason), " (%s)", known ? known : "unknown system error");
+    }
+    err_set(err, status, "cannot %s: %.200s%s%s", doing, why, reason, advice(status));
+    if (err) {
+        err->sys_errno = sys;
+        make_printable(err->message);
+    }
+    return err_in_file(err, status, c->path);
+}
+
+ckd_status catalog_damaged(const catalog *c, ckd_error *err, const char *format, ...) {
+    char what[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    make_printable(what);
+    return err_corrupt(err, c->path, CKD_NO_OFFSET, "the catalog is damaged: %s%s", what,
+                       advice(CKD_E_CORRUPT));
+}

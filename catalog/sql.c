@@ -1,0 +1,166 @@
+/* Every statement that the catalog runs on its own tables. */
+#include "catalog/db.h"
+
+#define CHECKPOINT_COLUMNS                                                                                \
+    "r.name, c.step, c.id, c.parent, c.resumed_from, c.generation, c.kind, c.fidelity, c.lossy_resumes, " \
+    "c.depth, c.world, c.tensors, c.raw_bytes, c.stored_bytes, c.load_cost, c.created_ns, c.metric, "     \
+    "c.metric_name "
+
+#define CHECKPOINT_FIELDS                                                                                     \
+    "run, step, id, parent, resumed_from, generation, kind, fidelity, lossy_resumes, depth, world, tensors, " \
+    "raw_bytes, stored_bytes, manifest_bytes, load_cost, created_ns, metric, metric_name, detailed"
+#define CHECKPOINT_VALUES \
+    "(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)"
+
+/*
+ * CROSS JOIN fixes the order of the loops: runs by name, then checkpoints by step, both from an index, nothing sorted. k
+ * is what the index says, c the row itself: where they differ, c is all NULL and reading it fails.
+ */
+#define TIMINGS                                                                        \
+    "SELECT r.name, k.step, k.created_ns, k.raw_bytes, k.stored_bytes, t.stage, t.ns " \
+    "FROM runs r CROSS JOIN checkpoints k ON k.run = r.key "                           \
+    "CROSS JOIN timings t ON t.checkpoint = k.key "
+#define RANK_TIMINGS                                                                    \
+    "SELECT r.name, k.step, t.rank, t.stage, t.begin_ns, t.end_ns, t.work_ns, t.bytes " \
+    "FROM runs r CROSS JOIN checkpoints k ON k.run = r.key "                            \
+    "CROSS JOIN rank_timings t ON t.checkpoint = k.key "
+#define CHECKPOINTS_BY_RUN                              \
+    "runs r CROSS JOIN checkpoints k ON k.run = r.key " \
+    "LEFT JOIN checkpoints c ON c.key = k.key AND c.run = k.run AND c.step = k.step "
+
+/* What an upsert adds; sums beyond the largest integer would be reals. */
+#define CAPPED(column) "min(9223372036854775807, " column " + excluded." column ")"
+
+const statement_text statement_texts[STATEMENT_COUNT] = {
+    [S_PAGE_COUNT] = {"PRAGMA page_count", "read the catalog"},
+    [S_BEGIN_READ] = {"BEGIN", "read the catalog"},
+    [S_BEGIN_WRITE] = {"BEGIN IMMEDIATE", "begin to write the catalog"},
+    [S_COMMIT] = {"COMMIT", "commit to the catalog"},
+    [S_ROLLBACK] = {"ROLLBACK", "roll the catalog back"},
+    [S_SAVEPOINT] = {"SAVEPOINT entry", "write the catalog"},
+    [S_RELEASE] = {"RELEASE entry", "write the catalog"},
+    [S_ROLLBACK_TO] = {"ROLLBACK TO entry", "roll the catalog back"},
+
+    [S_META_GET] = {"SELECT value FROM meta WHERE key = ?1", "read the catalog's identity"},
+    [S_META_PUT] = {"INSERT INTO meta (key, value) VALUES (?1, ?2)", "create the catalog"},
+
+    [S_NOTE_PUT] = {"INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)", "write the catalog"},
+
+    [S_RUN_KEY] = {"SELECT key FROM runs WHERE name = ?1", "look up a run in the catalog"},
+    [S_RUN_ADD] = {"INSERT INTO runs (name) VALUES (?1)", "add a run to the catalog"},
+    [S_RUN_DROP] =
+        {"DELETE FROM runs WHERE key = ?1 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE run = ?1)",
+         "remove a run from the catalog"},
+    [S_CHECKPOINT_AT] = {"SELECT c.key, c.generation, c.id, c.run FROM runs r CROSS JOIN checkpoints c "
+                         "ON c.run = r.key AND c.step = ?2 WHERE r.name = ?1",
+                         "look up a checkpoint in the catalog"},
+    [S_CHECKPOINT_KEY] = {"SELECT key FROM checkpoints WHERE id = ?1", "look up a checkpoint in the catalog"},
+    [S_CHECKPOINT_ADD] = {"INSERT INTO checkpoints (" CHECKPOINT_FIELDS ") VALUES " CHECKPOINT_VALUES,
+                          "add a checkpoint to the catalog"},
+    [S_CHECKPOINT_REPLACE] = {"UPDATE checkpoints SET (" CHECKPOINT_FIELDS ") = " CHECKPOINT_VALUES
+                              " WHERE key = ?21",
+                              "replace a checkpoint in the catalog"},
+    [S_CHECKPOINT_DROP] = {"DELETE FROM checkpoints WHERE key = ?1", "remove a checkpoint from the catalog"},
+    [S_FILES_DROP] = {"DELETE FROM files WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
+    [S_FILE_ADD] = {"INSERT INTO files (checkpoint, ordinal, name, rank, size, root) "
+                    "VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                    "add a chunk file to the catalog"},
+    [S_FILE_VERIFIED] = {"UPDATE files SET verified_ns = ?2 WHERE name = ?1",
+                         "note in the catalog that a chunk file was verified"},
+    [S_NAME_KEY] = {"SELECT key FROM tensor_names WHERE name = ?1", "look up a tensor in the catalog"},
+    [S_NAME_ADD] = {"INSERT INTO tensor_names (name) VALUES (?1)", "add a tensor to the catalog"},
+    [S_SHARDS_DROP] = {"DELETE FROM shards WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
+    [S_SHARD_ADD] =
+        {"INSERT INTO shards (checkpoint, tensor, shard, ordinal, role, dtype, shape, region, elements, "
+         "raw_bytes, stored_bytes, coding, depth, rel_l2, max_error, value_squares, direction_change, nonfinite) "
+         "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+         "add a shard to the catalog"},
+    [S_TOTALS_DROP] = {"DELETE FROM role_totals WHERE checkpoint = ?1",
+                       "replace a checkpoint in the catalog"},
+    [S_TOTAL_ADD] = {"INSERT INTO role_totals (checkpoint, role, raw_bytes, stored_bytes, elements) "
+                     "VALUES (?1, ?2, ?3, ?4, ?5)",
+                     "add a checkpoint to the catalog"},
+    [S_TENSOR_TOTALS_ADD] =
+        {"INSERT INTO tensor_totals (run, tensor, role, checkpoints, elements, raw_bytes, stored_bytes) "
+         "SELECT ?2, tensor, role, 1, sum(elements), sum(raw_bytes), sum(stored_bytes) FROM shards "
+         "WHERE checkpoint = ?1 GROUP BY tensor, role ON CONFLICT (run, tensor, role) DO UPDATE SET "
+         "checkpoints = checkpoints + 1, elements = " CAPPED("elements") ", raw_bytes = " CAPPED(
+             "raw_bytes") ", stored_bytes = " CAPPED("stored_bytes"),
+         "add up the tensors"},
+    [S_TENSOR_TOTALS_SUBTRACT] =
+        {"UPDATE tensor_totals AS t SET checkpoints = max(0, t.checkpoints - 1), elements = max(0, t.elements - s.elements), "
+         "raw_bytes = max(0, t.raw_bytes - s.raw_bytes), stored_bytes = max(0, t.stored_bytes - s.stored_bytes) "
+         "FROM (SELECT tensor, role, sum(elements) AS elements, sum(raw_bytes) AS raw_bytes, "
+         "sum(stored_bytes) AS stored_bytes FROM shards WHERE checkpoint = ?1 GROUP BY tensor, role) AS s "
+         "WHERE t.run = ?2 AND t.tensor = s.tensor AND t.role = s.role",
+         "add up the tensors"},
+    [S_TENSOR_TOTALS_DROP] = {"DELETE FROM tensor_totals WHERE run = ?1 AND checkpoints = 0",
+                              "add up the tensors"},
+    [S_TIMING_PUT] = {"INSERT INTO timings (checkpoint, stage, ns, bytes) VALUES (?1, ?2, ?3, ?4) "
+                      "ON CONFLICT (checkpoint, stage) DO UPDATE SET ns = ?3, bytes = ?4",
+                      "add a timing to the catalog"},
+    [S_RANK_TIMING_PUT] =
+        {"INSERT OR REPLACE INTO rank_timings (checkpoint, rank, stage, begin_ns, end_ns, work_ns, bytes) "
+         "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+         "add a timing to the catalog"},
+
+    [S_PLACES] =
+        {"SELECT r.name, k.step, k.generation FROM runs r CROSS JOIN checkpoints k ON k.run = r.key ORDER BY r.name, k.step",
+         "list checkpoints"},
+    [S_LIST_ALL] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN "ORDER BY r.name, k.step",
+                    "list checkpoints"},
+    [S_LIST_RUN] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN
+                    "WHERE r.name = ?1 ORDER BY k.step",
+                    "list checkpoints"},
+    [S_FIND] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN "WHERE r.name = ?1 AND k.step = ?2",
+                "look up a checkpoint in the catalog"},
+    [S_FIND_ID] =
+        {"SELECT " CHECKPOINT_COLUMNS
+         "FROM checkpoints k LEFT JOIN checkpoints c ON c.key = k.key AND c.id = k.id LEFT JOIN runs r ON r.key = c.run WHERE k.id = ?1",
+         "look up a checkpoint in the catalog"},
+    [S_NEWEST] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN
+                  "WHERE r.name = ?1 AND k.step <= ?2 ORDER BY k.step DESC LIMIT 1",
+                  "look up the newest checkpoint in the catalog"},
+    [S_UNDETAILED] =
+        {"SELECT c.id FROM runs r CROSS JOIN checkpoints c INDEXED BY undetailed ON c.run = r.key AND c.detailed = 0 "
+         "ORDER BY r.name, c.step",
+         "list checkpoints"},
+    [S_DETAILED] = {"SELECT key, detailed FROM checkpoints WHERE id = ?1",
+                    "look up a checkpoint in the catalog"},
+    [S_RUNS] =
+        {"SELECT name FROM runs r WHERE EXISTS (SELECT 1 FROM checkpoints c WHERE c.run = r.key) ORDER BY name",
+         "list runs"},
+    [S_TENSORS] =
+        {"SELECT s.tensor, s.shard, s.ordinal, n.name, s.role, s.dtype, s.shape, s.raw_bytes, "
+         "s.stored_bytes, s.coding, s.depth, s.rel_l2, s.max_error, s.value_squares, s.direction_change, "
+         "s.nonfinite, s.elements FROM shards s "
+         "LEFT JOIN tensor_names n ON n.key = s.tensor WHERE s.checkpoint = ?1 ORDER BY s.tensor, s.shard",
+         "list tensors"},
+    [S_RUN_TOTALS] = {"SELECT r.name, c.raw_bytes, c.manifest_bytes FROM runs r CROSS JOIN checkpoints c "
+                      "ON c.run = r.key ORDER BY r.name",
+                      "add up the runs"},
+    [S_TIMINGS] = {TIMINGS "ORDER BY r.name, k.step", "read how long saves took"},
+    [S_TIMINGS_RUN] = {TIMINGS "WHERE r.name = ?1 ORDER BY k.step", "read how long saves took"},
+    [S_RANK_TIMINGS] = {RANK_TIMINGS "ORDER BY r.name, k.step, t.rank", "read how long saves took"},
+    [S_RANK_TIMINGS_RUN] = {RANK_TIMINGS "WHERE r.name = ?1 ORDER BY k.step, t.rank",
+                            "read how long saves took"},
+    [S_RUN_FILES] = {"SELECT DISTINCT f.name, f.size FROM runs r CROSS JOIN checkpoints c ON c.run = r.key "
+                     "CROSS JOIN files f ON f.checkpoint = c.key WHERE r.name = ?1",
+                     "add up the chunk files"},
+    [S_ALL_FILES] =
+        {"SELECT count(*), sum(size), (SELECT sum(manifest_bytes) FROM checkpoints) FROM (SELECT DISTINCT name, size FROM files)",
+         "add up the chunk files"},
+    [S_CHECKPOINT_ROLES] = {"SELECT c.id, t.role, t.elements, t.raw_bytes, t.stored_bytes FROM runs r "
+                            "CROSS JOIN checkpoints c ON c.run = r.key CROSS JOIN role_totals t "
+                            "ON t.checkpoint = c.key ORDER BY r.name, c.step",
+                            "add up the roles"},
+    [S_TENSOR_TOTALS] =
+        {"SELECT r.name, n.name, t.role, t.checkpoints, t.elements, t.raw_bytes, t.stored_bytes FROM runs r "
+         "CROSS JOIN tensor_totals t ON t.run = r.key LEFT JOIN tensor_names n ON n.key = t.tensor ORDER BY r.name",
+         "add up the tensors"},
+    [S_FILE_STATES] =
+        {"SELECT name, max(size), min(ifnull(verified_ns, 0)) FROM files GROUP BY name ORDER BY name",
+         "list the chunk files"},
+    [S_INTEGRITY] = {"PRAGMA integrity_check(1)", "check the catalog"},
+    [S_FOREIGN_KEYS] = {"PRAGMA foreign_key_check", "check the catalog"},
+};

@@ -1,0 +1,398 @@
+/* Adding, replacing and removing checkpoints, and timings. What is written was validated in entry.c. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/vocabulary.h"
+#include "catalog/db.h"
+
+ckd_status need_transaction(const catalog *c, ckd_error *err) {
+    ckd_status status = handle_usable(c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (sqlite3_get_autocommit(c->db)) {
+        return err_set(err, CKD_E_STATE, "no transaction of the catalog is under way%s",
+                       c->mode == CATALOG_READ ? ": it was opened for reading" : "");
+    }
+    return CKD_OK;
+}
+
+/* ---- interned names ---- */
+
+/* The key of a row by its name; `add` makes it where there is none. */
+static ckd_status name_key(int64_t *key, catalog *c, statement look_up, statement add, const char *name,
+                           ckd_error *err) {
+    query q;
+    bool row = false;
+    ckd_status status = query_begin(&q, c, look_up, err);
+    if (status == CKD_OK) {
+        bind_text(&q, 1, name);
+        status = query_next(&row, &q, err);
+    }
+    if (status == CKD_OK && row) {
+        *key = column_key(&q, 0);
+        status = query_row_status(&q, err);
+    }
+    query_end(&q);
+    if (status != CKD_OK || row) {
+        return status;
+    }
+    status = query_begin(&q, c, add, err);
+    bind_text(&q, 1, name);
+    status = query_run(&q, status, err);
+    *key = sqlite3_last_insert_rowid(c->db);
+    return status;
+}
+
+/* ---- rows ---- */
+
+/* A row that is there already. key 0: there is none. */
+typedef struct old_row {
+    int64_t key, run;
+    uint32_t generation;
+    ckd_id id;
+} old_row;
+
+static ckd_status find_step(old_row *out, catalog *c, const char *run, uint64_t step, ckd_error *err) {
+    query q;
+    bool row = false;
+    *out = (old_row){0};
+    ckd_status status = query_begin(&q, c, S_CHECKPOINT_AT, err);
+    if (status == CKD_OK) {
+        bind_text(&q, 1, run);
+        bind_u64(&q, 2, step);
+        status = query_next(&row, &q, err);
+    }
+    if (status == CKD_OK && row) {
+        out->key = column_key(&q, 0);
+        out->generation = column_u32(&q, 1, 0, UINT32_MAX);
+        column_id(&out->id, &q, 2, false);
+        out->run = column_key(&q, 3);
+        status = query_row_status(&q, err);
+    }
+    query_end(&q);
+    return status;
+}
+
+static ckd_status run_with_key(catalog *c, statement which, int64_t key, ckd_error *err) {
+    query q;
+    ckd_status status = query_begin(&q, c, which, err);
+    bind_key(&q, 1, key);
+    return query_run(&q, status, err);
+}
+
+/* Into row *key, or into a new one, whose key it sets, if that is 0. */
+static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const catalog_entry *entry,
+                                 ckd_error *err) {
+    const ckd_checkpoint *p = entry->checkpoint;
+    query q;
+    ckd_status status = query_begin(&q, c, *key ? S_CHECKPOINT_REPLACE : S_CHECKPOINT_ADD, err);
+    if (*key) {
+        bind_key(&q, 21, *key);
+    }
+    bind_key(&q, 1, run);
+    bind_u64(&q, 2, p->step);
+    bind_id(&q, 3, &p->id);
+    bind_id(&q, 4, &p->parent);
+    bind_id(&q, 5, &p->resumed_from);
+    bind_u64(&q, 6, p->generation);
+    bind_u64(&q, 7, p->kind);
+    bind_u64(&q, 8, p->fidelity);
+    bind_u64(&q, 9, p->lossy_resumes);
+    bind_u64(&q, 10, p->depth);
+    bind_u64(&q, 11, p->world);
+    bind_u64(&q, 12, p->tensors);
+    bind_u64(&q, 13, p->raw_bytes);
+    bind_u64(&q, 14, p->stored_bytes);
+    bind_u64(&q, 15, entry->manifest_bytes);
+    bind_real(&q, 16, p->load_cost);
+    bind_u64(&q, 17, p->created_ns);
+    bind_real(&q, 18, p->metric);
+    bind_text(&q, 19, p->metric_name);
+    bind_u64(&q, 20, !entry->not_indexed);
+    status = query_run(&q, status, err);
+    if (status == CKD_OK && !*key) {
+        *key = sqlite3_last_insert_rowid(c->db);
+    }
+    return status;
+}
+
+static ckd_status put_file(catalog *c, int64_t checkpoint, size_t ordinal, const catalog_file *f,
+                           ckd_error *err) {
+    query q;
+    ckd_status status = query_begin(&q, c, S_FILE_ADD, err);
+    bind_key(&q, 1, checkpoint);
+    bind_u64(&q, 2, ordinal);
+    bind_text(&q, 3, f->name);
+    bind_u64(&q, 4, f->rank);
+    bind_u64(&q, 5, f->size);
+    bind_blob16(&q, 6, f->root.bytes);
+    return query_run(&q, status, err);
+}
+
+static ckd_status put_shard(catalog *c, int64_t checkpoint, int64_t tensor, const catalog_shard *s,
+                            ckd_error *err) {
+    char shape[SHAPE_TEXT], region[REGION_TEXT];
+    query q;
+    shape_format(shape, s->ndim, s->shape);
+    region_format(region, s->ndim, s->region); /* validated before */
+    ckd_status status = query_begin(&q, c, S_SHARD_ADD, err);
+    bind_key(&q, 1, checkpoint);
+    bind_key(&q, 2, tensor);
+    bind_u64(&q, 3, s->index);
+    bind_u64(&q, 4, s->ordinal);
+    bind_u64(&q, 5, s->role);
+    bind_u64(&q, 6, s->dtype);
+    bind_text(&q, 7, shape);
+    bind_text(&q, 8, region);
+    bind_u64(&q, 9, s->elements);
+    bind_u64(&q, 10, s->raw_bytes);
+    bind_u64(&q, 11, s->stored_bytes);
+    bind_text(&q, 12, s->coding);
+    bind_u64(&q, 13, s->depth);
+    bind_real(&q, 14, s->rel_l2);
+    bind_real(&q, 15, s->max_error);
+    bind_real(&q, 16, s->value_squares);
+    bind_real(&q, 17, s->direction_change);
+    bind_u64(&q, 18, s->nonfinite);
+    return query_run(&q, status, err);
+}
+
+static ckd_status put_shards(catalog *c, int64_t checkpoint, const entry_plan *p, size_t count,
+                             ckd_error *err) {
+    int64_t tensor = 0;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; status == CKD_OK && i < count; i++) {
+        const catalog_shard *s = p->shards[i];
+        if (i == 0 || strcmp(p->shards[i - 1]->tensor, s->tensor) != 0) {
+            status = name_key(&tensor, c, S_NAME_KEY, S_NAME_ADD, s->tensor, err);
+        }
+        if (status == CKD_OK) {
+            status = put_shard(c, checkpoint, tensor, s, err);
+        }
+    }
+    return status;
+}
+
+static ckd_status put_totals(catalog *c, int64_t checkpoint, const entry_plan *p, ckd_error *err) {
+    query q;
+    ckd_status status = CKD_OK;
+    for (uint32_t role = CKD_ROLE_WEIGHT; status == CKD_OK && role <= CKD_ROLE_OTHER; role++) {
+        if (!p->present[role]) {
+            continue;
+        }
+        status = query_begin(&q, c, S_TOTAL_ADD, err);
+        bind_key(&q, 1, checkpoint);
+        bind_u64(&q, 2, role);
+        bind_u64(&q, 3, p->raw[role]);
+        bind_u64(&q, 4, p->stored[role]);
+        bind_u64(&q, 5, p->elements[role]);
+        status = query_run(&q, status, err);
+    }
+    return status;
+}
+
+/* What the checkpoint's shards add to the sums of its run, or take from them. */
+static ckd_status change_tensor_totals(catalog *c, statement which, int64_t checkpoint, int64_t run,
+                                       ckd_error *err) {
+    query q;
+    ckd_status status = query_begin(&q, c, which, err);
+    bind_key(&q, 1, checkpoint);
+    bind_key(&q, 2, run);
+    return query_run(&q, status, err);
+}
+
+/* Before its shards go. */
+static ckd_status subtract_tensor_totals(catalog *c, const old_row *old, ckd_error *err) {
+    ckd_status status = change_tensor_totals(c, S_TENSOR_TOTALS_SUBTRACT, old->key, old->run, err);
+    return status == CKD_OK ? run_with_key(c, S_TENSOR_TOTALS_DROP, old->run, err) : status;
+}
+
+/* ---- one checkpoint ---- */
+
+/* What is there may only be an older generation of the same checkpoint. old->key 0: there is nothing. */
+static ckd_status find_old(old_row *old, catalog *c, const ckd_checkpoint *p, ckd_error *err) {
+    int64_t same_id;
+    ckd_status status = find_step(old, c, p->run, p->step, err);
+    if (status == CKD_OK) {
+        status = checkpoint_key(&same_id, c, &p->id, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (same_id != old->key) {
+        return err_set(err, CKD_E_EXISTS,
+                       old->key ? "the catalog has another checkpoint %s@%llu"
+                                : "the catalog has the id of %s@%llu under another name",
+                       p->run, (unsigned long long)p->step);
+    }
+    if (old->key && old->generation >= p->generation) {
+        return err_set(err, CKD_E_EXISTS, "the catalog has generation %u of %s@%llu", old->generation, p->run,
+                       (unsigned long long)p->step);
+    }
+    return CKD_OK;
+}
+
+static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_plan *p, ckd_error *err) {
+    static const statement drops[] = {S_FILES_DROP, S_SHARDS_DROP, S_TOTALS_DROP}; /* timings stay */
+    old_row old;
+    int64_t run = 0, key = 0;
+    ckd_status status = find_old(&old, c, entry->checkpoint, err);
+    if (status == CKD_OK && old.key) {
+        status = subtract_tensor_totals(c, &old, err);
+    }
+    for (size_t i = 0; status == CKD_OK && old.key && i < sizeof(drops) / sizeof(drops[0]); i++) {
+        status = run_with_key(c, drops[i], old.key, err);
+    }
+    if (status == CKD_OK) {
+        status = name_key(&run, c, S_RUN_KEY, S_RUN_ADD, entry->checkpoint->run, err);
+    }
+    if (status == CKD_OK) {
+        key = old.key;
+        status = put_checkpoint(&key, c, run, entry, err);
+    }
+    for (size_t i = 0; status == CKD_OK && i < entry->file_count; i++) {
+        status = put_file(c, key, i, &entry->files[i], err);
+    }
+    if (status == CKD_OK) {
+        status = put_shards(c, key, p, entry->shard_count, err);
+    }
+    if (status == CKD_OK) {
+        status = put_totals(c, key, p, err);
+    }
+    if (status == CKD_OK && entry->shard_count) {
+        status = work_limit_set(c, err); /* what was inserted counts: it may be most of the catalog */
+        status = status == CKD_OK ? change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err) : status;
+    }
+    return status;
+}
+
+/* Runs inside a savepoint, so that a caller who goes on after a failure does not commit half a checkpoint. */
+static ckd_status end_savepoint(catalog *c, ckd_status status, ckd_error *err) {
+    if (status == CKD_OK) {
+        status = catalog_run(c, S_RELEASE, err);
+    }
+    if (status != CKD_OK && !sqlite3_get_autocommit(c->db)) {
+        if (catalog_run(c, S_ROLLBACK_TO, NULL) != CKD_OK || catalog_run(c, S_RELEASE, NULL) != CKD_OK) {
+            catalog_rollback(c);
+        }
+    }
+    return status;
+}
+
+ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err) {
+    entry_plan p;
+    ckd_status status = need_transaction(c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = entry_plan_init(&p, entry, err);
+    if (status == CKD_OK) {
+        status = work_limit_set(c, err);
+    }
+    if (status == CKD_OK) {
+        status = catalog_run(c, S_SAVEPOINT, err);
+        if (status == CKD_OK) {
+            status = end_savepoint(c, add_rows(c, entry, &p, err), err);
+        }
+    }
+    entry_plan_free(&p);
+    return status;
+}
+
+static ckd_status remove_rows(catalog *c, const char *run, uint64_t step, ckd_error *err) {
+    old_row old;
+    ckd_status status = find_step(&old, c, run, step, err);
+    if (status == CKD_OK && !old.key) {
+        status = err_set(err, CKD_E_NOT_FOUND, "the catalog has no checkpoint %s@%llu", run,
+                         (unsigned long long)step);
+    }
+    if (status == CKD_OK) {
+        status = subtract_tensor_totals(c, &old, err);
+    }
+    if (status == CKD_OK) {
+        status =
+            run_with_key(c, S_CHECKPOINT_DROP, old.key, err); /* and by the schema all that refers to it */
+    }
+    return status == CKD_OK ? run_with_key(c, S_RUN_DROP, old.run, err) : status;
+}
+
+ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error *err) {
+    ckd_status status = need_transaction(c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!run_name_valid(run) || !number_storable(step)) {
+        return err_set(err, CKD_E_NOT_FOUND, "the catalog has no checkpoint %.*s@%llu", CKD_RUN_MAX, run,
+                       (unsigned long long)step);
+    }
+    status = work_limit_set(c, err);
+    if (status == CKD_OK) {
+        status = catalog_run(c, S_SAVEPOINT, err);
+        if (status == CKD_OK) {
+            status = end_savepoint(c, remove_rows(c, run, step, err), err);
+        }
+    }
+    return status;
+}
+
+/* The row of a checkpoint that gets timings. */
+static ckd_status timed_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err) {
+    ckd_status status = checkpoint_key(key, c, id, err);
+    return status == CKD_OK && !*key
+               ? err_set(err, CKD_E_NOT_FOUND, "the catalog does not have the checkpoint of a timing")
+               : status;
+}
+
+ckd_status catalog_add_stage(catalog *c, const ckd_id *id, const ckd_stage_times *stage, ckd_error *err) {
+    int64_t key = 0;
+    query q;
+    const char *name = stage_name((uint32_t)stage->stage);
+    ckd_status status = need_transaction(c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!name || stage->end_ns < stage->begin_ns || !number_storable(stage->end_ns) ||
+        !number_storable(stage->work_ns) || !number_storable(stage->bytes)) {
+        return err_set(err, CKD_E_INVALID,
+                       "a rank's timing needs a stage that is known and ends behind its "
+                       "beginning, and figures below 2^63");
+    }
+    status = timed_key(&key, c, id, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_RANK_TIMING_PUT, err);
+    bind_key(&q, 1, key);
+    bind_u64(&q, 2, stage->rank);
+    bind_text(&q, 3, name);
+    bind_u64(&q, 4, stage->begin_ns);
+    bind_u64(&q, 5, stage->end_ns);
+    bind_u64(&q, 6, stage->work_ns);
+    bind_u64(&q, 7, stage->bytes);
+    return query_run(&q, status, err);
+}
+
+ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, uint64_t ns,
+                              uint64_t byte_count, ckd_error *err) {
+    int64_t key = 0;
+    query q;
+    ckd_status status = need_transaction(c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!text_storable(stage, 1, STAGE_MAX) || !number_storable(ns) || !number_storable(byte_count)) {
+        return err_set(err, CKD_E_INVALID, "a timing needs a stage of 1 to %d bytes and figures below 2^63",
+                       STAGE_MAX);
+    }
+    status = timed_key(&key, c, id, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_TIMING_PUT, err);
+    bind_key(&q, 1, key);
+    bind_text(&q, 2, stage);
+    bind_u64(&q, 3, ns);
+    bind_u64(&q, 4, byte_count);
+    return query_run(&q, status, err);
+}

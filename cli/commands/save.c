@@ -1,0 +1,84 @@
+/* ckptdelta save: safetensors files -> one checkpoint. */
+#include <stdlib.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/save_options.h"
+
+static const char doc[] =
+    "Save the tensors of all FILEs as the checkpoint of step N of a run. The store is created if it is not there. Nothing "
+    "is committed until everything is on disk; a save that fails or is interrupted leaves no checkpoint."
+    "\vOne optimizer step apart, the first moment (exp_avg.X) tells the gradient, and the gradient tells the second moment "
+    "(exp_avg_sq.X) and the weights (X), up to rounding. Say with --adamw what the step was, and little more than the first "
+    "moment is stored: a third to a quarter of the bytes. Everything stays exact; if the numbers are not those of the "
+    "trainer, it only takes more bytes. Give the learning rate of this very step, as the schedule had it.\n\n"
+    "Lossy checkpoints (--fidelity near or coarse) keep weights and moments (f32, bf16, f16) up to an error, in a small "
+    "fraction of the bytes; errors do not add up from one checkpoint to the next. near is for resuming: its error is small "
+    "against what training moves between saves. coarse is for keeping many: it is a few times smaller, and a run resumed "
+    "from it takes some steps to be where it was. Everything else (integers, f64, role other, small tensors, NaN and "
+    "infinities) stays bit for bit. Lossy is never silent: list and show tell fidelity, errors, and how many lossy resumes lie "
+    "behind a checkpoint, which is why --resumed-from matters. --max-error bounds every single value, relative to the root mean "
+    "square of its tensor at this step; blocks that cannot keep it are stored exactly.\n\n"
+    "Examples:\n"
+    "  ckptdelta save ckpts --run gpt --step 100 step100.safetensors\n"
+    "  ckptdelta save ckpts --run gpt --step 200 model.safetensors opt.safetensors\n"
+    "  ckptdelta save ckpts --run tuned --step 0 --parent gpt@200 tuned.safetensors\n"
+    "  ckptdelta save ckpts --run gpt --step 300 --metric val_loss=2.71 \\\n"
+    "      --role 'ema.*=other' step300.safetensors\n"
+    "  ckptdelta save ckpts --run gpt --step 400 --fidelity near s400.safetensors\n"
+    "  ckptdelta save ckpts --run gpt --step 500 s500.safetensors \\\n"
+    "      --fidelity coarse,weight=near --resumed-from gpt@400\n"
+    "  ckptdelta save ckpts --run gpt --step 301 step301.safetensors \\\n"
+    "      --adamw '*.bias:lr=6e-4,step=301,weight_decay=0' \\\n"
+    "      --adamw lr=6e-4,step=301,beta2=0.95,weight_decay=0.1\n";
+
+typedef struct arguments {
+    cli_saving saving;
+    char **files;
+    size_t file_count;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->saving;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (cli_take_store(&a->saving.common, arg) ||
+            (a->file_count == 0 && cli_saving_take_place(&a->saving, arg))) {
+            return 0;
+        }
+        a->files[a->file_count++] = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (a->file_count == 0) {
+            argp_error(state, "name the safetensors FILEs to save");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+int cmd_save(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_saving_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {0, parse, "[STORE] [RUN@STEP] FILE.safetensors...", doc, children, 0, 0};
+    arguments a = {.saving = CLI_SAVING_INIT("save")};
+    a.files = calloc((size_t)argc, sizeof(*a.files));
+    ckd_error err;
+    if (!a.files) {
+        cli_error_nomem(&err);
+        return cli_fail(&err);
+    }
+    cli_parse_arguments(&argp, argc, argv, &a);
+    cli_inputs inputs;
+    ckd_status status = cli_inputs_open(&inputs, a.files, a.file_count, &a.saving.roles, &err);
+    if (status == CKD_OK) {
+        status = cli_saving_order(&a.saving, &inputs, &err);
+    }
+    int code = status == CKD_OK ? cli_saving_run(&a.saving, &inputs) : cli_fail(&err);
+    cli_inputs_close(&inputs);
+    cli_saving_free(&a.saving);
+    free(a.files);
+    return code;
+}

@@ -1,0 +1,543 @@
+/* Options and work of what makes a checkpoint: save and import. */
+#include "cli/commands/save_options.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/commands/fidelity.h"
+#include "cli/commands/missing.h"
+#include "cli/output/interrupt.h"
+#include "cli/output/json_out.h"
+#include "cli/output/text.h"
+
+#define METADATA_BLOB "safetensors.metadata"
+#define DOUBTS_TOLD   3
+
+enum {
+    OPT_STEP = 0x200,
+    OPT_BASE,
+    OPT_PARENT,
+    OPT_RESUMED_FROM,
+    OPT_ON_DUPLICATE,
+    OPT_ROLE,
+    OPT_METRIC,
+    OPT_BLOB,
+    OPT_CODEC,
+    OPT_LEVEL,
+    OPT_MAX_LOAD_COST,
+    OPT_NEWEST_LOAD_COST,
+    OPT_ADAMW,
+    OPT_ADAM,
+    OPT_SGD
+};
+
+static const struct argp_option options_table[] = {
+    {0, 0, 0, 0, "Which checkpoint (required, unless it is named as RUN@STEP):", 1},
+    {"run", 'r', "RUN", 0, "The run it belongs to: letters, digits and . _ - ~", 1},
+    {"step", OPT_STEP, "N", 0, "Its step", 1},
+    {0, 0, 0, 0, "Where it comes from:", 2},
+    {"base", OPT_BASE, 0, 0, "Store it whole, depending on no other checkpoint", 2},
+    {"parent", OPT_PARENT, "RUN@STEP", 0,
+     "Store it as a difference from this checkpoint, also @TAG [default: the run's newest before the step]. From another run: RUN becomes a "
+     "branch of it",
+     2},
+    {"resumed-from", OPT_RESUMED_FROM, "RUN@STEP", 0,
+     "Record which checkpoint, also @TAG, the training was resumed from", 2},
+    {"on-duplicate", OPT_ON_DUPLICATE, "WHAT", 0,
+     "If the run has this step already: error [default]; same-ok: fine if the content is identical; branch: the run was "
+     "rewound, go on as RUN~2",
+     2},
+    {0, 0, 0, 0, "What is in it:", 3},
+    {"role", OPT_ROLE, "PATTERN=ROLE", 0,
+     "Tensors whose name matches the glob PATTERN have this ROLE: weight, exp_avg, exp_avg_sq, master, other. The first "
+     "match wins; without one the names say it, those of PyTorch, DeepSpeed, Megatron and Optax and others: exp_avg.X, "
+     "optimizer.state.X.exp_avg_sq and so on belong to X",
+     3},
+    {"blob", OPT_BLOB, "NAME=FILE", 0,
+     "Store FILE with it, up to 1 GiB, as NAME: a configuration, a data loader's position. May be repeated",
+     3},
+    {"metric", OPT_METRIC, "NAME=VALUE", 0, "Record a figure with it, for example val_loss=2.71", 3},
+    {0, 0, 0, 0,
+     "What led to it, if that was exactly one optimizer step from the checkpoint before (see below):", 5},
+    {"adamw", OPT_ADAMW, "[GLOB:]lr=X,step=N,...", 0,
+     "AdamW with this learning rate, in its Nth update; and beta1=, beta2=, eps=, weight_decay=, where they are not 0.9, "
+     "0.999, 1e-8, 0.01. GLOB: for weights with such names; the first option that matches counts",
+     5},
+    {"adam", OPT_ADAM, "[GLOB:]lr=X,step=N,...", 0, "Adam, with weight decay (0) added to the gradient", 5},
+    {"sgd", OPT_SGD, "[GLOB:]lr=X,momentum=X,...", 0,
+     "SGD with momentum, which is in exp_avg.X; and dampening=, nesterov=1", 5},
+    {0, 0, 0, 0, "How it is stored:", 4},
+    {"codec", OPT_CODEC, "NAME", 0, "auto, zstd, lz4 or raw [default: auto]", 4},
+    {"level", OPT_LEVEL, "N", 0, "Effort of zstd (1 to 19) or LZ4 (1 to 12)", 4},
+    {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0, "It may not take longer to load than X bases [default: 4]",
+     4},
+    {"newest-load-cost", OPT_NEWEST_LOAD_COST, "X", 0,
+     "The same as long as it is the newest of its run: what costs too much is materialized in a copy [default: 2]",
+     4},
+    {0},
+};
+
+/* The number of `text` among names separated by '|'; -1 if it is none of them. */
+static int choice(const char *text, const char *names) {
+    int index = 0;
+    size_t length = strlen(text);
+    for (const char *at = names; at; index++) {
+        const char *end = strchr(at, '|');
+        if (strncmp(at, text, length) == 0 && (at[length] == '|' || !at[length])) {
+            return index;
+        }
+        at = end ? end + 1 : NULL;
+    }
+    return -1;
+}
+
+static void parse_metric(cli_saving *a, const char *arg, struct argp_state *state) {
+    const char *equals = strrchr(arg, '=');
+    size_t length = equals ? (size_t)(equals - arg) : 0;
+    if (length == 0 || length >= sizeof(a->metric_name) || !cli_parse_double(&a->save.metric, equals + 1)) {
+        argp_error(state, "--metric is NAME=VALUE, a NAME of at most %zu bytes and a number, not '%s'",
+                   sizeof(a->metric_name) - 1, arg);
+        return;
+    }
+    memcpy(a->metric_name, arg, length);
+    a->save.metric_name = a->metric_name;
+}
+
+static void parse_place(cli_place *place, bool *given, const char *name, const char *arg,
+                        struct argp_state *state) {
+    if (!cli_parse_place(place, arg) || !(place->run[0] || place->tag[0])) {
+        argp_error(state, "--%s is RUN@STEP, for example gpt@100, or @TAG, not '%s'", name, arg);
+    }
+    *given = true;
+}
+
+static void parse_cost(double *cost, const char *name, const char *arg, struct argp_state *state) {
+    if (!cli_parse_double(cost, arg) || !(*cost >= 1)) {
+        argp_error(state, "--%s is a number of at least 1, not '%s'", name, arg);
+    }
+}
+
+static void parse_optimizer(cli_saving *a, ckd_optimizer_kind kind, const char *arg,
+                            struct argp_state *state) {
+    ckd_error err;
+    if (cli_optimizers_add(&a->optimizers, kind, arg, &err) != CKD_OK) {
+        argp_error(state, "%s", err.message);
+    }
+}
+
+/* Options that choose how to store. */
+static error_t parse_coding(int key, char *arg, struct argp_state *state) {
+    cli_saving *a = state->input;
+    int index;
+    uint64_t level;
+    switch (key) {
+    case OPT_CODEC:
+        index = choice(arg, "auto|raw|zstd|lz4");
+        if (index < 0) {
+            argp_error(state, "--codec is auto, zstd, lz4 or raw, not '%s'", arg);
+        }
+        a->save.codec = (ckd_codec)index;
+        return 0;
+    case OPT_LEVEL:
+        if (!cli_parse_u64(&level, arg) || level < 1 || level > 19) {
+            argp_error(state, "--level is a number from 1 to 19, not '%s'", arg);
+        }
+        a->save.level = (int)level;
+        return 0;
+    case OPT_MAX_LOAD_COST:
+        parse_cost(&a->save.max_load_cost, "max-load-cost", arg, state);
+        return 0;
+    case OPT_NEWEST_LOAD_COST:
+        parse_cost(&a->save.newest_load_cost, "newest-load-cost", arg, state);
+        return 0;
+    case OPT_ADAMW:
+    case OPT_ADAM:
+    case OPT_SGD:
+        parse_optimizer(a, (ckd_optimizer_kind)(CKD_ADAMW + key - OPT_ADAMW), arg, state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+bool cli_saving_take_place(cli_saving *a, const char *argument) {
+    cli_place place;
+    bool takes = !a->place.run[0] && cli_parse_place(&place, argument) && place.run[0] &&
+                 place.step != CKD_LATEST && !strchr(place.run, '/') && access(argument, F_OK) != 0;
+    a->place = takes ? place : a->place;
+    return takes;
+}
+
+static void check_complete(cli_saving *a, struct argp_state *state) {
+    if (a->place.run[0]) {
+        if (a->has_run || a->has_step) {
+            argp_error(state, "the checkpoint is named twice, by an argument and by options");
+        }
+        a->save.run = a->place.run;
+        a->save.step = a->place.step;
+        a->has_run = a->has_step = true;
+    }
+    if (!a->saves_nothing && (!a->has_run || !a->has_step)) {
+        argp_error(state, "RUN@STEP, or --run and --step, say which checkpoint this is");
+    }
+    if (a->save.base && a->has_parent) {
+        argp_error(state, "--base and --parent exclude each other");
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    cli_saving *a = state->input;
+    ckd_error err;
+    int index;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = state->child_inputs[1] = &a->common;
+        state->child_inputs[2] = &a->save;
+        state->child_inputs[3] = &a->common;
+        return 0;
+    case 'r':
+        a->save.run = arg;
+        a->has_run = true;
+        return 0;
+    case OPT_STEP:
+        if (!cli_parse_u64(&a->save.step, arg) || a->save.step > INT64_MAX) {
+            argp_error(state, "--step is a number, not '%s'", arg);
+        }
+        a->has_step = true;
+        return 0;
+    case OPT_BASE:
+        a->save.base = 1;
+        return 0;
+    case OPT_PARENT:
+        parse_place(&a->parent, &a->has_parent, "parent", arg, state);
+        return 0;
+    case OPT_RESUMED_FROM:
+        parse_place(&a->resumed_from, &a->has_resumed_from, "resumed-from", arg, state);
+        return 0;
+    case OPT_ON_DUPLICATE:
+        index = choice(arg, "error|same-ok|branch");
+        if (index < 0) {
+            argp_error(state, "--on-duplicate is error, same-ok or branch, not '%s'", arg);
+        }
+        a->save.on_duplicate = (ckd_on_duplicate)index;
+        return 0;
+    case OPT_ROLE:
+        if (cli_roles_add(&a->roles, arg, &err) != CKD_OK) {
+            argp_error(state, "%s", err.message);
+        }
+        return 0;
+    case OPT_BLOB:
+        if (cli_blobs_add(&a->blobs, arg, &err) != CKD_OK) {
+            argp_error(state, "%s", err.message);
+        }
+        return 0;
+    case OPT_METRIC:
+        parse_metric(a, arg, state);
+        return 0;
+    case ARGP_KEY_END:
+        check_complete(a, state);
+        return 0;
+    default:
+        return parse_coding(key, arg, state);
+    }
+}
+
+const struct argp cli_saving_argp = {.options = options_table,
+                                     .parser = parse,
+                                     .children = (const struct argp_child[]){{&cli_common_argp, 0, 0, 0},
+                                                                             {&cli_threads_argp, 0, 0, 0},
+                                                                             {&cli_fidelity_argp, 0, 0, 0},
+                                                                             {&cli_staging_argp, 0, 0, 0},
+                                                                             {0}}};
+
+void cli_saving_free(cli_saving *a) {
+    cli_roles_free(&a->roles);
+    cli_blobs_free(&a->blobs);
+    cli_optimizers_free(&a->optimizers);
+}
+
+/* ------------------------------------------------------------------------------------------------------ saving */
+
+static ckd_status read_input(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
+    const cli_input *input = context;
+    return input->read ? input->read(input->context, first, count, to, err)
+                       : safetensors_read(input->file, input->tensor, first, count, to, err);
+}
+
+static ckd_status save_tensor(ckd_save *save, cli_input *input, ckd_error *err) {
+    ckd_tensor tensor = CKD_TENSOR_INIT;
+    tensor.name = input->tensor->name;
+    tensor.role = input->role;
+    tensor.weight = input->role == CKD_ROLE_WEIGHT ? NULL : input->weight;
+    tensor.dtype = input->tensor->dtype;
+    tensor.ndim = input->tensor->ndim;
+    tensor.shape = input->tensor->shape;
+    tensor.read = read_input;
+    tensor.read_context = input;
+    tensor.optimizer = input->optimizer;
+    return ckd_save_tensor(save, &tensor, err);
+}
+
+static ckd_status save_metadata(ckd_save *save, json_t *metadata, ckd_error *err) {
+    if (!metadata) {
+        return CKD_OK;
+    }
+    char *text = safetensors_metadata_text(metadata);
+    ckd_status status =
+        text ? ckd_save_blob(save, METADATA_BLOB, text, strlen(text), err) : cli_error_nomem(err);
+    free(text);
+    return status;
+}
+
+static ckd_status save_all(ckd_checkpoint *info, ckd_store *store, const cli_saving *a, cli_inputs *inputs,
+                           ckd_error *err) {
+    ckd_save *save;
+    ckd_status status = ckd_save_begin(&save, store, &a->save, err);
+    for (size_t i = 0; i < inputs->count && status == CKD_OK; i++) {
+        status = save_tensor(save, &inputs->tensors[i], err);
+    }
+    if (status == CKD_OK) {
+        status = save_metadata(save, inputs->metadata, err);
+    }
+    if (status == CKD_OK) {
+        status = cli_blobs_save(&a->blobs, save, err);
+    }
+    if (status == CKD_OK) {
+        status = cli_inputs_check_unchanged(inputs, err);
+    }
+    if (status == CKD_OK && cli_interrupted()) {
+        status = cli_error(err, CKD_E_CANCELLED, "interrupted");
+    }
+    if (status == CKD_OK) {
+        return ckd_save_commit(info, save, err);
+    }
+    ckd_save_abort(save);
+    if (status == CKD_E_CANCELLED) {
+        cli_error(err, CKD_E_CANCELLED, "interrupted; nothing was saved");
+    }
+    return status;
+}
+
+/* A tag becomes the run and step that have it. */
+static ckd_status resolve_tag(cli_place *place, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint tagged;
+    ckd_status status = place->tag[0] ? ckd_store_find_tag(&tagged, store, place->tag, err) : CKD_OK;
+    if (status == CKD_OK && place->tag[0]) {
+        memcpy(place->run, tagged.run, sizeof(place->run));
+        place->step = tagged.step;
+    }
+    return status;
+}
+
+/* The ancestors given by name. `latest` of another run is resolved here, once. */
+static ckd_status set_lineage(cli_saving *a, ckd_store *store, ckd_error *err) {
+    ckd_status resolved = resolve_tag(&a->parent, store, err);
+    if (resolved == CKD_OK) {
+        resolved = resolve_tag(&a->resumed_from, store, err);
+    }
+    if (resolved != CKD_OK) {
+        return resolved;
+    }
+    if (a->has_parent) {
+        a->save.parent_run = a->parent.run;
+        a->save.parent_step = a->parent.step;
+    }
+    if (a->has_resumed_from) {
+        ckd_checkpoint from;
+        ckd_status status = ckd_store_find(&from, store, a->resumed_from.run, a->resumed_from.step, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        a->save.resumed_from_run = a->resumed_from.run;
+        a->save.resumed_from_step = from.step;
+    }
+    return CKD_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ telling */
+
+static void print_saved(const cli_saving *a, const ckd_checkpoint *c, const ckd_checkpoint_list *all,
+                        bool was_there) {
+    if (was_there) {
+        printf("%s is there already, with the same content\n", cli_place_of(c).text);
+        return;
+    }
+    const ckd_checkpoint *parent = cli_by_id(all, &c->parent);
+    printf("saved %s: %s%s%s, %s in %s, %s\n", cli_place_of(c).text, ckd_kind_name(c->kind),
+           parent ? " on " : "", parent ? cli_place_of(parent).text : "", cli_text_size(c->raw_bytes).text,
+           cli_text_size(c->stored_bytes).text, cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
+    if (a->common.verbose) {
+        char id[CKD_ID_TEXT];
+        ckd_id_text(id, &c->id);
+        printf("id %s, %" PRIu64 " tensors, depth %u, load cost %s\n", id, c->tensors, c->depth,
+               cli_text_number(c->load_cost).text);
+    }
+}
+
+/* Lossy is never silent. */
+static ckd_status print_errors(const ckd_checkpoint *c, ckd_store *store, ckd_error *err) {
+    ckd_tensor_list *tensors = NULL;
+    ckd_status status = c->fidelity == CKD_EXACT ? CKD_OK : ckd_store_tensors(&tensors, store, &c->id, err);
+    if (status == CKD_OK && tensors) {
+        cli_fidelity_print(c, tensors);
+    }
+    ckd_tensor_list_free(tensors);
+    return status;
+}
+
+static json_t *json_doubts(const cli_inputs *inputs) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < inputs->count; i++) {
+        if (inputs->tensors[i].in_doubt) {
+            cli_json_append(&list, cli_json_text(inputs->tensors[i].tensor->name));
+        }
+    }
+    return list;
+}
+
+static json_t *json_saved(const ckd_checkpoint *info, const ckd_checkpoint_list *all,
+                          const cli_inputs *inputs, json_t *missing) {
+    json_t *root = cli_json_one_checkpoint(info, all), *doubts = json_doubts(inputs);
+    if (!root || json_object_set_new(root, "in_doubt", doubts) != 0 ||
+        json_object_set(root, "missing", missing) != 0) {
+        json_decref(root);
+        return NULL;
+    }
+    return root;
+}
+
+static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *store, const cli_inputs *inputs,
+                bool was_there) {
+    if (strcmp(info->run, a->save.run) != 0) {
+        cli_note("run '%s' was rewound: step %" PRIu64 " goes on as run '%s'", a->save.run, a->save.step,
+                 info->run);
+    }
+    ckd_error err;
+    ckd_checkpoint_list *all;
+    json_t *missing = NULL;
+    ckd_id before;
+    ckd_status status = ckd_store_list(&all, store, NULL, &err);
+    if (status == CKD_OK) {
+        status = cli_missing_find(&missing, &before, store, info, inputs, &err);
+    }
+    if (status == CKD_OK && !a->common.quiet && !was_there) {
+        const ckd_checkpoint *older = cli_by_id(all, &before);
+        cli_missing_tell(missing, cli_place_of(info).text, older ? cli_place_of(older).text : "",
+                         a->common.verbose > 0);
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = cli_json_print(json_saved(info, all, inputs, missing), &err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        print_saved(a, info, all, was_there);
+        status = print_errors(info, store, &err);
+    }
+    ckd_checkpoint_list_free(all);
+    json_decref(missing);
+    if (status != CKD_OK) {
+        (void)cli_fail(&err); /* the checkpoint is there all the same */
+    }
+    return CLI_DONE;
+}
+
+int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
+    ckd_error err;
+    ckd_store *store;
+    if (cli_open_store(&store, &a->common, CKD_OPEN_CREATE, &err) != CKD_OK) {
+        return cli_fail(&err);
+    }
+    cli_progress_begin(&a->progress, "saving", a->common.quiet);
+    a->save.total_bytes = inputs->bytes;
+    a->save.staging_bytes = a->common.staging;
+    a->save.on_progress = cli_progress_update;
+    a->save.progress_context = &a->progress;
+    cli_interrupt_catch();
+    ckd_checkpoint before = {0}, info = {0};
+    bool had = ckd_store_find(&before, store, a->save.run, a->save.step, NULL) == CKD_OK;
+    ckd_status status = set_lineage(a, store, &err);
+    if (status == CKD_OK) {
+        status = save_all(&info, store, a, inputs, &err);
+    }
+    if (status == CKD_OK) {
+        cli_committed("%s is saved", cli_place_of(&info).text);
+    }
+    cli_progress_end(&a->progress);
+    bool was_there = had && memcmp(&before.id, &info.id, sizeof(info.id)) == 0;
+    int code = status == CKD_OK ? tell(a, &info, store, inputs, was_there) : cli_fail(&err);
+    if (status == CKD_E_EXISTS) {
+        cli_note(
+            "--on-duplicate same-ok accepts identical content, --on-duplicate branch goes on as another run");
+    }
+    ckd_store_close(store);
+    return code;
+}
+
+static void report_unused_rules(const cli_saving *a) {
+    for (size_t i = 0; i < a->roles.count && !a->common.quiet; i++) {
+        if (!a->roles.rules[i].used) {
+            cli_note("--role '%s=%s' matches no tensor that an earlier --role has not matched",
+                     a->roles.rules[i].pattern, ckd_role_name(a->roles.rules[i].role));
+        }
+    }
+    for (size_t i = 0; i < a->optimizers.count && !a->common.quiet; i++) {
+        if (!a->optimizers.rules[i].used) {
+            cli_note("no weight's name matches '%s' that an earlier option has not matched",
+                     a->optimizers.rules[i].pattern);
+        }
+    }
+}
+
+/* Lossy second moments say how finely to store weights, and come first; exact ones follow from first moments, and come second. */
+/* What would be lossy, if somebody knew what it is. */
+static void report_doubts(const cli_saving *a, const cli_inputs *inputs) {
+    size_t count = 0;
+    for (size_t i = 0; i < inputs->count; i++) {
+        count += inputs->tensors[i].in_doubt;
+    }
+    if (count == 0 || a->common.quiet || !cli_fidelity_is_lossy(&a->save)) {
+        return;
+    }
+    cli_note(
+        "%zu tensor%s like an optimizer's and belong%s to no weight of the same shape; stored exactly (--role "
+        "'PATTERN=ROLE' says what a tensor is):",
+        count, count == 1 ? " looks" : "s look", count == 1 ? "s" : "");
+    size_t told = 0;
+    for (size_t i = 0; i < inputs->count && (told < DOUBTS_TOLD || a->common.verbose); i++) {
+        if (inputs->tensors[i].in_doubt) {
+            cli_note("  %s", inputs->tensors[i].tensor->name);
+            told++;
+        }
+    }
+    if (told < count) {
+        cli_note("  and %zu more (-v names them all)", count - told);
+    }
+}
+
+static ckd_status order_inputs(cli_saving *a, cli_inputs *inputs, ckd_error *err) {
+    bool lossy = cli_fidelity_is_lossy(&a->save);
+    ckd_status status = lossy ? cli_fidelity_order(inputs, &a->save, err) : CKD_OK;
+    if (status == CKD_OK && !cli_fidelity_of_role_is_lossy(&a->save, CKD_ROLE_EXP_AVG) &&
+        !cli_fidelity_of_role_is_lossy(&a->save, CKD_ROLE_EXP_AVG_SQ)) {
+        status = cli_optimizers_apply(&a->optimizers, inputs, err);
+    } else if (a->optimizers.count) {
+        for (size_t i = 0; i < a->optimizers.count; i++) {
+            a->optimizers.rules[i].used = true;
+        }
+        if (!a->common.quiet) {
+            cli_note(
+                "--adamw, --adam and --sgd are not used: they say what exact moments follow from, and these are lossy");
+        }
+    }
+    return status;
+}
+
+ckd_status cli_saving_order(cli_saving *a, cli_inputs *inputs, ckd_error *err) {
+    ckd_status status = order_inputs(a, inputs, err);
+    if (status == CKD_OK) {
+        report_unused_rules(a);
+        report_doubts(a, inputs);
+    }
+    return status;
+}

@@ -1,0 +1,127 @@
+/* ckptdelta tag: names for checkpoints. */
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/marks.h"
+#include "cli/output/options.h"
+
+enum { OPT_MOVE = 0x200, OPT_DELETE };
+
+static const struct argp_option options_table[] = {
+    {"move", OPT_MOVE, 0, 0, "The TAG may be another checkpoint's, which loses it then", 1},
+    {"delete", OPT_DELETE, 0, 0, "Take the TAG away; its checkpoint stays", 1},
+    {0},
+};
+
+static const char doc[] =
+    "Give a checkpoint, named as RUN@STEP (RUN@latest: the newest of it) or by another tag as @TAG, a TAG: a name of its own, with the characters of a run's name. "
+    "It is named by that wherever a checkpoint is chosen (--tag TAG, @TAG), and cannot be deleted as long as it has it, nor what it is a delta on. "
+    "Without TAG: list the tags. They are files of the store and survive the loss of its catalog."
+    "\vExamples:\n"
+    "  ckptdelta tag ckpts best gpt@1000\n"
+    "  ckptdelta tag ckpts best gpt@1200 --move\n"
+    "  ckptdelta load ckpts --tag best --out best.safetensors\n"
+    "  ckptdelta tag ckpts --delete best\n";
+
+typedef struct arguments {
+    cli_options common;
+    const char *tag;
+    cli_place place;
+    bool has_place, move, delete;
+} arguments;
+
+static void check(const arguments *a, struct argp_state *state) {
+    if (a->delete &&(!a->tag || a->has_place || a->move)) {
+        argp_error(state, "--delete takes the TAG and nothing else");
+    }
+    if (!a->delete &&(a->tag || a->move) && !a->has_place) {
+        argp_error(state, "name the TAG and the checkpoint, as in: best gpt@100");
+    }
+}
+
+static error_t parse_argument(arguments *a, char *arg, struct argp_state *state) {
+    if (cli_take_store(&a->common, arg)) {
+        return 0;
+    }
+    if (!a->tag) {
+        a->tag = arg;
+    } else if (a->has_place) {
+        argp_error(state, "a TAG names one checkpoint; '%s' is one too many", arg);
+    } else if (!cli_parse_place(&a->place, arg) || !(a->place.run[0] || a->place.tag[0])) {
+        argp_error(state, "name the checkpoint as RUN@STEP, as in gpt@100, or as @TAG, not '%s'", arg);
+    } else {
+        a->has_place = true;
+    }
+    return 0;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case OPT_MOVE:
+        a->move = true;
+        return 0;
+    case OPT_DELETE:
+        a->delete = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        return parse_argument(a, arg, state);
+    case ARGP_KEY_END:
+        check(a, state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static ckd_status set(const arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint found;
+    ckd_status status = cli_find_place(&found, store, &a->place, NULL, err);
+    if (status == CKD_OK) {
+        status = ckd_store_set_tag(store, a->tag, &found.id, a->move, err);
+    }
+    if (status == CKD_E_EXISTS) {
+        status = cli_error(err, status,
+                           "the tag %s is that of another checkpoint; --move takes it from there", a->tag);
+    }
+    if (status == CKD_OK && cli_talks(&a->common)) {
+        printf("%s is now %s\n", a->tag, cli_place_of(&found).text);
+    }
+    return status;
+}
+
+static ckd_status take_away(const arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_status status = ckd_store_remove_tag(store, a->tag, err);
+    if (status == CKD_OK && cli_talks(&a->common)) {
+        printf("%s is no tag any more\n", a->tag);
+    }
+    return status;
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_status status = cli_open_store(&store, &a->common, a->tag ? CKD_OPEN_WRITE : CKD_OPEN_READ, err);
+    if (status == CKD_OK && a->tag) {
+        status = a->delete ? take_away(a, store, err) : set(a, store, err);
+        if (status == CKD_OK) {
+            cli_committed("the tag is changed");
+        }
+    }
+    if (status == CKD_OK && (a->common.json || !a->tag)) {
+        status = cli_report_marks(store, CLI_TAGS, a->common.json, cli_talks(&a->common), err);
+    }
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_tag(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "[STORE] [TAG [RUN@STEP]]", doc, children, 0, 0};
+    arguments a = {.common.command = "tag"};
+    cli_parse_arguments(&argp, argc, argv, &a);
+    ckd_error err;
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

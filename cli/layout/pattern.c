@@ -1,0 +1,443 @@
+/*
+ * Patterns: POSIX extended regular expressions, in which {layer} stands for a number. With as=, two expressions are made: one for the
+ * ranks' names, as written, and one for the checkpoint's, out of as= with the pattern's parentheses put in; and a template for each side,
+ * filled from what the other side's expression has captured.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/layout/parse.h"
+
+#define DEPTH_MAX 16
+#define REPEAT_MAX \
+    1000 /* of all {n,m} together: an expression of a few bytes could otherwise take all memory */
+#define NUMBER_RE "([0-9]+)"
+
+/* Parentheses of the pattern. */
+typedef struct group {
+    size_t begin, end;              /* of what is between them, in the translated text */
+    uint32_t depth, capture, inner; /* inner: captures between them */
+    bool has_number, used;
+} group;
+
+typedef struct translation {
+    layout_parsing *p;
+    layout_rule *rule;
+    const char *as;
+    bool back;      /* the rank's name is to be made again: by as=, or as it stands there */
+    const char *at; /* in the pattern */
+    char *text;     /* of the expression so far */
+    size_t used, room;
+    uint32_t depth, open[DEPTH_MAX];
+    group groups[LAYOUT_CAPTURES];
+    uint32_t group_count;
+    uint64_t repeats;
+    bool repeated; /* what was put last repeats something */
+    layout_expression *to;
+} translation;
+
+static ckd_status put(translation *t, const char *text, size_t length) {
+    if (t->used + length + 1 > t->room) {
+        size_t room = 2 * (t->used + length + 1);
+        char *grown = realloc(t->text, room);
+        if (!grown) {
+            return cli_error_nomem(t->p->err);
+        }
+        t->text = grown;
+        t->room = room;
+    }
+    memcpy(t->text + t->used, text, length);
+    t->used += length;
+    t->text[t->used] = '\0';
+    t->repeated = false;
+    return CKD_OK;
+}
+
+static ckd_status count_capture(translation *t) {
+    return t->to->captures++ < LAYOUT_CAPTURES
+               ? CKD_OK
+               : layout_wrong(t->p, "the pattern has more than %d parentheses and numbers", LAYOUT_CAPTURES);
+}
+
+/* ---- the pattern ---- */
+
+/* Something outside of parentheses: with as=, or of a flat buffer, load has to know what it was. */
+static ckd_status put_plain(translation *t, layout_item item, const char *text, size_t length) {
+    return t->back && t->depth == 0 ? layout_template_add(&t->rule->local_name, item, text, length, t->p->err)
+                                    : CKD_OK;
+}
+
+/* A character that stands for others, or for none. */
+static ckd_status check_plain(translation *t) {
+    bool edge = (*t->at == '^' && t->used == 0) || (*t->at == '$' && !t->at[1]);
+    if (!t->back || t->depth > 0 || edge) {
+        return CKD_OK;
+    }
+    if (!t->as) {
+        return layout_wrong(
+            t->p,
+            "a flat buffer has one name, in which only numbers such as {layer} differ: load has to write it; see '%.20s'",
+            t->at);
+    }
+    return layout_wrong(
+        t->p,
+        "with as=, what differs from name to name must stand in parentheses: load has to go back; see '%.20s'",
+        t->at);
+}
+
+/* *, + , ? or {2,3}. One behind another means nothing more, and could take all memory. */
+static ckd_status put_repetition(translation *t, size_t length) {
+    ckd_status status = check_plain(t);
+    if (status == CKD_OK && t->repeated) {
+        status = layout_wrong(t->p, "a repetition cannot follow another; see '%.20s'", t->at);
+    }
+    status = status == CKD_OK ? put(t, t->at, length) : status;
+    t->at += length;
+    t->repeated = true;
+    return status;
+}
+
+static ckd_status open_group(translation *t) {
+    if (t->back && !t->as) {
+        return check_plain(t);
+    }
+    if (t->depth == DEPTH_MAX || t->group_count == LAYOUT_CAPTURES) {
+        return layout_wrong(t->p, "the pattern has too many parentheses");
+    }
+    ckd_status status = count_capture(t);
+    group *g = &t->groups[t->group_count];
+    *g = (group){.begin = t->used + 1, .depth = t->depth, .capture = t->to->captures};
+    layout_item item = {.kind = LAYOUT_GROUP, .index = t->group_count};
+    status = status == CKD_OK ? put_plain(t, item, "", 0) : status;
+    t->open[t->depth++] = t->group_count++;
+    return status == CKD_OK ? put(t, t->at++, 1) : status;
+}
+
+static ckd_status close_group(translation *t) {
+    if (t->depth == 0) {
+        return layout_wrong(t->p, "a ) has no ( in '%.100s'", t->rule->pattern);
+    }
+    group *g = &t->groups[t->open[--t->depth]];
+    g->end = t->used;
+    g->inner = t->to->captures - g->capture;
+    return put(t, t->at++, 1);
+}
+
+/* [...]: up to its end, which may not be the first ] */
+static ckd_status put_bracket(translation *t) {
+    ckd_status status = check_plain(t);
+    const char *end = t->at + 1;
+    end += *end == '^';
+    end += *end == ']';
+    while (*end && *end != ']') {
+        char mark = end[0] == '[' && end[1] && strchr(":.=", end[1]) ? end[1] : '\0';
+        end++;
+        if (mark) {
+            for (end++; *end && !(end[0] == mark && end[1] == ']'); end++) {
+            }
+            end += *end ? 2 : 0;
+        }
+    }
+    if (status == CKD_OK && !*end) {
+        status = layout_wrong(t->p, "a [ has no ] in '%.100s'", t->rule->pattern);
+    }
+    const char *begin = t->at;
+    t->at = *end ? end + 1 : end;
+    return status == CKD_OK ? put(t, begin, (size_t)(t->at - begin)) : status;
+}
+
+uint32_t layout_find_number(const layout *l, const char *name, size_t length) {
+    for (uint32_t i = 0; i < l->number_count; i++) {
+        if (strlen(l->numbers[i].name) == length && memcmp(l->numbers[i].name, name, length) == 0) {
+            return i;
+        }
+    }
+    return UINT32_MAX;
+}
+
+/* Its place among the rule's numbers; adds it. UINT32_MAX, and an error: there are too many. */
+static uint32_t number_of_rule(translation *t, uint32_t number) {
+    layout_rule *rule = t->rule;
+    for (uint32_t i = 0; i < rule->number_count; i++) {
+        if (rule->numbers[i] == number) {
+            return i;
+        }
+    }
+    if (rule->number_count == LAYOUT_NUMBERS) {
+        layout_wrong(t->p, "a name can have %d different numbers", LAYOUT_NUMBERS);
+        return UINT32_MAX;
+    }
+    rule->numbers[rule->number_count] = number;
+    return rule->number_count++;
+}
+
+/* The next capture is this number of the rule. */
+static ckd_status capture_number(translation *t, uint32_t index) {
+    ckd_status status = count_capture(t);
+    if (status != CKD_OK) {
+        return status;
+    }
+    t->to->number_captures[t->to->captures] = index + 1;
+    if (!t->to->of_number[index]) {
+        t->to->of_number[index] = t->to->captures;
+    }
+    return put(t, NUMBER_RE, sizeof(NUMBER_RE) - 1);
+}
+
+static bool is_letter(char c) {
+    return layout_is_name(&c, 1);
+}
+
+/* {layer}, or a repetition {2,3} */
+static ckd_status put_brace(translation *t) {
+    const char *close = strchr(t->at, '}');
+    if (!close) {
+        return layout_wrong(t->p, "a { has no } in '%.100s'", t->rule->pattern);
+    }
+    size_t length = (size_t)(close - t->at - 1);
+    if (!is_letter(t->at[1])) {
+        uint64_t max = 0, value = 0;
+        for (const char *at = t->at + 1; at < close; at++) {
+            value = *at >= '0' && *at <= '9' ? value * 10 + (uint64_t)(*at - '0') : 0;
+            max = value > max ? value : max;
+            if (value > REPEAT_MAX) {
+                break;
+            }
+        }
+        t->repeats *= max ? max : 1;
+        return t->repeats > REPEAT_MAX
+                   ? layout_wrong(t->p, "the pattern repeats something more than %d times", REPEAT_MAX)
+                   : put_repetition(t, length + 2);
+    }
+    uint32_t number = layout_find_number(t->p->l, t->at + 1, length);
+    if (number == UINT32_MAX) {
+        return layout_wrong(t->p,
+                            "no line before this says what number '%.*s' is: number %.*s over=AXES count=N",
+                            (int)length, t->at + 1, (int)length, t->at + 1);
+    }
+    uint32_t index = number_of_rule(t, number);
+    ckd_status status = index == UINT32_MAX ? t->p->err->status : capture_number(t, index);
+    for (uint32_t i = 0; i < t->depth; i++) {
+        t->groups[t->open[i]].has_number = true;
+    }
+    t->at = close + 1;
+    return status == CKD_OK ? put_plain(t, (layout_item){.kind = LAYOUT_NUMBER, .index = index}, "", 0)
+                            : status;
+}
+
+/* A backslash and what it makes plain. */
+static ckd_status put_escaped(translation *t) {
+    char next = t->at[1]; /* before letters, digits and some marks it may be an operator */
+    if (!next || is_letter(next) || (next >= '0' && next <= '9') || strchr("`'<>", next)) {
+        return layout_wrong(t->p, "a backslash makes . [ ( and the like plain; it cannot stand before '%c'",
+                            next ? next : ' ');
+    }
+    ckd_status status = put_plain(t, (layout_item){.kind = LAYOUT_TEXT}, t->at + 1, 1);
+    t->at += 2;
+    return status == CKD_OK ? put(t, t->at - 2, 2) : status;
+}
+
+static ckd_status translate_one(translation *t) {
+    switch (*t->at) {
+    case '(':
+        return open_group(t);
+    case ')':
+        return close_group(t);
+    case '[':
+        return put_bracket(t);
+    case '{':
+        return put_brace(t);
+    case '\\':
+        return put_escaped(t);
+    default:
+        break;
+    }
+    ckd_status status = CKD_OK;
+    if (strchr("*+?", *t->at)) {
+        return put_repetition(t, 1);
+    }
+    if (strchr("|^$", *t->at)) {
+        status = check_plain(t);
+    } else { /* a . is taken for one: names have them everywhere */
+        status = put_plain(t, (layout_item){.kind = LAYOUT_TEXT}, t->at, 1);
+    }
+    return status == CKD_OK ? put(t, t->at++, 1) : status;
+}
+
+static ckd_status compile(translation *t) {
+    int failed = regcomp(&t->to->regex, t->text ? t->text : "", REG_EXTENDED);
+    if (failed) {
+        char why[100];
+        regerror(failed, &t->to->regex, why, sizeof(why));
+        return layout_wrong(t->p, "'%.100s' is no regular expression: %s", t->rule->pattern, why);
+    }
+    t->to->compiled = true;
+    return t->to->regex.re_nsub == t->to->captures
+               ? CKD_OK
+               : layout_wrong(t->p, "the parentheses of '%.100s' cannot be made out", t->rule->pattern);
+}
+
+/* ---- as= ---- */
+
+static ckd_status put_group(translation *t, translation *pattern, uint32_t index) {
+    group *g = &pattern->groups[index];
+    if (index >= pattern->group_count || g->depth > 0 || g->has_number || g->used) {
+        return layout_wrong(
+            t->p,
+            index >= pattern->group_count ? "as= has \\%u, and the pattern no such parentheses"
+            : g->used                     ? "as= has \\%u twice"
+                      : "\\%u of as= cannot be inside of other parentheses, nor have a number in it",
+            index + 1);
+    }
+    g->used = true;
+    layout_item item = {.kind = LAYOUT_GROUP, .index = g->capture};
+    ckd_status status = layout_template_add(&t->rule->global_name, item, "", 0, t->p->err);
+    uint32_t capture = t->to->captures + 1;
+    status = status == CKD_OK ? put(t, "(", 1) : status;
+    status = status == CKD_OK ? put(t, pattern->text + g->begin, g->end - g->begin) : status;
+    t->to->captures += 1 + g->inner;
+    for (size_t i = 0; i < t->rule->local_name.count; i++) {
+        layout_item *local = &t->rule->local_name.items[i];
+        if (local->kind == LAYOUT_GROUP && local->index == index && local->width == 0) {
+            local->index = capture;
+            local->width = 1; /* done */
+        }
+    }
+    return status == CKD_OK ? put(t, ")", 1) : status;
+}
+
+/* {part} */
+static ckd_status put_part(translation *t) {
+    if (t->to->of_part) {
+        return layout_wrong(t->p, "{part} stands twice in as=");
+    }
+    t->rule->apart = true;
+    ckd_status status =
+        layout_template_add(&t->rule->global_name, (layout_item){.kind = LAYOUT_PART}, "", 0, t->p->err);
+    t->to->of_part = ++t->to->captures;
+    for (size_t i = 0; i < t->rule->part_count && status == CKD_OK; i++) {
+        status = put(t, i ? "|" : "(", 1);
+        const char *name = t->rule->parts[i].name;
+        status = status == CKD_OK ? put(t, name, strlen(name)) : status;
+    }
+    if (status == CKD_OK && t->rule->part_count == 0) {
+        status = layout_wrong(t->p, "{part} in as= needs parts=");
+    }
+    return status == CKD_OK ? put(t, ")", 1) : status;
+}
+
+/* {tp}, or {rank} as axis LAYOUT_AXES: each rank has its own. */
+static ckd_status put_coordinate(translation *t, uint32_t axis) {
+    layout_item item = {.kind = axis == LAYOUT_AXES ? LAYOUT_RANK : LAYOUT_AXIS, .index = axis, .width = 1};
+    if (t->to->of_axis[axis]) {
+        return layout_wrong(t->p, "a coordinate stands twice in as=");
+    }
+    ckd_status status = layout_template_add(&t->rule->global_name, item, "", 0, t->p->err);
+    t->to->of_axis[axis] = ++t->to->captures;
+    return status == CKD_OK ? put(t, NUMBER_RE, sizeof(NUMBER_RE) - 1) : status;
+}
+
+/* {layer}, {part}, {tp} or {rank} */
+static ckd_status put_named(translation *t) {
+    const char *close = strchr(t->at, '}');
+    size_t length = close ? (size_t)(close - t->at - 1) : 0;
+    const char *name = t->at + 1;
+    if (length == 4 && memcmp(name, "part", 4) == 0) {
+        t->at = close + 1;
+        return put_part(t);
+    }
+    uint32_t number = length ? layout_find_number(t->p->l, name, length) : UINT32_MAX;
+    for (uint32_t i = 0; i < t->rule->number_count; i++) {
+        if (t->rule->numbers[i] == number) {
+            layout_item item = {.kind = LAYOUT_NUMBER, .index = i};
+            ckd_status status = layout_template_add(&t->rule->global_name, item, "", 0, t->p->err);
+            t->at = close + 1;
+            return status == CKD_OK ? capture_number(t, i) : status;
+        }
+    }
+    uint32_t axis = length ? layout_find_axis(t->p->l, name, length) : LAYOUT_AXES;
+    bool rank = length == 4 && memcmp(name, "rank", 4) == 0;
+    if (axis == LAYOUT_AXES && !rank) {
+        return layout_wrong(
+            t->p, "'%.40s' in as= is none of {part}, {rank}, an axis, or a number of the pattern", t->at);
+    }
+    t->at = close + 1;
+    return put_coordinate(t, axis);
+}
+
+static ckd_status translate_as(translation *t, translation *pattern) {
+    ckd_status status = CKD_OK;
+    for (t->at = t->as; *t->at && status == CKD_OK;) {
+        if (t->at[0] == '\\' && t->at[1] >= '1' && t->at[1] <= '9') {
+            status = put_group(t, pattern, (uint32_t)(t->at[1] - '1'));
+            t->at += 2;
+        } else if (t->at[0] == '{') {
+            status = put_named(t);
+        } else {
+            t->at += t->at[0] == '\\' && t->at[1];
+            char plain[2] = {'\\', *t->at};
+            bool special = strchr(".[]*+?{}()|^$\\", *t->at) != NULL;
+            status = layout_template_add(&t->rule->global_name, (layout_item){.kind = LAYOUT_TEXT}, t->at, 1,
+                                         t->p->err);
+            status = status == CKD_OK ? put(t, plain + !special, 1u + special) : status;
+            t->at++;
+        }
+        if (status == CKD_OK && t->to->captures > LAYOUT_CAPTURES) {
+            status = layout_wrong(t->p, "as= has more than %d parentheses and numbers", LAYOUT_CAPTURES);
+        }
+    }
+    return status;
+}
+
+/* What as= leaves out, load could not know. */
+static ckd_status check_as(const translation *t, const translation *pattern) {
+    for (uint32_t i = 0; i < pattern->group_count; i++) {
+        if (pattern->groups[i].depth == 0 && !pattern->groups[i].used) {
+            return layout_wrong(
+                t->p, "as= leaves out \\%u of the pattern, and load could not know what stood there", i + 1);
+        }
+    }
+    for (uint32_t i = 0; i < t->rule->number_count; i++) {
+        if (!t->to->of_number[i]) {
+            return layout_wrong(t->p, "as= leaves out {%s} of the pattern",
+                                t->p->l->numbers[t->rule->numbers[i]].name);
+        }
+    }
+    return CKD_OK;
+}
+
+ckd_status layout_compile(layout_parsing *p, layout_rule *rule, const char *as) {
+    rule->renamed = as != NULL || rule->kind == LAYOUT_FLAT;
+    translation t = {.p = p,
+                     .rule = rule,
+                     .as = as,
+                     .back = rule->renamed,
+                     .at = rule->pattern,
+                     .repeats = 1,
+                     .to = &rule->local};
+    translation back = {.p = p, .rule = rule, .as = as, .repeats = 1, .to = &rule->global};
+    ckd_status status = CKD_OK;
+    while (*t.at && status == CKD_OK) {
+        status = translate_one(&t);
+    }
+    if (status == CKD_OK && t.depth > 0) {
+        status = layout_wrong(p, "a ( has no ) in '%.100s'", rule->pattern);
+    }
+    status = status == CKD_OK ? compile(&t) : status;
+    if (status == CKD_OK && as) {
+        status = translate_as(&back, &t);
+        status = status == CKD_OK ? check_as(&back, &t) : status;
+        status = status == CKD_OK ? compile(&back) : status;
+    }
+    free(t.text);
+    free(back.text);
+    return status;
+}
+
+void layout_expression_free(layout_expression *e) {
+    if (e->compiled) {
+        regfree(&e->regex);
+    }
+    *e = (layout_expression){0};
+}

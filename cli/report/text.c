@@ -1,0 +1,142 @@
+/* report as text, and its sentences. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "cli/output/json_out.h"
+#include "cli/report/tables.h"
+#include "cli/output/text.h"
+
+static const char *plural(uint64_t count) {
+    return count == 1 ? "" : "s";
+}
+
+void report_say_totals(FILE *to, const report_data *d) {
+    const ckd_report *r = d->report;
+    fprintf(to, "%zu checkpoint%s: %s logical, %s stored, %s\n", r->checkpoint_count,
+            plural(r->checkpoint_count), cli_text_size(r->raw_bytes).text,
+            cli_text_size(r->stored_bytes).text, cli_text_ratio(r->raw_bytes, r->stored_bytes).text);
+    fprintf(to,
+            "stored: %s chunk files, %s manifests, %s catalog, %s materialized copies, %s parity, %s other\n",
+            cli_text_size(r->chunk_bytes).text, cli_text_size(r->manifest_bytes).text,
+            cli_text_size(r->catalog_bytes).text, cli_text_size(r->materialized_bytes).text,
+            cli_text_size(r->parity_bytes).text, cli_text_size(r->other_bytes).text);
+    if (r->unlisted_bytes) {
+        fprintf(
+            to,
+            "of that, %s belong to no checkpoint: deleted ones that lie in the trash, and saves in progress\n",
+            cli_text_size(r->unlisted_bytes).text);
+    }
+    double full = report_full_instead(d);
+    if (!isnan(full)) {
+        fprintf(to, "full checkpoints would take %s; %.1f of them fit into what is stored\n",
+                cli_text_size(r->raw_bytes).text, full);
+    }
+}
+
+/* ---- what would be, and what it costs ---- */
+
+static void say_saved(FILE *to, const report_data *d, uint64_t bytes) {
+    fprintf(to, "%s", cli_text_size(bytes).text);
+    if (d->prices) {
+        fputs(": ", to);
+        cli_print_clean(to, cli_money_text(d->prices, cli_price_stored(d->prices, bytes)).text);
+        fputs(" a month", to);
+    }
+    fputc('\n', to);
+}
+
+static bool has_retention(const report_data *d) {
+    return d->prune || (d->trash && d->trash->count);
+}
+
+void report_say_pruning(FILE *to, const report_data *d) {
+    if (d->prune) {
+        fprintf(to, "%s would delete %" PRIu64 " of %zu checkpoints, ",
+                d->stored ? "applying the stored policies" : "the policy", d->prune->deleted,
+                d->prune->count);
+        say_saved(to, d, d->prune->bytes);
+    }
+    if (d->trash && d->trash->count) {
+        fprintf(to, "the trash holds %zu deleted checkpoint%s; emptying it frees ", d->trash->count,
+                d->trash->count == 1 ? "" : "s");
+        say_saved(to, d, d->trash->file_bytes);
+    }
+}
+
+void report_say_cost(FILE *to, const report_data *d) {
+    if (!d->prices) {
+        return;
+    }
+    const cli_prices *p = d->prices;
+    const ckd_report *r = d->report;
+    fputs("prices of ", to);
+    cli_print_clean(to, p->name);
+    fprintf(to, ", %s: ", p->date);
+    cli_print_clean(to, cli_money_text(p, p->per_gb_month).text);
+    fprintf(to, " for 10^9 bytes and month\n");
+    fprintf(to, "a month costs ");
+    cli_print_clean(to, cli_money_text(p, cli_price_stored(p, r->stored_bytes)).text);
+    fprintf(to, "; full checkpoints would cost ");
+    cli_print_clean(to, cli_money_text(p, cli_price_stored(p, r->raw_bytes)).text);
+    fputc('\n', to);
+    if (!isnan(p->per_1000_puts)) {
+        fprintf(to, "writing its %" PRIu64 " files costs ", r->file_count);
+        cli_print_clean(to, cli_money_text(p, report_upload_cost(d)).text);
+        fputs(", once\n", to);
+    }
+    for (size_t i = 0; i < d->loading_count; i++) {
+        const report_loading *l = &d->loadings[i];
+        if (!isnan(l->cost)) {
+            fprintf(to, "loading %s, %s from about %" PRIu64 " file%s, costs ",
+                    cli_place_of(l->checkpoint).text, cli_text_size(l->bytes).text, l->files,
+                    plural(l->files));
+            cli_print_clean(to, cli_money_text(p, l->cost).text);
+            fputc('\n', to);
+        }
+    }
+}
+
+static ckd_status print_table(cli_table *t, ckd_error *err) {
+    putchar('\n');
+    return cli_table_print(t, err);
+}
+
+static ckd_status print_details(const report_data *d, ckd_error *err) {
+    ckd_status status = print_table(report_growths(d), err);
+    if (status == CKD_OK) {
+        status = print_table(report_periods(d), err);
+    }
+    if (status == CKD_OK) {
+        status = print_table(report_tensors(d, SIZE_MAX), err);
+    }
+    return status == CKD_OK ? print_table(report_checkpoints(d, SIZE_MAX), err) : status;
+}
+
+static ckd_status print_projections(const report_data *d, ckd_error *err) {
+    if (d->projection_count == 0) {
+        puts("\nno run has two checkpoints yet: nothing says how it goes on");
+        return CKD_OK;
+    }
+    return print_table(report_projections(d), err);
+}
+
+ckd_status report_print_text(const report_data *d, bool projected, bool verbose, ckd_error *err) {
+    report_say_totals(stdout, d);
+    ckd_status status = print_table(report_runs(d), err);
+    if (status == CKD_OK) {
+        status = print_table(report_roles(d), err);
+    }
+    if (status == CKD_OK) {
+        status = print_table(report_fidelities(d), err);
+    }
+    if (status == CKD_OK && verbose) {
+        status = print_details(d, err);
+    }
+    if (status == CKD_OK && (has_retention(d) || d->prices)) {
+        putchar('\n');
+        report_say_pruning(stdout, d);
+        report_say_cost(stdout, d);
+    }
+    return status == CKD_OK && projected ? print_projections(d, err) : status;
+}

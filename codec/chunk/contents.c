@@ -1,0 +1,175 @@
+/*
+ * What a chunk file holds of a checkpoint: records that stand by themselves and those in bundles, in the order in which the writer got them. Of several checkpoints in one
+ * file only the bundles of those are unpacked that are asked for. Bundles are small, so they are read whole; unless the file is kept in memory, their payloads are
+ * read again one by one, when they are needed.
+ */
+#include <stdlib.h>
+
+#include "codec/chunk/bundle.h"
+#include "codec/chunk/wire.h"
+
+typedef struct unpacking {
+    chunk *c;
+    const ckd_id *checkpoint; /* NULL: all */
+    bytes payload;
+    bundle_member *members; /* of all bundles */
+    size_t count;
+    ckd_error *err;
+} unpacking;
+
+/* Takes the members over, unless it fails. */
+static ckd_status add_members(unpacking *u, bundle_member *members, size_t count) {
+    if (!u->members) {
+        u->members = members;
+        u->count = count;
+        return CKD_OK;
+    }
+    bundle_member *all = realloc(u->members, (u->count + count) * sizeof(*all));
+    if (!all) {
+        return err_nomem(u->err, (u->count + count) * sizeof(*all), "the records of bundles");
+    }
+    u->members = all;
+    memcpy(&all[u->count], members, count * sizeof(*all));
+    u->count += count;
+    free(members);
+    return CKD_OK;
+}
+
+/* What is read again later must be what is read now. */
+static void set_checksums(bundle_member *members, size_t count, const record *bundle,
+                          const uint8_t *payload) {
+    for (size_t i = 0; i < count; i++) {
+        record *r = &members[i].record;
+        r->checksum = hash64(payload + (r->payload_offset - bundle->payload_offset), r->stored_size);
+    }
+}
+
+/* The bundle's payload, in memory until the next bundle is read. */
+static ckd_status read_bundle(unpacking *u, const uint8_t **payload, const record *bundle) {
+    *payload = file_kept(u->c->file, bundle->payload_offset, bundle->stored_size);
+    if (*payload) {
+        return CKD_OK;
+    }
+    void *room = bytes_scratch(&u->payload, bundle->stored_size, "a bundle", u->err);
+    *payload = room;
+    return room ? file_read_at(u->c->file, bundle->payload_offset, room, bundle->stored_size, u->err)
+                : CKD_E_NOMEM;
+}
+
+static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outside) {
+    const char *path = file_path(u->c->file);
+    const uint8_t *payload;
+    ckd_status status = read_bundle(u, &payload, bundle);
+    bundle_member *members = NULL;
+    size_t count = 0;
+    if (status == CKD_OK) {
+        status = bundle_decode(&members, &count, bundle, payload, outside, &u->c->arena, path, u->err);
+    }
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        status = chunk_check_rows(u->c, &members[i].record, u->err);
+    }
+    if (status == CKD_OK && u->count && members[0].before < u->members[u->count - 1].before) {
+        status = err_corrupt(u->err, path, bundle->offset,
+                             "a record of a bundle has its place before those of the bundle in front of it");
+    }
+    if (status == CKD_OK && !file_kept(u->c->file, bundle->payload_offset, bundle->stored_size)) {
+        set_checksums(members, count, bundle, payload);
+    }
+    if (status == CKD_OK) {
+        status = add_members(u, members, count);
+    }
+    if (status != CKD_OK) {
+        free(members);
+    }
+    return status;
+}
+
+static bool is_wanted(const unpacking *u, const record *r) {
+    return !u->checkpoint || memcmp(&r->tensor->checkpoint, u->checkpoint, sizeof(ckd_id)) == 0;
+}
+
+/* The records outside of bundles, with the others where they belong. */
+static ckd_status merge(const unpacking *u, chunk_part *out) {
+    const chunk *c = u->c;
+    size_t room = c->outer_count + u->count, at = 0, next = 0, outside = 0;
+    record *records = malloc((room + 1) * sizeof(*records));
+    if (!records) {
+        return err_nomem(u->err, room * sizeof(*records), "records");
+    }
+    for (size_t i = 0; i < c->outer_count; i++) {
+        if (c->outer[i].kind == RECORD_BUNDLE) {
+            continue;
+        }
+        while (next < u->count && u->members[next].before <= outside) {
+            records[at++] = u->members[next++].record;
+        }
+        if (is_wanted(u, &c->outer[i])) {
+            records[at++] = c->outer[i];
+        }
+        outside++;
+    }
+    while (next < u->count) {
+        records[at++] = u->members[next++].record;
+    }
+    *out = (chunk_part){records, at};
+    return CKD_OK;
+}
+
+static ckd_status unpack(unpacking *u, chunk_part *out) {
+    const chunk *c = u->c;
+    size_t bundles = 0, wanted = 0;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        const record *r = &c->outer[i];
+        bool mine = is_wanted(u, r);
+        wanted += mine;
+        if (r->kind == RECORD_BUNDLE) {
+            status = mine ? unpack_one(u, r, i - bundles) : CKD_OK;
+            bundles++;
+        }
+    }
+    if (status == CKD_OK && !bundles && wanted == c->outer_count) {
+        *out = (chunk_part){c->outer, c->outer_count};
+        return CKD_OK;
+    }
+    return status == CKD_OK ? merge(u, out) : status;
+}
+
+ckd_status chunk_part_of(const chunk_part **out, chunk *c, const ckd_id *checkpoint, ckd_error *err) {
+    ckd_id key = checkpoint ? *checkpoint : (ckd_id){{0}};
+    chunk_unpacked *p = c->parts;
+    *out = NULL;
+    while (p && memcmp(&p->checkpoint, &key, sizeof(key)) != 0) {
+        p = p->next;
+    }
+    if (!p) {
+        p = calloc(1, sizeof(*p));
+        if (!p) {
+            return err_nomem(err, sizeof(*p), "records");
+        }
+        unpacking u = {.c = c, .checkpoint = checkpoint, .err = err};
+        ckd_status status = unpack(&u, &p->part);
+        free(u.members);
+        bytes_free(&u.payload);
+        if (status != CKD_OK) {
+            free(p);
+            return status;
+        }
+        p->checkpoint = key;
+        p->next = c->parts;
+        c->parts = p;
+    }
+    *out = &p->part;
+    return CKD_OK;
+}
+
+void chunk_parts_free(chunk *c) {
+    while (c->parts) {
+        chunk_unpacked *p = c->parts;
+        c->parts = p->next;
+        if (p->part.records != c->outer) {
+            free((void *)p->part.records);
+        }
+        free(p);
+    }
+}

@@ -1,0 +1,73 @@
+/* What the chunk writer and the chunk reader share: file header and footer. codec/FORMAT.md, "Chunk files". */
+#ifndef CODEC_CHUNK_WIRE_H
+#define CODEC_CHUNK_WIRE_H
+
+#include "codec/chunk/chunk.h"
+#include "codec/common/wire.h"
+
+#define CHUNK_MAGIC \
+    "\x89"          \
+    "CKD\r\n\x1a\n" /* survives neither text mode nor a seven-bit channel unnoticed */
+#define CHUNK_VERSION_MAJOR 1
+#define CHUNK_VERSION_MINOR 0
+#define CHUNK_BUNDLES       UINT64_C(1) /* required feature: records may be in bundles */
+#define CHUNK_ROW_SIDES     UINT64_C(2) /* required feature: blocks may have their rows in side records */
+#define CHUNK_FEATURES      (CHUNK_BUNDLES | CHUNK_ROW_SIDES)
+#define CHUNK_HEADER_SIZE   CHUNK_FILE_HEADER
+#define CHUNK_HEADER_STORE  32u /* where the store's id is in it */
+#define CHUNK_FOOTER_SIZE   72u
+#define CHUNK_FOOTER_MAGIC  UINT32_C(0x46444b43) /* "CKDF" */
+#define CHUNK_INDEX_MAX     (UINT64_C(1) << 31)  /* bytes of the raw index */
+#define CHUNK_GAP_MAX       65535u               /* zero bytes in front of a record */
+
+typedef enum index_coding { INDEX_RAW = 0, INDEX_ZSTD = 1 } index_coding;
+
+typedef struct chunk_footer {
+    uint64_t index_offset, index_stored, index_raw;
+    uint64_t record_count;
+    hash128 root;        /* hash128_of the raw index */
+    uint64_t index_hash; /* hash64 of the stored index */
+    uint32_t index_coding;
+} chunk_footer;
+
+/* ---- writing: writer.c appends what bundle_gather.c holds back ---- */
+
+/* Small records waiting for their bundle. */
+typedef struct chunk_gathered {
+    bytes headers;    /* as they would stand in the file */
+    bytes payloads;   /* one behind the other */
+    uint64_t *before; /* of each record: those outside of bundles that were given to the writer before it */
+    size_t count, capacity;
+    ckd_id checkpoint;    /* of all of them */
+    bytes members, heads; /* scratch of the bundle that is made of them */
+    record_arena arena;
+} chunk_gathered;
+
+/* Is it small? */
+bool gather_takes(const record *r, size_t header_size);
+/* Errors: NOMEM. */
+ckd_status gather_add(chunk_gathered *g, const record *r, const bytes *header, const void *payload,
+                      uint64_t before, ckd_error *err);
+/* Does it go into the same bundle as those that are there already? */
+bool gather_fits(const chunk_gathered *g, const record *r);
+/* The bundle's record, which points to *tensor, and its payload, of all that was gathered. Errors: NOMEM. */
+ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, chunk_gathered *g,
+                         ckd_error *err);
+void gather_clear(chunk_gathered *g);
+void gather_free(chunk_gathered *g);
+
+/* ---- reading ---- */
+
+/* A part, in the list of its chunk. */
+typedef struct chunk_unpacked {
+    chunk_part part;
+    ckd_id checkpoint; /* zero: of all */
+    struct chunk_unpacked *next;
+} chunk_unpacked;
+/* Closing: frees all parts. */
+void chunk_parts_free(chunk *c);
+
+/* CORRUPT if the record shares rows, and the file's header says that none does. */
+ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err);
+
+#endif

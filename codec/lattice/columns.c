@@ -1,0 +1,274 @@
+/* What the blocks of a matrix share, and the parts that it has in common with blocks: integers, factors. */
+#include "codec/lattice/wire.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "codec/common/wire.h"
+
+enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_SYMBOLS = 4, COLUMNS_KNOWN = 7 };
+enum { MOST_SHIFT = 24 };
+#define FACTOR_MANY  16384 /* integers, of which adaptive coding is not tried */
+#define FACTOR_WORTH 16
+#define SYMBOLS_MAX  (1u << 18)
+
+void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
+                          lattice_scratch *scratch) {
+    bytes *stream = bytes_anew(&scratch->stream);
+    adaptive_encode(stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, values, n, contexts,
+                    &scratch->adaptive);
+    wire_put_varint(to, stream->size);
+    bytes_put(to, stream->data, stream->size);
+    to->failed |= stream->failed;
+}
+
+static ckd_status get_integers(const int32_t **out, reader *from, size_t n, const uint8_t *contexts,
+                               bytes *room, lattice_scratch *scratch, ckd_error *err) {
+    uint64_t size = wire_varint_max(from, reader_left(from));
+    const void *stream = reader_take(from, (size_t)size);
+    if (from->failed) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's parts go beyond its end");
+    }
+    int32_t *values = bytes_scratch(room, n * sizeof(int32_t) + 1, "decoding scratch", err);
+    if (!values) {
+        return CKD_E_NOMEM;
+    }
+    *out = values;
+    return adaptive_decode(values, n, contexts, stream, (size_t)size, &scratch->adaptive, err);
+}
+
+/* Integers of which each is from `min` to `max`. */
+static ckd_status get_bounded(const int32_t **out, reader *from, size_t n, int32_t min, int32_t max,
+                              bytes *room, lattice_scratch *scratch, ckd_error *err) {
+    ckd_status status = get_integers(out, from, n, NULL, room, scratch, err);
+    for (size_t i = 0; i < n && status == CKD_OK; i++) {
+        if ((*out)[i] < min || (*out)[i] > max) {
+            status = err_set(err, CKD_E_CORRUPT, "a lossy block has a scale that there is not");
+        }
+    }
+    return status;
+}
+ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes *room,
+                             lattice_scratch *scratch, ckd_error *err) {
+    return get_bounded(out, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, room, scratch, err);
+}
+
+/* ---- factors: rows x rank, each component (column) with a scale of its own ---- */
+
+static int32_t component_scale(const int32_t *factor, size_t rows, uint32_t rank, uint32_t k) {
+    double energy = 0;
+    for (size_t i = 0; i < rows; i++) {
+        double v = factor[i * rank + k];
+        energy += v * v;
+    }
+    return (int32_t)adaptive_context_of(sqrt(energy / (double)(rows ? rows : 1)));
+}
+
+static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank, bytes *room,
+                                ckd_error *err) {
+    size_t n = rows * rank, have = n < rank ? n : rank;
+    uint8_t *contexts = bytes_scratch(room, n + 1, "coding scratch", err);
+    for (size_t k = 0; contexts && k < have; k++) {
+        contexts[k] = (uint8_t)scale[k];
+    }
+    while (contexts && have < n) { /* as often as there are rows */
+        size_t more = have < n - have ? have : n - have;
+        memcpy(contexts + have, contexts, more);
+        have += more;
+    }
+    return contexts;
+}
+
+static void differences(int32_t *values, size_t n, bool undo) {
+    int32_t before = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t v = values[i];
+        values[i] = undo ? (int32_t)((uint32_t)before + (uint32_t)v) : v - before;
+        before = undo ? values[i] : v;
+    }
+}
+
+/* Integers of `width` bytes as symbol streams of at most SYMBOLS_MAX, each with its size in front. */
+static void put_streams(bytes *to, const int32_t *values, size_t n, unsigned width, const uint8_t *contexts,
+                        lattice_scratch *scratch, symbols_workspace *work) {
+    for (size_t at = 0; at < n; at += SYMBOLS_MAX) {
+        size_t here = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX, planned;
+        void *narrow = bytes_scratch(&scratch->narrow, here * width + 1, "coding scratch", NULL);
+        uint8_t *room = NULL;
+        if (narrow) {
+            lattice_narrow(narrow, values + at, here, width);
+            symbols_plan(work, 0, SYMBOLS_CLASS, width, narrow, contexts + at, NULL, here, &planned);
+            room = bytes_scratch(&scratch->few, symbols_bound(work, 0) + 1, "coding scratch", NULL);
+        }
+        if (!room) {
+            to->failed = true;
+            return;
+        }
+        size_t size = symbols_encode(work, 0, narrow, contexts + at, here, room, symbols_bound(work, 0));
+        wire_put_varint(to, size);
+        bytes_put(to, room, size);
+    }
+}
+
+static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned width,
+                              const uint8_t *contexts, lattice_scratch *scratch, symbols_workspace *work,
+                              ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t at = 0; at < n && status == CKD_OK; at += SYMBOLS_MAX) {
+        size_t here = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX;
+        uint64_t size = wire_varint_max(from, reader_left(from));
+        const void *stream = reader_take(from, (size_t)size);
+        void *narrow = bytes_scratch(&scratch->narrow, here * width + 1, "decoding scratch", err);
+        if (!narrow) {
+            return CKD_E_NOMEM;
+        }
+        status = from->failed
+                     ? err_set(err, CKD_E_CORRUPT, "a lossy block's factor goes beyond its end")
+                     : symbols_decode(work, narrow, width, here, contexts + at, stream, (size_t)size, err);
+        if (status == CKD_OK) {
+            lattice_widen(values + at, narrow, here, width, false);
+        }
+    }
+    return status;
+}
+
+/* Adaptively, which is smaller, or, if there are many or it costs next to nothing, as symbols, which are ten times as fast. */
+static bool put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
+                       lattice_scratch *scratch, symbols_workspace *work) {
+    bytes *fast = bytes_anew(&scratch->tried);
+    size_t start = to->size;
+    unsigned width = lattice_width(values, n, false);
+    bytes_put_u8(fast, (uint8_t)width);
+    put_streams(fast, values, n, width, contexts, scratch, work);
+    if (n < FACTOR_MANY) {
+        lattice_put_integers(to, values, n, contexts, scratch);
+    }
+    size_t small = to->size - start;
+    bool symbols = n >= FACTOR_MANY || fast->size <= small + small / FACTOR_WORTH;
+    if (symbols) {
+        to->size = start;
+        bytes_put(to, fast->data, fast->size);
+    }
+    to->failed |= fast->failed;
+    return symbols;
+}
+
+static ckd_status get_scaled(const int32_t **out, reader *from, size_t n, bool symbols,
+                             const uint8_t *contexts, bytes *room, lattice_scratch *scratch,
+                             symbols_workspace *work, ckd_error *err) {
+    if (!symbols) {
+        return get_integers(out, from, n, contexts, room, scratch, err);
+    }
+    uint8_t width = reader_u8(from);
+    if (width != 1 && width != 2 && width != 4) {
+        return err_set(err, CKD_E_CORRUPT,
+                       "a lossy block's factor has integers of a width that there is not");
+    }
+    int32_t *values = bytes_scratch(room, n * sizeof(int32_t) + 1, "decoding scratch", err);
+    *out = values;
+    return values ? get_streams(values, from, n, width, contexts, scratch, work, err) : CKD_E_NOMEM;
+}
+
+ckd_status lattice_put_factor(bool *symbols, bytes *to, const int32_t *factor, size_t rows, uint32_t rank,
+                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+    int32_t scale[LATTICE_MAX_RANK] = {0}, steps[LATTICE_MAX_RANK] = {0};
+    for (uint32_t k = 0; k < rank; k++) {
+        scale[k] = steps[k] = component_scale(factor, rows, rank, k);
+    }
+    differences(steps, rank, false);
+    lattice_put_integers(to, steps, rank, NULL, scratch);
+    uint8_t *contexts = factor_contexts(scale, rows, rank, &scratch->contexts, err);
+    if (!contexts) {
+        return CKD_E_NOMEM;
+    }
+    *symbols = put_scaled(to, factor, rows * rank, contexts, scratch, work);
+    return CKD_OK;
+}
+
+ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bool symbols,
+                              bytes *room, lattice_scratch *scratch, symbols_workspace *work,
+                              ckd_error *err) {
+    const int32_t *steps;
+    if (rows * rank > LATTICE_MAX_FACTOR) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's factor is too large");
+    }
+    ckd_status status = get_integers(&steps, from, rank, NULL, &scratch->narrow, scratch, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int32_t scale[LATTICE_MAX_RANK];
+    memcpy(scale, steps, rank * sizeof(int32_t));
+    differences(scale, rank, true);
+    for (uint32_t k = 0; k < rank; k++) {
+        if (scale[k] < 0 || scale[k] >= (int32_t)ADAPTIVE_CONTEXTS) {
+            return err_set(err, CKD_E_CORRUPT, "a lossy block's factor has a scale that there is not");
+        }
+    }
+    uint8_t *contexts = factor_contexts(scale, rows, rank, &scratch->contexts, err);
+    return contexts ? get_scaled(out, from, rows * rank, symbols, contexts, room, scratch, work, err)
+                    : CKD_E_NOMEM;
+}
+
+/* ---- what the blocks of a matrix share ---- */
+
+ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
+                               symbols_workspace *work, ckd_error *err) {
+    size_t form = to->size;
+    bytes_put_u8(to, (uint8_t)((c->step ? COLUMNS_STEP : 0) | (c->rank ? COLUMNS_FACTOR : 0)));
+    if (c->step) {
+        lattice_put_integers(to, c->step, c->columns, NULL, scratch);
+    }
+    if (c->rank == 0) {
+        return CKD_OK;
+    }
+    wire_put_varint(to, c->rank);
+    lattice_put_integers(to, c->shift, c->rank, NULL, scratch);
+    bool symbols = false;
+    ckd_status status = lattice_put_factor(&symbols, to, c->factor, c->columns, c->rank, scratch, work, err);
+    if (symbols && !to->failed) {
+        to->data[form] |= COLUMNS_SYMBOLS;
+    }
+    return status;
+}
+
+ckd_status lattice_get_columns(lattice_columns *c, reader *from, uint64_t max_rank, lattice_scratch *scratch,
+                               symbols_workspace *work, ckd_error *err) {
+    uint8_t form = reader_u8(from);
+    ckd_status status = CKD_OK;
+    if (form & ~COLUMNS_KNOWN || (form & COLUMNS_SYMBOLS && !(form & COLUMNS_FACTOR)) ||
+        (form && c->columns > LATTICE_MAX_COLUMNS)) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
+    }
+    if (form & COLUMNS_STEP) {
+        status = lattice_get_steps(&c->step, from, c->columns, &scratch->step, scratch, err);
+    }
+    if (status != CKD_OK || !(form & COLUMNS_FACTOR)) {
+        return status;
+    }
+    c->rank = (uint32_t)wire_varint_max(from, LATTICE_MAX_RANK);
+    if (c->rank == 0 || c->rank > max_rank) {
+        return err_set(err, CKD_E_CORRUPT,
+                       "a lossy block's factor has a number of components that there is not");
+    }
+    status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &scratch->shift, scratch, err);
+    return status == CKD_OK ? lattice_get_factor(&c->factor, from, c->columns, c->rank,
+                                                 form & COLUMNS_SYMBOLS, &scratch->factor, scratch, work, err)
+                            : status;
+}
+
+ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
+                                  symbols_workspace *work, ckd_error *err) {
+    wire_put_varint(to, c->columns);
+    ckd_status status = lattice_put_columns(to, c, scratch, work, err);
+    return status == CKD_OK && to->failed ? err_nomem(err, to->size, "a lossy block") : status;
+}
+
+ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
+                                  lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+    reader r = reader_of(from, size);
+    *out = (lattice_columns){.columns = wire_varint_max(&r, LATTICE_MAX_COLUMNS)};
+    ckd_status status = lattice_get_columns(out, &r, LATTICE_MAX_RANK, scratch, work, err);
+    return status == CKD_OK && (r.failed || reader_left(&r))
+               ? err_set(err, CKD_E_CORRUPT, "a matrix's columns end in the wrong place")
+               : status;
+}

@@ -1,0 +1,69 @@
+/*
+ * Stores of early versions. Their manifests name own files only, and a load finds the others by the newest manifests of the dependencies. A dependency that is rewritten keeps its values, but not
+ * the links that others need of it. So before anything is rewritten, each manifest is replaced by one that names all files.
+ */
+#include "engine/compact/compact.h"
+
+/* As far as it can be proven what a load reads. What is damaged comes later, and by name alone. */
+static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
+    rewrite_plan p = {.why = 0};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    file_lock *readers;
+    uint64_t stored;
+    ckd_status status = store_lock_reader_within(&readers, c->store, c->limits.timeout_ms, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = compact_open(&p.view, &p.published, c, id, &why);
+    if (status == CKD_OK) {
+        status = compact_update_manifest(&stored, c, &p, &why);
+    }
+    lock_release(readers);
+    if (c->views.count > COMPACT_VIEWS_MAX) {
+        compact_forget_views(c);
+    }
+    return status == CKD_OK || compact_concerns_one(status, &why) ? CKD_OK : err_from(err, status, &why);
+}
+
+/*
+ * The trash, what is damaged, and what others deleted meanwhile: these name all files that their dependencies name now. For damaged ones that is the most that can be said, and a repair
+ * may make them whole again.
+ */
+static ckd_status name_rest(const compaction *c, ckd_error *err) {
+    ckd_store *store = c->store;
+    manifest_set n = {0};
+    file_lock *lock;
+    ckd_status status = store_lock_publish_within(&lock, store, c->limits.timeout_ms, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = manifest_set_read(&n, store, err);
+    if (status == CKD_OK) {
+        status = manifest_set_name_all(&n, store, err);
+    }
+    ckd_error why = {0};
+    pthread_mutex_lock(&store->mutex);
+    if (store_sync_catalog(store, &why) != CKD_OK) {
+        store_message(store, "the catalog is behind the manifests: %s", why.message);
+    }
+    pthread_mutex_unlock(&store->mutex);
+    manifest_set_free(&n);
+    lock_release(lock);
+    return status;
+}
+
+ckd_status compact_upgrade_early(compaction *c, ckd_error *err) {
+    manifest_set n = {0};
+    bool any = false;
+    ckd_status status = manifest_set_read(&n, c->store, err);
+    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
+        const manifest_entry *x = &n.items[i];
+        if (x->was_own_only && !x->superseded && !x->lacks) {
+            any = true;
+            status = x->in_trash ? CKD_OK : name_proven(c, &x->m.checkpoint.id, err);
+        }
+    }
+    manifest_set_free(&n);
+    compact_forget_views(c);
+    return status == CKD_OK && any ? name_rest(c, err) : status;
+}

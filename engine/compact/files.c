@@ -1,0 +1,368 @@
+/* The new files of a checkpoint: one for each that it has, with its records in their order. What another checkpoint has in the same file stays there. */
+#include <stdlib.h>
+
+#include "engine/store/closure.h"
+#include "engine/compact/compact.h"
+#include "engine/decode/totals.h"
+
+#define BATCH_ITEMS 256u
+#define BATCH_BYTES (UINT64_C(16) << 20) /* of values, or one block */
+
+typedef struct batch {
+    rewrite *r;
+    compact_item *items;
+    size_t count;
+} batch;
+
+/* ---- what is still needed ---- */
+
+/* Those of the view's shared records that blocks which are copied build on; links, which early versions wrote, build on others. */
+typedef struct needed_records {
+    const view *v;
+    bool *is_needed; /* by number in v->shared */
+    size_t *todo;    /* links of which it was not looked at what they build on */
+    size_t todo_count;
+} needed_records;
+
+static void need_all_of(needed_records *n, const record *r) {
+    for (uint32_t k = 0; k < r->dependency_count; k++) {
+        const dependency *on = &r->dependencies[k];
+        const view_block *b = on->kind == DEPENDS_VALUES ? NULL
+                              : on->kind == DEPENDS_LINK ? view_find_link(n->v, r, &on->content)
+                              : on->kind == DEPENDS_SIDE ? view_find_shared(n->v, RECORD_SIDE, &on->content)
+                                                         : view_find_shared(n->v, RECORD_GROUP, &on->content);
+        if (b && !n->is_needed[b - n->v->shared]) {
+            n->is_needed[b - n->v->shared] = true;
+            n->todo[n->todo_count++] = (size_t)(b - n->v->shared);
+        }
+    }
+}
+
+/* By record of the part. Blocks of files that come later may all be copied: it is not known yet. */
+static ckd_status find_needed(bool **out, const rewrite *r, size_t number, ckd_error *err) {
+    const view *v = r->plan->view;
+    const chunk_part *own = v->parts[number];
+    needed_records n = {.v = v,
+                        .is_needed = calloc(v->shared_count + 1, sizeof(bool)),
+                        .todo = calloc(v->shared_count + 1, sizeof(size_t))};
+    bool *needed = calloc(own->count + 1, sizeof(*needed));
+    ckd_status status = n.is_needed && n.todo && needed
+                            ? CKD_OK
+                            : err_nomem(err, v->shared_count * sizeof(size_t), "records that blocks share");
+    for (size_t i = 0; i < v->block_count && status == CKD_OK; i++) {
+        if (!r->coded[i]) {
+            need_all_of(&n, v->blocks[i].record);
+        }
+    }
+    while (n.todo_count) {
+        need_all_of(&n, v->shared[n.todo[--n.todo_count]].record);
+    }
+    for (size_t i = 0; i < v->shared_count && status == CKD_OK; i++) {
+        if (v->shared[i].chunk == v->chunks[number]) {
+            needed[v->shared[i].record - own->records] = n.is_needed[i];
+        }
+    }
+    free(n.todo);
+    free(n.is_needed);
+    *out = needed;
+    return status;
+}
+
+static bool is_shared(const record *r) {
+    return r->kind == RECORD_SIDE || r->kind == RECORD_GROUP || r->kind == RECORD_LINK;
+}
+
+/* ---- one batch ---- */
+
+static ckd_status prepare(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    batch *b = context;
+    compact_item *item = &b->items[index];
+    compaction *c = b->r->c;
+    const rewrite_plan *p = b->r->plan;
+    item->is_coded = false;
+    if (item->block != SIZE_MAX && p->rewrites[item->block].why) {
+        ckd_status status = compact_code(item, c, p, &c->workers[worker], err);
+        if (status != CKD_OK || item->is_coded) {
+            return status;
+        }
+    }
+    item->to = *item->from;
+    void *to = bytes_scratch(&item->payload, item->from->stored_size + 1, "a payload", err);
+    return to ? chunk_read_payload(item->chunk, item->from, to, err) : CKD_E_NOMEM;
+}
+
+static ckd_status depend(rewrite *r, const ckd_id *on, ckd_error *err) {
+    manifest *m = &r->m;
+    for (size_t i = 0; i < m->dependency_count; i++) {
+        if (id_equal(&m->dependencies[i], on)) {
+            return CKD_OK;
+        }
+    }
+    if (m->dependency_count == r->dependency_capacity) {
+        size_t capacity = 2 * r->dependency_capacity + 8;
+        ckd_id *grown = realloc(m->dependencies, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "dependencies");
+        }
+        m->dependencies = grown;
+        r->dependency_capacity = capacity;
+    }
+    m->dependencies[m->dependency_count++] = *on;
+    return CKD_OK;
+}
+
+/* What a copied block takes to be loaded may have changed with what it builds on. */
+static ckd_status set_load(rewrite *r, compact_item *item, ckd_error *err) {
+    block_rewrite *f = &r->plan->rewrites[item->block];
+    if (!item->is_coded) {
+        ckd_status status = compact_load_of(&f->load, r->c, r->plan, item->block, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        item->to.depth = f->load.depth;
+        item->to.chain_stored = (uint64_t)f->load.chain.stored;
+        item->to.chain_work = (uint64_t)f->load.chain.work;
+        return CKD_OK;
+    }
+    f->load = (block_load){item->to.depth, record_chain(&item->to)};
+    r->coded[item->block] = true;
+    return CKD_OK;
+}
+
+static ckd_status append(rewrite *r, chunk_writer *w, compact_item *item, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (item->block != SIZE_MAX) {
+        status = set_load(r, item, err);
+    }
+    for (uint32_t i = 0; i < item->to.dependency_count && status == CKD_OK; i++) {
+        const ckd_id *on = &item->to.dependencies[i].checkpoint;
+        status = id_equal(on, &r->m.checkpoint.id) ? CKD_OK : depend(r, on, err);
+    }
+    return status == CKD_OK ? chunk_writer_append(w, &item->to, item->payload.data, err) : status;
+}
+
+static ckd_status write_batch(batch *b, chunk_writer *w, ckd_error *err) {
+    uint64_t before = chunk_writer_size(w), taken = 0;
+    ckd_status status = pool_run(b->r->c->store->pool, b->count, prepare, b, err);
+    for (size_t i = 0; i < b->count && status == CKD_OK; i++) {
+        taken += b->items[i].from->stored_size;
+        status = append(b->r, w, &b->items[i], err);
+    }
+    b->count = 0;
+    return status == CKD_OK ? compact_throttle(b->r->c, taken + chunk_writer_size(w) - before, taken, err)
+                            : status;
+}
+
+/* ---- one file ---- */
+
+/* Numbers of the view's blocks, by record of its part of a file. */
+static size_t *number_blocks(const view *v, size_t number, ckd_error *err) {
+    const chunk_part *own = v->parts[number];
+    size_t *numbers = malloc((own->count + 1) * sizeof(*numbers));
+    if (!numbers) {
+        err_nomem(err, own->count * sizeof(*numbers), "the records of a file");
+        return NULL;
+    }
+    for (size_t i = 0; i < own->count; i++) {
+        numbers[i] = SIZE_MAX;
+    }
+    for (size_t i = 0; i < v->block_count; i++) {
+        if (v->blocks[i].chunk == v->chunks[number]) {
+            numbers[v->blocks[i].record - own->records] = i;
+        }
+    }
+    return numbers;
+}
+
+/* Records in a bundle have no checksums of their own that damage before the file was opened would show in. */
+static ckd_status check_bundles(const view *v, size_t number, bytes *room, bool *any, ckd_error *err) {
+    const chunk *c = v->chunks[number];
+    for (size_t i = 0; i < c->outer_count; i++) {
+        const record *r = &c->outer[i];
+        if (r->kind != RECORD_BUNDLE || !id_equal(&r->tensor->checkpoint, &v->manifest.checkpoint.id)) {
+            continue;
+        }
+        *any = true;
+        void *to = bytes_scratch(room, r->stored_size + 1, "a bundle", err);
+        ckd_status status = to ? chunk_read_payload(c, r, to, err) : CKD_E_NOMEM;
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    return CKD_OK;
+}
+
+/* Those that blocks share, or all others, of file `number`. needed: by record of the part; NULL: all. */
+static ckd_status write_records(rewrite *r, size_t number, chunk_writer *w, batch *b, const size_t *numbers,
+                                bool shared, const bool *needed, ckd_error *err) {
+    const chunk_part *own = r->plan->view->parts[number];
+    ckd_status status = CKD_OK;
+    uint64_t raw = 0;
+    for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
+        const record *from = &own->records[i];
+        if (is_shared(from) != shared || (needed && !needed[i]) ||
+            (shared && compact_written_has(&r->written, from))) {
+            continue;
+        }
+        compact_item *item = &b->items[b->count++];
+        item->from = from;
+        item->chunk = r->plan->view->chunks[number];
+        item->block = numbers[i];
+        raw += from->raw_size;
+        if (shared) {
+            status = compact_written_add(&r->written, from, err);
+        }
+        if (status == CKD_OK && (b->count == BATCH_ITEMS || raw >= BATCH_BYTES)) {
+            status = write_batch(b, w, err);
+            raw = 0;
+        }
+    }
+    return status == CKD_OK ? write_batch(b, w, err) : status;
+}
+
+/* What blocks share comes last: only then it is known who needs it. */
+static ckd_status write_all(rewrite *r, size_t number, chunk_writer *w, batch *b, const size_t *numbers,
+                            ckd_error *err) {
+    bool *needed = NULL;
+    ckd_status status = write_records(r, number, w, b, numbers, false, NULL, err);
+    if (status == CKD_OK) {
+        status = find_needed(&needed, r, number, err);
+    }
+    if (status == CKD_OK) {
+        status = write_records(r, number, w, b, numbers, true, needed, err);
+    }
+    free(needed);
+    return status;
+}
+
+static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_error *err) {
+    batch b = {.r = r, .items = calloc(BATCH_ITEMS, sizeof(compact_item))};
+    size_t *numbers = number_blocks(r->plan->view, number, err);
+    ckd_status status = !b.items  ? err_nomem(err, BATCH_ITEMS * sizeof(compact_item), "records")
+                        : numbers ? CKD_OK
+                                  : CKD_E_NOMEM;
+    bool bundles = false;
+    bytes room = {0};
+    if (status == CKD_OK) {
+        status = check_bundles(r->plan->view, number, &room, &bundles, err);
+    }
+    if (status == CKD_OK) {
+        if (bundles || r->m.checkpoint.fidelity != CKD_EXACT) {
+            chunk_writer_gather(w);
+        }
+        status = write_all(r, number, w, &b, numbers, err);
+    }
+    for (size_t i = 0; b.items && i < BATCH_ITEMS; i++) {
+        bytes_free(&b.items[i].payload);
+    }
+    bytes_free(&room);
+    free(b.items);
+    free(numbers);
+    return status;
+}
+
+static ckd_status write_file(rewrite *r, size_t number, ckd_error *err) {
+    const char *root = r->c->store->path;
+    file_ref *file = &r->m.files[number];
+    chunk_identity identity = {r->c->store->id, file->id, r->intent->writer};
+    pathname temp = path_chunk(root, &file->id, ".tmp");
+    chunk_writer *w;
+    ckd_status status = chunk_writer_create(&w, temp.text, &identity, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = fill_file(r, number, w, err);
+    if (status != CKD_OK) {
+        chunk_writer_abort(w);
+        return status;
+    }
+    status = chunk_writer_finish(w, &file->root, &file->size, err);
+    return status == CKD_OK ? file_publish(temp.text, path_chunk(root, &file->id, "").text, err) : status;
+}
+
+ckd_status compact_write_files(rewrite *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->m.own_count && status == CKD_OK; i++) {
+        status = write_file(r, i, err);
+    }
+    return status == CKD_OK ? dir_sync(path_in(r->c->store->path, DIR_CHUNKS).text, err) : status;
+}
+
+/* ---- reading back ---- */
+
+typedef struct reading {
+    rewrite *r;
+    const view *written;
+} reading;
+
+static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    reading *x = context;
+    compact_worker *w = &x->r->c->workers[worker];
+    const view_block *b = &x->written->blocks[index], *old = &x->r->plan->view->blocks[index];
+    const record *r = b->record;
+    bool same = hash128_equal(&r->content, &old->record->content) && r->first == old->record->first &&
+                r->count == old->record->count && strcmp(r->tensor->name, old->record->tensor->name) == 0;
+    if (!same) {
+        err_corrupt(err, file_path(b->chunk->file), r->offset, "a block was not written as it was");
+        return CKD_E_CORRUPT;
+    }
+    bool decode = x->r->coded[index];
+    void *to =
+        bytes_scratch(&w->values, (decode ? r->raw_size : r->stored_size) + 1, "a block's values", err);
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    return decode ? block_values(&w->job.decoder, &x->r->c->views, x->written, b, to, err)
+                  : chunk_read_payload(b->chunk, r, to, err);
+}
+
+/* What a load may read: the new files, those of what was built on, and all as before, as its own ones may hold records of others, too. */
+static ckd_status name_candidates(rewrite *r, ckd_error *err) {
+    const view *v = r->plan->view, *last = NULL;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->block_count && status == CKD_OK; i++) {
+        const view *new_base = r->coded[i] ? r->plan->rewrites[i].new_base : NULL;
+        if (new_base && new_base != last) {
+            status = manifest_add_files(&r->m, new_base->manifest.files, new_base->manifest.file_count, err);
+            last = new_base;
+        }
+    }
+    return status == CKD_OK ? manifest_add_files(&r->m, v->manifest.files, v->manifest.file_count, err)
+                            : status;
+}
+
+/* The copy goes to the view, which frees it. */
+static ckd_status copy_for_view(manifest *out, const manifest *m, ckd_error *err) {
+    *out = (manifest){.checkpoint = m->checkpoint, .own_count = m->own_count};
+    ckd_status status = manifest_add_files(out, m->files, m->file_count, err);
+    if (status != CKD_OK) {
+        manifest_free(out);
+    }
+    return status;
+}
+
+static ckd_status check_written(rewrite *r, const view *written, ckd_error *err) {
+    const view *old = r->plan->view;
+    if (written->block_count != old->block_count || written->blob_count != old->blob_count) {
+        return err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
+    }
+    reading x = {r, written};
+    ckd_status status = pool_run(r->c->store->pool, written->block_count, read_back, &x, err);
+    if (status == CKD_OK) {
+        status = closure_name_files(&r->m, &r->c->views, written, err);
+    }
+    return status == CKD_OK ? totals_set(&r->m, written, err) : status;
+}
+
+ckd_status compact_verify(rewrite *r, ckd_error *err) {
+    manifest copy;
+    const view *written;
+    ckd_status status = name_candidates(r, err);
+    if (status == CKD_OK) {
+        status = copy_for_view(&copy, &r->m, err);
+    }
+    if (status == CKD_OK) {
+        status = views_add(&written, &r->c->views, &copy, err);
+    }
+    return status == CKD_OK ? check_written(r, written, err) : status;
+}

@@ -1,0 +1,243 @@
+/*
+ * Small chunk files of old checkpoints become one: a store of small deltas is mostly files. And of files with too much waste, because what was in them was deleted or coded anew, only
+ * the records that something still reads go into a new one. Records are copied as they are, whoever they once belonged to; then each manifest that names one of the old files gets a
+ * next generation that names the new one.
+ */
+#include <stdlib.h>
+
+#include "engine/store/closure.h"
+#include "engine/compact/gather.h"
+#include "engine/store/waste.h"
+
+#define MOST_TIMES   4u    /* of pack_below, in a common file */
+#define MOST_FILES   64u   /* who opens one reads the index of all */
+#define LEAST_FILES  4u    /* fewer are not worth it: common files would be written again too often */
+#define LEAST_DEAD   4096u /* bytes */
+#define NEWEST_APART 4u    /* of each run: the next save builds on them, and policies may soon let them go */
+
+/* ---- what there is ---- */
+
+static source *find_source(const gathering *g, const file_ref *file) {
+    source key = {.file = *file};
+    return g->source_count ? bsearch(&key, g->sources, g->source_count, sizeof(key), id_compare) : NULL;
+}
+
+static bool is_newest(const gathering *g, size_t i) {
+    return i + NEWEST_APART >= g->count ||
+           strcmp(g->order[i + NEWEST_APART]->m.checkpoint.run, g->order[i]->m.checkpoint.run) != 0;
+}
+
+static ckd_status find_sources(gathering *g, ckd_error *err) {
+    size_t total = 0, kept = 0;
+    for (size_t i = 0; i < g->count; i++) {
+        total += g->order[i]->m.file_count;
+    }
+    g->sources = calloc(total + 1, sizeof(*g->sources));
+    if (!g->sources) {
+        return err_nomem(err, total * sizeof(*g->sources), "chunk files");
+    }
+    for (size_t i = 0; i < g->count; i++) {
+        const manifest *m = &g->order[i]->m;
+        for (size_t k = 0; k < m->file_count; k++) {
+            bool own = k < m->own_count;
+            g->sources[g->source_count++] = (source){.file = m->files[k],
+                                                     .first = g->order[i],
+                                                     .live = own ? waste_own_part(m, k) : 0,
+                                                     .is_new = own && is_newest(g, i),
+                                                     .is_asked = compact_is_asked(g->c, m->checkpoint.run)};
+        }
+    }
+    if (g->source_count) {
+        qsort(g->sources, g->source_count, sizeof(*g->sources), id_compare);
+    }
+    for (size_t i = 0; i < g->source_count; i++) {
+        source *last = kept ? &g->sources[kept - 1] : NULL, *s = &g->sources[i];
+        if (last && id_compare(last, s) == 0) {
+            last->live += s->live;
+            last->is_new = last->is_new || s->is_new;
+            last->is_asked = last->is_asked || s->is_asked;
+        } else {
+            g->sources[kept++] = *s;
+        }
+    }
+    g->source_count = kept;
+    return CKD_OK;
+}
+
+/* ---- how much of them is read ---- */
+
+typedef struct counting {
+    gathering *g;
+    const view *root;
+    hash_set *met;
+} counting;
+
+static ckd_status count_record(void *context, const view *in, const view_block *b, ckd_error *err) {
+    counting *k = context;
+    source *s = find_source(k->g, &k->root->manifest.files[b->file]);
+    uint64_t hash = compact_record_hash(b->chunk, b->record);
+    if (!s || !s->is_wasteful || (in == k->root && b->file < k->root->manifest.own_count) ||
+        hash_set_has(k->met, hash)) {
+        return CKD_OK;
+    }
+    s->live += view_stored_bytes(b);
+    return hash_set_add(k->met, hash, err);
+}
+
+/* If no file has a larger share of dead bytes than the limit, all together have none. What a file system has no smaller piece for is not worth it. */
+static bool is_wasteful(const gathering *g, const source *s) {
+    uint64_t dead = s->live < s->file.size ? s->file.size - s->live : 0;
+    return s->is_asked && dead >= LEAST_DEAD &&
+           (double)dead > (double)s->file.size * g->c->limits.dead_percent / 100;
+}
+
+/* Of files that have too much beside own ones: what others read of them counts, too. */
+static ckd_status find_wasteful(gathering *g, ckd_error *err) {
+    hash_set met = {.slots = NULL};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < g->source_count; i++) {
+        g->sources[i].is_wasteful = is_wasteful(g, &g->sources[i]);
+    }
+    for (size_t i = 0; i < g->count && status == CKD_OK; i++) {
+        const manifest *m = &g->order[i]->m;
+        bool any = false;
+        for (size_t k = m->own_count; k < m->file_count && !any; k++) {
+            const source *s = find_source(g, &m->files[k]);
+            any = s && s->is_wasteful;
+        }
+        const view *v;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        counting k = {.g = g, .met = &met};
+        ckd_status opened = any ? views_get(&v, &g->c->views, &m->checkpoint.id, &why) : CKD_E_NOT_FOUND;
+        if (opened == CKD_OK) {
+            k.root = v;
+            opened = closure_visit(&g->c->views, v, count_record, &k, &why);
+        }
+        status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK; /* damage: verify tells */
+    }
+    for (size_t i = 0; i < g->source_count; i++) {
+        g->sources[i].is_wasteful = is_wasteful(g, &g->sources[i]);
+    }
+    free(met.slots);
+    return status;
+}
+
+/* ---- which go together ---- */
+
+static int by_place(const void *a, const void *b) {
+    const source *x = *(const source *const *)a, *y = *(const source *const *)b;
+    const ckd_checkpoint *p = &x->first->m.checkpoint, *q = &y->first->m.checkpoint;
+    int order = strcmp(p->run, q->run);
+    order = order ? order : (p->step > q->step) - (p->step < q->step);
+    order = order ? order : (x->file.rank > y->file.rank) - (x->file.rank < y->file.rank);
+    return order ? order : id_compare(x, y);
+}
+
+/* The checkpoints that a file has records of, together with its rank. */
+static ckd_status list_owners(hash_set *to, bool *known, compaction *c, const source *s, ckd_error *err) {
+    chunk *opened = NULL;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = view_open_chunk(&opened, c->store, &s->file, &s->first->m.checkpoint, &why);
+    *known = false;
+    for (size_t i = 0; status == CKD_OK && i < opened->outer_count; i++) {
+        struct {
+            ckd_id id;
+            uint64_t rank;
+        } key = {opened->outer[i].tensor->checkpoint, s->file.rank};
+        uint64_t hash = hash64(&key, sizeof(key));
+        bool again = i && id_equal(&key.id, &opened->outer[i - 1].tensor->checkpoint);
+        *known = *known || (!again && hash_set_has(to, hash));
+        status = hash_set_add(to, hash, &why);
+    }
+    chunk_close(opened);
+    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+}
+
+static bool together(const source *a, const source *b) {
+    return strcmp(a->first->m.checkpoint.run, b->first->m.checkpoint.run) == 0;
+}
+
+/*
+ * As many from the first on as go together. Two files of a rank that have records of the same checkpoint do not: one of them has it as it was before it was coded anew, and others still read
+ * that; in one file a reader could not tell them apart.
+ */
+static ckd_status fill_group(merge_set *x, source **wanted, size_t count, ckd_error *err) {
+    uint64_t max = MOST_TIMES * x->g->c->options.pack_below, live = 0;
+    hash_set owners = {.slots = NULL};
+    ckd_status status = CKD_OK;
+    for (; x->count < count && x->count < MOST_FILES && status == CKD_OK; x->count++) {
+        const source *s = wanted[x->count];
+        bool fits = x->count == 0 || s->first == wanted[x->count - 1]->first ||
+                    (together(wanted[0], s) && live + s->live <= max);
+        bool known = false;
+        status = fits ? list_owners(&owners, &known, x->g->c, s, err) : CKD_OK;
+        if (!fits || (known && x->count)) {
+            break;
+        }
+        live += s->live;
+    }
+    free(owners.slots);
+    return status;
+}
+
+static ckd_status run_groups(gathering *g, source **wanted, size_t count, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t at = 0; at < count && status == CKD_OK && !compact_is_over(g->c);) {
+        merge_set x = {.g = g, .sources = wanted + at};
+        bool wasteful = false;
+        status = fill_group(&x, wanted + at, count - at, err);
+        for (size_t i = 0; i < x.count; i++) {
+            wasteful = wasteful || wanted[at + i]->is_wasteful;
+        }
+        at += x.count;
+        if (status == CKD_OK && (x.count >= LEAST_FILES || wasteful)) {
+            status = compact_merge(&x, err);
+        }
+    }
+    return status;
+}
+
+static int by_run_and_step(const void *a, const void *b) {
+    const ckd_checkpoint *x = &(*(const manifest_entry *const *)a)->m.checkpoint,
+                         *y = &(*(const manifest_entry *const *)b)->m.checkpoint;
+    int order = strcmp(x->run, y->run);
+    return order ? order : (x->step > y->step) - (x->step < y->step);
+}
+
+ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t count, gathered_fn gathered,
+                          void *context, ckd_error *err) {
+    manifest_entry **sorted = calloc(count + 1, sizeof(*sorted));
+    gathering g = {.c = c, .order = sorted, .count = count, .gathered = gathered, .context = context};
+    source **wanted = NULL;
+    size_t used = 0;
+    if (!sorted) {
+        return err_nomem(err, count * sizeof(*sorted), "checkpoints");
+    }
+    if (count) {
+        memcpy(sorted, order, count * sizeof(*sorted));
+        qsort(sorted, count, sizeof(*sorted), by_run_and_step);
+    }
+    ckd_status status = find_sources(&g, err);
+    if (status == CKD_OK) {
+        status = find_wasteful(&g, err);
+    }
+    if (status == CKD_OK) {
+        wanted = calloc(g.source_count + 1, sizeof(*wanted));
+        status = wanted ? CKD_OK : err_nomem(err, g.source_count * sizeof(*wanted), "chunk files");
+    }
+    for (size_t i = 0; i < g.source_count && status == CKD_OK; i++) {
+        source *s = &g.sources[i];
+        bool packs = !s->is_new && !c->limits.waste_of && s->file.size < c->options.pack_below;
+        if (s->is_wasteful || packs) {
+            wanted[used++] = s;
+        }
+    }
+    if (used) {
+        qsort(wanted, used, sizeof(*wanted), by_place);
+        status = run_groups(&g, wanted, used, err);
+    }
+    free(wanted);
+    free(g.sources);
+    free(sorted);
+    return status;
+}

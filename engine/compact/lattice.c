@@ -1,0 +1,187 @@
+/*
+ * Values of lossy chains lie on a lattice whose spacing is a power of two. As its integers they are stored exactly, and so are differences to any other
+ * values of their chain: the format's linear form with steps of one unit loses nothing then.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "engine/compact/compact.h"
+#include "kernels/scalar_lattice.h"
+
+#define LOWEST     (-149) /* exponent of the lowest bit that a float can have */
+#define EXPONENTS  (128 - LOWEST)
+#define MOST_UNITS (1 << 24) /* integers above are no lattice's, but those of any float */
+#define MOST_STRAY 64        /* one in so many values may lie elsewhere: it is kept as it is */
+#define LEAST      (-120)    /* exponents that the format has */
+#define MOST       120
+
+/* ---- the spacing ---- */
+
+static bool is_ordinary(uint32_t bits) {
+    return (bits << 1) != 0 && (bits >> 23 & 0xff) != 0xff;
+}
+
+/* The exponent of the lowest bit that is set. */
+static int lowest_exponent(uint32_t bits) {
+    uint32_t exponent = bits >> 23 & 0xff, mantissa = bits & 0x7fffff;
+    mantissa |= exponent ? 0x800000 : 0;
+    return (int)(exponent ? exponent : 1) - 150 + __builtin_ctz(mantissa);
+}
+
+/* The finest that is not only that of a few values. */
+static int find_spacing(const float *values, uint64_t n) {
+    uint32_t count[EXPONENTS] = {0};
+    uint64_t below = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits = scalar_bits(values[i]);
+        if (is_ordinary(bits)) {
+            count[lowest_exponent(bits) - LOWEST]++;
+        }
+    }
+    for (int e = 0; e < EXPONENTS; e++) {
+        below += count[e];
+        if (below > n / MOST_STRAY) {
+            return e + LOWEST;
+        }
+    }
+    return below ? LEAST - 1 : 0; /* few values but zeros: they are worth no thought */
+}
+
+/* ---- integers ---- */
+
+/* On the lattice? Zeros are, but for -0. */
+static bool units_of(int32_t *q, float value, int spacing, float per_unit) {
+    uint32_t bits = scalar_bits(value);
+    *q = 0;
+    if (!is_ordinary(bits)) {
+        return bits == 0;
+    }
+    if (lowest_exponent(bits) < spacing) {
+        return false;
+    }
+    float units = value * per_unit;
+    if (!(fabsf(units) < (float)MOST_UNITS)) {
+        return false;
+    }
+    *q = (int32_t)units;
+    return true;
+}
+
+/* The values that no integer stands for. */
+typedef struct strays {
+    bytes *at, *bits;
+    const lattice_try *of;
+} strays;
+
+static void add_stray(strays *s, uint64_t i) {
+    uint32_t bits = 0;
+    size_t size = ckd_dtype_size(s->of->dtype);
+    memcpy(&bits, (const uint8_t *)s->of->values + i * size, size);
+    uint32_t at = (uint32_t)i;
+    bytes_put(s->at, &at, sizeof(at));
+    bytes_put(s->bits, &bits, sizeof(bits));
+}
+
+/* q of t->values, less those of `before` (NULL: nothing). false: too many lie elsewhere. */
+static bool integers(int32_t *q, strays *s, const lattice_try *t, const float *now, const float *before,
+                     int spacing) {
+    uint64_t count = 0;
+    float per_unit = ldexpf(1, -spacing);
+    for (uint64_t i = 0; i < t->count; i++) {
+        int32_t old = before ? scalar_units(before[i] * per_unit) : 0;
+        bool on = units_of(&q[i], now[i], spacing, per_unit);
+        q[i] = on ? q[i] - old : 0;
+        /* Without a difference a decoder gives what was there before, which may lie elsewhere. */
+        if (!on || (before && q[i] == 0 && scalar_bits(before[i]) != scalar_bits(now[i]))) {
+            q[i] = 0;
+            add_stray(s, i);
+            count++;
+        }
+    }
+    return count <= t->count / MOST_STRAY && !s->at->failed && !s->bits->failed;
+}
+
+/* ---- payloads ---- */
+
+static ckd_status check(bool *good, const lattice_try *t, const bytes *payload, compact_worker *w,
+                        ckd_error *err) {
+    size_t raw = t->count * ckd_dtype_size(t->dtype);
+    void *to = bytes_scratch(&w->check, raw + 1, "coding scratch", err);
+    lattice_block b;
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    if (t->before && payload == &w->delta) {
+        memcpy(to, t->before, raw);
+    }
+    ckd_error why = {0};
+    ckd_status status = lattice_decode(&b, t->count, NULL, NULL, payload->data, payload->size,
+                                       &w->lattice.scratch, coder_symbols(w->job.decoder.coder), &why);
+    if (status == CKD_OK) {
+        status = lattice_rebuild_values(to, t->dtype, &b, payload == &w->delta, &w->lattice,
+                                        w->job.decoder.kernels, &why);
+    }
+    *good = status == CKD_OK && memcmp(to, t->values, raw) == 0;
+    return err_except(err, status, CKD_E_CORRUPT, &why);
+}
+
+/* false in *possible: these values cannot be stored so. */
+static ckd_status encode(bool *possible, bytes *payload, const lattice_try *t, const float *now,
+                         const float *before, int spacing, compact_worker *w, ckd_error *err) {
+    strays s = {&w->at, &w->bits, t};
+    bytes_clear(&w->at);
+    bytes_clear(&w->bits);
+    int32_t *q = bytes_scratch(&w->q, t->count * sizeof(int32_t) + 1, "coding scratch", err);
+    *possible = false;
+    if (!q) {
+        return CKD_E_NOMEM;
+    }
+    if (!integers(q, &s, t, now, before, spacing)) {
+        return CKD_OK;
+    }
+    lattice_block b = {.map = LATTICE_LINEAR,
+                       .count = t->count,
+                       .columns = t->small ? t->grid.columns : t->count,
+                       .phase = t->small ? t->grid.phase : 0,
+                       .exponent = spacing,
+                       .q = q,
+                       .exceptions = (uint32_t)(w->at.size / sizeof(uint32_t)),
+                       .exception_at = (const uint32_t *)(const void *)w->at.data,
+                       .exception_bits = (const uint32_t *)(const void *)w->bits.data};
+    bytes_clear(payload);
+    ckd_status status = lattice_encode(payload, &b, t->small ? LATTICE_SMALL : LATTICE_FAST,
+                                       &w->lattice.scratch, coder_symbols(w->job.decoder.coder), err);
+    return status == CKD_OK ? check(possible, t, payload, w, err) : status;
+}
+
+/* Values as floats: where they are, or in `room`. */
+static const float *floats_of(bytes *room, const void *values, const lattice_try *t, const kernels *k,
+                              ckd_error *err) {
+    float *to = bytes_scratch(room, t->count * sizeof(float) + 1, "coding scratch", err);
+    if (to) {
+        k->widen(to, t->dtype, values, t->count);
+    }
+    return to;
+}
+
+ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err) {
+    const kernels *k = w->job.decoder.kernels;
+    t->standalone_possible = t->delta_possible = false;
+    if (!lattice_dtype(t->dtype) || t->count == 0) {
+        return CKD_OK;
+    }
+    const float *now = floats_of(&w->now_floats, t->values, t, k, err);
+    if (!now) {
+        return CKD_E_NOMEM;
+    }
+    int spacing = find_spacing(now, t->count);
+    if (spacing < LEAST || spacing > MOST) {
+        return CKD_OK;
+    }
+    ckd_status status = encode(&t->standalone_possible, &w->standalone, t, now, NULL, spacing, w, err);
+    if (status != CKD_OK || !t->before) {
+        return status;
+    }
+    const float *before = floats_of(&w->before_floats, t->before, t, k, err);
+    return before ? encode(&t->delta_possible, &w->delta, t, now, before, spacing, w, err) : CKD_E_NOMEM;
+}

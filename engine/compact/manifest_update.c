@@ -1,0 +1,121 @@
+/*
+ * Each manifest names all files that a load reads, those of other checkpoints as they were when it was made. Where such a checkpoint was rewritten since, its old files stay only
+ * for others that name them: these are given the new ones instead.
+ */
+#include <stdlib.h>
+
+#include "engine/store/closure.h"
+#include "engine/compact/compact.h"
+
+/* The other checkpoints that a load reads records of. */
+typedef struct owners {
+    const compaction *c;
+    const ckd_id *own;
+    bytes ids;
+} owners;
+
+static ckd_status record_owner(void *context, const view *in, const view_block *b, ckd_error *err) {
+    owners *o = context;
+    const ckd_id *id = &b->record->tensor->checkpoint;
+    (void)in;
+    if (id_equal(id, o->own) || compact_is_victim(o->c, id)) {
+        return CKD_OK;
+    }
+    for (size_t at = 0; at < o->ids.size; at += sizeof(ckd_id)) {
+        if (memcmp(o->ids.data + at, id, sizeof(ckd_id)) == 0) {
+            return CKD_OK;
+        }
+    }
+    bytes_put(&o->ids, id, sizeof(ckd_id));
+    return o->ids.failed ? err_nomem(err, o->ids.size, "what a checkpoint builds on") : CKD_OK;
+}
+
+/* Own files, those of the newest generations of what it builds on, and the others that it names now. */
+static ckd_status newest_files(manifest *m, compaction *c, const view *now, const owners *o, ckd_error *err) {
+    *m = (manifest){.checkpoint = now->manifest.checkpoint, .own_count = now->manifest.own_count};
+    ckd_status status = manifest_add_files(m, now->manifest.files, now->manifest.own_count, err);
+    for (size_t at = 0; at < o->ids.size && status == CKD_OK; at += sizeof(ckd_id)) {
+        const view *older;
+        ckd_id id;
+        memcpy(&id, o->ids.data + at, sizeof(id));
+        if (views_get(&older, &c->views, &id, NULL) == CKD_OK) {
+            status = manifest_add_files(m, older->manifest.files, older->manifest.file_count, err);
+        }
+    }
+    return status == CKD_OK ? manifest_add_files(m, now->manifest.files, now->manifest.file_count, err)
+                            : status;
+}
+
+/* A draft with just the files that are needed. Errors: CORRUPT (a file is missing, or another one), IO, NOMEM. */
+static ckd_status open_draft(const view **out, compaction *c, manifest *m, ckd_error *err) {
+    const view *wide;
+    manifest tight = {.checkpoint = m->checkpoint, .own_count = m->own_count};
+    ckd_status status = manifest_add_files(&tight, m->files, m->file_count, err);
+    if (status == CKD_OK) {
+        status = views_add(&wide, &c->views, m, err);
+    } else {
+        manifest_free(m);
+    }
+    if (status == CKD_OK) {
+        status = closure_name_files(&tight, &c->views, wide, err);
+    }
+    if (status != CKD_OK) {
+        manifest_free(&tight);
+        return status;
+    }
+    return views_add(out, &c->views, &tight, err);
+}
+
+ckd_status compact_open(const view **draft, const manifest **published, compaction *c, const ckd_id *id,
+                        ckd_error *err) {
+    const view *now;
+    ckd_status status = views_get(&now, &c->views, id, err);
+    owners o = {.c = c, .own = id};
+    manifest m = {.files = NULL};
+    if (status == CKD_OK) {
+        *published = &now->manifest;
+        *draft = now;
+        status = closure_visit(&c->views, now, record_owner, &o, err);
+    }
+    if (status == CKD_OK && now->manifest.file_count > now->manifest.own_count) {
+        status = newest_files(&m, c, now, &o, err);
+        if (status != CKD_OK) {
+            manifest_free(&m);
+        }
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status opened = status == CKD_OK ? open_draft(draft, c, &m, &why) : CKD_OK;
+        if (opened != CKD_OK) { /* files of the others are damaged; those of the published manifest are not */
+            *draft = now;
+            status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK;
+        }
+    }
+    bytes_free(&o.ids);
+    return status;
+}
+
+bool compact_is_stale(const rewrite_plan *p) {
+    const manifest *a = &p->view->manifest, *b = p->published;
+    bool same = a->file_count == b->file_count;
+    for (size_t i = 0; i < a->file_count && same; i++) {
+        bool found = false;
+        for (size_t k = 0; k < b->file_count && !found; k++) {
+            found = id_equal(&a->files[i].id, &b->files[k].id);
+        }
+        same = found;
+    }
+    return !same;
+}
+
+ckd_status compact_update_manifest(uint64_t *stored, compaction *c, const rewrite_plan *p, ckd_error *err) {
+    const manifest *of = p->published, *draft = &p->view->manifest;
+    manifest m = *of;
+    bool undecided = false;
+    if (of->checkpoint.generation == UINT32_MAX) {
+        return err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
+    }
+    m.checkpoint.generation++;
+    m.checkpoint.stored_bytes -= of->file_bytes;
+    m.files = draft->files;
+    m.file_count = draft->file_count;
+    return compact_publish_manifest(stored, &undecided, c, &m, err);
+}

@@ -1,0 +1,400 @@
+/*
+ * Records that something still reads, out of several chunk files into one for each rank, as they are; then each manifest that names one of the old files gets a next generation that names
+ * the new one.
+ */
+#include <stdlib.h>
+
+#include "engine/store/closure.h"
+#include "engine/compact/gather.h"
+#include "engine/store/damage.h"
+#include "engine/store/file_scan.h"
+#include "engine/store/record_copy.h"
+#include "engine/decode/totals.h"
+
+static uint64_t file_hash(const file_ref *f) {
+    return hash64(&f->id, sizeof(ckd_id));
+}
+
+uint64_t compact_record_hash(const chunk *c, const record *r) {
+    struct {
+        ckd_id file;
+        hash128 content;
+        uint64_t offset, payload, first;
+    } key = {c->identity.file, r->content, r->offset, r->payload_offset, r->first};
+    return hash64(&key, sizeof(key));
+}
+
+/* Of a record that stands by itself, or of the bundle that it is in. */
+static uint64_t place_hash(const chunk *c, uint64_t offset) {
+    struct {
+        ckd_id file;
+        uint64_t offset;
+    } key = {c->identity.file, offset};
+    return hash64(&key, sizeof(key));
+}
+
+/* ---- copying what is read ---- */
+
+static bool in_group(const merge_set *x, const file_ref *f) {
+    return hash_set_has(&x->files, file_hash(f));
+}
+
+static bool names_any(const merge_set *x, const manifest *m, size_t first, size_t end) {
+    bool any = false;
+    for (size_t i = first; i < end && !any; i++) {
+        any = in_group(x, &m->files[i]);
+    }
+    return any;
+}
+
+typedef struct marking {
+    merge_set *x;
+    const view *root;
+    hash_set live;
+    bool is_damaged;
+} marking;
+
+static ckd_status mark_record(void *context, const view *in, const view_block *b, ckd_error *err) {
+    marking *k = context;
+    (void)in;
+    if (!in_group(k->x, &k->root->manifest.files[b->file])) {
+        return CKD_OK;
+    }
+    k->is_damaged = k->is_damaged || hash_set_has(&k->x->damaged, place_hash(b->chunk, b->record->offset));
+    return hash_set_add(&k->live, compact_record_hash(b->chunk, b->record), err);
+}
+
+/* All that the checkpoint has in its own files, and what else a load of it reads. */
+static ckd_status mark_reads(marking *k, ckd_error *err) {
+    const view *v = k->root;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; status == CKD_OK && i < v->chunk_count; i++) {
+        for (size_t r = 0; r < v->parts[i]->count && status == CKD_OK; r++) {
+            view_block b = {.record = &v->parts[i]->records[r], .chunk = v->chunks[i], .file = (uint32_t)i};
+            status = mark_record(k, v, &b, err);
+        }
+    }
+    return status == CKD_OK ? closure_visit(&k->x->g->c->views, v, mark_record, k, err) : status;
+}
+
+/* Its records are live, unless some of them cannot be read: CORRUPT. */
+static ckd_status mark_live(merge_set *x, const manifest_entry *n, ckd_error *err) {
+    marking k = {.x = x};
+    ckd_status status = views_get(&k.root, &x->g->c->views, &n->m.checkpoint.id, err);
+    if (status == CKD_OK) {
+        status = mark_reads(&k, err);
+    }
+    if (status == CKD_OK && k.is_damaged) {
+        status = err_set(err, CKD_E_CORRUPT, "records that it reads are damaged");
+    }
+    for (size_t i = 0; i < k.live.capacity && status == CKD_OK; i++) {
+        status = k.live.slots[i] ? hash_set_add(&x->live, k.live.slots[i], err) : CKD_OK;
+    }
+    free(k.live.slots);
+    return status;
+}
+
+/* Damage is noted, for the next try. */
+static ckd_status record_damage(merge_set *x, const chunk *c, uint64_t offset, ckd_status status,
+                                ckd_error *err) {
+    ckd_error full = {.offset = CKD_NO_OFFSET};
+    if (status == CKD_E_CORRUPT && hash_set_add(&x->damaged, place_hash(c, offset), &full) != CKD_OK) {
+        return err_from(err, CKD_E_NOMEM, &full);
+    }
+    return status;
+}
+
+/* What is written of a source. */
+typedef struct copying {
+    merge_set *x;
+    chunk_writer *to;
+    record_copier copier;
+} copying;
+
+static ckd_status copy_live(void *context, const chunk *c, const record *r, ckd_error *err) {
+    copying *k = context;
+    if (!hash_set_has(&k->x->live, compact_record_hash(c, r))) {
+        return CKD_OK;
+    }
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = record_copy(&k->copier, k->to, c, r, &why);
+    err_from(err, status, &why);
+    return record_damage(k->x, c, r->offset, status, err);
+}
+
+static ckd_status copy_source(merge_set *x, const source *s, chunk_writer *w, ckd_error *err) {
+    chunk *c;
+    copying k = {.x = x, .to = w};
+    ckd_status status = view_open_chunk(&c, x->g->c->store, &s->file, &s->first->m.checkpoint, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = chunk_each_record(c, copy_live, &k, err);
+    bytes_free(&k.copier.payload);
+    chunk_close(c);
+    return status == CKD_OK ? compact_throttle(x->g->c, 2 * s->file.size, 0, err) : status;
+}
+
+static ckd_status write_file(merge_set *x, file_ref *to, const compact_intent *i, ckd_error *err) {
+    const ckd_store *store = x->g->c->store;
+    chunk_identity identity = {store->id, to->id, i->writer};
+    pathname temp = path_chunk(store->path, &to->id, ".tmp");
+    chunk_writer *w;
+    ckd_status status = chunk_writer_create(&w, temp.text, &identity, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    chunk_writer_gather(w);
+    for (size_t k = 0; k < x->count && status == CKD_OK; k++) {
+        status = x->sources[k]->file.rank == to->rank ? copy_source(x, x->sources[k], w, err) : CKD_OK;
+    }
+    if (status != CKD_OK) {
+        chunk_writer_abort(w);
+        return status;
+    }
+    status = chunk_writer_finish(w, &to->root, &to->size, err);
+    return status == CKD_OK ? file_publish(temp.text, path_chunk(store->path, &to->id, "").text, err)
+                            : status;
+}
+
+static ckd_status read_back(const merge_set *x, const file_ref *file, ckd_error *err) {
+    chunk *c = NULL;
+    bytes payload = {0};
+    ckd_status status = view_open_chunk(&c, x->g->c->store, file, &x->sources[0]->first->m.checkpoint, err);
+    for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
+        status = record_read_through(&payload, c, &c->outer[i], err);
+    }
+    bytes_free(&payload);
+    chunk_close(c);
+    return status;
+}
+
+static ckd_status write_files(merge_set *x, const compact_intent *i, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t k = 0; k < x->output_count && status == CKD_OK; k++) {
+        status = write_file(x, &x->outputs[k], i, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(x->g->c->store->path, DIR_CHUNKS).text, err);
+    }
+    for (size_t k = 0; k < x->output_count && status == CKD_OK; k++) {
+        status = read_back(x, &x->outputs[k], err);
+    }
+    return status;
+}
+
+/* ---- manifests that name it ---- */
+
+static const file_ref *output_for(const merge_set *x, uint32_t rank) {
+    const file_ref *found = &x->outputs[0];
+    for (size_t i = 0; i < x->output_count; i++) {
+        found = x->outputs[i].rank == rank ? &x->outputs[i] : found;
+    }
+    return found;
+}
+
+/* The new file in the place of the first that it replaces; own ones stay in front. */
+static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, ckd_error *err) {
+    *to = (manifest){.checkpoint = m->checkpoint};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        const file_ref *f = in_group(x, &m->files[i]) ? output_for(x, m->files[i].rank) : &m->files[i];
+        status = manifest_add_files(to, f, 1, err);
+        to->own_count = i < m->own_count ? to->file_count : to->own_count;
+    }
+    if (status != CKD_OK) {
+        manifest_free(to);
+    }
+    return status;
+}
+
+/*
+ * Proves that all that a load reads is in the files, and publishes the manifest that names them. *named: with the new one, or it may be so. A manifest that named one of the old files without
+ * need names none of them then.
+ */
+static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, const merge_set *x,
+                               const manifest_entry *n, ckd_error *err) {
+    compaction *c = x->g->c;
+    const view *draft, *was;
+    manifest wide, tight = {.files = NULL};
+    ckd_status status = views_get(&was, &c->views, &n->m.checkpoint.id, err);
+    if (status == CKD_OK) {
+        status = name_new(&tight, x, &was->manifest, err);
+    }
+    if (status == CKD_OK) {
+        status = name_new(&wide, x, &was->manifest, err);
+    }
+    if (status == CKD_OK) {
+        status = views_add(&draft, &c->views, &wide, err);
+    }
+    if (status == CKD_OK &&
+        (draft->block_count != was->block_count || draft->blob_count != was->blob_count)) {
+        status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
+    }
+    if (status == CKD_OK) {
+        status = closure_name_files(&tight, &c->views, draft, err);
+    }
+    if (status == CKD_OK && was->manifest.checkpoint.generation == UINT32_MAX) {
+        status = err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
+    }
+    if (status == CKD_OK) {
+        manifest m = was->manifest; /* roles and dependencies stay the view's */
+        m.files = tight.files;
+        m.file_count = tight.file_count;
+        m.own_count = tight.own_count;
+        m.roles = NULL;
+        m.role_count = 0;
+        status = totals_set(&m, draft, err);
+        m.checkpoint.generation++;
+        status = status == CKD_OK ? compact_publish_manifest(stored, undecided, c, &m, err) : status;
+        for (size_t i = 0; i < m.file_count && status == CKD_OK; i++) {
+            for (size_t k = 0; k < x->output_count; k++) {
+                *named = *named || id_equal(&m.files[i].id, &x->outputs[k].id);
+            }
+        }
+        free(m.roles);
+    }
+    manifest_free(&tight);
+    return status;
+}
+
+static ckd_status tell(const merge_set *x, const manifest_entry *n, uint64_t stored, ckd_status left,
+                       const ckd_error *why, ckd_error *err) {
+    bool own = names_any(x, &n->m, 0, n->m.own_count);
+    return left == CKD_OK && !own ? CKD_OK
+                                  : x->g->gathered(x->g->context, &n->m.checkpoint, stored, left, why, err);
+}
+
+static ckd_status rename_all(bool *committed, bool *undecided, const merge_set *x, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < x->g->count && status == CKD_OK; i++) {
+        const manifest_entry *n = x->g->order[i];
+        uint64_t stored = 0;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (!x->excluded[i] && names_any(x, &n->m, 0, n->m.file_count)) {
+            ckd_status done = rename_files(&stored, committed, undecided, x, n, &why);
+            *undecided =
+                *undecided || done != CKD_OK; /* a file may be left that only this one would have named */
+            status = tell(x, n, stored, done, &why, err);
+        }
+    }
+    return status;
+}
+
+/* ---- a group ---- */
+
+/* Those that read what is damaged are told, and stay as they are. */
+static ckd_status mark_all(merge_set *x, bytes *ids, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    free(x->live.slots);
+    x->live = (hash_set){.slots = NULL};
+    for (size_t i = 0; i < x->g->count && status == CKD_OK; i++) {
+        const manifest_entry *n = x->g->order[i];
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (x->excluded[i] || !names_any(x, &n->m, 0, n->m.file_count)) {
+            continue;
+        }
+        bytes_put(ids, &n->m.checkpoint.id, sizeof(ckd_id));
+        status = ids->failed ? err_nomem(&why, ids->size, "checkpoints") : mark_live(x, n, &why);
+        x->excluded[i] = is_damage(status, &why) || status == CKD_E_UNSUPPORTED;
+        status = x->excluded[i] ? tell(x, n, 0, status, &why, err) : err_from(err, status, &why);
+    }
+    return status;
+}
+
+static ckd_status name_outputs(merge_set *x, compact_intent *i, ckd_error *err) {
+    manifest like = {.files = NULL};
+    ckd_status status = CKD_OK;
+    for (size_t k = 0; k < x->count && status == CKD_OK; k++) {
+        bool known = false;
+        for (size_t f = 0; f < like.file_count && !known; f++) {
+            known = like.files[f].rank == x->sources[k]->file.rank;
+        }
+        status = known ? CKD_OK : manifest_add_files(&like, &x->sources[k]->file, 1, err);
+    }
+    like.own_count = like.file_count;
+    if (status == CKD_OK) {
+        status = compact_intent_name(i, &like, err);
+    }
+    x->outputs = i->files;
+    x->output_count = i->file_count;
+    manifest_free(&like);
+    return status;
+}
+
+static ckd_status gather_group(merge_set *x, ckd_error *err) {
+    compaction *c = x->g->c;
+    compact_intent i = {.lock = NULL};
+    bytes ids = {0};
+    bool committed = false;
+    x->damaged_before = x->damaged.count;
+    ckd_status status = name_outputs(x, &i, err);
+    if (status == CKD_OK) {
+        status = mark_all(x, &ids, err);
+    }
+    if (status == CKD_OK) {
+        status =
+            compact_intent_begin_for(&i, c, &x->sources[0]->first->m.checkpoint,
+                                     (const ckd_id *)(const void *)ids.data, ids.size / sizeof(ckd_id), err);
+    }
+    if (status == CKD_OK) {
+        status = write_files(x, &i, err);
+    }
+    if (status == CKD_OK) {
+        status = rename_all(&committed, &i.undecided, x, err);
+    }
+    compact_intent_end(&i, c->store, committed);
+    bytes_free(&ids);
+    return status;
+}
+
+static ckd_status report_only(const merge_set *x, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < x->g->count && status == CKD_OK; i++) {
+        const manifest_entry *n = x->g->order[i];
+        if (names_any(x, &n->m, 0, n->m.own_count)) {
+            status = tell(x, n, n->m.checkpoint.stored_bytes, CKD_OK, NULL, err);
+        }
+    }
+    return status;
+}
+
+/* Damage, or others that were quicker, are no reason not to go on with the next. */
+ckd_status compact_merge(merge_set *x, ckd_error *err) {
+    compaction *c = x->g->c;
+    file_lock *readers;
+    uint64_t moved = c->moved;
+    x->excluded = calloc(x->g->count + 1, sizeof(*x->excluded));
+    ckd_status status = x->excluded ? CKD_OK : err_nomem(err, x->g->count, "checkpoints");
+    for (size_t i = 0; i < x->count && status == CKD_OK; i++) {
+        status = hash_set_add(&x->files, file_hash(&x->sources[i]->file), err);
+    }
+    if (status == CKD_OK && (c->options.dry_run || c->options.estimate)) {
+        status = report_only(x, err);
+    } else if (status == CKD_OK) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        status = store_lock_reader_within(&readers, c->store, c->limits.timeout_ms, err);
+        if (status == CKD_OK) {
+            ckd_status done = gather_group(x, &why);
+            while (done == CKD_E_CORRUPT && x->damaged.count > x->damaged_before) {
+                done = gather_group(x, &why); /* without those that read what was found to be damaged */
+            }
+            bool passes = done == CKD_E_CORRUPT || done == CKD_E_UNSUPPORTED || done == CKD_E_NOT_FOUND ||
+                          done == CKD_E_EXISTS;
+            status = passes ? CKD_OK : err_from(err, done, &why);
+            if (passes) {
+                store_message(c->store, "chunk files of %s stay apart: %s%s%s%s",
+                              x->sources[0]->first->m.checkpoint.run, why.message, why.file[0] ? " (" : "",
+                              why.file, why.file[0] ? ")" : "");
+            }
+            compact_forget_views(c);
+            lock_release(readers);
+        }
+    }
+    c->spent += c->moved - moved;
+    free(x->live.slots);
+    free(x->files.slots);
+    free(x->damaged.slots);
+    free(x->excluded);
+    return status;
+}

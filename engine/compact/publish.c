@@ -1,0 +1,250 @@
+/*
+ * Rewriting a checkpoint, as safe as a save: intent -> new files durable -> read back, and all that a load reads proven to be there -> publish lock, and the checkpoint is
+ * the generation that was read -> manifest of the next generation, the commit point -> catalog. The generation before stays until nobody reads it (old_generations.c).
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/compact/compact.h"
+
+#define SLACK (UINT64_C(4) << 20) /* buffers, manifest, intent, catalog */
+
+/* ---- the next generation ---- */
+
+/* What the checkpoint is, with the files that the intent names, and dependencies that are still to be found. */
+static ckd_status describe(rewrite *r, compact_intent *i, ckd_error *err) {
+    const manifest *old = r->plan->published;
+    r->m = (manifest){.checkpoint = old->checkpoint, .branch_origin = old->branch_origin};
+    r->intent = i;
+    r->coded = calloc(r->plan->view->block_count + 1, sizeof(*r->coded));
+    if (!r->coded) {
+        return err_nomem(err, r->plan->view->block_count, "the blocks of a checkpoint");
+    }
+    ckd_status status = manifest_add_files(&r->m, i->files, i->file_count, err);
+    r->m.own_count = r->m.file_count;
+    return status != CKD_OK || r->m.checkpoint.generation < UINT32_MAX
+               ? status
+               : err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
+}
+
+/* The parent is the nearest that it came from and that stays. */
+static void complete(rewrite *r) {
+    ckd_checkpoint *c = &r->m.checkpoint;
+    c->generation++;
+    c->kind = r->m.dependency_count ? CKD_DELTA : c->fidelity != CKD_EXACT ? CKD_LOSSY_BASE : CKD_BASE;
+    c->parent = !r->m.dependency_count    ? (ckd_id){{0}}
+                : r->plan->ancestor_count ? r->plan->ancestors[0]
+                                          : r->m.dependencies[0];
+}
+
+/* ---- publishing ---- */
+
+/* Named but perhaps not durable is not committed. If it cannot be taken back durably, recovery decides. */
+static void take_back(const ckd_store *store, bool *undecided, const pathname *p) {
+    ckd_status status = file_remove(p->text, true, NULL);
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, NULL);
+    }
+    *undecided = *undecided || status != CKD_OK;
+}
+
+static ckd_status publish_bytes(bool *undecided, const ckd_store *store, const ckd_checkpoint *c,
+                                const bytes *encoded, ckd_error *err) {
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &c->id);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname p = path_manifest(store->path, c->run, c->step, c->generation);
+    pathname temporary = path_of(store->path, DIR_MANIFESTS, temp);
+    ckd_status status = file_publish_bytes(p.text, temporary.text, encoded->data, encoded->size, err);
+    if (status != CKD_OK) {
+        file_remove(temporary.text, true, NULL);
+    }
+    if (status != CKD_OK && status != CKD_E_EXISTS) {
+        take_back(store, undecided, &p);
+    }
+    return status;
+}
+
+/* Under the publish lock, the catalog in step. */
+static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd_error *err) {
+    ckd_checkpoint now;
+    ckd_status status = catalog_find_id(&now, store->catalog, &m->checkpoint.id, err);
+    if (status == CKD_E_NOT_FOUND) {
+        return err_set(err, status, "it was deleted meanwhile");
+    }
+    if (status == CKD_OK && now.generation + 1 != m->checkpoint.generation) {
+        return err_set(err, CKD_E_EXISTS, "it was rewritten by another process meanwhile");
+    }
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        pathname p = path_chunk(store->path, &m->files[i].id, "");
+        if (file_bytes(p.text) != m->files[i].size) {
+            status = err_set(err, CKD_E_EXISTS, "a file that it is to name was removed meanwhile");
+            err_in_file(err, status, p.text);
+        }
+    }
+    return status;
+}
+
+/*
+ * Behind the commit point: the catalog follows now, or with the next save or open. A manifest that could not be read just now would be passed over for the generation before,
+ * which soon has no files.
+ */
+static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
+    ckd_checkpoint now = {.generation = 0};
+    ckd_error why = {0};
+    ckd_status status = store_sync_catalog(store, &why);
+    if (status == CKD_OK) {
+        status = catalog_find_id(&now, store->catalog, &c->id, &why);
+    }
+    if (status != CKD_OK || now.generation != c->generation) {
+        store_use_memory(store, NULL);
+        store_message(store, "the catalog is behind the manifests%s%s", why.message[0] ? ": " : "",
+                      why.message);
+    }
+}
+
+static ckd_status publish_locked(bool *undecided, ckd_store *store, const manifest *m, const bytes *encoded,
+                                 ckd_error *err) {
+    pthread_mutex_lock(&store->mutex);
+    ckd_status status = store_sync_catalog(store, err);
+    if (status == CKD_OK) {
+        status = check_unchanged(store, m, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_bytes(undecided, store, &m->checkpoint, encoded, err);
+    }
+    if (status == CKD_OK) {
+        update_catalog(store, &m->checkpoint);
+    }
+    pthread_mutex_unlock(&store->mutex);
+    return status;
+}
+
+ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compaction *c, const manifest *m,
+                                    ckd_error *err) {
+    file_lock *lock;
+    bytes encoded = {0};
+    manifest_encode(&encoded, &c->store->id, m);
+    ckd_status status = encoded.failed ? err_nomem(err, encoded.size, "a manifest") : CKD_OK;
+    *stored = m->checkpoint.stored_bytes + encoded.size;
+    if (status == CKD_OK && !c->options.dry_run) {
+        status = store_lock_publish_within(&lock, c->store, c->limits.timeout_ms, err);
+        if (status == CKD_OK) {
+            status = publish_locked(undecided, c->store, m, &encoded, err);
+            lock_release(lock);
+        }
+    }
+    bytes_free(&encoded);
+    return status;
+}
+
+/* ---- all of it ---- */
+
+static ckd_status check_room(const rewrite *r, ckd_error *err) {
+    uint64_t wanted = SLACK + r->plan->about,
+             room = dir_free_space(path_in(r->c->store->path, DIR_CHUNKS).text);
+    return room >= wanted
+               ? CKD_OK
+               : err_set(
+                     err, CKD_E_NOSPACE,
+                     "about %llu bytes must be free while %s@%llu is rewritten, there are %llu; nothing was changed by this attempt",
+                     (unsigned long long)wanted, r->m.checkpoint.run,
+                     (unsigned long long)r->m.checkpoint.step, (unsigned long long)room);
+}
+
+/* What became of its blocks, for those that build on them, if nothing of it is going to be published. */
+static ckd_status record_loads(rewrite *r, ckd_error *err) {
+    size_t count = r->plan->view->block_count;
+    r->plan->depth = r->m.checkpoint.depth;
+    if (!r->c->options.dry_run) {
+        return CKD_OK;
+    }
+    block_load *blocks = calloc(count + 1, sizeof(*blocks));
+    if (!blocks) {
+        return err_nomem(err, count * sizeof(*blocks), "the blocks of a checkpoint");
+    }
+    for (size_t i = 0; i < count; i++) {
+        blocks[i] = r->plan->rewrites[i].load;
+    }
+    return compact_record_loads(r->c, &r->m.checkpoint.id, blocks, count, err);
+}
+
+static ckd_status write_all(compact_intent *i, rewrite *r, ckd_error *err) {
+    ckd_status status = compact_intent_name(i, r->plan->published, err);
+    if (status == CKD_OK) {
+        status = describe(r, i, err);
+    }
+    if (status == CKD_OK) {
+        status = check_room(r, err);
+    }
+    if (status == CKD_OK) {
+        status = compact_intent_begin(i, r, err);
+    }
+    if (status == CKD_OK) {
+        status = compact_write_files(r, err);
+    }
+    if (status == CKD_OK) {
+        status = compact_verify(r, err);
+    }
+    if (status == CKD_OK) {
+        complete(r);
+        status = record_loads(r, err);
+    }
+    return status;
+}
+
+/* How much room it takes. */
+static void report_space_needed(const rewrite *r, ckd_error *err) {
+    const ckd_checkpoint *c = &r->plan->published->checkpoint;
+    size_t used = err ? strlen(err->message) : 0;
+    if (err && !strstr(err->message, "must be free")) {
+        snprintf(err->message + used, sizeof(err->message) - used,
+                 "; to rewrite %s@%llu takes about %llu bytes, and what was written of it is removed", c->run,
+                 (unsigned long long)c->step, (unsigned long long)(SLACK + r->plan->about));
+    }
+}
+
+static void rewrite_free(rewrite *r) {
+    manifest_free(&r->m);
+    compact_written_free(&r->written);
+    free(r->coded);
+}
+
+/* What is no smaller than before need not be written anew: it would be each time. */
+static bool gains(const rewrite *r) {
+    bool any = r->plan->why & ~(unsigned)(CKD_COMPACT_COLD | CKD_COMPACT_FOLD);
+    for (size_t i = 0; i < r->plan->view->block_count && !any; i++) {
+        any = r->coded[i];
+    }
+    return any;
+}
+
+static ckd_status record_replaced(compaction *c, const manifest *m, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->own_count && status == CKD_OK; i++) {
+        status = hash_set_add(&c->replaced, hash64(&m->files[i].id, sizeof(ckd_id)), err);
+    }
+    return status;
+}
+
+ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, ckd_error *err) {
+    compact_intent i = {.lock = NULL};
+    rewrite r = {.c = c, .plan = plan};
+    bool committed = false;
+    ckd_status status = write_all(&i, &r, err);
+    if (status == CKD_OK && !gains(&r)) {
+        plan->why = 0;
+    } else if (status == CKD_OK) {
+        status = compact_publish_manifest(stored, &i.undecided, c, &r.m, err);
+        committed = status == CKD_OK && !c->options.dry_run;
+    }
+    if (status == CKD_E_NOSPACE) {
+        report_space_needed(&r, err);
+    }
+    compact_intent_end(&i, c->store, committed);
+    if (committed) {
+        status = record_replaced(c, plan->published, err);
+    }
+    rewrite_free(&r);
+    return status;
+}

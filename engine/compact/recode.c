@@ -1,0 +1,250 @@
+/* One block, coded anew: the smallest of a copy, a delta and the values on their own, of which each gives the same bits. */
+#include <stdlib.h>
+
+#include "engine/encode/block_lossy.h"
+#include "engine/compact/compact.h"
+
+#define MIN_SAVING          0.03  /* as of saves (cost.c): what a delta must save of the block on its own, */
+#define MIN_SAVING_PER_LOAD 0.015 /* and of the bytes that it adds to its load */
+#define ARCHIVE_LEVEL       19
+
+ckd_status compact_worker_init(compact_worker *w, columns_cache *columns, ckd_error *err) {
+    *w = (compact_worker){.values = {0}};
+    ckd_status status = block_job_init(&w->job, columns, err);
+    w->job.decoder.step_limit = MAX_STEPS; /* it loads what others committed */
+    return status;
+}
+
+void compact_worker_free(compact_worker *w) {
+    bytes *const all[] = {&w->values, &w->before, &w->now_floats, &w->before_floats, &w->q,
+                          &w->at,     &w->bits,   &w->standalone, &w->delta,         &w->check};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bytes_free(all[i]);
+    }
+    lattice_work_free(&w->lattice);
+    block_job_free(&w->job);
+}
+
+bool compact_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
+                  uint64_t alone) {
+    double saving = (double)alone - (double)delta, added = chain->stored - (double)alone;
+    return saving >= MIN_SAVING * (double)alone && saving >= MIN_SAVING_PER_LOAD * added &&
+           chain->stored <= c->options.max_load_cost * base->stored;
+}
+
+/* ---- what was found, as a record ---- */
+
+/* The record is that of the block, but for how it is stored. */
+static void begin_record(compact_item *item) {
+    item->to = *item->from;
+    item->to.bundle = NULL;
+    item->to.dependencies = item->dependencies;
+    item->to.dependency_count = 0;
+    item->to.predictor = PREDICT_NONE;
+    item->to.depth = 0;
+}
+
+static void build_on(compact_item *item, predictor p, const ckd_id *checkpoint, const hash128 *content) {
+    item->to.predictor = (uint32_t)p;
+    item->dependencies[0] = (dependency){.kind = DEPENDS_VALUES,
+                                         .checkpoint = *checkpoint,
+                                         .tensor = "",
+                                         .same_span = true,
+                                         .content = *content};
+    item->to.dependency_count = 1;
+}
+
+static ckd_status set_payload(compact_item *item, coding how, const void *payload, uint64_t size,
+                              ckd_error *err) {
+    item->to.coding = (uint32_t)how;
+    item->to.stored_size = size;
+    bytes_clear(&item->payload);
+    bytes_put(&item->payload, payload, size);
+    return item->payload.failed ? err_nomem(err, size, "a payload") : CKD_OK;
+}
+
+/* own: decoding it alone. */
+static void set_load(compact_item *item, const block_load *new_base, double own) {
+    item->to.depth = new_base ? new_base->depth + 1 : 0;
+    item->to.chain_stored = item->to.stored_size + (uint64_t)(new_base ? new_base->chain.stored : 0);
+    item->to.chain_work = (uint64_t)(own + (new_base ? new_base->chain.work : 0));
+}
+
+static double work_of(const record *r, uint64_t symbols) {
+    return decode_work((predictor)r->predictor, (coding)r->coding, ckd_dtype_size(r->tensor->dtype),
+                       r->raw_size, r->stored_size, symbols);
+}
+
+/* ---- of lossy checkpoints: on the lattice ---- */
+
+/* The values that the block may differ from; *content is theirs. Where they cannot be read the block is coded on its own. */
+static ckd_status read_before(const void **out, hash128 *content, compaction *c, const block_rewrite *f,
+                              compact_worker *w, const record *r, ckd_error *err) {
+    *out = NULL;
+    if (!f->new_base) {
+        return CKD_OK;
+    }
+    void *to = bytes_scratch(&w->before, r->raw_size + 1, "coding scratch", err);
+    span want = {r->region, r->first, r->count};
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    w->job.decoder.steps = 0;
+    ckd_status status =
+        span_values(&w->job.decoder, &c->views, f->new_base, f->new_base_tensor, &want, to, NULL, NULL);
+    if (status == CKD_E_NOMEM) {
+        return err_nomem(err, r->raw_size, "a block's values");
+    }
+    if (status == CKD_OK) {
+        *out = to;
+        *content = content_hash(to, r->raw_size);
+    }
+    return CKD_OK;
+}
+
+static ckd_status code_on_lattice(bool *done, compact_item *item, compaction *c, const block_rewrite *f,
+                                  compact_worker *w, const lattice_try *t, const hash128 *content,
+                                  ckd_error *err) {
+    const record *r = item->from;
+    load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+    load_cost chain = f->new_base_load.chain;
+    chain.stored += (double)w->delta.size;
+    uint64_t alone =
+        t->standalone_possible && w->standalone.size < r->raw_size ? w->standalone.size : r->raw_size;
+    bool delta = t->delta_possible && compact_pays(c, &chain, &base, w->delta.size, alone);
+    *done = delta || alone < r->raw_size;
+    if (!*done) {
+        return CKD_OK;
+    }
+    const bytes *payload = delta ? &w->delta : &w->standalone;
+    if (delta) {
+        build_on(item, PREDICT_PARENT, &f->new_base->manifest.checkpoint.id, content);
+    }
+    ckd_status status = set_payload(item, CODING_LATTICE, payload->data, payload->size, err);
+    set_load(item, delta ? &f->new_base_load : NULL, work_of(&item->to, 0));
+    return status;
+}
+
+/* ---- exact values ---- */
+
+static tensor_context context_of(const rewrite_plan *p, const view_block *b, const block_rewrite *f) {
+    const record *r = b->record;
+    const view_tensor *t = view_find(p->view, r->tensor->name);
+    return (tensor_context){.tensor = r->tensor,
+                            .shape = t->shape,
+                            .region = r->region,
+                            .parent = f->new_base_tensor,
+                            .block_elements = CKD_BLOCK_ELEMENTS};
+}
+
+/* Values that are the same as before name who has them, unless that one goes. */
+static ckd_status code_copy(compact_item *item, compaction *c, const block_rewrite *f, const block_job *job,
+                            ckd_error *err) {
+    const ckd_id *holder = &job->dependencies[0].checkpoint;
+    if (compact_is_victim(c, holder)) {
+        holder = &f->new_base->manifest.checkpoint.id;
+    }
+    build_on(item, PREDICT_COPY, holder, &item->from->content);
+    ckd_status status = set_payload(item, CODING_RAW, "", 0, err);
+    set_load(item, &f->new_base_load, 0);
+    item->to.depth = f->new_base_load.depth;
+    return status;
+}
+
+static void choose(block_job *job, compaction *c, const block_rewrite *f) {
+    load_cost chain = f->new_base_load.chain;
+    chain.stored += (double)job->delta.size;
+    bool delta =
+        job->delta.available && compact_pays(c, &chain, &job->base, job->delta.size, job->standalone.size);
+    job->chosen = delta ? &job->delta : &job->standalone;
+    job->predictor = delta ? PREDICT_PARENT : PREDICT_NONE;
+    job->depth = delta ? f->new_base_load.depth + 1 : 0;
+    job->materialize = false;
+}
+
+static ckd_status code_exactly(compact_item *item, compaction *c, const rewrite_plan *p,
+                               const block_rewrite *f, compact_worker *w, ckd_error *err) {
+    const view_block *b = &p->view->blocks[item->block];
+    const record *r = item->from;
+    block_job *job = &w->job;
+    tensor_context t = context_of(p, b, f);
+    coding_context how = {.level = f->why & CKD_COMPACT_COLD ? ARCHIVE_LEVEL : 0,
+                          .views = &c->views,
+                          .parent = f->new_base,
+                          .dedup_index = &c->nothing,
+                          .checkpoint = p->view->manifest.checkpoint.id};
+    load_budget budget = {.limit = c->options.max_load_cost, .newest_limit = c->options.max_load_cost};
+    job->values = w->values.data;
+    job->first = r->first;
+    job->count = r->count;
+    job->try_delta = true;
+    ckd_status status = block_analyse(job, &how, &t, &budget, err);
+    if (status == CKD_OK && job->is_duplicate) {
+        return code_copy(item, c, f, job, err);
+    }
+    if (status == CKD_OK) {
+        choose(job, c, f);
+        status = block_encode(job, &t, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    const candidate *chosen = job->chosen;
+    bool raw = chosen->coding == CODING_RAW, delta = job->predictor == PREDICT_PARENT;
+    if (delta) {
+        build_on(item, PREDICT_PARENT, &f->new_base->manifest.checkpoint.id, &job->dependencies[0].content);
+    }
+    status = set_payload(item, chosen->coding, raw ? job->values : chosen->payload.data,
+                         raw ? r->raw_size : chosen->size, err);
+    item->to.base_stored = job->standalone.size;
+    set_load(item, delta ? &f->new_base_load : NULL,
+             work_of(&item->to, delta ? job->plan.delta_symbols : r->count));
+    return status;
+}
+
+/* ---- a block ---- */
+
+/* What a cold block has now, if that is not larger; and one that builds on what goes, with what stays for it alone, if an eighth is not saved. */
+static bool keep_as_it_is(const compact_item *item, const block_rewrite *f) {
+    return (f->why == CKD_COMPACT_COLD && item->to.stored_size >= item->from->stored_size) ||
+           (f->why == CKD_COMPACT_FOLD && f->retained_bytes != UINT64_MAX &&
+            item->to.stored_size >= (item->from->stored_size + f->retained_bytes) / 8 * 7);
+}
+
+static ckd_status code_values(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
+                              ckd_error *err) {
+    const block_rewrite *f = &p->rewrites[item->block];
+    const record *r = item->from;
+    lattice_try t = {.dtype = r->tensor->dtype,
+                     .count = r->count,
+                     .small = f->why & CKD_COMPACT_COLD,
+                     .values = w->values.data};
+    hash128 content = {0};
+    bool done = false;
+    ckd_status status = CKD_OK;
+    if (p->view->manifest.checkpoint.fidelity != CKD_EXACT && lattice_dtype(r->tensor->dtype)) {
+        t.grid = block_grid(&view_find(p->view, r->tensor->name)->shape, r->region, r->first);
+        status = read_before(&t.before, &content, c, f, w, r, err);
+        if (status == CKD_OK && !(t.before && hash128_equal(&content, &r->content))) {
+            status = compact_lattice(&t, w, err);
+        }
+        if (status == CKD_OK && (t.standalone_possible || t.delta_possible)) {
+            status = code_on_lattice(&done, item, c, f, w, &t, &content, err);
+        }
+    }
+    return status == CKD_OK && !done ? code_exactly(item, c, p, f, w, err) : status;
+}
+
+ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
+                        ckd_error *err) {
+    const view_block *b = &p->view->blocks[item->block];
+    void *values = bytes_scratch(&w->values, b->record->raw_size + 1, "a block's values", err);
+    begin_record(item);
+    ckd_status status =
+        values ? block_values(&w->job.decoder, &c->views, p->view, b, values, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        status = code_values(item, c, p, w, err);
+    }
+    item->is_coded = status == CKD_OK && !keep_as_it_is(item, &p->rewrites[item->block]);
+    return status;
+}

@@ -1,0 +1,90 @@
+/*
+ * What a block builds on may be of a checkpoint that was deleted: its records stay for those that read them. They cost what they take, shared among all that read them, whatever the order in which
+ * these are looked at; to code the block anew, so that they can go, costs what that takes. A difference to what is further down, as one delta, would have to tell every last bit of values that several coarse deltas
+ * told in a fraction of that, so that of lossy checkpoints keeping is often the cheaper one.
+ */
+#include <stdlib.h>
+
+#include "engine/store/closure.h"
+#include "engine/compact/compact.h"
+
+#define MOST_READERS 16u /* that are counted */
+
+/* The same record in whatever file it stands. */
+static uint64_t hash_of(const record *r) {
+    struct {
+        ckd_id checkpoint;
+        hash128 content;
+        uint64_t name, first, count, kind;
+    } key = {r->tensor->checkpoint,
+             r->content,
+             hash64(r->tensor->name, strlen(r->tensor->name)),
+             r->first,
+             r->count,
+             r->kind};
+    uint64_t hash = hash64(&key, sizeof(key));
+    return hash ? hash : 1;
+}
+
+/* The n-th reader of a record adds a number of its own to the set. */
+static uint64_t nth(uint64_t hash, uint32_t n) {
+    uint64_t key[2] = {hash, n};
+    return n ? hash64(key, sizeof(key)) : hash;
+}
+
+static uint32_t readers_of(const compaction *c, uint64_t hash) {
+    uint32_t n = 0;
+    while (n < MOST_READERS && hash_set_has(&c->readers, nth(hash, n))) {
+        n++;
+    }
+    return n;
+}
+
+static ckd_status count_reader(void *context, const view *in, const view_block *b, ckd_error *err) {
+    compaction *c = context;
+    (void)in;
+    if (!compact_is_victim(c, &b->record->tensor->checkpoint)) {
+        return CKD_OK;
+    }
+    uint64_t hash = hash_of(b->record);
+    uint32_t n = readers_of(c, hash);
+    return n < MOST_READERS ? hash_set_add(&c->readers, nth(hash, n), err) : CKD_OK;
+}
+
+ckd_status compact_count_readers(compaction *c, const manifest *m, ckd_error *err) {
+    const view *v;
+    bool any = false;
+    for (size_t i = 0; i < m->dependency_count && !any; i++) {
+        any = compact_is_victim(c, &m->dependencies[i]);
+    }
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = any ? views_get(&v, &c->views, &m->checkpoint.id, &why) : CKD_OK;
+    if (any && status == CKD_OK) {
+        status = closure_visit(&c->views, v, count_reader, c, &why);
+    }
+    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK; /* of damage its own turn tells */
+}
+
+typedef struct keeping {
+    const compaction *c;
+    double bytes;
+} keeping;
+
+static ckd_status add_up(void *context, const view *in, const view_block *b, ckd_error *err) {
+    keeping *k = context;
+    (void)in;
+    (void)err;
+    if (compact_is_victim(k->c, &b->record->tensor->checkpoint)) {
+        uint32_t readers = readers_of(k->c, hash_of(b->record));
+        k->bytes += (double)view_stored_bytes(b) / (readers ? readers : 1);
+    }
+    return CKD_OK;
+}
+
+ckd_status compact_retained_bytes(uint64_t *cost, compaction *c, const view *v, const view_block *b,
+                                  ckd_error *err) {
+    keeping k = {.c = c};
+    ckd_status status = closure_visit_block(&c->views, v, b, add_up, &k, err);
+    *cost = (uint64_t)k.bytes;
+    return status;
+}

@@ -1,0 +1,339 @@
+/* One checkpoint: which of its blocks can be copied, and what the others may build on. */
+#include <stdlib.h>
+
+#include "engine/compact/compact.h"
+
+#define MAX_NESTED 64u /* blocks of one checkpoint on each other */
+
+typedef struct examination {
+    compaction *c;
+    rewrite_plan *plan;
+    bool cold;
+    uint32_t nested;
+} examination;
+
+static ckd_status plan_block(examination *x, size_t i, ckd_error *err);
+
+/* ---- what it takes to load a block ---- */
+
+static ckd_status circle(const view_block *b, ckd_error *err) {
+    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "blocks build on each other in a circle");
+    return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
+}
+
+/* The number of a block in the root view of its checkpoint; SIZE_MAX: it cannot be told. */
+static size_t number_of(compaction *c, const view *v, const view_block *b) {
+    const record *r = b->record;
+    const view *root = v;
+    if (!v->root) {
+        return (size_t)(b - v->blocks);
+    }
+    if (views_get(&root, &c->views, &v->manifest.checkpoint.id, NULL) != CKD_OK) {
+        return SIZE_MAX;
+    }
+    view_source s = {.view = root,
+                     .tensor = view_find(root, r->tensor->name),
+                     .want = {r->region, r->first, r->count},
+                     .content = &r->content};
+    const view_block *same = s.tensor ? view_source_block(&s) : NULL;
+    return same ? (size_t)(same - root->blocks) : SIZE_MAX;
+}
+
+/* What the record says, unless it would have been rewritten. */
+static block_load known_load(compaction *c, const view *v, const view_block *b) {
+    const load_table *t = compact_table(c, &v->manifest.checkpoint.id);
+    size_t number = t ? number_of(c, v, b) : SIZE_MAX;
+    return t && number < t->count ? t->blocks[number]
+                                  : (block_load){b->record->depth, record_chain(b->record)};
+}
+
+/* Adds that of the values that a dependency names; of blocks that are wanted in part all counts. x NULL: fates are as they are. */
+static ckd_status add_source(block_load *to, compaction *c, const rewrite_plan *p, examination *x,
+                             const view_source *s, ckd_error *err) {
+    size_t k, last;
+    for (view_shards_for(&k, &last, s->tensor, &s->want); k < last; k++) {
+        const view_shard *shard = &s->tensor->shards[k];
+        size_t first, end;
+        view_shard_range(&first, &end, shard, &s->tensor->shape, &s->want);
+        for (; first < end; first++) {
+            const view_block *b = &shard->blocks[first];
+            bool own = s->view == p->view;
+            size_t number = (size_t)(b - s->view->blocks);
+            ckd_status status = own && x ? plan_block(x, number, err) : CKD_OK;
+            if (status != CKD_OK) {
+                return status;
+            }
+            block_load load = own ? p->rewrites[number].load : known_load(c, s->view, b);
+            to->depth = load.depth > to->depth ? load.depth : to->depth;
+            to->chain.stored += load.chain.stored;
+            to->chain.work += load.chain.work;
+        }
+    }
+    return CKD_OK;
+}
+
+double compact_own_work(const record *r) {
+    if (r->coding == CODING_LATTICE) {
+        return (double)r->chain_work / (r->depth + 1);
+    }
+    size_t size = ckd_dtype_size(r->tensor->dtype);
+    return decode_work((predictor)r->predictor, (coding)r->coding, size, r->raw_size, r->stored_size,
+                       r->raw_size / size);
+}
+
+static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p, examination *x,
+                          const view_block *b, uint32_t nested, ckd_error *err);
+
+static ckd_status add_link(block_load *to, compaction *c, const rewrite_plan *p, examination *x,
+                           const view_block *b, const dependency *on, uint32_t nested, ckd_error *err) {
+    const view *in = p->view;
+    bool own = id_equal(&on->checkpoint, &in->manifest.checkpoint.id);
+    ckd_status status = own ? CKD_OK : views_within(&in, &c->views, p->view, &on->checkpoint, err);
+    const view_block *link = status == CKD_OK ? view_find_link(in, b->record, &on->content) : NULL;
+    if (status != CKD_OK || !link || nested >= 4 * MAX_NESTED) {
+        return status != CKD_OK ? status : circle(b, err);
+    }
+    block_load load = {link->record->depth, record_chain(link->record)};
+    if (own) {
+        status = load_of(&load, c, p, x, link, nested + 1, err);
+    }
+    to->depth = load.depth > to->depth ? load.depth : to->depth;
+    to->chain.stored += load.chain.stored;
+    to->chain.work += load.chain.work;
+    return status;
+}
+
+static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p, examination *x,
+                          const view_block *b, uint32_t nested, ckd_error *err) {
+    const record *r = b->record;
+    bool delta = r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP;
+    *out = (block_load){0, {0, 0}};
+    if (r->predictor != PREDICT_COPY && r->predictor != PREDICT_CAST && !delta) {
+        *out = (block_load){r->depth, record_chain(r)}; /* on its own, or nothing that we know */
+        return CKD_OK;
+    }
+    for (uint32_t k = 0; k < r->dependency_count; k++) {
+        view_source s;
+        const dependency *on = &r->dependencies[k];
+        if (on->kind != DEPENDS_VALUES && on->kind != DEPENDS_LINK) {
+            continue;
+        }
+        bool link = on->kind == DEPENDS_LINK;
+        ckd_status status = link ? add_link(out, c, p, x, b, on, nested, err)
+                                 : view_source_of(&s, &c->views, p->view, b, k, CKD_DTYPE_NONE, err);
+        if (status == CKD_OK && !link) {
+            status = add_source(out, c, p, x, &s, err);
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    if (delta) {
+        out->depth++;
+        out->chain.stored += (double)r->stored_size;
+        out->chain.work += compact_own_work(r);
+    }
+    return CKD_OK;
+}
+
+ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err) {
+    return load_of(out, c, p, NULL, &p->view->blocks[i], 0, err);
+}
+
+/* ---- what it may build on instead ---- */
+
+/* The tensor of the checkpoint that can stand for the block's; NULL: none can. */
+static const view_tensor *same_kind(const view *v, const record *r) {
+    const view_tensor *t = view_find(v, r->tensor->name);
+    bool same = t && t->tensor->dtype == r->tensor->dtype && t->shape.ndim == r->tensor->ndim &&
+                memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
+    return same ? t : NULL;
+}
+
+static bool allows(const compaction *c, const block_load *new_base, const record *r) {
+    size_t size = ckd_dtype_size(r->tensor->dtype);
+    load_cost base = base_cost(size, r->raw_size, r->base_stored);
+    return new_base->depth + 1 <= c->options.max_depth &&
+           new_base->chain.stored <= c->options.max_load_cost * base.stored;
+}
+
+/*
+ * The nearest that stays of those that the checkpoint came from. Where that is too deep, the nearest that is not a delta: one in between would
+ * soon be too deep again. Damage to it only means that the block is coded on its own.
+ */
+static ckd_status find_new_base(block_rewrite *f, compaction *c, const rewrite_plan *p, const record *r,
+                                ckd_error *err) {
+    size_t steps = 4 * (size_t)c->options.max_depth + 64;
+    for (size_t i = 0; i < p->ancestor_count && i < steps; i++) {
+        const view *older;
+        ckd_status status = views_get(&older, &c->views, &p->ancestors[i], err);
+        if (status == CKD_E_NOMEM) {
+            return status;
+        }
+        if (status != CKD_OK) {
+            return CKD_OK;
+        }
+        const view_tensor *t = same_kind(older, r);
+        if (!t) {
+            return CKD_OK;
+        }
+        block_load load = {0, {0, 0}};
+        rewrite_plan none = {.view = NULL};
+        view_source s = {.view = older, .tensor = t, .want = {r->region, r->first, r->count}};
+        status = add_source(&load, c, &none, NULL, &s, err);
+        if (status == CKD_OK && (i == 0 || load.depth == 0) && allows(c, &load, r)) {
+            f->new_base = older;
+            f->new_base_tensor = t;
+            f->new_base_load = load;
+            return CKD_OK;
+        }
+    }
+    return CKD_OK;
+}
+
+/* ---- one block, all blocks ---- */
+
+bool compact_builds_on_victim(const compaction *c, const view *v, const record *r) {
+    bool any = false;
+    for (uint32_t k = 0; k < r->dependency_count && !any; k++) {
+        const ckd_id *on = &r->dependencies[k].checkpoint;
+        any = !id_equal(on, &v->manifest.checkpoint.id) && compact_is_victim(c, on);
+    }
+    return any;
+}
+
+/* Fewer bytes than any difference to what is further down would take: no need to try. */
+#define SURELY 12u /* parts of the raw bytes */
+
+static bool allowed_as_it_is(const compaction *c, const block_load *now, const record *r) {
+    load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+    return now->depth <= c->options.max_depth && now->chain.stored <= c->options.max_load_cost * base.stored;
+}
+
+/* Coded as small as can be, where that was not tried: exact values on their own, or deltas. */
+static bool worth_recoding(const record *r) {
+    return r->coding != CODING_LATTICE && r->stored_size >= 512 &&
+           (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT);
+}
+
+static ckd_status plan_block(examination *x, size_t i, ckd_error *err) {
+    rewrite_plan *p = x->plan;
+    block_rewrite *f = &p->rewrites[i];
+    const view_block *b = &p->view->blocks[i];
+    const record *r = b->record;
+    if (f->state == REWRITE_KNOWN) {
+        return CKD_OK;
+    }
+    if (f->state == REWRITE_ASKED || x->nested >= MAX_NESTED) {
+        return circle(b, err);
+    }
+    f->state = REWRITE_ASKED;
+    x->nested++;
+    ckd_status status = load_of(&f->load, x->c, p, x, b, 0, err);
+    x->nested--;
+    if (status != CKD_OK) {
+        return status;
+    }
+    f->why = compact_builds_on_victim(x->c, p->view, r) ? CKD_COMPACT_FOLD : 0;
+    f->why |= f->load.depth > x->c->options.max_depth ? CKD_COMPACT_DEPTH : 0;
+    f->why |= x->cold && worth_recoding(r) ? CKD_COMPACT_COLD : 0;
+    if (f->why) {
+        block_load now = f->load;
+        f->retained_bytes = UINT64_MAX;
+        if (f->why == CKD_COMPACT_FOLD && allowed_as_it_is(x->c, &now, r)) {
+            status = compact_retained_bytes(&f->retained_bytes, x->c, p->view, b, err);
+        }
+        if (status == CKD_OK && f->retained_bytes < r->raw_size / SURELY) {
+            f->why = 0;
+            f->state = REWRITE_KNOWN;
+            return CKD_OK;
+        }
+        status = status == CKD_OK ? find_new_base(f, x->c, p, r, err) : status;
+        load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+        f->load = f->new_base ? (block_load){f->new_base_load.depth + 1, f->new_base_load.chain}
+                              : (block_load){0, base};
+    }
+    f->state = REWRITE_KNOWN;
+    return status;
+}
+
+/* A lossy block's values take about nine bits each on their own. */
+static uint64_t about(const record *r, const block_rewrite *f) {
+    bool lossy = r->coding == CODING_LATTICE;
+    uint64_t coded = lossy ? r->count * 9 / 8 : r->base_stored;
+    return !f->why || f->retained_bytes < coded ? r->stored_size : coded;
+}
+
+static void sum_up(rewrite_plan *p, uint32_t max_depth) {
+    p->about = p->view->manifest.checkpoint.stored_bytes;
+    for (size_t i = 0; i < p->view->block_count; i++) {
+        const record *r = p->view->blocks[i].record;
+        const block_rewrite *f = &p->rewrites[i];
+        p->why |= f->why;
+        p->recoded += f->why != 0;
+        p->depth = f->load.depth > p->depth ? f->load.depth : p->depth;
+        p->about = p->about - (r->stored_size < p->about ? r->stored_size : p->about) + about(r, f);
+        p->why |= !f->why && r->depth > max_depth && f->load.depth < r->depth ? CKD_COMPACT_STALE : 0;
+    }
+}
+
+/* The newest step of the run below this one, of those that stay. */
+static const manifest_entry *step_before(const compaction *c, const ckd_checkpoint *k) {
+    const manifest_entry *found = NULL;
+    for (const manifest_entry *n = c->all->items; n < c->all->items + c->all->count; n++) {
+        const ckd_checkpoint *o = &n->m.checkpoint;
+        bool older = !n->in_trash && !n->superseded && o->step < k->step && strcmp(o->run, k->run) == 0 &&
+                     !compact_is_victim(c, &o->id);
+        found = older && (!found || o->step > found->m.checkpoint.step) ? n : found;
+    }
+    return found;
+}
+
+/* By the manifests as they were. Where an ancestor is gone, the run's step before it leads on. */
+static ckd_status find_lineage(rewrite_plan *p, const compaction *c, ckd_error *err) {
+    const manifest_entry *n = manifest_set_find(c->all, &p->view->manifest.checkpoint.id);
+    p->ancestors = calloc(c->all->count + 1, sizeof(*p->ancestors));
+    if (!p->ancestors) {
+        return err_nomem(err, c->all->count * sizeof(*p->ancestors), "a lineage");
+    }
+    for (size_t steps = 0; n && steps < c->all->count; steps++) {
+        const ckd_checkpoint *k = &n->m.checkpoint;
+        const manifest_entry *parent = id_is_zero(&k->parent) ? NULL : manifest_set_find(c->all, &k->parent);
+        n = parent || id_is_zero(&k->parent) ? parent : step_before(c, k);
+        if (n && !n->in_trash && !compact_is_victim(c, &n->m.checkpoint.id)) {
+            p->ancestors[p->ancestor_count++] = n->m.checkpoint.id;
+        }
+    }
+    return CKD_OK;
+}
+
+ckd_status compact_plan_rewrite(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
+                                ckd_error *err) {
+    *out = (rewrite_plan){.view = NULL};
+    ckd_status status = compact_open(&out->view, &out->published, c, checkpoint, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->rewrites = calloc(out->view->block_count + 1, sizeof(*out->rewrites));
+    if (!out->rewrites) {
+        return err_nomem(err, out->view->block_count * sizeof(*out->rewrites), "the blocks of a checkpoint");
+    }
+    status = find_lineage(out, c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    examination x = {.c = c, .plan = out, .cold = cold};
+    for (size_t i = 0; i < out->view->block_count && status == CKD_OK; i++) {
+        status = plan_block(&x, i, err);
+    }
+    if (status == CKD_OK) {
+        sum_up(out, c->options.max_depth);
+    }
+    return status;
+}
+
+void rewrite_plan_free(rewrite_plan *p) {
+    free(p->rewrites);
+    free(p->ancestors);
+    *p = (rewrite_plan){.view = NULL};
+}

@@ -1,0 +1,184 @@
+#include "engine/decode/sibling_cache.h"
+
+#include <stdlib.h>
+
+#include "engine/decode/step_inputs.h"
+
+static size_t number_of(const sibling_cache *s, const view_block *b) {
+    return (size_t)(b - s->view->blocks);
+}
+
+/* ---- who is rebuilt with whom ---- */
+
+static bool is_step(const view_block *b) {
+    return b->record->predictor == PREDICT_STEP && !b->materialized;
+}
+
+/* Weights lead their moments. (Second moments lead the first ones only where the weights are no step.) */
+static void lead(sibling_cache *s, const view_block *b) {
+    for (uint32_t i = 1; i < b->record->dependency_count; i++) {
+        const view_block *input = step_input(s->view, b, i);
+        const view_block **dependent_weight = input ? &s->dependent_weights[number_of(s, input)] : NULL;
+        if (dependent_weight &&
+            (!*dependent_weight || (*dependent_weight)->record->tensor->role == CKD_ROLE_EXP_AVG_SQ)) {
+            *dependent_weight = b;
+        }
+    }
+}
+
+ckd_status sibling_cache_init(sibling_cache *out, const view *v, uint64_t limit, ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    out->limit = limit;
+    pthread_mutex_init(&out->mutex, NULL);
+    bool any = false;
+    for (size_t i = 0; i < v->block_count && !any; i++) {
+        any = is_step(&v->blocks[i]);
+    }
+    if (!any) {
+        return CKD_OK;
+    }
+    out->dependent_weights = calloc(v->block_count, sizeof(*out->dependent_weights));
+    out->cached = calloc(v->block_count, sizeof(*out->cached));
+    out->handed_out = calloc(v->block_count, sizeof(*out->handed_out));
+    if (!out->dependent_weights || !out->cached || !out->handed_out) {
+        return err_nomem(err, v->block_count * sizeof(*out->cached), "blocks of a load");
+    }
+    out->view = v;
+    for (size_t i = 0; i < v->block_count; i++) {
+        if (is_step(&v->blocks[i])) {
+            lead(out, &v->blocks[i]);
+        }
+    }
+    return CKD_OK;
+}
+
+void sibling_cache_free(sibling_cache *s) {
+    for (size_t i = 0; s->view && i < s->view->block_count; i++) {
+        free(s->cached[i]);
+    }
+    free(s->dependent_weights);
+    free(s->cached);
+    free(s->handed_out);
+    pthread_mutex_destroy(&s->mutex);
+    memset(s, 0, sizeof(*s));
+}
+
+bool sibling_cache_has(const sibling_cache *s, const view_block *b) {
+    return is_step(b) || s->dependent_weights[number_of(s, b)];
+}
+
+/* ---- keeping ---- */
+
+/* Room for the block's values, counted; NULL if it is kept or was given out already, or there is none. */
+static void *make_room(sibling_cache *s, const view_block *b) {
+    size_t number = number_of(s, b);
+    uint64_t size = b->record->raw_size;
+    pthread_mutex_lock(&s->mutex);
+    bool wanted =
+        !s->cached[number] && !s->handed_out[number] && size <= s->limit && s->bytes <= s->limit - size;
+    s->bytes += wanted ? size : 0;
+    pthread_mutex_unlock(&s->mutex);
+    void *room = wanted ? malloc(size + 1) : NULL;
+    if (wanted && !room) {
+        pthread_mutex_lock(&s->mutex);
+        s->bytes -= size;
+        pthread_mutex_unlock(&s->mutex);
+    }
+    return room;
+}
+
+/* filled: false if what make_room gave is not needed after all. */
+static void keep(sibling_cache *s, const view_block *b, void *room, bool filled) {
+    size_t number = number_of(s, b);
+    pthread_mutex_lock(&s->mutex);
+    if (filled && !s->cached[number]) {
+        s->cached[number] = room;
+        room = NULL;
+    }
+    s->bytes -= room ? b->record->raw_size : 0;
+    pthread_mutex_unlock(&s->mutex);
+    free(room);
+}
+
+/* What the leader was rebuilt from, as far as the decoder still has it. */
+static void keep_inputs(sibling_cache *s, decoder *d, const view_block *dependent_weight,
+                        const view_block *except) {
+    for (uint32_t i = 1; i < dependent_weight->record->dependency_count; i++) {
+        const view_block *input = step_input(s->view, dependent_weight, i);
+        void *room = input && input != except ? make_room(s, input) : NULL;
+        if (room) {
+            keep(s, input, room, values_cached(d, input, room));
+        }
+    }
+}
+
+/* ---- handing out ---- */
+
+static void place_values(const view_tensor *t, const view_block *b, const span *want, const void *values,
+                         void *to, uint64_t *copied) {
+    span have = {b->record->region, b->record->first, b->record->count};
+    *copied += span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), to, want, values, &have);
+}
+
+/* Kept values stay if only a part of them was wanted. */
+static bool hand_out(sibling_cache *s, const view_tensor *t, const view_block *b, const span *want, void *to,
+                     uint64_t *copied) {
+    size_t number = number_of(s, b);
+    pthread_mutex_lock(&s->mutex);
+    void *values = s->cached[number];
+    s->cached[number] = NULL;
+    pthread_mutex_unlock(&s->mutex);
+    if (!values) {
+        return false;
+    }
+    uint64_t before = *copied;
+    place_values(t, b, want, values, to, copied);
+    keep(s, b, values, *copied - before < b->record->count);
+    return true;
+}
+
+/* The second moments as part of their weights, unless a plan says that nobody wants these. false: they are to be decoded as usual, errors included. */
+static bool scatter_with_weight(sibling_cache *s, decoder *d, view_cache *cache, const view_tensor *t,
+                                const view_block *b, const span *want, void *to, uint64_t *copied) {
+    const view_block *dependent_weight = s->dependent_weights[number_of(s, b)];
+    bool square = b->record->tensor->role == CKD_ROLE_EXP_AVG_SQ && !b->materialized;
+    bool planned = dependent_weight && (!d->plan || load_plan_uses(d->plan, dependent_weight->record) > 0);
+    void *room = square && planned ? make_room(s, dependent_weight) : NULL;
+    if (!room) {
+        return false;
+    }
+    d->steps = 0;
+    bool placed = values_of_input(d, cache, s->view, dependent_weight, room, NULL) == CKD_OK;
+    keep(s, dependent_weight, room, placed);
+    void *values = placed ? malloc(b->record->raw_size + 1) : NULL;
+    placed = values && values_cached(d, b, values);
+    if (placed) {
+        place_values(t, b, want, values, to, copied);
+        keep_inputs(s, d, dependent_weight, b);
+    }
+    free(values);
+    return placed;
+}
+
+ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, view_cache *cache, const view_tensor *t,
+                                 const view_block *b, const span *want, void *to, uint64_t *copied,
+                                 ckd_error *err) {
+    uint64_t before = *copied;
+    ckd_status status = CKD_OK;
+    if (!hand_out(s, t, b, want, to, copied)) {
+        values_share_begin(d);
+        if (!scatter_with_weight(s, d, cache, t, b, want, to, copied)) {
+            status = block_into_span(d, cache, s->view, t, b, want, to, copied, err);
+            if (status == CKD_OK && is_step(b)) {
+                keep_inputs(s, d, b, NULL);
+            }
+        }
+        values_share_end(d);
+    }
+    if (status == CKD_OK && *copied - before == b->record->count) {
+        pthread_mutex_lock(&s->mutex);
+        s->handed_out[number_of(s, b)] = true;
+        pthread_mutex_unlock(&s->mutex);
+    }
+    return status;
+}

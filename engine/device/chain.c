@@ -1,0 +1,548 @@
+/* Chains of blocks as they go to a device: followed from the wanted block to the root, and turned round. */
+#include "engine/device/chain.h"
+
+#include <stdlib.h>
+
+#include "engine/device/pack.h"
+#include "kernels/scalar_lattice.h"
+
+#define HALF_EXACT 2048.0f  /* f16 has all integers up to it */
+#define HALF_MOST  65504.0f /* and no larger ones than this */
+
+void chain_sides_init(chain_sides *s) {
+    s->first = NULL;
+    pthread_mutex_init(&s->mutex, NULL);
+}
+
+static void free_side(chain_side *side) {
+    bytes_free(&side->sent);
+    free(side->largest);
+    free(side);
+}
+
+void chain_sides_free(chain_sides *s) {
+    while (s->first) {
+        chain_side *side = s->first;
+        s->first = side->next;
+        free_side(side);
+    }
+    pthread_mutex_destroy(&s->mutex);
+}
+
+void device_chain_free(device_chain *c) {
+    free(c->links);
+    bytes_free(&c->sent);
+    bytes_free(&c->streams);
+    *c = (device_chain){.block = NULL};
+}
+
+/* ---- what is sent ---- */
+
+/* Room for an array, aligned to 16 bytes, where `at` says; NULL: out of memory. */
+static void *put_array(bytes *to, uint64_t size, size_t *at, ckd_error *err) {
+    size_t begin = (to->size + 15) / 16 * 16;
+    uint8_t *room = bytes_extend(to, begin - to->size + (size_t)size);
+    if (!room) {
+        err_nomem(err, size, "what goes to a device");
+        return NULL;
+    }
+    memset(room, 0, to->data + begin - room);
+    *at = begin;
+    return to->data + begin;
+}
+
+static ckd_status put_copy(bytes *to, const void *from, uint64_t size, size_t *at, ckd_error *err) {
+    void *room = put_array(to, size, at, err);
+    if (room && size) {
+        memcpy(room, from, (size_t)size);
+    }
+    return room ? CKD_OK : CKD_E_NOMEM;
+}
+
+/* In as few bytes as hold them all: one, two of f16, or four. shift NULL: none. */
+static ckd_dtype factor_dtype(float *largest, uint32_t rank, const int32_t *shift) {
+    float max = 0;
+    bool exact = true;
+    for (uint32_t k = 0; k < rank; k++) {
+        exact &= largest[k] <= HALF_EXACT;
+        largest[k] *= shift ? (float)(1u << shift[k]) : 1;
+        max = largest[k] > max ? largest[k] : max;
+    }
+    return max <= INT8_MAX ? CKD_I8 : (exact && max <= HALF_MOST ? CKD_F16 : CKD_F32);
+}
+
+/* Rows of `rank` floats become such of `padded`; from the last one on, as there is room for both behind `floats`. */
+static void pad_rows(float *floats, uint64_t count, uint32_t rank, uint32_t padded, const int32_t *shift) {
+    for (uint64_t i = count; i-- > 0;) {
+        float *to = floats + i * padded;
+        memmove(to, floats + i * rank, rank * sizeof(float));
+        for (uint32_t k = 0; k < rank && shift; k++) {
+            to[k] *= (float)(1u << shift[k]);
+        }
+        memset(to + rank, 0, (padded - rank) * sizeof(float));
+    }
+}
+
+/* A factor (count x rank), with zeros behind its last component, as products of bytes want it. largest: of each component, out. */
+static ckd_status put_factor(chain_factor *out, bytes *to, float *largest, const int32_t *factor,
+                             uint64_t count, uint32_t rank, const int32_t *shift, decoder *d,
+                             ckd_error *err) {
+    uint32_t padded = device_bytes_rank(rank);
+    uint64_t n = count * padded;
+    float *floats = bytes_scratch(&d->lattice.left, n * sizeof(float) + 1, "decoding scratch", err);
+    if (!floats) {
+        return CKD_E_NOMEM;
+    }
+    memset(largest, 0, rank * sizeof(float));
+    d->kernels->factor_values(floats, largest, factor, count, rank);
+    out->as = factor_dtype(largest, rank, shift);
+    out->count = n;
+    void *at = put_array(to, n * ckd_dtype_size(out->as), &out->factor, err);
+    if (at && out->as == CKD_I8) {
+        lattice_factor_bytes(at, factor, count, rank, padded, shift);
+        return CKD_OK;
+    }
+    pad_rows(floats, count, rank, padded, shift);
+    if (at && out->as == CKD_F16) {
+        d->kernels->cast(CKD_F16, at, CKD_F32, floats, n);
+    } else if (at) {
+        memcpy(at, floats, n * sizeof(float));
+    }
+    return at ? CKD_OK : CKD_E_NOMEM;
+}
+
+/* Of columns: steps as the device multiplies them, or levels as they are. */
+static ckd_status put_columns(chain_factor *out, bytes *to, float *largest, const lattice_columns *c,
+                              chain_side_kind kind, decoder *d, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    *out = (chain_factor){.has_step = c->step && kind != CHAIN_ROWS};
+    if (out->has_step) {
+        void *room = put_array(to, c->columns * sizeof(int32_t), &out->step, err);
+        if (!room) {
+            return CKD_E_NOMEM;
+        }
+        for (uint64_t i = 0; i < c->columns; i++) {
+            float step = kind == CHAIN_COLUMNS ? scalar_quarter_octaves(c->step[i]) : 0;
+            memcpy((uint8_t *)room + 4 * i, kind == CHAIN_COLUMNS ? (const void *)&step : &c->step[i], 4);
+        }
+    }
+    if (c->rank && kind != CHAIN_LEVEL_COLUMNS) {
+        status = put_factor(out, to, largest, c->factor, c->columns, c->rank,
+                            kind == CHAIN_COLUMNS ? c->shift : NULL, d, err);
+    }
+    return status;
+}
+
+/* ---- sides ---- */
+
+static ckd_status make_side(chain_side **out, const cached_columns *from, chain_side_kind kind, decoder *d,
+                            ckd_error *err) {
+    *out = NULL;
+    chain_side *side = calloc(1, sizeof(*side));
+    if (!side) {
+        return err_nomem(err, sizeof(*side), "what blocks share with others");
+    }
+    side->content = from->content;
+    side->kind = kind;
+    side->largest = malloc((from->columns.rank + 1) * sizeof(float));
+    ckd_status status = side->largest
+                            ? put_columns(&side->at, &side->sent, side->largest, &from->columns, kind, d, err)
+                            : err_nomem(err, from->columns.rank * sizeof(float), "what blocks share");
+    if (status != CKD_OK) {
+        free_side(side);
+        return status;
+    }
+    *out = side;
+    return CKD_OK;
+}
+
+/* Made by the first that wants it, while others wait: it takes less than a block. */
+static ckd_status side_of(chain_side **out, chain_sides *sides, const cached_columns *from,
+                          chain_side_kind kind, decoder *d, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    pthread_mutex_lock(&sides->mutex);
+    chain_side *side = sides->first;
+    while (side && !(side->kind == kind && hash128_equal(&side->content, &from->content))) {
+        side = side->next;
+    }
+    if (!side) {
+        status = make_side(&side, from, kind, d, err);
+        if (status == CKD_OK) {
+            side->next = sides->first;
+            sides->first = side;
+        }
+    }
+    pthread_mutex_unlock(&sides->mutex);
+    *out = side;
+    return status;
+}
+
+/* ---- lossy blocks ---- */
+
+/* Packed, if there are any but 0; false in *fit: one is too large. */
+static ckd_status put_integers(bool *fit, chain_link *l, bytes *to, const lattice_block *b, const kernels *k,
+                               ckd_error *err) {
+    const pack_integers from = {b->q, b->few, b->count, b->map == LATTICE_LEVELS, k};
+    uint64_t heads = device_pack_heads(b->count);
+    *fit = true;
+    l->packed = b->few || b->q;
+    uint32_t *room = l->packed ? put_array(to, heads, &l->at, err) : NULL;
+    if (!room) {
+        return l->packed ? CKD_E_NOMEM : CKD_OK;
+    }
+    uint64_t size = device_pack_measure(room, &from);
+    *fit = size > 0;
+    if (*fit && !bytes_extend(to, (size_t)(size - heads))) {
+        return err_nomem(err, size, "what goes to a device");
+    }
+    if (*fit) {
+        device_pack((uint32_t *)(void *)(to->data + l->at), &from);
+    }
+    return CKD_OK;
+}
+
+static ckd_status put_row_steps(chain_link *l, bytes *to, const lattice_block *b, ckd_error *err) {
+    float *steps = put_array(to, l->rows * sizeof(float), &l->row, err);
+    for (uint64_t i = 0; i < l->rows && steps; i++) {
+        steps[i] = scalar_quarter_octaves(scalar_add(b->step, b->row ? b->row[i] : 0));
+    }
+    return steps ? CKD_OK : CKD_E_NOMEM;
+}
+
+/* Both factors, and columns' steps. false in *fit: sums of their products may not be exact, which the host will say. */
+static ckd_status put_factors(bool *fit, chain_link *l, bytes *to, chain_sides *sides, const lattice_parts *p,
+                              decoder *d, ckd_error *err) {
+    const lattice_block *b = &p->block;
+    float left[LATTICE_MAX_RANK], right[LATTICE_MAX_RANK];
+    ckd_status status = b->shared ? side_of(&l->right_side, sides, p->columns, CHAIN_COLUMNS, d, err)
+                                  : put_columns(&l->right, to, right, &b->own, CHAIN_COLUMNS, d, err);
+    if (status != CKD_OK || !b->factor) {
+        return status;
+    }
+    l->rank = device_bytes_rank(b->own.rank);
+    status = b->shared_rows ? side_of(&l->left_side, sides, p->rows, CHAIN_ROWS, d, err)
+                            : put_factor(&l->left, to, left, b->factor, l->rows, b->own.rank, NULL, d, err);
+    if (status == CKD_OK) {
+        *fit = lattice_sums_exact(l->left_side ? l->left_side->largest : left,
+                                  l->right_side ? l->right_side->largest : right, b->own.rank);
+    }
+    return status;
+}
+
+static ckd_status put_exceptions(bool *fit, chain_link *l, bytes *to, const lattice_block *b, size_t size,
+                                 ckd_error *err) {
+    l->exceptions = b->exceptions;
+    *fit = b->exceptions <= CHAIN_EXCEPTIONS;
+    if (!b->exceptions || !*fit) {
+        return CKD_OK;
+    }
+    ckd_status status =
+        put_copy(to, b->exception_at, b->exceptions * sizeof(uint32_t), &l->exception_at, err);
+    uint8_t *bits = status == CKD_OK ? put_array(to, b->exceptions * size, &l->exception_bits, err) : NULL;
+    for (uint32_t i = 0; i < b->exceptions && bits; i++) {
+        uint32_t all = b->exception_bits[i];
+        uint16_t half = (uint16_t)all;
+        *fit = *fit && (size == 4 || all <= UINT16_MAX);
+        memcpy(bits + i * size, size == 4 ? (const void *)&all : &half, size);
+    }
+    return bits ? CKD_OK : CKD_E_NOMEM;
+}
+
+static ckd_status put_linear(bool *fit, chain_link *l, device_chain *c, chain_sides *sides,
+                             const lattice_parts *p, decoder *d, ckd_error *err) {
+    const lattice_block *b = &p->block;
+    lattice_work none = {.step = {0}};
+    if (l->delta && !b->q && !b->few && !b->factor && !b->exceptions) {
+        l->form = CHAIN_SAME;
+        *fit = true;
+        return CKD_OK;
+    }
+    l->form = CHAIN_LINEAR;
+    l->run = lattice_row_run(b, &none, 0);
+    ckd_status status = put_integers(fit, l, &c->sent, b, d->kernels, err);
+    status = status == CKD_OK && *fit ? put_row_steps(l, &c->sent, b, err) : status;
+    return status == CKD_OK && *fit ? put_factors(fit, l, &c->sent, sides, p, d, err) : status;
+}
+
+static ckd_status put_levels(bool *fit, chain_link *l, device_chain *c, chain_sides *sides,
+                             const lattice_parts *p, decoder *d, ckd_error *err) {
+    const lattice_block *b = &p->block;
+    ckd_status status = CKD_OK;
+    *fit = !l->delta;
+    if (!*fit) {
+        return CKD_OK;
+    }
+    l->form = CHAIN_LEVELS;
+    l->birth = b->birth;
+    l->step = b->step;
+    l->has_rows = b->row != NULL;
+    status = put_integers(fit, l, &c->sent, b, d->kernels, err);
+    if (status == CKD_OK && b->row) {
+        status = put_copy(&c->sent, b->row, l->rows * sizeof(int32_t), &l->row, err);
+    }
+    if (status != CKD_OK || !*fit) {
+        return status;
+    }
+    return b->shared ? side_of(&l->right_side, sides, p->columns, CHAIN_LEVEL_COLUMNS, d, err)
+                     : put_columns(&l->right, &c->sent, NULL, &b->own, CHAIN_LEVEL_COLUMNS, d, err);
+}
+
+static ckd_status add_lossy(bool *fit, chain_link *l, device_chain *c, chain_sides *sides, decoder *d,
+                            const view *v, const view_block *b, ckd_error *err) {
+    lattice_parts p;
+    ckd_status status = values_lattice_read(&p, d, v, b, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    l->columns = p.block.columns;
+    l->phase = p.block.phase;
+    l->rows = lattice_rows(&p.block);
+    status = p.block.map == LATTICE_LEVELS ? put_levels(fit, l, c, sides, &p, d, err)
+                                           : put_linear(fit, l, c, sides, &p, d, err);
+    if (status == CKD_OK && *fit) {
+        status = put_exceptions(fit, l, &c->sent, &p.block, ckd_dtype_size(b->record->tensor->dtype), err);
+    }
+    values_lattice_release(d, &p);
+    return status;
+}
+
+/* ---- exact blocks ---- */
+
+static ckd_status add_stream(bool *fit, chain_link *l, device_chain *c, decoder *d, const view_block *b,
+                             ckd_error *err) {
+    const record *r = b->record;
+    const void *payload;
+    uint32_t bits;
+    symbols_parts *parts = malloc(sizeof(*parts)); /* too large for a thread's stack */
+    ckd_status status =
+        parts ? values_payload(d, b, &payload, err) : err_nomem(err, sizeof(*parts), "a symbol stream");
+    *fit = false;
+    if (status == CKD_OK && r->count && r->count <= DEVICE_STREAM_MAX) {
+        status = symbols_parts_read(parts, fit, &bits, (unsigned)ckd_dtype_size(r->tensor->dtype), payload,
+                                    r->stored_size, err);
+    }
+    if (status == CKD_OK && *fit) {
+        *fit = l->delta || !parts->contexts;
+        l->form = CHAIN_STREAM;
+        l->size = r->stored_size;
+        l->memory = dense_reading_memory(parts, bits);
+        status = put_copy(&c->streams, payload, r->stored_size, &l->at, err);
+    }
+    free(parts);
+    return status;
+}
+
+static ckd_status add_raw(bool *fit, chain_link *l, device_chain *c, decoder *d, const view_block *b,
+                          ckd_error *err) {
+    const void *payload;
+    *fit = b->record->stored_size == b->record->raw_size;
+    ckd_status status = *fit ? values_payload(d, b, &payload, err) : CKD_OK;
+    return status == CKD_OK && *fit ? put_copy(&c->sent, payload, b->record->raw_size, &l->at, err) : status;
+}
+
+/* ---- links ---- */
+
+/* Room for another one, behind those that there are. */
+static chain_link *next_link(device_chain *c, ckd_error *err) {
+    if (c->count == c->room) {
+        uint32_t room = 2 * c->room + 4;
+        chain_link *grown = realloc(c->links, room * sizeof(*grown));
+        if (!grown) {
+            err_nomem(err, room * sizeof(*grown), "a chain of blocks");
+            return NULL;
+        }
+        c->links = grown;
+        c->room = room;
+    }
+    return &c->links[c->count];
+}
+
+/* What of the block is for a device; false in *fit: nothing. v NULL: a copy that needs nothing else. */
+static ckd_status add_link(bool *fit, chain_link *l, device_chain *c, chain_sides *sides, decoder *d,
+                           const view *v, const view_block *b, bool streams, ckd_error *err) {
+    const record *r = b->record;
+    bool lossy = r->coding == CODING_LATTICE;
+    *fit = false;
+    ckd_status status = values_known(b, err);
+    if (status != CKD_OK || r->predictor > PREDICT_CAST || (r->predictor == PREDICT_CAST && c->cast) ||
+        (!v && r->predictor != PREDICT_NONE)) {
+        return status;
+    }
+    *l = (chain_link){.record = r,
+                      .form = r->predictor == PREDICT_CAST   ? CHAIN_CAST
+                              : r->predictor == PREDICT_COPY ? CHAIN_SAME
+                                                             : CHAIN_VALUES,
+                      .delta = r->predictor != PREDICT_NONE,
+                      .hashed = !lossy || c->count == 0};
+    if (l->form == CHAIN_CAST || l->form == CHAIN_SAME) {
+        *fit = true;
+        c->cast = l->form == CHAIN_CAST ? c->count + 1 : c->cast; /* from the top; turned round at the end */
+    } else if (lossy) {
+        status = add_lossy(fit, l, c, sides, d, v, b, err);
+    } else if (r->coding == CODING_SYMBOLS && streams) {
+        status = add_stream(fit, l, c, d, b, err);
+    } else if (r->coding == CODING_RAW && !l->delta) {
+        status = add_raw(fit, l, c, d, b, err);
+    }
+    return status;
+}
+
+/* The block's own, or its materialized copy's, if there is one: that is compared with the block's own hash. */
+static ckd_status add_block(bool *fit, device_chain *c, chain_sides *sides, decoder *d, const view *v,
+                            const view_block *b, bool streams, ckd_error *err) {
+    const view_block copy = {.record = b->materialized, .chunk = b->materialized_chunk};
+    chain_link *l = next_link(c, err);
+    size_t sent = c->sent.size, stream = c->streams.size;
+    *fit = false;
+    if (!l) {
+        return CKD_E_NOMEM;
+    }
+    ckd_status status = b->materialized ? add_link(fit, l, c, sides, d, NULL, &copy, streams, err)
+                                        : add_link(fit, l, c, sides, d, v, b, streams, err);
+    if (status == CKD_OK && *fit) {
+        l->record = b->record;
+        c->count++;
+    } else {
+        *fit = false;
+        c->sent.size = sent;
+        c->streams.size = stream;
+    }
+    return status;
+}
+
+static void turn_round(device_chain *c) {
+    for (uint32_t i = 0; i < c->count / 2; i++) {
+        chain_link first = c->links[i];
+        c->links[i] = c->links[c->count - 1 - i];
+        c->links[c->count - 1 - i] = first;
+    }
+    c->cast = c->cast ? c->count - c->cast : 0;
+}
+
+static void *put_values(device_chain *c, const record *r, ckd_error *err) {
+    chain_link *l = next_link(c, err);
+    if (!l) {
+        return NULL;
+    }
+    c->count++;
+    *l = (chain_link){.record = r, .form = CHAIN_VALUES};
+    return put_array(&c->sent, r->raw_size, &l->at, err);
+}
+
+/* Values with bits that bf16 has not got: their places, if they are few. */
+static uint32_t find_long_values(uint32_t *at, const uint8_t *values, uint64_t n) {
+    uint32_t found = 0;
+    for (uint64_t i = 0; i < n && found <= CHAIN_EXCEPTIONS; i++) {
+        uint16_t low;
+        memcpy(&low, values + 4 * i, sizeof(low)); /* little endian, as values are */
+        if (low) {
+            at[found++] = (uint32_t)i;
+        }
+    }
+    return found;
+}
+
+ckd_status device_chain_filled(device_chain *c, ckd_error *err) {
+    chain_link *l = &c->links[c->count - 1];
+    uint64_t n = l->record->count;
+    uint32_t at[CHAIN_EXCEPTIONS + 1], bits[CHAIN_EXCEPTIONS];
+    uint8_t *values = c->sent.data + l->at;
+    bool floats = l->record->tensor->dtype == CKD_F32;
+    uint32_t found = floats ? find_long_values(at, values, n) : 0;
+    if (!floats || found > CHAIN_EXCEPTIONS || n <= CHAIN_EXCEPTIONS) {
+        return CKD_OK;
+    }
+    for (uint32_t i = 0; i < found; i++) {
+        memcpy(&bits[i], values + 4 * (uint64_t)at[i], sizeof(bits[i]));
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        memmove(values + 2 * i, values + 4 * i + 2, 2);
+    }
+    l->half = true;
+    c->sent.size -= 2 * n;
+    l->exceptions = found;
+    ckd_status status =
+        found == 0 ? CKD_OK : put_copy(&c->sent, at, found * sizeof(*at), &l->exception_at, err);
+    return status == CKD_OK && found
+               ? put_copy(&c->sent, bits, found * sizeof(*bits), &l->exception_bits, err)
+               : status;
+}
+
+/* The host's part at the root: of what `b`, the last link, builds on. */
+static ckd_status add_parent_values(device_chain *c, decoder *d, view_cache *cache, const view *own,
+                                    const view_block *b, const view *in, const view_block *parent,
+                                    ckd_error *err) {
+    void *to = put_values(c, parent ? parent->record : b->record, err);
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    ckd_status status = parent ? values_of_input(d, cache, in, parent, to, err)
+                               : values_dependency(d, cache, own, b, 0, b->record->tensor->dtype, to, err);
+    return status == CKD_OK ? device_chain_filled(c, err) : status;
+}
+
+static bool rounds(const view_block *b, const view_block *from) {
+    ckd_dtype to = b->record->tensor->dtype, wide = from->record->tensor->dtype;
+    return wide == CKD_F32 ? to == CKD_BF16 || to == CKD_F16 : wide == CKD_F64 && to == CKD_F32;
+}
+
+/* A block that rounds what is none for a device: the host does both, and sends what is narrow. */
+static ckd_status drop_cast(device_chain *c, decoder *d, view_cache *cache, const view *v,
+                            const view_block *b, ckd_error *err) {
+    c->count--;
+    c->cast = 0;
+    if (c->count == 0) {
+        return CKD_OK;
+    }
+    void *to = put_values(c, b->record, err);
+    ckd_status status = to ? values_of_input(d, cache, v, b, to, err) : CKD_E_NOMEM;
+    return status == CKD_OK ? device_chain_filled(c, err) : status;
+}
+
+/* What link `b`, the last one, builds on. false in *more: that was all. */
+static ckd_status follow_one(bool *more, const view **v, const view_block **b, device_chain *c,
+                             chain_sides *sides, decoder *d, view_cache *cache, bool streams,
+                             ckd_error *err) {
+    const view *in = NULL;
+    const view_block *parent = NULL;
+    bool cast = c->links[c->count - 1].form == CHAIN_CAST;
+    ckd_status status = view_parent_block(&parent, &in, cache, *v, *b, err);
+    *more = parent && c->count < CHAIN_LINKS && (!cast || rounds(*b, parent));
+    if (status == CKD_OK && *more) {
+        status = add_block(more, c, sides, d, in, parent, streams, err);
+    }
+    if (status == CKD_OK && !*more) {
+        status = cast ? drop_cast(c, d, cache, *v, *b, err)
+                      : add_parent_values(c, d, cache, *v, *b, in, parent, err);
+    }
+    *v = in;
+    *b = parent;
+    return status;
+}
+
+static ckd_status follow(device_chain *c, chain_sides *sides, decoder *d, view_cache *cache, const view *v,
+                         const view_block *b, bool streams, ckd_error *err) {
+    bool more;
+    ckd_status status = add_block(&more, c, sides, d, v, b, streams, err);
+    while (status == CKD_OK && more && c->links[c->count - 1].delta) {
+        status = follow_one(&more, &v, &b, c, sides, d, cache, streams, err);
+    }
+    return status;
+}
+
+ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, view_cache *cache,
+                             const view *v, const view_block *b, bool streams, ckd_error *err) {
+    c->block = b;
+    c->count = c->cast = 0;
+    d->steps = 0;
+    ckd_status status = follow(c, sides, d, cache, v, b, streams, err);
+    turn_round(c);
+    return status;
+}
+
+void *device_chain_values(device_chain *c, const view_block *b, ckd_error *err) {
+    c->block = b;
+    c->count = c->cast = 0;
+    c->sent.size = c->streams.size = 0;
+    return put_values(c, b->record, err);
+}

@@ -1,0 +1,112 @@
+#include "engine/device/reference.h"
+
+#include <stdlib.h>
+
+static void reference_free(device_reference *r) {
+    const device_backend *backend = device_backend_open(NULL);
+    if (backend && r->memory) {
+        backend->release(r->device, r->memory);
+    }
+    free(r->tensor);
+    free(r);
+}
+
+static bool is_of(const device_reference *r, int device, const device_reference_key *key) {
+    return r->device == device && r->dtype == key->dtype && r->first == key->of.first &&
+           r->count == key->of.count && region_equal(&r->region, key->of.region, key->ndim) &&
+           strcmp(r->tensor, key->tensor) == 0;
+}
+
+static uint64_t size_of(const device_reference *r) {
+    return r->count * ckd_dtype_size(r->dtype);
+}
+
+device_reference *device_reference_take(ckd_store *store, int device, const device_reference_key *key) {
+    pthread_mutex_lock(&store->mutex);
+    device_reference **at = &store->references;
+    while (*at && !is_of(*at, device, key)) {
+        at = &(*at)->next;
+    }
+    device_reference *found = *at;
+    if (found) {
+        *at = found->next;
+    }
+    pthread_mutex_unlock(&store->mutex);
+    return found;
+}
+
+void device_reference_give(ckd_store *store, device_reference *reference) {
+    if (reference) {
+        pthread_mutex_lock(&store->mutex);
+        reference->next = store->references;
+        store->references = reference;
+        pthread_mutex_unlock(&store->mutex);
+    }
+}
+
+/* Takes so much of the room on the device, if it is there. */
+static bool reserve(ckd_store *store, uint64_t size) {
+    pthread_mutex_lock(&store->mutex);
+    uint64_t taken = store->device_references_held + store->device_references_refused;
+    bool room = size <= store->device_reference_bytes && taken <= store->device_reference_bytes - size;
+    store->device_references_held += room ? size : 0;
+    pthread_mutex_unlock(&store->mutex);
+    return room;
+}
+
+/* The device has less than it may take: there is so much less room from now on, and not for ever another attempt. */
+static void release_memory(ckd_store *store, uint64_t size) {
+    pthread_mutex_lock(&store->mutex);
+    store->device_references_held -= size;
+    store->device_references_refused += size;
+    pthread_mutex_unlock(&store->mutex);
+}
+
+static device_reference *reference_new(const device_lease *lease, const device_reference_key *key) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_reference *r = calloc(1, sizeof(*r));
+    if (!r) {
+        return NULL;
+    }
+    *r = (device_reference){.device = lease->queue.device,
+                            .dtype = key->dtype,
+                            .tensor = strdup(key->tensor),
+                            .region = *key->of.region,
+                            .first = key->of.first,
+                            .count = key->of.count};
+    if (!r->tensor || lease->backend->allocate(&r->memory, r->device, size_of(r), &why) != DEVICE_DONE) {
+        r->memory = NULL;
+        reference_free(r);
+        return NULL;
+    }
+    return r;
+}
+
+ckd_status device_reference_keep(device_reference **reference, ckd_store *store, device_lease *lease,
+                                 const device_reference_key *key, const void *values, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    uint64_t size = key->of.count * ckd_dtype_size(key->dtype);
+    if (!*reference) {
+        *reference = device_reference_take(store, lease->queue.device, key); /* it was an older one's */
+    }
+    if (!*reference && reserve(store, size)) {
+        *reference = reference_new(lease, key);
+        if (!*reference) {
+            release_memory(store, size);
+        }
+    }
+    if (!*reference) {
+        return CKD_OK;
+    }
+    lease->backend->copy(&lease->queue, (*reference)->memory, values, size, DEVICE_ON_DEVICE, &why);
+    ckd_status status = device_status(&why, lease->queue.device, err);
+    return status == CKD_OK ? device_finish(lease, err) : status;
+}
+
+void device_references_close(ckd_store *store) {
+    while (store->references) {
+        device_reference *r = store->references;
+        store->references = r->next;
+        reference_free(r);
+    }
+}

@@ -1,0 +1,223 @@
+/* Values that are stored already: by the parent, by what that names, or by this save. */
+#include <math.h>
+
+#include "engine/encode/block_coder.h"
+
+#define MIN_COPY_BYTES 64u /* naming the values costs about as much */
+
+void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
+                     const hash128 *content) {
+    job->is_duplicate = p == PREDICT_COPY || p == PREDICT_CAST;
+    job->predictor = p;
+    job->dependency_count = 1;
+    job->dependencies[0] = (dependency){.kind = DEPENDS_VALUES,
+                                        .checkpoint = *checkpoint,
+                                        .tensor = tensor,
+                                        .same_span = true,
+                                        .content = *content};
+}
+
+static const record *matching(const tensor_context *tensor, const view_tensor *in, uint64_t at,
+                              uint64_t count) {
+    span mine = {tensor->region, at, count};
+    size_t s, last;
+    for (view_shards_for(&s, &last, in, &mine); s < last; s++) {
+        const view_shard *shard = &in->shards[s];
+        if (!region_equal(shard->region, tensor->region, tensor->shape.ndim)) {
+            continue;
+        }
+        size_t first, end;
+        view_shard_range(&first, &end, shard, &tensor->shape, &mine);
+        const record *r = first < end ? shard->blocks[first].record : NULL;
+        return r && r->first == at && r->count == count ? r : NULL;
+    }
+    return NULL;
+}
+
+const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
+    return matching(tensor, in, job->first, job->count);
+}
+
+const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint64_t count) {
+    return tensor->parent ? matching(tensor, tensor->parent, first, count) : NULL;
+}
+
+static void read_noted(const coding_context *save) {
+    if (save->registry_lock) {
+        pthread_rwlock_rdlock(save->registry_lock);
+    }
+}
+
+static void leave_noted(const coding_context *save) {
+    if (save->registry_lock) {
+        pthread_rwlock_unlock(save->registry_lock);
+    }
+}
+
+/* As well as `more` others. */
+static bool may_name_with(const coding_context *save, const ckd_id *checkpoint, uint32_t more) {
+    const referenced_checkpoints *h = save->referenced;
+    read_noted(save);
+    bool may = !h || h->count + more < REFERENCED_CHECKPOINTS_MAX;
+    for (uint32_t i = 0; !may && i < h->count; i++) {
+        may = id_equal(&h->ids[i], checkpoint);
+    }
+    leave_noted(save);
+    return may;
+}
+
+static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
+    return may_name_with(save, checkpoint, 0);
+}
+
+/* What a copy names; NULL: nothing outside this checkpoint. */
+static const ckd_id *holder_of(const block_job *job, const coding_context *save) {
+    const ckd_id *named = &job->dependencies[0].checkpoint;
+    return job->is_duplicate && !id_equal(named, &save->checkpoint) ? named : NULL;
+}
+
+bool block_names_own(const block_job *job, const coding_context *save) {
+    return job->is_duplicate && id_equal(&job->dependencies[0].checkpoint, &save->checkpoint);
+}
+
+bool block_names_too_many(const block_job *job, const coding_context *save) {
+    const ckd_id *holder = holder_of(job, save);
+    return holder && !may_name(save, holder);
+}
+
+void block_add_referenced(const block_job *job, const coding_context *save) {
+    const ckd_id *holder = holder_of(job, save);
+    referenced_checkpoints *h = save->referenced;
+    uint32_t i = 0;
+    if (save->registry_lock) {
+        pthread_rwlock_wrlock(save->registry_lock);
+    }
+    while (holder && i < h->count && !id_equal(&h->ids[i], holder)) {
+        i++;
+    }
+    if (holder && i == h->count && i < REFERENCED_CHECKPOINTS_MAX) {
+        h->ids[h->count++] = *holder;
+    }
+    leave_noted(save);
+}
+
+/* Is the block still where it is said to be? Its payload is not read: that is verification's work. */
+static bool is_referenced(const coding_context *save, const ckd_id *holder, const block_job *job,
+                          const tensor_context *tensor) {
+    const view *v;
+    const view_tensor *t = NULL;
+    if (views_within(&v, save->views, save->parent, holder, NULL) == CKD_OK) {
+        t = view_find(v, tensor->tensor->name);
+    }
+    const record *r = t ? block_matching(job, tensor, t) : NULL;
+    return r && hash128_equal(&r->content, &job->content);
+}
+
+/*
+ * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
+ * grow chains.
+ */
+bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
+    const record *r = job->parent_block;
+    if (!r || !hash128_equal(&r->content, &job->content)) {
+        return false;
+    }
+    const ckd_id *holder = &save->parent->manifest.checkpoint.id;
+    if (r->predictor == PREDICT_COPY && r->dependency_count && r->dependencies[0].same_span &&
+        !*r->dependencies[0].tensor && !id_equal(&r->dependencies[0].checkpoint, holder)) {
+        holder = &r->dependencies[0].checkpoint;
+    }
+    if (!may_name(save, holder)) {
+        return false;
+    }
+    if (!is_referenced(save, holder, job, tensor)) {
+        job->parent_damaged = true;
+        return false;
+    }
+    block_depend_on(job, PREDICT_COPY, holder, "", &job->content);
+    job->depth = r->depth;
+    job->chain = record_chain(r);
+    job->base_stored = r->base_stored;
+    job->base = record_base(r);
+    return true;
+}
+
+bool block_find_unchanged(block_job *job, const coding_context *save, const tensor_context *tensor,
+                          const hash128 *content, uint32_t jobs) {
+    block_begin(job, tensor);
+    job->content = job->original = *content;
+    job->unchanged =
+        job->parent_block && block_may_be_named(job, save, tensor) && block_find_in_parent(job, save, tensor);
+    if (job->unchanged && !may_name_with(save, &job->dependencies[0].checkpoint, jobs)) {
+        job->unchanged = job->is_duplicate =
+            false; /* one too many, perhaps, once it is decided on: then values would be needed */
+    }
+    return job->unchanged;
+}
+
+bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor) {
+    return block_raw_size(job, tensor) >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
+}
+
+/* What in this save has the values; as near as `bound`, or exactly if that is negative. */
+static const content_entry *entry_with(const span *block, const hash128 *content, const coding_context *save,
+                                       const tensor_context *tensor, double bound) {
+    const content_entry *e =
+        content_index_find(save->dedup_index, content, tensor->tensor->dtype, &tensor->shape, block);
+    bool near = e && e->error.largest <= bound && isfinite(e->error.largest);
+    return e && (near || hash128_equal(&e->values, content)) ? e : NULL;
+}
+
+bool block_is_registered(const span *block, const hash128 *original, const coding_context *save,
+                         const tensor_context *tensor, double bound) {
+    read_noted(save);
+    bool is = entry_with(block, original, save, tensor, bound);
+    leave_noted(save);
+    return is;
+}
+
+bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                      double bound) {
+    span mine = {tensor->region, job->first, job->count};
+    return (bound >= 0 || block_may_be_named(job, save, tensor)) &&
+           block_is_registered(&mine, &job->original, save, tensor, bound);
+}
+
+bool block_is_in_flight(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                        double bound) {
+    bool is = false;
+    if (!save->in_flight || (bound < 0 && !block_may_be_named(job, save, tensor))) {
+        return false;
+    }
+    read_noted(save);
+    for (size_t i = 0; i < save->in_flight->count && !is; i++) {
+        const block_job *c = save->in_flight->jobs[i];
+        is =
+            c != job && c->count == job->count &&
+            (hash128_equal(&c->original, &job->original) || hash128_equal(&c->rounded_bf16, &job->original) ||
+             hash128_equal(&c->rounded_f16, &job->original));
+    }
+    leave_noted(save);
+    return is;
+}
+
+bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        double bound) {
+    span mine = {tensor->region, job->first, job->count};
+    read_noted(save);
+    const content_entry *found = entry_with(&mine, &job->content, save, tensor, bound);
+    content_entry e = found ? *found : (content_entry){0};
+    leave_noted(save);
+    if (!found) {
+        return false;
+    }
+    block_depend_on(job, e.rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e.tensor, &e.stored);
+    job->content = e.values;
+    job->error = e.error;
+    job->depth = e.depth;
+    /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
+    job->chain = (load_cost){e.chain_stored, e.chain_work};
+    job->base_stored = (uint64_t)e.chain_stored;
+    job->base = job->chain;
+    return true;
+}

@@ -1,0 +1,329 @@
+/* Making parity: what is missing, group after group; then what is of no use any more goes. */
+#include "engine/integrity/parity.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/vocabulary.h"
+#include "engine/integrity/throttled_check.h"
+
+typedef struct making {
+    ckd_store *store;
+    const ckd_parity_options *options;
+    ckd_parity_result *result;
+    damage_list damage;
+    live_files files;
+    parity_sets sets;
+    setting_list settings;
+    parity_plan plan;
+    throttled_check check;
+    rate_limiter limiter;
+} making;
+
+/* ---- settings ---- */
+
+static ckd_status publish_setting(const ckd_store *store, const parity_setting *setting,
+                                  const setting_name *name, ckd_error *err) {
+    bytes data = {0};
+    parity_setting p = *setting;
+    p.generation = name->generation;
+    parity_encode(&data, &store->id, &p);
+    ckd_status status = data.failed ? err_nomem(err, data.size, "a parity setting") : CKD_OK;
+    if (status == CKD_OK) {
+        status = settings_publish(store, name, &data, err);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+static ckd_status store_setting(const making *m, ckd_error *err) {
+    const ckd_parity_options *o = m->options;
+    parity_setting setting = {
+        .set_ns = clock_wall_ns(), .data = o->off ? 0 : o->data, .parity = o->off ? 0 : o->parity};
+    const char *name = o->run ? o->run : POLICY_OF_ALL;
+    file_lock *lock;
+    setting_name next;
+    stored_setting before;
+    snprintf(setting.run, sizeof(setting.run), "%s", o->run ? o->run : "");
+    ckd_status status = store_lock_publish(&lock, m->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = settings_next(&next, &before, m->store, METADATA_PARITY, name, err);
+    bool same = status == CKD_OK && before.name.kind && before.status == CKD_OK &&
+                before.parity.data == setting.data && before.parity.parity == setting.parity;
+    if (status == CKD_OK && !same) {
+        status = publish_setting(m->store, &setting, &next, err);
+    }
+    lock_release(lock);
+    return status;
+}
+
+static bool any_setting(const setting_list *n) {
+    for (size_t i = 0; i < n->count; i++) {
+        if (n->items[i].name.kind == METADATA_PARITY) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- one group ---- */
+
+/* Leaves out what cannot be covered. */
+static ckd_status check_members(making *m, parity_group *g, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    size_t kept = 0;
+    for (size_t i = 0; i < g->member_count && status == CKD_OK; i++) {
+        const live_file *f = live_files_find(&m->files, &g->members[i].file);
+        bool right = false;
+        status = throttled_check_file(&right, NULL, &m->check, f, err);
+        if (right) {
+            g->members[kept] = g->members[i];
+            g->members[kept].column = (uint32_t)kept;
+            kept++;
+        }
+    }
+    g->member_count = kept;
+    return status;
+}
+
+static ckd_status publish_group(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err) {
+    file_lock *lock;
+    *done = false;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status == CKD_OK) {
+        status = parity_publish(done, store, g, err);
+        lock_release(lock);
+    }
+    return status;
+}
+
+/* What is stored is not to blame: a library is missing here. */
+static ckd_status blame_library(ckd_status status, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    return status == CKD_E_UNSUPPORTED && erasure_ready(&why) != CKD_OK
+               ? err_set(err, CKD_E_STATE, "%s", why.message)
+               : status;
+}
+
+static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
+    uint32_t rows = (UINT32_C(1) << g->rows) - 1;
+    bool done = false;
+    ckd_status status = check_members(m, g, err);
+    if (status != CKD_OK || g->member_count == 0) {
+        return status;
+    }
+    g->created_ns = clock_wall_ns();
+    status = ckd_id_new(&g->id, err);
+    if (status == CKD_OK) {
+        status = blame_library(parity_write(m->store, g, rows, &m->limiter, err), err);
+    }
+    if (status == CKD_E_NOT_FOUND) { /* a member was collected since it was checked */
+        return CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = publish_group(&done, m->store, g, err);
+        if (!done) {
+            parity_write_undo(m->store, g, rows);
+        }
+    }
+    if (done) {
+        ckd_parity_result *r = m->result;
+        r->groups++;
+        r->files += g->member_count;
+        r->parity_bytes += g->rows * parity_file_size(g);
+        for (size_t i = 0; i < g->member_count; i++) {
+            r->file_bytes += g->members[i].size;
+        }
+    }
+    return status;
+}
+
+/* ---- what is of no use any more ---- */
+
+static ckd_status remove_useless(making *m, const bool *needed, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, m->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
+        const parity_set *s = m->sets.items[i];
+        if (!needed[i]) {
+            status = parity_set_remove(s, m->store, err);
+            m->result->removed_groups++;
+            m->result->removed_bytes += s->bytes;
+        }
+    }
+    if (status == CKD_OK && m->result->removed_groups) {
+        status = dir_sync(path_in(m->store->path, DIR_PARITY).text, err);
+    }
+    lock_release(lock);
+    return status;
+}
+
+/* With a manifest that cannot be read it is not known what is of use. */
+static ckd_status clean_up(making *m, ckd_error *err) {
+    damage_list again = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = m->store->path};
+    if (!again.result) {
+        return err_nomem(err, sizeof(ckd_verify_result), "parity groups");
+    }
+    parity_sets_free(&m->sets);
+    ckd_status status = parity_sets_read(&m->sets, m->store, &again, err);
+    bool *needed = status == CKD_OK ? calloc(m->sets.count + 1, sizeof(*needed)) : NULL;
+    if (status == CKD_OK && !needed) {
+        status = err_nomem(err, m->sets.count, "parity groups");
+    }
+    if (status == CKD_OK) {
+        status = parity_plan_needed(needed, m->store, &m->files, &m->sets, &m->settings, err);
+    }
+    if (status == CKD_OK) {
+        status = remove_useless(m, needed, err);
+    }
+    free(needed);
+    ckd_verify_result_free(again.result); /* it was told already */
+    return status;
+}
+
+/* ---- all ---- */
+
+/* A setting that was asked for and not stored, as nothing is in a dry run. */
+static ckd_status pretend_setting(making *m, ckd_error *err) {
+    const ckd_parity_options *o = m->options;
+    stored_setting *grown = realloc(m->settings.items, (m->settings.count + 1) * sizeof(*grown));
+    if (!grown) {
+        return err_nomem(err, sizeof(*grown), "a parity setting");
+    }
+    m->settings.items = grown;
+    memmove(grown + 1, grown, m->settings.count * sizeof(*grown));
+    grown[0] =
+        (stored_setting){.name.kind = METADATA_PARITY, .parity = {.data = o->data, .parity = o->parity}};
+    snprintf(grown[0].name.name, sizeof(grown[0].name.name), "%s", o->run ? o->run : POLICY_OF_ALL);
+    m->settings.count++;
+    return CKD_OK;
+}
+
+static ckd_status look_around(making *m, ckd_error *err) {
+    ckd_status status = settings_read_kind(&m->settings, m->store, METADATA_PARITY, err);
+    if (status == CKD_OK && m->options->dry_run && m->options->data) {
+        status = pretend_setting(m, err);
+    }
+    if (status == CKD_OK && !any_setting(&m->settings)) {
+        return err_set(err, CKD_E_NOT_FOUND,
+                       "the store does not say what parity it should have: say it once (ckptdelta parity "
+                       "STORE --group 8+1)");
+    }
+    if (status == CKD_OK) {
+        status = live_files_read(&m->files, m->store, &m->damage, err);
+    }
+    if (status == CKD_OK) {
+        status = parity_sets_read(&m->sets, m->store, &m->damage, err);
+    }
+    if (status == CKD_OK) {
+        status =
+            parity_plan_make(&m->plan, m->store, &m->files, &m->sets, &m->settings, m->options->run, err);
+    }
+    return status;
+}
+
+static void count_plan(making *m) {
+    for (size_t i = 0; i < m->plan.count; i++) {
+        m->result->parity_bytes += m->plan.items[i].rows * parity_file_size(&m->plan.items[i]);
+    }
+    m->result->groups = m->plan.count;
+    m->result->files = m->plan.files;
+    m->result->file_bytes = m->plan.file_bytes;
+}
+
+static ckd_status make(making *m, ckd_error *err) {
+    const ckd_parity_options *o = m->options;
+    bool given = o->data || o->off;
+    ckd_status status = given && !o->dry_run ? store_setting(m, err) : CKD_OK;
+    if (status == CKD_OK) {
+        status = look_around(m, err);
+    }
+    if (status == CKD_OK && o->dry_run) {
+        count_plan(m);
+        return CKD_OK;
+    }
+    m->limiter.total = 2 * m->plan.file_bytes; /* checked, then covered */
+    for (size_t i = 0; i < m->plan.count && status == CKD_OK; i++) {
+        status = make_group(m, &m->plan.items[i], err);
+    }
+    if (status == CKD_OK && !m->files.incomplete) {
+        status = clean_up(m, err);
+    }
+    return status == CKD_OK
+               ? damage_spread(&m->damage, m->files.dependency_infos, m->files.dependency_info_count, err)
+               : status;
+}
+
+static ckd_status check_options(const ckd_parity_options *o, ckd_error *err) {
+    bool none = o->data == 0 && o->parity == 0;
+    bool some =
+        o->data >= 1 && o->data <= CKD_PARITY_DATA_MAX && o->parity >= 1 && o->parity <= CKD_PARITY_MAX;
+    if ((!none && !some) || (some && o->off)) {
+        return err_set(err, CKD_E_INVALID,
+                       "a parity group has 1 to %d files and 1 to %d files of parity, such as 8+1",
+                       CKD_PARITY_DATA_MAX, CKD_PARITY_MAX);
+    }
+    if (o->run && !run_name_valid(o->run)) {
+        return err_set(err, CKD_E_INVALID, "'%.60s' is no name of a run", o->run);
+    }
+    return some && o->parity > 1 ? blame_library(erasure_ready(err), err) : CKD_OK;
+}
+
+static void making_free(making *m) {
+    parity_plan_free(&m->plan);
+    parity_sets_free(&m->sets);
+    live_files_free(&m->files);
+    settings_free(&m->settings);
+    bytes_free(&m->check.payload);
+}
+
+ckd_status ckd_store_parity(ckd_parity_result **out, ckd_store *store, const ckd_parity_options *options,
+                            ckd_error *err) {
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    file_lock *lock = NULL;
+    *out = NULL;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_parity_options", err);
+    status = status == CKD_OK ? store_check_writable(store, err) : status;
+    if (status == CKD_OK) {
+        status = check_options(&o, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    making m = {.store = store, .options = &o, .result = calloc(1, sizeof(*m.result))};
+    if (!m.result || !(m.result->found = calloc(1, sizeof(*m.result->found)))) {
+        free(m.result);
+        return err_nomem(err, sizeof(*m.result), "making parity");
+    }
+    m.damage = (damage_list){.result = m.result->found, .store_path = store->path};
+    m.limiter = (rate_limiter){.bytes_per_s = o.bytes_per_s,
+                               .on_progress = o.on_progress,
+                               .context = o.progress_context,
+                               .cancelled = "making parity was cancelled",
+                               .begun_ns = clock_monotonic_ns()};
+    m.check = (throttled_check){store, &m.damage, &m.files, &m.limiter, {0}, NULL};
+    status = o.dry_run ? CKD_OK : parity_lock(&lock, store, err);
+    if (status == CKD_OK) {
+        status = make(&m, err);
+    }
+    lock_release(lock);
+    making_free(&m);
+    if (status != CKD_OK) {
+        ckd_parity_result_free(m.result);
+        return status;
+    }
+    *out = m.result;
+    return CKD_OK;
+}
+
+void ckd_parity_result_free(ckd_parity_result *result) {
+    if (result) {
+        ckd_verify_result_free(result->found);
+        free(result);
+    }
+}

@@ -1,0 +1,273 @@
+/*
+ * Groups that lose members on purpose. What stays is read before a group goes, as rot that nobody has met yet may be repairable only with what is to be removed; and it gets new
+ * parity before it loses the old one.
+ */
+#include <stdlib.h>
+
+#include "engine/store/file_check.h"
+#include "engine/integrity/parity.h"
+#include "engine/integrity/repair.h"
+
+static bool among(const parity_files *files, const ckd_id *id) {
+    return id_among(id, files->items, files->count);
+}
+
+/* What becomes of a group. */
+typedef struct outlook {
+    bool concerned;              /* a member goes */
+    size_t left;                 /* members that are there and stay */
+    size_t lost_now, lost_then;  /* members that are not there or damaged, before the removal and after it */
+    size_t rows;                 /* parity files that are there, and right as far as they were read */
+    const parity_member *wanted; /* one that is to stay, and that the group can bring back now; or NULL */
+    uint32_t damaged[CKD_PARITY_DATA_MAX / 32 + 1]; /* bits of members that were read and found so */
+} outlook;
+
+typedef struct forgetting {
+    const ckd_store *store;
+    const parity_files *gone, *stay;
+    bool force;
+    parity_sets sets;
+    outlook *outlooks; /* of each set */
+    bytes payload;
+} forgetting;
+
+static size_t rows_of(const parity_set *s) {
+    return (size_t)__builtin_popcount(s->present);
+}
+
+static bool is_damaged(const outlook *o, size_t member) {
+    return o->damaged[member / 32] >> member % 32 & 1;
+}
+
+/* One that brings a lost file back is not, however little it can do besides. */
+static bool useless(const outlook *o) {
+    bool repairs = o->wanted && o->lost_then <= o->rows;
+    return o->concerned && !repairs && (o->left == 0 || o->rows <= o->lost_then);
+}
+
+/* ---- looking ---- */
+
+/* What cannot be read is not right. */
+static ckd_status read_member(bool *right, forgetting *f, const parity_member *m, ckd_error *err) {
+    damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = f->store->path};
+    file_check check = {.store = f->store, .damage = &found, .payload = &f->payload};
+    file_ref expected = {.id = m->file, .size = m->size, .root = m->root};
+    ckd_status status = found.result ? check_named_file(&check, &expected, "", err)
+                                     : err_nomem(err, sizeof(ckd_verify_result), "a check");
+    *right = status == CKD_OK && found.result->damage_count == 0;
+    ckd_verify_result_free(found.result);
+    return status == CKD_E_NOMEM ? status : CKD_OK;
+}
+
+/* Without ISA-L it is not known: it may be there when somebody repairs. */
+static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *s, size_t member,
+                              ckd_error *err) {
+    const parity_member *m = &s->group.members[member];
+    file_ref expected = {.id = m->file, .size = m->size, .root = m->root};
+    rate_limiter p = {0};
+    ckd_error why = {0};
+    ckd_status status = repair_rebuild(can, f->store, s, member, &expected, false, &p, &why, err);
+    *can = *can || status == CKD_E_UNSUPPORTED;
+    return status == CKD_E_NOMEM ? status : CKD_OK;
+}
+
+/* By names and sizes alone. */
+static outlook look_at(const forgetting *f, const parity_set *s) {
+    outlook o = {.rows = rows_of(s)};
+    for (size_t i = 0; i < s->group.member_count; i++) {
+        const parity_member *m = &s->group.members[i];
+        bool goes = among(f->gone, &m->file), there = live_file_exists(f->store, &m->file, m->size);
+        o.concerned = o.concerned || goes;
+        o.left += !goes && there;
+        o.lost_now += !there;
+        o.lost_then += goes || !there;
+        if (!there && !goes && among(f->stay, &m->file)) {
+            o.wanted = m;
+        }
+    }
+    o.wanted = o.lost_now <= rows_of(s) ? o.wanted : NULL;
+    return o;
+}
+
+/* Of a group that loses members: those that stay. At most as many files as a group has members. */
+static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < s->group.member_count && status == CKD_OK; i++) {
+        const parity_member *m = &s->group.members[i];
+        bool right = true, can = false;
+        if (among(f->stay, &m->file) && live_file_exists(f->store, &m->file, m->size)) {
+            status = read_member(&right, f, m, err);
+        }
+        if (status == CKD_OK && !right) {
+            status = can_rebuild(&can, f, s, i, err);
+            o->damaged[i / 32] |= UINT32_C(1) << i % 32;
+            o->left--;
+            o->lost_then++;
+            o->wanted = can ? m : o->wanted;
+        }
+    }
+    return status;
+}
+
+/* A damaged row cannot be made again once a member is gone: a group that stays weaker must not count on it. */
+static ckd_status read_rows(outlook *o, const forgetting *f, const parity_set *s, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
+        damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = f->store->path};
+        if (!found.result) {
+            return err_nomem(err, sizeof(ckd_verify_result), "a check");
+        }
+        if (s->present >> row & 1) {
+            status = parity_check_row(s, row, f->store, &found, NULL, err);
+            o->rows -= status == CKD_OK && found.result->damage_count;
+        }
+        ckd_verify_result_free(found.result);
+    }
+    return status;
+}
+
+static ckd_status look_at_all(forgetting *f, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    f->outlooks = calloc(f->sets.count + 1, sizeof(*f->outlooks));
+    if (!f->outlooks) {
+        return err_nomem(err, f->sets.count * sizeof(*f->outlooks), "parity to forget");
+    }
+    for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
+        f->outlooks[i] = look_at(f, f->sets.items[i]);
+        if (f->outlooks[i].concerned) {
+            status = read_members(&f->outlooks[i], f, f->sets.items[i], err);
+        }
+        if (status == CKD_OK && f->outlooks[i].concerned && (f->outlooks[i].left || f->outlooks[i].wanted)) {
+            status = read_rows(&f->outlooks[i], f, f->sets.items[i], err);
+        }
+    }
+    return status;
+}
+
+/* Before anything is removed: a group that would go must not be what brings a lost file back. */
+static ckd_status check_wanted(const forgetting *f, ckd_error *err) {
+    for (size_t i = 0; i < f->sets.count; i++) {
+        const outlook *o = &f->outlooks[i];
+        bool last = o->wanted && o->concerned && o->lost_then > o->rows;
+        if (last && f->force) {
+            store_message(
+                f->store,
+                "a lost or damaged chunk file is given up, as what it could be rebuilt with is removed: %s",
+                path_chunk(f->store->path, &o->wanted->file, "").text);
+        } else if (last) {
+            ckd_status status = err_set(
+                err, CKD_E_STATE,
+                "this chunk file is lost or damaged, and can only be rebuilt with the help of files that "
+                "are to be removed: run ckptdelta repair first; where that cannot do it, delete what "
+                "needs the file, or give the file up with ckptdelta trash --empty --give-up");
+            return err_in_file(err, status, path_chunk(f->store->path, &o->wanted->file, "").text);
+        }
+    }
+    return CKD_OK;
+}
+
+/* ---- removing ---- */
+
+static bool covered_elsewhere(const forgetting *f, const ckd_id *file) {
+    size_t count;
+    const parity_membership *c = parity_sets_of(&f->sets, file, &count);
+    bool covered = false;
+    for (size_t i = 0; i < count && !covered; i++) {
+        covered = !useless(&f->outlooks[c[i].set->place]);
+    }
+    return covered;
+}
+
+/* The members of groups that go which stay, and which no other group covers; each once, by id. */
+static ckd_status find_bare(parity_files *out, ckd_id **ids, const forgetting *f, ckd_error *err) {
+    size_t total = 0, count = 0, kept = 0;
+    for (size_t i = 0; i < f->sets.count; i++) {
+        total += f->outlooks[i].concerned ? f->sets.items[i]->group.member_count : 0;
+    }
+    *ids = calloc(total + 1, sizeof(**ids));
+    if (!*ids) {
+        return err_nomem(err, total * sizeof(**ids), "chunk file names");
+    }
+    for (size_t i = 0; i < f->sets.count; i++) {
+        const parity_set *s = f->sets.items[i];
+        const outlook *o = &f->outlooks[i];
+        for (size_t k = 0; k < s->group.member_count && useless(o); k++) {
+            const parity_member *m = &s->group.members[k];
+            bool stays = among(f->stay, &m->file) && !is_damaged(o, k) &&
+                         live_file_exists(f->store, &m->file, m->size);
+            if (stays && !covered_elsewhere(f, &m->file)) {
+                (*ids)[count++] = m->file;
+            }
+        }
+    }
+    qsort(*ids, count, sizeof(**ids), id_compare);
+    for (size_t i = 0; i < count; i++) {
+        if (kept == 0 || !id_equal(&(*ids)[kept - 1], &(*ids)[i])) {
+            (*ids)[kept++] = (*ids)[i];
+        }
+    }
+    *out = (parity_files){*ids, kept};
+    return CKD_OK;
+}
+
+/* Who makes parity or repairs will be done some time: then what stays can be covered anew. Other failures do not stop a collection: a full disk must be relievable. */
+static ckd_status cover_bare(const forgetting *f, ckd_error *err) {
+    parity_files bare;
+    ckd_id *ids;
+    size_t covered = 0;
+    ckd_error why = {0};
+    ckd_status status = find_bare(&bare, &ids, f, err);
+    if (status == CKD_OK && bare.count) {
+        ckd_status made = parity_renew_cover(&covered, f->store, &bare, &why);
+        status = made == CKD_E_NOMEM || made == CKD_E_BUSY ? err_from(err, made, &why) : CKD_OK;
+    }
+    if (status == CKD_OK && covered < bare.count) {
+        store_message(
+            f->store,
+            "%zu chunk files have lost their parity, as others of their groups are removed: ckptdelta parity "
+            "makes it anew%s%s",
+            bare.count - covered, why.message[0] ? "; now it could not be made: " : "", why.message);
+    }
+    free(ids);
+    return status;
+}
+
+static ckd_status forget(const forgetting *f, ckd_error *err) {
+    size_t removed = 0;
+    ckd_status status = cover_bare(f, err);
+    for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
+        if (useless(&f->outlooks[i])) {
+            status = parity_set_remove(f->sets.items[i], f->store, err);
+            removed++;
+        }
+    }
+    return status == CKD_OK && removed ? dir_sync(path_in(f->store->path, DIR_PARITY).text, err) : status;
+}
+
+ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
+                         bool force, ckd_error *err) {
+    forgetting f = {.store = store, .gone = gone, .stay = stay, .force = force};
+    if (!gone->count || !file_exists(path_in(store->path, DIR_PARITY).text)) {
+        return CKD_OK;
+    }
+    damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
+    ckd_status status =
+        ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "parity to forget");
+    if (status == CKD_OK) {
+        status = parity_sets_read(&f.sets, store, &ignored, err);
+    }
+    if (status == CKD_OK) {
+        status = look_at_all(&f, err);
+    }
+    if (status == CKD_OK) {
+        status = check_wanted(&f, err);
+    }
+    if (status == CKD_OK) {
+        status = forget(&f, err);
+    }
+    free(f.outlooks);
+    bytes_free(&f.payload);
+    parity_sets_free(&f.sets);
+    ckd_verify_result_free(ignored.result);
+    return status;
+}

@@ -1,0 +1,91 @@
+/* New parity, under the publish lock, for files whose groups are about to go. */
+#include <stdlib.h>
+
+#include "engine/integrity/parity.h"
+
+/* Under the publish lock no member is removed; one that was before makes a group that others know nothing of. */
+ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    *done = false;
+    if (!parity_members_there(g, store)) {
+        return CKD_OK;
+    }
+    for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
+        status = file_publish(path_parity(store->path, &g->id, row, ".tmp").text,
+                              path_parity(store->path, &g->id, row, "").text, err);
+    }
+    status = status == CKD_OK ? dir_sync(path_in(store->path, DIR_PARITY).text, err) : status;
+    *done = status == CKD_OK;
+    return status;
+}
+
+static void keep_only(live_files *all, const parity_files *wanted) {
+    size_t kept = 0;
+    for (size_t i = 0; i < all->count; i++) {
+        const ckd_id *id = &all->items[i].file.id;
+        if (id_among(id, wanted->items, wanted->count)) {
+            all->items[kept++] = all->items[i];
+        }
+    }
+    all->count = kept;
+}
+
+static ckd_status make_group(size_t *covered, const ckd_store *store, parity_group *g, ckd_error *err) {
+    uint32_t rows = (UINT32_C(1) << g->rows) - 1;
+    bool done = false;
+    rate_limiter p = {0};
+    g->created_ns = clock_wall_ns();
+    ckd_status status = ckd_id_new(&g->id, err);
+    if (status == CKD_OK) {
+        status = parity_write(store, g, rows, &p, err);
+    }
+    if (status == CKD_OK) {
+        status = parity_publish(&done, store, g, err);
+        if (!done) {
+            parity_write_undo(store, g, rows);
+        }
+    }
+    *covered += done ? g->member_count : 0;
+    return status;
+}
+
+static ckd_status make_plan(parity_plan *plan, live_files *files, setting_list *settings,
+                            const ckd_store *store, const parity_files *wanted, ckd_error *err) {
+    parity_sets none = {0};
+    damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
+    ckd_status status =
+        ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "parity made anew");
+    if (status == CKD_OK) {
+        status = settings_read_kind(settings, store, METADATA_PARITY, err);
+    }
+    if (status == CKD_OK) {
+        status = live_files_read(files, store, &ignored, err);
+    }
+    if (status == CKD_OK) {
+        keep_only(files, wanted);
+        status = parity_plan_make(plan, store, files, &none, settings, NULL, err);
+    }
+    ckd_verify_result_free(ignored.result);
+    return status;
+}
+
+ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *wanted,
+                              ckd_error *err) {
+    parity_plan plan = {0};
+    live_files files = {0};
+    setting_list settings = {0};
+    file_lock *lock = NULL;
+    *covered = 0;
+    ckd_status status = parity_lock(&lock, store, err);
+    if (status == CKD_OK) {
+        status = make_plan(&plan, &files, &settings, store, wanted, err);
+    }
+    for (size_t i = 0; i < plan.count && status == CKD_OK; i++) {
+        status = make_group(covered, store, &plan.items[i], err);
+    }
+    lock_release(lock);
+    parity_plan_free(&plan);
+    live_files_free(&files);
+    settings_free(&settings);
+    return status;
+}

@@ -1,0 +1,48 @@
+#include "engine/integrity/throttled_check.h"
+
+#include "engine/store/file_check.h"
+
+/* After the first record: the file is open, and may be unlinked. */
+static ckd_status paced(void *context, uint64_t stored_bytes, ckd_error *err) {
+    throttled_check *c = context;
+    lock_release(c->reader);
+    c->reader = NULL;
+    return rate_limiter_add(c->limiter, stored_bytes, err);
+}
+
+static ckd_status check(throttled_check *c, const live_file *f, ckd_error *err) {
+    char checkpoint[CHECKPOINT_TEXT];
+    file_check check = {.store = c->store,
+                        .damage = c->damage,
+                        .lineages = c->files->dependency_infos,
+                        .lineage_count = c->files->dependency_info_count,
+                        .payload = &c->payload,
+                        .pace = paced,
+                        .throttle_context = c};
+    live_file_checkpoint(checkpoint, f);
+    return check_named_file(&check, &f->file, checkpoint, err);
+}
+
+ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, const live_file *f,
+                                ckd_error *err) {
+    ckd_verify_result *found = c->damage->result;
+    size_t before = found->damage_count;
+    pathname said = path_manifest(c->store->path, f->name.run, f->name.step, f->name.generation);
+    ckd_status status = store_lock_reader(&c->reader, c->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bool needed = file_exists(said.text); /* what was collected meanwhile is no damage */
+    status = needed ? check(c, f, err) : CKD_OK;
+    lock_release(c->reader);
+    c->reader = NULL;
+    found->files += needed;
+    found->bytes += needed ? f->file.size : 0;
+    if (right) {
+        *right = needed && found->damage_count == before;
+    }
+    if (listed) {
+        *listed = needed;
+    }
+    return status;
+}

@@ -1,0 +1,24 @@
+/* Looking for damage in listed chunk files, slowly, and without keeping collections waiting. Internal to engine/. */
+#ifndef ENGINE_INTEGRITY_THROTTLED_CHECK_H
+#define ENGINE_INTEGRITY_THROTTLED_CHECK_H
+
+#include "engine/store/live_files.h"
+#include "engine/common/rate_limiter.h"
+
+typedef struct throttled_check {
+    ckd_store *store;
+    damage_list *damage;
+    const live_files *files;
+    rate_limiter *limiter;
+    bytes payload;     /* released with bytes_free */
+    file_lock *reader; /* until a file is open; NULL between calls */
+} throttled_check;
+
+/*
+ * Reads a file through. *right: it is still needed, there and undamaged; *listed: it is still needed. Both may be NULL. Errors: those of the pace, BUSY, IO,
+ * NOMEM.
+ */
+ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, const live_file *f,
+                                ckd_error *err);
+
+#endif

@@ -1,0 +1,303 @@
+/* One block of a tile: integers, payload, and the values that they decode to. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "engine/lossy/moment_pair.h"
+#include "kernels/scalar_lattice.h"
+
+void lossy_job_free(lossy_job *j) {
+    lattice_work_free(&j->work);
+    bytes *const all[] = {&j->q, &j->few, &j->rebuilt, &j->at, &j->bits, &j->other, &j->values};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bytes_free(all[i]);
+    }
+}
+
+lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count) {
+    lattice_block b = t->plan;
+    uint64_t place = t->phase + at, row = t->columns ? place / t->columns : 0;
+    b.count = count;
+    b.columns = t->columns;
+    b.phase = t->columns ? place % t->columns : 0;
+    b.row = b.row ? b.row + row : NULL;
+    b.factor = b.factor ? b.factor + row * b.own.rank : NULL;
+    return b;
+}
+
+/* ---- integers ---- */
+
+/* What a row's elements have to say, at most PIECE at a time: that much stays in the nearest cache. */
+#define PIECE 2048u
+
+typedef struct source {
+    const float *now, *before; /* of the block; before NULL: zeros */
+    const float *products;     /* or NULL */
+} source;
+
+static void residual_of(float *to, const source *from, const lattice_block *b, const lattice_run *run,
+                        uint64_t row, uint64_t first, uint64_t column, uint64_t n, const kernels *k) {
+    static const float none[PIECE] = {0};
+    lattice_run here = *run;
+    here.column_step = run->column_step ? run->column_step + column : NULL;
+    k->lattice_residual(to, from->now + first, from->before ? from->before + first : none,
+                        from->products ? from->products + row * b->columns + column : NULL, n, &here);
+}
+
+uint8_t lossy_offset(double below) {
+    return (uint8_t)(below > 0 ? (below < 255.0 / 256 ? lrint(256 * below) : 255) : 0);
+}
+
+/* Where the values of each integer lie on average, so that they are put there. */
+static void choose_offsets(lattice_block *b, const level_sums *s) {
+    for (int w = 0; w < 3; w++) {
+        b->offset[w] = lossy_offset(s->count[w] ? s->below[w] / (double)s->count[w] : 0);
+    }
+}
+
+static void add_levels(level_sums *s, const int32_t *q, const float *residual, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        if (q[i]) {
+            int32_t level = q[i] < 0 ? -q[i] : q[i];
+            int which = level > 2 ? 2 : level - 1;
+            s->below[which] += level - fabs((double)residual[i]);
+            s->count[which]++;
+        }
+    }
+}
+
+/* few or q: where the integers go. false: one does not fit a byte. */
+static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const source *from, const lossy_tile *t,
+                          const lattice_block *b, const lattice_work *w, const kernels *k) {
+    float residual[PIECE];
+    for (uint64_t row = 0; row < lattice_rows(b); row++) {
+        uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
+        lattice_run run = lattice_row_run(b, w, row);
+        for (uint64_t at = 0; at < n; at += PIECE) {
+            uint64_t here = n - at < PIECE ? n - at : PIECE;
+            residual_of(residual, from, b, &run, row, first + at, column + at, here, k);
+            if (few && !k->quantise_few(few + first + at, sums, residual, t->up, here)) {
+                return false;
+            }
+            if (!few) {
+                k->quantise(q + first + at, residual, t->up, here);
+                add_levels(sums, q + first + at, residual, here);
+            }
+        }
+    }
+    return true;
+}
+
+static lattice_effort effort_of(const lossy_tile *t) {
+    return t->params->effort >= 7 ? LATTICE_SMALL : LATTICE_FAST;
+}
+
+/* Bytes where they can hold the integers, which is nearly always; planes are made of wider ones. */
+static ckd_status quantise_linear(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
+                                  ckd_error *err) {
+    lattice_block *b = &j->block;
+    if (!(t->up[0] < INFINITY)) {
+        return CKD_OK; /* no integer but 0 */
+    }
+    source from = {t->now + at, t->before ? t->before + at : NULL, NULL};
+    level_sums sums = {{0}, {0}};
+    int8_t *few = bytes_scratch(&j->few, b->count, "coding scratch", err);
+    ckd_status status = few ? lattice_products(&from.products, b, &j->work, k, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        status = lattice_steps(b, &j->work, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (effort_of(t) == LATTICE_FAST && quantise_rows(&sums, few, NULL, &from, t, b, &j->work, k)) {
+        b->few = few;
+    } else {
+        sums = (level_sums){{0}, {0}};
+        int32_t *q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
+        if (!q) {
+            return CKD_E_NOMEM;
+        }
+        quantise_rows(&sums, NULL, q, &from, t, b, &j->work, k);
+        b->q = q;
+    }
+    if (sums.count[0] + sums.count[1] + sums.count[2] == 0) {
+        b->few = NULL;
+        b->q = NULL;
+    }
+    if (t->up[0] > 0.5f) {
+        choose_offsets(b, &sums);
+    }
+    return CKD_OK;
+}
+
+static bool any_set(const int32_t *q, uint64_t n) {
+    int32_t all = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        all |= q[i];
+    }
+    return all != 0;
+}
+
+/* Mostly rows and columns say enough, and all integers are zero: then none are made. */
+static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
+                                  ckd_error *err) {
+    lattice_block *b = &j->block;
+    int32_t piece[PIECE], *q = NULL;
+    ckd_status status = lattice_steps(b, &j->work, err);
+    for (uint64_t row = 0; row < lattice_rows(b) && status == CKD_OK; row++) {
+        uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
+        level_run run = level_row_run(b, &j->work, row, false);
+        for (uint64_t i = 0; i < n && status == CKD_OK; i += PIECE) {
+            uint64_t here = n - i < PIECE ? n - i : PIECE, to = first + i;
+            level_run of = run;
+            of.column += b->own.step ? column + i : 0;
+            k->level_quantise(piece, t->now + at + to, t->now + at + to, LOSSY_LEVEL_UP, here, &of);
+            if (!q && any_set(piece, here)) {
+                q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
+                status = q ? CKD_OK : CKD_E_NOMEM;
+                if (q) {
+                    memset(q, 0, to * sizeof(int32_t));
+                }
+            }
+            if (q) {
+                memcpy(q + to, piece, here * sizeof(int32_t));
+            }
+        }
+    }
+    b->q = q;
+    return status;
+}
+
+/* ---- how well it went ---- */
+
+static ckd_status measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {
+    uint64_t n = j->block.count;
+    const float *got = (const float *)(const void *)j->values.data;
+    if (t->dtype != CKD_F32) {
+        float *wide = bytes_scratch(&j->rebuilt, n * sizeof(float), "coding scratch", err);
+        if (!wide) {
+            return CKD_E_NOMEM;
+        }
+        k->widen(wide, t->dtype, j->values.data, n);
+        got = wide;
+    }
+    j->decoded = got;
+    j->error = (lossy_error){0};
+    lossy_error_add(&j->error, t->now + at, got, n, k);
+    lossy_judge(j, t);
+    return CKD_OK;
+}
+
+static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {
+    uint64_t n = j->block.count;
+    size_t size = ckd_dtype_size(t->dtype);
+    void *values = bytes_scratch(&j->values, n * size, "coding scratch", err);
+    if (!values) {
+        return CKD_E_NOMEM;
+    }
+    if (t->before) {
+        if (t->dtype == CKD_F32) {
+            memcpy(values, t->before + at, n * size);
+        } else {
+            k->cast(t->dtype, values, CKD_F32, t->before + at, n);
+        }
+    }
+    return lattice_rebuild_values(values, t->dtype, &j->block, t->before != NULL, &j->work, k, err);
+}
+
+ckd_status lossy_block_rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
+                               ckd_error *err) {
+    ckd_status status = rebuild(j, t, at, k, err);
+    return status == CKD_OK ? measure(j, t, at, k, err) : status;
+}
+
+static ckd_status in_steps(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
+                           const kernels *k, ckd_error *err) {
+    ckd_status status =
+        t->part == LOSSY_SECOND ? quantise_levels(j, t, at, k, err) : quantise_linear(j, t, at, k, err);
+    lossy_no_exceptions(j);
+    if (status == CKD_OK) {
+        status = lossy_find_exceptions(j, t, at, 0, j->block.count, original, k, err);
+    }
+    return status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
+}
+
+ckd_status lossy_block_without_factor(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
+                                      const kernels *k, ckd_error *err) {
+    lattice_block *b = &j->block;
+    b->factor = NULL;
+    if (!b->shared) { /* what is shared may be left unused */
+        b->own.rank = 0;
+        b->own.shift = b->own.factor = NULL;
+    }
+    b->q = NULL;
+    b->few = NULL;
+    return in_steps(j, t, at, original, k, err);
+}
+
+ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
+                       const void *original, const kernels *k, symbols_workspace *work, ckd_error *err) {
+    bool done;
+    j->block = lossy_block_of(t, at, count);
+    ckd_status status = lossy_stream(&done, j, t, at, original, k, err);
+    if (status == CKD_OK && !done) {
+        status = in_steps(j, t, at, original, k, err);
+    }
+    if (status == CKD_OK) {
+        status = pair_finish(j, t, at, original, k, err);
+    }
+    if (status == CKD_OK) {
+        bytes_clear(payload);
+        status = lattice_encode(payload, &j->block, effort_of(t), &j->work.scratch, work, err);
+    }
+    return status;
+}
+
+/* ---- on its own ---- */
+
+uint64_t lossy_standalone_size(const lossy_tile *t, uint64_t count) {
+    return (uint64_t)(t->standalone_bits * (double)count / 8) + 32;
+}
+
+ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile *t, const kernels *k,
+                                  symbols_workspace *work, ckd_error *err) {
+    uint64_t n = j->block.count;
+    lattice_block b = {.map = j->block.map,
+                       .count = n,
+                       .columns = n ? n : 1,
+                       .exponent = j->block.exponent,
+                       .step = j->block.map == LATTICE_LEVELS,
+                       .birth = j->block.birth,
+                       .exceptions = j->block.exceptions,
+                       .exception_at = j->block.exception_at,
+                       .exception_bits = j->block.exception_bits};
+    int32_t *q = bytes_scratch(&j->q, n * sizeof(int32_t), "coding scratch", err);
+    float *values = q ? bytes_scratch(&j->rebuilt, n * sizeof(float), "coding scratch", err) : NULL;
+    if (!values) {
+        return CKD_E_NOMEM;
+    }
+    k->widen(values, t->dtype, j->values.data, n);
+    for (uint32_t i = 0; i < b.exceptions; i++) {
+        values[b.exception_at[i]] = 0;
+    }
+    bool same = true; /* -0.0 is on no lattice, nor is what a parent had that was none */
+    if (b.map == LATTICE_LEVELS) {
+        k->level_of(q, values, n);
+        for (uint64_t i = 0; i < n; i++) {
+            same &= scalar_bits(values[i]) == (uint32_t)q[i] << LEVEL_SHIFT;
+            q[i] = q[i] ? q[i] - b.birth : LEVEL_ZERO;
+        }
+    } else {
+        float per_unit = ldexpf(1, -b.exponent), unit = ldexpf(1, b.exponent);
+        for (uint64_t i = 0; i < n; i++) {
+            q[i] = scalar_units(values[i] * per_unit);
+            same &= scalar_bits((float)q[i] * unit) == scalar_bits(values[i]);
+        }
+    }
+    b.q = q;
+    bytes_clear(payload);
+    if (!same) {
+        return CKD_OK; /* no payload: these values are stored otherwise */
+    }
+    return lattice_encode(payload, &b, LATTICE_FAST, &j->work.scratch, work, err);
+}

@@ -1,0 +1,208 @@
+/* What is known of the blocks of a tile on a device without their values: hashes and errors. */
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "engine/lossy/device.h"
+
+/* ---- blocks ---- */
+
+ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    d->block_count = at ? d->block_count : 0;
+    if (ARRAY_GROW(d->blocks, d->block_scratch, d->block_count + 1, "coding scratch", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    lossy_device_block *b = &d->blocks[d->block_count++];
+    *b = (lossy_device_block){.at = at, .count = count};
+    for (uint64_t i = at; d->at.integers && i < at + count && !b->any; i++) {
+        b->any = d->at.integers[i] != 0;
+    }
+    return CKD_OK;
+}
+
+/* Of the blocks as they are, or rounded: where it goes. */
+static lossy_error *error_place(lossy_device_block *b, ckd_dtype rounded) {
+    return rounded == CKD_BF16 ? &b->bf16.error : rounded == CKD_F16 ? &b->f16.error : &b->error;
+}
+
+static ckd_status measure_blocks(const struct lossy_device *d, ckd_dtype rounded, ckd_error *err) {
+    uint64_t used = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_sums *all = lossy_device_take(d, &used, d->block_count * sizeof(*all)),
+                *host = malloc(d->block_count * sizeof(*host));
+    device_errors e = {
+        .blocks = lossy_device_take(d, &used, device_error_blocks(CKD_BLOCK_ELEMENTS) * sizeof(*all)),
+        .rounded = rounded};
+    if (!host) {
+        return err_nomem(err, d->block_count * sizeof(*host), "coding scratch");
+    }
+    ckd_status status = lossy_device_reaches(d, used, err);
+    for (size_t i = 0; i < d->block_count && why.result == DEVICE_DONE && status == CKD_OK; i++) {
+        const lossy_device_block *b = &d->blocks[i];
+        e.given = d->at.now + b->at;
+        e.decoded = d->at.values + b->at;
+        e.count = b->count;
+        e.all = all + i;
+        d->lease->backend->errors(&d->lease->queue, &e, &why);
+    }
+    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
+    status = status == CKD_OK ? device_get(d->lease, host, all, d->block_count * sizeof(*host), err) : status;
+    for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
+        *error_place(&d->blocks[i], rounded) =
+            (lossy_error){.energy = host[i].now,
+                          .error = host[i].moved,
+                          .largest = host[i].compared ? INFINITY : (double)host[i].farthest,
+                          .finite = host[i].finite,
+                          .exceptions = d->blocks[i].count - host[i].finite};
+    }
+    free(host);
+    return status;
+}
+
+/* The scratch has room for as many pieces as the tile has, and one a stretch. */
+static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, device_pieces *of, size_t count,
+                                 ckd_error *err) {
+    uint64_t used = 0, pieces = 0;
+    for (size_t i = 0; i < count; i++) {
+        pieces += device_hash_pages_of(of[i].bytes);
+    }
+    uint64_t *to = lossy_device_take(d, &used, pieces * sizeof(*to));
+    ckd_status status = lossy_device_reaches(d, used, err);
+    return status == CKD_OK ? device_hash(out, d->lease, of, count, to, err) : status;
+}
+
+/* By where it is in a block's description. */
+static hash128 *hash_place(lossy_device_block *b, size_t which) {
+    return (hash128 *)(void *)((uint8_t *)b + which);
+}
+
+/* Content hashes of all blocks of one array. which: of lossy_device_block. */
+static ckd_status hash_blocks(const struct lossy_device *d, size_t which, const void *values, size_t size,
+                              ckd_error *err) {
+    device_pieces *of = malloc(d->block_count * (sizeof(*of) + sizeof(hash128)) + 1);
+    if (!of) {
+        return err_nomem(err, d->block_count * sizeof(*of), "coding scratch");
+    }
+    hash128 *out = (hash128 *)(void *)(of + d->block_count);
+    for (size_t i = 0; i < d->block_count; i++) {
+        const lossy_device_block *b = &d->blocks[i];
+        of[i] = (device_pieces){(const uint8_t *)values + b->at * size, b->count * size, NULL};
+    }
+    ckd_status status = hash_stretches(out, d, of, d->block_count, err);
+    for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
+        *hash_place(&d->blocks[i], which) = out[i];
+    }
+    free(of);
+    return status;
+}
+
+/* ---- masters ---- */
+
+/* As a copy will have them; in the room for a matrix, which nobody needs any more. */
+static ckd_status hash_rounded(const struct lossy_device *d, size_t which, const float *values, ckd_dtype to,
+                               ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_elements what = {DEVICE_CAST, CKD_F32, to, NULL};
+    device_span all = {.to = d->matrix, .from = values, .n = d->at.count};
+    bool known;
+    d->lease->backend->elements(&d->lease->queue, &known, &what, &all, 1, &why);
+    ckd_status status = lossy_device_status(d, &why, err);
+    return status == CKD_OK ? hash_blocks(d, which, d->matrix, ckd_dtype_size(to), err) : status;
+}
+
+static ckd_status measure_rounded(const struct lossy_device *d, ckd_dtype to, size_t which, ckd_error *err) {
+    size_t original = which + offsetof(lossy_device_rounded, original),
+           content = which + offsetof(lossy_device_rounded, content);
+    ckd_status status = measure_blocks(d, to, err);
+    status = status == CKD_OK ? hash_rounded(d, original, d->at.now, to, err) : status;
+    return status == CKD_OK ? hash_rounded(d, content, d->at.values, to, err) : status;
+}
+
+/* ---- */
+
+static ckd_status measure_coded(const struct lossy_device *d, ckd_error *err) {
+    const lossy_device_arrays *a = &d->at;
+    const void *decoded = a->cast ? a->cast : (const void *)a->values;
+    ckd_status status = measure_blocks(d, CKD_DTYPE_NONE, err);
+    if (status == CKD_OK) {
+        status =
+            hash_blocks(d, offsetof(lossy_device_block, content), decoded, ckd_dtype_size(d->dtype), err);
+    }
+    if (status == CKD_OK && a->before && !a->cast) {
+        status = hash_blocks(d, offsetof(lossy_device_block, before), a->before, sizeof(float), err);
+    }
+    if (status == CKD_OK && d->master) {
+        status = measure_rounded(d, CKD_BF16, offsetof(lossy_device_block, bf16), err);
+    }
+    return status == CKD_OK && d->master ? measure_rounded(d, CKD_F16, offsetof(lossy_device_block, f16), err)
+                                         : status;
+}
+
+ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    ckd_status status =
+        hash_blocks(d, offsetof(lossy_device_block, original), d->at.input, ckd_dtype_size(d->dtype), err);
+    return status == CKD_OK && d->whole.values ? measure_coded(d, err) : status;
+}
+
+/* ---- what is kept for the next save ---- */
+
+/* Where the part's values lie behind each other: in what is kept, or gathered in the room for a matrix, which is not used yet. */
+static const void *gather_part(const struct lossy_device *d, const lossy_device_part *p, uint64_t *used,
+                               device_failure *why) {
+    size_t size = ckd_dtype_size(d->dtype);
+    const uint8_t *from = (const uint8_t *)d->reference->memory + p->at * size;
+    if (p->width == p->count) {
+        return from;
+    }
+    uint8_t *to = (uint8_t *)(void *)d->matrix + *used;
+    *used += p->count * size;
+    if (why->result == DEVICE_DONE) {
+        d->lease->backend->copy_rows(&d->lease->queue, to, from, p->width * size, d->columns * size,
+                                     p->count / p->width, DEVICE_ON_DEVICE, why);
+    }
+    return to;
+}
+
+ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_device_part *parts, size_t count,
+                                ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    device_failure why = {DEVICE_DONE, "", ""};
+    uint64_t used = 0;
+    *same = false;
+    device_pieces *of = malloc(count * (sizeof(*of) + sizeof(hash128)) + 1);
+    if (!of) {
+        return err_nomem(err, count * sizeof(*of), "coding scratch");
+    }
+    hash128 *found = (hash128 *)(void *)(of + count);
+    for (size_t i = 0; i < count; i++) {
+        const void *values = gather_part(d, &parts[i], &used, &why);
+        of[i] = (device_pieces){values, parts[i].count * ckd_dtype_size(d->dtype), NULL};
+    }
+    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? hash_stretches(found, d, of, count, err) : status;
+    bool equal = status == CKD_OK;
+    for (size_t i = 0; i < count && equal; i++) {
+        equal = hash128_equal(&found[i], &parts[i].content);
+    }
+    *same = equal;
+    free(of);
+    return status;
+}
+
+ckd_status lossy_device_exceptions(const lossy_tile *t, const device_reference_key *key, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    const void *values = d->whole.cast ? d->whole.cast : (const void *)d->whole.values;
+    return values ? device_reference_keep(&d->reference, d->store, d->lease, key, values, err) : CKD_OK;
+}
+
+const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at) {
+    const struct lossy_device *d = t->device;
+    size_t low = 0, high = d->block_count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        *(d->blocks[middle].at <= at ? &low : &high) = middle;
+    }
+    return &d->blocks[low];
+}

@@ -1,0 +1,379 @@
+/* Integers and values of all blocks of a tile on a device, at once; and what the host makes of them, block by block. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/lossy/device.h"
+#include "kernels/scalar_lattice.h"
+
+/* ---- integers and values ---- */
+
+/* From where on no integer reaches a value. */
+static float out_of_reach(const lossy_tile *t) {
+    return t->part == LOSSY_SECOND ? INFINITY : ldexpf(1, t->plan.exponent + 29);
+}
+
+/* May there be elements that are kept as they are, whatever their integers? */
+static bool may_have_exceptions(const lossy_tile *t) {
+    return !(t->ordinary && t->largest < out_of_reach(t));
+}
+
+/* Is there a plan for all of its blocks? Second moments that are so large count for their rows and columns all the same, which sums of a device leave out. */
+static bool is_planned(const lossy_tile *t) {
+    bool known = t->part == LOSSY_SECOND ? !may_have_exceptions(t) : t->offsets_known && t->plan.step <= 400;
+    return known && (t->part != LOSSY_WEIGHT || t->before);
+}
+
+/* None of which is found yet. */
+static device_kept exceptions_of(const lossy_tile *t, device_failure *why) {
+    const struct lossy_device *d = t->device;
+    device_kept kept = d->kept;
+    kept.above = t->exception_above;
+    kept.moved = t->exception_moved;
+    kept.most = out_of_reach(t);
+    d->lease->backend->zero(&d->lease->queue, kept.count, sizeof(uint64_t), why);
+    return kept;
+}
+
+/* How many are kept; false in *fit: more than there is room for. */
+static ckd_status count_exceptions(bool *fit, const lossy_tile *t, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    ckd_status status = device_get(d->lease, &d->whole.exception_count, d->kept.count, sizeof(uint64_t), err);
+    *fit = d->whole.exception_count <= d->kept.room;
+    return status;
+}
+
+/* Levels of rows and columns, in the scratch. */
+static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0;
+    int32_t *row = lossy_device_take(d, &used, d->rows * sizeof(int32_t)),
+            *column = lossy_device_take(d, &used, d->columns * sizeof(int32_t));
+    ckd_status status = lossy_device_reaches(d, used, err);
+    if (t->plan.row && status == CKD_OK) {
+        status = device_put(d->lease, row, t->plan.row, d->rows * sizeof(int32_t), err);
+    }
+    if (t->plan.own.step && status == CKD_OK) {
+        status = device_put(d->lease, column, t->plan.own.step, d->columns * sizeof(int32_t), err);
+    }
+    *out = (device_levels){.now = d->whole.now,
+                           .values = d->whole.values,
+                           .few = t->levels_known ? NULL : d->few,
+                           .row = t->plan.row ? row : NULL,
+                           .column = t->plan.own.step ? column : NULL,
+                           .count = d->count,
+                           .columns = d->columns,
+                           .birth = t->plan.birth,
+                           .step = t->plan.step,
+                           .up = LOSSY_LEVEL_UP};
+    return status;
+}
+
+/* The integers, packed, and from that whole again. */
+static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    uint64_t used = 0, words = (d->count + 15) / 16, room = d->count / 16, others = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_packing p = {.few = d->few, .count = d->count, .room = (uint32_t)room};
+    p.words = lossy_device_take(d, &used, words * sizeof(uint32_t));
+    p.other = lossy_device_take(d, &used, room * sizeof(*p.other));
+    p.others = lossy_device_take(d, &used, sizeof(uint64_t));
+    int8_t *few = bytes_scratch(&d->integers, d->count, "coding scratch", err);
+    uint32_t *packed = few ? malloc(words * sizeof(uint32_t) + room * sizeof(*p.other)) : NULL;
+    if (!packed) {
+        return few ? err_nomem(err, words * sizeof(uint32_t), "coding scratch") : CKD_E_NOMEM;
+    }
+    device_other *other = (device_other *)(void *)(packed + words);
+    ckd_status status = lossy_device_reaches(d, used, err);
+    if (status == CKD_OK &&
+        d->lease->backend->zero(&d->lease->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
+        d->lease->backend->pack(&d->lease->queue, &p, &why);
+    }
+    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
+    status = status == CKD_OK ? device_get(d->lease, &others, p.others, sizeof(others), err) : status;
+    if (status == CKD_OK && others > room) {
+        status = device_get(d->lease, few, d->few, d->count, err);
+    } else if (status == CKD_OK) {
+        status = device_get(d->lease, packed, p.words, words * sizeof(uint32_t), err);
+        status =
+            status == CKD_OK ? device_get(d->lease, other, p.other, others * sizeof(*other), err) : status;
+        static const int8_t meaning[4] = {0, 1, -1, 0};
+        for (uint64_t i = 0; i < d->count && status == CKD_OK; i++) {
+            few[i] = meaning[packed[i / 16] >> 2 * (i % 16) & 3];
+        }
+        for (uint64_t i = 0; i < others && status == CKD_OK; i++) {
+            few[other[i].at] = (int8_t)other[i].q;
+        }
+    }
+    free(packed);
+    return status;
+}
+
+/* All 0: nothing moved. */
+static ckd_status zero_integers(const lossy_tile *t, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    int8_t *few = bytes_scratch(&d->integers, d->count, "coding scratch", err);
+    if (few) {
+        memset(few, 0, d->count);
+    }
+    return few ? CKD_OK : CKD_E_NOMEM;
+}
+
+/* false in *fit: too many are to be kept as they are. */
+static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_tile tile;
+    bool still = !(t->up[0] < INFINITY);
+    ckd_status status = lossy_device_steps(&tile, t, &used, err);
+    status = status == CKD_OK ? lossy_device_factors(&tile, t, used, err) : status;
+    tile.sums = lossy_device_take(d, &used, sizeof(*tile.sums));
+    if (status != CKD_OK) {
+        return status;
+    }
+    tile.kept = exceptions_of(t, &why);
+    if ((!still || may_have_exceptions(t)) && why.result == DEVICE_DONE &&
+        d->lease->backend->zero(&d->lease->queue, tile.sums, sizeof(*tile.sums), &why) == DEVICE_DONE) {
+        d->lease->backend->quantise(&d->lease->queue, &tile, &why);
+    }
+    tile.few = still ? NULL : d->few;
+    if (why.result == DEVICE_DONE) {
+        d->lease->backend->move(&d->lease->queue, &tile, &why);
+    }
+    status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? count_exceptions(fit, t, err) : status;
+    if (status != CKD_OK || !*fit) {
+        return status;
+    }
+    return still ? zero_integers(t, err) : fetch_integers(t, err);
+}
+
+/* Of second moments; none are made if rows and columns say all. */
+static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_levels levels;
+    ckd_status status = put_levels(&levels, t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    levels.kept = exceptions_of(t, &why);
+    if (levels.few && why.result == DEVICE_DONE) {
+        d->lease->backend->quantise_levels(&d->lease->queue, &levels, &why);
+    }
+    if (why.result == DEVICE_DONE) {
+        d->lease->backend->move_levels(&d->lease->queue, &levels, &why);
+    }
+    status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? count_exceptions(fit, t, err) : status;
+    return status == CKD_OK && *fit && levels.few ? fetch_integers(t, err) : status;
+}
+
+/* As a decoder gives them: in the dtype, and as floats again. */
+static ckd_status finish_values(const struct lossy_device *d, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_elements narrow = {DEVICE_CAST, CKD_F32, d->dtype, NULL},
+                    wide = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
+    device_span there = {.to = d->whole.cast, .from = d->whole.values, .n = d->count},
+                back = {.to = d->whole.values, .from = d->whole.cast, .n = d->count};
+    bool known;
+    if (d->whole.cast &&
+        d->lease->backend->elements(&d->lease->queue, &known, &narrow, &there, 1, &why) == DEVICE_DONE) {
+        d->lease->backend->elements(&d->lease->queue, &known, &wide, &back, 1, &why);
+    }
+    return lossy_device_status(d, &why, err);
+}
+
+/* ---- what is kept as it is ---- */
+
+static int by_place(const void *a, const void *b) {
+    const device_other *x = a, *y = b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+/* Among the values that a decoder gives, which are settled, and in the host's list. */
+static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    uint64_t count = d->whole.exception_count;
+    device_keeping floats = {d->kept.list, count, d->whole.values, d->whole.now, sizeof(float)},
+                   typed = {d->kept.list, count, d->whole.cast, d->whole.input,
+                            (uint32_t)ckd_dtype_size(d->dtype)};
+    device_other *list = bytes_scratch(&d->exception_list, count * sizeof(*list) + 1, "coding scratch", err);
+    d->whole.kept = list;
+    if (!list || count == 0) {
+        return list ? CKD_OK : CKD_E_NOMEM;
+    }
+    if (d->lease->backend->keep(&d->lease->queue, &floats, &why) == DEVICE_DONE && d->whole.cast) {
+        d->lease->backend->keep(&d->lease->queue, &typed, &why);
+    }
+    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? device_get(d->lease, list, d->kept.list, count * sizeof(*list), err) : status;
+    if (status == CKD_OK) {
+        qsort(list, count, sizeof(*list), by_place);
+    }
+    return status;
+}
+
+/* Those of a panel, with their places in it. */
+static ckd_status exceptions_in_panel(struct lossy_device *d, uint64_t first, uint64_t width,
+                                      ckd_error *err) {
+    const lossy_device_arrays *all = &d->whole;
+    device_other *list =
+        bytes_scratch(&d->panel_exceptions, all->exception_count * sizeof(*list) + 1, "coding scratch", err);
+    d->at.kept = list;
+    for (uint64_t i = 0; i < all->exception_count && list; i++) {
+        uint64_t row = all->kept[i].at / d->columns, column = all->kept[i].at % d->columns;
+        if (column >= first && column < first + width) {
+            list[d->at.exception_count++] =
+                (device_other){(uint32_t)(row * width + column - first), all->kept[i].q};
+        }
+    }
+    return list ? CKD_OK : CKD_E_NOMEM;
+}
+
+/* Those of a block, as its exceptions. Errors: NOMEM. */
+static ckd_status exceptions_in_block(lossy_job *j, const lossy_device_arrays *a, uint64_t at, uint64_t count,
+                                      ckd_error *err) {
+    uint64_t low = 0, high = a->exception_count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        *(a->kept[middle].at < at ? &low : &high) = a->kept[middle].at < at ? middle + 1 : middle;
+    }
+    lossy_no_exceptions(j);
+    for (uint64_t i = low; i < a->exception_count && a->kept[i].at < at + count; i++) {
+        lossy_add_exception(j, (uint32_t)(a->kept[i].at - at), (uint32_t)a->kept[i].q);
+    }
+    return lossy_exceptions_done(j, err);
+}
+
+/* ---- panels ---- */
+
+typedef struct panel_scratch {
+    const struct lossy_device *d;
+    uint64_t first, width, used;
+    device_failure why;
+} panel_scratch;
+
+/* Some columns of an array of the tile; NULL of none. */
+static void *gather_columns(panel_scratch *p, const void *from, size_t size) {
+    const struct lossy_device *d = p->d;
+    if (!from) {
+        return NULL;
+    }
+    void *to = d->panel + p->used;
+    p->used += lossy_device_aligned(d->rows * p->width * size);
+    if (p->why.result == DEVICE_DONE) {
+        d->lease->backend->copy_rows(&d->lease->queue, to, (const uint8_t *)from + p->first * size,
+                                     p->width * size, d->columns * size, d->rows, DEVICE_ON_DEVICE, &p->why);
+    }
+    return to;
+}
+
+ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    size_t size = ckd_dtype_size(d->dtype);
+    panel_scratch p = {d, first, t->columns, 0, {DEVICE_DONE, "", ""}};
+    lossy_device_arrays *to = &d->at;
+    *to = (lossy_device_arrays){.count = t->count};
+    to->input = gather_columns(&p, d->whole.input, size);
+    to->before = gather_columns(&p, d->whole.before, sizeof(float));
+    to->values = gather_columns(&p, d->whole.values, sizeof(float));
+    to->cast = gather_columns(&p, d->whole.cast, size);
+    to->now = d->whole.cast ? gather_columns(&p, d->whole.now, sizeof(float)) : to->input;
+    t->now = to->now;
+    t->before = to->before;
+    int8_t *few =
+        d->whole.integers ? bytes_scratch(&d->panel_integers, t->count, "coding scratch", err) : NULL;
+    if (d->whole.integers && !few) {
+        return CKD_E_NOMEM;
+    }
+    for (uint64_t row = 0; few && row < d->rows; row++) {
+        memcpy(few + row * t->columns, d->whole.integers + row * d->columns + first, t->columns);
+    }
+    to->integers = few;
+    ckd_status status = d->whole.exception_count ? exceptions_in_panel(d, first, t->columns, err) : CKD_OK;
+    return status == CKD_OK ? lossy_device_status(d, &p.why, err) : status;
+}
+
+ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    *done = is_planned(t);
+    ckd_status status = cancel_poll(t->stop, err);
+    if (status == CKD_OK && *done) {
+        status = t->part == LOSSY_SECOND ? make_levels(done, t, err) : make_integers(done, t, err);
+    }
+    if (status != CKD_OK || !*done) {
+        return status;
+    }
+    d->whole.integers = t->levels_known ? NULL : (const int8_t *)d->integers.data;
+    status = finish_values(d, err);
+    status = status == CKD_OK ? keep_elements(d, err) : status;
+    d->at = d->whole;
+    return status;
+}
+
+/* Integers that a block says by q: of second moments. */
+static ckd_status levels_of(lossy_job *j, const int8_t *few, uint64_t count, ckd_error *err) {
+    int32_t *q = bytes_scratch(&j->q, count * sizeof(int32_t), "coding scratch", err);
+    for (uint64_t i = 0; q && i < count; i++) {
+        q[i] = few[i] == DEVICE_LEVEL_ZERO ? LEVEL_ZERO : few[i];
+    }
+    j->block.q = q;
+    return q ? CKD_OK : CKD_E_NOMEM;
+}
+
+ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at,
+                                     uint64_t count, symbols_workspace *work, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    const lossy_device_block *b = lossy_device_block_of(t, at);
+    const int8_t *few = b->any ? d->at.integers + at : NULL;
+    ckd_status status = CKD_OK;
+    j->block = lossy_block_of(t, at, count);
+    if (t->part == LOSSY_SECOND && few) {
+        status = levels_of(j, few, count, err);
+    } else {
+        j->block.few = few;
+    }
+    j->error = b->error;
+    j->decoded = NULL;
+    lossy_judge(j, t);
+    bytes_clear(payload);
+    status = status == CKD_OK ? exceptions_in_block(j, &d->at, at, count, err) : status;
+    return status == CKD_OK ? lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err)
+                            : status;
+}
+
+ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,
+                              ckd_error *err) {
+    struct lossy_device *d = t->device;
+    size_t size = ckd_dtype_size(d->dtype);
+    const lossy_device_arrays *a = &d->at;
+    const uint8_t *from = decoded ? (a->cast ? a->cast : (const void *)a->values) : a->input;
+    pthread_mutex_lock(&d->mutex);
+    ckd_status status = device_get(d->lease, to, from + at * size, count * size, err);
+    pthread_mutex_unlock(&d->mutex);
+    return status;
+}
+
+ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
+                                  ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t from = (t->sampled + s->stride - 1) / s->stride,
+             end = (t->sampled + t->count + s->stride - 1) / s->stride, n = end - from;
+    device_piece *pieces = malloc((n + 1) * (sizeof(*pieces) + 2 * sizeof(float)));
+    if (!pieces) {
+        return err_nomem(err, n * sizeof(*pieces), "a sample of second moments");
+    }
+    float *input = (float *)(void *)(pieces + n), *decoded = input + n;
+    for (uint64_t i = 0; i < n; i++) {
+        pieces[i] = (device_piece){(from + i) * s->stride - t->sampled, (uint32_t)i, 1};
+    }
+    ckd_status status = lossy_device_gather(input, t, d->at.now, pieces, n, err);
+    status = status == CKD_OK ? lossy_device_gather(decoded, t, d->at.values, pieces, n, err) : status;
+    if (status == CKD_OK) {
+        direction_take(sums, s, from, n, input, decoded, eps);
+    }
+    free(pieces);
+    return status;
+}

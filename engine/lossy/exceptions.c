@@ -1,0 +1,114 @@
+/* Of a lossy block: values that are kept as they are, and how far the others are off. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "engine/lossy/block.h"
+#include "kernels/scalar_lattice.h"
+
+#define SOME 128u /* elements at a time, of which few have one to be kept */
+
+static bool is_exception(const lossy_tile *t, uint64_t i, float max) {
+    float value = t->now[i];
+    if (fabsf(value) > t->exception_above ||
+        (t->before && fabsf(value - t->before[i]) > t->exception_moved)) {
+        return true;
+    }
+    if (t->before && !(fabsf(t->before[i]) < (t->part == LOSSY_SECOND ? INFINITY : max))) {
+        return true; /* from which nothing leads back: no integer reaches as far */
+    }
+    if (t->before && t->part == LOSSY_SECOND && t->before[i] < 0) {
+        return true;
+    }
+    return t->part == LOSSY_SECOND ? !(value >= 0 && value <= FLT_MAX) : !(fabsf(value) < max);
+}
+
+static uint32_t bits_of(const void *original, ckd_dtype dtype, uint64_t i) {
+    uint16_t half;
+    uint32_t bits;
+    if (ckd_dtype_size(dtype) == 2) {
+        memcpy(&half, (const uint8_t *)original + 2 * i, 2);
+        return half;
+    }
+    memcpy(&bits, (const uint8_t *)original + 4 * i, 4);
+    return bits;
+}
+
+void lossy_add_exception(lossy_job *j, uint32_t place, uint32_t bits) {
+    bytes_put(&j->at, &place, sizeof(place));
+    bytes_put(&j->bits, &bits, sizeof(bits));
+}
+
+ckd_status lossy_exceptions_done(lossy_job *j, ckd_error *err) {
+    lattice_block *b = &j->block;
+    if (j->at.failed || j->bits.failed) {
+        bytes_free(&j->at);
+        bytes_free(&j->bits);
+        return err_nomem(err, b->count, "coding scratch");
+    }
+    b->exceptions = (uint32_t)(j->at.size / sizeof(uint32_t));
+    b->exception_at = b->exceptions ? (const uint32_t *)(const void *)j->at.data : NULL;
+    b->exception_bits = b->exceptions ? (const uint32_t *)(const void *)j->bits.data : NULL;
+    return CKD_OK;
+}
+
+static void add_exception(lossy_job *j, const lossy_tile *t, uint64_t i, const void *original) {
+    lossy_add_exception(j, (uint32_t)i, bits_of(original, t->dtype, i));
+    if (j->block.q) {
+        ((int32_t *)(void *)j->q.data)[i] = 0;
+    }
+    if (j->block.few) {
+        j->few.data[i] = 0;
+    }
+}
+
+/* Finite floats, for kernels: what must be kept is beyond these, but not all that is beyond must be. */
+static void limits_of(float limits[3], const lossy_tile *t, float max) {
+    bool second = t->part == LOSSY_SECOND;
+    float below = scalar_float(scalar_bits(max) - 1);
+    limits[0] = second || t->exception_above < below ? t->exception_above : below;
+    limits[1] = second ? FLT_MAX : below;
+    limits[2] = t->exception_moved;
+}
+
+void lossy_no_exceptions(lossy_job *j) {
+    bytes_clear(&j->at);
+    bytes_clear(&j->bits);
+}
+
+ckd_status lossy_find_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at, uint64_t from, uint64_t to,
+                                 const void *original, const kernels *k, ckd_error *err) {
+    lattice_block *b = &j->block;
+    float max = ldexpf(1, b->exponent + 29), limits[3];
+    bool ordinary = t->ordinary && t->largest < max; /* `before` included */
+    limits_of(limits, t, max);
+    for (uint64_t i = from; i < to && !ordinary; i += SOME) {
+        uint64_t n = to - i < SOME ? to - i : SOME;
+        if (!k->beyond(t->now + at + i, t->before ? t->before + at + i : NULL, limits,
+                       t->part == LOSSY_SECOND, n)) {
+            continue;
+        }
+        for (uint64_t e = i; e < i + n; e++) {
+            if (is_exception(t, at + e, max)) {
+                add_exception(j, t, e, original);
+            }
+        }
+    }
+    return lossy_exceptions_done(j, err);
+}
+
+void lossy_error_add(lossy_error *e, const float *input, const float *decoded, uint64_t n, const kernels *k) {
+    error_sums s = {0};
+    k->error_of(&s, input, decoded, n);
+    e->energy += s.energy;
+    e->error += s.error;
+    e->largest = (double)s.largest > e->largest ? (double)s.largest : e->largest;
+    e->finite += s.finite;
+    e->exceptions += n - s.finite;
+}
+
+void lossy_judge(lossy_job *j, const lossy_tile *t) {
+    /* Differences are floats: the largest may have been rounded down. */
+    j->within = j->error.largest * (1 + 0x1p-23) <= t->bound &&
+                isfinite(j->error.largest); /* no value has become infinite */
+}

@@ -1,0 +1,359 @@
+#include "engine/lossy/moment_pair.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "codec/common/cpu.h"
+#include "kernels/scalar_lattice.h"
+
+#define SOME        512u /* elements at a time */
+#define MOST_CHOSEN 64   /* one first moment in so many is kept for its update; with more, they become 0 */
+#define RAISED_STEP 8    /* levels, where second moments had no integers: an octave */
+#define NONE        UINT16_C(0x7fc0)
+
+/* ---- values that are held ---- */
+
+CPU_PLAIN void pair_record(uint16_t *to, lossy_part part, bool decoded, const float *values, uint64_t n) {
+    bool second = part == LOSSY_SECOND;
+    /* A small first moment and a large second one make small updates. */
+    uint32_t up = second == decoded ? 0 : UINT32_C(0xffff);
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits = scalar_bits(values[i]), magnitude = bits & UINT32_C(0x7fffffff);
+        uint32_t high = ((second ? magnitude : bits) + up) >> 16;
+        bool none = magnitude >= UINT32_C(0x7f800000) || (second && bits > UINT32_C(0x80000000));
+        to[i] = (uint16_t)(none ? NONE : high);
+    }
+}
+
+CPU_PLAIN static void widen(float *to, const uint16_t *from, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        to[i] = scalar_float((uint32_t)from[i] << 16);
+    }
+}
+
+/* ---- updates ---- */
+
+/* Which second moment is the least for a first one, if no update is to be larger than `max`. */
+static double min_second(double first, double max, double eps) {
+    double root = fabs(first) / max - eps;
+    return root > 0 ? root * root : 0;
+}
+
+/* Is an update larger? Those of NaN are not. */
+CPU_PLAIN static bool any_larger(const float *first, const float *second, uint64_t n, double max,
+                                 double eps) {
+    int any = 0;
+    double per = 1 / max;
+    for (uint64_t i = 0; i < n; i++) {
+        double root = (double)scalar_magnitude(first[i]) * per - eps;
+        any |= (root > 0) & (root < INFINITY) & (root * root > (double)second[i]) & (second[i] >= 0.0f);
+    }
+    return any;
+}
+
+static double update_of(float first, float second, double eps) {
+    double update = fabs((double)first) / (sqrt((double)second) + eps);
+    return second >= 0 && isfinite(first) ? update : 0;
+}
+
+static double largest_of(double so_far, const float *first, const float *second, uint64_t n, double eps) {
+    for (uint64_t i = 0; i < n; i++) {
+        double update = update_of(first[i], second[i], eps);
+        so_far = update > so_far && isfinite(update) ? update : so_far;
+    }
+    return so_far;
+}
+
+/* A fast look first, as few are larger. */
+static double larger_of(double so_far, const float *first, const float *second, uint64_t n, double eps) {
+    bool any = !(so_far > 0) || any_larger(first, second, n, so_far, eps);
+    return any ? largest_of(so_far, first, second, n, eps) : so_far;
+}
+
+/*
+ * Both bounds in one pass: `max` is that of the optimizer's eps, the smaller one. With the low eps it finds all that is too large
+ * by either bound, and little else.
+ */
+static bool any_doubtful(const float *first, const float *second, uint64_t n, double max,
+                         const pair_bound bounds[PAIR_BOUNDS]) {
+    return any_larger(first, second, n, max, bounds[PAIR_LOW_EPS].eps);
+}
+
+void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *here, const uint16_t *other,
+                  uint64_t n, const pair_bound bounds[PAIR_BOUNDS]) {
+    float room[SOME];
+    for (uint64_t i = 0; i < n; i += SOME) {
+        uint64_t some = n - i < SOME ? n - i : SOME;
+        widen(room, other + i, some);
+        const float *first = part == LOSSY_SECOND ? room : here + i,
+                    *second = part == LOSSY_SECOND ? here + i : room;
+        double max = so_far[PAIR_EPS];
+        bool any = !(max > 0) || any_doubtful(first, second, some, max, bounds);
+        for (size_t b = 0; b < PAIR_BOUNDS && any; b++) {
+            so_far[b] = larger_of(so_far[b], first, second, some, bounds[b].eps);
+        }
+    }
+}
+
+ckd_status pair_read(uint16_t *to, const lossy_pair *p, bool decoded, uint64_t at, uint64_t n,
+                     ckd_error *err) {
+    uint64_t from = (decoded ? p->count : 0) + at;
+    if (p->values) {
+        memcpy(to, p->values + from, n * sizeof(*to));
+        return CKD_OK;
+    }
+    return file_scratch_read(p->file, from * sizeof(*to), to, n * sizeof(*to), err);
+}
+
+/* The other moment's values of a block, as a decoder gets them. */
+static ckd_status other_of(const float **out, lossy_job *j, const lossy_tile *t, uint64_t at, uint64_t n,
+                           ckd_error *err) {
+    float *to = bytes_scratch(&j->other, n * (sizeof(float) + sizeof(uint16_t)), "coding scratch", err);
+    uint16_t *halves = (uint16_t *)(void *)(to + n);
+    ckd_status status = to ? CKD_OK : CKD_E_NOMEM;
+    for (uint64_t i = 0, some; i < n && status == CKD_OK; i += some) {
+        some = pair_in_row(&t->pair, at + i, n - i);
+        status = pair_read(halves + i, &t->pair, true, pair_index(&t->pair, at + i), some, err);
+    }
+    if (status == CKD_OK) {
+        widen(to, halves, n);
+    }
+    *out = to;
+    return status;
+}
+
+typedef struct block_pair {
+    const float *first, *second;
+    const pair_bound *bounds;
+} block_pair;
+
+static block_pair pair_of(const lossy_tile *t, const float *here, const float *other) {
+    bool second = t->part == LOSSY_SECOND;
+    return (block_pair){second ? other : here, second ? here : other, t->pair.bounds};
+}
+
+/* Is one of n updates from element i on too large, by either bound? */
+static bool any_too_large(const block_pair *p, uint64_t i, uint64_t n) {
+    const float *first = p->first + i, *second = p->second + i;
+    bool any = false, doubtful = any_doubtful(first, second, n, p->bounds[PAIR_EPS].max, p->bounds);
+    for (size_t b = 0; b < PAIR_BOUNDS && doubtful && !any; b++) {
+        any = any_larger(first, second, n, p->bounds[b].max, p->bounds[b].eps);
+    }
+    return any;
+}
+
+static bool too_large(const block_pair *p, uint64_t i) {
+    return any_too_large(p, i, 1);
+}
+
+/* Of the optimizer's eps. */
+static double largest_in(const block_pair *p, uint64_t n) {
+    double largest = 0;
+    for (uint64_t i = 0; i < n; i += SOME) {
+        uint64_t some = n - i < SOME ? n - i : SOME;
+        largest = larger_of(largest, p->first + i, p->second + i, some, p->bounds[PAIR_EPS].eps);
+    }
+    return largest;
+}
+
+static uint64_t count_too_large(const block_pair *p, uint64_t n) {
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < n; i += SOME) {
+        uint64_t some = n - i < SOME ? n - i : SOME;
+        bool any = any_too_large(p, i, some);
+        for (uint64_t e = i; any && e < i + some; e++) {
+            count += too_large(p, e);
+        }
+    }
+    return count;
+}
+
+/* ---- second moments ---- */
+
+/* Integers that can be made larger; false: their step is too coarse for that. */
+static ckd_status levels_to_raise(bool *fine, lossy_job *j, ckd_error *err) {
+    lattice_block *b = &j->block;
+    bool all_same = true;
+    for (uint64_t i = 0; b->q && i < b->count; i++) {
+        all_same = all_same && (b->q[i] == 0 || b->q[i] == LEVEL_ZERO);
+    }
+    *fine = b->step < LOSSY_LEVELS_NONE || all_same;
+    if (*fine && b->step >= LOSSY_LEVELS_NONE) {
+        b->step = RAISED_STEP;
+    }
+    if (*fine && !b->q) {
+        int32_t *q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
+        if (!q) {
+            return CKD_E_NOMEM;
+        }
+        b->q = memset(q, 0, b->count * sizeof(int32_t));
+    }
+    return CKD_OK;
+}
+
+/* The lowest level that is no smaller. */
+static int32_t level_above(double value) {
+    float f = value < FLT_MAX ? (float)value : FLT_MAX;
+    f = (double)f < value ? nextafterf(f, INFINITY) : f;
+    uint32_t level = (uint32_t)(((uint64_t)scalar_bits(f) + (UINT32_C(1) << LEVEL_SHIFT) - 1) >> LEVEL_SHIFT);
+    return level < 1 ? 1 : (level > LEVEL_MAX ? LEVEL_MAX : (int32_t)level);
+}
+
+/* Spikes among them are no longer kept as they are: nothing would raise them. */
+static void drop_exceptions(lossy_job *j, const block_pair *p) {
+    lattice_block *b = &j->block;
+    uint32_t *places = (uint32_t *)(void *)j->at.data, *bits = (uint32_t *)(void *)j->bits.data, left = 0;
+    for (uint32_t i = 0; i < b->exceptions; i++) {
+        if (!too_large(p, places[i])) {
+            places[left] = places[i];
+            bits[left++] = bits[i];
+        }
+    }
+    b->exceptions = left;
+}
+
+/* The least that is enough for both bounds. */
+static double second_needed(const block_pair *p, uint64_t i) {
+    double min = 0;
+    for (size_t b = 0; b < PAIR_BOUNDS; b++) {
+        min = fmax(min, min_second((double)p->first[i], p->bounds[b].max, p->bounds[b].eps));
+    }
+    return min;
+}
+
+static ckd_status raise_seconds(lossy_job *j, const block_pair *p, ckd_error *err) {
+    lattice_block *b = &j->block;
+    bool fine;
+    ckd_status status = lattice_steps(b, &j->work, err);
+    status = status == CKD_OK ? levels_to_raise(&fine, j, err) : status;
+    if (status != CKD_OK || !fine) {
+        return status;
+    }
+    int32_t *q = (int32_t *)(void *)j->q.data;
+    drop_exceptions(j, p);
+    for (uint64_t row = 0; row < lattice_rows(b); row++) {
+        uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
+        level_run run = level_row_run(b, &j->work, row, false);
+        for (uint64_t i = first; i < first + n; i++) {
+            if (too_large(p, i)) {
+                int32_t from = run.birth + run.row + (b->own.step ? run.column[column + i - first] : 0);
+                int32_t by = level_above(second_needed(p, i)) - from;
+                q[i] = by > 0 ? (by + run.step - 1) / run.step : -(-by / run.step);
+            }
+        }
+    }
+    return CKD_OK;
+}
+
+/* ---- first moments ---- */
+
+/* As large as it may be, in the dtype, towards zero. */
+static uint32_t within_bits(const lossy_tile *t, float value, double max, const kernels *k) {
+    float min = fabs((double)value) <= max ? fabsf(value) : (float)max;
+    min = (double)min > max && fabs((double)value) > max ? nextafterf(min, 0) : min;
+    float of = value < 0 ? -min : min, back;
+    if (t->dtype == CKD_F32) {
+        return scalar_bits(of);
+    }
+    uint16_t half;
+    k->cast(t->dtype, &half, CKD_F32, &of, 1);
+    k->widen(&back, t->dtype, &half, 1);
+    return (uint32_t)half - (fabsf(back) > min && (half & 0x7fff));
+}
+
+static double max_first(const block_pair *p, uint64_t i) {
+    double max = INFINITY, root = sqrt((double)p->second[i]);
+    for (size_t b = 0; b < PAIR_BOUNDS; b++) {
+        max = fmin(max, p->bounds[b].max * (root + p->bounds[b].eps));
+    }
+    return max * (1 - 0x1p-40);
+}
+
+/* The block's exceptions, and with them (chosen) those whose update would be too large. Exceptions that are too large themselves become smaller. */
+static ckd_status keep_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, const block_pair *p,
+                              bool chosen, const kernels *k, ckd_error *err) {
+    lattice_block *b = &j->block;
+    uint32_t kept = b->exceptions, next = 0;
+    uint32_t *old = malloc(2 * ((size_t)kept + 1) * sizeof(*old));
+    if (!old) {
+        return err_nomem(err, 2 * (size_t)kept * sizeof(*old), "coding scratch");
+    }
+    if (kept) {
+        memcpy(old, b->exception_at, kept * sizeof(*old));
+        memcpy(old + kept, b->exception_bits, kept * sizeof(*old));
+    }
+    lossy_no_exceptions(j);
+    int8_t *few = b->few ? (int8_t *)(void *)j->few.data : NULL;
+    int32_t *q = b->q ? (int32_t *)(void *)j->q.data : NULL;
+    for (uint64_t i = 0; i < b->count; i++) {
+        bool was = next < kept && old[next] == i, large = too_large(p, i);
+        uint32_t bits = was ? old[kept + next] : 0;
+        next += was;
+        if (large && (was || chosen)) {
+            bits = within_bits(t, was ? p->first[i] : t->now[at + i], max_first(p, i), k);
+        }
+        if (was || (large && chosen)) {
+            lossy_add_exception(j, (uint32_t)i, bits);
+        }
+        if (large && few) {
+            few[i] = 0;
+        }
+        if (large && q) {
+            q[i] = 0;
+        }
+    }
+    free(old);
+    return lossy_exceptions_done(j, err);
+}
+
+/* ---- a block ---- */
+
+static ckd_status finish_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
+                                const float *other, uint64_t large, const kernels *k, ckd_error *err) {
+    lattice_block *b = &j->block;
+    bool needs_factor = b->shared_rows && !b->row; /* else it would share rows of which it has nothing */
+    bool chosen = large <= b->count / MOST_CHOSEN || (b->factor && needs_factor);
+    ckd_status status = CKD_OK;
+    if (!chosen && b->factor) {
+        status = lossy_block_without_factor(j, t, at, original, k, err);
+    }
+    block_pair p = pair_of(t, j->decoded, other);
+    status = status == CKD_OK ? keep_firsts(j, t, at, &p, chosen, k, err) : status;
+    return status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
+}
+
+ckd_status pair_finish(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original, const kernels *k,
+                       ckd_error *err) {
+    uint64_t n = j->block.count;
+    const float *other;
+    j->update = NAN;
+    ckd_status status = pair_known(&t->pair) ? other_of(&other, j, t, at, n, err) : CKD_OK;
+    if (status != CKD_OK || !pair_known(&t->pair)) {
+        return status;
+    }
+    block_pair p = pair_of(t, j->decoded, other);
+    uint64_t large = t->pair.bounds[PAIR_EPS].max > 0 ? count_too_large(&p, n) : 0;
+    if (large && t->part == LOSSY_SECOND) {
+        status = raise_seconds(j, &p, err);
+        status = status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
+    } else if (large) {
+        status = finish_firsts(j, t, at, original, other, large, k, err);
+    }
+    p = pair_of(t, j->decoded, other);
+    j->update = largest_in(&p, n);
+    return status;
+}
+
+ckd_status pair_measure(lossy_job *j, const lossy_tile *t, uint64_t at, const float *decoded, uint64_t n,
+                        ckd_error *err) {
+    const float *other;
+    ckd_status status = other_of(&other, j, t, at, n, err);
+    if (status == CKD_OK) {
+        block_pair p = pair_of(t, decoded, other);
+        j->update = largest_in(&p, n);
+    }
+    return status;
+}

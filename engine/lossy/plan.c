@@ -1,0 +1,170 @@
+/* How the integers of a tile are to be found: thresholds, and a low-rank part where it is worth its bits. */
+#include <math.h>
+#include <string.h>
+
+#include "engine/decode/cost.h"
+#include "engine/lossy/device.h"
+
+#define NARROWEST_FACTORED 16u /* rows and columns */
+#define TARGET_ROUNDS      12
+#define TARGET_NEAR        0.92       /* of the bits wanted: near enough */
+#define FINER              2          /* octaves */
+#define FINEST             (-120)     /* exponent of a lattice, as payloads have it */
+#define LEAP               6          /* quarter octaves, while there is nothing to bisect */
+#define SAMPLE_ELEMENTS    (1u << 17) /* of a large tile, about */
+
+static void use_factors(lossy_tile *t, const low_rank *f) {
+    t->plan.factor = f->rank ? f->left : NULL;
+    t->plan.low_rank_exponent = f->exponent;
+    t->plan.own.rank = f->rank;
+    t->plan.own.shift = f->shift;
+    t->plan.own.factor = f->right;
+}
+
+static void use_rate(lossy_tile *t, const rate_plan *p) {
+    memcpy(t->up, p->up, sizeof(t->up));
+    for (int w = 0; w < 3; w++) {
+        t->plan.offset[w] = p->up[0] > 0.5f ? lossy_offset(p->below[w]) : 0;
+    }
+    t->offsets_known =
+        t->params->effort < 7; /* else integers are wide, and each block's offsets are its own */
+}
+
+static double cost_of(const rate_plan *p, double more_bits, double lambda) {
+    return p->distortion + lambda * (p->bits + more_bits);
+}
+
+typedef struct planning {
+    bool factors; /* may pay: then all elements are looked at; else a sample will do */
+    rate_histogram *histogram;
+    tile_scratches *scratches;
+    double bits; /* of the plan made last */
+} planning;
+
+/* What decoding the factors costs those who come after: first moments have no chains. */
+static double time_in_bits(const lossy_tile *t, uint32_t rank) {
+    uint64_t raw = t->count * sizeof(float);
+    double base = decode_work(PREDICT_NONE, CODING_SYMBOLS, sizeof(float), raw, raw, t->count);
+    return t->before ? t->params->bits_for_load * (double)t->count * low_rank_work(t->count, rank) / base : 0;
+}
+
+/* The low-rank part alone, or with integers for what it leaves, if either is worth more than integers alone. */
+static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const kernels *k, ckd_error *err) {
+    double lambda = t->params->lambda;
+    lossy_matrix residual;
+    low_rank_matrix x = {lattice_rows(&t->plan), t->columns, lossy_matrix_piece, &residual, NULL};
+    if (t->device) {
+        x = (low_rank_matrix){lattice_rows(&t->plan), t->columns, NULL, t, &lossy_device_vectors};
+    }
+    ckd_status status = lossy_matrix_begin(&residual, t, k, &p->scratches->work, err);
+    if (status == CKD_OK) {
+        status = low_rank_of(&t->factors, &x, lambda, t->params->max_rank, t->params->rounds, t->pool, k,
+                             &p->scratches->search, t->stop, err);
+    }
+    if (status != CKD_OK || t->factors.rank == 0) {
+        return status;
+    }
+    use_factors(t, &t->factors);
+    rate_histogram *left = p->histogram;
+    status = lossy_residual(left, t, k, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    rate_plan only = rate_plan_none(left), both = rate_plan_of(left, lambda);
+    double bits = t->factors.bits + time_in_bits(t, t->factors.rank);
+    double of_only = cost_of(&only, bits, lambda), of_both = cost_of(&both, bits, lambda);
+    if (of_only < alone || of_both < alone) {
+        const rate_plan *best = of_only <= of_both ? &only : &both;
+        use_rate(t, best);
+        p->bits = best->bits + t->factors.bits;
+    } else {
+        low_rank none = {0};
+        use_factors(t, &none);
+    }
+    return CKD_OK;
+}
+
+bool lossy_may_factor(const lossy_tile *t) {
+    return t->params->effort > 1 && !t->vector && t->columns >= NARROWEST_FACTORED &&
+           tile_rows(t) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
+}
+
+/* A sample of what is left of every element, without factors: thresholds depend on the distribution only. */
+static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    static const float none[SAMPLE_PIECE] = {0};
+    float residual[SAMPLE_PIECE];
+    lattice_work *work = &p->scratches->work;
+    ckd_status status = lattice_steps(&t->plan, work, err);
+    memset(p->histogram, 0, sizeof(*p->histogram));
+    tile_sample s = {.tile = t};
+    status = status == CKD_OK ? sample_begin(&s, t, SAMPLE_ELEMENTS, err) : status;
+    for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
+        lattice_run run = lattice_row_run(&t->plan, work, t->vector ? 0 : at.row);
+        run.column_step = run.column_step ? run.column_step + at.column : NULL;
+        k->lattice_residual(residual, at.now, at.before ? at.before : none, NULL, at.n, &run);
+        rate_add(p->histogram, residual, at.n, k);
+    }
+    sample_end(&s);
+    return status;
+}
+
+/* With the steps as they are. */
+static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
+    low_rank none = {0};
+    use_factors(t, &none);
+    ckd_status status = p->factors ? lossy_residual(p->histogram, t, k, err) : sample_residual(p, t, k, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    rate_plan alone = rate_plan_of(p->histogram, t->params->lambda);
+    use_rate(t, &alone);
+    p->bits = alone.bits * (double)t->count / (double)(p->histogram->n ? p->histogram->n : 1);
+    if (!p->factors) {
+        return CKD_OK;
+    }
+    return try_factors(p, t, cost_of(&alone, 0, t->params->lambda), k, err);
+}
+
+/* The finest step that takes no more bits than wanted, by bisection between steps known to take more and fewer. */
+static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
+    const double max = t->params->target * (double)t->count;
+    int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and few enough */
+    ckd_status status = CKD_OK;
+    for (int round = 0; round < TARGET_ROUNDS && status == CKD_OK; round++) {
+        int32_t now = t->plan.step;
+        finer = p->bits > max ? now : finer;
+        coarser = p->bits > max ? coarser : now;
+        if (coarser - finer <= 1 || (p->bits <= max && p->bits > TARGET_NEAR * max)) {
+            break;
+        }
+        bool between = finer >= 0 && coarser < INT32_MAX;
+        t->plan.step = between ? finer + (coarser - finer) / 2 : (p->bits > max ? now + LEAP : now - LEAP);
+        if (t->plan.step < 0 && t->plan.exponent - FINER < FINEST) {
+            t->plan.step = 0; /* there is no finer one */
+            return plan_once(p, t, k, err);
+        }
+        if (t->plan.step < 0) { /* finer than the lattice: so that becomes finer, too */
+            t->plan.exponent -= FINER;
+            t->plan.step += FINER * LATTICE_STEP_OCTAVE;
+            coarser = coarser < INT32_MAX ? coarser + FINER * LATTICE_STEP_OCTAVE : coarser;
+        }
+        status = plan_once(p, t, k, err);
+    }
+    if (status == CKD_OK && p->bits > max && coarser < INT32_MAX) {
+        t->plan.step = coarser;
+        status = plan_once(p, t, k, err);
+    }
+    return status;
+}
+
+ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err) {
+    tile_scratches own = {.workers = NULL};
+    planning p = {.factors = lossy_may_factor(t), .scratches = t->scratches ? t->scratches : &own};
+    p.histogram = bytes_scratch(&p.scratches->histogram, sizeof(rate_histogram), "coding scratch", err);
+    ckd_status status = p.histogram ? plan_once(&p, t, k, err) : CKD_E_NOMEM;
+    if (status == CKD_OK && t->params->target > 0 && !t->vector) {
+        status = meet_target(&p, t, k, err);
+    }
+    tile_scratches_free(&own);
+    return status;
+}

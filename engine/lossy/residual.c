@@ -1,0 +1,134 @@
+/* What the integers of a whole tile have to say, panels of its rows in parallel. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/lossy/device.h"
+
+typedef struct residual_pass {
+    const lossy_tile *tile;
+    const kernels *k;
+    rate_histogram *part; /* of each panel */
+    uint64_t panels;
+} residual_pass;
+
+typedef struct residual_panel {
+    lattice_block block; /* the panel, as if it were one */
+    lattice_work *work;
+    const float *products;
+    float *row, *none; /* room for a row's residuals, and zeros */
+} residual_panel;
+
+void tile_scratches_free(tile_scratches *r) {
+    for (uint32_t i = 0; i < r->count; i++) {
+        lattice_work_free(&r->workers[i].work);
+        bytes_free(&r->workers[i].rows);
+    }
+    free(r->workers);
+    bytes_free(&r->now);
+    bytes_free(&r->moved);
+    bytes_free(&r->parts);
+    bytes_free(&r->sums);
+    bytes_free(&r->panels);
+    bytes_free(&r->outliers);
+    for (uint32_t i = 0; i < TILE_PANELS; i++) {
+        bytes_free(&r->outliers_of[i]);
+    }
+    lossy_scales_free(&r->scales);
+    bytes_free(&r->counts);
+    bytes_free(&r->histogram);
+    lattice_work_free(&r->work);
+    low_rank_scratch_free(&r->search);
+    *r = (tile_scratches){.workers = NULL};
+}
+
+static void add_rows(residual_panel *p, const residual_pass *all, uint64_t at, rate_histogram *h) {
+    const lossy_tile *t = all->tile;
+    uint64_t columns = t->columns;
+    for (uint64_t r = 0; r < lattice_rows(&p->block); r++) {
+        uint64_t first, column, n = lattice_row_span(&p->block, r, &first, &column);
+        lattice_run run = lattice_row_run(&p->block, p->work, r);
+        run.column_step = run.column_step ? run.column_step + column : NULL;
+        all->k->lattice_residual(p->row, t->now + at + first, t->before ? t->before + at + first : p->none,
+                                 p->products ? p->products + r * columns + column : NULL, n, &run);
+        rate_add(h, p->row, n, all->k);
+    }
+}
+
+static ckd_status residual_of_panel(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    const residual_pass *all = context;
+    const lossy_tile *t = all->tile;
+    uint64_t rows = tile_rows(t), row = tile_panel(rows, index, all->panels),
+             end = tile_panel(rows, index + 1, all->panels);
+    uint64_t column, at, last, n;
+    tile_span(t, row, &at, &column);
+    n = tile_span(t, end - 1, &last, &column);
+    tile_scratch own = {0}, *scratch = t->scratches ? &t->scratches->workers[worker] : &own;
+    residual_panel p = {.block = lossy_block_of(t, at, last + n - at), .work = &scratch->work};
+    p.row = bytes_scratch(&scratch->rows, 2 * t->columns * sizeof(float), "coding scratch", err);
+    ckd_status status = p.row ? lattice_products(&p.products, &p.block, p.work, all->k, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        status = lattice_steps(&p.block, p.work, err);
+    }
+    if (status == CKD_OK) {
+        p.none = memset(p.row + t->columns, 0, t->columns * sizeof(float));
+        add_rows(&p, all, at, &all->part[index]);
+    }
+    bytes_free(&own.rows);
+    lattice_work_free(&own.work);
+    return status;
+}
+
+ckd_status lossy_residual(rate_histogram *h, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    if (t->device) {
+        return lossy_device_residual(h, t, err);
+    }
+    residual_pass all = {t, k, NULL, tile_panels(t)};
+    memset(h, 0, sizeof(*h));
+    bytes own = {0}, *parts = t->scratches ? &t->scratches->parts : &own;
+    all.part = bytes_scratch(parts, all.panels * sizeof(rate_histogram), "coding scratch", err);
+    if (!all.part) {
+        return CKD_E_NOMEM;
+    }
+    memset(all.part, 0, all.panels * sizeof(rate_histogram));
+    ckd_status status = tile_run(t, all.panels, residual_of_panel, &all, err);
+    for (uint64_t i = 0; i < all.panels && status == CKD_OK; i++) {
+        rate_join(h, &all.part[i]);
+    }
+    bytes_free(&own);
+    return status;
+}
+
+/* ---- pieces of it, without factors ---- */
+
+ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, lattice_work *work,
+                              ckd_error *err) {
+    *m = (lossy_matrix){.tile = t, .kernels = k, .work = work};
+    return t->device ? lossy_device_matrix(t, err) : lattice_steps(&t->plan, work, err);
+}
+
+/* Elements that the tile does not have are 0. */
+static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t column, size_t columns) {
+    static const float none[PIECE_SIDE] = {0};
+    const lossy_tile *t = m->tile;
+    uint64_t first, begin, n = tile_span(t, row, &first, &begin), end = begin + n, to_end = column + columns;
+    uint64_t from = begin > column ? begin : column;
+    end = end < to_end ? end : to_end;
+    if (from >= end) {
+        memset(to, 0, columns * sizeof(float));
+        return;
+    }
+    memset(to, 0, (from - column) * sizeof(float));
+    memset(to + (end - column), 0, (to_end - end) * sizeof(float));
+    lattice_run run = lattice_row_run(&t->plan, m->work, row);
+    run.column_step = run.column_step ? run.column_step + from : NULL;
+    first += from - begin;
+    m->kernels->lattice_residual(to + (from - column), t->now + first, t->before ? t->before + first : none,
+                                 NULL, end - from, &run);
+}
+
+void lossy_matrix_piece(const void *matrix, float *to, size_t row, size_t rows, size_t column,
+                        size_t columns) {
+    for (size_t i = 0; i < rows; i++) {
+        piece_of_row(matrix, to + i * columns, row + i, column, columns);
+    }
+}

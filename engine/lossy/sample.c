@@ -1,0 +1,215 @@
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/lossy/device.h"
+#include "kernels/scalar_lattice.h"
+
+#define SAMPLE_ELEMENTS (1u << 16) /* of a large tile, about */
+#define OUTLIER         32.0       /* root mean squares */
+#define OUTLIER_OF_ALL  40.0       /* the same, where those are of a sample */
+#define ONE_OUTLIER_IN  4096u
+
+/* Of each `stride` pieces one, and never those of the same columns only. */
+static bool next_piece(tile_piece *out, tile_sample *s) {
+    uint64_t rows = tile_rows(s->tile);
+    while (s->row < rows) {
+        uint64_t first, column, n = tile_span(s->tile, s->row, &first, &column);
+        while (s->at < n) {
+            uint64_t at = s->at;
+            bool chosen = s->in_round == s->round;
+            s->at += SAMPLE_PIECE;
+            if (++s->in_round == s->stride) {
+                s->in_round = 0;
+                s->round = s->round + 1 < s->stride ? s->round + 1 : 0;
+            }
+            if (chosen) {
+                *out = (tile_piece){.first = first + at,
+                                    .row = s->row,
+                                    .column = column + at,
+                                    .n = n - at < SAMPLE_PIECE ? n - at : SAMPLE_PIECE};
+                return true;
+            }
+        }
+        s->at = 0;
+        s->row++;
+    }
+    return false;
+}
+
+bool sample_next(tile_piece *out, tile_sample *s) {
+    if (!next_piece(out, s)) {
+        return false;
+    }
+    const lossy_tile *t = s->tile;
+    out->now = s->now ? s->now + s->next : t->now + out->first;
+    out->before = !t->before ? NULL : s->before ? s->before + s->next : t->before + out->first;
+    s->next += out->n;
+    return true;
+}
+
+/* All pieces from the device's memory at once. */
+static ckd_status gather(tile_sample *s, ckd_error *err) {
+    const lossy_tile *t = s->tile;
+    tile_sample walk = *s;
+    bytes list = {0};
+    uint64_t elements = 0;
+    for (tile_piece p; next_piece(&p, &walk);) {
+        device_piece piece = {p.first, (uint32_t)elements, (uint32_t)p.n};
+        bytes_put(&list, &piece, sizeof(piece));
+        elements += p.n;
+    }
+    s->now = malloc((elements + 1) * sizeof(float));
+    s->before = t->before ? malloc((elements + 1) * sizeof(float)) : NULL;
+    if (list.failed || !s->now || (t->before && !s->before)) {
+        bytes_free(&list);
+        return err_nomem(err, elements * sizeof(float), "coding scratch");
+    }
+    const device_piece *pieces = (const device_piece *)(const void *)list.data;
+    uint64_t count = list.size / sizeof(*pieces);
+    ckd_status status = lossy_device_gather(s->now, t, t->now, pieces, count, err);
+    if (status == CKD_OK && t->before) {
+        status = lossy_device_gather(s->before, t, t->before, pieces, count, err);
+    }
+    bytes_free(&list);
+    return status;
+}
+
+ckd_status sample_begin(tile_sample *s, const lossy_tile *t, uint64_t elements, ckd_error *err) {
+    *s = (tile_sample){.tile = t, .stride = t->count / elements + 1};
+    return t->device ? gather(s, err) : CKD_OK;
+}
+
+void sample_end(tile_sample *s) {
+    free(s->now);
+    free(s->before);
+    s->now = s->before = NULL;
+}
+
+/* ---- what is usual ---- */
+
+uint64_t max_outliers(uint64_t n) {
+    return n / ONE_OUTLIER_IN + 4;
+}
+
+/* One turn of the search; false: it is over. of: energy and number of what is within the limit so far. */
+static bool next_limit(float *limit, float largest, double energy, uint64_t n) {
+    double next = n > 0 ? OUTLIER * sqrt(energy / (double)n) : 0;
+    *limit = next < FLT_MAX ? (float)next : FLT_MAX;
+    return next > 0 && next < FLT_MAX && (double)largest > next;
+}
+
+static float usual_of(const float *values, uint64_t n, const kernels *k) {
+    float limit = FLT_MAX, next;
+    uint64_t trimmed = 0;
+    lattice_sums all = LATTICE_SUMS_INIT, s;
+    k->sums_of(&all, values, NULL, NULL, 1, (float[2]){FLT_MAX, FLT_MAX}, false, n);
+    s = all;
+    while (next_limit(&next, all.largest, s.now, s.finite)) {
+        s = (lattice_sums)LATTICE_SUMS_INIT;
+        k->sums_of(&s, values, NULL, NULL, 1, (float[2]){next, FLT_MAX}, false, n);
+        uint64_t far = all.finite - s.finite;
+        if (far <= trimmed || far > max_outliers(n)) {
+            break;
+        }
+        limit = next;
+        trimmed = far;
+    }
+    return limit;
+}
+
+ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err) {
+    bool moves = t->before && t->part == LOSSY_WEIGHT;
+    tile_scratches own = {.workers = NULL}, *room = t->scratches ? t->scratches : &own;
+    bytes *now = &room->now, *moved = &room->moved;
+    tile_sample s;
+    bytes_clear(now);
+    bytes_clear(moved);
+    ckd_status status = sample_begin(&s, t, SAMPLE_ELEMENTS, err);
+    for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
+        bytes_put(now, p.now, p.n * sizeof(float));
+        float *to = moves ? (float *)(void *)bytes_extend(moved, p.n * sizeof(float)) : NULL;
+        for (uint64_t i = 0; to && i < p.n; i++) {
+            to[i] = p.now[i] - p.before[i];
+        }
+    }
+    sample_end(&s);
+    if (status == CKD_OK && (now->failed || moved->failed)) {
+        status = err_nomem(err, now->size, "coding scratch");
+        bytes_free(now); /* a failure sticks */
+        bytes_free(moved);
+    }
+    if (status == CKD_OK) {
+        const float *values = (const float *)(const void *)now->data;
+        uint64_t n = now->size / sizeof(float);
+        double sums[2] = {0, 0};
+        t->exception_above = usual_of(values, n, k);
+        t->exception_moved = moves ? usual_of((const float *)(const void *)moved->data, n, k) : FLT_MAX;
+        k->moment_row(sums, values, false, t->exception_above, n);
+        *mean = sums[1] > 0 ? sums[0] / sums[1] : 0;
+    }
+    tile_scratches_free(&own);
+    return status;
+}
+
+static bool enough(float limit, float largest, double energy, uint64_t n, uint64_t count) {
+    bool few = limit >= FLT_MAX || count - n <= max_outliers(count);
+    return few && !((double)largest > OUTLIER_OF_ALL * sqrt(n ? energy / (double)n : 0));
+}
+
+bool usual_enough(const lossy_tile *t, const lattice_sums *s) {
+    bool moves = t->before && t->part == LOSSY_WEIGHT;
+    return enough(t->exception_above, s->largest, s->now, s->finite, t->count) &&
+           (!moves || enough(t->exception_moved, s->farthest, s->moved, s->compared, t->count));
+}
+
+static ckd_status limit_by_all(float *limit, const lossy_tile *t, const lattice_sums *all, bool difference,
+                               const kernels *k, ckd_error *err) {
+    uint64_t trimmed = 0;
+    lattice_sums s = *all;
+    float next, largest = difference ? all->farthest : all->largest;
+    *limit = FLT_MAX;
+    while (next_limit(&next, largest, difference ? s.moved : s.now, difference ? s.compared : s.finite)) {
+        tile_pass p = {.max = {difference ? FLT_MAX : next, difference ? next : FLT_MAX}};
+        ckd_status status = tile_pass_run(&p, t, k, err);
+        s = p.all;
+        tile_pass_free(&p);
+        uint64_t far = difference ? all->compared - s.compared : all->finite - s.finite;
+        if (status != CKD_OK || far <= trimmed || far > max_outliers(t->count)) {
+            return status;
+        }
+        *limit = next;
+        trimmed = far;
+    }
+    return CKD_OK;
+}
+
+ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err) {
+    tile_pass all = {.max = {FLT_MAX, FLT_MAX}};
+    ckd_status status = tile_pass_run(&all, t, k, err);
+    if (status == CKD_OK) {
+        status = limit_by_all(&t->exception_above, t, &all.all, false, k, err);
+    }
+    if (status == CKD_OK && t->before && t->part == LOSSY_WEIGHT) {
+        status = limit_by_all(&t->exception_moved, t, &all.all, true, k, err);
+    }
+    tile_pass_free(&all);
+    return status;
+}
+
+/* ---- steps ---- */
+
+ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight, const kernels *k,
+                           ckd_error *err) {
+    const float max[2] = {t->exception_above, t->exception_moved};
+    lattice_sums sums = LATTICE_SUMS_INIT;
+    tile_sample s;
+    ckd_status status = sample_begin(&s, t, 2 * SAMPLE_ELEMENTS, err);
+    for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
+        k->sums_of(&sums, p.now, NULL, weight + p.column, scalar_quarter_octaves(-t->plan.row[p.row]), max,
+                   false, p.n);
+    }
+    sample_end(&s);
+    *out = sums.compared ? sqrt(sums.weighted / (double)sums.compared) : 0;
+    return status;
+}

@@ -1,0 +1,264 @@
+#include "engine/lossy/device.h"
+
+#include <math.h>
+
+#include "kernels/scalar_lattice.h"
+
+#define PANEL_ROWS       32u /* at least, so that columns' sums take little beside the elements */
+#define PANEL_ELEMENTS   65536u
+#define LINE             65536u /* a row of a vector */
+#define GROUP            8u     /* rows at a time */
+#define LEVELS_OF_MEANS  4      /* rows' and columns' corrections of second moments: half octaves */
+#define MEANS_UP         0.7    /* fraction of a step from which means are corrected */
+#define LEVELS_IN_OCTAVE 8
+
+/* ---- rows and panels ---- */
+
+static uint64_t width_of(const lossy_tile *t) {
+    return t->vector ? LINE : t->columns;
+}
+
+static uint64_t phase_of(const lossy_tile *t) {
+    return t->vector ? 0 : t->phase;
+}
+
+uint64_t tile_rows(const lossy_tile *t) {
+    uint64_t width = width_of(t);
+    return (phase_of(t) + t->count + width - 1) / width;
+}
+
+uint64_t tile_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column) {
+    uint64_t width = width_of(t), phase = phase_of(t), start = row * width, end = start + width;
+    *first = start > phase ? start - phase : 0;
+    *column = *first + phase - start;
+    return (end - phase < t->count ? end - phase : t->count) - *first;
+}
+
+uint64_t tile_panels(const lossy_tile *t) {
+    uint64_t by_rows = tile_rows(t) / (t->vector ? 1 : PANEL_ROWS), by_elements = t->count / PANEL_ELEMENTS;
+    uint64_t panels = by_rows < by_elements ? by_rows : by_elements;
+    return panels < 1 ? 1 : (panels > TILE_PANELS ? TILE_PANELS : panels);
+}
+
+uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels) {
+    return rows * p / panels;
+}
+
+ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err) {
+    ckd_status status = cancel_poll(t->stop, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (t->pool) {
+        return pool_run(t->pool, count, fn, context, err);
+    }
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        status = fn(context, i, 0, err);
+    }
+    return status;
+}
+
+/* ---- a panel ---- */
+
+typedef struct panel {
+    lattice_sums all;
+    moment_sums columns;
+    bytes *outliers;
+} panel;
+
+typedef struct panels {
+    tile_pass *pass;
+    const lossy_tile *tile;
+    const kernels *k;
+    panel *panel;
+    uint64_t count;
+} panels;
+
+int32_t level_distance(double now, double from) {
+    double octaves = now > 0 && from > 0 ? log2(now / from) : 0;
+    octaves = fabs(octaves) <= 256 ? octaves : 0; /* of an infinite parent nothing can be said */
+    double steps = octaves * LEVELS_IN_OCTAVE / LEVELS_OF_MEANS;
+    int32_t whole = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* what goes to and fro is let be */
+    return LEVELS_OF_MEANS * (steps < 0 ? -whole : whole);
+}
+
+/* As many as may be outliers: with more, the limit is none. */
+static void record_outliers(panel *to, const tile_pass *p, const float *now, uint64_t row, uint64_t column,
+                            uint64_t n, uint64_t max) {
+    for (uint64_t i = 0; i < n; i++) {
+        if (to->outliers->size <= max * sizeof(outlier) && now[i] > p->max[0] && isfinite(now[i])) {
+            outlier o = {row, column + i, (double)now[i]};
+            bytes_put(to->outliers, &o, sizeof(o));
+        }
+    }
+}
+
+/* Sums of one row; returns what births in it count. */
+static double add_row(panel *to, const panels *all, uint64_t row) {
+    tile_pass *p = all->pass;
+    const lossy_tile *t = all->tile;
+    uint64_t first, column, n = tile_span(t, row, &first, &column), finite = to->all.finite;
+    const float *now = t->now + first;
+    const int32_t *steps = p->weight ? t->plan.row : NULL;
+    all->k->sums_of(&to->all, now, t->before ? t->before + first : NULL,
+                    p->weight ? p->weight + column : NULL, steps ? scalar_quarter_octaves(-steps[row]) : 1,
+                    p->max, p->lattice, n);
+    if (!p->means) {
+        return 0;
+    }
+    double sums[2] = {0, 0}, birth = p->birth;
+    all->k->moment_row(sums, now, p->magnitudes, p->max[0], n);
+    p->row[row] = sums[0];
+    p->row_count[row] = sums[1];
+    if (p->outliers && to->all.finite - finite < n) {
+        record_outliers(to, p, now, row, column, n, max_outliers(t->count));
+    }
+    if (p->birth > 0) {
+        p->row_level[row] = level_distance(sums[0], sums[1] * birth);
+        birth *= exp2((double)p->row_level[row] / LEVELS_IN_OCTAVE);
+    }
+    return birth;
+}
+
+/* `rows` rows of the same columns. */
+static void add_rows(panel *to, const panels *all, uint64_t row, uint64_t rows) {
+    const tile_pass *p = all->pass;
+    double scale[GROUP];
+    uint64_t first, column, n = tile_span(all->tile, row, &first, &column);
+    for (uint64_t i = 0; i < rows; i++) {
+        scale[i] = add_row(to, all, row + i);
+    }
+    if (p->means) {
+        moment_sums columns = {to->columns.sum + column,
+                               to->columns.scales ? to->columns.scales + column : NULL,
+                               to->columns.count + column};
+        all->k->moment_columns(&columns, all->tile->now + first, width_of(all->tile), rows, scale,
+                               p->magnitudes, p->max[0], n);
+    }
+}
+
+static ckd_status add_panel(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    const panels *all = context;
+    panel *to = &all->panel[index];
+    uint64_t rows = tile_rows(all->tile), row = tile_panel(rows, index, all->count),
+             end = tile_panel(rows, index + 1, all->count);
+    while (row < end) {
+        /* The first row and the last one may have fewer elements. */
+        bool whole = row > 0 && row + 1 < rows;
+        uint64_t last = end < rows ? end : rows - 1, group = whole && last > row ? last - row : 1;
+        group = group < GROUP ? group : GROUP;
+        add_rows(to, all, row, group);
+        row += group;
+    }
+    return to->outliers->failed ? err_nomem(err, to->outliers->size, "coding scratch") : CKD_OK;
+}
+
+/* ---- all of them ---- */
+
+static void add_sums(lattice_sums *to, const lattice_sums *s) {
+    to->now += s->now;
+    to->moved += s->moved;
+    to->weighted += s->weighted;
+    to->largest = s->largest > to->largest ? s->largest : to->largest;
+    to->least = s->least < to->least ? s->least : to->least;
+    to->farthest = s->farthest > to->farthest ? s->farthest : to->farthest;
+    to->finite += s->finite;
+    to->compared += s->compared;
+    to->before_bits |= s->before_bits;
+    to->lowest_bit = s->lowest_bit < to->lowest_bit ? s->lowest_bit : to->lowest_bit;
+}
+
+/* Rows' arrays, and columns' of each panel; the first panel's become those of all. */
+static ckd_status make_room(panels *all, ckd_error *err) {
+    tile_pass *p = all->pass;
+    uint64_t rows = tile_rows(all->tile), columns = p->means ? width_of(all->tile) : 0,
+             each = all->count * columns;
+    uint64_t doubles = p->means ? 2 * rows + each * (p->birth > 0 ? 2 : 1) : 0;
+    uint64_t size = doubles * sizeof(double) + (each + (p->means ? rows : 0)) * sizeof(int32_t);
+    double *at = bytes_scratch(&p->scratches->sums, size, "sums over a tile", err);
+    size_t of_panels = all->count * sizeof(panel);
+    all->panel = at ? bytes_scratch(&p->scratches->panels, of_panels, "sums over a tile", err) : NULL;
+    if (!all->panel) {
+        return CKD_E_NOMEM;
+    }
+    memset(at, 0, size);
+    memset(all->panel, 0, of_panels);
+    p->row = at;
+    p->row_count = at + rows;
+    p->column = p->row_count + rows;
+    p->column_scales = p->birth > 0 ? p->column + each : NULL;
+    p->row_level = (int32_t *)(void *)(at + doubles);
+    p->column_count = (uint32_t *)p->row_level + rows;
+    for (uint64_t i = 0; i < all->count; i++) {
+        all->panel[i].all = (lattice_sums)LATTICE_SUMS_INIT;
+        all->panel[i].outliers = bytes_anew(&p->scratches->outliers_of[i]);
+        if (p->means) {
+            all->panel[i].columns = (moment_sums){p->column + i * columns,
+                                                  p->column_scales ? p->column_scales + i * columns : NULL,
+                                                  p->column_count + i * columns};
+        }
+    }
+    return CKD_OK;
+}
+
+static void join_columns(const panels *all) {
+    tile_pass *p = all->pass;
+    uint64_t columns = width_of(all->tile);
+    for (uint64_t i = 1; i < all->count; i++) {
+        const moment_sums *more = &all->panel[i].columns;
+        for (uint64_t j = 0; j < columns; j++) {
+            p->column[j] += more->sum[j];
+            p->column_count[j] += more->count[j];
+        }
+        for (uint64_t j = 0; more->scales && j < columns; j++) {
+            p->column_scales[j] += more->scales[j];
+        }
+    }
+}
+
+static ckd_status join_outliers(const panels *all, ckd_error *err) {
+    tile_pass *p = all->pass;
+    size_t size = 0;
+    for (uint64_t i = 0; i < all->count; i++) {
+        size += all->panel[i].outliers->size;
+    }
+    p->outlier = bytes_scratch(&p->scratches->outliers, size, "sums over a tile", err);
+    if (!p->outlier) {
+        return CKD_E_NOMEM;
+    }
+    for (uint64_t i = 0; i < all->count; i++) {
+        const bytes *from = all->panel[i].outliers;
+        if (from->size) {
+            memcpy(p->outlier + p->outlier_count, from->data, from->size);
+            p->outlier_count += from->size / sizeof(outlier);
+        }
+    }
+    return CKD_OK;
+}
+
+ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    p->scratches = t->scratches ? t->scratches : &p->own;
+    p->outlier_count = 0;
+    if (t->device) {
+        return lossy_device_pass(p, t, err);
+    }
+    panels all = {p, t, k, NULL, tile_panels(t)};
+    p->all = (lattice_sums)LATTICE_SUMS_INIT;
+    ckd_status status = make_room(&all, err);
+    if (status == CKD_OK) {
+        status = tile_run(t, all.count, add_panel, &all, err);
+    }
+    for (uint64_t i = 0; i < all.count && status == CKD_OK; i++) {
+        add_sums(&p->all, &all.panel[i].all);
+    }
+    if (status == CKD_OK && p->means) {
+        join_columns(&all);
+        status = join_outliers(&all, err);
+    }
+    return status;
+}
+
+void tile_pass_free(tile_pass *p) {
+    tile_scratches_free(&p->own);
+}

@@ -1,0 +1,504 @@
+/* Statistics of a tile, and the steps that follow from them. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/lossy/sums.h"
+#include "kernels/scalar_lattice.h"
+
+#define DEFAULT_EFFORT 5
+#define FEWEST \
+    64u /* elements, below which a tensor is exact: it is cheap then, and small tensors are special */
+#define NARROWEST        8u   /* rows and columns of a matrix that have steps of their own */
+#define UNITS_MOVED      16.0 /* lattice units in the movement's root mean square */
+#define LEAST_MOVEMENT   0.25 /* of the residual's energy: below, it is leftovers that say nothing */
+#define MOST_CATCHING_UP 4.0
+#define COARSEST         64.0 /* step of weights, in those they have without a parent */
+#define OF_BOUND \
+    1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
+#define NOTHING_MOVED 6e-3 /* of the error: it is known to three digits */
+#define MOST_COARSER  6    /* a row or column, in quarter octaves, than all: 2.8 times */
+#define MOST_WEIGHT   108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
+#define MOST_STEP     400 /* a block's, in quarter octaves */
+
+lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
+    if (!lattice_dtype(dtype)) {
+        return LOSSY_NONE;
+    }
+    switch (role) {
+    case CKD_ROLE_WEIGHT:
+    case CKD_ROLE_MASTER:
+        return LOSSY_WEIGHT;
+    case CKD_ROLE_EXP_AVG:
+        return LOSSY_MOMENT;
+    case CKD_ROLE_EXP_AVG_SQ:
+        return dtype == CKD_F16 ? LOSSY_NONE : LOSSY_SECOND; /* its denormals are no levels */
+    default:
+        return LOSSY_NONE;
+    }
+}
+
+bool lossy_wants_parent(const lossy_tile *t) {
+    return t->part == LOSSY_WEIGHT;
+}
+
+quant_params quant_params_of(ckd_fidelity fidelity, int effort) {
+    bool near = fidelity == CKD_NEAR;
+    effort = effort ? effort : DEFAULT_EFFORT;
+    return (quant_params){.weight = near ? 2.1 : 3.5,
+                          .leftover = near ? 0.82 : 1.05,
+                          .moment = near ? 3 : 9,
+                          .second = near ? 24 : LOSSY_LEVELS_NONE,
+                          .second_vector = near ? 2 : 4,
+                          .vector = 0.25,
+                          .root_units = near ? 128 : 64,
+                          .lambda = 0.15,
+                          .effort = effort,
+                          .max_rank = effort < 4 ? 64 : (effort < 7 ? 256 : LATTICE_MAX_RANK),
+                          .rounds = effort < 6 ? 0 : 2};
+}
+
+/* ---- the matrix ---- */
+
+/*
+ * Rows of a matrix are its first dimension and columns its last; a stack of matrices (three dimensions) is taken one by one; what has
+ * more is a convolution: one row for each output channel.
+ */
+static void fold(uint64_t *columns, uint64_t *stacked, const geometry *g, const ckd_region *region) {
+    const uint64_t *lengths = region->kind == CKD_REGION_BOX ? region->lengths : g->shape;
+    uint32_t from = g->ndim > 3 ? 1 : (g->ndim > 1 ? g->ndim - 1 : 0);
+    *columns = 1;
+    for (uint32_t d = from; d < g->ndim; d++) {
+        *columns *= lengths[d];
+    }
+    *stacked = g->ndim == 3 ? lengths[1] : 0;
+}
+
+void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
+                    uint64_t first, uint64_t max) {
+    uint64_t columns, stacked, origin = region->kind == CKD_REGION_FLAT ? region->start : 0;
+    fold(&columns, &stacked, g, region);
+    uint64_t rows = columns && columns <= max ? max / columns : 0;
+    t->first = first;
+    t->vector = g->ndim < 2 || columns == 1 || rows == 0;
+    uint64_t here = t->vector ? max : rows * columns - (origin + first) % columns;
+    if (!t->vector && stacked) { /* to the end of this matrix of the stack */
+        uint64_t matrix = stacked * columns, left = matrix - (origin + first) % matrix;
+        here = left < here ? left : here;
+    }
+    t->count = elements - first < here ? elements - first : here;
+    t->columns = t->vector ? t->count : columns;
+    t->phase = t->vector ? 0 : (origin + first) % columns;
+    t->vector |= t->count <= t->columns;
+}
+
+uint64_t lossy_block_count(const lossy_tile *t, uint64_t at) {
+    uint64_t max = CKD_BLOCK_ELEMENTS;
+    if (!t->vector && t->columns <= max) {
+        max = max / t->columns * t->columns - (t->phase + at) % t->columns;
+    }
+    return t->count - at < max ? t->count - at : max;
+}
+
+static uint64_t rows_of(const lossy_tile *t) {
+    return (t->phase + t->count + t->columns - 1) / t->columns;
+}
+static bool has_rows(const lossy_tile *t) {
+    return !t->vector && t->columns <= LATTICE_MAX_COLUMNS && t->columns >= NARROWEST &&
+           rows_of(t) >= NARROWEST;
+}
+
+static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
+    size_t rows = rows_of(t), columns = t->columns;
+    int32_t *row = bytes_scratch(&t->row, rows * sizeof(int32_t), "coding scratch", err);
+    int32_t *column =
+        row ? bytes_scratch(&t->column, columns * sizeof(int32_t), "coding scratch", err) : NULL;
+    if (!column) {
+        return CKD_E_NOMEM;
+    }
+    t->plan.row = row;
+    t->plan.own.step = column;
+    return CKD_OK;
+}
+
+/* ---- sums over a tile ---- */
+
+/* Columns' weights, if the tile has any; they are the tile's. */
+static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
+    const int32_t *columns = t->plan.own.step;
+    *out = columns ? bytes_scratch(&t->weight, t->columns * sizeof(float), "coding scratch", err) : NULL;
+    if (columns && !*out) {
+        return CKD_E_NOMEM;
+    }
+    for (uint64_t j = 0; columns && j < t->columns; j++) {
+        (*out)[j] = scalar_quarter_octaves(-columns[j]);
+    }
+    return CKD_OK;
+}
+
+/* Runs a pass over what is not kept as it is, which it finds first. mean: of a sample's positive values. */
+static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (int turn = 0; turn < 2 && status == CKD_OK; turn++) {
+        p->max[0] = t->exception_above;
+        p->max[1] = t->exception_moved;
+        status = tile_pass_run(p, t, k, err);
+        if (status != CKD_OK || turn || usual_enough(t, &p->all)) {
+            break;
+        }
+        status = find_typical_range(t, k, err);
+    }
+    const lattice_sums *s = &p->all;
+    bool second = t->part == LOSSY_SECOND;
+    t->ordinary =
+        s->finite == t->count && (!t->before || s->compared == t->count) && (!second || s->least >= 0);
+    t->largest =
+        second ? 0 : s->largest + (t->before ? s->farthest : 0); /* no |before| is larger than both */
+    return status;
+}
+
+static double root(double sum, uint64_t n) {
+    return n ? sqrt(sum / (double)n) : 0;
+}
+
+/* The smallest step of a tile, as a share of that without rows and columns. */
+static double smallest_weight(const lossy_tile *t) {
+    if (!t->plan.row) {
+        return 1;
+    }
+    int32_t row = 0, column = 0;
+    for (uint64_t i = 0; i < rows_of(t); i++) {
+        row = t->plan.row[i] < row ? t->plan.row[i] : row;
+    }
+    for (uint64_t j = 0; j < t->columns; j++) {
+        column = t->plan.own.step[j] < column ? t->plan.own.step[j] : column;
+    }
+    return exp2((double)(row + column) / LATTICE_STEP_OCTAVE);
+}
+
+/* The exponent of a lattice with this spacing or a finer one, on which values up to `largest` have a place. */
+static int32_t exponent_of(const lossy_tile *t, double spacing, double largest) {
+    int32_t min = t->dtype == CKD_F16 ? -24 : -120;
+    int32_t room = largest > 0 ? ilogb(largest) - 27 : min;
+    int32_t e = spacing > 0 ? ilogb(spacing) : min;
+    e = e < room ? room : e;
+    return e < min ? min : (e > 100 ? 100 : e);
+}
+
+static void set_step(lossy_tile *t, double step) {
+    t->plan.step = (int32_t)lrint(LATTICE_STEP_OCTAVE * (log2(step) - t->plan.exponent));
+    t->plan.step = t->plan.step < 0 ? 0 : t->plan.step;
+}
+
+/* The nearest integer of so many at most. */
+static int32_t near(double x, int32_t max) {
+    return x > max ? max : (x < -max ? -max : (int32_t)lrint(x));
+}
+
+/* ---- weights ---- */
+
+/*
+ * What does not move keeps the parent's lattice, so that a finer one than the parent's has all values, and a coarser one has not. Exact
+ * values have none that integers would be worth.
+ */
+static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
+    int32_t lowest = s->lowest_bit < t->plan.exponent ? s->lowest_bit : t->plan.exponent;
+    t->on_lattice = lowest == exponent_of(t, ldexp(1, lowest), s->largest);
+    t->plan.exponent = t->on_lattice ? lowest : t->plan.exponent;
+}
+
+/*
+ * Steps are finer where the second moment is large: by its fourth root, rows and columns apart. Where it is small they are coarser, within
+ * bounds: an output layer's rows for tokens that hardly occur move as far as others, as Adam divides by that root.
+ */
+static int32_t weight_of(double all, double own) {
+    int32_t weight = near(all - own, MOST_WEIGHT);
+    return weight < MOST_COARSER ? weight : MOST_COARSER;
+}
+
+static ckd_status weigh(lossy_tile *t, ckd_error *err) {
+    const lossy_scales *s = t->scales;
+    if (!has_rows(t) || !s || s->rows != rows_of(t) || s->columns != t->columns || t->params->max_error > 0) {
+        return CKD_OK;
+    }
+    ckd_status status = make_steps(t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
+    for (uint64_t i = 0; i < s->rows; i++) {
+        row[i] = weight_of(s->all, s->row[i]);
+    }
+    for (uint64_t j = 0; j < s->columns; j++) {
+        column[j] = weight_of(s->all, s->column[j]);
+    }
+    return CKD_OK;
+}
+
+static void prepare_root(lossy_tile *t, const lattice_sums *values) {
+    double rms = root(values->now, values->finite);
+    double units = t->params->root_units / (t->vector ? t->params->vector : 1);
+    t->plan.row = t->plan.own.step = NULL;
+    double spacing = rms / units < OF_BOUND * t->bound ? rms / units : OF_BOUND * t->bound;
+    t->plan.exponent = exponent_of(t, spacing, values->largest);
+    t->up[0] = t->up[1] = t->up[2] = 0.5f;
+}
+
+/* How far the weights moved, of which what the parent left out is a part; returns the share of the difference's energy that is. */
+static double find_movement(lossy_tile *t, double energy, double rms) {
+    double fair = rms / t->params->root_units; /* an error with which a tensor may stay for ever */
+    t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error && energy <= fair * fair &&
+               !(t->params->max_error > 0);
+    double share = energy > 0 ? 1 - t->before_error / energy : 0;
+    share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
+    if (energy > 0 && t->expected_movement > 0) {
+        double known = t->expected_movement * t->expected_movement / energy;
+        share = known < 1 ? known : 1;
+        t->still = false;
+    }
+    t->movement = sqrt(energy * share);
+    return share;
+}
+
+/*
+ * Deltas leave out what is less than a step, and what they leave out adds up for tens of saves before it is worth a step. Where it is more
+ * than the recipe says, steps are finer by the square of that: errors settle within a few deltas, and for few bits, since most of
+ * what is left out is just below what is not.
+ */
+static double catching_up(const lossy_tile *t) {
+    double left = t->movement > 0 ? sqrt(t->before_error) / (t->params->leftover * t->movement) : 0;
+    return left > 1 ? fmin(left * left, MOST_CATCHING_UP) : 1;
+}
+
+static ckd_status add_up_weights(lattice_sums *s, lossy_tile *t, const kernels *k, ckd_error *err) {
+    float *weight = NULL;
+    double mean;
+    ckd_status status = weigh(t, err);
+    if (status == CKD_OK) {
+        status = weights_of(&weight, t, err);
+    }
+    if (status == CKD_OK) {
+        status = sample_typical_range(t, &mean, k, err);
+    }
+    tile_pass p = {.lattice = true, .weight = weight};
+    if (status == CKD_OK) {
+        status = run_typical(&p, t, k, err);
+    }
+    *s = p.all;
+    tile_pass_free(&p);
+    return status;
+}
+
+static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err) {
+    lattice_sums s;
+    ckd_status status = add_up_weights(&s, t, k, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    double rms = root(s.now, s.finite);
+    t->bound = t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
+    if (!t->before) {
+        prepare_root(t, &s);
+    } else {
+        double share = find_movement(t, s.compared ? s.moved / (double)s.compared : 0, rms);
+        double step = t->params->weight * (t->vector ? t->params->vector : 1) *
+                      root(s.weighted * share, s.compared) / catching_up(t);
+        step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
+        double max = COARSEST * rms / t->params->root_units;
+        step = step > max && max > 0 ? max : step; /* something else altogether is not left where it was */
+        double spacing = t->movement / UNITS_MOVED,
+               fine = step * smallest_weight(t) / (t->params->max_error > 0 ? 16 : 2);
+        t->plan.exponent = exponent_of(t, spacing < fine ? spacing : fine, s.largest);
+        stay_on_lattice(t, &s);
+        t->still |= !(step > 0);
+        if (!t->still) {
+            set_step(t, step);
+        }
+    }
+    t->standalone_bits = log2(1 + 4.13 * rms / ldexp(1, t->plan.exponent)); /* a Gaussian's entropy */
+    return CKD_OK;
+}
+
+/* ---- first moments ---- */
+
+/* Rows' and columns' mean magnitudes, as steps. */
+static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
+    lossy_scales *s = &p->scratches->scales;
+    ckd_status status = make_steps(t, err);
+    if (status == CKD_OK) {
+        status = lossy_scales_of(s, p, t, err);
+    }
+    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
+    for (uint64_t i = 0; status == CKD_OK && i < s->rows; i++) {
+        row[i] = near(LATTICE_STEP_OCTAVE * (s->row[i] - s->all), MOST_WEIGHT);
+    }
+    for (uint64_t j = 0; status == CKD_OK && j < s->columns; j++) {
+        column[j] = near(LATTICE_STEP_OCTAVE * (s->column[j] - s->all), MOST_WEIGHT);
+    }
+    return status;
+}
+
+/* Root mean square of what is quantised, over rows' and columns' steps. */
+static ckd_status find_weighted(double *out, lossy_tile *t, const lattice_sums *s, const kernels *k,
+                                ckd_error *err) {
+    float *weight;
+    ckd_status status = weights_of(&weight, t, err);
+    *out = root(s->moved, s->compared);
+    status = status == CKD_OK && weight ? sample_weighted(out, t, weight, k, err) : status;
+    return status;
+}
+
+static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err) {
+    double mean, weighted = 0;
+    tile_pass p = {.means = has_rows(t) && !(t->params->max_error > 0), .magnitudes = true};
+    ckd_status status = sample_typical_range(t, &mean, k, err);
+    if (status == CKD_OK) {
+        status = run_typical(&p, t, k, err);
+    }
+    if (status == CKD_OK && p.means) {
+        status = weigh_by_means(t, &p, err);
+    }
+    if (status == CKD_OK) {
+        status = find_weighted(&weighted, t, &p.all, k, err);
+    }
+    lattice_sums s = p.all;
+    tile_pass_free(&p);
+    if (status != CKD_OK) {
+        return status;
+    }
+    double rms = root(s.now, s.finite);
+    t->bound = t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
+    double step = t->params->moment * (t->vector ? t->params->vector : 1) * weighted;
+    step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
+    t->plan.exponent = exponent_of(t, step * smallest_weight(t) / 32, s.largest);
+    if (step > 0) {
+        set_step(t, step);
+    }
+    t->standalone_bits = 1;
+    return CKD_OK;
+}
+
+/* ---- second moments ---- */
+
+/*
+ * Rows' and then columns' means are brought to what they are now: arithmetic means, because the logarithm's are too small where
+ * moments vary, and too small a second moment makes too large a step when training goes on.
+ */
+static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
+    ckd_status status = make_steps(t, err);
+    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data,
+            any[2] = {0, 0};
+    for (uint64_t i = 0; status == CKD_OK && i < rows_of(t); i++) {
+        row[i] = p->row_level[i];
+        any[0] |= row[i];
+    }
+    for (uint64_t j = 0; status == CKD_OK && j < t->columns; j++) {
+        column[j] = level_distance(p->column[j], p->column_scales[j]);
+        any[1] |= column[j];
+    }
+    t->plan.row = any[0] ? t->plan.row : NULL;
+    t->plan.own.step = any[1] ? t->plan.own.step : NULL;
+    return status;
+}
+
+/* Corrections of rows and columns, and what the steps of weights and first moments follow. */
+static ckd_status find_means(lossy_tile *t, tile_pass *p, ckd_error *err) {
+    ckd_status status = t->found ? lossy_scales_of(t->found, p, t, err) : CKD_OK;
+    return status == CKD_OK ? correct_means(t, p, err) : status;
+}
+
+/* Every element is what rows and columns say, or kept as it is: no level is as far from that as half a step. */
+static bool says_nothing(const lossy_tile *t, const lattice_sums *s) {
+    int32_t row = 0, column = 0;
+    for (uint64_t i = 0; t->plan.row && i < rows_of(t); i++) {
+        row = abs(t->plan.row[i]) > row ? abs(t->plan.row[i]) : row;
+    }
+    for (uint64_t j = 0; t->plan.own.step && j < t->columns; j++) {
+        column = abs(t->plan.own.step[j]) > column ? abs(t->plan.own.step[j]) : column;
+    }
+    return s->least > 0 && t->plan.step >= LOSSY_LEVELS_NONE &&
+           row + column < (int32_t)(LOSSY_LEVEL_UP * LOSSY_LEVELS_NONE) - LEVEL_MAX;
+}
+
+static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err) {
+    double mean;
+    ckd_status status = sample_typical_range(t, &mean, k, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int32_t birth = scalar_level_of((float)(mean > 0 ? mean : 1));
+    t->plan.map = LATTICE_LEVELS;
+    t->plan.birth = birth < 1 ? 1 : birth;
+    t->plan.step = t->vector ? t->params->second_vector : t->params->second;
+    t->standalone_bits = 5.5;
+    tile_pass p = {.means = has_rows(t),
+                   .outliers = t->found,
+                   .birth = has_rows(t) ? (double)scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT) : 0};
+    status = run_typical(&p, t, k, err);
+    t->bound = t->params->max_error > 0 ? t->params->max_error * root(p.all.now, p.all.finite) : INFINITY;
+    if (status == CKD_OK && p.means) {
+        status = find_means(t, &p, err);
+    }
+    t->levels_known = status == CKD_OK && says_nothing(t, &p.all);
+    tile_pass_free(&p);
+    return status;
+}
+
+ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err) {
+    *worth = t->count >= FEWEST;
+    t->exception_above = t->exception_moved = FLT_MAX;
+    t->still = false;
+    t->ordinary = false;
+    t->offsets_known = t->levels_known = false;
+    t->on_lattice = true;
+    for (int i = 0; i < 3; i++) {
+        t->up[i] = 0.5f; /* to the nearest */
+    }
+    t->plan = (lattice_block){.columns = t->columns, .phase = t->phase, .count = t->count};
+    t->plan.own.columns = t->columns;
+    if (!*worth) {
+        return CKD_OK;
+    }
+    ckd_status status = CKD_OK;
+    switch (t->part) {
+    case LOSSY_WEIGHT:
+        status = prepare_weight(t, k, err);
+        break;
+    case LOSSY_MOMENT:
+        status = prepare_moment(t, k, err);
+        break;
+    default:
+        return prepare_second(t, k, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (t->still) {
+        t->up[0] = t->up[1] = t->up[2] = INFINITY; /* no integer but 0 */
+        t->offsets_known = true;
+        return status;
+    }
+    bool steps = t->before || t->part == LOSSY_MOMENT;
+    if (steps && !(t->params->max_error > 0)) {
+        status = lossy_tile_plan_rate(t, k, err);
+    }
+    *worth = t->plan.step <= MOST_STEP; /* what spans so many octaves has no lattice */
+    return status;
+}
+
+void lossy_tile_reset(lossy_tile *t, const lossy_tile *other) {
+    lossy_tile was = *t;
+    *t = *other;
+    t->row = was.row;
+    t->column = was.column;
+    t->weight = was.weight;
+    t->factors = (low_rank){.memory = was.factors.memory};
+}
+
+void lossy_tile_free(lossy_tile *t) {
+    bytes_free(&t->row);
+    bytes_free(&t->column);
+    bytes_free(&t->weight);
+    low_rank_free(&t->factors);
+}

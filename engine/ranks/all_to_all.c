@@ -1,0 +1,195 @@
+/* Exchanges between ranks that end for all of them in the same way. */
+#include <stdlib.h>
+
+#include "engine/ranks/collective.h"
+
+#define ALL_WELL UINT64_MAX
+
+/* ---- failing ---- */
+
+/* The rank, the status, and whether a text follows. Small, so that the least one wins over every number. */
+static uint64_t failure_of(const collective *t, ckd_status status, bool text) {
+    return (uint64_t)t->rank << 9 | (uint64_t)status << 1 | text;
+}
+
+/* false: without memory for it, others have to do with the status. */
+static bool make_text(collective *t, ckd_status status, const ckd_error *why) {
+    ckd_bytes message = rank_message_write(status, why, false, NULL, 0);
+    bool made = t->sizes && message.data && message.size <= sizeof(t->text);
+    if (made) {
+        memset(t->text, 0, sizeof(t->text));
+        memcpy(t->text, message.data, message.size);
+    }
+    ckd_bytes_free(&message);
+    return made;
+}
+
+static void clear_small(collective *t) {
+    for (uint32_t r = 0; r < t->world; r++) {
+        t->small_items[r] = t->small_in[r] = (ckd_bytes){NULL, 0};
+        t->small_out[r] = (ckd_pieces){&t->small_items[r], 1};
+    }
+}
+
+/* What happened, from the rank that it happened on to all. */
+static ckd_status spread_text(collective *t, uint32_t from, ckd_error *why, ckd_error *err) {
+    ckd_bytes text = {t->text, sizeof(t->text)};
+    clear_small(t);
+    for (uint32_t r = 0; r < t->world && from == t->rank; r++) {
+        t->small_items[r] = text;
+    }
+    if (from != t->rank) {
+        t->small_in[from] = text;
+    }
+    ckd_status status = t->transport.exchange(t->transport.context, t->small_out, t->small_in, err);
+    if (status == CKD_OK) {
+        rank_message_read(&text, why);
+    }
+    return status;
+}
+
+static ckd_status fail_all(collective *t, uint64_t failure, ckd_error *err) {
+    uint32_t from = (uint32_t)(failure >> 9);
+    ckd_status status = (ckd_status)(failure >> 1 & 0xff);
+    ckd_error why = {0};
+    if (from >= t->world || status == CKD_OK || status > CKD_E_DEVICE) {
+        return err_set(err, CKD_E_CORRUPT, "the transport gave a number that no rank can have sent");
+    }
+    err_set(&why, status, "%s; there is no memory to say more",
+            status == CKD_E_NOMEM ? "out of memory" : ckd_status_name(status));
+    ckd_status spread = failure & 1 ? spread_text(t, from, &why, err) : CKD_OK;
+    return spread == CKD_OK ? rank_error(err, from, status, &why) : spread;
+}
+
+ckd_status all_reduce_min(collective *t, uint64_t *min, ckd_status status, const ckd_error *why,
+                          ckd_error *err) {
+    uint64_t number = min ? *min : ALL_WELL;
+    if (status != CKD_OK) {
+        number = failure_of(t, status, make_text(t, status, why));
+    }
+    status = t->transport.least(t->transport.context, &number, err);
+    if (status == CKD_OK && number < COLLECTIVE_MIN) {
+        return fail_all(t, number, err);
+    }
+    if (min) {
+        *min = number;
+    }
+    return status;
+}
+
+/* ---- beginning ---- */
+
+ckd_status collective_begin(collective *t, const ckd_transport *transport, ckd_error *err) {
+    *t = (collective){.transport = *transport, .rank = transport->rank, .world = transport->world};
+    size_t world = t->world;
+    t->out = calloc(world, sizeof(*t->out));
+    t->in = calloc(world, sizeof(*t->in));
+    t->small_items = calloc(world, sizeof(*t->small_items));
+    t->small_in = calloc(world, sizeof(*t->small_in));
+    t->small_out = calloc(world, sizeof(*t->small_out));
+    uint8_t *sizes = calloc(world, 16);
+    bool all = t->out && t->in && t->small_items && t->small_in && t->small_out && sizes;
+    /* Who has none of it cannot take part in more than this, not even to say why. */
+    uint64_t number = all ? ALL_WELL : failure_of(t, CKD_E_NOMEM, false);
+    ckd_status status = t->transport.least(t->transport.context, &number, err);
+    t->sizes = sizes;
+    if (status == CKD_OK && number < COLLECTIVE_MIN) {
+        status = fail_all(t, number & ~UINT64_C(1), err);
+    }
+    if (status != CKD_OK) {
+        collective_end(t);
+    }
+    return status;
+}
+
+void collective_drop(collective *t) {
+    free(t->memory);
+    t->memory = NULL;
+    for (uint32_t r = 0; r < t->world && t->in; r++) {
+        t->in[r] = (ckd_bytes){NULL, 0};
+    }
+}
+
+void collective_end(collective *t) {
+    collective_drop(t);
+    free(t->out);
+    free(t->in);
+    free(t->small_items);
+    free(t->small_in);
+    free(t->small_out);
+    free(t->sizes);
+    *t = (collective){.world = 0};
+}
+
+/* ---- swapping ---- */
+
+static uint64_t size_of(const ckd_pieces *p) {
+    uint64_t size = 0;
+    for (size_t i = 0; i < p->count; i++) {
+        size += p->items[i].size;
+    }
+    return size;
+}
+
+/* What each will send to each. Who is not well sends nothing. */
+static ckd_status exchange_sizes(collective *t, bool well, ckd_error *err) {
+    clear_small(t);
+    for (uint32_t r = 0; r < t->world; r++) {
+        uint8_t *mine = t->sizes + 16 * (size_t)r, *theirs = mine + 8;
+        store_le64(mine, well ? size_of(&t->out[r]) : 0);
+        t->small_items[r] = (ckd_bytes){mine, 8};
+        t->small_in[r] = (ckd_bytes){theirs, 8};
+        if (r == t->rank) {
+            memcpy(theirs, mine, 8);
+        }
+    }
+    return t->transport.exchange(t->transport.context, t->small_out, t->small_in, err);
+}
+
+static ckd_status make_room(collective *t, ckd_error *why) {
+    uint64_t total = 0;
+    collective_drop(t);
+    for (uint32_t r = 0; r < t->world; r++) {
+        uint64_t size = load_le64(t->sizes + 16 * (size_t)r + 8);
+        if (!size_add(&total, total, size)) {
+            return err_nomem(why, SIZE_MAX, "what ranks send");
+        }
+    }
+    t->memory = total < SIZE_MAX ? malloc(total + 1) : NULL;
+    if (!t->memory) {
+        return err_nomem(why, total, "what ranks send");
+    }
+    uint8_t *at = t->memory;
+    for (uint32_t r = 0; r < t->world; r++) {
+        t->in[r] = (ckd_bytes){at, load_le64(t->sizes + 16 * (size_t)r + 8)};
+        at += t->in[r].size;
+    }
+    return CKD_OK;
+}
+
+static void copy_to_self(collective *t) {
+    uint8_t *at = t->in[t->rank].data;
+    for (size_t i = 0; i < t->out[t->rank].count; i++) {
+        const ckd_bytes *piece = &t->out[t->rank].items[i];
+        memcpy(at, piece->size ? piece->data : "", piece->size);
+        at += piece->size;
+    }
+}
+
+ckd_status all_to_all(collective *t, ckd_status status, const ckd_error *why, ckd_error *err) {
+    ckd_error no_room = {0};
+    ckd_status sized = exchange_sizes(t, status == CKD_OK, err);
+    if (sized != CKD_OK) {
+        return sized;
+    }
+    if (status == CKD_OK) {
+        status = make_room(t, &no_room);
+        why = &no_room;
+    }
+    status = all_reduce_min(t, NULL, status, why, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    copy_to_self(t);
+    return t->transport.exchange(t->transport.context, t->out, t->in, err);
+}

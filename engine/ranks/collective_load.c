@@ -1,0 +1,468 @@
+/* Loading by several ranks at once: what is asked for here, what other ranks need as well; then the rounds. */
+#include <stdlib.h>
+
+#include "engine/device/device.h"
+#include "engine/ranks/collective_load.h"
+
+#define LIST_VERSION UINT32_C(0x314c444b) /* of all that ranks send each other here */
+/*
+ * Of so few payloads one rank sees all, and balances them best. Of more, several ranks see a part each, that no list becomes too long for one
+ * of them.
+ */
+#define SEEN_BY_ONE (UINT64_C(1) << 18)
+
+/* ---- what is asked for ---- */
+
+static ckd_status add_block(void *context, const view_block *b, ckd_error *err) {
+    collective_load *j = context;
+    asked_part *p = &j->parts[j->part_count];
+    size_t node = load_plan_find(j->plan, b->materialized ? b->materialized : b->record);
+    if (node == LOAD_NONE) {
+        return CKD_OK; /* it has nothing of what is asked for after all */
+    }
+    if (ARRAY_GROW(p->blocks, p->capacity, p->count + 1, "a load's plan", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    p->blocks[p->count++] = (scheduled_block){j->plan->nodes[node].turn, b};
+    return CKD_OK;
+}
+
+static int by_turn(const void *a, const void *b) {
+    const scheduled_block *x = a, *y = b;
+    if (x->turn != y->turn) {
+        return x->turn < y->turn ? -1 : 1;
+    }
+    return x->block < y->block ? -1 : x->block > y->block;
+}
+
+static ckd_status find_device(asked_part *p, const ckd_load_request *q, ckd_error *err) {
+    p->to = NULL;
+    if (p->want.count == 0) {
+        return CKD_OK;
+    }
+    const device_backend *backend = device_backend_open(err);
+    ckd_status status =
+        backend ? device_check_address(backend, q->device->device, q->data, err) : CKD_E_DEVICE;
+    if (status == CKD_OK) {
+        p->device = q->device;
+        p->on_device = q->data;
+    }
+    return status;
+}
+
+/* What is to lie on a device, and has nothing that is better decoded there, is put together in host memory. */
+static ckd_status choose_positions(collective_load *j, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
+        asked_part *p = &j->parts[i];
+        load_blocks list = {j->scratch, p->count, p->count};
+        for (size_t k = 0; k < p->count; k++) {
+            j->scratch[k] = p->blocks[k].block;
+        }
+        if (p->device && !load_suits_device(p->tensor, &p->want, p->on_device, &list)) {
+            status = asked_part_on_host(p, err);
+            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, p->tensor->tensor->name);
+        }
+    }
+    return status;
+}
+
+/* All ranks are through: what fails now is this one's. */
+static ckd_status write_to_devices(collective_load *j, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
+        const asked_part *p = &j->parts[i];
+        if (p->device && p->to) {
+            const record_tensor *tensor = p->tensor->tensor;
+            status = device_load(j->load->store, p->device, p->on_device, p->to,
+                                 p->want.count * ckd_dtype_size(tensor->dtype), err);
+            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->name);
+        }
+    }
+    return status;
+}
+
+static ckd_status find_parts(collective_load *j, const ckd_load_request *requests, size_t count,
+                             ckd_error *err) {
+    size_t max = 0;
+    j->parts = calloc(count + 1, sizeof(*j->parts));
+    if (!j->parts) {
+        return err_nomem(err, count * sizeof(*j->parts), "a load's plan");
+    }
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        ckd_load_request q = load_request(&requests[i]);
+        const view_tensor *t = q.name ? view_find(j->load->view, q.name) : NULL;
+        asked_part *p = &j->parts[j->part_count];
+        if (load_difference(&q, t)) {
+            continue;
+        }
+        *p = (asked_part){.tensor = t, .to = q.data};
+        status = load_span(&p->want, &p->region, &q, t, true, err);
+        if (status == CKD_OK && q.device) {
+            status = find_device(p, &q, err);
+            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
+        }
+        if (status == CKD_OK) {
+            status = load_each_block(t, &p->want, add_block, j, err);
+        }
+        if (p->count) {
+            qsort(p->blocks, p->count, sizeof(*p->blocks), by_turn);
+        }
+        max = p->count > max ? p->count : max;
+        j->part_count++;
+    }
+    j->scratch = malloc((max + 1) * sizeof(*j->scratch));
+    if (status == CKD_OK && !j->scratch) {
+        return err_nomem(err, max * sizeof(*j->scratch), "a load's plan");
+    }
+    return status == CKD_OK ? choose_positions(j, err) : status;
+}
+
+/* Everything that can be found out before the other ranks are asked. */
+static ckd_status prepare(collective_load *j, const ckd_load_request *requests, size_t count,
+                          unsigned allowed, ckd_error *err) {
+    ckd_status status = load_check(j->load, requests, count, allowed | CKD_DIFFERS_UNEXPECTED, err);
+    if (status == CKD_OK) {
+        status = load_plan_make(&j->plan, j->load, requests, count, err);
+    }
+    if (status == CKD_OK) {
+        status = load_plan_order(j->plan, j->round_bytes / 4, err);
+    }
+    if (status == CKD_OK) {
+        status = payloads_init(&j->at_hand, j->plan, err);
+    }
+    if (status == CKD_OK) {
+        load_set_plan(j->load, j->plan, &j->at_hand);
+        status = find_parts(j, requests, count, err);
+    }
+    return status;
+}
+
+/* ---- what is needed, told to those who see who else needs it ---- */
+
+/* Ranks that see lists, by what the rank that needs most needs. All ranks must agree. */
+static uint32_t directory_ranks(uint64_t most_nodes, uint64_t seen_by_one, uint32_t world) {
+    uint64_t all = most_nodes > UINT64_MAX / world ? UINT64_MAX : most_nodes * world;
+    return all / seen_by_one < world ? (uint32_t)(all / seen_by_one) + 1 : world;
+}
+
+/* Lists of this rank, by the rank they go to, and the nodes of their entries. */
+typedef struct payload_list {
+    bytes *lists;   /* world */
+    bytes *replies; /* world */
+    ckd_bytes *items;
+    size_t *nodes; /* of all entries, one list after the other */
+    size_t *first; /* by rank: of its list */
+    uint32_t directory_ranks;
+} payload_list;
+
+/* Where a payload lies, so that the same one has the same id on all ranks. A file of materialized copies has the identity of the one that it was made with. */
+static hash128 id_of(const load_node *n) {
+    uint8_t at[sizeof(hash128) + 8];
+    memcpy(at, n->chunk->root.bytes, sizeof(hash128));
+    store_le64(at + sizeof(hash128), n->record->payload_offset);
+    return hash128_of(at, sizeof(at));
+}
+
+static void put_asked(bytes *to, const collective_load *j, const ckd_load_request *requests, size_t count) {
+    const view *v = j->load->view;
+    uint8_t *asked = bytes_extend(to, v->tensor_count);
+    if (!asked) {
+        return;
+    }
+    memset(asked, 0, v->tensor_count);
+    for (size_t i = 0; i < count; i++) {
+        ckd_load_request q = load_request(&requests[i]);
+        const view_tensor *t = q.name ? view_find(v, q.name) : NULL;
+        if (t) {
+            asked[t - v->tensors] = 1;
+        }
+    }
+}
+
+static ckd_status payload_list_init(payload_list *n, const collective_load *j, ckd_error *err) {
+    size_t world = j->ranks.world, count = j->plan->node_count;
+    *n = (payload_list){calloc(world, sizeof(*n->lists)),     calloc(world, sizeof(*n->replies)),
+                        calloc(world, sizeof(*n->items)),     malloc((count + 1) * sizeof(*n->nodes)),
+                        calloc(world + 1, sizeof(*n->first)), 1};
+    return n->lists && n->replies && n->items && n->nodes && n->first
+               ? CKD_OK
+               : err_nomem(err, count * sizeof(*n->nodes), "what this rank needs");
+}
+
+static void payload_list_free(payload_list *n, uint32_t world) {
+    for (uint32_t r = 0; r < world; r++) {
+        if (n->lists) {
+            bytes_free(&n->lists[r]);
+        }
+        if (n->replies) {
+            bytes_free(&n->replies[r]);
+        }
+    }
+    free(n->lists);
+    free(n->replies);
+    free(n->items);
+    free(n->nodes);
+    free(n->first);
+}
+
+/* Sorts nodes by the rank they are told to, and writes the lists. */
+static void list_nodes(payload_list *n, const collective_load *j) {
+    uint32_t world = j->ranks.world;
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < j->plan->node_count; i++) {
+            const load_node *node = &j->plan->nodes[i];
+            hash128 id = id_of(node);
+            uint32_t to = directory_rank_of(&id, n->directory_ranks);
+            if (node->record->stored_size && pass == 0) {
+                n->first[to + 1]++;
+            } else if (node->record->stored_size) {
+                n->nodes[n->first[to]++] = i;
+                reader_list_add(&n->lists[to], &id, node->record->stored_size, node->first);
+            }
+        }
+        for (uint32_t r = 0; r < world && pass == 0; r++) {
+            n->first[r + 1] += n->first[r];
+        }
+    }
+    for (uint32_t r = world; r > 0; r--) { /* each was counted up to where the next one begins */
+        n->first[r] = n->first[r - 1];
+    }
+    n->first[0] = 0;
+}
+
+/* Rank 0 is also told which tensors are asked for here. */
+static ckd_status write_lists(payload_list *n, collective_load *j, const ckd_load_request *requests,
+                              size_t count, unsigned allowed, ckd_error *err) {
+    const view *v = j->load->view;
+    for (uint32_t r = 0; r < j->ranks.world; r++) {
+        bytes *to = &n->lists[r];
+        bytes_put_u32(to, LIST_VERSION);
+        bytes_put(to, v->manifest.checkpoint.id.bytes, sizeof(ckd_id));
+        bytes_put_u64(to, v->tensor_count);
+        bytes_put_u8(to, (allowed & CKD_DIFFERS_UNEXPECTED) != 0);
+        if (r == 0) {
+            put_asked(to, j, requests, count);
+        }
+    }
+    list_nodes(n, j);
+    for (uint32_t r = 0; r < j->ranks.world; r++) {
+        if (n->lists[r].failed) {
+            return err_nomem(err, n->lists[r].size, "what this rank needs");
+        }
+        n->items[r] = (ckd_bytes){n->lists[r].data, n->lists[r].size};
+        j->ranks.out[r] = (ckd_pieces){&n->items[r], 1};
+    }
+    return CKD_OK;
+}
+
+/* ---- what all need ---- */
+
+/* Of one rank's message: its entries stay. */
+static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t rank, bool *asked, bool *refused,
+                            ckd_error *err) {
+    const view *v = j->load->view;
+    reader at = reader_of(j->ranks.in[rank].data, j->ranks.in[rank].size);
+    uint32_t version = reader_u32(&at);
+    const void *id = reader_take(&at, sizeof(ckd_id));
+    uint64_t tensors = reader_u64(&at);
+    *refused = !reader_u8(&at) || *refused;
+    if (at.failed || version != LIST_VERSION) {
+        return err_set(err, CKD_E_CORRUPT,
+                       "what rank %u sent cannot be read: all ranks must use the same version",
+                       (unsigned)rank);
+    }
+    if (memcmp(id, &v->manifest.checkpoint.id, sizeof(ckd_id)) != 0 || tensors != v->tensor_count) {
+        return err_set(err, CKD_E_INVALID,
+                       "rank %u loads another checkpoint than rank %u, which loads %s@%llu", (unsigned)rank,
+                       (unsigned)j->ranks.rank, v->manifest.checkpoint.run,
+                       (unsigned long long)v->manifest.checkpoint.step);
+    }
+    const uint8_t *flags = j->ranks.rank == 0 ? reader_take(&at, v->tensor_count) : NULL;
+    for (size_t i = 0; flags && i < v->tensor_count; i++) {
+        asked[i] = asked[i] || flags[i];
+    }
+    *entries = (ckd_bytes){(uint8_t *)j->ranks.in[rank].data + at.at, reader_left(&at)};
+    return at.failed ? err_set(err, CKD_E_CORRUPT, "what rank %u sent is cut off", (unsigned)rank) : CKD_OK;
+}
+
+/* Rank 0, that sees what all ask for. */
+static ckd_status refuse_unexpected(const collective_load *j, const bool *asked, ckd_error *err) {
+    load_differences differences = {NULL, 0, 0};
+    ckd_status status = load_find_unexpected(&differences, j->load, asked, err);
+    if (status == CKD_OK) {
+        status = load_refuse(&differences, 0, err);
+    }
+    load_differences_free(&differences);
+    return status;
+}
+
+static ckd_status take_lists(payload_list *n, collective_load *j, ckd_error *err) {
+    bool refused = false, *asked = calloc(j->load->view->tensor_count + 1, sizeof(*asked));
+    ckd_status status = asked ? CKD_OK : err_nomem(err, j->load->view->tensor_count, "a list of tensors");
+    for (uint32_t r = 0; r < j->ranks.world && status == CKD_OK; r++) {
+        status = open_list(&n->items[r], j, r, asked, &refused, err);
+    }
+    if (status == CKD_OK && refused && j->ranks.rank == 0) {
+        status = refuse_unexpected(j, asked, err);
+    }
+    if (status == CKD_OK) {
+        status = assign_readers(n->replies, n->items, j->ranks.world, err);
+    }
+    for (uint32_t r = 0; r < j->ranks.world && status == CKD_OK; r++) {
+        n->items[r] = (ckd_bytes){n->replies[r].data, n->replies[r].size};
+        j->ranks.out[r] = (ckd_pieces){&n->items[r], 1};
+    }
+    free(asked);
+    return status;
+}
+
+/* ---- what comes back ---- */
+
+/* Counts; `given` not NULL: fills in, and notes of which nodes. */
+static bool read_reply(collective_load *j, const payload_list *n, uint32_t rank, bool *given,
+                       size_t *receivers) {
+    reader at = reader_of(j->ranks.in[rank].data, j->ranks.in[rank].size);
+    reader_reply reply;
+    while (reader_reply_next(&reply, &at, j->ranks.world)) {
+        if (reply.index >= n->first[rank + 1] - n->first[rank]) {
+            return false;
+        }
+        size_t node = n->nodes[n->first[rank] + reply.index];
+        if (given && given[node]) {
+            return false;
+        }
+        if (given) {
+            given[node] = true;
+            j->send_entries[j->send_count] = (send_entry){reply.position, id_of(&j->plan->nodes[node]), node,
+                                                          reply.receiver_count, *receivers};
+            for (uint32_t i = 0; i < reply.receiver_count; i++) {
+                j->receivers[*receivers + i] = load_le32(reply.receivers + 4 * (size_t)i);
+            }
+        }
+        j->send_count++;
+        *receivers += reply.receiver_count;
+    }
+    return !at.failed;
+}
+
+static ckd_status read_replies(collective_load *j, const payload_list *n, bool *given, size_t *receivers,
+                               ckd_error *err) {
+    j->send_count = *receivers = 0;
+    for (uint32_t r = 0; r < j->ranks.world; r++) {
+        if (!read_reply(j, n, r, given, receivers)) {
+            j->send_count = 0;
+            return err_set(err, CKD_E_CORRUPT, "what rank %u answered makes no sense", (unsigned)r);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status take_replies(collective_load *j, const payload_list *n, ckd_error *err) {
+    size_t receivers;
+    ckd_status status = read_replies(j, n, NULL, &receivers, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bool *given = calloc(j->plan->node_count + 1, sizeof(*given));
+    j->send_entries = calloc(j->send_count + 1, sizeof(*j->send_entries));
+    j->receivers = calloc(receivers + 1, sizeof(*j->receivers));
+    status = given && j->send_entries && j->receivers
+                 ? read_replies(j, n, given, &receivers, err)
+                 : err_nomem(err, j->send_count * sizeof(*j->send_entries), "what ranks share");
+    free(given);
+    return status;
+}
+
+/* ---- all of it ---- */
+
+static ckd_status exchange_lists(payload_list *n, collective_load *j, const ckd_load_request *requests,
+                                 size_t count, unsigned allowed, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = prepare(j, requests, count, allowed, &why);
+    if (status == CKD_OK) {
+        status = payload_list_init(n, j, &why);
+    }
+    uint64_t max = UINT64_MAX - (status == CKD_OK ? j->plan->node_count : 0);
+    ckd_status agreed = all_reduce_min(&j->ranks, &max, status, &why, err);
+    if (agreed != CKD_OK) {
+        return agreed;
+    }
+    n->directory_ranks = directory_ranks(UINT64_MAX - max, j->seen_by_one, j->ranks.world);
+    status = write_lists(n, j, requests, count, allowed, &why);
+    agreed = all_to_all(&j->ranks, status, &why, err);
+    if (agreed != CKD_OK) {
+        return agreed;
+    }
+    status = take_lists(n, j, &why);
+    agreed = all_to_all(&j->ranks, status, &why, err);
+    if (agreed != CKD_OK) {
+        return agreed;
+    }
+    status = take_replies(j, n, &why);
+    memset(j->ranks.out, 0, j->ranks.world * sizeof(*j->ranks.out));
+    payload_list_free(n, j->ranks.world);
+    *n = (payload_list){NULL};
+    return rounds_run(j, status, &why, err);
+}
+
+static void collective_load_free(collective_load *j) {
+    for (size_t i = 0; j->parts && i < j->part_count; i++) {
+        if (j->parts[i].device) {
+            free(j->parts[i].to);
+        }
+        free(j->parts[i].blocks);
+    }
+    free(j->parts);
+    free(j->scratch);
+    free(j->send_entries);
+    free(j->receivers);
+    payloads_free(&j->at_hand);
+    load_plan_free(j->plan);
+}
+
+/* While payloads are held, too, values get half of what they have otherwise. */
+static void halve_stores(ckd_load *load, bool halve) {
+    uint64_t staging = load->staging / (halve ? 2 : 1);
+    values_store_set_limit(&load->cached, load->shared.view ? staging / 2 : staging);
+    load->shared.limit = staging / 2;
+}
+
+ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport,
+                               const ckd_load_request *requests, size_t count, unsigned allowed,
+                               uint64_t seen_by_one, ckd_error *err) {
+    ckd_transport t;
+    ckd_status status = rank_transport(&t, transport, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!t.exchange || !t.least || t.rank >= t.world || t.world > CKD_WORLD_MAX) {
+        return err_set(err, CKD_E_INVALID,
+                       "to load together, a transport must have exchange, least, and a rank below its world");
+    }
+    collective_load j = {.load = load,
+                         .round_bytes = load->staging / 8,
+                         .held_bytes = load->staging / 8,
+                         .seen_by_one = seen_by_one};
+    payload_list n = {NULL};
+    status = collective_begin(&j.ranks, &t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    halve_stores(load, true);
+    status = exchange_lists(&n, &j, requests, count, allowed, err);
+    status = status == CKD_OK ? write_to_devices(&j, err) : status;
+    halve_stores(load, false);
+    load_set_plan(load, NULL, NULL);
+    payload_list_free(&n, t.world);
+    collective_end(&j.ranks);
+    collective_load_free(&j);
+    return status;
+}
+
+ckd_status ckd_load_all_together(ckd_load *load, const ckd_transport *transport,
+                                 const ckd_load_request *requests, size_t count, unsigned allowed,
+                                 ckd_error *err) {
+    return collective_load_run(load, transport, requests, count, allowed, SEEN_BY_ONE, err);
+}

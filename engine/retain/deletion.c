@@ -1,0 +1,194 @@
+/*
+ * Deleting and bringing back: both only make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"). Others may build on what goes: their manifests name
+ * the files that they need, and these stay.
+ */
+#include <stdlib.h>
+
+#include "engine/store/deletions.h"
+#include "engine/store/settings.h"
+#include "engine/store/materialized.h"
+#include "engine/retain/trash.h"
+#include "engine/store/vanished.h"
+
+/* The catalog and the copies of what was newest follow; that they do not is no failure of what was done. */
+static void follow(ckd_store *store) {
+    ckd_error why = {0};
+    if (store_sync_catalog(store, &why) != CKD_OK) {
+        store_message(store, "the catalog is behind the manifests: %s", why.message);
+    }
+    materialized_evict(store);
+}
+
+static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo_s, ckd_error *err) {
+    ckd_status status = settings_check_chosen(store, n, err);
+    if (status == CKD_OK) {
+        status = manifest_set_name_older_files(n, store, err);
+    }
+    if (status == CKD_OK) { /* first: no catalog that still has the row may seem to be current */
+        status = deletions_begin(store, err);
+    }
+    uint64_t now = clock_wall_ns();
+    uint64_t longest = (UINT64_MAX - now) / UINT64_C(1000000000);
+    uint64_t until = now + (undo_s < longest ? undo_s : longest) * UINT64_C(1000000000);
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &n->items[i].m.checkpoint;
+        if (!n->items[i].chosen || n->items[i].superseded) {
+            continue;
+        }
+        tombstone t = {.checkpoint = c->id,
+                       .step = c->step,
+                       .generation = c->generation,
+                       .deleted_ns = now,
+                       .until_ns = until};
+        memcpy(t.run, c->run, sizeof(t.run));
+        vanished_forget(store, &c->id); /* first: a crash in between must not leave it to a repair */
+        status = tombstone_write(store, &t, false, err);
+    }
+    return status;
+}
+
+/* What is to be deleted, or brought back. */
+typedef struct selection {
+    const ckd_id *ids;
+    size_t count;
+    bool dead; /* where they are now */
+    uint32_t timeout_ms;
+    uint64_t undo_s;
+} selection;
+
+/* Under the publish lock and the mutex, with the catalog in step before and after. */
+typedef ckd_status (*change_fn)(ckd_store *store, manifest_set *n, uint64_t undo_s, ckd_error *err);
+static ckd_status change_locked(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
+    manifest_set n = {0};
+    pthread_mutex_lock(&store->mutex);
+    ckd_status status = manifest_set_read(&n, store, err);
+    if (status == CKD_OK) {
+        status = manifest_set_choose(&n, s->ids, s->count, s->dead, err);
+    }
+    if (status == CKD_OK) {
+        status = make(store, &n, s->undo_s, err);
+        follow(store);
+    }
+    manifest_set_free(&n);
+    pthread_mutex_unlock(&store->mutex);
+    return status;
+}
+
+static ckd_status change(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_check_writable(store, err);
+    if (status == CKD_OK) {
+        status = store_lock_publish_within(&lock, store, s->timeout_ms, err);
+    }
+    if (status == CKD_OK) {
+        status = change_locked(store, s, make, err);
+        lock_release(lock);
+    }
+    return status;
+}
+
+/* The catalog, by which policies choose, may be behind what other processes published. */
+static ckd_status sync_catalog(ckd_store *store, ckd_error *err) {
+    pthread_mutex_lock(&store->mutex);
+    ckd_status status = store_sync_catalog(store, err);
+    pthread_mutex_unlock(&store->mutex);
+    return status;
+}
+
+ckd_status trash_put(ckd_store *store, trash_choose_fn choose, void *context, uint32_t timeout_ms,
+                     ckd_error *err) {
+    file_lock *lock;
+    trash_choice c = {.ids = NULL};
+    ckd_status status = store_lock_publish_within(&lock, store, timeout_ms, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = sync_catalog(store, err);
+    if (status == CKD_OK) {
+        status = choose(context, &c, err);
+    }
+    if (status == CKD_OK && c.count) {
+        selection s = {.ids = c.ids, .count = c.count, .undo_s = c.undo_s};
+        status = change_locked(store, &s, delete_chosen, err);
+    }
+    free(c.ids);
+    lock_release(lock);
+    return status;
+}
+
+ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t count,
+                            const ckd_delete_options *options, ckd_error *err) {
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
+    selection s = {
+        .ids = checkpoints, .count = count, .timeout_ms = store->options.lock_timeout_ms, .undo_s = o.undo_s};
+    return status == CKD_OK ? change(store, &s, delete_chosen, err) : status;
+}
+
+/* ---- bringing back ---- */
+
+/* Once a collection has begun to remove its files, it cannot come back. */
+static ckd_status check_files(const ckd_store *store, const manifest *m, ckd_error *err) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        pathname p = path_chunk(store->path, &m->files[i].id, "");
+        if (file_bytes(p.text) != m->files[i].size) {
+            ckd_status status = err_set(err, CKD_E_NOT_FOUND,
+                                        "files of %s@%llu have been removed already; it cannot come back",
+                                        m->checkpoint.run, (unsigned long long)m->checkpoint.step);
+            return err_in_file(err, status, p.text);
+        }
+    }
+    return CKD_OK;
+}
+
+/* A checkpoint that was saved later under the same name counts, or was deleted later. */
+static ckd_status check_name(const manifest_set *n, const manifest_entry *x, ckd_error *err) {
+    const ckd_checkpoint *c = &x->m.checkpoint;
+    for (size_t i = 0; i < n->count; i++) {
+        const ckd_checkpoint *other = &n->items[i].m.checkpoint;
+        if (other->step == c->step && other->generation > c->generation && strcmp(other->run, c->run) == 0 &&
+            !id_equal(&other->id, &c->id)) {
+            return err_set(err, CKD_E_EXISTS, "%s@%llu was saved anew%s; what it was before cannot come back",
+                           c->run, (unsigned long long)c->step,
+                           n->items[i].in_trash ? ", and deleted again" : "");
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status check_return(const ckd_store *store, const manifest_set *n, const manifest_entry *x,
+                               ckd_error *err) {
+    if (x->lacks) {
+        return err_set(err, CKD_E_NOT_FOUND, "what %s@%llu is a delta on has been removed",
+                       x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step);
+    }
+    ckd_status status = check_name(n, x, err);
+    return status == CKD_OK ? check_files(store, &x->m, err) : status;
+}
+
+static ckd_status undelete_chosen(ckd_store *store, manifest_set *n, uint64_t unused, ckd_error *err) {
+    (void)unused;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const manifest_entry *x = &n->items[i];
+        status = x->chosen && !x->superseded ? check_return(store, n, x, err) : CKD_OK;
+    }
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) { /* what it depends on may stay in the trash */
+        manifest_entry *x = &n->items[i];
+        bool own_only = x->chosen && !x->superseded && x->was_own_only;
+        status = own_only ? manifest_entry_name_files(x, store, err) : CKD_OK;
+    }
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const tombstone *t = &n->items[i].tombstone;
+        if (n->items[i].chosen && !n->items[i].superseded) {
+            status = file_remove(path_tombstone(store->path, t->run, t->step, t->generation).text, true, err);
+        }
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err) : status;
+}
+
+ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_t count, ckd_error *err) {
+    selection s = {
+        .ids = checkpoints, .count = count, .dead = true, .timeout_ms = store->options.lock_timeout_ms};
+    return change(store, &s, undelete_chosen, err);
+}

@@ -1,0 +1,177 @@
+/*
+ * Applying policies: what is left is read through, then the rest is deleted. On request, and after commits for those that are to be applied
+ * by themselves; these may compact then.
+ */
+#include <stdlib.h>
+
+#include "engine/store/settings.h"
+#include "engine/store/file_scan.h"
+#include "engine/retain/retain.h"
+#include "engine/retain/trash.h"
+
+/* After commits, what was read through in the last seven days is not read again: a save must not cost a whole chain. */
+#define TRUSTED_S (7 * 24 * 3600)
+
+/* How long to wait for locks, what not to read again. */
+typedef struct haste {
+    uint32_t timeout_ms;
+    uint64_t trusted_s;
+} haste;
+
+/* Other processes save and delete while the safe ones are read: so often the newest may have changed. Each time only those that are new are read. */
+#define ROUNDS 5
+
+typedef struct application {
+    ckd_store *store;
+    const prune_request *request;
+    const uint64_t *undo_s; /* NULL: the policy's */
+    haste haste;
+    ckd_prune *plan; /* the last one that was made; in the end that which was carried out */
+    uint64_t plan_undo_s;
+    safe_reading read; /* what must be good before anything goes */
+    bool is_old;       /* the plan that was read through: others must be good by now */
+} application;
+
+static ckd_status plan_again(application *a, ckd_error *err) {
+    ckd_prune_free(a->plan);
+    return retain_plan(&a->plan, &a->plan_undo_s, a->store, a->request, err);
+}
+
+static bool deletes(const application *a) {
+    return a->plan->deleted && a->plan->deleted >= a->request->at_least;
+}
+
+/* Under the publish lock: what goes by what there is now, if all that must be good was read. */
+static ckd_status choose(void *context, trash_choice *out, ckd_error *err) {
+    application *a = context;
+    ckd_status status = plan_again(a, err);
+    a->is_old = status == CKD_OK && deletes(a) && !safe_all_read(&a->read, a->plan);
+    if (status != CKD_OK || !deletes(a) || a->is_old) {
+        return status;
+    }
+    out->undo_s = a->undo_s ? *a->undo_s : a->plan_undo_s;
+    out->ids = calloc(a->plan->count + 1, sizeof(*out->ids));
+    if (!out->ids) {
+        return err_nomem(err, a->plan->count * sizeof(*out->ids), "checkpoints to delete");
+    }
+    for (size_t i = 0; i < a->plan->count; i++) {
+        if (!a->plan->items[i].kept) {
+            out->ids[out->count++] = a->plan->items[i].checkpoint.id;
+        }
+    }
+    scrub_times_queue(a->store, &a->read.files);
+    return CKD_OK;
+}
+
+/* a->plan: what was done; the caller frees it, also after a failure. */
+static ckd_status apply(application *a, ckd_error *err) {
+    ckd_status status = plan_again(a, err);
+    a->is_old = status == CKD_OK && deletes(a);
+    for (int i = 0; i < ROUNDS && a->is_old && status == CKD_OK; i++) {
+        status = read_safe_through(&a->read, a->store, a->plan, a->haste.trusted_s, a->haste.timeout_ms, err);
+        if (status == CKD_OK) {
+            status = trash_put(a->store, choose, a, a->haste.timeout_ms, err);
+        }
+    }
+    safe_reading_free(&a->read);
+    return status == CKD_OK && a->is_old
+               ? err_set(err, CKD_E_BUSY,
+                         "others save and delete faster than what stays can be read through; nothing was "
+                         "deleted: try again")
+               : status;
+}
+
+ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *r,
+                        const ckd_delete_options *options, ckd_error *err) {
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    application a = {.store = store,
+                     .request = r,
+                     .undo_s = options || !r->stored ? &o.undo_s : NULL,
+                     .haste = {.timeout_ms = store->options.lock_timeout_ms}};
+    if (out) {
+        *out = NULL;
+    }
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
+    status = status == CKD_OK ? store_check_writable(store, err) : status;
+    if (status == CKD_OK) {
+        status = apply(&a, err);
+    }
+    if (status == CKD_OK && out) {
+        *out = a.plan;
+        return CKD_OK;
+    }
+    ckd_prune_free(a.plan);
+    return status;
+}
+
+ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
+                           const ckd_delete_options *options, ckd_error *err) {
+    prune_request r = prune_request_of(policy);
+    return retain_prune(out, store, &r, options, err);
+}
+
+/* ---- after a commit ---- */
+
+/* *applies: there is a policy that is to be applied by itself. */
+static ckd_status stored_request(prune_request *out, bool *applies, const ckd_store *store, const char *run,
+                                 ckd_error *err) {
+    setting_list n = {0};
+    *applies = false;
+    ckd_status status = settings_read_kind(&n, store, METADATA_POLICY, err);
+    const stored_setting *found = status == CKD_OK ? settings_policy(&n, run) : NULL;
+    if (found) {
+        status = settings_why(found, store, err);
+    }
+    if (found && status == CKD_OK) {
+        *out = (prune_request){.policy = found->policy.policy, .at_least = found->policy.policy.automatic};
+        out->policy.run = run;
+        *applies = out->at_least > 0;
+    }
+    settings_free(&n);
+    return status;
+}
+
+/* What it deleted may be removed at once, and what was deleted before. */
+static void collect_if_free(ckd_store *store) {
+    file_lock *lock;
+    if (store_lock_publish_within(&lock, store, 0, NULL) == CKD_OK) {
+        trash_collect_now(store, NULL);
+        lock_release(lock);
+    }
+}
+
+static ckd_status apply_stored(bool *deleted, ckd_policy *applied, ckd_store *store, const char *run,
+                               ckd_error *err) {
+    prune_request r;
+    bool applies;
+    application a = {.store = store, .request = &r, .haste = {.trusted_s = TRUSTED_S}};
+    ckd_status status = stored_request(&r, &applies, store, run, err);
+    if (status != CKD_OK || !applies) {
+        return status;
+    }
+    status = apply(&a, err);
+    if (status == CKD_OK && deletes(&a)) {
+        store_message(store, "deleted %llu checkpoint%s of %s, by its policy",
+                      (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);
+        collect_if_free(store);
+        *applied = r.policy;
+        *deleted = true;
+    }
+    ckd_prune_free(a.plan);
+    return status;
+}
+
+void retain_report_failure(const ckd_store *store, const char *run, ckd_status status, const ckd_error *why) {
+    if (status != CKD_OK && status != CKD_E_BUSY) { /* another process that saves or deletes holds the lock */
+        store_message(store, "the policy of %s was not applied: %s%s%s%s", run, why->message,
+                      why->file[0] ? " (" : "", why->file, why->file[0] ? ")" : "");
+    }
+}
+
+bool retain_after_commit(ckd_policy *applied, ckd_store *store, const char *run) {
+    ckd_error why = {0};
+    bool deleted = false;
+    ckd_status status = apply_stored(&deleted, applied, store, run, &why);
+    retain_report_failure(store, run, status, &why);
+    return deleted;
+}

@@ -1,0 +1,199 @@
+/*
+ * Encoded blocks into the chunk file. What later blocks have to know of one is registered first, by the saving thread (register_block); its bytes may then be written
+ * by any thread, in order.
+ */
+#include "engine/store/materialized.h"
+#include "engine/save/save.h"
+
+#define HEADER_BYTES 512u /* of a record, about, its tensor's name not counted */
+
+void save_append_free(save_append *a) {
+    for (size_t i = 0; i < sizeof(a->before) / sizeof(a->before[0]); i++) {
+        bytes_free(&a->before[i].data);
+    }
+}
+
+static ckd_status add_duplicate(ckd_save *save, const content_entry *entry, ckd_error *err) {
+    pthread_rwlock_wrlock(&save->pipeline.registry_lock);
+    ckd_status status = content_index_add(&save->dedup_index, entry, err);
+    pthread_rwlock_unlock(&save->pipeline.registry_lock);
+    return status;
+}
+
+static ckd_status remember(ckd_save *save, const block_job *job, const tensor_context *t, const record *r,
+                           ckd_error *err) {
+    content_entry entry = {.content = job->original,
+                           .stored = job->content,
+                           .values = job->content,
+                           .error = job->error,
+                           .dtype = t->tensor->dtype,
+                           .tensor = t->tensor->name,
+                           .region = t->region,
+                           .first = job->first,
+                           .count = job->count,
+                           .ndim = t->shape.ndim,
+                           .shape = t->tensor->shape,
+                           .depth = r->depth,
+                           .chain_stored = job->chain.stored,
+                           .chain_work = job->chain.work};
+    ckd_status status = add_duplicate(save, &entry, err);
+    bool rounds = !job->is_duplicate || job->lossy || hash128_equal(&job->content, &job->original);
+    if (status == CKD_OK && rounds && t->tensor->role == CKD_ROLE_MASTER && t->tensor->dtype == CKD_F32) {
+        entry.rounded = true;
+        entry.content = job->rounded_bf16;
+        entry.values = job->result_bf16;
+        entry.error = job->error_bf16;
+        entry.dtype = CKD_BF16;
+        status = add_duplicate(save, &entry, err);
+        entry.content = job->rounded_f16;
+        entry.values = job->result_f16;
+        entry.error = job->error_f16;
+        entry.dtype = CKD_F16;
+        status = status == CKD_OK ? add_duplicate(save, &entry, err) : status;
+    }
+    return status;
+}
+
+/* The block once more, coded on its own. Its loss costs speed, never data: the save goes on without copies then. */
+static void append_materialized(ckd_save *save, const block_job *job, const record *of) {
+    const candidate *c = &job->standalone;
+    bool is_raw = c->coding == CODING_RAW;
+    record r = *of;
+    r.coding = (uint32_t)c->coding;
+    r.predictor = PREDICT_NONE;
+    r.stored_size = is_raw ? of->raw_size : c->size;
+    r.dependency_count = 0;
+    r.depth = 0;
+    r.chain_stored = r.base_stored = r.stored_size;
+    ckd_status status = CKD_OK;
+    if (!save->materialized) {
+        pathname p =
+            path_materialized(save->store->path, &save->checkpoint, save->options.rank, &save->writer_id);
+        chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
+        status =
+            chunk_writer_create_in(&save->materialized, p.text, &identity, save->workspace->copying, NULL);
+    }
+    if (status == CKD_OK) {
+        status = chunk_writer_append(save->materialized, &r, is_raw ? job->values : c->payload.data, NULL);
+    }
+    if (status != CKD_OK) {
+        chunk_writer_abort(save->materialized);
+        save->materialized = NULL;
+        save->materialized_failed = true;
+    }
+}
+
+/* The optimizer that the block names. */
+static ckd_status write_group(ckd_save *save, const block_job *job, ckd_error *err) {
+    record_tensor tensor = {.name = GROUP_NAME, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER};
+    ckd_region region = {.kind = CKD_REGION_WHOLE};
+    record r = {.kind = RECORD_GROUP,
+                .tensor = &tensor,
+                .region = &region,
+                .raw_size = GROUP_BYTES,
+                .stored_size = GROUP_BYTES,
+                .content = job->step.content,
+                .chain_stored = GROUP_BYTES,
+                .base_stored = GROUP_BYTES};
+    return chunk_writer_append(save->writer, &r, job->step.group, err);
+}
+
+static void hold(step_tensor *step, const block_job *job, const tensor_context *t, const record *r) {
+    uint64_t symbols = job->chosen == &job->delta ? job->plan.delta_symbols : job->count;
+    load_cost own = {(double)r->stored_size,
+                     decode_work((predictor)r->predictor, (coding)r->coding, ckd_dtype_size(t->tensor->dtype),
+                                 r->raw_size, r->stored_size, symbols)};
+    pinned_block block = {.content = job->content,
+                          .own = own,
+                          .chain = job->chain,
+                          .base = job->base,
+                          .depth = r->depth,
+                          .on_step = r->predictor == PREDICT_STEP,
+                          .on_parent = r->predictor == PREDICT_PARENT};
+    step_hold(step, job->first, job->count, job->values, &block);
+}
+
+static bool is_raw(const block_job *job) {
+    return job->chosen && job->chosen->coding == CODING_RAW;
+}
+
+static record describe(const block_job *job, const tensor_context *t) {
+    const candidate *c = job->chosen;
+    uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
+    return (record){.kind = RECORD_BLOCK,
+                    .coding = c ? (uint32_t)c->coding : CODING_RAW,
+                    .predictor = (uint32_t)job->predictor,
+                    .tensor = t->tensor,
+                    .region = t->region,
+                    .first = job->first,
+                    .count = job->count,
+                    .raw_size = raw,
+                    .stored_size = is_raw(job) ? raw
+                                   : c         ? c->size
+                                               : 0,
+                    .content = job->content,
+                    .depth = job->depth,
+                    .chain_stored = (uint64_t)job->chain.stored,
+                    .chain_work = (uint64_t)job->chain.work,
+                    .base_stored = job->base_stored,
+                    .dependencies = job->dependencies,
+                    .dependency_count = job->predictor == PREDICT_NONE ? job->standalone_dependencies
+                                                                       : job->dependency_count};
+}
+
+ckd_status save_register(save_append *out, ckd_save *save, const block_job *job, const tensor_context *t,
+                         step_tensor *step, ckd_error *err) {
+    out->record = describe(job, t);
+    out->group = false;
+    const record *r = &out->record;
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < r->dependency_count && status == CKD_OK; i++) {
+        const ckd_id *on = &job->dependencies[i].checkpoint;
+        status = id_equal(on, &save->checkpoint) ? CKD_OK : save_depend(save, on, err);
+    }
+    if (status == CKD_OK && job->predictor == PREDICT_STEP) {
+        bool written;
+        status = step_record_group(&written, &save->steps, &job->step.content, err);
+        out->group = !written;
+        step->used = job->step.rule;
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (step) {
+        hold(step, job, t, r);
+    }
+    return remember(save, job, t, r, err);
+}
+
+ckd_status save_write_block(ckd_save *save, const block_job *job, save_append *a, ckd_error *err) {
+    const candidate *c = job->chosen;
+    ckd_status status = a->group ? write_group(save, job, err) : CKD_OK;
+    for (uint32_t i = 0; i < a->before_count && status == CKD_OK; i++) {
+        status = chunk_writer_append(save->writer, &a->before[i].record, a->before[i].data.data, err);
+    }
+    if (status == CKD_OK) {
+        status = chunk_writer_append(save->writer, &a->record,
+                                     is_raw(job) ? job->values
+                                     : c         ? c->payload.data
+                                                 : NULL,
+                                     err);
+    }
+    if (status == CKD_OK && job->materialize && !save->materialized_failed) {
+        append_materialized(save, job, &a->record);
+    }
+    return status;
+}
+
+static uint64_t payload_size(const block_job *job, const candidate *c, const tensor_context *t) {
+    uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
+    return c && c->coding != CODING_RAW ? c->size : c ? raw : 0;
+}
+
+void save_free_space_for(ckd_save *save, const block_job *job, const tensor_context *t, disk_space *space) {
+    uint64_t header = HEADER_BYTES + strlen(t->tensor->name);
+    space->payload += header + payload_size(job, job->chosen, t);
+    space->copies +=
+        job->materialize && !save->materialized_failed ? header + payload_size(job, &job->standalone, t) : 0;
+    save->index_bytes += header;
+}

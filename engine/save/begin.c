@@ -1,0 +1,325 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "engine/store/materialized.h"
+#include "engine/save/device.h"
+#include "engine/save/lossy.h"
+#include "engine/decode/step_inputs.h"
+
+#define DEFAULT_MAX_LOAD_COST    4.0
+#define DEFAULT_NEWEST_LOAD_COST 2.0
+#define LOSSY_NEWEST_LOAD_COST   1.5 /* copies of lossy checkpoints are small */
+#define DEFAULT_STAGING          (UINT64_C(256) << 20)
+
+ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
+    if (!save) {
+        return err_set(err, CKD_E_INVALID, "there is no save: it is NULL");
+    }
+    if (save->state == SAVE_OPEN) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_STATE,
+                   save->state == SAVE_FAILED
+                       ? "an earlier call on this save failed; it can only be aborted"
+                       : "the save is sealed; it can only be published, ended or aborted");
+}
+
+ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err) {
+    for (size_t i = save->dependency_count; i-- > 0;) {
+        if (id_equal(&save->dependencies[i], checkpoint)) {
+            return CKD_OK;
+        }
+    }
+    if (ARRAY_GROW(save->dependencies, save->dependency_capacity, save->dependency_count + 1, "dependencies",
+                   err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    save->dependencies[save->dependency_count++] = *checkpoint;
+    return CKD_OK;
+}
+
+/* Durable before the chunk file exists, and locked by us before anybody can see it. Under the publish lock. */
+static ckd_status write_intent(ckd_save *save, ckd_error *err) {
+    file_ref file = {.id = save->file_id, .rank = save->options.rank};
+    intent note = {.id = save->writer_id,
+                   .step = save->target.step,
+                   .rank = save->options.rank,
+                   .world = save->options.world,
+                   .files = &file,
+                   .file_count = 1};
+    snprintf(note.run, sizeof(note.run), "%s", save->target.run);
+    if (save->target.has_origin) {
+        note.dependencies = &save->target.origin.id;
+        note.dependency_count = 1;
+    }
+    bytes data = {0};
+    intent_encode(&data, &save->store->id, &note);
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &save->writer_id);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname p = path_intent(save->store->path, &save->writer_id);
+    ckd_status status = data.failed ? err_nomem(err, METADATA_MAX, "an intent") : CKD_OK;
+    if (status == CKD_OK) {
+        status = file_publish_bytes(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data,
+                                    data.size, err);
+    }
+    if (status == CKD_OK) {
+        status = lock_acquire(&save->intent_lock, p.text, LOCK_SHARED, false, 0, err);
+    }
+    if (status != CKD_OK) {
+        file_remove(p.text, true, NULL);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+static void expect_parents_cost(load_budget *budget, const view *parent) {
+    for (size_t i = 0; i < parent->block_count; i++) {
+        const record *r = parent->blocks[i].record;
+        load_cost chain = step_share(parent, &parent->blocks[i]), base = record_base(r);
+        budget->rest_chain.stored += chain.stored;
+        budget->rest_chain.work += chain.work;
+        budget->rest_base.stored += base.stored;
+        budget->rest_base.work += base.work;
+    }
+}
+
+/* A parent that cannot be read does not cost the new state: it is saved as a base. */
+static ckd_status open_parent(ckd_save *save, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = views_get(&save->parent, &save->views, &save->target.origin.id, &why);
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO ||
+        status == CKD_E_NOT_FOUND) {
+        store_message(save->store, "%s@%llu cannot be read (%s: %s); saving a base instead of a delta on it",
+                      save->target.origin.run, (unsigned long long)save->target.origin.step, why.file,
+                      why.message);
+        return CKD_OK;
+    }
+    if (status != CKD_OK) {
+        if (err) {
+            *err = why;
+        }
+        return status;
+    }
+    if (save->options.world == 1) { /* what other ranks make of it is not known: each stays within bounds */
+        expect_parents_cost(&save->budget, save->parent);
+    }
+    return CKD_OK;
+}
+
+static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
+    const ckd_save_options *o = &save->options;
+    save->budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
+    bool lossy = save_coarsest_fidelity(save) > CKD_EXACT;
+    save->staging = o->staging_bytes ? o->staging_bytes : DEFAULT_STAGING;
+    save->grid = save_default_grid();
+    save->scratch = path_in(save->store->path, "data");
+    save->steps.limit = lossy ? 0 : save->staging; /* tiles take all of it */
+    save->steps.scratch = save->scratch.text;
+    double usual = lossy ? LOSSY_NEWEST_LOAD_COST : DEFAULT_NEWEST_LOAD_COST;
+    save->budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : usual;
+    ckd_status status = CKD_OK;
+    if (save->target.compare) {
+        status = save_compare_begin(save, err);
+    } else if (save->target.has_origin && !o->base && o->codec != CKD_CODEC_RAW) {
+        status = open_parent(save, err);
+    }
+    save->coding = (coding_context){.codec = o->codec,
+                                    .level = o->level,
+                                    .views = &save->views,
+                                    .parent = save->parent,
+                                    .dedup_index = &save->dedup_index,
+                                    .referenced = &save->referenced,
+                                    .in_flight = &save->pipeline.in_flight,
+                                    .registry_lock = &save->pipeline.registry_lock,
+                                    .checkpoint = save->checkpoint};
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (save->parent) {
+        save->referenced =
+            (referenced_checkpoints){.ids = {save->parent->manifest.checkpoint.id}, .count = 1};
+    }
+    return save_workspace_take(save, err);
+}
+
+static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
+    save->checkpoint = save->options.checkpoint_id;
+    ckd_status status = id_is_zero(&save->checkpoint) ? ckd_id_new(&save->checkpoint, err) : CKD_OK;
+    if (status == CKD_OK) {
+        status = ckd_id_new(&save->writer_id, err);
+    }
+    return status == CKD_OK ? ckd_id_new(&save->file_id, err) : status;
+}
+
+/* A manifest that the catalog does not list has the name that this one's would get. */
+static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
+    const save_target *t = &save->target;
+    manifest_list list;
+    ckd_status status = manifests_read(&list, save->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    size_t at = 0;
+    while (at < list.count && (list.items[at].step != t->step || strcmp(list.items[at].run, t->run) != 0)) {
+        at++;
+    }
+    uint32_t generation = at < list.count ? list.items[at].generation : 0;
+    manifests_free(&list);
+    manifest m;
+    ckd_error why = {0};
+    status = store_read_manifest(&m, save->store, t->run, t->step, generation, &why);
+    if (status == CKD_OK) {
+        manifest_free(&m);
+        err_set(&why, CKD_OK, "it contradicts itself, or another one has its id");
+    }
+    status =
+        err_set(err, status == CKD_E_UNSUPPORTED ? status : CKD_E_CORRUPT,
+                "a manifest that cannot be used stands at %s@%llu; restore it from a copy, or remove it to "
+                "give that checkpoint up, or save to another run or as a branch: %s",
+                t->run, (unsigned long long)t->step, why.message);
+    return err_in_file(err, status, path_manifest(save->store->path, t->run, t->step, generation).text);
+}
+
+/* Everything that must not change between the decision and the intent happens under the publish lock. */
+static ckd_status enter_store(ckd_save *save, ckd_error *err) {
+    ckd_store *store = save->store;
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&store->mutex);
+    status = store_sync_catalog(store, err);
+    if (status == CKD_OK) {
+        status = save_resolve_target(&save->target, store, &save->options, err);
+    }
+    status = status == CKD_OK ? save_follow_begin(save, err) : status;
+    if (status == CKD_OK && !save->target.compare) { /* a retry has the id of what it is compared with */
+        status = save_check_id_unused(save, err);
+    }
+    pthread_mutex_unlock(&store->mutex);
+    if (status == CKD_OK && !save->target.compare) {
+        uint32_t generation;
+        status = manifests_new_generation(&generation, store, save->target.run, save->target.step, err);
+        status = status == CKD_E_EXISTS ? explain_manifest(save, err) : status;
+    }
+    if (status == CKD_OK) {
+        status = store_lock_reader(&save->reader_lock, store, err);
+    }
+    if (status == CKD_OK && !save->target.compare) {
+        status = write_intent(save, err);
+        status = save_may_retry(save, status) ? write_intent(save, err) : status;
+    }
+    lock_release(lock);
+    return status;
+}
+
+static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
+    pathname p = path_chunk(save->store->path, &save->file_id, ".tmp");
+    chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
+    ckd_status status =
+        chunk_writer_create_in(&save->writer, p.text, &identity, save->workspace->writing, err);
+    if (status == CKD_OK && save_coarsest_fidelity(save) > CKD_EXACT) {
+        chunk_writer_gather(save->writer); /* small deltas: their headers would be as large as they are */
+    } else if (status == CKD_OK) {
+        chunk_writer_gather_many(save->writer); /* an optimizer's step of each parameter */
+    }
+    return status;
+}
+
+static ckd_status begin(ckd_save *save, ckd_error *err) {
+    ckd_status status = choose_ids(save, err);
+    if (status == CKD_OK) {
+        status = enter_store(save, err);
+    }
+    if (status == CKD_OK) {
+        status = prepare_coding(save, err);
+    }
+    if (status == CKD_OK && !save->target.compare) {
+        status = create_chunk_file(save, err);
+        status = save_may_retry(save, status) ? create_chunk_file(save, err) : status;
+    }
+    return status;
+}
+
+ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_options *options, ckd_error *err) {
+    *out = NULL;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_status status = store_check_writable(store, err);
+    status = status == CKD_OK ? COPY_OPTIONS(&o, options, "ckd_save_options", err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_save *save = calloc(1, sizeof(*save));
+    if (!save) {
+        return err_nomem(err, sizeof(*save), "a save");
+    }
+    save->store = store;
+    save->process = getpid();
+    save->begun_ns = clock_monotonic_ns();
+    save->options = o;
+    save->options.world = save->options.world ? save->options.world : 1;
+    save_terms_put(&save->terms, &save->options);
+    views_init(&save->views, store);
+    float_mode mode = float_mode_enter();
+    status = save->terms.failed ? err_nomem(err, PART_OPTIONS_MAX, "a save's options") : begin(save, err);
+    float_mode_leave(mode);
+    if (status != CKD_OK) {
+        save_free(save, SAVE_DROPPED);
+        return status;
+    }
+    if (save->options.metric_name) {
+        snprintf(save->metric_name, sizeof(save->metric_name), "%s", save->options.metric_name);
+    }
+    *out = save;
+    return CKD_OK;
+}
+
+/* false if some of it may be left. */
+static bool remove_files(const ckd_save *save, save_end end) {
+    const char *root = save->store->path;
+    ckd_status status = file_remove(path_chunk(root, &save->file_id, ".tmp").text, true, NULL);
+    if (status == CKD_OK && end == SAVE_DROPPED) {
+        status = file_remove(path_chunk(root, &save->file_id, "").text, true, NULL);
+        if (status == CKD_OK) {
+            status = dir_sync(path_in(root, DIR_CHUNKS).text, NULL); /* gone before the intent is */
+        }
+    }
+    return status == CKD_OK;
+}
+
+void save_free(ckd_save *save, save_end end) {
+    if (!save) {
+        return;
+    }
+    const char *root = save->store->path;
+    save_stop_helpers(save);
+    chunk_writer_abort(save->writer);
+    chunk_writer_abort(save->materialized);
+    if (save->materialized_closed && save->process == getpid()) {
+        pathname p =
+            path_materialized(save->store->path, &save->checkpoint, save->options.rank, &save->writer_id);
+        file_remove(p.text, true, NULL);
+    }
+    if (save->intent_lock && save->process == getpid() && remove_files(save, end) && end != SAVE_UNDECIDED) {
+        file_remove(path_intent(root, &save->writer_id).text, true, NULL);
+    }
+    lock_release(save->intent_lock);
+    lock_release(save->reader_lock);
+    bytes_free(&save->terms);
+    save_names_free(&save->names);
+    bytes_free(&save->whole_masters);
+    free(save->dependencies);
+    free(save->ranks);
+    save_compare_free(save);
+    save_device_free(save);
+    measures_free(&save->measures);
+    step_states_free(&save->steps);
+    save_workspace_return(save, end == SAVE_COMMITTED && save->process == getpid());
+    content_index_free(&save->dedup_index);
+    arena_free(&save->arena);
+    views_free(&save->views);
+    free(save);
+}

@@ -1,0 +1,334 @@
+/*
+ * Where a save cuts a large matrix into blocks, so that any rows and any columns of it can be loaded without much of the rest. A block
+ * is a stretch of a region's order, so panels of some columns are regions of their own, and their blocks are some rows of them.
+ *
+ * Rows and columns are cut where shards are likely to begin: at eighths (and finer powers of two), thirds, fifths, sevenths and sixths of the
+ * tensor's, as torch.chunk has them, unless two cuts would be too near each other; and in between, so that no side is too long.
+ * Places are the tensor's, not the region's: what several ranks save is cut as if one had.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/device/device.h"
+#include "engine/save/save.h"
+
+#define RAW_ELEMENTS (UINT64_C(1) << 14)
+#define CUT_ELEMENTS \
+    (UINT64_C(1)     \
+     << 20) /* smaller tensors stay as they are: whole blocks of them are soon read. In elements: rounded copies are cut as their masters */
+
+/* Of what is not compressed smaller ones, as they cost little there. What is 4096 long bears sevenths, raw also sixths. */
+static block_sides sides_of(const ckd_save *save) {
+    return save->options.codec == CKD_CODEC_RAW ? (block_sides){64, 4, 50} : (block_sides){256, 32, 146};
+}
+
+/* Lossy blocks hold a bit or two an element, so that smaller ones would cost more than they are worth. */
+save_grid save_default_grid(void) {
+    return (save_grid){
+        .down = {512, 64, 440}, .across = {512, 64, 440}, .elements = UINT64_C(1) << 22, .columns = 2048};
+}
+
+/* ---- where a dimension is cut ---- */
+
+static const uint64_t likely_shards[] = {2, 4, 8, 16, 32, 64, 3, 5, 7, 6}; /* the likelier ones first */
+enum {
+    LIKELY = 1 + 3 + 7 + 15 + 31 + 63 + 2 + 4 + 6 + 5
+}; /* cuts between so many shards, if all are apart */
+
+struct save_places {
+    block_sides sides;
+    uint64_t at[LIKELY + 1]; /* ascending; the last one is the dimension's end */
+    size_t count;
+};
+
+/* Unless it is too near another one. */
+static void add_place(save_places *p, uint64_t at) {
+    size_t i = 0;
+    while (i < p->count && p->at[i] < at) {
+        i++;
+    }
+    uint64_t before = i ? at - p->at[i - 1] : at, behind = i < p->count ? p->at[i] - at : 0;
+    if (i < p->count && p->count <= LIKELY && before >= p->sides.min && behind >= p->sides.min) {
+        memmove(&p->at[i + 1], &p->at[i], (p->count - i) * sizeof(p->at[0]));
+        p->at[i] = at;
+        p->count++;
+    }
+}
+
+/* As many as the dimension bears. */
+static void find_offsets(save_places *p, block_sides s, uint64_t length) {
+    *p = (save_places){.sides = s, .at = {length}, .count = 1};
+    for (size_t k = 0; k < sizeof(likely_shards) / sizeof(likely_shards[0]); k++) {
+        uint64_t shards = likely_shards[k], each = length / shards + (length % shards != 0);
+        bool halves = shards % 2 == 0 && shards != 6; /* of what is cut there already */
+        uint64_t more = halves ? shards / 2 : shards - 1;
+        bool fits = halves ? each >= s.max : (p->count + more) * s.target <= length;
+        for (uint64_t i = 1; i < shards && i * each < length && fits; i++) {
+            add_place(p, i * each);
+        }
+    }
+}
+
+/* The first cut behind an element of the dimension, of which no more than `max` lie between cuts. */
+static uint64_t next_place(const save_places *p, uint64_t from, uint64_t max) {
+    size_t i = 0;
+    while (p->at[i] <= from) {
+        i++;
+    }
+    uint64_t begin = i ? p->at[i - 1] : 0, length = p->at[i] - begin;
+    uint64_t parts = (length + p->sides.max / 2) / p->sides.max, min = (length + max - 1) / max;
+    parts = parts > min ? parts : min;
+    uint64_t j = (from - begin) * parts / length + 1;
+    uint64_t at = begin + length * j / parts;
+    return at > from ? at : begin + length * (j + 1) / parts;
+}
+
+uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor) {
+    return save->options.codec == CKD_CODEC_RAW && !tensor->optimizer ? RAW_ELEMENTS : CKD_BLOCK_ELEMENTS;
+}
+
+/* Is it there in the parent as one piece? Then it stays one: deltas are cheapest between blocks that are cut alike. */
+static bool whole_in_parent(const tensor_context *t) {
+    for (size_t i = 0; t->parent && i < t->parent->shard_count; i++) {
+        if (region_equal(t->parent->shards[i].region, t->region, t->shape.ndim)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* In box form. */
+static ckd_region box_of(const tensor_context *t) {
+    ckd_region box = *t->region;
+    if (box.kind == CKD_REGION_WHOLE) {
+        box.kind = CKD_REGION_BOX;
+        memcpy(box.lengths, t->shape.shape, sizeof(box.lengths));
+    }
+    return box;
+}
+
+/* A large master in one piece. */
+typedef struct whole_master {
+    geometry shape;
+    const ckd_region *region; /* the save's */
+} whole_master;
+
+ckd_status save_record_whole(ckd_save *save, const tensor_context *t, uint64_t elements, ckd_error *err) {
+    whole_master m = {t->shape, t->region};
+    if (!block_is_master(t) || elements < CUT_ELEMENTS) {
+        return CKD_OK;
+    }
+    bytes_put(&save->whole_masters, &m, sizeof(m));
+    return save->whole_masters.failed ? err_nomem(err, sizeof(m), "what is known of masters") : CKD_OK;
+}
+
+/* Rounded copies are known by their blocks, so that they have to be cut as their masters are. */
+static bool may_copy_whole_master(const ckd_save *save, const tensor_context *t) {
+    const whole_master *m = (const whole_master *)(const void *)save->whole_masters.data;
+    bool found = false;
+    if (t->tensor->dtype != CKD_BF16 && t->tensor->dtype != CKD_F16) {
+        return false;
+    }
+    for (size_t i = 0; i < save->whole_masters.size / sizeof(*m) && !found; i++) {
+        found = m[i].shape.ndim == t->shape.ndim &&
+                memcmp(m[i].shape.shape, t->shape.shape, t->shape.ndim * sizeof(t->shape.shape[0])) == 0 &&
+                region_equal(m[i].region, t->region, t->shape.ndim);
+    }
+    return found;
+}
+
+/* Only tensors that are exact here and in the deltas to come, and that no optimizer predicts: its steps are predicted from blocks cut as ever. */
+bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements) {
+    uint32_t ndim = t->shape.ndim;
+    if (ndim < 2 || t->region->kind == CKD_REGION_FLAT || elements < CUT_ELEMENTS || tensor->optimizer ||
+        save->target.compare || save_coarsest_fidelity(save) != CKD_EXACT) {
+        return false;
+    }
+    uint64_t columns = box_of(t).lengths[ndim - 1], side = sides_of(save).max;
+    return columns >= 2 * side && elements / columns >= 2 * side && !whole_in_parent(t) &&
+           !may_copy_whole_master(save, t);
+}
+
+/* By the matrices that tiles are made of (lossy_tile_cut), of which tensors of more dimensions are none. */
+bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements) {
+    const save_grid *c = &save->grid;
+    uint32_t ndim = t->shape.ndim;
+    if (ndim < 2 || ndim > 3 || t->region->kind == CKD_REGION_FLAT || elements == 0) {
+        return false;
+    }
+    ckd_region box = box_of(t);
+    uint64_t rows = box.lengths[ndim - 2], columns = box.lengths[ndim - 1];
+    return columns >= c->columns && columns <= LATTICE_MAX_COLUMNS && rows * columns >= c->elements &&
+           !whole_in_parent(t);
+}
+
+/* ---- reading a panel of what the caller gives by rows ---- */
+
+typedef struct panel_source {
+    const ckd_tensor *tensor;
+    size_t element;
+    const save_panel *panel;
+} panel_source;
+
+static ckd_status read_panel(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
+    const panel_source *p = context;
+    uint64_t width = p->panel->rows.width;
+    uint8_t *out = to;
+    while (count) {
+        uint64_t row = first / width, column = first % width;
+        uint64_t n = width - column < count ? width - column : count;
+        uint64_t from = row * p->panel->columns + p->panel->first + column;
+        if (p->tensor->data) {
+            memcpy(out, (const uint8_t *)p->tensor->data + from * p->element, n * p->element);
+        } else {
+            ckd_status status = p->tensor->read(p->tensor->read_context, from, n, out, err);
+            if (status != CKD_OK) {
+                return status;
+            }
+        }
+        out += n * p->element;
+        first += n;
+        count -= n;
+    }
+    return CKD_OK;
+}
+
+/* ---- panels and their blocks ---- */
+
+/*
+ * The parent's shard that begins where the panel does, and has the same rows: cut as it is, deltas are cheapest. NULL: none. Lossy blocks are no
+ * deltas on exact ones for long, and larger than these.
+ */
+static const view_shard *parent_panel(const ckd_save *save, const tensor_context *t, const ckd_region *box,
+                                      uint64_t first) {
+    uint32_t last = t->shape.ndim - 1;
+    bool coarser = save_fidelity(save, t->tensor->role) != CKD_EXACT;
+    if (coarser && save->parent && save->parent->manifest.checkpoint.fidelity == CKD_EXACT) {
+        return NULL;
+    }
+    for (size_t i = 0; t->parent && i < t->parent->shard_count; i++) {
+        const view_shard *s = &t->parent->shards[i];
+        const ckd_region *r = s->region;
+        bool same = r->kind == CKD_REGION_BOX && s->elements > 0 &&
+                    r->offsets[last] == box->offsets[last] + first &&
+                    r->lengths[last] <= box->lengths[last] - first;
+        for (uint32_t d = 0; d < last && same; d++) {
+            same = r->offsets[d] == box->offsets[d] && r->lengths[d] == box->lengths[d];
+        }
+        if (same) {
+            return s;
+        }
+    }
+    return NULL;
+}
+
+uint64_t save_panel_block(const save_panel_rows *rows, uint64_t first) {
+    if (rows->parent) {
+        const view_block *blocks = rows->parent->blocks;
+        size_t low = 0, high = rows->parent->block_count;
+        while (high - low > 1) {
+            size_t middle = low + (high - low) / 2;
+            *(blocks[middle].record->first <= first ? &low : &high) = middle;
+        }
+        return blocks[low].record->first + blocks[low].record->count - first;
+    }
+    uint64_t row = first / rows->width;
+    row = rows->first + (rows->stacked ? row % rows->stacked : row);
+    return (next_place(rows->places, row, rows->max) - row) * rows->width;
+}
+
+void save_panels_free(save_panels *p) {
+    free(p->items);
+    free(p->places);
+    *p = (save_panels){0};
+}
+
+/* The region lives as long as the save. */
+static ckd_status add_panel(save_panels *p, ckd_save *save, const tensor_context *whole, uint64_t first,
+                            uint64_t width, const save_panel_rows *rows, ckd_error *err) {
+    ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
+    if (!region) {
+        return err_nomem(err, sizeof(*region), "a tensor's description");
+    }
+    uint32_t last = whole->shape.ndim - 1;
+    ckd_region mine = box_of(whole);
+    uint64_t columns = mine.lengths[last];
+    mine.offsets[last] += first;
+    mine.lengths[last] = width;
+    *region = region_canonical(&whole->shape, &mine);
+    save_panel *to = &p->items[p->count++];
+    *to = (save_panel){.context = *whole, .rows = *rows, .first = first, .columns = columns};
+    to->rows.width = width;
+    to->context.region = region;
+    to->context.rows = &to->rows;
+    return CKD_OK;
+}
+
+ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const block_sides *down,
+                    const block_sides *across, ckd_error *err) {
+    ckd_region box = box_of(t);
+    uint32_t last = t->shape.ndim - 1;
+    uint64_t columns = box.lengths[last], all = t->shape.shape[last];
+    bool lossy = down == &save->grid.down;
+    bool plain = last == 1 || lossy; /* else rows are those of several dimensions, and cut evenly */
+    *out = (save_panels){.places = malloc(sizeof(*out->places))};
+    uint64_t max = LIKELY + all / across->min + 1 + (t->parent ? t->parent->shard_count : 0);
+    out->items = out->places ? calloc(max, sizeof(*out->items)) : NULL;
+    if (!out->items) {
+        return err_nomem(err, max * sizeof(*out->items), "a tensor's description");
+    }
+    save_places places;
+    find_offsets(&places, *across, all);
+    *out->places = (save_places){.sides = *down, .at = {t->shape.elements / all}, .count = 1};
+    if (plain) {
+        find_offsets(out->places, *down, t->shape.shape[last - 1]);
+    }
+    ckd_status status = CKD_OK;
+    uint64_t widest = 1;
+    for (uint64_t first = 0, width; first < columns && status == CKD_OK; first += width) {
+        save_panel_rows rows = {.parent = parent_panel(save, t, &box, first),
+                                .places = out->places,
+                                .first = plain ? box.offsets[last - 1] : 0,
+                                .stacked = last > 1 && lossy ? box.lengths[last - 1] : 0};
+        uint64_t at = box.offsets[last] + first, end = next_place(&places, at, CKD_BLOCK_ELEMENTS) - at;
+        width = rows.parent             ? rows.parent->region->lengths[last]
+                : end < columns - first ? end
+                                        : columns - first;
+        status = add_panel(out, save, t, first, width, &rows, err);
+        widest = !rows.parent && width > widest ? width : widest;
+    }
+    for (size_t i = 0; i < out->count; i++) {
+        out->items[i].rows.max = CKD_BLOCK_ELEMENTS / widest;
+    }
+    return status;
+}
+
+ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save_panel *panel, uint64_t first,
+                            uint64_t end, ckd_error *err) {
+    panel_source from = {tensor, ckd_dtype_size(tensor->dtype), panel};
+    ckd_tensor source = *tensor;
+    source.data = NULL;
+    source.read = read_panel;
+    source.read_context = &from;
+    device_reader on_device;
+    if (tensor->read == device_read) {
+        on_device =
+            device_reader_columns(tensor->read_context, panel->first, panel->rows.width, panel->columns);
+        source.read = device_read;
+        source.read_context = &on_device;
+    }
+    return save_exact_span(save, &source, &panel->context, first, end, NULL, err);
+}
+
+ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err) {
+    save_panels panels;
+    block_sides sides = sides_of(save);
+    ckd_status status = save_cut(&panels, save, t, &sides, &sides, err);
+    for (size_t i = 0; i < panels.count && status == CKD_OK; i++) {
+        uint64_t elements;
+        region_count(&elements, &t->shape, panels.items[i].context.region);
+        status = save_exact_panel(save, tensor, &panels.items[i], 0, elements, err);
+    }
+    save_panels_free(&panels);
+    return status;
+}

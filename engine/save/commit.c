@@ -1,0 +1,496 @@
+/*
+ * Committing: each rank's file durable -> publish lock -> all files still there -> manifest (the commit point) -> catalog.
+ * A failure before the manifest leaves nothing; a failure behind it (the catalog) loses nothing, and the next open for
+ * writing mends it.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "engine/store/closure.h"
+#include "engine/store/materialized.h"
+#include "engine/save/save.h"
+#include "engine/decode/totals.h"
+
+/* Under its temporary name until the checkpoint is committed. */
+static void close_materialized(ckd_save *save) {
+    if (save->materialized) {
+        save->materialized_closed = chunk_writer_close(save->materialized, NULL) == CKD_OK;
+        save->materialized = NULL;
+    }
+}
+
+/* The checkpoint is committed: its copies get the name that loads look for. */
+static void name_materialized(ckd_save *save) {
+    if (save->materialized_closed) {
+        const char *root = save->store->path;
+        pathname temp = path_materialized(root, &save->checkpoint, save->options.rank, &save->writer_id);
+        pathname final = path_materialized(root, &save->checkpoint, save->options.rank, NULL);
+        save->materialized_closed = file_replace(temp.text, final.text, NULL) != CKD_OK;
+    }
+}
+
+ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
+    *out = (ckd_part){NULL, 0};
+    ckd_status status = save_check_open(save, err);
+    if (status == CKD_OK && save->target.compare) {
+        status = err_set(err, CKD_E_STATE,
+                         "this save only compares with an existing checkpoint; commit it instead");
+    }
+    status = status == CKD_OK ? save_finish_blocks(save, err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    save_free_space(save, 0, 0);
+    content_index_free(
+        &save->dedup_index); /* nothing more is coded, and the commit needs room for an index of all blocks */
+    save_names_free(&save->names);
+    save->sealed = (file_ref){.id = save->file_id, .rank = save->options.rank};
+    save->state = SAVE_FAILED; /* until it is not: a failed sync is never retried on the same file */
+    status = measures_commit(&save->measures, save->writer, &save->checkpoint, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    chunk_writer *writer = save->writer;
+    save->writer = NULL;
+    uint64_t begun = clock_monotonic_ns();
+    status = chunk_writer_finish(writer, &save->sealed.root, &save->sealed.size, err);
+    if (status == CKD_OK) {
+        pathname temp = path_chunk(save->store->path, &save->file_id, ".tmp");
+        status = file_publish(temp.text, path_chunk(save->store->path, &save->file_id, "").text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
+    }
+    save_worked(&save->sync, clock_monotonic_ns() - begun);
+    save_may_retry(save, status); /* not this save, but the caller's next one */
+    bytes data = {0};
+    if (status == CKD_OK) {
+        close_materialized(save); /* last: it is to have what room is left */
+        part p = {.checkpoint = save->checkpoint,
+                  .rank = save->options.rank,
+                  .world = save->options.world,
+                  .file = save->sealed,
+                  .dependencies = save->dependencies,
+                  .dependency_count = save->dependency_count,
+                  .options = save->terms.data,
+                  .options_size = save->terms.size};
+        save_report_times(&p, save);
+        part_encode(&data, &save->store->id, &p);
+        status = data.failed ? err_nomem(err, data.size, "a part") : CKD_OK;
+    }
+    if (status != CKD_OK) {
+        bytes_free(&data);
+        return status;
+    }
+    save->state = SAVE_SEALED;
+    *out = (ckd_part){data.data, data.size};
+    return CKD_OK;
+}
+
+void ckd_part_free(ckd_part *p) {
+    if (p) {
+        free(p->data);
+        *p = (ckd_part){NULL, 0};
+    }
+}
+
+/* ---- from parts to a manifest ---- */
+
+static ckd_status take_part(ckd_save *save, manifest *m, const ckd_part *bytes_of, ckd_error *err) {
+    part p;
+    ckd_status status = part_decode(&p, &save->store->id, bytes_of->data, bytes_of->size, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!id_equal(&p.checkpoint, &save->checkpoint) || p.world != save->options.world || p.rank >= p.world) {
+        status = err_set(err, CKD_E_INVALID, "the part of rank %u belongs to another save", (unsigned)p.rank);
+    }
+    if (status == CKD_OK) {
+        ckd_bytes ours = {save->terms.data, save->terms.size}, theirs = {p.options, p.options_size};
+        status = save_terms_compare(&ours, save->options.rank, &theirs, p.rank, err);
+    }
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        if (m->files[i].rank == p.rank) {
+            status = err_set(err, CKD_E_INVALID, "two parts of rank %u", (unsigned)p.rank);
+        }
+    }
+    for (size_t i = 0; i < p.dependency_count && status == CKD_OK; i++) {
+        status = save_depend(save, &p.dependencies[i], err);
+    }
+    if (status == CKD_OK) {
+        status = save_keep_times(save, &p, err);
+    }
+    if (status == CKD_OK) {
+        m->files[m->file_count++] = p.file;
+    }
+    part_free(&p);
+    return status;
+}
+
+static int by_rank(const void *a, const void *b) {
+    const file_ref *x = a, *y = b;
+    return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *parts, size_t count,
+                                ckd_error *err) {
+    if (count != save->options.world) {
+        return err_set(err, CKD_E_INVALID, "%zu parts for %u ranks", count, (unsigned)save->options.world);
+    }
+    m->files = calloc(count, sizeof(*m->files));
+    if (!m->files) {
+        return err_nomem(err, count * sizeof(*m->files), "a manifest's files");
+    }
+    for (size_t i = 0; i < count; i++) {
+        ckd_status status = take_part(save, m, &parts[i], err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    qsort(m->files, count, sizeof(*m->files), by_rank);
+    m->own_count = m->file_count;
+    m->dependencies = calloc(save->dependency_count + 1, sizeof(*m->dependencies));
+    if (!m->dependencies) {
+        return err_nomem(err, save->dependency_count * sizeof(*m->dependencies), "a manifest's dependencies");
+    }
+    if (save->dependency_count) {
+        memcpy(m->dependencies, save->dependencies, save->dependency_count * sizeof(*m->dependencies));
+    }
+    m->dependency_count = save->dependency_count;
+    return CKD_OK;
+}
+
+static void describe(const ckd_save *save, manifest *m) {
+    ckd_checkpoint *c = &m->checkpoint;
+    const save_target *t = &save->target;
+    ckd_fidelity fidelity = save_coarsest_fidelity(save);
+    *c = (ckd_checkpoint){.id = save->checkpoint,
+                          .resumed_from = t->resumed_from,
+                          .step = t->step,
+                          .kind = m->dependency_count     ? CKD_DELTA
+                                  : fidelity != CKD_EXACT ? CKD_LOSSY_BASE
+                                                          : CKD_BASE,
+                          .fidelity = fidelity,
+                          .lossy_resumes = t->lossy_resumes,
+                          .world = save->options.world,
+                          .created_ns = clock_wall_ns(),
+                          .metric = save->metric_name[0] ? save->options.metric : NAN};
+    memcpy(c->run, t->run, sizeof(c->run));
+    memcpy(c->metric_name, save->metric_name, sizeof(c->metric_name));
+    if (c->kind == CKD_DELTA) { /* another rank may have found a parent where this one had none */
+        c->parent = t->has_origin ? t->origin.id : m->dependencies[0];
+    }
+    m->branch_origin = t->branch_origin;
+}
+
+/* Files that the blocks may build on: those of the parent. Where this rank could not read that, or had none, others may have. */
+static ckd_status add_parents_files(ckd_save *save, manifest *m, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (save->parent) {
+        const manifest *p = &save->parent->manifest;
+        status = manifest_add_files(m, p->files, p->file_count, err);
+    }
+    for (size_t i = 0; i < m->dependency_count && !save->parent && status == CKD_OK; i++) {
+        status = manifest_add_files_of(m, save->store, &m->dependencies[i], err);
+    }
+    return status;
+}
+
+static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err) {
+    describe(save, m);
+    view *v;
+    manifest copy = *m;
+    copy.files = NULL;
+    copy.dependencies = NULL;
+    copy.file_count = copy.dependency_count = 0;
+    ckd_status status = add_parents_files(save, m, err);
+    if (status == CKD_OK) {
+        status = manifest_add_files(&copy, m->files, m->file_count, err);
+    }
+    if (status != CKD_OK) {
+        manifest_free(&copy);
+        return status;
+    }
+    status = view_open(&v, save->store, &copy, NULL, CKD_E_MISMATCH, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    save->views.values_only = true; /* from here on, views only lead to older records */
+    status = closure_name_files(m, &save->views, v, err);
+    if (status == CKD_OK) {
+        status = view_attach_measures(v, CKD_E_MISMATCH, err);
+    }
+    if (status == CKD_OK) { /* totals, depth and cost come from what the files hold, whoever wrote them */
+        status = totals_set(m, v, err);
+    }
+    status = status == CKD_OK ? self_check_run(save, v, err) : status;
+    view_close(v);
+    return status;
+}
+
+/* ---- publishing ---- */
+
+/*
+ * A rank that has died in between may have been cleaned up after, and somebody may have removed a file that the save builds on. Under the publish
+ * lock what is there stays.
+ */
+static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        pathname p = path_chunk(save->store->path, &m->files[i].id, "");
+        if (file_exists(p.text)) {
+            continue;
+        }
+        if (i >= m->own_count) {
+            ckd_status status =
+                err_set(err, CKD_E_NOT_FOUND,
+                        "a chunk file that this delta builds on is gone; save again, as a base");
+            return err_in_file(err, status, p.text);
+        }
+        return err_set(err, CKD_E_NOT_FOUND,
+                       "the chunk file of rank %u is gone: its process ended before the commit; save again",
+                       (unsigned)m->files[i].rank);
+    }
+    return CKD_OK;
+}
+
+/* Named but perhaps not durable is not committed. If it cannot be taken back durably, recovery decides. */
+static void take_back(ckd_save *save, const pathname *manifest_path) {
+    ckd_status status = file_remove(manifest_path->text, true, NULL);
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(save->store->path, DIR_MANIFESTS).text, NULL);
+    }
+    save->undecided = status != CKD_OK;
+}
+
+static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) {
+    const char *root = save->store->path;
+    ckd_checkpoint *c = &m->checkpoint;
+    ckd_status status = manifests_new_generation(&c->generation, save->store, c->run, c->step, err);
+    if (status == CKD_E_EXISTS) {
+        return err_set(err, CKD_E_EXISTS, "another writer has committed %s@%llu meanwhile", c->run,
+                       (unsigned long long)c->step);
+    }
+    bytes data = {0};
+    if (status == CKD_OK) {
+        manifest_encode(&data, &save->store->id, m);
+        status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    }
+    if (status == CKD_OK) {
+        pathname p = path_manifest(root, c->run, c->step, c->generation);
+        char hex[CKD_ID_TEXT], temp[64];
+        ckd_id_text(hex, &save->writer_id);
+        snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+        status =
+            file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
+        if (status != CKD_OK) {
+            file_remove(path_of(root, DIR_MANIFESTS, temp).text, true, NULL);
+        }
+        if (status != CKD_OK && status != CKD_E_EXISTS) { /* that one would be another writer's */
+            take_back(save, &p);
+        }
+    }
+    c->stored_bytes += status == CKD_OK ? data.size : 0;
+    bytes_free(&data);
+    return status;
+}
+
+static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *err) {
+    ckd_store *store = save->store;
+    ckd_status status = catalog_begin(store->catalog, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    manifest copy;
+    status = store_read_manifest(&copy, store, m->checkpoint.run, m->checkpoint.step,
+                                 m->checkpoint.generation, err);
+    if (status == CKD_OK) {
+        view *adopted = NULL;
+        status = store_ingest(store, &copy, &adopted, err);
+        view_close(adopted);
+    }
+    if (status == CKD_OK) {
+        status = save_add_times(save, &m->checkpoint, err);
+    }
+    if (status == CKD_OK) {
+        status = store_set_mark(store, err);
+    }
+    if (status == CKD_OK) {
+        return catalog_commit(store->catalog, err);
+    }
+    catalog_rollback(store->catalog);
+    return status;
+}
+
+/* Behind the commit point: whatever happens here, the checkpoint stays. */
+static void update_catalog(ckd_save *save, const manifest *m) {
+    ckd_store *store = save->store;
+    ckd_error why = {0};
+    ckd_status status = add_to_catalog(save, m, &why);
+    if (save_may_retry(save, status)) { /* SQLite is full before it syncs: its transaction left nothing */
+        status = add_to_catalog(save, m, &why);
+    }
+    if (status != CKD_OK) {
+        store_use_memory(store, NULL); /* so that this handle finds it */
+        store_message(store,
+                      "%s@%llu is committed, but the catalog could not be updated (%s); the next save or "
+                      "open for writing will",
+                      m->checkpoint.run, (unsigned long long)m->checkpoint.step, why.message);
+    }
+}
+
+/* Two checkpoints of one id: deltas could not tell them apart. */
+ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err) {
+    ckd_checkpoint same;
+    ckd_error why = {0};
+    ckd_status status = catalog_find_id(&same, save->store->catalog, &save->checkpoint, &why);
+    if (status == CKD_OK) {
+        return err_set(err, CKD_E_INVALID,
+                       "checkpoint_id is that of %s@%llu already; make a new one with ckd_id_new", same.run,
+                       (unsigned long long)same.step);
+    }
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
+}
+
+static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
+    pthread_mutex_lock(&save->store->mutex);
+    ckd_status status = store_sync_catalog(save->store, err);
+    if (status == CKD_OK) {
+        status = save_check_id_unused(save, err);
+    }
+    if (status == CKD_OK) {
+        status = save_follow_publish(save, err);
+    }
+    if (status == CKD_OK) {
+        status = check_files(save, m, err);
+    }
+    if (status == CKD_OK && save->claim) {
+        status = save->claim(save->claim_context, &save->checkpoint, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_manifest(save, m, err);
+        if (!save->undecided && save_may_retry(save, status)) {
+            status = publish_manifest(save, m, err);
+        }
+    }
+    if (status == CKD_OK) {
+        update_catalog(save, m);
+        name_materialized(save);
+        materialized_evict(save->store);
+    }
+    pthread_mutex_unlock(&save->store->mutex);
+    return status;
+}
+
+static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                          ckd_error *err) {
+    if (save->state != SAVE_SEALED) {
+        return err_set(err, CKD_E_STATE, "a save is published after it was sealed");
+    }
+    manifest m = {0};
+    save->publish_ns = clock_monotonic_ns();
+    ckd_status status = collect_parts(save, &m, parts, count, err);
+    if (status == CKD_OK) {
+        status = complete_manifest(save, &m, err);
+    }
+    file_lock *lock = NULL;
+    if (status == CKD_OK) {
+        status = store_lock_publish(&lock, save->store, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_locked(save, &m, err);
+    }
+    lock_release(lock);
+    if (status == CKD_OK) {
+        *info = m.checkpoint;
+    }
+    manifest_free(&m);
+    return status;
+}
+
+ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                        ckd_error *err) {
+    memset(info, 0, sizeof(*info));
+    float_mode mode = float_mode_enter();
+    ckd_status status = publish(info, save, parts, count, err);
+    float_mode_leave(mode);
+    save_free(save, status == CKD_OK ? SAVE_COMMITTED : save->undecided ? SAVE_UNDECIDED : SAVE_DROPPED);
+    return status;
+}
+
+ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                            ckd_error *err) {
+    if (!save) {
+        return save_check_open(save, err);
+    }
+    ckd_checkpoint committed;
+    ckd_store *store = save->store;
+    ckd_status status = save_publish(&committed, save, parts, count, err);
+    if (info) {
+        *info = committed;
+    }
+    if (status == CKD_OK) {
+        store->hooks->after_commit(store, committed.run);
+    }
+    return status;
+}
+
+static ckd_status finish_compare(ckd_checkpoint *info, ckd_save *save, ckd_error *err) {
+    ckd_status status = save_check_open(save, err);
+    if (status == CKD_OK) {
+        status = save_compare_end(save, err);
+    }
+    if (status == CKD_OK && info) {
+        *info = save->target.existing;
+    }
+    save_free(save, SAVE_DROPPED);
+    return status;
+}
+
+ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err) {
+    if (info) {
+        memset(info, 0, sizeof(*info));
+    }
+    if (!save) {
+        return save_check_open(save, err);
+    }
+    if (save->target.compare) {
+        return finish_compare(info, save, err);
+    }
+    ckd_part part_of_one;
+    ckd_status status = ckd_save_seal(&part_of_one, save, err);
+    if (status != CKD_OK) {
+        save_free(save, SAVE_DROPPED);
+        return status;
+    }
+    status = ckd_save_publish(info, save, &part_of_one, 1, err);
+    ckd_part_free(&part_of_one);
+    return status;
+}
+
+void ckd_save_abort(ckd_save *save) {
+    /* With the part in the coordinator's hands only recovery can tell whether a manifest names the file. It looks at once. */
+    bool handed_out = save && save->state == SAVE_SEALED && save->options.world > 1;
+    bool ours = save && save->process == getpid();
+    ckd_store *store = save ? save->store : NULL;
+    file_lock *lock;
+    save_free(save, handed_out ? SAVE_UNDECIDED : SAVE_DROPPED);
+    if (handed_out && ours && store_lock_publish(&lock, store, NULL) == CKD_OK) {
+        store_recover(store, NULL);
+        lock_release(lock);
+    }
+}
+
+void ckd_save_end(ckd_save *save) {
+    if (!save) {
+        return;
+    }
+    ckd_checkpoint committed;
+    save_end end = SAVE_UNDECIDED;
+    if (store_find_id(&committed, save->store, &save->checkpoint, NULL) == CKD_OK) {
+        name_materialized(save);
+        end = SAVE_COMMITTED;
+    }
+    save_free(save, end);
+}

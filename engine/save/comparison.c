@@ -1,0 +1,107 @@
+/* SAME_OK: the checkpoint exists already; is what is being saved the same? Nothing is written. */
+#include <stdlib.h>
+
+#include "engine/save/save.h"
+#include "engine/common/coverage_check.h"
+
+struct compared_tensor {
+    bool seen; /* also one without elements */
+    coverage regions;
+};
+
+/* "tensor 'a' differs" */
+static ckd_status differs(const ckd_save *save, const char *what, const char *name, const char *how,
+                          ckd_error *err) {
+    return err_in_tensor(err,
+                         err_set(err, CKD_E_EXISTS,
+                                 "run '%s' has another checkpoint at step %llu already: %s '%s' %s",
+                                 save->target.run, (unsigned long long)save->target.step, what, name, how),
+                         name);
+}
+
+ckd_status save_compare_begin(ckd_save *save, ckd_error *err) {
+    ckd_status status = views_get(&save->existing, &save->views, &save->target.existing.id, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const view *v = save->existing;
+    comparison *c = &save->compared;
+    c->tensors = calloc(v->tensor_count + 1, sizeof(*c->tensors));
+    c->blobs = calloc(v->blob_count + 1, sizeof(*c->blobs));
+    if (!c->tensors || !c->blobs) {
+        return err_nomem(err, v->tensor_count * sizeof(*c->tensors), "a comparison");
+    }
+    for (size_t i = 0; i < v->tensor_count; i++) {
+        c->tensors[i].regions =
+            coverage_begin(&v->tensors[i].shape, load_le64(v->manifest.checkpoint.id.bytes));
+    }
+    return CKD_OK;
+}
+
+void save_compare_free(ckd_save *save) {
+    free(save->compared.tensors);
+    free(save->compared.blobs);
+}
+
+void save_compared_region(ckd_save *save, const tensor_context *tensor) {
+    struct compared_tensor *c = &save->compared.tensors[tensor->parent - save->existing->tensors];
+    c->seen = true;
+    coverage_add(&c->regions, tensor->region);
+}
+
+ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_context *tensor, ckd_error *err) {
+    if (!tensor->parent) {
+        return differs(save, "tensor", tensor->tensor->name, "differs", err);
+    }
+    uint64_t size = job->count * ckd_dtype_size(tensor->tensor->dtype);
+    bytes_clear(&job->previous);
+    void *stored = bytes_extend(&job->previous, size + 1);
+    if (!stored) {
+        job->previous.failed = false;
+        return err_nomem(err, size, "stored values to compare with");
+    }
+    span mine = {tensor->region, job->first, job->count};
+    job->decoder.steps = 0;
+    ckd_status status =
+        span_values(&job->decoder, &save->views, save->existing, tensor->parent, &mine, stored, NULL, err);
+    if (status == CKD_OK && size && memcmp(stored, job->values, size) != 0) {
+        status = differs(save, "tensor", tensor->tensor->name, "differs", err);
+    }
+    return status;
+}
+
+ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data, size_t size,
+                             ckd_error *err) {
+    const view_block *b = view_find_blob(save->existing, name);
+    hash128 content = content_hash(data, size);
+    if (!b || b->record->raw_size != size || !hash128_equal(&b->record->content, &content)) {
+        return differs(save, "blob", name, "differs", err);
+    }
+    bool *seen = &save->compared.blobs[b - save->existing->blobs];
+    if (*seen) {
+        return err_in_tensor(err, err_set(err, CKD_E_MISMATCH, "two blobs have this name"), name);
+    }
+    *seen = true;
+    return CKD_OK;
+}
+
+ckd_status save_compare_end(const ckd_save *save, ckd_error *err) {
+    const view *v = save->existing;
+    for (size_t i = 0; i < v->tensor_count; i++) {
+        const struct compared_tensor *c = &save->compared.tensors[i];
+        const char *name = v->tensors[i].tensor->name;
+        if (!c->seen) {
+            return differs(save, "tensor", name, "is only in that one", err);
+        }
+        if (!coverage_complete(&c->regions)) {
+            return err_in_tensor(
+                err, err_set(err, CKD_E_MISMATCH, "the saved regions do not hold every element once"), name);
+        }
+    }
+    for (size_t i = 0; i < v->blob_count; i++) {
+        if (!save->compared.blobs[i]) {
+            return differs(save, "blob", v->blobs[i].record->tensor->name, "is only in that one", err);
+        }
+    }
+    return CKD_OK;
+}

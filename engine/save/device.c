@@ -1,0 +1,513 @@
+#include "engine/save/device.h"
+
+#include <stdlib.h>
+
+#include "engine/device/standalone.h"
+#include "engine/device/delta.h"
+
+#define MEMORY       (UINT64_C(64) << 20) /* of the device, for the blocks of a batch */
+#define BATCH_BLOCKS 256u
+#define FIRST_BLOCKS 4u  /* of a tensor, to see whether deltas win */
+#define SKIP_BLOCKS  28u /* of which deltas are not tried once none has won */
+#define TIMES        4u  /* what a block takes there on its own, at most, in its own bytes */
+
+struct values_there {
+    ckd_device device;
+    device_reader values;
+};
+
+/* What a block is stored as, and what the next checkpoint's loads may want of it besides. */
+typedef enum payload_kind { DELTA, ALONE, PAYLOADS } payload_kind;
+
+/* A block of a batch. */
+typedef struct coded_block {
+    uint32_t number; /* of the span's */
+    uint64_t first, count;
+    const record *parent;
+    bool known; /* this save has its values already */
+    bool wants[PAYLOADS], has[PAYLOADS];
+    bool lost;        /* a delta was planned, and may lose */
+    bool with_values; /* the pipeline wants them all the same */
+    uint64_t planned[PAYLOADS];
+    bytes payload[PAYLOADS];
+    bytes part[2]; /* of the values, of the differences: can a byte codec win? */
+} coded_block;
+
+struct save_device {
+    stream_batch streams;
+    device_deltas deltas;
+    device_standalones alones;
+    coded_block blocks[BATCH_BLOCKS];
+    coded_block *standalone[BATCH_BLOCKS]; /* those that `alones` has now */
+    uint32_t count;
+    const char *tensor; /* that what follows is about */
+    bool won, failed;
+    uint32_t skip; /* blocks, of which deltas are not tried */
+};
+
+static bool unprepared;
+
+void save_device_unprepared(bool yes) {
+    unprepared = yes;
+}
+
+void save_device_free(ckd_save *save) {
+    save_device *s = save->device;
+    for (uint32_t i = 0; s && i < BATCH_BLOCKS; i++) {
+        bytes_free(&s->blocks[i].payload[DELTA]);
+        bytes_free(&s->blocks[i].payload[ALONE]);
+        bytes_free(&s->blocks[i].part[0]);
+        bytes_free(&s->blocks[i].part[1]);
+    }
+    if (s) {
+        device_deltas_free(&s->deltas);
+        device_standalones_free(&s->alones);
+        stream_batch_free(&s->streams);
+    }
+    free(s);
+    save->device = NULL;
+}
+
+/* ---- which blocks ---- */
+
+/* The parent's block, if this one is worth a try: its values are many enough for samples, and what they take is about known. */
+static const record *parent_of(const tensor_context *t, uint64_t first, uint64_t count) {
+    unsigned width = (unsigned)ckd_dtype_size(t->tensor->dtype);
+    uint64_t raw = count * width;
+    const record *r = block_in_parent(t, first, count);
+    bool few = block_probe_of(t->rows != NULL, width, raw).size == raw;
+    return !few && block_expected_standalone(r, raw) ? r : NULL;
+}
+
+static bool may_be_delta(const ckd_save *save, const record *parent, size_t width) {
+    load_cost chain = record_chain(parent),
+              base = base_cost(width, parent->raw_size, block_expected_standalone(parent, parent->raw_size));
+    return parent->depth < MAX_SAVE_DEPTH && budget_allows_chain(&save->budget, &chain, &base, PART_EXACT);
+}
+
+static bool may_code(const ckd_save *save, const tensor_context *t, const unchanged_blocks *u) {
+    ckd_dtype dtype = t->tensor->dtype;
+    return u->hashed && u->next >= u->looked && save->coding.codec == CKD_CODEC_AUTO && !t->decoded_values &&
+           (dtype == CKD_F32 || dtype == CKD_BF16 || dtype == CKD_F16);
+}
+
+static coded_block *add_block(save_device *s, uint32_t number, uint64_t first, uint64_t count,
+                              const record *parent) {
+    coded_block *c = &s->blocks[s->count++];
+    c->number = number;
+    c->first = first;
+    c->count = count;
+    c->parent = parent;
+    c->known = c->lost = c->with_values = false;
+    c->wants[DELTA] = c->wants[ALONE] = c->has[DELTA] = c->has[ALONE] = false;
+    return c;
+}
+
+/* As many of the next blocks as may be looked at together; of all of them a delta is tried, or of none. Where they end is u->looked. */
+static ckd_status choose(save_device *s, const ckd_save *save, const ckd_tensor *tensor,
+                         const tensor_context *t, unchanged_blocks *u, uint64_t first, uint64_t end,
+                         ckd_error *err) {
+    bool tries = s->skip == 0;
+    uint32_t max = !tries ? s->skip : s->won ? BATCH_BLOCKS : FIRST_BLOCKS, i = u->next;
+    device_reader *r = tensor->read_context;
+    uint64_t count, taken = 0;
+    ckd_status status = device_deltas_clear(&s->deltas, &s->streams, r, t->tensor->dtype, BATCH_BLOCKS, err);
+    s->count = 0;
+    for (; first < end && status == CKD_OK && s->count < max; first += count, i++) {
+        count = save_block_at(t, first, end);
+        const record *parent = u->same[i] || u->named[i] ? NULL : parent_of(t, first, count);
+        device_delta *d = parent && tries ? device_deltas_add(&s->deltas, first, count, MEMORY) : NULL;
+        taken += count * r->element * TIMES;
+        if (parent && (tries ? !d : s->count > 0 && taken > MEMORY)) {
+            break;
+        }
+        if (parent) {
+            coded_block *c = add_block(s, i, first, count, parent);
+            c->wants[DELTA] = tries && may_be_delta(save, parent, r->element);
+            c->wants[ALONE] = !c->wants[DELTA];
+        }
+        if (d) {
+            d->before = parent->content;
+            d->stream->left = !s->blocks[s->count - 1].wants[DELTA];
+        }
+    }
+    s->skip -= tries ? 0 : s->count;
+    u->looked = i;
+    return status;
+}
+
+/* ---- coding them ---- */
+
+typedef struct batch {
+    save_device *s;
+    ckd_save *save;
+    const tensor_context *t;
+    const unchanged_blocks *u;
+    uint32_t absent[BATCH_BLOCKS], absent_count; /* blocks whose parent is not on the device */
+    uint32_t decoded;                            /* of these */
+} batch;
+
+/* What this save has already is no delta. All jobs are free. */
+static void leave_duplicates(batch *b) {
+    for (uint32_t i = 0; i < b->s->count; i++) {
+        coded_block *c = &b->s->blocks[i];
+        block_job *job = &b->save->jobs[0];
+        job->first = c->first;
+        job->count = c->count;
+        job->original = b->u->content[c->number];
+        c->known = block_is_in_save(job, &b->save->coding, b->t, -1);
+        c->wants[ALONE] &= !c->known;
+        if (i < b->s->deltas.count) {
+            b->s->deltas.blocks[i].stream->left |= c->known;
+        }
+    }
+}
+
+/* Index i's job has the parent's values of the block that is so far behind the last one decoded. */
+static ckd_status decode_one(void *context, size_t i, uint32_t worker, ckd_error *err) {
+    batch *b = context;
+    device_delta *d = &b->s->deltas.blocks[b->absent[b->decoded + i]];
+    block_job *job = &b->save->jobs[i];
+    void *previous = bytes_scratch(&job->previous, d->count * b->s->deltas.r->element, "coding scratch", err);
+    if (!previous) {
+        return CKD_E_NOMEM;
+    }
+    (void)worker;
+    span mine = {b->t->region, d->first, d->count};
+    ckd_error why = {0};
+    ckd_status status = span_values(&job->decoder, b->save->coding.views, b->save->parent, b->t->parent,
+                                    &mine, previous, NULL, &why);
+    d->stream->left = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
+    return d->stream->left ? CKD_OK /* the host meets it, too, and tells */
+                           : err_from(err, status, &why);
+}
+
+static ckd_status fetch_parent(batch *b, ckd_error *err) {
+    save_device *s = b->s;
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const device_delta *d = &s->deltas.blocks[i];
+        if (!d->there && !d->stream->left) {
+            b->absent[b->absent_count++] = i;
+        }
+    }
+    for (uint32_t n; b->decoded < b->absent_count && status == CKD_OK; b->decoded += n) {
+        n = b->absent_count - b->decoded;
+        n = n < b->save->pipeline.slot_count ? n : b->save->pipeline.slot_count;
+        status = pool_run(b->save->store->pool, n, decode_one, b, err);
+        for (uint32_t i = 0; i < n && status == CKD_OK; i++) {
+            device_delta *d = &s->deltas.blocks[b->absent[b->decoded + i]];
+            status = d->stream->left ? CKD_OK
+                                     : device_deltas_put(&s->deltas, d, b->save->jobs[i].previous.data, err);
+        }
+    }
+    return status;
+}
+
+static ckd_status plan_one(void *context, size_t i, uint32_t worker, ckd_error *err) {
+    batch *b = context;
+    device_delta *d = &b->s->deltas.blocks[i];
+    (void)err;
+    if (!d->stream->left) {
+        device_deltas_plan(&b->s->deltas, d, coder_symbols(b->save->jobs[worker].decoder.coder));
+    }
+    return CKD_OK;
+}
+
+/* Which deltas win for certain, and what the pipeline will want besides them, as far as can be told before it decides. */
+static void judge(batch *b) {
+    load_budget trial = b->save->budget;
+    size_t width = ckd_dtype_size(b->t->tensor->dtype);
+    for (uint32_t i = 0; i < b->s->deltas.count; i++) {
+        coded_block *c = &b->s->blocks[i];
+        device_stream *s = b->s->deltas.blocks[i].stream;
+        uint64_t raw = c->count * width, alone = block_expected_standalone(c->parent, raw);
+        if (s->left) {
+            continue;
+        }
+        load_cost chain = record_chain(c->parent), base = base_cost(width, raw, alone);
+        c->planned[DELTA] = s->planned;
+        c->lost = s->left = (double)s->planned > BLOCK_DELTA_WON * (double)alone;
+        if (!c->lost) {
+            chain.stored += (double)s->planned;
+            chain.work += decode_work(PREDICT_PARENT, CODING_SYMBOLS, width, raw, s->planned, c->count);
+        }
+        bool taken = !c->lost && budget_allows_delta(&trial, &chain, &base, PART_EXACT, s->planned, alone);
+        c->wants[ALONE] = !unprepared && (!taken || budget_wants_materialized(&trial, &chain, &base));
+        budget_add(&trial, taken ? &chain : &base, c->wants[ALONE] ? &base : &chain, &base);
+    }
+}
+
+/* Where a delta is few bits, some of the differences, for byte codecs to look at. */
+static ckd_status take_differences(coded_block *c, const device_deltas *all, const device_delta *d,
+                                   bool in_panel, ckd_error *err) {
+    uint64_t raw = c->count * all->r->element;
+    block_probe of = block_probe_of(in_panel, (unsigned)all->r->element, raw);
+    bytes_clear(&c->part[1]);
+    if (4 * c->planned[DELTA] >= raw) {
+        return CKD_OK;
+    }
+    void *to = bytes_scratch(&c->part[1], of.size, "a part of a block", err);
+    return to ? device_deltas_residual(all, d, to, of.at, of.size, err) : CKD_E_NOMEM;
+}
+
+static ckd_status take_deltas(batch *b, ckd_error *err) {
+    save_device *s = b->s;
+    ckd_status status = stream_batch_write(&s->streams, err);
+    for (uint32_t i = 0; i < s->deltas.count && status == CKD_OK; i++) {
+        const device_delta *d = &s->deltas.blocks[i];
+        coded_block *c = &s->blocks[i];
+        if (!d->stream->left) {
+            status = stream_batch_read(&s->streams, d->stream, &c->payload[DELTA], err);
+            status = status == CKD_OK ? take_differences(c, &s->deltas, d, b->t->rows != NULL, err) : status;
+            c->has[DELTA] = status == CKD_OK && c->payload[DELTA].size > 0;
+        }
+    }
+    return status;
+}
+
+static ckd_status code_deltas(batch *b, ckd_error *err) {
+    save_device *s = b->s;
+    ckd_status status = device_deltas_begin(&s->deltas, err);
+    status = status == CKD_OK ? fetch_parent(b, err) : status;
+    status = status == CKD_OK ? device_deltas_count(&s->deltas, err) : status;
+    status = status == CKD_OK ? pool_run(b->save->store->pool, s->deltas.count, plan_one, b, err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    judge(b);
+    return take_deltas(b, err);
+}
+
+/* ---- on their own ---- */
+
+static ckd_status plan_alone(void *context, size_t i, uint32_t worker, ckd_error *err) {
+    batch *b = context;
+    device_standalone *d = &b->s->alones.blocks[i];
+    (void)err;
+    if (!d->stream->left) {
+        device_standalones_plan(&b->s->alones, d, coder_symbols(b->save->jobs[worker].decoder.coder));
+    }
+    return CKD_OK;
+}
+
+/* Those that are in s->alones. */
+static ckd_status code_alones(batch *b, ckd_error *err) {
+    save_device *s = b->s;
+    symbols_workspace *w = coder_symbols(b->save->jobs[0].decoder.coder);
+    ckd_status status = device_standalones_count(&s->alones, w, err);
+    status = status == CKD_OK ? pool_run(b->save->store->pool, s->alones.count, plan_alone, b, err) : status;
+    status = status == CKD_OK ? stream_batch_write(&s->streams, err) : status;
+    for (uint32_t i = 0; i < s->alones.count && status == CKD_OK; i++) {
+        const device_stream *stream = s->alones.blocks[i].stream;
+        coded_block *c = s->standalone[i];
+        if (!stream->left) {
+            status = stream_batch_read(&s->streams, stream, &c->payload[ALONE], err);
+            c->planned[ALONE] = stream->planned;
+            c->has[ALONE] = status == CKD_OK && c->payload[ALONE].size > 0;
+        }
+    }
+    return status;
+}
+
+/* As many at a time as there is memory for. */
+static ckd_status code_all_alones(batch *b, device_reader *r, ckd_error *err) {
+    save_device *s = b->s;
+    ckd_dtype dtype = b->t->tensor->dtype;
+    ckd_status status = device_standalones_clear(&s->alones, &s->streams, r, dtype, BATCH_BLOCKS, err);
+    for (uint32_t i = 0; i < s->count && status == CKD_OK;) {
+        coded_block *c = &s->blocks[i];
+        device_standalone *d =
+            c->wants[ALONE] ? device_standalones_add(&s->alones, c->first, c->count, MEMORY) : NULL;
+        if (c->wants[ALONE] && !d) { /* it comes first the next time */
+            status = code_alones(b, err);
+            status = status == CKD_OK
+                         ? device_standalones_clear(&s->alones, &s->streams, r, dtype, BATCH_BLOCKS, err)
+                         : status;
+            continue;
+        }
+        if (d) {
+            d->grid = block_grid(&b->t->shape, b->t->region, c->first);
+            s->standalone[s->alones.count - 1] = c;
+        }
+        i++;
+    }
+    return status == CKD_OK && s->alones.count ? code_alones(b, err) : status;
+}
+
+/* ---- what is worth it ---- */
+
+/* Of those that may do without their values, some of these, for byte codecs to look at. */
+static ckd_status take_values(batch *b, device_reader *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < b->s->count && status == CKD_OK; i++) {
+        coded_block *c = &b->s->blocks[i];
+        block_probe of = block_probe_of(b->t->rows != NULL, (unsigned)r->element, c->count * r->element);
+        bool unsure = c->lost && delta_may_pay(c->planned[DELTA], c->planned[ALONE]);
+        c->has[ALONE] &= !unsure; /* the host looks at it */
+        c->with_values = c->has[DELTA] && c->wants[ALONE] && !c->has[ALONE];
+        bytes_clear(&c->part[0]);
+        if (!c->with_values && (c->has[DELTA] || c->has[ALONE])) {
+            void *to = bytes_scratch(&c->part[0], of.size, "a part of a block", err);
+            uint64_t first = c->first + of.at / r->element, count = of.size / r->element;
+            r->end = first + count; /* nothing behind it is wanted */
+            status = to ? device_read(r, first, count, to, err) : CKD_E_NOMEM;
+        }
+    }
+    return status;
+}
+
+/* Byte codecs see what symbols do not; where they promise more, all of the block is theirs to look at. */
+static ckd_status probe_one(void *context, size_t i, uint32_t worker, ckd_error *err) {
+    batch *b = context;
+    coded_block *c = &b->s->blocks[i];
+    unsigned width = (unsigned)ckd_dtype_size(b->t->tensor->dtype);
+    uint64_t raw = c->count * width, alone = block_expected_standalone(c->parent, raw);
+    alone = c->has[ALONE] && c->planned[ALONE] > alone ? c->planned[ALONE] : alone;
+    uint64_t limits[2] = {alone, c->planned[DELTA]};
+    ckd_status status = CKD_OK;
+    for (int k = 0; k < 2 && (c->has[DELTA] || c->has[ALONE]) && status == CKD_OK; k++) {
+        bool promise = false;
+        if (c->part[k].size && (k == 0 || c->has[DELTA])) {
+            status = block_codecs_promise(&promise, b->save->jobs[worker].decoder.coder, &b->save->coding,
+                                          width, c->part[k].data, c->part[k].size, limits[k], raw, err);
+        }
+        c->has[DELTA] &= !promise;
+        c->has[ALONE] &= !promise;
+    }
+    return status;
+}
+
+static ckd_status run(batch *b, device_reader *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    leave_duplicates(b);
+    if (b->s->deltas.count > 0) {
+        status = code_deltas(b, err);
+    }
+    status = status == CKD_OK ? code_all_alones(b, r, err) : status;
+    status = status == CKD_OK ? take_values(b, r, err) : status;
+    return status == CKD_OK ? pool_run(b->save->store->pool, b->s->count, probe_one, b, err) : status;
+}
+
+/* ---- for the pipeline ---- */
+
+/* What is known of the tensor; NULL: it is not to be tried (any more). */
+static save_device *about(ckd_save *save, const tensor_context *t) {
+    save_device *s = save->device = save->device ? save->device : calloc(1, sizeof(*s));
+    if (s && s->tensor != t->tensor->name) {
+        s->tensor = t->tensor->name;
+        s->won = s->failed = false;
+        s->skip = 0;
+    }
+    return s && !s->failed ? s : NULL;
+}
+
+static void record_results(ckd_save *save, const save_device *s, unchanged_blocks *u) {
+    bool won = false;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const coded_block *c = &s->blocks[i];
+        bool coded = c->has[DELTA] || c->has[ALONE];
+        won |= c->has[DELTA];
+        save->has_pending_values |= coded && !c->with_values;
+        u->unread[c->number] = coded && !c->with_values;
+    }
+    if (s->deltas.count > 0) {
+        save->device->skip = won ? 0 : SKIP_BLOCKS;
+        save->device->won = won;
+    }
+}
+
+ckd_status save_device_code(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
+                            unchanged_blocks *u, uint64_t first, uint64_t end, ckd_error *err) {
+    save_device *s = may_code(save, t, u) ? about(save, t) : NULL;
+    ckd_error why;
+    if (!s) {
+        return CKD_OK;
+    }
+    batch b = {.s = s, .save = save, .t = t, .u = u};
+    ckd_status status = choose(s, save, tensor, t, u, first, end, &why);
+    if (status == CKD_OK && s->count > 0) {
+        ckd_status awaited = save_await(save, save->pipeline.pushed, err); /* its jobs are worked with */
+        if (awaited != CKD_OK) {
+            return awaited;
+        }
+        status = run(&b, tensor->read_context, &why);
+    }
+    if (status != CKD_OK) {
+        s->failed = true;
+        s->count = 0;
+        u->looked = u->count;
+        store_message(save->store, "%s is read from its device, which cannot code it: %s", t->tensor->name,
+                      why.message);
+    }
+    record_results(save, s, u);
+    return CKD_OK;
+}
+
+static void exchange(bytes *a, bytes *b) {
+    bytes was = *a;
+    *a = *b;
+    *b = was;
+}
+
+static void hand_over(block_job *job, coded_block *c, const hash128 *content) {
+    exchange(&job->delta.payload, &c->payload[DELTA]);
+    exchange(&job->standalone.payload, &c->payload[ALONE]);
+    job->precoded = (block_precoded){.coded = true,
+                                     .delta = c->has[DELTA],
+                                     .standalone = c->has[ALONE],
+                                     .lost = c->lost,
+                                     .rounded = job->precoded.rounded,
+                                     .bf16 = job->precoded.bf16,
+                                     .f16 = job->precoded.f16,
+                                     .content = *content,
+                                     .planned = c->planned[DELTA],
+                                     .planned_standalone = c->planned[ALONE]};
+    c->has[DELTA] = c->has[ALONE] = false;
+}
+
+bool save_device_give(ckd_save *save, block_job *job, const unchanged_blocks *u) {
+    save_device *s = save->device;
+    uint32_t number = u->next - 1;
+    for (uint32_t i = 0; s && number < u->looked && i < s->count; i++) {
+        coded_block *c = &s->blocks[i];
+        if (c->number == number && (c->has[DELTA] || c->has[ALONE])) {
+            hand_over(job, c, &u->content[number]);
+            return !c->with_values;
+        }
+    }
+    return false;
+}
+
+ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor *tensor, ckd_error *err) {
+    if (tensor->read != device_read) {
+        return CKD_OK;
+    }
+    const device_reader *r = tensor->read_context;
+    rj->there = arena_alloc(&save->arena, sizeof(*rj->there));
+    if (!rj->there) {
+        return err_nomem(err, sizeof(*rj->there), "a tensor's description");
+    }
+    *rj->there = (struct values_there){CKD_DEVICE_INIT, *r};
+    rj->there->device.device = r->lease->queue.device;
+    rj->there->device.stream = r->lease->stream;
+    return CKD_OK;
+}
+
+ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *rj, ckd_error *err) {
+    const struct values_there *there = rj->there;
+    device_reader r = there->values;
+    uint64_t raw = job->count * r.element;
+    void *to = bytes_scratch(&job->own, raw, "a tensor's elements", err);
+    ckd_status status = to ? device_take(&r.lease, save->store, &there->device, r.data, err) : CKD_E_NOMEM;
+    if (status != CKD_OK) {
+        return status;
+    }
+    r.end = job->first + job->count;
+    r.piece[0].count = r.piece[1].count = 0;
+    status = device_read(&r, job->first, job->count, to, err);
+    r.lease->reader = NULL;
+    device_give_back(save->store, r.lease);
+    job->values = to;
+    return status;
+}

@@ -1,0 +1,208 @@
+#include "engine/save/device_dedup.h"
+
+#include <stdlib.h>
+
+#include "engine/device/device.h"
+#include "engine/save/pipeline.h"
+
+uint64_t save_block_at(const tensor_context *t, uint64_t first, uint64_t end) {
+    uint64_t max = t->rows ? save_panel_block(t->rows, first) : t->block_elements;
+    return end - first < max ? end - first : max;
+}
+
+static uint64_t aligned(uint64_t size) {
+    return (size + 255) / 256 * 256;
+}
+
+/* Some blocks whose hashes are made together: of their values, and of a master's as bf16 and f16 have them. */
+enum { AS_GIVEN, AS_BF16, AS_F16, KINDS };
+typedef struct some_blocks {
+    device_pieces span[KINDS * DEVICE_SPANS]; /* kind by kind */
+    uint64_t first[DEVICE_SPANS];             /* element */
+    uint64_t pieces;                          /* of all, of all kinds */
+    uint64_t gathered;                        /* bytes, if they do not lie as they are needed */
+    uint64_t halves;                          /* bytes of all, rounded to either */
+    uint32_t count, kinds;
+} some_blocks;
+
+static uint64_t take_some(some_blocks *b, const tensor_context *t, const device_reader *r, uint64_t first,
+                          uint64_t end) {
+    bool master = block_is_master(t);
+    bool lies = master ? device_lies_well(r, r->data) : r->width == r->stride;
+    *b = (some_blocks){.kinds = master ? KINDS : 1};
+    for (uint64_t n; first < end && b->count < DEVICE_SPANS; first += n) {
+        n = save_block_at(t, first, end);
+        b->first[b->count] = first;
+        b->span[b->count++].bytes = n * r->element;
+        b->pieces += device_hash_pages_of(n * r->element);
+        b->gathered += lies ? 0 : aligned(n * r->element);
+        if (master) {
+            b->pieces += 2 * device_hash_pages_of(n * sizeof(uint16_t));
+            b->halves += aligned(n * sizeof(uint16_t));
+        }
+    }
+    return first;
+}
+
+/* Where each block's bytes are. */
+static ckd_status place_some(some_blocks *b, const device_reader *r, uint8_t *room, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
+        b->span[i].values = r->data + b->first[i] * r->element;
+        if (b->gathered) {
+            b->span[i].values = room;
+            status = device_gather(r, room, b->first[i], b->span[i].bytes / r->element, err);
+            room += aligned(b->span[i].bytes);
+        }
+    }
+    return status;
+}
+
+static ckd_status round_some(some_blocks *b, const device_lease *lease, uint32_t kind, uint8_t *to,
+                             ckd_error *err) {
+    device_elements what = {DEVICE_CAST, CKD_F32, kind == AS_BF16 ? CKD_BF16 : CKD_F16, NULL};
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_span spans[DEVICE_SPANS];
+    bool known = true;
+    for (uint32_t i = 0; i < b->count; i++) {
+        uint64_t n = b->span[i].bytes / sizeof(float);
+        spans[i] = (device_span){to, b->span[i].values, NULL, NULL, n};
+        b->span[kind * b->count + i] = (device_pieces){to, n * sizeof(uint16_t), NULL};
+        to += aligned(n * sizeof(uint16_t));
+    }
+    lease->backend->elements(&lease->queue, &known, &what, spans, b->count, &why);
+    return known ? device_status(&why, lease->queue.device, err)
+                 : err_set(err, CKD_E_DEVICE, "the device does not know such values");
+}
+
+/* to: room for those of all kinds. */
+static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r, ckd_error *err) {
+    void *memory;
+    uint64_t before = b->gathered + 2 * b->halves;
+    ckd_status status = device_memory(&memory, r->lease, before + b->pieces * sizeof(uint64_t), err);
+    uint8_t *rounded = (uint8_t *)memory + b->gathered, *hashes = (uint8_t *)memory + before;
+    status = status == CKD_OK ? place_some(b, r, memory, err) : status;
+    for (uint32_t kind = AS_BF16; kind < b->kinds && status == CKD_OK; kind++) {
+        status = round_some(b, r->lease, kind, rounded + (kind - AS_BF16) * b->halves, err);
+    }
+    return status == CKD_OK ? device_hash(to, r->lease, b->span, (size_t)b->kinds * b->count,
+                                          (uint64_t *)(void *)hashes, err)
+                            : status;
+}
+
+/* May its blocks be masters of this save, rounded? */
+static bool may_be_rounded(const ckd_save *save, const tensor_context *t) {
+    return save->has_masters && (t->tensor->dtype == CKD_BF16 || t->tensor->dtype == CKD_F16);
+}
+
+/* Moments of a step are held by the one who has the optimizer: these are read. */
+static bool worth_a_look(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t) {
+    return tensor->read == device_read && !atomic_load(&save->store->devices_differ) && !tensor->optimizer &&
+           save->coding.codec != CKD_CODEC_RAW && (t->parent || may_be_rounded(save, t));
+}
+
+static ckd_status hash_all(unchanged_blocks *u, const device_reader *r, const tensor_context *t,
+                           uint64_t first, uint64_t end, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint32_t at = 0; first < end && status == CKD_OK;) {
+        some_blocks b;
+        hash128 got[KINDS * DEVICE_SPANS];
+        first = take_some(&b, t, r, first, end);
+        status = hash_some(got, &b, r, err);
+        for (uint32_t i = 0; i < b.count && status == CKD_OK; i++, at++) {
+            /* What is a delta there may want a materialized copy, and values for it. */
+            const record *old = block_in_parent(t, b.first[i], b.span[i].bytes / r->element);
+            u->content[at] = got[i];
+            u->same[at] = old && old->depth == 0 && hash128_equal(&old->content, &got[i]);
+            if (u->rounded) {
+                u->rounded[2 * at] = got[AS_BF16 * b.count + i];
+                u->rounded[2 * at + 1] = got[AS_F16 * b.count + i];
+            }
+        }
+    }
+    return status;
+}
+
+/* Which blocks this save has, once masters are registered. All jobs are free then. */
+static ckd_status name_all(unchanged_blocks *u, ckd_save *save, const tensor_context *t, uint64_t first,
+                           uint64_t end, ckd_error *err) {
+    ckd_status status = save_await(save, save->pipeline.pushed, err);
+    block_job *job = &save->jobs[0];
+    for (uint32_t i = 0; first < end && status == CKD_OK; i++, first += job->count) {
+        job->first = first;
+        job->count = save_block_at(t, first, end);
+        job->original = u->content[i];
+        u->named[i] = !u->same[i] && block_is_in_save(job, &save->coding, t, -1);
+        save->named_elements += u->named[i] || u->same[i] ? job->count : 0;
+    }
+    return status;
+}
+
+ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const ckd_tensor *tensor,
+                              const tensor_context *t, uint64_t first, uint64_t end, ckd_error *err) {
+    if (!worth_a_look(save, tensor, t) || first == end) {
+        return CKD_OK;
+    }
+    for (uint64_t at = first; at < end; at += save_block_at(t, at, end)) {
+        u->count++;
+    }
+    u->content = calloc(u->count, sizeof(*u->content));
+    u->same = calloc(u->count, sizeof(*u->same));
+    u->named = calloc(u->count, sizeof(*u->named));
+    u->unread = calloc(u->count, sizeof(*u->unread));
+    u->rounded = block_is_master(t) ? calloc(u->count, 2 * sizeof(*u->rounded)) : NULL;
+    if (!u->content || !u->same || !u->named || !u->unread || (block_is_master(t) && !u->rounded)) {
+        return err_nomem(err, u->count * sizeof(*u->content), "hashes of blocks");
+    }
+    ckd_error why;
+    u->hashed = hash_all(u, tensor->read_context, t, first, end, &why) == CKD_OK;
+    if (!u->hashed) {
+        store_message(save->store, "%s is read from its device, which cannot say what has changed: %s",
+                      t->tensor->name, why.message);
+    }
+    return u->hashed && may_be_rounded(save, t) ? name_all(u, save, t, first, end, err) : CKD_OK;
+}
+
+void device_dedup_free(unchanged_blocks *u, const ckd_tensor *tensor) {
+    if (u->content) {
+        device_reader *r = tensor->read_context;
+        r->end = r->elements;
+    }
+    free(u->content);
+    free(u->same);
+    free(u->named);
+    free(u->rounded);
+    free(u->unread);
+}
+
+bool device_dedup_next(unchanged_blocks *u, ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
+                       block_job *job) {
+    job->unchanged = false;
+    if (!u->content) {
+        return false;
+    }
+    uint32_t i = u->next++;
+    if (u->rounded && u->hashed) {
+        job->precoded.rounded = true;
+        job->precoded.bf16 = u->rounded[2 * i];
+        job->precoded.f16 = u->rounded[2 * i + 1];
+    }
+    if (u->named[i]) {
+        job->precoded.coded = true; /* all there is to it */
+        job->precoded.content = u->content[i];
+        save->has_pending_values = true;
+        return true;
+    }
+    if (u->same[i] &&
+        block_find_unchanged(job, &save->coding, t, &u->content[i], save->pipeline.slot_count)) {
+        return true;
+    }
+    device_reader *r = tensor->read_context;
+    uint64_t end = job->first + job->count;
+    uint32_t known = u->looked ? u->looked : u->count;
+    for (i++; i < known && !u->same[i] && !u->named[i] && !u->unread[i]; i++) {
+        end += save_block_at(t, end, r->elements);
+    }
+    r->end = end;
+    return false;
+}

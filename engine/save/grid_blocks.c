@@ -1,0 +1,145 @@
+/* Cells: blocks of a large lossy matrix that are some rows of some columns, and what they share with those next to them. */
+#include <stdlib.h>
+
+#include "engine/lossy/device.h"
+#include "engine/save/lossy.h"
+
+bool grid_shares_rows(const lossy_tile *t) {
+    return t->plan.row || t->plan.factor;
+}
+
+/* ---- a panel's values ---- */
+
+#define ROWS_AT_A_TIME 64u
+
+typedef struct gathering {
+    const lossy_tile *tile;
+    uint8_t *original;
+    float *now, *before; /* NULL: not wanted */
+    uint64_t first, width, rows;
+} gathering;
+
+static void gather(void *to, const void *from, size_t size, const gathering *g, uint64_t row, uint64_t rows) {
+    for (; to && rows > 0; rows--, row++) {
+        memcpy((uint8_t *)to + row * g->width * size,
+               (const uint8_t *)from + (row * g->tile->columns + g->first) * size, g->width * size);
+    }
+}
+
+static ckd_status gather_rows(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    (void)err;
+    const gathering *g = context;
+    uint64_t row = index * (uint64_t)ROWS_AT_A_TIME, left = g->rows - row;
+    uint64_t rows = left < ROWS_AT_A_TIME ? left : ROWS_AT_A_TIME;
+    gather(g->original, g->tile->values, ckd_dtype_size(g->tile->dtype), g, row, rows);
+    gather(g->now, g->tile->now, sizeof(float), g, row, rows);
+    gather(g->before, g->tile->before, sizeof(float), g, row, rows);
+    return CKD_OK;
+}
+
+static ckd_status gather_panel(tile_part *of, ckd_save *save, const lossy_tile *t, uint64_t first,
+                               uint64_t width, ckd_error *err) {
+    lossy_tile *out = &of->tile;
+    gathering g = {.tile = t, .first = first, .width = width, .rows = t->count / t->columns};
+    uint64_t n = g.rows * width;
+    bool same = (const void *)t->now == t->values;
+    g.now = bytes_scratch(&of->now, n * sizeof(float), "a panel of a tensor", err);
+    g.original = !g.now || same
+                     ? NULL
+                     : bytes_scratch(&of->original, n * ckd_dtype_size(t->dtype), "a panel of a tensor", err);
+    g.before = !t->before ? NULL : bytes_scratch(&of->before, n * sizeof(float), "a panel of a tensor", err);
+    if (!g.now || (!same && !g.original) || (t->before && !g.before)) {
+        return CKD_E_NOMEM;
+    }
+    out->values = same ? (const void *)g.now : g.original;
+    out->now = g.now;
+    out->before = g.before;
+    return pool_run(save->store->pool, (size_t)((g.rows + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME), gather_rows,
+                    &g, err);
+}
+
+ckd_status grid_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, const save_panel *panel,
+                         ckd_error *err) {
+    lossy_tile *out = &of->tile;
+    uint64_t first = panel->first, width = panel->rows.width, rows = t->count / t->columns;
+    *out = *t;
+    out->first = t->first / t->columns * width;
+    out->count = rows * width;
+    out->columns = width;
+    out->sampled = t->sampled + rows * first;
+    out->pair.stride = t->columns;
+    out->pair.first = first;
+    out->pair.width = width;
+    lattice_block *plan = &out->plan;
+    plan->count = out->count;
+    plan->columns = plan->own.columns = width;
+    plan->own.step = plan->own.step ? plan->own.step + first : NULL;
+    plan->own.factor = plan->own.factor ? plan->own.factor + first * plan->own.rank : NULL;
+    return t->device ? lossy_device_panel(out, first, err) : gather_panel(of, save, t, first, width, err);
+}
+
+/* ---- rows ---- */
+
+ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const lattice_columns *shared,
+                            const tensor_context *context, const span *of, ckd_error *err) {
+    save_side *side = &to->before[to->before_count];
+    bytes *raw = &side->data;
+    bytes_clear(raw);
+    ckd_status status = lattice_columns_encode(raw, shared, &save->tiles->scratch,
+                                               coder_symbols(save->tiles->loaders[0].coder), err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    *content = content_hash(raw->data, raw->size);
+    side->record = (record){.kind = RECORD_SIDE,
+                            .tensor = context->tensor,
+                            .region = of->region,
+                            .first = of->first,
+                            .count = of->count,
+                            .raw_size = raw->size,
+                            .stored_size = raw->size,
+                            .content = *content,
+                            .chain_stored = raw->size,
+                            .base_stored = raw->size};
+    to->before_count++;
+    to->before_bytes += raw->size;
+    return CKD_OK;
+}
+
+static ckd_status write_rows(shared_rows *to, save_append *before, ckd_save *save, const lossy_tile *panel,
+                             const tensor_context *whole, ckd_error *err) {
+    const lattice_block *plan = &panel->plan;
+    uint32_t rank = plan->factor ? plan->own.rank : 0;
+    static const int32_t no_shift[LATTICE_MAX_RANK];
+    lattice_columns rows = {.columns = to->rows,
+                            .step = plan->row ? plan->row + to->row : NULL,
+                            .rank = rank,
+                            .shift = no_shift,
+                            .factor = rank ? plan->factor + to->row * rank : NULL};
+    return grid_side_record(&to->content, save, before, &rows, whole, &to->span, err);
+}
+
+ckd_status grid_rows(shared_rows *out, row_records *known, save_append *before, ckd_save *save,
+                     const lossy_tile *panel, uint64_t at, uint64_t count, const tensor_context *whole,
+                     uint64_t columns, ckd_error *err) {
+    uint64_t row = at / panel->columns, rows = count / panel->columns;
+    for (size_t i = 0; i < known->count; i++) {
+        if (known->items[i].row == row && known->items[i].rows == rows) {
+            *out = known->items[i];
+            return CKD_OK;
+        }
+    }
+    if (ARRAY_GROW(known->items, known->capacity, known->count + 1, "coding scratch", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    *out = (shared_rows){
+        .row = row,
+        .rows = rows,
+        .span = {whole->region, (panel->first / panel->columns + row) * columns, rows * columns}};
+    ckd_status status = write_rows(out, before, save, panel, whole, err);
+    if (status == CKD_OK) {
+        known->items[known->count++] = *out;
+    }
+    return status;
+}

@@ -1,0 +1,571 @@
+#include "engine/save/lossy.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/encode/block_lossy.h"
+#include "engine/lossy/device.h"
+
+#define KEPT_SHARE 8 /* of what a save may hold, what each of a tile's parts may keep from save to save */
+
+/* ---- regions ---- */
+
+/* A region that is being saved: all of what was given, or a panel of it. */
+typedef struct lossy_piece {
+    const tensor_context *context;
+    const save_panel *panel; /* NULL: all */
+    region_figures figures;
+} lossy_piece;
+
+/* It ends with the last of its tiles that is under way; the tensor's values are looked at as long as it is being given. */
+typedef struct lossy_region {
+    ckd_save *save;
+    const ckd_tensor *tensor;
+    tensor_context context; /* of all of it */
+    quant_params params;
+    save_panels panels; /* none: it is not cut */
+    lossy_piece *pieces;
+    size_t count;
+    double eps[PAIR_BOUNDS];
+    double share;    /* of what the tensor was expected to cost, as it leaves the budget */
+    uint64_t number; /* of the save's */
+    uint32_t users;  /* tiles that are held, and who gives it */
+    bool told;       /* that a tile on a device is coded on the host */
+} lossy_region;
+
+static void free_region(lossy_region *r) {
+    if (--r->users == 0) {
+        save_panels_free(&r->panels);
+        free(r->pieces);
+        free(r);
+    }
+}
+
+/* ---- blocks ---- */
+
+/* Second moments are remembered, and first ones compared with them. */
+static void record_direction(region_figures *f, moment_stats *second, const lossy_tile *t,
+                             const block_job *job, double eps) {
+    const float *decoded = job->lossy_work.decoded;
+    uint64_t at = job->first - t->first, of = t->sampled + at;
+    if (second && t->part == LOSSY_SECOND) {
+        direction_record(&second->sample, of, job->count, t->now + at, decoded);
+    } else if (second && second->sample.count && t->part == LOSSY_MOMENT) {
+        direction_add(&f->direction, &second->sample, of, job->count, t->now + at, decoded, eps);
+    }
+}
+
+/* Sums over a region. */
+static void add_error(region_figures *f, const lossy_error *e) {
+    measures *to = &f->measures;
+    to->error_squares += e->error;
+    to->value_squares += e->energy;
+    to->max_error = e->largest > to->max_error ? e->largest : to->max_error;
+    to->nonfinite += e->exceptions;
+}
+
+ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err) {
+    inflight_tile *held = of->held;
+    add_error(of->figures, &job->error);
+    pair_add_update(of->figures, &of->tile.pair, job->lossy_work.update);
+    if (job->lossy && !of->tile.device) {
+        record_direction(of->figures, held->second, &of->tile, job, held->region->eps[PAIR_EPS]);
+    }
+    held->seen = save->budget;
+    return pair_record_block(held, &of->tile, job, err);
+}
+
+/* The block's elements as they were given; NULL: they are on a device. */
+static const void *given_of(const lossy_tile *t, const block_job *job) {
+    return t->device ? NULL : (const uint8_t *)t->values + (job->first - t->first) * ckd_dtype_size(t->dtype);
+}
+
+/* Elements of the block that begins at element `at` of the tile, which is a panel's or (NULL) whole. */
+static uint64_t block_count(const save_panel *panel, const lossy_tile *t, uint64_t at) {
+    uint64_t left = t->count - at,
+             here = panel ? save_panel_block(&panel->rows, t->first + at) : lossy_block_count(t, at);
+    return here < left ? here : left;
+}
+
+/* Of a tile on a device: its blocks' hashes and errors. */
+static ckd_status measure_on_device(const save_panel *panel, const lossy_tile *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
+        uint64_t n = block_count(panel, t, at);
+        status = lossy_device_add_block(t, at, n, err);
+        at += n;
+    }
+    return status == CKD_OK ? lossy_device_measure(t, err) : status;
+}
+
+/* The part of the columns, once for all blocks of the tile, if there are several. */
+static bool shares_columns(const lossy_tile *t) {
+    return t->plan.shared_rows ||
+           (lossy_block_count(t, 0) < t->count && (t->plan.own.step || t->plan.own.rank));
+}
+
+static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, const lossy_piece *p,
+                             lossy_tile *t, uint64_t at, row_records *rows, ckd_error *err) {
+    ckd_save *save = r->save;
+    ckd_status status = CKD_OK;
+    job->first = t->first + at;
+    job->count = block_count(p->panel, t, at);
+    job->try_delta = true;
+    slot->input = given_of(t, job);
+    if (t->plan.shared && at == 0) {
+        span all = {p->context->region, t->first, t->count};
+        status =
+            grid_side_record(&t->shared_content, save, &slot->append, &t->plan.own, p->context, &all, err);
+    }
+    if (status == CKD_OK && t->plan.shared_rows) {
+        status = grid_rows(&job->rows, rows, &slot->append, save, t, at, job->count, &r->context,
+                           p->panel->columns, err);
+    }
+    return status;
+}
+
+/* The blocks of a part are on their way when it returns. */
+static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, const tile_parent *from,
+                            row_records *rows, ckd_error *err) {
+    ckd_save *save = r->save;
+    lossy_tile *t = &of->tile;
+    region_job *rj;
+    of->figures = &p->figures;
+    p->figures.measures.movement += t->movement * t->movement * (double)t->count;
+    t->plan.shared = shares_columns(t);
+    ckd_status status = save_new_region_job(&rj, save, p->context, NULL, err);
+    if (status == CKD_OK) {
+        rj->lossy = of;
+        rj->parent = from->view;
+        rj->context.parent = from->tensor;
+    }
+    for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
+        save_slot *slot;
+        block_job *job;
+        status = save_next_slot(&slot, &job, save, rj, err);
+        status = status == CKD_OK ? fill_place(slot, job, r, p, t, at, rows, err) : status;
+        if (status == CKD_OK) {
+            at += job->count;
+            save_push(save);
+        }
+    }
+    of->end = save->pipeline.pushed;
+    return status;
+}
+
+/* A tile that is exact all the same: its values count, or others' errors would be those of less. */
+static void add_exact(lossy_region *r, const lossy_tile *t) {
+    const kernels *k = r->save->tiles->loaders[0].kernels;
+    for (size_t i = 0; i < r->count; i++) {
+        const save_panel *p = r->pieces[i].panel;
+        uint64_t first = p ? p->first : 0, width = p ? p->rows.width : t->count,
+                 next = p ? p->columns : t->count;
+        lossy_error e = {0};
+        for (uint64_t at = first; at < t->count; at += next) {
+            lossy_error_add(&e, t->now + at, t->now + at, width, k);
+        }
+        add_error(&r->pieces[i].figures, &e);
+    }
+}
+
+static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
+        const save_panel *p = r->pieces[i].panel;
+        uint64_t first = p ? t->first / t->columns * p->rows.width : t->first;
+        uint64_t count = p ? t->count / t->columns * p->rows.width : t->count;
+        status = p ? save_exact_panel(r->save, r->tensor, p, first, first + count, err)
+                   : save_exact_span(r->save, r->tensor, &r->context, first, first + count, NULL, err);
+    }
+    return status == CKD_OK ? save_flush(r->save, err) : status;
+}
+
+/* What lies on a device has one place there: its blocks are written before the next ones are made. */
+static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_part *of, ckd_error *err) {
+    const lossy_tile *t = &of->tile;
+    moment_stats *second = of->held->second;
+    ckd_status status = save_await(r->save, of->end, err);
+    /* Without a second moment, or before it comes, there is nothing to compare directions with. */
+    if (status == CKD_OK && second && second->sample.stride && t->part != LOSSY_WEIGHT) {
+        direction_sums *sums = t->part == LOSSY_MOMENT ? &p->figures.direction : NULL;
+        status = lossy_device_direction(sums, &second->sample, t, r->eps[PAIR_EPS], err);
+    }
+    return status;
+}
+
+/* A tile whose plan is made: all of its parts are on their way. */
+static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_parent *from, ckd_error *err) {
+    row_records *rows = &r->save->tiles->row_records;
+    const lossy_tile *t = &held->tile;
+    ckd_status status = CKD_OK;
+    rows->count = 0;
+    for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
+        lossy_piece *p = &r->pieces[i];
+        tile_part *of = &held->parts[i % 2];
+        status = save_await(r->save, of->end, err);
+        of->held = held;
+        if (status == CKD_OK && p->panel) {
+            status = grid_of_panel(of, r->save, t, p->panel, err);
+            of->tile.plan.shared_rows = grid_shares_rows(t);
+        } else {
+            of->tile = *t;
+        }
+        if (status == CKD_OK && t->device) {
+            status = measure_on_device(p->panel, &of->tile, err);
+        }
+        status = status == CKD_OK ? push_part(r, p, of, from, rows, err) : status;
+        if (status == CKD_OK && t->device) {
+            status = finish_on_device(r, p, of, err);
+        }
+    }
+    return status;
+}
+
+/* false in *worth: better exactly. false in *here: it is on a device, and the host has to code it. */
+static ckd_status prepare_tile(bool *worth, bool *here, moment_stats **kept, ckd_save *save, lossy_tile *t,
+                               const tensor_context *context, ckd_error *err) {
+    const kernels *k = save->tiles->loaders[0].kernels;
+    moment_stats *second = NULL;
+    ckd_status status = CKD_OK;
+    if (t->part == LOSSY_WEIGHT) {
+        *kept = second = find_moment_stats(save, t, context);
+        t->scales = second && second->scales.row ? &second->scales : NULL;
+    } else {
+        status = *kept ? CKD_OK : moment_stats_get(kept, save, t, context, err);
+        second = *kept;
+    }
+    if (second && t->part == LOSSY_SECOND) {
+        t->found = &second->scales;
+        second->scales.row = second->scales.column = NULL; /* of an attempt before */
+    }
+    if (status == CKD_OK) {
+        status = lossy_tile_prepare(t, worth, k, err);
+    }
+    *here = true;
+    if (status == CKD_OK && *worth && t->device) {
+        status = lossy_device_code(here, t, err);
+    } else if (t->device) {
+        *here = false;
+    }
+    return status;
+}
+
+/* ---- a tile that comes ---- */
+
+/* Columns of a panel, or of all, at most. */
+static uint64_t widest_of(const lossy_region *r) {
+    uint64_t widest = r->panels.count ? 1 : UINT64_MAX;
+    for (size_t i = 0; i < r->panels.count; i++) {
+        uint64_t width = r->panels.items[i].rows.width;
+        widest = width > widest ? width : widest;
+    }
+    return widest;
+}
+
+/* Of a tile on a device, as it was given: are the values of all of a part's blocks in this save? */
+static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lossy_piece *p,
+                                      const lossy_tile *t, ckd_error *err) {
+    ckd_status status = measure_on_device(p->panel, t, err);
+    for (uint64_t at = 0; at < t->count && *all && status == CKD_OK;) {
+        uint64_t n = block_count(p->panel, t, at);
+        span block = {p->context->region, t->first + at, n};
+        const hash128 *original = &lossy_device_block_of(t, at)->original;
+        *all = block_is_registered(&block, original, &r->save->coding, p->context, t->bound);
+        at += n;
+    }
+    return status;
+}
+
+/*
+ * Is all of a tile on a device in this save already, as the masters that it is rounded from are? Then its blocks only name these: it needs neither a parent
+ * nor a plan.
+ */
+static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, ckd_error *err) {
+    ckd_save *save = r->save;
+    lossy_tile *t = &held->tile;
+    *all = false;
+    if (r->tensor->read != device_read || t->part != LOSSY_WEIGHT || t->dtype == CKD_F32 ||
+        r->params.max_error > 0) {
+        return CKD_OK;
+    }
+    ckd_status status = save_end_tiles(save, err); /* masters may be among what is under way */
+    status = status == CKD_OK ? save_await(save, save->pipeline.pushed, err) : status;
+    if (status == CKD_OK && save->dedup_index.rounded) {
+        status = save_begin_given(all, save, t, r->tensor, widest_of(r), err);
+    }
+    t->bound = INFINITY; /* as lossy_tile_prepare sets it */
+    for (size_t i = 0; i < r->count && *all && status == CKD_OK; i++) {
+        const lossy_piece *p = &r->pieces[i];
+        tile_part *of = &held->parts[0];
+        of->tile = *t;
+        if (p->panel) {
+            status = grid_of_panel(of, save, t, p->panel, err);
+        }
+        status = status == CKD_OK ? find_blocks_in_save(all, r, p, &of->tile, err) : status;
+    }
+    if (status == CKD_OK && t->device && !*all) {
+        save_tile_leave_device(save, t);
+    }
+    held->second = *all ? find_moment_stats(save, t, &r->context) : NULL;
+    return status;
+}
+
+/* By which the tile's parent is chosen. */
+static load_budget budget_for(const lossy_region *r) {
+    const save_tiles *all = r->save->tiles;
+    load_budget seen = all->seen;
+    if (all->seen_region != r->number) {
+        save_stop_expecting(&seen, r->save->parent, r->context.parent, r->share);
+    }
+    return seen;
+}
+
+/* From the device's memory, if the tile is there and such that it can be coded there; else, or if that turns out later, from the host's. */
+static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile *held, lossy_region *r,
+                                   ckd_error *err) {
+    ckd_save *save = r->save;
+    lossy_tile *t = &held->tile, cut = *t;
+    load_budget budget = budget_for(r);
+    bool here = false, device = true;
+    ckd_status status = CKD_OK;
+    held->second = NULL;
+    *from = (tile_parent){0};
+    while (!here && status == CKD_OK) {
+        lossy_tile_reset(t, &cut);
+        status = device ? find_in_save(&here, held, r, err) : CKD_OK;
+        *worth = here;
+        if (status == CKD_OK && !here) {
+            status = save_load_tile(from, save, &held->buffers, t, &budget, r->tensor, &r->context,
+                                    device ? widest_of(r) : 0, err);
+            status = status == CKD_OK ? prepare_tile(worth, &here, &held->second, save, t, &r->context, err)
+                                      : status;
+        }
+        /* Of a device that is broken the host will hear when it reads. */
+        if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
+            if (!r->told) {
+                store_message(save->store, "%s is coded on the host: %s", r->context.tensor->name,
+                              err ? err->message : "too little memory on the device");
+            }
+            r->told = true;
+            status = CKD_OK;
+            here = false;
+        }
+        device = false;
+        if (!here) {
+            save_tile_leave_device(save, t);
+        }
+    }
+    return status;
+}
+
+/* ---- tiles that are held ---- */
+
+static ckd_status end_region(lossy_region *r, ckd_error *err) {
+    const tensor_context *context = &r->context;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->count && status == CKD_OK && r->users == 1; i++) {
+        lossy_piece *p = &r->pieces[i];
+        measures *m = &p->figures.measures;
+        uint64_t elements;
+        region_count(&elements, &context->shape, p->context->region);
+        m->movement = sqrt(m->movement / (double)(elements ? elements : 1));
+        m->direction_change = direction_change(&p->figures.direction);
+        m->update = p->figures.paired ? m->update : (double)NAN;
+        m->update_given = p->figures.paired ? m->update_given : (double)NAN;
+        status = measures_add(&r->save->measures, context->tensor->name, p->context->region,
+                              context->shape.ndim, m, err);
+    }
+    free_region(r);
+    return status;
+}
+
+/* Returns when the tile is through; then it is free. */
+static ckd_status end_tile(ckd_save *save, inflight_tile *held, ckd_error *err) {
+    ckd_status status = held->in_use ? save_await(save, held->end, err) : CKD_OK;
+    if (status != CKD_OK || !held->in_use) {
+        return status;
+    }
+    lossy_region *r = held->region;
+    save->tiles->seen = held->seen;
+    save->tiles->seen_region = r->number;
+    held->in_use = false;
+    moment_stats_used(save, held->second, &r->context);
+    if (held->tile.device) {
+        save_reference_keep(save, &held->tile, &r->context);
+        save_tile_leave_device(save, &held->tile);
+    }
+    return end_region(r, err);
+}
+
+/* The one that is under way, or of two the first; NULL: none. */
+static inflight_tile *oldest_held(save_tiles *all) {
+    inflight_tile *a = &all->held[0], *b = &all->held[1];
+    bool second = b->in_use && (!a->in_use || b->end < a->end);
+    return second ? b : a->in_use ? a : NULL;
+}
+
+ckd_status save_end_tiles(ckd_save *save, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    while (save->tiles && status == CKD_OK && oldest_held(save->tiles)) {
+        status = end_tile(save, oldest_held(save->tiles), err);
+    }
+    return status;
+}
+
+void save_lossy_free(ckd_save *save) {
+    save_tiles *all = save->tiles;
+    moment_stats_end(save);
+    for (uint32_t i = 0; all && i < 2; i++) {
+        inflight_tile *held = &all->held[i];
+        if (held->in_use) {
+            free_region(held->region);
+            held->in_use = false;
+        }
+    }
+    if (all && all->device) {
+        lossy_device_end(all->device);
+    }
+    if (all) {
+        save_tiles_give_back(all, save->staging / KEPT_SHARE);
+    }
+    save->tiles = NULL;
+}
+
+static size_t held_bytes(const inflight_tile *h) {
+    const lossy_buffers *b = &h->buffers;
+    return b->original.capacity + b->now.capacity + b->stored.capacity + b->before.capacity;
+}
+
+/*
+ * For a tile of so many elements. Of two at a time neither is larger than half of what a tile may be; a larger one has the memory of the other one, too. What is
+ * waited for depends on sizes only: see save_tiles.seen.
+ */
+static ckd_status hold_tile(inflight_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
+    inflight_tile *a = &save->tiles->held[0], *b = &save->tiles->held[1];
+    uint64_t half = save_tile_elements(save) / 2;
+    bool large = count > half || (a->in_use && a->tile.count > half) || (b->in_use && b->tile.count > half);
+    ckd_status status = CKD_OK;
+    if (large) {
+        status = save_end_tiles(save, err);
+    } else if (a->in_use && b->in_use) {
+        status = end_tile(save, oldest_held(save->tiles), err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    *out = large ? (held_bytes(b) > held_bytes(a) ? b : a) : (a->in_use ? b : a);
+    if (count > half) {
+        inflight_tile_free(*out == a ? b : a);
+    }
+    return CKD_OK;
+}
+
+/* ---- a tensor ---- */
+
+static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *err) {
+    ckd_save *save = r->save;
+    tile_parent from;
+    inflight_tile *held;
+    bool worth = false;
+    ckd_status status = hold_tile(&held, save, cut->count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    lossy_tile_reset(&held->tile, cut);
+    held->region = r;
+    held->parts[0].end = held->parts[1].end = 0;
+    uint64_t begun = clock_monotonic_ns();
+    int64_t gained = pool_gained_ns(save->store->pool);
+    status = load_and_prepare(&worth, &from, held, r, err);
+    gained = pool_gained_ns(save->store->pool) - gained;
+    int64_t worked = (int64_t)(clock_monotonic_ns() - begun) + gained;
+    save_add_analysis(save, worked > 0 ? (uint64_t)worked : 0); /* other saves of the store wait there, too */
+    if (status == CKD_OK && worth) {
+        held->in_use = true;
+        r->users++;
+        status = pair_tile(save, held, r->eps, err);
+        status = status == CKD_OK ? push_tile(r, held, &from, err) : status;
+        held->end = save->pipeline.pushed;
+        if (held->second && held->second->held == held->tile.part) {
+            held->second->end = held->end;
+        }
+        if (status == CKD_OK && held->tile.device) {
+            status = save_end_tiles(save, err);
+        }
+        uint64_t raw = cut->count * ckd_dtype_size(cut->dtype);
+        return status == CKD_OK ? save_report_progress(save, raw, err) : status;
+    }
+    save_tile_leave_device(save, &held->tile);
+    double update = NAN;
+    status = status == CKD_OK ? pair_exact(&update, save, held, r->eps, err) : status;
+    for (size_t i = 0; i < r->count; i++) {
+        pair_add_update(&r->pieces[i].figures, &held->tile.pair, update);
+    }
+    if (status == CKD_OK) {
+        add_exact(r, &held->tile);
+        status = save_exactly(r, cut, err);
+    }
+    if (held->second) {
+        moment_stats_used(save, held->second, &r->context);
+    }
+    save->tiles->seen = save->budget;
+    save->tiles->seen_region = r->number;
+    return status;
+}
+
+static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_tensor *tensor,
+                               const tensor_context *context, uint64_t elements, ckd_error *err) {
+    lossy_region *r = *out = calloc(1, sizeof(*r));
+    if (!r) {
+        return err_nomem(err, sizeof(*r), "a tensor");
+    }
+    *r = (lossy_region){.save = save,
+                        .tensor = tensor,
+                        .context = *context,
+                        .params = save_quant_params_of(save, context->tensor),
+                        .share = save->leaves_budget,
+                        .number = ++save->tiles->regions,
+                        .users = 1};
+    save_eps_of(r->eps, tensor);
+    ckd_status status = CKD_OK;
+    if (save_is_cut_lossy(save, context, elements)) {
+        status = save_cut(&r->panels, save, context, &save->grid.down, &save->grid.across, err);
+    }
+    r->count = r->panels.count ? r->panels.count : 1;
+    r->pieces = status == CKD_OK ? calloc(r->count, sizeof(*r->pieces)) : NULL;
+    for (size_t i = 0; i < r->count && r->pieces; i++) {
+        const save_panel *panel = r->panels.count ? &r->panels.items[i] : NULL;
+        r->pieces[i].panel = panel;
+        r->pieces[i].context = panel ? &panel->context : &r->context;
+    }
+    if (status == CKD_OK && !r->pieces) {
+        status = err_nomem(err, r->count * sizeof(*r->pieces), "a tensor");
+    }
+    return status;
+}
+
+ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
+                             uint64_t elements, ckd_error *err) {
+    lossy_region *r = NULL;
+    ckd_status status = save_begin_tiles(save, err);
+    status = status == CKD_OK ? begin_region(&r, save, tensor, context, elements, err) : status;
+    for (uint64_t first = 0; first < elements && status == CKD_OK;) {
+        lossy_tile t = save_cut_tile(save, context, elements, first);
+        t.params = &r->params;
+        status = save_next_tile(r, &t, err);
+        first += t.count;
+    }
+    if (status != CKD_OK) {
+        save_stop_helpers(save);
+        if (save->tiles && save->tiles->device) {
+            lossy_device_end(save->tiles->device);
+        }
+    }
+    if (r && status == CKD_OK) {
+        return end_region(r, err);
+    }
+    if (r) {
+        free_region(r);
+    }
+    return status;
+}

@@ -1,0 +1,116 @@
+#include "engine/save/measures.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct reported_measures {
+    uint64_t key; /* of the shard */
+    size_t order; /* when it was told */
+    measures figures;
+} reported_measures;
+
+/* A shard of the file, and its number there. */
+typedef struct numbered {
+    uint64_t key, number;
+} numbered;
+
+ckd_status measures_add(save_measures *m, const char *tensor, const ckd_region *region, uint32_t ndim,
+                        const measures *figures, ckd_error *err) {
+    if (ARRAY_GROW(m->items, m->capacity, m->count + 1, "measures", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    uint64_t key = chunk_shard_key(&m->scratch, tensor, region, ndim);
+    if (m->scratch.failed) {
+        return err_nomem(err, CKD_NAME_MAX, "measures");
+    }
+    m->items[m->count] = (reported_measures){key, m->count, *figures};
+    m->count++;
+    return CKD_OK;
+}
+
+static int by_key(const void *a, const void *b) {
+    const numbered *x = a, *y = b;
+    return x->key < y->key ? -1 : x->key > y->key;
+}
+
+static int by_key_and_order(const void *a, const void *b) {
+    const reported_measures *x = a, *y = b;
+    if (x->key != y->key) {
+        return x->key < y->key ? -1 : 1;
+    }
+    return x->order < y->order ? -1 : x->order > y->order;
+}
+
+static int by_shard(const void *a, const void *b) {
+    const measures_entry *x = a, *y = b;
+    return x->shard < y->shard ? -1 : x->shard > y->shard;
+}
+
+static void put_known(double *to, double from) {
+    *to = isnan(from) ? *to : from;
+}
+
+static void fold(measures *to, const measures *more) {
+    put_known(&to->error_squares, more->error_squares);
+    put_known(&to->value_squares, more->value_squares);
+    put_known(&to->max_error, more->max_error);
+    put_known(&to->direction_change, more->direction_change);
+    put_known(&to->movement, more->movement);
+    put_known(&to->update_given, more->update_given);
+    put_known(&to->update, more->update);
+    to->nonfinite = more->nonfinite ? more->nonfinite : to->nonfinite;
+}
+
+/* Both sorted by key. What was told twice becomes one entry. */
+static ckd_status join(measures_entry *entries, size_t *count, const save_measures *m, const numbered *shards,
+                       size_t shard_count, ckd_error *err) {
+    size_t at = 0, n = 0;
+    for (size_t i = 0; i < m->count; i++) {
+        const reported_measures *told = &m->items[i];
+        if (i > 0 && told->key == told[-1].key) {
+            fold(&entries[n - 1].measures, &told->figures);
+            continue;
+        }
+        while (at < shard_count && shards[at].key < told->key) {
+            at++;
+        }
+        if (at == shard_count || shards[at].key != told->key) {
+            return err_set(err, CKD_E_INVALID, "measures were told of a region that was not saved");
+        }
+        entries[n++] = (measures_entry){shards[at].number, told->figures};
+    }
+    *count = n;
+    return CKD_OK;
+}
+
+ckd_status measures_commit(save_measures *m, chunk_writer *w, const ckd_id *checkpoint, ckd_error *err) {
+    if (m->count == 0) {
+        return CKD_OK;
+    }
+    size_t shard_count, count = 0;
+    const uint64_t *keys = chunk_writer_shards(w, &shard_count);
+    numbered *shards = calloc(shard_count + 1, sizeof(*shards));
+    measures_entry *entries = calloc(m->count, sizeof(*entries));
+    ckd_status status = shards && entries ? CKD_OK : err_nomem(err, m->count * sizeof(*entries), "measures");
+    for (size_t i = 0; status == CKD_OK && i < shard_count; i++) {
+        shards[i] = (numbered){keys[i], i};
+    }
+    if (status == CKD_OK) {
+        qsort(shards, shard_count, sizeof(*shards), by_key);
+        qsort(m->items, m->count, sizeof(*m->items), by_key_and_order);
+        status = join(entries, &count, m, shards, shard_count, err);
+    }
+    if (status == CKD_OK) {
+        qsort(entries, count, sizeof(*entries), by_shard);
+        status = measures_write(w, checkpoint, entries, count, err);
+    }
+    free(shards);
+    free(entries);
+    return status;
+}
+
+void measures_free(save_measures *m) {
+    free(m->items);
+    bytes_free(&m->scratch);
+    *m = (save_measures){0};
+}

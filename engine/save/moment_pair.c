@@ -1,0 +1,275 @@
+/* Both moments of a parameter in a lossy save: what is kept of the first of the two, until the last one is coded (lossy/moment_pair.h). */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "engine/device/device.h"
+#include "engine/lossy/moment_pair.h"
+#include "engine/lossy/sums.h"
+#include "engine/save/lossy.h"
+
+#define PAIR_PIECE (1u << 18) /* elements at a time */
+#define PAIR_SOME  4096u      /* of these, on their way to a file */
+#define PAIR_SHARE 8          /* of what a save may hold, what memory has of all pairs */
+
+/* ---- where values are ---- */
+
+static uint64_t values_size(const moment_stats *k) {
+    return 2 * k->count * sizeof(uint16_t);
+}
+
+static bytes *smallest_buffer(save_tiles *all) {
+    bytes *smallest = all->pair_buffers;
+    for (size_t i = 1; i < PAIR_BUFFERS; i++) {
+        smallest = all->pair_buffers[i].capacity < smallest->capacity ? &all->pair_buffers[i] : smallest;
+    }
+    return smallest;
+}
+
+static bytes *largest_buffer(save_tiles *all) {
+    bytes *largest = all->pair_buffers;
+    for (size_t i = 1; i < PAIR_BUFFERS; i++) {
+        largest = all->pair_buffers[i].capacity > largest->capacity ? &all->pair_buffers[i] : largest;
+    }
+    return largest;
+}
+
+/* In memory: in the room of another one that is through, if there is such. */
+static ckd_status values_begin(ckd_save *save, moment_stats *k, ckd_error *err) {
+    save_tiles *all = save->tiles;
+    if (all->pairs_held + values_size(k) > save->staging / PAIR_SHARE) {
+        return file_scratch_open(&k->file, save->scratch.text, err);
+    }
+    bytes *room = largest_buffer(all);
+    k->values = *room;
+    *room = (bytes){0};
+    if (!bytes_scratch(&k->values, values_size(k), "moments", err)) {
+        return CKD_E_NOMEM;
+    }
+    all->pairs_held += values_size(k);
+    return CKD_OK;
+}
+
+void pair_end(save_tiles *all, moment_stats *k) {
+    bytes *room = smallest_buffer(all);
+    if (k->held != LOSSY_NONE && !k->file) {
+        all->pairs_held -= values_size(k);
+    }
+    if (k->values.capacity > room->capacity) { /* the larger one stays */
+        bytes was = *room;
+        *room = k->values;
+        k->values = was;
+    }
+    bytes_free(&k->values);
+    file_scratch_close(k->file);
+    k->file = NULL;
+    k->held = LOSSY_NONE;
+}
+
+/* Values of n elements, to place `at` of those that were given, or that a decoder gets. */
+static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, const float *values,
+                             uint64_t n, ckd_error *err) {
+    uint16_t some[PAIR_SOME];
+    uint64_t to = (decoded ? k->count : 0) + at;
+    if (!k->file) {
+        pair_record((uint16_t *)(void *)k->values.data + to, k->held, decoded, values, n);
+        return CKD_OK;
+    }
+    ckd_status status = CKD_OK;
+    for (uint64_t i = 0; i < n && status == CKD_OK; i += PAIR_SOME) {
+        uint64_t here = n - i < PAIR_SOME ? n - i : PAIR_SOME;
+        pair_record(some, k->held, decoded, values + i, here);
+        status = file_scratch_write(k->file, (to + i) * sizeof(*some), some, here * sizeof(*some), err);
+    }
+    return status;
+}
+
+/* ---- tiles ---- */
+
+static uint64_t pieces_of(const lossy_tile *t) {
+    return (t->count + PAIR_PIECE - 1) / PAIR_PIECE;
+}
+
+static uint64_t piece_count(const lossy_tile *t, uint64_t at) {
+    return t->count - at < PAIR_PIECE ? t->count - at : PAIR_PIECE;
+}
+
+static ckd_status record_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    const inflight_tile *held = context;
+    const lossy_tile *t = &held->tile;
+    uint64_t at = index * (uint64_t)PAIR_PIECE;
+    return values_put(held->second, false, at, t->now + at, piece_count(t, at), err);
+}
+
+typedef struct largest_search {
+    const lossy_tile *tile;
+    double (*of)[PAIR_BOUNDS]; /* each piece */
+} largest_search;
+
+static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    const largest_search *s = context;
+    const lossy_tile *t = s->tile;
+    uint16_t other[PAIR_SOME];
+    uint64_t at = index * (uint64_t)PAIR_PIECE, end = at + piece_count(t, at);
+    ckd_status status = CKD_OK;
+    for (; at < end && status == CKD_OK; at += PAIR_SOME) {
+        uint64_t n = end - at < PAIR_SOME ? end - at : PAIR_SOME;
+        status = pair_read(other, &t->pair, false, at, n, err);
+        if (status == CKD_OK) {
+            pair_largest(s->of[index], t->part, t->now + at, other, n, t->pair.bounds);
+        }
+    }
+    return status;
+}
+
+static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
+    uint64_t pieces = pieces_of(t);
+    largest_search s = {t, calloc(pieces + 1, sizeof(*s.of))};
+    ckd_status status = s.of ? tile_run(t, pieces, search_piece, &s, err)
+                             : err_nomem(err, pieces * sizeof(*s.of), "coding scratch");
+    for (size_t b = 0; b < PAIR_BOUNDS && status == CKD_OK; b++) {
+        pair_bound *bound = &t->pair.bounds[b];
+        for (uint64_t i = 0; i < pieces; i++) {
+            bound->largest = fmax(bound->largest, s.of[i][b]);
+        }
+        bound->max = PAIR_MAX * bound->largest;
+    }
+    free(s.of);
+    return status;
+}
+
+ckd_status pair_tile(ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS], ckd_error *err) {
+    moment_stats *k = held->second;
+    lossy_tile *t = &held->tile;
+    if (!k || t->part == LOSSY_WEIGHT || t->device) {
+        return CKD_OK;
+    }
+    if (k->held == t->part) { /* another tensor says that it is the same moment of this weight */
+        held->second = NULL;
+        return CKD_OK;
+    }
+    if (k->held != LOSSY_NONE) {
+        ckd_status status = save_await(save, k->end, err);
+        t->pair = (lossy_pair){.values = k->file ? NULL : (const uint16_t *)(const void *)k->values.data,
+                               .file = k->file,
+                               .count = k->count,
+                               .bounds = {{.eps = eps[PAIR_EPS]}, {.eps = eps[PAIR_LOW_EPS]}}};
+        return status == CKD_OK ? find_largest(t, err) : status;
+    }
+    ckd_status status = values_begin(save, k, err);
+    if (status == CKD_OK) {
+        k->held = t->part;
+        status = tile_run(t, pieces_of(t), record_piece, held, err);
+    }
+    return status;
+}
+
+/* ---- blocks ---- */
+
+static bool is_first_of_pair(const inflight_tile *held, const lossy_tile *t) {
+    return held->second && held->second->held == t->part && !t->device;
+}
+
+static ckd_status record_decoded(const inflight_tile *held, const lossy_tile *t, uint64_t at, uint64_t count,
+                                 const float *decoded, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint64_t i = 0, some; i < count && status == CKD_OK; i += some) {
+        some = pair_in_row(&t->pair, at + i, count - i);
+        status = values_put(held->second, true, pair_index(&t->pair, at + i), decoded + i, some, err);
+    }
+    return status;
+}
+
+ckd_status pair_record_block(const inflight_tile *held, const lossy_tile *t, const block_job *job,
+                             ckd_error *err) {
+    uint64_t at = job->first - t->first;
+    return is_first_of_pair(held, t) ? record_decoded(held, t, at, job->count,
+                                                      job->lossy ? job->lossy_work.decoded : t->now + at, err)
+                                     : CKD_OK;
+}
+
+ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
+                      ckd_error *err) {
+    lossy_tile *t = &held->tile;
+    lossy_job job = {.update = NAN};
+    ckd_status status = t->now ? pair_tile(save, held, eps, err) : CKD_OK;
+    if (status == CKD_OK && pair_known(&t->pair)) {
+        status = pair_measure(&job, t, 0, t->now, t->count, err);
+    } else if (status == CKD_OK && t->now && is_first_of_pair(held, t)) {
+        status = record_decoded(held, t, 0, t->count, t->now, err);
+    }
+    *update = job.update;
+    lossy_job_free(&job);
+    return status;
+}
+
+/* ---- moments whose role is exact ---- */
+
+static bool is_beside_lossy(const ckd_save *save, const ckd_tensor *tensor, const record_tensor *described) {
+    ckd_role role = described->role,
+             other = role == CKD_ROLE_EXP_AVG ? CKD_ROLE_EXP_AVG_SQ : CKD_ROLE_EXP_AVG;
+    return (role == CKD_ROLE_EXP_AVG || role == CKD_ROLE_EXP_AVG_SQ) && tensor->read != device_read &&
+           save_fidelity(save, role) == CKD_EXACT && save_fidelity(save, other) != CKD_EXACT &&
+           lossy_part_of(role, described->dtype) != LOSSY_NONE;
+}
+
+static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, inflight_tile *held,
+                                  const ckd_tensor *tensor, const tensor_context *context, ckd_error *err) {
+    lossy_tile *t = &held->tile;
+    double update = NAN, eps[PAIR_BOUNDS];
+    save_eps_of(eps, tensor);
+    held->second = NULL;
+    t->part = lossy_part_of(context->tensor->role, t->dtype);
+    ckd_status status = save_fetch_tile(save, &held->buffers, t, tensor, err);
+    status = status == CKD_OK ? moment_stats_get(&held->second, save, t, context, err) : status;
+    moment_stats *k = held->second;
+    status = status == CKD_OK ? pair_exact(&update, save, held, eps, err) : status;
+    if (status == CKD_OK && k) {
+        if (t->part == LOSSY_SECOND) {
+            direction_record(&k->sample, 0, t->count, t->now, t->now);
+        } else if (k->sample.count) {
+            direction_add(&f->direction, &k->sample, 0, t->count, t->now, t->now, eps[PAIR_EPS]);
+        }
+        pair_add_update(f, &t->pair, update);
+        moment_stats_used(save, k, context);
+    }
+    return status;
+}
+
+ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
+                             uint64_t elements, ckd_error *err) {
+    region_figures f = {.paired = false};
+    if (!is_beside_lossy(save, tensor, context->tensor)) {
+        return CKD_OK;
+    }
+    ckd_status status = save_begin_tiles(save, err);
+    inflight_tile *held = status == CKD_OK ? calloc(1, sizeof(*held)) : NULL;
+    if (status == CKD_OK && !held) {
+        status = err_nomem(err, sizeof(*held), "a tile of a tensor");
+    }
+    for (uint64_t first = 0; first < elements && status == CKD_OK; first += held->tile.count) {
+        held->tile = save_cut_tile(save, context, elements, first);
+        status = pair_exact_tile(&f, save, held, tensor, context, err);
+    }
+    if (status == CKD_OK && f.paired) {
+        f.measures.direction_change = direction_change(&f.direction);
+        status = measures_add(&save->measures, context->tensor->name, context->region, context->shape.ndim,
+                              &f.measures, err);
+    }
+    if (held) {
+        inflight_tile_free(held);
+    }
+    free(held);
+    return status;
+}
+
+void pair_add_update(region_figures *f, const lossy_pair *pair, double decoded) {
+    measures *to = &f->measures;
+    if (pair_known(pair)) {
+        f->paired = true;
+        to->update_given = fmax(to->update_given, pair->bounds[PAIR_EPS].largest);
+        to->update = decoded > to->update ? decoded : to->update;
+    }
+}

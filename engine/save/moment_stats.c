@@ -1,0 +1,122 @@
+/* What a lossy save keeps of moments, for the tensors that come after them: the steps of their weights, how far first moments' errors turn an
+ * optimizer's step, and how large they make it. */
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "engine/save/lossy.h"
+
+void moment_stats_free(moment_stats *k) {
+    while (k) {
+        moment_stats *next = k->next;
+        lossy_scales_free(&k->scales);
+        direction_free(&k->sample);
+        bytes_free(&k->values);
+        file_scratch_close(k->file);
+        free(k);
+        k = next;
+    }
+}
+
+/* The first of a list becomes the first of another one. */
+static void move(moment_stats **to, moment_stats **from) {
+    moment_stats *k = *from;
+    *from = k->next;
+    k->next = *to;
+    *to = k;
+}
+
+void moment_stats_end(ckd_save *save) {
+    moment_stats *unused = NULL;
+    while (save->seconds) {
+        pair_end(save->tiles, save->seconds);
+        move(&save->tiles->spare, &save->seconds);
+    }
+    for (moment_stats **at = save->tiles ? &save->tiles->spare : NULL; at && *at;) {
+        if ((*at)->served) {
+            (*at)->served = false;
+            at = &(*at)->next;
+        } else {
+            move(&unused, at);
+        }
+    }
+    moment_stats_free(unused);
+}
+
+/* One that nobody has, new if need be; NULL: out of memory. */
+static moment_stats *begin(save_tiles *all) {
+    moment_stats none = {.served = true}, *k = all->spare;
+    if (!k) {
+        k = malloc(sizeof(*k));
+    } else {
+        all->spare = k->next;
+        none.scales.memory = k->scales.memory;
+        none.sample.memory = k->sample.memory;
+    }
+    if (k) {
+        *k = none;
+    }
+    return k;
+}
+
+/* A weight's master is not the last one: what is rounded from it may come. */
+void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *context) {
+    if (!k) {
+        return;
+    }
+    ckd_role role = context->tensor->role;
+    k->second_came = k->second_came || role == CKD_ROLE_EXP_AVG_SQ;
+    k->moment_came = k->moment_came || role == CKD_ROLE_EXP_AVG;
+    k->weight_came = k->weight_came || strcmp(context->tensor->name, k->weight) == 0;
+    bool needed = false; /* by a tile that is under way beside this one */
+    for (int i = 0; i < 2; i++) {
+        const inflight_tile *h = &save->tiles->held[i];
+        needed = needed || (h->in_use && h->second == k);
+    }
+    if (k->second_came && k->moment_came && !needed) {
+        pair_end(save->tiles, k);
+    }
+    if (k->second_came && k->moment_came && k->weight_came && !needed) {
+        moment_stats **at = &save->seconds;
+        while (*at != k) {
+            at = &(*at)->next;
+        }
+        move(&save->tiles->spare, at);
+    }
+}
+
+static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const lossy_tile *t,
+                                   const char *weight, const tensor_context *context, ckd_error *err) {
+    moment_stats *kept = *out = begin(save->tiles);
+    if (!kept) {
+        return err_nomem(err, sizeof(*kept), "second moments' means");
+    }
+    kept->weight = weight;
+    kept->first = t->first;
+    kept->count = t->count;
+    kept->region = *context->region;
+    kept->next = save->seconds;
+    save->seconds = kept;
+    return CKD_OK;
+}
+
+ckd_status moment_stats_get(moment_stats **out, ckd_save *save, const lossy_tile *t,
+                            const tensor_context *context, ckd_error *err) {
+    const char *weight = context->largest ? NULL : context->weight;
+    *out = weight ? find_moment_stats(save, t, context) : NULL;
+    ckd_status status = weight && !*out ? new_moment_stats(out, save, t, weight, context, err) : CKD_OK;
+    if (status == CKD_OK && *out && t->part == LOSSY_SECOND) {
+        status = direction_begin(&(*out)->sample, t->count, err);
+    }
+    return status;
+}
+
+moment_stats *find_moment_stats(const ckd_save *save, const lossy_tile *t, const tensor_context *context) {
+    const char *weight = context->weight ? context->weight : context->tensor->name;
+    for (moment_stats *k = save->seconds; k; k = k->next) {
+        if (strcmp(k->weight, weight) == 0 && k->first == t->first && k->count == t->count &&
+            region_equal(&k->region, context->region, context->shape.ndim)) {
+            return k;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,118 @@
+/* What a save was given already, by name, so that a region or blob that is given twice is refused before it is coded. */
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "engine/save/save.h"
+
+/* Of one name, how many regions a new one is compared with; the commit finds what overlaps beyond that. */
+#define COMPARED_MOST 1024u
+
+struct saved_name {
+    const record_tensor *tensor; /* dtype NONE: a blob */
+    const ckd_region *region;
+    uint64_t end; /* behind the last element of this region and the earlier ones, in the tensor's order */
+    saved_name *earlier; /* of the same name */
+};
+
+/* The slot of a name of this kind, or the free one where it belongs. */
+static size_t place_of(const saved_names *n, const char *name, bool is_blob) {
+    size_t i = (size_t)(hash64(name, strlen(name)) & (n->capacity - 1));
+    while (n->slots[i] && ((n->slots[i]->tensor->dtype == CKD_DTYPE_NONE) != is_blob ||
+                           strcmp(n->slots[i]->tensor->name, name) != 0)) {
+        i = (i + 1) & (n->capacity - 1);
+    }
+    return i;
+}
+
+/* At most half full. */
+static ckd_status make_room(saved_names *n, ckd_error *err) {
+    if (2 * n->count < n->capacity) {
+        return CKD_OK;
+    }
+    saved_names grown = {.capacity = n->capacity ? 2 * n->capacity : 64, .count = n->count};
+    grown.slots = calloc(grown.capacity, sizeof(saved_name *));
+    if (!grown.slots) {
+        return err_nomem(err, grown.capacity * sizeof(saved_name *), "names of what was saved");
+    }
+    for (size_t i = 0; i < n->capacity; i++) {
+        if (n->slots[i]) {
+            const record_tensor *t = n->slots[i]->tensor;
+            grown.slots[place_of(&grown, t->name, t->dtype == CKD_DTYPE_NONE)] = n->slots[i];
+        }
+    }
+    free(n->slots);
+    *n = grown;
+    return CKD_OK;
+}
+
+static ckd_status check_new(const saved_name *known, const record_tensor *tensor, const geometry *shape,
+                            const ckd_region *region, uint64_t elements, ckd_error *err) {
+    const record_tensor *t = known->tensor;
+    if (t->dtype != tensor->dtype || t->role != tensor->role || t->ndim != tensor->ndim ||
+        memcmp(t->shape, tensor->shape, sizeof(t->shape)) != 0) {
+        return err_set(err, CKD_E_MISMATCH,
+                       "another region of the tensor was saved with another dtype, shape or role");
+    }
+    if (elements == 0 || region_global(shape, region, 0) >= known->end) {
+        return CKD_OK;
+    }
+    for (uint32_t i = 0; known && i < COMPARED_MOST; i++, known = known->earlier) {
+        uint64_t there;
+        if (region_count(&there, shape, known->region) && there > 0 &&
+            regions_overlap(shape, known->region, region)) {
+            return err_set(err, CKD_E_MISMATCH, "two saved regions of the tensor overlap");
+        }
+    }
+    return CKD_OK;
+}
+
+ckd_status save_record_region(ckd_save *save, const record_tensor *tensor, const geometry *shape,
+                              const ckd_region *region, uint64_t elements, ckd_error *err) {
+    ckd_status status = make_room(&save->names, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    saved_name **slot = &save->names.slots[place_of(&save->names, tensor->name, false)];
+    status = *slot ? check_new(*slot, tensor, shape, region, elements, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
+    }
+    saved_name *name = arena_alloc(&save->arena, sizeof(*name));
+    if (!name) {
+        return err_nomem(err, sizeof(*name), "the name of a tensor");
+    }
+    uint64_t end = elements ? region_global(shape, region, elements - 1) + 1 : 0;
+    *name = (saved_name){.tensor = tensor, .region = region, .end = end, .earlier = *slot};
+    name->end = *slot && (*slot)->end > end ? (*slot)->end : end;
+    save->names.count += !*slot;
+    *slot = name;
+    return CKD_OK;
+}
+
+ckd_status save_record_blob(ckd_save *save, const char *name, ckd_error *err) {
+    ckd_status status = make_room(&save->names, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    size_t place = place_of(&save->names, name, true), length = strlen(name) + 1;
+    if (save->names.slots[place]) {
+        return err_in_tensor(err, err_set(err, CKD_E_MISMATCH, "the blob is saved twice"), name);
+    }
+    saved_name *noted = arena_alloc(&save->arena, sizeof(*noted));
+    record_tensor *tensor = arena_alloc(&save->arena, sizeof(*tensor));
+    char *kept = arena_alloc(&save->arena, length);
+    if (!noted || !tensor || !kept) {
+        return err_nomem(err, sizeof(*noted) + sizeof(*tensor) + length, "the name of a blob");
+    }
+    memcpy(kept, name, length);
+    tensor->name = kept;
+    noted->tensor = tensor;
+    save->names.slots[place] = noted;
+    save->names.count++;
+    return CKD_OK;
+}
+
+void save_names_free(saved_names *n) {
+    free(n->slots);
+    *n = (saved_names){NULL, 0, 0};
+}

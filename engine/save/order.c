@@ -1,0 +1,244 @@
+/*
+ * What is done in the order of the blocks, by one thread at a time: decisions, and what later blocks have to know of those before them. What one block's analysis may look at
+ * in others, and why it need not wait for them:
+ *
+ *   - values that this save has already. Those of blocks that are decided are compared (block_coder.h, `in_flight`): one that has them waits until these
+ *     are registered, and is analysed then. Against blocks analysed at the same time this is made up for before the decision, by analysing once more.
+ *   - whether deltas of this tensor pay. It is guessed from what is decided, and a wrong guess analysed once more.
+ *   - how many checkpoints copies name. They are counted as blocks are decided; a copy of one too many by then is analysed once more.
+ *   - the optimizer's moments. Whoever has an optimizer begins when the pipeline is empty.
+ *   - what is left of the load budget. Decisions look at it; who chooses a lossy tile's parent looks at what it was two tiles before (lossy.c).
+ */
+#include "engine/encode/block_lossy.h"
+#include "engine/save/device.h"
+#include "engine/save/lossy.h"
+#include "engine/decode/step_inputs.h"
+
+#define SKIP_AFTER \
+    4u /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */
+#define RETRY_EVERY 8u
+
+static save_slot *slot_of(save_pipeline *p, uint64_t block) {
+    return &p->slots[block % p->slot_count];
+}
+
+/* ---- whether deltas are tried ---- */
+
+static bool self_check_is_due(delta_record *tried) {
+    return tried->lost < SKIP_AFTER || tried->since++ % RETRY_EVERY == RETRY_EVERY - 1;
+}
+
+static void record_for_self_check(const block_job *job, delta_record *tried) {
+    if (!job->is_duplicate && (job->delta.available || job->delta_lost)) {
+        bool won = job->delta.available && job->delta.size < job->standalone.size;
+        tried->lost = won ? 0 : tried->lost + 1;
+    }
+}
+
+bool order_guess(const save_pipeline *p, uint64_t block) {
+    const region_job *rj = p->slots[block % p->slot_count].region_job;
+    delta_record tried = rj->tried;
+    for (uint64_t n = p->decided; n < block; n++) {
+        if (p->slots[n % p->slot_count].region_job == rj) {
+            (void)self_check_is_due(&tried);
+        }
+    }
+    return self_check_is_due(&tried);
+}
+
+/* ---- decisions ---- */
+
+/* The region's own figures replace those expected of its share of the tensor. */
+void save_stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share) {
+    for (size_t s = 0; share > 0 && s < parent->shard_count; s++) {
+        for (size_t i = 0; i < parent->shards[s].block_count; i++) {
+            const record *r = parent->shards[s].blocks[i].record;
+            load_cost chain = step_share(v, &parent->shards[s].blocks[i]), base = record_base(r);
+            budget->rest_chain.stored -= share * chain.stored;
+            budget->rest_chain.work -= share * chain.work;
+            budget->rest_base.stored -= share * base.stored;
+            budget->rest_base.work -= share * base.work;
+        }
+    }
+}
+
+coding_context save_coding_of(const ckd_save *save, const region_job *rj) {
+    coding_context c = save->coding;
+    c.parent = rj->parent;
+    return c;
+}
+
+ckd_status save_analyse(ckd_save *save, block_job *job, const save_slot *slot, const coding_context *c,
+                        ckd_error *err) {
+    const region_job *rj = slot->region_job;
+    if (!rj->lossy) {
+        return block_analyse(job, c, &rj->context, &save->budget, err);
+    }
+    job->values = slot->input;
+    return block_lossy_analyse(job, &rj->lossy->tile, c, &rj->context, &save->budget, err);
+}
+
+/* How far values that stand for the block's may be. */
+static double bound_of(const region_job *rj) {
+    return rj->lossy ? lossy_copy_bound(&rj->lossy->tile) : -1;
+}
+
+/* Was the analysis one that would come out the same now? */
+static bool still_holds(const block_job *job, const coding_context *c, const region_job *rj, bool due) {
+    bool settled_search = rj->lossy ? block_names_own(job, c) : job->is_duplicate;
+    return !job->blocked_on_in_flight && job->try_delta == due && !block_names_too_many(job, c) &&
+           (settled_search || !block_is_in_save(job, c, &rj->context, bound_of(rj)));
+}
+
+/* Blocks before it that are not registered may have its values: then what it is cannot be said yet. */
+static bool has_to_wait(const block_job *job, const coding_context *c, const region_job *rj) {
+    bool search = rj->lossy ? !block_names_own(job, c) : !job->is_duplicate;
+    return (search || block_names_too_many(job, c)) && block_is_in_flight(job, c, &rj->context, bound_of(rj));
+}
+
+static ckd_status analyse_again(ckd_save *save, block_job *job, const save_slot *slot, bool due,
+                                ckd_error *err) {
+    uint64_t begun = clock_monotonic_ns();
+    coding_context c = save_coding_of(save, slot->region_job);
+    c.in_flight = NULL;
+    job->try_delta = due;
+    ckd_status status = save_analyse(save, job, slot, &c, err);
+    save_add_analysis(save, clock_monotonic_ns() - begun);
+    return status;
+}
+
+static void record_decision(ckd_save *save, block_job *job, save_slot *slot, const delta_record *tried) {
+    save_pipeline *p = &save->pipeline;
+    pthread_rwlock_wrlock(&p->registry_lock);
+    p->in_flight.jobs[p->in_flight.count++] = job;
+    pthread_rwlock_unlock(&p->registry_lock);
+    pthread_mutex_lock(&p->mutex);
+    if (!slot->region_job->lossy) {
+        slot->region_job->tried = *tried;
+        record_for_self_check(job, &slot->region_job->tried);
+    }
+    slot->stage = SLOT_DECIDED;
+    p->decided++;
+    pthread_mutex_unlock(&p->mutex);
+}
+
+/* The next block, which is analysed; it may have to wait. */
+static ckd_status decide(ckd_save *save, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    uint64_t block = p->decided;
+    save_slot *slot = slot_of(p, block);
+    region_job *rj = slot->region_job;
+    block_job *job = &save->jobs[block % p->slot_count];
+    coding_context c = save_coding_of(save, rj);
+    if (has_to_wait(job, &c, rj)) {
+        pthread_mutex_lock(&p->mutex);
+        p->wait_registered = p->registered + 1;
+        pthread_mutex_unlock(&p->mutex);
+        return CKD_OK;
+    }
+    delta_record tried = rj->tried;
+    bool due = rj->lossy || self_check_is_due(&tried) || job->precoded.delta;
+    if (!still_holds(job, &c, rj, due)) {
+        ckd_status status = analyse_again(save, job, slot, due, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    save_stop_expecting(&save->budget, save->parent, rj->expected, rj->fraction);
+    rj->fraction = 0;
+    if (block_wants_values(job, &c, &rj->context, &save->budget)) {
+        ckd_status status = save_device_fetch(save, job, rj, err);
+        status = status == CKD_OK ? analyse_again(save, job, slot, due, err) : status;
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    block_decide(job, &c, &rj->context, &save->budget);
+    ckd_status noted = rj->lossy ? lossy_record_decided(save, rj->lossy, job, err) : CKD_OK;
+    if (noted != CKD_OK) {
+        return noted;
+    }
+    if (job->parent_damaged) {
+        atomic_store(&save->damaged, true);
+    }
+    self_check_record(save, job, rj);
+    record_decision(save, job, slot, &tried);
+    return CKD_OK;
+}
+
+/* ---- what is encoded is noted ---- */
+
+static void count_space(ckd_save *save, save_slot *slot, const block_job *job) {
+    if (!slot->counted) {
+        slot->space = (disk_space){slot->append.before_bytes, 0};
+        save_free_space_for(save, job, &slot->region_job->context, &slot->space);
+        slot->counted = true;
+    }
+}
+
+/* For the next block; if not, the saving thread is asked to make some. */
+static bool has_room(ckd_save *save, const save_slot *slot, uint64_t block) {
+    save_pipeline *p = &save->pipeline;
+    pthread_mutex_lock(&p->mutex);
+    disk_space all = {p->unwritten.payload + slot->space.payload, p->unwritten.copies + slot->space.copies};
+    bool made = p->space_made > block;
+    pthread_mutex_unlock(&p->mutex);
+    bool room = made || save_has_space(save, all.payload, all.copies);
+    pthread_mutex_lock(&p->mutex);
+    p->wants_space = !room;
+    if (room) {
+        p->unwritten = all;
+    }
+    pthread_mutex_unlock(&p->mutex);
+    return room;
+}
+
+static ckd_status register_block(ckd_save *save, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    uint64_t block = p->registered;
+    save_slot *slot = slot_of(p, block);
+    block_job *job = &save->jobs[block % p->slot_count];
+    count_space(save, slot, job);
+    if (!has_room(save, slot, block)) {
+        return CKD_OK;
+    }
+    ckd_status status =
+        save_register(&slot->append, save, job, &slot->region_job->context, slot->region_job->step, err);
+    pthread_rwlock_wrlock(&p->registry_lock);
+    p->in_flight.count--;
+    memmove(p->in_flight.jobs, p->in_flight.jobs + 1, p->in_flight.count * sizeof(*p->in_flight.jobs));
+    pthread_rwlock_unlock(&p->registry_lock);
+    pthread_mutex_lock(&p->mutex);
+    slot->stage = SLOT_REGISTERED;
+    p->registered++;
+    pthread_mutex_unlock(&p->mutex);
+    return status;
+}
+
+static bool may_register(const save_pipeline *p) {
+    const save_slot *s = &p->slots[p->registered % p->slot_count];
+    return p->registered < p->decided && s->stage == SLOT_ENCODED && !p->wants_space;
+}
+
+static bool may_decide(const save_pipeline *p) {
+    const save_slot *s = &p->slots[p->decided % p->slot_count];
+    return p->decided < p->pushed && s->stage == SLOT_ANALYSED && p->registered >= p->wait_registered;
+}
+
+bool order_is_due(const save_pipeline *p) {
+    return may_register(p) || may_decide(p);
+}
+
+ckd_status save_put_in_order(uint64_t *block, ckd_save *save, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    ckd_status status = CKD_OK;
+    for (bool more = true; more && status == CKD_OK;) {
+        pthread_mutex_lock(&p->mutex);
+        bool settles = may_register(p), decides = !settles && may_decide(p);
+        *block = settles ? p->registered : p->decided;
+        pthread_mutex_unlock(&p->mutex);
+        status = settles ? register_block(save, err) : decides ? decide(save, err) : CKD_OK;
+        more = settles || decides;
+    }
+    return status;
+}

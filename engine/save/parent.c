@@ -1,0 +1,273 @@
+/* What the parent has of a tile: decoded by the host, or made in the memory of the tile's device. */
+#include <stdlib.h>
+
+#include "engine/device/span_decode.h"
+#include "engine/lossy/device.h"
+#include "engine/save/lossy.h"
+
+/* ---- on the host ---- */
+
+typedef struct tile_load {
+    ckd_save *save;
+    const lossy_tile *tile;
+    const tile_parent *from;
+    const tensor_context *context;
+    void *to; /* in the tensor's dtype */
+    float *floats;
+    const view_block **blocks; /* of the parent: those that have a part of the tile */
+    size_t count;
+    uint64_t *copied; /* of each, elements */
+} tile_load;
+
+/*
+ * What is kept of the parent's block, contiguous, if it is what the store's hash of it says: then it need not be decoded. NULL: it is not, or the block is not
+ * all in the tile (what is behind that may be replaced just now). scratch: for one that is not contiguous there.
+ */
+static ckd_status find_decoded(const void **values, const tile_load *l, const span *block, const record *r,
+                               bytes *room, ckd_error *err) {
+    const tensor_context *t = l->context;
+    size_t size = ckd_dtype_size(l->tile->dtype);
+    span tile = {t->region, l->tile->first, l->tile->count};
+    *values = NULL;
+    if (!t->parent_values || l->from->is_ancestor || span_common(&t->shape, &tile, block) != r->count) {
+        return CKD_OK;
+    }
+    const void *there = (const uint8_t *)t->parent_values + r->first * size;
+    if (!region_equal(r->region, t->region, t->shape.ndim)) {
+        there = bytes_scratch(room, r->raw_size, "coding scratch", err);
+        if (!there) {
+            return CKD_E_NOMEM;
+        }
+        span_copy(&t->shape, size, room->data, block, t->parent_values, &t->held);
+    }
+    hash128 content = content_hash(there, r->raw_size);
+    *values = hash128_equal(&content, &r->content) ? there : NULL;
+    return CKD_OK;
+}
+
+/* Each of the parent's blocks once, however it is cut. */
+static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    tile_load *l = context;
+    ckd_status status =
+        worker == 0 ? cancel_poll(&l->save->stop, err) : CKD_OK; /* 0: the saving thread itself */
+    if (status != CKD_OK) {
+        return status;
+    }
+    const lossy_tile *t = l->tile;
+    const view_block *b = l->blocks[index];
+    const record *r = b->record;
+    span want = {l->context->region, t->first, t->count};
+    decoder *d = &l->save->tiles->loaders[worker];
+    bool inside = region_equal(r->region, want.region, l->context->shape.ndim) && r->first >= t->first &&
+                  r->first + r->count <= t->first + t->count;
+    size_t size = ckd_dtype_size(t->dtype);
+    span block = {r->region, r->first, r->count};
+    const void *kept;
+    status = find_decoded(&kept, l, &block, r, &l->save->tiles->rooms[worker], err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (kept) {
+        bool there = l->to == (const uint8_t *)l->context->parent_values + t->first * size;
+        l->copied[index] = there ? r->count : span_copy(&l->context->shape, size, l->to, &want, kept, &block);
+        return CKD_OK;
+    }
+    if (inside) {
+        l->copied[index] = r->count;
+        return block_values(d, &l->save->views, l->from->view, b,
+                            (uint8_t *)l->to + (r->first - t->first) * size, err);
+    }
+    return block_into_span(d, &l->save->views, l->from->view, l->from->tensor, b, &want, l->to,
+                           &l->copied[index], err);
+}
+
+static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)err;
+    tile_load *l = context;
+    uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
+    const uint8_t *from = (const uint8_t *)l->to + at * ckd_dtype_size(l->tile->dtype);
+    l->save->tiles->loaders[worker].kernels->widen(l->floats + at, l->tile->dtype, from,
+                                                   left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
+    return CKD_OK;
+}
+
+/* blocks NULL: only counts. */
+static void find_blocks(tile_load *l) {
+    const view_tensor *in = l->from->tensor;
+    span want = {l->context->region, l->tile->first, l->tile->count};
+    size_t s, last;
+    l->count = 0;
+    for (view_shards_for(&s, &last, in, &want); s < last; s++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &in->shards[s], &in->shape, &want);
+        for (; first < end; first++, l->count++) {
+            if (l->blocks) {
+                l->blocks[l->count] = &in->shards[s].blocks[first];
+            }
+        }
+    }
+}
+
+/* They are the caller's to free. */
+static ckd_status list_blocks(tile_load *l, ckd_error *err) {
+    find_blocks(l);
+    l->blocks = calloc(l->count + 1, sizeof(*l->blocks));
+    if (!l->blocks) {
+        return err_nomem(err, l->count * sizeof(*l->blocks), "a tile");
+    }
+    find_blocks(l);
+    return CKD_OK;
+}
+
+static ckd_status load_blocks(tile_load *l, ckd_error *err) {
+    uint64_t copied = 0;
+    thread_pool *pool = l->save->store->pool;
+    ckd_status status = list_blocks(l, err);
+    l->copied = status == CKD_OK ? calloc(l->count + 1, sizeof(*l->copied)) : NULL;
+    if (status == CKD_OK) {
+        status = l->copied ? pool_run(pool, l->count, load_block, l, err)
+                           : err_nomem(err, l->count * sizeof(*l->copied), "a tile");
+    }
+    for (size_t i = 0; i < l->count && status == CKD_OK; i++) {
+        copied += l->copied[i];
+    }
+    if (status == CKD_OK && copied != l->tile->count) {
+        status = err_set(err, CKD_E_CORRUPT, "the parent does not have all of the tensor");
+    }
+    if (status == CKD_OK && (void *)l->floats != l->to) {
+        size_t pieces = (l->tile->count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
+        status = pool_run(pool, pieces, widen_piece, l, err);
+    }
+    free(l->copied);
+    free((void *)l->blocks);
+    return status;
+}
+
+/* false in *loaded: there is no parent, or it cannot be read, which does not cost the new state. */
+static ckd_status load_parent(bool *loaded, ckd_save *save, lossy_buffers *b, const lossy_tile *t,
+                              const tensor_context *context, const tile_parent *parent, float *to,
+                              ckd_error *err) {
+    *loaded = false;
+    if (!parent->tensor) {
+        return CKD_OK;
+    }
+    tile_load l = {.save = save, .tile = t, .from = parent, .context = context, .to = to, .floats = to};
+    if (t->dtype != CKD_F32 && context->decoded_values) {
+        l.to = (uint8_t *)context->decoded_values + t->first * ckd_dtype_size(t->dtype);
+    } else if (t->dtype != CKD_F32) {
+        l.to = bytes_scratch(&b->stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor", err);
+    }
+    ckd_status status = l.to ? load_blocks(&l, err) : CKD_E_NOMEM;
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
+        atomic_store(&save->damaged, true);
+        return CKD_OK;
+    }
+    *loaded = status == CKD_OK;
+    return status;
+}
+
+ckd_status save_parent_load(const float **out, const tile_parent *from, ckd_save *save, lossy_buffers *b,
+                            const lossy_tile *t, const tensor_context *context, ckd_error *err) {
+    bool loaded = false;
+    *out = NULL;
+    if (!from->tensor) {
+        return CKD_OK;
+    }
+    /* Where values are kept, the parent's stand until the tile's own ones take their place, block by block. */
+    bool kept = context->decoded_values && t->dtype == CKD_F32;
+    float *before = kept ? (float *)context->decoded_values + t->first
+                         : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
+    ckd_status status = before ? load_parent(&loaded, save, b, t, context, from, before, err) : CKD_E_NOMEM;
+    *out = loaded ? before : NULL;
+    return status;
+}
+
+/* ---- on a device ---- */
+
+typedef struct parent_filling {
+    ckd_save *save;
+    const tile_parent *from;
+    span_decode fill;
+} parent_filling;
+
+static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, const view_block *b,
+                           bool streams, bool values, uint32_t worker, ckd_error *err) {
+    const parent_filling *w = context;
+    ckd_save *save = w->save;
+    decoder *d = &save->tiles->loaders[worker];
+    ckd_status status =
+        worker == 0 ? cancel_poll(&save->stop, err) : CKD_OK; /* 0: the saving thread itself */
+    if (status == CKD_OK && !values && b->record->count >= DEVICE_MIN_ELEMENTS) {
+        status = device_chain_make(c, sides, d, &save->views, w->from->view, b, streams, err);
+        if (c->count) {
+            return status;
+        }
+    }
+    void *room = status == CKD_OK ? device_chain_values(c, b, err) : NULL;
+    if (status != CKD_OK || !room) {
+        return status != CKD_OK ? status : CKD_E_NOMEM;
+    }
+    status = block_values(d, &save->views, w->from->view, b, room, err);
+    return status == CKD_OK ? device_chain_filled(c, err) : status;
+}
+
+static ckd_status fill_tile(bool *made, parent_filling *w, const lossy_tile *t, const tensor_context *context,
+                            ckd_error *err) {
+    span_decode *f = &w->fill;
+    const span want = {context->region, t->first, t->count};
+    tile_load l = {.save = w->save, .tile = t, .from = w->from, .context = context};
+    f->want = &want;
+    ckd_status status = list_blocks(&l, err);
+    if (status == CKD_OK && device_can_decode_span(f, l.blocks, &l.count)) {
+        status = device_decode_span(f, l.blocks, l.count, err);
+        *made = status == CKD_OK && !f->bad && f->copied == t->count;
+    }
+    free((void *)l.blocks);
+    return status == CKD_OK && *made ? lossy_device_before_made(t, err) : status;
+}
+
+bool save_parent_at_hand(const tile_parent *from, const tensor_context *context) {
+    return context->decoded_values || (context->parent_values && !from->is_ancestor);
+}
+
+bool save_parent_make(parent_attempt *out, ckd_save *save, const lossy_tile *t, const tile_parent *from,
+                      const tensor_context *context) {
+    bool made = false;
+    parent_filling *w = calloc(1, sizeof(*w));
+    *out = (parent_attempt){.status = CKD_OK};
+    if (!w) {
+        return false;
+    }
+    lossy_device_scratch scratch = lossy_device_scratch_of(t);
+    w->save = save;
+    w->from = from;
+    span_decode *f = &w->fill;
+    f->pool = save->store->pool;
+    f->lease = t->device->lease;
+    f->tensor = from->tensor;
+    f->data = scratch.before;
+    f->make = make_one;
+    f->context = w;
+    f->staging = t->count * (LOSSY_TILE_BYTES / 4 * 3); /* of what the host would have held of the tile */
+    f->memory = scratch.spare;
+    f->memory_size = scratch.size;
+    out->status = fill_tile(&made, w, t, context, &out->why);
+    out->bad = f->bad;
+    free(w);
+    return made && out->status == CKD_OK;
+}
+
+void save_parent_report(ckd_save *save, const parent_attempt *a, const tensor_context *context) {
+    const char *name = context->tensor->name;
+    if (a->status == CKD_E_DEVICE || a->status == CKD_E_NOMEM || a->status == CKD_E_UNSUPPORTED) {
+        store_message(save->store, "what '%s' builds on is decoded on the host, as its device cannot: %s",
+                      name, a->why.message);
+    } else if (a->bad) {
+        store_message(
+            save->store,
+            "what '%s' builds on is decoded on the host, as its device made of it what was not saved", name);
+    } else {
+        return;
+    }
+    save->parents_on_host = true;
+}

@@ -1,0 +1,430 @@
+/* The pipeline: who does what next. */
+#include "engine/save/pipeline.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "engine/save/device.h"
+
+#define DEEP_UP_TO 4u /* threads: three places for each; beyond, memory counts more */
+
+uint32_t pipeline_slots(uint32_t threads) {
+    return threads == 1 ? 1 : threads <= DEEP_UP_TO ? 3 * threads : 2 * threads + DEEP_UP_TO;
+}
+
+ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd_error *err) {
+    p->slots = slots;
+    p->in_flight.jobs = calloc(count, sizeof(*p->in_flight.jobs));
+    p->slot_count = count;
+    pthread_mutex_init(&p->mutex, NULL);
+    pthread_cond_init(&p->changed, NULL);
+    pthread_rwlock_init(&p->registry_lock, NULL);
+    p->started = true;
+    return p->in_flight.jobs ? CKD_OK
+                             : err_nomem(err, count * sizeof(*p->in_flight.jobs), "places for blocks");
+}
+
+void pipeline_free(save_pipeline *p, bool in_child) {
+    free(p->in_flight.jobs);
+    if (p->started && !in_child) {
+        pthread_mutex_destroy(&p->mutex);
+        pthread_cond_destroy(&p->changed);
+        pthread_rwlock_destroy(&p->registry_lock);
+    }
+}
+
+static save_slot *slot_of(save_pipeline *p, uint64_t block) {
+    return &p->slots[block % p->slot_count];
+}
+
+/* ---- what is there to do? With the mutex ---- */
+
+typedef enum task_kind { TASK_NONE, TASK_ORDER, TASK_WRITE, TASK_ENCODE, TASK_ANALYSE } task_kind;
+typedef struct task {
+    task_kind kind;
+    uint64_t block; /* of the last two kinds */
+} task;
+
+/* Rounded copies are known by the hashes of masters: these are decided before. */
+static bool waits_for_masters(save_pipeline *p, uint64_t block) {
+    ckd_dtype dtype = slot_of(p, block)->region_job->context.tensor->dtype;
+    for (uint64_t n = p->decided; n < block && (dtype == CKD_BF16 || dtype == CKD_F16); n++) {
+        if (block_is_master(&slot_of(p, n)->region_job->context)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static task next_task(save_pipeline *p) {
+    if (p->status != CKD_OK || p->wants_space) {
+        return (task){TASK_NONE, 0};
+    }
+    if (!p->ordering && order_is_due(p)) {
+        return (task){TASK_ORDER, 0};
+    }
+    if (!p->writing && p->written < p->registered) {
+        return (task){TASK_WRITE, 0};
+    }
+    for (uint64_t n = p->registered; n < p->pushed; n++) {
+        const save_slot *s = slot_of(p, n);
+        bool encode = s->stage == SLOT_DECIDED;
+        if (!s->busy && (encode || (s->stage == SLOT_FETCHED && !waits_for_masters(p, n)))) {
+            return (task){encode ? TASK_ENCODE : TASK_ANALYSE, n};
+        }
+    }
+    return (task){TASK_NONE, 0};
+}
+
+/* Whoever has nothing to do may have now. */
+static void tell(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    if (p->waiting) {
+        pthread_cond_signal(&p->changed);
+    }
+    if (p->workers_attached && !p->paused) {
+        pool_wake(save->store->pool);
+    }
+}
+
+static task begin_task(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    task t = next_task(p);
+    p->running += t.kind != TASK_NONE;
+    p->ordering |= t.kind == TASK_ORDER;
+    p->writing |= t.kind == TASK_WRITE;
+    if (t.kind == TASK_ENCODE || t.kind == TASK_ANALYSE) {
+        save_slot *s = slot_of(p, t.block);
+        s->busy = true;
+        if (t.kind == TASK_ANALYSE && !s->region_job->lossy) {
+            block_job *job = &save->jobs[t.block % p->slot_count];
+            job->try_delta = order_guess(p, t.block) || job->precoded.delta;
+        }
+    }
+    return t;
+}
+
+/* ---- doing it, without the mutex ---- */
+
+static ckd_status write_registered(uint64_t *block, ckd_save *save, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    ckd_status status = CKD_OK;
+    pthread_mutex_lock(&p->mutex);
+    for (*block = p->written; status == CKD_OK && *block < p->registered; *block = p->written) {
+        pthread_mutex_unlock(&p->mutex);
+        save_slot *slot = slot_of(p, *block);
+        uint64_t begun = clock_monotonic_ns();
+        status = save_write_block(save, &save->jobs[*block % p->slot_count], &slot->append, err);
+        uint64_t took = clock_monotonic_ns() - begun;
+        pthread_mutex_lock(&p->mutex);
+        save_worked(&save->append, took);
+        p->unwritten.payload -= slot->space.payload;
+        p->unwritten.copies -= slot->space.copies;
+        p->written += status == CKD_OK;
+    }
+    pthread_mutex_unlock(&p->mutex);
+    return status;
+}
+
+/* What a decoder will give of a block that is decided on, for the next save. Each block has a place of its own there. */
+static void keep_values(const block_job *job, const tensor_context *t) {
+    bool known = job->lossy || hash128_equal(&job->content, &job->original);
+    if (t->decoded_values && job->values && known && job->count > 0) {
+        span mine = {t->region, job->first, job->count};
+        span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->held, job->values,
+                  &mine);
+    }
+}
+
+static ckd_status code(ckd_save *save, const task *t, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    save_slot *slot = slot_of(p, t->block);
+    block_job *job = &save->jobs[t->block % p->slot_count];
+    bool encode = t->kind == TASK_ENCODE;
+    coding_context c = save_coding_of(save, slot->region_job);
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status =
+        encode ? block_encode(job, &slot->region_job->context, err) : save_analyse(save, job, slot, &c, err);
+    if (encode && status == CKD_OK) {
+        keep_values(job, &slot->region_job->context);
+    }
+    uint64_t took = clock_monotonic_ns() - begun;
+    err_in_tensor(err, status, slot->region_job->context.tensor->name);
+    pthread_mutex_lock(&p->mutex);
+    save_worked(encode ? &save->encode : &save->analyse, took);
+    slot->stage = encode ? SLOT_ENCODED : SLOT_ANALYSED;
+    slot->busy = false;
+    pthread_mutex_unlock(&p->mutex);
+    return status;
+}
+
+static void do_task(ckd_save *save, task t) {
+    save_pipeline *p = &save->pipeline;
+    ckd_error error = {.offset = CKD_NO_OFFSET};
+    ckd_status status = t.kind == TASK_ORDER   ? save_put_in_order(&t.block, save, &error)
+                        : t.kind == TASK_WRITE ? write_registered(&t.block, save, &error)
+                                               : code(save, &t, &error);
+    pthread_mutex_lock(&p->mutex);
+    p->ordering &= t.kind != TASK_ORDER;
+    p->writing &= t.kind != TASK_WRITE;
+    p->running--;
+    if (status != CKD_OK && (p->status == CKD_OK || t.block < p->failed_block)) {
+        p->status = status;
+        p->error = error;
+        p->failed_block = t.block;
+    }
+    tell(save);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+void save_add_analysis(ckd_save *save, uint64_t ns) {
+    pthread_mutex_lock(&save->pipeline.mutex);
+    save_worked(&save->analyse, ns);
+    pthread_mutex_unlock(&save->pipeline.mutex);
+}
+
+/* A worker of the store: a task, if there is one. */
+static bool help(void *context) {
+    ckd_save *save = context;
+    save_pipeline *p = &save->pipeline;
+    task t = {TASK_NONE, 0};
+    pthread_mutex_lock(&p->mutex);
+    if (!p->paused) {
+        t = begin_task(save);
+    }
+    pthread_mutex_unlock(&p->mutex);
+    if (t.kind != TASK_NONE) {
+        do_task(save, t);
+    }
+    return t.kind != TASK_NONE;
+}
+
+/* ---- the saving thread ---- */
+
+/* Nobody else is at work: copies may give way. Called, and returns, with the mutex. */
+static void make_room(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    const save_slot *next = slot_of(p, p->registered);
+    disk_space space = {p->unwritten.payload + next->space.payload, p->unwritten.copies + next->space.copies};
+    p->space_made = p->registered + 1;
+    pthread_mutex_unlock(&p->mutex);
+    save_free_space(save, space.payload, space.copies);
+    pthread_mutex_lock(&p->mutex);
+    p->wants_space = false;
+    tell(save);
+}
+
+/* Does something, or waits until something has changed. Called, and returns, with the mutex. */
+static ckd_status do_or_wait(ckd_save *save, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    if (p->wants_space && p->running == 0) {
+        make_room(save);
+        return CKD_OK;
+    }
+    task t = begin_task(save);
+    if (t.kind == TASK_NONE) {
+        p->waiting = true;
+        pthread_cond_wait(&p->changed, &p->mutex);
+        p->waiting = false;
+        return CKD_OK;
+    }
+    pthread_mutex_unlock(&p->mutex);
+    do_task(save, t);
+    ckd_status status = cancel_poll(&save->stop, err);
+    pthread_mutex_lock(&p->mutex);
+    return status;
+}
+
+/* What failed first; nothing that is under way goes on behind it. Called, and returns, with the mutex. */
+static ckd_status failure(save_pipeline *p, ckd_error *err) {
+    while (p->running > 0) {
+        p->waiting = true;
+        pthread_cond_wait(&p->changed, &p->mutex);
+        p->waiting = false;
+    }
+    if (err) {
+        *err = p->error;
+    }
+    return p->status;
+}
+
+ckd_status save_await(ckd_save *save, uint64_t written, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    ckd_status status = cancel_poll(&save->stop, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&p->mutex);
+    while (status == CKD_OK && p->status == CKD_OK && p->written < written) {
+        status = do_or_wait(save, err);
+    }
+    status = p->status != CKD_OK ? failure(p, err) : status;
+    pthread_mutex_unlock(&p->mutex);
+    save_report_damage(save);
+    return status;
+}
+
+static void resume(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    p->paused = false;
+    p->workers_attached =
+        p->workers_attached || (p->slot_count > 1 && pool_attach(save->store->pool, help, save));
+}
+
+void save_stop_helpers(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    if (!p->workers_attached || save->process != getpid()) {
+        return;
+    }
+    pthread_mutex_lock(&p->mutex);
+    p->paused = true;
+    pthread_mutex_unlock(&p->mutex);
+    pool_take_back(save->store->pool);
+    p->workers_attached = false;
+}
+
+ckd_status save_flush(ckd_save *save, ckd_error *err) {
+    ckd_status status = save_await(save, save->pipeline.pushed, err);
+    save_stop_helpers(save);
+    return status;
+}
+
+/* ---- blocks on their way in ---- */
+
+/* One that nobody needs any more, so that a million small tensors take no more of them than are under way. NULL: there is none. */
+static region_job *written_region_job(save_pipeline *p) {
+    region_job *rj = p->first_pushed;
+    pthread_mutex_lock(&p->mutex);
+    bool written = rj && rj->end <= p->written;
+    pthread_mutex_unlock(&p->mutex);
+    if (!written) {
+        return NULL;
+    }
+    p->first_pushed = rj->next;
+    p->last_pushed = rj->next ? p->last_pushed : NULL;
+    return rj;
+}
+
+static void region_job_is_pushed(save_pipeline *p, region_job *rj) {
+    rj->end = p->pushed;
+    rj->next = NULL;
+    *(p->last_pushed ? &p->last_pushed->next : &p->first_pushed) = rj;
+    p->last_pushed = rj;
+}
+
+ckd_status save_new_region_job(region_job **out, ckd_save *save, const tensor_context *t, step_tensor *step,
+                               ckd_error *err) {
+    region_job *rj = *out = written_region_job(&save->pipeline);
+    if (!rj) {
+        rj = *out = arena_alloc(&save->arena, sizeof(*rj));
+    }
+    if (!rj) {
+        return err_nomem(err, sizeof(*rj), "a tensor's description");
+    }
+    *rj = (region_job){.context = *t,
+                       .parent = save->parent,
+                       .expected = t->parent,
+                       .step = step,
+                       .fraction = save->leaves_budget};
+    save->leaves_budget = 0;
+    return CKD_OK;
+}
+
+ckd_status save_next_slot(save_slot **slot, block_job **job, ckd_save *save, region_job *rj, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    uint64_t block = p->pushed;
+    ckd_status status = save_await(save, block < p->slot_count ? 0 : block + 1 - p->slot_count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    *slot = slot_of(p, block);
+    *job = &save->jobs[block % p->slot_count];
+    (*job)->unchanged = false;
+    (*job)->precoded = (block_precoded){.coded = false};
+    bytes kept[2] = {(*slot)->append.before[0].data, (*slot)->append.before[1].data};
+    **slot = (save_slot){.region_job = rj, .append.before = {{.data = kept[0]}, {.data = kept[1]}}};
+    return CKD_OK;
+}
+
+void save_push(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    pthread_mutex_lock(&p->mutex);
+    p->pushed++;
+    resume(save);
+    tell(save);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+static ckd_status fetch_block(ckd_save *save, region_job *rj, const ckd_tensor *tensor,
+                              unchanged_blocks *staying, uint64_t first, uint64_t end, uint64_t *count,
+                              ckd_error *err) {
+    const tensor_context *t = &rj->context;
+    save_slot *slot;
+    block_job *job;
+    ckd_status status = save_device_code(save, tensor, t, staying, first, end, err);
+    status = status == CKD_OK ? save_next_slot(&slot, &job, save, rj, err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    job->first = first;
+    job->count = *count = save_block_at(t, first, end);
+    job->values = NULL;
+    slot->borrowed = tensor->data && job->count > 0;
+    if (!device_dedup_next(staying, save, tensor, t, job) && !save_device_give(save, job, staying)) {
+        status = save_fetch(&job->values, save, &job->own, tensor, first, job->count, err);
+    }
+    if (status == CKD_OK) {
+        save_push(save);
+    }
+    return status;
+}
+
+ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t first,
+                           uint64_t end, step_tensor *step, ckd_error *err) {
+    size_t size = ckd_dtype_size(tensor->dtype);
+    region_job *rj;
+    ckd_status status = save_new_region_job(&rj, save, t, step, err);
+    status = status == CKD_OK ? save_device_remember(save, rj, tensor, err) : status;
+    uint64_t untold = 0, count = 0;
+    save->has_masters |= block_is_master(t);
+    unchanged_blocks staying = {0};
+    status = status == CKD_OK ? device_dedup_begin(&staying, save, tensor, t, first, end, err) : status;
+    do {
+        status = status == CKD_OK ? fetch_block(save, rj, tensor, &staying, first, end, &count, err) : status;
+        if (status != CKD_OK) {
+            break;
+        }
+        first += count;
+        untold += count * size;
+        if (untold >= size * (uint64_t)CKD_BLOCK_ELEMENTS || first >= end) {
+            status = save_report_progress(save, untold, err);
+            untold = 0;
+        }
+    } while (status == CKD_OK && first < end);
+    device_dedup_free(&staying, tensor);
+    if (status == CKD_OK) {
+        region_job_is_pushed(&save->pipeline, rj);
+    }
+    return status;
+}
+
+ckd_status save_copy_borrowed(ckd_save *save, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    save_stop_helpers(save);
+    for (uint64_t n = p->written; n < p->pushed; n++) {
+        save_slot *slot = slot_of(p, n);
+        block_job *job = &save->jobs[n % p->slot_count];
+        if (!slot->borrowed) {
+            continue;
+        }
+        size_t raw = job->count * ckd_dtype_size(slot->region_job->context.tensor->dtype);
+        void *own = bytes_scratch(&job->own, raw, "a tensor's elements", err);
+        if (!own) {
+            return CKD_E_NOMEM;
+        }
+        memcpy(own, job->values, raw);
+        block_job_move(job, own);
+        slot->borrowed = false;
+    }
+    return CKD_OK;
+}

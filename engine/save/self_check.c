@@ -1,0 +1,76 @@
+#include "engine/save/self_check.h"
+
+#include "engine/save/save.h"
+#include "engine/save/lossy.h"
+#include "engine/save/pipeline.h"
+
+/* Has a device made the payload? */
+static bool coded_there(const block_job *job, const region_job *rj) {
+    if (rj->lossy) {
+        return rj->lossy->tile.device != NULL;
+    }
+    return job->precoded.coded &&
+           (job->chosen == &job->delta ? job->precoded.delta : job->precoded.standalone);
+}
+
+/* The payload, or at least the hash, which the host does not make again if it codes the values after all; of copies only that of a rounded master, of which a load has to make the same. */
+static bool made_there(const block_job *job, const region_job *rj) {
+    bool copy = !job->chosen; /* of what is stored already */
+    return copy ? job->predictor == PREDICT_CAST && job->precoded.coded
+                : job->precoded.coded || coded_there(job, rj);
+}
+
+static uint32_t kind_of(const block_job *job, const region_job *rj) {
+    const record_tensor *t = rj->context.tensor;
+    bool delta = job->chosen == &job->delta;
+    uint32_t coded = coded_there(job, rj), how = job->chosen ? (uint32_t)job->chosen->coding : UINT8_MAX;
+    return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | how << 8 | coded << 1 | delta;
+}
+
+void self_check_record(ckd_save *save, const block_job *job, const region_job *rj) {
+    const tensor_context *t = &rj->context;
+    self_check_list *all = &save->self_checks;
+    if (all->count == SELF_CHECK_KINDS || !made_there(job, rj)) {
+        return;
+    }
+    uint32_t kind = kind_of(job, rj);
+    for (uint32_t i = 0; i < all->count; i++) {
+        if (all->blocks[i].kind == kind) {
+            return;
+        }
+    }
+    all->blocks[all->count++] = (self_check_block){t->tensor, *t->region, job->first, job->count, kind};
+}
+
+static ckd_status try_one(ckd_save *save, const view *v, const self_check_block *b, ckd_error *err) {
+    block_job *job = &save->jobs[0];
+    const view_tensor *t = view_find(v, b->tensor->name);
+    span want = {&b->region, b->first, b->count};
+    void *to =
+        bytes_scratch(&job->own, b->count * ckd_dtype_size(b->tensor->dtype), "a tensor's elements", err);
+    if (!t || !to) {
+        return t ? CKD_E_NOMEM : err_set(err, CKD_E_CORRUPT, "it is not there");
+    }
+    job->decoder.steps = 0;
+    return span_values(&job->decoder, &save->views, v, t, &want, to, NULL, err);
+}
+
+ckd_status self_check_run(ckd_save *save, const view *v, ckd_error *err) {
+    ckd_error why = {.status = CKD_OK};
+    for (uint32_t i = 0; i < save->self_checks.count; i++) {
+        const self_check_block *b = &save->self_checks.blocks[i];
+        ckd_status status = try_one(save, v, b, &why);
+        if (status == CKD_E_NOMEM || status == CKD_E_IO) { /* it was not read at all */
+            return err_from(err, status, &why);
+        }
+        if (status != CKD_OK) {
+            atomic_store(&save->store->devices_differ, true);
+            return err_set(
+                err, CKD_E_DEVICE,
+                "what a device made of tensor '%s' is not what a load makes of it (%.200s): nothing was committed; save "
+                "again, as the next saves read what lies on devices, and code it on the host",
+                b->tensor->name, why.message);
+        }
+    }
+    return CKD_OK;
+}

@@ -1,0 +1,266 @@
+/* Where a save goes: its run, what it comes from, and what to do if the step is there already. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/vocabulary.h"
+#include "engine/save/save.h"
+#include "engine/common/run_names.h"
+
+static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
+    bool known = o->fidelity >= CKD_FIDELITY_DEFAULT && o->fidelity <= CKD_COARSE;
+    for (size_t role = 0; role < sizeof(o->role_fidelity) / sizeof(o->role_fidelity[0]); role++) {
+        known &= o->role_fidelity[role] >= CKD_FIDELITY_DEFAULT && o->role_fidelity[role] <= CKD_COARSE;
+    }
+    if (!known) {
+        return err_set(err, CKD_E_UNSUPPORTED,
+                       "a fidelity is not known to this version; it has: exact, near, coarse");
+    }
+    if (o->role_fidelity[CKD_ROLE_OTHER] > CKD_EXACT) {
+        return err_set(err, CKD_E_INVALID, "tensors of role other are always saved exactly");
+    }
+    if (o->effort < 0 || o->effort > 9) {
+        return err_set(err, CKD_E_INVALID, "effort %d is outside 1 ... 9 (0: the default)", o->effort);
+    }
+    if (!(o->target_bits >= 0 && o->target_bits <= 64) || !(o->target_ratio >= 0 && o->target_ratio <= 1e6) ||
+        (o->target_bits > 0 && o->target_ratio > 0)) {
+        return err_set(err, CKD_E_INVALID,
+                       "a target is either bits for each parameter, up to 64, or a ratio");
+    }
+    if (o->step_scale != 0 && (!(o->step_scale >= 1.0 / 64) || !(o->step_scale <= 64) || o->target_bits > 0 ||
+                               o->target_ratio > 0)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "step_scale is 1/64 ... 64 (0: 1), and excludes a target, which sets the steps itself");
+    }
+    return !(o->max_error >= 0) || !(o->max_error < 1)
+               ? err_set(err, CKD_E_INVALID,
+                         "max_error is a share of a tensor's root mean square: more than 0 and less than 1")
+               : CKD_OK;
+}
+
+ckd_status save_check_options(const ckd_save_options *o, ckd_error *err) {
+    if (!run_name_valid(o->run)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "'%.*s' is no run name: 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
+            CKD_RUN_MAX, o->run ? o->run : "", CKD_RUN_MAX);
+    }
+    if (o->step > INT64_MAX) {
+        return err_set(err, CKD_E_INVALID, "step %llu is too large; steps go up to 2^63 - 1",
+                       (unsigned long long)o->step);
+    }
+    ckd_status status = check_fidelity(o, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (o->codec < CKD_CODEC_AUTO || o->codec > CKD_CODEC_LZ4) {
+        return err_set(err, CKD_E_INVALID, "unknown codec %d", (int)o->codec);
+    }
+    int top = o->codec == CKD_CODEC_LZ4 ? 12 : 19;
+    if (o->level < 0 || o->level > top) {
+        return err_set(err, CKD_E_INVALID, "level %d is outside 0 ... %d", o->level, top);
+    }
+    if (!(o->max_load_cost >= 0) || !(o->newest_load_cost >= 0) ||
+        (o->max_load_cost > 0 && o->max_load_cost < 1) ||
+        (o->newest_load_cost > 0 && o->newest_load_cost < 1)) {
+        return err_set(err, CKD_E_INVALID, "load costs are in base loads: 1 or more, or 0 for the default");
+    }
+    if (o->on_duplicate < CKD_DUPLICATE_ERROR || o->on_duplicate > CKD_DUPLICATE_BRANCH) {
+        return err_set(err, CKD_E_INVALID, "on_duplicate %d is not known", (int)o->on_duplicate);
+    }
+    if (o->on_duplicate == CKD_DUPLICATE_SAME_OK && o->world > 1) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "CKD_DUPLICATE_SAME_OK is for one rank; with %u, look for the step with ckd_store_find "
+            "before the ranks begin",
+            (unsigned)o->world);
+    }
+    if (o->rank >= (o->world ? o->world : 1)) {
+        return err_set(err, CKD_E_INVALID, "rank %u of a world of %u", (unsigned)o->rank, (unsigned)o->world);
+    }
+    if (o->metric_name && (strlen(o->metric_name) >= sizeof(((ckd_checkpoint *)0)->metric_name) ||
+                           !utf8_valid(o->metric_name, strlen(o->metric_name)))) {
+        return err_set(err, CKD_E_INVALID, "the metric's name is longer than 31 bytes, or not UTF-8");
+    }
+    return o->world > 1 && id_is_zero(&o->checkpoint_id)
+               ? err_set(err, CKD_E_INVALID, "with several ranks, all must be given the same checkpoint_id")
+               : CKD_OK;
+}
+
+static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run,
+                            uint64_t before, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = catalog_newest(out, store->catalog, run, before, &why);
+    *found = status == CKD_OK;
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
+}
+
+/* By their names, so that a manifest which cannot be read counts, too: its name is taken. */
+static bool newest_step(uint64_t *step, const manifest_list *manifests, const char *run) {
+    bool found = false;
+    for (size_t i = 0; i < manifests->count; i++) {
+        const manifest_name *m = &manifests->items[i];
+        if (strcmp(m->run, run) == 0 && (!found || m->step > *step)) {
+            *step = m->step;
+            found = true;
+        }
+    }
+    return found;
+}
+
+/* Where the state is said to come from, if that is the run or one of its branches; else NULL. */
+static const char *given_origin(uint64_t *step, const ckd_save_options *o, const char *root) {
+    char other[CKD_RUN_MAX + 1];
+    unsigned number;
+    const char *run = o->parent_run ? o->parent_run : o->resumed_from_run;
+    *step = o->parent_run ? o->parent_step : o->resumed_from_step;
+    if (!run || strnlen(run, CKD_RUN_MAX + 1) > CKD_RUN_MAX) {
+        return NULL;
+    }
+    branch_root(other, &number, run);
+    return strcmp(other, root) == 0 ? run : NULL;
+}
+
+/* A session that asked for branches goes on where its own last save was, whatever other launches have saved meanwhile. NULL: it has none. */
+static const save_follow *followed(const ckd_store *store, const ckd_save_options *o) {
+    const save_follow *f = store->follow;
+    return f && f->own && o->on_duplicate == CKD_DUPLICATE_BRANCH && !o->parent_run ? f : NULL;
+}
+
+/*
+ * A rewound run goes on under the name of its newest branch. A step that this branch is past already means that it was
+ * rewound once more, and begins the next branch; and so does a state that comes from another place than the end of a branch, or steps that were given up would lie between it
+ * and where it came from. One that comes from the end of any branch goes on there.
+ */
+static ckd_status choose_branch(save_target *t, const ckd_store *store, const ckd_save_options *o,
+                                ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
+    unsigned number;
+    manifest_list manifests;
+    ckd_status status = manifests_read(&manifests, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    branch_root(root, &number, t->run);
+    uint64_t newest = 0;
+    bool begun = newest_step(&newest, &manifests, t->run);
+    /* Too long a name has no run. */
+    while (begun && branch_name(name, root, number + 1, NULL) == CKD_OK &&
+           newest_step(&newest, &manifests, name)) {
+        number++;
+    }
+    uint64_t from_step, end = 0;
+    const char *from = given_origin(&from_step, o, root);
+    const save_follow *own = from ? NULL : followed(store, o);
+    if (own) { /* if the last one was deleted, its branch ends before it */
+        from = own->run;
+        from_step = own->step;
+    }
+    bool at_end = from && newest_step(&end, &manifests, from) &&
+                  (from_step == CKD_LATEST || from_step == end || (own && end < from_step));
+    manifests_free(&manifests);
+    if (at_end && end < t->step) {
+        snprintf(t->run, sizeof(t->run), "%s", from);
+        return CKD_OK;
+    }
+    if (begun && (newest >= t->step || from)) {
+        number++;
+    }
+    return branch_name(t->run, root, number, err);
+}
+
+/* The newest checkpoint before the step, in this run or in those it branched off. */
+static ckd_status find_lineage(save_target *t, ckd_store *store, ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
+    unsigned number;
+    branch_root(root, &number, t->run);
+    snprintf(name, sizeof(name), "%s", t->run);
+    for (;;) {
+        ckd_status status = newest_of(&t->origin, &t->has_origin, store, name, t->step, err);
+        if (status != CKD_OK || t->has_origin || number <= 1) {
+            return status;
+        }
+        status = branch_name(name, root, --number, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+}
+
+static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
+                             const char *what, ckd_error *err) {
+    ckd_status status = step == CKD_LATEST ? catalog_newest(out, store->catalog, run, UINT64_MAX, err)
+                                           : catalog_find(out, store->catalog, run, step, err);
+    if (status != CKD_E_NOT_FOUND) {
+        return status;
+    }
+    return step == CKD_LATEST ? err_set(err, status, "the %s, run '%s', has no checkpoints", what, run)
+                              : err_set(err, status, "the %s %s@%llu is not in the store", what, run,
+                                        (unsigned long long)step);
+}
+
+static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_save_options *o,
+                                 ckd_error *err) {
+    const save_follow *own = followed(store, o);
+    if (own && catalog_find_id(&t->origin, store->catalog, &own->last, NULL) == CKD_OK) {
+        t->has_origin = true;
+        return CKD_OK;
+    }
+    if (!o->parent_run) {
+        return find_lineage(t, store, err);
+    }
+    t->has_origin = true;
+    return find_named(&t->origin, store, o->parent_run, o->parent_step, "parent", err);
+}
+
+static ckd_status resolve_resume(save_target *t, ckd_store *store, const ckd_save_options *o,
+                                 ckd_error *err) {
+    t->lossy_resumes = t->has_origin ? t->origin.lossy_resumes : 0;
+    if (!o->resumed_from_run) {
+        return CKD_OK;
+    }
+    ckd_checkpoint from;
+    ckd_status status =
+        find_named(&from, store, o->resumed_from_run, o->resumed_from_step, "checkpoint resumed from", err);
+    if (status == CKD_OK) {
+        t->resumed_from = from.id;
+        t->lossy_resumes = from.lossy_resumes + (from.fidelity != CKD_EXACT);
+    }
+    return status;
+}
+
+ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *o,
+                               ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    ckd_status status = save_check_options(o, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    snprintf(out->run, sizeof(out->run), "%s", o->run);
+    out->step = o->step;
+    if (o->on_duplicate == CKD_DUPLICATE_BRANCH) {
+        status = choose_branch(out, store, o, err);
+    }
+    if (status == CKD_OK) {
+        ckd_error why = {0};
+        status = catalog_find(&out->existing, store->catalog, out->run, out->step, &why);
+        if (status == CKD_OK && o->on_duplicate != CKD_DUPLICATE_SAME_OK) {
+            return err_set(err, CKD_E_EXISTS,
+                           "run '%s' has a checkpoint at step %llu already; choose another run or "
+                           "step, or say what to do with duplicates",
+                           out->run, (unsigned long long)out->step);
+        }
+        out->compare = status == CKD_OK;
+        status = err_except(err, status, CKD_E_NOT_FOUND, &why);
+    }
+    if (status == CKD_OK) {
+        status = resolve_parent(out, store, o, err);
+    }
+    if (status == CKD_OK) {
+        status = resolve_resume(out, store, o, err);
+    }
+    if (status == CKD_OK && out->has_origin && strcmp(out->origin.run, out->run) != 0) {
+        out->branch_origin = out->origin.id;
+    }
+    return status;
+}

@@ -1,0 +1,507 @@
+/* What is given to be saved: tensors, whose blocks may be under way beyond the call, and blobs. */
+#include <stdlib.h>
+
+#include "engine/device/reference.h"
+#include "engine/device/device.h"
+#include "engine/common/role_names.h"
+#include "engine/save/device.h"
+#include "engine/save/lossy.h"
+#include "engine/common/tensor_check.h"
+
+#define HEADER_BYTES 512u /* of a blob's record, about, its name not counted */
+
+static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64_t *elements,
+                                    ckd_error *err) {
+    size_t length = t->name ? strlen(t->name) : 0;
+    if (length == 0 || length > CKD_NAME_MAX || !utf8_valid(t->name, length)) {
+        return err_set(err, CKD_E_INVALID, "a tensor's name must have 1 to %d bytes of UTF-8", CKD_NAME_MAX);
+    }
+    if (t->weight && strnlen(t->weight, CKD_NAME_MAX + 1) > CKD_NAME_MAX) {
+        return err_in_tensor(
+            err, err_set(err, CKD_E_INVALID, "its weight's name has more than %d bytes", CKD_NAME_MAX),
+            t->name);
+    }
+    if (ckd_dtype_size(t->dtype) == 0) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "unknown dtype %d", (int)t->dtype), t->name);
+    }
+    if (t->role < CKD_ROLE_AUTO || t->role > CKD_ROLE_OTHER) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "unknown role %d", (int)t->role), t->name);
+    }
+    if (!geometry_init(shape, t->ndim, t->shape)) {
+        return err_in_tensor(
+            err,
+            err_set(err, CKD_E_INVALID, "a tensor has at most %d dimensions and 2^40 elements", CKD_MAX_DIMS),
+            t->name);
+    }
+    if (!region_count(elements, shape, &t->region)) {
+        return err_in_tensor(
+            err, err_set(err, CKD_E_INVALID, "the region does not lie inside the tensor's shape"), t->name);
+    }
+    if (t->optimizer) {
+        ckd_status status = step_check_optimizer(t->optimizer, err);
+        if (status != CKD_OK) {
+            return err_in_tensor(err, status, t->name);
+        }
+    }
+    if (*elements && !t->data && !t->read) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "neither data nor a read function"), t->name);
+    }
+    return CKD_OK;
+}
+
+/* Would it be lossy, if anybody knew what it is? */
+static void record_doubt(ckd_save *save, const ckd_tensor *t, const role_name *parsed, uint64_t elements) {
+    bool small = parsed->slot == SLOT_SMALL && parsed->sure;
+    bool doubt = t->role == CKD_ROLE_AUTO && parsed->marked && !small && elements >= ROLE_MIN &&
+                 ckd_role_of(t->name, t->dtype) == CKD_ROLE_OTHER &&
+                 lossy_part_of(CKD_ROLE_WEIGHT, t->dtype) != LOSSY_NONE;
+    if (!doubt || save_coarsest_fidelity(save) == CKD_EXACT) {
+        return;
+    }
+    if (save->in_doubt++ == 0) {
+        store_message(
+            save->store,
+            "'%s' looks like an optimizer's tensor, and its name does not tell its weight: it is stored "
+            "exactly unless it is given a role",
+            t->name);
+    }
+}
+
+uint64_t ckd_save_in_doubt(const ckd_save *save) {
+    return save->in_doubt;
+}
+
+/* A role that was given may be another one than the name's; then the name does not tell the parameter either. */
+static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd_tensor *t, ckd_error *err) {
+    const record_tensor *tensor = context->tensor;
+    size_t length = strlen(tensor->name), size = length;
+    role_name parsed;
+    role_name_read(&parsed, tensor->name, length);
+    record_doubt(save, t, &parsed, context->shape.elements);
+    bool named = tensor->role == CKD_ROLE_WEIGHT ||
+                 (parsed.slot != SLOT_NONE && role_of_slot(parsed.slot) == tensor->role);
+    context->largest = parsed.slot == SLOT_LARGEST_SECOND && tensor->role == CKD_ROLE_EXP_AVG_SQ;
+    const char *weight = t->weight                         ? t->weight
+                         : !named                          ? NULL
+                         : tensor->role == CKD_ROLE_WEIGHT ? tensor->name
+                                                           : role_name_family(tensor->name, length, &size);
+    context->weight = weight;
+    if (!weight || (weight != t->weight && weight + size == tensor->name + length)) {
+        return CKD_OK; /* it ends with the tensor's own name, which stays */
+    }
+    size = t->weight ? strlen(t->weight) : size;
+    char *copy = arena_alloc(&save->arena, size + 1);
+    if (!copy) {
+        return err_nomem(err, size + 1, "a weight's name");
+    }
+    memcpy(copy, weight, size);
+    copy[size] = '\0';
+    context->weight = copy;
+    return CKD_OK;
+}
+
+/* Most are whole, and share one. NULL: out of memory. */
+static const ckd_region *keep_region(ckd_save *save, const geometry *shape, const ckd_region *given) {
+    static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
+    ckd_region canonical = region_canonical(shape, given);
+    if (canonical.kind == CKD_REGION_WHOLE) {
+        return &whole;
+    }
+    ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
+    if (region) {
+        *region = canonical;
+    }
+    return region;
+}
+
+/* Names and regions that the content index points to live as long as the save. */
+static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const geometry *shape,
+                                      tensor_context *context, ckd_error *err) {
+    size_t length = strlen(t->name) + 1;
+    record_tensor *tensor = arena_alloc(&save->arena, sizeof(*tensor));
+    char *name = arena_alloc(&save->arena, length);
+    const ckd_region *region = keep_region(save, shape, &t->region);
+    if (!tensor || !name || !region) {
+        return err_nomem(err, sizeof(*tensor) + length + sizeof(*region), "a tensor's description");
+    }
+    memcpy(name, t->name, length);
+    *tensor = (record_tensor){.name = name,
+                              .checkpoint = save->checkpoint,
+                              .dtype = t->dtype,
+                              .ndim = t->ndim,
+                              .role = t->role == CKD_ROLE_AUTO ? ckd_role_of(name, t->dtype) : t->role};
+    memcpy(tensor->shape, shape->shape, t->ndim * sizeof(uint64_t));
+    *context = (tensor_context){
+        .tensor = tensor, .shape = *shape, .region = region, .block_elements = save_block_elements(save, t)};
+    ckd_status status = find_weight(context, save, t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const view *before = save->target.compare ? save->existing : save->parent;
+    const view_tensor *old = before ? view_find(before, name) : NULL;
+    bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == shape->ndim &&
+                memcmp(old->shape.shape, shape->shape, shape->ndim * sizeof(uint64_t)) == 0;
+    context->parent = same ? old : NULL;
+    if (old && !same && !save->target.compare) {
+        store_message(save->store, "%s is saved without its parent: there it is %s of another %s", name,
+                      ckd_dtype_name(old->tensor->dtype), old->tensor->dtype == t->dtype ? "shape" : "dtype");
+    }
+    return CKD_OK;
+}
+
+ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
+                      uint64_t count, ckd_error *err) {
+    size_t size = ckd_dtype_size(t->dtype);
+    if (t->data) {
+        *values = (const uint8_t *)t->data + first * size;
+        return CKD_OK;
+    }
+    void *to = bytes_scratch(room, count * size + 1, "a tensor's elements", err);
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    *values = to;
+    if (count == 0) {
+        return CKD_OK;
+    }
+    if (err) {
+        memset(err, 0, sizeof(*err));
+        err->offset = CKD_NO_OFFSET;
+    }
+    float_mode_leave(save->callers_mode);
+    ckd_status status = t->read(t->read_context, first, count, to, err);
+    save->callers_mode = float_mode_enter();
+    if (status != CKD_OK && err && err->status == CKD_OK) {
+        err_set(err, status, "the read function of the tensor failed");
+    }
+    return status;
+}
+void save_report_damage(ckd_save *save) {
+    if (atomic_load(&save->damaged) && !save->reported_damage) {
+        save->reported_damage = true;
+        store_message(save->store,
+                      "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
+                      "ckptdelta verify)",
+                      save->target.origin.run, (unsigned long long)save->target.origin.step);
+    }
+}
+ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
+    save->raw_bytes += raw;
+    const ckd_save_options *o = &save->options;
+    if (!o->on_progress) {
+        return CKD_OK;
+    }
+    float_mode_leave(save->callers_mode);
+    int stop = o->on_progress(o->progress_context, save->raw_bytes,
+                              o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes);
+    save->callers_mode = float_mode_enter();
+    return stop ? err_set(err, CKD_E_CANCELLED, "the save was cancelled") : CKD_OK;
+}
+/* ---- comparing with what the store has ---- */
+
+typedef struct comparing {
+    ckd_save *save;
+    const tensor_context *tensor;
+} comparing;
+
+static ckd_status compare_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    comparing *c = context;
+    return save_compare_block(c->save, &c->save->jobs[index], c->tensor, err);
+}
+
+static ckd_status compare_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
+                                 uint64_t elements, ckd_error *err) {
+    comparing c = {save, t};
+    ckd_status status = CKD_OK;
+    for (uint64_t at = 0; status == CKD_OK && (at < elements || elements == 0);) {
+        uint32_t count = 0;
+        uint64_t first = at;
+        status = cancel_poll(&save->stop, err);
+        while (status == CKD_OK && count < save->job_count && (at < elements || count == 0)) {
+            block_job *job = &save->jobs[count++];
+            job->first = at;
+            job->count = elements - at < t->block_elements ? elements - at : t->block_elements;
+            at += job->count;
+            status = save_fetch(&job->values, save, &job->own, tensor, job->first, job->count, err);
+        }
+        if (status == CKD_OK) {
+            status = pool_run(save->store->pool, count, compare_one, &c, err);
+        }
+        if (status == CKD_OK) {
+            status = save_report_progress(save, (at - first) * ckd_dtype_size(tensor->dtype), err);
+        }
+        if (elements == 0) {
+            break;
+        }
+    }
+    if (status == CKD_OK) {
+        save_compared_region(save, t);
+    }
+    return status;
+}
+
+/* ---- saving ---- */
+
+/* Moments are held block by block for what is predicted from them: nothing else is under way meanwhile. */
+static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_context *t, uint64_t elements,
+                               ckd_error *err) {
+    step_tensor step;
+    ckd_status status = save_flush(save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    step_begin(&step, &save->steps, tensor->optimizer, t, elements, save->parent);
+    t->step = step.source.available ? &step.source : NULL;
+    status = save_exact_span(save, tensor, t, 0, elements, &step, err);
+    status = status == CKD_OK ? save_flush(save, err) : status;
+    if (status != CKD_OK) {
+        save_stop_helpers(save); /* who looks at the step */
+    }
+    step_end(&step, &save->steps);
+    return status;
+}
+
+/* In blocks of the region's own order. */
+static ckd_status save_whole(ckd_save *save, const ckd_tensor *tensor, tensor_context *t, uint64_t elements,
+                             ckd_error *err) {
+    ckd_status status = save_record_whole(save, t, elements, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (elements > 0 && save_lossy_part(save, t->tensor) != LOSSY_NONE) {
+        return save_lossy_region(save, tensor, t, elements, err);
+    }
+    status = pair_exact_tensor(save, tensor, t, elements, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    return tensor->optimizer ? save_on_step(save, tensor, t, elements, err)
+                             : save_exact_span(save, tensor, t, 0, elements, NULL, err);
+}
+
+static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
+    geometry shape;
+    uint64_t elements;
+    tensor_context context;
+    ckd_status status = check_description(tensor, &shape, &elements, err);
+    if (status == CKD_OK) {
+        status = make_tensor_context(save, tensor, &shape, &context, err);
+    }
+    if (status == CKD_OK) {
+        status = save_record_region(save, context.tensor, &shape, context.region, elements, err);
+    }
+    if (status != CKD_OK) {
+        return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
+    }
+    context.parent_values = context.parent ? save->before : NULL;
+    context.decoded_values = save->target.compare ? NULL : save->kept;
+    context.held = (span){context.region, 0, elements};
+    bool expected = context.parent && save->options.world == 1 && elements > 0;
+    save->leaves_budget = expected ? (double)elements / (double)shape.elements : 0;
+    if (save->target.compare) {
+        status = compare_region(save, tensor, &context, elements, err);
+    } else if (save_is_cut(save, tensor, &context, elements)) {
+        status = save_in_panels(save, tensor, &context, err);
+    } else {
+        status = save_whole(save, tensor, &context, elements, err);
+    }
+    if (!save->buffers_are_stable) {
+        status = status == CKD_OK ? save_end_tiles(save, err) : status;
+        if (status == CKD_OK && save->has_pending_values) {
+            status = save_flush(save, err);
+            save->has_pending_values = false;
+        }
+        status = status == CKD_OK ? save_copy_borrowed(save, err) : status;
+    }
+    if (status != CKD_OK) {
+        save_stop_helpers(save);
+    }
+    return err_in_tensor(err, status, tensor->name);
+}
+
+/* Are its values kept on the device, for the next save's deltas? Those of lossy tensors are kept as they are coded (lossy/device.c). */
+static bool keeps_there(const ckd_save *save, const ckd_tensor *t) {
+    ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
+    return save->store->device_reference_bytes > 0 && !save->target.compare &&
+           (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER || role == CKD_ROLE_OTHER) &&
+           (t->dtype == CKD_F32 || t->dtype == CKD_BF16 || t->dtype == CKD_F16) &&
+           save_fidelity(save, role) == CKD_EXACT;
+}
+
+/* From `values`, whose line and place on the device are known. What is kept of the tensor is the parent's, unless something went wrong: hashes tell. */
+static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const geometry *shape,
+                                     device_reader *values, ckd_error *err) {
+    ckd_region region = region_canonical(shape, &t->region);
+    device_reference_key key = {t->name, t->dtype, t->ndim, {&region, 0, values->elements}};
+    int device = values->lease->queue.device;
+    device_reference *reference = device_reference_take(save->store, device, &key);
+    values->before = reference ? reference->memory : NULL;
+    save->named_elements = 0;
+    ckd_status status = save_region(save, t, err);
+    bool known = save->named_elements == values->elements; /* as it will be again: nothing is a delta on it */
+    if (status == CKD_OK && !known) {
+        /* All blocks have been looked at. What is not kept now is decoded by the next save. */
+        ckd_error unheard;
+        (void)device_reference_keep(&reference, save->store, values->lease, &key, values->data, &unheard);
+    }
+    device_reference_give(save->store, reference);
+    return status;
+}
+
+typedef struct fetched_values {
+    const uint8_t *values;
+    size_t element;
+} fetched_values;
+
+static ckd_status read_fetched(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
+    const fetched_values *f = context;
+    (void)err;
+    memcpy(to, f->values + first * f->element, count * f->element);
+    return CKD_OK;
+}
+
+/* One wait, and then nothing but what the host does. The line is given back. */
+static ckd_status save_small(ckd_save *save, ckd_tensor *t, device_lease *lease, uint64_t elements,
+                             ckd_error *err) {
+    fetched_values fetched = {.element = ckd_dtype_size(t->dtype)};
+    const void *values;
+    ckd_status status = device_read_small(&values, lease, t->data, elements * fetched.element, err);
+    if (status != CKD_OK) {
+        device_give_back(save->store, lease);
+        return err_in_tensor(err, status, t->name);
+    }
+    fetched.values = values;
+    t->data = NULL;
+    t->read = read_fetched;
+    t->read_context = &fetched;
+    status = save_region(save, t, err);
+    device_give_back_idle(save->store, lease);
+    return status;
+}
+
+/* What lies on a device is read as from a function. */
+static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
+    ckd_tensor t = *tensor;
+    geometry shape;
+    uint64_t elements;
+    device_lease *lease;
+    ckd_status status = check_description(&t, &shape, &elements, err);
+    if (status == CKD_OK && elements == 0) {
+        return save_region(save, &t, err);
+    }
+    status = status == CKD_OK ? device_take(&lease, save->store, t.device, t.data, err) : status;
+    if (status != CKD_OK) {
+        return err_in_tensor(err, status, t.name ? t.name : "");
+    }
+    if (elements * ckd_dtype_size(t.dtype) <= DEVICE_SMALL) {
+        return save_small(save, &t, lease, elements, err);
+    }
+    device_reader values = device_reader_of(lease, t.data, ckd_dtype_size(t.dtype), elements);
+    t.data = NULL;
+    t.read = device_read;
+    t.read_context = &values;
+    status = keeps_there(save, &t) ? save_beside_parent(save, &t, &shape, &values, err)
+                                   : save_region(save, &t, err);
+    device_give_back(save->store, lease);
+    return status;
+}
+
+ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
+    ckd_status status = save_check_open(save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_tensor description;
+    ckd_optimizer optimizer = CKD_OPTIMIZER_INIT;
+    status = tensor_copy(&description, tensor, err);
+    if (status == CKD_OK && description.optimizer) {
+        status = optimizer_copy(&optimizer, description.optimizer, err);
+        description.optimizer = &optimizer;
+    }
+    if (status == CKD_OK) {
+        save->callers_mode = float_mode_enter();
+        bool on_device = description.device && description.data;
+        status = on_device ? save_from_device(save, &description, err) : save_region(save, &description, err);
+        float_mode_leave(save->callers_mode);
+    }
+    save_may_retry(save, status); /* not this save, but the caller's next one */
+    save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
+    return status;
+}
+
+ckd_status save_finish_blocks(ckd_save *save, ckd_error *err) {
+    save->callers_mode = float_mode_enter();
+    ckd_status status = save_end_tiles(save, err);
+    status = status == CKD_OK ? save_flush(save, err) : status;
+    if (status != CKD_OK) {
+        save_stop_helpers(save);
+    }
+    float_mode_leave(save->callers_mode);
+    save_may_retry(save, status); /* not this save, but the caller's next one */
+    save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
+    return status;
+}
+
+static ckd_status check_blob(const char *name, const void *data, size_t size, ckd_error *err) {
+    size_t length = name ? strnlen(name, CKD_NAME_MAX + 1) : 0;
+    if (length == 0 || length > CKD_NAME_MAX || !utf8_valid(name, length)) {
+        return err_set(err, CKD_E_INVALID, "a blob's name must have 1 to %d bytes of UTF-8", CKD_NAME_MAX);
+    }
+    if (size > CKD_BLOB_MAX) {
+        return err_set(err, CKD_E_INVALID, "blob '%s' has %zu bytes; at most 1 GiB is allowed", name, size);
+    }
+    return data || size == 0
+               ? CKD_OK
+               : err_set(err, CKD_E_INVALID, "blob '%s' has %zu bytes, and no data is given", name, size);
+}
+
+static ckd_status write_blob(ckd_save *save, const char *name, const void *data, size_t size,
+                             ckd_error *err) {
+    size_t length = strlen(name);
+    record_tensor tensor = {.name = name, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER};
+    ckd_region region = {.kind = CKD_REGION_WHOLE};
+    bytes packed = {0};
+    size_t stored = 0;
+    ckd_status status = CKD_OK;
+    if (bytes_extend(&packed, size + 1)) {
+        status = coder_encode(save->jobs[0].decoder.coder, CODING_ZSTD, 0, 1, data, size, packed.data, size,
+                              &stored, err);
+    }
+    bool is_raw = stored == 0;
+    record r = {.kind = RECORD_BLOB,
+                .coding = is_raw ? CODING_RAW : CODING_ZSTD,
+                .tensor = &tensor,
+                .region = &region,
+                .raw_size = size,
+                .stored_size = is_raw ? size : stored,
+                .content = content_hash(data, size),
+                .chain_stored = is_raw ? size : stored,
+                .base_stored = is_raw ? size : stored};
+    if (status == CKD_OK) {
+        save->index_bytes += HEADER_BYTES + length;
+        save_free_space(save, HEADER_BYTES + length + r.stored_size, 0);
+        status = chunk_writer_append(save->writer, &r, is_raw ? data : packed.data, err);
+    }
+    save_may_retry(save, status);
+    bytes_free(&packed);
+    save->raw_bytes += size;
+    return status;
+}
+
+ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err) {
+    ckd_status status = save_check_open(save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = check_blob(name, data, size, err);
+    status = status == CKD_OK ? cancel_poll(&save->stop, err) : status;
+    status = status == CKD_OK ? save_record_blob(save, name, err) : status;
+    status = status == CKD_OK ? save_finish_blocks(save, err) : status;
+    if (status == CKD_OK) {
+        status = save->target.compare ? save_compare_blob(save, name, data, size, err)
+                                      : write_blob(save, name, data, size, err);
+    }
+    save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
+    return status;
+}

@@ -1,0 +1,287 @@
+/* A tile on its way in: what is given, what it is to be compared with, and both as floats. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/encode/block_lossy.h"
+#include "engine/lossy/device.h"
+#include "engine/save/lossy.h"
+
+/* ---- which checkpoint ---- */
+
+/*
+ * When the next delta would make a tile's chain dearer than loads may be, the tile goes back to an ancestor whose chain takes only
+ * this share of it. The delta on it is larger, but far smaller than a lossy base: thus lossy bases are rare, and loads stay bounded.
+ *
+ * Of several such ancestors any will do. All tiles prefer the same ones, whatever the rest of their chains, so that a load has few
+ * checkpoints to open: those whose step has the smallest hash, as good as drawn by lot, but the same in every run.
+ */
+#define LIGHT        0.22
+#define LIGHT_CHOICE 8 /* ancestors to choose among */
+
+static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_context *context,
+                          const lossy_tile *t) {
+    load_cost all = {0, 0};
+    span mine = {context->region, t->first, t->count};
+    *depth = 0;
+    for (size_t s = 0; s < in->shard_count; s++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &in->shards[s], &context->shape, &mine);
+        for (size_t i = first; i < end; i++) {
+            const record *r = in->shards[s].blocks[i].record;
+            load_cost chain = record_chain(r);
+            all.stored += chain.stored;
+            all.work += chain.work;
+            *depth = r->depth > *depth ? r->depth : *depth;
+        }
+    }
+    return all;
+}
+
+/* The checkpoint that the tensor's first block builds on, if that is a delta. */
+static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
+    const record *r =
+        (*in)->shard_count && (*in)->shards[0].block_count ? (*in)->shards[0].blocks[0].record : NULL;
+    const view *older;
+    if (!r || r->dependency_count == 0 || (r->predictor != PREDICT_PARENT && r->predictor != PREDICT_COPY) ||
+        id_equal(&r->dependencies[0].checkpoint, &(*v)->manifest.checkpoint.id) ||
+        views_within(&older, &save->views, *v, &r->dependencies[0].checkpoint, NULL) != CKD_OK) {
+        return false;
+    }
+    const view_tensor *t = view_find(older, (*in)->tensor->name);
+    if (!t || t->tensor->dtype != (*in)->tensor->dtype || t->shape.ndim != (*in)->shape.ndim ||
+        memcmp(t->shape.shape, (*in)->shape.shape, t->shape.ndim * sizeof(uint64_t)) != 0) {
+        return false;
+    }
+    *v = older;
+    *in = t;
+    return true;
+}
+
+/* A chain with one delta more; the parent's own tells what one takes. */
+static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_save *save,
+                              const tensor_context *context, const lossy_tile *t) {
+    uint32_t depth;
+    load_cost next = *chain;
+    const view *v = p->view;
+    const view_tensor *in = p->tensor;
+    if (go_back(&v, &in, save)) {
+        load_cost before = chain_of(&depth, in, context, t);
+        next.stored += chain->stored > before.stored ? chain->stored - before.stored : 0;
+        next.work += chain->work > before.work ? chain->work - before.work : 0;
+    }
+    return next;
+}
+
+/* The same number for a checkpoint whatever the tensor, the thread and the process, and as good as random. */
+static uint64_t lot_of(const view *v) {
+    const chunk_part *own = v->parts[0];
+    hash128 ends[2] = {own->records[0].content, own->records[own->count - 1].content};
+    return hash64(ends, sizeof(ends));
+}
+
+/* All tensors go back to the same few checkpoints, so that the files of the others need not stay. */
+static bool preferred(const tile_parent *a, const tile_parent *b) {
+    return lot_of(a->view) < lot_of(b->view);
+}
+
+/* From the parent, whose chain is not light, to an ancestor with one that is; to the oldest, if there is none. */
+static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
+                            const tensor_context *context, const load_cost *base) {
+    tile_parent at = *p;
+    uint32_t light = 0, depth;
+    for (uint32_t i = 0; i < MAX_DEPTH && light < LIGHT_CHOICE && go_back(&at.view, &at.tensor, save); i++) {
+        at.is_ancestor = true;
+        load_cost chain = chain_of(&depth, at.tensor, context, t);
+        light += light || budget_allows_chain(&save->budget, &chain, base, LIGHT * PART_LOSSY);
+        if (light <= 1 || preferred(&at, p)) {
+            *p = at;
+        }
+    }
+}
+
+static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *budget, const lossy_tile *t,
+                          const tensor_context *context) {
+    *p = (tile_parent){.view = save->parent, .tensor = context->parent};
+    if (!p->tensor) {
+        return;
+    }
+    uint32_t depth;
+    uint64_t raw = t->count * ckd_dtype_size(t->dtype);
+    load_cost base = lossy_base_cost(t->dtype, raw), chain = chain_of(&depth, p->tensor, context, t);
+    load_cost next = with_another(p, &chain, save, context, t);
+    if (budget_has_room(budget, &next, &base, PART_LOSSY) && depth < MAX_SAVE_DEPTH) {
+        return;
+    }
+    if (!budget_allows_chain(budget, &chain, &base, LIGHT * PART_LOSSY)) {
+        choose_ancestor(p, save, t, context, &base);
+    }
+}
+
+/* What the encoder of the parent knew of it: how far its values are from those they stand for, and how far they had moved. */
+static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *parent, const ckd_save *save) {
+    double error = 0, moved = 0, elements = 0;
+    for (size_t s = 0; s < p->tensor->shard_count; s++) {
+        const view_shard *shard = &p->tensor->shards[s];
+        error += shard->measures.error_squares;
+        elements += (double)shard->elements;
+    }
+    bool true_ones = !p->is_ancestor && save_is_first_after_resume(save); /* training went on from them */
+    t->before_error = error >= 0 && !true_ones ? error / elements : 0;
+    if (!p->is_ancestor) {
+        return;
+    }
+    for (size_t s = 0; s < parent->shard_count; s++) {
+        const view_shard *shard = &parent->shards[s];
+        moved += shard->measures.movement * shard->measures.movement * (double)shard->elements;
+    }
+    t->expected_movement = sqrt(moved / elements);
+}
+
+/* Floats where they lie, if they are floats and aligned as such; else in `room`. */
+static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, uint64_t count,
+                              const kernels *k, ckd_error *err) {
+    if (dtype == CKD_F32 && (uintptr_t)values % _Alignof(float) == 0) {
+        return values;
+    }
+    float *floats = bytes_scratch(room, count * sizeof(float), "a tile of a tensor", err);
+    if (floats) {
+        k->widen(floats, dtype, values, count);
+    }
+    return floats;
+}
+
+/* ---- on a device ---- */
+
+/* Where the tile is in a device's memory, if it can be coded there; NULL: it is not, or cannot. */
+static const void *on_device(device_lease **lease, const ckd_save *save, const lossy_tile *t,
+                             const ckd_tensor *tensor) {
+    if (tensor->read != device_read || atomic_load(&save->store->devices_differ)) {
+        return NULL;
+    }
+    const device_reader *there = tensor->read_context;
+    const void *given = there->data + t->first * there->element;
+    *lease = there->lease;
+    return lossy_device_may(t, given) ? given : NULL;
+}
+
+static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_device_values *values,
+                                  ckd_error *err) {
+    save_tiles *all = save->tiles;
+    if (!all->device) {
+        all->device = calloc(1, sizeof(*all->device));
+        if (!all->device) {
+            device_reference_give(values->store, values->reference);
+            return err_nomem(err, sizeof(*all->device), "a tile of a tensor");
+        }
+    }
+    t->device = all->device; /* whatever happens: it is the device's */
+    return lossy_device_begin(all->device, t, values, err);
+}
+
+/* With what is kept of the parent's values on the device. false in *begun: nothing is, or it is not the parent's. */
+static ckd_status begin_with_cached(bool *begun, ckd_save *save, lossy_tile *t, const tile_parent *from,
+                                    const tensor_context *context, lossy_device_values values,
+                                    ckd_error *err) {
+    *begun = false;
+    device_reference_key key = save_reference_key(t, context);
+    values.reference =
+        from->tensor ? device_reference_take(save->store, values.lease->queue.device, &key) : NULL;
+    if (!values.reference) {
+        return CKD_OK;
+    }
+    ckd_status status = begin_on_device(save, t, &values, err);
+    status = status == CKD_OK ? save_reference_compare(begun, t, from, context, err) : status;
+    if (status == CKD_OK && !*begun) {
+        save_tile_leave_device(save, t);
+    }
+    return status;
+}
+
+/* With the parent's values as the device makes them from what is stored. false in *begun: it cannot, as *attempt says. */
+static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, ckd_save *save, lossy_tile *t,
+                                  const tile_parent *from, const tensor_context *context,
+                                  lossy_device_values values, ckd_error *err) {
+    if (!from->tensor || save->parents_on_host || save_parent_at_hand(from, context)) {
+        return CKD_OK;
+    }
+    values.makes_before = true;
+    ckd_status status = begin_on_device(save, t, &values, err);
+    *begun = status == CKD_OK && save_parent_make(attempt, save, t, from, context);
+    if (status == CKD_OK && !*begun) {
+        save_tile_leave_device(save, t);
+    }
+    return status;
+}
+
+/* false in *begun: the host has to code it. *looked: *before are the parent's values, or there are none. */
+static ckd_status begin_there(bool *begun, bool *looked, const float **before, ckd_save *save,
+                              lossy_buffers *b, lossy_tile *t, const tile_parent *from,
+                              const tensor_context *context, lossy_device_values values, ckd_error *err) {
+    parent_attempt attempt = {.status = CKD_OK};
+    ckd_status status = begin_with_cached(begun, save, t, from, context, values, err);
+    if (status == CKD_OK && !*begun) {
+        status = begin_with_made(begun, &attempt, save, t, from, context, values, err);
+    }
+    if (status != CKD_OK || *begun) {
+        return status;
+    }
+    status = save_parent_load(before, from, save, b, t, context, err);
+    values.before = *before;
+    *looked = true;
+    if (status == CKD_OK && values.before) {
+        save_parent_report(save, &attempt, context);
+    }
+    *begun = status == CKD_OK && (values.before || !lossy_wants_parent(t));
+    return *begun ? begin_on_device(save, t, &values, err) : status;
+}
+
+ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
+                            uint64_t widest, ckd_error *err) {
+    lossy_device_values values = {.store = save->store, .widest = widest, .only_given = true};
+    values.input = on_device(&values.lease, save, t, tensor);
+    *begun = values.input != NULL;
+    return *begun ? begin_on_device(save, t, &values, err) : CKD_OK;
+}
+
+ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
+                           ckd_error *err) {
+    const kernels *k = save->tiles->loaders[0].kernels;
+    ckd_status status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
+    t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
+    return status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
+}
+
+ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, lossy_tile *t,
+                          const load_budget *budget, const ckd_tensor *tensor, const tensor_context *context,
+                          uint64_t widest, ckd_error *err) {
+    lossy_device_values values = {.store = save->store, .widest = widest, .master = block_is_master(context)};
+    const float *before = NULL;
+    bool there = false, looked = false;
+    ckd_status status = CKD_OK;
+    *from = (tile_parent){0};
+    if (lossy_wants_parent(t)) {
+        choose_parent(from, save, budget, t, context);
+    }
+    values.input = widest ? on_device(&values.lease, save, t, tensor) : NULL;
+    if (values.input) {
+        status = begin_there(&there, &looked, &before, save, b, t, from, context, values, err);
+    }
+    if (status == CKD_OK && !looked && !there) {
+        status = save_parent_load(&before, from, save, b, t, context, err);
+    }
+    if (status == CKD_OK && !there) {
+        status = save_fetch_tile(save, b, t, tensor, err);
+        t->before = before;
+    }
+    if (status == CKD_OK && t->before) {
+        recall(t, from, context->parent, save);
+    }
+    return status;
+}
+
+void save_tile_leave_device(ckd_save *save, lossy_tile *t) {
+    if (save->tiles->device) {
+        lossy_device_end(save->tiles->device);
+    }
+    t->device = NULL;
+}

@@ -1,0 +1,141 @@
+/* What took how long in a save: of each rank, told with its part; and all of it into the catalog. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "engine/save/save.h"
+
+void save_worked(save_stage *stage, uint64_t ns) {
+    uint64_t now = clock_monotonic_ns();
+    if (stage->begun_ns == 0 ||
+        now - ns < stage->begun_ns) { /* threads end in another order than they began */
+        stage->begun_ns = now - ns;
+    }
+    stage->ended_ns = now;
+    stage->work_ns += ns;
+}
+
+/* When this rank began: a session does before the save. */
+static uint64_t origin_of(const ckd_save *save) {
+    uint64_t snapshot = save->snapshot.begun_ns;
+    return snapshot && snapshot < save->begun_ns ? snapshot : save->begun_ns;
+}
+
+void save_report_times(part *to, const ckd_save *save) {
+    const struct {
+        ckd_stage stage;
+        const save_stage *of;
+        uint64_t bytes;
+    } stages[] = {{CKD_STAGE_SNAPSHOT, &save->snapshot, save->raw_bytes},
+                  {CKD_STAGE_ANALYSE, &save->analyse, save->raw_bytes},
+                  {CKD_STAGE_ENCODE, &save->encode, save->raw_bytes},
+                  {CKD_STAGE_WRITE, &save->append, save->sealed.size},
+                  {CKD_STAGE_SYNC, &save->sync, save->sealed.size}};
+    uint64_t origin = origin_of(save);
+    to->began_ns = clock_wall_ns() - (clock_monotonic_ns() - origin);
+    for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]); i++) {
+        const save_stage *of = stages[i].of;
+        if (of->begun_ns) { /* a stage that began before the rank did is one whose clock ran on while it was added up */
+            uint64_t begin = of->begun_ns > origin ? of->begun_ns - origin : 0;
+            uint64_t end = of->ended_ns > origin ? of->ended_ns - origin : 0;
+            to->stages[to->stage_count++] = (ckd_stage_times){0,   save->options.rank, stages[i].stage, begin,
+                                                              end, of->work_ns,        stages[i].bytes};
+        }
+    }
+}
+
+ckd_status save_keep_times(ckd_save *save, const part *told, ckd_error *err) {
+    uint32_t world = save->options.world;
+    if (!told->began_ns) {
+        return CKD_OK;
+    }
+    if (!save->ranks) {
+        save->ranks = calloc(world, sizeof(*save->ranks));
+        if (!save->ranks) {
+            return err_nomem(err, world * sizeof(*save->ranks), "the times of ranks");
+        }
+    }
+    save_rank *rank = &save->ranks[save->rank_count++];
+    *rank = (save_rank){.rank = told->rank, .began_ns = told->began_ns, .stage_count = told->stage_count};
+    memcpy(rank->stages, told->stages, sizeof(rank->stages));
+    return CKD_OK;
+}
+
+/* When the rank's part was ready, since it began. */
+static uint64_t end_of(const save_rank *rank) {
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < rank->stage_count; i++) {
+        end = rank->stages[i].end_ns > end ? rank->stages[i].end_ns : end;
+    }
+    return end;
+}
+
+/*
+ * When a rank began, in ns since 1970 by the coordinator's clock. Its own may be another: what was ready after all parts were there, or began more than
+ * an hour before, was ready just then.
+ */
+static uint64_t begin_of(const save_rank *rank, uint64_t publish_ns) {
+    const uint64_t hour = UINT64_C(3600000000000);
+    uint64_t end = end_of(rank), latest = publish_ns > end ? publish_ns - end : 0;
+    return rank->began_ns > latest || rank->began_ns + hour < latest ? latest : rank->began_ns;
+}
+
+static ckd_status add_rank(const ckd_save *save, const ckd_id *id, const save_rank *rank, uint64_t from_ns,
+                           uint64_t publish_ns, ckd_error *err) {
+    catalog *c = save->store->catalog;
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < rank->stage_count && status == CKD_OK; i++) {
+        ckd_stage_times s = rank->stages[i];
+        s.rank = rank->rank;
+        s.begin_ns += from_ns;
+        s.end_ns += from_ns;
+        status = catalog_add_stage(c, id, &s, err);
+    }
+    if (status == CKD_OK && save->options.world > 1) {
+        ckd_stage_times wait = {.rank = rank->rank, .stage = CKD_STAGE_WAIT, .end_ns = publish_ns};
+        wait.begin_ns = from_ns + end_of(rank);
+        wait.begin_ns = wait.begin_ns < publish_ns ? wait.begin_ns : publish_ns;
+        status = catalog_add_stage(c, id, &wait, err);
+    }
+    return status;
+}
+
+/* Of all ranks, since the first of them began. */
+static ckd_status add_ranks(const ckd_save *save, const ckd_id *id, ckd_error *err) {
+    uint64_t now = clock_monotonic_ns(), since_publish = now - save->publish_ns;
+    uint64_t publish = clock_wall_ns() - since_publish, first = publish;
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < save->rank_count; i++) {
+        uint64_t begun = begin_of(&save->ranks[i], publish);
+        first = begun < first ? begun : first;
+    }
+    for (uint32_t i = 0; i < save->rank_count && status == CKD_OK; i++) {
+        uint64_t from = begin_of(&save->ranks[i], publish) - first;
+        status = add_rank(save, id, &save->ranks[i], from, publish - first, err);
+    }
+    ckd_stage_times commit = {
+        .rank = save->options.rank, .stage = CKD_STAGE_COMMIT, .begin_ns = publish - first};
+    commit.end_ns = commit.begin_ns + since_publish;
+    commit.work_ns = since_publish;
+    return status == CKD_OK && save->rank_count ? catalog_add_stage(save->store->catalog, id, &commit, err)
+                                                : status;
+}
+
+ckd_status save_add_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err) {
+    const struct {
+        const char *stage;
+        uint64_t ns, bytes;
+    } stages[] = {{"analyse", save->analyse.work_ns, saved->raw_bytes},
+                  {"encode", save->encode.work_ns, saved->raw_bytes},
+                  {"write", save->append.work_ns, saved->stored_bytes},
+                  {"sync", save->sync.work_ns, saved->stored_bytes},
+                  {"total", clock_monotonic_ns() - save->begun_ns, saved->raw_bytes},
+                  {"stall", save->snapshot.work_ns, saved->raw_bytes}};
+    ckd_status status = CKD_OK;
+    size_t count = sizeof(stages) / sizeof(stages[0]) - (save->snapshot.work_ns == 0);
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        status = catalog_add_timing(save->store->catalog, &saved->id, stages[i].stage, stages[i].ns,
+                                    stages[i].bytes, err);
+    }
+    return status == CKD_OK ? add_ranks(save, &saved->id, err) : status;
+}

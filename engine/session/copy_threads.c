@@ -1,0 +1,114 @@
+#include "engine/session/copy_threads.h"
+
+#include <stdlib.h>
+
+#include "base/threads.h"
+
+struct copy_threads {
+    pthread_mutex_t mutex;
+    pthread_cond_t work, idle;
+    snapshot *current; /* NULL: none, or copied */
+    uint64_t number;   /* of it: a thread looks at each once */
+    uint32_t active;   /* threads that look at it */
+    bool ending, told; /* told: of the current one */
+    copy_threads_began began;
+    void *context;
+    uint32_t count;
+    pthread_t threads[];
+};
+
+static void *copy_main(void *context) {
+    copy_threads *c = context;
+    uint64_t seen = 0;
+    thread_interrupts_nobody(); /* woken by the trainer, which is to go on at once */
+    pthread_mutex_lock(&c->mutex);
+    while (!c->ending) {
+        if (c->number == seen) {
+            pthread_cond_wait(&c->work, &c->mutex);
+            continue;
+        }
+        if (!c->told) { /* not active yet: who begins the next snapshot may have what telling waits for */
+            c->told = true;
+            pthread_mutex_unlock(&c->mutex);
+            c->began(c->context);
+            pthread_mutex_lock(&c->mutex);
+            continue;
+        }
+        seen = c->number;
+        snapshot *s = c->current;
+        c->active++;
+        pthread_mutex_unlock(&c->mutex);
+        while (snapshot_help(s)) {
+        }
+        pthread_mutex_lock(&c->mutex);
+        if (--c->active == 0) {
+            pthread_cond_signal(&c->idle);
+        }
+    }
+    pthread_mutex_unlock(&c->mutex);
+    return NULL;
+}
+
+ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_threads_began began, void *context,
+                              ckd_error *err) {
+    *out = NULL;
+    copy_threads *c = calloc(1, sizeof(*c) + threads * sizeof(c->threads[0]));
+    if (!c) {
+        return err_nomem(err, sizeof(*c), "threads that copy");
+    }
+    c->began = began;
+    c->context = context;
+    pthread_mutex_init(&c->mutex, NULL);
+    pthread_cond_init(&c->work, NULL);
+    pthread_cond_init(&c->idle, NULL);
+    ckd_status status = CKD_OK;
+    while (status == CKD_OK && c->count < threads) {
+        status = thread_start(&c->threads[c->count], copy_main, c, err);
+        c->count += status == CKD_OK;
+    }
+    if (status != CKD_OK) {
+        copy_threads_end(c, false);
+        return status;
+    }
+    *out = c;
+    return CKD_OK;
+}
+
+void copy_threads_begin(copy_threads *c, snapshot *s) {
+    pthread_mutex_lock(&c->mutex);
+    while (c->active > 0) { /* they are looking for what is left of the last one: nothing */
+        pthread_cond_wait(&c->idle, &c->mutex);
+    }
+    snapshot_start(s);
+    c->current = s;
+    c->number++;
+    c->told = false;
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void copy_threads_wake(copy_threads *c) {
+    if (c->count > 0) {
+        pthread_cond_broadcast(&c->work);
+    } else {
+        c->began(c->context);
+    }
+}
+
+void copy_threads_end(copy_threads *c, bool in_child) {
+    if (!c) {
+        return;
+    }
+    if (!in_child) {
+        pthread_mutex_lock(&c->mutex);
+        c->ending = true;
+        pthread_cond_broadcast(&c->work);
+        pthread_mutex_unlock(&c->mutex);
+        for (uint32_t i = 0; i < c->count; i++) {
+            pthread_join(c->threads[i], NULL);
+        }
+        pthread_cond_destroy(&c->idle);
+        pthread_cond_destroy(&c->work);
+        pthread_mutex_destroy(&c->mutex);
+    }
+    free(c);
+}

@@ -1,0 +1,94 @@
+/*
+ * Registered tensors in the memory of devices. Their snapshot is made by the devices, in the order of the trainer's streams (device_snapshot.h), so that the trainer's thread
+ * waits for none of it: what a fence holds back is what is put on the streams behind it.
+ */
+#include <stdlib.h>
+
+#include "engine/session/session.h"
+
+ckd_status session_device_sources(ckd_session *s, ckd_error *err) {
+    size_t count = 0;
+    for (size_t i = 0; i < s->item_count; i++) {
+        count += s->items[i].on_device;
+    }
+    s->device_sources = calloc(count + 1, sizeof(*s->device_sources));
+    if (!s->device_sources) {
+        return err_nomem(err, count * sizeof(*s->device_sources), "the registered tensors");
+    }
+    for (size_t i = 0; i < s->item_count; i++) {
+        session_item *item = &s->items[i];
+        if (item->on_device) {
+            item->on_devices = s->device_count++;
+            s->device_sources[item->on_devices] = (device_source){.data = item->data,
+                                                                  .bytes = item->bytes,
+                                                                  .group = item->group,
+                                                                  .device = item->device.device,
+                                                                  .stream = item->device.stream};
+        }
+    }
+    return CKD_OK;
+}
+
+device_snapshot_bytes session_device_size(const ckd_session *s, uint32_t behind) {
+    uint64_t one = device_snapshot_bytes_of(s->device_sources, s->device_count, UINT64_MAX).on_one_device;
+    uint64_t budget = s->options.device_bytes ? s->options.device_bytes : one, taken = behind * one;
+    return device_snapshot_bytes_of(s->device_sources, s->device_count, budget > taken ? budget - taken : 0);
+}
+
+ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *err) {
+    ckd_status status = device_snapshot_new(&slot->devices, s->device_sources, s->device_count,
+                                            session_device_size(s, s->slot_count).on_one_device, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    device_snapshot_size size = device_snapshot_sizes(slot->devices);
+    pthread_mutex_lock(&s->mutex);
+    s->state.device_bytes += size.on_devices;
+    s->state.snapshot_bytes += size.on_host;
+    pthread_mutex_unlock(&s->mutex);
+    if (size.refused) {
+        pthread_mutex_lock(&s->store_turn);
+        store_message(
+            s->store,
+            "a snapshot takes %llu bytes of a device that has less left: it goes to host memory, and training waits as "
+            "long as that takes",
+            (unsigned long long)size.refused);
+        pthread_mutex_unlock(&s->store_turn);
+    }
+    return CKD_OK;
+}
+
+void session_device_stage(ckd_session *s, session_slot *slot) {
+    slot->device_status = CKD_OK; /* nobody else's yet */
+    if (slot->devices) {
+        slot->device_status = device_snapshot_start(slot->devices, &slot->device_error);
+        if (s->options.snapshot != CKD_SNAPSHOT_LAZY) {
+            session_device_hold(s, slot, SNAPSHOT_ALL);
+        }
+    }
+}
+
+void session_device_hold(ckd_session *s, session_slot *slot, uint32_t group) {
+    ckd_error why;
+    ckd_status status = slot->devices ? device_snapshot_before(slot->devices, group, &why) : CKD_OK;
+    if (status != CKD_OK) {
+        pthread_mutex_lock(&s->mutex);
+        slot->device_status =
+            slot->device_status == CKD_OK ? err_from(&slot->device_error, status, &why) : slot->device_status;
+        pthread_mutex_unlock(&s->mutex);
+    }
+}
+
+ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_error *err) {
+    pthread_mutex_lock(&s->mutex);
+    ckd_status status = err_from(err, slot->device_status, &slot->device_error);
+    pthread_mutex_unlock(&s->mutex);
+    return status;
+}
+
+ckd_status session_device_read(ckd_tensor *t, ckd_device *device, const session_slot *slot,
+                               const session_item *item, ckd_error *err) {
+    ckd_status status = device_snapshot_read(&t->data, device, slot->devices, item->on_devices, err);
+    t->device = device->struct_size ? device : NULL;
+    return status;
+}

@@ -1,0 +1,226 @@
+/* A checkpoint back into what is registered. */
+#include "engine/session/session.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/save/save.h"
+#include "engine/common/run_names.h"
+
+typedef struct stored_bytes {
+    void *data;
+    size_t size;
+} stored_bytes;
+
+/* All registered bytes, checked before anything of the trainer's is touched. found: one for each item. */
+static ckd_status read_bytes(stored_bytes *found, const ckd_session *s, ckd_load *load, ckd_error *err) {
+    for (size_t i = 0; i < s->item_count; i++) {
+        const session_item *item = &s->items[i];
+        if (!item->is_bytes) {
+            continue;
+        }
+        ckd_status status = ckd_load_blob(&found[i].data, &found[i].size, load, item->tensor.name, err);
+        if (status == CKD_E_NOT_FOUND) {
+            return err_set(err, CKD_E_MISMATCH, "the checkpoint has no bytes '%s'", item->tensor.name);
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+        if (found[i].size != item->bytes) {
+            return err_set(err, CKD_E_MISMATCH, "the checkpoint has %zu bytes '%s', registered are %llu",
+                           found[i].size, item->tensor.name, (unsigned long long)item->bytes);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status load_tensors(ckd_session *s, ckd_load *load, ckd_error *err) {
+    ckd_load_request *requests = calloc(s->item_count + 1, sizeof(*requests));
+    if (!requests) {
+        return err_nomem(err, s->item_count * sizeof(*requests), "what is to be restored");
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < s->item_count; i++) {
+        const session_item *item = &s->items[i];
+        if (!item->is_bytes) {
+            requests[count++] = (ckd_load_request){.struct_size = sizeof(*requests),
+                                                   .name = item->tensor.name,
+                                                   .dtype = item->tensor.dtype,
+                                                   .ndim = item->tensor.ndim,
+                                                   .shape = item->tensor.shape,
+                                                   .region = item->tensor.region,
+                                                   .data = item->data,
+                                                   .size = (size_t)item->bytes,
+                                                   .device = item->on_device ? &item->device : NULL};
+        }
+    }
+    /* What it holds beyond that may belong to other ranks, or to other uses of the run. */
+    ckd_status status = ckd_load_all(load, requests, count, CKD_DIFFERS_UNEXPECTED, err);
+    free(requests);
+    return status;
+}
+
+static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
+    stored_bytes *found = calloc(s->item_count + 1, sizeof(*found));
+    if (!found) {
+        return err_nomem(err, s->item_count * sizeof(*found), "what is to be restored");
+    }
+    ckd_load *load = NULL;
+    ckd_status status = ckd_load_begin(&load, s->store, &from->id, err);
+    if (status == CKD_OK) {
+        status = read_bytes(found, s, load, err);
+    }
+    if (status == CKD_OK) {
+        status = load_tensors(s, load, err);
+    }
+    for (size_t i = 0; i < s->item_count; i++) {
+        if (status == CKD_OK && s->items[i].is_bytes && found[i].size > 0) {
+            memcpy(s->items[i].data, found[i].data, found[i].size);
+        }
+        ckd_blob_free(found[i].data);
+    }
+    ckd_load_end(load);
+    free(found);
+    return status;
+}
+
+/* What is saved next was resumed from it; a delta on it, and in a branch if the run has gone farther. */
+static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_checkpoint *newest) {
+    snprintf(s->run, sizeof(s->run), "%s", from->run);
+    snprintf(s->parent_run, sizeof(s->parent_run), "%s", from->run);
+    s->save.parent_run = s->save.base ? NULL : s->parent_run;
+    s->save.parent_step = from->step;
+    snprintf(s->resumed_run, sizeof(s->resumed_run), "%s", from->run);
+    s->save.resumed_from_run = s->resumed_run;
+    s->save.resumed_from_step = from->step;
+    session_follow(s, from);
+    bool rewound = !id_equal(&from->id, &newest->id);
+    s->save.on_duplicate =
+        rewound && s->on_duplicate == CKD_DUPLICATE_ERROR ? CKD_DUPLICATE_BRANCH : s->on_duplicate;
+    pthread_mutex_lock(&s->mutex);
+    s->state.durable_step = from->step;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/*
+ * The checkpoint that was committed last (at `step`, unless that is CKD_LATEST), of the run that was asked for or of a branch that it went on in after
+ * somebody had gone back: RUN~2 and so on. Steps do not tell, as those that were given up may be the higher ones.
+ */
+static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
+    char mine[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
+    unsigned first, number;
+    ckd_checkpoint_list *list;
+    branch_root(mine, &first, s->opened_run);
+    ckd_status status = ckd_store_list(&list, s->store, NULL, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const ckd_checkpoint *last = NULL;
+    for (size_t i = 0; i < list->count; i++) {
+        const ckd_checkpoint *c = &list->items[i];
+        branch_root(root, &number, c->run);
+        bool asked = step == CKD_LATEST || c->step == step;
+        if (asked && strcmp(root, mine) == 0 && number >= first &&
+            (!last || c->created_ns >= last->created_ns)) {
+            last = c;
+        }
+    }
+    status = last ? CKD_OK : err_set(err, CKD_E_NOT_FOUND, "the run '%s' has no checkpoints", s->opened_run);
+    *out = last ? *last : (ckd_checkpoint){.step = 0};
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+/* A step of the run as it goes now, or of one of those that it branched off; else of a branch that it went on in. */
+static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
+    char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
+    unsigned number;
+    ckd_error first = {0};
+    ckd_status status = ckd_store_find(out, s->store, s->run, step, &first);
+    snprintf(name, sizeof(name), "%s", s->run);
+    while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
+        (void)branch_name(name, root, number - 1, NULL); /* no longer than the name was */
+        ckd_error why = {0};
+        status = ckd_store_find(out, s->store, name, step, &why);
+        first = status == CKD_E_NOT_FOUND ? first : why;
+    }
+    if (status == CKD_E_NOT_FOUND) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status in_branches = find_last(out, s, step, &why);
+        status = in_branches == CKD_E_NOT_FOUND ? status : in_branches;
+        first = in_branches == CKD_E_NOT_FOUND ? first : why;
+    }
+    return err_from(err, status, &first);
+}
+
+/* Is there one to be taken instead, and was that asked for? *from becomes it; the error of the one before stays if not. */
+static bool take_older(ckd_checkpoint *from, const ckd_session *s, const ckd_error *why) {
+    ckd_checkpoint older;
+    if (!s->options.restore_older || !ckd_error_is_damage(why) ||
+        ckd_store_previous(&older, s->store, from->run, from->step, NULL) != CKD_OK) {
+        return false;
+    }
+    store_message(s->store, "%s@%llu is damaged (%s): %s@%llu is restored instead", from->run,
+                  (unsigned long long)from->step, why->message, older.run, (unsigned long long)older.step);
+    *from = older;
+    return true;
+}
+
+/* With CKD_LATEST, one that cannot be read may be newer. */
+static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = ckd_store_check_newest(s->store, from, &why);
+    if (status != CKD_OK && s->options.restore_older && ckd_error_is_damage(&why)) {
+        store_message(s->store, "%s", why.message);
+        return CKD_OK;
+    }
+    return err_from(err, status, &why);
+}
+
+/* With the store's turn. */
+static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
+    ckd_checkpoint newest;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = step == CKD_LATEST ? find_last(from, s, step, err) : find_step(from, s, step, err);
+    if (status == CKD_OK && step == CKD_LATEST) {
+        status = check_last(s, from, err);
+    }
+    if (status == CKD_OK) {
+        status = ckd_store_find(&newest, s->store, from->run, CKD_LATEST, err);
+    }
+    if (status == CKD_OK) {
+        do {
+            status = load_into(s, from, &why);
+        } while (status != CKD_OK && take_older(from, s, &why));
+        err_from(err, status, &why);
+    }
+    if (status == CKD_OK) {
+        resume_from(s, from, &newest);
+        s->reference = NULL;
+    }
+    return status;
+}
+
+ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
+    ckd_checkpoint found = {.step = 0};
+    if (from) {
+        *from = found;
+    }
+    ckd_status status = session_check(s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    session_fence(s, SNAPSHOT_ALL);
+    session_drain(s);
+    pthread_mutex_lock(&s->store_turn);
+    status = restore(&found, s, step, err);
+    pthread_mutex_unlock(&s->store_turn);
+    if (status == CKD_OK) {
+        s->last_step = found.step; /* the next one is after it; a rewound trainer counts anew */
+        s->left_ns = 0;
+        if (from) {
+            *from = found;
+        }
+    }
+    return status;
+}

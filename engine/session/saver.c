@@ -1,0 +1,328 @@
+/*
+ * The saver's thread: opens the store, so that the store's workers inherit its priority, and makes checkpoints of snapshots. It begins with
+ * tensors that are copied while others still are.
+ */
+#include "engine/session/session.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/threads.h"
+#include "engine/save/save.h"
+
+#define DEFAULT_NICE   10
+#define FIRST_PAUSE_NS UINT64_C(1000000000)
+
+/* ------------------------------------------------------------------------------------------------- one snapshot */
+
+/* The first save after a restore begins where that was; every later one where the last one ended. */
+static void choose_lineage(ckd_session *s, const session_slot *slot) {
+    s->save.run = s->run;
+    s->save.step = slot->step;
+    s->save.metric = slot->metric;
+    s->save.metric_name = s->metric_name[0] && slot->metric == slot->metric ? s->metric_name : NULL;
+}
+
+void session_follow(ckd_session *s, const ckd_checkpoint *last) {
+    s->follow = (save_follow){.has_last = true, .own = true, .last = last->id, .step = last->step};
+    memcpy(s->follow.run, last->run, sizeof(s->follow.run));
+}
+
+static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
+    session_follow(s, saved);
+    snprintf(s->run, sizeof(s->run), "%s", saved->run);
+    s->save.parent_run = s->save.resumed_from_run = NULL;
+    s->save.on_duplicate = s->on_duplicate;
+}
+
+/* Pauses while training is busy, as long as this save may. */
+static void give_way(ckd_session *s, session_slot *slot) {
+    uint64_t begun = clock_monotonic_ns(), max = s->unthrottled_ns ? s->unthrottled_ns : FIRST_PAUSE_NS;
+    pthread_mutex_lock(&s->mutex);
+    while (s->phase == CKD_PHASE_BUSY && !s->waiting && !s->ending) {
+        uint64_t paused = slot->paused_ns + (clock_monotonic_ns() - begun);
+        if (paused >= max) {
+            break;
+        }
+        uint64_t until = clock_monotonic_ns() + (max - paused);
+        struct timespec at = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
+        pthread_cond_timedwait(&s->changed, &s->mutex, &at);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    slot->paused_ns += clock_monotonic_ns() - begun;
+}
+
+/* The parent's values of an item, if they are still in memory. */
+static const void *values_before(const ckd_session *s, const ckd_save *save, size_t i) {
+    const ckd_id *parent = save->parent ? &save->parent->manifest.checkpoint.id : NULL;
+    if (s->cached.memory) {
+        return parent && id_equal(parent, &s->cached.of) ? cached_values_of(s, i) : NULL;
+    }
+    bool known = s->reference && parent && id_equal(parent, &s->reference_id);
+    return known ? snapshot_read(s->reference->snapshot, i) : NULL;
+}
+
+/* Saves a tensor, as soon as it is copied. `one_step`: after what was saved last. */
+static ckd_status save_item(ckd_session *s, const session_slot *slot, size_t i, ckd_save *save, bool one_step,
+                            ckd_error *err) {
+    const session_item *item = &s->items[i];
+    ckd_tensor t = item->tensor;
+    ckd_device device;
+    ckd_status status = CKD_OK;
+    t.data = snapshot_read(slot->snapshot, i);
+    t.optimizer = one_step && t.optimizer ? &slot->optimizers[i] : NULL;
+    save->before = values_before(s, save, i);
+    save->kept = cached_values_of(s, i);
+    if (item->on_device) {
+        status = session_device_read(&t, &device, slot, item, err);
+    }
+    return status == CKD_OK ? ckd_save_tensor(save, &t, err) : status;
+}
+
+static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan *plan, ckd_save *save,
+                             bool one_step, ckd_error *err) {
+    ckd_status status = session_device_check(s, slot, err);
+    size_t tensors = 0;
+    save->buffers_are_stable =
+        true; /* of the snapshots; no other is staged into these slots before the save has ended */
+    for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
+        const session_item *item = &s->items[i];
+        give_way(s, slot);
+        if (item->is_bytes) {
+            if (s->save.rank == 0) {
+                status = ckd_save_blob(save, item->tensor.name, snapshot_read(slot->snapshot, i),
+                                       (size_t)item->bytes, err);
+            }
+        } else if (!plan || ckd_plan_writes(plan, s->save.rank, tensors++)) {
+            status = save_item(s, slot, i, save, one_step, err);
+        }
+    }
+    return status;
+}
+
+/* Until the trainer has shown that the snapshot is of one step (session.h, 2). */
+static ckd_status await_fence(save_stage *copied, ckd_session *s, session_slot *slot, ckd_error *err) {
+    pthread_mutex_lock(&s->mutex);
+    while (!slot->fenced) {
+        pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    bool torn = slot->torn;
+    *copied = (save_stage){slot->begun_ns, slot->copied_ns, slot->stall_ns};
+    pthread_mutex_unlock(&s->mutex);
+    ckd_status status = session_device_check(s, slot, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    return torn ? err_set(
+                      err, CKD_E_STATE,
+                      "the save of step %llu is given up: with lazy snapshots, call ckd_session_fence before "
+                      "anything writes to a registered tensor",
+                      (unsigned long long)slot->step)
+                : CKD_OK;
+}
+
+/* A run that has gone farther is another training's, unless it was restored from, or asked for a branch of. */
+static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
+    ckd_checkpoint newest;
+    pthread_mutex_lock(&s->mutex);
+    bool goes_on = s->state.durable_step != CKD_LATEST;
+    pthread_mutex_unlock(&s->mutex);
+    if (goes_on || s->on_duplicate != CKD_DUPLICATE_ERROR ||
+        ckd_store_find(&newest, s->store, s->run, CKD_LATEST, NULL) != CKD_OK || newest.step < slot->step) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_EXISTS,
+                   "run '%s' has checkpoints up to step %llu already, and was not gone on from: call "
+                   "ckd_session_restore, choose another run, or ask for branches (on_duplicate)",
+                   s->run, (unsigned long long)newest.step);
+}
+
+static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
+                              ckd_error *err) {
+    ckd_save *save;
+    ckd_status status = ckd_save_begin(&save, s->store, &s->save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = save_items(s, slot, NULL, save, one_step, err);
+    if (status == CKD_OK) {
+        status = await_fence(&save->snapshot, s, slot, err);
+    }
+    if (status == CKD_OK) {
+        s->follow.tried = save->checkpoint;
+        return ckd_save_commit(saved, save, err);
+    }
+    ckd_save_abort(save);
+    return status;
+}
+
+static ckd_status plan_collective(const ckd_plan **out, const ckd_session *s, ckd_error *err) {
+    ckd_tensor *tensors = calloc(s->item_count + 1, sizeof(*tensors));
+    if (!tensors) {
+        return err_nomem(err, s->item_count * sizeof(*tensors), "what a rank holds");
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < s->item_count; i++) {
+        if (!s->items[i].is_bytes) {
+            tensors[count++] = s->items[i].tensor;
+        }
+    }
+    ckd_status status = ckd_ranks_plan(out, s->ranks, tensors, count, err);
+    free(tensors);
+    return status;
+}
+
+static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
+                                  ckd_error *err) {
+    const ckd_plan *plan;
+    ckd_save *save;
+    ckd_error why = {0};
+    ckd_status status = plan_collective(&plan, s, err);
+    if (status == CKD_OK) {
+        status = ckd_ranks_begin(&save, s->ranks, &s->save, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = save_items(s, slot, plan, save, one_step, &why);
+    if (status == CKD_OK) {
+        status = await_fence(&save->snapshot, s, slot, &why);
+    }
+    if (status != CKD_OK) {
+        return err_from(err, ckd_ranks_abort(s->ranks, save, &why), &why);
+    }
+    s->follow.tried = save->checkpoint;
+    return ckd_ranks_commit(saved, s->ranks, save, err);
+}
+
+static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot) {
+    pthread_mutex_lock(&s->store_turn);
+    choose_lineage(s, slot);
+    bool one_step = s->state.durable_step != CKD_LATEST && slot->step == s->state.durable_step + 1;
+    saved->status = check_run_is_new(s, slot, &saved->error);
+    if (saved->status == CKD_OK) {
+        saved->status =
+            (s->ranks ? save_collective : save_single)(&saved->checkpoint, s, slot, one_step, &saved->error);
+    }
+    s->reference = NULL;
+    if (saved->status == CKD_OK) {
+        continue_lineage(s, &saved->checkpoint);
+        s->reference = s->rooms < s->slot_count ? slot : NULL;
+        s->reference_id = s->cached.of = saved->checkpoint.id;
+    } else if (saved->status == CKD_E_NOT_FOUND && s->save.parent_run) {
+        s->save.parent_run = s->save.resumed_from_run =
+            NULL; /* it was deleted: the next save goes on without it */
+    }
+    pthread_mutex_unlock(&s->store_turn);
+}
+
+/* ----------------------------------------------------------------------------------------------------- the queue */
+
+/* Nobody touches the slot any more: what was not read of it is copied all the same. */
+static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *slot) {
+    save_stage copied;
+    (void)await_fence(&copied, s, slot, NULL);
+    *stall_ns = copied.work_ns;
+    snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
+    if (slot->devices) {
+        (void)device_snapshot_wait(slot->devices, NULL); /* the save has told what there is to tell */
+    }
+}
+
+static void keep_result(ckd_session *s, const ckd_saved *saved) {
+    pthread_mutex_lock(&s->mutex);
+    bool good = saved->status == CKD_OK;
+    s->state.device_reference_bytes = s->store->device_references_held;
+    s->state.saved += good;
+    s->state.failed += !good;
+    if (good) {
+        s->state.durable_step = saved->step;
+    } else {
+        s->failed = saved->status;
+        s->failure = saved->error;
+        snprintf(s->failure.message, sizeof(s->failure.message), "the save of step %llu failed: %.440s",
+                 (unsigned long long)saved->step, saved->error.message);
+    }
+    s->state.last_stall_ns = saved->stall_ns;
+    s->state.last_persist_ns = s->ended_persist_ns = saved->persist_ns;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static void free_first(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    s->first = (s->first + 1) % s->slot_count;
+    s->used--;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static void save_staged(ckd_session *s, session_slot *slot) {
+    ckd_saved saved = {.step = slot->step, .error = {.offset = CKD_NO_OFFSET}};
+    make_checkpoint(&saved, s, slot);
+    let_copying_end(&saved.stall_ns, s, slot);
+    saved.persist_ns = clock_monotonic_ns() - slot->begun_ns;
+    s->unthrottled_ns = saved.persist_ns - slot->paused_ns;
+    keep_result(s, &saved);
+    if (s->options.on_saved) {
+        s->options.on_saved(s->options.saved_context, &saved);
+    }
+    free_first(s);
+}
+
+/* ---------------------------------------------------------------------------------------------------- the thread */
+
+/* What the run has by now is no other launch's doing. Ranks but the first follow that one. */
+static void begin_to_follow(ckd_session *s) {
+    ckd_checkpoint newest;
+    snprintf(s->follow.run, sizeof(s->follow.run), "%s", s->run);
+    if (ckd_store_find(&newest, s->store, s->run, CKD_LATEST, NULL) == CKD_OK) {
+        session_follow(s, &newest);
+        s->follow.own = false;
+    }
+    s->store->follow = s->save.rank == 0 ? &s->follow : NULL;
+}
+
+static void open_store(ckd_session *s) {
+    ckd_status status =
+        ckd_store_open(&s->store, s->path, CKD_OPEN_CREATE, &s->store_options, &s->open_error);
+    if (status == CKD_OK && s->options.ranks) {
+        status = ckd_ranks_join(&s->ranks, s->store, s->options.ranks, &s->open_error);
+    }
+    if (status == CKD_OK) {
+        s->store->keeps_workspace = true;
+        begin_to_follow(s);
+        s->store->device_reference_bytes = s->options.device_reference_bytes;
+    }
+    pthread_mutex_lock(&s->mutex);
+    s->open_status = status;
+    s->opened = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* NULL: the session is being closed, and nothing is left to save. */
+static session_slot *next_slot(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    while (s->used == 0 && !s->ending) {
+        pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    session_slot *slot = s->used ? &s->slots[s->first] : NULL;
+    pthread_mutex_unlock(&s->mutex);
+    return slot;
+}
+
+void *session_saver_main(void *context) {
+    ckd_session *s = context;
+    if (s->options.nice >= 0) {
+        thread_lower(s->options.nice ? s->options.nice : DEFAULT_NICE);
+    }
+    open_store(s);
+    if (s->open_status == CKD_OK) {
+        for (session_slot *slot; (slot = next_slot(s)) != NULL;) {
+            save_staged(s, slot);
+        }
+    }
+    ckd_ranks_leave(s->ranks);
+    ckd_store_close(s->store);
+    return NULL;
+}

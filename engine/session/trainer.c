@@ -1,0 +1,449 @@
+/* The trainer's thread. */
+#include "engine/session/session.h"
+#include "engine/common/tensor_check.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define SECOND 1e9
+
+/* ------------------------------------------------------------------------------------------------ the snapshots */
+
+/* Are values saved as they are? Then a snapshot is what a load of its checkpoint would give. */
+static bool saves_exactly(const ckd_save_options *o) {
+    bool exact = o->fidelity <= CKD_EXACT;
+    for (size_t role = 0; role < sizeof(o->role_fidelity) / sizeof(o->role_fidelity[0]); role++) {
+        exact = exact && o->role_fidelity[role] <= CKD_EXACT;
+    }
+    return exact;
+}
+
+static ckd_status make_sources(ckd_session *s, ckd_error *err) {
+    s->sources = calloc(s->item_count + 1, sizeof(*s->sources));
+    if (!s->sources) {
+        return err_nomem(err, s->item_count * sizeof(*s->sources), "the registered tensors");
+    }
+    for (size_t i = 0; i < s->item_count; i++) {
+        const session_item *item = &s->items[i];
+        s->sources[i] = (snapshot_source){item->data, item->on_device ? 0 : item->bytes, item->group};
+    }
+    ckd_status status = session_find_roles(s, !saves_exactly(&s->save), err);
+    status = status == CKD_OK ? session_device_sources(s, err) : status;
+    if (status != CKD_OK) {
+        free(s->sources);
+        s->sources = NULL;
+    }
+    return status;
+}
+
+static ckd_status make_slot(ckd_session *s, ckd_error *err) {
+    session_slot *slot = &s->slots[s->slot_count];
+    slot->optimizers = calloc(s->item_count + 1, sizeof(*slot->optimizers));
+    if (!slot->optimizers) {
+        return err_nomem(err, s->item_count * sizeof(*slot->optimizers), "the optimizers' numbers");
+    }
+    ckd_status status = snapshot_new(&slot->snapshot, s->sources, s->item_count, err);
+    if (status == CKD_OK && s->device_count) {
+        status = session_device_slot(s, slot, err);
+    }
+    if (status != CKD_OK) {
+        snapshot_free(slot->snapshot, false);
+        free(slot->optimizers);
+        *slot = (session_slot){.snapshot = NULL};
+        return status;
+    }
+    s->slot_count++;
+    pthread_mutex_lock(&s->mutex);
+    s->state.snapshot_bytes += snapshot_size(s->sources, s->item_count);
+    pthread_mutex_unlock(&s->mutex);
+    return CKD_OK;
+}
+
+/* Bytes of host memory for one more snapshot. */
+static uint64_t host_part(const ckd_session *s) {
+    device_snapshot_bytes need = session_device_size(s, s->slot_count);
+    return snapshot_size(s->sources, s->item_count) + need.on_host + need.carried;
+}
+
+/* Is there room for one more? With no limit for the host, as many as were asked for on devices. */
+static bool fits_one_more(const ckd_session *s) {
+    uint64_t budget = s->options.snapshot_bytes, held = s->state.snapshot_bytes;
+    if (budget == 0) {
+        return s->options.device_bytes > 0 && s->device_count > 0 &&
+               session_device_size(s, s->slot_count).on_host == 0;
+    }
+    return held <= budget && host_part(s) <= budget - held;
+}
+
+/* At the first step, so that nothing is allocated later: one snapshot, and others if they fit, too. */
+static ckd_status make_slots(ckd_session *s, ckd_error *err) {
+    ckd_status status = s->sources ? CKD_OK : make_sources(s, err);
+    if (status != CKD_OK || s->slot_count > 0) {
+        return status;
+    }
+    uint64_t size = host_part(s), budget = s->options.snapshot_bytes;
+    if (budget > 0 && budget < size) {
+        return err_set(err, CKD_E_INVALID,
+                       "a snapshot of what is registered takes %llu bytes, snapshot_bytes allows %llu",
+                       (unsigned long long)size, (unsigned long long)budget);
+    }
+    status = make_slot(s, err);
+    /* The last one is kept where the next save is coded against it: in host memory. */
+    bool exact = saves_exactly(&s->save), keeps = exact && s->device_count == 0;
+    uint64_t kept = exact ? 0 : cached_values_size(s), held = s->state.snapshot_bytes;
+    if (status == CKD_OK && kept > 0 && held <= budget && kept <= budget - held) {
+        status = cached_values_make(s, err);
+    }
+    uint32_t at_once = s->options.saves_under_way > 1 ? 2 : 1, useful = at_once + keeps;
+    while (status == CKD_OK && s->slot_count < useful && fits_one_more(s)) {
+        status = make_slot(s, err);
+    }
+    s->rooms = s->slot_count - (keeps && s->slot_count > 1); /* at_once at most */
+    return status;
+}
+
+/* The newest staged slot. With the mutex. */
+static session_slot *newest(ckd_session *s) {
+    return s->used ? &s->slots[(s->first + s->used - 1) % s->slot_count] : NULL;
+}
+
+static void keep_optimizers(const ckd_session *s, session_slot *slot) {
+    for (size_t i = 0; i < s->item_count; i++) {
+        const ckd_optimizer *o = s->items[i].tensor.optimizer;
+        if (o) {
+            (void)optimizer_copy(&slot->optimizers[i], o, NULL); /* the save refuses one that is none */
+        }
+    }
+}
+
+/* Takes a free slot, which there is, and begins to copy; a lazy snapshot is left to the copiers. */
+static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
+    pthread_mutex_lock(&s->mutex);
+    session_slot *slot = &s->slots[(s->first + s->used) % s->slot_count]; /* this thread's until it is used */
+    pthread_mutex_unlock(&s->mutex);
+    session_device_stage(s, slot);
+    pthread_mutex_lock(&s->mutex);
+    bool lazy = s->options.snapshot == CKD_SNAPSHOT_LAZY;
+    slot->step = step;
+    slot->metric = s->metric;
+    slot->begun_ns = begun_ns;
+    slot->stall_ns = slot->paused_ns = 0;
+    slot->fenced = false;
+    slot->torn = false;
+    keep_optimizers(s, slot);
+    copy_threads_begin(s->copy_threads, slot->snapshot);
+    s->used++;
+    s->state.staged_step = step;
+    pthread_mutex_unlock(&s->mutex);
+    copy_threads_wake(s->copy_threads);
+    s->fenced_some = false;
+    s->busy_since_step = true;
+    snapshot_finish(slot->snapshot, lazy ? SNAPSHOT_AT_ONCE : SNAPSHOT_ALL);
+}
+
+/* --------------------------------------------------------------------------------------------------- the fences */
+
+/* The slot is not fenced yet, so that the saver waits for what it is told. */
+static void charge_stall(ckd_session *s, session_slot *slot, uint64_t waited_ns) {
+    s->fence_ns += waited_ns;
+    interval_stalled(&s->interval, (double)waited_ns / SECOND);
+    pthread_mutex_lock(&s->mutex);
+    slot->stall_ns += waited_ns;
+    s->state.stall_ns += waited_ns;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* The snapshot is copied: the saver may have it. */
+static void let_go(ckd_session *s, session_slot *slot) {
+    pthread_mutex_lock(&s->mutex);
+    slot->fenced = true;
+    slot->copied_ns = clock_monotonic_ns();
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/*
+ * With lazy snapshots the trainer's next call tells whether it kept the rule: with no fence in between, the optimizer may have written to
+ * what was being copied. Fences of some groups only are taken for what they say: the others' tensors do not change.
+ */
+static void settle_lazy(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    session_slot *slot = newest(s);
+    bool open = slot && !slot->fenced;
+    if (open && !s->fenced_some) {
+        slot->torn = true;
+    }
+    snapshot *copying = open ? slot->snapshot : NULL;
+    pthread_mutex_unlock(&s->mutex);
+    if (copying) {
+        uint64_t begun = clock_monotonic_ns();
+        session_device_hold(s, slot, SNAPSHOT_ALL);
+        snapshot_finish(copying, SNAPSHOT_ALL);
+        charge_stall(s, slot, clock_monotonic_ns() - begun);
+        let_go(s, slot);
+    }
+}
+
+/* The newest snapshot, if it may still be copied from what the trainer holds; else NULL. */
+static session_slot *unfenced(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    session_slot *slot = newest(s);
+    slot = slot && !slot->fenced ? slot : NULL;
+    pthread_mutex_unlock(&s->mutex);
+    return slot;
+}
+
+void session_fence(ckd_session *s, uint32_t group) {
+    if (s->options.snapshot != CKD_SNAPSHOT_LAZY) {
+        return;
+    }
+    session_slot *slot = unfenced(s);
+    if (!slot) {
+        return;
+    }
+    uint64_t begun = clock_monotonic_ns();
+    session_device_hold(s, slot, group);
+    snapshot_finish(slot->snapshot, group);
+    s->fenced_some = true;
+    charge_stall(s, slot, clock_monotonic_ns() - begun);
+    if (group == SNAPSHOT_ALL) {
+        let_go(s, slot);
+    }
+}
+
+void ckd_session_fence(ckd_session *s) {
+    if (session_check(s, NULL) == CKD_OK) {
+        session_fence(s, SNAPSHOT_ALL);
+    }
+}
+
+void ckd_session_fence_group(ckd_session *s, uint32_t group) {
+    if (session_check(s, NULL) == CKD_OK) {
+        session_fence(s, group);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- each step */
+
+/* What saves that ended have cost. */
+static void learn(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    uint64_t persist = s->ended_persist_ns;
+    bool under_way = s->used > 0;
+    if (!under_way) {
+        s->ended_persist_ns = 0;
+    }
+    pthread_mutex_unlock(&s->mutex);
+    if (persist && !under_way) {
+        interval_ended(&s->interval, (double)persist / SECOND);
+    }
+}
+
+static bool under_way(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    bool yes = s->used > 0;
+    pthread_mutex_unlock(&s->mutex);
+    return yes;
+}
+
+static void measure_iteration(ckd_session *s, uint64_t now) {
+    if (s->left_ns) {
+        uint64_t took = now - s->left_ns;
+        took -= took < s->fence_ns ? took : s->fence_ns;
+        interval_iteration(&s->interval, (double)took / SECOND, s->busy_since_step);
+    }
+    s->fence_ns = 0;
+    s->busy_since_step = under_way(s);
+}
+
+/* Until something has changed; what saves do meanwhile is not to be put off. With the mutex. */
+static void wait_for_saves(ckd_session *s) {
+    s->waiting++;
+    pthread_cond_broadcast(&s->changed);
+    pthread_cond_wait(&s->changed, &s->mutex);
+    s->waiting--;
+}
+
+/* false: no room, and none is waited for. */
+static bool find_room(ckd_session *s, bool wait) {
+    pthread_mutex_lock(&s->mutex);
+    while (wait && s->used == s->rooms) {
+        wait_for_saves(s);
+    }
+    bool room = s->used < s->rooms;
+    pthread_mutex_unlock(&s->mutex);
+    return room;
+}
+
+static void put_off(ckd_session *s) {
+    bool skip = s->options.when_busy == CKD_BUSY_SKIP;
+    pthread_mutex_lock(&s->mutex);
+    s->state.skipped += skip;
+    s->state.coalesced += !skip && !s->pending;
+    pthread_mutex_unlock(&s->mutex);
+    s->pending = !skip;
+}
+
+static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wait) {
+    if (!find_room(s, wait || s->options.when_busy == CKD_BUSY_BLOCK)) {
+        put_off(s);
+        return;
+    }
+    learn(s); /* waiting may have brought news */
+    s->pending = s->save_asked = false;
+    interval_begun(&s->interval);
+    stage(s, step, called_ns);
+    uint64_t stalled = clock_monotonic_ns() - called_ns;
+    interval_stalled(&s->interval, (double)stalled / SECOND);
+    pthread_mutex_lock(&s->mutex);
+    session_slot *slot = newest(s);
+    slot->stall_ns += stalled;
+    slot->fenced = s->options.snapshot != CKD_SNAPSHOT_LAZY;
+    slot->copied_ns = called_ns + stalled;
+    s->state.stall_ns += stalled;
+    if (slot->fenced) {
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* What was asked for since the last step. */
+static bool requested(ckd_session *s) {
+    int asked = atomic_exchange(&s->requests, 0);
+    s->stop_asked |= (asked & CKD_REQUEST_STOP) != 0;
+    s->save_asked |= asked != 0 && s->ranks;
+    return asked != 0 && !s->ranks;
+}
+
+static void publish_figures(ckd_session *s) {
+    const interval *v = &s->interval;
+    pthread_mutex_lock(&s->mutex);
+    s->state.stop_asked = s->stop_asked;
+    s->state.save_asked = s->save_asked;
+    s->state.step_ns = (uint64_t)(v->step_s * SECOND);
+    s->state.interference_ns = (uint64_t)(fmax(v->interference_s, 0) * SECOND);
+    s->state.trained_ns = (uint64_t)(v->trained_s * SECOND);
+    s->state.interval_steps = interval_steps(v);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error *err) {
+    uint64_t called = clock_monotonic_ns();
+    ckd_status status = session_check(s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (step > INT64_MAX) {
+        return err_set(err, CKD_E_INVALID, "step %llu is too large; steps go up to 2^63 - 1",
+                       (unsigned long long)step);
+    }
+    if (s->left_ns && step <= s->last_step) {
+        return err_set(err, CKD_E_INVALID, "step %llu is not after step %llu, the last one",
+                       (unsigned long long)step, (unsigned long long)s->last_step);
+    }
+    status = make_slots(s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    measure_iteration(s, called);
+    settle_lazy(s);
+    s->fence_ns = 0; /* no part of the iteration that begins */
+    uint64_t settled = clock_monotonic_ns();
+    learn(s);
+    s->last_step = step;
+    bool asked = requested(s);
+    if (save || asked || s->pending || interval_due(&s->interval, step)) {
+        save_now(s, step, settled, save || asked);
+    }
+    publish_figures(s);
+    s->left_ns = clock_monotonic_ns();
+    return session_report_failure(s, err);
+}
+
+ckd_status ckd_session_step(ckd_session *s, uint64_t step, ckd_error *err) {
+    return make_step(s, step, false, err);
+}
+
+ckd_status ckd_session_save(ckd_session *s, uint64_t step, ckd_error *err) {
+    return make_step(s, step, true, err);
+}
+
+/* ------------------------------------------------------------------------------------------- asking and waiting */
+
+ckd_status session_report_failure(ckd_session *s, ckd_error *err) {
+    pthread_mutex_lock(&s->mutex);
+    ckd_status status = err_from(err, s->failed, &s->failure);
+    s->failed = CKD_OK;
+    pthread_mutex_unlock(&s->mutex);
+    return status;
+}
+
+void session_drain(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    while (s->used > 0) {
+        wait_for_saves(s);
+    }
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* Streams are held by a fence; who asks for a wait has it. What fails is the save's to tell. */
+static void wait_for_devices(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    device_snapshot *copying = s->used ? newest(s)->devices : NULL;
+    pthread_mutex_unlock(&s->mutex);
+    if (copying) {
+        (void)device_snapshot_wait(copying, NULL);
+    }
+}
+
+ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
+    ckd_status status = session_check(s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (until != CKD_STAGED && until != CKD_DURABLE) {
+        return err_set(err, CKD_E_INVALID, "nothing is known that could be waited for as %d", (int)until);
+    }
+    session_fence(s, SNAPSHOT_ALL);
+    wait_for_devices(s);
+    if (until == CKD_DURABLE) {
+        uint64_t begun = clock_monotonic_ns();
+        session_drain(s);
+        s->fence_ns += clock_monotonic_ns() - begun; /* asked for: neither training nor its loss */
+    }
+    return session_report_failure(s, err);
+}
+
+void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
+    *out = (ckd_session_state){.staged_step = CKD_LATEST, .durable_step = CKD_LATEST};
+    if (session_check(s, NULL) != CKD_OK) { /* the mutex may be held for ever */
+        return;
+    }
+    pthread_mutex_lock(&s->mutex);
+    *out = s->state;
+    out->under_way = s->used;
+    pthread_mutex_unlock(&s->mutex);
+    out->stop_asked |= (atomic_load(&s->requests) & CKD_REQUEST_STOP) != 0;
+}
+
+void ckd_session_metric(ckd_session *s, double metric) {
+    if (session_check(s, NULL) == CKD_OK) {
+        s->metric = metric;
+    }
+}
+
+void ckd_session_phase(ckd_session *s, ckd_phase phase) {
+    if (session_check(s, NULL) != CKD_OK) {
+        return;
+    }
+    pthread_mutex_lock(&s->mutex);
+    s->phase = phase;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+void ckd_session_request(ckd_session *s, ckd_request request) {
+    if (s) {
+        atomic_fetch_or(&s->requests, (int)request);
+    }
+}

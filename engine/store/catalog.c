@@ -1,0 +1,247 @@
+/*
+ * Which catalog a handle works with: the file, or, where that cannot be used, one in memory that is made from the
+ * manifests. Nothing depends on the file: a writer goes on without it, and tries it again the next time.
+ */
+#include "engine/store/vanished.h"
+#include "engine/store/store.h"
+
+/* Writers of a store wait for each other at the publish lock; who holds SQLite's own locks longer is a stranger. */
+#define SQLITE_PATIENCE_MS 1000
+
+/*
+ * A rebuild, by whatever process, put another file in the place of ours. Asked by name only: closing any descriptor of
+ * the file would drop SQLite's locks on it.
+ */
+static void drop_replaced_file(ckd_store *store) {
+    if (store->catalog && !store->catalog_in_memory &&
+        file_inode(path_in(store->path, FILE_CATALOG).text) != store->catalog_number) {
+        catalog_close(store->catalog);
+        store->catalog = NULL;
+    }
+}
+
+static ckd_status use_file(ckd_store *store, const char *name, ckd_error *err) {
+    catalog_mode mode = store->mode == CKD_OPEN_READ ? CATALOG_READ : CATALOG_WRITE;
+    catalog_close(store->catalog);
+    store->catalog = NULL;
+    store->catalog_in_memory = false;
+    store->catalog_compared = false;
+    pathname p = path_in(store->path, name);
+    ckd_status status = catalog_open(&store->catalog, p.text, mode, &store->id, SQLITE_PATIENCE_MS, err);
+    store->catalog_number = status == CKD_OK ? file_inode(p.text) : 0;
+    return status;
+}
+
+ckd_status store_use_memory(ckd_store *store, ckd_error *err) {
+    catalog_close(store->catalog);
+    store->catalog = NULL;
+    store->catalog_in_memory = true;
+    store->catalog_compared = true; /* it is made from the manifests alone */
+    ckd_status status = catalog_open(&store->catalog, NULL, CATALOG_MEMORY, &store->id, 0, err);
+    reconcile_result merged;
+    return status == CKD_OK ? store_reconcile_catalog(&merged, store, err) : status;
+}
+
+static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
+    ckd_error why = {0};
+    reconcile_result merged = {0};
+    ckd_status status = use_file(store, FILE_CATALOG, &why);
+    if (status == CKD_OK) {
+        status = store_reconcile_catalog(&merged, store, &why);
+    }
+    if ((status == CKD_OK && !merged.behind) || status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    /* Missing, damaged, newer, locked, or with a journal that only a writer may roll back: the manifests know it all. */
+    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
+        store_message(store, "the catalog is not used, the manifests are read instead: %s", why.message);
+    }
+    return store_use_memory(store, err);
+}
+
+/* What a writer that died has left of a new catalog. */
+static void drop_unfinished(const ckd_store *store) {
+    (void)file_remove(path_in(store->path, FILE_NEW_CATALOG "-journal").text, true, NULL);
+    (void)file_remove(path_in(store->path, FILE_NEW_CATALOG).text, true, NULL);
+}
+
+/* All of the new catalog, durable under its temporary name. */
+static ckd_status fill_new_file(reconcile_result *merged, ckd_store *store, ckd_error *err) {
+    drop_unfinished(store);
+    *merged = (reconcile_result){.catalog_failed = true};
+    ckd_status status = use_file(store, FILE_NEW_CATALOG, err);
+    return status == CKD_OK ? store_reconcile_catalog(merged, store, err) : status;
+}
+
+/*
+ * The old name goes durably before the old journal, and that before the new catalog gets the name: whatever happens in between,
+ * no journal is applied to another database, and none that is needed is lost.
+ */
+static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
+    pathname p = path_in(store->path, FILE_CATALOG), journal = path_in(store->path, FILE_CATALOG "-journal");
+    ckd_status status = CKD_OK;
+    if (file_exists(p.text)) {
+        status = file_replace(p.text, path_in(store->path, FILE_CATALOG ".old").text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(store->path, err);
+    }
+    if (status == CKD_OK) {
+        status = file_remove(journal.text, true, err);
+    }
+    return status == CKD_OK ? dir_sync(store->path, err) : status;
+}
+
+/* Gives the new catalog the name that counts, and opens it. */
+static ckd_status put_in_place(ckd_store *store, ckd_error *err) {
+    catalog_close(store->catalog);
+    store->catalog = NULL;
+    ckd_status status = put_aside(store, err);
+    if (status == CKD_OK) {
+        status = file_replace(path_in(store->path, FILE_NEW_CATALOG).text,
+                              path_in(store->path, FILE_CATALOG).text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(store->path, err);
+    }
+    if (status == CKD_OK) {
+        status = use_file(store, FILE_CATALOG, err);
+    }
+    store->catalog_compared = status == CKD_OK; /* it is made from the manifests alone */
+    return status;
+}
+
+/* Until the new catalog is complete, the old one stays. */
+static ckd_status make_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
+    reconcile_result merged;
+    ckd_status status = fill_new_file(&merged, store, err);
+    *catalog_failed = status != CKD_OK && merged.catalog_failed;
+    if (status == CKD_OK) {
+        status = put_in_place(store, err);
+        *catalog_failed = status != CKD_OK;
+    }
+    if (status != CKD_OK) {
+        catalog_close(store->catalog);
+        store->catalog = NULL;
+        drop_unfinished(store);
+    }
+    return status;
+}
+
+/* `catalog_failed` tells whether it was the file that failed. */
+static ckd_status sync_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
+    reconcile_result merged = {.catalog_failed = true};
+    ckd_status status = CKD_OK;
+    drop_replaced_file(store);
+    bool none = !store->catalog || store->catalog_in_memory;
+    if (none && !file_exists(path_in(store->path, FILE_CATALOG).text)) {
+        return make_file(catalog_failed, store, err);
+    }
+    if (none) {
+        status = use_file(store, FILE_CATALOG, err);
+    }
+    if (status == CKD_OK) {
+        status = store_reconcile_catalog(&merged, store, err);
+    }
+    *catalog_failed = status != CKD_OK && merged.catalog_failed;
+    return status;
+}
+
+ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *err) {
+    bool ignored;
+    ckd_status status = vanished_keep_found(store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    store->all_tensors = on_request;
+    status = make_file(&ignored, store, err);
+    if (status == CKD_E_IO && on_request) {
+        store->manifests_skipped = 0;
+        store->list_unreadable = true;
+        status = make_file(&ignored, store, err);
+        store->list_unreadable = false;
+    }
+    store->all_tensors = false;
+    return status;
+}
+
+ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
+    ckd_error why = {0};
+    bool catalog_failed;
+    ckd_status status = sync_file(&catalog_failed, store, &why);
+    if (catalog_failed &&
+        (status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND || status == CKD_E_MISMATCH)) {
+        store_message(store,
+                      "the catalog %s (%s); making it anew from the manifests, the old one is kept "
+                      "as " FILE_CATALOG ".old",
+                      status == CKD_E_MISMATCH ? "is of an older version" : "is damaged", why.message);
+        status = store_rebuild_catalog(store, false, &why);
+    }
+    /* A newer version's catalog, or one that may not be written, says that this store is not ours to write. */
+    if (!catalog_failed || status == CKD_OK || status == CKD_E_NOMEM || status == CKD_E_UNSUPPORTED ||
+        status == CKD_E_READ_ONLY) {
+        return err_from(err, status, &why);
+    }
+    store_message(store, "going on without the catalog: %s", why.message);
+    return store_use_memory(store, err);
+}
+
+ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
+    if (store->mode == CKD_OPEN_READ) {
+        return open_for_reading(store, err);
+    }
+    drop_unfinished(store);
+    return store_sync_catalog(store, err);
+}
+
+/* ---- questions ---- */
+
+/* A reader's file may also be behind: whoever wrote the newest manifests may not have come to the catalog. */
+static bool query_again(const ckd_store *store, ckd_status status) {
+    switch (status) {
+    case CKD_E_NOT_FOUND:
+        return store->mode == CKD_OPEN_READ;
+    case CKD_E_CORRUPT:
+    case CKD_E_BUSY:
+    case CKD_E_IO:
+    case CKD_E_NOSPACE:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* A catalog that the question can be asked of, as new as the manifests. */
+static ckd_status catch_up(ckd_store *store, ckd_status failed, ckd_error *err) {
+    reconcile_result merged = {0};
+    if (store->catalog && store->catalog_in_memory) {
+        return store_reconcile_catalog(&merged, store, err);
+    }
+    if (failed == CKD_E_NOT_FOUND && store_reconcile_catalog(&merged, store, NULL) == CKD_OK &&
+        !merged.behind) {
+        return CKD_OK;
+    }
+    return store_use_memory(store, err);
+}
+
+ckd_status store_query(ckd_store *store, store_query_fn question, void *context, ckd_error *err) {
+    ckd_error why = {0};
+    pthread_mutex_lock(&store->mutex);
+    ckd_status status = CKD_E_CORRUPT;
+    drop_replaced_file(store);
+    if (!store
+             ->catalog) { /* nobody has compared the new file with the manifests, and a writer may not mend it now */
+        store->mode == CKD_OPEN_READ ? open_for_reading(store, NULL) : store_use_memory(store, NULL);
+    }
+    if (store->catalog && !store->catalog_in_memory) {
+        status = question(context, store->catalog, &why);
+    }
+    if (query_again(store, status)) {
+        status = catch_up(store, status, &why);
+        if (status == CKD_OK) {
+            status = question(context, store->catalog, &why);
+        }
+    }
+    pthread_mutex_unlock(&store->mutex);
+    return err_from(err, status, &why);
+}

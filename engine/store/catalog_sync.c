@@ -1,0 +1,402 @@
+/* Bringing a catalog in step with the manifests, which are the truth. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/bytes.h"
+#include "engine/store/deletions.h"
+#include "engine/store/vanished.h"
+#include "engine/store/view.h"
+
+#define MARK "mark" /* in the catalog's table meta */
+
+/* One (run, step) of either side: its manifests, newest generation first, and what the catalog has of it. */
+typedef struct pairing {
+    const manifest_name *items;
+    size_t count;                /* 0: no manifest counts */
+    const ckd_checkpoint *known; /* NULL: not in the catalog */
+} pairing;
+
+/* Both lists are sorted by run and step. */
+typedef struct cursor {
+    const manifest_list *manifests;
+    const ckd_checkpoint_list *known;
+    size_t manifest, checkpoint;
+} cursor;
+
+static size_t generations(const manifest_list *list, size_t first) {
+    size_t end = first + 1;
+    while (end < list->count && same_checkpoint_name(&list->items[first], &list->items[end])) {
+        end++;
+    }
+    return end - first;
+}
+
+static int compare_names(const manifest_name *a, const ckd_checkpoint *b) {
+    int order = strcmp(a->run, b->run);
+    return order ? order : a->step < b->step ? -1 : a->step > b->step;
+}
+
+static bool next_pairing(pairing *out, cursor *c) {
+    *out = (pairing){0};
+    bool has_manifest = c->manifest < c->manifests->count, has_known = c->checkpoint < c->known->count;
+    int order = !has_manifest ? 1
+                : !has_known
+                    ? -1
+                    : compare_names(&c->manifests->items[c->manifest], &c->known->items[c->checkpoint]);
+    if (has_manifest && order <= 0) {
+        out->items = &c->manifests->items[c->manifest];
+        out->count = generations(c->manifests, c->manifest);
+        c->manifest += out->count;
+    }
+    if (has_known && order >= 0) {
+        out->known = &c->known->items[c->checkpoint++];
+    }
+    return has_manifest || has_known;
+}
+
+/* Removes the row unless catalog_add can replace it, which keeps its timings. */
+static ckd_status make_room(ckd_store *store, const ckd_checkpoint *known, const ckd_checkpoint *next,
+                            ckd_error *err) {
+    bool replaceable = !known || (known->generation < next->generation && id_equal(&known->id, &next->id));
+    return replaceable ? CKD_OK : catalog_remove(store->catalog, known->run, known->step, err);
+}
+
+static void skip(ckd_store *store, const manifest_name *name, const ckd_error *why) {
+    store->manifests_skipped++;
+    store_message(store, "manifest %s.%llu.%u is not used: %s", name->run, (unsigned long long)name->step,
+                  (unsigned)name->generation, why->message);
+}
+
+/* A manifest that cannot be read is no reason not to list the others. */
+static bool may_be_skipped(ckd_status status) {
+    return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND ||
+           status == CKD_E_IO;
+}
+
+static bool says_the_same(const ckd_checkpoint *a, const ckd_checkpoint *b) {
+    return id_equal(&a->id, &b->id) && id_equal(&a->parent, &b->parent) && a->kind == b->kind &&
+           a->created_ns == b->created_ns && a->raw_bytes == b->raw_bytes &&
+           a->stored_bytes == b->stored_bytes;
+}
+
+/*
+ * Does the catalog have this checkpoint as it is? Names tell as long as a handle has one file open, which only changes with
+ * the manifests. A file that is new to the handle may be an old one that was put back, whose names mean other checkpoints.
+ */
+static ckd_status agrees(bool *out, const ckd_store *store, const pairing *p, ckd_error *err) {
+    *out = p->count && p->known && p->known->generation == p->items[0].generation;
+    if (!*out || store->catalog_compared) {
+        return CKD_OK;
+    }
+    manifest m;
+    ckd_error why = {0};
+    ckd_status status =
+        store_read_manifest(&m, store, p->items[0].run, p->items[0].step, p->items[0].generation, &why);
+    if (status == CKD_OK) {
+        *out = says_the_same(&m.checkpoint, p->known);
+        manifest_free(&m);
+    }
+    return may_be_skipped(status)
+               ? CKD_OK
+               : err_from(err, status, &why); /* the row says no less than the damage does */
+}
+
+/*
+ * So many rows of tensors are added while the catalog is brought in step, at most: a fraction of a second. Those of further checkpoints that are new to it
+ * would take minutes in a store of many; they are left to whoever asks for them (not_indexed.c), and to a rebuild.
+ */
+#define ROWS_MOST (1u << 14)
+
+static size_t rows_most = ROWS_MOST;
+
+void store_ingest_limit(size_t rows) {
+    rows_most = rows;
+}
+
+/* Takes over what m points to. */
+static ckd_status ingest(ckd_store *store, size_t *rows_left, view **last, const pairing *p, manifest *m,
+                         ckd_error *err) {
+    const ckd_checkpoint *c = &m->checkpoint;
+    uint64_t rows;
+    bool few = size_mul(&rows, c->tensors, c->world ? c->world : 1) && rows <= *rows_left;
+    bool rewritten =
+        p->known && id_equal(&p->known->id, &c->id); /* by a compaction, say, which takes longer */
+    if (!few && !rewritten && !store->all_tensors) {
+        return store_ingest_manifest(store, m, err);
+    }
+    *rows_left -= few ? (size_t)rows : *rows_left;
+    return store_ingest(store, m, last, err);
+}
+
+/* Adopts the highest valid generation. None: the checkpoint is not listed. */
+static ckd_status ingest_newest(ckd_store *store, size_t *rows_left, view **last, const pairing *p,
+                                ckd_error *err) {
+    for (size_t i = 0; i < p->count; i++) {
+        const manifest_name *name = &p->items[i];
+        ckd_error why = {0};
+        manifest m;
+        ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
+        if (status != CKD_OK && !may_be_skipped(status)) {
+            return err_from(err, status, &why);
+        }
+        if (status == CKD_OK) {
+            status = make_room(store, p->known, &m.checkpoint, err);
+            if (status != CKD_OK) {
+                manifest_free(&m);
+                return status;
+            }
+            status = ingest(store, rows_left, last, p, &m, &why);
+            /* Contradicts itself, or has the id of another one: whoever wrote it, the rest of the store is not to suffer. */
+            if (status != CKD_E_INVALID && status != CKD_E_EXISTS) {
+                return err_from(err, status, &why);
+            }
+        }
+        skip(store, name, &why);
+    }
+    return CKD_OK;
+}
+
+static bool is_deleted(const manifest_list *tombstones, const ckd_checkpoint *c) {
+    manifest_name name = {.step = c->step, .generation = c->generation};
+    snprintf(name.run, sizeof(name.run), "%s", c->run);
+    return manifests_covering_tombstone(tombstones, &name) != NULL;
+}
+
+/* Rows that the catalog is about to drop, as their checkpoints have neither a manifest nor a tombstone. Readers keep nothing. */
+static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
+                                const ckd_checkpoint_list *known, ckd_error *err) {
+    char noted[CATALOG_META];
+    if (store->mode == CKD_OPEN_READ) {
+        return CKD_OK;
+    }
+    const ckd_checkpoint **gone = calloc(known->count + 1, sizeof(*gone));
+    manifest_list tombstones = {0};
+    pairing p;
+    cursor c = {manifests, known, 0, 0};
+    size_t count = 0;
+    ckd_status status = gone ? manifests_tombstones(&tombstones, store, err)
+                             : err_nomem(err, known->count * sizeof(*gone), "checkpoints");
+    if (status == CKD_OK) {
+        status = catalog_meta(noted, store->catalog, DELETIONS_META, err);
+    }
+    while (status == CKD_OK && next_pairing(&p, &c)) {
+        if (p.count == 0 && !is_deleted(&tombstones, p.known)) {
+            gone[count++] = p.known;
+        }
+    }
+    if (status == CKD_OK && count) {
+        status = vanished_keep(store, gone, count, deletions_none_since(noted, store), err);
+    }
+    manifests_free(&tombstones);
+    free(gone);
+    return status;
+}
+
+static ckd_status apply(ckd_store *store, const manifest_list *manifests, const ckd_checkpoint_list *known,
+                        ckd_error *err) {
+    pairing p;
+    cursor c = {manifests, known, 0, 0};
+    size_t rows_left = rows_most;
+    view *last = NULL;
+    ckd_status status = keep_vanished(store, manifests, known, err);
+    while (status == CKD_OK && next_pairing(&p, &c)) { /* first: an id may have moved to another name */
+        if (p.count == 0) {
+            status = catalog_remove(store->catalog, p.known->run, p.known->step, err);
+        }
+    }
+    c = (cursor){manifests, known, 0, 0};
+    while (status == CKD_OK && next_pairing(&p, &c)) {
+        bool agree = true;
+        if (p.count) {
+            status = agrees(&agree, store, &p, err);
+        }
+        if (!agree && status == CKD_OK) {
+            status = ingest_newest(store, &rows_left, &last, &p, err);
+        }
+    }
+    view_close(last);
+    return status;
+}
+
+/* ---- marks: whether the folders are as they were when the catalog agreed with what is in them ---- */
+
+/* A store of so many checkpoints is marked also when nothing else is written: to read all its manifests takes longer than that. */
+#define WORTH_A_MARK 1000
+
+/* "" if it is not known. Under the publish lock, or before the names are read: what comes later shows in the names, or not at all. */
+static void mark_of(char out[CATALOG_META], const ckd_store *store) {
+    char manifests[FILE_MARK], tombstones[FILE_MARK];
+    file_mark(manifests, path_in(store->path, DIR_MANIFESTS).text);
+    file_mark(tombstones, path_in(store->path, DIR_TOMBSTONES).text);
+    bool known = manifests[0] && tombstones[0];
+    snprintf(out, CATALOG_META, "%s%s%s", known ? manifests : "", known ? ", " : "", known ? tombstones : "");
+}
+
+ckd_status store_set_mark(ckd_store *store, ckd_error *err) {
+    char mark[CATALOG_META];
+    if (store->catalog_in_memory || !store->catalog_compared) {
+        return CKD_OK;
+    }
+    mark_of(mark, store);
+    return catalog_set_meta(store->catalog, MARK, mark, err);
+}
+
+/* Then names tell, as this very catalog was compared with these very manifests. */
+static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
+    char noted[CATALOG_META];
+    if (store->catalog_compared || !mark[0]) {
+        return CKD_OK;
+    }
+    ckd_status status = catalog_meta(noted, store->catalog, MARK, err);
+    store->catalog_compared = status == CKD_OK && strcmp(noted, mark) == 0;
+    return status;
+}
+
+ckd_status store_note(ckd_store *store, const char *key, const char *text, ckd_error *err) {
+    char noted[CATALOG_META];
+    ckd_status status = catalog_meta(noted, store->catalog, key, err);
+    if (status != CKD_OK || !text[0] || strcmp(noted, text) == 0) {
+        return status;
+    }
+    status = catalog_begin(store->catalog, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = catalog_set_meta(store->catalog, key, text, err);
+    if (status != CKD_OK) {
+        catalog_rollback(store->catalog);
+        return status;
+    }
+    return catalog_commit(store->catalog, err);
+}
+
+/* ---- merging ---- */
+
+/* What the folders say before the names of manifests are read. */
+typedef struct folder_marks {
+    char folders[CATALOG_META], deletions[CATALOG_META];
+} folder_marks;
+
+/* Both in the same order. */
+typedef struct names_check {
+    const manifest_list *manifests;
+    size_t at;
+    bool agree;
+} names_check;
+
+static bool check_place(void *context, const char *run, uint64_t step, uint32_t generation) {
+    names_check *n = context;
+    const manifest_name *name = n->at < n->manifests->count ? &n->manifests->items[n->at] : NULL;
+    n->agree = name && name->step == step && name->generation == generation && strcmp(name->run, run) == 0;
+    n->at = n->agree ? n->at + generations(n->manifests, n->at) : n->at;
+    return n->agree;
+}
+
+/* The cheap half of all_agree. */
+static ckd_status names_agree(bool *out, const ckd_store *store, const manifest_list *manifests,
+                              ckd_error *err) {
+    names_check n = {manifests, 0, true};
+    ckd_status status = catalog_places(store->catalog, check_place, &n, err);
+    *out = n.agree && n.at == manifests->count;
+    return status;
+}
+
+static ckd_status apply_in_transaction(ckd_store *store, const folder_marks *marks,
+                                       const manifest_list *manifests, const ckd_checkpoint_list *known,
+                                       ckd_error *err) {
+    ckd_status status = catalog_begin(store->catalog, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = apply(store, manifests, known, err);
+    if (status == CKD_OK) {
+        status = scrub_times_write(store, err);
+    }
+    if (status == CKD_OK && !store->catalog_in_memory) {
+        status = catalog_set_meta(store->catalog, MARK, marks->folders, err);
+    }
+    if (status == CKD_OK) {
+        status = catalog_set_meta(store->catalog, DELETIONS_META, marks->deletions, err);
+    }
+    if (status != CKD_OK) {
+        catalog_rollback(store->catalog);
+        return status;
+    }
+    status = catalog_commit(store->catalog, err);
+    store->scrubbed.count = status == CKD_OK ? 0 : store->scrubbed.count;
+    return status;
+}
+
+static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_list *manifests,
+                            const ckd_checkpoint_list *known, ckd_error *err) {
+    pairing p;
+    cursor c = {manifests, known, 0, 0};
+    ckd_status status = CKD_OK;
+    *out = true;
+    while (*out && status == CKD_OK && next_pairing(&p, &c)) {
+        status = agrees(out, store, &p, err);
+    }
+    return status;
+}
+
+/* The manifests are listed; what a writer's catalog says is durable, also where the writer of a manifest died before. */
+static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const folder_marks *marks,
+                              const manifest_list *manifests, ckd_error *err) {
+    ckd_checkpoint_list known = {0};
+    ckd_status status = catalog_list(&known, store->catalog, NULL, err);
+    result->catalog_failed = status != CKD_OK;
+    bool agree = true;
+    if (status == CKD_OK) {
+        status = all_agree(&agree, store, manifests, &known, err);
+    }
+    if (status == CKD_OK && !agree) {
+        bool durable = store->mode != CKD_OPEN_READ;
+        result->behind = !durable && !store->catalog_in_memory;
+        if (durable) {
+            status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
+        }
+        if (status == CKD_OK && !result->behind) {
+            status = apply_in_transaction(store, marks, manifests, &known, err);
+            result->catalog_failed = status != CKD_OK;
+        }
+    } else if (status == CKD_OK && manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ &&
+               !store->catalog_in_memory) {
+        status = store_note(store, MARK, marks->folders, err);
+        result->catalog_failed = status != CKD_OK;
+    }
+    catalog_list_free(&known);
+    return status;
+}
+
+static ckd_status merge(reconcile_result *result, ckd_store *store, const folder_marks *marks,
+                        const manifest_list *manifests, ckd_error *err) {
+    bool agree = false;
+    ckd_status status = trust_mark(store, marks->folders, err);
+    if (status == CKD_OK && store->catalog_compared) {
+        status = names_agree(&agree, store, manifests, err);
+    }
+    result->catalog_failed = status != CKD_OK;
+    if (status == CKD_OK && !agree) {
+        status = merge_lists(result, store, marks, manifests, err);
+    }
+    if (status == CKD_OK && !result->behind && (store->mode != CKD_OPEN_READ || store->catalog_in_memory)) {
+        status = store_note(store, DELETIONS_META, marks->deletions, err);
+        result->catalog_failed = status != CKD_OK;
+    }
+    store->catalog_compared = store->catalog_compared || (status == CKD_OK && !result->behind);
+    return status;
+}
+
+ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err) {
+    *result = (reconcile_result){0};
+    folder_marks marks;
+    manifest_list manifests;
+    deletions_mark(marks.deletions, store);
+    mark_of(marks.folders, store);
+    ckd_status status = manifests_read(&manifests, store, err);
+    if (status == CKD_OK) {
+        status = merge(result, store, &marks, &manifests, err);
+        manifests_free(&manifests);
+    }
+    return status;
+}

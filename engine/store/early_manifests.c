@@ -1,0 +1,178 @@
+/*
+ * Manifests of early versions. They name own files only: the older ones are those that the newest manifests of the dependencies name. That holds until a dependency is rewritten or removed.
+ * Before that, they get manifests that name all files. Where a dependency has lost its manifest, not all are known: the others stay as they are until a repair has found it, or the
+ * dependent goes.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/store/manifest_set.h"
+
+static const manifest_entry *end_of(const manifest_set *n) {
+    return n->items + n->count;
+}
+
+/* ---- reading ---- */
+
+/* What one depends on, and what that depends on as far as manifests of early versions leave it to others; each once. */
+typedef struct older_list {
+    manifest_entry **items;
+    size_t count;
+    bool complete; /* each of them has a manifest */
+} older_list;
+
+static void find_older(older_list *out, const manifest_set *n, const manifest_entry *x) {
+    size_t done = 0;
+    const manifest_entry *at = x;
+    out->count = 0;
+    out->complete = true;
+    do {
+        for (size_t i = 0; i < at->m.dependency_count && at->was_own_only; i++) {
+            manifest_entry *d = manifest_set_find(n, &at->m.dependencies[i]);
+            bool known = !d || d == x;
+            out->complete = out->complete && d;
+            for (size_t k = 0; k < out->count && !known; k++) {
+                known = out->items[k] == d;
+            }
+            if (!known) {
+                out->items[out->count++] = d;
+            }
+        }
+        at = done < out->count ? out->items[done++] : NULL;
+    } while (at);
+}
+
+static void hold(const manifest_set *n, manifest_entry *newest) {
+    for (manifest_entry *g = newest; g < end_of(n) && id_equal(&g->m.checkpoint.id, &newest->m.checkpoint.id);
+         g++) {
+        g->held = true;
+    }
+}
+
+static ckd_status add_older(const manifest_set *n, manifest_entry *x, older_list *older, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    find_older(older, n, x);
+    x->lacks = !older->complete;
+    x->m.own_only = false;
+    for (size_t i = 0; i < older->count && status == CKD_OK; i++) {
+        manifest_entry *d = older->items[i];
+        status =
+            manifest_add_files(&x->m, d->m.files, d->was_own_only ? d->m.own_count : d->m.file_count, err);
+        if (x->lacks && !x->superseded) {
+            hold(n, d);
+        }
+    }
+    return status;
+}
+
+ckd_status manifest_set_complete(manifest_set *n, ckd_error *err) {
+    older_list older = {.items = calloc(n->count + 1, sizeof(*older.items))};
+    ckd_status status = older.items ? CKD_OK : err_nomem(err, n->count * sizeof(*older.items), "manifests");
+    for (size_t i = 0; i < n->count; i++) {
+        n->items[i].was_own_only = n->items[i].m.own_only;
+    }
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        if (n->items[i].was_own_only) {
+            status = add_older(n, &n->items[i], &older, err);
+        }
+    }
+    free(older.items);
+    return status;
+}
+
+/* ---- writing ---- */
+
+/*
+ * A listed checkpoint gets a next generation. That of a deleted one would count again, as its tombstone does not reach it, and its name may be another
+ * checkpoint's by now. So that manifest is replaced: nobody but the holder of the publish lock relies on it.
+ */
+static ckd_status publish_complete(const manifest_entry *x, const bytes *data, const ckd_store *store,
+                                   ckd_error *err) {
+    const ckd_checkpoint *c = &x->m.checkpoint;
+    char hex[CKD_ID_TEXT], name[64];
+    ckd_id_text(hex, &c->id);
+    snprintf(name, sizeof(name), ".tmp-%s", hex);
+    pathname temporary = path_of(store->path, DIR_MANIFESTS, name);
+    pathname path = path_manifest(store->path, c->run, c->step, c->generation);
+    ckd_status status = x->in_trash
+                            ? file_replace_bytes(path.text, temporary.text, data->data, data->size, err)
+                            : file_publish_bytes(path.text, temporary.text, data->data, data->size, err);
+    if (status != CKD_OK) {
+        file_remove(temporary.text, true, NULL);
+    }
+    return status;
+}
+
+ckd_status manifest_entry_name_files(manifest_entry *x, const ckd_store *store, ckd_error *err) {
+    ckd_checkpoint *c = &x->m.checkpoint;
+    if (!x->in_trash && c->generation == UINT32_MAX) {
+        return err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
+                       (unsigned long long)c->step);
+    }
+    c->generation += !x->in_trash;
+    c->stored_bytes -= x->m.file_bytes; /* store_read_manifest has added them */
+    bytes data = {0};
+    manifest_encode(&data, &store->id, &x->m);
+    ckd_status status =
+        data.failed ? err_nomem(err, data.size, "a manifest") : publish_complete(x, &data, store, err);
+    c->stored_bytes += data.size;
+    x->m.file_bytes = data.size;
+    x->was_own_only = status != CKD_OK;
+    bytes_free(&data);
+    return status;
+}
+
+static bool can_name_files(const manifest_entry *x) {
+    return x->was_own_only && !x->superseded && !x->lacks;
+}
+
+ckd_status manifest_set_name_all(manifest_set *n, const ckd_store *store, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (manifest_entry *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
+        status = can_name_files(x) ? manifest_entry_name_files(x, store, err) : CKD_OK;
+    }
+    return status;
+}
+
+/* ---- before some go ---- */
+
+/* Own files of the chosen ones, by id. */
+static ckd_status files_of_chosen(ckd_id **out, size_t *count, const manifest_set *n, ckd_error *err) {
+    size_t total = 0;
+    for (const manifest_entry *g = n->items; g < end_of(n); g++) {
+        total += g->chosen ? g->m.own_count : 0;
+    }
+    *count = 0;
+    *out = malloc((total + 1) * sizeof(**out));
+    if (!*out) {
+        return err_nomem(err, total * sizeof(**out), "chunk file names");
+    }
+    for (const manifest_entry *g = n->items; g < end_of(n); g++) {
+        for (size_t i = 0; g->chosen && i < g->m.own_count; i++) {
+            (*out)[(*count)++] = g->m.files[i].id;
+        }
+    }
+    qsort(*out, *count, sizeof(**out), id_compare);
+    return CKD_OK;
+}
+
+static bool has_older_of(const manifest_entry *x, const ckd_id *files, size_t count) {
+    bool any = false;
+    for (size_t i = x->m.own_count; i < x->m.file_count && !any; i++) {
+        any = id_among(&x->m.files[i].id, files, count);
+    }
+    return any;
+}
+
+ckd_status manifest_set_name_older_files(manifest_set *n, const ckd_store *store, ckd_error *err) {
+    ckd_id *files;
+    size_t count;
+    ckd_status status = files_of_chosen(&files, &count, n, err);
+    for (manifest_entry *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
+        if (!x->chosen && can_name_files(x) && has_older_of(x, files, count)) {
+            status = manifest_entry_name_files(x, store, err);
+        }
+    }
+    free(files);
+    return status;
+}

@@ -1,0 +1,75 @@
+/* What else could be loaded where the newest cannot: nobody takes an older state without having asked for it. */
+#include <stdio.h>
+
+#include "engine/common/run_names.h"
+#include "engine/store/store.h"
+
+typedef struct previous_query {
+    ckd_checkpoint *out;
+    const char *run;
+    uint64_t step;
+} previous_query;
+
+/* In the run, or else in those that it went on from after somebody had gone back. */
+static ckd_status query_previous(void *context, catalog *c, ckd_error *err) {
+    const previous_query *q = context;
+    char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
+    unsigned number;
+    snprintf(name, sizeof(name), "%s", q->run);
+    ckd_status status = catalog_newest(q->out, c, name, q->step, err);
+    while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
+        (void)branch_name(name, root, number - 1, NULL); /* no longer than the name was */
+        status = catalog_newest(q->out, c, name, q->step, err);
+    }
+    return status;
+}
+
+ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
+                              ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    if (!run) {
+        return err_set(err, CKD_E_INVALID, "a run has to be named");
+    }
+    previous_query q = {out, run, step};
+    ckd_status status = store_query(store, query_previous, &q, err);
+    return status != CKD_E_NOT_FOUND ? status
+                                     : err_set(err, status, "there is no checkpoint before %.*s@%llu",
+                                               CKD_RUN_MAX, run, (unsigned long long)step);
+}
+
+/* Manifests that cannot be read are not in the catalog, at the latest after it was made anew. */
+ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err) {
+    manifest_list list = {0};
+    ckd_status status = manifests_read(&list, store, err);
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        const manifest_name *name = &list.items[i];
+        bool first = i == 0 || !same_checkpoint_name(&list.items[i - 1], name);
+        manifest m;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (!first || name->step <= newest->step || strcmp(name->run, newest->run) != 0) {
+            continue;
+        }
+        status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
+        if (status == CKD_OK) {
+            manifest_free(&m);
+        } else if (status == CKD_E_NOT_FOUND) { /* it was deleted meanwhile */
+            status = CKD_OK;
+        } else {
+            pathname p = path_manifest(store->path, name->run, name->step, name->generation);
+            err_set(err, status, "%s@%llu is newer than %s@%llu and cannot be read: %.300s", name->run,
+                    (unsigned long long)name->step, newest->run, (unsigned long long)newest->step,
+                    why.message);
+            err_in_file(err, status, p.text);
+            if (err) {
+                err->sys_errno = why.sys_errno; /* tells whether it is only this file */
+            }
+        }
+    }
+    manifests_free(&list);
+    return status;
+}
+
+int ckd_error_is_damage(const ckd_error *why) {
+    return why->status == CKD_E_CORRUPT || (why->status == CKD_E_NOT_FOUND && why->file[0]) ||
+           (why->status == CKD_E_IO && file_is_unreadable(why->sys_errno));
+}

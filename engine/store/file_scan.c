@@ -1,0 +1,198 @@
+#include "engine/store/file_scan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "codec/common/wire.h"
+#include "engine/store/damage.h"
+#include "engine/store/manifest_set.h"
+
+ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err) {
+    ckd_status status = chunk_check_record(c, r, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bytes_clear(payload);
+    void *to = bytes_extend(payload, r->stored_size + 1);
+    if (!to) {
+        payload->failed = false;
+        return err_nomem(err, r->stored_size, "a payload");
+    }
+    status = chunk_read_payload(c, r, to, err);
+    if (status != CKD_OK || r->kind != RECORD_BUNDLE) {
+        return status; /* values are hashed when they are rebuilt */
+    }
+    hash128 content = content_hash(to, r->stored_size);
+    return wire_content_matches(&r->content, &content)
+               ? CKD_OK
+               : err_corrupt(err, file_path(c->file), r->offset,
+                             "a bundle does not have the content hash it was written with");
+}
+
+/* Damage to records of checkpoints that the file's reader does not need is no reason to stop; that is not known of older files. */
+static ckd_status chunk_read_through(bool *all_whole, const chunk *c, const ckd_id *own, bytes *payload,
+                                     ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t k = 0; k < c->outer_count && status == CKD_OK; k++) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status found = record_read_through(payload, c, &c->outer[k], &why);
+        bool needed = !own || id_equal(&c->outer[k].tensor->checkpoint, own);
+        *all_whole = *all_whole && found == CKD_OK;
+        status = needed || !is_damage(found, &why) ? err_from(err, found, &why) : CKD_OK;
+    }
+    return status;
+}
+
+/* ---- before others are deleted ---- */
+
+/* The next of the plan that must be good before others go, from `at` on: of the newest of every run that loses any. NULL: there is none. */
+static const ckd_checkpoint *next_safe(const ckd_prune *plan, size_t *at) {
+    for (; *at < plan->count; (*at)++) {
+        const ckd_retained *r = &plan->items[*at];
+        bool loses = false;
+        for (size_t i = 0; i < plan->count && (r->kept & CKD_KEPT_SAFETY) && !loses; i++) {
+            const ckd_retained *other = &plan->items[i];
+            loses = !other->kept && strcmp(other->checkpoint.run, r->checkpoint.run) == 0;
+        }
+        if (loses) {
+            return &plan->items[(*at)++].checkpoint;
+        }
+    }
+    return NULL;
+}
+
+static bool is_read(const safe_reading *done, const ckd_id *id) {
+    bool found = false;
+    for (size_t i = 0; i < done->count && !found; i++) {
+        found = id_equal(&done->checkpoints[i], id);
+    }
+    return found;
+}
+
+bool safe_all_read(const safe_reading *done, const ckd_prune *plan) {
+    bool all = true;
+    size_t at = 0;
+    for (const ckd_checkpoint *c; all && (c = next_safe(plan, &at)) != NULL;) {
+        all = is_read(done, &c->id);
+    }
+    return all;
+}
+
+static ckd_status record_scanned(safe_reading *done, const ckd_id *id, ckd_error *err) {
+    if (ARRAY_GROW(done->checkpoints, done->capacity, done->count + 1,
+                   "the checkpoints that were read through", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    done->checkpoints[done->count++] = *id;
+    return CKD_OK;
+}
+
+void safe_reading_free(safe_reading *r) {
+    free(r->checkpoints);
+    free(r->files.ids);
+}
+
+/* What need not be read again. */
+typedef struct memory {
+    catalog_file_state *files; /* by name */
+    size_t count;
+    uint64_t since_ns, now_ns;
+} memory;
+
+static memory recall(ckd_store *store, uint64_t trusted_s) {
+    memory m = {.now_ns = clock_wall_ns()};
+    uint64_t longest = m.now_ns / UINT64_C(1000000000);
+    m.since_ns = m.now_ns - (trusted_s < longest ? trusted_s : longest) * UINT64_C(1000000000);
+    m.files = trusted_s ? scrub_times_load(&m.count, store) : NULL;
+    return m;
+}
+
+static int by_file_name(const void *name, const void *state) {
+    return strcmp(name, ((const catalog_file_state *)state)->name);
+}
+
+/* The file was read through lately. A clock that was set back makes nothing fresh. */
+static bool is_fresh(const memory *m, const scrubbed_files *done, const file_ref *of) {
+    char name[64];
+    for (size_t i = 0; i < done->count; i++) {
+        if (id_equal(&done->ids[i], &of->id)) {
+            return true;
+        }
+    }
+    scrub_times_name(name, &of->id);
+    const catalog_file_state *f =
+        m->count ? bsearch(name, m->files, m->count, sizeof(*m->files), by_file_name) : NULL;
+    return f && f->size == of->size && f->verified_ns >= m->since_ns && f->verified_ns <= m->now_ns;
+}
+
+static ckd_status report_damage(const ckd_checkpoint *c, ckd_status status, ckd_error *why, ckd_error *err) {
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND) {
+        char text[sizeof(why->message)];
+        snprintf(text, sizeof(text),
+                 "%s@%llu, which the newest that are left need, is damaged: %.200s; "
+                 "nothing was deleted",
+                 c->run, (unsigned long long)c->step, why->message);
+        memcpy(why->message, text, sizeof(text));
+        why->status = status = status == CKD_E_NOT_FOUND ? CKD_E_CORRUPT : status;
+    }
+    return err_from(err, status, why);
+}
+
+/* Files of the checkpoint that are not fresh; those that are whole are added to `done`. */
+static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manifest *of, const memory *m,
+                             ckd_error *err) {
+    bytes payload = {0};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < of->file_count && status == CKD_OK; i++) {
+        manifest one = {.files = &of->files[i], .file_count = 1};
+        bool whole = true;
+        chunk *c = NULL;
+        if (is_fresh(m, done, &of->files[i])) {
+            continue;
+        }
+        status = view_open_chunk(&c, store, &of->files[i], &of->checkpoint, &why);
+        if (status == CKD_OK) {
+            status =
+                chunk_read_through(&whole, c, i < of->own_count ? &of->checkpoint.id : NULL, &payload, &why);
+        }
+        chunk_close(c);
+        status = status == CKD_OK && whole ? scrub_times_add(done, &one, &why) : status;
+    }
+    bytes_free(&payload);
+    return report_damage(&of->checkpoint, status, &why, err);
+}
+
+/* One that is gone by now is not read: the plan is an old one then, and is not carried out. */
+static ckd_status read_each(safe_reading *done, ckd_store *store, const ckd_prune *plan,
+                            const manifest_set *n, const memory *m, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    size_t at = 0;
+    for (const ckd_checkpoint *c; status == CKD_OK && (c = next_safe(plan, &at)) != NULL;) {
+        const manifest_entry *x = is_read(done, &c->id) ? NULL : manifest_set_find(n, &c->id);
+        if (x) {
+            status = read_files(&done->files, store, &x->m, m, err);
+            status = status == CKD_OK ? record_scanned(done, &c->id, err) : status;
+        }
+    }
+    return status;
+}
+
+ckd_status read_safe_through(safe_reading *done, ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
+                             uint32_t timeout_ms, ckd_error *err) {
+    manifest_set n = {0};
+    file_lock *lock = NULL;
+    ckd_status status = store_lock_reader_within(&lock, store, timeout_ms, err);
+    if (status == CKD_OK) {
+        status = manifest_set_read(&n, store, err);
+    }
+    if (status == CKD_OK) {
+        memory m = recall(store, trusted_s);
+        done->files.at_ns = m.now_ns;
+        status = read_each(done, store, plan, &n, &m, err);
+        free(m.files);
+    }
+    lock_release(lock);
+    manifest_set_free(&n);
+    return status;
+}

@@ -1,0 +1,104 @@
+/* The store's locks. Whoever waits for one is told by whom it is held: a process may be stopped while it holds a lock. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "engine/store/store.h"
+
+#define TELL_AFTER_MS 1000
+
+typedef struct holder_text {
+    char text[160];
+} holder_text;
+
+static holder_text holder_of(const char *path) {
+    holder_text out;
+    lock_holder h;
+    char others[32] = "";
+    if (!lock_find_holder(&h, path)) {
+        snprintf(out.text, sizeof(out.text), "a process of another user, container or machine");
+        return out;
+    }
+    if (h.others) {
+        snprintf(others, sizeof(others), " and %u others", (unsigned)h.others);
+    }
+    if (h.stopped) {
+        snprintf(out.text, sizeof(out.text),
+                 "process %lld (%s), which is stopped (kill -CONT %lld lets it go on)", (long long)h.process,
+                 h.command, (long long)h.process);
+    } else if (h.process == (int64_t)getpid()) {
+        snprintf(out.text, sizeof(out.text), "another handle of this process%s", others);
+    } else {
+        snprintf(out.text, sizeof(out.text), "process %lld (%s)%s", (long long)h.process, h.command, others);
+    }
+    return out;
+}
+
+/* Waits, tells after a second, and waits for the rest of the time. */
+static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *name, lock_kind kind,
+                           uint32_t timeout_ms, ckd_error *err) {
+    pathname p = path_in(store->path, name);
+    bool create = kind == LOCK_EXCLUSIVE || store->mode != CKD_OPEN_READ;
+    uint32_t first = timeout_ms < TELL_AFTER_MS ? timeout_ms : TELL_AFTER_MS;
+    ckd_error why = {0};
+    ckd_status status = lock_acquire(out, p.text, kind, create, first, &why);
+    if (status == CKD_E_BUSY && timeout_ms > first) {
+        store_message(store, "waiting up to %u s for the lock %s, held by %s",
+                      (unsigned)(timeout_ms + 999) / 1000, name, holder_of(p.text).text);
+        status = lock_acquire(out, p.text, kind, create, timeout_ms - first, &why);
+    }
+    err_from(err, status, &why);
+    if (status == CKD_E_BUSY && timeout_ms > 0) {
+        err_set(
+            err, status,
+            "the lock %s is held by %s and was not released within %u ms: let that process go on or end it, then try again",
+            p.text, holder_of(p.text).text, (unsigned)timeout_ms);
+        err_in_file(err, status, p.text);
+    }
+    return status;
+}
+
+ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, uint32_t timeout_ms,
+                                     ckd_error *err) {
+    ckd_status status = wait_for(out, store, FILE_PUBLISH_LOCK, LOCK_EXCLUSIVE, timeout_ms, err);
+    /* Who writes comes here first: what it means for all of the store. */
+    if (status == CKD_E_READ_ONLY && err) {
+        err_sys(err, err->sys_errno, path_in(store->path, FILE_PUBLISH_LOCK).text,
+                "the store '%s' is read-only for us, it can only be opened for reading", store->path);
+    }
+    return status;
+}
+
+ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err) {
+    return store_lock_publish_within(out, store, store->options.lock_timeout_ms, err);
+}
+
+ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uint32_t timeout_ms,
+                                    ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = wait_for(out, store, FILE_READER_LOCK, LOCK_SHARED, timeout_ms, &why);
+    /* A store copied without its lock files onto read-only media: nothing is unlinked there. */
+    return store->mode == CKD_OPEN_READ ? err_except(err, status, CKD_E_NOT_FOUND, &why)
+                                        : err_from(err, status, &why);
+}
+
+ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err) {
+    return store_lock_reader_within(out, store, store->options.lock_timeout_ms, err);
+}
+
+ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_store *store, ckd_error *err) {
+    pathname p = path_in(store->path, FILE_READER_LOCK);
+    ckd_status status = lock_acquire(out, p.text, LOCK_EXCLUSIVE, true, 0, err);
+    if (status != CKD_E_BUSY) {
+        return status;
+    }
+    uint64_t now = clock_monotonic_ns();
+    w->begun_ns = w->begun_ns ? w->begun_ns : now;
+    if (!w->told && (now - w->begun_ns) / 1000000 >= TELL_AFTER_MS) {
+        w->told = true;
+        store_message(store, "waiting until nobody can read what is to be removed: %s is held by %s",
+                      FILE_READER_LOCK, holder_of(p.text).text);
+    }
+    return err_set(
+        err, CKD_E_BUSY,
+        "loads or saves are under way, which may read what is to be removed; try again when they have ended");
+}

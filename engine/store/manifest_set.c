@@ -1,0 +1,188 @@
+#include "engine/store/manifest_set.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static int by_id(const void *a, const void *b) {
+    const manifest_entry *x = a, *y = b;
+    int order = memcmp(&x->m.checkpoint.id, &y->m.checkpoint.id, sizeof(ckd_id));
+    uint32_t p = x->m.checkpoint.generation, q = y->m.checkpoint.generation;
+    return order ? order : (p < q) - (p > q);
+}
+
+ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest_name *name, ckd_error *err) {
+    pathname p = path_tombstone(store->path, name->run, name->step, name->generation);
+    bytes data = {0};
+    ckd_status status = file_read_all(&data, p.text, METADATA_MAX, err);
+    if (status == CKD_OK) {
+        status = tombstone_decode(out, &store->id, data.data, data.size, p.text, err);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool replaces, ckd_error *err) {
+    pathname p = path_tombstone(store->path, t->run, t->step, t->generation);
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &t->checkpoint);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname temporary = path_of(store->path, DIR_TOMBSTONES, temp);
+    bytes data = {0};
+    tombstone_encode(&data, &store->id, t);
+    ckd_status status = data.failed ? err_nomem(err, data.size, "a tombstone")
+                                    : file_remove(temporary.text, true, err); /* of a writer that died */
+    if (status == CKD_OK) {
+        status = replaces ? file_replace_bytes(p.text, temporary.text, data.data, data.size, err)
+                          : file_publish_bytes(p.text, temporary.text, data.data, data.size, err);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+/* What a collection or a return from the trash takes away meanwhile (there is none under the publish lock) is as if it had not been there. */
+static ckd_status read_manifest_entry(manifest_set *to, const ckd_store *store, const manifest_name *name,
+                                      const manifest_list *tombstones, ckd_error *err) {
+    manifest_entry *n = &to->items[to->count];
+    ckd_error why = {0};
+    ckd_status status = store_read_manifest(&n->m, store, name->run, name->step, name->generation, &why);
+    if (status != CKD_OK) {
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
+    }
+    to->count++;
+    const manifest_name *covering = manifests_covering_tombstone(tombstones, name);
+    if (covering) {
+        status = tombstone_read(&n->tombstone, store, covering, &why);
+        n->in_trash = status == CKD_OK;
+    }
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
+}
+
+ckd_status manifest_set_read(manifest_set *out, const ckd_store *store, ckd_error *err) {
+    manifest_list names = {0}, tombstones = {0};
+    *out = (manifest_set){0};
+    ckd_status status = manifests_read_all(&names, store, err);
+    if (status == CKD_OK) {
+        status = manifests_tombstones(&tombstones, store, err);
+    }
+    if (status == CKD_OK) {
+        out->items = calloc(names.count + 1, sizeof(*out->items));
+        status = out->items ? CKD_OK : err_nomem(err, names.count * sizeof(*out->items), "manifests");
+    }
+    for (size_t i = 0; i < names.count && status == CKD_OK; i++) {
+        status = read_manifest_entry(out, store, &names.items[i], &tombstones, err);
+    }
+    manifests_free(&names);
+    manifests_free(&tombstones);
+    if (status != CKD_OK) {
+        manifest_set_free(out);
+        return status;
+    }
+    qsort(out->items, out->count, sizeof(*out->items), by_id);
+    for (size_t i = 1; i < out->count; i++) {
+        manifest_entry *n = &out->items[i], *before = &out->items[i - 1];
+        n->superseded =
+            id_equal(&n->m.checkpoint.id, &before->m.checkpoint.id) && n->in_trash == before->in_trash;
+    }
+    status = manifest_set_complete(out, err);
+    if (status != CKD_OK) {
+        manifest_set_free(out);
+    }
+    return status;
+}
+
+void manifest_set_free(manifest_set *n) {
+    for (size_t i = 0; i < n->count; i++) {
+        manifest_free(&n->items[i].m);
+    }
+    free(n->items);
+    *n = (manifest_set){0};
+}
+
+manifest_entry *manifest_set_find(const manifest_set *n, const ckd_id *id) {
+    size_t low = 0, high = n->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (memcmp(&n->items[middle].m.checkpoint.id, id, sizeof(*id)) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < n->count && id_equal(&n->items[low].m.checkpoint.id, id) ? &n->items[low] : NULL;
+}
+
+static const manifest_entry *end_of(const manifest_set *n) {
+    return n->items + n->count;
+}
+
+ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count, bool dead, ckd_error *err) {
+    for (size_t i = 0; i < count; i++) {
+        char hex[CKD_ID_TEXT];
+        ckd_id_text(hex, &ids[i]);
+        manifest_entry *first = manifest_set_find(n, &ids[i]);
+        if (!first || first->in_trash != dead) {
+            return err_set(err, CKD_E_NOT_FOUND, "there is no checkpoint %s %s", hex,
+                           dead ? "in the trash" : "in this store");
+        }
+        if (first->chosen) {
+            return err_set(err, CKD_E_INVALID, "checkpoint %s is given twice", hex);
+        }
+        for (manifest_entry *g = first; g < end_of(n) && id_equal(&g->m.checkpoint.id, &ids[i]); g++) {
+            g->chosen = true;
+        }
+    }
+    return CKD_OK;
+}
+
+/* ---- writers ---- */
+
+static void mark(manifest_set *n, const ckd_id *id) {
+    for (manifest_entry *g = manifest_set_find(n, id);
+         g && g < end_of(n) && id_equal(&g->m.checkpoint.id, id); g++) {
+        g->in_use = true;
+    }
+}
+
+static ckd_status mark_of_writer(manifest_set *n, const ckd_store *store, const char *name, ckd_error *err) {
+    pathname p = path_of(store->path, DIR_INTENTS, name);
+    file_lock *lock;
+    ckd_status status = lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL);
+    if (status == CKD_OK || status == CKD_E_NOT_FOUND) {
+        lock_release(status == CKD_OK ? lock : NULL);
+        return CKD_OK; /* its writer died, or has just ended */
+    }
+    bytes data = {0};
+    intent live = {0};
+    status = file_read_all(&data, p.text, METADATA_MAX, err);
+    if (status == CKD_E_NOT_FOUND) {
+        return CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = intent_decode(&live, &store->id, data.data, data.size, p.text, err);
+    }
+    for (size_t i = 0; i < live.dependency_count && status == CKD_OK; i++) {
+        mark(n, &live.dependencies[i]);
+    }
+    intent_free(&live);
+    bytes_free(&data);
+    return status;
+}
+
+ckd_status manifest_set_mark_in_use(manifest_set *n, const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (manifest_entry *x = n->items; x < end_of(n); x++) {
+        x->in_use = false;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        ckd_id id;
+        if (strlen(list.names[i]) == CKD_ID_TEXT - 1 && id_parse(&id, list.names[i])) {
+            status = mark_of_writer(n, store, list.names[i], err);
+        }
+    }
+    dir_list_free(&list);
+    return status;
+}

@@ -1,0 +1,160 @@
+/* Cleaning up after writers that died: their intents say what they were writing. */
+#include <stdlib.h>
+
+#include "engine/store/deletions.h"
+#include "engine/store/store.h"
+
+/* All chunk files that some manifest names, by id, or `unknown` if a manifest cannot be read: then nothing may be removed. */
+typedef struct named_files {
+    ckd_id *ids;
+    size_t count, capacity;
+    bool unknown;
+} named_files;
+
+static ckd_status add_named(named_files *named, const manifest *m, ckd_error *err) {
+    if (ARRAY_GROW(named->ids, named->capacity, named->count + m->file_count, "chunk file names", err) !=
+        CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        named->ids[named->count++] = m->files[i].id;
+    }
+    return CKD_OK;
+}
+
+static ckd_status read_named(named_files *named, const ckd_store *store, ckd_error *err) {
+    manifest_list list = {0};
+    /* A manifest whose writer died before it was durable counts from now on, so no power cut may take it away. */
+    ckd_status status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
+    if (status == CKD_OK) {
+        status = manifests_read_all(&list, store, err); /* what is in the trash may come back */
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        manifest m;
+        ckd_error why = {0};
+        status = store_read_manifest(&m, store, list.items[i].run, list.items[i].step,
+                                     list.items[i].generation, &why);
+        if (status == CKD_OK) {
+            status = add_named(named, &m, err);
+            manifest_free(&m);
+        } else {
+            named->unknown = true;
+            status = CKD_OK;
+        }
+    }
+    manifests_free(&list);
+    if (named->count) {
+        qsort(named->ids, named->count, sizeof(*named->ids), id_compare);
+    }
+    return status;
+}
+
+static bool is_named(const named_files *named, const ckd_id *id) {
+    return id_among(id, named->ids, named->count);
+}
+
+/* Removes what a dead writer left unless a manifest names it, then its intent. */
+static ckd_status clean_intent(const ckd_store *store, const char *intent_path, const intent *dead,
+                               const named_files *named, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < dead->file_count && status == CKD_OK; i++) {
+        const ckd_id *id = &dead->files[i].id;
+        status = file_remove(path_chunk(store->path, id, ".tmp").text, true, err);
+        if (status == CKD_OK && !is_named(named, id)) {
+            status = file_remove(path_chunk(store->path, id, "").text, true, err);
+        }
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(store->path, DIR_CHUNKS).text, err);
+    }
+    return status == CKD_OK ? file_remove(intent_path, true, err) : status;
+}
+
+static ckd_status visit_intent(const ckd_store *store, const char *name, named_files *named, bool *loaded,
+                               ckd_error *err) {
+    pathname p = path_of(store->path, DIR_INTENTS, name);
+    file_lock *lock;
+    ckd_status status = lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL);
+    if (status != CKD_OK) {
+        return CKD_OK; /* its writer lives, or has just ended by itself */
+    }
+    bytes data = {0};
+    intent dead = {0};
+    ckd_error why = {0};
+    status = file_read_all(&data, p.text, METADATA_MAX, &why);
+    if (status == CKD_OK) {
+        status = intent_decode(&dead, &store->id, data.data, data.size, p.text, &why);
+    }
+    if (status != CKD_OK) {
+        store_message(store, "an intent is damaged and left alone: %s (%s)", why.message, p.text);
+        status = CKD_OK;
+    } else {
+        status = *loaded ? CKD_OK : read_named(named, store, err);
+        *loaded = true;
+        if (status == CKD_OK && named->unknown) {
+            store_message(store, "leftovers of a writer that died stay: a damaged manifest may name them");
+        } else if (status == CKD_OK) {
+            status = clean_intent(store, p.text, &dead, named, err);
+            store_message(store, "cleaned up after a writer of %s@%llu that died", dead.run,
+                          (unsigned long long)dead.step);
+        }
+    }
+    intent_free(&dead);
+    bytes_free(&data);
+    lock_release(lock);
+    return status;
+}
+
+/* Temporary names live only while their maker holds the publish lock, which is ours now. */
+static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ckd_error *err) {
+    dir_list list;
+    ckd_status status = dir_list_read(&list, path_in(store->path, dir).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        if (strncmp(list.names[i], ".tmp-", 5) == 0) {
+            status = file_remove(path_of(store->path, dir, list.names[i]).text, true, err);
+        }
+    }
+    dir_list_free(&list);
+    return status;
+}
+
+/* A store of an early version has no deletion mark. Without one, no catalog is known to be current, which is no reason not to go on. */
+static void make_deletion_mark(const ckd_store *store) {
+    char mark[CATALOG_META];
+    ckd_error why = {0};
+    deletions_mark(mark, store);
+    if (!mark[0] && deletions_begin(store, &why) != CKD_OK) {
+        store_message(store, "the deletion mark cannot be written: %s", why.message);
+    }
+}
+
+ckd_status store_recover(ckd_store *store, ckd_error *err) {
+    static const char *const dirs[] = {"data", DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES, DIR_SETTINGS};
+    ckd_status status = store_make_directories(store->path, err);
+    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
+        status = remove_temporaries(store, dirs[i], err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    make_deletion_mark(store);
+    dir_list list;
+    status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    named_files named = {0};
+    bool loaded = false;
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        ckd_id id;
+        if (strlen(list.names[i]) == CKD_ID_TEXT - 1 && id_parse(&id, list.names[i])) {
+            status = visit_intent(store, list.names[i], &named, &loaded, err);
+        }
+    }
+    free(named.ids);
+    dir_list_free(&list);
+    return status == CKD_OK ? store->hooks->recover(store, err) : status;
+}

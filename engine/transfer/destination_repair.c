@@ -1,0 +1,191 @@
+/*
+ * Files of checkpoints that the destination has already. That it lists a checkpoint, or has it in the trash, does not say that its files are whole. They are looked
+ * at, and what is damaged or gone there is brought like any other file.
+ *
+ * For listed checkpoints header, index and footer are read: a nightly copy into a large archive must not read all of it. What comes back from the trash is read through.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/store/damage.h"
+#include "engine/integrity/repair.h"
+#include "engine/transfer/transfer.h"
+
+/* A file that an item names. */
+typedef struct use {
+    file_ref file;
+    size_t item;
+} use;
+
+typedef struct uses {
+    use *items; /* by file */
+    size_t count, capacity;
+} uses;
+
+static ckd_status add_uses(uses *u, const manifest *m, size_t item, ckd_error *err) {
+    if (ARRAY_GROW(u->items, u->capacity, u->count + m->file_count, "the files of the destination", err) !=
+        CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        u->items[u->count++] = (use){m->files[i], item};
+    }
+    return CKD_OK;
+}
+
+/* What the destination's own manifest names, which compaction there may have written. One that was deleted meanwhile names nothing. */
+static ckd_status add_item(uses *u, transfer *t, size_t at, ckd_error *err) {
+    transfer_item *item = &t->items[at];
+    const ckd_checkpoint *c = &item->m.checkpoint;
+    manifest m = {.files = NULL};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = item->state == CKD_COPY_RESTORED
+                            ? manifest_add_files_of(&m, t->to, &c->id, &why)
+                            : store_read_manifest(&m, t->to, c->run, c->step, c->generation, &why);
+    if (status == CKD_OK) {
+        status = add_uses(u, &m, at, err);
+        manifest_free(&m);
+        return status;
+    }
+    if (status == CKD_E_NOT_FOUND) {
+        return CKD_OK;
+    }
+    if (!is_damage(status, &why)) {
+        return err_from(err, status, &why);
+    }
+    char text[sizeof(why.message)];
+    snprintf(text, sizeof(text), "the manifest of %s in '%.100s' is damaged: %.200s", item->source,
+             t->to->path, why.message);
+    memcpy(why.message, text, sizeof(text));
+    transfer_leave_out(t, item, status, &why);
+    return CKD_OK;
+}
+
+/* Gives the file that arrived its name; what stands there is put aside. The reader lock keeps the manifest that names it. */
+static ckd_status put_in_place(transfer *t, const transfer_file *f, ckd_error *err) {
+    char hex[CKD_ID_TEXT], name[CKD_ID_TEXT + 4];
+    file_lock *lock;
+    pathname aside;
+    ckd_id_text(hex, &f->file.id);
+    snprintf(name, sizeof(name), "%s.ckd", hex);
+    ckd_status status = store_lock_publish(&lock, t->to, err);
+    if (status == CKD_OK) {
+        status = repair_publish(&aside, t->to, transfer_path(t, &f->file.id).text, DIR_CHUNKS, name, err);
+        lock_release(lock);
+    }
+    if (status != CKD_OK) {
+        file_remove(transfer_path(t, &f->file.id).text, true, NULL);
+    }
+    return status;
+}
+
+/* The source has it whole: brings it. Else *why says what is wrong with the source's. */
+static ckd_status mend(bool *mended, transfer *t, transfer_file *f, const transfer_item *item, ckd_error *why,
+                       ckd_error *err) {
+    t->total += f->file.size;
+    ckd_status status = t->options->dry_run ? transfer_look_at_source(t, f, item, why)
+                                            : transfer_refetch_file(t, f, item, why);
+    *mended = status == CKD_OK;
+    if (is_damage(status, why) || status == CKD_E_UNSUPPORTED) {
+        return CKD_OK;
+    }
+    if (status != CKD_OK) {
+        return err_from(err, status, why);
+    }
+    t->mended_files++;
+    t->mended_bytes += f->file.size;
+    return t->options->dry_run ? CKD_OK : put_in_place(t, f, err);
+}
+
+/* All that name it are left. */
+static void leave_users(transfer *t, const use *first, size_t count, const ckd_error *why,
+                        const ckd_error *source) {
+    for (size_t i = 0; i < count; i++) {
+        transfer_item *item = &t->items[first[i].item];
+        const ckd_checkpoint *c = &item->m.checkpoint;
+        ckd_error left = *why;
+        snprintf(left.message, sizeof(left.message),
+                 "a chunk file of %.60s@%llu in '%.80s' is damaged or gone (%.100s), and the source cannot "
+                 "replace it: %.120s",
+                 c->run, (unsigned long long)c->step, t->to->path, why->message, source->message);
+        if (item->state != CKD_COPY_LEFT) {
+            transfer_leave_out(t, item, CKD_E_CORRUPT, &left);
+        }
+    }
+}
+
+static ckd_status look_at(transfer *t, const use *first, size_t count, bool all, ckd_error *err) {
+    transfer_file f = {.file = first->file, .there = true};
+    transfer_item *item = &t->items[first->item];
+    ckd_error why = {.offset = CKD_NO_OFFSET}, source = {.offset = CKD_NO_OFFSET};
+    bool mended;
+    ckd_status status = transfer_check_there(t, &f, all, &why);
+    if (status == CKD_E_NOT_FOUND) { /* also where it is called so: the manifest names it */
+        status = CKD_E_CORRUPT;
+    }
+    if (status == CKD_OK || !is_damage(status, &why)) {
+        return err_from(err, status, &why);
+    }
+    status = mend(&mended, t, &f, item, &source, err);
+    if (status == CKD_OK && mended) {
+        item->bytes += f.file.size;
+    } else if (status == CKD_OK) {
+        leave_users(t, first, count, &why, &source);
+    }
+    return status;
+}
+
+ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_error *err) {
+    uses u = {0};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < t->count && t->to && status == CKD_OK; i++) {
+        status = t->items[i].state == state ? add_item(&u, t, i, err) : CKD_OK;
+    }
+    if (u.count) {
+        qsort(u.items, u.count, sizeof(*u.items), id_compare);
+    }
+    for (size_t i = 0, end; i < u.count && status == CKD_OK; i = end) {
+        for (end = i + 1; end < u.count && id_compare(&u.items[i], &u.items[end]) == 0; end++) {
+        }
+        status = look_at(t, &u.items[i], end - i, state == CKD_COPY_RESTORED, err);
+    }
+    free(u.items);
+    return status;
+}
+
+/* ---- what stays in the trash ---- */
+
+ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err) {
+    size_t kept = 0;
+    for (size_t i = 0; i < t->dead_count; i++) {
+        const transfer_item *item = transfer_find_item(t, &t->dead[i]);
+        if (!item || item->state != CKD_COPY_LEFT) {
+            t->dead[kept++] = t->dead[i];
+            continue;
+        }
+        damaged_part *h = malloc(sizeof(*h));
+        if (!h) {
+            return err_nomem(err, sizeof(*h), "what stays in the trash");
+        }
+        *h = (damaged_part){t->dead[i], item->left, t->refused};
+        t->refused = h;
+    }
+    t->dead_count = kept;
+    return CKD_OK;
+}
+
+const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint) {
+    const damaged_part *h = t->refused;
+    while (h && !id_equal(&h->checkpoint, checkpoint)) {
+        h = h->next;
+    }
+    return h ? &h->why : NULL;
+}
+
+void transfer_refused_free(transfer *t) {
+    while (t->refused) {
+        damaged_part *h = t->refused;
+        t->refused = h->next;
+        free(h);
+    }
+}

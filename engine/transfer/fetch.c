@@ -1,0 +1,548 @@
+/*
+ * Bringing a chunk file from another store: each record is checked as it is read, the whole file once it is durable. What an earlier copy has left
+ * of it is gone on with.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/common/rate_limiter.h"
+#include "engine/store/damage.h"
+#include "engine/store/file_scan.h"
+#include "engine/store/record_copy.h"
+#include "engine/transfer/transfer.h"
+
+#define WRITE_BUFFER ((size_t)1 << 20)
+#define ABANDONED_NS (UINT64_C(7) * 24 * 3600 * 1000000000)
+
+/* ---- data/x: SOURCE is a lock, SOURCE.FILE a file on its way; both are ids ---- */
+
+enum { HEX = CKD_ID_TEXT - 1 };
+
+pathname transfer_path(const transfer *t, const ckd_id *file) {
+    char source[CKD_ID_TEXT], id[CKD_ID_TEXT], name[2 * CKD_ID_TEXT];
+    ckd_id_text(source, &t->from->id);
+    ckd_id_text(id, file);
+    snprintf(name, sizeof(name), "%s.%s", source, id);
+    return path_of(t->to->path, DIR_INCOMING, name);
+}
+
+static pathname lock_path(const ckd_store *store, const char *name) {
+    char source[CKD_ID_TEXT];
+    snprintf(source, sizeof(source), "%.*s", HEX, name);
+    return path_of(store->path, DIR_INCOMING, source);
+}
+
+ckd_status transfer_enter(transfer *t, ckd_error *err) {
+    char source[CKD_ID_TEXT];
+    ckd_id_text(source, &t->from->id);
+    ckd_status status = dir_create(path_in(t->to->path, DIR_INCOMING).text, true, err);
+    if (status == CKD_OK) {
+        status = lock_acquire(&t->incoming, lock_path(t->to, source).text, LOCK_EXCLUSIVE, true,
+                              t->to->options.lock_timeout_ms, err);
+    }
+    if (status == CKD_E_BUSY && err) {
+        err_set(err, status, "another copy from '%s' to '%s' is under way", t->from->path, t->to->path);
+    }
+    return status;
+}
+
+#define UNFINISHED ".part" /* behind the name of a part that is not durable yet */
+
+static bool is_unfinished(const char *name) {
+    size_t length = strlen(name);
+    return length > strlen(UNFINISHED) && strcmp(name + length - strlen(UNFINISHED), UNFINISHED) == 0;
+}
+
+/* Removes the files of one source that are older than that, unfinished parts, and the lock if none is left. names[0 ... count - 1] are of one source, whose lock is ours. */
+static ckd_status sweep(const ckd_store *store, char *const *names, size_t count, uint64_t before_ns,
+                        ckd_error *err) {
+    size_t left = 0;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        pathname p = path_of(store->path, DIR_INCOMING, names[i]);
+        if (strlen(names[i]) == HEX) {
+            continue;
+        }
+        if (file_modified_ns(p.text) < before_ns || is_unfinished(names[i])) {
+            status = file_remove(p.text, true, err);
+        } else {
+            left++;
+        }
+    }
+    return status == CKD_OK && !left ? file_remove(lock_path(store, names[0]).text, true, err) : status;
+}
+
+static size_t same_source(const dir_list *list, size_t first) {
+    size_t end = first + 1;
+    while (end < list->count && strncmp(list->names[first], list->names[end], HEX) == 0) {
+        end++;
+    }
+    return end;
+}
+
+void transfer_leave(transfer *t) {
+    dir_list list = {0};
+    char source[CKD_ID_TEXT];
+    if (!t->incoming) {
+        return;
+    }
+    ckd_id_text(source, &t->from->id);
+    if (dir_list_read(&list, path_in(t->to->path, DIR_INCOMING).text, NULL) == CKD_OK) {
+        for (size_t i = 0, end; i < list.count; i = end) {
+            end = same_source(&list, i);
+            if (strncmp(list.names[i], source, HEX) == 0) {
+                sweep(t->to, &list.names[i], end - i, 0, NULL);
+            }
+        }
+        dir_list_free(&list);
+    }
+    lock_release(t->incoming);
+    t->incoming = NULL;
+}
+
+ckd_status transfer_recover(const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INCOMING).text, &why);
+    if (status != CKD_OK) {
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
+    }
+    uint64_t now = clock_wall_ns(), before = now > ABANDONED_NS ? now - ABANDONED_NS : 0;
+    for (size_t i = 0, end; i < list.count && status == CKD_OK; i = end) {
+        ckd_id id;
+        file_lock *lock;
+        end = same_source(&list, i);
+        if (strlen(list.names[i]) < HEX || !id_parse(&id, list.names[i]) ||
+            lock_acquire(&lock, lock_path(store, list.names[i]).text, LOCK_EXCLUSIVE, true, 0, NULL) !=
+                CKD_OK) {
+            continue; /* a copy is under way */
+        }
+        status = sweep(store, &list.names[i], end - i, before, err);
+        lock_release(lock);
+    }
+    dir_list_free(&list);
+    return status;
+}
+
+/* ---- pace ---- */
+
+static ckd_status tell(void *context, ckd_error *err) {
+    const transfer *t = context;
+    const ckd_copy_options *o = t->options;
+    int stop = o->on_progress ? o->on_progress(o->progress_context, t->done, t->total) : 0;
+    return stop ? err_set(err, CKD_E_CANCELLED,
+                          "the copy was cancelled; what was committed stays, and another call goes on")
+                : CKD_OK;
+}
+
+/* After each record: as slow as was asked for. */
+static ckd_status keep_pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
+    t->done += bytes_moved;
+    t->moved += bytes_moved;
+    return pace_wait(t->options->bytes_per_s, t->begun_ns, t->moved, tell, t, err);
+}
+
+/* ---- reading ---- */
+
+/* What cannot be read in the source: of which checkpoint, and that it is the source's. */
+ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err) {
+    if (!err || !(status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND)) {
+        return status;
+    }
+    char why[sizeof(err->message)];
+    memcpy(why, err->message, sizeof(why));
+    snprintf(err->message, sizeof(err->message), "%s in '%.100s' is damaged, and was not copied: %.200s",
+             item->source, t->from->path, why);
+    return err->status = status == CKD_E_NOT_FOUND ? CKD_E_CORRUPT : status;
+}
+
+static ckd_status open_named(chunk **out, const ckd_store *store, const char *path, const file_ref *file,
+                             ckd_error *err) {
+    ckd_status status = chunk_open_outer(out, path, err);
+    if (status != CKD_OK) {
+        return err_in_file(err, status, path);
+    }
+    const chunk *c = *out;
+    if (!hash128_equal(&c->root, &file->root) || c->size != file->size ||
+        !id_equal(&c->identity.file, &file->id) || !id_equal(&c->identity.store, &store->id)) {
+        chunk_close(*out);
+        *out = NULL;
+        return err_corrupt(err, path, CKD_NO_OFFSET, "this is not the chunk file that its manifest names");
+    }
+    return CKD_OK;
+}
+
+static uint64_t end_of(const record *r) {
+    return r->payload_offset + r->stored_size;
+}
+
+/* ---- what is damaged in the source, of one of several checkpoints in a file ---- */
+
+/* Of a checkpoint; NULL: of any. */
+static const damaged_part *damaged_parts_of(const transfer_file *f, const ckd_id *checkpoint) {
+    const damaged_part *h = f->damaged;
+    while (h && checkpoint && !id_equal(&h->checkpoint, checkpoint)) {
+        h = h->next;
+    }
+    return h;
+}
+
+static ckd_status record_damaged_part(transfer_file *f, const ckd_id *checkpoint, const ckd_error *why,
+                                      ckd_error *err) {
+    if (damaged_parts_of(f, checkpoint)) {
+        return CKD_OK;
+    }
+    damaged_part *h = malloc(sizeof(*h));
+    if (!h) {
+        return err_nomem(err, sizeof(*h), "what is damaged");
+    }
+    *h = (damaged_part){*checkpoint, *why, f->damaged};
+    f->damaged = h;
+    return CKD_OK;
+}
+
+/* The payload as it lies there, or zeros where nothing can be read: its checksum says all the same that it is wrong. */
+static ckd_status take_damaged(transfer *t, transfer_file *f, const chunk *c, const record *r,
+                               const ckd_error *why, ckd_error *err) {
+    bytes_clear(&t->payload);
+    uint8_t *to = bytes_extend(&t->payload, r->stored_size + 1);
+    if (!to) {
+        t->payload.failed = false;
+        return err_nomem(err, r->stored_size, "a payload");
+    }
+    if (file_read_at(c->file, r->payload_offset, to, r->stored_size, NULL) != CKD_OK) {
+        memset(to, 0, r->stored_size);
+    }
+    return record_damaged_part(f, &r->tensor->checkpoint, why, err);
+}
+
+/* ---- writing ---- */
+
+static ckd_status append_zeros(file_writer *to, uint64_t count, ckd_error *err) {
+    static const uint8_t zeros[4096];
+    ckd_status status = CKD_OK;
+    while (count && status == CKD_OK) {
+        size_t piece = count < sizeof(zeros) ? (size_t)count : sizeof(zeros);
+        status = file_append(to, zeros, piece, err);
+        count -= piece;
+    }
+    return status;
+}
+
+/* A record with the gap in front of it, and its header as it stands in the file: reading it compared them. */
+static ckd_status copy_record(transfer *t, transfer_file *f, file_writer *to, const chunk *c, size_t number,
+                              ckd_error *err) {
+    const record *r = &c->outer[number];
+    uint64_t begin = number ? end_of(r - 1) : CHUNK_FILE_HEADER;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = record_read_through(&t->payload, c, r, &why);
+    if (is_damage(status, &why)) {
+        status = take_damaged(t, f, c, r, &why, err);
+    } else {
+        err_from(err, status, &why);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    bytes_clear(&t->header);
+    record_encode(&t->header, r);
+    if (t->header.failed) {
+        return err_nomem(err, r->header_size, "a record header");
+    }
+    status = append_zeros(to, r->offset - begin, err);
+    if (status == CKD_OK) {
+        status = file_append(to, t->header.data, t->header.size, err);
+    }
+    if (status == CKD_OK) {
+        status = file_append(to, t->payload.data, r->stored_size, err);
+    }
+    return status == CKD_OK ? keep_pace(t, end_of(r) - begin, err) : status;
+}
+
+/* Index and footer. */
+static ckd_status copy_end(transfer *t, file_writer *to, const chunk *c, const transfer_item *item,
+                           ckd_error *err) {
+    size_t size = (size_t)(c->size - c->index_offset);
+    bytes_clear(&t->payload);
+    void *data = bytes_extend(&t->payload, size);
+    if (!data) {
+        t->payload.failed = false;
+        return err_nomem(err, size, "a chunk file's index");
+    }
+    ckd_status status = file_read_at(c->file, c->index_offset, data, size, err);
+    if (status != CKD_OK) {
+        return transfer_blame(t, item, status, err);
+    }
+    status = file_append(to, data, size, err);
+    return status == CKD_OK ? keep_pace(t, size, err) : status;
+}
+
+/* How much of the file is there already: all of the header, whole records, or all. */
+static uint64_t arrived_before(const char *path, const chunk *c, const uint8_t header[CHUNK_FILE_HEADER]) {
+    uint8_t there[CHUNK_FILE_HEADER];
+    file_reader *f;
+    uint64_t size = file_bytes(path), keep = CHUNK_FILE_HEADER;
+    if (size < CHUNK_FILE_HEADER || size > c->size || file_open_read(&f, path, NULL) != CKD_OK) {
+        return 0;
+    }
+    bool same =
+        file_read_at(f, 0, there, sizeof(there), NULL) == CKD_OK && memcmp(there, header, sizeof(there)) == 0;
+    file_close_read(f);
+    for (size_t i = 0; i < c->outer_count && end_of(&c->outer[i]) <= size; i++) {
+        keep = end_of(&c->outer[i]);
+    }
+    return !same ? 0 : size == c->size ? size : keep;
+}
+
+static ckd_status copy_rest(transfer *t, transfer_file *f, file_writer *to, const chunk *c, uint64_t keep,
+                            const transfer_item *item, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        if (end_of(&c->outer[i]) > keep) {
+            status = copy_record(t, f, to, c, i, err);
+        }
+    }
+    if (status == CKD_OK && keep < c->size) {
+        status = copy_end(t, to, c, item, err);
+    }
+    return status == CKD_OK ? file_sync(to, err) : status;
+}
+
+/* A part that may be gone on with stays; one that is damaged, or takes room that is missing, goes. */
+static ckd_status end_file(file_writer *to, ckd_status status, ckd_error *err) {
+    if (status == CKD_OK) {
+        return file_close(to, err);
+    }
+    if (status == CKD_E_CANCELLED) {
+        file_close(to, NULL);
+    } else {
+        file_discard(to);
+    }
+    return status;
+}
+
+/* *resumed: some of it was there. */
+static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char *path, const chunk *c,
+                       const transfer_item *item, ckd_error *err) {
+    uint8_t header[CHUNK_FILE_HEADER];
+    file_writer *to;
+    ckd_status status = chunk_header_in_store(header, c, &t->to->id, err);
+    if (status != CKD_OK) {
+        return transfer_blame(t, item, status, err);
+    }
+    uint64_t keep = arrived_before(path, c, header);
+    *resumed = keep > 0;
+    if (!keep) {
+        status = file_remove(path, true, err);
+        status = status == CKD_OK ? file_create(&to, path, WRITE_BUFFER, err) : status;
+    } else {
+        status = file_continue(&to, path, keep, WRITE_BUFFER, err);
+        t->done += keep;
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!keep) {
+        status = file_append(to, header, sizeof(header), err);
+        status = status == CKD_OK ? keep_pace(t, sizeof(header), err) : status;
+    }
+    if (status == CKD_OK) {
+        status = copy_rest(t, f, to, c, keep, item, err);
+    }
+    return end_file(to, status, err);
+}
+
+/* All of it, as it lies there, but for what is hurt; or what it has of one checkpoint. */
+static ckd_status check_arrived(transfer *t, const char *path, const transfer_file *f, const ckd_id *only,
+                                ckd_error *err) {
+    chunk *c = NULL;
+    ckd_status status = open_named(&c, t->to, path, &f->file, err);
+    for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
+        const ckd_id *of = &c->outer[i].tensor->checkpoint;
+        if (only ? id_equal(of, only) : !damaged_parts_of(f, of)) {
+            status = record_read_through(&t->payload, c, &c->outer[i], err);
+        }
+    }
+    chunk_close(c);
+    return status;
+}
+
+/* Removes what has arrived and is not what was sent. */
+static ckd_status fetch_once(bool *resumed, transfer *t, transfer_file *f, const transfer_item *item,
+                             ckd_error *err) {
+    chunk *c = NULL;
+    pathname path = transfer_path(t, &f->file.id);
+    *resumed = false;
+    ckd_status status =
+        open_named(&c, t->from, path_chunk(t->from->path, &f->file.id, "").text, &f->file, err);
+    if (status != CKD_OK) {
+        return transfer_blame(t, item, status, err);
+    }
+    status = fill(resumed, t, f, path.text, c, item, err);
+    chunk_close(c);
+    if (status == CKD_OK) {
+        status = check_arrived(t, path.text, f, NULL, err);
+        if (status == CKD_E_CORRUPT) {
+            file_remove(path.text, true, NULL);
+        }
+    }
+    return status;
+}
+
+/* ---- only some of its records ---- */
+
+typedef struct part_copy {
+    transfer *t;
+    transfer_file *f;
+    chunk_writer *to;
+    record_copier copier;
+} part_copy;
+
+/* What is damaged is left out. */
+static ckd_status copy_wanted(void *context, const chunk *c, const record *r, ckd_error *err) {
+    part_copy *k = context;
+    const view_block b = {.record = r, .chunk = c};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    if (!hash_set_has(&k->f->part->records, record_hash(r))) {
+        return CKD_OK;
+    }
+    ckd_status status = record_copy(&k->copier, k->to, c, r, &why);
+    if (is_damage(status, &why)) {
+        return record_damaged_part(k->f, &r->tensor->checkpoint, &why, err);
+    }
+    return status == CKD_OK ? keep_pace(k->t, view_stored_bytes(&b), err) : err_from(err, status, &why);
+}
+
+static ckd_status write_part(transfer *t, transfer_file *f, const char *path, chunk *from, ckd_error *err) {
+    part_copy k = {.t = t, .f = f};
+    chunk_identity identity = {t->to->id, f->file.id, t->writer};
+    ckd_status status = file_remove(path, true, err);
+    if (status == CKD_OK) {
+        status = chunk_writer_create(&k.to, path, &identity, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    chunk_writer_gather(k.to);
+    status = chunk_each_record(from, copy_wanted, &k, err);
+    bytes_free(&k.copier.payload);
+    if (status != CKD_OK) {
+        chunk_writer_abort(k.to);
+        return status;
+    }
+    return chunk_writer_finish(k.to, &f->file.root, &f->file.size, err);
+}
+
+/* One that has arrived before was read through when it was found. */
+static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    chunk *c = NULL;
+    pathname path = transfer_path(t, &f->file.id);
+    const file_ref *source = &f->part->source;
+    uint64_t end = t->done + f->part->file.size;
+    ckd_status status = CKD_OK;
+    if (!f->part->is_complete) {
+        status = open_named(&c, t->from, path_chunk(t->from->path, &source->id, "").text, source, err);
+        if (status != CKD_OK) {
+            return transfer_blame(t, item, status, err);
+        }
+        /* It takes its name when it is durable: one that a later copy finds under it needs no sync. */
+        pathname unfinished;
+        snprintf(unfinished.text, sizeof(unfinished.text), "%.*s" UNFINISHED,
+                 (int)sizeof(unfinished.text) - 8, path.text);
+        status = write_part(t, f, unfinished.text, c, err);
+        chunk_close(c);
+        status = status == CKD_OK ? file_replace(unfinished.text, path.text, err) : status;
+        if (status == CKD_OK) {
+            status = check_arrived(t, path.text, f, NULL, err);
+        }
+    }
+    t->done = status == CKD_OK ? end : t->done;
+    return status == CKD_OK ? keep_pace(t, 0, err) : status;
+}
+
+/* ---- a file ---- */
+
+static ckd_status fetch_whole(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    uint64_t done = t->done;
+    bool resumed;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = fetch_once(&resumed, t, f, item, &why);
+    if (status == CKD_E_CORRUPT && resumed) { /* what was left may have lost bytes in a power cut */
+        t->done = done;
+        status = fetch_once(&resumed, t, f, item, &why);
+    }
+    return err_from(err, status, &why);
+}
+
+static ckd_status fetch(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    ckd_status status = f->part ? fetch_part(t, f, item, err) : fetch_whole(t, f, item, err);
+    f->arrived = status == CKD_OK;
+    f->replaces = f->arrived && f->there;
+    return status;
+}
+
+/* Of an older file it may read anything: NULL. Of an own one only what is the checkpoint's. */
+static const ckd_id *reads_of(const transfer_item *item, const transfer_file *f) {
+    bool own = false;
+    for (size_t i = 0; i < item->m.own_count && !own; i++) {
+        own = id_equal(&item->m.files[i].id, &f->file.id);
+    }
+    return own ? &item->m.checkpoint.id : NULL;
+}
+
+ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    const ckd_id *id = reads_of(item, f);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = CKD_OK;
+    if (!f->arrived && !f->checked && !damaged_parts_of(f, id)) {
+        status = f->there ? check_arrived(t, path_chunk(t->to->path, &f->file.id, "").text, f, id, &why)
+                          : CKD_E_NOT_FOUND;
+        if (!f->there || is_damage(status, &why)) {
+            status = fetch(t, f, item, &why);
+        }
+        f->checked = status == CKD_OK && !id;
+    }
+    const damaged_part *hurt = damaged_parts_of(f, id);
+    if (status == CKD_OK && hurt) {
+        why = hurt->why;
+        status = transfer_blame(t, item, why.status, &why);
+    }
+    return err_from(err, status, &why);
+}
+
+ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    ckd_status status = fetch(t, f, item, err);
+    const damaged_part *hurt = damaged_parts_of(f, NULL);
+    if (status == CKD_OK && hurt) { /* as damaged as the one that is there */
+        ckd_error why = hurt->why;
+        status = transfer_blame(t, item, why.status, &why);
+        err_from(err, status, &why);
+        file_remove(transfer_path(t, &f->file.id).text, true, NULL);
+    }
+    while (f->damaged) {
+        damaged_part *h = f->damaged;
+        f->damaged = h->next;
+        free(h);
+    }
+    return status;
+}
+
+ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, ckd_error *err) {
+    pathname p = path_chunk(t->to->path, &f->file.id, "");
+    chunk *c = NULL;
+    if (all) {
+        return check_arrived(t, p.text, f, NULL, err);
+    }
+    ckd_status status = open_named(&c, t->to, p.text, &f->file, err);
+    chunk_close(c);
+    return status;
+}
+
+ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, const transfer_item *item,
+                                   ckd_error *err) {
+    chunk *c = NULL;
+    pathname p = path_chunk(t->from->path, &f->file.id, "");
+    ckd_status status = open_named(&c, t->from, p.text, &f->file, err);
+    chunk_close(c);
+    return status == CKD_OK ? status : transfer_blame(t, item, status, err);
+}

@@ -1,0 +1,484 @@
+/* What a copy between stores has to move: what was asked for, less what the destination has. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/vocabulary.h"
+#include "engine/store/damage.h"
+#include "engine/store/manifest_set.h"
+#include "engine/transfer/transfer.h"
+
+/* The checkpoints of a store. */
+typedef struct listing {
+    ckd_checkpoint_list list; /* by run, then step */
+    size_t *by_id;            /* of each: its place in the list */
+} listing;
+
+typedef struct planning {
+    transfer *t;
+    listing from, to;
+    bool *asked;         /* of the source's list */
+    const char *renamed; /* the run that gets another name; NULL: none does */
+} planning;
+
+/* ---- what there is ---- */
+
+static int by_listed_id(const void *a, const void *b, void *list) {
+    const ckd_checkpoint *items = ((const ckd_checkpoint_list *)list)->items;
+    return memcmp(&items[*(const size_t *)a].id, &items[*(const size_t *)b].id, sizeof(ckd_id));
+}
+
+static ckd_status sort_listing(listing *l, ckd_error *err) {
+    l->by_id = malloc((l->list.count + 1) * sizeof(*l->by_id));
+    if (!l->by_id) {
+        return err_nomem(err, l->list.count * sizeof(*l->by_id), "a list of checkpoints");
+    }
+    for (size_t i = 0; i < l->list.count; i++) {
+        l->by_id[i] = i;
+    }
+    qsort_r(l->by_id, l->list.count, sizeof(*l->by_id), by_listed_id, &l->list);
+    return CKD_OK;
+}
+
+/* Its place in the list; the list's length: it is not there. */
+static size_t find_id(const listing *l, const ckd_id *id) {
+    size_t low = 0, high = l->list.count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (memcmp(&l->list.items[l->by_id[middle]].id, id, sizeof(*id)) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    bool found = low < l->list.count && id_equal(&l->list.items[l->by_id[low]].id, id);
+    return found ? l->by_id[low] : l->list.count;
+}
+
+static const ckd_checkpoint *listed(const listing *l, const ckd_id *id) {
+    size_t at = find_id(l, id);
+    return at < l->list.count ? &l->list.items[at] : NULL;
+}
+
+static int by_place(const void *a, const void *b) {
+    const ckd_checkpoint *x = a, *y = b;
+    int order = strcmp(x->run, y->run);
+    return order ? order : (x->step > y->step) - (x->step < y->step);
+}
+
+/* Ids of what is in the destination's trash. Of a tombstone that cannot be read it is not known: publishing finds out. */
+static ckd_status read_trash(transfer *t, ckd_error *err) {
+    manifest_list tombstones = {0};
+    const ckd_store *store = t->to;
+    ckd_status status = manifests_tombstones(&tombstones, store, err);
+    t->trash = calloc(tombstones.count + 1, sizeof(*t->trash));
+    if (status == CKD_OK && !t->trash) {
+        status = err_nomem(err, tombstones.count * sizeof(*t->trash), "the trash");
+    }
+    for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
+        const manifest_name *name = &tombstones.items[i];
+        tombstone dead;
+        status = tombstone_read(&dead, store, name, NULL);
+        if (status == CKD_OK &&
+            file_exists(path_manifest(store->path, name->run, name->step, name->generation).text)) {
+            t->trash[t->trash_count++] = dead.checkpoint;
+        }
+        status = status == CKD_E_NOMEM ? err_nomem(err, sizeof(dead), "a tombstone") : CKD_OK;
+    }
+    if (t->trash_count) {
+        qsort(t->trash, t->trash_count, sizeof(*t->trash), id_compare);
+    }
+    manifests_free(&tombstones);
+    return status;
+}
+
+ckd_status transfer_look(transfer *t, ckd_error *err) {
+    transfer_plan_free(t);
+    if (!t->to) {
+        return CKD_OK;
+    }
+    ckd_status status = t->options->dry_run ? store_list(&t->present, t->to, NULL, err)
+                                            : catalog_list(&t->present, t->to->catalog, NULL, err);
+    return status == CKD_OK ? read_trash(t, err) : status;
+}
+
+static ckd_status sort_both(planning *p, ckd_error *err) {
+    p->from.list = p->t->source;
+    p->to.list = p->t->present;
+    ckd_status status = sort_listing(&p->from, err);
+    return status == CKD_OK ? sort_listing(&p->to, err) : status;
+}
+
+/* ---- what is wanted ---- */
+
+static ckd_status mark_asked(planning *p, ckd_error *err) {
+    const transfer *t = p->t;
+    size_t count = p->from.list.count;
+    p->asked = calloc(count + 1, sizeof(*p->asked));
+    if (!p->asked) {
+        return err_nomem(err, count * sizeof(*p->asked), "a plan of a copy");
+    }
+    for (size_t i = 0; i < count && !t->asked; i++) {
+        p->asked[i] = true;
+    }
+    for (size_t i = 0; t->asked && i < t->asked_count; i++) {
+        size_t at = find_id(&p->from, &t->asked[i]);
+        if (at == count || p->asked[at]) {
+            char hex[CKD_ID_TEXT];
+            ckd_id_text(hex, &t->asked[i]);
+            return at == count ? err_set(err, CKD_E_NOT_FOUND, "there is no checkpoint %s in '%s'", hex,
+                                         t->from->path)
+                               : err_set(err, CKD_E_INVALID, "checkpoint %s is given twice", hex);
+        }
+        p->asked[at] = true;
+    }
+    return CKD_OK;
+}
+
+/* The run's other name is for one run. */
+static ckd_status check_rename(planning *p, ckd_error *err) {
+    const char *as = p->t->options->as_run;
+    if (as && !run_name_valid(as)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "'%.128s' is no name for a run: 1 to %d of A-Z a-z 0-9 . _ - ~, the first neither . nor -", as,
+            CKD_RUN_MAX);
+    }
+    for (size_t i = 0; as && i < p->from.list.count; i++) {
+        const char *of = p->from.list.items[i].run;
+        if (p->asked[i] && p->renamed && strcmp(p->renamed, of) != 0) {
+            return err_set(
+                err, CKD_E_INVALID,
+                "checkpoints of the runs %s and %s cannot be copied as one run: copy them one after "
+                "the other",
+                p->renamed, of);
+        }
+        p->renamed = p->asked[i] ? of : p->renamed;
+    }
+    return CKD_OK;
+}
+
+/* The name of a checkpoint's run in the destination. */
+static const char *name_there(const planning *p, const ckd_checkpoint *c) {
+    return p->renamed && strcmp(p->renamed, c->run) == 0 ? p->t->options->as_run : c->run;
+}
+
+static bool in_trash(const planning *p, const ckd_id *id) {
+    return id_among(id, p->t->trash, p->t->trash_count);
+}
+
+static ckd_status add_dead(transfer *t, const ckd_id *id, ckd_error *err) {
+    if (ARRAY_GROW(t->dead, t->dead_capacity, t->dead_count + 1, "a plan of a copy", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    t->dead[t->dead_count++] = *id;
+    return CKD_OK;
+}
+
+/* Takes over what m points to. */
+static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state state, ckd_error *err) {
+    transfer *t = p->t;
+    const ckd_checkpoint *c = &p->from.list.items[at];
+    if (ARRAY_GROW(t->items, t->capacity, t->count + 1, "a plan of a copy", err) != CKD_OK) {
+        manifest_free(m);
+        return CKD_E_NOMEM;
+    }
+    transfer_item *item = &t->items[t->count++];
+    *item = (transfer_item){.m = *m, .state = state};
+    snprintf(item->source, sizeof(item->source), "%s@%llu", c->run, (unsigned long long)c->step);
+    snprintf(item->m.checkpoint.run, sizeof(item->m.checkpoint.run), "%s", name_there(p, c));
+    item->m.checkpoint.stored_bytes -= m->file_bytes; /* as it is stored: without the manifest itself */
+    return state == CKD_COPY_RESTORED ? add_dead(t, &c->id, err) : CKD_OK;
+}
+
+static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *there, ckd_error *err) {
+    const char *as = p->t->options->as_run;
+    manifest m = {.checkpoint = *there};
+    if (as && strcmp(there->run, as) != 0) {
+        return err_set(err, CKD_E_EXISTS,
+                       "%s@%llu is in '%s' already, as %s@%llu: a store has each checkpoint only once",
+                       p->from.list.items[at].run, (unsigned long long)p->from.list.items[at].step,
+                       p->t->to->path, there->run, (unsigned long long)there->step);
+    }
+    ckd_status status = add_item(p, at, &m, CKD_COPY_PRESENT, err);
+    if (status == CKD_OK) {
+        p->t->items[p->t->count - 1].m.checkpoint = *there;
+    }
+    return status;
+}
+
+static ckd_status add_skipped_item(planning *p, size_t at, const ckd_error *why, ckd_error *err) {
+    manifest m = {.checkpoint = p->from.list.items[at]};
+    ckd_status status = add_item(p, at, &m, CKD_COPY_LEFT, err);
+    if (status == CKD_OK) {
+        p->t->items[p->t->count - 1].left = *why;
+        p->t->any_left = true;
+    }
+    return status;
+}
+
+/* ---- with all files that it names ---- */
+
+static ckd_status read_source(manifest *m, const planning *p, const ckd_checkpoint *c, ckd_error *err) {
+    ckd_status status = store_read_manifest(m, p->t->from, c->run, c->step, c->generation, err);
+    if (status == CKD_OK && !id_equal(&m->checkpoint.id, &c->id)) {
+        manifest_free(m);
+        status = CKD_E_NOT_FOUND;
+    }
+    return status == CKD_E_NOT_FOUND
+               ? err_set(err, CKD_E_NOT_FOUND, "%s@%llu was deleted or saved anew meanwhile; copy again",
+                         c->run, (unsigned long long)c->step)
+               : status;
+}
+
+static ckd_status plan_one(planning *p, size_t at, ckd_error *err) {
+    const ckd_checkpoint *c = &p->from.list.items[at], *there = listed(&p->to, &c->id);
+    if (there) {
+        return add_present(p, at, there, err);
+    }
+    const ckd_error *refused = transfer_refused(p->t, &c->id);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    manifest m;
+    if (refused) {
+        return add_skipped_item(p, at, refused, err);
+    }
+    ckd_status status = read_source(&m, p, c, &why);
+    if (status == CKD_OK) {
+        status = manifest_name_older(&m, p->t->from, &why);
+        if (status == CKD_OK) {
+            return add_item(p, at, &m, in_trash(p, &c->id) ? CKD_COPY_RESTORED : CKD_COPY_MOVED, err);
+        }
+        manifest_free(&m);
+    }
+    if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED) {
+        return err_from(err, status, &why);
+    }
+    char text[sizeof(why.message)];
+    snprintf(text, sizeof(text), "%s@%llu in '%.100s' is damaged, and was not copied: %.200s", c->run,
+             (unsigned long long)c->step, p->t->from->path, why.message);
+    memcpy(why.message, text, sizeof(text));
+    return add_skipped_item(p, at, &why, err);
+}
+
+const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id) {
+    for (size_t i = 0; i < t->count; i++) {
+        if (id_equal(&t->items[i].m.checkpoint.id, id)) {
+            return &t->items[i];
+        }
+    }
+    return NULL;
+}
+
+/* ---- places ---- */
+
+static ckd_status conflict(const transfer_item *item, const char *what, ckd_error *err) {
+    return err_set(err, CKD_E_EXISTS, "%s@%llu is %s; nothing was copied: give the copied run another name",
+                   item->m.checkpoint.run, (unsigned long long)item->m.checkpoint.step, what);
+}
+
+static int by_item_place(const void *a, const void *b) {
+    const transfer_item *const *x = a, *const *y = b;
+    return by_place(&(*x)->m.checkpoint, &(*y)->m.checkpoint);
+}
+
+/* No two of them, and none of the destination's, at the same run and step. */
+static ckd_status check_places(const planning *p, ckd_error *err) {
+    const transfer *t = p->t;
+    const transfer_item **sorted = calloc(t->count + 1, sizeof(*sorted));
+    ckd_status status = sorted ? CKD_OK : err_nomem(err, t->count * sizeof(*sorted), "a plan of a copy");
+    size_t moved = 0;
+    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
+        const ckd_checkpoint_list *to = &p->to.list;
+        const transfer_item *item = &t->items[i];
+        if (item->state != CKD_COPY_MOVED) {
+            continue;
+        }
+        sorted[moved++] = item;
+        if (to->count && bsearch(&item->m.checkpoint, to->items, to->count, sizeof(*to->items), by_place)) {
+            status = conflict(item, "another checkpoint in the destination", err);
+        }
+    }
+    if (status == CKD_OK) {
+        qsort(sorted, moved, sizeof(*sorted), by_item_place);
+    }
+    for (size_t i = 1; i < moved && status == CKD_OK; i++) {
+        if (by_item_place(&sorted[i - 1], &sorted[i]) == 0) {
+            status = conflict(sorted[i], "the name of two of these checkpoints", err);
+        }
+    }
+    free(sorted);
+    return status;
+}
+
+/* ---- chunk files ---- */
+
+transfer_file *transfer_find_file(const transfer *t, const ckd_id *id) {
+    transfer_file wanted = {.file.id = *id};
+    return t->file_count ? bsearch(&wanted, t->files, t->file_count, sizeof(wanted), id_compare) : NULL;
+}
+
+static ckd_status gather_files(transfer *t, ckd_error *err) {
+    size_t total = 0, used = 0;
+    for (size_t i = 0; i < t->count; i++) {
+        total += transfer_moves(&t->items[i]) ? t->items[i].m.file_count : 0;
+    }
+    t->files = calloc(total + 1, sizeof(*t->files));
+    if (!t->files) {
+        return err_nomem(err, total * sizeof(*t->files), "chunk files to copy");
+    }
+    for (size_t i = 0; i < t->count; i++) {
+        const manifest *m = &t->items[i].m;
+        for (size_t k = 0; k < m->file_count && transfer_moves(&t->items[i]); k++) {
+            t->files[used++].file = m->files[k];
+        }
+    }
+    qsort(t->files, used, sizeof(*t->files), id_compare);
+    for (size_t i = 0; i < used; i++) {
+        if (t->file_count == 0 || id_compare(&t->files[t->file_count - 1], &t->files[i]) != 0) {
+            t->files[t->file_count++] = t->files[i];
+        }
+    }
+    for (size_t i = 0; i < t->file_count; i++) {
+        transfer_file *f = &t->files[i];
+        pathname p = path_chunk(t->to ? t->to->path : "", &f->file.id, "");
+        f->there = t->to && file_exists(p.text);
+        f->to_move = !f->there;
+        f->part = transfer_find_part(t, &f->file.id);
+        f->checked = f->part && f->part->is_there;
+    }
+    return CKD_OK;
+}
+
+ckd_status transfer_count_bytes(transfer *t, ckd_error *err) {
+    bytes encoded = {0};
+    t->total = 0;
+    for (size_t i = 0; i < t->file_count; i++) {
+        t->files[i].counted = false;
+    }
+    for (size_t i = 0; i < t->count && !encoded.failed; i++) {
+        transfer_item *item = &t->items[i];
+        if (!transfer_moves(item)) {
+            continue;
+        }
+        bytes_clear(&encoded);
+        manifest_encode(&encoded, &t->from->id, &item->m);
+        item->bytes = item->manifest_bytes = encoded.size;
+        for (size_t k = 0; k < item->m.file_count; k++) {
+            transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
+            uint64_t more = !f->to_move || f->counted ? 0 : f->file.size;
+            f->counted = true;
+            item->bytes += more;
+            t->total += more;
+        }
+    }
+    bool failed = encoded.failed;
+    bytes_free(&encoded);
+    return failed ? err_nomem(err, METADATA_MAX, "a manifest") : CKD_OK;
+}
+
+/* ---- tags ---- */
+
+static bool is_asked(const planning *p, const ckd_id *id) {
+    size_t at = find_id(&p->from, id);
+    return at < p->from.list.count && p->asked[at];
+}
+
+/* Those that are wanted stay in t->tags; none may name another checkpoint in the destination. */
+static ckd_status plan_tags(planning *p, ckd_error *err) {
+    transfer *t = p->t;
+    ckd_tag_list *theirs = NULL;
+    ckd_status status = ckd_store_tags(&t->tags, t->from, err);
+    if (status == CKD_OK && t->to) {
+        status = ckd_store_tags(&theirs, t->to, err);
+    }
+    size_t kept = 0;
+    for (size_t i = 0; status == CKD_OK && i < t->tags->count; i++) {
+        const ckd_tag *tag = &t->tags->items[i];
+        if (tag->status != CKD_OK) {
+            store_message(t->from, "tag %s cannot be read, and is not copied", tag->tag);
+            continue;
+        }
+        bool wanted = is_asked(p, &tag->checkpoint);
+        for (size_t k = 0; theirs && k < theirs->count && wanted; k++) {
+            const ckd_tag *other = &theirs->items[k];
+            bool same = strcmp(tag->tag, other->tag) == 0;
+            if (same && !(other->status == CKD_OK && id_equal(&tag->checkpoint, &other->checkpoint))) {
+                status = err_set(err, CKD_E_EXISTS,
+                                 "the destination has the tag %s on another checkpoint; nothing was copied: "
+                                 "move it there first, or copy without tags",
+                                 tag->tag);
+            }
+            wanted = wanted && !same;
+        }
+        if (wanted) {
+            t->tags->items[kept++] = *tag;
+        }
+    }
+    if (t->tags) {
+        t->tags->count = kept;
+    }
+    ckd_tag_list_free(theirs);
+    return status;
+}
+
+static ckd_status plan(planning *p, ckd_error *err) {
+    ckd_status status = sort_both(p, err);
+    if (status == CKD_OK) {
+        status = mark_asked(p, err);
+    }
+    if (status == CKD_OK) {
+        status = check_rename(p, err);
+    }
+    for (size_t i = 0; i < p->from.list.count && status == CKD_OK; i++) {
+        status = p->asked[i] ? plan_one(p, i, err) : CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = check_places(p, err);
+    }
+    return status == CKD_OK && p->t->options->tags ? plan_tags(p, err) : status;
+}
+
+ckd_status transfer_plan(transfer *t, ckd_error *err) {
+    planning p = {.t = t};
+    ckd_status status = plan(&p, err);
+    free(p.from.by_id);
+    free(p.to.by_id);
+    free(p.asked);
+    return status;
+}
+
+ckd_status transfer_plan_files(transfer *t, ckd_error *err) {
+    ckd_status status = transfer_choose_parts(t, err);
+    if (status == CKD_OK) {
+        status = gather_files(t, err);
+    }
+    return status == CKD_OK ? transfer_count_bytes(t, err) : status;
+}
+
+void transfer_plan_free(transfer *t) {
+    transfer_parts_free(t);
+    catalog_list_free(&t->present);
+    for (size_t i = 0; i < t->count; i++) {
+        manifest_free(&t->items[i].m);
+    }
+    for (size_t i = 0; i < t->file_count; i++) {
+        while (t->files[i].damaged) {
+            damaged_part *h = t->files[i].damaged;
+            t->files[i].damaged = h->next;
+            free(h);
+        }
+    }
+    free(t->items);
+    free(t->files);
+    free(t->dead);
+    free(t->trash);
+    ckd_tag_list_free(t->tags);
+    t->items = NULL;
+    t->trash = NULL;
+    t->trash_count = 0;
+    t->files = NULL;
+    t->dead = NULL;
+    t->tags = NULL;
+    t->count = t->capacity = t->file_count = t->dead_count = t->dead_capacity = 0;
+    t->total = 0;
+    t->any_left = false;
+}

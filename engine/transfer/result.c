@@ -1,0 +1,66 @@
+/* What a copy tells when it has ended: what was copied, and what was left. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/transfer/transfer.h"
+
+ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err) {
+    ckd_status status = t->options->dry_run ? CKD_OK : transfer_count_bytes(t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_copy_result *r = calloc(1, sizeof(*r));
+    if (r) {
+        r->items = calloc(t->count + 1, sizeof(*r->items));
+    }
+    if (!r || !r->items) {
+        free(r);
+        return err_nomem(err, t->count * sizeof(*r->items), "what was copied");
+    }
+    for (size_t i = 0; i < t->count; i++) {
+        const transfer_item *item = &t->items[i];
+        ckd_copied *c = &r->items[r->count++];
+        *c = (ckd_copied){.checkpoint = item->m.checkpoint, .state = item->state, .left = item->left};
+        c->bytes = item->bytes; /* also of files that were replaced */
+        r->left += item->state == CKD_COPY_LEFT;
+        if (transfer_moves(item)) {
+            c->checkpoint.stored_bytes += item->manifest_bytes;
+            r->checkpoints++;
+            r->bytes += item->bytes;
+        }
+    }
+    for (size_t i = 0; i < t->file_count; i++) {
+        r->files += t->files[i].to_move && (t->options->dry_run || t->files[i].there);
+    }
+    r->files += t->mended_files;
+    r->bytes += t->mended_bytes;
+    r->tags = t->tags ? t->tags->count : 0;
+    *out = r;
+    return CKD_OK;
+}
+
+void ckd_copy_result_free(ckd_copy_result *result) {
+    if (result) {
+        free(result->items);
+        free(result);
+    }
+}
+
+ckd_status transfer_skipped(const transfer *t, ckd_error *err) {
+    const ckd_error *first = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < t->count; i++) {
+        bool left = t->items[i].state == CKD_COPY_LEFT;
+        first = left && !first ? &t->items[i].left : first;
+        count += left;
+    }
+    if (!count) {
+        return CKD_OK;
+    }
+    ckd_error why = *first;
+    if (count > 1) {
+        snprintf(why.message, sizeof(why.message), "%zu checkpoints were not copied; the first: %.300s",
+                 count, first->message);
+    }
+    return err_from(err, why.status, &why);
+}

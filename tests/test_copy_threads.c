@@ -1,0 +1,116 @@
+/* Threads that copy beside the trainer, and tell of it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "engine/session/copy_threads.h"
+
+#define BYTES (1 << 20)
+
+typedef struct telling {
+    sem_t called, let_go;
+    bool waits, waited_in_vain;
+    unsigned times;
+} telling;
+
+/* false: 20 seconds are over. */
+static bool wait_for(sem_t *s) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    return sem_timedwait(s, &until) == 0;
+}
+
+static void tell(void *context) {
+    telling *t = context;
+    bool waits = t->waits;
+    t->times++;
+    sem_post(&t->called);
+    if (waits) {
+        t->waited_in_vain = !wait_for(&t->let_go);
+    }
+}
+
+typedef struct scene {
+    telling told;
+    unsigned char *state;
+    snapshot_source source;
+    snapshot *snapshot;
+    copy_threads *copy_threads;
+} scene;
+
+static void begin(scene *s, uint32_t threads) {
+    *s = (scene){.state = malloc(BYTES)};
+    assert_non_null(s->state);
+    memset(s->state, 1, BYTES);
+    s->source = (snapshot_source){s->state, BYTES, 0};
+    sem_init(&s->told.called, 0, 0);
+    sem_init(&s->told.let_go, 0, 0);
+    assert_int_equal(snapshot_new(&s->snapshot, &s->source, 1, NULL), CKD_OK);
+    assert_int_equal(copy_threads_start(&s->copy_threads, threads, tell, &s->told, NULL), CKD_OK);
+}
+
+static void end(scene *s) {
+    copy_threads_end(s->copy_threads, false);
+    snapshot_free(s->snapshot, false);
+    sem_destroy(&s->told.called);
+    sem_destroy(&s->told.let_go);
+    free(s->state);
+}
+
+/* Whoever is told of a snapshot late, or must wait for who takes the next one, keeps nobody from taking it. */
+static void test_telling_keeps_nobody_waiting(void **state) {
+    (void)state;
+    scene s;
+    begin(&s, 1);
+    s.told.waits = true;
+    copy_threads_begin(s.copy_threads, s.snapshot);
+    copy_threads_wake(s.copy_threads);
+    assert_true(wait_for(&s.told.called));
+    snapshot_finish(s.snapshot, SNAPSHOT_ALL);
+    copy_threads_begin(s.copy_threads, s.snapshot); /* the one before is told of now */
+    s.told.waits = false;
+    sem_post(&s.told.let_go);
+    copy_threads_wake(s.copy_threads);
+    assert_true(wait_for(&s.told.called));
+    snapshot_finish(s.snapshot, SNAPSHOT_ALL);
+    end(&s);
+    assert_false(s.told.waited_in_vain);
+    assert_int_equal(s.told.times, 2);
+}
+
+/* Once of each snapshot, however many copy it; by the caller, if nobody does. */
+static void test_each_is_told_once(void **state) {
+    (void)state;
+    for (uint32_t threads = 0; threads <= 3; threads++) {
+        scene s;
+        begin(&s, threads);
+        for (unsigned i = 1; i <= 50; i++) {
+            memset(s.state, (int)i, BYTES);
+            copy_threads_begin(s.copy_threads, s.snapshot);
+            copy_threads_wake(s.copy_threads);
+            assert_true(wait_for(&s.told.called));
+            snapshot_finish(s.snapshot, SNAPSHOT_ALL);
+            assert_memory_equal(snapshot_read(s.snapshot, 0), s.state, BYTES);
+        }
+        end(&s);
+        assert_int_equal(s.told.times, 50);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_telling_keeps_nobody_waiting),
+        cmocka_unit_test(test_each_is_told_once),
+    };
+    return cmocka_run_group_tests_name("copiers", tests, NULL, NULL);
+}

@@ -1,0 +1,543 @@
+/*
+ * Tensors that the catalog does not have, since it was made from the manifests of very many checkpoints: whoever asks is told what it would say if it had them.
+ */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/store/store.h"
+#include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
+
+#define ALL ((size_t)1 << 30)
+
+/* ---- what a store says of itself ---- */
+
+static void write_tensors(FILE *to, ckd_store *store, const ckd_id *id) {
+    ckd_tensor_list *list;
+    assert_int_equal(ckd_store_tensors(&list, store, id, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        const ckd_tensor_info *t = &list->items[i];
+        fprintf(to, "  %s %d %d [", t->name, (int)t->role, (int)t->dtype);
+        for (uint32_t d = 0; d < t->ndim; d++) {
+            fprintf(to, "%llu ", (unsigned long long)t->shape[d]);
+        }
+        fprintf(to, "] %llu %llu %llu %s %u %u %.17g %.17g %.17g %llu\n", (unsigned long long)t->elements,
+                (unsigned long long)t->raw_bytes, (unsigned long long)t->stored_bytes, t->coding, t->depth,
+                t->shards, t->rel_l2, t->max_error, t->direction_change, (unsigned long long)t->nonfinite);
+    }
+    ckd_tensor_list_free(list);
+}
+
+static void write_list(FILE *to, ckd_store *store) {
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        const ckd_checkpoint *c = &list->items[i];
+        char id[CKD_ID_TEXT];
+        ckd_id_text(id, &c->id);
+        fprintf(to, "%s@%llu %s %u %d %d %u %llu %llu %llu %.17g\n", c->run, (unsigned long long)c->step, id,
+                c->generation, (int)c->kind, (int)c->fidelity, c->depth, (unsigned long long)c->tensors,
+                (unsigned long long)c->raw_bytes, (unsigned long long)c->stored_bytes, c->load_cost);
+        write_tensors(to, store, &c->id);
+    }
+    ckd_checkpoint_list_free(list);
+}
+
+static void write_usage(FILE *to, const ckd_usage *rows, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        fprintf(to, "%s %llu %llu %llu\n", rows[i].name, (unsigned long long)rows[i].checkpoints,
+                (unsigned long long)rows[i].raw_bytes, (unsigned long long)rows[i].stored_bytes);
+    }
+}
+
+static int by_run_and_name(const void *a, const void *b) {
+    const ckd_tensor_usage *x = a, *y = b;
+    int order = strcmp(x->run, y->run);
+    order = order ? order : strcmp(x->name, y->name);
+    return order ? order : (int)x->role - (int)y->role;
+}
+
+static void write_report(FILE *to, ckd_store *store) {
+    ckd_report *r;
+    assert_int_equal(ckd_store_report(&r, store, NULL), CKD_OK);
+    write_usage(to, r->by_run, r->run_count);
+    write_usage(to, r->by_role, r->role_count);
+    write_usage(to, r->by_fidelity, r->fidelity_count);
+    for (size_t i = 0; i < r->checkpoint_count; i++) {
+        for (int role = 0; role <= CKD_ROLE_OTHER; role++) {
+            const ckd_role_bytes *b = &r->roles[i].roles[role];
+            fprintf(to, "%s@%llu role %d: %llu %llu %llu\n", r->by_checkpoint[i].run,
+                    (unsigned long long)r->by_checkpoint[i].step, role, (unsigned long long)b->elements,
+                    (unsigned long long)b->raw_bytes, (unsigned long long)b->stored_bytes);
+        }
+    }
+    for (size_t i = 1; i < r->tensor_count; i++) {
+        assert_true(strcmp(r->by_tensor[i - 1].run, r->by_tensor[i].run) <= 0);
+    }
+    qsort(r->by_tensor, r->tensor_count, sizeof(*r->by_tensor), by_run_and_name);
+    for (size_t i = 0; i < r->tensor_count; i++) {
+        const ckd_tensor_usage *t = &r->by_tensor[i];
+        fprintf(to, "%s %s %d %llu %llu %llu %llu\n", t->run, t->name, (int)t->role,
+                (unsigned long long)t->checkpoints, (unsigned long long)t->elements,
+                (unsigned long long)t->raw_bytes, (unsigned long long)t->stored_bytes);
+    }
+    fprintf(to, "%llu %llu %llu %llu\n", (unsigned long long)r->chunk_bytes,
+            (unsigned long long)r->manifest_bytes, (unsigned long long)r->unlisted_bytes,
+            (unsigned long long)r->file_count);
+    ckd_report_free(r);
+}
+
+/* Release with free. */
+static char *account(ckd_store *store) {
+    char *text;
+    size_t size;
+    FILE *to = open_memstream(&text, &size);
+    assert_non_null(to);
+    write_list(to, store);
+    write_report(to, store);
+    assert_int_equal(fclose(to), 0);
+    return text;
+}
+
+static char *account_of(const char *dir, ckd_open_mode mode) {
+    ckd_store *store;
+    assert_int_equal(scene_open(&store, dir, mode, NULL), CKD_OK);
+    char *text = account(store);
+    ckd_store_close(store);
+    return text;
+}
+
+static void expect_account(const char *dir, ckd_open_mode mode, const char *want) {
+    char *have = account_of(dir, mode);
+    assert_string_equal(have, want);
+    free(have);
+}
+
+/* How many checkpoints the catalog has without their tensors. */
+static size_t undetailed(const char *dir) {
+    ckd_store *store;
+    ckd_checkpoint_list list;
+    size_t *places, count;
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_false(store->catalog_in_memory);
+    assert_int_equal(catalog_list(&list, store->catalog, NULL, NULL), CKD_OK);
+    assert_int_equal(catalog_not_indexed(&places, &count, &list, store->catalog, NULL), CKD_OK);
+    free(places);
+    catalog_list_free(&list);
+    ckd_store_close(store);
+    return count;
+}
+
+static void drop_catalog(const char *dir) {
+    assert_int_equal(unlink(store_path_of(dir, FILE_CATALOG)), 0);
+}
+
+static void open_and_close(const char *dir) {
+    ckd_store *store;
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    ckd_store_close(store);
+}
+
+static void rebuild(const char *dir) {
+    ckd_rebuild_result result;
+    assert_int_equal(ckd_store_rebuild(&result, store_path_of(dir, ""), NULL, NULL), CKD_OK);
+    assert_int_equal(result.skipped, 0);
+}
+
+static int setup(void **state) {
+    store_ingest_limit(0);
+    return tempdir_setup(state);
+}
+
+static void make(const char *dir) {
+    ckd_store *store;
+    scene_make(dir, 0, 4);
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    for (uint64_t step = 0; step < 3; step++) {
+        scene s = scene_of(step);
+        s.run = "another";
+        assert_int_equal(scene_save_ranks(NULL, store, &s, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+}
+
+/* ---- the tests ---- */
+
+static void test_the_same_is_said(void **state) {
+    make(*state);
+    assert_int_equal(undetailed(*state), 0); /* whoever saves adds the tensors */
+    char *want = account_of(*state, CKD_OPEN_READ);
+    assert_non_null(strstr(want, "another@2"));
+    drop_catalog(*state); /* in memory */
+    expect_account(*state, CKD_OPEN_READ, want);
+    for (size_t rows = 0; rows < 64; rows += 21) {
+        open_and_close(*state);
+        scene_adopt(*state, rows);
+        assert_true(rows ? undetailed(*state) < 7 : undetailed(*state) == 7);
+        expect_account(*state, CKD_OPEN_READ, want);
+        expect_account(*state, CKD_OPEN_WRITE, want);
+    }
+    rebuild(*state);
+    assert_int_equal(undetailed(*state), 0);
+    expect_account(*state, CKD_OPEN_READ, want);
+    free(want);
+}
+
+/* Chains, steps, blobs, bundles and lossy measures of stores that other versions wrote. */
+static void test_stores_of_all_kinds(void **state) {
+    static const char *const kinds[] = {"bundles",       "example", "library", "library-2",    "library-runs",
+                                        "library-steps", "steps",   "lossy",   "library-lossy"};
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        char from[64], dir[1100];
+        snprintf(from, sizeof(from), "tests/golden/v1/%s", kinds[i]);
+        snprintf(dir, sizeof(dir), "%s/%s", (char *)*state, kinds[i]);
+        assert_int_equal(mkdir(dir, 0777), 0);
+        tree_copy(from, store_path_of(dir, ""));
+        open_and_close(dir);
+        scene_adopt(dir, ALL);
+        assert_int_equal(undetailed(dir), 0);
+        char *want = account_of(dir, CKD_OPEN_READ);
+        scene_adopt(dir, 0);
+        assert_true(undetailed(dir) > 0);
+        expect_account(dir, CKD_OPEN_READ, want);
+        free(want);
+    }
+}
+
+/* What becomes of checkpoints without tensors: deleted, rewritten, built upon. */
+static void test_changes_of_such_a_store(void **state) {
+    ckd_store *store;
+    ckd_checkpoint_list *list;
+    ckd_compact_options compaction = CKD_COMPACT_OPTIONS_INIT;
+    compaction.max_depth = 1;
+    make(*state);
+    scene_adopt(*state, 0);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_WRITE, NULL), CKD_OK);
+    scene next = scene_of(4);
+    assert_int_equal(scene_save(NULL, store, &next, NULL), CKD_OK);
+    ckd_store_close(store);
+    assert_int_equal(undetailed(*state), 7);
+    scene_trash(*state, 4, 1);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(ckd_store_list(&list, store, "another", NULL), CKD_OK);
+    assert_int_equal(list->count, 3);
+    assert_int_equal(ckd_store_delete(store, &list->items[2].id, 1, NULL, NULL), CKD_OK);
+    ckd_checkpoint_list_free(list);
+    assert_int_equal(ckd_compact(NULL, store, &compaction, NULL), CKD_OK);
+    ckd_store_close(store);
+    assert_true(undetailed(*state) > 0 && undetailed(*state) < 6); /* what was rewritten has its tensors */
+    char *have = account_of(*state, CKD_OPEN_READ);
+    rebuild(*state);
+    expect_account(*state, CKD_OPEN_READ, have);
+    free(have);
+}
+
+static void count_message(void *context, const char *message) {
+    *(unsigned *)context += strstr(message, "listed without its tensors") != NULL;
+}
+
+static char *account_with_messages(const char *dir, unsigned *messages) {
+    ckd_store *store;
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.on_message = count_message;
+    o.message_context = messages;
+    *messages = 0;
+    assert_int_equal(ckd_store_open(&store, store_path_of(dir, ""), CKD_OPEN_READ, &o, NULL), CKD_OK);
+    assert_int_equal(*messages, 0);
+    char *text = account(store);
+    ckd_store_close(store);
+    return text;
+}
+
+/* A chunk file is gone: its checkpoint has no tensors, which is told each time, and the others are whole. */
+static void test_damage(void **state) {
+    unsigned messages;
+    ckd_store *store;
+    ckd_checkpoint_list *list;
+    manifest m;
+    make(*state);
+    scene_adopt(*state, 0);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_int_equal(ckd_store_list(&list, store, SCENE_RUN, NULL), CKD_OK);
+    assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, 3, list->items[3].generation, NULL), CKD_OK);
+    assert_int_equal(unlink(path_chunk(store->path, &m.files[0].id, "").text), 0);
+    manifest_free(&m);
+    ckd_checkpoint_list_free(list);
+    ckd_store_close(store);
+    char *have = account_with_messages(*state, &messages);
+    assert_int_equal(messages, 2); /* by the list, and by the report */
+    rebuild(*state);
+    expect_account(*state, CKD_OPEN_READ, have);
+    free(have);
+}
+
+/* A chunk file comes back, as repair brings it, after a catalog was made without it: the catalog knows the tensors again. */
+static void test_damage_that_is_repaired(void **state) {
+    ckd_store *store;
+    ckd_checkpoint c;
+    manifest m;
+    size_t size;
+    make(*state);
+    char *have = account_of(*state, CKD_OPEN_READ);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, 3, NULL), CKD_OK);
+    assert_int_equal(store_read_manifest(&m, store, c.run, c.step, c.generation, NULL), CKD_OK);
+    pathname path = path_chunk(store->path, &m.files[0].id, "");
+    manifest_free(&m);
+    ckd_store_close(store);
+    unsigned char *data = read_whole_file(path.text, &size);
+    assert_int_equal(unlink(path.text), 0);
+    rebuild(*state);
+    write_whole_file(path.text, data, size);
+    free(data);
+    expect_account(*state, CKD_OPEN_READ, have);
+    free(have);
+}
+
+/* More rows than are added at once, without lowering how many that are. */
+static void test_very_many(void **state) {
+    enum { TENSORS = 2000, STEPS = 10 };
+    ckd_store *store;
+    store_ingest_limit(1u << 14);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_CREATE, NULL), CKD_OK);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        ckd_save *save;
+        ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+        o.run = SCENE_RUN;
+        o.step = step;
+        assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
+        for (unsigned i = 0; i < TENSORS; i++) {
+            char name[32];
+            float value = (float)(i + step);
+            snprintf(name, sizeof(name), "layers.%u", i);
+            ckd_tensor t = CKD_TENSOR_INIT;
+            t.name = name;
+            t.role = CKD_ROLE_WEIGHT;
+            t.dtype = CKD_F32;
+            t.region.kind = CKD_REGION_WHOLE;
+            t.data = &value;
+            assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+        }
+        assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+    char *want = account_of(*state, CKD_OPEN_READ);
+    drop_catalog(*state);
+    open_and_close(*state);
+    assert_int_equal(undetailed(*state), 2);
+    expect_account(*state, CKD_OPEN_READ, want);
+    free(want);
+}
+
+/* ---- several processes ---- */
+
+static pid_t start(int (*work)(const char *dir), const char *dir) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        _exit(work(dir));
+    }
+    return child;
+}
+
+static void expect_done(pid_t child) {
+    int ended;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+}
+
+static int open_for_writing(const char *dir) {
+    ckd_store *store;
+    ckd_status status = scene_open(&store, dir, CKD_OPEN_WRITE, NULL);
+    if (status == CKD_OK) {
+        ckd_store_close(store);
+    }
+    return status != CKD_OK;
+}
+
+/* Reports until the store holds step 8. */
+static int report_often(const char *dir) {
+    bool done = false;
+    for (unsigned i = 0; !done && i < 100000; i++) {
+        ckd_store *store;
+        ckd_report *r;
+        ckd_tensor_list *tensors;
+        if (scene_open(&store, dir, CKD_OPEN_READ, NULL) != CKD_OK ||
+            ckd_store_report(&r, store, NULL) != CKD_OK || r->tensor_count == 0) {
+            return 1;
+        }
+        const ckd_checkpoint *first = &r->by_checkpoint[0],
+                             *last = &r->by_checkpoint[r->checkpoint_count - 1];
+        done = last->step == 8;
+        if (ckd_store_tensors(&tensors, store, &first->id, NULL) != CKD_OK ||
+            tensors->count != first->tensors || r->roles[0].roles[CKD_ROLE_WEIGHT].elements == 0) {
+            return 2;
+        }
+        ckd_tensor_list_free(tensors);
+        ckd_report_free(r);
+        ckd_store_close(store);
+    }
+    return done ? 0 : 3;
+}
+
+static void test_two_at_once(void **state) {
+    make(*state);
+    char *want = account_of(*state, CKD_OPEN_READ);
+    for (int i = 0; i < 10; i++) {
+        drop_catalog(*state);
+        pid_t first = start(open_for_writing, *state), second = start(open_for_writing, *state);
+        expect_done(first);
+        expect_done(second);
+        assert_int_equal(undetailed(*state), 7);
+        expect_account(*state, CKD_OPEN_READ, want);
+    }
+    free(want);
+}
+
+/* Readers report while a writer rewrites, deletes, saves and rebuilds. */
+static void test_reporting_meanwhile(void **state) {
+    ckd_compact_options compaction = CKD_COMPACT_OPTIONS_INIT;
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    compaction.max_depth = 1;
+    all.all = 1;
+    make(*state);
+    scene_adopt(*state, 0);
+    pid_t readers[2] = {start(report_often, *state), start(report_often, *state)};
+    for (uint64_t step = 4; step <= 8; step++) {
+        ckd_store *store;
+        assert_int_equal(scene_open(&store, *state, CKD_OPEN_WRITE, NULL), CKD_OK);
+        assert_int_equal(ckd_compact(NULL, store, &compaction, NULL), CKD_OK);
+        assert_int_equal(ckd_store_collect(NULL, store, &all, NULL), CKD_OK);
+        scene s = scene_of(step);
+        assert_int_equal(scene_save(NULL, store, &s, NULL), CKD_OK);
+        ckd_store_close(store);
+        if (step == 6) {
+            rebuild(*state);
+        }
+    }
+    expect_done(readers[0]);
+    expect_done(readers[1]);
+}
+
+/* Deletes the newest checkpoint of SCENE_RUN at once, waiting shortly for who reads its files. */
+static int delete_newest(const char *dir) {
+    ckd_store *store;
+    ckd_checkpoint newest;
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_delete_options deletion = CKD_DELETE_OPTIONS_INIT;
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    file_set_fault_hook(NULL, NULL);
+    o.lock_timeout_ms = 50;
+    deletion.undo_s = 0;
+    all.all = 1;
+    if (ckd_store_open(&store, store_path_of(dir, ""), CKD_OPEN_WRITE, &o, NULL) != CKD_OK ||
+        ckd_store_find(&newest, store, SCENE_RUN, CKD_LATEST, NULL) != CKD_OK || newest.step != 3) {
+        return 1;
+    }
+    (void)ckd_store_delete(store, &newest.id, 1, &deletion, NULL);
+    (void)ckd_store_collect(NULL, store, &all, NULL); /* both may be BUSY */
+    bool gone = ckd_store_find(&newest, store, SCENE_RUN, 3, NULL) == CKD_E_NOT_FOUND;
+    ckd_store_close(store);
+    return gone ? 0 : 2;
+}
+
+/* Another process deletes it before the first chunk file is opened. */
+static int delete_at_first_chunk(void *context, file_step step, const char *path) {
+    const char **dir = context;
+    if (*dir && step == STEP_OPEN && strstr(path, "data/c/")) {
+        pid_t child = start(delete_newest, *dir);
+        *dir = NULL;
+        expect_done(child);
+    }
+    return 0;
+}
+
+/* What is being read stays until it was read. */
+static void test_deleted_while_it_is_read(void **state) {
+    ckd_store *store;
+    ckd_checkpoint newest;
+    ckd_tensor_list *tensors;
+    const char *dir = *state;
+    make(*state);
+    scene_adopt(*state, 0);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_int_equal(ckd_store_find(&newest, store, SCENE_RUN, CKD_LATEST, NULL), CKD_OK);
+    file_set_fault_hook(delete_at_first_chunk, &dir);
+    assert_int_equal(ckd_store_tensors(&tensors, store, &newest.id, NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    assert_null(dir);
+    assert_int_equal(tensors->count, newest.tensors);
+    ckd_tensor_list_free(tensors);
+    assert_int_equal(ckd_store_tensors(&tensors, store, &newest.id, NULL), CKD_E_NOT_FOUND);
+    ckd_store_close(store);
+}
+
+/* One that goes while others are read has no tensors in the report, which is of the time before, and no harm is done. */
+static void test_deleted_before_it_is_read(void **state) {
+    ckd_store *store;
+    ckd_report *r;
+    const char *dir = *state;
+    make(*state);
+    scene_adopt(*state, 0);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    file_set_fault_hook(delete_at_first_chunk, &dir);
+    assert_int_equal(ckd_store_report(&r, store, NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    assert_null(dir);
+    assert_int_equal(r->checkpoint_count, 7);
+    assert_int_equal(r->roles[6].roles[CKD_ROLE_WEIGHT].elements, 0);
+    assert_int_equal(r->roles[5].roles[CKD_ROLE_WEIGHT].elements,
+                     r->roles[4].roles[CKD_ROLE_WEIGHT].elements);
+    assert_true(r->roles[5].roles[CKD_ROLE_WEIGHT].elements > 0);
+    assert_int_equal(r->by_role[0].checkpoints, 6);
+    ckd_report_free(r);
+    ckd_store_close(store);
+}
+
+/* A writer that is killed while it adopts leaves a catalog of before, or one of after. */
+static void test_killed_in_the_middle(void **state) {
+    make(*state);
+    char *want = account_of(*state, CKD_OPEN_READ);
+    for (long i = 0; i < 24; i++) {
+        struct timespec pause = {0, i * 400000};
+        drop_catalog(*state);
+        pid_t child = start(open_for_writing, *state);
+        nanosleep(&pause, NULL);
+        kill(child, SIGKILL);
+        assert_int_equal(waitpid(child, NULL, 0), child);
+        expect_account(*state, CKD_OPEN_READ, want);
+        open_and_close(*state);
+        assert_int_equal(undetailed(*state), 7);
+        expect_account(*state, CKD_OPEN_READ, want);
+    }
+    free(want);
+}
+
+#define not_indexed_test(test) cmocka_unit_test_setup_teardown(test, setup, tempdir_teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {not_indexed_test(test_the_same_is_said),
+                                       not_indexed_test(test_stores_of_all_kinds),
+                                       not_indexed_test(test_changes_of_such_a_store),
+                                       not_indexed_test(test_damage),
+                                       not_indexed_test(test_damage_that_is_repaired),
+                                       not_indexed_test(test_very_many),
+                                       not_indexed_test(test_two_at_once),
+                                       not_indexed_test(test_reporting_meanwhile),
+                                       not_indexed_test(test_deleted_while_it_is_read),
+                                       not_indexed_test(test_deleted_before_it_is_read),
+                                       not_indexed_test(test_killed_in_the_middle)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

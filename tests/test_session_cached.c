@@ -1,0 +1,452 @@
+/*
+ * Lossy sessions: what a load of the newest checkpoint would give is kept in memory, and the next save coded against it. It makes no difference to what is
+ * stored, whether it is there or not, or wrong.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "engine/store/paths.h"
+#include "engine/session/session.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/level.h"
+#include "tests/support/records.h"
+#include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
+
+enum {
+    ROWS = 700,
+    COLUMNS = 400,
+    COUNT = ROWS * COLUMNS,
+    LAYERS = 3,
+    SAVES = 4,
+    TENSORS = 4 * LAYERS + 2,
+    ROOM = 1 << 19
+};
+
+/* What the library allocates, on all threads: the linker sends its calls here (mk/test.mk); those of SQLite, zstd and the C library itself are theirs. */
+static atomic_ullong allocations, allocated;
+static size_t count_it(size_t size) {
+    atomic_fetch_add(&allocations, 1);
+    atomic_fetch_add(&allocated, size);
+    return size;
+}
+#define COUNTED(name, parameters, size, arguments) \
+    void *__real_##name parameters;                \
+    void *__wrap_##name parameters;                \
+    void *__wrap_##name parameters {               \
+        count_it(size);                            \
+        return __real_##name arguments;            \
+    }
+COUNTED(malloc, (size_t n), n, (n))
+COUNTED(calloc, (size_t count, size_t n), count *n, (count, n))
+COUNTED(realloc, (void *block, size_t n), n, (block, n))
+COUNTED(aligned_alloc, (size_t alignment, size_t n), n, (alignment, n))
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fail_msg("%s (%s)", err->message, err->tensor);
+    }
+}
+
+/* Layers of W, m and v, a weight in bf16, and counters, which are exact. */
+typedef struct model {
+    struct {
+        char name[48];
+        ckd_dtype dtype;
+        void *values;
+    } tensors[TENSORS];
+    size_t count;
+} model;
+
+static void put(model *m, const char *format, int layer, ckd_dtype dtype, void *values) {
+    snprintf(m->tensors[m->count].name, sizeof(m->tensors[0].name), format, layer);
+    m->tensors[m->count].dtype = dtype;
+    m->tensors[m->count++].values = values;
+}
+
+static bool with_masters; /* each weight has one, after it */
+
+static void model_begin(model *m) {
+    m->count = 0;
+    for (int i = 0; i < LAYERS; i++) {
+        unsigned seed = 10 * (unsigned)i;
+        float *v = random_values(CKD_F32, COUNT, seed + 1);
+        for (size_t k = 0; k < COUNT; k++) {
+            v[k] = v[k] * v[k] + 1e-9f;
+        }
+        put(m, "exp_avg_sq.layers.%d.weight", i, CKD_F32, v);
+        put(m, "exp_avg.layers.%d.weight", i, CKD_F32, random_values(CKD_F32, COUNT, seed + 2));
+        put(m, "layers.%d.weight", i, CKD_F32, random_values(CKD_F32, COUNT, seed + 3));
+        if (with_masters) {
+            put(m, "master.layers.%d.weight", i, CKD_F32, random_values(CKD_F32, COUNT, seed + 4));
+        }
+    }
+    float *wide = random_values(CKD_F32, COUNT, 77);
+    put(m, "head.%d.weight", 0, CKD_BF16, round_to_bf16(wide, COUNT));
+    free(wide);
+    put(m, "counters.%d", 0, CKD_I32, random_values(CKD_I32, COUNT, 78));
+}
+
+static bool with_directions; /* weights move along a few */
+
+/* Of three strong directions. */
+static void move_along(float *x, const float *by) {
+    for (size_t k = 0; k < COUNT; k++) {
+        for (size_t d = 0; d < 3; d++) {
+            x[k] += 0.05f * by[d * ROWS + k / COLUMNS] * by[4 * ROWS + d * COLUMNS + k % COLUMNS];
+        }
+    }
+}
+
+static void model_move(model *m, unsigned step) {
+    for (size_t i = 0; i < m->count; i++) {
+        float *x = m->tensors[i].values;
+        unsigned seed = 1000 * step + (unsigned)i;
+        if (m->tensors[i].dtype != CKD_F32) {
+            change_values(m->tensors[i].dtype, x, COUNT, seed);
+            continue;
+        }
+        float *by = random_values(CKD_F32, COUNT, seed);
+        bool second = strncmp(m->tensors[i].name, "exp_avg_sq", 10) == 0;
+        for (size_t k = 0; k < COUNT; k++) {
+            x[k] = second ? 0.9f * x[k] + 0.1f * by[k] * by[k] : x[k] + 0.01f * by[k];
+        }
+        if (with_directions && strncmp(m->tensors[i].name, "layers", 6) == 0) {
+            move_along(x, by);
+        }
+        free(by);
+    }
+}
+
+static void model_end(model *m) {
+    for (size_t i = 0; i < m->count; i++) {
+        free(m->tensors[i].values);
+    }
+}
+
+#define ALL_BYTES  ((uint64_t)COUNT * (4 * ((with_masters ? 4 : 3) * LAYERS + 1) + 2))
+#define KEPT_BYTES ((uint64_t)COUNT * (4 * (LAYERS + 1) + 2))
+
+typedef struct setting {
+    const char *dir, *run;
+    bool room; /* for keeping */
+    uint32_t threads;
+    ckd_fidelity fidelity;
+    int *told;
+    uint64_t staging;
+} setting;
+
+static void count_damage(void *context, const char *message) {
+    *(int *)context += strstr(message, "damage") != NULL;
+}
+
+static ckd_session *open_session(const setting *how, model *m) {
+    ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
+    ckd_store_options store = CKD_STORE_OPTIONS_INIT;
+    ckd_session_options o = CKD_SESSION_OPTIONS_INIT;
+    ckd_session *s;
+    ckd_error err = {0};
+    save.run = how->run;
+    save.fidelity = how->fidelity;
+    save.staging_bytes = how->staging;
+    store.threads = how->threads;
+    store.on_message = how->told ? count_damage : NULL;
+    store.message_context = how->told;
+    o.save = &save;
+    o.store = &store;
+    o.every_steps = 1;
+    o.nice = -1;
+    o.snapshot_bytes = ALL_BYTES + 64 * TENSORS + (how->room ? KEPT_BYTES : 0);
+    (void)mkdir(how->dir, 0777);
+    must(ckd_session_open(&s, path_in(how->dir, "store").text, &o, &err), &err);
+    for (size_t i = 0; i < m->count; i++) {
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = m->tensors[i].name;
+        t.dtype = m->tensors[i].dtype;
+        t.ndim = 2;
+        t.shape = (uint64_t[]){ROWS, COLUMNS};
+        must(ckd_session_add(s, &t, m->tensors[i].values, 0, &err), &err);
+    }
+    return s;
+}
+
+static void save_step(ckd_session *s, uint64_t step) {
+    ckd_error err = {0};
+    must(ckd_session_save(s, step, &err), &err);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+}
+
+/* The records that were stored, and what loads of the last checkpoint give. */
+typedef struct outcome {
+    char *records;
+    void *values[TENSORS];
+} outcome;
+
+static outcome outcome_of(const setting *how, const model *m) {
+    outcome r = {.records = calloc(1, ROOM)};
+    ckd_store *store = store_reopen(how->dir, CKD_OPEN_READ);
+    for (uint64_t step = 1; step <= SAVES; step++) {
+        ckd_checkpoint c;
+        assert_int_equal(ckd_store_find(&c, store, how->run, step, NULL), CKD_OK);
+        assert_int_equal(c.kind == CKD_DELTA, step > 1);
+    }
+    records_describe(r.records, ROOM, store, path_in(how->dir, "store").text, 1, SAVES);
+    for (size_t i = 0; i < m->count; i++) {
+        r.values[i] = load_whole(store, how->run, SAVES, m->tensors[i].name,
+                                 COUNT * ckd_dtype_size(m->tensors[i].dtype));
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+    return r;
+}
+
+static void check_same(outcome *a, outcome *b, const model *m, uint32_t threads) {
+    records_check_same(a->records, b->records, threads);
+    free(b->records);
+    for (size_t i = 0; i < m->count; i++) {
+        if (memcmp(a->values[i], b->values[i], COUNT * ckd_dtype_size(m->tensors[i].dtype)) != 0) {
+            fail_msg("%s is not the same", m->tensors[i].name);
+        }
+        free(b->values[i]);
+    }
+}
+
+static void outcome_free(outcome *r, const model *m) {
+    free(r->records);
+    for (size_t i = 0; i < m->count; i++) {
+        free(r->values[i]);
+    }
+}
+
+/* scribble: what is kept is overwritten between saves. again: the session is closed, and the state restored, in the middle. */
+static outcome run_session(const setting *how, model *m, bool scribble, bool again) {
+    model_begin(m);
+    ckd_session *s = open_session(how, m);
+    for (uint64_t step = 1; step <= SAVES; step++) {
+        ckd_session_state now;
+        save_step(s, step);
+        ckd_session_poll(&now, s);
+        assert_int_equal(now.kept_bytes, how->room ? KEPT_BYTES : 0);
+        assert_true(now.snapshot_bytes >= ALL_BYTES + now.kept_bytes);
+        if (scribble) {
+            memset(s->cached.memory, (int)step, s->cached.size);
+        }
+        if (again && step == SAVES / 2) {
+            ckd_error err = {0};
+            must(ckd_session_close(s, &err), &err);
+            s = open_session(how, m);
+            must(ckd_session_restore(NULL, s, CKD_LATEST, &err), &err);
+        }
+        model_move(m, (unsigned)step);
+    }
+    ckd_error err = {0};
+    must(ckd_session_close(s, &err), &err);
+    outcome r = outcome_of(how, m);
+    model_end(m);
+    return r;
+}
+
+/* A weight and its master are under way together, and both look at the same second moments: who ends first leaves them to the other. */
+static void test_two_tiles_look_at_the_same_moments(void **state) {
+    char dir[2][4096];
+    model m;
+    outcome r[2];
+    with_masters = true;
+    for (uint32_t i = 0; i < 2; i++) {
+        snprintf(dir[i], sizeof(dir[i]), "%s/%u", (const char *)*state, i);
+        setting with = {dir[i], "run", false, i ? 3 : 1, CKD_COARSE, NULL, 0};
+        r[i] = run_session(&with, &m, false, false);
+    }
+    with_masters = false;
+    check_same(&r[0], &r[1], &m, 3);
+    outcome_free(&r[0], &m);
+}
+
+static void test_it_changes_nothing(void **state) {
+    const ckd_fidelity fidelities[] = {CKD_NEAR, CKD_COARSE};
+    for (unsigned f = 0; f < 2; f++) {
+        if (!test_draws("it changes nothing", f, 2)) {
+            continue;
+        }
+        model m;
+        outcome read = {NULL, {NULL}};
+        for (int how = 0; how < 3; how++) { /* not kept; kept; kept, and wrong */
+            char dir[4096];
+            snprintf(dir, sizeof(dir), "%s/%u%d", (const char *)*state, f, how);
+            int told = 0;
+            setting with = {dir, "run", how > 0, 2, fidelities[f], &told, 0};
+            outcome r = run_session(&with, &m, how == 2, false);
+            assert_int_equal(told, 0);
+            if (how == 0) {
+                read = r;
+            } else {
+                check_same(&read, &r, &m, with.threads);
+            }
+        }
+        outcome_free(&read, &m);
+    }
+}
+
+static void test_a_restart_makes_it_anew(void **state) {
+    model m;
+    char dir[4096];
+    outcome all[2];
+    for (int kept = 0; kept < 2; kept++) {
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, kept);
+        setting with = {dir, "run", kept, 2, CKD_NEAR, NULL, 0};
+        all[kept] = run_session(&with, &m, false, true);
+    }
+    check_same(&all[0], &all[1], &m, 2);
+    outcome_free(&all[0], &m);
+}
+
+static void test_threads_do_not_show(void **state) {
+    model m;
+    const uint32_t threads[] = {1, 2, 3, 7};
+    outcome one = {NULL, {NULL}};
+    for (int i = 0; i < 4; i++) {
+        char dir[4096];
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, i);
+        setting with = {dir, "run", i % 2, threads[i], CKD_NEAR, NULL, 0};
+        outcome r = run_session(&with, &m, false, false);
+        if (i == 0) {
+            one = r;
+        } else {
+            check_same(&one, &r, &m, threads[i]);
+        }
+    }
+    outcome_free(&one, &m);
+}
+
+/* Bits of all payloads of the only chunk file; its index stays. */
+static void damage_payloads(const char *dir) {
+    dir_list files;
+    pathname store = path_in(dir, "store"), folder = path_in(store.text, DIR_CHUNKS);
+    assert_int_equal(dir_list_read(&files, folder.text, NULL), CKD_OK);
+    assert_int_equal(files.count, 1);
+    pathname path = path_of(store.text, DIR_CHUNKS, files.names[0]);
+    dir_list_free(&files);
+    size_t size;
+    unsigned char *content = read_whole_file(path.text, &size);
+    for (size_t at = size / 8; at < size - size / 8; at += 1000) {
+        content[at] ^= 4;
+    }
+    write_whole_file(path.text, content, size);
+    free(content);
+}
+
+/* The parent's payloads cannot be read when the second save is made: is it a delta all the same? */
+static void test_the_parent_is_not_read(void **state) {
+    for (int room = 0; room < 2; room++) {
+        model m;
+        char dir[4096];
+        int told = 0;
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, room);
+        setting with = {dir, "run", room, 2, CKD_NEAR, &told, 0};
+        model_begin(&m);
+        ckd_session *s = open_session(&with, &m);
+        save_step(s, 1);
+        damage_payloads(dir);
+        model_move(&m, 1);
+        save_step(s, 2);
+        ckd_error err = {0};
+        must(ckd_session_close(s, &err), &err);
+        assert_int_equal(told, !room);
+        model_end(&m);
+    }
+}
+
+typedef struct cost {
+    uint64_t count, bytes;
+} cost;
+
+/* The least of the last few saves: which place in the pipeline needs what for the first time depends on the values. */
+static cost cost_of(const char *dir, ckd_fidelity fidelity, uint64_t staging) {
+    model m;
+    cost c = {UINT64_MAX, UINT64_MAX};
+    setting with = {dir, "run", true, 2, fidelity, NULL, staging};
+    with_directions = true;
+    model_begin(&m);
+    ckd_session *s = open_session(&with, &m);
+    for (uint64_t step = 1; step <= 3 * SAVES; step++) {
+        uint64_t count = atomic_load(&allocations), size = atomic_load(&allocated);
+        save_step(s, step);
+        count = atomic_load(&allocations) - count;
+        size = atomic_load(&allocated) - size;
+        if (step > 2 * SAVES) {
+            c.count = count < c.count ? count : c.count;
+            c.bytes = size < c.bytes ? size : c.bytes;
+        }
+        model_move(&m, (unsigned)step);
+    }
+    ckd_error err = {0};
+    must(ckd_session_close(s, &err), &err);
+    model_end(&m);
+    with_directions = false;
+    return c;
+}
+
+/*
+ * Scratch stays. A later save of 12 MB allocates what describes blocks and files, and reads small chunk files back. A
+ * lossy save also opens about ten older checkpoints, twice each: to choose a parent, and to name all files that a load
+ * reads. That takes some ten small allocations each, and 250 KB for each of four files that are small enough to be read
+ * whole. One more f32 tensor, or a buffer to write it, is too much.
+ */
+static void test_later_saves_allocate_little(void **state) {
+    static const cost most[] = {
+        [CKD_EXACT] = {260, 400 << 10}, [CKD_NEAR] = {500, 2560 << 10}, [CKD_COARSE] = {500, 2560 << 10}};
+    char dir[4096];
+    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COARSE; f++) {
+        if (!test_draws("later saves", f - CKD_EXACT, 3)) {
+            continue;
+        }
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, (int)f);
+        cost c = cost_of(dir, f, 0);
+        assert_in_range(c.count, 1, most[f].count);
+        assert_in_range(c.bytes, 1, most[f].bytes);
+    }
+}
+
+/* What searches for factors work in is more than a save with so small a budget may keep: it is given back, and asked for again. */
+static void test_what_is_much_is_given_back(void **state) {
+    enum { STAGING = 1 << 20 };
+    char dir[4096];
+    snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, 1);
+    cost c = cost_of(dir, CKD_NEAR, STAGING);
+    assert_true(c.bytes > 2 * STAGING);
+}
+
+static int setup(void **dir) {
+    *dir = tempdir_create();
+    return 0;
+}
+
+static int teardown(void **dir) {
+    tempdir_remove(*dir);
+    return 0;
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_two_tiles_look_at_the_same_moments),
+        TEST(test_it_changes_nothing),
+        TEST(test_a_restart_makes_it_anew),
+        TEST(test_threads_do_not_show),
+        TEST(test_the_parent_is_not_read),
+        TEST(test_later_saves_allocate_little),
+        TEST(test_what_is_much_is_given_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
