@@ -1,25 +1,27 @@
 /*
- * Work that takes long asks now and then whether it is still wanted: between blocks, and inside of what takes longer than these. Internal
- * to engine/.
+ * Cancellation. Long work asks regularly whether to continue: between blocks, and within steps that take longer than a
+ * block. Internal to engine/.
  */
 #ifndef ENGINE_COMMON_CANCEL_H
 #define ENGINE_COMMON_CANCEL_H
 
 #include "base/file.h"
 
-#define CANCEL_SHARE \
-    20 /* of the time that looking may take, one part in so many: some file systems are slow */
+#define CANCEL_SHARE 20 /* polling may take one part in 20 of the time: some file systems are slow */
 
 /* Used by one thread at a time. */
 typedef struct cancel_check {
     ckd_status (*poll)(void *context,
-                       ckd_error *err); /* the error that the work is to end with; NULL: it is wanted */
+                       /* returns the error that the work shall end with; NULL: never cancelled */
+                       ckd_error *err);
     void *context;
-    uint64_t every_ns; /* not more often */
+    uint64_t every_ns; /* minimum time between polls */
     uint64_t next_ns;
 } cancel_check; /* zero-initialise */
 
-/* CKD_OK: go on. Nothing more than a look at the clock most of the time, so it may be called often. s may be NULL. */
+/*
+ * Returns CKD_OK if the work shall continue. Cheap enough to call often: most calls only read the clock. s may be NULL.
+ */
 static inline ckd_status cancel_poll(cancel_check *s, ckd_error *err) {
     if (!s || !s->poll) {
         return CKD_OK;

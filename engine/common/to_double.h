@@ -4,7 +4,10 @@
 
 #include "include/ckptdelta.h"
 
-/* Element i of an array of any alignment. Floats exactly (NaN and infinities as such), integers and bool as 0. */
+/*
+ * Converts element i of an array of any alignment. Floats are exact, NaN and infinities included; integers and bool
+ * give 0.
+ */
 double element_to_double(ckd_dtype dtype, const void *values, uint64_t i);
 
 #endif

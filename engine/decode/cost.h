@@ -1,18 +1,20 @@
 /*
- * What loading costs, and when a delta is worth it. A block's chain cost is what must be read and decoded to rebuild it;
- * a base load is what an exact, standalone base of the same values would take. Both bytes and time are bounded.
+ * The cost of loads, and when a delta is worth its cost. A block's chain cost covers all that is read and decoded to
+ * rebuild it. A base load is the cost of an exact, standalone copy of the same values. Both bytes and time are bounded.
  *
- * Decided here: a delta is taken only if
+ * A delta is taken only if
  *  - it saves at least 3 % of the block coded on its own, and 1.5 % of the bytes it adds to the block's load;
- *  - the block's own chain stays below max_load_cost (default 4) base loads in bytes and twice that in time (lossy: thrice);
- *  - the whole checkpoint costs at most max_load_cost base loads. What is still to come is expected to cost what it cost
- *    in the parent; of several ranks each keeps to the bound by itself, and expects nothing. (Where tensors of the parent are
- *    left out, that was too much: such a checkpoint may cost what a part of it may.)
- * When the budget is spent, the next blocks are coded on their own. They are cheap for the saves that follow, so chains of
- * different blocks end at different checkpoints and sizes stay even: there is no save that writes everything anew.
+ *  - the block's chain costs less than max_load_cost (default 4) base loads in bytes, and twice that in time
+ *    (lossy: three times);
+ *  - the whole checkpoint costs at most max_load_cost base loads. Remaining blocks are expected to cost what they cost
+ *    in the parent. With several ranks, each keeps to the bound on its own and expects nothing. If tensors of the parent
+ *    are left out, that expectation was too high: such a checkpoint may cost what a part of it may.
+ * When the budget is spent, further blocks are coded on their own, which makes them cheap for the next saves. So chains
+ * of different blocks end at different checkpoints and sizes stay even: there are no periodic full saves.
  *
- * A restart wants the newest checkpoint, and so does the next save. Blocks whose chains would make loading it cost more
- * than newest_load_cost (default 2) base loads are written once more, on their own, as an evictable copy (store/materialized.h).
+ * A restart loads the newest checkpoint, and so does the next save. Some chains would make that cost more than
+ * newest_load_cost (default 2) base loads. Their blocks are stored once more, coded on their own, as an evictable copy
+ * (store/materialized.h).
  */
 #ifndef ENGINE_COST_H
 #define ENGINE_COST_H
@@ -26,58 +28,58 @@ typedef struct load_cost {
 } load_cost;
 
 /*
- * Decoding and verifying one payload, what it builds on excluded. symbols: integers in a symbol stream, as many as elements or,
- * in a sparse one, fewer; of a lossy block, its rank.
+ * The time to decode and verify one payload, without what it builds on. symbols: the integers in a symbol stream, at
+ * most the element count (fewer if sparse); for a lossy block, its rank.
  */
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
                    uint64_t symbols);
 
-/* What the low-rank part of a lossy block adds to it. */
+/* The time that the low-rank part adds to a lossy block. */
 double low_rank_work(uint64_t elements, uint64_t rank);
 
 static inline load_cost record_chain(const record *r) {
     return (load_cost){(double)r->chain_stored, (double)r->chain_work};
 }
-/* The base load of a block, from what it would take on its own. */
+/* The base load of a block, from its standalone size. */
 load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored);
-/* The same for a stored block. Without deltas behind it, loading it is a base load by definition. */
+/* The base load of a stored block. Without deltas below it, its own load is a base load by definition. */
 load_cost record_base(const record *r);
 
 typedef struct load_budget {
     double limit, newest_limit;      /* in base loads */
-    load_cost materialized;          /* of the blocks decided so far, with their materialized copies */
-    load_cost chain, base;           /* of the blocks decided so far */
-    load_cost rest_chain, rest_base; /* expected of those still to come */
+    load_cost materialized;          /* blocks decided so far, with their materialized copies */
+    load_cost chain, base;           /* blocks decided so far */
+    load_cost rest_chain, rest_base; /* expected of the remaining blocks */
 } load_budget;
 
 /*
- * Decoding a delta takes longer than its bytes suggest, so that a part of a checkpoint may cost that many times the limit in time. Weights
- * in lossy chains may have what their moments, most of which build on nothing, leave of it.
+ * Decoding a delta takes longer than its bytes suggest. So a part of a checkpoint may exceed the time limit by this
+ * factor. Weights in lossy chains may use what their moments leave, most of which build on nothing.
  */
 #define PART_EXACT 2.0
 #define PART_LOSSY 3.0
 
-/* Does a part with this chain stay within its bound? */
+/* Whether a part with this chain stays within its own bound. */
 bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base, double part);
-/* Does it, and the whole checkpoint with it? */
+/* Whether it does, and the whole checkpoint with it. */
 bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double part);
-/* May a delta of this size pay at all? */
+/* Whether a delta of this size can save enough at all. */
 bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size);
-/* Must this block be kept ready, for the newest checkpoint to stay within its bound? */
+/* Whether the newest checkpoint exceeds its bound unless this block gets a materialized copy. */
 bool budget_wants_materialized(const load_budget *b, const load_cost *chain, const load_cost *base);
-/* Is this delta (its chain cost, its own size) worth it and within the bounds? */
+/* Whether a delta of this size is worth its chain cost and within both bounds. */
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,
                          uint64_t delta_size, uint64_t standalone_size);
 /*
- * The same for an optimizer step, which is loaded with others: `alone` is what it takes by itself, against a base load of all that this is,
- * `chain` what it adds to loading them.
+ * The same for an optimizer step, which is loaded together with its inputs. alone: the cost of loading it by itself, to
+ * compare with standalone_base. chain: the cost it adds to loading its inputs.
  */
 bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *standalone_base,
                         const load_cost *chain, const load_cost *base, uint64_t delta_size,
                         uint64_t standalone_size);
-/* materialized: what loading the block costs while its checkpoint is the newest. */
+/* Counts a decided block. materialized: the cost of loading it while its checkpoint is the newest. */
 void budget_add(load_budget *b, const load_cost *chain, const load_cost *materialized, const load_cost *base);
-/* chain / base, the larger of bytes and time; 1 if there is nothing to load. */
+/* chain / base of bytes or of time, whichever is larger; 1 if there is nothing to load. */
 double budget_load_cost(const load_budget *b);
 
 #endif

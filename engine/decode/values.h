@@ -13,18 +13,18 @@
 #include "engine/store/view.h"
 #include "kernels/kernels.h"
 
-#define MAX_STEPS      4096u /* blocks read for one block; a chain is a handful */
-#define MAX_SAVE_STEPS 1024u /* the same for a parent that a delta is made on */
-#define MAX_DEPTH      256u  /* blocks on blocks */
+#define MAX_STEPS      4096u /* blocks decoded for one block; a chain has a handful */
+#define MAX_SAVE_STEPS 1024u /* the same for the parent of a delta */
+#define MAX_DEPTH      256u  /* nesting of blocks */
 #define MAX_SAVE_DEPTH 128u
 
-/* A block that optimizer steps were predicted from a moment ago. */
+/* A block that optimizer steps were predicted from recently. */
 #define CACHED_BLOCKS 8
 typedef struct cached_block {
     const record *record; /* NULL: none */
     bytes values;
     uint64_t used;
-    uint32_t pins; /* uses at this moment */
+    uint32_t pins; /* current uses */
 } cached_block;
 
 /* Scratch of one worker. */
@@ -35,64 +35,66 @@ typedef struct decoder {
     bytes integers; /* decoded residuals */
     bytes context;
     lattice_work lattice;
-    columns_cache *columns; /* the load's or the save's, or its own */
+    columns_cache *columns; /* shared by the load or save, or the decoder's own */
     bool own_columns;
-    uint32_t
-        lossy_depth;   /* lossy blocks that wait for their parent's values: these need no hash of their own */
-    bool verify_chain; /* a chain did not give what it should: compare every hash on the way */
-    uint32_t steps;    /* blocks decoded for the present top-level block: bounds hostile fan-out */
-    uint32_t depth;    /* of the present recursion: bounds circles, and the stack */
-    uint32_t step_limit; /* MAX_STEPS; a save stays far below, so that what it commits can be loaded */
-    uint32_t sharing;    /* optimizer steps being decoded: blocks are kept meanwhile */
-    uint32_t nested;     /* inputs of inputs */
+    /* lossy blocks waiting for their parent's values; these values need no hash of their own */
+    uint32_t lossy_depth;
+    bool verify_chain; /* a chain gave wrong values: compare every hash on the way */
+    uint32_t steps;    /* blocks decoded for the current top-level block: bounds hostile fan-out */
+    uint32_t depth;    /* of the current recursion: bounds circles, and the stack */
+    /* MAX_STEPS; a save uses less, so that every load of its blocks stays within the limit */
+    uint32_t step_limit;
+    uint32_t sharing; /* nested optimizer steps in progress: blocks stay cached meanwhile */
+    uint32_t nested;  /* nesting of inputs */
     cached_block cached[CACHED_BLOCKS];
     uint64_t cache_clock;
-    values_store *store;      /* the load's; NULL: nothing is stored */
-    uint32_t filling;         /* the least depth of blocks that are being decoded into it; UINT32_MAX: none */
-    const load_plan *plan;    /* of all that is being loaded; or NULL, and: */
-    const view *top;          /* the load's, or NULL */
-    const bool *has_derived;  /* by tensor of it: others of the same checkpoint are made from it */
-    const payloads *payloads; /* that need not be read; or NULL */
-    uint64_t bytes_read;      /* payloads */
+    values_store *store;      /* the load's; NULL: no store */
+    uint32_t filling;         /* smallest depth of the blocks being decoded into it; UINT32_MAX: none */
+    const load_plan *plan;    /* of the whole load, or NULL; then the next two decide */
+    const view *top;          /* the load's view, or NULL */
+    const bool *has_derived;  /* by tensor of `top`: other tensors of the checkpoint are built from it */
+    const payloads *payloads; /* payloads in memory; or NULL */
+    uint64_t bytes_read;      /* of payloads */
 } decoder;
-/* columns: shared with other workers, and to outlive it; NULL: it gets one of its own. */
+/* Creates a decoder. columns: shared with other workers, must outlive it; NULL: it gets its own. */
 ckd_status decoder_init(decoder *d, columns_cache *columns, ckd_error *err);
 void decoder_free(decoder *d);
 
-/* The values of one block of `v` into `to` (raw_size bytes, any alignment). */
+/* Decodes one block of `v` to `to` (raw_size bytes, any alignment). */
 ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                         ckd_error *err);
 
-/*
- * One block's share of a span: its values that the span wants, into their places in `to`. Adds to *copied how many.
- */
+/* Places one block's part of the span into `to`. Adds the number of elements to *copied. */
 ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
                            const view_block *b, const span *want, void *to, uint64_t *copied, ckd_error *err);
 
 /*
- * The values of a span of a tensor of `v` into `to`, contiguous. CORRUPT if the stored regions do not cover the span,
- * MISMATCH if dtype is not the stored one. expected: their content hash, if the caller knows it.
+ * Decodes a span of a tensor of `v` to `to`, contiguous. expected: the content hash, if the caller knows it. Errors:
+ * CORRUPT (the stored regions do not cover the span, or the hash differs), those of decoding.
  */
 ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
                        void *to, const hash128 *expected, ckd_error *err);
 
-/* The bytes of a blob or a group (raw_size of them), verified. */
+/* Decodes and verifies a blob or a group (raw_size bytes). */
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
-/* The same of a record that many blocks name, which is read once for a load. */
+/* The same for a record that many blocks name; a load reads it once. */
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
 
-/* Blocks that optimizer steps are predicted from are kept for those that build on them, a few of them; calls nest. */
+/* Between these calls, blocks that optimizer steps are predicted from stay cached, a few of them. Calls nest. */
 void values_share_begin(decoder *d);
 void values_share_end(decoder *d);
-/* While blocks are kept: the values of one of them. false: it is none. */
+/* Copies a cached block's values. Returns false if the block is not cached. */
 bool values_cached(decoder *d, const view_block *b, void *to);
 
-/* ---- between values.c, values_step.c, values_lattice.c and device/chain.c ---- */
-/* UNSUPPORTED, if this version does not know the block's coding or predictor. */
+/* ---- shared by values.c, values_step.c, values_lattice.c and device/chain.c ---- */
+/* Errors: UNSUPPORTED (this version does not know the block's coding or predictor). */
 ckd_status values_known(const view_block *b, ckd_error *err);
-/* The block's payload, verified: until the decoder reads the next one. */
+/* The block's verified payload, valid until the decoder reads the next one. */
 ckd_status values_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err);
-/* A lossy block's integers, until the decoder decodes another one; what others share is there until values_lattice_release. */
+/*
+ * A lossy block's integers, valid until the decoder decodes another block. Shared parts stay until
+ * values_lattice_release.
+ */
 typedef struct lattice_parts {
     lattice_block block;
     cached_columns *columns, *rows; /* NULL: none */
@@ -100,19 +102,22 @@ typedef struct lattice_parts {
 ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, const view_block *b,
                                ckd_error *err);
 void values_lattice_release(decoder *d, lattice_parts *p);
-/* A lossy block; `to` holds the parent's values, if it has one. v NULL: a copy that needs nothing else. */
+/*
+ * Decodes a lossy block; `to` holds the parent's values, if it has one. v NULL: a materialized copy, which depends on
+ * nothing.
+ */
 ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
                                  ckd_error *err);
-/* Decodes one block on the way to another one. */
+/* Decodes one block that another block needs. */
 ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                            ckd_error *err);
-/* The same of a block that others may want, too: from the load's store of values, or into it, if its plan says so. */
+/* The same for a block that others may need, too. Uses the load's values_store if the plan says so. */
 ckd_status values_of_input(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                            ckd_error *err);
-/* The values of a dependency, wherever they stand. */
+/* Decodes the values of a dependency, wherever they are. */
 ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
                              uint32_t index, ckd_dtype dtype, void *to, ckd_error *err);
-/* What an optimizer step is expected to give: `to` then wants the residual. */
+/* Predicts an optimizer step into `to`; the caller then applies the residual. */
 ckd_status values_predict(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                           ckd_error *err);
 

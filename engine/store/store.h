@@ -2,11 +2,11 @@
  * The open store: its identity, locks and catalog. Internal to engine/.
  *
  * Invariants:
- *  1. A checkpoint exists if and only if a valid manifest names it and no tombstone does. The catalog only repeats that.
- *  2. Manifests, tombstones, intents and the catalog change only under the publish lock.
- *  3. A chunk file is named in an intent on disk before it is created, and keeps that intent until a manifest names it.
- *  4. A store opened for reading writes nothing; if its catalog does not match the manifests, a catalog in memory does.
- *  5. A chunk file that a manifest may name is never removed; one that may be left over keeps its intent.
+ *  1. A checkpoint exists if and only if a valid manifest names it and no tombstone does. The catalog repeats that.
+ *  2. Manifests, tombstones and the catalog change, and intents appear, only under the publish lock.
+ *  3. An intent on disk names a chunk file before the file is created, and stays until a manifest names the file.
+ *  4. A store opened for reading writes nothing. If its catalog does not match the manifests, a catalog in memory does.
+ *  5. A chunk file that a manifest may name is never removed. A file that may be left over keeps its intent.
  */
 #ifndef ENGINE_STORE_H
 #define ENGINE_STORE_H
@@ -23,28 +23,31 @@
 #include "codec/metadata/metadata.h"
 #include "engine/store/paths.h"
 
-/* ---- scrub_times.c: when chunk files were last read through and found right ---- */
+/* ---- scrub_times.c: when chunk files were last read in full and found intact ---- */
 typedef struct scrubbed_files {
     ckd_id *ids;
     size_t count, capacity;
-    uint64_t at_ns; /* of all of them */
+    uint64_t at_ns; /* the time of that reading, the same for all files */
 } scrubbed_files;
 
-/* What a session saved or restored last, so that the saves of its store's handle notice another launch. */
+/*
+ * The checkpoint that a session saved or restored last. Saves of the store's handle compare it with the run, and so
+ * notice another launch of the job.
+ */
 typedef struct save_follow {
     char run[CKD_RUN_MAX + 1];
-    bool has_last; /* else its run had nothing */
-    bool own;      /* the last one is the session's; else it only was there when that was opened */
+    bool has_last; /* false: the run had no checkpoint */
+    bool own; /* the session saved or restored it; false: it was the newest when the session was opened */
     ckd_id last;
     uint64_t step;
-    ckd_id tried; /* of a save of its own that failed, and may be committed all the same; or zero */
+    ckd_id tried; /* a failed save of the session, which may have been committed nevertheless; zero if none */
 } save_follow;
 
-/* What rooms above do for a store; engine/open.c fills it in. */
+/* Callbacks into the rooms above; engine/open.c sets them. */
 typedef struct store_hooks {
-    /* Removes what dead processes left there. Under the publish lock. */
+    /* Removes what dead processes left in the rooms above. Under the publish lock. */
     ckd_status (*recover)(ckd_store *store, ckd_error *err);
-    /* Behind a commit to `run`, without any lock: what fails is told by on_message. */
+    /* Called after a commit to `run`, without any lock. Failures are reported through on_message. */
     void (*after_commit)(ckd_store *store, const char *run);
     /* Releases devices, references and workspace. */
     void (*close)(ckd_store *store);
@@ -58,62 +61,65 @@ struct ckd_store {
     ckd_id id;
     thread_pool *pool;
     pthread_mutex_t mutex;   /* guards the catalog, which several saves and loads of this handle may use */
-    catalog *catalog;        /* NULL after failures; store_query and store_sync_catalog care for that */
-    bool catalog_in_memory;  /* instead of the file */
-    uint64_t catalog_number; /* of the file that is open: a rebuild puts another one in its place */
-    bool
-        list_unreadable; /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
-    bool all_tensors;    /* set while a rebuild reads those of all checkpoints, however many there are */
-    bool catalog_compared;               /* with what the manifests say, not only with their names */
-    uint64_t manifests_skipped;          /* damaged ones met while refreshing */
-    struct device_lease *devices;        /* that nobody uses now; with the mutex */
-    struct device_reference *references; /* the same (device/reference.h) */
-    uint64_t device_reference_bytes, device_references_held; /* at most, and now */
-    uint64_t device_references_refused; /* of what it may take, what the device did not have */
-    atomic_bool
-        devices_differ; /* from the host in what they compute (save/self_check.h): they code nothing more */
-    scrubbed_files scrubbed;          /* that the catalog is to be told of with its next change */
-    bool keeps_workspace;             /* as sessions do, which save again and again */
-    const save_follow *follow;        /* a session's saves; NULL: they look at nobody */
-    struct save_workspace *workspace; /* that no save has; with the mutex */
+    catalog *catalog;        /* NULL after failures; store_query and store_sync_catalog open it again */
+    bool catalog_in_memory;  /* the catalog is in memory, not the file */
+    uint64_t catalog_number; /* inode of the open file: a rebuild puts another file in its place */
+    /* set by a rebuild: lists checkpoints whose chunk files cannot be read now, for good without their tensors */
+    bool list_unreadable;
+    bool all_tensors; /* set by a rebuild: reads the tensors of all checkpoints, however many there are */
+    /* the rows were compared with the contents of the manifests, not only with their names */
+    bool catalog_compared;
+    uint64_t manifests_skipped;                              /* damaged manifests found while reconciling */
+    struct device_lease *devices;                            /* leases that are free; guarded by the mutex */
+    struct device_reference *references;                     /* likewise (device/reference.h) */
+    uint64_t device_reference_bytes, device_references_held; /* the limit, and what is held now */
+    uint64_t device_references_refused; /* part of the limit that the device could not provide */
+    /* devices computed other values than the host (save/self_check.h): they code nothing more */
+    atomic_bool devices_differ;
+    scrubbed_files scrubbed;          /* to be recorded with the next change of the catalog */
+    bool keeps_workspace;             /* sessions set it, as they save again and again */
+    const save_follow *follow;        /* the session whose saves check for other launches; NULL: no check */
+    struct save_workspace *workspace; /* free workspace; guarded by the mutex */
 };
 
-/* printf to the on_message callback, if any. */
+/* Formats a message for the on_message callback, if there is one. */
 void store_message(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- foreign.c ---- */
-/* CORRUPT if a folder of the store is a symbolic link. */
+/* Refuses a store in which a folder is a symbolic link. Errors: CORRUPT. */
 ckd_status store_check_folders(const ckd_store *store, ckd_error *err);
-/* A message if every user of the machine may write to it. */
+/* Reports a store that every user of the machine can write to. */
 void store_warn_open_to_all(const ckd_store *store);
 
-/* As ckd_store_open. */
+/* Implements ckd_store_open. */
 ckd_status store_open(ckd_store **out, const char *path, ckd_open_mode mode, const ckd_store_options *options,
                       const store_hooks *hooks, ckd_error *err);
-/* As ckd_store_rebuild (rebuild.c). */
+/* Implements ckd_store_rebuild (rebuild.c). */
 ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
                          const store_hooks *hooks, ckd_error *err);
-/* For rebuilding: an existing store, for writing, its catalog not opened. */
+/* Opens an existing store for writing, without its catalog. For rebuilding. */
 ckd_status store_open_without_catalog(ckd_store **out, const char *path, const ckd_store_options *options,
                                       const store_hooks *hooks, ckd_error *err);
 
-/* READ_ONLY unless opened for writing. */
+/* Errors: READ_ONLY (the store is not open for writing). */
 ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
 
 /*
- * The publish lock. BUSY after the store's timeout, naming who holds it; after a second of waiting a message does that.
+ * Takes the publish lock. After a second of waiting, a message names the holder. Errors: BUSY (the store's timeout has
+ * passed; the error names the holder).
  */
 ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err);
-/* The shared reader lock: what it protects is not unlinked. */
+/* Takes the shared reader lock: nothing that it protects is unlinked. */
 ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err);
-/* The same, waiting for so long; 0: not at all. */
+/* The same with a timeout; 0: does not wait. */
 ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, uint32_t timeout_ms,
                                      ckd_error *err);
 ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uint32_t timeout_ms,
                                     ckd_error *err);
 /*
- * For whoever unlinks: the reader lock, exclusive, without waiting. It is tried again and again with one unlinker_wait,
- * zero-initialised, so that a message tells whom it waits for. BUSY while anybody loads or saves.
+ * Takes the reader lock exclusively, without waiting, for callers that unlink files. The caller retries with the same
+ * unlinker_wait, zero-initialised, so that a message can name the holder it waits for. Errors: BUSY (a load or a save
+ * is running).
  */
 typedef struct unlinker_wait {
     uint64_t begun_ns;
@@ -121,112 +127,124 @@ typedef struct unlinker_wait {
 } unlinker_wait;
 ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_store *store, ckd_error *err);
 
-/* Reads and decodes one manifest. NOT_FOUND, CORRUPT, UNSUPPORTED. */
+/* Reads and decodes one manifest. Errors: NOT_FOUND, CORRUPT, UNSUPPORTED. */
 ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
                                uint32_t generation, ckd_error *err);
 
 /*
- * Completes a manifest of an early version, which names its own files only, with those of what it depends on, as far as that is in the store (view_cache.c). Others stay
- * as they are. Takes the mutex. Errors: NOMEM.
+ * Completes a manifest of an early version, which names only its own files, with the files of its dependencies as far
+ * as the store has them (view_cache.c). Other manifests stay unchanged. Takes the mutex. Errors: NOMEM.
  */
 ckd_status manifest_name_older(manifest *m, ckd_store *store, ckd_error *err);
-/* Appends all files that the manifest of the checkpoint with this id names, whether it is listed or not; none, if that cannot be read. Takes the mutex. Errors: NOMEM. */
+/*
+ * Appends all files that the manifest of this checkpoint names, whether the checkpoint is listed or deleted. Adds
+ * nothing if that manifest cannot be read. Takes the mutex. Errors: NOMEM.
+ */
 ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id, ckd_error *err);
 
 /* ---- catalog_sync.c ---- */
 typedef struct reconcile_result {
-    bool behind;         /* the file disagrees, and may not be written: the store was opened for reading */
-    bool catalog_failed; /* the failure is the catalog's, not that of the manifests */
+    bool behind;         /* the file differs and cannot be written, as the store was opened for reading */
+    bool catalog_failed; /* the catalog failed, not the manifests */
 } reconcile_result;
 /*
- * Makes the catalog that is open agree with the manifests: adds what it lacks, drops what is gone. Of a writer, what the
- * catalog lists is durable afterwards. A writer's file only under the publish lock.
+ * Makes the open catalog agree with the manifests: adds missing rows and drops stale ones. For a writer, every
+ * checkpoint in the catalog is durable afterwards. Writing the file needs the publish lock.
  */
 ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err);
 /*
- * How many rows of tensors it adds at most for checkpoints that it ingests, in all stores of the process. For tests, which have no time to make stores of so many.
- * Not while a store is open.
+ * Limits the tensor rows added per reconciliation, in all stores of the process. For tests, which cannot make stores
+ * large enough. Not while a store is open.
  */
 void store_ingest_limit(size_t rows);
 /*
- * In a transaction that brings the catalog in step with a manifest that was just published: notes in it what the folders are like now, so that the next
- * who opens the store need not read all manifests. Under the publish lock, after store_sync_catalog.
+ * Records the current state of the folders in the catalog, so that the next open need not read all manifests. Called in
+ * the transaction that adds or drops a row. Under the publish lock, after store_sync_catalog.
  */
 ckd_status store_set_mark(ckd_store *store, ckd_error *err);
 /*
- * Keeps a text in the catalog, under a key of the caller's; "" keeps what is there. A catalog that is made anew has none. Under the publish lock with the mutex,
- * after store_sync_catalog.
+ * Stores a text in the catalog under the caller's key; "" keeps the present text. A rebuilt catalog starts without it.
+ * Under the publish lock with the mutex, after store_sync_catalog.
  */
 ckd_status store_note(ckd_store *store, const char *key, const char *text, ckd_error *err);
 
-/* ---- catalog.c; all but store_query with the mutex held, or before the handle is shared ---- */
-/* Opens the catalog as the mode asks, in step with the manifests. For writers under the publish lock. */
+/* ---- catalog.c; the mutex is held, or the handle not shared yet, except for store_query ---- */
+/* Opens the catalog as the mode asks, in step with the manifests. Writers hold the publish lock. */
 ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
 /*
- * Writers, under the publish lock, before they rely on the catalog or change it: in step with the manifests, mended if
- * it is damaged or was taken away, in memory if it cannot be used now.
+ * Brings the catalog in step with the manifests. Rebuilds it if it is damaged or missing; uses a catalog in memory if
+ * the file is unusable now. Writers call it under the publish lock before they rely on the catalog or change it.
  */
 ckd_status store_sync_catalog(ckd_store *store, ckd_error *err);
 /*
- * Makes a new file from the manifests, under the publish lock. Only when that is complete, it takes the place of the old one,
- * which is kept as catalog.db.old: after a failure (a full disk) the old one is there, as it was. IO if a chunk file
- * cannot be read. `on_request`, a rebuild: its checkpoint is listed without its tensors then, and all others are listed with theirs, whatever time it takes.
+ * Builds a new catalog file from the manifests, under the publish lock. The new file replaces the old one only when it
+ * is complete, and the old one is kept as catalog.db.old; so after a failure (a full disk) the old one is unchanged.
+ * Errors: IO (a chunk file cannot be read). on_request (an explicit rebuild): such a checkpoint is listed without its
+ * tensors instead, and all others with theirs, however long that takes.
  */
 ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *err);
-/* Leaves the file alone, and works with a catalog in memory. */
+/* Leaves the file alone and works with a catalog in memory. */
 ckd_status store_use_memory(ckd_store *store, ckd_error *err);
 /*
- * Asks the catalog something; takes the mutex. If the file fails, or is behind, the manifests are asked. A question must
- * release what it got when it fails, as it may be asked twice.
+ * Runs a query; takes the mutex. If the file fails or is behind, a catalog made from the manifests answers. A query may
+ * be run twice, so it must release its results when it fails.
  */
 typedef ckd_status (*store_query_fn)(void *context, catalog *c, ckd_error *err);
 ckd_status store_query(ckd_store *store, store_query_fn question, void *context, ckd_error *err);
 
 /* ---- scrub_times.c ---- */
-/* What the catalog remembers; both are released with free. Not to remember is no failure: nothing is there then. Takes the mutex. */
+/*
+ * Reads from the catalog when each chunk file was last verified; the caller frees the array. Never fails: what cannot
+ * be read is missing from the array. Takes the mutex.
+ */
 catalog_file_state *scrub_times_load(size_t *count, ckd_store *store);
-/* A manifest's files were verified at `now`: *f grows. NOMEM. */
+/* Adds the files of a manifest that was verified now to *f. Errors: NOMEM. */
 ckd_status scrub_times_add(scrubbed_files *f, const manifest *m, ckd_error *err);
-/* Leaves it to the next change of the catalog, which costs no sync of its own then. Takes over what *f points to; takes the mutex. */
+/*
+ * Queues the times for the next change of the catalog, so that they cost no sync of their own. Takes over what *f
+ * points to; takes the mutex.
+ */
 void scrub_times_queue(ckd_store *store, scrubbed_files *f);
-/* In a transaction of the catalog, with the mutex held. */
+/* Writes the queued times. In a transaction of the catalog, with the mutex held. */
 ckd_status scrub_times_write(ckd_store *store, ckd_error *err);
-void scrub_times_name(char name[64], const ckd_id *file); /* as the catalog has it */
+void scrub_times_name(char name[64], const ckd_id *file); /* the file's name as the catalog has it */
 
 /* ---- catalog_ingest.c ---- */
 /*
- * Adds one checkpoint to the catalog, from its manifest and the indexes of its chunk files. Takes over what m points to. *last: NULL, or the view that the
- * call before left there, as the next checkpoint may be in the same files; the caller closes it in the end.
- * Inside a transaction. A checkpoint whose chunk files are damaged is added without its tensors, with a message. One whose
- * files the system does not let us read may be fine in a moment: IO, so that the file does not lack its tensors from then
- * on; without them only in memory, or if list_unreadable is set.
+ * Adds one checkpoint to the catalog, from its manifest and the indexes of its chunk files. Takes over what m points
+ * to. *last: NULL, or the view that the previous call left; the next checkpoint may be in the same files. The caller
+ * closes it in the end. Inside a transaction.
+ *
+ * A checkpoint with damaged chunk files is added without its tensors, with a message. Files that the system cannot read
+ * now may be intact: that is IO, as the catalog file would lack those tensors for good. With a catalog in memory, or
+ * list_unreadable, the checkpoint is added without its tensors instead.
  */
 struct view;
 ckd_status store_ingest(ckd_store *store, manifest *m, struct view **last, ckd_error *err);
-/* The same from the manifest alone: not_indexed.c has the tensors when somebody asks for them. */
+/* Adds one checkpoint from its manifest alone. not_indexed.c reads the tensors on request. */
 ckd_status store_ingest_manifest(ckd_store *store, manifest *m, ckd_error *err);
 void store_report_unreadable(const ckd_store *store, const ckd_checkpoint *c, const ckd_error *why);
 
 /* ---- manifests.c ---- */
-/* The manifests in data/m that count: by run and step, of each the generations above its tombstone, highest first. */
+/* Lists the manifests in data/m that count: by run and step, then generations above the tombstone, highest first. */
 typedef struct manifest_list {
     manifest_name *items;
     size_t count;
 } manifest_list;
 ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err);
-/* All of them, also those in the trash; and the tombstones, in the same order. */
+/* The first lists all manifests, those in the trash included; the second all tombstones. Both in the same order. */
 ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_error *err);
 ckd_status manifests_tombstones(manifest_list *out, const ckd_store *store, ckd_error *err);
-/* The tombstone of the lowest generation that says that the manifest does not count; NULL: it counts. */
+/* The tombstone of the lowest generation that covers the manifest; NULL: the manifest counts. */
 const manifest_name *manifests_covering_tombstone(const manifest_list *tombstones, const manifest_name *name);
 void manifests_free(manifest_list *list);
 /*
- * The generation that a new checkpoint at (run, step) gets: above its tombstone. EXISTS if a manifest of it counts, whether
- * that can be read or not; INVALID if no generation is left.
+ * Finds the generation for a new checkpoint at (run, step), above its tombstone. Errors: EXISTS (a manifest counts
+ * there, readable or not), INVALID (no generation is left).
  */
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err);
-/* The same from lists that were read: of manifests that count, and of tombstones. */
+/* The same from lists that the caller has read: manifests that count, and tombstones. */
 ckd_status manifests_free_generation(uint32_t *out, const manifest_list *manifests,
                                      const manifest_list *tombstones, const char *run, uint64_t step,
                                      ckd_error *err);
@@ -234,15 +252,15 @@ static inline bool same_checkpoint_name(const manifest_name *a, const manifest_n
     return a->step == b->step && strcmp(a->run, b->run) == 0;
 }
 
-/* The folders of a store, where they are missing: copies and archives drop empty ones. */
+/* Makes the folders of a store that are missing; copies and archives drop empty ones. */
 ckd_status store_make_directories(const char *root, ckd_error *err);
 
 /* ---- recovery.c ---- */
-/* Removes what writers that died have left. Under the publish lock. */
+/* Removes what dead writers left. Under the publish lock. */
 ckd_status store_recover(ckd_store *store, ckd_error *err);
 
 /* ---- queries.c ---- */
-/* Like ckd_store_find; the messages say what there is. Takes the mutex. */
+/* Like ckd_store_find; the error says what the store has instead. Takes the mutex. */
 ckd_status store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
 ckd_status store_find_id(ckd_checkpoint *out, ckd_store *store, const ckd_id *id, ckd_error *err);
 /* Like ckd_store_list; release the items with catalog_list_free. */
@@ -251,7 +269,7 @@ ckd_status store_list(ckd_checkpoint_list *out, ckd_store *store, const char *ru
 static inline bool id_equal(const ckd_id *a, const ckd_id *b) {
     return memcmp(a, b, sizeof(*a)) == 0;
 }
-/* For qsort and bsearch: ids, and structs that begin with one, in the order of their bytes. */
+/* Compares ids, and structs that begin with one, by their bytes. For qsort and bsearch. */
 static inline int id_compare(const void *a, const void *b) {
     return memcmp(a, b, sizeof(ckd_id));
 }

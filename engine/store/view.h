@@ -1,5 +1,5 @@
 /*
- * A view: one checkpoint opened for reading, its tensors, shards and blocks looked up by name and place. Immutable once
+ * A view: one checkpoint opened for reading. Finds its tensors, shards and blocks by name and position. Immutable once
  * open, so threads share it. Internal to engine/.
  */
 #ifndef ENGINE_VIEW_H
@@ -12,81 +12,89 @@
 typedef struct view_block {
     const record *record;
     const chunk *chunk;
-    const record *materialized; /* a copy that needs nothing else, or NULL (materialized.h) */
+    /* the materialized copy, which depends on nothing, or NULL (materialized.h) */
+    const record *materialized;
     const chunk *materialized_chunk;
-    uint32_t file; /* number of its file in the manifest of the view's root */
+    uint32_t file; /* index of its file in the manifest of the view's root */
 } view_block;
 
-/* Its blocks lie in the region's order and tile it. */
+/* The blocks lie in the region's order and tile it. */
 typedef struct view_shard {
     const ckd_region *region; /* canonical */
     uint64_t elements;
     const view_block *blocks;
     size_t block_count;
-    measures
-        measures; /* all 0 in an exact checkpoint, and of a region kept exactly in a lossy one; NaN: not known */
+    /* all 0 in an exact checkpoint, and for a region that a lossy checkpoint keeps exactly; NaN: unknown */
+    measures measures;
 } view_shard;
 
 typedef struct view_tensor {
     const record_tensor *tensor;
     geometry shape;
-    size_t order;             /* position among the tensors in the order saved */
+    size_t order;             /* position in the order in which the tensors were saved */
     const view_shard *shards; /* ascending by first element; they tile the tensor */
     size_t shard_count;
-    bool in_sequence; /* each shard begins where the one before it ends */
+    bool in_sequence; /* each shard begins where the previous one ends */
 } view_tensor;
 
-/* The same values as `block` of a view has, in another record: compaction may have written them again. */
+/* Another record with the same values as `block`: compaction may have written them again. */
 typedef struct view_other {
-    view_block *block; /* of the view's blocks: the one that is read */
+    view_block *block; /* the view's block with these values, which is the one that is read */
     view_block other;
 } view_other;
 
 /*
- * A view of an own checkpoint is a root. Another checkpoint that its blocks build on is seen within it: as far as the files that the
- * root's manifest names hold it, which may be a part of it only.
+ * A view of a checkpoint's own files is a root. Its blocks may build on another checkpoint, which is then seen within
+ * the root: only the records in files that the root's manifest names, and so perhaps a part of that checkpoint.
  */
 typedef struct view {
-    manifest manifest;       /* within a root: the checkpoint's id, and nothing else */
-    const struct view *root; /* NULL: it is one */
-    uint64_t serial;         /* of its root: no two roots of a process have the same */
-    bool is_draft;           /* of a manifest that is not published: not found by its checkpoint */
+    manifest manifest;       /* within a root: only the checkpoint's id */
+    const struct view *root; /* NULL: this view is a root */
+    uint64_t serial;         /* of its root; unique among the roots of the process */
+    bool is_draft;           /* the manifest is not published: lookups by checkpoint skip this view */
     chunk **chunks;
-    const chunk_part **parts; /* of each: what it has of this checkpoint */
+    const chunk_part **parts; /* for each chunk: its records of this checkpoint */
     size_t chunk_count;
     view_block *blocks;
-    size_t *collected; /* of each block: its place among all before they were sorted */
+    size_t *collected; /* for each block: its index before sorting */
     view_shard *shards;
-    view_tensor *tensors; /* by name */
+    view_tensor *tensors; /* sorted by name */
     size_t block_count, shard_count, tensor_count;
-    struct view_other *others; /* within a root: blocks with the values of another one */
+    struct view_other *others; /* within a root: duplicates of blocks of this view */
     size_t other_count;
-    bool chosen; /* between a block and its others */
-    view_block *blobs,
-        *shared; /* shared: groups, sides and links, which blocks name by their content; by kind and content */
+    bool chosen; /* the choice between duplicates was made */
+    /* shared: groups, sides and links, which blocks name by content; sorted by kind and content */
+    view_block *blobs, *shared;
     size_t blob_count, shared_count;
     chunk **materialized_chunks;
     size_t materialized_count;
 } view;
 
 /*
- * Opens the chunk files of a manifest and arranges what they hold of its checkpoint. Takes over what m points to (also on
- * failure). `inconsistent` is the status for records that contradict each other, or leave something of a tensor out:
- * CORRUPT for a stored checkpoint, MISMATCH for one about to be committed. `like` (may be NULL) is a view whose blocks may be in the
- * same order, which then need not be found anew, or whose files may be the same, which then need not be opened again; nobody else may open or close a
- * view meanwhile that has such a file, too.
+ * Opens the chunk files of a manifest and arranges its checkpoint's records. Takes over what m points to, also on
+ * failure. `inconsistent` is the status for records that contradict each other or leave part of a tensor out: CORRUPT
+ * for a stored checkpoint, MISMATCH for one about to be committed. `like` (may be NULL) is a view that may have the
+ * same block order or the same files; the order is then not sorted, and the files are not opened, again. No other
+ * thread may open or close a view with such a file meanwhile.
  */
 ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
                      ckd_status inconsistent, ckd_error *err);
-/* view_arrange.c: sorts what was collected into tensors and shards; of a root they must tile what they belong to. As view_open. */
+/*
+ * view_arrange.c: sorts the collected records into tensors and shards. In a root, they must tile their tensors. Errors:
+ * as view_open.
+ */
 ckd_status view_arrange(view *v, const view *like, ckd_status inconsistent, ckd_error *err);
-/* One chunk file, as the manifest of `of` names it. Errors: CORRUPT (missing, or another file), UNSUPPORTED, IO, NOMEM. */
+/*
+ * Opens one chunk file that the manifest of `of` names. Errors: CORRUPT (missing, or another file), UNSUPPORTED, IO,
+ * NOMEM.
+ */
 ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *file,
                            const ckd_checkpoint *of, ckd_error *err);
 void view_close(view *v); /* accepts NULL */
 /*
- * What the chunks hold of checkpoint `id`, seen within `root`: blocks may be missing. Of blocks that are there twice the one in the first chunk is read, and v->others has
- * the rest. Holds the chunks; files: the number of each in the root's manifest. Errors: CORRUPT (records that contradict each other), UNSUPPORTED, IO, NOMEM.
+ * Opens the records of checkpoint `id` in these chunks, within `root`; blocks may be missing. If a block is there
+ * twice, the one in the first chunk is read and v->others lists the rest. Holds the chunks. files: the index of each
+ * chunk in the root's manifest. Errors: CORRUPT (records that contradict each other), UNSUPPORTED, IO, NOMEM.
  */
 ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chunk *const *chunks,
                             const uint32_t *files, size_t count, ckd_error *err);
@@ -94,44 +102,54 @@ ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chun
 void view_drop_materialized(view *v);
 
 /*
- * view_measures.c: gives the shards of a lossy checkpoint their measures; without it they are all 0. They only inform: if they are damaged, figures are
- * not known, and that is all. Errors: `inconsistent` (two records of them in a file), NOMEM.
+ * view_measures.c: attaches the measures of a lossy checkpoint to its shards; without this call they are all 0.
+ * Measures only inform, so damaged ones become unknown. Errors: `inconsistent` (a file has two measures records),
+ * NOMEM.
  */
 ckd_status view_attach_measures(view *v, ckd_status inconsistent, ckd_error *err);
-/* Relative L2 error of these sums; NaN if not known. */
+/* Relative L2 error of these sums; NaN if unknown. */
 double measures_rel_l2(const measures *m);
 
-/* NULL if there is none. */
+/* Both return NULL if there is none. */
 const view_tensor *view_find(const view *v, const char *tensor);
 const view_block *view_find_blob(const view *v, const char *name);
-/* The group or side record with this content; NULL if there is none. */
+/* Finds the group or side record with this content; NULL if there is none. */
 const view_block *view_find_shared(const view *v, record_kind kind, const hash128 *content);
-/* The link with this content that has the dtype and count of the record which builds on it; NULL if there is none. */
+/*
+ * Finds the link with this content, and with the dtype and count of the record that builds on it; NULL if there is
+ * none.
+ */
 const view_block *view_find_link(const view *v, const record *of, const hash128 *content);
 
 /* ---- view_shards.c ---- */
-/* Does each shard begin where the one before it ends? */
+/* Whether each shard begins where the previous one ends. */
 bool view_in_sequence(const view_tensor *t);
-/* Shards first ... end - 1 of the tensor are those that can intersect the span: few, if shards are rows or ranges, or cut as the span is. */
+/*
+ * Finds shards first ... end - 1, the only ones that can intersect the span. These are few if shards are rows or
+ * ranges, or are cut as the span is.
+ */
 void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const span *want);
-/* Blocks first ... end - 1 of the shard are those that can intersect the span (of the same tensor). */
+/* Finds blocks first ... end - 1 of the shard, the only ones that can intersect the span (of the same tensor). */
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
                       const span *want);
 
-/* Sums over a shard's blocks; coding is "mixed" if they differ. */
+/* Sums over the blocks of shards; coding is "mixed" if they differ. */
 typedef struct view_totals {
     uint64_t stored_bytes;
     uint32_t depth;
     const char *coding;
-    measures measures; /* sums add, maxima are maxima; the direction's change is weighted by elements */
-    double direction_squares; /* elements times its square */
+    measures measures; /* sums are added, maxima are maxima; the direction's change is weighted by elements */
+    double direction_squares; /* sum of elements times squared direction change */
     uint64_t elements;
 } view_totals;
 void view_add_shard(view_totals *totals, const view_shard *shard); /* start from zero */
-/* One tensor as the public API shows it; its strings live as long as the view. */
+/* Describes one tensor for the public API. The strings live as long as the view. */
 void view_tensor_info(ckd_tensor_info *out, const view_tensor *t);
 
-/* What a record adds to its checkpoint: payload, header (its share of its bundle's), and its share of the index. */
+/*
+ * Bytes that a record adds to its checkpoint: payload, header (or its share of its bundle's), and its share of the
+ * index.
+ */
 uint64_t view_stored_bytes(const view_block *b);
 /* "raw", "standalone", "delta", "step", "same", "copy", "cast". */
 const char *view_block_coding(const view_block *b);
@@ -147,38 +165,40 @@ typedef struct older_file {
 typedef struct view_cache {
     ckd_store *store;
     pthread_mutex_t mutex;
-    bool use_materialized; /* set by views_init; verification wants the blocks themselves */
-    bool
-        deleted_too; /* set while the reader lock keeps the files of what was deleted since the first view was opened */
-    bool values_only; /* set for views of which only values are wanted: they are opened without measures */
+    bool use_materialized; /* set by views_init; verification clears it, to check the blocks themselves */
+    /* set while the reader lock keeps the files of checkpoints that were deleted since the first view was opened */
+    bool deleted_too;
+    bool values_only; /* set for callers that want only values: views are opened without measures */
     view **views;
     size_t count, capacity;
-    struct older_file *older; /* that are open */
+    struct older_file *older; /* older files that are open */
     size_t older_count, older_capacity;
 } view_cache;
 void views_init(view_cache *cache, ckd_store *store);
 /*
- * The root view of a checkpoint, by its own manifest; that of an early version is given the files that the manifests of its dependencies name. The
- * view lives as long as the cache. Errors name the checkpoint.
+ * Gets the root view of a checkpoint, from its own manifest. A manifest of an early version is first given the files
+ * that the manifests of its dependencies name. The view lives as long as the cache. Errors name the checkpoint.
  */
 ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err);
 /*
- * A root view of this manifest, which may name other files than the published one, or stand for one that is still to be published. Takes over what m points to,
- * also on failure. The view lives as long as the cache, and views_get never finds it. Errors: as view_open.
+ * Opens a root view of this manifest, which may name other files than the published one, or may not be published yet.
+ * Takes over what m points to, also on failure. The view lives as long as the cache, and views_get never finds it.
+ * Errors: as view_open.
  */
 ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error *err);
 /*
- * The checkpoint that a block of `own` builds on, as far as the files of own's root hold it. Lives as long as the cache; not to be asked for when that root
- * has been closed. Errors: NOT_FOUND (the files hold nothing of it), CORRUPT (a file is missing, or another one), UNSUPPORTED, IO, NOMEM.
+ * Gets the checkpoint that a block of `own` builds on, as far as the files of own's root hold it. The view lives as
+ * long as the cache. Not after that root was closed. Errors: NOT_FOUND (the files hold none of its records), CORRUPT (a
+ * file is missing, or another one), UNSUPPORTED, IO, NOMEM.
  */
 ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
                         ckd_error *err);
-/* Closes the materialized copies of all views and does without from now on. Not while another thread uses the cache. */
+/* Closes the materialized copies of all views and uses none from now on. Not while another thread uses the cache. */
 void views_drop_materialized(view_cache *cache);
 void views_free(view_cache *cache);
 
-/* ---- view_source.c: what a block builds on; no payload is read ---- */
-/* Where the values of a dependency of kind VALUES stand. */
+/* ---- view_source.c: finds what a block builds on; reads no payload ---- */
+/* The location of the values of a dependency of kind VALUES. */
 typedef struct view_source {
     const view *view;
     const view_tensor *tensor;
@@ -186,22 +206,25 @@ typedef struct view_source {
     const hash128 *content;
 } view_source;
 /*
- * Finds the values of dependency `index` of the block; they have as many elements as the block. dtype NONE: any. Errors: CORRUPT, which names the block, those of
- * views_within.
+ * Finds the values of dependency `index` of the block; they have as many elements as the block. dtype NONE: any.
+ * Errors: CORRUPT (names the block), those of views_within.
  */
 ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, const view_block *b,
                           uint32_t index, ckd_dtype dtype, ckd_error *err);
-/* The block that holds exactly these values; NULL if there is none. */
+/*
+ * Reads from the catalog when each chunk file was last verified; the caller frees the array. Never fails: what cannot
+ * be read is missing from the array. Takes the mutex.
+ */
 const view_block *view_source_block(const view_source *s);
-/* Does the block build on a link, which only early versions wrote? */
+/* Whether the block builds on a link, which only early versions wrote. */
 bool view_builds_on_link(const record *r);
 /*
- * Finds the block that holds the values that this one is a delta of or rounds, and the view it is in. *out is NULL if these values stand in several blocks, or in parts of
- * them. Errors: as view_source_of.
+ * Finds the block that this one rounds or is a delta on, and its view. *out is NULL if the values are spread over
+ * several blocks or are only a part of one. Errors: as view_source_of.
  */
 ckd_status view_parent_block(const view_block **out, const view **in, view_cache *cache, const view *own,
                              const view_block *b, ckd_error *err);
-/* CORRUPT, naming the block. */
+/* Returns CORRUPT and names the block. */
 ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *what);
 
 #endif
