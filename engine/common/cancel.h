@@ -7,13 +7,13 @@
 
 #include "base/file.h"
 
-#define CANCEL_SHARE 20 /* polling may take one part in 20 of the time: some file systems are slow */
+#define CANCEL_SHARE \
+    20 /* polling may take one part in this many of the elapsed time, as some file systems are slow */
 
 /* Used by one thread at a time. */
 typedef struct cancel_check {
-    ckd_status (*poll)(void *context,
-                       /* returns the error that the work shall end with; NULL: never cancelled */
-                       ckd_error *err);
+    /* Returns the error that the work shall end with, or CKD_OK. NULL: the work is never cancelled. */
+    ckd_status (*poll)(void *context, ckd_error *err);
     void *context;
     uint64_t every_ns; /* minimum time between polls */
     uint64_t next_ns;

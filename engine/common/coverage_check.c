@@ -36,7 +36,7 @@ static uint64_t at(const coverage *t, uint32_t d, uint64_t x) {
     return reduce(hash64(text, sizeof(text)));
 }
 
-/* Of the coordinates from ... to - 1 in dimension d. */
+/* Weight of coordinates from ... to - 1 in dimension d. */
 static uint64_t interval(const coverage *t, uint32_t d, uint64_t from, uint64_t to) {
     return minus(at(t, d, to), at(t, d, from));
 }
@@ -49,7 +49,7 @@ static uint64_t box(const coverage *t, const ckd_region *r) {
     return weight;
 }
 
-/* Of the first `count` elements in row-major order: one box in each dimension. */
+/* Weight of the first `count` elements in row-major order: a sum of one box per dimension. */
 static uint64_t first_elements(const coverage *t, uint64_t count) {
     const geometry *g = t->g;
     uint64_t weight = g->ndim == 0 ? count : 0, lead = 1;
@@ -71,7 +71,7 @@ coverage coverage_begin(const geometry *g, uint64_t seed) {
     return t;
 }
 
-/* false: it has no elements. */
+/* Returns false if the region has no elements. */
 static bool measure(uint64_t *weight, uint64_t *elements, const coverage *t, const ckd_region *region) {
     if (!region_count(elements, t->g, region) || *elements == 0) {
         return false;

@@ -5,9 +5,9 @@
  * sum of a weight over its elements. Element (x0, x1, ...) has the weight of the product of P0(x0 + 1) - P0(x0),
  * P1(x1 + 1) - P1(x1), ... in the integers modulo 2^61 - 1, where every Pd(x) is a hash of d, x and a seed. Such sums
  * telescope, so a box or a flat range of any size costs a few multiplications. Regions that tile the tensor always
- * add up to the tensor's weight. Other regions do so only if a nonzero polynomial of degree at most 16 in the Pd(x) happens to
- * vanish there, which has a probability of 2^-57 (Schwartz, "Fast probabilistic algorithms for verification of
- * polynomial identities", JACM 1980, lemma 1). This assumes that nobody chose the regions to fit the seed.
+ * add up to the tensor's weight. Other regions do so only if a nonzero polynomial of degree at most 16 in the Pd(x)
+ * happens to vanish there, which has a probability of 2^-57 (Schwartz, "Fast probabilistic algorithms for verification
+ * of polynomial identities", JACM 1980, lemma 1). This assumes that nobody chose the regions to fit the seed.
  */
 #ifndef ENGINE_COMMON_COVERAGE_CHECK_H
 #define ENGINE_COMMON_COVERAGE_CHECK_H

@@ -1,4 +1,4 @@
-/* Names of the public vocabulary, and identities. */
+/* Names of the public enums, and ids. */
 #include <string.h>
 
 #include "base/file.h"

@@ -2,7 +2,7 @@
 
 #include "base/file.h"
 
-#define NAP_NS UINT64_C(100000000) /* at most, between two calls of `tell` */
+#define NAP_NS UINT64_C(100000000) /* longest sleep between two calls of `tell` */
 
 ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t moved, pace_tell_fn tell,
                      void *context, ckd_error *err) {

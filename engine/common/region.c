@@ -56,8 +56,8 @@ bool region_equal(const ckd_region *a, const ckd_region *b, uint32_t ndim) {
 }
 
 /*
- * The runs of a region: `count` of them, `length` elements each, contiguous in global order. A box's runs cover its last
- * dimension that is not complete and all below it; `outer` dimensions are above that.
+ * The runs of a region: `count` runs of `length` elements each, contiguous in global order. In a box, a run covers the
+ * innermost dimension that is not complete, and all below it; `outer` dimensions lie above.
  */
 typedef struct runs {
     const geometry *g;
@@ -105,7 +105,7 @@ static uint64_t run_start(const runs *r, uint64_t index) {
     return global;
 }
 
-/* The first run that ends behind `global`; r->count if there is none. */
+/* Finds the first run that ends after `global`; r->count if there is none. */
 static uint64_t run_seek(const runs *r, uint64_t global) {
     const ckd_region *region = r->region;
     uint64_t prefix = 0, below = r->count, rest = global;
@@ -153,7 +153,7 @@ int region_compare(const ckd_region *a, const ckd_region *b, const geometry *g) 
     if (a->kind != b->kind) {
         return a->kind < b->kind ? -1 : 1;
     }
-    if (a->start != b->start || a->count != b->count) { /* empty ranges begin nowhere */
+    if (a->start != b->start || a->count != b->count) { /* empty ranges have no first element */
         return a->start != b->start ? (a->start < b->start ? -1 : 1) : a->count < b->count ? -1 : 1;
     }
     for (uint32_t d = 0; a->kind == CKD_REGION_BOX && d < g->ndim; d++) {
@@ -167,7 +167,10 @@ int region_compare(const ckd_region *a, const ckd_region *b, const geometry *g) 
     return 0;
 }
 
-/* Walks the runs of a span. `global` and `local` (from the span's first element) describe what is left of the current run. */
+/*
+ * Walks the runs of a span. `global`, `local` (from the span's first element) and `length` describe the rest of the
+ * current run.
+ */
 typedef struct walk {
     runs r;
     uint64_t first, end; /* of the span, in the region's order */
@@ -176,7 +179,7 @@ typedef struct walk {
     bool done;
 } walk;
 
-/* Makes run `index`, cut to the span, the current one. */
+/* Makes run `index`, clipped to the span, the current run. */
 static void walk_to(walk *w, uint64_t index) {
     w->index = index;
     uint64_t begin = index * w->r.length, end = begin + w->r.length;
@@ -201,7 +204,7 @@ static walk walk_begin(const geometry *g, const span *s) {
     return w;
 }
 
-/* Drops what lies before `global`, which must not lie before the current position. */
+/* Skips everything before `global`, which must not lie before the current position. */
 static void walk_seek(walk *w, uint64_t global) {
     if (global >= w->global + w->length) {
         uint64_t index = run_seek(&w->r, global);
@@ -215,7 +218,7 @@ static void walk_seek(walk *w, uint64_t global) {
     }
 }
 
-/* Finds the next stretch that both walks share; false at the end. Both then stand at its start. */
+/* Finds the next stretch that both walks share, and moves both to its start. Returns false at the end. */
 static bool walk_meet(walk *a, walk *b, uint64_t *length) {
     while (!a->done && !b->done) {
         if (a->global + a->length <= b->global) {
@@ -281,7 +284,7 @@ static bool boxes_overlap(const geometry *g, const ckd_region *a, const ckd_regi
     return true;
 }
 
-/* Quick, for what is often so: true says that a has all elements of b, which has some. */
+/* A quick test for the common case: true means that a holds every element of b, which is not empty. */
 static bool holds_all(const geometry *g, const span *a, const span *b) {
     uint64_t elements;
     if (a->region->kind != CKD_REGION_BOX) {

@@ -1,6 +1,7 @@
 /*
- * A name is cut at dots and slashes. A slot is a component that says which state of a parameter this is; it stands behind the parameter's
- * name (PyTorch, DCP, FSDP, DeepSpeed), or before it (Megatron, Optax, ckptdelta itself), and containers stand before both.
+ * A name is cut at dots and slashes. A slot is a component that says which state of a parameter the tensor is. It
+ * follows the parameter's name (PyTorch, DCP, FSDP, DeepSpeed), or precedes it (Megatron, Optax, ckptdelta itself).
+ * Containers precede both.
  *
  *   optimizer.state.layers.0.weight.exp_avg        containers, parameter, slot
  *   optimizer.state.exp_avg.layers.0.weight        containers, slot, parameter
@@ -13,7 +14,7 @@
 static const struct {
     const char *name;
     name_slot slot;
-    bool strong; /* without containers as well */
+    bool strong; /* a slot even without containers */
 } slots[] = {
     {"exp_avg", SLOT_FIRST, true},
     {"momentum_buffer", SLOT_FIRST, true},
@@ -89,21 +90,21 @@ static bool is_among(component c, const char *const *names, size_t count) {
     return false;
 }
 
-/* An optimizer, or all that it keeps. */
+/* An optimizer, or its whole state. */
 static bool is_optimizer(component c) {
     static const char *const names[] = {"optim", "opt", "osd", "param_states"};
     return is_among(c, names, sizeof(names) / sizeof(names[0])) || contains(c, "optimizer") ||
            begins(c, "optim_") || begins(c, "opt_state") || ends(c, "_opt_state") || begins(c, "chained_");
 }
 
-/* Between the optimizer's name and the parameter's. */
+/* Components between the optimizer's name and the parameter's. */
 static bool is_container(component c) {
     static const char *const names[] = {"state",       "states",       "zero",
                                         "inner_state", "inner_states", "train_state"};
     return is_optimizer(c) || is_among(c, names, sizeof(names) / sizeof(names[0]));
 }
 
-/* What no weight's name has. */
+/* Components that never occur in a weight's name. */
 static bool is_mark(component c) {
     static const char *const names[] = {"mu",     "nu",         "optim",       "variance",
                                         "master", "main_param", "param_groups"};
@@ -144,7 +145,7 @@ static size_t slot_number(component c) {
     return i;
 }
 
-/* How many components at the front can be containers: the first may have any number behind it. */
+/* How many leading components can be containers. Numbers count after the first. */
 static uint32_t containers(const role_name *r, const char *name) {
     uint32_t n = 0;
     while (n < r->count &&
@@ -154,7 +155,7 @@ static uint32_t containers(const role_name *r, const char *name) {
     return n;
 }
 
-/* Numbers at the end of the containers are the beginning of a parameter's name, but for one that says which optimizer this is. */
+/* Trailing numbers of the containers begin the parameter's name, except for one that numbers the optimizers. */
 static uint32_t likely_begin(const role_name *r, const char *name, uint32_t latest) {
     static const char *const several[] = {"optimizers", "optimizer_states", "opt_state", "opt_states"};
     uint32_t from = latest;
@@ -166,7 +167,7 @@ static uint32_t likely_begin(const role_name *r, const char *name, uint32_t late
     return from + one_of;
 }
 
-/* state.0.exp_avg, but not state.params.layer.weight. */
+/* Matches state.0.exp_avg, but not state.params.layer.weight. */
 static bool is_bare_state(const role_name *r, const char *name) {
     static const char *const models[] = {"params", "model", "module", "state_dict", "model_state"};
     component first = component_at(r, name, 0);
@@ -230,7 +231,7 @@ void role_name_read(role_name *out, const char *name, size_t size) {
     uint32_t front = containers(out, name);
     bool known = read_prefix(out, name, front) || read_suffix(out, name, front);
     if (known && !out->sure && !out->marked) {
-        out->slot = SLOT_NONE; /* a weight that happens to be called so */
+        out->slot = SLOT_NONE; /* a weight that happens to have this name */
     }
     out->marked = out->marked || out->slot != SLOT_NONE;
 }

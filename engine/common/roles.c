@@ -1,6 +1,7 @@
 /*
- * Which weight each tensor of an optimizer belongs to, by all names of a checkpoint together. Names are compared as they are; then without what
- * wraps a module; then without what stands before a whole model. A comparison that gives several weights gives none.
+ * Finds the weight that each optimizer tensor belongs to, from all names of a checkpoint together. Names are compared
+ * as they are, then without module wrappers, then without prefixes of a whole model. An ambiguous comparison finds
+ * nothing.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,14 +14,14 @@
 enum { AS_IT_IS, UNWRAPPED, WITHOUT_MODEL, WAYS };
 
 #define NOBODY     SIZE_MAX
-#define MOST_ALIKE 64u /* names that are looked at because they are the same but for wrappers */
+#define MOST_ALIKE 64u /* limit of names examined that are equal apart from wrappers */
 
 typedef struct name_key {
     uint64_t hash;
     size_t tensor;
 } name_key;
 
-/* Names to be found, compared in one way. */
+/* Names to be found with one way of comparing. */
 typedef struct name_table {
     name_key *keys; /* by hash, then tensor */
     size_t count;
@@ -33,7 +34,7 @@ typedef struct roles {
     const ckd_parameter_order *orders;
     size_t order_count;
     name_table weights[WAYS], masters[WAYS];
-    size_t *owners; /* of each tensor: the weight or master that it belongs to */
+    size_t *owners; /* by tensor: the weight or master that it belongs to */
 } roles;
 
 typedef struct text {
@@ -41,7 +42,7 @@ typedef struct text {
     size_t size;
 } text;
 
-/* ---- names in one way ---- */
+/* ---- names in one way of comparing ---- */
 
 static bool is_one_of(const char *at, size_t size, const char *const *names, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -86,7 +87,7 @@ static int by_hash(const void *left, const void *right) {
     return a->tensor < b->tensor ? -1 : a->tensor > b->tensor;
 }
 
-/* The part of a tensor's name that others are compared with: a weight's is all of it. */
+/* The part of a tensor's name that is compared; for a weight, the whole name. */
 static const char *parameter_of(const roles *r, size_t tensor, size_t *size) {
     role_name parsed;
     const char *name = r->tensors[tensor].name;
@@ -103,7 +104,7 @@ static bool shapes_agree(const ckd_tensor_name *a, const ckd_tensor_name *b) {
            (a->ndim == 0 || memcmp(a->shape, b->shape, a->ndim * sizeof(a->shape[0])) == 0);
 }
 
-/* The only tensor of this name and shape; NOBODY: none, or several. */
+/* Finds the only tensor with this name and shape; NOBODY: none, or several. */
 static size_t look_up(const roles *r, const name_table *table, const text *wanted, int way, size_t asking) {
     uint64_t hash = hash64(wanted->bytes, wanted->size);
     size_t low = 0, high = table->count, found = NOBODY;
@@ -130,7 +131,7 @@ static size_t look_up(const roles *r, const name_table *table, const text *wante
         if (found != NOBODY && strcmp(r->tensors[found].name, r->tensors[tensor].name) != 0) {
             return NOBODY;
         }
-        found = found == NOBODY ? tensor : found; /* another region of the same tensor */
+        found = found == NOBODY ? tensor : found; /* else another region of the same tensor */
     }
     return found;
 }
@@ -162,7 +163,7 @@ static ckd_status fill_table(name_table *table, const roles *r, int way, ckd_rol
     return CKD_OK;
 }
 
-/* ---- which weight ---- */
+/* ---- finding the weight ---- */
 
 static size_t find_part(const roles *r, const name_table tables[WAYS], int way, size_t asking,
                         const char *part, size_t size) {
@@ -174,7 +175,7 @@ static size_t find_part(const roles *r, const name_table tables[WAYS], int way, 
     return look_up(r, &tables[way], &wanted, way, asking);
 }
 
-/* The longest name that a weight has: state.0.weight may be of "0.weight", or of "weight". */
+/* Tries longer names first: state.0.weight may belong to "0.weight" or to "weight". */
 static size_t find_named(const roles *r, const name_table tables[WAYS], size_t asking,
                          const role_name *parsed) {
     const char *name = r->tensors[asking].name;
@@ -189,7 +190,7 @@ static size_t find_named(const roles *r, const name_table tables[WAYS], size_t a
     return found;
 }
 
-/* A role that was given, to a name that says nothing: its first or its last component is taken for the slot. */
+/* For a role that the caller set although the name has no slot: takes the first or the last component for the slot. */
 static size_t find_beside(const roles *r, const name_table tables[WAYS], size_t asking,
                           const role_name *parsed) {
     const char *name = r->tensors[asking].name;
@@ -208,7 +209,7 @@ static size_t find_beside(const roles *r, const name_table tables[WAYS], size_t 
     return found;
 }
 
-/* state.3.exp_avg, with the prefix that the order has. */
+/* Resolves state.3.exp_avg by a parameter order with the same prefix. */
 static size_t find_numbered(const roles *r, const name_table tables[WAYS], size_t asking,
                             const role_name *parsed) {
     const char *name = r->tensors[asking].name;
@@ -244,7 +245,7 @@ static bool is_float(ckd_dtype dtype) {
     return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
-/* A lossy fidelity would have changed its values. */
+/* Whether a lossy fidelity would have changed the values. */
 static bool could_be_lossy(const ckd_tensor_name *t) {
     uint64_t elements = 1;
     for (uint32_t d = 0; d < t->ndim; d++) {
@@ -258,7 +259,7 @@ static void doubt(roles *r, size_t i) {
     r->owners[i] = NOBODY;
 }
 
-/* What the name alone says. Roles that take a weight are looked at once all weights are known. */
+/* Sets what the name alone decides. Roles that need a weight are decided when all weights are known. */
 static ckd_status begin(roles *r, ckd_error *err) {
     for (size_t i = 0; i < r->count; i++) {
         const ckd_tensor_name *t = &r->tensors[i];
@@ -285,7 +286,7 @@ static bool is_state(ckd_role role) {
     return role == CKD_ROLE_EXP_AVG || role == CKD_ROLE_EXP_AVG_SQ || role == CKD_ROLE_MASTER;
 }
 
-/* m.layer.weight beside layer.weight: a short name for a moment, or a layer that is called so. */
+/* m.layer.weight beside layer.weight: a short name for a moment, or a layer of that name. */
 static bool may_be_moment(const roles *r, size_t i) {
     role_name parsed;
     const char *name = r->tensors[i].name;
@@ -327,7 +328,7 @@ static void pair(roles *r) {
     }
 }
 
-/* All regions of a master that has no weight are what its first one is. */
+/* Gives all regions of a master without a weight the owner of its first region. */
 static void join_regions(roles *r) {
     for (size_t i = 0; i < r->count; i++) {
         if (r->out[i].role == CKD_ROLE_MASTER && r->owners[i] == NOBODY) {
@@ -340,7 +341,7 @@ static void join_regions(roles *r) {
     }
 }
 
-/* ---- two that claim one place ---- */
+/* ---- two tensors that claim one slot ---- */
 
 typedef struct claim {
     size_t owner, tensor;

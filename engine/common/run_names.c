@@ -1,4 +1,4 @@
-/* Names of runs that branch off others: RUN~K. */
+/* Names of runs that branch off other runs: RUN~K. */
 #include "engine/common/run_names.h"
 
 #include <stdio.h>

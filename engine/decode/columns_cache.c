@@ -34,7 +34,7 @@ static cached_columns *find(columns_cache *c, const hash128 *content) {
     return NULL;
 }
 
-/* An empty place, for which those that were used longest ago go, if need be. NULL: none can go. */
+/* Finds an empty entry, evicting the least recently used ones if needed. NULL: none can be evicted. */
 static cached_columns *find_place(columns_cache *c) {
     for (;;) {
         cached_columns *empty = NULL, *oldest = NULL;

@@ -11,7 +11,8 @@
 #include "base/hash.h"
 #include "engine/decode/lattice_values.h"
 
-#define KEPT_COLUMNS      1088 /* more than a pool has workers, each of which may hold one and wait for a second */
+#define KEPT_COLUMNS \
+    1088 /* more entries than a pool has workers, each of which may hold one and wait for a second */
 #define KEPT_COLUMN_BYTES (UINT64_C(16) << 20) /* the newest and those in use may exceed it */
 
 typedef struct cached_columns {

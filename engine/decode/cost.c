@@ -3,36 +3,37 @@
 #include <math.h>
 
 /*
- * Nanoseconds a byte of raw values, one core, measured by bench_exact (decode columns). Ratios between them matter, not
- * the machine's speed.
+ * Nanoseconds per byte of raw values on one core, measured by bench_exact (decode columns). Only their ratios matter,
+ * not the machine's speed.
  */
 #define WORK_VERIFY 0.08 /* checksum, content hash, copy */
 #define WORK_APPLY  0.06 /* context and ordered difference of a delta */
-#define WORK_STEP   0.45 /* an optimizer step: its arithmetic, its group, and that its ancestors are opened */
+#define WORK_STEP   0.45 /* an optimizer step: arithmetic, its group, opening the ancestors */
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
-#define WORK_SYMBOL 2.4 /* a symbol, not a byte */
+#define WORK_SYMBOL 2.4 /* per symbol, not per byte */
 #define WORK_TABLES \
-    0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
-#define WORK_SCATTER 0.6 /* an element of a sparse stream */
+    0.7 /* per symbol of a delta, in addition: its tables, one per range of contexts, crowd the cache */
+#define WORK_SCATTER 0.6 /* per element of a sparse stream */
 
 /*
- * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and coarse, with AVX2 and AVX-512, the opening of their ancestors
- * included (bench_chain). What a block takes besides its elements is what keeps chains of small models short.
+ * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and coarse, with AVX2 and AVX-512, including the
+ * opening of ancestors (bench_chain). The cost per block keeps the chains of small models short.
  */
-#define WORK_LATTICE       0.30    /* an element of a lossy block ... */
-#define WORK_LATTICE_BLOCK 25000.0 /* ... and the block itself ... */
-#define WORK_LATTICE_SMALL 1.6     /* ... but at most this for an element */
-#define WORK_LOW_RANK      0.03    /* an element, if it has a low-rank part ... */
-#define WORK_PRODUCT       0.028   /* ... and for each component of it */
-#define WORK_INTEGERS      13.0    /* a byte of its payload ... */
-#define WORK_INTEGER       1.8     /* ... and an element of it at most */
+#define WORK_LATTICE       0.30    /* per element of a lossy block ... */
+#define WORK_LATTICE_BLOCK 25000.0 /* ... and per block ... */
+#define WORK_LATTICE_SMALL 1.6     /* ... but at most this per element */
+#define WORK_LOW_RANK      0.03    /* per element, if there is a low-rank part ... */
+#define WORK_PRODUCT       0.028   /* ... and per component of it */
+#define WORK_INTEGERS      13.0    /* per byte of the payload ... */
+#define WORK_INTEGER       1.8     /* ... but at most this per element */
 
-/* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
-#define MARGIN              0.80
-#define NEWEST_MARGIN       0.75 /* opening the ancestors counts as well, and most where the state is small */
-#define NEWEST_SHARE        0.25 /* of what loading the newest may cost beyond a base load: a block's own part */
+/* Estimates of size and time are inexact and the bounds are promises, so plan a little inside them. */
+#define MARGIN        0.80
+#define NEWEST_MARGIN 0.75 /* opening the ancestors counts too, most of all for small states */
+/* a block's own part of the cost that the newest may have beyond a base load */
+#define NEWEST_SHARE        0.25
 #define MIN_SAVING          0.03
 #define MIN_SAVING_PER_LOAD 0.015
 
@@ -97,7 +98,7 @@ bool budget_allows_chain(const load_budget *b, const load_cost *chain, const loa
            chain->work <= MARGIN * part * b->limit * base->work;
 }
 
-/* The whole checkpoint, with this chain and what is expected of the rest. */
+/* Checks the bound of the whole checkpoint, with this chain and the estimate of the rest. */
 static bool whole_within(const load_budget *b, const load_cost *chain, const load_cost *base) {
     load_cost all_chain = sum(&b->chain, chain, &b->rest_chain);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
@@ -131,14 +132,15 @@ bool budget_allows_step(const load_budget *b, const load_cost *alone, const load
 }
 
 /*
- * Not only as many blocks as the bound asks for: as long as any block needs its ancestors, all of these must be opened, which is
- * what costs most where the state is small. So every block is kept whose chain is noticeably dearer than a base load.
+ * Counts more blocks than the bound alone requires. As long as any block needs its ancestors, all of them must be
+ * opened, which dominates for small states. So every block whose chain costs noticeably more than a base load gets a
+ * copy.
  */
 bool budget_wants_materialized(const load_budget *b, const load_cost *chain, const load_cost *base) {
     if (b->newest_limit >= b->limit) {
         return false;
     }
-    /* Whatever is still to come can be kept ready as well: it costs a base load at least. */
+    /* The remaining blocks can get copies too, and then cost at least a base load. */
     load_cost all_ready = sum(&b->materialized, chain, &b->rest_base);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
     return !within(chain, base, 1 + NEWEST_SHARE * (b->newest_limit - 1)) ||

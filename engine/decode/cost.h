@@ -7,8 +7,8 @@
  *  - the block's chain costs less than max_load_cost (default 4) base loads in bytes, and twice that in time
  *    (lossy: three times);
  *  - the whole checkpoint costs at most max_load_cost base loads. Remaining blocks are expected to cost what they cost
- *    in the parent. With several ranks, each keeps to the bound on its own and expects nothing. If tensors of the parent
- *    are left out, that expectation was too high: such a checkpoint may cost what a part of it may.
+ *    in the parent. With several ranks, each keeps to the bound on its own and expects nothing. If tensors of the
+ *    parent are left out, that expectation was too high: such a checkpoint may cost what a part of it may.
  * When the budget is spent, further blocks are coded on their own, which makes them cheap for the next saves. So chains
  * of different blocks end at different checkpoints and sizes stay even: there are no periodic full saves.
  *

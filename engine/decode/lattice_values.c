@@ -4,8 +4,8 @@
 
 #include "kernels/scalar_lattice.h"
 
-#define PANEL     8192u      /* elements whose low-rank sums are made at a time */
-#define EXACT_SUM 16777216.0 /* 2^24: floats hold all integers up to it */
+#define PANEL     8192u      /* elements whose low-rank sums are computed at a time */
+#define EXACT_SUM 16777216.0 /* 2^24: a float holds every integer up to it */
 
 void lattice_work_free(lattice_work *w) {
     bytes *const all[] = {&w->values, &w->products, &w->left, &w->columns, &w->right, &w->step, &w->row_step};
@@ -47,7 +47,7 @@ bool lattice_factor_bytes(int8_t *to, const int32_t *factor, uint64_t n, uint32_
     return fit;
 }
 
-/* The factors as floats, into w->left and w->right: `wide` columns side by side. */
+/* Converts the factors to floats in w->left and w->right, the latter in panels of `wide` columns. */
 static ckd_status prepare_factors(const lattice_block *b, size_t wide, lattice_work *w, const kernels *k,
                                   ckd_error *err) {
     const lattice_columns *c = &b->own;
@@ -75,7 +75,7 @@ static ckd_status prepare_factors(const lattice_block *b, size_t wide, lattice_w
                : err_set(err, CKD_E_CORRUPT, "a lossy block's low-rank part is too large to be exact");
 }
 
-/* The same, and room in w->products for `rows` rows of sums. */
+/* The same, and makes room in w->products for `rows` rows of sums. */
 static ckd_status prepare_products(const lattice_block *b, size_t rows, lattice_work *w, const kernels *k,
                                    ckd_error *err) {
     size_t size = rows * b->columns * sizeof(float);
@@ -84,7 +84,7 @@ static ckd_status prepare_products(const lattice_block *b, size_t rows, lattice_
                : CKD_E_NOMEM;
 }
 
-/* Of `rows` rows from `first` on. */
+/* Computes `rows` rows of sums, from row `first` on. */
 static const float *products_of(const lattice_block *b, uint64_t first, size_t rows, lattice_work *w,
                                 const kernels *k) {
     const float *left = (const float *)(const void *)w->left.data + first * b->own.rank;
@@ -158,9 +158,9 @@ level_run level_row_run(const lattice_block *b, const lattice_work *w, uint64_t 
 
 /* ---- blocks ---- */
 
-#define RUN 1024 /* elements at a time, where integers are widened */
+#define RUN 1024 /* elements widened at a time */
 
-/* Integers of elements first, first + 1, ... as the kernels want them, in `room` if they are not so already. */
+/* The integers of n elements from `first` on, as the kernels need them; widened into `room` if they are narrower. */
 static const int32_t *integers_of(int32_t *room, const lattice_block *b, uint64_t first, uint64_t n,
                                   const kernels *k) {
     if (b->q) {
@@ -212,21 +212,21 @@ static void rebuild_linear(float *values, const lattice_block *b, const float *p
     }
 }
 
-/* Values on their own: integers of the lattice and nothing else. */
+/* Whether the values are lattice integers and nothing else. */
 static bool is_plain(const lattice_block *b, bool has_parent) {
     return !has_parent && b->map == LATTICE_LINEAR && b->q && b->step == 0 && !b->row && !b->own.step &&
            !b->factor && !(b->offset[0] | b->offset[1] | b->offset[2]);
 }
 
-/* Nothing says that any value moves, be it from the parent's or from zero. */
+/* Whether the values stay as they are: the parent's, or zero. */
 static bool stays(const lattice_block *b, bool has_parent) {
     bool linear = b->map == LATTICE_LINEAR;
     return !b->q && !b->few && (linear ? !b->factor : has_parent && !b->row && !b->own.step);
 }
 
-/* ---- products that move values, a row of the matrix at least ---- */
+/* ---- products that change values; at least one matrix row ---- */
 
-/* Rows of which the block has only a part, on a copy of the whole row. */
+/* Applies the products to a row that the block holds only in part, on a copy of the whole row. */
 static ckd_status move_part_of_row(float *values, const lattice_block *b, const float *row_step, uint64_t row,
                                    lattice_work *w, const kernels *k, const lattice_run *run,
                                    ckd_error *err) {
@@ -291,14 +291,14 @@ ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_paren
         return CKD_OK;
     }
     ckd_status status = lattice_steps(b, w, err);
-    bool filled = b->map == LATTICE_LEVELS && !b->q && !b->few; /* row by row */
+    bool filled = b->map == LATTICE_LEVELS && !b->q && !b->few; /* the values are filled row by row */
     if (status == CKD_OK && !has_parent && !filled) {
         memset(values, 0, b->count * sizeof(float));
     }
     if (status == CKD_OK && b->factor && !b->q) {
         return rebuild_low_rank(values, b, w, k, err);
     }
-    /* A panel of rows at a time, so that sums stay in the nearest cache. */
+    /* Work on a panel of rows at a time, so that the sums stay in the L1 cache. */
     uint64_t rows = lattice_rows(b), panel = b->columns < PANEL ? PANEL / b->columns : 1;
     panel = panel < rows ? panel : rows;
     if (status == CKD_OK && b->factor) {

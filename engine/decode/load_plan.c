@@ -1,4 +1,4 @@
-/* Looking up blocks in the plan of a load, which load/ makes. */
+/* Lookups in the plan of a load. engine/load makes the plan. */
 #include "engine/decode/load_plan.h"
 
 #include <stdlib.h>

@@ -1,13 +1,16 @@
-/* In which order the blocks of a plan are done: together with what they are made from, so that it need not be kept, or read again. */
+/*
+ * Orders the blocks of a plan. Blocks built from each other are decoded together, so that values need not be kept or
+ * read again.
+ */
 #include <stdlib.h>
 
 #include "engine/decode/load_plan.h"
 
-/* Blocks that have their turn at the same time, as trees: a block's parent, or itself. */
+/* Disjoint sets of blocks that share a turn: parent[i] is the parent of i in its tree, or i. */
 typedef struct groups {
     const load_plan *plan;
     size_t *parent;
-    uint64_t *bytes; /* of a tree's root: payloads of all */
+    uint64_t *bytes; /* of a tree's root: payload bytes of the whole tree */
 } groups;
 
 static size_t root_of(groups *g, size_t node) {
@@ -17,7 +20,7 @@ static size_t root_of(groups *g, size_t node) {
     return node;
 }
 
-/* The smaller number is the root: it is the turn of all. */
+/* The smaller index becomes the root, as it is the turn of the tree. */
 static void unite(groups *g, size_t a, size_t b, uint64_t max) {
     a = root_of(g, a);
     b = root_of(g, b);

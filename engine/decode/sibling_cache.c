@@ -8,13 +8,13 @@ static size_t number_of(const sibling_cache *s, const view_block *b) {
     return (size_t)(b - s->view->blocks);
 }
 
-/* ---- who is rebuilt with whom ---- */
+/* ---- blocks that are rebuilt together ---- */
 
 static bool is_step(const view_block *b) {
     return b->record->predictor == PREDICT_STEP && !b->materialized;
 }
 
-/* Weights lead their moments. (Second moments lead the first ones only where the weights are no step.) */
+/* Weights lead their moments. Second moments lead the first ones only if the weights are no step. */
 static void lead(sibling_cache *s, const view_block *b) {
     for (uint32_t i = 1; i < b->record->dependency_count; i++) {
         const view_block *input = step_input(s->view, b, i);
@@ -69,7 +69,7 @@ bool sibling_cache_has(const sibling_cache *s, const view_block *b) {
 
 /* ---- keeping ---- */
 
-/* Room for the block's values, counted; NULL if it is kept or was given out already, or there is none. */
+/* Reserves memory for the block's values. NULL if they are cached or were handed out, or if the limit is reached. */
 static void *make_room(sibling_cache *s, const view_block *b) {
     size_t number = number_of(s, b);
     uint64_t size = b->record->raw_size;
@@ -87,7 +87,7 @@ static void *make_room(sibling_cache *s, const view_block *b) {
     return room;
 }
 
-/* filled: false if what make_room gave is not needed after all. */
+/* filled: false if the memory from make_room is not needed after all. */
 static void keep(sibling_cache *s, const view_block *b, void *room, bool filled) {
     size_t number = number_of(s, b);
     pthread_mutex_lock(&s->mutex);
@@ -100,7 +100,7 @@ static void keep(sibling_cache *s, const view_block *b, void *room, bool filled)
     free(room);
 }
 
-/* What the leader was rebuilt from, as far as the decoder still has it. */
+/* Caches the inputs that the leading block was rebuilt from, as far as the decoder still has them. */
 static void keep_inputs(sibling_cache *s, decoder *d, const view_block *dependent_weight,
                         const view_block *except) {
     for (uint32_t i = 1; i < dependent_weight->record->dependency_count; i++) {
@@ -120,7 +120,7 @@ static void place_values(const view_tensor *t, const view_block *b, const span *
     *copied += span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), to, want, values, &have);
 }
 
-/* Kept values stay if only a part of them was wanted. */
+/* Values stay cached if only a part of them was needed. */
 static bool hand_out(sibling_cache *s, const view_tensor *t, const view_block *b, const span *want, void *to,
                      uint64_t *copied) {
     size_t number = number_of(s, b);
@@ -137,7 +137,10 @@ static bool hand_out(sibling_cache *s, const view_tensor *t, const view_block *b
     return true;
 }
 
-/* The second moments as part of their weights, unless a plan says that nobody wants these. false: they are to be decoded as usual, errors included. */
+/*
+ * Rebuilds second moments as part of their weights, unless a plan says that the weights are not needed. Returns false
+ * if the caller must decode the block as usual, which also reports errors.
+ */
 static bool scatter_with_weight(sibling_cache *s, decoder *d, view_cache *cache, const view_tensor *t,
                                 const view_block *b, const span *want, void *to, uint64_t *copied) {
     const view_block *dependent_weight = s->dependent_weights[number_of(s, b)];

@@ -1,4 +1,4 @@
-/* What a block that an optimizer step predicts builds on, in its own checkpoint. */
+/* The blocks of its own checkpoint that an optimizer step builds on. */
 #include "engine/decode/step_inputs.h"
 
 static const view_block *same_span_in(const view *v, const char *name, const record *of) {

@@ -37,7 +37,7 @@ void decoder_free(decoder *d) {
     memset(d, 0, sizeof(*d));
 }
 
-/* Every failure on the way names the block it happened at, unless it names another file: the damage is there. */
+/* Adds the block to an error that names no file yet. An error that names one already says where the damage is. */
 static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *err) {
     if (err && status != CKD_OK && !err->file[0]) {
         err_in_file(err, status, file_path(b->chunk->file));
@@ -47,7 +47,7 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
     return status;
 }
 
-/* However damage of a payload shows, it is reported at its record. */
+/* Damage of a payload is reported at its record, however it shows. */
 static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, ckd_error *err) {
     const void *here = payloads_find(d->payloads, b->record);
     if (here) {
@@ -72,9 +72,9 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
     return stored ? read_payload_into(d, b, stored, err) : CKD_E_NOMEM;
 }
 
-/* Those of a record that many blocks name. */
+/* For a record that many blocks name. */
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
-    bool mine = false; /* whoever reads one waits for nothing: there is no circle to fear */
+    bool mine = false; /* a thread that reads such a record waits for nothing, so no circle can arise */
     stored_values *v =
         d->store ? values_store_claim(d->store, &mine, b->record, b->record->raw_size, UINT32_MAX) : NULL;
     ckd_status status = v && !mine ? CKD_OK : blob_bytes(d, b, to, err);
@@ -90,7 +90,7 @@ ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *er
     return status;
 }
 
-/* The payload holds the values. */
+/* Decodes a block whose payload holds the values. */
 static ckd_status decode_standalone(decoder *d, const view *v, const view_block *b, void *to,
                                     ckd_error *err) {
     const record *r = b->record;
@@ -114,7 +114,7 @@ static ckd_status decode_standalone(decoder *d, const view *v, const view_block 
     return status;
 }
 
-/* `to` holds the parent's or the predicted values and becomes this block's. */
+/* Turns the parent's or the predicted values in `to` into this block's. */
 static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
     ckd_dtype dtype = r->tensor->dtype;
@@ -230,13 +230,13 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         break;
     }
     if (status != CKD_OK || (lossy && d->lossy_depth)) {
-        return status; /* the block that wants these values is compared with its own hash, which they decide */
+        return status; /* the block that needs these values compares its own hash, which covers them */
     }
     hash128 content = content_hash(to, b->record->raw_size);
     if (wire_content_matches(&b->record->content, &content)) {
         return CKD_OK;
     }
-    if (lossy && b->record->predictor == PREDICT_PARENT) { /* whose fault is it? */
+    if (lossy && b->record->predictor == PREDICT_PARENT) { /* find the damaged block of the chain */
         d->verify_chain = true;
         status = decode_block(d, cache, v, b, to, err);
         d->verify_chain = false;
@@ -245,7 +245,7 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
     return view_block_corrupt(b, err, "the rebuilt values do not have the content hash they were saved with");
 }
 
-/* From the materialized copy, if there is one and it is intact. */
+/* Uses the materialized copy, if there is one and it is intact. */
 static bool materialized_values(decoder *d, const view_block *b, void *to) {
     view_block copy = {.record = b->materialized, .chunk = b->materialized_chunk};
     if (!b->materialized || values_known(&copy, NULL) != CKD_OK ||
@@ -274,8 +274,9 @@ ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view
 }
 
 /*
- * The block's values from the store, or decoded into it; release them. *out NULL, and CKD_OK: they are to be decoded elsewhere. Others may use
- * them, so that they are compared with their own hash even inside a lossy chain.
+ * Gets the block's values from the store, or decodes them into it; the caller releases them. *out NULL with CKD_OK:
+ * decode elsewhere. Other threads may use the values, so they are checked against their own hash even inside a lossy
+ * chain.
  */
 static ckd_status values_in_store(stored_values **out, decoder *d, view_cache *cache, const view *v,
                                   const view_block *b, ckd_error *err) {
@@ -308,7 +309,7 @@ ckd_status values_of_input(decoder *d, view_cache *cache, const view *v, const v
     return status == CKD_OK ? values_of_block(d, cache, v, b, to, err) : status;
 }
 
-/* Through a buffer. */
+/* Decodes into a buffer, then copies the wanted part. */
 static ckd_status scatter_part(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
                                const view_block *b, const span *want, void *to, uint64_t *copied,
                                ckd_error *err) {
@@ -325,7 +326,10 @@ static ckd_status scatter_part(decoder *d, view_cache *cache, const view *v, con
     return status;
 }
 
-/* Will the block be asked for again? Without a plan: if only a part is wanted now, or another tensor is known to be made from it. */
+/*
+ * Whether the block will be needed again. Without a plan: if only a part is needed now, or if another tensor is known
+ * to be built from it.
+ */
 static bool wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
                          bool all) {
     if (d->plan) {
@@ -334,7 +338,9 @@ static bool wanted_again(const decoder *d, const view *v, const view_tensor *t, 
     return d->store && (!all || (v == d->top && d->has_derived[t - v->tensors]));
 }
 
-/* One block's share of a span: straight into place if it is all that is wanted, by now and by others. */
+/*
+ * Places one block's part of a span. Decodes straight into place if the block fills the span and nobody needs it later.
+ */
 static ckd_status scatter_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
                                 const view_block *b, const span *want, void *to, uint64_t *copied,
                                 ckd_error *err) {
@@ -373,8 +379,7 @@ ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const v
 ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
                        void *to, const hash128 *expected, ckd_error *err) {
     uint64_t copied = 0;
-    const view_block *exact =
-        NULL; /* the one block that is all that is wanted: its hash is checked already */
+    const view_block *exact = NULL; /* the one block that equals the span: its hash was checked already */
     size_t s, last;
     for (view_shards_for(&s, &last, t, want); s < last; s++) {
         size_t first, end;

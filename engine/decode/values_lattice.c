@@ -1,4 +1,4 @@
-/* Lossy blocks: their integers, with what they share with others, and the values that these stand for. */
+/* Lossy blocks: their integers, the side records they share with other blocks, and the values. */
 #include "engine/decode/values.h"
 
 static ckd_status read_columns(cached_columns *to, decoder *d, const view_block *side, ckd_error *err) {
@@ -9,7 +9,8 @@ static ckd_status read_columns(cached_columns *to, decoder *d, const view_block 
     if (status == CKD_OK) {
         lattice_scratch *s = &d->lattice.scratch;
         status = lattice_columns_decode(&to->columns, at, size, s, coder_symbols(d->coder), err);
-        to->step = s->step; /* what they lie in; all else of the scratch stays the worker's */
+        /* take the buffers behind the columns; the rest of the scratch stays the worker's */
+        to->step = s->step;
         to->shift = s->shift;
         to->factor = s->factor;
         s->step = s->shift = s->factor = (bytes){0};
@@ -18,7 +19,10 @@ static ckd_status read_columns(cached_columns *to, decoder *d, const view_block 
     return status;
 }
 
-/* What the block shares with others, by dependency `back` from the last one, to be released; NULL in *out if that is nothing. Kept for the blocks that follow. */
+/*
+ * Loads the side record that dependency count - 1 - back names, through the cache; the caller releases it. *out = NULL
+ * if that dependency is no side record.
+ */
 static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, const view_block *b,
                               uint32_t back, ckd_error *err) {
     const record *r = b->record;

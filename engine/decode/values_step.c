@@ -1,9 +1,10 @@
 /*
- * Values that are one optimizer step from those of another checkpoint: what they depend on, and the prediction.
+ * Values that are one optimizer step from another checkpoint's: their inputs, and the prediction.
  *
- * A chain of such blocks leads to every ancestor's moments, and each of them to its own ancestors: decoded naively, the same blocks
- * again and again. So while one is decoded, the inputs decoded last are kept (decoder.kept). As what was one update before is
- * decoded first, ancestors are done from the oldest on, each of them once, and a few blocks are enough.
+ * A chain of such blocks leads to the moments of every ancestor, and each of those to its own ancestors. Naive decoding
+ * would decode the same blocks again and again. So the inputs decoded last stay in decoder.cached during a step. The
+ * values of the previous checkpoint are decoded first. So ancestors are decoded from the oldest on, each once, and few
+ * cached blocks suffice.
  */
 #include <stdlib.h>
 
@@ -12,7 +13,7 @@
 
 #define MAX_NESTED 16u /* inputs of inputs: each level may hold two arrays of values */
 
-/* ---- blocks kept ---- */
+/* ---- cached blocks ---- */
 
 static cached_block *find_cached(decoder *d, const record *r) {
     for (size_t i = 0; i < CACHED_BLOCKS && d->sharing; i++) {
@@ -24,7 +25,7 @@ static cached_block *find_cached(decoder *d, const record *r) {
     return NULL;
 }
 
-/* The one not used for longest; NULL if all are in use. */
+/* The least recently used slot; NULL if all are in use. */
 static cached_block *free_slot(decoder *d) {
     cached_block *oldest = NULL;
     for (size_t i = 0; i < CACHED_BLOCKS; i++) {
@@ -50,7 +51,7 @@ void values_share_begin(decoder *d) {
 
 void values_share_end(decoder *d) {
     if (--d->sharing == 0) {
-        for (size_t i = 0; i < CACHED_BLOCKS; i++) { /* their views may be closed before the next one */
+        for (size_t i = 0; i < CACHED_BLOCKS; i++) { /* the views may be closed before the next step */
             d->cached[i].record = NULL;
             d->cached[i].used = 0;
         }
@@ -84,7 +85,7 @@ static ckd_status read_group(decoder *d, const view *v, const view_block *b, gro
     return status;
 }
 
-/* The values of one dependency: in a block that is kept, or in memory of their own. */
+/* The values of one dependency: in a cached block, or in memory of their own. */
 typedef struct input {
     const void *values;
     cached_block *kept;
@@ -104,7 +105,7 @@ static void use_cached(input *in, cached_block *k) {
     *in = (input){.values = k->values.data, .kept = k};
 }
 
-/* Decoded straight into a slot. */
+/* Decodes straight into a slot. */
 static ckd_status cache_block(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
                               cached_block *slot, ckd_error *err) {
     slot->record = NULL;
@@ -145,7 +146,9 @@ static ckd_status read_input(input *in, decoder *d, view_cache *cache, const vie
                    : err_nomem(err, b->record->raw_size, "values to predict from");
 }
 
-/* x0: kept, or decoded into `to`. It comes first, so that ancestors are decoded from the oldest on. */
+/*
+ * Reads x0 from the cache, or decodes it into `to`. It comes first, so that ancestors are decoded from the oldest on.
+ */
 static ckd_status read_before(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
                               void *to, ckd_error *err) {
     view_source s;

@@ -1,4 +1,4 @@
-/* Several tensors at once: what differs is found before anything is written. */
+/* Loads several tensors at once. All differences are found before anything is written. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -121,7 +121,7 @@ void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_han
     }
 }
 
-/* What is used several times is kept in between, and nothing else. */
+/* Keeps only values that the plan needs several times. */
 static ckd_status load_planned(ckd_load *load, const ckd_load_request *requests, size_t count,
                                ckd_error *err) {
     load_plan *plan;

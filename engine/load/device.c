@@ -1,4 +1,4 @@
-/* What is to lie on a device: decoded there where that is worth it, or put together in host memory. */
+/* Tensors for device memory: decoded on the device if that pays, else assembled in host memory. */
 #include <stdlib.h>
 
 #include "engine/device/span_decode.h"
@@ -12,7 +12,8 @@ typedef struct filling {
 
 static bool for_device(const filling *w, const decoder *d, const view_block *b) {
     const ckd_load *load = w->load;
-    uint32_t rounded = load->again[w->tensor - load->view->tensors]; /* from it: that is made anew there */
+    /* the rounded copy, which the device computes itself */
+    uint32_t rounded = load->again[w->tensor - load->view->tensors];
     bool once =
         !d->plan || load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) <= 1 + rounded;
     return b->record->count >= DEVICE_MIN_ELEMENTS && once &&
@@ -101,7 +102,7 @@ void load_report_attempt(ckd_load *load, const view_tensor *t, const load_attemp
     }
 }
 
-/* not done: the host is to do it, which says what is wrong, if anything is. */
+/* If it is not done, the host decodes instead and reports the error, if there is one. */
 static void try_there(load_attempt *a, ckd_load *load, device_lease *lease, const load_device_target *there) {
     load_blocks list;
     uint64_t copied = 0;

@@ -1,4 +1,4 @@
-/* Comparing two checkpoints tensor by tensor, a block at a time. */
+/* Compares two checkpoints tensor by tensor, a block at a time. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 typedef struct comparison {
     ckd_load *a, *b;
     const ckd_tensor_list *in_a, *in_b;
-    const ckd_tensor_info **names_a, **names_b; /* the same, by name */
+    const ckd_tensor_info **names_a, **names_b; /* the same tensors, sorted by name */
     void *values_a, *values_b;                  /* room for one block of the widest dtype */
     ckd_progress_fn on_progress;
     void *progress_context;
@@ -17,7 +17,7 @@ typedef struct comparison {
     float_mode callers_mode;
 } comparison;
 
-/* Sums of squares; their roots are the norms. */
+/* Adds sums of squares; compare_values takes the roots. */
 static void add_block(ckd_tensor_diff *d, const comparison *c, uint64_t count) {
     size_t size = ckd_dtype_size(d->dtype);
     for (uint64_t i = 0; i < count; i++) {
@@ -87,7 +87,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp((*(const ckd_tensor_info *const *)a)->name, (*(const ckd_tensor_info *const *)b)->name);
 }
 
-/* Its tensors by name; NULL when out of memory. */
+/* The tensors sorted by name; NULL when out of memory. */
 static const ckd_tensor_info **sorted(const ckd_tensor_list *list) {
     const ckd_tensor_info **out = calloc(list->count + 1, sizeof(*out));
     for (size_t i = 0; out && i < list->count; i++) {

@@ -1,6 +1,7 @@
 /*
- * What a load will read, without reading it: the blocks that intersect, and all that these build on, each once. They are found depth
- * first; then, from those asked for down to their roots, each hands the share of elements that is wanted of it on to those it builds on.
+ * Plans the reads of a load without reading: the blocks that intersect, and everything they build on, each once. A
+ * depth-first search finds them. Then shares are passed from the requested blocks down to the roots: each block passes
+ * the part of its elements that is needed on to the blocks it builds on.
  */
 #include <stdlib.h>
 
@@ -33,7 +34,7 @@ static ckd_status grow(load_plan *x, ckd_error *err) {
     return CKD_OK;
 }
 
-/* *found: it was there already. */
+/* *found: the node existed already. */
 static ckd_status add_node(size_t *out, bool *found, load_plan *x, const view *v, const view_block *b,
                            ckd_error *err) {
     const record *r = b->materialized ? b->materialized : b->record;
@@ -83,11 +84,11 @@ static ckd_status record_view(load_plan *x, const view *v, ckd_error *err) {
     return CKD_OK;
 }
 
-/* ---- following what blocks build on ---- */
+/* ---- following dependencies ---- */
 
 static ckd_status visit(size_t *out, load_plan *x, const view *v, const view_block *b, ckd_error *err);
 
-/* A span that a block builds on, or that is asked for (from NONE). */
+/* A span that a block builds on, or that a request wants (from == NONE). */
 typedef struct building {
     load_plan *x;
     const view *view;
@@ -140,7 +141,7 @@ static ckd_status follow(load_plan *x, size_t from, const view *v, const view_bl
                                                    : view_find_shared(v, kind, &on->content);
     size_t to;
     ckd_status status =
-        shared ? visit(&to, x, v, shared, err) : CKD_OK; /* that it is missing, the load will say */
+        shared ? visit(&to, x, v, shared, err) : CKD_OK; /* the load itself will report that it is missing */
     return shared && status == CKD_OK ? add_edge(x, from, to, 1, err) : status;
 }
 
@@ -182,7 +183,10 @@ static ckd_status visit_request(load_plan *x, const ckd_load_request *request, c
 
 /* ---- adding up ---- */
 
-/* Parts of a block are wanted by requests, or by blocks that were cut in another way; all of it by those cut alike, whose shares coincide. */
+/*
+ * The fraction of a block that is needed. Requests, and blocks that were cut differently, need different parts, which
+ * add up. Blocks that were cut alike need the same part, so the largest counts.
+ */
 static double wanted_of(const load_node *n) {
     double wanted = n->parts > n->max ? n->parts : n->max;
     return wanted > 1 ? 1 : wanted;

@@ -1,4 +1,4 @@
-/* Loading: find the blocks that intersect, rebuild them in parallel, place them. */
+/* Loading: finds the blocks that intersect, decodes them in parallel, places them. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -24,7 +24,7 @@ static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
     return status;
 }
 
-/* Tensors that others of the checkpoint are copies or rounded copies of. */
+/* Finds tensors that other tensors of the checkpoint copy or round. */
 static ckd_status find_sources(ckd_load *load, ckd_error *err) {
     const view *v = load->view;
     load->again = calloc(v->tensor_count + 1, sizeof(*load->again));
@@ -61,7 +61,7 @@ static ckd_status list_tensors(ckd_load *load, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Both stores of values get half of what there is, if both are needed. */
+/* If both caches are needed, each gets half of the staging memory. */
 static ckd_status make_stores(ckd_load *load, ckd_error *err) {
     ckd_status status = sibling_cache_init(&load->shared, load->view, load->staging / 2, err);
     values_store_set_limit(&load->cached, load->shared.view ? load->staging / 2 : load->staging);
@@ -94,7 +94,7 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
     status = store_lock_reader(&load->reader_lock, store, err);
     if (status == CKD_OK) {
         status = views_get(&load->view, &load->views, checkpoint, err);
-        load->views.values_only = true; /* from here on */
+        load->views.values_only = true; /* only the loaded checkpoint needs its measures */
         load->views.deleted_too = true; /* a compaction may give the checkpoint other ancestors meanwhile */
     }
     if (status == CKD_OK) {
@@ -161,7 +161,7 @@ ckd_difference load_difference(const ckd_load_request *q, const view_tensor *t) 
     return same ? (ckd_difference)0 : CKD_DIFFERS_SHAPE;
 }
 
-/* "4 x 5"; cut if it is too long. */
+/* "4 x 5"; truncated if too long. */
 static const char *shape_text(char *text, size_t size, uint32_t ndim, const uint64_t *shape) {
     snprintf(text, size, "a scalar");
     size_t used = 0;
