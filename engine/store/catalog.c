@@ -1,16 +1,19 @@
 /*
- * Which catalog a handle works with: the file, or, where that cannot be used, one in memory that is made from the
- * manifests. Nothing depends on the file: a writer goes on without it, and tries it again the next time.
+ * Chooses the catalog that a handle uses: the file, or, if the file is unusable, one in memory made from the manifests.
+ * Nothing depends on the file: a writer continues without it and tries it again the next time.
  */
 #include "engine/store/vanished.h"
 #include "engine/store/store.h"
 
-/* Writers of a store wait for each other at the publish lock; who holds SQLite's own locks longer is a stranger. */
+/*
+ * Writers of a store wait for each other at the publish lock. Only foreign programs hold SQLite's own locks longer than
+ * this.
+ */
 #define SQLITE_PATIENCE_MS 1000
 
 /*
- * A rebuild, by whatever process, put another file in the place of ours. Asked by name only: closing any descriptor of
- * the file would drop SQLite's locks on it.
+ * Drops our catalog if a rebuild, by any process, has put another file in its place. Asks by name only: closing any
+ * descriptor of the file would drop SQLite's locks on it.
  */
 static void drop_replaced_file(ckd_store *store) {
     if (store->catalog && !store->catalog_in_memory &&
@@ -52,20 +55,23 @@ static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
     if ((status == CKD_OK && !merged.behind) || status == CKD_E_NOMEM) {
         return err_from(err, status, &why);
     }
-    /* Missing, damaged, newer, locked, or with a journal that only a writer may roll back: the manifests know it all. */
+    /*
+     * The file is missing, damaged, newer, locked, or has a journal that only a writer may roll back. The manifests
+     * have it all.
+     */
     if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         store_message(store, "the catalog is not used, the manifests are read instead: %s", why.message);
     }
     return store_use_memory(store, err);
 }
 
-/* What a writer that died has left of a new catalog. */
+/* Removes the unfinished new catalog of a writer that died. */
 static void drop_unfinished(const ckd_store *store) {
     (void)file_remove(path_in(store->path, FILE_NEW_CATALOG "-journal").text, true, NULL);
     (void)file_remove(path_in(store->path, FILE_NEW_CATALOG).text, true, NULL);
 }
 
-/* All of the new catalog, durable under its temporary name. */
+/* Fills the new catalog, durably, under its temporary name. */
 static ckd_status fill_new_file(reconcile_result *merged, ckd_store *store, ckd_error *err) {
     drop_unfinished(store);
     *merged = (reconcile_result){.catalog_failed = true};
@@ -74,8 +80,9 @@ static ckd_status fill_new_file(reconcile_result *merged, ckd_store *store, ckd_
 }
 
 /*
- * The old name goes durably before the old journal, and that before the new catalog gets the name: whatever happens in between,
- * no journal is applied to another database, and none that is needed is lost.
+ * Moves the old catalog aside. Its old name goes durably before its journal does, and the journal before the new
+ * catalog gets the name. So after a crash at any point, no journal is applied to another database, and none that is
+ * needed is lost.
  */
 static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
     pathname p = path_in(store->path, FILE_CATALOG), journal = path_in(store->path, FILE_CATALOG "-journal");
@@ -92,7 +99,7 @@ static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
     return status == CKD_OK ? dir_sync(store->path, err) : status;
 }
 
-/* Gives the new catalog the name that counts, and opens it. */
+/* Gives the new catalog the final name, and opens it. */
 static ckd_status put_in_place(ckd_store *store, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
@@ -111,7 +118,7 @@ static ckd_status put_in_place(ckd_store *store, ckd_error *err) {
     return status;
 }
 
-/* Until the new catalog is complete, the old one stays. */
+/* Makes a new catalog file. The old one stays until the new one is complete. */
 static ckd_status make_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
     reconcile_result merged;
     ckd_status status = fill_new_file(&merged, store, err);
@@ -128,7 +135,7 @@ static ckd_status make_file(bool *catalog_failed, ckd_store *store, ckd_error *e
     return status;
 }
 
-/* `catalog_failed` tells whether it was the file that failed. */
+/* catalog_failed: whether the file itself failed. */
 static ckd_status sync_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
     reconcile_result merged = {.catalog_failed = true};
     ckd_status status = CKD_OK;
@@ -177,7 +184,7 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
                       status == CKD_E_MISMATCH ? "is of an older version" : "is damaged", why.message);
         status = store_rebuild_catalog(store, false, &why);
     }
-    /* A newer version's catalog, or one that may not be written, says that this store is not ours to write. */
+    /* If a newer version wrote the catalog, or we may not write it, we may not write the store either. */
     if (!catalog_failed || status == CKD_OK || status == CKD_E_NOMEM || status == CKD_E_UNSUPPORTED ||
         status == CKD_E_READ_ONLY) {
         return err_from(err, status, &why);
@@ -196,7 +203,7 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
 
 /* ---- questions ---- */
 
-/* A reader's file may also be behind: whoever wrote the newest manifests may not have come to the catalog. */
+/* A reader's file may also be behind: the writer of the newest manifests may not have reached the catalog. */
 static bool query_again(const ckd_store *store, ckd_status status) {
     switch (status) {
     case CKD_E_NOT_FOUND:
@@ -211,7 +218,7 @@ static bool query_again(const ckd_store *store, ckd_status status) {
     }
 }
 
-/* A catalog that the question can be asked of, as new as the manifests. */
+/* Provides a catalog that is as new as the manifests. */
 static ckd_status catch_up(ckd_store *store, ckd_status failed, ckd_error *err) {
     reconcile_result merged = {0};
     if (store->catalog && store->catalog_in_memory) {
@@ -229,8 +236,8 @@ ckd_status store_query(ckd_store *store, store_query_fn question, void *context,
     pthread_mutex_lock(&store->mutex);
     ckd_status status = CKD_E_CORRUPT;
     drop_replaced_file(store);
-    if (!store
-             ->catalog) { /* nobody has compared the new file with the manifests, and a writer may not mend it now */
+    if (!store->catalog) {
+        /* the new file was not compared with the manifests, and a writer cannot repair it here */
         store->mode == CKD_OPEN_READ ? open_for_reading(store, NULL) : store_use_memory(store, NULL);
     }
     if (store->catalog && !store->catalog_in_memory) {

@@ -1,4 +1,4 @@
-/* From a manifest and the indexes of its chunk files to rows of the catalog. */
+/* Converts a manifest and the indexes of its chunk files to catalog rows. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -38,7 +38,7 @@ static void shard_row(catalog_shard *row, const view_tensor *t, size_t index) {
                            .nonfinite = s->measures.nonfinite};
 }
 
-/* What an entry of the catalog points to. */
+/* Memory that an entry of the catalog points to. */
 typedef struct entry_rows {
     catalog_file *files;
     catalog_shard *shards;
@@ -49,7 +49,7 @@ static void rows_free(entry_rows *rows) {
     free(rows->shards);
 }
 
-/* v NULL: without shards. rows_free must follow, also on failure. */
+/* v NULL: without shards. The caller must call rows_free, also on failure. */
 static ckd_status rows_make(catalog_entry *entry, entry_rows *rows, const manifest *m, const view *v,
                             ckd_error *err) {
     size_t shard_count = v ? v->shard_count : 0, row = 0;
@@ -58,7 +58,7 @@ static ckd_status rows_make(catalog_entry *entry, entry_rows *rows, const manife
     if (!rows->files || !rows->shards) {
         return err_nomem(err, shard_count * sizeof(*rows->shards), "catalog rows");
     }
-    for (size_t i = 0; i < m->own_count; i++) { /* older ones are others', or nobody's */
+    for (size_t i = 0; i < m->own_count; i++) { /* older files are another checkpoint's own, or nobody's */
         file_row(&rows->files[i], &m->files[i]);
     }
     for (size_t i = 0; v && i < v->tensor_count; i++) {
@@ -129,7 +129,8 @@ ckd_status store_ingest(ckd_store *store, manifest *m, view **last, ckd_error *e
     status = store_read_manifest(&again, store, checkpoint.run, checkpoint.step, checkpoint.generation, err);
     if (status == CKD_OK) {
         status =
-            add_rows(store, &again, NULL, true, err); /* once repaired, its tensors are read from its files */
+            /* after a repair, its tensors are read from its files */
+            add_rows(store, &again, NULL, true, err);
         manifest_free(&again);
     }
     return status;

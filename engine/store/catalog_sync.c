@@ -1,4 +1,4 @@
-/* Bringing a catalog in step with the manifests, which are the truth. */
+/* Reconciles a catalog with the manifests, which are authoritative. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,16 +7,16 @@
 #include "engine/store/vanished.h"
 #include "engine/store/view.h"
 
-#define MARK "mark" /* in the catalog's table meta */
+#define MARK "mark" /* key in the catalog's table meta */
 
-/* One (run, step) of either side: its manifests, newest generation first, and what the catalog has of it. */
+/* One (run, step) of both sides: its manifests, newest generation first, and its catalog row. */
 typedef struct pairing {
     const manifest_name *items;
     size_t count;                /* 0: no manifest counts */
     const ckd_checkpoint *known; /* NULL: not in the catalog */
 } pairing;
 
-/* Both lists are sorted by run and step. */
+/* A merge of both lists, which are sorted by run and step. */
 typedef struct cursor {
     const manifest_list *manifests;
     const ckd_checkpoint_list *known;
@@ -54,7 +54,7 @@ static bool next_pairing(pairing *out, cursor *c) {
     return has_manifest || has_known;
 }
 
-/* Removes the row unless catalog_add can replace it, which keeps its timings. */
+/* Removes the row unless catalog_add can replace it. A replaced row keeps its timings. */
 static ckd_status make_room(ckd_store *store, const ckd_checkpoint *known, const ckd_checkpoint *next,
                             ckd_error *err) {
     bool replaceable = !known || (known->generation < next->generation && id_equal(&known->id, &next->id));
@@ -67,7 +67,7 @@ static void skip(ckd_store *store, const manifest_name *name, const ckd_error *w
                   (unsigned)name->generation, why->message);
 }
 
-/* A manifest that cannot be read is no reason not to list the others. */
+/* An unreadable manifest does not keep the others from being listed. */
 static bool may_be_skipped(ckd_status status) {
     return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND ||
            status == CKD_E_IO;
@@ -80,8 +80,9 @@ static bool says_the_same(const ckd_checkpoint *a, const ckd_checkpoint *b) {
 }
 
 /*
- * Does the catalog have this checkpoint as it is? Names tell as long as a handle has one file open, which only changes with
- * the manifests. A file that is new to the handle may be an old one that was put back, whose names mean other checkpoints.
+ * Whether the catalog's row matches the manifest. While a handle keeps one file open, comparing names is enough, as the
+ * file changes only with the manifests. A file that is new to the handle may be an old one that was put back, whose
+ * names mean other checkpoints.
  */
 static ckd_status agrees(bool *out, const ckd_store *store, const pairing *p, ckd_error *err) {
     *out = p->count && p->known && p->known->generation == p->items[0].generation;
@@ -98,12 +99,12 @@ static ckd_status agrees(bool *out, const ckd_store *store, const pairing *p, ck
     }
     return may_be_skipped(status)
                ? CKD_OK
-               : err_from(err, status, &why); /* the row says no less than the damage does */
+               : err_from(err, status, &why); /* the row is no worse than the damaged manifest */
 }
 
 /*
- * So many rows of tensors are added while the catalog is brought in step, at most: a fraction of a second. Those of further checkpoints that are new to it
- * would take minutes in a store of many; they are left to whoever asks for them (not_indexed.c), and to a rebuild.
+ * Tensor rows added per reconciliation: a fraction of a second. In a large store, the tensors of all new checkpoints
+ * would take minutes. The rest is read on request (not_indexed.c), or added by a rebuild.
  */
 #define ROWS_MOST (1u << 14)
 
@@ -120,7 +121,7 @@ static ckd_status ingest(ckd_store *store, size_t *rows_left, view **last, const
     uint64_t rows;
     bool few = size_mul(&rows, c->tensors, c->world ? c->world : 1) && rows <= *rows_left;
     bool rewritten =
-        p->known && id_equal(&p->known->id, &c->id); /* by a compaction, say, which takes longer */
+        p->known && id_equal(&p->known->id, &c->id); /* by a compaction, say, which takes longer than this */
     if (!few && !rewritten && !store->all_tensors) {
         return store_ingest_manifest(store, m, err);
     }
@@ -128,7 +129,7 @@ static ckd_status ingest(ckd_store *store, size_t *rows_left, view **last, const
     return store_ingest(store, m, last, err);
 }
 
-/* Adopts the highest valid generation. None: the checkpoint is not listed. */
+/* Ingests the highest valid generation. If there is none, the checkpoint is not listed. */
 static ckd_status ingest_newest(ckd_store *store, size_t *rows_left, view **last, const pairing *p,
                                 ckd_error *err) {
     for (size_t i = 0; i < p->count; i++) {
@@ -146,7 +147,9 @@ static ckd_status ingest_newest(ckd_store *store, size_t *rows_left, view **last
                 return status;
             }
             status = ingest(store, rows_left, last, p, &m, &why);
-            /* Contradicts itself, or has the id of another one: whoever wrote it, the rest of the store is not to suffer. */
+            /*
+             * It contradicts itself, or has another checkpoint's id. Skip it, as the rest of the store must not suffer.
+             */
             if (status != CKD_E_INVALID && status != CKD_E_EXISTS) {
                 return err_from(err, status, &why);
             }
@@ -162,7 +165,10 @@ static bool is_deleted(const manifest_list *tombstones, const ckd_checkpoint *c)
     return manifests_covering_tombstone(tombstones, &name) != NULL;
 }
 
-/* Rows that the catalog is about to drop, as their checkpoints have neither a manifest nor a tombstone. Readers keep nothing. */
+/*
+ * Keeps rows that the catalog is about to drop although their checkpoints have neither a manifest nor a tombstone.
+ * Readers keep nothing.
+ */
 static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
                                 const ckd_checkpoint_list *known, ckd_error *err) {
     char noted[CATALOG_META];
@@ -199,7 +205,8 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
     size_t rows_left = rows_most;
     view *last = NULL;
     ckd_status status = keep_vanished(store, manifests, known, err);
-    while (status == CKD_OK && next_pairing(&p, &c)) { /* first: an id may have moved to another name */
+    while (status == CKD_OK && next_pairing(&p, &c)) {
+        /* removals first: an id may have moved to another name */
         if (p.count == 0) {
             status = catalog_remove(store->catalog, p.known->run, p.known->step, err);
         }
@@ -218,12 +225,18 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
     return status;
 }
 
-/* ---- marks: whether the folders are as they were when the catalog agreed with what is in them ---- */
+/* ---- marks: whether the folders are unchanged since the catalog agreed with their contents ---- */
 
-/* A store of so many checkpoints is marked also when nothing else is written: to read all its manifests takes longer than that. */
+/*
+ * A store with this many checkpoints gets a mark even if nothing else is written, as reading all its manifests takes
+ * longer.
+ */
 #define WORTH_A_MARK 1000
 
-/* "" if it is not known. Under the publish lock, or before the names are read: what comes later shows in the names, or not at all. */
+/*
+ * Makes the mark of the folders; "" if it is unknown. Under the publish lock, or before the names are read: later
+ * changes then show in the names, or not at all.
+ */
 static void mark_of(char out[CATALOG_META], const ckd_store *store) {
     char manifests[FILE_MARK], tombstones[FILE_MARK];
     file_mark(manifests, path_in(store->path, DIR_MANIFESTS).text);
@@ -241,7 +254,7 @@ ckd_status store_set_mark(ckd_store *store, ckd_error *err) {
     return catalog_set_meta(store->catalog, MARK, mark, err);
 }
 
-/* Then names tell, as this very catalog was compared with these very manifests. */
+/* If the mark is unchanged, this catalog was compared with these manifests. From then on comparing names is enough. */
 static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
     char noted[CATALOG_META];
     if (store->catalog_compared || !mark[0]) {
@@ -272,12 +285,12 @@ ckd_status store_note(ckd_store *store, const char *key, const char *text, ckd_e
 
 /* ---- merging ---- */
 
-/* What the folders say before the names of manifests are read. */
+/* State of the folders, read before the names of the manifests. */
 typedef struct folder_marks {
     char folders[CATALOG_META], deletions[CATALOG_META];
 } folder_marks;
 
-/* Both in the same order. */
+/* Compares both lists, which are in the same order. */
 typedef struct names_check {
     const manifest_list *manifests;
     size_t at;
@@ -292,7 +305,7 @@ static bool check_place(void *context, const char *run, uint64_t step, uint32_t 
     return n->agree;
 }
 
-/* The cheap half of all_agree. */
+/* The cheap half of all_agree: names only. */
 static ckd_status names_agree(bool *out, const ckd_store *store, const manifest_list *manifests,
                               ckd_error *err) {
     names_check n = {manifests, 0, true};
@@ -339,7 +352,10 @@ static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_li
     return status;
 }
 
-/* The manifests are listed; what a writer's catalog says is durable, also where the writer of a manifest died before. */
+/*
+ * Reconciles with the listed manifests. Syncs data/m first, so that everything in a writer's catalog is durable, even
+ * if the writer of a manifest died before its own sync.
+ */
 static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const folder_marks *marks,
                               const manifest_list *manifests, ckd_error *err) {
     ckd_checkpoint_list known = {0};

@@ -1,4 +1,4 @@
-/* The records that a load of a checkpoint reads, and thereby the files that its manifest has to name. */
+/* Finds the records that a load of a checkpoint reads, and so the files that its manifest must name. */
 #include "engine/store/closure.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@ typedef struct item {
     const view_block *block;
 } item;
 
-/* Records that were met: open addressing by address; those not yet looked at are on the list. */
+/* Visited records, in a hash table by address (open addressing), and those still to follow. */
 typedef struct walk {
     view_cache *cache;
     closure_fn visit;
@@ -70,7 +70,7 @@ static ckd_status push(walk *w, const view *in, const view_block *b, ckd_error *
     return w->visit ? w->visit(w->context, in, b, err) : CKD_OK;
 }
 
-/* The blocks that hold the values of a dependency; all of them must be there. */
+/* Pushes the blocks that hold the values of a dependency; all of them must be there. */
 static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_error *err) {
     view_source s;
     ckd_status status = view_source_of(&s, w->cache, x->in, x->block, index, CKD_DTYPE_NONE, err);
@@ -118,7 +118,7 @@ static ckd_status follow(walk *w, const item *x, uint32_t index, ckd_error *err)
         return b ? push(w, in, b, err)
                  : view_block_corrupt(x->block, err, "a record that the block shares with others is missing");
     }
-    return CKD_OK; /* of a kind that only newer versions know */
+    return CKD_OK; /* a kind that only newer versions know */
 }
 
 static ckd_status walk_from(walk *w, const view *in, const view_block *b, ckd_error *err) {

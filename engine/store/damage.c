@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The path inside the store. Errors cut long paths on the left, so the store's path may be missing from it already. */
+/* The path inside the store. Errors truncate long paths on the left, so the store's path may be missing already. */
 static const char *inside(const damage_list *list, const char *file) {
     size_t length = strlen(list->store_path);
     if (strncmp(file, list->store_path, length) == 0) {
@@ -19,7 +19,10 @@ static bool same_place(const ckd_damage *d, const char *file, const ckd_error *w
     return d->offset == why->offset && strcmp(d->file, file) == 0;
 }
 
-/* Records of a bundle share its place: one that is known to hold damage may be named later, the next one is an entry of its own. */
+/*
+ * Finds the entry of a place. Records of a bundle share a place: an entry without a tensor may get its name later, and
+ * the next record gets an entry of its own.
+ */
 static ckd_damage *find(const damage_list *list, const char *file, const ckd_error *why) {
     ckd_damage *unnamed = NULL;
     for (size_t i = 0; i < list->result->damage_count; i++) {
@@ -97,7 +100,7 @@ ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, c
     if (!d) {
         d = new_damage(list, file, why, block);
     } else if (d->block == CKD_NO_OFFSET) {
-        d->block = block; /* met before from another file, which could not tell */
+        d->block = block; /* a previous entry came from another file, which did not know the block */
     }
     if (!d || (!d->tensor[0] && why->tensor[0] && !name_tensor(d, why->tensor)) ||
         (*checkpoint && !add_checkpoint(d, checkpoint))) {
@@ -129,7 +132,7 @@ static bool depends_on_named(const dependency_info *l, const ckd_damage *d, cons
 ckd_status damage_spread(damage_list *list, const dependency_info *all, size_t count, ckd_error *err) {
     for (size_t i = 0; i < list->result->damage_count; i++) {
         ckd_damage *d = &list->result->damage[i];
-        for (size_t before = 0; before != d->checkpoint_count;) { /* until nobody is added */
+        for (size_t before = 0; before != d->checkpoint_count;) { /* until no checkpoint is added */
             before = d->checkpoint_count;
             for (size_t k = 0; k < count; k++) {
                 if (depends_on_named(&all[k], d, all, count) && !add_checkpoint(d, all[k].name)) {
@@ -249,7 +252,7 @@ void dependency_infos_free(dependency_info *all, size_t count) {
     free(all);
 }
 
-/* Synced also where it is there already: whoever made it may have died before that. */
+/* Syncs the folder even if it exists, as its creator may have died before syncing. */
 ckd_status damage_make_folder(const ckd_store *store, ckd_error *err) {
     ckd_status status = dir_create(path_in(store->path, DIR_DAMAGED).text, true, err);
     return status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;

@@ -2,7 +2,7 @@
 
 #include <stdio.h>
 
-#define MARK_MAX 4096 /* bytes read of the file at most */
+#define MARK_MAX 4096 /* maximum bytes read of the file */
 
 void deletions_mark(char out[CATALOG_META], const ckd_store *store) {
     ckd_id mark;
@@ -18,7 +18,10 @@ void deletions_mark(char out[CATALOG_META], const ckd_store *store) {
     bytes_free(&data);
 }
 
-/* The content need not be durable: a mark that cannot be read matches no catalog. The old mark must not come back. */
+/*
+ * Writes the new mark unsynced: an unreadable mark matches no catalog, so its content need not be durable. But the old
+ * mark must not come back.
+ */
 static ckd_status write_mark(const char *path, const bytes *data, ckd_error *err) {
     file_writer *f;
     ckd_status status = file_create(&f, path, 0, err);

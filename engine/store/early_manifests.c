@@ -1,7 +1,8 @@
 /*
- * Manifests of early versions. They name own files only: the older ones are those that the newest manifests of the dependencies name. That holds until a dependency is rewritten or removed.
- * Before that, they get manifests that name all files. Where a dependency has lost its manifest, not all are known: the others stay as they are until a repair has found it, or the
- * dependent goes.
+ * Manifests of early versions name only their own files. The older files are those that the newest manifests of the
+ * dependencies name. That holds until a dependency is rewritten or removed, so before that, the dependents get
+ * manifests that name all files. If a dependency has lost its manifest, some files are unknown. Its other dependencies
+ * are then held unchanged until a repair finds the manifest, or the dependent is removed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,10 @@ static const manifest_entry *end_of(const manifest_set *n) {
 
 /* ---- reading ---- */
 
-/* What one depends on, and what that depends on as far as manifests of early versions leave it to others; each once. */
+/*
+ * The dependencies of a manifest, each once. Includes indirect ones, as far as manifests of early versions leave their
+ * files to them.
+ */
 typedef struct older_list {
     manifest_entry **items;
     size_t count;
@@ -83,8 +87,9 @@ ckd_status manifest_set_complete(manifest_set *n, ckd_error *err) {
 /* ---- writing ---- */
 
 /*
- * A listed checkpoint gets a next generation. That of a deleted one would count again, as its tombstone does not reach it, and its name may be another
- * checkpoint's by now. So that manifest is replaced: nobody but the holder of the publish lock relies on it.
+ * Publishes the complete manifest. A listed checkpoint gets a next generation. In the trash, a next generation would
+ * count again: the tombstone does not cover it, and its name may be another checkpoint's by now. So that manifest is
+ * replaced in place; only the holder of the publish lock relies on it.
  */
 static ckd_status publish_complete(const manifest_entry *x, const bytes *data, const ckd_store *store,
                                    ckd_error *err) {
@@ -134,9 +139,9 @@ ckd_status manifest_set_name_all(manifest_set *n, const ckd_store *store, ckd_er
     return status;
 }
 
-/* ---- before some go ---- */
+/* ---- before checkpoints are removed ---- */
 
-/* Own files of the chosen ones, by id. */
+/* Own files of the chosen checkpoints, sorted by id. */
 static ckd_status files_of_chosen(ckd_id **out, size_t *count, const manifest_set *n, ckd_error *err) {
     size_t total = 0;
     for (const manifest_entry *g = n->items; g < end_of(n); g++) {

@@ -1,4 +1,7 @@
-/* What else could be loaded where the newest cannot: nobody takes an older state without having asked for it. */
+/*
+ * Finds an older checkpoint to load if the newest is unreadable. The caller must ask for it: no call falls back to an
+ * older state silently.
+ */
 #include <stdio.h>
 
 #include "engine/common/run_names.h"
@@ -10,7 +13,7 @@ typedef struct previous_query {
     uint64_t step;
 } previous_query;
 
-/* In the run, or else in those that it went on from after somebody had gone back. */
+/* Searches the run, then the runs that it branched off when training went back. */
 static ckd_status query_previous(void *context, catalog *c, ckd_error *err) {
     const previous_query *q = context;
     char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
@@ -18,7 +21,7 @@ static ckd_status query_previous(void *context, catalog *c, ckd_error *err) {
     snprintf(name, sizeof(name), "%s", q->run);
     ckd_status status = catalog_newest(q->out, c, name, q->step, err);
     while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
-        (void)branch_name(name, root, number - 1, NULL); /* no longer than the name was */
+        (void)branch_name(name, root, number - 1, NULL); /* no longer than the original name */
         status = catalog_newest(q->out, c, name, q->step, err);
     }
     return status;
@@ -37,7 +40,7 @@ ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char 
                                                CKD_RUN_MAX, run, (unsigned long long)step);
 }
 
-/* Manifests that cannot be read are not in the catalog, at the latest after it was made anew. */
+/* Reads the manifests themselves: unreadable ones are not in the catalog, at the latest after a rebuild. */
 ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err) {
     manifest_list list = {0};
     ckd_status status = manifests_read(&list, store, err);
@@ -61,7 +64,7 @@ ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest
                     why.message);
             err_in_file(err, status, p.text);
             if (err) {
-                err->sys_errno = why.sys_errno; /* tells whether it is only this file */
+                err->sys_errno = why.sys_errno; /* tells whether only this file is affected */
             }
         }
     }

@@ -6,8 +6,8 @@
 #include "engine/store/file_scan.h"
 
 /*
- * Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. If its heads are damaged, nobody knows which
- * these are.
+ * Names the tensors in a damaged bundle. Only decoding shows which of them suffered. If the bundle's headers are
+ * damaged, the tensors are unknown.
  */
 static void name_members(chunk *c, const record *bundle, ckd_error *why) {
     const chunk_part *own;
@@ -31,7 +31,7 @@ static void name_members(chunk *c, const record *bundle, ckd_error *why) {
     }
 }
 
-/* The checkpoint that a record belongs to; NULL: it is not there any more. */
+/* The checkpoint that a record belongs to; NULL: it is gone. */
 static const dependency_info *owner_of(const file_check *f, const record *r) {
     for (size_t i = 0; i < f->lineage_count; i++) {
         if (id_equal(&f->lineages[i].id, &r->tensor->checkpoint)) {
@@ -49,7 +49,10 @@ static bool names_file(const dependency_info *l, const ckd_id *file) {
     return found;
 }
 
-/* Of what stands in a file, or of the file as a whole, whoever names it may need it. */
+/*
+ * Records damage to a file, or to something in it, for every checkpoint whose manifest names the file, as each may need
+ * it.
+ */
 static ckd_status record_for_all(const file_check *f, const ckd_id *file, ckd_status found,
                                  const ckd_error *why, uint64_t number, ckd_error *err) {
     ckd_status status = damage_record(f->damage, found, why, number, "", err);
@@ -61,7 +64,7 @@ static ckd_status record_for_all(const file_check *f, const ckd_id *file, ckd_st
     return status;
 }
 
-/* Its checkpoint needs it; if that is gone, others may. */
+/* Records damage for the record's checkpoint; if that is gone, for all that may need it. */
 static ckd_status damage_of_record(const file_check *f, const chunk *c, const record *r, ckd_status found,
                                    const ckd_error *why, uint64_t number, ckd_error *err) {
     const dependency_info *owner = owner_of(f, r);
@@ -69,7 +72,7 @@ static ckd_status damage_of_record(const file_check *f, const chunk *c, const re
                  : record_for_all(f, &c->identity.file, found, why, number, err);
 }
 
-/* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
+/* Checks measures here, as decoding values does not read them. Damaged measures make nothing unloadable. */
 static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_part *own, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
@@ -87,7 +90,9 @@ static ckd_status check_measures(const file_check *f, const chunk *c, const chun
     return status;
 }
 
-/* Of all checkpoints in the file. Where a bundle of one does not unpack, there was damage to tell already. */
+/*
+ * Checks the contents for every checkpoint in the file. A bundle that does not unpack was reported as damage already.
+ */
 static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
@@ -109,7 +114,7 @@ static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status found = record_read_through(f->payload, c, r, &why);
     if (is_damage(found, &why)) {
-        why.offset = r->offset; /* one entry a record, however it shows */
+        why.offset = r->offset; /* one entry per record, however the damage shows */
         if (r->kind == RECORD_BUNDLE) {
             name_members(c, r, &why);
         } else {

@@ -1,4 +1,4 @@
-/* Looking for damage in a chunk file, all of it: of verify and scrub. Internal to engine/. */
+/* Checks a whole chunk file for damage, for verify and scrub. Internal to engine/. */
 #ifndef ENGINE_FILE_CHECK_H
 #define ENGINE_FILE_CHECK_H
 
@@ -7,18 +7,18 @@
 typedef struct file_check {
     const ckd_store *store;
     damage_list *damage;
-    const dependency_info *lineages; /* to name who needs damaged records; may be none */
+    const dependency_info *lineages; /* to name the checkpoints that need damaged records; may be empty */
     size_t lineage_count;
-    bytes *payload;   /* to work with */
-    const char *path; /* NULL: where its name says; else where a file stands that is to get the name */
-    /* NULL, or told of every record that was read, with what it takes; what it returns but CKD_OK ends the check. */
+    bytes *payload;   /* scratch */
+    const char *path; /* NULL: the file under its own name; else a file that is about to get that name */
+    /* Called after each record with the bytes read, unless NULL. A status other than CKD_OK ends the check. */
     ckd_status (*pace)(void *context, uint64_t stored_bytes, ckd_error *err);
     void *throttle_context;
 } file_check;
 
 /*
- * Whether it is the file that a manifest names, and all in it is right. Damage goes into the list; `checkpoint` is named where a file cannot be opened. Nothing is
- * decoded. Errors: those of pace, IO, NOMEM.
+ * Checks that it is the file that the manifest names, and that its contents are intact. Adds damage to the list;
+ * `checkpoint` is named if the file cannot be opened. Decodes nothing. Errors: those of pace, IO, NOMEM.
  */
 ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,
                             ckd_error *err);

@@ -20,7 +20,7 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
     }
     status = chunk_read_payload(c, r, to, err);
     if (status != CKD_OK || r->kind != RECORD_BUNDLE) {
-        return status; /* values are hashed when they are rebuilt */
+        return status; /* values are hashed when they are decoded */
     }
     hash128 content = content_hash(to, r->stored_size);
     return wire_content_matches(&r->content, &content)
@@ -29,7 +29,10 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
                              "a bundle does not have the content hash it was written with");
 }
 
-/* Damage to records of checkpoints that the file's reader does not need is no reason to stop; that is not known of older files. */
+/*
+ * Stops at damage to records that the file's own checkpoint needs. own NULL: an older file, for which the needed
+ * records are unknown, so any damage counts.
+ */
 static ckd_status chunk_read_through(bool *all_whole, const chunk *c, const ckd_id *own, bytes *payload,
                                      ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -45,7 +48,10 @@ static ckd_status chunk_read_through(bool *all_whole, const chunk *c, const ckd_
 
 /* ---- before others are deleted ---- */
 
-/* The next of the plan that must be good before others go, from `at` on: of the newest of every run that loses any. NULL: there is none. */
+/*
+ * The next checkpoint of the plan, from *at on, that must be intact before others are deleted: one of the newest of a
+ * run that loses any. NULL: there is none.
+ */
 static const ckd_checkpoint *next_safe(const ckd_prune *plan, size_t *at) {
     for (; *at < plan->count; (*at)++) {
         const ckd_retained *r = &plan->items[*at];
@@ -92,7 +98,7 @@ void safe_reading_free(safe_reading *r) {
     free(r->files.ids);
 }
 
-/* What need not be read again. */
+/* Files that need not be read again. */
 typedef struct memory {
     catalog_file_state *files; /* by name */
     size_t count;
@@ -111,7 +117,7 @@ static int by_file_name(const void *name, const void *state) {
     return strcmp(name, ((const catalog_file_state *)state)->name);
 }
 
-/* The file was read through lately. A clock that was set back makes nothing fresh. */
+/* Whether the file was read recently. Times in the future, after a clock was set back, do not count. */
 static bool is_fresh(const memory *m, const scrubbed_files *done, const file_ref *of) {
     char name[64];
     for (size_t i = 0; i < done->count; i++) {
@@ -138,7 +144,7 @@ static ckd_status report_damage(const ckd_checkpoint *c, ckd_status status, ckd_
     return err_from(err, status, why);
 }
 
-/* Files of the checkpoint that are not fresh; those that are whole are added to `done`. */
+/* Reads files of the checkpoint that are not fresh; adds intact ones to `done`. */
 static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manifest *of, const memory *m,
                              ckd_error *err) {
     bytes payload = {0};
@@ -163,7 +169,7 @@ static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manif
     return report_damage(&of->checkpoint, status, &why, err);
 }
 
-/* One that is gone by now is not read: the plan is an old one then, and is not carried out. */
+/* Skips a checkpoint that is gone by now: the plan is outdated then, and will not be carried out. */
 static ckd_status read_each(safe_reading *done, ckd_store *store, const ckd_prune *plan,
                             const manifest_set *n, const memory *m, ckd_error *err) {
     ckd_status status = CKD_OK;

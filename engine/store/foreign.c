@@ -1,11 +1,11 @@
-/* What whoever made a store may have put there for those who open it. */
+/* Checks what the maker of a store may have left there to harm those who open it. */
 #include <sys/stat.h>
 
 #include "engine/store/store.h"
 
 /*
- * A folder that is a link leads into somebody else's files: recovery would remove there what no manifest of this store names. The
- * store itself may be reached through one.
+ * A folder that is a link leads to files outside the store: recovery would remove everything there that no manifest
+ * names. The path of the store itself may contain links.
  */
 ckd_status store_check_folders(const ckd_store *store, ckd_error *err) {
     static const char *const folders[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,

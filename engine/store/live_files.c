@@ -51,7 +51,10 @@ static bool files_there(const ckd_store *store, const manifest_name *name) {
     return there;
 }
 
-/* One whose time is over counts no more, and may have lost files already. So may one that cannot be read: its name alone deletes. */
+/*
+ * Whether a deleted checkpoint can still be restored. After its grace period it does not count, and may have lost files
+ * already. With an unreadable tombstone, whose name alone deletes, it counts only while all its files exist.
+ */
 static ckd_status can_come_back(bool *out, const ckd_store *store, const manifest_name *name,
                                 const manifest_name *covering, damage_list *damage, ckd_error *err) {
     tombstone t;
@@ -67,7 +70,7 @@ static ckd_status can_come_back(bool *out, const ckd_store *store, const manifes
     return damage_record(damage, status, &why, CKD_NO_OFFSET, "", err);
 }
 
-/* Those that listed checkpoints need first. */
+/* Files of listed checkpoints first. */
 static int by_id_and_age(const void *a, const void *b) {
     const live_file *x = a, *y = b;
     int order = memcmp(&x->file.id, &y->file.id, sizeof(ckd_id));
@@ -89,7 +92,10 @@ static void keep_one_of_each(live_files *f) {
     f->count = kept;
 }
 
-/* Of generations of one checkpoint that were deleted together, and of those that were not, the newest counts; they stand together. */
+/*
+ * Takes the newest of the generations of a checkpoint that count, and of each set that was deleted together; each set
+ * is contiguous.
+ */
 static ckd_status add_all(live_files *f, const ckd_store *store, const manifest_list *names,
                           const manifest_list *tombstones, damage_list *damage, ckd_error *err) {
     const manifest_name *before = NULL;
@@ -113,7 +119,7 @@ ckd_status live_files_read(live_files *out, const ckd_store *store, damage_list 
     manifest_list names = {0}, tombstones = {0};
     *out = (live_files){0};
     ckd_status status = manifests_read_all(&names, store, err);
-    if (status == CKD_OK) { /* after the manifests: one that is dead by now must not seem to be listed */
+    if (status == CKD_OK) { /* after the manifests, so that no deleted checkpoint seems to be listed */
         status = manifests_tombstones(&tombstones, store, err);
     }
     if (status == CKD_OK) {

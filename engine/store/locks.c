@@ -1,4 +1,4 @@
-/* The store's locks. Whoever waits for one is told by whom it is held: a process may be stopped while it holds a lock. */
+/* The store's locks. A waiting caller learns who holds the lock, as the holder may be a stopped process. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -33,7 +33,7 @@ static holder_text holder_of(const char *path) {
     return out;
 }
 
-/* Waits, tells after a second, and waits for the rest of the time. */
+/* Waits for a second, then sends a message and waits for the rest of the time. */
 static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *name, lock_kind kind,
                            uint32_t timeout_ms, ckd_error *err) {
     pathname p = path_in(store->path, name);
@@ -60,7 +60,7 @@ static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *
 ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, uint32_t timeout_ms,
                                      ckd_error *err) {
     ckd_status status = wait_for(out, store, FILE_PUBLISH_LOCK, LOCK_EXCLUSIVE, timeout_ms, err);
-    /* Who writes comes here first: what it means for all of the store. */
+    /* Every writer takes this lock first, so the error speaks of the whole store. */
     if (status == CKD_E_READ_ONLY && err) {
         err_sys(err, err->sys_errno, path_in(store->path, FILE_PUBLISH_LOCK).text,
                 "the store '%s' is read-only for us, it can only be opened for reading", store->path);
@@ -76,7 +76,7 @@ ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uin
                                     ckd_error *err) {
     ckd_error why = {0};
     ckd_status status = wait_for(out, store, FILE_READER_LOCK, LOCK_SHARED, timeout_ms, &why);
-    /* A store copied without its lock files onto read-only media: nothing is unlinked there. */
+    /* The store may be a copy without lock files on read-only media. Nothing is unlinked there. */
     return store->mode == CKD_OPEN_READ ? err_except(err, status, CKD_E_NOT_FOUND, &why)
                                         : err_from(err, status, &why);
 }

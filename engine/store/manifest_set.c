@@ -30,7 +30,7 @@ ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool repl
     bytes data = {0};
     tombstone_encode(&data, &store->id, t);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a tombstone")
-                                    : file_remove(temporary.text, true, err); /* of a writer that died */
+                                    : file_remove(temporary.text, true, err); /* a dead writer's */
     if (status == CKD_OK) {
         status = replaces ? file_replace_bytes(p.text, temporary.text, data.data, data.size, err)
                           : file_publish_bytes(p.text, temporary.text, data.data, data.size, err);
@@ -39,7 +39,10 @@ ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool repl
     return status;
 }
 
-/* What a collection or a return from the trash takes away meanwhile (there is none under the publish lock) is as if it had not been there. */
+/*
+ * Adds a manifest. One that disappears meanwhile, by a collection or a return from the trash, counts as never there.
+ * Neither happens under the publish lock.
+ */
 static ckd_status read_manifest_entry(manifest_set *to, const ckd_store *store, const manifest_name *name,
                                       const manifest_list *tombstones, ckd_error *err) {
     manifest_entry *n = &to->items[to->count];
@@ -149,7 +152,7 @@ static ckd_status mark_of_writer(manifest_set *n, const ckd_store *store, const 
     ckd_status status = lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL);
     if (status == CKD_OK || status == CKD_E_NOT_FOUND) {
         lock_release(status == CKD_OK ? lock : NULL);
-        return CKD_OK; /* its writer died, or has just ended */
+        return CKD_OK; /* its writer died, or has just finished */
     }
     bytes data = {0};
     intent live = {0};

@@ -1,4 +1,4 @@
-/* Reading manifests, and listing those that count. */
+/* Reads manifests, and lists those that count. */
 #include <stdlib.h>
 
 #include "engine/store/store.h"
@@ -66,7 +66,7 @@ static ckd_status read_names(manifest_list *out, const ckd_store *store, const c
 const manifest_name *manifests_covering_tombstone(const manifest_list *tombstones,
                                                   const manifest_name *name) {
     size_t low = 0, high = tombstones->count;
-    while (low < high) { /* the first that does not stand before `name` */
+    while (low < high) { /* finds the first that is not less than `name` */
         size_t middle = low + (high - low) / 2;
         if (by_run_and_step(&tombstones->items[middle], name) < 0) {
             low = middle + 1;
@@ -111,7 +111,7 @@ ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error 
     return status;
 }
 
-/* The first item of this run and step, or behind it; they are sorted. */
+/* The index of the first item of this run and step, or of the one after it. */
 static size_t find_name(const manifest_list *list, const char *run, uint64_t step) {
     size_t low = 0, high = list->count;
     while (low < high) {

@@ -13,7 +13,7 @@ pathname path_materialized(const char *store, const ckd_id *checkpoint, uint32_t
     return path_of(store, DIR_MATERIALIZED, name);
 }
 
-/* The block that a record of a copy stands for; NULL if it is none of this checkpoint's. */
+/* The block that a record of a copy stands for; NULL if the checkpoint has none. */
 static view_block *block_of(const view *v, const record *r) {
     const view_tensor *t = view_find(v, r->tensor->name);
     span place = {r->region, r->first, r->count};
@@ -63,7 +63,7 @@ ckd_status materialized_attach(view *v, const char *store_path, ckd_error *err) 
     return CKD_OK;
 }
 
-/* A temporary copy belongs to a writer as long as that has its intent. */
+/* A temporary copy belongs to a writer while the writer's intent exists. */
 static bool abandoned(const ckd_store *store, const char *name) {
     const char *temporary = strstr(name, ".tmp-");
     ckd_id writer;

@@ -9,11 +9,11 @@ bool not_indexed_tolerable(ckd_status status) {
 ckd_status not_indexed_open(view_cache *cache, const view **out, ckd_store *store, const ckd_id *id,
                             ckd_error *err) {
     views_init(cache, store);
-    cache->use_materialized = false; /* what the checkpoint takes is asked for, not what loads it fastest */
+    cache->use_materialized = false; /* the sizes of the blocks themselves are wanted */
     return views_get(out, cache, id, err);
 }
 
-/* Its chunk files cannot be read: the catalog would have no tensors of it, either. */
+/* Reports a checkpoint with unreadable chunk files. The catalog would have no tensors of it either. */
 static ckd_status report_unreadable(ckd_store *store, const ckd_id *id, const ckd_error *why,
                                     ckd_error *err) {
     ckd_checkpoint c;
@@ -59,7 +59,7 @@ void not_indexed_updates(ckd_tensor_list *list, ckd_store *store, const ckd_id *
     }
     for (size_t i = 0; i < list->count; i++) {
         ckd_tensor_info *t = &list->items[i];
-        bool moment = t->role == CKD_ROLE_EXP_AVG || t->role == CKD_ROLE_EXP_AVG_SQ; /* one may be exact */
+        bool moment = t->role == CKD_ROLE_EXP_AVG || t->role == CKD_ROLE_EXP_AVG_SQ; /* it may be exact */
         t->largest_update = t->largest_update_given = t->rel_l2 != 0 || (lossy && moment) ? (double)NAN : 0;
     }
     if (!lossy || store_lock_reader(&lock, store, NULL) != CKD_OK) {

@@ -1,4 +1,4 @@
-/* What tensors take that the catalog does not have, added to a report. */
+/* Adds tensors that the catalog does not hold to a report. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,15 +12,15 @@ void add_capped(uint64_t *sum, uint64_t value) {
 /* ---- sums by run, tensor and role ---- */
 
 typedef struct sum {
-    size_t run; /* of by_run */
+    size_t run; /* index in by_run */
     char *name; /* NULL: a free slot */
     ckd_tensor_usage usage;
 } sum;
 
 typedef struct sums {
-    sum *slots; /* open addressing, at most half of them taken */
+    sum *slots; /* open addressing, at most half full */
     size_t count, capacity;
-    size_t text; /* bytes of the names */
+    size_t text; /* total bytes of the names */
 } sums;
 
 static sum *find_slot(const sums *s, size_t run, ckd_role role, const char *name, size_t size) {
@@ -85,17 +85,17 @@ static void sums_free(sums *s) {
 
 /* ---- reading ---- */
 
-/* One checkpoint, and what there is to know of it. */
+/* One checkpoint to read. */
 typedef struct not_indexed_rows_of {
-    size_t place, run; /* of by_checkpoint and by_run */
-    bool failed;       /* it is asked again, where messages may be told */
+    size_t place, run; /* indexes in by_checkpoint and by_run */
+    bool failed;       /* to be read again, in the thread that may send messages */
 } not_indexed_rows_of;
 
 typedef struct reading {
     ckd_report *report;
     ckd_store *store;
     not_indexed_rows_of *items;
-    pthread_mutex_t mutex; /* guards the rest, and the report */
+    pthread_mutex_t mutex; /* guards `sums` and the report */
     sums sums;
 } reading;
 
@@ -110,7 +110,7 @@ static void tensor_usage(ckd_tensor_usage *out, const view_tensor *t) {
     out->raw_bytes = out->elements * ckd_dtype_size(t->tensor->dtype);
 }
 
-/* With the mutex held. */
+/* The caller holds the mutex. */
 static ckd_status add_view(reading *r, const not_indexed_rows_of *u, const view *v, ckd_error *err) {
     ckd_role_bytes *roles = r->report->roles[u->place].roles;
     ckd_status status = CKD_OK;
@@ -165,10 +165,10 @@ static ckd_status read_all(reading *r, size_t count, ckd_error *err) {
     return status;
 }
 
-/* So many take a second. */
+/* Reading this many takes a second. */
 #define WORTH_A_WORD 10000
 
-/* ---- into the report ---- */
+/* ---- writing the report ---- */
 
 static ckd_status find_runs(reading *r, const size_t *places, size_t count, ckd_error *err) {
     const ckd_report *report = r->report;
@@ -178,14 +178,14 @@ static ckd_status find_runs(reading *r, const size_t *places, size_t count, ckd_
     }
     for (size_t i = 0, run = 0; i < count; i++) {
         while (strcmp(report->by_run[run].name, report->by_checkpoint[places[i]].run) != 0) {
-            run++; /* in the same order */
+            run++; /* both are in the same order */
         }
         r->items[i] = (not_indexed_rows_of){.place = places[i], .run = run};
     }
     return CKD_OK;
 }
 
-/* What the catalog has, into the same sums. */
+/* Adds the catalog's rows to the same sums. */
 static ckd_status take_known(reading *r, ckd_error *err) {
     const ckd_report *report = r->report;
     ckd_status status = CKD_OK;
@@ -221,7 +221,7 @@ static const sum **sorted_sums(const sums *s) {
     return sorted;
 }
 
-/* Rows and their names in one piece of memory, as the catalog gives them; the runs' names are those of by_run. */
+/* Puts rows and names into one allocation, as the catalog does. Names of runs point into by_run. */
 static ckd_status set_by_tensor(ckd_report *report, const sums *s, ckd_error *err) {
     const sum **sorted = sorted_sums(s);
     ckd_tensor_usage *rows = sorted ? malloc(s->count * sizeof(*rows) + s->text + 1) : NULL;

@@ -47,7 +47,7 @@ pathname path_tombstone(const char *store, const char *run, uint64_t step, uint3
     return generation_of(store, DIR_TOMBSTONES, run, step, generation);
 }
 
-/* Decimal digits without leading zeros, at most `limit`. */
+/* Parses decimal digits without leading zeros, at most `limit`. */
 static bool parse_decimal(uint64_t *out, const char *text, size_t length, uint64_t limit) {
     if (length == 0 || length > 20 || (length > 1 && text[0] == '0')) {
         return false;

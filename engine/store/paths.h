@@ -1,4 +1,4 @@
-/* Where things stand in a store's directory. codec/FORMAT.md, "Store directory", is normative. */
+/* Paths in a store's directory. codec/FORMAT.md, "Store directory", is normative. */
 #ifndef ENGINE_PATHS_H
 #define ENGINE_PATHS_H
 
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "codec/metadata/metadata.h"
 
-#define PATH_ROOM 4096 /* bytes for any path in a store; store paths are cut to fit at open */
+#define PATH_ROOM 4096 /* bytes for any path in a store; longer store paths are refused at open */
 
 typedef struct pathname {
     char text[PATH_ROOM];
@@ -29,7 +29,7 @@ typedef struct pathname {
 #define FILE_PUBLISH_LOCK "data/lock"
 #define FILE_READER_LOCK  "data/readers"
 #define FILE_CATALOG      "catalog.db"
-#define FILE_NEW_CATALOG  "rebuild.db" /* until it is complete; no longer than the other, for SQLite */
+#define FILE_NEW_CATALOG  "rebuild.db" /* until it is complete; no longer than FILE_CATALOG, for SQLite */
 
 /* STORE/RELATIVE */
 pathname path_in(const char *store, const char *relative);
@@ -44,7 +44,7 @@ pathname path_manifest(const char *store, const char *run, uint64_t step, uint32
 /* STORE/data/t/RUN.STEP.GENERATION */
 pathname path_tombstone(const char *store, const char *run, uint64_t step, uint32_t generation);
 
-/* A manifest's or tombstone's file name taken apart, from the right. false: not such a name. */
+/* Parses the file name of a manifest or tombstone, from the right. Returns false if it is not such a name. */
 typedef struct manifest_name {
     char run[CKD_RUN_MAX + 1];
     uint64_t step;
@@ -52,23 +52,26 @@ typedef struct manifest_name {
 } manifest_name;
 bool manifest_name_parse(manifest_name *out, const char *name);
 
-/* The name of a setting in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run (policy, parity). */
-#define POLICY_OF_ALL "-" /* instead of a run */
+/*
+ * Parses the name of a setting in data/n: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run
+ * (policy, parity).
+ */
+#define POLICY_OF_ALL "-" /* in place of a run */
 typedef struct setting_name {
     metadata_kind kind;
     char name[CKD_RUN_MAX + 1];
     uint32_t generation;
 } setting_name;
 bool setting_name_parse(setting_name *out, const char *name);
-const char *setting_word(metadata_kind kind); /* KIND: "pin", "tag", "policy", "parity"; "" of others */
+const char *setting_word(metadata_kind kind); /* KIND: "pin", "tag", "policy", "parity"; "" for other kinds */
 /* STORE/data/n/KIND.NAME.GENERATION */
 pathname path_setting(const char *store, const setting_name *name);
 
-/* STORE/data/p/GROUP.ROW.ckp, with `suffix` ("" or ".tmp") appended; and such a name taken apart. */
+/* STORE/data/p/GROUP.ROW.ckp, with `suffix` ("" or ".tmp") appended; the second parses such a name. */
 pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix);
 bool parity_name_parse(ckd_id *group, uint32_t *row, const char *name);
 
-/* 32 hexadecimal digits at the start of text. */
+/* Parses 32 hexadecimal digits at the start of text. */
 bool id_parse(ckd_id *out, const char *text);
 
 #endif

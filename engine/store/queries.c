@@ -1,4 +1,4 @@
-/* Queries for checkpoints, with messages that say what there is. */
+/* Queries for checkpoints. Their errors say what the store has instead. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@ typedef struct find_query {
     uint64_t step;
 } find_query;
 
-/* The run asked for, or the only one there is. */
+/* The requested run, or the only one. */
 static ckd_status resolve_run(char out[CKD_RUN_MAX + 1], catalog *c, const char *run, ckd_error *err) {
     catalog_names runs;
     ckd_status status = catalog_runs(&runs, c, err);

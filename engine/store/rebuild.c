@@ -1,4 +1,4 @@
-/* The catalog made anew, on request. */
+/* Rebuilds the catalog on request. */
 #include "engine/store/store.h"
 
 static ckd_status renew(ckd_rebuild_result *result, ckd_store *store, ckd_error *err) {

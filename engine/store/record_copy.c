@@ -1,4 +1,4 @@
-/* Records copied as they are from one chunk file to another. */
+/* Copies records unchanged from one chunk file to another. */
 #include "engine/store/record_copy.h"
 
 #include "engine/store/file_scan.h"
@@ -27,7 +27,7 @@ ckd_status chunk_each_record(chunk *c, record_fn each, void *context, ckd_error 
 ckd_status record_copy(record_copier *k, chunk_writer *to, const chunk *c, const record *r, ckd_error *err) {
     record copy = *r;
     ckd_status status = CKD_OK;
-    /* What is in a bundle has no checksum that damage before now would show in. */
+    /* Members of a bundle have no checksum of their own, so verify the bundle first. */
     if (r->bundle && r->bundle != k->checked) {
         status = record_read_through(&k->payload, c, r->bundle, err);
         k->checked = status == CKD_OK ? r->bundle : NULL;

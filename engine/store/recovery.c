@@ -1,10 +1,10 @@
-/* Cleaning up after writers that died: their intents say what they were writing. */
+/* Cleans up after writers that died. Their intents say what they were writing. */
 #include <stdlib.h>
 
 #include "engine/store/deletions.h"
 #include "engine/store/store.h"
 
-/* All chunk files that some manifest names, by id, or `unknown` if a manifest cannot be read: then nothing may be removed. */
+/* All chunk files that a manifest names, sorted by id. unknown: a manifest is unreadable, so nothing may be removed. */
 typedef struct named_files {
     ckd_id *ids;
     size_t count, capacity;
@@ -24,10 +24,10 @@ static ckd_status add_named(named_files *named, const manifest *m, ckd_error *er
 
 static ckd_status read_named(named_files *named, const ckd_store *store, ckd_error *err) {
     manifest_list list = {0};
-    /* A manifest whose writer died before it was durable counts from now on, so no power cut may take it away. */
+    /* A manifest may exist although its writer died before syncing. It counts from now on, so make it durable. */
     ckd_status status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
     if (status == CKD_OK) {
-        status = manifests_read_all(&list, store, err); /* what is in the trash may come back */
+        status = manifests_read_all(&list, store, err); /* checkpoints in the trash may come back */
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
@@ -53,7 +53,7 @@ static bool is_named(const named_files *named, const ckd_id *id) {
     return id_among(id, named->ids, named->count);
 }
 
-/* Removes what a dead writer left unless a manifest names it, then its intent. */
+/* Removes the files of a dead writer that no manifest names, then its intent. */
 static ckd_status clean_intent(const ckd_store *store, const char *intent_path, const intent *dead,
                                const named_files *named, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -76,7 +76,7 @@ static ckd_status visit_intent(const ckd_store *store, const char *name, named_f
     file_lock *lock;
     ckd_status status = lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL);
     if (status != CKD_OK) {
-        return CKD_OK; /* its writer lives, or has just ended by itself */
+        return CKD_OK; /* its writer is alive, or has just finished */
     }
     bytes data = {0};
     intent dead = {0};
@@ -105,7 +105,7 @@ static ckd_status visit_intent(const ckd_store *store, const char *name, named_f
     return status;
 }
 
-/* Temporary names live only while their maker holds the publish lock, which is ours now. */
+/* Removes temporary files. They live only while their maker holds the publish lock, which we hold now. */
 static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(store->path, dir).text, err);
@@ -121,7 +121,10 @@ static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ck
     return status;
 }
 
-/* A store of an early version has no deletion mark. Without one, no catalog is known to be current, which is no reason not to go on. */
+/*
+ * A store of an early version has no deletion mark. Without a mark no catalog counts as current, which is no reason to
+ * fail.
+ */
 static void make_deletion_mark(const ckd_store *store) {
     char mark[CATALOG_META];
     ckd_error why = {0};

@@ -4,7 +4,7 @@
 
 #include "engine/store/not_indexed.h"
 
-/* Each file is looked at once: there may be hundreds of thousands. */
+/* Looks at each file once, as there may be hundreds of thousands. */
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
     static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_MATERIALIZED, DIR_PARITY};
     uint64_t rest = 0;
@@ -26,7 +26,7 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
     }
     r->catalog_bytes = file_bytes(path_in(store->path, FILE_CATALOG).text) +
                        file_bytes(path_in(store->path, FILE_CATALOG "-journal").text);
-    /* A save in between may have made the catalog larger than it was. */
+    /* A save may have made the catalog larger meanwhile. */
     r->other_bytes = rest > r->catalog_bytes ? rest - r->catalog_bytes : 0;
     r->stored_bytes = r->chunk_bytes + r->manifest_bytes + r->materialized_bytes + r->parity_bytes +
                       r->catalog_bytes + r->other_bytes;
@@ -47,7 +47,7 @@ static void free_rows(ckd_report *r) {
 typedef struct filling {
     ckd_report *report;
     catalog_files listed;
-    size_t *not_indexed; /* of by_checkpoint: their tensors are not in the catalog */
+    size_t *not_indexed; /* indexes in by_checkpoint: the catalog does not hold their tensors */
     size_t not_indexed_count;
 } filling;
 
@@ -71,7 +71,7 @@ static ckd_status add_fidelities(ckd_report *r, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Two answers about the same runs: who reads one beside the other relies on it. */
+/* Checks that both answers list the same runs; not_indexed_report relies on it. */
 static ckd_status check_tensor_runs(const ckd_report *r, ckd_error *err) {
     size_t run = 0, i = 0;
     while (i < r->tensor_count && run < r->run_count) {
@@ -152,7 +152,7 @@ static ckd_status ask_rows(void *context, catalog *c, ckd_error *err) {
     return status;
 }
 
-/* Sums over all checkpoints, of the roles that any of them has. One row is left for the overhead. */
+/* Sums up all checkpoints by the roles that occur. One row is left for the overhead. */
 static ckd_status add_roles(ckd_report *r, ckd_error *err) {
     r->by_role = calloc(CKD_ROLE_OTHER + 1, sizeof(*r->by_role));
     if (!r->by_role) {
@@ -172,7 +172,7 @@ static ckd_status add_roles(ckd_report *r, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Headers, footers and rounding of index shares: what no tensor's records account for. */
+/* Adds headers, footers and rounded index shares, which belong to no tensor's records. */
 static void add_overhead(ckd_report *r, const catalog_files *listed) {
     uint64_t accounted = 0, raw = 0;
     for (size_t i = 0; i < r->role_count; i++) {

@@ -1,4 +1,4 @@
-/* When chunk files were last read through and found right: a cache in the catalog. */
+/* When chunk files were last read in full and found intact: a cache in the catalog. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -34,7 +34,7 @@ ckd_status scrub_times_add(scrubbed_files *f, const manifest *m, ckd_error *err)
 
 void scrub_times_queue(ckd_store *store, scrubbed_files *f) {
     pthread_mutex_lock(&store->mutex);
-    free(store->scrubbed.ids); /* what was left of an earlier time, whose deletion failed */
+    free(store->scrubbed.ids); /* left over from an earlier call, whose deletion failed */
     store->scrubbed = *f;
     pthread_mutex_unlock(&store->mutex);
     *f = (scrubbed_files){0};

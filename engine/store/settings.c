@@ -17,7 +17,7 @@ static bool same_subject(const setting_name *a, const setting_name *b) {
 
 /* ---- reading ---- */
 
-/* What the setting itself says it is. */
+/* The name that the setting's content states. */
 static setting_name name_within(const stored_setting *n) {
     setting_name name = {.kind = n->name.kind};
     if (name.kind == METADATA_PIN) {
@@ -61,7 +61,7 @@ static ckd_status decode(stored_setting *n, const ckd_id *store, const bytes *da
     return err_corrupt(err, path, CKD_NO_OFFSET, "the setting of %s stands under another name", within.name);
 }
 
-/* Sets n->status, and all else that the name does not tell. */
+/* Reads the content, and sets everything but the name. */
 static ckd_status read_setting(stored_setting *n, const ckd_store *store, ckd_error *err) {
     pathname p = path_setting(store->path, &n->name);
     setting_name name = n->name;
@@ -78,7 +78,7 @@ static ckd_status read_setting(stored_setting *n, const ckd_store *store, ckd_er
     return status;
 }
 
-/* The names, all generations. */
+/* Lists the names of all generations. */
 static ckd_status list_setting_names(setting_list *out, const ckd_store *store, ckd_error *err) {
     dir_list list;
     *out = (setting_list){0};
@@ -103,7 +103,7 @@ static ckd_status list_setting_names(setting_list *out, const ckd_store *store, 
     return status;
 }
 
-/* only: this kind, 0: all. *gone: one was there, and is no more. */
+/* only: this kind; 0: all. *gone: a listed file no longer exists. */
 static ckd_status read_once(setting_list *out, bool *gone, const ckd_store *store, metadata_kind only,
                             ckd_error *err) {
     ckd_status status = list_setting_names(out, store, err);
@@ -165,10 +165,10 @@ ckd_status settings_check(const setting_list *n, const ckd_store *store, ckd_err
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         ckd_error why = {0};
         if (n->items[i].name.kind == METADATA_PARITY) {
-            continue; /* keeps nothing */
+            continue; /* it keeps nothing */
         }
         status = settings_why(&n->items[i], store, &why);
-        if (status != CKD_OK && status != CKD_E_NOMEM) { /* the rest of `why` says where */
+        if (status != CKD_OK && status != CKD_E_NOMEM) { /* the other fields of `why` say where */
             char text[sizeof(why.message)];
             snprintf(
                 text, sizeof(text),
@@ -182,7 +182,7 @@ ckd_status settings_check(const setting_list *n, const ckd_store *store, ckd_err
     return status;
 }
 
-/* ---- what they keep ---- */
+/* ---- what settings keep ---- */
 
 unsigned settings_kept_why(const setting_list *n, const ckd_id *checkpoint) {
     unsigned kept = 0;
@@ -242,7 +242,7 @@ ckd_status settings_check_chosen(const ckd_store *store, const manifest_set *cho
 
 /* ---- changing ---- */
 
-/* Of one subject, those below a generation, lowest first; what is in the way of nobody. */
+/* Removes the generations of a subject below name->generation, lowest first. They have no effect any more. */
 static ckd_status remove_below(const ckd_store *store, const setting_name *name, ckd_error *err) {
     setting_list all;
     ckd_status status = list_setting_names(&all, store, err);
@@ -276,17 +276,17 @@ ckd_status settings_publish(const ckd_store *store, const setting_name *name, co
         file_remove(temporary.text, true, NULL);
         return status;
     }
-    remove_below(store, name, NULL); /* it means nothing any more */
+    remove_below(store, name, NULL); /* a lower generation that stays has no effect */
     return CKD_OK;
 }
 
-/* A newer version's settings are not ours to take away. */
+/* Refuses to replace a newer version's setting. */
 static ckd_status check_replaceable(const stored_setting *n, const ckd_store *store, ckd_error *err) {
     bool replaceable = n->status == CKD_OK || n->status == CKD_E_CORRUPT;
     return replaceable ? CKD_OK : settings_why(n, store, err);
 }
 
-/* The newest generation; before->name.kind is 0 if there is none. */
+/* Finds the newest generation; before->name.kind is 0 if there is none. */
 static ckd_status find_newest(stored_setting *before, const ckd_store *store, metadata_kind kind,
                               const char *name, ckd_error *err) {
     setting_list all;
@@ -316,13 +316,14 @@ ckd_status settings_next(setting_name *out, stored_setting *before, const ckd_st
     return CKD_OK;
 }
 
-/* Lower generations are gone for good before the one that counts goes: no power cut may bring back what was said before. */
+/*
+ * Lower generations are removed durably before the one that counts, so that no power cut brings an older setting back.
+ */
 ckd_status settings_remove(const ckd_store *store, metadata_kind kind, const char *name, ckd_error *err) {
     stored_setting last;
     pathname folder = path_in(store->path, DIR_SETTINGS);
     ckd_status status = find_newest(&last, store, kind, name, err);
-    if (status == CKD_OK &&
-        !last.name.kind) { /* whoever took it away may have died before that was durable */
+    if (status == CKD_OK && !last.name.kind) { /* the process that removed it may have died before syncing */
         status = dir_sync(folder.text, err);
         return status != CKD_OK ? status : err_set(err, CKD_E_NOT_FOUND, "there is no setting of %s", name);
     }

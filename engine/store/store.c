@@ -1,4 +1,4 @@
-/* Opening, creating and closing a store. */
+/* Opens, creates and closes a store. */
 #include "engine/store/materialized.h"
 #include "engine/store/store.h"
 
@@ -9,7 +9,7 @@
 
 #define DEFAULT_LOCK_TIMEOUT_MS 30000
 #define IDENTITY_MAX            4096
-#define CATALOG_PATH_MAX        504 /* bytes: SQLite allows 512, its journal's name included */
+#define CATALOG_PATH_MAX        504 /* bytes: SQLite allows 512, with its journal's suffix */
 
 void store_message(const ckd_store *store, const char *format, ...) {
     if (!store->options.on_message) {
@@ -53,7 +53,7 @@ static ckd_status read_identity(ckd_store *store, ckd_error *err) {
     return status;
 }
 
-/* A store may be created where there is nothing, or where an earlier creation was cut off. */
+/* A store may be created in an empty directory, or where an earlier creation was interrupted. */
 static ckd_status check_creatable(const char *root, ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, root, err);
@@ -82,7 +82,7 @@ ckd_status store_make_directories(const char *root, ckd_error *err) {
     return status;
 }
 
-/* Under the publish lock, like everything that is published: recovery may remove temporary names then. */
+/* Under the publish lock, as for everything that is published: recovery removes temporary names under it. */
 static ckd_status publish_identity(const ckd_store *store, ckd_error *err) {
     store_identity identity = {.created_ns = clock_wall_ns()};
     ckd_status status = ckd_id_new(&identity.id, err);
@@ -126,8 +126,8 @@ static pathname parent_directory(const char *root) {
 }
 
 /*
- * Creates the directories above `path` that are missing. All of them are synced, also those that exist: another process may
- * have created them and died before it synced them. A directory that may not be opened is not one of ours.
+ * Creates missing directories above `path`. Syncs all of them, existing ones too: another process may have created them
+ * and died before syncing. A directory that we may not open is not one that we made.
  */
 static ckd_status create_parents(const char *path, ckd_error *err) {
     pathname parent = parent_directory(path);
@@ -158,7 +158,7 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
         ckd_error why = {0};
         status = check_creatable(store->path, &why);
         if (status == CKD_E_INVALID && file_exists(path_in(store->path, FILE_IDENTITY).text)) {
-            return CKD_OK; /* another process has created it in between */
+            return CKD_OK; /* another process created it meanwhile */
         }
         err_from(err, status, &why);
     }
@@ -170,7 +170,7 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
         ckd_error why = {0};
         status =
             lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, &why);
-        status = err_except(err, status, CKD_E_BUSY, &why); /* it exists, which is all that is wanted */
+        status = err_except(err, status, CKD_E_BUSY, &why); /* it exists, which is enough */
         lock_release(lock);
     }
     if (status == CKD_OK) {
@@ -187,8 +187,8 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
 }
 
 /*
- * The store's own names, durable before anything in it is promised: whoever created it may have died before that. Above
- * the store there may be a directory that we may not open.
+ * Makes the store's own names durable before anything in it is promised, as its creator may have died before syncing.
+ * We may not be allowed to open the directory above the store.
  */
 static ckd_status sync_own_names(const ckd_store *store, ckd_error *err) {
     ckd_status status = dir_sync(store->path, err);
@@ -254,7 +254,7 @@ static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mod
     return CKD_OK;
 }
 
-/* The length of what SQLite will make of the path: absolute, without links. The last directories of it need not exist yet. */
+/* The length of the path as SQLite will resolve it: absolute, without links. Its last directories may not exist yet. */
 static size_t resolved_length(const char *root) {
     pathname p;
     snprintf(p.text, sizeof(p.text), "%s", root);
@@ -275,7 +275,7 @@ static size_t resolved_length(const char *root) {
     }
 }
 
-/* Readers can do without the catalog; a writer would make it anew at every save. */
+/* Readers work without the catalog, but a writer would rebuild it at every save. */
 static ckd_status check_length(const char *root, ckd_error *err) {
     size_t length = resolved_length(root), limit = CATALOG_PATH_MAX - strlen("/" FILE_CATALOG);
     if (length <= limit) {
@@ -289,7 +289,7 @@ static ckd_status check_length(const char *root, ckd_error *err) {
     return err_in_file(err, CKD_E_INVALID, root);
 }
 
-/* All of opening but the catalog. */
+/* Opens everything but the catalog. */
 static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mode,
                              const ckd_store_options *options, const store_hooks *hooks, ckd_error *err) {
     ckd_status status = store_new(out, root, mode, options, hooks, err);

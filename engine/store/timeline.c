@@ -1,4 +1,4 @@
-/* How long saves took. */
+/* Queries how long saves took. */
 #include <stdlib.h>
 
 #include "engine/store/store.h"

@@ -16,7 +16,7 @@ static void sort_ids(bytes *ids) {
     }
 }
 
-/* ---- files that nobody names ---- */
+/* ---- files that nothing names ---- */
 
 static ckd_status list_chunks(bytes *ids, const ckd_store *store, ckd_error *err) {
     dir_list list;
@@ -42,7 +42,7 @@ static void add_files(bytes *named, const file_ref *files, size_t count) {
     }
 }
 
-/* *known: all intents could be read. */
+/* *known: cleared if an intent is unreadable. */
 static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store, ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
@@ -66,7 +66,8 @@ static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store,
             add_files(named, in.files, in.file_count);
             intent_free(&in);
         }
-        *known = *known && (status == CKD_OK || status == CKD_E_NOT_FOUND); /* gone: it ended meanwhile */
+        /* gone: its writer finished meanwhile */
+        *known = *known && (status == CKD_OK || status == CKD_E_NOT_FOUND);
         status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
         bytes_free(&data);
     }
@@ -74,7 +75,7 @@ static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store,
     return status;
 }
 
-/* Of all generations, those of deleted checkpoints included. `checkpoints`: whose they are. */
+/* Adds the files of all generations, those of deleted checkpoints included. `checkpoints`: their ids. */
 static ckd_status add_manifests(bytes *named, bytes *checkpoints, bool *known, const ckd_store *store,
                                 ckd_error *err) {
     manifest_list list = {0};
@@ -98,7 +99,7 @@ static ckd_status add_manifests(bytes *named, bytes *checkpoints, bool *known, c
                : status;
 }
 
-/* The checkpoints that a chunk file has records of; none if it cannot be read. */
+/* Adds the checkpoints that a chunk file has records of; none if it cannot be read. */
 static void add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
     chunk *c;
     if (chunk_open_outer(&c, path_chunk(store->path, file, "").text, NULL) != CKD_OK) {
@@ -126,7 +127,10 @@ static ckd_status add_stray(vanished *v, const ckd_store *store, const ckd_id *i
     return CKD_OK;
 }
 
-/* First the files are listed: what comes later is no stray; then who may name them, each before it may hand a file on to the next. */
+/*
+ * Lists the files first, so that later ones cannot be strays. Then reads intents before manifests, as a file passes
+ * from an intent to a manifest.
+ */
 static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, named = {0};
     bool known = true;
@@ -156,7 +160,7 @@ static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *
     return status;
 }
 
-/* ---- what is known of them ---- */
+/* ---- lost checkpoints ---- */
 
 /* What decides about a checkpoint that a catalog knew. */
 typedef struct evidence {
@@ -170,7 +174,7 @@ static void evidence_free(evidence *e) {
     manifests_free(&e->tombstones);
 }
 
-/* Names are read after manifests: while these are read, a generation may be replaced. */
+/* Reads names after manifests, as a generation may be replaced while manifests are read. */
 static ckd_status find_evidence(vanished *v, evidence *e, const ckd_store *store, ckd_error *err) {
     ckd_status status = find_strays(v, &e->checkpoints, store, err);
     if (status == CKD_OK) {
@@ -179,12 +183,12 @@ static ckd_status find_evidence(vanished *v, evidence *e, const ckd_store *store
     return status == CKD_OK ? manifests_tombstones(&e->tombstones, store, err) : status;
 }
 
-/* Both lists tell by run and step, so damage of what stands there does not count. */
+/* Both lists hold names only, so damaged contents do not matter. */
 static bool is_named(const evidence *e, const ckd_checkpoint *c) {
     manifest_name name = {.step = c->step, .generation = c->generation};
     snprintf(name.run, sizeof(name.run), "%s", c->run);
     bool found = manifests_covering_tombstone(&e->tombstones, &name);
-    name.generation = 0; /* any generation of a manifest will do */
+    name.generation = 0; /* any generation of a manifest counts */
     return found || manifests_covering_tombstone(&e->names, &name);
 }
 
@@ -217,11 +221,11 @@ static bool has_checkpoint(const ckd_checkpoint *items, size_t count, const ckd_
     return found;
 }
 
-/* How much it says that a checkpoint was known, where no file is left over that has its records. */
+/* What it means that a checkpoint was known, if no stray file has its records. */
 typedef enum witness {
     SAYS_NOTHING,
     DOUBTFUL,
-    PROVES, /* nobody deleted it */
+    PROVES, /* it was not deleted */
 } witness;
 
 static ckd_status consider(vanished *v, const evidence *e, const ckd_checkpoint *c, witness w,
@@ -237,7 +241,7 @@ static ckd_status consider(vanished *v, const evidence *e, const ckd_checkpoint 
                : CKD_OK;
 }
 
-/* A checkpoint without a record in any chunk file cannot come back, so nothing is lost by a doubt about it. */
+/* Drops doubtful checkpoints without a record in any chunk file: they cannot come back, so nothing is lost. */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, recorded = {0};
     ckd_status status = v->doubtful_count ? list_chunks(&files, store, err) : CKD_OK;
@@ -264,14 +268,14 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
     return status;
 }
 
-/* ---- who knew them ---- */
+/* ---- sources of known checkpoints ---- */
 
 typedef struct rows {
     ckd_checkpoint_list list;
     char noted[CATALOG_META]; /* the deletion mark, read before the rows */
 } rows;
 
-/* A catalog that cannot be read has no rows. */
+/* Reads a catalog's rows; none if it cannot be read. */
 static ckd_status read_rows(rows *out, const ckd_store *store, const char *name, ckd_error *err) {
     catalog *c = NULL;
     ckd_error why = {0};
@@ -285,7 +289,9 @@ static ckd_status read_rows(rows *out, const ckd_store *store, const char *name,
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 
-/* Rows of an older catalog that prove nothing are its own affair. */
+/*
+ * Considers rows without a manifest or a tombstone. otherwise: their weight if the catalog is older than some deletion.
+ */
 static ckd_status consider_rows(vanished *v, const evidence *e, const rows *r, const ckd_store *store,
                                 witness otherwise, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -297,7 +303,7 @@ static ckd_status consider_rows(vanished *v, const evidence *e, const rows *r, c
     return status;
 }
 
-/* Whether this file of data/q was kept of a checkpoint, under a name that ends so. */
+/* Reads a file that data/q keeps of a checkpoint; false unless its name has this suffix. */
 static bool read_kept(manifest *out, const ckd_store *store, const char *name, const char *end) {
     bytes data = {0};
     pathname p = path_of(store->path, DIR_DAMAGED, name);
@@ -329,10 +335,10 @@ static ckd_status consider_kept(vanished *v, const evidence *e, const ckd_store 
     return status;
 }
 
-/* Rows come first: one that is new by then has a manifest that is found. */
+/* Reads rows before manifests: a checkpoint that was new then has a manifest now. */
 ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) {
     evidence e = {0};
-    rows now = {0}, old = {0}; /* which a rebuild leaves */
+    rows now = {0}, old = {0}; /* the old catalog, which a rebuild leaves */
     *out = (vanished){0};
     ckd_status status = read_rows(&now, store, FILE_CATALOG, err);
     if (status == CKD_OK) {
@@ -382,7 +388,7 @@ void vanished_free(vanished *v) {
     *v = (vanished){0};
 }
 
-/* ---- telling, and keeping ---- */
+/* ---- reporting and keeping ---- */
 
 static void report_doubt(const ckd_store *store, const ckd_checkpoint *c) {
     store_message(
@@ -527,7 +533,7 @@ ckd_status vanished_keep_found(const ckd_store *store, ckd_error *err) {
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 
-/* Of any generation: it came back. */
+/* Whether the checkpoint has a manifest of any generation, so that it is no longer lost. */
 static bool has_manifest(const ckd_store *store, const ckd_checkpoint *c) {
     manifest_list all = {0};
     bool has = false;

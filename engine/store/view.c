@@ -8,7 +8,9 @@
 
 /* ---- collecting: all records of this checkpoint, from all files ---- */
 
-/* Compaction puts several checkpoints into one file: who has opened one of them need not open it again. */
+/*
+ * Finds a file that `like` has open. Compaction puts several checkpoints into one file, which need not be opened again.
+ */
 static chunk *opened_by(const view *like, size_t i, const file_ref *file) {
     bool same = like && i < like->chunk_count && id_equal(&like->manifest.files[i].id, &file->id) &&
                 hash128_equal(&like->manifest.files[i].root, &file->root) &&
@@ -60,7 +62,7 @@ static ckd_status open_chunks(view *v, const ckd_store *store, const view *like,
     return status;
 }
 
-/* Of a file that others are in, too, only what is this checkpoint's. */
+/* Takes only this checkpoint's records of files with several checkpoints. */
 static ckd_status find_parts(view *v, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->chunk_count && status == CKD_OK; i++) {
@@ -82,7 +84,7 @@ static size_t count_kind(const view *v, record_kind kind) {
     return count;
 }
 
-/* What is the same to readers stands in the order of the files, and of the records in each. */
+/* Orders records with equal content by file, then by record. */
 static int by_content(const void *a, const void *b) {
     const view_block *x = a, *y = b;
     int order = (x->record->kind > y->record->kind) - (x->record->kind < y->record->kind);
@@ -91,7 +93,7 @@ static int by_content(const void *a, const void *b) {
     return order ? order : (x->record > y->record) - (x->record < y->record);
 }
 
-/* files: the number of each chunk in the root's manifest; NULL: its own. */
+/* files: the index of each chunk in the root's manifest; NULL: its own. */
 static ckd_status collect_records(view *v, const uint32_t *files, ckd_error *err) {
     size_t total = 0;
     for (size_t i = 0; i < v->chunk_count; i++) {
@@ -128,8 +130,8 @@ static ckd_status collect_records(view *v, const uint32_t *files, ckd_error *err
 }
 
 /*
- * Does the manifest tell of as many tensors and bytes as its files hold? One of another id than its records' names none
- * of them. Not for a manifest whose sums are still to be made. Errors: CORRUPT.
+ * Checks that the files hold the tensors and bytes that the manifest states. A manifest with another id than its
+ * records would find none of them. Not for a manifest without final totals. Errors: CORRUPT.
  */
 static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error *err) {
     const ckd_checkpoint *c = &v->manifest.checkpoint;
@@ -140,7 +142,8 @@ static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error 
     for (size_t i = 0; i < v->blob_count; i++) {
         raw += v->blobs[i].record->raw_size;
     }
-    bool none = v->block_count + v->blob_count == 0 && c->raw_bytes > 0; /* else bytes only inform */
+    /* apart from that, the byte count only informs */
+    bool none = v->block_count + v->blob_count == 0 && c->raw_bytes > 0;
     if (c->tensors == v->tensor_count && !none) {
         return CKD_OK;
     }
@@ -174,7 +177,7 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
     if (status == CKD_OK) {
         status = view_arrange(v, like, inconsistent, err);
     }
-    if (status == CKD_OK && inconsistent == CKD_E_CORRUPT) { /* else its sums are still to be made */
+    if (status == CKD_OK && inconsistent == CKD_E_CORRUPT) { /* else the manifest has no final totals yet */
         status = check_totals(v, store, err);
     }
     if (status != CKD_OK) {
@@ -270,7 +273,7 @@ const view_block *view_find_blob(const view *v, const char *name) {
     return NULL;
 }
 
-/* The first of those with this content. */
+/* The index of the first with this content. */
 static size_t find_shared(const view *v, record_kind kind, const hash128 *content) {
     size_t low = 0, high = v->shared_count;
     while (low < high) {
@@ -307,7 +310,8 @@ const view_block *view_find_link(const view *v, const record *of, const hash128 
 uint64_t view_stored_bytes(const view_block *b) {
     const chunk *c = b->chunk;
     uint64_t headers = 0;
-    if (c->index_raw && !b->record->bundle) { /* a bundle's is shared by so many that it hardly counts */
+    if (c->index_raw && !b->record->bundle) {
+        /* many records share a bundle's entry, so its share hardly counts */
         headers = (uint64_t)((double)b->record->header_size * (double)c->index_stored / (double)c->index_raw);
     }
     return b->record->stored_size + b->record->header_size + headers;
@@ -331,7 +335,7 @@ const char *view_block_coding(const view_block *b) {
     }
 }
 
-/* What is not known of one shard is not known of all. */
+/* If one shard's value is unknown (NaN), the maximum is unknown. */
 static double larger(double a, double b) {
     return a > b || a != a ? a : b;
 }

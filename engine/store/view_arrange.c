@@ -1,11 +1,11 @@
-/* A view's records, arranged by tensor, region and place, and whether they tile what they belong to. */
+/* Sorts a view's records by tensor, region and position, and checks that they tile their tensors. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/common/coverage_check.h"
 #include "engine/store/view.h"
 
-/* ---- arranging: by tensor, region, place ---- */
+/* ---- arranging: by tensor, region, position ---- */
 
 static int by_name(const void *a, const void *b) {
     const view_block *x = a, *y = b;
@@ -21,7 +21,7 @@ static int by_name_of(const void *a, const void *b, void *blocks) {
     return by_name(&all[*(const size_t *)a], &all[*(const size_t *)b]);
 }
 
-/* The order of another checkpoint of as many blocks: mostly of the same ones. */
+/* Whether the block order of another checkpoint with as many blocks fits. It mostly does. */
 static bool order_fits(const view *v, const view *like) {
     if (!like || like->block_count != v->block_count) {
         return false;
@@ -79,7 +79,7 @@ static bool same_tensor(const record_tensor *a, const record_tensor *b) {
                       memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0);
 }
 
-/* Records of one chunk stand in an array, so that of two in the same file the first one comes first. */
+/* Notes a duplicate. Records of a chunk are an array, so within a file the first record comes first. */
 static ckd_status note_other(view *v, view_block *block, const view_block *other, ckd_error *err) {
     if (!v->others) {
         v->others = calloc(v->block_count, sizeof(*v->others));
@@ -91,7 +91,7 @@ static ckd_status note_other(view *v, view_block *block, const view_block *other
     return CKD_OK;
 }
 
-/* The same within a root: blocks may be missing, and some may be there twice. */
+/* Arranges a tensor within a root: blocks may be missing, and some may be duplicates. */
 static ckd_status arrange_partly(view *v, view_tensor *t, view_block *blocks, size_t count, ckd_error *err) {
     t->shards = &v->shards[v->shard_count];
     for (size_t i = 0, kept = 0; i < count; kept = i) {
@@ -125,7 +125,7 @@ static ckd_status arrange_partly(view *v, view_tensor *t, view_block *blocks, si
     return CKD_OK;
 }
 
-/* Cuts the blocks of one tensor, sorted by place, into shards, and checks that each shard's blocks tile it. */
+/* Cuts the blocks of one tensor, sorted by position, into shards. Checks that each shard's blocks tile it. */
 static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, size_t count,
                                  ckd_status inconsistent, ckd_error *err) {
     t->shards = &v->shards[v->shard_count];
@@ -213,9 +213,9 @@ static ckd_status arrange(view *v, const view *like, ckd_status inconsistent, ck
 
 /* ---- do the shards of every tensor tile it? ---- */
 
-#define PAIRS_MAX (1u << 22) /* compared at most to find a culprit */
+#define PAIRS_MAX (1u << 22) /* limit of comparisons to find the overlap */
 
-/* A shard that overlaps one before it. Of very many shards only those that begin near each other are compared. */
+/* Finds a shard that overlaps an earlier one. With very many shards, compares only those that begin near each other. */
 static const view_shard *find_overlap(const view_tensor *t) {
     size_t reach = 1 + PAIRS_MAX / (t->shard_count + 1);
     for (size_t a = 0; a < t->shard_count; a++) {
@@ -258,7 +258,7 @@ static ckd_status check_coverage(const view *v, ckd_status inconsistent, ckd_err
     return CKD_OK;
 }
 
-/* ---- order saved: files by rank, records as they were given to the writer ---- */
+/* ---- order of saving: files by rank, records in the order written ---- */
 
 typedef struct place {
     size_t file, record;

@@ -1,4 +1,4 @@
-/* Views of several checkpoints, by their ids: roots, and what is seen within them. */
+/* Views of several checkpoints by id: roots, and checkpoints within them. */
 #include <stdlib.h>
 
 #include "engine/store/closure.h"
@@ -9,14 +9,14 @@ void views_init(view_cache *cache, ckd_store *store) {
     memset(cache, 0, sizeof(*cache));
     cache->store = store;
     cache->use_materialized = true;
-    pthread_mutexattr_t recursive; /* choosing between blocks opens what these build on */
+    pthread_mutexattr_t recursive; /* choosing between duplicates opens the views that they build on */
     pthread_mutexattr_init(&recursive);
     pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
     pthread_mutex_init(&cache->mutex, &recursive);
     pthread_mutexattr_destroy(&recursive);
 }
 
-/* Among all manifests, those of deleted checkpoints included. */
+/* Searches all manifests, those of deleted checkpoints included. */
 static ckd_status find_any_manifest(manifest *out, const ckd_store *store, const ckd_id *id, ckd_error *err) {
     manifest_list all;
     ckd_status status = manifests_read_all(&all, store, err);
@@ -41,7 +41,7 @@ static ckd_status find_any_manifest(manifest *out, const ckd_store *store, const
                                  : err_set(err, CKD_E_NOT_FOUND, "there is no such checkpoint");
 }
 
-/* One in the same file, where compaction has put several checkpoints into one; else any. */
+/* A view that shares a file, if compaction has joined checkpoints in one; else any root. */
 static const view *one_like(const view_cache *cache, const manifest *m) {
     const view *any = NULL;
     for (size_t i = cache->count; i-- > 0;) {
@@ -74,7 +74,7 @@ static ckd_status find_manifest(manifest *out, ckd_store *store, const ckd_id *i
     return status;
 }
 
-/* Adds ids that the list does not have. */
+/* Adds the ids that the list does not have yet. */
 static ckd_status add_ids(bytes *list, const ckd_id *ids, size_t count, ckd_error *err) {
     for (size_t i = 0; i < count; i++) {
         bool known = false;
@@ -102,8 +102,7 @@ ckd_status manifest_name_older(manifest *m, ckd_store *store, ckd_error *err) {
         ckd_status found = find_manifest(&on, store, &id, true, &why);
         if (found == CKD_E_NOMEM) {
             status = err_from(err, found, &why);
-        } else if (found ==
-                   CKD_OK) { /* of others, the block that builds on them says that they are missing */
+        } else if (found == CKD_OK) { /* if it is not found, the block that builds on it will report that */
             status = manifest_add_files(m, on.files, on.file_count, err);
             if (status == CKD_OK && on.own_only) {
                 status = add_ids(&ids, on.dependencies, on.dependency_count, err);
@@ -167,7 +166,7 @@ static ckd_status views_append(view_cache *cache, view *v, ckd_error *err) {
     return CKD_OK;
 }
 
-/* serial: of the root that it is seen within; 0: it is a root itself. */
+/* serial: of the root to search within; 0: the view is a root itself. */
 static view *find_view(const view_cache *cache, uint64_t serial, const ckd_id *checkpoint) {
     for (size_t i = 0; i < cache->count; i++) {
         view *v = cache->views[i];
@@ -272,7 +271,7 @@ static ckd_status open_within(view **out, view_cache *cache, const view *root, c
     return status;
 }
 
-/* Is all that the block builds on in the files? */
+/* Whether everything that the block builds on is in the files. */
 static ckd_status resolves(bool *yes, view_cache *cache, const view *v, const view_block *b, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = closure_visit_block(cache, v, b, NULL, NULL, &why);
@@ -296,13 +295,15 @@ static ckd_status choose(bool *changed, view_cache *cache, const view *v, view_o
 }
 
 /*
- * Files may hold the values of a block in several records, which build on different ones: compaction wrote them again, and other checkpoints name the file with the
- * other record for the sake of something else in it. The first record counts of which all is there that it builds on. So a manifest that names more files than another
- * one holds no less, which compaction relies on when it joins the files of two checkpoints. A choice may let others become possible, never impossible.
+ * Chooses between duplicates, as files may hold a block's values in several records that build on different ones. That
+ * happens when compaction has rewritten a block, and other checkpoints name the file with the other record for
+ * something else in it. The first record counts whose dependencies are all there. So naming more files never makes less
+ * readable, which compaction relies on when it joins the files of two checkpoints. A choice may make others possible,
+ * never impossible.
  */
 static ckd_status choose_blocks(view_cache *cache, view *v, ckd_error *err) {
     ckd_status status = CKD_OK;
-    v->chosen = true; /* blocks that build on each other in a circle come back here */
+    v->chosen = true; /* set first, as blocks that build on each other in a circle come back here */
     for (bool changed = v->other_count > 0; changed && status == CKD_OK;) {
         changed = false;
         for (size_t i = 0; i < v->other_count && status == CKD_OK; i++) {

@@ -1,4 +1,4 @@
-/* How far the values of a lossy checkpoint are from what was to be saved: from its files to its shards. */
+/* Attaches measures to the shards of a lossy checkpoint: how far its values are from those that were to be saved. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@ double measures_rel_l2(const measures *m) {
     return isfinite(ratio) && isfinite(m->value_squares) ? sqrt(ratio) : NAN;
 }
 
-/* The shards of a file, in the order of their first blocks there; `count` of them. */
+/* The shards of a file, in the order of their first blocks there; *count of them. */
 static view_shard **shards_of(view *v, const chunk *c, const chunk_part *own, size_t *count) {
     view_shard **by_record = calloc(own->count + 1, sizeof(view_shard *));
     *count = 0;
@@ -32,7 +32,7 @@ static view_shard **shards_of(view *v, const chunk *c, const chunk_part *own, si
     return by_record;
 }
 
-/* Entries of shards that the file does not have make the whole table worthless. */
+/* Whether all entries belong to shards of the file. If one does not, the whole table is worthless. */
 static bool fits(const measures_entry *entries, size_t count, size_t shard_count) {
     return count == 0 || entries[count - 1].shard < shard_count;
 }

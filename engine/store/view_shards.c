@@ -1,7 +1,10 @@
-/* Where in a view's tensor a span lies: shards, and blocks of them, that may hold a part of it. */
+/* Finds the shards and blocks of a tensor that may hold a part of a span. */
 #include "engine/store/view.h"
 
-/* Of a range, or a slab of the first dimension; false: it is neither, or empty. */
+/*
+ * The global stretch of a range, or of a slab along the first dimension. Returns false for other regions, and empty
+ * ones.
+ */
 static bool stretch_of(uint64_t *begin, uint64_t *end, const geometry *g, const view_shard *s) {
     const ckd_region *r = s->region;
     bool slab = r->kind == CKD_REGION_BOX && g->ndim > 0;
@@ -24,7 +27,7 @@ bool view_in_sequence(const view_tensor *t) {
     return true;
 }
 
-/* The first block that ends behind element `at` of the shard. */
+/* The first block that ends after element `at` of the shard. */
 static size_t block_at(const view_shard *s, uint64_t at) {
     size_t low = 0, high = s->block_count;
     while (low < high) {
@@ -39,7 +42,7 @@ static size_t block_at(const view_shard *s, uint64_t at) {
     return low;
 }
 
-/* The last shard that begins at or before the element; t->in_sequence. */
+/* The last shard that begins at or before the element. Requires t->in_sequence. */
 static size_t shard_at(const view_tensor *t, uint64_t global) {
     size_t low = 0, high = t->shard_count;
     while (high - low > 1) {
@@ -51,7 +54,7 @@ static size_t shard_at(const view_tensor *t, uint64_t global) {
     return low;
 }
 
-/* The shard of just this region, or shard_count. */
+/* The shard of exactly this region, or shard_count. */
 static size_t shard_of_region(const view_tensor *t, const ckd_region *region) {
     size_t low = 0, high = t->shard_count;
     while (low < high) {
@@ -77,13 +80,13 @@ void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const spa
         return;
     }
     size_t same = shard_of_region(t, want->region);
-    if (same < t->shard_count) { /* as shards do not overlap, it is all there is */
+    if (same < t->shard_count) { /* shards do not overlap, so no other shard intersects */
         *first = same;
         *end = same + 1;
     }
 }
 
-/* Quick: can boxes have nothing in common? */
+/* A quick test: whether two boxes cannot intersect. */
 static bool boxes_apart(const geometry *g, const ckd_region *a, const ckd_region *b) {
     bool apart = false;
     for (uint32_t d = 0; d < g->ndim && a->kind == CKD_REGION_BOX && b->kind == CKD_REGION_BOX; d++) {

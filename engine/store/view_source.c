@@ -1,4 +1,4 @@
-/* Where the values stand that a block builds on: which view, tensor and block. Nothing is decoded. */
+/* Finds the values that a block builds on: their view, tensor and block. Decodes nothing. */
 #include "engine/store/view.h"
 
 ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *what) {
@@ -6,7 +6,7 @@ ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *w
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
 }
 
-/* The tensor that a VALUES dependency names, and the view it lies in. */
+/* Finds the tensor that a VALUES dependency names, and its view. */
 static ckd_status find_dependency(const view **v, const view_tensor **t, view_cache *cache, const view *own,
                                   const view_block *b, const dependency *on, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -76,7 +76,7 @@ const view_block *view_source_block(const view_source *s) {
     return NULL;
 }
 
-/* Values that stand in the checkpoint only for what builds on them. */
+/* Finds a link: values that are in the checkpoint only for blocks that build on them. */
 static ckd_status find_link(const view_block **out, const view **in, view_cache *cache, const view *own,
                             const view_block *b, const dependency *on, ckd_error *err) {
     const record *r = b->record;

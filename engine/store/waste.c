@@ -12,12 +12,12 @@ uint64_t waste_own_part(const manifest *m, size_t file) {
     return (uint64_t)((own < 1 ? own : 1) * (double)m->files[file].size);
 }
 
-/* What one manifest has in a file. */
+/* The part of one manifest in a file. */
 typedef struct file_part {
     ckd_id file;
     uint64_t size, own;
     bool is_asked; /* a listed checkpoint of the run names it */
-    bool in_trash; /* a deleted one does, and can come back */
+    bool in_trash; /* a deleted checkpoint that can come back names it */
 } file_part;
 
 static size_t parts_of(file_part *to, const manifest_entry *x, const char *run) {
