@@ -30,10 +30,9 @@
 #define WORK_INTEGER       1.8     /* ... but at most this per element */
 
 /* Estimates of size and time are inexact and the bounds are promises, so plan a little inside them. */
-#define MARGIN        0.80
-#define NEWEST_MARGIN 0.75 /* opening the ancestors counts too, most of all for small states */
-/* a block's own part of the cost that the newest may have beyond a base load */
-#define NEWEST_SHARE        0.25
+#define MARGIN              0.80
+#define NEWEST_MARGIN       0.75 /* opening the ancestors counts too, most of all for small states */
+#define NEWEST_SHARE        0.25 /* a block's share of what the newest may cost beyond a base load */
 #define MIN_SAVING          0.03
 #define MIN_SAVING_PER_LOAD 0.015
 

@@ -1,5 +1,5 @@
 /*
- * Keeps values that a load decodes as a by-product until they are requested. Weights stored as an optimizer step are
+ * Keeps values that a load decodes as a by-product, until they are requested. Weights stored as an optimizer step are
  * rebuilt together with their moments, and with those of every ancestor. If the second moments are requested next, all
  * that work would be repeated. So moments of the loaded checkpoint that weights were rebuilt from are kept. Second
  * moments are rebuilt as part of their weights, which are kept too. At most `limit` bytes are held; beyond that, blocks

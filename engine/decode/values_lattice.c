@@ -20,8 +20,8 @@ static ckd_status read_columns(cached_columns *to, decoder *d, const view_block 
 }
 
 /*
- * Loads the side record that dependency count - 1 - back names, through the cache; the caller releases it. *out = NULL
- * if that dependency is no side record.
+ * Loads the side record that the block's dependency number dependency_count - 1 - back names, through the cache. The
+ * caller releases it. *out = NULL if that dependency is no side record.
  */
 static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, const view_block *b,
                               uint32_t back, ckd_error *err) {

@@ -1,7 +1,7 @@
 /*
- * Values of blocks that a load will need again. A block qualifies if only a part of it was needed, by the caller or by
- * a block that was cut differently, or if other tensors of the checkpoint are built from it. Beyond the budget, the
- * least recently used are evicted. While one worker decodes a block, the others wait for it. Internal to engine/;
+ * Values of blocks that a load will need again. A block qualifies if the caller, or a block that was cut differently,
+ * needed only a part of it. It also qualifies if other tensors of the checkpoint are built from it. Beyond the budget,
+ * the least recently used are evicted. While one worker decodes a block, the others wait for it. Internal to engine/;
  * thread-safe.
  */
 #ifndef ENGINE_VALUES_STORE_H

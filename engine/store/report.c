@@ -1,4 +1,4 @@
-/* What a store takes, by run, role, fidelity, tensor and checkpoint. */
+/* Reports the bytes that a store takes, by run, role, fidelity, tensor and checkpoint. */
 #include <stdio.h>
 #include <stdlib.h>
 

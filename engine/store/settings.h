@@ -36,7 +36,7 @@ void settings_free(setting_list *n);
 const stored_setting *settings_find(const setting_list *n, metadata_kind kind, const char *name);
 /* Returns why a setting is unreadable, naming its file; CKD_OK if it is readable. */
 ckd_status settings_why(const stored_setting *setting, const ckd_store *store, ckd_error *err);
-/* The same for the first unreadable setting. What it keeps is unknown, so nothing may be deleted. */
+/* The same for the first unreadable setting. Its effect is unknown, so nothing may be deleted. */
 ckd_status settings_check(const setting_list *n, const ckd_store *store, ckd_error *err);
 /* Which of CKD_KEPT_PINNED and CKD_KEPT_TAGGED apply to a checkpoint. */
 unsigned settings_kept_why(const setting_list *n, const ckd_id *checkpoint);

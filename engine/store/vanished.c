@@ -162,7 +162,7 @@ static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *
 
 /* ---- lost checkpoints ---- */
 
-/* What decides about a checkpoint that a catalog knew. */
+/* The evidence about checkpoints that a catalog knew. */
 typedef struct evidence {
     bytes checkpoints; /* ids in manifests, sorted */
     manifest_list names, tombstones;
@@ -221,7 +221,7 @@ static bool has_checkpoint(const ckd_checkpoint *items, size_t count, const ckd_
     return found;
 }
 
-/* What it means that a checkpoint was known, if no stray file has its records. */
+/* The weight of a catalog's row, if no stray file has records of its checkpoint. */
 typedef enum witness {
     SAYS_NOTHING,
     DOUBTFUL,
@@ -338,7 +338,7 @@ static ckd_status consider_kept(vanished *v, const evidence *e, const ckd_store 
 /* Reads rows before manifests: a checkpoint that was new then has a manifest now. */
 ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) {
     evidence e = {0};
-    rows now = {0}, old = {0}; /* the old catalog, which a rebuild leaves */
+    rows now = {0}, old = {0}; /* old: the catalog that a rebuild put aside */
     *out = (vanished){0};
     ckd_status status = read_rows(&now, store, FILE_CATALOG, err);
     if (status == CKD_OK) {
