@@ -1,28 +1,30 @@
 /*
- * Compaction: rewriting checkpoints so that they build on others, or are stored otherwise, and load to the same bits. Internal to engine/.
+ * Compaction: rewriting checkpoints so that they build on others, have shorter chains, or lie in fewer files. Every
+ * checkpoint loads to the same bits as before. Internal to engine/.
  *
- *   compact.c          the call: what is wanted, in which order, what goes afterwards
- *   early_versions.c   manifests of early versions, before anything else
- *   order.c            in which order, for those that build on each other
- *   rewrite_plan.c     one checkpoint: what becomes of each of its blocks
- *   retained_bytes.c   what deleted checkpoints have left: is it smaller than coding anew what builds on it?
- *   recode.c           one block, coded anew
- *   lattice.c          the same of values on a lattice
- *   files.c            its new files
- *   record_set.c       which shared records these have
- *   intent.c           what a rewrite writes and needs
- *   publish.c          next generation, catalog
- *   manifest_update.c  a manifest that names newer files of what its blocks build on
- *   gather.c           which files are small or mostly waste, and go together
- *   merge.c            records that are still read, out of such files into one
- *   old_generations.c  generations that were replaced
- *   dead_share.c       after a policy has deleted: are there so many dead bytes that it is worth it?
+ *   compact.c          the call: options, order, what is removed afterwards
+ *   early_versions.c   completes manifests of early versions first
+ *   order.c            the order in which checkpoints are rewritten
+ *   rewrite_plan.c     one checkpoint: which blocks are copied, which recoded
+ *   retained_bytes.c   records of deleted checkpoints: is it cheaper to keep them, or to recode what builds on them?
+ *   recode.c           recodes one block
+ *   lattice.c          recodes values that lie on a lattice
+ *   files.c            writes the new chunk files of a checkpoint
+ *   record_set.c       the shared records that the new files have
+ *   intent.c           the intent of a rewrite: files to come, files that are needed
+ *   publish.c          publishes the next generation, updates the catalog
+ *   manifest_update.c  makes a manifest name newer files of the checkpoints that its blocks build on
+ *   gather.c           finds small and wasteful chunk files, and decides which are merged
+ *   merge.c            copies the live records of such files into one
+ *   old_generations.c  removes generations that were replaced
+ *   dead_share.c       after a deletion by a policy: compacts if the share of dead bytes is too large
  *
  * Invariants:
- *  1. A manifest that is published names every file that a load reads: that was proven on what is on disk, to the last record, and no other manifest has a
- *     part in it. So whatever becomes of other checkpoints, and whoever else compacts, it loads.
- *  2. What is coded anew was read back from its file, decoded, and has the content hashes that it had.
- *  3. Payloads that are copied were compared with their checksums: damage is never made to look right.
+ *  1. A published manifest names every file that a load reads. This was proven on the files on disk, down to the
+ *     last record, without other manifests. So the checkpoint loads whatever becomes of others, and whoever else
+ *     compacts.
+ *  2. A recoded block was read back from its file and decoded, and has the content hash that it had.
+ *  3. A copied payload was compared with its checksum first. Damage is never made to look right.
  */
 #ifndef ENGINE_COMPACT_H
 #define ENGINE_COMPACT_H
@@ -32,155 +34,183 @@
 #include "engine/common/hash_set.h"
 #include "engine/store/manifest_set.h"
 
-/* What loading a block takes, deltas below it included. */
+/* Cost of loading a block, including the deltas below it. */
 typedef struct block_load {
     uint32_t depth;
     load_cost chain;
 } block_load;
 
-/* Of a checkpoint that was rewritten, or would be: by number of the block in its views, which are the same in all generations. */
+/*
+ * Loads of the blocks of a checkpoint that was rewritten, or would be in a dry run. The index is the block's number
+ * in the checkpoint's views, which is the same in all generations.
+ */
 typedef struct load_table {
     ckd_id checkpoint;
     size_t count;
     block_load *blocks;
 } load_table;
 
-/* Scratch of one worker. */
+/* Scratch memory of one worker. */
 typedef struct compact_worker {
     block_job job;
     bytes values, before, now_floats, before_floats, q, at, bits, standalone, delta, check;
     lattice_work lattice;
 } compact_worker;
 
-#define COMPACT_VIEWS_MAX 256 /* open at a time; about */
+#define COMPACT_VIEWS_MAX 256 /* open views, approximately */
 
-/* What a compaction may do, besides its options. */
+/* Limits of a compaction besides its options. */
 typedef struct compact_limits {
-    const char *
-        waste_of; /* only what deleted checkpoints left in files of this run goes; NULL: all that the options say */
-    uint32_t
-        dead_percent; /* in files that are rewritten, at least: it is below that of all of them afterwards */
+    /* Only space that deleted checkpoints left in files of this run is reclaimed. NULL: the options alone decide. */
+    const char *waste_of;
+    /* A file is rewritten if more than this share of it is dead. If all files are below it, so is their total. */
+    uint32_t dead_percent;
     uint32_t timeout_ms; /* for locks */
-    uint64_t move_max;   /* nothing more is rewritten once more bytes than that were read and written */
+    uint64_t move_max;   /* no further rewrite starts once more bytes were read and written */
 } compact_limits;
 
 typedef struct compaction {
     ckd_store *store;
     ckd_compact_options options;
     compact_limits limits;
-    view_cache views; /* of what is being looked at, and what it builds on */
+    /* Views of the checkpoints at work and of what they build on. */
+    view_cache views;
     columns_cache columns;
-    content_index nothing; /* blocks are not looked for in their own checkpoint */
+    content_index nothing; /* empty: a block is not deduplicated within its own checkpoint */
     compact_worker *workers;
     uint32_t worker_count;
-    ckd_id *remaining; /* listed, and not to be deleted by the policy; by id. All others are victims */
+    /* Listed checkpoints that the policy does not delete, sorted by id. All others are victims. */
+    ckd_id *remaining;
     size_t remaining_count;
-    hash_set readers;   /* of records of victims */
+    hash_set readers;   /* of victims' records: how many remaining checkpoints read each */
     hash_set replaced;  /* files of generations that this compaction has replaced */
-    load_table *tables; /* by id */
+    load_table *tables; /* sorted by id */
     size_t table_count, table_capacity;
-    manifest_set *all;        /* what there was at the beginning */
-    uint64_t begun_ns, moved; /* bytes read and written, for the limit of the rate */
-    uint64_t
-        spent; /* of these, for what was rewritten in the end: one that gets no smaller keeps nothing else waiting */
-    uint64_t done, to_be_done; /* stored bytes, for the callback */
+    manifest_set *all;        /* the manifests at the beginning */
+    uint64_t begun_ns, moved; /* bytes read and written, for the rate limit */
+    /* The part of `moved` that led to a rewrite. A checkpoint that gets no smaller must not hold up the others. */
+    uint64_t spent;
+    uint64_t done, to_be_done; /* stored bytes, for the progress callback */
     float_mode callers_mode;
 } compaction;
 
 /* ---- compact.c ---- */
-/* ckd_compact, within limits. *over: work is left to a next one (move_max). */
+/* Does what ckd_compact does, within limits. *over: work is left for a later call (move_max was reached). */
 ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
                           const ckd_compact_options *options, const compact_limits *limits, ckd_error *err);
 bool compact_is_over(const compaction *c);
-/* Is the run one that the limits are about? */
+/* Do the limits allow work on this run? */
 bool compact_is_asked(const compaction *c, const char *run);
 bool compact_is_victim(const compaction *c, const ckd_id *checkpoint);
 const load_table *compact_table(const compaction *c, const ckd_id *checkpoint);
-/* Takes over `blocks`, also on failure. */
+/* Records the loads of a checkpoint's blocks. Takes ownership of `blocks`, even on failure. Errors: NOMEM. */
 ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
                                 ckd_error *err);
-/* So many bytes were read or written: waits if that was too fast, tells the caller. CANCELLED. */
+/* Counts bytes that were read or written, waits if that was too fast, and reports progress. Errors: CANCELLED. */
 ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_error *err);
-/* Damage of a checkpoint, or others were quicker: that is its own matter, and the rest can go on. */
+/*
+ * Does the error concern one checkpoint only (it is damaged, or another process was quicker)? Then the others go on.
+ */
 bool compact_concerns_one(ckd_status status, const ckd_error *why);
-/* Views that were opened before something was published may be old. */
+/* Closes all views. Views that were opened before something was published may be out of date. */
 void compact_forget_views(compaction *c);
 
 /* ---- early_versions.c ---- */
 /*
- * Gives every checkpoint, those in the trash included, a manifest that names all files that a load reads: manifests of early versions leave that to those of their
- * dependencies, which are going to be rewritten. Takes the publish lock. Errors: as manifest_set_read and manifest_entry_name_files.
+ * Replaces manifests of early versions by manifests that name all files that a load reads, also in the trash. An
+ * early manifest leaves those files to the manifests of its dependencies, which are about to be rewritten. Takes the
+ * publish lock. Errors: as manifest_set_read and manifest_entry_name_files.
  */
 ckd_status compact_upgrade_early(compaction *c, ckd_error *err);
 
 /* ---- order.c ---- */
 /*
- * Sorts `count` of n, those first that build on others: a checkpoint comes before its parent and its dependencies. If they came from each other in a circle, the order stays. Uses `place`.
- * Errors: NOMEM.
+ * Sorts `count` entries of n so that each checkpoint comes before its parent and its dependencies. If they form a
+ * cycle, the order stays as it is. Overwrites `order_index` of all entries. Errors: NOMEM.
  */
 ckd_status compact_order(manifest_entry **order, size_t count, manifest_set *n, ckd_error *err);
 
 /* ---- rewrite_plan.c ---- */
 typedef enum rewrite_state { REWRITE_UNKNOWN, REWRITE_ASKED, REWRITE_KNOWN } rewrite_state;
 
-/* What becomes of a block. */
+/* What the rewrite does to a block. */
 typedef struct block_rewrite {
     rewrite_state state;
-    unsigned why;         /* it is coded anew; 0: it is copied */
-    block_load load;      /* afterwards; of what is coded anew about, until it is */
-    const view *new_base; /* it may be coded as a delta on that; NULL: on its own */
+    unsigned why;         /* reasons to recode it (CKD_COMPACT_*); 0: it is copied */
+    block_load load;      /* after the rewrite; an estimate until the block is recoded */
+    const view *new_base; /* it may become a delta on this; NULL: it is coded standalone */
     const view_tensor *new_base_tensor;
     block_load new_base_load;
-    uint64_t
-        retained_bytes; /* its share of bytes of victims, if it stays as it is; UINT64_MAX: it must not */
+    /* Its share of victims' bytes if it stays as it is. UINT64_MAX: it must not stay. */
+    uint64_t retained_bytes;
 } block_rewrite;
 
 typedef struct rewrite_plan {
-    const view *
-        view; /* a draft: it names the newest files of what the checkpoint builds on, where these hold all that is needed */
-    const manifest *published; /* what counts now; the cache's */
-    ckd_id *ancestors;         /* checkpoints that it came from, and that stay; the nearest first */
+    /*
+     * A draft. It names the newest files of what the checkpoint builds on, where these hold everything that is
+     * needed.
+     */
+    const view *view;
+    const manifest *published; /* the manifest in force; owned by the view cache */
+    ckd_id *ancestors;         /* ancestors that stay, nearest first */
     size_t ancestor_count;
     block_rewrite *rewrites; /* by block of the view */
-    unsigned why;            /* 0: nothing is to be done */
+    unsigned why;            /* reasons to rewrite (CKD_COMPACT_*); 0: nothing to do */
     size_t recoded;
-    uint32_t depth; /* afterwards */
+    uint32_t depth; /* after the rewrite */
     uint64_t about; /* stored bytes afterwards, estimated */
 } rewrite_plan;
-/* Errors: those of opening what the checkpoint builds on, CORRUPT (blocks that build on each other in a circle), NOMEM. */
+/*
+ * Plans the rewrite of a checkpoint. cold: exact blocks are coded as small as possible. Release with
+ * rewrite_plan_free, also after failures. Errors: those of opening what the checkpoint builds on, CORRUPT (blocks
+ * build on each other in a cycle), NOMEM.
+ */
 ckd_status compact_plan_rewrite(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
                                 ckd_error *err);
 void rewrite_plan_free(rewrite_plan *p);
-/* Of block i, which is copied, from what those that it builds on are known to take now. */
+/* Computes the load of block i, which is copied, from the current loads of the blocks that it builds on. */
 ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err);
 
-/* Nanoseconds to decode it alone, as engine/decode/cost.h counts them. What a lossy one takes depends on its factors: about what each of its chain takes. */
+/*
+ * Nanoseconds to decode the block alone, as engine/decode/cost.h counts them. A lossy block's work depends on
+ * factors that are not known here: the average of its chain is used.
+ */
 double compact_own_work(const record *r);
-/* Does the block build on what goes? */
+/* Does the block build on a victim? */
 bool compact_builds_on_victim(const compaction *c, const view *v, const record *r);
 
 /* ---- retained_bytes.c ---- */
-/* Counts the checkpoint, which stays, as a reader of the records of victims that a load of it reads. Errors: NOMEM. */
+/* Counts the checkpoint, which stays, as a reader of the victims' records that a load of it reads. Errors: NOMEM. */
 ckd_status compact_count_readers(compaction *c, const manifest *m, ckd_error *err);
-/* The bytes of records of victims that a load of the block reads, each divided by the number of its readers. Errors: as closure_visit_block. */
+/*
+ * Sums the bytes of the victims' records that a load of the block reads. Each record is divided by the number of its
+ * readers. Errors: as closure_visit_block.
+ */
 ckd_status compact_retained_bytes(uint64_t *cost, compaction *c, const view *v, const view_block *b,
                                   ckd_error *err);
 
 /* ---- manifest_update.c ---- */
 /*
- * Opens a checkpoint as compaction sees it: its published manifest, and a draft whose older files are the newest of those listed checkpoints that its blocks build on, as
- * far as these hold all that is needed. Errors: as views_get and closure_visit.
+ * Opens a checkpoint twice: its published manifest, and a draft. The draft names the newest files of the listed
+ * checkpoints that its blocks build on, where these hold everything that is needed. Errors: as views_get and
+ * closure_visit.
  */
 ckd_status compact_open(const view **draft, const manifest **published, compaction *c, const ckd_id *id,
                         ckd_error *err);
-/* Does the draft name other files than the published manifest? Then publishing it lets files go that nobody else reads. */
+/*
+ * Does the draft name other files than the published manifest? Publishing it then releases files that nobody else
+ * reads.
+ */
 bool compact_is_stale(const rewrite_plan *p);
 /*
- * Publishes the draft's manifest as the next generation: own files stay as they are. NOT_FOUND and EXISTS: the checkpoint was deleted or rewritten meanwhile, or one of the files was
- * removed; IO, NOSPACE, NOMEM.
+ * Publishes the draft's manifest as the next generation. Own files stay as they are. NOT_FOUND and EXISTS: the
+ * checkpoint was deleted or rewritten meanwhile, or a file was removed. Other errors: IO, NOSPACE, NOMEM.
  */
 ckd_status compact_update_manifest(uint64_t *stored, compaction *c, const rewrite_plan *p, ckd_error *err);
-/* Publishes m, a next generation, if the checkpoint is still of the one before, and all of its files are there. Takes the publish lock. *undecided: as compact_intent. */
+/*
+ * Publishes m as the next generation, if the checkpoint is still of the generation before and all files of m exist.
+ * Takes the publish lock. *undecided: see compact_intent.
+ */
 ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compaction *c, const manifest *m,
                                     ckd_error *err);
 
@@ -189,38 +219,38 @@ ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compactio
 typedef struct compact_item {
     const record *from;
     const chunk *chunk;
-    size_t block;  /* of the view; SIZE_MAX: no block */
-    bool is_coded; /* anew: dependencies and payload are its own */
+    size_t block;  /* index in the view; SIZE_MAX: not a block */
+    bool is_coded; /* it was recoded: dependencies and payload are the item's */
     record to;
-    dependency dependencies[4]; /* of what was coded anew */
+    dependency dependencies[4]; /* of a recoded block */
     bytes payload;
 } compact_item;
 ckd_status compact_worker_init(compact_worker *w, columns_cache *columns, ckd_error *err);
 void compact_worker_free(compact_worker *w);
 /*
- * Fills item->to and payload with the block as its plan wants it, and sets is_coded; leaves that false if what the block has cannot be bettered. Its values
- * are compared with their hash.
+ * Recodes the block as its plan says. Fills item->to and item->payload, and sets item->is_coded. is_coded stays
+ * false if the present coding cannot be improved on. The values are compared with their content hash.
  */
 ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
                         ckd_error *err);
-/* Is a delta of `delta` bytes worth its load? */
+/* Is a delta of `delta` bytes worth its load? alone: bytes of the block coded standalone. */
 bool compact_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
                   uint64_t alone);
 
 /* ---- lattice.c ---- */
-/* A block's values as integers: on its own, and as differences to others. Buffers are the worker's. */
+/* A block's values as integers on a lattice: standalone, and as differences to other values. */
 typedef struct lattice_try {
     ckd_dtype dtype;
     uint64_t count;
     symbols_grid grid;
-    bool small;                               /* takes its time */
-    const void *values;                       /* in their dtype */
-    const void *before;                       /* NULL: nothing to differ from */
-    bool standalone_possible, delta_possible; /* payloads in w->alone and w->delta, which give these values */
+    bool small;                               /* code as small as possible, and take the time */
+    const void *values;                       /* in `dtype` */
+    const void *before;                       /* NULL: there is nothing to take differences to */
+    bool standalone_possible, delta_possible; /* payloads in w->standalone and w->delta decode to `values` */
 } lattice_try;
 ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err);
 
-/* ---- record_set.c: what the new files have, so that it is written once ---- */
+/* ---- record_set.c: shared records in the new files; each is written once ---- */
 typedef struct written_record {
     hash128 content;
     uint32_t kind; /* 0: the slot is free */
@@ -229,7 +259,7 @@ typedef struct compact_written {
     written_record *slots; /* open addressing */
     size_t count, capacity;
 } compact_written;
-/* Would a reader that looks for the group or side record find one of these? */
+/* Is there a group or side record that a reader would take for r? */
 bool compact_written_has(const compact_written *w, const record *r);
 /* Errors: NOMEM. */
 ckd_status compact_written_add(compact_written *w, const record *r, ckd_error *err);
@@ -238,10 +268,10 @@ void compact_written_free(compact_written *w);
 /* ---- intent.c ---- */
 typedef struct compact_intent {
     ckd_id writer;
-    file_ref *files; /* the new ones */
+    file_ref *files; /* the new files */
     size_t file_count;
     file_lock *lock;
-    bool undecided; /* a manifest was named, and may not have been taken back: recovery will see */
+    bool undecided; /* a manifest got its name and may not have been taken back; recovery decides */
 } compact_intent;
 
 /* ---- files.c ---- */
@@ -250,56 +280,76 @@ typedef struct rewrite {
     rewrite_plan *plan;
     compact_intent *intent;
     manifest m;                 /* of the next generation */
-    bool *coded;                /* by block of the plan's view: it is not a mere copy */
-    compact_written written;    /* shared records */
+    bool *coded;                /* by block of the plan's view: it was recoded */
+    compact_written written;    /* shared records in the new files */
     size_t dependency_capacity; /* of m.dependencies */
 } rewrite;
-/* Names for the new files, as many as `like` has; freed by compact_intent_end. */
+/* Makes ids for new files, as many as `like` has own files. compact_intent_end frees them. */
 ckd_status compact_intent_name(compact_intent *i, const manifest *like, ckd_error *err);
 /*
- * Makes the intent of a rewrite durable: the files of the checkpoint, and of what it may come to build on, stay until it has ended. NOT_FOUND: one was deleted
- * meanwhile; BUSY, IO, NOSPACE, NOMEM.
+ * Makes the intent of a rewrite durable. Until it ends, the files of the checkpoint, and of what it may come to
+ * build on, are not removed. NOT_FOUND: one of these checkpoints was deleted meanwhile. Other errors: BUSY, IO,
+ * NOSPACE, NOMEM.
  */
 ckd_status compact_intent_begin(compact_intent *i, const rewrite *r, ckd_error *err);
-/* The same of what the manifests of these checkpoints name; about: whom messages name. */
+/*
+ * Does the same for the files that the manifests of these checkpoints name. about: run and step that the intent
+ * gives, for messages.
+ */
 ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, const ckd_checkpoint *about,
                                     const ckd_id *ids, size_t count, ckd_error *err);
-/* What was written for nothing goes, then the intent; if some may be left, the intent stays, for recovery. */
+/*
+ * Removes new files that no manifest names, then the intent. If one of them could not be removed, or a manifest is
+ * undecided, the intent stays for recovery.
+ */
 void compact_intent_end(compact_intent *i, const ckd_store *store, bool committed);
-/* Writes the new files, whose ids are those of the intent, and names them, durable. Sets sizes, roots and dependencies of the manifest. */
+/*
+ * Writes the new files under the ids of the intent, and gives them their names, durably. Sets sizes, roots and
+ * dependencies of the manifest.
+ */
 ckd_status compact_write_files(rewrite *r, ckd_error *err);
 /*
- * Reads the new files back: all payloads, and the values of what was coded anew, from the files that the manifest is going to name, which thereby is complete and
- * proven.
+ * Reads the new files back: all payloads, and the values of recoded blocks. It reads from the files that the
+ * manifest is going to name. So the manifest is complete and proven afterwards.
  */
 ckd_status compact_verify(rewrite *r, ckd_error *err);
 
 /* ---- publish.c ---- */
 /*
- * Rewrites the checkpoint of the plan; *stored: its bytes afterwards. NOT_FOUND and EXISTS: it was deleted or rewritten meanwhile; CORRUPT and UNSUPPORTED: it
- * cannot be read; IO, NOSPACE, NOMEM, CANCELLED. One that would get no smaller stays as it is, and its plan says that nothing is to be done. Whatever happens, one generation is complete.
+ * Carries out the plan of a checkpoint. *stored: its bytes afterwards. A checkpoint that would get no smaller stays
+ * as it is, and its plan then says that nothing is to be done. Whatever happens, one generation is complete.
+ * NOT_FOUND and EXISTS: the checkpoint was deleted or rewritten meanwhile. CORRUPT and UNSUPPORTED: it cannot be
+ * read. Other errors: IO, NOSPACE, NOMEM, CANCELLED.
  */
 ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, ckd_error *err);
 
 /* ---- gather.c ---- */
-/* What became of a checkpoint whose records, or others that it reads, were gathered. */
+/*
+ * Reports a checkpoint whose own files were merged, or that was left out. was: the checkpoint before; stored: its
+ * bytes afterwards. left, why: CKD_OK, or why its manifest stays as it is.
+ */
 typedef ckd_status (*gathered_fn)(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
                                   const ckd_error *why, ckd_error *err);
 /*
- * Copies what is still read out of chunk files that are small, or of which more is dead than the limits say, into common files, and publishes manifests that name these. Of `order`, `count`
- * newest generations that are listed. With dry_run and estimate only `gathered` is called. Errors: IO, NOSPACE, NOMEM, CANCELLED, those of `gathered`.
+ * Copies live records out of chunk files that are small, or that have more dead bytes than the limits allow, into
+ * common files. Publishes manifests that name these. order: `count` listed newest generations. With dry_run or
+ * estimate it only calls `gathered`. Errors: IO, NOSPACE, NOMEM, CANCELLED, those of `gathered`.
  */
 ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t count, gathered_fn gathered,
                           void *context, ckd_error *err);
 
 /* ---- old_generations.c ---- */
-/* Removes generations that newer ones have replaced, if nobody reads. *left: files that stay. Waits so long for readers to end. */
+/*
+ * Removes generations that newer ones have replaced, if nobody reads. Waits at most timeout_ms for readers. *left:
+ * files that could not be removed yet.
+ */
 ckd_status compact_remove_old(uint64_t *left, const compaction *c, uint32_t timeout_ms, ckd_error *err);
 
 /* ---- dead_share.c ---- */
 /*
- * Compacts the run of a policy that has deleted something, if the run's share of dead bytes is above what the policy says. It happens in the shadow of a save: without waiting for locks, and with about as many bytes
- * as a save writes. Failures only reach on_message. Without locks held.
+ * Compacts the run of a policy that has just deleted checkpoints, if the run's share of dead bytes is above the
+ * policy's limit. It runs at the end of a save. So it does not wait for locks, and moves about as many bytes as a
+ * save writes. Failures only reach on_message. The caller holds no locks.
  */
 void compact_after_deletion(ckd_store *store, const ckd_policy *applied);
 

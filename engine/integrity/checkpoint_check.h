@@ -1,25 +1,34 @@
-/* Whether checkpoints are whole, by manifests and indexes alone. Internal to engine/. */
+/* Checks whether checkpoints are complete, by manifests and indexes alone. Internal to engine/. */
 #ifndef ENGINE_CHECKPOINT_CHECK_H
 #define ENGINE_CHECKPOINT_CHECK_H
 
 #include "engine/store/damage.h"
 
 /*
- * The view of a checkpoint that its manifest lists (c, as read from it). NULL: it was deleted meanwhile, or it is damaged, which is noted. The caller holds the
- * reader lock, and not the publish lock. Errors: BUSY, IO, NOMEM.
+ * Opens the view of a checkpoint (c, as its manifest says). *out is NULL if the checkpoint was deleted meanwhile, or
+ * is damaged; damage is recorded. The caller holds the reader lock, and not the publish lock. Errors: BUSY, IO,
+ * NOMEM.
  */
 ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkpoint *c, damage_list *damage,
                            ckd_error *err);
-/* Records what a load of it would miss (closure.h). No payload is read. Likewise. */
+/*
+ * Records what a load of the checkpoint would miss (closure.h). Reads no payload. Locks and errors as
+ * checkpoint_open.
+ */
 ckd_status checkpoint_check_closure(view_cache *views, const view *v, damage_list *damage, ckd_error *err);
 
-/* Both, for all listed checkpoints. Manifests that cannot be read are the caller's to record. Takes the reader lock. Errors: BUSY, IO, NOMEM. */
+/*
+ * Does both for all listed checkpoints. The caller records manifests that cannot be read. Takes the reader lock.
+ * Errors: BUSY, IO, NOMEM.
+ */
 ckd_status checkpoints_check_all(ckd_store *store, damage_list *damage, ckd_error *err);
 
-/* Views hold files open: a cache of so many is emptied before the next checkpoint. */
+/* Views hold files open. A cache with more views than this is emptied before the next checkpoint. */
 #define CHECKPOINT_VIEWS_MAX 64
-void checkpoint_views_begin(view_cache *views,
-                            ckd_store *store); /* without materialized copies: the blocks themselves count */
+void checkpoint_views_begin(
+    view_cache *views,
+    /* The cache ignores materialized copies: the blocks themselves are to be checked. */
+    ckd_store *store);
 void checkpoint_views_limit(view_cache *views);
 
 #endif

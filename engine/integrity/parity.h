@@ -2,10 +2,12 @@
  * Parity groups of a store. Internal to engine/.
  *
  * Invariants:
- *  1. Whoever makes, rebuilds or removes parity files holds the parity lock; so a temporary name in data/p belongs to it, or to one that died. Only
- *     parity_forget, whose caller holds the publish lock, removes groups without it.
+ *  1. Whoever makes, rebuilds or removes parity files holds the parity lock. So a temporary file in data/p belongs
+ *     to the lock's holder, or to a process that died. Only parity_forget removes groups without this lock; its
+ *     caller holds the publish lock.
  *  2. Names in data/p change under the publish lock.
- *  3. Nothing depends on a parity file: whatever it says, a chunk file is published only if it is the one that its manifest names.
+ *  3. Nothing depends on a parity file. A rebuilt chunk file is published only if it is the one that its manifest
+ *     names.
  */
 #ifndef ENGINE_PARITY_H
 #define ENGINE_PARITY_H
@@ -15,14 +17,14 @@
 #include "engine/store/settings.h"
 #include "engine/common/rate_limiter.h"
 
-/* ---- parity_sets.c: which groups there are ---- */
+/* ---- parity_sets.c: existing groups ---- */
 
-/* A group, by what one of its files says. */
+/* A group, as one of its files describes it. */
 typedef struct parity_set {
-    parity_group group;  /* its `row` means nothing */
-    uint32_t present;    /* bits of the rows that are there */
-    uint64_t bytes;      /* which they take */
-    size_t place;        /* among the sets */
+    parity_group group;  /* its `row` is not used */
+    uint32_t present;    /* bit set of the rows that exist */
+    uint64_t bytes;      /* size of these */
+    size_t place;        /* index among the sets */
     int redundancy_left; /* scratch of parity_status.c */
 } parity_set;
 
@@ -32,91 +34,97 @@ typedef struct parity_membership {
     size_t member;
 } parity_membership;
 
-/* A parity file that is damaged so that it does not say any more what it is for. */
+/* A parity file whose description of its group is damaged. */
 typedef struct parity_lost {
-    ckd_id group; /* by its name */
+    ckd_id group; /* from the file's name */
     uint32_t row;
 } parity_lost;
 
 typedef struct parity_sets {
-    parity_set **items; /* by id */
+    parity_set **items; /* sorted by id */
     size_t count, capacity;
-    uint64_t files, bytes; /* all parity files */
-    uint64_t unreadable;   /* of which it is not known what they are for */
-    parity_lost *lost;     /* of these, such that are damaged */
+    uint64_t files, bytes; /* of all parity files */
+    uint64_t unreadable;   /* files that do not say which group they belong to */
+    parity_lost *lost;     /* the damaged ones of these */
     size_t lost_count;
-    parity_membership *memberships; /* every member of every group, by file */
+    parity_membership *memberships; /* every member of every group, sorted by file */
     size_t membership_count;
 } parity_sets;
 /*
- * Reads what each parity file says it is. One that cannot be read, or says something else than its name or the others of its group, is added to the damage, and left out. Release with
- * parity_sets_free, also after failures. Errors: IO, NOMEM.
+ * Reads the description in each parity file. A file that cannot be read, or that contradicts its name or its group,
+ * is recorded as damage and left out. Release with parity_sets_free, also after failures. Errors: IO, NOMEM.
  */
 ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_list *damage, ckd_error *err);
 void parity_sets_free(parity_sets *s);
-/* Of covers, those of a file: the first, and how many there are; NULL: none. */
+/* Returns the first membership of a file, and in *count how many there are. NULL: none. */
 const parity_membership *parity_sets_of(const parity_sets *s, const ckd_id *file, size_t *count);
-/* NULL: there is none of this id. */
+/* Returns NULL if there is no group of this id. */
 const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group);
-/* All its members are there, in their sizes. */
+/* Do all members exist, in their sizes? */
 bool parity_members_there(const parity_group *g, const ckd_store *store);
-/* How many more losses it can take as a whole: rows that are there, less members that are not. */
+/* Further losses that the group can take: existing rows minus missing members. Negative: it cannot be rebuilt. */
 int parity_set_redundancy(const parity_set *s, const ckd_store *store);
-/* Opens one row; errors as of parity_open, CORRUPT if it is no file of this group. */
+/* Opens one row. Errors: as parity_open; CORRUPT if the file is not of this group. */
 ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row, const ckd_store *store,
                            ckd_error *err);
-/* Removes all files of a group. Under the publish lock; not durable before data/p is synced. */
+/* Removes all files of a group. The caller holds the publish lock, and syncs data/p afterwards. */
 ckd_status parity_set_remove(const parity_set *s, const ckd_store *store, ckd_error *err);
 
-/* The lock of whoever makes or uses parity, after which leftovers of others are removed; creates data/p. BUSY. */
+/*
+ * Takes the lock for making or using parity, removes leftovers of processes that died, and creates data/p. Errors:
+ * BUSY.
+ */
 ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err);
 
-/* ---- parity_plan.c: which groups there should be ---- */
+/* ---- parity_plan.c: groups to be made ---- */
 
-/* How well a group serves a file under the setting of the file's run. */
+/* How well a group protects a file, by the setting of the file's run. */
 typedef enum parity_use {
-    PARITY_NONE,   /* as good as none */
-    PARITY_BROKEN, /* it has lost a file that repair may bring back: it stays as it is */
-    PARITY_PART,   /* it should be made anew */
-    PARITY_SMALL,  /* all right, but for that it could have more members */
+    PARITY_NONE, /* not at all */
+    /* A member is missing that repair may bring back: the group must stay as it is. */
+    PARITY_BROKEN,
+    PARITY_PART,  /* to be replaced */
+    PARITY_SMALL, /* complete, but it could have more members */
     PARITY_FULL
 } parity_use;
 
 typedef struct parity_plan {
-    parity_group *items; /* to be made; they have no ids */
+    parity_group *items; /* to be made; without ids */
     size_t count;
     uint64_t files, file_bytes;
 } parity_plan;
 /*
- * run: NULL, or whose files only. Settings are those in the list. Release with parity_plan_free, also after failures. Errors: those of reading a setting, NOMEM.
+ * Plans new groups for the files of a run (NULL: of all runs), by the settings in the list. Release with
+ * parity_plan_free, also after failures. Errors: those of reading a setting, NOMEM.
  */
 ckd_status parity_plan_make(parity_plan *out, const ckd_store *store, const live_files *files,
                             const parity_sets *sets, const setting_list *settings, const char *run,
                             ckd_error *err);
 void parity_plan_free(parity_plan *p);
-/* needed[i]: some listed file has no better group than sets->items[i]. *err as above. */
+/* Sets needed[i] if sets->items[i] is the best group of some listed file. Errors: as parity_plan_make. */
 ckd_status parity_plan_needed(bool *needed, const ckd_store *store, const live_files *files,
                               const parity_sets *sets, const setting_list *settings, ckd_error *err);
 
 /* ---- parity_write.c ---- */
 /*
- * Writes `rows` (bits) of a group as temporary files, durable but for their names. The members are read under their final names. Holds no lock. Errors:
- * CORRUPT (a member's size is another one), UNSUPPORTED, CANCELLED, NOT_FOUND, NOSPACE, IO, NOMEM; nothing is left then.
+ * Writes `rows` (a bit set) of a group as temporary files, durable but for their names. Reads the members under
+ * their final names. Takes no lock. A failure leaves no file. Errors: CORRUPT (a member has another size),
+ * UNSUPPORTED, CANCELLED, NOT_FOUND, NOSPACE, IO, NOMEM.
  */
 ckd_status parity_write(const ckd_store *store, const parity_group *g, uint32_t rows, rate_limiter *p,
                         ckd_error *err);
-/* Removes these temporary files. */
+/* Removes the temporary files of parity_write. */
 void parity_write_undo(const ckd_store *store, const parity_group *g, uint32_t rows);
 
-/* How many stripes are worked on at a time: at most 64 MiB, or one. */
+/* Stripes to work on at a time: as many as fit 64 MiB, at least one. */
 uint64_t parity_batch(const parity_group *g);
 
 /* ---- parity_check.c ---- */
-/* Reads a parity file through; damage is added to the list. Errors: those of the pace (which may be NULL), IO, NOMEM. */
+/* Reads a parity file through, and records damage. p: may be NULL. Errors: those of the rate limiter, IO, NOMEM. */
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                             rate_limiter *p, ckd_error *err);
 
-/* Adds that a file of the group is missing, unless there is one that cannot be read. IO, NOMEM. */
+/* Records that a file of the group is missing, unless the file exists and cannot be read. Errors: IO, NOMEM. */
 ckd_status parity_record_missing(const parity_set *s, uint32_t row, const ckd_store *store,
                                  damage_list *damage, ckd_error *err);
 
@@ -128,21 +136,27 @@ typedef struct parity_files {
 
 /* ---- parity_renewal.c ---- */
 /*
- * Under the publish lock: gives what parity_write made its names, durably; *done: all members are there, so that this was of use. Errors: EXISTS, IO.
+ * Gives the files that parity_write made their names, durably. *done: all members still exist, so the group is of
+ * use. The caller holds the publish lock. Errors: EXISTS, IO.
  */
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err);
 /*
- * Under the publish lock: groups of these files alone, as the settings of their runs want them. The caller has read them, and found them right. *covered: how many were, also after a
- * failure. Errors: BUSY (somebody else makes parity), those of parity_write.
+ * Makes groups of these files alone, as the settings of their runs ask. The caller holds the publish lock, and has
+ * read the files and found them undamaged. *covered: files with a new group, also after a failure. Errors: BUSY
+ * (another process makes parity), those of parity_write.
  */
 ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *wanted,
                               ckd_error *err);
 
 /* ---- parity_removal.c ---- */
 /*
- * Files that are about to be removed on purpose: groups that cannot repair anything without them go first. Members that stay are read; they get new groups before, as far as their
- * runs are to have parity, and there is a message if they cannot have them. Under the publish lock. Unreadable parity files stay. Errors: BUSY (members that stay need new groups, and somebody else makes parity or repairs: nothing was changed), STATE (one that is to stay is
- * missing or damaged, and only with a group that would go can it be rebuilt: nothing was changed; with force it is told and given up), IO, NOMEM.
+ * Removes groups that become useless when the files `gone` are removed on purpose. Members among `stay` are read
+ * first, and get new groups if their runs ask for parity. If that is not possible, a message says so. Unreadable
+ * parity files stay. The caller holds the publish lock.
+ *
+ * Errors: BUSY (members that stay need new groups, and another process makes parity or repairs; nothing was
+ * changed), STATE (a file that stays is missing or damaged, and only a group that would go can rebuild it; nothing
+ * was changed), IO, NOMEM. With force the file is given up instead of STATE, and a message says so.
  */
 ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
                          bool force, ckd_error *err);

@@ -5,43 +5,51 @@
 #include "engine/integrity/parity.h"
 #include "engine/store/vanished.h"
 
-/* Where a chunk file is rebuilt: STORE/data/p/HEX.ckd.tmp */
+/* Path at which a chunk file is rebuilt: STORE/data/p/HEX.ckd.tmp */
 pathname path_rebuilt(const char *store, const ckd_id *file);
 
 /*
- * repair_rebuild.c: rebuilds a member of a group, whatever is left of it, from the others. *possible: it came out as its manifest (`expected`) says, and, if `write`, stands durable at
- * path_rebuilt; else `why` says what is missing, and nothing stands there. Without `write` only what is there is looked at. Errors: those of the pace, NOSPACE, IO, NOMEM.
+ * repair_rebuild.c: Rebuilds a member of a group from the other members, and from what is left of it. *possible: the
+ * result is what its manifest names (`expected`); with `write` it is durable at path_rebuilt. Otherwise *why says
+ * what is missing, and there is no file. Without `write` it only looks at what exists. Errors: those of the rate
+ * limiter, NOSPACE, IO, NOMEM.
  */
 ckd_status repair_rebuild(bool *possible, const ckd_store *store, const parity_set *s, size_t member,
                           const file_ref *expected, bool write, rate_limiter *p, ckd_error *why,
                           ckd_error *err);
 
 /*
- * repair_manifest.c: writes the manifest of a vanished checkpoint again, as its next generation. *possible: every value of it could be rebuilt, and, if `write`, it is listed again; else `why`
- * says what is missing. Errors: BUSY, NOSPACE, IO, NOMEM.
+ * repair_manifest.c: Writes the manifest of a vanished checkpoint again, as its next generation. *possible: every
+ * value of it could be rebuilt; with `write` the checkpoint is listed again. Otherwise *why says what is missing.
+ * Errors: BUSY, NOSPACE, IO, NOMEM.
  */
 ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoint *known, const vanished *v,
                            const live_files *live, bool write, ckd_error *why, ckd_error *err);
 
-/* repair_catalog.c: CORRUPT, naming the file, if the catalog of this store is damaged; else CKD_OK. */
+/* repair_catalog.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why);
-/* Puts it aside as catalog.db.old, and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
+/* Moves the catalog to catalog.db.old and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
 ckd_status repair_catalog(ckd_store *store, ckd_error *err);
 
 /*
- * repair_publish.c: gives a rebuilt file (at `from`, durable) its name; what stands there is kept as *aside (data/q/NAME.TIME, "" if there was nothing). Under the publish
- * lock. Errors: IO, NOSPACE and others of files.
+ * repair_publish.c: Gives a rebuilt file (at `from`, durable) its name. A file that has this name is kept as *aside
+ * (data/q/NAME.TIME; "" if there was none). The caller holds the publish lock. Errors: IO, NOSPACE and others of
+ * files.
  */
 ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *from, const char *dir,
                           const char *name, ckd_error *err);
-/* Puts a file aside that nothing can be made of. Likewise. */
+/* Moves an unusable file to data/q. Locks and errors as repair_publish. */
 ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
                             ckd_error *err);
 /*
- * Removes a file that is of no use any more. A directory that stands there, which nobody but its maker knows the use of, is put aside. Likewise.
+ * Removes a file that is no longer of use. A directory of that name is moved to data/q instead: only its maker knows
+ * what it is for. Locks and errors as repair_publish.
  */
 ckd_status repair_remove(const ckd_store *store, const char *dir, const char *name, ckd_error *err);
-/* Removes all that was put aside, but for directories that are not empty: IO. */
+/*
+ * Removes everything from data/q, except records by which a checkpoint may still come back. Errors: IO (a directory
+ * is not empty), those of files.
+ */
 ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes, const ckd_store *store, ckd_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* Looking for damage in listed chunk files, slowly, and without keeping collections waiting. Internal to engine/. */
+/* Looks for damage in listed chunk files, at a limited rate and without delaying collections. Internal to engine/. */
 #ifndef ENGINE_INTEGRITY_THROTTLED_CHECK_H
 #define ENGINE_INTEGRITY_THROTTLED_CHECK_H
 
@@ -10,13 +10,13 @@ typedef struct throttled_check {
     damage_list *damage;
     const live_files *files;
     rate_limiter *limiter;
-    bytes payload;     /* released with bytes_free */
-    file_lock *reader; /* until a file is open; NULL between calls */
+    bytes payload;     /* release with bytes_free */
+    file_lock *reader; /* held until the file is open; NULL between calls */
 } throttled_check;
 
 /*
- * Reads a file through. *right: it is still needed, there and undamaged; *listed: it is still needed. Both may be NULL. Errors: those of the pace, BUSY, IO,
- * NOMEM.
+ * Reads a file through. *right: the file is still needed, exists and is undamaged. *listed: the file is still
+ * needed. Both may be NULL. Errors: those of the rate limiter, BUSY, IO, NOMEM.
  */
 ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, const live_file *f,
                                 ckd_error *err);

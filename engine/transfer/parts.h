@@ -1,4 +1,7 @@
-/* Which files a copy brings, and which of them in parts. Internal to engine/transfer/parts.c and existing_parts.c. */
+/*
+ * Chooses the files that a copy fetches, and which of them only in parts. Internal to engine/transfer/parts.c and
+ * existing_parts.c.
+ */
 #ifndef ENGINE_TRANSFER_PARTS_H
 #define ENGINE_TRANSFER_PARTS_H
 
@@ -8,11 +11,11 @@
 /* A file of the source that the destination does not have. */
 typedef struct source {
     file_ref file;
-    uint64_t own;       /* bytes of records of items that have it as an own file, about */
-    uint64_t read, all; /* bytes of records: those that items read, and all; all is 0 until one was seen */
-    bool is_whole;      /* it comes as it is */
+    uint64_t own;       /* bytes of records of items that have it as an own file, approximately */
+    uint64_t read, all; /* bytes of records that items read, and of all; all is 0 until one was seen */
+    bool is_whole;      /* it is copied unchanged */
     bool may_have_parts;
-    hash_set records; /* that items read, by record_hash */
+    hash_set records; /* records that items read, by record_hash */
     transfer_owner *owners;
     size_t owner_count;
     size_t first_part, part_count;
@@ -20,28 +23,29 @@ typedef struct source {
 
 typedef struct choosing {
     transfer *t;
-    source *sources; /* by id */
+    source *sources; /* sorted by id */
     size_t count;
-    dir_list named, arrived; /* data/c and data/x of the destination */
+    dir_list named, arrived; /* file names in data/c and data/x of the destination */
     bytes payload;
 } choosing;
 
 /* ---- existing_parts.c ---- */
-/* A name for a new part of the file. */
+/* Makes an id for a new part of the file. */
 ckd_status transfer_name_part(ckd_id *out, const ckd_id *file, ckd_error *err);
-/* Takes over what p points to, unless it fails. *out: until the next one is added. */
+/* Adds a part. Takes over what p points to, unless it fails. *out is valid until the next part is added. */
 ckd_status transfer_add_part(transfer_part **out, transfer *t, const transfer_part *p, ckd_error *err);
 ckd_status transfer_add_record(transfer_part *p, const record *r, ckd_error *err);
 void transfer_free_part(transfer_part *p);
-/* NULL: there is none of this checkpoint. */
+/* Returns NULL if no owner is this checkpoint. */
 transfer_owner *transfer_find_owner(transfer_owner *owners, size_t count, const ckd_id *checkpoint);
-/* One more record of its checkpoint. */
+/* Counts one more record of its checkpoint. */
 ckd_status transfer_count_owner(transfer_owner **owners, size_t *count, const record *r, ckd_error *err);
-/* Are there files with such names as its parts have? */
+/* Does the destination have files with names of parts of this file? */
 bool transfer_may_have_parts(const choosing *c, const source *s);
 /*
- * Adds the parts of the file that the destination has, and that are whole and of use: those in data/c first, then those that an interrupted copy has left complete in
- * data/x. Adds their records to `have`, and notes in the file's owners of which checkpoints one of them has all. Errors: NOMEM.
+ * Adds existing parts of the file that are whole and of use: first those in data/c, then those that an interrupted
+ * copy left complete in data/x. Adds their records to `have`. Marks owners of the file of which one part has all
+ * records. Errors: NOMEM.
  */
 ckd_status transfer_use_parts(choosing *c, source *s, hash_set *have, ckd_error *err);
 

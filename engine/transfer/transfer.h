@@ -1,17 +1,17 @@
 /*
  * Copying checkpoints between stores. Internal to engine/.
  *
- *   transfer_look    (plan.c)  what the destination has
- *   transfer_plan    (plan.c)  what is asked for, what the destination has of it, what must be moved
- *   parts            (parts.c) which chunk files come as they are, and of which only some records come
- *                    (existing_parts.c) parts that the destination has
- *   transfer_fetch_file   (fetch.c) chunk files, one by one, into data/x of the destination, where they stay until
- *   commit           (transfer.c)       they get their names, and the manifests are published, of a few checkpoints at a time
+ *   plan.c           transfer_look reads what the destination has; transfer_plan decides what must be moved
+ *   parts.c          which chunk files are copied unchanged, and which in parts: only some of their records
+ *   existing_parts.c parts that the destination has already
+ *   fetch.c          transfer_fetch_file brings chunk files, one by one, into data/x of the destination
+ *   transfer.c       commit gives files their names and publishes manifests, for a few checkpoints at a time
  *
- * A checkpoint is copied with all records that a load of it reads, and needs no other. While files are on their way only the intent and the reader locks of both
- * stores are held. The intent names all files to come.
+ * A checkpoint is copied with all records that a load of it reads, and needs no other checkpoint. While files are on
+ * their way, a copy holds only its intent and the reader locks of both stores. The intent names all files to come.
  *
- * A manifest that names parts is proven in the destination before it is published: all that a load reads is in the files that it names.
+ * A manifest that names parts is proven in the destination before it is published: the files that it names hold
+ * everything that a load reads.
  */
 #ifndef ENGINE_TRANSFER_H
 #define ENGINE_TRANSFER_H
@@ -21,152 +21,168 @@
 #include "engine/store/store.h"
 
 typedef struct transfer_item {
-    manifest m;       /* as the source has it, but for the run */
-    char source[160]; /* RUN@STEP there */
+    manifest m;       /* as in the source, except for the run */
+    char source[160]; /* RUN@STEP in the source */
     ckd_copy_state state;
     bool committed;
-    bool has_parts; /* its manifest names parts of files that the source's names */
+    bool has_parts; /* its manifest names parts of files that the source's manifest names */
     uint64_t manifest_bytes, bytes;
-    ckd_error left; /* CKD_COPY_LEFT: why */
+    ckd_error left; /* of CKD_COPY_LEFT: why */
 } transfer_item;
 
-/* A checkpoint of which the source's file has something that is damaged. */
+/* A checkpoint with damaged records in a file of the source. */
 typedef struct damaged_part {
     ckd_id checkpoint;
     ckd_error why;
     struct damaged_part *next;
 } damaged_part;
 
-/* A checkpoint that a file has records of. */
+/* A checkpoint with records in a file. */
 typedef struct transfer_owner {
     ckd_id checkpoint;
     uint64_t records;
-    bool has_all; /* that the source's file has of it: only such a part can be its own file */
+    /* It has all records of the checkpoint that the source's file has. Only such a part can be an own file. */
+    bool has_all;
 } transfer_owner;
 
-/* A file in the destination that has some records of one in the source. */
+/* A file in the destination that has some records of a file in the source. */
 typedef struct transfer_part {
-    file_ref file;    /* the size is about right, and the root unknown, until it is written */
-    file_ref source;  /* where its records come from */
+    file_ref file;    /* an estimated size and no root until it is written */
+    file_ref source;  /* the file that its records come from */
     hash_set records; /* by record_hash */
     transfer_owner *owners;
     size_t owner_count;
-    bool is_there;    /* in data/c: another copy brought it; it was read through */
-    bool is_complete; /* in data/x: a copy that was interrupted has left it there */
+    bool is_there;    /* in data/c, from another copy; it was read through */
+    bool is_complete; /* complete in data/x, from an interrupted copy */
 } transfer_part;
 
 typedef struct transfer_file {
     file_ref file;
-    const transfer_part *part; /* NULL: it comes as it is */
+    const transfer_part *part; /* NULL: the file is copied unchanged */
     bool there;                /* in the destination's data/c */
-    bool arrived;              /* in data/x, complete and verified, but for what is hurt */
-    bool replaces;             /* that in data/x the one in data/c, which is damaged */
-    bool to_move;              /* the plan says so */
-    bool counted;              /* for an item */
-    bool checked;              /* the one in data/c was read through */
+    bool arrived;              /* in data/x, complete and verified except for records in `damaged` */
+    bool replaces;             /* the file in data/x replaces a damaged one in data/c */
+    bool to_move;              /* by the plan */
+    bool counted;              /* in the bytes of an item */
+    bool checked;              /* the file in data/c was read through */
     damaged_part *damaged;
 } transfer_file;
 
 typedef struct transfer {
-    ckd_store *to, *from; /* to: NULL for one that does not exist */
+    ckd_store *to, *from; /* to: NULL if it does not exist */
     const ckd_copy_options *options;
     const ckd_id *asked; /* NULL: all */
     size_t asked_count;
-    ckd_checkpoint_list
-        source; /* what that one lists: read before the destination is locked, as others may copy the other way at the same time */
+    /*
+     * Checkpoints of the source. They are listed before the destination is locked: another copy may go the other way
+     * at the same time.
+     */
+    ckd_checkpoint_list source;
 
-    ckd_checkpoint_list present; /* what the destination lists */
-    ckd_id *trash;               /* ids of what is in its trash; sorted */
+    ckd_checkpoint_list present; /* checkpoints of the destination */
+    ckd_id *trash;               /* ids in its trash, sorted */
     size_t trash_count;
     transfer_item *items;
     size_t count, capacity;
-    transfer_file *files; /* of those to be moved, each once, by id */
+    transfer_file *files; /* files of items that are moved, each once, sorted by id */
     size_t file_count;
-    transfer_part *parts; /* of those, and such as are there */
+    transfer_part *parts; /* parts to write, and parts that exist */
     size_t part_count, part_capacity;
-    ckd_id *dead; /* in the destination's trash, and wanted */
+    ckd_id *dead; /* wanted checkpoints that are in the destination's trash */
     size_t dead_count, dead_capacity;
-    ckd_tag_list *tags; /* of the source; or NULL */
+    ckd_tag_list *tags; /* tags of the source, or NULL */
 
     uint64_t total, done; /* bytes of chunk files */
     uint64_t moved, begun_ns;
-    bytes payload, header; /* to work with */
+    bytes payload, header; /* scratch */
     scrubbed_files scrubbed;
     file_lock *incoming, *from_reader, *to_reader, *intent_lock;
     ckd_id writer;
     bool any_left;
-    damaged_part *refused;               /* that stay in the destination's trash, as they are damaged there */
-    uint64_t mended_files, mended_bytes; /* of checkpoints that were there */
+    damaged_part *refused;               /* damaged in the destination's trash; they stay there */
+    uint64_t mended_files, mended_bytes; /* of checkpoints that the destination had */
     bool has_intent, undecided;          /* undecided: only recovery can tell whether a manifest counts */
 } transfer;
 
 /*
- * Reads what the destination has, and forgets an older plan. The destination's publish lock and mutex are held and its catalog is in step, unless it is a dry run.
+ * Reads what the destination has, and drops an older plan. Unless this is a dry run, the caller holds the
+ * destination's publish lock and mutex, with its catalog in step.
  */
 ckd_status transfer_look(transfer *t, ckd_error *err);
 /*
- * Fills items and dead, from both lists. The source is under its reader lock. Without the destination's mutex: to read the source takes the source's, and somebody
- * may copy the other way at the same time.
+ * Fills items and dead from both lists. The caller holds the source's reader lock, and not the destination's mutex:
+ * reading the source takes the source's mutex, and another copy may go the other way.
  */
 ckd_status transfer_plan(transfer *t, ckd_error *err);
-/* Fills files, parts and total, from the items. Under the reader locks of both, so that what is there stays. */
+/*
+ * Fills files, parts and total from the items. The caller holds the reader locks of both stores, so existing files
+ * stay.
+ */
 ckd_status transfer_plan_files(transfer *t, ckd_error *err);
-/* Sets the bytes that each item adds, and total: as planned, or as they were. Errors: NOMEM. */
+/* Sets total, and the bytes that each item adds: planned before the copy, actual after it. Errors: NOMEM. */
 ckd_status transfer_count_bytes(transfer *t, ckd_error *err);
-void transfer_plan_free(transfer *t); /* all that it filled */
+void transfer_plan_free(transfer *t); /* frees the whole plan */
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
 const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id);
 static inline bool transfer_moves(const transfer_item *item) {
     return item->state == CKD_COPY_MOVED;
 }
 
-/* The item cannot be copied; others can. */
+/* Leaves out an item that cannot be copied; others go on. */
 void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why);
 
 /* ---- parts.c ---- */
 /*
- * Reads which records of the files that the destination lacks are read by the items, and lets their manifests name parts where that is less than most of a file. Items of which something is damaged are
- * left out. Errors: IO, NOMEM.
+ * Reads which records the items need of files that the destination lacks. If that is less than most of a file, their
+ * manifests name parts of it instead. Items with damaged records are left out. Errors: IO, NOMEM.
  */
 ckd_status transfer_choose_parts(transfer *t, ckd_error *err);
 const transfer_part *transfer_find_part(const transfer *t, const ckd_id *id); /* NULL: there is none */
 void transfer_parts_free(transfer *t);
 
 /* ---- fetch.c ---- */
-/* Names the item and the source in the message of damage. */
+/* Adds the item and the source to an error message about damage. */
 ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err);
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
-/* The file is complete, durable and verified in data/x of the destination then, or in data/c. CORRUPT: what it has of the item is damaged, or all of it. */
+/*
+ * Brings the file to data/x of the destination, complete, durable and verified, unless it is in data/c. CORRUPT: the
+ * file, or what it has of the item, is damaged.
+ */
 ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
-/* The same for a file that is damaged or gone in data/c: all of it, whole, in data/x. */
+/* Brings a file that is damaged or missing in data/c to data/x, whole. */
 ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
-/* Is the one in data/c of the destination what its manifest names? all: down to each record; else by header, index and footer. */
+/*
+ * Is the file in data/c of the destination the one that its manifest names? all: checks every record; otherwise only
+ * header, index and footer.
+ */
 ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, ckd_error *err);
-/* Has the source that file, by header, index and footer? CORRUPT. */
+/* Does the source have this file? Checks header, index and footer. Errors: CORRUPT. */
 ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, const transfer_item *item,
                                    ckd_error *err);
 
 /* ---- destination_repair.c ---- */
 /*
- * Looks at the files of items in this state, PRESENT or RESTORED, in the destination, and brings those that are damaged or gone there. Items whose files the source cannot
- * replace become LEFT. With the destination's reader lock, not the publish lock. With dry_run it only counts.
+ * Checks the files of items in this state (PRESENT or RESTORED) in the destination, and brings those that are
+ * damaged or missing there. Items whose files the source cannot replace become LEFT. The caller holds the
+ * destination's reader lock, and not its publish lock. With dry_run it only counts.
  */
 ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_error *err);
-/* Takes from t->dead those that are LEFT; the next plan leaves them, too. */
+/* Moves the LEFT ones from t->dead to t->refused. The next plan leaves them out, too. */
 ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err);
-const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint); /* why; NULL: it was not */
+/* Why the checkpoint was refused. NULL: it was not. */
+const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint);
 void transfer_refused_free(transfer *t);
 /* ---- result.c ---- */
 ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err);
-/* CKD_OK, or why the first of those that were left was. */
+/* Returns CKD_OK, or the error of the first checkpoint that was left out. */
 ckd_status transfer_skipped(const transfer *t, ckd_error *err);
 
 /* ---- fetch.c, too ---- */
-/* Makes data/x, and keeps other copies from the same source out. BUSY. */
+/* Makes data/x, and excludes other copies from the same source. Errors: BUSY. */
 ckd_status transfer_enter(transfer *t, ckd_error *err);
-/* Ends that. Nothing is left if everything has arrived. */
+/* Ends transfer_enter. Removes the lock file if no other file is left. */
 void transfer_leave(transfer *t);
-/* Removes what no copy has gone on with for a week. Under the publish lock. */
+/* Removes files in data/x that no copy has used for a week. The caller holds the publish lock. */
 ckd_status transfer_recover(const ckd_store *store, ckd_error *err);
 
 #endif
