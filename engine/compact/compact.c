@@ -12,27 +12,27 @@
 #define DEFAULT_PACK      (UINT64_C(256) << 10)
 #define OLD_BYTES         (UINT64_C(16) << 20)
 #define ROOM_FOR_OLD      (8 * OLD_BYTES)
-#define LAST_PATIENCE_MS  1000 /* for readers of what was replaced */
+#define LAST_PATIENCE_MS  1000 /* for readers of replaced files, at the end */
 
-/* The call: a compaction, and what is told of it. */
+/* One call of ckd_compact: a compaction and its result. */
 typedef struct compacting {
     compaction c;
     ckd_compaction *out;
     size_t capacity;
     manifest_set all;
-    manifest_entry **order; /* dependents first */
+    manifest_entry **order; /* dependents before what they depend on */
     size_t count;
-    hash_set current;   /* own files of what was listed at the beginning */
-    uint64_t old_bytes; /* of generations that were replaced, and may still be there */
+    hash_set current;   /* own files of the checkpoints listed at the beginning */
+    uint64_t old_bytes; /* size of replaced generations that may still exist */
 } compacting;
 
-/* ---- what the parts ask for ---- */
+/* ---- services for the other files ---- */
 
 bool compact_is_victim(const compaction *c, const ckd_id *checkpoint) {
     return !id_among(checkpoint, c->remaining, c->remaining_count);
 }
 
-/* The place of the table, or where it belongs. */
+/* The index of the checkpoint's table, or where it is to be inserted. */
 static size_t table_place(const compaction *c, const ckd_id *checkpoint) {
     size_t low = 0, high = c->table_count;
     while (low < high) {
@@ -67,7 +67,7 @@ ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_l
 void compact_forget_views(compaction *c) {
     views_free(&c->views);
     views_init(&c->views, c->store);
-    c->views.use_materialized = false; /* damage is to be found, not to be hidden */
+    c->views.use_materialized = false; /* damage must be found, not hidden by a copy */
 }
 
 static ckd_status tell(void *context, ckd_error *err) {
@@ -97,7 +97,7 @@ ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_err
     return pace_wait(c->options.bytes_per_s, c->begun_ns, c->moved, tell, c, err);
 }
 
-/* ---- what is wanted ---- */
+/* ---- what to do ---- */
 
 static ckd_status check_options(const ckd_compact_options *o, ckd_error *err) {
     if (o->max_depth > MAX_SAVE_DEPTH) {
@@ -119,14 +119,14 @@ static bool goes(const ckd_prune *plan, const ckd_id *id) {
     return found;
 }
 
-/* The stored policies say what goes of the run that is compacted, and of no other. */
+/* Stored policies are applied only to the run that is compacted. */
 static prune_request request_of(const compaction *c) {
     prune_request request = prune_request_of(c->options.policy);
     request.policy.run = request.stored ? c->options.run : request.policy.run;
     return request;
 }
 
-/* All that is listed but for what the policy lets go. */
+/* All listed checkpoints except those that the policy deletes. */
 static ckd_status find_remaining(compacting *x, ckd_error *err) {
     compaction *c = &x->c;
     ckd_prune *plan = NULL;
@@ -155,7 +155,7 @@ static ckd_status find_remaining(compacting *x, ckd_error *err) {
     return CKD_OK;
 }
 
-/* All that is listed, what others build on last. */
+/* All listed checkpoints, dependents first. */
 static ckd_status find_order(compacting *x, ckd_error *err) {
     x->order = calloc(x->all.count + 1, sizeof(*x->order));
     if (!x->order) {
@@ -169,7 +169,7 @@ static ckd_status find_order(compacting *x, ckd_error *err) {
     return compact_order(x->order, x->count, &x->all, err);
 }
 
-/* What is unwanted may be read by several that stay. */
+/* Several checkpoints that stay may read the same record of a victim. */
 static ckd_status count_readers(compacting *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->count && status == CKD_OK; i++) {
@@ -183,7 +183,7 @@ static ckd_status count_readers(compacting *x, ckd_error *err) {
     return status;
 }
 
-/* Own files of what is listed. */
+/* Own files of the listed checkpoints. */
 static ckd_status find_current(compacting *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->count; i++) {
@@ -195,7 +195,7 @@ static ckd_status find_current(compacting *x, ckd_error *err) {
     return status;
 }
 
-/* Is it older than so long, or not of the newest of its run? */
+/* Is the checkpoint older than cold_after_s, or not among the newest cold_but_newest of its run? */
 static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
     const ckd_compact_options *o = &x->c.options;
     uint64_t now = clock_wall_ns(), newer = 0;
@@ -210,7 +210,7 @@ static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
     return o->cold_but_newest && newer >= o->cold_but_newest;
 }
 
-/* By its manifest alone: may there be something to do? */
+/* By its manifest alone: can there be work on this checkpoint? */
 static bool may_need_work(const compacting *x, const manifest_entry *n) {
     const compaction *c = &x->c;
     const manifest *m = &n->m;
@@ -222,7 +222,8 @@ static bool may_need_work(const compacting *x, const manifest_entry *n) {
     for (size_t i = 0; i < m->dependency_count && !folds; i++) {
         folds = compact_is_victim(c, &m->dependencies[i]);
     }
-    for (size_t i = m->own_count; i < m->file_count && !folds; i++) { /* old ones, or nobody's */
+    /* a replaced generation's file, or no own file of a listed checkpoint */
+    for (size_t i = m->own_count; i < m->file_count && !folds; i++) {
         uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
         folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
     }
@@ -288,7 +289,10 @@ static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_erro
     return compact_record_loads(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
-/* To look for them reads all manifests, which takes longer than rewriting a small checkpoint: they wait for each other, unless there is little room. */
+/*
+ * Removes replaced generations from time to time. Finding them reads all manifests, which takes longer than
+ * rewriting a small checkpoint. So it waits until they are large, or space is short.
+ */
 static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) {
     x->old_bytes += more;
     uint64_t room = dir_free_space(path_in(x->c.store->path, DIR_CHUNKS).text);
@@ -299,7 +303,10 @@ static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) 
     return compact_remove_old(&x->out->old_files, &x->c, 0, err);
 }
 
-/* Coded anew, or only a manifest that names newer files, which costs little and lets the old ones go. */
+/*
+ * Rewrites the checkpoint, or only publishes a manifest that names newer files. The latter costs little and releases
+ * the old files.
+ */
 static ckd_status carry_out(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
     *stored = p->about;
     p->why = compact_is_over(c) ? 0 : p->why;
@@ -341,7 +348,7 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
     return status == CKD_OK ? tell(c, err) : status;
 }
 
-/* ---- into common files ---- */
+/* ---- merging files ---- */
 
 static ckd_status record_gathered(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
                                   const ckd_error *why, ckd_error *err) {
@@ -349,7 +356,7 @@ static ckd_status record_gathered(void *context, const ckd_checkpoint *was, uint
     return finish_item(context, was, &p, stored, left, why, err);
 }
 
-/* Manifests are others by now. */
+/* Reads the manifests again: the rewrites have replaced them. */
 static ckd_status gather(compacting *x, ckd_error *err) {
     manifest_set now = {0};
     size_t count = 0;
@@ -375,7 +382,7 @@ static ckd_status gather(compacting *x, ckd_error *err) {
     return status;
 }
 
-/* ---- all of them ---- */
+/* ---- all checkpoints ---- */
 
 static ckd_status compact_each(compacting *x, bool first, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -391,7 +398,7 @@ static ckd_status compact_each(compacting *x, bool first, ckd_error *err) {
     return status;
 }
 
-/* With the manifests as they are now. */
+/* Starts over with the manifests as they are now. */
 static ckd_status look_again(compacting *x, ckd_error *err) {
     free(x->order);
     free(x->current.slots);
@@ -411,7 +418,11 @@ static ckd_status look_again(compacting *x, ckd_error *err) {
     return status == CKD_OK ? count_readers(x, err) : status;
 }
 
-#define PASSES 3 /* what one no longer reads may stay for another alone, and is not worth it then */
+/*
+ * A rewrite leaves fewer readers to a victim's records. Keeping them may not pay for the others then, so they get
+ * another pass.
+ */
+#define PASSES 3
 
 static ckd_status compact_all(compacting *x, ckd_error *err) {
     bool writes = !x->c.options.dry_run && !x->c.options.estimate, more = true;
@@ -425,7 +436,7 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
     return status == CKD_OK ? gather(x, err) : status;
 }
 
-/* The rest goes, as the policy says. */
+/* Deletes what the policy lets go. */
 static ckd_status prune(compacting *x, ckd_error *err) {
     const ckd_compact_options *o = &x->c.options;
     if ((!o->policy && !o->stored_policies) || o->dry_run || o->estimate) {

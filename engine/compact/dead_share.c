@@ -5,10 +5,13 @@
 #include "engine/retain/retain.h"
 #include "engine/store/waste.h"
 
-/* One save's compaction reads and writes no more than so many states, as long as one checkpoint does not take more: about what rewriting a base takes, and reading it back, twice. */
+/*
+ * After a save, a compaction moves at most this many times the raw size of the newest state, unless a single
+ * checkpoint takes more. Rewriting a base and reading it back takes about half of it.
+ */
 #define STATES 4
 
-/* What a run has in its chunk files, and the raw bytes of its newest state. */
+/* Measures live and dead bytes in the run's chunk files, and the raw bytes of its newest state. */
 static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, const char *run,
                           ckd_error *err) {
     manifest_set n = {0};
@@ -30,8 +33,9 @@ static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, c
 }
 
 /*
- * Dead bytes that a compaction of the run left: coded anew they would be larger, or they are damaged. The next compaction waits until there
- * are more. The catalog keeps the number, as each save may be a process of its own. If it is lost, one compaction is for nothing.
+ * Dead bytes that the last compaction of the run left, because recoding would make them larger or they are damaged.
+ * The next compaction waits until there are more. The catalog keeps the number, as each save may be a process of its
+ * own. If it is lost, one compaction is wasted.
  */
 static void key_of(char out[CATALOG_META], const char *run) {
     snprintf(out, CATALOG_META, "compaction left, %s", run);
@@ -51,7 +55,7 @@ static ckd_status ask_left(void *context, catalog *c, ckd_error *err) {
     return status;
 }
 
-/* Without the locks held. A writer that has them is not waited for. */
+/* The caller holds no locks. If another writer holds the publish lock, nothing is recorded. */
 static void record_dead_left(ckd_store *store, const char *run, uint64_t left) {
     char key[CATALOG_META], text[CATALOG_META];
     file_lock *lock;
@@ -68,11 +72,11 @@ static void record_dead_left(ckd_store *store, const char *run, uint64_t left) {
     lock_release(lock);
 }
 
-/* Are there more dead bytes than the policy allows, and so many more than were left that another try may free them? */
+/* Are there more dead bytes than the policy allows, and enough more than the last compaction left to try again? */
 static bool is_worth_it(ckd_store *store, const char *run, uint64_t dead, double allowed) {
     left_question q = {0, run};
     if (store_query(store, ask_left, &q, NULL) == CKD_OK && (double)q.out > (double)dead + allowed / 4) {
-        q.out = dead; /* some went otherwise */
+        q.out = dead; /* some were removed in other ways */
         record_dead_left(store, run, dead);
     }
     return (double)dead > allowed && (double)dead > (double)q.out + allowed / 4;
@@ -100,7 +104,7 @@ static ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_er
     compact_limits limits = {.waste_of = p->run,
                              .dead_percent = p->compact_share ? p->compact_share : CKD_COMPACT_SHARE};
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
-    o.max_depth = MAX_SAVE_DEPTH; /* a chain that a save made is no waste */
+    o.max_depth = MAX_SAVE_DEPTH; /* the chain that a save made is no waste */
     if (p->compact_share == CKD_NO_COMPACTION) {
         return CKD_OK;
     }

@@ -1,10 +1,14 @@
 /*
- * Stores of early versions. Their manifests name own files only, and a load finds the others by the newest manifests of the dependencies. A dependency that is rewritten keeps its values, but not
- * the links that others need of it. So before anything is rewritten, each manifest is replaced by one that names all files.
+ * Stores of early versions. Their manifests name own files only. A load finds the other files by the newest
+ * manifests of the dependencies. A rewritten dependency keeps its values, but not the links that others need of it.
+ * So before anything is rewritten, each manifest is replaced by one that names all files.
  */
 #include "engine/compact/compact.h"
 
-/* As far as it can be proven what a load reads. What is damaged comes later, and by name alone. */
+/*
+ * Publishes a manifest that names the files that a load was proven to read. Damaged checkpoints are left to
+ * name_rest.
+ */
 static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
     rewrite_plan p = {.why = 0};
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -26,8 +30,9 @@ static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
 }
 
 /*
- * The trash, what is damaged, and what others deleted meanwhile: these name all files that their dependencies name now. For damaged ones that is the most that can be said, and a repair
- * may make them whole again.
+ * Completes the manifests of checkpoints in the trash, of damaged ones, and of those that others deleted meanwhile.
+ * They name all files that their dependencies name now. Nothing more is known of a damaged checkpoint, and a repair
+ * may still restore it.
  */
 static ckd_status name_rest(const compaction *c, ckd_error *err) {
     ckd_store *store = c->store;

@@ -1,4 +1,7 @@
-/* The new files of a checkpoint: one for each that it has, with its records in their order. What another checkpoint has in the same file stays there. */
+/*
+ * Writes the new chunk files of a checkpoint: one for each own file, with the checkpoint's records in the same
+ * order. Records of other checkpoints stay in the old file.
+ */
 #include <stdlib.h>
 
 #include "engine/store/closure.h"
@@ -14,13 +17,16 @@ typedef struct batch {
     size_t count;
 } batch;
 
-/* ---- what is still needed ---- */
+/* ---- records that are still needed ---- */
 
-/* Those of the view's shared records that blocks which are copied build on; links, which early versions wrote, build on others. */
+/*
+ * The shared records that copied blocks build on. Links, which early versions wrote, build on further shared
+ * records.
+ */
 typedef struct needed_records {
     const view *v;
-    bool *is_needed; /* by number in v->shared */
-    size_t *todo;    /* links of which it was not looked at what they build on */
+    bool *is_needed; /* by index in v->shared */
+    size_t *todo;    /* links whose dependencies were not visited yet */
     size_t todo_count;
 } needed_records;
 
@@ -38,7 +44,7 @@ static void need_all_of(needed_records *n, const record *r) {
     }
 }
 
-/* By record of the part. Blocks of files that come later may all be copied: it is not known yet. */
+/* *out: by record of the part. Blocks of later files are not decided yet, and count as copied. */
 static ckd_status find_needed(bool **out, const rewrite *r, size_t number, ckd_error *err) {
     const view *v = r->plan->view;
     const chunk_part *own = v->parts[number];
@@ -111,7 +117,7 @@ static ckd_status depend(rewrite *r, const ckd_id *on, ckd_error *err) {
     return CKD_OK;
 }
 
-/* What a copied block takes to be loaded may have changed with what it builds on. */
+/* Sets the load of a block. That of a copied block may have changed with the blocks that it builds on. */
 static ckd_status set_load(rewrite *r, compact_item *item, ckd_error *err) {
     block_rewrite *f = &r->plan->rewrites[item->block];
     if (!item->is_coded) {
@@ -155,7 +161,7 @@ static ckd_status write_batch(batch *b, chunk_writer *w, ckd_error *err) {
 
 /* ---- one file ---- */
 
-/* Numbers of the view's blocks, by record of its part of a file. */
+/* Indices of the view's blocks, by record of the part. SIZE_MAX: not a block. */
 static size_t *number_blocks(const view *v, size_t number, ckd_error *err) {
     const chunk_part *own = v->parts[number];
     size_t *numbers = malloc((own->count + 1) * sizeof(*numbers));
@@ -174,7 +180,10 @@ static size_t *number_blocks(const view *v, size_t number, ckd_error *err) {
     return numbers;
 }
 
-/* Records in a bundle have no checksums of their own that damage before the file was opened would show in. */
+/*
+ * Reads the bundles through. Records in a bundle have no checksums of their own, so copying them would not notice
+ * damage from before the file was opened.
+ */
 static ckd_status check_bundles(const view *v, size_t number, bytes *room, bool *any, ckd_error *err) {
     const chunk *c = v->chunks[number];
     for (size_t i = 0; i < c->outer_count; i++) {
@@ -192,7 +201,7 @@ static ckd_status check_bundles(const view *v, size_t number, bytes *room, bool 
     return CKD_OK;
 }
 
-/* Those that blocks share, or all others, of file `number`. needed: by record of the part; NULL: all. */
+/* Writes the shared records of file `number`, or all others. needed: by record of the part; NULL: all. */
 static ckd_status write_records(rewrite *r, size_t number, chunk_writer *w, batch *b, const size_t *numbers,
                                 bool shared, const bool *needed, ckd_error *err) {
     const chunk_part *own = r->plan->view->parts[number];
@@ -220,7 +229,7 @@ static ckd_status write_records(rewrite *r, size_t number, chunk_writer *w, batc
     return status == CKD_OK ? write_batch(b, w, err) : status;
 }
 
-/* What blocks share comes last: only then it is known who needs it. */
+/* Shared records come last, when it is known which of them are needed. */
 static ckd_status write_all(rewrite *r, size_t number, chunk_writer *w, batch *b, const size_t *numbers,
                             ckd_error *err) {
     bool *needed = NULL;
@@ -316,7 +325,10 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
                   : chunk_read_payload(b->chunk, r, to, err);
 }
 
-/* What a load may read: the new files, those of what was built on, and all as before, as its own ones may hold records of others, too. */
+/*
+ * Names all files that a load may read: the new files, the files of new bases, and all files from before, as an old
+ * own file may also hold records of others.
+ */
 static ckd_status name_candidates(rewrite *r, ckd_error *err) {
     const view *v = r->plan->view, *last = NULL;
     ckd_status status = CKD_OK;
@@ -331,7 +343,7 @@ static ckd_status name_candidates(rewrite *r, ckd_error *err) {
                             : status;
 }
 
-/* The copy goes to the view, which frees it. */
+/* The view takes over the copy. */
 static ckd_status copy_for_view(manifest *out, const manifest *m, ckd_error *err) {
     *out = (manifest){.checkpoint = m->checkpoint, .own_count = m->own_count};
     ckd_status status = manifest_add_files(out, m->files, m->file_count, err);

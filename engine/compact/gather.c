@@ -1,7 +1,8 @@
 /*
- * Small chunk files of old checkpoints become one: a store of small deltas is mostly files. And of files with too much waste, because what was in them was deleted or coded anew, only
- * the records that something still reads go into a new one. Records are copied as they are, whoever they once belonged to; then each manifest that names one of the old files gets a
- * next generation that names the new one.
+ * Chooses the chunk files to merge. Small files of old checkpoints become one: a store of small deltas consists
+ * mostly of files. Of a file with too many dead bytes, only the live records go into a new file. Records are copied
+ * unchanged, whichever checkpoint they were written for. Then each manifest that names an old file gets a next
+ * generation that names the new one.
  */
 #include <stdlib.h>
 
@@ -9,13 +10,13 @@
 #include "engine/compact/gather.h"
 #include "engine/store/waste.h"
 
-#define MOST_TIMES   4u    /* of pack_below, in a common file */
-#define MOST_FILES   64u   /* who opens one reads the index of all */
-#define LEAST_FILES  4u    /* fewer are not worth it: common files would be written again too often */
+#define MOST_TIMES   4u    /* a common file has at most this many times pack_below */
+#define MOST_FILES   64u   /* opening a common file reads its whole index */
+#define LEAST_FILES  4u    /* merging fewer would rewrite common files too often */
 #define LEAST_DEAD   4096u /* bytes */
-#define NEWEST_APART 4u    /* of each run: the next save builds on them, and policies may soon let them go */
+#define NEWEST_APART 4u    /* of each run: the next save builds on them, and policies may soon delete them */
 
-/* ---- what there is ---- */
+/* ---- the chunk files ---- */
 
 static source *find_source(const gathering *g, const file_ref *file) {
     source key = {.file = *file};
@@ -64,7 +65,7 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
     return CKD_OK;
 }
 
-/* ---- how much of them is read ---- */
+/* ---- live bytes ---- */
 
 typedef struct counting {
     gathering *g;
@@ -84,14 +85,14 @@ static ckd_status count_record(void *context, const view *in, const view_block *
     return hash_set_add(k->met, hash, err);
 }
 
-/* If no file has a larger share of dead bytes than the limit, all together have none. What a file system has no smaller piece for is not worth it. */
+/* If no file is above the limit, their total is not either. A file system has no blocks smaller than LEAST_DEAD. */
 static bool is_wasteful(const gathering *g, const source *s) {
     uint64_t dead = s->live < s->file.size ? s->file.size - s->live : 0;
     return s->is_asked && dead >= LEAST_DEAD &&
            (double)dead > (double)s->file.size * g->c->limits.dead_percent / 100;
 }
 
-/* Of files that have too much beside own ones: what others read of them counts, too. */
+/* Own files alone may make a file seem wasteful. For these, records that others read are counted, too. */
 static ckd_status find_wasteful(gathering *g, ckd_error *err) {
     hash_set met = {.slots = NULL};
     ckd_status status = CKD_OK;
@@ -113,7 +114,7 @@ static ckd_status find_wasteful(gathering *g, ckd_error *err) {
             k.root = v;
             opened = closure_visit(&g->c->views, v, count_record, &k, &why);
         }
-        status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK; /* damage: verify tells */
+        status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK; /* verify reports damage */
     }
     for (size_t i = 0; i < g->source_count; i++) {
         g->sources[i].is_wasteful = is_wasteful(g, &g->sources[i]);
@@ -122,7 +123,7 @@ static ckd_status find_wasteful(gathering *g, ckd_error *err) {
     return status;
 }
 
-/* ---- which go together ---- */
+/* ---- groups ---- */
 
 static int by_place(const void *a, const void *b) {
     const source *x = *(const source *const *)a, *y = *(const source *const *)b;
@@ -133,7 +134,10 @@ static int by_place(const void *a, const void *b) {
     return order ? order : id_compare(x, y);
 }
 
-/* The checkpoints that a file has records of, together with its rank. */
+/*
+ * Adds the checkpoints that a file has records of, each together with the file's rank. *known: one of them was in
+ * the set.
+ */
 static ckd_status list_owners(hash_set *to, bool *known, compaction *c, const source *s, ckd_error *err) {
     chunk *opened = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -158,8 +162,9 @@ static bool together(const source *a, const source *b) {
 }
 
 /*
- * As many from the first on as go together. Two files of a rank that have records of the same checkpoint do not: one of them has it as it was before it was coded anew, and others still read
- * that; in one file a reader could not tell them apart.
+ * Takes as many sources from the front as may be merged. Two files of a rank with records of the same checkpoint
+ * must stay apart: one of them has it from before it was recoded, and others still read that. A reader could not
+ * tell them apart in one file.
  */
 static ckd_status fill_group(merge_set *x, source **wanted, size_t count, ckd_error *err) {
     uint64_t max = MOST_TIMES * x->g->c->options.pack_below, live = 0;

@@ -1,4 +1,7 @@
-/* What a compaction writes and needs while it is at work, as a save's intent says it: new files, and what must not be deleted meanwhile. */
+/*
+ * The intent of a compaction, like that of a save: the new files, and the checkpoints whose files must stay
+ * meanwhile.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -21,7 +24,7 @@ static void add_id(id_set *s, const ckd_id *id) {
     }
 }
 
-/* Those whose manifests name the files that are read: the checkpoint itself, and what it may come to build on. */
+/* The checkpoints whose manifests name the files that are read: the checkpoint itself, and the new bases. */
 static void add_needed(id_set *s, const rewrite *r) {
     const rewrite_plan *p = r->plan;
     add_id(s, &r->m.checkpoint.id);
@@ -68,7 +71,10 @@ static ckd_status write_intent(compact_intent *i, const compaction *of, const ck
     return status;
 }
 
-/* Under the publish lock: the files are still there, and from now on nobody removes them. */
+/*
+ * Checks that the checkpoints still exist. The caller holds the publish lock until the intent is written, so nobody
+ * removes their files from now on.
+ */
 static ckd_status check_there(ckd_store *store, const id_set *needed, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_sync_catalog(store, err);

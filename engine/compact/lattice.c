@@ -1,6 +1,7 @@
 /*
- * Values of lossy chains lie on a lattice whose spacing is a power of two. As its integers they are stored exactly, and so are differences to any other
- * values of their chain: the format's linear form with steps of one unit loses nothing then.
+ * Values of lossy chains lie on a lattice whose spacing is a power of two. They are stored exactly as its integers,
+ * and so are differences to any other values of the chain. The format's linear map with a step of one unit loses
+ * nothing then.
  */
 #include <math.h>
 #include <string.h>
@@ -8,11 +9,11 @@
 #include "engine/compact/compact.h"
 #include "kernels/scalar_lattice.h"
 
-#define LOWEST     (-149) /* exponent of the lowest bit that a float can have */
+#define LOWEST     (-149) /* exponent of the lowest bit of a float */
 #define EXPONENTS  (128 - LOWEST)
-#define MOST_UNITS (1 << 24) /* integers above are no lattice's, but those of any float */
-#define MOST_STRAY 64        /* one in so many values may lie elsewhere: it is kept as it is */
-#define LEAST      (-120)    /* exponents that the format has */
+#define MOST_UNITS (1 << 24) /* with larger integers any float would lie on the lattice */
+#define MOST_STRAY 64        /* one in this many values may be off the lattice; it becomes an exception */
+#define LEAST      (-120)    /* range of exponents in the format */
 #define MOST       120
 
 /* ---- the spacing ---- */
@@ -28,7 +29,7 @@ static int lowest_exponent(uint32_t bits) {
     return (int)(exponent ? exponent : 1) - 150 + __builtin_ctz(mantissa);
 }
 
-/* The finest that is not only that of a few values. */
+/* The finest spacing that at most one in MOST_STRAY values falls below. */
 static int find_spacing(const float *values, uint64_t n) {
     uint32_t count[EXPONENTS] = {0};
     uint64_t below = 0;
@@ -44,12 +45,12 @@ static int find_spacing(const float *values, uint64_t n) {
             return e + LOWEST;
         }
     }
-    return below ? LEAST - 1 : 0; /* few values but zeros: they are worth no thought */
+    return below ? LEAST - 1 : 0; /* nearly all values are zero: not worth coding as a lattice */
 }
 
 /* ---- integers ---- */
 
-/* On the lattice? Zeros are, but for -0. */
+/* Is the value on the lattice? Zero is, -0 is not. */
 static bool units_of(int32_t *q, float value, int spacing, float per_unit) {
     uint32_t bits = scalar_bits(value);
     *q = 0;
@@ -67,7 +68,7 @@ static bool units_of(int32_t *q, float value, int spacing, float per_unit) {
     return true;
 }
 
-/* The values that no integer stands for. */
+/* Values that are off the lattice. */
 typedef struct strays {
     bytes *at, *bits;
     const lattice_try *of;
@@ -82,7 +83,10 @@ static void add_stray(strays *s, uint64_t i) {
     bytes_put(s->bits, &bits, sizeof(bits));
 }
 
-/* q of t->values, less those of `before` (NULL: nothing). false: too many lie elsewhere. */
+/*
+ * q: integers of t->values, minus those of `before` (NULL: zeros). Returns false if too many values are off the
+ * lattice.
+ */
 static bool integers(int32_t *q, strays *s, const lattice_try *t, const float *now, const float *before,
                      int spacing) {
     uint64_t count = 0;
@@ -91,7 +95,7 @@ static bool integers(int32_t *q, strays *s, const lattice_try *t, const float *n
         int32_t old = before ? scalar_units(before[i] * per_unit) : 0;
         bool on = units_of(&q[i], now[i], spacing, per_unit);
         q[i] = on ? q[i] - old : 0;
-        /* Without a difference a decoder gives what was there before, which may lie elsewhere. */
+        /* For a zero difference a decoder returns the bits of `before`, which may be off the lattice. */
         if (!on || (before && q[i] == 0 && scalar_bits(before[i]) != scalar_bits(now[i]))) {
             q[i] = 0;
             add_stray(s, i);
@@ -125,7 +129,7 @@ static ckd_status check(bool *good, const lattice_try *t, const bytes *payload, 
     return err_except(err, status, CKD_E_CORRUPT, &why);
 }
 
-/* false in *possible: these values cannot be stored so. */
+/* *possible is false if these values cannot be stored as integers. */
 static ckd_status encode(bool *possible, bytes *payload, const lattice_try *t, const float *now,
                          const float *before, int spacing, compact_worker *w, ckd_error *err) {
     strays s = {&w->at, &w->bits, t};
@@ -154,7 +158,7 @@ static ckd_status encode(bool *possible, bytes *payload, const lattice_try *t, c
     return status == CKD_OK ? check(possible, t, payload, w, err) : status;
 }
 
-/* Values as floats: where they are, or in `room`. */
+/* Widens the values to floats in `room`. NULL: out of memory. */
 static const float *floats_of(bytes *room, const void *values, const lattice_try *t, const kernels *k,
                               ckd_error *err) {
     float *to = bytes_scratch(room, t->count * sizeof(float) + 1, "coding scratch", err);

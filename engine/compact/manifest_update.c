@@ -1,6 +1,7 @@
 /*
- * Each manifest names all files that a load reads, those of other checkpoints as they were when it was made. Where such a checkpoint was rewritten since, its old files stay only
- * for others that name them: these are given the new ones instead.
+ * Each manifest names all files that a load reads. Files of other checkpoints are named as they were at that time.
+ * If such a checkpoint was rewritten since, its old files stay only for the manifests that name them. These
+ * manifests get the new files instead.
  */
 #include <stdlib.h>
 
@@ -30,7 +31,7 @@ static ckd_status record_owner(void *context, const view *in, const view_block *
     return o->ids.failed ? err_nomem(err, o->ids.size, "what a checkpoint builds on") : CKD_OK;
 }
 
-/* Own files, those of the newest generations of what it builds on, and the others that it names now. */
+/* Candidates: own files, files of the newest generations that it builds on, and the other files that it names now. */
 static ckd_status newest_files(manifest *m, compaction *c, const view *now, const owners *o, ckd_error *err) {
     *m = (manifest){.checkpoint = now->manifest.checkpoint, .own_count = now->manifest.own_count};
     ckd_status status = manifest_add_files(m, now->manifest.files, now->manifest.own_count, err);
@@ -46,7 +47,10 @@ static ckd_status newest_files(manifest *m, compaction *c, const view *now, cons
                             : status;
 }
 
-/* A draft with just the files that are needed. Errors: CORRUPT (a file is missing, or another one), IO, NOMEM. */
+/*
+ * Opens a draft that names just the files that are needed. Takes over the members of m. Errors: CORRUPT (a file is
+ * missing, or another one), IO, NOMEM.
+ */
 static ckd_status open_draft(const view **out, compaction *c, manifest *m, ckd_error *err) {
     const view *wide;
     manifest tight = {.checkpoint = m->checkpoint, .own_count = m->own_count};
@@ -84,7 +88,7 @@ ckd_status compact_open(const view **draft, const manifest **published, compacti
         }
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status opened = status == CKD_OK ? open_draft(draft, c, &m, &why) : CKD_OK;
-        if (opened != CKD_OK) { /* files of the others are damaged; those of the published manifest are not */
+        if (opened != CKD_OK) { /* newer files are damaged, those of the published manifest are not */
             *draft = now;
             status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK;
         }

@@ -1,6 +1,6 @@
 /*
- * Records that something still reads, out of several chunk files into one for each rank, as they are; then each manifest that names one of the old files gets a next generation that names
- * the new one.
+ * Copies live records from several chunk files into one for each rank, unchanged. Then each manifest that names an
+ * old file gets a next generation that names the new one.
  */
 #include <stdlib.h>
 
@@ -24,7 +24,7 @@ uint64_t compact_record_hash(const chunk *c, const record *r) {
     return hash64(&key, sizeof(key));
 }
 
-/* Of a record that stands by itself, or of the bundle that it is in. */
+/* Identifies the position of a record, or of the bundle that holds it. */
 static uint64_t place_hash(const chunk *c, uint64_t offset) {
     struct {
         ckd_id file;
@@ -33,7 +33,7 @@ static uint64_t place_hash(const chunk *c, uint64_t offset) {
     return hash64(&key, sizeof(key));
 }
 
-/* ---- copying what is read ---- */
+/* ---- copying live records ---- */
 
 static bool in_group(const merge_set *x, const file_ref *f) {
     return hash_set_has(&x->files, file_hash(f));
@@ -64,7 +64,7 @@ static ckd_status mark_record(void *context, const view *in, const view_block *b
     return hash_set_add(&k->live, compact_record_hash(b->chunk, b->record), err);
 }
 
-/* All that the checkpoint has in its own files, and what else a load of it reads. */
+/* Marks all records of the checkpoint in its own files, and everything else that a load of it reads. */
 static ckd_status mark_reads(marking *k, ckd_error *err) {
     const view *v = k->root;
     ckd_status status = CKD_OK;
@@ -77,7 +77,7 @@ static ckd_status mark_reads(marking *k, ckd_error *err) {
     return status == CKD_OK ? closure_visit(&k->x->g->c->views, v, mark_record, k, err) : status;
 }
 
-/* Its records are live, unless some of them cannot be read: CORRUPT. */
+/* Adds the checkpoint's records to the live ones. CORRUPT: some of them cannot be read. */
 static ckd_status mark_live(merge_set *x, const manifest_entry *n, ckd_error *err) {
     marking k = {.x = x};
     ckd_status status = views_get(&k.root, &x->g->c->views, &n->m.checkpoint.id, err);
@@ -94,7 +94,7 @@ static ckd_status mark_live(merge_set *x, const manifest_entry *n, ckd_error *er
     return status;
 }
 
-/* Damage is noted, for the next try. */
+/* Remembers a damaged record, for the next attempt. */
 static ckd_status record_damage(merge_set *x, const chunk *c, uint64_t offset, ckd_status status,
                                 ckd_error *err) {
     ckd_error full = {.offset = CKD_NO_OFFSET};
@@ -104,7 +104,7 @@ static ckd_status record_damage(merge_set *x, const chunk *c, uint64_t offset, c
     return status;
 }
 
-/* What is written of a source. */
+/* Copies the live records of one source. */
 typedef struct copying {
     merge_set *x;
     chunk_writer *to;
@@ -183,7 +183,7 @@ static ckd_status write_files(merge_set *x, const compact_intent *i, ckd_error *
     return status;
 }
 
-/* ---- manifests that name it ---- */
+/* ---- manifests that name the new files ---- */
 
 static const file_ref *output_for(const merge_set *x, uint32_t rank) {
     const file_ref *found = &x->outputs[0];
@@ -193,7 +193,7 @@ static const file_ref *output_for(const merge_set *x, uint32_t rank) {
     return found;
 }
 
-/* The new file in the place of the first that it replaces; own ones stay in front. */
+/* Puts the new file in the place of the first file that it replaces. Own files stay in front. */
 static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, ckd_error *err) {
     *to = (manifest){.checkpoint = m->checkpoint};
     ckd_status status = CKD_OK;
@@ -209,8 +209,8 @@ static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, 
 }
 
 /*
- * Proves that all that a load reads is in the files, and publishes the manifest that names them. *named: with the new one, or it may be so. A manifest that named one of the old files without
- * need names none of them then.
+ * Proves that the files hold everything that a load reads, and publishes the manifest that names them. *named: it
+ * names one of the new files. A manifest that named an old file without need then names neither.
  */
 static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, const merge_set *x,
                                const manifest_entry *n, ckd_error *err) {
@@ -238,7 +238,7 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
         status = err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
     }
     if (status == CKD_OK) {
-        manifest m = was->manifest; /* roles and dependencies stay the view's */
+        manifest m = was->manifest; /* dependencies stay the view's; totals_set makes new roles */
         m.files = tight.files;
         m.file_count = tight.file_count;
         m.own_count = tight.own_count;
@@ -273,17 +273,17 @@ static ckd_status rename_all(bool *committed, bool *undecided, const merge_set *
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (!x->excluded[i] && names_any(x, &n->m, 0, n->m.file_count)) {
             ckd_status done = rename_files(&stored, committed, undecided, x, n, &why);
-            *undecided =
-                *undecided || done != CKD_OK; /* a file may be left that only this one would have named */
+            /* a file may be left that only this manifest would have named */
+            *undecided = *undecided || done != CKD_OK;
             status = tell(x, n, stored, done, &why, err);
         }
     }
     return status;
 }
 
-/* ---- a group ---- */
+/* ---- a set of files ---- */
 
-/* Those that read what is damaged are told, and stay as they are. */
+/* Marks the live records of all checkpoints. One that reads damaged records is reported, and stays as it is. */
 static ckd_status mark_all(merge_set *x, bytes *ids, ckd_error *err) {
     ckd_status status = CKD_OK;
     free(x->live.slots);
@@ -359,7 +359,7 @@ static ckd_status report_only(const merge_set *x, ckd_error *err) {
     return status;
 }
 
-/* Damage, or others that were quicker, are no reason not to go on with the next. */
+/* Damage, or another process that was quicker, does not stop the compaction. */
 ckd_status compact_merge(merge_set *x, ckd_error *err) {
     compaction *c = x->g->c;
     file_lock *readers;
@@ -377,7 +377,7 @@ ckd_status compact_merge(merge_set *x, ckd_error *err) {
         if (status == CKD_OK) {
             ckd_status done = gather_group(x, &why);
             while (done == CKD_E_CORRUPT && x->damaged.count > x->damaged_before) {
-                done = gather_group(x, &why); /* without those that read what was found to be damaged */
+                done = gather_group(x, &why); /* without the checkpoints that read the damage just found */
             }
             bool passes = done == CKD_E_CORRUPT || done == CKD_E_UNSUPPORTED || done == CKD_E_NOT_FOUND ||
                           done == CKD_E_EXISTS;

@@ -1,6 +1,6 @@
 /*
- * Generations that newer ones have replaced. Chunk files go first, then manifests, as a manifest that names files which are gone does no harm below a newer
- * one, and a file that nobody names would stay for ever.
+ * Removes generations that newer ones have replaced. Chunk files go first, then manifests. An old manifest whose
+ * files are gone does no harm below a newer one. A file that no manifest names would stay forever.
  */
 #include "engine/compact/compact.h"
 #include "engine/retain/trash.h"
@@ -50,7 +50,7 @@ ckd_status compact_remove_old(uint64_t *left, const compaction *c, uint32_t time
     }
     ckd_error why = {0};
     ckd_status status = keep_trying(try_removing, &a, timeout_ms, &why);
-    if (status == CKD_E_STATE) { /* a repair needs them: what was compacted is compacted all the same */
+    if (status == CKD_E_STATE) { /* a repair needs them; the compaction itself succeeded */
         store_message(store, "files that were replaced stay for now: %s (%s)", why.message, why.file);
         status = CKD_E_BUSY;
     }

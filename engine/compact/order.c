@@ -1,4 +1,4 @@
-/* In which order checkpoints are rewritten. */
+/* The order in which checkpoints are rewritten. */
 #include <stdlib.h>
 
 #include "engine/compact/compact.h"
@@ -7,7 +7,7 @@
 
 typedef struct level {
     manifest_entry *n;
-    size_t level, place; /* above all that it builds on or came from; where it stood */
+    size_t level, place; /* level: above all that it builds on or descends from; place: its old index */
 } level;
 
 static int by_level(const void *a, const void *b) {
@@ -48,7 +48,7 @@ ckd_status compact_order(manifest_entry **order, size_t count, manifest_set *n, 
         }
     }
     qsort(all, count, sizeof(*all), by_level);
-    for (size_t i = 0; i < count && !changed; i++) { /* else they came from each other in a circle */
+    for (size_t i = 0; i < count && !changed; i++) { /* otherwise they form a cycle */
         order[i] = all[i].n;
     }
     free(all);

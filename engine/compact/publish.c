@@ -1,17 +1,18 @@
 /*
- * Rewriting a checkpoint, as safe as a save: intent -> new files durable -> read back, and all that a load reads proven to be there -> publish lock, and the checkpoint is
- * the generation that was read -> manifest of the next generation, the commit point -> catalog. The generation before stays until nobody reads it (old_generations.c).
+ * Rewrites a checkpoint as safely as a save: intent; new files, durable; files read back, and the closure proven;
+ * publish lock, and the checkpoint is still of the generation that was read; manifest of the next generation, which
+ * is the commit point; catalog. The generation before stays until nobody reads it (old_generations.c).
  */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/compact/compact.h"
 
-#define SLACK (UINT64_C(4) << 20) /* buffers, manifest, intent, catalog */
+#define SLACK (UINT64_C(4) << 20) /* for buffers, manifest, intent, catalog */
 
 /* ---- the next generation ---- */
 
-/* What the checkpoint is, with the files that the intent names, and dependencies that are still to be found. */
+/* Begins the next manifest, with the files that the intent names. Its dependencies are found later. */
 static ckd_status describe(rewrite *r, compact_intent *i, ckd_error *err) {
     const manifest *old = r->plan->published;
     r->m = (manifest){.checkpoint = old->checkpoint, .branch_origin = old->branch_origin};
@@ -27,7 +28,7 @@ static ckd_status describe(rewrite *r, compact_intent *i, ckd_error *err) {
                : err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
 }
 
-/* The parent is the nearest that it came from and that stays. */
+/* Completes the next manifest. The parent is the nearest ancestor that stays. */
 static void complete(rewrite *r) {
     ckd_checkpoint *c = &r->m.checkpoint;
     c->generation++;
@@ -39,7 +40,10 @@ static void complete(rewrite *r) {
 
 /* ---- publishing ---- */
 
-/* Named but perhaps not durable is not committed. If it cannot be taken back durably, recovery decides. */
+/*
+ * A manifest that has its name, but may not be durable, is not committed. If it cannot be removed durably, recovery
+ * decides.
+ */
 static void take_back(const ckd_store *store, bool *undecided, const pathname *p) {
     ckd_status status = file_remove(p->text, true, NULL);
     if (status == CKD_OK) {
@@ -65,7 +69,7 @@ static ckd_status publish_bytes(bool *undecided, const ckd_store *store, const c
     return status;
 }
 
-/* Under the publish lock, the catalog in step. */
+/* The caller holds the publish lock, and the catalog is in step. */
 static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd_error *err) {
     ckd_checkpoint now;
     ckd_status status = catalog_find_id(&now, store->catalog, &m->checkpoint.id, err);
@@ -86,8 +90,8 @@ static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd
 }
 
 /*
- * Behind the commit point: the catalog follows now, or with the next save or open. A manifest that could not be read just now would be passed over for the generation before,
- * which soon has no files.
+ * After the commit point: the catalog follows now, or with the next save or open. If it failed to read the new
+ * manifest, it would list the generation before, whose files are soon gone. So it does without the file then.
  */
 static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
     ckd_checkpoint now = {.generation = 0};
@@ -138,7 +142,7 @@ ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compactio
     return status;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole rewrite ---- */
 
 static ckd_status check_room(const rewrite *r, ckd_error *err) {
     uint64_t wanted = SLACK + r->plan->about,
@@ -152,7 +156,7 @@ static ckd_status check_room(const rewrite *r, ckd_error *err) {
                      (unsigned long long)r->m.checkpoint.step, (unsigned long long)room);
 }
 
-/* What became of its blocks, for those that build on them, if nothing of it is going to be published. */
+/* In a dry run, records the loads that the blocks would have, for checkpoints that build on them. */
 static ckd_status record_loads(rewrite *r, ckd_error *err) {
     size_t count = r->plan->view->block_count;
     r->plan->depth = r->m.checkpoint.depth;
@@ -193,7 +197,7 @@ static ckd_status write_all(compact_intent *i, rewrite *r, ckd_error *err) {
     return status;
 }
 
-/* How much room it takes. */
+/* Adds the space that the rewrite needs to the message. */
 static void report_space_needed(const rewrite *r, ckd_error *err) {
     const ckd_checkpoint *c = &r->plan->published->checkpoint;
     size_t used = err ? strlen(err->message) : 0;
@@ -210,7 +214,7 @@ static void rewrite_free(rewrite *r) {
     free(r->coded);
 }
 
-/* What is no smaller than before need not be written anew: it would be each time. */
+/* A rewrite that makes nothing smaller is dropped. It would be repeated each time. */
 static bool gains(const rewrite *r) {
     bool any = r->plan->why & ~(unsigned)(CKD_COMPACT_COLD | CKD_COMPACT_FOLD);
     for (size_t i = 0; i < r->plan->view->block_count && !any; i++) {

@@ -1,17 +1,18 @@
-/* One block, coded anew: the smallest of a copy, a delta and the values on their own, of which each gives the same bits. */
+/* Recodes one block: the smallest of a copy, a delta and standalone values. Each decodes to the same bits. */
 #include <stdlib.h>
 
 #include "engine/encode/block_lossy.h"
 #include "engine/compact/compact.h"
 
-#define MIN_SAVING          0.03  /* as of saves (cost.c): what a delta must save of the block on its own, */
+/* as for saves (decode/cost.c): what a delta must save of the standalone size, */
+#define MIN_SAVING          0.03
 #define MIN_SAVING_PER_LOAD 0.015 /* and of the bytes that it adds to its load */
 #define ARCHIVE_LEVEL       19
 
 ckd_status compact_worker_init(compact_worker *w, columns_cache *columns, ckd_error *err) {
     *w = (compact_worker){.values = {0}};
     ckd_status status = block_job_init(&w->job, columns, err);
-    w->job.decoder.step_limit = MAX_STEPS; /* it loads what others committed */
+    w->job.decoder.step_limit = MAX_STEPS; /* it must load what others committed */
     return status;
 }
 
@@ -32,9 +33,9 @@ bool compact_pays(const compaction *c, const load_cost *chain, const load_cost *
            chain->stored <= c->options.max_load_cost * base->stored;
 }
 
-/* ---- what was found, as a record ---- */
+/* ---- the result, as a record ---- */
 
-/* The record is that of the block, but for how it is stored. */
+/* Starts with the block's own record, without its coding. */
 static void begin_record(compact_item *item) {
     item->to = *item->from;
     item->to.bundle = NULL;
@@ -63,7 +64,7 @@ static ckd_status set_payload(compact_item *item, coding how, const void *payloa
     return item->payload.failed ? err_nomem(err, size, "a payload") : CKD_OK;
 }
 
-/* own: decoding it alone. */
+/* own: nanoseconds to decode the block alone. */
 static void set_load(compact_item *item, const block_load *new_base, double own) {
     item->to.depth = new_base ? new_base->depth + 1 : 0;
     item->to.chain_stored = item->to.stored_size + (uint64_t)(new_base ? new_base->chain.stored : 0);
@@ -75,9 +76,12 @@ static double work_of(const record *r, uint64_t symbols) {
                        r->raw_size, r->stored_size, symbols);
 }
 
-/* ---- of lossy checkpoints: on the lattice ---- */
+/* ---- lossy checkpoints: values on a lattice ---- */
 
-/* The values that the block may differ from; *content is theirs. Where they cannot be read the block is coded on its own. */
+/*
+ * Reads the values to take differences to; *content is their hash. *out = NULL if there are none or they cannot be
+ * read: the block is coded standalone then.
+ */
 static ckd_status read_before(const void **out, hash128 *content, compaction *c, const block_rewrite *f,
                               compact_worker *w, const record *r, ckd_error *err) {
     *out = NULL;
@@ -137,7 +141,9 @@ static tensor_context context_of(const rewrite_plan *p, const view_block *b, con
                             .block_elements = CKD_BLOCK_ELEMENTS};
 }
 
-/* Values that are the same as before name who has them, unless that one goes. */
+/*
+ * A block with the values of its base names the checkpoint that holds them. If that is a victim, it names the base.
+ */
 static ckd_status code_copy(compact_item *item, compaction *c, const block_rewrite *f, const block_job *job,
                             ckd_error *err) {
     const ckd_id *holder = &job->dependencies[0].checkpoint;
@@ -202,9 +208,12 @@ static ckd_status code_exactly(compact_item *item, compaction *c, const rewrite_
     return status;
 }
 
-/* ---- a block ---- */
+/* ---- any block ---- */
 
-/* What a cold block has now, if that is not larger; and one that builds on what goes, with what stays for it alone, if an eighth is not saved. */
+/*
+ * Is the present coding as good? A cold block must get smaller. A block that builds on victims must save an eighth
+ * of its bytes together with its share of theirs.
+ */
 static bool keep_as_it_is(const compact_item *item, const block_rewrite *f) {
     return (f->why == CKD_COMPACT_COLD && item->to.stored_size >= item->from->stored_size) ||
            (f->why == CKD_COMPACT_FOLD && f->retained_bytes != UINT64_MAX &&

@@ -1,4 +1,4 @@
-/* A set of records, as readers find them: by their content. */
+/* A set of shared records, which readers find by kind and content. */
 #include <stdlib.h>
 
 #include "engine/compact/compact.h"
@@ -11,7 +11,7 @@ static bool same(const written_record *a, const written_record *b) {
     return a->kind == b->kind && hash128_equal(&a->content, &b->content);
 }
 
-/* Where it is, or belongs. There is always a free slot. */
+/* The slot of the key, or a free one for it. There is always a free slot. */
 static written_record *slot_of(const compact_written *w, const written_record *key) {
     uint64_t at;
     memcpy(&at, &key->content, sizeof(at));

@@ -1,16 +1,17 @@
 /*
- * What a block builds on may be of a checkpoint that was deleted: its records stay for those that read them. They cost what they take, shared among all that read them, whatever the order in which
- * these are looked at; to code the block anew, so that they can go, costs what that takes. A difference to what is further down, as one delta, would have to tell every last bit of values that several coarse deltas
- * told in a fraction of that, so that of lossy checkpoints keeping is often the cheaper one.
+ * Is it cheaper to keep the records of deleted checkpoints that a block builds on? Keeping them costs their bytes,
+ * divided among all checkpoints that read them, in whatever order these are planned. Recoding the block lets them
+ * go, and costs the bytes of the new coding. A single delta on an older base must code every last bit of values that
+ * several coarse deltas coded in a fraction of that. So keeping is often cheaper for lossy checkpoints.
  */
 #include <stdlib.h>
 
 #include "engine/store/closure.h"
 #include "engine/compact/compact.h"
 
-#define MOST_READERS 16u /* that are counted */
+#define MOST_READERS 16u /* readers beyond that are not counted */
 
-/* The same record in whatever file it stands. */
+/* Identifies a record in whatever file it is. */
 static uint64_t hash_of(const record *r) {
     struct {
         ckd_id checkpoint;
@@ -26,7 +27,7 @@ static uint64_t hash_of(const record *r) {
     return hash ? hash : 1;
 }
 
-/* The n-th reader of a record adds a number of its own to the set. */
+/* The n-th reader of a record adds a key of its own to the set. */
 static uint64_t nth(uint64_t hash, uint32_t n) {
     uint64_t key[2] = {hash, n};
     return n ? hash64(key, sizeof(key)) : hash;
@@ -62,7 +63,8 @@ ckd_status compact_count_readers(compaction *c, const manifest *m, ckd_error *er
     if (any && status == CKD_OK) {
         status = closure_visit(&c->views, v, count_reader, c, &why);
     }
-    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK; /* of damage its own turn tells */
+    /* damage is reported when the checkpoint's turn comes */
+    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 
 typedef struct keeping {

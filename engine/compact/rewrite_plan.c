@@ -1,9 +1,9 @@
-/* One checkpoint: which of its blocks can be copied, and what the others may build on. */
+/* Plans one checkpoint: which of its blocks can be copied, and what the others may build on. */
 #include <stdlib.h>
 
 #include "engine/compact/compact.h"
 
-#define MAX_NESTED 64u /* blocks of one checkpoint on each other */
+#define MAX_NESTED 64u /* blocks of one checkpoint that build on each other */
 
 typedef struct examination {
     compaction *c;
@@ -14,14 +14,14 @@ typedef struct examination {
 
 static ckd_status plan_block(examination *x, size_t i, ckd_error *err);
 
-/* ---- what it takes to load a block ---- */
+/* ---- the load of a block ---- */
 
 static ckd_status circle(const view_block *b, ckd_error *err) {
     err_corrupt(err, file_path(b->chunk->file), b->record->offset, "blocks build on each other in a circle");
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
 }
 
-/* The number of a block in the root view of its checkpoint; SIZE_MAX: it cannot be told. */
+/* The index of a block in the root view of its checkpoint; SIZE_MAX: unknown. */
 static size_t number_of(compaction *c, const view *v, const view_block *b) {
     const record *r = b->record;
     const view *root = v;
@@ -39,7 +39,7 @@ static size_t number_of(compaction *c, const view *v, const view_block *b) {
     return same ? (size_t)(same - root->blocks) : SIZE_MAX;
 }
 
-/* What the record says, unless it would have been rewritten. */
+/* The load that the record gives, unless the checkpoint would have been rewritten in a dry run. */
 static block_load known_load(compaction *c, const view *v, const view_block *b) {
     const load_table *t = compact_table(c, &v->manifest.checkpoint.id);
     size_t number = t ? number_of(c, v, b) : SIZE_MAX;
@@ -47,7 +47,10 @@ static block_load known_load(compaction *c, const view *v, const view_block *b) 
                                   : (block_load){b->record->depth, record_chain(b->record)};
 }
 
-/* Adds that of the values that a dependency names; of blocks that are wanted in part all counts. x NULL: fates are as they are. */
+/*
+ * Adds the load of the values that a dependency names. A block that is needed only in part counts in full. x ==
+ * NULL: uses the rewrites as planned so far.
+ */
 static ckd_status add_source(block_load *to, compaction *c, const rewrite_plan *p, examination *x,
                              const view_source *s, ckd_error *err) {
     size_t k, last;
@@ -109,7 +112,7 @@ static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p,
     bool delta = r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP;
     *out = (block_load){0, {0, 0}};
     if (r->predictor != PREDICT_COPY && r->predictor != PREDICT_CAST && !delta) {
-        *out = (block_load){r->depth, record_chain(r)}; /* on its own, or nothing that we know */
+        *out = (block_load){r->depth, record_chain(r)}; /* standalone, or an unknown predictor */
         return CKD_OK;
     }
     for (uint32_t k = 0; k < r->dependency_count; k++) {
@@ -140,9 +143,9 @@ ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p
     return load_of(out, c, p, NULL, &p->view->blocks[i], 0, err);
 }
 
-/* ---- what it may build on instead ---- */
+/* ---- a new base ---- */
 
-/* The tensor of the checkpoint that can stand for the block's; NULL: none can. */
+/* The tensor of the checkpoint that matches the block's in name, dtype and shape; NULL: none does. */
 static const view_tensor *same_kind(const view *v, const record *r) {
     const view_tensor *t = view_find(v, r->tensor->name);
     bool same = t && t->tensor->dtype == r->tensor->dtype && t->shape.ndim == r->tensor->ndim &&
@@ -158,8 +161,8 @@ static bool allows(const compaction *c, const block_load *new_base, const record
 }
 
 /*
- * The nearest that stays of those that the checkpoint came from. Where that is too deep, the nearest that is not a delta: one in between would
- * soon be too deep again. Damage to it only means that the block is coded on its own.
+ * Chooses the nearest ancestor that stays. If its chain is too long, chooses the nearest one that is not a delta:
+ * one in between would soon be too deep again. If an ancestor is damaged, the block is coded standalone.
  */
 static ckd_status find_new_base(block_rewrite *f, compaction *c, const rewrite_plan *p, const record *r,
                                 ckd_error *err) {
@@ -191,7 +194,7 @@ static ckd_status find_new_base(block_rewrite *f, compaction *c, const rewrite_p
     return CKD_OK;
 }
 
-/* ---- one block, all blocks ---- */
+/* ---- blocks ---- */
 
 bool compact_builds_on_victim(const compaction *c, const view *v, const record *r) {
     bool any = false;
@@ -202,15 +205,15 @@ bool compact_builds_on_victim(const compaction *c, const view *v, const record *
     return any;
 }
 
-/* Fewer bytes than any difference to what is further down would take: no need to try. */
-#define SURELY 12u /* parts of the raw bytes */
+/* If a block's share of victims' bytes is below this fraction of its raw bytes, no recoding could take less. */
+#define SURELY 12u /* divisor of the raw bytes */
 
 static bool allowed_as_it_is(const compaction *c, const block_load *now, const record *r) {
     load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
     return now->depth <= c->options.max_depth && now->chain.stored <= c->options.max_load_cost * base.stored;
 }
 
-/* Coded as small as can be, where that was not tried: exact values on their own, or deltas. */
+/* Can exact values be coded smaller? Only standalone blocks and deltas are tried. */
 static bool worth_recoding(const record *r) {
     return r->coding != CODING_LATTICE && r->stored_size >= 512 &&
            (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT);
@@ -257,7 +260,7 @@ static ckd_status plan_block(examination *x, size_t i, ckd_error *err) {
     return status;
 }
 
-/* A lossy block's values take about nine bits each on their own. */
+/* A lossy block takes about nine bits a value when coded standalone. */
 static uint64_t about(const record *r, const block_rewrite *f) {
     bool lossy = r->coding == CODING_LATTICE;
     uint64_t coded = lossy ? r->count * 9 / 8 : r->base_stored;
@@ -277,7 +280,7 @@ static void sum_up(rewrite_plan *p, uint32_t max_depth) {
     }
 }
 
-/* The newest step of the run below this one, of those that stay. */
+/* The newest remaining step of the run below this one. */
 static const manifest_entry *step_before(const compaction *c, const ckd_checkpoint *k) {
     const manifest_entry *found = NULL;
     for (const manifest_entry *n = c->all->items; n < c->all->items + c->all->count; n++) {
@@ -289,7 +292,7 @@ static const manifest_entry *step_before(const compaction *c, const ckd_checkpoi
     return found;
 }
 
-/* By the manifests as they were. Where an ancestor is gone, the run's step before it leads on. */
+/* By the manifests at the beginning. Where an ancestor is gone, the run's step before it continues the lineage. */
 static ckd_status find_lineage(rewrite_plan *p, const compaction *c, ckd_error *err) {
     const manifest_entry *n = manifest_set_find(c->all, &p->view->manifest.checkpoint.id);
     p->ancestors = calloc(c->all->count + 1, sizeof(*p->ancestors));
