@@ -222,7 +222,7 @@ static bool may_need_work(const compacting *x, const manifest_entry *n) {
     for (size_t i = 0; i < m->dependency_count && !folds; i++) {
         folds = compact_is_victim(c, &m->dependencies[i]);
     }
-    /* a replaced generation's file, or no own file of a listed checkpoint */
+    /* Does it name a file of a replaced generation, or one that is no listed checkpoint's own? */
     for (size_t i = m->own_count; i < m->file_count && !folds; i++) {
         uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
         folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);

@@ -273,7 +273,7 @@ static ckd_status rename_all(bool *committed, bool *undecided, const merge_set *
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (!x->excluded[i] && names_any(x, &n->m, 0, n->m.file_count)) {
             ckd_status done = rename_files(&stored, committed, undecided, x, n, &why);
-            /* a file may be left that only this manifest would have named */
+            /* A failure may leave a file that only this manifest would have named. */
             *undecided = *undecided || done != CKD_OK;
             status = tell(x, n, stored, done, &why, err);
         }

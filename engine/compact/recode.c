@@ -4,9 +4,12 @@
 #include "engine/encode/block_lossy.h"
 #include "engine/compact/compact.h"
 
-/* as for saves (decode/cost.c): what a delta must save of the standalone size, */
+/*
+ * A delta must save these shares of the standalone size, and of the bytes that it adds to its load, as in a save
+ * (decode/cost.c).
+ */
 #define MIN_SAVING          0.03
-#define MIN_SAVING_PER_LOAD 0.015 /* and of the bytes that it adds to its load */
+#define MIN_SAVING_PER_LOAD 0.015
 #define ARCHIVE_LEVEL       19
 
 ckd_status compact_worker_init(compact_worker *w, columns_cache *columns, ckd_error *err) {

@@ -63,7 +63,7 @@ ckd_status compact_count_readers(compaction *c, const manifest *m, ckd_error *er
     if (any && status == CKD_OK) {
         status = closure_visit(&c->views, v, count_reader, c, &why);
     }
-    /* damage is reported when the checkpoint's turn comes */
+    /* Damage is reported when the checkpoint's turn comes. */
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 

@@ -15,7 +15,10 @@ void checkpoint_views_limit(view_cache *views) {
     }
 }
 
-/* Since the manifests were listed: that is no damage. The reader lock keeps its files, so it is in the trash. */
+/*
+ * Was the checkpoint deleted since the manifests were listed? That is no damage. The reader lock keeps its files, so
+ * its manifest and tombstone still exist.
+ */
 static ckd_status was_deleted(bool *out, const ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
     manifest_list tombstones = {0};
     manifest_name name = {.step = c->step, .generation = c->generation};
@@ -26,7 +29,10 @@ static ckd_status was_deleted(bool *out, const ckd_store *store, const ckd_check
     return status;
 }
 
-/* A writer's catalog learns what others save when it is brought in step. Readers ask the manifests by themselves. */
+/*
+ * A writer's catalog learns of other processes' saves when it is brought in step. A reader looks at the manifests
+ * anyway.
+ */
 static ckd_status get_view(const view **out, view_cache *views, const ckd_id *id, ckd_error *err) {
     ckd_store *store = views->store;
     file_lock *lock;

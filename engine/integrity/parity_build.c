@@ -1,4 +1,4 @@
-/* Making parity: what is missing, group after group; then what is of no use any more goes. */
+/* Makes parity: first the missing groups, one by one, then it removes groups that are no longer of use. */
 #include "engine/integrity/parity.h"
 
 #include <stdio.h>
@@ -70,7 +70,7 @@ static bool any_setting(const setting_list *n) {
 
 /* ---- one group ---- */
 
-/* Leaves out what cannot be covered. */
+/* Drops members that cannot be covered. */
 static ckd_status check_members(making *m, parity_group *g, ckd_error *err) {
     ckd_status status = CKD_OK;
     size_t kept = 0;
@@ -99,7 +99,7 @@ static ckd_status publish_group(bool *done, const ckd_store *store, const parity
     return status;
 }
 
-/* What is stored is not to blame: a library is missing here. */
+/* Reports a missing library as STATE: the stored data are not at fault. */
 static ckd_status blame_library(ckd_status status, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     return status == CKD_E_UNSUPPORTED && erasure_ready(&why) != CKD_OK
@@ -119,7 +119,7 @@ static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
     if (status == CKD_OK) {
         status = blame_library(parity_write(m->store, g, rows, &m->limiter, err), err);
     }
-    if (status == CKD_E_NOT_FOUND) { /* a member was collected since it was checked */
+    if (status == CKD_E_NOT_FOUND) { /* a member was collected since its check */
         return CKD_OK;
     }
     if (status == CKD_OK) {
@@ -140,7 +140,7 @@ static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
     return status;
 }
 
-/* ---- what is of no use any more ---- */
+/* ---- groups that are no longer of use ---- */
 
 static ckd_status remove_useless(making *m, const bool *needed, ckd_error *err) {
     file_lock *lock;
@@ -163,7 +163,7 @@ static ckd_status remove_useless(making *m, const bool *needed, ckd_error *err) 
     return status;
 }
 
-/* With a manifest that cannot be read it is not known what is of use. */
+/* The caller has read all manifests. With one missing, it would not be known which groups are of use. */
 static ckd_status clean_up(making *m, ckd_error *err) {
     damage_list again = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = m->store->path};
     if (!again.result) {
@@ -182,13 +182,13 @@ static ckd_status clean_up(making *m, ckd_error *err) {
         status = remove_useless(m, needed, err);
     }
     free(needed);
-    ckd_verify_result_free(again.result); /* it was told already */
+    ckd_verify_result_free(again.result); /* the damage was reported already */
     return status;
 }
 
-/* ---- all ---- */
+/* ---- the whole call ---- */
 
-/* A setting that was asked for and not stored, as nothing is in a dry run. */
+/* A dry run does not store the setting that was asked for. Adds it to the list instead. */
 static ckd_status pretend_setting(making *m, ckd_error *err) {
     const ckd_parity_options *o = m->options;
     stored_setting *grown = realloc(m->settings.items, (m->settings.count + 1) * sizeof(*grown));
@@ -247,7 +247,7 @@ static ckd_status make(making *m, ckd_error *err) {
         count_plan(m);
         return CKD_OK;
     }
-    m->limiter.total = 2 * m->plan.file_bytes; /* checked, then covered */
+    m->limiter.total = 2 * m->plan.file_bytes; /* each byte is checked, then covered */
     for (size_t i = 0; i < m->plan.count && status == CKD_OK; i++) {
         status = make_group(m, &m->plan.items[i], err);
     }

@@ -1,4 +1,4 @@
-/* Looking for damage in parity files. It costs no checkpoint anything, but what the next damage would. */
+/* Looks for damage in parity files. No checkpoint suffers from it, but the next damage may not be repairable. */
 #include <stdlib.h>
 
 #include "engine/integrity/parity.h"
@@ -9,7 +9,7 @@ typedef struct row_check {
     const char *path;
     damage_list *damage;
     parity_file *file;
-    uint8_t *stripes; /* a batch */
+    uint8_t *stripes; /* one batch */
 } row_check;
 
 static ckd_status record_stripe(const row_check *c, uint64_t stripe, ckd_error *err) {
@@ -53,7 +53,10 @@ static ckd_status check_stripes(row_check *c, rate_limiter *p, ckd_error *err) {
     size_t size = batch * (g->piece + 8 * g->member_count + PARITY_BEHIND);
     c->stripes = malloc(size);
     ckd_status status = c->stripes ? CKD_OK : err_nomem(err, size, "a parity file");
-    /* A file that was cut off has its end noted; sizes in its head may be any, and must not cost time or memory. */
+    /*
+     * Stops at the end of a file that was cut off, which check_ends has recorded. The sizes in a damaged head may be
+     * arbitrary, and must not cost time.
+     */
     uint64_t end = file_size(c->file->file);
     for (uint64_t first = 0; first < stripes && status == CKD_OK; first += batch) {
         if (c->file->head_size + parity_stripe_offset(g, first) >= end) {
@@ -76,7 +79,8 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
     pathname path = path_parity(store->path, &s->group.id, row, "");
     row_check c = {.s = s, .row = row, .path = path.text, .damage = damage};
     ckd_status status = parity_set_open(&c.file, s, row, store, &why);
-    if (status == CKD_E_NOT_FOUND) { /* it was removed meanwhile: others see to it that it is no loss */
+    /* It was removed meanwhile. The remover makes sure that nothing is lost. */
+    if (status == CKD_E_NOT_FOUND) {
         return CKD_OK;
     }
     if (status != CKD_OK) {
@@ -95,12 +99,13 @@ ckd_status parity_record_missing(const parity_set *s, uint32_t row, const ckd_st
                                  damage_list *damage, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_parity(store->path, &s->group.id, row, "");
-    bool others = false; /* still there: else the group was removed meanwhile */
+    bool others = false; /* other rows exist; if none does, the group was removed meanwhile */
     for (uint32_t i = 0; i < s->group.rows && !others; i++) {
         others = (s->present >> i & 1) && file_exists(path_parity(store->path, &s->group.id, i, "").text);
     }
     if (file_exists(p.text) || !others) {
-        return CKD_OK; /* or it is there and cannot be read, which was noted */
+        /* The file may also exist and be unreadable, which was recorded before. */
+        return CKD_OK;
     }
     err_corrupt(&why, p.text, CKD_NO_OFFSET, "a file of a parity group is missing");
     return damage_record(damage, CKD_E_CORRUPT, &why, CKD_NO_OFFSET, "", err);

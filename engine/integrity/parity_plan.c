@@ -1,12 +1,13 @@
 /*
- * Which files are to be covered together. Parity is as long as the longest member, so only files of about one size (half octaves) go together; among these by age, as
- * what was saved together tends to be deleted together.
+ * Chooses which files share a group. Parity is as long as the longest member, so only files of about one size (half
+ * an octave) share a group. Among these, files of about one age do: files saved together tend to be deleted
+ * together.
  */
 #include <stdlib.h>
 
 #include "engine/integrity/parity.h"
 
-#define SMALL_FILE (UINT64_C(1) << 16) /* below, sizes do not matter */
+#define SMALL_FILE (UINT64_C(1) << 16) /* smaller files form one size class */
 
 typedef struct wanted {
     uint32_t data, parity; /* 0: none */
@@ -25,7 +26,7 @@ static ckd_status wanted_for(wanted *out, const ckd_store *store, const setting_
     return status;
 }
 
-/* ---- what there is ---- */
+/* ---- existing groups ---- */
 
 static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *store,
                          const live_files *files) {
@@ -51,7 +52,7 @@ static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *
     return g->member_count == w->data ? PARITY_FULL : PARITY_SMALL;
 }
 
-/* The group that serves a file best; of equals the one made last. */
+/* The group that protects a file best. The newest one wins among equals. */
 static const parity_set *best_of(parity_use *use, const live_file *f, const wanted *w, const ckd_store *store,
                                  const live_files *files, const parity_sets *sets) {
     size_t count;
@@ -70,11 +71,11 @@ static const parity_set *best_of(parity_use *use, const live_file *f, const want
     return best;
 }
 
-/* ---- what there should be ---- */
+/* ---- new groups ---- */
 
 typedef struct candidate {
     const live_file *f;
-    const parity_set *now; /* a small group; NULL: in none that could stay */
+    const parity_set *now; /* a group that is too small; NULL: the file is in no group that can stay */
     wanted w;
     unsigned size_class;
 } candidate;
@@ -122,7 +123,7 @@ static ckd_status find_candidates(candidate *out, size_t *count, const ckd_store
     return CKD_OK;
 }
 
-/* Candidates `first` to `end` - 1 are what a group has already. */
+/* Are candidates `first` to `end` - 1 exactly the members of an existing group? */
 static bool stays(const candidate *first, const candidate *end) {
     const parity_set *now = first->now;
     bool same = now && now->group.member_count == (size_t)(end - first);

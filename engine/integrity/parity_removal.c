@@ -1,6 +1,6 @@
 /*
- * Groups that lose members on purpose. What stays is read before a group goes, as rot that nobody has met yet may be repairable only with what is to be removed; and it gets new
- * parity before it loses the old one.
+ * Groups that lose members on purpose. The members that stay are read before a group goes: damage that nobody has
+ * noticed yet may be repairable only with the files to be removed. They get new parity before they lose the old one.
  */
 #include <stdlib.h>
 
@@ -12,14 +12,16 @@ static bool among(const parity_files *files, const ckd_id *id) {
     return id_among(id, files->items, files->count);
 }
 
-/* What becomes of a group. */
+/* The state of a group before and after the removal. */
 typedef struct outlook {
-    bool concerned;              /* a member goes */
-    size_t left;                 /* members that are there and stay */
-    size_t lost_now, lost_then;  /* members that are not there or damaged, before the removal and after it */
-    size_t rows;                 /* parity files that are there, and right as far as they were read */
-    const parity_member *wanted; /* one that is to stay, and that the group can bring back now; or NULL */
-    uint32_t damaged[CKD_PARITY_DATA_MAX / 32 + 1]; /* bits of members that were read and found so */
+    bool concerned;             /* a member is removed */
+    size_t left;                /* undamaged members that exist and stay */
+    size_t lost_now, lost_then; /* members that are missing or damaged, before and after the removal */
+    size_t rows;                /* parity files that exist and showed no damage */
+    /* A lost or damaged member that is to stay, and that the group can rebuild now; or NULL. */
+    const parity_member *wanted;
+    /* Bit set of members that were read and found damaged. */
+    uint32_t damaged[CKD_PARITY_DATA_MAX / 32 + 1];
 } outlook;
 
 typedef struct forgetting {
@@ -27,7 +29,7 @@ typedef struct forgetting {
     const parity_files *gone, *stay;
     bool force;
     parity_sets sets;
-    outlook *outlooks; /* of each set */
+    outlook *outlooks; /* by index of the set */
     bytes payload;
 } forgetting;
 
@@ -39,15 +41,15 @@ static bool is_damaged(const outlook *o, size_t member) {
     return o->damaged[member / 32] >> member % 32 & 1;
 }
 
-/* One that brings a lost file back is not, however little it can do besides. */
+/* A group that can rebuild a lost file is not useless, however little else it can do. */
 static bool useless(const outlook *o) {
     bool repairs = o->wanted && o->lost_then <= o->rows;
     return o->concerned && !repairs && (o->left == 0 || o->rows <= o->lost_then);
 }
 
-/* ---- looking ---- */
+/* ---- looking at groups ---- */
 
-/* What cannot be read is not right. */
+/* A member that cannot be read counts as damaged. */
 static ckd_status read_member(bool *right, forgetting *f, const parity_member *m, ckd_error *err) {
     damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = f->store->path};
     file_check check = {.store = f->store, .damage = &found, .payload = &f->payload};
@@ -59,7 +61,7 @@ static ckd_status read_member(bool *right, forgetting *f, const parity_member *m
     return status == CKD_E_NOMEM ? status : CKD_OK;
 }
 
-/* Without ISA-L it is not known: it may be there when somebody repairs. */
+/* Without ISA-L the answer is unknown and counts as yes: a later repair may have it. */
 static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *s, size_t member,
                               ckd_error *err) {
     const parity_member *m = &s->group.members[member];
@@ -89,7 +91,10 @@ static outlook look_at(const forgetting *f, const parity_set *s) {
     return o;
 }
 
-/* Of a group that loses members: those that stay. At most as many files as a group has members. */
+/*
+ * Reads the members that stay, for a group that loses members. These are at most as many files as a group has
+ * members.
+ */
 static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < s->group.member_count && status == CKD_OK; i++) {
@@ -109,7 +114,10 @@ static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, c
     return status;
 }
 
-/* A damaged row cannot be made again once a member is gone: a group that stays weaker must not count on it. */
+/*
+ * Reads the parity files of a group. A damaged row cannot be made again once a member is gone, so a group that stays
+ * must not count on it.
+ */
 static ckd_status read_rows(outlook *o, const forgetting *f, const parity_set *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
@@ -144,7 +152,7 @@ static ckd_status look_at_all(forgetting *f, ckd_error *err) {
     return status;
 }
 
-/* Before anything is removed: a group that would go must not be what brings a lost file back. */
+/* Before anything is removed: a group that would go must not be the only one that can rebuild a lost file. */
 static ckd_status check_wanted(const forgetting *f, ckd_error *err) {
     for (size_t i = 0; i < f->sets.count; i++) {
         const outlook *o = &f->outlooks[i];
@@ -178,7 +186,7 @@ static bool covered_elsewhere(const forgetting *f, const ckd_id *file) {
     return covered;
 }
 
-/* The members of groups that go which stay, and which no other group covers; each once, by id. */
+/* Lists members that stay, but lose their only group. Each is listed once, sorted by id. */
 static ckd_status find_bare(parity_files *out, ckd_id **ids, const forgetting *f, ckd_error *err) {
     size_t total = 0, count = 0, kept = 0;
     for (size_t i = 0; i < f->sets.count; i++) {
@@ -210,7 +218,10 @@ static ckd_status find_bare(parity_files *out, ckd_id **ids, const forgetting *f
     return CKD_OK;
 }
 
-/* Who makes parity or repairs will be done some time: then what stays can be covered anew. Other failures do not stop a collection: a full disk must be relievable. */
+/*
+ * A process that makes parity or repairs ends some time, and the files can be covered then: BUSY. Other failures do
+ * not stop a collection, which may be needed to relieve a full disk.
+ */
 static ckd_status cover_bare(const forgetting *f, ckd_error *err) {
     parity_files bare;
     ckd_id *ids;

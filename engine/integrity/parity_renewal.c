@@ -1,9 +1,12 @@
-/* New parity, under the publish lock, for files whose groups are about to go. */
+/* Makes new parity, under the publish lock, for files whose groups are about to go. */
 #include <stdlib.h>
 
 #include "engine/integrity/parity.h"
 
-/* Under the publish lock no member is removed; one that was before makes a group that others know nothing of. */
+/*
+ * No member is removed under the publish lock. If one was removed before, its remover did not know of this group, so
+ * the group is dropped.
+ */
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err) {
     ckd_status status = CKD_OK;
     *done = false;

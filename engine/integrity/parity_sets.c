@@ -5,13 +5,13 @@
 
 /* ---- reading ---- */
 
-/* Names are in order: if there is one, it is the last. */
+/* File names are sorted, so only the last set can be the same. */
 static parity_set *same_as_last(const parity_sets *s, const ckd_id *id) {
     parity_set *last = s->count ? s->items[s->count - 1] : NULL;
     return last && id_equal(&last->group.id, id) ? last : NULL;
 }
 
-/* Takes over what g points to. */
+/* Takes over the members of g. */
 static ckd_status add_set(parity_sets *s, parity_group *g, ckd_error *err) {
     if (ARRAY_GROW(s->items, s->capacity, s->count + 1, "parity groups", err) != CKD_OK) {
         return CKD_E_NOMEM;
@@ -149,7 +149,7 @@ void parity_sets_free(parity_sets *s) {
     *s = (parity_sets){0};
 }
 
-/* ---- one of them ---- */
+/* ---- one group ---- */
 
 const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group) {
     size_t low = 0, high = s->count;

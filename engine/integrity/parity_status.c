@@ -1,4 +1,4 @@
-/* What parity covers, by names and sizes alone. */
+/* Reports what parity covers, by names and sizes alone. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -31,7 +31,8 @@ static bool covered(const parity_sets *sets, const live_file *f, const ckd_store
     bool found = false;
     for (size_t i = 0; i < count && !found; i++) {
         int redundancy = c[i].set->redundancy_left;
-        redundancy += !live_file_exists(store, &f->file.id, f->file.size); /* it is lost already */
+        /* The file itself is one of the losses. */
+        redundancy += !live_file_exists(store, &f->file.id, f->file.size);
         found = redundancy > 0;
     }
     return found;

@@ -1,4 +1,4 @@
-/* Writing parity files: members are read side by side, a few stripes at a time. */
+/* Writes parity files. Reads the members side by side, a few stripes at a time. */
 #include <stdlib.h>
 
 #include "engine/integrity/parity.h"
@@ -16,7 +16,7 @@ typedef struct encoder {
     const ckd_store *store;
     const parity_group *g;
     rate_limiter *limiter;
-    uint32_t rows[ERASURE_PARITY_MAX]; /* that are written */
+    uint32_t rows[ERASURE_PARITY_MAX]; /* rows to write */
     size_t row_count;
     file_reader *in[ERASURE_DATA_MAX];
     file_writer *out[ERASURE_PARITY_MAX];

@@ -1,4 +1,7 @@
-/* Repairing: everything is looked at first; then chunk files are rebuilt from parity, as long as that goes on, then parity from chunk files. */
+/*
+ * Repair: looks at everything first. Then it rebuilds chunk files from parity until no more can be rebuilt, and then
+ * parity from chunk files.
+ */
 #include "engine/integrity/repair.h"
 
 #include <stdio.h>
@@ -15,7 +18,7 @@ typedef struct bad_file {
 
 typedef struct bad_row {
     const parity_set *s;
-    uint32_t rows; /* bits */
+    uint32_t rows; /* bit set */
 } bad_row;
 
 typedef struct repairing {
@@ -34,9 +37,9 @@ typedef struct repairing {
     size_t row_count;
 } repairing;
 
-/* ---- what is told ---- */
+/* ---- the result ---- */
 
-/* The first thing that is known to be wrong with a file. */
+/* The first problem that is known of a file. */
 static const char *problem_of(const repairing *r, const char *file) {
     const ckd_verify_result *found = r->result->left;
     for (size_t i = 0; i < found->damage_count; i++) {
@@ -70,7 +73,7 @@ static ckd_status report_repaired(repairing *r, const char *path, const char *as
     return CKD_OK;
 }
 
-/* ---- looking ---- */
+/* ---- looking for damage ---- */
 
 static ckd_status look_at_files(repairing *r, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -113,7 +116,7 @@ static ckd_status look_at_rows(repairing *r, ckd_error *err) {
 
 /* ---- chunk files ---- */
 
-/* Is it still what a manifest names? Under the publish lock. */
+/* Publishes a rebuilt chunk file, if its manifest still exists. */
 static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r, const live_file *f,
                                 ckd_error *err) {
     char hex[CKD_ID_TEXT], name[64];
@@ -144,7 +147,7 @@ static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const p
     bool write = !r->options->dry_run, possible;
     ckd_status status =
         repair_rebuild(&possible, r->store, c->set, c->member, &b->f->file, write, &r->limiter, &why, &local);
-    if (status == CKD_E_UNSUPPORTED) { /* there is no ISA-L */
+    if (status == CKD_E_UNSUPPORTED) { /* ISA-L is missing */
         possible = false;
         why = local;
         status = CKD_OK;
@@ -178,7 +181,7 @@ static ckd_status repair_one(bool *repaired, repairing *r, bad_file *b, ckd_erro
     return status;
 }
 
-/* What comes back may be what another one lacks. */
+/* Repeats, as a rebuilt file may be what another one lacks. */
 static ckd_status repair_files(repairing *r, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (bool again = true; again && status == CKD_OK;) {
@@ -204,7 +207,7 @@ static bool is_bad(const repairing *r, const ckd_id *file) {
     return bad;
 }
 
-/* All members are there, and were found right. */
+/* Do all members exist, and were they found undamaged? */
 static bool members_right(const repairing *r, const parity_group *g) {
     bool right = true;
     for (size_t i = 0; i < g->member_count && right; i++) {
@@ -216,14 +219,17 @@ static bool members_right(const repairing *r, const parity_group *g) {
     return right;
 }
 
-/* No file replaces a directory. */
+/* A file cannot replace a directory: moves it aside. */
 static ckd_status make_room(const repairing *r, const char *path, ckd_error *err) {
     pathname aside;
     return dir_exists(path) ? repair_put_aside(&aside, r->store, DIR_PARITY, strrchr(path, '/') + 1, err)
                             : CKD_OK;
 }
 
-/* Under the publish lock no member is removed; where one was meanwhile, the group was removed or is about to be. */
+/*
+ * Publishes rebuilt rows. No member is removed under the publish lock. If one was removed before, the group was
+ * removed or is about to be.
+ */
 static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
     file_lock *lock;
@@ -247,7 +253,7 @@ static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_e
     return status;
 }
 
-/* Not done, and no error: a member was collected meanwhile. */
+/* *done is false without an error if a member was collected meanwhile. */
 static ckd_status write_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
     *done = false;
@@ -294,7 +300,10 @@ static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
     return status;
 }
 
-/* Nothing can be made of them, and nothing has to: what they were for gets new parity. */
+/*
+ * Moves parity files aside whose group is unknown. Nothing can be made of them. Their members get new parity
+ * instead.
+ */
 static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
     file_lock *lock;
     ckd_status status = CKD_OK;
@@ -303,7 +312,7 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
         pathname p = path_parity(r->store->path, &l->group, l->row, ""), aside = {.text = ""};
         uint64_t size = file_bytes(p.text);
         if (parity_sets_find(&r->sets, &l->group)) {
-            continue; /* was written anew, or cannot be */
+            continue; /* rebuilt with its group, or cannot be */
         }
         if (!r->options->dry_run) {
             status = store_lock_publish(&lock, r->store, err);
@@ -335,7 +344,7 @@ static ckd_status repair_vanished(bool *done, repairing *r, const vanished *gone
     return status;
 }
 
-/* What comes back may be what another one is a delta on. */
+/* Repeats, as a checkpoint may be a delta on one that came back. */
 static ckd_status repair_each(bool *done, repairing *r, const vanished *gone, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (bool again = true; again && status == CKD_OK;) {
@@ -350,7 +359,7 @@ static ckd_status repair_each(bool *done, repairing *r, const vanished *gone, ck
     return status;
 }
 
-/* The one that was asked for. */
+/* Counts the checkpoint that the caller named among the vanished ones, even if that is doubtful. */
 static ckd_status believe(const repairing *r, vanished *gone, ckd_error *err) {
     const char *run = r->options->manifest_run;
     uint64_t step = r->options->manifest_step;
@@ -406,7 +415,10 @@ static ckd_status repair_cache(repairing *r, ckd_error *err) {
 
 /* ---- checkpoints ---- */
 
-/* Whether each would load now, as far as indexes tell. What could be repaired is no damage of a dry run. */
+/*
+ * Checks whether each checkpoint would load now, as far as indexes tell. In a dry run, damage that could be repaired
+ * does not count.
+ */
 static ckd_status look_at_checkpoints(repairing *r, ckd_error *err) {
     ckd_status status = checkpoints_check_all(r->store, &r->damage, err);
     for (size_t i = 0; i < r->result->repaired_count && r->options->dry_run; i++) {
@@ -415,14 +427,14 @@ static ckd_status look_at_checkpoints(repairing *r, ckd_error *err) {
     return status;
 }
 
-/* ---- all ---- */
+/* ---- the whole repair ---- */
 
 static ckd_status repair(repairing *r, ckd_error *err) {
     ckd_status status = live_files_read(&r->files, r->store, &r->damage, err);
     if (status == CKD_OK) {
         status = parity_sets_read(&r->sets, r->store, &r->damage, err);
     }
-    if (status == CKD_OK) { /* nothing brings them back */
+    if (status == CKD_OK) { /* damaged settings cannot be rebuilt */
         status = settings_damage(&r->damage, r->store, err);
     }
     r->limiter.total = r->files.bytes + r->sets.bytes;

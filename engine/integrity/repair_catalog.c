@@ -1,4 +1,4 @@
-/* The catalog is a cache of what the manifests say; damaged, it is made anew. */
+/* The catalog can be made from the manifests. A damaged one is made again. */
 #include "engine/integrity/repair.h"
 
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why) {
@@ -10,7 +10,8 @@ ckd_status catalog_condition(const ckd_store *store, ckd_error *why) {
     }
     catalog_close(c);
     if (status != CKD_E_CORRUPT) {
-        return CKD_OK; /* fine, missing (the next writer makes it) or in use by a writer: the manifests are what counts */
+        /* It is fine, missing (the next writer makes it), or in use by a writer. The manifests are what counts. */
+        return CKD_OK;
     }
     return err_in_file(why, status, p.text);
 }

@@ -1,6 +1,6 @@
 /*
- * Writing a vanished manifest again: from the records of its chunk files, which have all but run, step and lineage, and from what a catalog knew of these. It is published only
- * when every value of the checkpoint was rebuilt.
+ * Writes a vanished manifest again. The records in its chunk files have everything except run, step and lineage; a
+ * catalog knew these. The manifest is published only if every value of the checkpoint could be rebuilt.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,16 +18,16 @@ typedef struct rewriting {
     manifest m;
     view_cache views;
     bytes values;
-    bytes writers; /* ids of those that wrote its own files */
+    bytes writers; /* ids of the writers of its own files */
 } rewriting;
 
-/* Which of the files with its records are its own ones: all, those of one writer, or those of the others. */
+/* Which files with records of the checkpoint are its own: all, those of one writer, or those of all others. */
 typedef struct selection {
     const ckd_id *writer; /* NULL: all */
     bool others;
 } selection;
 
-#define WRITERS_MAX 16u /* whose files are tried by themselves */
+#define WRITERS_MAX 16u /* with more writers, their files are not tried separately */
 
 /* ---- its files ---- */
 
@@ -50,14 +50,14 @@ static ckd_status note_writer(rewriting *w, const ckd_id *writer, ckd_error *err
 }
 
 /*
- * Adds the file if it has records of the checkpoint, and is selected. older: adds all other files instead, as those that it may
- * build on.
+ * Adds the file if it has records of the checkpoint and is selected. older: adds all other files instead, which the
+ * checkpoint may build on.
  */
 static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, bool older, ckd_error *err) {
     chunk *c;
     bool own = false;
     if (chunk_open_outer(&c, path_chunk(w->store->path, id, "").text, NULL) != CKD_OK) {
-        return CKD_OK; /* what it held will be missing */
+        return CKD_OK; /* its records will be missing */
     }
     for (size_t i = 0; i < c->outer_count && !own; i++) {
         own = id_equal(&c->outer[i].tensor->checkpoint, &w->known->id);
@@ -77,9 +77,10 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
 }
 
 /*
- * Own files are those with its records that nobody names. Compaction may have put some of its records into files
- * that others name: with any, those count, too. What it builds on may stand in any file, also in one that nobody
- * names, as other manifests may have vanished with it. Proving it leaves those that are read.
+ * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records
+ * into files that other manifests name: with `any`, these count, too. The checkpoint may build on records of any
+ * file. That may be a file without a manifest, as other manifests may have vanished with this one. The proof drops
+ * files that are not read.
  */
 static ckd_status find_files(rewriting *w, const vanished *v, const live_files *live, bool any,
                              const selection *s, ckd_error *err) {
@@ -105,7 +106,7 @@ static ckd_status find_files(rewriting *w, const vanished *v, const live_files *
     return status;
 }
 
-/* ---- what it builds on ---- */
+/* ---- dependencies ---- */
 
 static ckd_status depend(rewriting *w, const record *r, ckd_error *err) {
     for (uint32_t i = 0; i < r->dependency_count; i++) {
@@ -138,7 +139,7 @@ static ckd_status find_dependencies(rewriting *w, const view *v, ckd_error *err)
     return status;
 }
 
-/* ---- is all of it there? ---- */
+/* ---- proof ---- */
 
 static ckd_status copy_manifest(manifest *out, const manifest *m, ckd_error *err) {
     *out = (manifest){.checkpoint = m->checkpoint, .own_count = m->own_count};
@@ -149,7 +150,7 @@ static ckd_status copy_manifest(manifest *out, const manifest *m, ckd_error *err
     return status;
 }
 
-/* Sums must be those that the catalog knew. */
+/* The totals must be those that the catalog knew. */
 static ckd_status describe(rewriting *w, const view *v, ckd_error *err) {
     const ckd_checkpoint *c = &w->m.checkpoint, *known = w->known;
     ckd_status status = find_dependencies(w, v, err);
@@ -225,7 +226,8 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     uint32_t next;
     bytes data = {0};
     ckd_status status = manifests_new_generation(&next, w->store, c->run, c->step, err);
-    if (status == CKD_OK) { /* a new one: the old one may come back from somewhere */
+    /* A new generation, as the old manifest may come back from somewhere. */
+    if (status == CKD_OK) {
         c->generation = next > c->generation ? next : c->generation + 1;
         manifest_encode(&data, &w->store->id, &w->m);
         status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
@@ -273,8 +275,9 @@ static ckd_status try_files(rewriting *w, const vanished *v, const live_files *l
 }
 
 /*
- * When a compaction was cut off, the files of two generations may be there, each of which holds all of the checkpoint. A compaction is one writer of all files of its
- * generation. So the files of each writer are tried by themselves, and those of all others. The error of all files together is told.
+ * A compaction that was cut off may have left the files of two generations, each of which holds the whole
+ * checkpoint. One writer wrote all files of its generation. So the files of each writer are tried separately, and so
+ * are the files of all others. Reports the error of all files together.
  */
 static ckd_status try_generations(rewriting *w, const vanished *v, const live_files *live, bool any,
                                   ckd_error *err) {

@@ -1,4 +1,7 @@
-/* Giving rebuilt files their names. What was damaged stays until somebody says that it is of no use: two copies of half the truth may be all there is. */
+/*
+ * Gives rebuilt files their names. Damaged files stay until a user says that they are of no use: two half-damaged
+ * copies may be all that is left.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -17,7 +20,7 @@ static pathname aside_of(const ckd_store *store, const char *name) {
     return path_of(store->path, DIR_DAMAGED, file);
 }
 
-/* As a second name, where there is such a thing, so that at no time there is none. */
+/* Links the old file under a second name if possible. So its own name is never missing. */
 static ckd_status keep_old(const ckd_store *store, const char *path, const pathname *aside, ckd_error *err) {
     ckd_status status = damage_make_folder(store, err);
     if (status == CKD_OK) {
@@ -38,7 +41,7 @@ ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *f
         *aside = aside_of(store, name);
         status = keep_old(store, path.text, aside, err);
     }
-    if (status == CKD_OK) { /* a directory has only one name, which it has lost by now */
+    if (status == CKD_OK) { /* a directory cannot be linked, and was moved by now */
         status = file_name_taken(path.text) ? file_replace(from, path.text, err)
                                             : file_publish(from, path.text, err);
     }

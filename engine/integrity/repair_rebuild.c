@@ -1,6 +1,6 @@
 /*
- * Rebuilding a member of a parity group, stripe by stripe. What each stripe says of the members' pieces tells which of them are right, so that several damaged files help each other
- * out where their damage is in different places.
+ * Rebuilds a member of a parity group, stripe by stripe. Each stripe has hashes of the members' pieces, which tell
+ * the undamaged ones. So damaged files can help to repair each other if their damage is in different places.
  */
 #include <stdlib.h>
 
@@ -12,17 +12,17 @@ typedef struct rebuilder {
     const parity_group *g;
     size_t target;
     rate_limiter *limiter;
-    ckd_error *why;                    /* why not */
-    file_reader *in[ERASURE_DATA_MAX]; /* NULL: it is not there */
+    ckd_error *why;                    /* why the file cannot be rebuilt */
+    file_reader *in[ERASURE_DATA_MAX]; /* NULL: the file is missing */
     parity_file *rows[ERASURE_PARITY_MAX];
-    file_writer *out; /* NULL: only to find out */
+    file_writer *out; /* NULL: nothing is written */
     uint8_t *data[ERASURE_DATA_MAX];
     uint8_t *stripes[ERASURE_PARITY_MAX];
-    uint8_t *piece; /* rebuilt */
+    uint8_t *piece; /* the rebuilt one */
     uint8_t *memory;
 } rebuilder;
 
-/* ---- what there is ---- */
+/* ---- reading ---- */
 
 static void open_all(rebuilder *r, const parity_set *s) {
     for (size_t i = 0; i < r->g->member_count; i++) {
@@ -57,7 +57,7 @@ static ckd_status take_memory(rebuilder *r, ckd_error *err) {
     return CKD_OK;
 }
 
-/* What cannot be read is zeros, which their hash will tell, unless they are. */
+/* Fills unreadable pieces with zeros. Their hash shows that they are wrong, unless they were zeros. */
 static void read_piecewise(file_reader *in, uint64_t begin, uint8_t *to, uint64_t size, uint32_t piece) {
     for (uint64_t at = 0; at < size; at += piece) {
         uint64_t n = size - at < piece ? size - at : piece;
@@ -100,14 +100,15 @@ static uint64_t read_row(const rebuilder *r, uint32_t row, uint64_t first, uint6
 /* ---- a stripe ---- */
 
 typedef struct stripe_view {
-    uint64_t number, at, offset; /* of the members' pieces, and of the stripe, in the batch */
+    /* at, offset: places of the members' pieces, and of the stripe, in the batch */
+    uint64_t number, at, offset;
     unsigned rows[ERASURE_PARITY_MAX];
-    size_t row_count;                                         /* that are right */
-    unsigned lost[ERASURE_DATA_MAX], known[ERASURE_DATA_MAX]; /* places of members */
+    size_t row_count;                                         /* undamaged rows */
+    unsigned lost[ERASURE_DATA_MAX], known[ERASURE_DATA_MAX]; /* indices of members */
     size_t lost_count, known_count;
-    const uint8_t *says; /* a right stripe; NULL: there is none */
+    const uint8_t *says; /* an undamaged stripe with hashes; NULL: there is none */
     bool target_lost;
-    size_t target_place; /* among the lost ones */
+    size_t target_place; /* index in `lost` */
 } stripe_view;
 
 static void look_at(stripe_view *v, const rebuilder *r, uint64_t first, uint64_t stripe) {
@@ -149,7 +150,7 @@ static void report_why(const rebuilder *r, const stripe_view *v) {
         v->lost_count, hex, (unsigned long long)(v->number * g->piece), v->row_count, (unsigned)g->rows);
 }
 
-/* The matrix's inputs are parity, then known pieces; only the target's row of it is used. */
+/* Inputs of the matrix are parity, then undamaged pieces. Only the target's row is used. */
 static ckd_status solve(const rebuilder *r, const stripe_view *v, ckd_error *err) {
     const parity_group *g = r->g;
     uint8_t matrix[ERASURE_PARITY_MAX * (ERASURE_PARITY_MAX + ERASURE_DATA_MAX)];
@@ -196,7 +197,7 @@ static ckd_status rebuild_stripe(bool *possible, rebuilder *r, uint64_t first, u
     return r->out && size ? file_append(r->out, piece, size, err) : CKD_OK;
 }
 
-/* ---- all ---- */
+/* ---- the whole file ---- */
 
 static ckd_status rebuild_stripes(bool *possible, rebuilder *r, ckd_error *err) {
     const parity_group *g = r->g;
@@ -219,7 +220,7 @@ static ckd_status rebuild_stripes(bool *possible, rebuilder *r, ckd_error *err) 
     return status;
 }
 
-/* Down to each record. */
+/* Checks the rebuilt file down to each record. */
 static ckd_status check_rebuilt(bool *right, const rebuilder *r, const file_ref *expected, ckd_error *err) {
     pathname p = path_rebuilt(r->store->path, &expected->id);
     bytes payload = {0};

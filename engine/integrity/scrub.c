@@ -1,6 +1,7 @@
 /*
- * Verifying little by little: chunk files are read through, the one first that was not for the longest; the catalog remembers. A file is opened under the reader lock and read
- * without it: it may be unlinked meanwhile, but nobody has to wait for a read that takes its time.
+ * Verifies a store little by little. It reads chunk files through, beginning with the one that was not verified for
+ * the longest time; the catalog keeps the times. A file is opened under the reader lock and read without it. It may
+ * be unlinked meanwhile, but nobody waits for a long read.
  */
 #include <stdlib.h>
 
@@ -8,13 +9,13 @@
 #include "engine/store/settings_check.h"
 #include "engine/integrity/parity.h"
 
-/* What was verified is written to the catalog so often: so much is read again after a crash. */
+/* How often verified files are recorded in the catalog. A crash loses this much. */
 #define REMEMBER_NS (60 * UINT64_C(1000000000))
 
 typedef struct due_file {
     const live_file *listed;
     uint64_t verified_ns;
-    bool waits; /* it was verified lately enough */
+    bool waits; /* it was verified recently */
 } due_file;
 
 typedef struct scrubbing {
@@ -25,13 +26,13 @@ typedef struct scrubbing {
     throttled_check check;
     rate_limiter limiter;
     live_files live;
-    due_file *files; /* the same; the first `due` in the order in which they are read */
+    due_file *files; /* of `live`; the first `due` in reading order */
     size_t file_count, due;
-    scrubbed_files done; /* not written yet */
+    scrubbed_files done; /* not recorded in the catalog yet */
     uint64_t written_ns;
 } scrubbing;
 
-/* ---- what there is ---- */
+/* ---- files ---- */
 
 static ckd_status read_manifests(scrubbing *s, ckd_error *err) {
     ckd_status status = live_files_read(&s->live, s->store, &s->damage, err);
@@ -46,9 +47,9 @@ static ckd_status read_manifests(scrubbing *s, ckd_error *err) {
     return status;
 }
 
-/* ---- which are due ---- */
+/* ---- files that are due ---- */
 
-/* Nobody remembers when those in the trash were read: they come when all others that are due are done. */
+/* No times are kept for files in the trash. They come after all other files that are due. */
 static int by_age(const void *a, const void *b) {
     const due_file *x = a, *y = b;
     int order = (int)x->waits - (int)y->waits;
@@ -61,7 +62,7 @@ static int by_name(const void *name, const void *state) {
     return strcmp(name, ((const catalog_file_state *)state)->name);
 }
 
-/* A time to come is none: the clock was set back. */
+/* A time in the future is ignored: the clock was set back. */
 static void look_up(scrubbing *s, uint64_t now) {
     size_t known_count;
     catalog_file_state *known = scrub_times_load(&known_count, s->store);
@@ -96,8 +97,8 @@ static void choose_due(scrubbing *s) {
 /* ---- reading them ---- */
 
 static ckd_status write_verified(ckd_store *store, ckd_error *err) {
-    ckd_status status =
-        store_sync_catalog(store, err); /* which takes it along if there is anything else to write */
+    /* This writes the times, too, if there is anything else to write. */
+    ckd_status status = store_sync_catalog(store, err);
     if (status != CKD_OK || !store->scrubbed.count) {
         return status;
     }
@@ -113,7 +114,7 @@ static ckd_status write_verified(ckd_store *store, ckd_error *err) {
     return catalog_commit(store->catalog, err);
 }
 
-/* What was verified, into the catalog. Who is told of damage must be told also if that fails. */
+/* Records verified files in the catalog. A failure is only a message: the caller must still learn of damage. */
 static void remember(scrubbing *s, uint32_t timeout_ms) {
     file_lock *lock;
     ckd_error why = {0};
@@ -143,7 +144,7 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
         return status; /* a damaged file comes first again */
     }
     if (!s->done.count) {
-        s->done.at_ns = begun; /* of the first of them: none was verified before */
+        s->done.at_ns = begun; /* begin of the first file: no file of the batch was verified earlier */
     }
     f->verified_ns = begun;
     file_ref file = f->listed->file;
@@ -171,8 +172,8 @@ static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
 }
 
 /*
- * All parity files, as nobody remembers when one was read: from a group on that is drawn by lot, so that those behind it get their turn where there is never time for all. They are
- * read without the reader lock: what is removed meanwhile is no damage.
+ * Reads all parity files, as no times are kept for them. It begins with a random group, so that each group gets its
+ * turn even if there is never time for all. It holds no reader lock: a file that is removed meanwhile is no damage.
  */
 static ckd_status scrub_parity(scrubbing *s, ckd_error *err) {
     parity_sets sets = {0};
@@ -221,7 +222,7 @@ static ckd_status scrub(scrubbing *s, ckd_error *err) {
     }
     choose_due(s);
     status = scrub_files(s, &at, err);
-    remember(s, s->store->options.lock_timeout_ms); /* also of a scrub that was cancelled */
+    remember(s, s->store->options.lock_timeout_ms); /* also after a cancelled scrub */
     sum_up(s, at);
     if (status == CKD_OK && at == s->due) {
         status = scrub_parity(s, err);

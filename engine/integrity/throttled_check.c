@@ -2,7 +2,7 @@
 
 #include "engine/store/file_check.h"
 
-/* After the first record: the file is open, and may be unlinked. */
+/* Called after each record. The file is open by now, and may be unlinked. */
 static ckd_status paced(void *context, uint64_t stored_bytes, ckd_error *err) {
     throttled_check *c = context;
     lock_release(c->reader);
@@ -32,7 +32,7 @@ ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, c
     if (status != CKD_OK) {
         return status;
     }
-    bool needed = file_exists(said.text); /* what was collected meanwhile is no damage */
+    bool needed = file_exists(said.text); /* a file that was collected meanwhile is no damage */
     status = needed ? check(c, f, err) : CKD_OK;
     lock_release(c->reader);
     c->reader = NULL;

@@ -1,6 +1,7 @@
 /*
- * Verification: every manifest and setting, every byte of the chunk files they name, every block's rebuilt values. It looks at the
- * files, not at the catalog, and goes on behind damage, so that all of it is named.
+ * Verification: checks every manifest and setting, every byte of the chunk files that they name, and the rebuilt
+ * values of every block. It looks at the files rather than the catalog. It goes on after damage, so that all damage
+ * is named.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,12 +24,12 @@ typedef struct verification {
     decoder decoder;
     bytes values;
     live_files files;
-    bool *seen;     /* of each file: it was looked at */
-    uint64_t total; /* raw bytes to look at */
+    bool *seen;     /* by file: it was checked */
+    uint64_t total; /* raw bytes to check */
     float_mode callers_mode;
 } verification;
 
-/* Damage is noted, anything else ends the verification. */
+/* Records damage. Any other failure ends the verification. */
 static ckd_status note(verification *v, ckd_status status, const ckd_error *why, uint64_t block,
                        const char *checkpoint, ckd_error *err) {
     return damage_record(&v->damage, status, why, block, checkpoint, err);
@@ -49,7 +50,10 @@ static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
 
 /* ---- chunk files: every record's header and payload ---- */
 
-/* If all is decoded, that shows who needs what. */
+/*
+ * Damage in a file is attributed to checkpoints by their dependencies, unless all values are decoded. Decoding shows
+ * which checkpoints are affected.
+ */
 static bool by_lineage(const verification *v) {
     return v->options->quick || v->options->sample > 0;
 }
@@ -100,7 +104,10 @@ static ckd_status check_block(verification *v, const view *w, const view_block *
     return status == CKD_OK ? progress(v, b->record->raw_size, err) : status;
 }
 
-/* Is the block in the sample? That follows from the seed and from what it is, wherever it stands and whatever else there is. */
+/*
+ * Is the block in the sample? This depends only on the seed and on the block's identity. It does not depend on the
+ * block's file, or on other checkpoints.
+ */
 static bool in_sample(const verification *v, const view *w, size_t number) {
     uint8_t what[sizeof(ckd_id) + 16];
     if (v->options->sample == 0) {
@@ -127,7 +134,10 @@ static ckd_status check_values(verification *v, const view *w, const char *check
     return status;
 }
 
-/* Quick: damage of a payload is found in check_files; which checkpoints may need it, from what they depend on. What a load would miss, indexes tell. */
+/*
+ * With `quick`, check_files finds damaged payloads, and dependencies tell which checkpoints may need them. Indexes
+ * show what a load would miss.
+ */
 static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
     char checkpoint[CHECKPOINT_TEXT];
     checkpoint_text(checkpoint, name->run, name->step, false);
@@ -163,7 +173,7 @@ static bool wanted(const verification *v, const manifest_name *name) {
     return (!o->run || strcmp(o->run, name->run) == 0) && (!o->one_step || o->step == name->step);
 }
 
-/* Of a run, manifests that cannot be read are named where they are looked at. */
+/* For one run, check_checkpoint reports the manifests that cannot be read. */
 static ckd_status read_files(verification *v, ckd_error *err) {
     damage_list others = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = v->store->path};
     ckd_status status =
@@ -177,7 +187,7 @@ static ckd_status read_files(verification *v, ckd_error *err) {
     return status;
 }
 
-/* What can be taken back is to come back whole. Its values are not decoded. */
+/* Deleted checkpoints must come back whole. Their values are not decoded. */
 static ckd_status check_trash(verification *v, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->files.count && !v->options->run && status == CKD_OK; i++) {
@@ -223,7 +233,7 @@ static ckd_status check_catalog(verification *v, ckd_error *err) {
     return note(v, status, &why, CKD_NO_OFFSET, "", err);
 }
 
-/* Parity files, of the whole store. No checkpoint suffers; the next damage might not be repaired. */
+/* Parity files of the whole store. Damage harms no checkpoint, but the next damage might not be repairable. */
 static ckd_status check_parity(verification *v, ckd_error *err) {
     parity_sets sets = {0};
     ckd_status status = v->options->run ? CKD_OK : parity_sets_read(&sets, v->store, &v->damage, err);
@@ -241,7 +251,7 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
     return status;
 }
 
-/* Of the whole store: whose manifests are gone, though nobody deleted them. */
+/* Checkpoints of the whole store whose manifests are gone, although nobody deleted them. */
 static ckd_status check_vanished(verification *v, ckd_error *err) {
     vanished gone = {0};
     ckd_status status = v->options->run ? CKD_OK : vanished_find(&gone, v->store, err);

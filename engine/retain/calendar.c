@@ -3,14 +3,14 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Numbers of periods in UTC, which grow with time. */
+/* Numbers of periods in UTC. They grow with time. */
 typedef uint64_t (*period_fn)(uint64_t seconds);
 
 static uint64_t day_of(uint64_t seconds) {
     return seconds / (24 * 3600);
 }
 
-/* The first of January 1970 was a Thursday. */
+/* 1 January 1970 was a Thursday. */
 static uint64_t week_of(uint64_t seconds) {
     return (day_of(seconds) + 3) / 7;
 }

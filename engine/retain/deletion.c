@@ -1,6 +1,6 @@
 /*
- * Deleting and bringing back: both only make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"). Others may build on what goes: their manifests name
- * the files that they need, and these stay.
+ * Deleting and restoring only make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"). Other
+ * checkpoints may build on a deleted one. Their manifests name the files that they need, and these stay.
  */
 #include <stdlib.h>
 
@@ -10,7 +10,7 @@
 #include "engine/retain/trash.h"
 #include "engine/store/vanished.h"
 
-/* The catalog and the copies of what was newest follow; that they do not is no failure of what was done. */
+/* Updates the catalog and evicts materialized copies. A failure is no failure of the deletion. */
 static void follow(ckd_store *store) {
     ckd_error why = {0};
     if (store_sync_catalog(store, &why) != CKD_OK) {
@@ -24,7 +24,8 @@ static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo
     if (status == CKD_OK) {
         status = manifest_set_name_older_files(n, store, err);
     }
-    if (status == CKD_OK) { /* first: no catalog that still has the row may seem to be current */
+    /* This comes first: a catalog that still has the row must not seem current. */
+    if (status == CKD_OK) {
         status = deletions_begin(store, err);
     }
     uint64_t now = clock_wall_ns();
@@ -41,22 +42,25 @@ static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo
                        .deleted_ns = now,
                        .until_ns = until};
         memcpy(t.run, c->run, sizeof(t.run));
-        vanished_forget(store, &c->id); /* first: a crash in between must not leave it to a repair */
+        vanished_forget(store, &c->id); /* first: after a crash in between, a repair must not bring it back */
         status = tombstone_write(store, &t, false, err);
     }
     return status;
 }
 
-/* What is to be deleted, or brought back. */
+/* Checkpoints to delete, or to restore. */
 typedef struct selection {
     const ckd_id *ids;
     size_t count;
-    bool dead; /* where they are now */
+    bool dead; /* they are in the trash now */
     uint32_t timeout_ms;
     uint64_t undo_s;
 } selection;
 
-/* Under the publish lock and the mutex, with the catalog in step before and after. */
+/*
+ * A change of the manifests. The caller holds the publish lock and the mutex. The catalog is in step before and
+ * after.
+ */
 typedef ckd_status (*change_fn)(ckd_store *store, manifest_set *n, uint64_t undo_s, ckd_error *err);
 static ckd_status change_locked(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
     manifest_set n = {0};
@@ -87,7 +91,7 @@ static ckd_status change(ckd_store *store, const selection *s, change_fn make, c
     return status;
 }
 
-/* The catalog, by which policies choose, may be behind what other processes published. */
+/* The catalog, by which policies choose, may lack what other processes published. */
 static ckd_status sync_catalog(ckd_store *store, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_sync_catalog(store, err);
@@ -125,9 +129,9 @@ ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t 
     return status == CKD_OK ? change(store, &s, delete_chosen, err) : status;
 }
 
-/* ---- bringing back ---- */
+/* ---- restoring ---- */
 
-/* Once a collection has begun to remove its files, it cannot come back. */
+/* A checkpoint cannot come back once a collection has begun to remove its files. */
 static ckd_status check_files(const ckd_store *store, const manifest *m, ckd_error *err) {
     for (size_t i = 0; i < m->file_count; i++) {
         pathname p = path_chunk(store->path, &m->files[i].id, "");
@@ -141,7 +145,7 @@ static ckd_status check_files(const ckd_store *store, const manifest *m, ckd_err
     return CKD_OK;
 }
 
-/* A checkpoint that was saved later under the same name counts, or was deleted later. */
+/* A checkpoint that was saved later under the same name takes precedence, even if it was deleted since. */
 static ckd_status check_name(const manifest_set *n, const manifest_entry *x, ckd_error *err) {
     const ckd_checkpoint *c = &x->m.checkpoint;
     for (size_t i = 0; i < n->count; i++) {
@@ -173,7 +177,8 @@ static ckd_status undelete_chosen(ckd_store *store, manifest_set *n, uint64_t un
         const manifest_entry *x = &n->items[i];
         status = x->chosen && !x->superseded ? check_return(store, n, x, err) : CKD_OK;
     }
-    for (size_t i = 0; i < n->count && status == CKD_OK; i++) { /* what it depends on may stay in the trash */
+    /* What it depends on may stay in the trash, so its manifest must name those files. */
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         manifest_entry *x = &n->items[i];
         bool own_only = x->chosen && !x->superseded && x->was_own_only;
         status = own_only ? manifest_entry_name_files(x, store, err) : CKD_OK;

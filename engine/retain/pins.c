@@ -1,20 +1,20 @@
-/* Pins and tags: setting, taking away, listing. What they keep is store/settings.c's. */
+/* Sets, removes and lists pins and tags. store/settings.c finds which checkpoints they protect. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
 #include "engine/store/settings.h"
 
-/* A change of one setting, under the publish lock. */
+/* A change of one setting. The caller holds the publish lock. */
 typedef struct setting_change {
     metadata_kind kind;
     const char *name;         /* of the setting */
-    const ckd_id *checkpoint; /* that must be there; NULL: the setting is to go */
+    const ckd_id *checkpoint; /* must exist; NULL: the setting is removed */
     const char *reason;
     bool move;
 } setting_change;
 
-/* Under the publish lock the catalog is made to say what the manifests do. */
+/* Brings the catalog in step with the manifests first. The caller holds the publish lock. */
 static ckd_status check_listed(ckd_store *store, const ckd_id *checkpoint, ckd_error *err) {
     ckd_checkpoint found;
     pthread_mutex_lock(&store->mutex);
@@ -81,7 +81,8 @@ static ckd_status publish_change(ckd_store *store, const setting_change *c, ckd_
     if (status != CKD_OK) {
         return status;
     }
-    if (same) { /* whoever set it may have died before it was durable */
+    /* The process that set it may have died before it was durable. */
+    if (same) {
         return dir_sync(path_in(store->path, DIR_SETTINGS).text, err);
     }
     bytes encoded = {0};
@@ -127,7 +128,7 @@ ckd_status ckd_store_unpin(ckd_store *store, const ckd_id *checkpoint, ckd_error
     return status == CKD_E_NOT_FOUND ? err_set(err, status, "checkpoint %s is not pinned", hex) : status;
 }
 
-/* How many settings there are of a kind. */
+/* The number of settings of a kind. */
 static size_t count_of(const setting_list *n, metadata_kind kind) {
     size_t count = 0;
     for (size_t i = 0; i < n->count; i++) {

@@ -1,4 +1,4 @@
-/* Policies that the store keeps: setting, taking away, asking for them. Applying them is retain.c's. */
+/* Sets, removes and reads the policies of a store. retain.c applies them. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,7 +10,8 @@
 static ckd_policy policy_copy(const ckd_policy *p) {
     ckd_policy all = CKD_POLICY_INIT;
     (void)COPY_OPTIONS(&all, p, "ckd_policy",
-                       NULL); /* one of no size keeps nothing, which policy_check refuses */
+                       /* A policy of no size keeps nothing, and policy_check refuses it. */
+                       NULL);
     return all;
 }
 
@@ -26,7 +27,7 @@ ckd_status policy_check(const ckd_policy *p, ckd_error *err) {
                          "new ones, one a day, week or month, tagged ones");
 }
 
-/* The setting's name for a run. */
+/* The name of the setting for a run. */
 static ckd_status name_of(const char **out, const char *run, ckd_error *err) {
     *out = run ? run : POLICY_OF_ALL;
     return !run || run_name_valid(run)
@@ -52,7 +53,7 @@ static ckd_status publish(ckd_store *store, const ckd_policy *p, const char *nam
     return status;
 }
 
-/* Sets it, or with NULL takes that of the run away. */
+/* Sets the run's policy; policy == NULL: removes it. */
 static ckd_status change(ckd_store *store, const ckd_policy *policy, const char *run, ckd_error *err) {
     file_lock *lock;
     const char *name;
@@ -92,7 +93,7 @@ ckd_status ckd_store_clear_policy(ckd_store *store, const char *run, ckd_error *
     return status == CKD_E_NOT_FOUND ? no_policy(run, err) : status;
 }
 
-/* ---- asking ---- */
+/* ---- reading ---- */
 
 static ckd_stored_policy stored(const stored_setting *n) {
     ckd_stored_policy out = {.status = n->status, .set_ns = n->policy.set_ns, .policy = n->policy.policy};
@@ -131,8 +132,11 @@ ckd_status ckd_store_policies(ckd_policy_list **out, ckd_store *store, ckd_error
         status = list->items ? CKD_OK : err_nomem(err, n.count * sizeof(*list->items), "a list of policies");
     }
     for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
-        if (n.items[i].name.kind ==
-            METADATA_POLICY) { /* sorted: a dash stands before all that a run's name begins with */
+        /*
+         * Settings are sorted. The policy of all runs comes first: '-' sorts before anything that a run's name
+         * begins with.
+         */
+        if (n.items[i].name.kind == METADATA_POLICY) {
             list->items[list->count++] = stored(&n.items[i]);
         }
     }

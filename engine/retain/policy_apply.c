@@ -1,6 +1,6 @@
 /*
- * Applying policies: what is left is read through, then the rest is deleted. On request, and after commits for those that are to be applied
- * by themselves; these may compact then.
+ * Applies policies: reads the safe checkpoints through, then deletes the others. This happens on request, and after
+ * commits for automatic policies. These may be followed by a compaction.
  */
 #include <stdlib.h>
 
@@ -9,16 +9,22 @@
 #include "engine/retain/retain.h"
 #include "engine/retain/trash.h"
 
-/* After commits, what was read through in the last seven days is not read again: a save must not cost a whole chain. */
+/*
+ * After a commit, files that were verified in the last seven days are not read again: a save must not cost the
+ * reading of a whole chain.
+ */
 #define TRUSTED_S (7 * 24 * 3600)
 
-/* How long to wait for locks, what not to read again. */
+/* timeout_ms: for locks. trusted_s: files that were verified less than this ago are not read again. */
 typedef struct haste {
     uint32_t timeout_ms;
     uint64_t trusted_s;
 } haste;
 
-/* Other processes save and delete while the safe ones are read: so often the newest may have changed. Each time only those that are new are read. */
+/*
+ * Other processes save and delete while the safe checkpoints are read, so the newest may change. This is the number
+ * of attempts; each reads only checkpoints that are new.
+ */
 #define ROUNDS 5
 
 typedef struct application {
@@ -26,10 +32,10 @@ typedef struct application {
     const prune_request *request;
     const uint64_t *undo_s; /* NULL: the policy's */
     haste haste;
-    ckd_prune *plan; /* the last one that was made; in the end that which was carried out */
+    ckd_prune *plan; /* the last plan; in the end the one that was carried out */
     uint64_t plan_undo_s;
-    safe_reading read; /* what must be good before anything goes */
-    bool is_old;       /* the plan that was read through: others must be good by now */
+    safe_reading read; /* what must be undamaged before anything is deleted */
+    bool is_old;       /* the plan is out of date: other checkpoints must be read now */
 } application;
 
 static ckd_status plan_again(application *a, ckd_error *err) {
@@ -41,7 +47,7 @@ static bool deletes(const application *a) {
     return a->plan->deleted && a->plan->deleted >= a->request->at_least;
 }
 
-/* Under the publish lock: what goes by what there is now, if all that must be good was read. */
+/* Chooses by the present state, if everything that must be undamaged was read. The caller holds the publish lock. */
 static ckd_status choose(void *context, trash_choice *out, ckd_error *err) {
     application *a = context;
     ckd_status status = plan_again(a, err);
@@ -63,7 +69,7 @@ static ckd_status choose(void *context, trash_choice *out, ckd_error *err) {
     return CKD_OK;
 }
 
-/* a->plan: what was done; the caller frees it, also after a failure. */
+/* a->plan: what was done. The caller frees it, also after a failure. */
 static ckd_status apply(application *a, ckd_error *err) {
     ckd_status status = plan_again(a, err);
     a->is_old = status == CKD_OK && deletes(a);
@@ -112,7 +118,7 @@ ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *
 
 /* ---- after a commit ---- */
 
-/* *applies: there is a policy that is to be applied by itself. */
+/* *applies: there is an automatic policy for the run. */
 static ckd_status stored_request(prune_request *out, bool *applies, const ckd_store *store, const char *run,
                                  ckd_error *err) {
     setting_list n = {0};
@@ -131,7 +137,7 @@ static ckd_status stored_request(prune_request *out, bool *applies, const ckd_st
     return status;
 }
 
-/* What it deleted may be removed at once, and what was deleted before. */
+/* Removes what was deleted now or before, if its grace period has ended and nobody holds the lock. */
 static void collect_if_free(ckd_store *store) {
     file_lock *lock;
     if (store_lock_publish_within(&lock, store, 0, NULL) == CKD_OK) {
@@ -162,7 +168,8 @@ static ckd_status apply_stored(bool *deleted, ckd_policy *applied, ckd_store *st
 }
 
 void retain_report_failure(const ckd_store *store, const char *run, ckd_status status, const ckd_error *why) {
-    if (status != CKD_OK && status != CKD_E_BUSY) { /* another process that saves or deletes holds the lock */
+    /* BUSY: another process that saves or deletes holds the lock */
+    if (status != CKD_OK && status != CKD_E_BUSY) {
         store_message(store, "the policy of %s was not applied: %s%s%s%s", run, why->message,
                       why->file[0] ? " (" : "", why->file, why->file[0] ? ")" : "");
     }

@@ -1,4 +1,4 @@
-/* Policies: which checkpoints stay, and why. Deleting the others is policy_apply.c's. */
+/* Policies: which checkpoints stay, and why. policy_apply.c deletes the others. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -10,7 +10,7 @@
 
 #define SAFE 2 /* checkpoints of a run that always stay */
 
-/* Checkpoints of one run, by step. */
+/* The checkpoints of one run, by step. */
 typedef struct stretch {
     ckd_retained *items;
     size_t count;
@@ -20,7 +20,7 @@ static bool better(const ckd_policy *p, const ckd_checkpoint *a, const ckd_check
     return p->highest_is_best ? a->metric > b->metric : a->metric < b->metric;
 }
 
-/* One after the other: few are kept. Of equal ones the newest. */
+/* Searches one best after the other, as few are kept. Among equals the newest wins. */
 static void keep_best(const stretch *run, const ckd_policy *p) {
     for (uint32_t k = 0; k < p->keep_best; k++) {
         ckd_retained *best = NULL;
@@ -38,14 +38,14 @@ static void keep_best(const stretch *run, const ckd_policy *p) {
     }
 }
 
-/* So many seconds before a time, in nanoseconds; 0 if that is before 1970. */
+/* A time in nanoseconds minus seconds; 0 if that is before 1970. */
 static uint64_t seconds_before(uint64_t ns, uint64_t seconds) {
     uint64_t longest = ns / UINT64_C(1000000000);
     return ns - (seconds < longest ? seconds : longest) * UINT64_C(1000000000);
 }
 
 static ckd_status apply(const stretch *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
-    /* A newest checkpoint from the future, by a wrong clock, must not make all others old. */
+    /* A newest checkpoint from the future, due to a wrong clock, must not make all others old. */
     uint64_t newest = run->items[run->count - 1].checkpoint.created_ns;
     uint64_t since = seconds_before(now, p->keep_new_s);
     uint64_t within = seconds_before(newest < now ? newest : now, p->keep_within_s);
@@ -63,7 +63,7 @@ static ckd_status apply(const stretch *run, const ckd_policy *p, uint64_t now, c
     return calendar_keep(run->items, run->count, p, err);
 }
 
-/* given: NULL, then each run's stored one. */
+/* given == NULL: applies each run's stored policy. */
 static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const setting_list *n,
                                 ckd_error *err) {
     uint64_t now = clock_wall_ns();
@@ -79,7 +79,7 @@ static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const 
     return status;
 }
 
-/* run: NULL, then all. */
+/* run == NULL: all runs. */
 static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd_error *err) {
     manifest_set all = {0};
     chunk_waste left = {0};
@@ -107,7 +107,7 @@ static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd
 
 /* ---- planning ---- */
 
-/* The checkpoints that the policies are about. */
+/* Lists the checkpoints that the policies are about. */
 static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_request *r, const setting_list *n,
                              ckd_error *err) {
     ckd_checkpoint_list *list;
@@ -145,7 +145,7 @@ static ckd_status read_settings(setting_list *n, const ckd_store *store, const c
                : err_set(err, CKD_E_NOT_FOUND, "the store has no policy: set one, or say what to keep");
 }
 
-/* For how long the deletion can be taken back: the longest of the policies that are applied. */
+/* The longest grace period of the policies that are applied. */
 static uint64_t longest_undo(const ckd_prune *plan, const setting_list *n) {
     uint64_t longest = 0;
     for (size_t i = 0; i < plan->count; i++) {

@@ -1,7 +1,8 @@
 /*
- * What is in the trash, and emptying it. Whatever interrupts a collection, the store is in order. First the tombstones say that
- * the time is over: an entry that has lost a file must not seem to be one that can come back. Then chunk files go, then manifests, then
- * tombstones. Each directory is synced before the next. Until its tombstone goes, no checkpoint comes back by itself.
+ * The trash, and emptying it. The store stays consistent wherever a collection is interrupted. First the tombstones
+ * record that the grace period has ended: a checkpoint that has lost a file must not seem to be restorable. Then
+ * chunk files go, then manifests, then tombstones. Each directory is synced before the next. No checkpoint comes
+ * back by itself until its tombstone is gone.
  */
 #include "engine/retain/trash.h"
 #include "engine/store/vanished.h"
@@ -17,11 +18,11 @@
 typedef struct file_use {
     ckd_id id;
     uint64_t size;
-    bool stays; /* somebody who stays needs it */
+    bool stays; /* a remaining manifest names it */
 } file_use;
 
 typedef struct file_uses {
-    file_use *items; /* one for each file, by id */
+    file_use *items; /* one for each file, sorted by id */
     size_t count;
 } file_uses;
 
@@ -31,7 +32,7 @@ static int by_file(const void *a, const void *b) {
     return order ? order : (int)y->stays - (int)x->stays;
 }
 
-/* Of all manifests; those of the chosen ones go. */
+/* Collects the files of all manifests. The manifests of chosen entries go. */
 static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err) {
     size_t total = 0, used = 0;
     for (size_t i = 0; i < n->count; i++) {
@@ -48,7 +49,7 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
         }
     }
     qsort(out->items, used, sizeof(file_use), by_file);
-    for (size_t i = 0; i < used; i++) { /* whether it stays: the first of equal ones knows */
+    for (size_t i = 0; i < used; i++) { /* among equals, one that stays comes first */
         if (out->count == 0 || !id_equal(&out->items[out->count - 1].id, &out->items[i].id)) {
             out->items[out->count++] = out->items[i];
         }
@@ -56,9 +57,12 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
     return CKD_OK;
 }
 
-/* ---- which may go ---- */
+/* ---- checkpoints that may go ---- */
 
-/* Chooses what is dead and of which the time is over, but for what a writer at work may read, and what is held. */
+/*
+ * Chooses deleted checkpoints whose grace period has ended, or with `all` any. It spares those whose files a living
+ * writer may read, and those that are held.
+ */
 static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = manifest_set_mark_in_use(n, store, err);
@@ -71,7 +75,7 @@ static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool a
 
 /* ---- removing ---- */
 
-/* A group of parity must not say that it can rebuild what is meant to be gone, or rebuild others from it. */
+/* Removes parity groups that could otherwise bring removed files back, or rebuild others from them. */
 static ckd_status forget_parity(const ckd_store *store, const file_uses *files, bool force, ckd_error *err) {
     ckd_id *ids = calloc(files->count + 1, sizeof(*ids));
     parity_files gone = {.items = ids}, stay = {0};
@@ -79,7 +83,8 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
         return err_nomem(err, files->count * sizeof(*ids), "chunk file names");
     }
     for (size_t i = 0; i < files->count;
-         i++) { /* those that go, and behind them those that stay, each by id */
+         /* Files that go come first, then files that stay, each sorted by id. */
+         i++) {
         if (!files->items[i].stays) {
             ids[gone.count++] = files->items[i].id;
         }
@@ -95,7 +100,10 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
     return status;
 }
 
-/* The time of deletion, too, may lie ahead of a clock that was set back. */
+/*
+ * Ends the grace period in the tombstones. After the clock was set back, the time of deletion may lie in the future,
+ * too.
+ */
 static ckd_status end_time(const ckd_store *store, const manifest_set *n, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = CKD_OK;
@@ -112,7 +120,8 @@ static ckd_status end_time(const ckd_store *store, const manifest_set *n, ckd_er
 static ckd_status remove_files(const ckd_store *store, const manifest_set *n, const file_uses *files,
                                bool force, ckd_error *err) {
     ckd_status status = forget_parity(store, files, force, err);
-    if (status == CKD_OK) { /* parity may forbid the removal; then the time goes on */
+    /* Parity may forbid the removal. The grace period then goes on. */
+    if (status == CKD_OK) {
         status = end_time(store, n, err);
     }
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
@@ -135,7 +144,7 @@ static ckd_status remove_manifests(const ckd_store *store, const manifest_set *n
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_MANIFESTS).text, err) : status;
 }
 
-/* Tombstones that no manifest needs any more, also those whose manifests an earlier collection has removed. */
+/* Removes tombstones without a manifest, also those whose manifests an earlier collection removed. */
 static ckd_status remove_tombstones(const ckd_store *store, ckd_error *err) {
     manifest_list names = {0}, tombstones = {0};
     ckd_status status = manifests_read_all(&names, store, err);
@@ -180,14 +189,14 @@ static void count_up(ckd_collected *out, const manifest_set *n, const file_uses 
     }
 }
 
-/* Under the publish lock, and unless `dry` under the exclusive reader lock. */
+/* Removes expired checkpoints. The caller holds the publish lock and, unless `dry`, the exclusive reader lock. */
 static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, bool force,
                           ckd_error *err) {
     manifest_set n = {0};
     setting_list kept = {0};
     file_uses files = {0};
     ckd_status status = settings_read(&kept, store, err);
-    if (status == CKD_OK) { /* one that cannot be read may be about what is in the trash */
+    if (status == CKD_OK) { /* an unreadable setting may protect what is in the trash */
         status = settings_check(&kept, store, err);
     }
     settings_free(&kept);
@@ -206,7 +215,8 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     if (status == CKD_OK && !dry && !force && out->checkpoints) {
         status = vanished_check_none(store, err);
     }
-    if (status == CKD_OK && !dry) { /* manifests that stay must not need those that go */
+    /* Manifests that stay must not need those that go. */
+    if (status == CKD_OK && !dry) {
         status = out->checkpoints ? manifest_set_name_older_files(&n, store, err) : CKD_OK;
         if (status == CKD_OK && out->checkpoints) {
             status = remove_files(store, &n, &files, force, err);
@@ -221,7 +231,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     return status;
 }
 
-/* ---- generations that were replaced ---- */
+/* ---- replaced generations ---- */
 
 static bool all_files_there(const ckd_store *store, const manifest *m) {
     for (size_t i = 0; i < m->file_count; i++) {
@@ -232,7 +242,7 @@ static bool all_files_there(const ckd_store *store, const manifest *m) {
     return true;
 }
 
-/* The newer one must be whole: until its files are looked at, the older one may be what is left. */
+/* The newer generation must be whole. Until its files were checked, the older one may be all that is left. */
 static size_t choose_replaced(manifest_set *n, const ckd_store *store) {
     size_t count = 0;
     const manifest_entry *newest = NULL;
@@ -289,7 +299,7 @@ ckd_status trash_would_free(ckd_collected *out, const manifest_set *chosen, ckd_
     return status;
 }
 
-/* By names alone: is there a generation that counts, and another below it? */
+/* Is there a newest generation with another one below it? Looks at file names alone. */
 bool trash_any_replaced(const ckd_store *store) {
     manifest_list list = {0};
     bool any = false;
@@ -313,8 +323,8 @@ typedef struct attempt {
 } attempt;
 
 /*
- * Savers hold the reader lock and wait for the publish lock: whoever has that one must not wait for the other, but let go of both
- * and come again.
+ * A saver holds the reader lock and waits for the publish lock. So the holder of the publish lock must not wait for
+ * the reader lock: it releases both and tries again.
  */
 static ckd_status try_collect(void *context, ckd_error *err) {
     attempt *a = context;
@@ -371,7 +381,7 @@ ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_col
     return status;
 }
 
-/* Is there a tombstone whose time is over? To know that, no manifest has to be read. */
+/* Is there a tombstone whose grace period has ended? Reads no manifest. */
 static bool any_expired(const ckd_store *store) {
     manifest_list tombstones = {0};
     bool any = false;
@@ -393,7 +403,8 @@ ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
     bool expired = any_expired(store), replaced = trash_any_replaced(store);
     if ((!expired && !replaced) || lock_acquire(&readers, path_in(store->path, FILE_READER_LOCK).text,
                                                 LOCK_EXCLUSIVE, true, 0, NULL) != CKD_OK) {
-        return CKD_OK; /* somebody reads; another time */
+        /* Somebody reads; the work is left for another time. */
+        return CKD_OK;
     }
     ckd_error why = {0};
     ckd_status status =
@@ -465,7 +476,7 @@ ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err) {
                               : err_nomem(err, sizeof(*trash), "a list of the trash");
     bool any = tombstones.count > 0;
     manifests_free(&tombstones);
-    if (status == CKD_OK && any) { /* else no manifest need be read */
+    if (status == CKD_OK && any) { /* otherwise no manifest need be read */
         status = manifest_set_read(&n, store, err);
     }
     if (status == CKD_OK) {
