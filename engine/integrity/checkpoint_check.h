@@ -25,10 +25,8 @@ ckd_status checkpoints_check_all(ckd_store *store, damage_list *damage, ckd_erro
 
 /* Views hold files open. A cache with more views than this is emptied before the next checkpoint. */
 #define CHECKPOINT_VIEWS_MAX 64
-void checkpoint_views_begin(
-    view_cache *views,
-    /* The cache ignores materialized copies: the blocks themselves are to be checked. */
-    ckd_store *store);
+/* Initialises a cache that ignores materialized copies: the blocks themselves are to be checked. */
+void checkpoint_views_begin(view_cache *views, ckd_store *store);
 void checkpoint_views_limit(view_cache *views);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sets, removes and reads the policies of a store. retain.c applies them. */
+/* Sets, removes and reads the policies of a store. policy_apply.c applies them. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,9 +9,8 @@
 
 static ckd_policy policy_copy(const ckd_policy *p) {
     ckd_policy all = CKD_POLICY_INIT;
-    (void)COPY_OPTIONS(&all, p, "ckd_policy",
-                       /* A policy of no size keeps nothing, and policy_check refuses it. */
-                       NULL);
+    /* A policy of no size keeps nothing, and policy_check refuses it. */
+    (void)COPY_OPTIONS(&all, p, "ckd_policy", NULL);
     return all;
 }
 

@@ -82,9 +82,8 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
     if (!ids) {
         return err_nomem(err, files->count * sizeof(*ids), "chunk file names");
     }
-    for (size_t i = 0; i < files->count;
-         /* Files that go come first, then files that stay, each sorted by id. */
-         i++) {
+    /* Files that go come first, then files that stay, each sorted by id. */
+    for (size_t i = 0; i < files->count; i++) {
         if (!files->items[i].stays) {
             ids[gone.count++] = files->items[i].id;
         }

@@ -1,8 +1,9 @@
 /*
- * Files of checkpoints that the destination has already. That it lists a checkpoint, or has it in the trash, does not say that its files are whole. They are looked
- * at, and what is damaged or gone there is brought like any other file.
+ * Checks the files of checkpoints that the destination has already. It may list a checkpoint, or have it in the
+ * trash, although files are damaged or missing. Such files are brought from the source like any other file.
  *
- * For listed checkpoints header, index and footer are read: a nightly copy into a large archive must not read all of it. What comes back from the trash is read through.
+ * Of a listed checkpoint only header, index and footer are read: a nightly copy into a large archive must not read
+ * all of it. A checkpoint that comes back from the trash is read through.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@ typedef struct use {
 } use;
 
 typedef struct uses {
-    use *items; /* by file */
+    use *items; /* sorted by file */
     size_t count, capacity;
 } uses;
 
@@ -33,7 +34,10 @@ static ckd_status add_uses(uses *u, const manifest *m, size_t item, ckd_error *e
     return CKD_OK;
 }
 
-/* What the destination's own manifest names, which compaction there may have written. One that was deleted meanwhile names nothing. */
+/*
+ * Adds the files that the destination's own manifest names. A compaction there may have written that manifest. A
+ * checkpoint that was deleted meanwhile adds nothing.
+ */
 static ckd_status add_item(uses *u, transfer *t, size_t at, ckd_error *err) {
     transfer_item *item = &t->items[at];
     const ckd_checkpoint *c = &item->m.checkpoint;
@@ -61,7 +65,10 @@ static ckd_status add_item(uses *u, transfer *t, size_t at, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Gives the file that arrived its name; what stands there is put aside. The reader lock keeps the manifest that names it. */
+/*
+ * Gives a file that arrived its name. The file that has this name is put aside. The reader lock keeps the manifest
+ * that names it.
+ */
 static ckd_status put_in_place(transfer *t, const transfer_file *f, ckd_error *err) {
     char hex[CKD_ID_TEXT], name[CKD_ID_TEXT + 4];
     file_lock *lock;
@@ -79,7 +86,7 @@ static ckd_status put_in_place(transfer *t, const transfer_file *f, ckd_error *e
     return status;
 }
 
-/* The source has it whole: brings it. Else *why says what is wrong with the source's. */
+/* Brings the file if the source has it whole. Otherwise *why says what is wrong with the source's file. */
 static ckd_status mend(bool *mended, transfer *t, transfer_file *f, const transfer_item *item, ckd_error *why,
                        ckd_error *err) {
     t->total += f->file.size;
@@ -97,7 +104,7 @@ static ckd_status mend(bool *mended, transfer *t, transfer_file *f, const transf
     return t->options->dry_run ? CKD_OK : put_in_place(t, f, err);
 }
 
-/* All that name it are left. */
+/* Leaves out all items that name the file. */
 static void leave_users(transfer *t, const use *first, size_t count, const ckd_error *why,
                         const ckd_error *source) {
     for (size_t i = 0; i < count; i++) {
@@ -120,7 +127,7 @@ static ckd_status look_at(transfer *t, const use *first, size_t count, bool all,
     ckd_error why = {.offset = CKD_NO_OFFSET}, source = {.offset = CKD_NO_OFFSET};
     bool mended;
     ckd_status status = transfer_check_there(t, &f, all, &why);
-    if (status == CKD_E_NOT_FOUND) { /* also where it is called so: the manifest names it */
+    if (status == CKD_E_NOT_FOUND) { /* a missing file is damage: its manifest names it */
         status = CKD_E_CORRUPT;
     }
     if (status == CKD_OK || !is_damage(status, &why)) {
@@ -153,7 +160,7 @@ ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_er
     return status;
 }
 
-/* ---- what stays in the trash ---- */
+/* ---- checkpoints that stay in the trash ---- */
 
 ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err) {
     size_t kept = 0;

@@ -1,4 +1,4 @@
-/* Parts of files: their names, what they have, and which of them the destination has already. */
+/* Parts of files: their names, their records, and which of them the destination has already. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,7 +23,7 @@ ckd_status transfer_name_part(ckd_id *out, const ckd_id *file, ckd_error *err) {
     return status;
 }
 
-/* The first of the names that begins with this; or the list's length. */
+/* The first name that begins with `prefix`; the length of the list if there is none. */
 static size_t first_with(const dir_list *list, const char *prefix) {
     size_t low = 0, high = list->count, length = strlen(prefix);
     while (low < high) {
@@ -39,7 +39,10 @@ static size_t first_with(const dir_list *list, const char *prefix) {
 
 typedef char prefix_text[3 * CKD_ID_TEXT];
 
-/* How names of parts begin in data/c, and in data/x behind the id of the store that they come from. */
+/*
+ * The beginnings of the names of a file's parts, in data/c and in data/x. In data/x the id of the source store comes
+ * first.
+ */
 static void write_prefixes(prefix_text named, prefix_text arrived, const choosing *c, const source *s) {
     ckd_id id = {{0}};
     char hex[CKD_ID_TEXT], store[CKD_ID_TEXT];
@@ -50,7 +53,7 @@ static void write_prefixes(prefix_text named, prefix_text arrived, const choosin
     snprintf(arrived, sizeof(prefix_text), "%s.%.*s", store, 2 * PREFIX, hex);
 }
 
-/* ---- parts, and what they have ---- */
+/* ---- records of parts ---- */
 
 ckd_status transfer_add_part(transfer_part **out, transfer *t, const transfer_part *p, ckd_error *err) {
     if (ARRAY_GROW(t->parts, t->part_capacity, t->part_count + 1, "chunk files to copy", err) != CKD_OK) {
@@ -74,7 +77,6 @@ transfer_owner *transfer_find_owner(transfer_owner *owners, size_t count, const 
     return found;
 }
 
-/* One more record of its checkpoint. */
 ckd_status transfer_count_owner(transfer_owner **owners, size_t *count, const record *r, ckd_error *err) {
     transfer_owner *owner = transfer_find_owner(*owners, *count, &r->tensor->checkpoint);
     if (!owner) {
@@ -95,7 +97,7 @@ ckd_status transfer_add_record(transfer_part *p, const record *r, ckd_error *err
     return status == CKD_OK ? transfer_count_owner(&p->owners, &p->owner_count, r, err) : status;
 }
 
-/* ---- those that are there ---- */
+/* ---- existing parts ---- */
 
 bool transfer_may_have_parts(const choosing *c, const source *s) {
     prefix_text named, arrived;
@@ -120,7 +122,10 @@ static ckd_status look_at(void *context, const chunk *c, const record *r, ckd_er
     return transfer_add_record(&k->part, r, err);
 }
 
-/* Those of which it has all can have it as their own file. */
+/*
+ * Finds the checkpoints of which the part has all records. It can be their own file, and is of use if no other part
+ * can.
+ */
 static void see_what_is_whole(candidate *k) {
     for (size_t i = 0; i < k->part.owner_count; i++) {
         transfer_owner *owner = &k->part.owners[i];
@@ -130,7 +135,10 @@ static void see_what_is_whole(candidate *k) {
     }
 }
 
-/* All of it can be read, and something of it is wanted that is not there otherwise. NOT_FOUND: it is of no use. */
+/*
+ * Checks that the whole part can be read, and that it has needed records that no other part has. NOT_FOUND: it is of
+ * no use.
+ */
 static ckd_status examine(candidate *k, choosing *c, const char *path, ckd_error *err) {
     chunk *file = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -176,7 +184,7 @@ static ckd_status use_candidate(choosing *c, source *s, hash_set *have, const ch
     }
     if (status != CKD_OK) {
         transfer_free_part(&k.part);
-        bool useless = status == CKD_E_NOT_FOUND; /* new parts have other names: nobody goes on with it */
+        bool useless = status == CKD_E_NOT_FOUND; /* no copy would use it: new parts get other names */
         if (useless && !is_there && !c->t->options->dry_run) {
             file_remove(p.text, true, NULL);
         }
@@ -192,7 +200,6 @@ static ckd_status use_candidate(choosing *c, source *s, hash_set *have, const ch
     return CKD_OK;
 }
 
-/* Those in data/c first; then those that an interrupted copy has left complete in data/x. */
 ckd_status transfer_use_parts(choosing *c, source *s, hash_set *have, ckd_error *err) {
     prefix_text named, arrived;
     ckd_status status = CKD_OK;

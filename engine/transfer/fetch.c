@@ -1,6 +1,6 @@
 /*
- * Bringing a chunk file from another store: each record is checked as it is read, the whole file once it is durable. What an earlier copy has left
- * of it is gone on with.
+ * Brings a chunk file from another store. Each record is checked as it is read, and the whole file once it is
+ * durable. A file that an earlier copy left incomplete is continued.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #define WRITE_BUFFER ((size_t)1 << 20)
 #define ABANDONED_NS (UINT64_C(7) * 24 * 3600 * 1000000000)
 
-/* ---- data/x: SOURCE is a lock, SOURCE.FILE a file on its way; both are ids ---- */
+/* ---- data/x: SOURCE is a lock file, SOURCE.FILE a file on its way; both are ids ---- */
 
 enum { HEX = CKD_ID_TEXT - 1 };
 
@@ -46,14 +46,17 @@ ckd_status transfer_enter(transfer *t, ckd_error *err) {
     return status;
 }
 
-#define UNFINISHED ".part" /* behind the name of a part that is not durable yet */
+#define UNFINISHED ".part" /* suffix of a part that is not durable yet */
 
 static bool is_unfinished(const char *name) {
     size_t length = strlen(name);
     return length > strlen(UNFINISHED) && strcmp(name + length - strlen(UNFINISHED), UNFINISHED) == 0;
 }
 
-/* Removes the files of one source that are older than that, unfinished parts, and the lock if none is left. names[0 ... count - 1] are of one source, whose lock is ours. */
+/*
+ * Removes one source's files that are older than before_ns, and unfinished parts. Removes the source's lock file if
+ * no other file remains. names: all files of the source; the caller holds its lock.
+ */
 static ckd_status sweep(const ckd_store *store, char *const *names, size_t count, uint64_t before_ns,
                         ckd_error *err) {
     size_t left = 0;
@@ -124,7 +127,7 @@ ckd_status transfer_recover(const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-/* ---- pace ---- */
+/* ---- rate ---- */
 
 static ckd_status tell(void *context, ckd_error *err) {
     const transfer *t = context;
@@ -135,7 +138,7 @@ static ckd_status tell(void *context, ckd_error *err) {
                 : CKD_OK;
 }
 
-/* After each record: as slow as was asked for. */
+/* Called after each record: waits to keep the rate that was asked for. */
 static ckd_status keep_pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
     t->done += bytes_moved;
     t->moved += bytes_moved;
@@ -144,7 +147,7 @@ static ckd_status keep_pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
 
 /* ---- reading ---- */
 
-/* What cannot be read in the source: of which checkpoint, and that it is the source's. */
+/* Says in the message which checkpoint cannot be read, and that the source is damaged. */
 ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err) {
     if (!err || !(status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND)) {
         return status;
@@ -176,9 +179,9 @@ static uint64_t end_of(const record *r) {
     return r->payload_offset + r->stored_size;
 }
 
-/* ---- what is damaged in the source, of one of several checkpoints in a file ---- */
+/* ---- damage in the source, in a file with several checkpoints ---- */
 
-/* Of a checkpoint; NULL: of any. */
+/* The damage of a checkpoint; NULL: of any. */
 static const damaged_part *damaged_parts_of(const transfer_file *f, const ckd_id *checkpoint) {
     const damaged_part *h = f->damaged;
     while (h && checkpoint && !id_equal(&h->checkpoint, checkpoint)) {
@@ -201,7 +204,7 @@ static ckd_status record_damaged_part(transfer_file *f, const ckd_id *checkpoint
     return CKD_OK;
 }
 
-/* The payload as it lies there, or zeros where nothing can be read: its checksum says all the same that it is wrong. */
+/* Takes a damaged payload as it is, or zeros if it cannot be read. Its checksum still shows that it is wrong. */
 static ckd_status take_damaged(transfer *t, transfer_file *f, const chunk *c, const record *r,
                                const ckd_error *why, ckd_error *err) {
     bytes_clear(&t->payload);
@@ -229,7 +232,10 @@ static ckd_status append_zeros(file_writer *to, uint64_t count, ckd_error *err) 
     return status;
 }
 
-/* A record with the gap in front of it, and its header as it stands in the file: reading it compared them. */
+/*
+ * Copies a record with the gap in front of it. The header is encoded again; reading the record has compared it with
+ * the one in the file.
+ */
 static ckd_status copy_record(transfer *t, transfer_file *f, file_writer *to, const chunk *c, size_t number,
                               ckd_error *err) {
     const record *r = &c->outer[number];
@@ -259,7 +265,7 @@ static ckd_status copy_record(transfer *t, transfer_file *f, file_writer *to, co
     return status == CKD_OK ? keep_pace(t, end_of(r) - begin, err) : status;
 }
 
-/* Index and footer. */
+/* Copies index and footer. */
 static ckd_status copy_end(transfer *t, file_writer *to, const chunk *c, const transfer_item *item,
                            ckd_error *err) {
     size_t size = (size_t)(c->size - c->index_offset);
@@ -277,7 +283,7 @@ static ckd_status copy_end(transfer *t, file_writer *to, const chunk *c, const t
     return status == CKD_OK ? keep_pace(t, size, err) : status;
 }
 
-/* How much of the file is there already: all of the header, whole records, or all. */
+/* Bytes of the file that an earlier copy left and that can be used: none, the header with whole records, or all. */
 static uint64_t arrived_before(const char *path, const chunk *c, const uint8_t header[CHUNK_FILE_HEADER]) {
     uint8_t there[CHUNK_FILE_HEADER];
     file_reader *f;
@@ -308,7 +314,10 @@ static ckd_status copy_rest(transfer *t, transfer_file *f, file_writer *to, cons
     return status == CKD_OK ? file_sync(to, err) : status;
 }
 
-/* A part that may be gone on with stays; one that is damaged, or takes room that is missing, goes. */
+/*
+ * A cancelled file stays, so that it can be continued. After any other failure it goes: it is damaged, or takes
+ * space that is missing.
+ */
 static ckd_status end_file(file_writer *to, ckd_status status, ckd_error *err) {
     if (status == CKD_OK) {
         return file_close(to, err);
@@ -321,7 +330,7 @@ static ckd_status end_file(file_writer *to, ckd_status status, ckd_error *err) {
     return status;
 }
 
-/* *resumed: some of it was there. */
+/* *resumed: a part of the file was there already. */
 static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char *path, const chunk *c,
                        const transfer_item *item, ckd_error *err) {
     uint8_t header[CHUNK_FILE_HEADER];
@@ -352,7 +361,7 @@ static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char 
     return end_file(to, status, err);
 }
 
-/* All of it, as it lies there, but for what is hurt; or what it has of one checkpoint. */
+/* Checks the file that arrived: the records of one checkpoint (only), or all except those of damaged ones (NULL). */
 static ckd_status check_arrived(transfer *t, const char *path, const transfer_file *f, const ckd_id *only,
                                 ckd_error *err) {
     chunk *c = NULL;
@@ -367,7 +376,7 @@ static ckd_status check_arrived(transfer *t, const char *path, const transfer_fi
     return status;
 }
 
-/* Removes what has arrived and is not what was sent. */
+/* Fetches a file. If the copy differs from the original, it is removed. */
 static ckd_status fetch_once(bool *resumed, transfer *t, transfer_file *f, const transfer_item *item,
                              ckd_error *err) {
     chunk *c = NULL;
@@ -389,7 +398,7 @@ static ckd_status fetch_once(bool *resumed, transfer *t, transfer_file *f, const
     return status;
 }
 
-/* ---- only some of its records ---- */
+/* ---- parts ---- */
 
 typedef struct part_copy {
     transfer *t;
@@ -398,7 +407,7 @@ typedef struct part_copy {
     record_copier copier;
 } part_copy;
 
-/* What is damaged is left out. */
+/* Copies a record if it is wanted. Damaged records are left out. */
 static ckd_status copy_wanted(void *context, const chunk *c, const record *r, ckd_error *err) {
     part_copy *k = context;
     const view_block b = {.record = r, .chunk = c};
@@ -433,7 +442,7 @@ static ckd_status write_part(transfer *t, transfer_file *f, const char *path, ch
     return chunk_writer_finish(k.to, &f->file.root, &f->file.size, err);
 }
 
-/* One that has arrived before was read through when it was found. */
+/* Fetches a part. One that arrived before was read through when it was found. */
 static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     chunk *c = NULL;
     pathname path = transfer_path(t, &f->file.id);
@@ -445,7 +454,7 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
         if (status != CKD_OK) {
             return transfer_blame(t, item, status, err);
         }
-        /* It takes its name when it is durable: one that a later copy finds under it needs no sync. */
+        /* It gets its name once it is durable. So a later copy that finds it need not sync it. */
         pathname unfinished;
         snprintf(unfinished.text, sizeof(unfinished.text), "%.*s" UNFINISHED,
                  (int)sizeof(unfinished.text) - 8, path.text);
@@ -460,14 +469,14 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
     return status == CKD_OK ? keep_pace(t, 0, err) : status;
 }
 
-/* ---- a file ---- */
+/* ---- one file ---- */
 
 static ckd_status fetch_whole(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     uint64_t done = t->done;
     bool resumed;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = fetch_once(&resumed, t, f, item, &why);
-    if (status == CKD_E_CORRUPT && resumed) { /* what was left may have lost bytes in a power cut */
+    if (status == CKD_E_CORRUPT && resumed) { /* the earlier bytes may have been lost in a power cut */
         t->done = done;
         status = fetch_once(&resumed, t, f, item, &why);
     }
@@ -481,7 +490,7 @@ static ckd_status fetch(transfer *t, transfer_file *f, const transfer_item *item
     return status;
 }
 
-/* Of an older file it may read anything: NULL. Of an own one only what is the checkpoint's. */
+/* The checkpoint whose records the item reads from the file: its own in an own file, any in an older one (NULL). */
 static const ckd_id *reads_of(const transfer_item *item, const transfer_file *f) {
     bool own = false;
     for (size_t i = 0; i < item->m.own_count && !own; i++) {
@@ -513,7 +522,7 @@ ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_ite
 ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     ckd_status status = fetch(t, f, item, err);
     const damaged_part *hurt = damaged_parts_of(f, NULL);
-    if (status == CKD_OK && hurt) { /* as damaged as the one that is there */
+    if (status == CKD_OK && hurt) { /* as damaged as the destination's file */
         ckd_error why = hurt->why;
         status = transfer_blame(t, item, why.status, &why);
         err_from(err, status, &why);

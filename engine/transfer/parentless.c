@@ -1,4 +1,7 @@
-/* What of a delta could not be one: tensors that its parent does not have as they are now. */
+/*
+ * Lists the tensors of a delta checkpoint that were stored without a parent: the parent has no tensor of that name,
+ * dtype and shape.
+ */
 #include <stdlib.h>
 
 #include "engine/store/store.h"
@@ -12,10 +15,10 @@ static bool same_kind(const ckd_tensor_info *a, const ckd_tensor_info *b) {
            memcmp(a->shape, b->shape, a->ndim * sizeof(a->shape[0])) == 0;
 }
 
-/* Keeps what is not in `parent`, in order. */
+/* Keeps the tensors that are not in `parent`, in order. */
 static void keep_new(ckd_tensor_list *list, ckd_tensor_list *parent) {
     size_t kept = 0;
-    if (parent->count == 0) { /* it has no items then, not even a place for them */
+    if (parent->count == 0) { /* `items` may be NULL then */
         return;
     }
     qsort(parent->items, parent->count, sizeof(*parent->items), by_name);

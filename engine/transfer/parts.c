@@ -1,10 +1,14 @@
 /*
- * Which files a copy brings. A file of the source that is mostly read by the checkpoints that are copied comes as it is. Of another, one that compaction has packed or
- * that holds much of deleted checkpoints, only the records that they read come, in new files: its parts.
+ * Chooses the files to copy. A file that the copied checkpoints read most of is copied unchanged. Another file may
+ * be packed by compaction, or hold much of deleted checkpoints. Of such a file, only the records that they read are
+ * copied, into new files: its parts.
  *
- * The id of a part begins with a hash of the id of the file that its records come from. So a later copy finds, without opening anything else, the parts that the destination has
- * of a file, and brings only what none of them holds. One exception: the own records of a checkpoint that is copied stay together in one part, in their order. The order of tensors, and the measures
- * of a lossy checkpoint, follow from it. So a record comes at most twice: for those that build on it, and later with its own checkpoint.
+ * The id of a part begins with a hash of the id of the original file. So a later copy finds the parts of a file in
+ * the destination by name, without opening others, and copies only records that none of them has.
+ *
+ * There is one exception: the own records of a copied checkpoint stay together in one part, in their order. The
+ * order of tensors, and the measures of a lossy checkpoint, follow from it. So a record is copied at most twice: for
+ * checkpoints that build on it, and later with its own checkpoint.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,17 +19,18 @@
 #include "engine/transfer/parts.h"
 
 #define MOSTLY_READ 0.9
-#define PART_BYTES  (UINT64_C(256) << 20) /* what has arrived is kept part by part */
-#define MOST_VIEWS  64u                   /* open at once */
+/* An interrupted copy keeps the parts that have arrived. */
+#define PART_BYTES (UINT64_C(256) << 20)
+#define MOST_VIEWS 64u /* open at once */
 
-/* ---- files that are not there ---- */
+/* ---- files that the destination lacks ---- */
 
 static source *find_source(const choosing *c, const ckd_id *id) {
     source key = {.file.id = *id};
     return c->count ? bsearch(&key, c->sources, c->count, sizeof(key), id_compare) : NULL;
 }
 
-/* The checkpoint's part of its own file, as its stored bytes tell. */
+/* Estimates the checkpoint's bytes in its own file, from its stored bytes. */
 static uint64_t own_bytes(const manifest *m, size_t file) {
     double all = 0;
     for (size_t i = 0; i < m->own_count; i++) {
@@ -84,14 +89,14 @@ static ckd_status list_folders(choosing *c, ckd_error *err) {
     return status;
 }
 
-/* ---- what is read of them ---- */
+/* ---- records that are read ---- */
 
 typedef struct marking {
     choosing *c;
     const view *root;
 } marking;
 
-/* All of its records, and its index. */
+/* The bytes of all records and of the index. */
 static uint64_t bytes_in(const chunk *c) {
     uint64_t all = c->index_stored;
     for (size_t i = 0; i < c->outer_count; i++) {
@@ -113,7 +118,7 @@ static ckd_status mark_record(void *context, const view *in, const view_block *b
     return hash_set_add(&s->records, hash, err);
 }
 
-/* The manifest as the source has it, but for lists that a view does without. */
+/* The source's manifest, without lists that a view does not need. */
 static ckd_status draft_of(manifest *out, const transfer_item *item, ckd_error *err) {
     *out = (manifest){.checkpoint = item->m.checkpoint};
     snprintf(out->checkpoint.run, sizeof(out->checkpoint.run), "%.*s", (int)strcspn(item->source, "@"),
@@ -126,7 +131,7 @@ static ckd_status draft_of(manifest *out, const transfer_item *item, ckd_error *
     return status;
 }
 
-/* All that the checkpoint has in its own files, and what else a load of it reads. */
+/* Marks all records of the checkpoint in its own files, and everything else that a load of it reads. */
 static ckd_status mark_reads(choosing *c, view_cache *views, const transfer_item *item, ckd_error *err) {
     marking k = {.c = c};
     manifest draft;
@@ -153,7 +158,7 @@ static bool names_undecided(const choosing *c, const manifest *m) {
     return any;
 }
 
-/* Those that enough is read of need not be looked at again. */
+/* A file of which enough is read is copied unchanged, and need not be looked at again. */
 static void decide(choosing *c) {
     for (size_t i = 0; i < c->count; i++) {
         source *s = &c->sources[i];
@@ -198,13 +203,13 @@ static ckd_status count_record(void *context, const chunk *c, const record *r, c
     return transfer_count_owner(&s->owners, &s->owner_count, r, err);
 }
 
-/* Records that are read, and that no part has, in new parts. */
+/* Collects records that are read, and that no part has, in new parts. */
 typedef struct splitting {
     choosing *c;
     source *s;
     const hash_set *have;
-    ckd_id last;    /* checkpoint */
-    bool is_fresh;  /* it is an item, and no part that is there has all of it */
+    ckd_id last;    /* the last record's checkpoint */
+    bool is_fresh;  /* it is an item, and no existing part has all of it */
     bool has_begun; /* the last of the parts is a new one */
 } splitting;
 
@@ -216,7 +221,7 @@ static bool is_own(const transfer_item *item, const file_ref *file) {
     return own && transfer_moves(item);
 }
 
-/* Between two checkpoints. */
+/* Begins a new part. This happens only between two checkpoints. */
 static ckd_status begin_part(splitting *k, ckd_error *err) {
     transfer_part *added, new = {.file.rank = k->s->file.rank, .source = k->s->file};
     new.file.size = CHUNK_FILE_HEADER;
@@ -248,7 +253,7 @@ static ckd_status take_record(void *context, const chunk *c, const record *r, ck
     if (status == CKD_OK) {
         const view_block b = {.record = r, .chunk = c};
         transfer_part *p = &t->parts[t->part_count - 1];
-        p->file.size += view_stored_bytes(&b); /* about, until it is written */
+        p->file.size += view_stored_bytes(&b); /* an estimate until it is written */
         status = transfer_add_record(p, r, err);
         transfer_find_owner(p->owners, p->owner_count, id)->has_all = k->is_fresh;
     }
@@ -262,7 +267,7 @@ static ckd_status make_parts_of(choosing *c, source *s, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     s->first_part = c->t->part_count;
     ckd_status status = chunk_open_outer(&file, path_chunk(c->t->from->path, &s->file.id, "").text, &why);
-    if (status != CKD_OK || !file->outer_count) { /* damaged, which bringing it tells, or empty */
+    if (status != CKD_OK || !file->outer_count) { /* damaged, which fetching it reports, or empty */
         s->is_whole = true;
         chunk_close(file);
         return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
@@ -289,9 +294,9 @@ static ckd_status make_parts(choosing *c, ckd_error *err) {
     return status;
 }
 
-/* ---- manifests that name them ---- */
+/* ---- manifests that name parts ---- */
 
-/* The parts of a file; own: only one that has all that it has of the checkpoint. */
+/* Adds the parts of a file. own: only one that has all of the checkpoint's records in the file. */
 static ckd_status add_parts(manifest *to, const choosing *c, const source *s, bool own, ckd_error *err) {
     ckd_status status = CKD_OK;
     bool added = false;
@@ -306,7 +311,7 @@ static ckd_status add_parts(manifest *to, const choosing *c, const source *s, bo
     return status;
 }
 
-/* Own files stay in front, and all in the order of those that they come from. */
+/* Own files stay in front. Parts take the places of the files that they come from. */
 static ckd_status name_files(transfer_item *item, const choosing *c, ckd_error *err) {
     manifest *m = &item->m, new = {.checkpoint = m->checkpoint};
     ckd_status status = CKD_OK;

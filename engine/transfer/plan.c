@@ -1,4 +1,4 @@
-/* What a copy between stores has to move: what was asked for, less what the destination has. */
+/* Plans a copy between stores: what was asked for, minus what the destination has. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,18 +9,18 @@
 
 /* The checkpoints of a store. */
 typedef struct listing {
-    ckd_checkpoint_list list; /* by run, then step */
-    size_t *by_id;            /* of each: its place in the list */
+    ckd_checkpoint_list list; /* sorted by run, then step */
+    size_t *by_id;            /* indices in the list, sorted by id */
 } listing;
 
 typedef struct planning {
     transfer *t;
     listing from, to;
-    bool *asked;         /* of the source's list */
-    const char *renamed; /* the run that gets another name; NULL: none does */
+    bool *asked;         /* by index in the source's list */
+    const char *renamed; /* the run that gets another name, or NULL */
 } planning;
 
-/* ---- what there is ---- */
+/* ---- the checkpoints of both stores ---- */
 
 static int by_listed_id(const void *a, const void *b, void *list) {
     const ckd_checkpoint *items = ((const ckd_checkpoint_list *)list)->items;
@@ -39,7 +39,7 @@ static ckd_status sort_listing(listing *l, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Its place in the list; the list's length: it is not there. */
+/* The index in the list; the list's length: it is not there. */
 static size_t find_id(const listing *l, const ckd_id *id) {
     size_t low = 0, high = l->list.count;
     while (low < high) {
@@ -65,7 +65,9 @@ static int by_place(const void *a, const void *b) {
     return order ? order : (x->step > y->step) - (x->step < y->step);
 }
 
-/* Ids of what is in the destination's trash. Of a tombstone that cannot be read it is not known: publishing finds out. */
+/*
+ * Reads the ids in the destination's trash. A tombstone that cannot be read is skipped; publishing finds a conflict.
+ */
 static ckd_status read_trash(transfer *t, ckd_error *err) {
     manifest_list tombstones = {0};
     const ckd_store *store = t->to;
@@ -108,7 +110,7 @@ static ckd_status sort_both(planning *p, ckd_error *err) {
     return status == CKD_OK ? sort_listing(&p->to, err) : status;
 }
 
-/* ---- what is wanted ---- */
+/* ---- the checkpoints to copy ---- */
 
 static ckd_status mark_asked(planning *p, ckd_error *err) {
     const transfer *t = p->t;
@@ -134,7 +136,7 @@ static ckd_status mark_asked(planning *p, ckd_error *err) {
     return CKD_OK;
 }
 
-/* The run's other name is for one run. */
+/* Only one run can get another name. */
 static ckd_status check_rename(planning *p, ckd_error *err) {
     const char *as = p->t->options->as_run;
     if (as && !run_name_valid(as)) {
@@ -157,7 +159,7 @@ static ckd_status check_rename(planning *p, ckd_error *err) {
     return CKD_OK;
 }
 
-/* The name of a checkpoint's run in the destination. */
+/* The name of the checkpoint's run in the destination. */
 static const char *name_there(const planning *p, const ckd_checkpoint *c) {
     return p->renamed && strcmp(p->renamed, c->run) == 0 ? p->t->options->as_run : c->run;
 }
@@ -174,7 +176,7 @@ static ckd_status add_dead(transfer *t, const ckd_id *id, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Takes over what m points to. */
+/* Takes over the members of m. */
 static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state state, ckd_error *err) {
     transfer *t = p->t;
     const ckd_checkpoint *c = &p->from.list.items[at];
@@ -186,7 +188,7 @@ static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state s
     *item = (transfer_item){.m = *m, .state = state};
     snprintf(item->source, sizeof(item->source), "%s@%llu", c->run, (unsigned long long)c->step);
     snprintf(item->m.checkpoint.run, sizeof(item->m.checkpoint.run), "%s", name_there(p, c));
-    item->m.checkpoint.stored_bytes -= m->file_bytes; /* as it is stored: without the manifest itself */
+    item->m.checkpoint.stored_bytes -= m->file_bytes; /* a manifest records them without its own size */
     return state == CKD_COPY_RESTORED ? add_dead(t, &c->id, err) : CKD_OK;
 }
 
@@ -216,7 +218,7 @@ static ckd_status add_skipped_item(planning *p, size_t at, const ckd_error *why,
     return status;
 }
 
-/* ---- with all files that it names ---- */
+/* ---- one checkpoint ---- */
 
 static ckd_status read_source(manifest *m, const planning *p, const ckd_checkpoint *c, ckd_error *err) {
     ckd_status status = store_read_manifest(m, p->t->from, c->run, c->step, c->generation, err);
@@ -268,7 +270,7 @@ const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id) {
     return NULL;
 }
 
-/* ---- places ---- */
+/* ---- runs and steps ---- */
 
 static ckd_status conflict(const transfer_item *item, const char *what, ckd_error *err) {
     return err_set(err, CKD_E_EXISTS, "%s@%llu is %s; nothing was copied: give the copied run another name",
@@ -280,7 +282,7 @@ static int by_item_place(const void *a, const void *b) {
     return by_place(&(*x)->m.checkpoint, &(*y)->m.checkpoint);
 }
 
-/* No two of them, and none of the destination's, at the same run and step. */
+/* Checks that no two items, and no item and a checkpoint of the destination, have the same run and step. */
 static ckd_status check_places(const planning *p, ckd_error *err) {
     const transfer *t = p->t;
     const transfer_item **sorted = calloc(t->count + 1, sizeof(*sorted));
@@ -382,7 +384,7 @@ static bool is_asked(const planning *p, const ckd_id *id) {
     return at < p->from.list.count && p->asked[at];
 }
 
-/* Those that are wanted stay in t->tags; none may name another checkpoint in the destination. */
+/* Leaves the tags to set in t->tags. It is an error if the destination has one of them on another checkpoint. */
 static ckd_status plan_tags(planning *p, ckd_error *err) {
     transfer *t = p->t;
     ckd_tag_list *theirs = NULL;

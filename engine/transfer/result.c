@@ -1,4 +1,4 @@
-/* What a copy tells when it has ended: what was copied, and what was left. */
+/* The result of a copy: what was copied, and what was left out. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -21,7 +21,7 @@ ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err) {
         const transfer_item *item = &t->items[i];
         ckd_copied *c = &r->items[r->count++];
         *c = (ckd_copied){.checkpoint = item->m.checkpoint, .state = item->state, .left = item->left};
-        c->bytes = item->bytes; /* also of files that were replaced */
+        c->bytes = item->bytes; /* includes files that were replaced */
         r->left += item->state == CKD_COPY_LEFT;
         if (transfer_moves(item)) {
             c->checkpoint.stored_bytes += item->manifest_bytes;

@@ -1,4 +1,4 @@
-/* Copying checkpoints to another store: each is committed by itself, several small ones under one publish lock. */
+/* Copies checkpoints to another store. Each is committed by itself; several small ones share a publish lock. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 /* ---- the intent ---- */
 
-/* All files to come, and the checkpoints. */
+/* The intent names all files to come, and the checkpoints. */
 static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err) {
     const ckd_checkpoint *first = &t->items[0].m.checkpoint;
     *out = (intent){.id = t->writer, .step = first->step, .world = 1};
@@ -30,7 +30,7 @@ static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err
     return CKD_OK;
 }
 
-/* Durable and locked before any of its files has its name. Under the publish lock. */
+/* Makes the intent durable and locks it, before any of its files gets its name. The caller holds the publish lock. */
 static ckd_status hold_intent(transfer *t, ckd_error *err) {
     intent note;
     bytes data = {0};
@@ -63,16 +63,19 @@ static ckd_status hold_intent(transfer *t, ckd_error *err) {
 
 /* ---- committing ---- */
 
-/* Items first ... end - 1, of which the files of all that are to be moved have arrived. */
+/* Items first ... end - 1. All files to be moved for them have arrived. */
 typedef struct batch {
     size_t first, end;
     manifest_list manifests, tombstones; /* of the destination */
 } batch;
 
-/* So many, or so many bytes, are committed at once: what is done once for all of them takes longer the more the destination holds. */
+/*
+ * A batch ends at this many items or bytes. Work that is done once for a batch takes longer the more the destination
+ * holds.
+ */
 enum { BATCH_ITEMS = 64, BATCH_BYTES = 64 << 20 };
 
-/* Another copy, from another store, may have brought it meanwhile: what has arrived of it is not wanted then. */
+/* A copy from another store may have brought an item meanwhile. Its files that have arrived are removed then. */
 static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
@@ -94,7 +97,7 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
     return status;
 }
 
-/* Its files get their names. */
+/* Gives the files of an item their names. */
 static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
@@ -103,15 +106,14 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
         if (f->replaces) {
             status = file_replace(arrived.text, p.text, err);
             f->arrived = f->replaces = false;
-        } else if (!f->there &&
-                   file_bytes(p.text) == f->file.size) { /* with another checkpoint, from elsewhere */
+        } else if (!f->there && file_bytes(p.text) == f->file.size) { /* another copy brought it */
             f->arrived = false;
             f->there = true;
             status = file_remove(arrived.text, true, err);
         } else if (!f->there) {
             status = file_publish(arrived.text, p.text, err);
             f->there = status == CKD_OK;
-        } else if (!file_exists(p.text)) { /* what recovery may have taken, it took under this lock */
+        } else if (!file_exists(p.text)) { /* recovery may have removed it, under this same lock */
             status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
                              item->source);
             err_in_file(err, status, p.text);
@@ -121,8 +123,9 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
 }
 
 /*
- * Files that got their names and that no published manifest names go back to where they wait for another try. They are those of checkpoints that were not
- * committed, and those that a proof found to be of no use. What cannot go back is left to recovery: the intent names it.
+ * Files that have their names, but that no published manifest names, go back to data/x for another attempt. They
+ * belong to checkpoints that were not committed, or a proof found them of no use. A file that cannot go back is left
+ * to recovery: the intent names it.
  */
 static void take_back(transfer *t) {
     bool any = false;
@@ -142,8 +145,9 @@ static void take_back(transfer *t) {
 }
 
 /*
- * Files that are parts have their sizes and roots now. All that a load reads must be in the files that the manifest names, and it must be as much as in the source; older files that
- * nothing is read of are not named.
+ * Proves the manifest of an item with parts, whose sizes and roots are known now. The files that it names must hold
+ * everything that a load reads, and as much as in the source. Older files that nothing is read of are dropped from
+ * it.
  */
 static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     manifest *m = &item->m, draft = {.files = NULL};
@@ -176,7 +180,7 @@ static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     return status;
 }
 
-/* The commit point. Named but perhaps not durable is not committed. */
+/* The commit point. A manifest that has its name, but may not be durable, is not committed. */
 static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
     const char *root = t->to->path;
     ckd_checkpoint *c = &item->m.checkpoint;
@@ -218,12 +222,12 @@ static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item,
     }
     item->committed = true;
     for (size_t i = 0; i < item->m.file_count; i++) {
-        transfer_find_file(t, &item->m.files[i].id)->arrived = false; /* it is no longer in data/x */
+        transfer_find_file(t, &item->m.files[i].id)->arrived = false; /* no longer in data/x */
     }
     return scrub_times_add(&t->scrubbed, &item->m, err);
 }
 
-/* Files of all, durable names, then one manifest after the other. */
+/* Gives all files their names, durably. Then it publishes one manifest after the other. */
 static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
     ckd_status status = skip_present(t, b, err);
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
@@ -284,7 +288,7 @@ void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, con
     t->any_left = true;
 }
 
-/* Damage is this checkpoint's matter; the rest can go on. */
+/* Damage concerns this checkpoint only; the others go on. */
 static ckd_status fetch_or_skip(transfer *t, transfer_item *item, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = fetch_item(t, item, &why);
@@ -295,7 +299,7 @@ static ckd_status fetch_or_skip(transfer *t, transfer_item *item, ckd_error *err
     return CKD_OK;
 }
 
-/* What has arrived whole is committed also when the next one cannot come. */
+/* Items that arrived completely are committed even if the next one fails. */
 static ckd_status move_items(transfer *t, ckd_error *err) {
     ckd_status status = CKD_OK;
     batch b = {0};
@@ -323,14 +327,14 @@ static ckd_status move_items(transfer *t, ckd_error *err) {
     return status;
 }
 
-/* ---- from the plan on ---- */
+/* ---- before files are moved ---- */
 
 static ckd_status check_room(const transfer *t, ckd_error *err) {
     uint64_t needed = t->total, room = dir_free_space(path_in(t->to->path, "data").text);
     for (size_t i = 0; i < t->count; i++) {
         needed += t->items[i].manifest_bytes;
     }
-    for (size_t i = 0; i < t->file_count; i++) { /* what an earlier copy brought */
+    for (size_t i = 0; i < t->file_count; i++) { /* what an earlier copy left */
         uint64_t there = t->files[i].there ? 0 : file_bytes(transfer_path(t, &t->files[i].file.id).text);
         needed -= there < needed ? there : needed;
     }
@@ -343,7 +347,7 @@ static ckd_status check_room(const transfer *t, ckd_error *err) {
 
 typedef ckd_status (*locked_fn)(transfer *t, ckd_error *err);
 
-/* With the destination's catalog in step. */
+/* Calls a function under the destination's publish lock and mutex, with its catalog in step. */
 static ckd_status locked(transfer *t, locked_fn call, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_lock_publish(&lock, t->to, err);
@@ -362,7 +366,10 @@ static ckd_status plan(transfer *t, ckd_error *err) {
     return status == CKD_OK ? transfer_plan(t, err) : status;
 }
 
-/* What was deleted comes back instead of being moved; then the plan is made anew. *restored: those, malloc'ed. */
+/*
+ * Restores checkpoints from the destination's trash instead of copying them, and plans again. *restored: their ids,
+ * malloc'ed.
+ */
 static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
     ckd_status status = transfer_repair_destination(t, CKD_COPY_RESTORED, err);
     if (status == CKD_OK) {
@@ -436,7 +443,10 @@ static ckd_status set_tags(const transfer *t, ckd_error *err) {
     return status;
 }
 
-/* The catalog learns of the last one. That it cannot is told, and no failure of the copy: this handle does without the file then. */
+/*
+ * Brings the catalog in step with the last commits. A failure is only a message, not a failure of the copy: this
+ * handle then does without the file.
+ */
 static void finish_catalog(transfer *t) {
     ckd_store *store = t->to;
     file_lock *lock = NULL;
@@ -462,7 +472,10 @@ static void finish_catalog(transfer *t) {
     lock_release(lock);
 }
 
-/* What has arrived waits for another try, unless nothing is left to be tried, or the checkpoint does not fit or cannot be completed. */
+/*
+ * Files in data/x wait for another attempt after a failure. They are removed if nothing is left to try, or if a
+ * checkpoint does not fit or cannot be completed.
+ */
 static void drop_arrived(const transfer *t, ckd_status status) {
     bool hopeless = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
                     status == CKD_E_EXISTS;
@@ -474,7 +487,7 @@ static void drop_arrived(const transfer *t, ckd_status status) {
     }
 }
 
-/* A file that got its name for a checkpoint that was not committed is for recovery, which goes by the intent. */
+/* Is there a file with its name whose checkpoint was not committed? Recovery removes it, by the intent. */
 static bool skipped_named(const transfer *t) {
     bool named = false;
     for (size_t i = 0; i < t->file_count; i++) {
