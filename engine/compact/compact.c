@@ -32,7 +32,7 @@ bool compact_is_victim(const compaction *c, const ckd_id *checkpoint) {
     return !id_among(checkpoint, c->remaining, c->remaining_count);
 }
 
-/* The index of the checkpoint's table, or where it is to be inserted. */
+/* The index of the checkpoint's table, or the place to insert it. */
 static size_t table_place(const compaction *c, const ckd_id *checkpoint) {
     size_t low = 0, high = c->table_count;
     while (low < high) {

@@ -133,7 +133,7 @@ ckd_status compact_order(manifest_entry **order, size_t count, manifest_set *n, 
 /* ---- rewrite_plan.c ---- */
 typedef enum rewrite_state { REWRITE_UNKNOWN, REWRITE_ASKED, REWRITE_KNOWN } rewrite_state;
 
-/* What the rewrite does to a block. */
+/* The fate of one block in a rewrite. */
 typedef struct block_rewrite {
     rewrite_state state;
     unsigned why;         /* reasons to recode it (CKD_COMPACT_*); 0: it is copied */
@@ -317,9 +317,9 @@ ckd_status compact_verify(rewrite *r, ckd_error *err);
 /* ---- publish.c ---- */
 /*
  * Carries out the plan of a checkpoint. *stored: its bytes afterwards. A checkpoint that would get no smaller stays
- * as it is, and its plan then says that nothing is to be done. Whatever happens, one generation is complete.
- * NOT_FOUND and EXISTS: the checkpoint was deleted or rewritten meanwhile. CORRUPT and UNSUPPORTED: it cannot be
- * read. Other errors: IO, NOSPACE, NOMEM, CANCELLED.
+ * as it is, and its plan->why becomes 0. Whatever happens, one generation is complete. NOT_FOUND and EXISTS: the
+ * checkpoint was deleted or rewritten meanwhile. CORRUPT and UNSUPPORTED: it cannot be read. Other errors: IO,
+ * NOSPACE, NOMEM, CANCELLED.
  */
 ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, ckd_error *err);
 

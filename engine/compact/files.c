@@ -117,7 +117,7 @@ static ckd_status depend(rewrite *r, const ckd_id *on, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Sets the load of a block. That of a copied block may have changed with the blocks that it builds on. */
+/* Sets the load of a block. A copied block's load may have changed with the blocks that it builds on. */
 static ckd_status set_load(rewrite *r, compact_item *item, ckd_error *err) {
     block_rewrite *f = &r->plan->rewrites[item->block];
     if (!item->is_coded) {

@@ -1,8 +1,8 @@
 /*
  * Chooses the chunk files to merge. Small files of old checkpoints become one: a store of small deltas consists
- * mostly of files. Of a file with too many dead bytes, only the live records go into a new file. Records are copied
- * unchanged, whichever checkpoint they were written for. Then each manifest that names an old file gets a next
- * generation that names the new one.
+ * mostly of files. A file with too many dead bytes is replaced by a new one with its live records. Records are
+ * copied unchanged, whichever checkpoint they were written for. Then each manifest that names an old file gets a
+ * next generation that names the new one.
  */
 #include <stdlib.h>
 

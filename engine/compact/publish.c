@@ -1,7 +1,12 @@
 /*
- * Rewrites a checkpoint as safely as a save: intent; new files, durable; files read back, and the closure proven;
- * publish lock, and the checkpoint is still of the generation that was read; manifest of the next generation, which
- * is the commit point; catalog. The generation before stays until nobody reads it (old_generations.c).
+ * Rewrites a checkpoint as safely as a save:
+ * 1. The intent is made durable.
+ * 2. The new files are written, and made durable.
+ * 3. They are read back, and the closure is proven.
+ * 4. The publish lock is taken. The checkpoint must still be of the generation that was read.
+ * 5. The manifest of the next generation is published. This is the commit point.
+ * 6. The catalog follows.
+ * The generation before stays until nobody reads it (old_generations.c).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +96,8 @@ static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd
 
 /*
  * After the commit point: the catalog follows now, or with the next save or open. If it failed to read the new
- * manifest, it would list the generation before, whose files are soon gone. So it does without the file then.
+ * manifest, it would list the generation before, whose files are soon gone. So this handle does without the catalog
+ * file then.
  */
 static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
     ckd_checkpoint now = {.generation = 0};

@@ -16,8 +16,8 @@ void checkpoint_views_limit(view_cache *views) {
 }
 
 /*
- * Was the checkpoint deleted since the manifests were listed? That is no damage. The reader lock keeps its files, so
- * its manifest and tombstone still exist.
+ * Was the checkpoint deleted since the manifests were listed? A deletion is no damage. The reader lock keeps its
+ * files, so its manifest and tombstone still exist.
  */
 static ckd_status was_deleted(bool *out, const ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
     manifest_list tombstones = {0};

@@ -25,7 +25,7 @@ ckd_status checkpoints_check_all(ckd_store *store, damage_list *damage, ckd_erro
 
 /* Views hold files open. A cache with more views than this is emptied before the next checkpoint. */
 #define CHECKPOINT_VIEWS_MAX 64
-/* Initialises a cache that ignores materialized copies: the blocks themselves are to be checked. */
+/* Initialises a cache that ignores materialized copies, as the blocks themselves must be checked. */
 void checkpoint_views_begin(view_cache *views, ckd_store *store);
 void checkpoint_views_limit(view_cache *views);
 

@@ -2,9 +2,9 @@
  * Parity groups of a store. Internal to engine/.
  *
  * Invariants:
- *  1. Whoever makes, rebuilds or removes parity files holds the parity lock. So a temporary file in data/p belongs
- *     to the lock's holder, or to a process that died. Only parity_forget removes groups without this lock; its
- *     caller holds the publish lock.
+ *  1. A process that makes, rebuilds or removes parity files holds the parity lock. So a temporary file in data/p
+ *     belongs to the lock's holder, or to a process that died. Only parity_forget removes groups without this lock;
+ *     its caller holds the publish lock.
  *  2. Names in data/p change under the publish lock.
  *  3. Nothing depends on a parity file. A rebuilt chunk file is published only if it is the one that its manifest
  *     names.
@@ -62,7 +62,10 @@ const parity_membership *parity_sets_of(const parity_sets *s, const ckd_id *file
 const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group);
 /* Do all members exist, in their sizes? */
 bool parity_members_there(const parity_group *g, const ckd_store *store);
-/* Further losses that the group can take: existing rows minus missing members. Negative: it cannot be rebuilt. */
+/*
+ * Further losses that the group can take: existing rows minus missing members. Negative: lost members cannot be
+ * rebuilt.
+ */
 int parity_set_redundancy(const parity_set *s, const ckd_store *store);
 /* Opens one row. Errors: as parity_open; CORRUPT if the file is not of this group. */
 ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row, const ckd_store *store,
@@ -107,9 +110,9 @@ ckd_status parity_plan_needed(bool *needed, const ckd_store *store, const live_f
 
 /* ---- parity_write.c ---- */
 /*
- * Writes `rows` (a bit set) of a group as temporary files, durable but for their names. Reads the members under
- * their final names. Takes no lock. A failure leaves no file. Errors: CORRUPT (a member has another size),
- * UNSUPPORTED, CANCELLED, NOT_FOUND, NOSPACE, IO, NOMEM.
+ * Writes `rows` (a bit set) of a group as temporary files. They are durable, except for their names. Reads the
+ * members under their final names. Takes no lock. A failure leaves no file. Errors: CORRUPT (a member has another
+ * size), UNSUPPORTED, CANCELLED, NOT_FOUND, NOSPACE, IO, NOMEM.
  */
 ckd_status parity_write(const ckd_store *store, const parity_group *g, uint32_t rows, rate_limiter *p,
                         ckd_error *err);
@@ -124,7 +127,10 @@ uint64_t parity_batch(const parity_group *g);
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                             rate_limiter *p, ckd_error *err);
 
-/* Records that a file of the group is missing, unless the file exists and cannot be read. Errors: IO, NOMEM. */
+/*
+ * Records that a file of the group is missing, unless it exists and cannot be read, or the whole group was removed
+ * meanwhile. Errors: IO, NOMEM.
+ */
 ckd_status parity_record_missing(const parity_set *s, uint32_t row, const ckd_store *store,
                                  damage_list *damage, ckd_error *err);
 

@@ -79,7 +79,7 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
 /*
  * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records
  * into files that other manifests name: with `any`, these count, too. The checkpoint may build on records of any
- * file. That may be a file without a manifest, as other manifests may have vanished with this one. The proof drops
+ * file. It may be a file without a manifest, as other manifests may have vanished with this one. The proof drops
  * files that are not read.
  */
 static ckd_status find_files(rewriting *w, const vanished *v, const live_files *live, bool any,

@@ -177,7 +177,7 @@ static ckd_status undelete_chosen(ckd_store *store, manifest_set *n, uint64_t un
         const manifest_entry *x = &n->items[i];
         status = x->chosen && !x->superseded ? check_return(store, n, x, err) : CKD_OK;
     }
-    /* What it depends on may stay in the trash, so its manifest must name those files. */
+    /* The checkpoints that it depends on may stay in the trash, so its manifest must name their files. */
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         manifest_entry *x = &n->items[i];
         bool own_only = x->chosen && !x->superseded && x->was_own_only;

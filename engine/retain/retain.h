@@ -7,7 +7,7 @@
 /* Errors: INVALID if the policy keeps nothing. */
 ckd_status policy_check(const ckd_policy *p, ckd_error *err);
 
-/* What a plan is made for. */
+/* The request that a plan is made for. */
 typedef struct prune_request {
     ckd_policy policy;
     /* Use the stored policies. `policy` then only gives the run; NULL: all runs. */

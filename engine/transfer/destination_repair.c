@@ -2,8 +2,8 @@
  * Checks the files of checkpoints that the destination has already. It may list a checkpoint, or have it in the
  * trash, although files are damaged or missing. Such files are brought from the source like any other file.
  *
- * Of a listed checkpoint only header, index and footer are read: a nightly copy into a large archive must not read
- * all of it. A checkpoint that comes back from the trash is read through.
+ * Listed checkpoints are checked by header, index and footer: a nightly copy into a large archive must not read all
+ * of it. A checkpoint that comes back from the trash is read through.
  */
 #include <stdio.h>
 #include <stdlib.h>

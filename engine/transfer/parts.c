@@ -1,7 +1,7 @@
 /*
  * Chooses the files to copy. A file that the copied checkpoints read most of is copied unchanged. Another file may
- * be packed by compaction, or hold much of deleted checkpoints. Of such a file, only the records that they read are
- * copied, into new files: its parts.
+ * be packed by compaction, or hold much of deleted checkpoints. Then only the records that they read are copied,
+ * into new files: the parts of that file.
  *
  * The id of a part begins with a hash of the id of the original file. So a later copy finds the parts of a file in
  * the destination by name, without opening others, and copies only records that none of them has.

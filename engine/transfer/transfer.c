@@ -445,7 +445,7 @@ static ckd_status set_tags(const transfer *t, ckd_error *err) {
 
 /*
  * Brings the catalog in step with the last commits. A failure is only a message, not a failure of the copy: this
- * handle then does without the file.
+ * handle then does without the catalog file.
  */
 static void finish_catalog(transfer *t) {
     ckd_store *store = t->to;

@@ -145,8 +145,8 @@ void transfer_parts_free(transfer *t);
 ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err);
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /*
- * Brings the file to data/x of the destination, complete, durable and verified, unless it is in data/c. CORRUPT: the
- * file, or what it has of the item, is damaged.
+ * Brings the file to data/x of the destination, complete, durable and verified, unless data/c has it undamaged.
+ * CORRUPT: the file, or what it has of the item, is damaged.
  */
 ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
 /* Brings a file that is damaged or missing in data/c to data/x, whole. */
@@ -180,7 +180,7 @@ ckd_status transfer_skipped(const transfer *t, ckd_error *err);
 /* ---- fetch.c, too ---- */
 /* Makes data/x, and excludes other copies from the same source. Errors: BUSY. */
 ckd_status transfer_enter(transfer *t, ckd_error *err);
-/* Ends transfer_enter. Removes the lock file if no other file is left. */
+/* Ends what transfer_enter began. Removes unfinished parts, and the lock file if no other file is left. */
 void transfer_leave(transfer *t);
 /* Removes files in data/x that no copy has used for a week. The caller holds the publish lock. */
 ckd_status transfer_recover(const ckd_store *store, ckd_error *err);
