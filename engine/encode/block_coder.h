@@ -1,9 +1,9 @@
 /*
- * Coding one block: find it elsewhere, else predict and compare sizes, else store it raw.
+ * Codes one block: find it elsewhere, else predict it and compare sizes, else store it raw.
  *
- *   block_analyse  (parallel)  hash; same values known? else plan it on its own and as a delta on the parent
- *   block_decide   (in order)  the smallest that the load budget allows
- *   block_encode   (parallel)  the payload, and that of the materialized copy if one is to be kept
+ *   block_analyse  (parallel)  hashes it; if its values are not stored yet, plans it on its own and as a delta
+ *   block_decide   (in order)  takes the smallest candidate that the load budget allows
+ *   block_encode   (parallel)  makes the payload, and that of the materialized copy if one is to be kept
  *
  * Deciding in order makes the bytes written independent of the number of threads. Internal to engine/.
  */
@@ -20,24 +20,27 @@
 #include "engine/decode/values.h"
 
 #define REFERENCED_CHECKPOINTS_MAX \
-    64u /* checkpoints that copies name: each is open while this one is loaded */
+    64u /* checkpoints that copies may name: all of them are open while this one is loaded, so they must be few */
 
 /*
- * Those that copies may name, as blocks are decided on: the parent, and those that were named before. How many blocks are still to be written makes no
- * difference, as with more threads these are more.
+ * Checkpoints that copies may name, recorded as blocks are decided: the parent, and those named before. The number of
+ * blocks still in flight makes no difference, as it grows with the number of threads.
  */
 typedef struct referenced_checkpoints {
     ckd_id ids[REFERENCED_CHECKPOINTS_MAX];
     uint32_t count;
 } referenced_checkpoints;
 
-/* Blocks that are decided on, and not in coding_context's `known` yet. */
+/* Blocks that are decided, but not in coding_context's `dedup_index` yet. */
 typedef struct blocks_in_flight {
     const struct block_job **jobs;
     size_t count;
 } blocks_in_flight;
 
-/* What all blocks of a save share. Jobs read known, holders and coming with the lock, under which they are changed. */
+/*
+ * What all blocks of a save share. Jobs read dedup_index, referenced and in_flight under registry_lock; changes take
+ * it, too.
+ */
 typedef struct coding_context {
     ckd_codec codec;
     int level;
@@ -45,32 +48,33 @@ typedef struct coding_context {
     const view *parent;               /* NULL: no deltas */
     const content_index *dedup_index; /* of this save */
     ckd_id checkpoint;
-    referenced_checkpoints *referenced; /* NULL: copies may name any */
+    referenced_checkpoints *referenced; /* NULL: copies may name any checkpoint */
     const blocks_in_flight *in_flight;  /* NULL: none */
     pthread_rwlock_t *registry_lock;    /* NULL: nothing changes while jobs run */
 } coding_context;
 
-/* What the blocks of one call share. */
+/* What all blocks of one tensor or panel share. */
 typedef struct tensor_context {
     const record_tensor *tensor;
     geometry shape;
-    const ckd_region *region;  /* canonical */
-    const char *weight;        /* the name of the parameter that it is, or is a state of; NULL: not known */
-    bool largest;              /* a second moment that is the largest so far, not the one of now */
-    const view_tensor *parent; /* same name, dtype and shape in the parent; NULL if there is none */
-    const step_source *step;   /* what an optimizer step is predicted from; NULL: nothing */
-    uint64_t block_elements;   /* of its exact blocks, at most; or */
-    const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: it is none */
-    const void *
-        parent_values; /* the parent's values in memory, as the region `held` has them; NULL: read from the store */
-    void *
-        decoded_values; /* where what a decoder will give goes, as that region has it; may be `parent_values`. NULL: nowhere */
+    const ckd_region *region; /* canonical */
+    /* the name of its parameter: the tensor itself, or the one whose state it is; NULL: unknown */
+    const char *weight;
+    bool largest;              /* a second moment that is the maximum so far (AMSGrad), not the current one */
+    const view_tensor *parent; /* same name, dtype and shape in the parent; NULL: none */
+    const step_source *step;   /* inputs that predict an optimizer step; NULL: none */
+    uint64_t block_elements;   /* most elements of an exact block, if `rows` is NULL */
+    const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: not a panel */
+    /* the parent's values in memory, laid out as `held`; NULL: read them from the store */
+    const void *parent_values;
+    /* receives the decoded values, laid out as `held`; may be `parent_values`. NULL: nowhere */
+    void *decoded_values;
     span held;
 } tensor_context;
 
 /* One way to store the block. size 0 and not available: not tried. */
 typedef struct candidate {
-    bool available, encoded; /* encoded: the payload is there already, else it is planned, or estimated */
+    bool available, encoded; /* encoded: the payload exists; else the size is planned or estimated */
     coding coding;
     uint64_t size;
     load_cost chain;
@@ -82,25 +86,28 @@ typedef struct block_step {
     bool available, chosen;
     bool two_inputs; /* of this checkpoint */
     uint32_t rule, depth;
-    load_cost chain;  /* to load it, its own payload not counted */
-    load_cost shared; /* part of that: to load the input that takes most */
+    load_cost chain;  /* cost of loading its inputs, without its own payload */
+    load_cost shared; /* part of `chain`: the cost of its most expensive input */
     load_cost base;   /* a base load of its inputs in this checkpoint */
     uint8_t group[GROUP_BYTES];
     hash128 content; /* of the group */
 } block_step;
 
-/* What a device has made of a block (save/device.h, save/device_dedup.h) before the job is analysed. Its values need not be there then. */
+/*
+ * What a device has made of a block before the job is analysed (save/device.h, save/device_dedup.h). The block's
+ * values may still be on the device.
+ */
 typedef struct block_precoded {
-    bool coded;             /* something of it; or nothing, as this save has its values already */
-    bool delta, standalone; /* its payload is in job->delta's, in job->standalone's */
-    bool lost;              /* a delta was tried, and takes more than the block on its own */
-    bool rounded;           /* of a master: what follows is known, whether it is coded or not */
+    bool coded;             /* the device has coded the block, or found its values in this save */
+    bool delta, standalone; /* job->delta, job->standalone have a payload */
+    bool lost;              /* a delta was tried, and is larger than the block on its own */
+    bool rounded;           /* a master whose rounded hashes, below, are known, whether it is coded or not */
     hash128 bf16, f16;      /* as rounded_bf16 and rounded_f16 */
     hash128 content;        /* of its values */
-    uint64_t planned, planned_standalone; /* bytes, as plans say */
+    uint64_t planned, planned_standalone; /* planned sizes in bytes */
 } block_precoded;
 
-/* A side record with the rows of a lossy block, which it shares with those next to it. */
+/* A side record with the rows of a lossy block, which neighbouring blocks share. */
 typedef struct shared_rows {
     uint64_t row, rows; /* of the tile */
     span span;          /* of the record */
@@ -108,108 +115,123 @@ typedef struct shared_rows {
 } shared_rows;
 
 typedef struct block_job {
-    decoder decoder; /* reads the parent; its coder also plans and encodes: decoding leaves plans alone */
+    decoder decoder; /* reads the parent; its coder also plans and encodes, as decoding leaves plans alone */
     uint64_t first, count;
     const void *values; /* the caller's, or `own` */
     bytes own, previous;
     block_plan plan;
-    bool in_panel;              /* of a large matrix */
-    bool try_delta, delta_lost; /* delta_lost: it was tried and is not smaller by enough */
+    bool in_panel;              /* the block belongs to a panel of a large matrix */
+    bool try_delta, delta_lost; /* delta_lost: it was tried, and is not smaller by enough */
 
     hash128 content;
     hash128 rounded_bf16,
-        rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
-    bool
-        blocked_on_in_flight; /* a block that is `in_flight` has its values: to be analysed when that is known */
-    bool unchanged;           /* known before its values were read: they are not there */
+        /* a master's values, rounded: its low-precision copy will have one of these hashes */
+        rounded_f16;
+    /* a block in flight may have its values: analyse again once that one is registered */
+    bool blocked_on_in_flight;
+    bool unchanged; /* found in the parent by its hash alone; `values` is not set */
     block_precoded precoded;
-    bool wants_values; /* once analysed, of a block that is coded ahead: it cannot do without them */
+    bool wants_values; /* after analysis of a precoded block: it cannot be decided without its values */
     bool is_duplicate; /* stored already: predictor and dependency are set, nothing else to do */
     predictor predictor;
     dependency dependencies[4];
     uint32_t dependency_count;
-    uint32_t standalone_dependencies; /* of the block on its own: a lossy one may need a side record */
+    uint32_t standalone_dependencies; /* of the block on its own: a lossy one may need side records */
     uint32_t depth;
     load_cost chain, base;
-    load_cost own_cost; /* of the chain: what loading the rest of the checkpoint does not take anyway */
-    const record *parent_block; /* the parent's block over the same span, if there is one */
+    /* the part of `chain` that a load of the rest of the checkpoint does not pay anyway */
+    load_cost own_cost;
+    const record *parent_block; /* the parent's block over the same span; NULL: none */
     uint32_t parent_depth;
     load_cost parent_chain;
     candidate standalone, delta;
     block_step step;
     bytes step_first, step_before;
-    candidate *chosen; /* NULL if known */
-    bool materialize;  /* standalone is to be written as well, as a materialized copy */
+    candidate *chosen; /* NULL: a duplicate */
+    bool materialize;  /* also write `standalone` as a materialized copy */
     uint64_t base_stored;
-    bool parent_damaged; /* the parent's values could not be read: coded on its own instead */
+    bool parent_damaged; /* the parent's values could not be read, so the block is coded on its own */
 
-    bool
-        lossy; /* values and content are what a decoder will get; `original` is the content of what was given */
+    /* values and content are the decoded ones; `original` is the content of the input */
+    bool lossy;
     const lossy_tile *tile;
-    shared_rows rows; /* if the tile's plan says that rows are shared */
+    shared_rows rows; /* if the tile's plan shares rows */
     lossy_job lossy_work;
     hash128 original;
-    hash128 result_bf16, result_f16;   /* of a master's values as a decoder will get them, rounded */
-    lossy_error error;                 /* of what a decoder will get; 0 if that is exact */
-    lossy_error error_bf16, error_f16; /* the same of a master's values, rounded */
+    hash128 result_bf16, result_f16;   /* of a master's decoded values, rounded */
+    lossy_error error;                 /* of the decoded values; 0: exact */
+    lossy_error error_bf16, error_f16; /* of a master's decoded values, rounded */
 } block_job;
 
-/* columns: of the save, for all jobs. */
+/* columns: the save's, shared by all jobs. */
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err);
 void block_job_free(block_job *job);
 
-/* The values have been copied to another place, in whatever state the job is. */
+/* Records that the values have been copied to another place. The job may be in any state. */
 static inline void block_job_move(block_job *job, const void *values) {
     job->plan.values = job->plan.values == job->values ? values : job->plan.values;
     job->values = values;
 }
 
-/* The block of `in` over the very same span, if it was cut the same way. */
+/*
+ * Returns the block over exactly the same span: block_in_parent in the parent, block_matching in `in`. NULL: it was
+ * cut differently there.
+ */
 const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint64_t count);
 const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in);
 /*
- * Before the job's values are read: are those with this hash in the parent? Then the job is analysed. The parent's block must be one that nothing has to be loaded
- * before: others may want a materialized copy, for which values are needed. jobs: that may be under way, each of which may name another checkpoint.
+ * Looks for values with this hash in the parent, before the job's values are read. Returns true if they are there;
+ * the job is then analysed. The parent's block must have no dependencies to load, as others may want a materialized
+ * copy, which needs values. jobs: number of jobs in flight, each of which may name another checkpoint.
  */
 bool block_find_unchanged(block_job *job, const coding_context *save, const tensor_context *tensor,
                           const hash128 *content, uint32_t jobs);
-/* Of the budget only what a whole save has in common is looked at. */
+/* Analyses a job. Reads only the parts of the budget that are the same during a whole save. */
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err);
 /*
- * What a block of the tensor takes on its own is expected to be what the parent's block took, by its record; 0: that says nothing, and all values have
- * to be seen.
+ * Expected size of a block on its own: the size of the parent's block, from its record. 0: unknown, and the values
+ * must be looked at.
  */
 uint64_t block_expected_standalone(const record *parent_block, uint64_t raw);
-/* The part of so many bytes that tells whether zstd or LZ4 can come below what the block takes otherwise. */
+/* A sample of `size` bytes at `at`, which shows if zstd or LZ4 can beat the size that the block has otherwise. */
 typedef struct block_probe {
-    uint64_t at, size; /* size: all of them if they are few */
+    uint64_t at, size; /* size: all bytes of the block if they are few */
 } block_probe;
 block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size);
-/* Can a byte codec of the save come below `limit` of `size` bytes, by that part? */
+/* Estimates from the sample if a byte codec of the save can get below `limit` of `size` bytes. */
 ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, unsigned width,
                                 const void *sample, uint64_t some, uint64_t limit, uint64_t size,
                                 ckd_error *err);
-/* Of a block coded ahead, analysed, whose values are not there: would its decision need them? Decides on trial. */
+/*
+ * For an analysed precoded block without values: returns true if its decision would need them. Makes the decision on
+ * trial.
+ */
 bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
                         const load_budget *budget);
 
 /*
- * Once analysed: are the values, as they were given, among those of blocks that are coming, or in this save already? bound: of a lossy block, how
- * far these may be; negative: an exact one.
+ * After analysis: do other blocks have the same input? block_is_in_flight looks at blocks in flight, block_is_in_save
+ * at registered blocks. bound: largest allowed error (lossy); negative: must be bit-identical.
  */
 bool block_is_in_flight(const block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound);
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
                       double bound);
-/* The same of values with this hash, wherever they are. */
+/* block_is_in_save for input with this hash, without a job. */
 bool block_is_registered(const span *block, const hash128 *original, const coding_context *save,
                          const tensor_context *tensor, double bound);
-/* Does it name values of this save? */
+/* Returns true if the job is a duplicate of values in this save. */
 bool block_names_own(const block_job *job, const coding_context *save);
-/* A copy names a checkpoint that was not one too many when it was analysed: is it now? */
+/*
+ * Returns true if the job copies from a checkpoint that may no longer be named. Other blocks may have used up the
+ * limit since it was analysed.
+ */
 bool block_names_too_many(const block_job *job, const coding_context *save);
-/* Sets chosen, predictor, chain, base and depth, and adds them to the budget, and what a copy names to the holders. */
+/*
+ * Sets chosen, predictor, chain, base and depth. Adds the costs to the budget, and the checkpoint that a copy names
+ * to `referenced`.
+ */
 void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
                   load_budget *budget);
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err);
@@ -218,25 +240,28 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
 static inline uint64_t block_raw_size(const block_job *job, const tensor_context *tensor) {
     return job->count * ckd_dtype_size(tensor->tensor->dtype);
 }
-/* Forgets what the job held before; looks the parent's block up. Of a master, what a device has hashed is taken over. */
+/* Resets the job, and looks up the parent's block. Takes over the hashes of a master that a device has made. */
 void block_begin(block_job *job, const tensor_context *tensor);
 bool block_is_master(const tensor_context *tensor);
-/* Sets rounded_bf16 and rounded_f16, of job->values. */
+/* Sets rounded_bf16 and rounded_f16 from job->values. */
 ckd_status block_hash_rounded(block_job *job, ckd_error *err);
 /*
- * Are values with job->content in the parent, or in this save already? The job is `known` then. bound: what stands for them
- * in this save may differ by so much, and becomes job->content; negative: it may not.
+ * Look for values with job->content in the parent, or in this save. If found, the job becomes a duplicate. bound:
+ * largest error allowed for values in this save, which then become job->content; negative: must be bit-identical.
  */
 bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor);
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound);
-/* Naming values takes less than storing them. */
+/* Returns true if naming the values takes less than storing them. */
 bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor);
-/* What a copy names is among the holders from now on. */
+/* Adds the checkpoint that a copy names to `referenced`. */
 void block_add_referenced(const block_job *job, const coding_context *save);
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
                      const hash128 *content);
-/* Plans job->values on their own, exactly. may_estimate: a delta's size says whether this one's must be known. */
+/*
+ * Plans job->values on their own, exactly. may_estimate: a delta is tried next, and its size decides whether this
+ * size must be known exactly.
+ */
 ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
                                  bool may_estimate, ckd_error *err);
 void block_measure_parent(block_job *job, const tensor_context *tensor);

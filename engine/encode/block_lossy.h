@@ -1,5 +1,5 @@
 /*
- * Coding one block of a lossy tile: as block_coder.h does it for exact ones, with the values that a decoder will get in place of the
+ * Codes one block of a lossy tile, as block_coder.h does for exact blocks. The decoded values take the place of the
  * original ones. Internal to engine/.
  */
 #ifndef ENGINE_BLOCK_LOSSY_H
@@ -8,17 +8,20 @@
 #include "engine/encode/block_coder.h"
 
 /*
- * job: first and count in the region, values: the original ones; at: where the block lies in the tile. Afterwards the job is lossy, with
- * values and content those that a decoder will get, or it is known, or it was analysed as an exact one: because so many of its
- * values are not finite, or the tile's bound on errors would not be kept.
+ * Analyses a block. job: first and count in the region, and the original values. Afterwards the job is lossy, with
+ * the decoded values and their content; or a duplicate; or analysed as an exact block, because too many values are
+ * not finite or the tile's error bound would not hold.
  */
 ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
                                const tensor_context *tensor, const load_budget *budget, ckd_error *err);
-/* How far values of this save may be off that a block of the tile names as its own; negative: not at all, as of moments, which are held against each other. */
+/*
+ * Largest error of values of this save that a block of the tile may copy. Negative: none is allowed, as for moments,
+ * which are coded with regard to each other.
+ */
 double lossy_copy_bound(const lossy_tile *tile);
-/* What an exact base of so many bytes would take to load: the measure of all loads. */
+/* The cost of loading an exact base of so many bytes: the unit of all load costs. */
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw);
-/* The payload of a candidate that is only estimated so far: the block on its own. */
+/* Makes the payload of the block on its own, for a candidate that is only estimated so far. */
 ckd_status block_lossy_standalone(block_job *job, candidate *c, ckd_error *err);
 
 #endif

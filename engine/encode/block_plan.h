@@ -1,6 +1,6 @@
 /*
- * What a block of values takes as symbols: on its own, and as a delta on previous values. Planning both takes longer than
- * anything else in a save, so a sample tells first which of them can win. Internal to engine/.
+ * The size of a block of values as symbols: on its own, and as a delta on previous values. Planning both is the
+ * slowest part of a save, so a sample shows first which of them can win. Internal to engine/.
  */
 #ifndef ENGINE_BLOCK_PLAN_H
 #define ENGINE_BLOCK_PLAN_H
@@ -10,10 +10,12 @@
 #include "engine/common/region.h"
 #include "kernels/kernels.h"
 
-/* What a delta takes of what a block is expected to take on its own, at most, so that this need not be known exactly. */
+/*
+ * A delta below this fraction of the expected standalone size wins, and the exact standalone size need not be known.
+ */
 #define BLOCK_DELTA_WON 0.95
 
-/* A worker's scratch; the workspace's slot 0 holds the standalone plan, slot 1 the delta's. */
+/* A worker's scratch. Slot 0 of the symbols workspace holds the standalone plan, slot 1 the delta's. */
 typedef struct block_plan {
     const kernels *kernels;
     symbols_workspace *work; /* the caller's, like the values */
@@ -24,7 +26,7 @@ typedef struct block_plan {
     size_t count;
     symbols_grid grid;
     bytes integers, residual, context; /* `residual` also holds a sample */
-    /* Bytes. Estimated from a sample where not planned. */
+    /* Sizes in bytes; estimated from a sample unless planned. */
     size_t standalone, delta;
     size_t delta_symbols; /* integers in the delta's stream */
     bool standalone_planned, delta_planned, standalone_sampled;
@@ -33,25 +35,25 @@ typedef struct block_plan {
 void block_plan_init(block_plan *p, const kernels *k, symbols_workspace *work);
 void block_plan_free(block_plan *p);
 
-/* Where the rows and columns of element `first` and the following of a region lie. */
+/* Where the rows and columns of the elements from `first` on lie. */
 symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t first);
 
 /*
- * Sets `standalone`: planned, or, if a delta will be tried and the block is large enough to have a sample, estimated. `expected` is what the
- * caller knows of it, such as what the block took in the parent; 0: nothing. values: count elements, which must stay as
- * they are until the block is encoded.
+ * Sets `standalone`: estimated if a delta will be tried and the block is large enough to sample; else planned.
+ * expected: the caller's guess, such as the size in the parent; 0: none. values: `count` elements, unchanged until
+ * the block is encoded.
  */
 ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, size_t count,
                             const symbols_grid *grid, bool try_delta, uint64_t expected, ckd_error *err);
 /*
- * Sets `delta`, and plans whichever of the two may win, or both. previous: count elements, only needed during the call. The
- * residual and its contexts are there afterwards if the delta is planned.
+ * Sets `delta`, and plans whichever of the two may win, or both. previous: count elements, needed only during the
+ * call. If the delta is planned, the residual and its contexts are valid afterwards.
  */
 ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err);
-/* Plans the standalone stream, if it is not planned. */
+/* Plans the standalone stream, unless it is planned. */
 ckd_status block_plan_as_standalone(block_plan *p, ckd_error *err);
 
-/* Writes a planned stream to at least `capacity` bytes; returns its size, 0 if that is not enough. */
+/* Writes a planned stream to `to` of `capacity` bytes. Returns its size, or 0 if it does not fit. */
 size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity);
 
 #endif
