@@ -1,6 +1,6 @@
 /*
- * Encoded blocks into the chunk file. What later blocks have to know of one is registered first, by the saving thread; its bytes may then be written by
- * any thread, in order. Internal to engine/.
+ * Writes encoded blocks into the chunk file. A block is registered first, in order: later blocks then know it. Its
+ * bytes may then be written by any thread, in order. Internal to engine/.
  */
 #ifndef ENGINE_SAVE_APPEND_H
 #define ENGINE_SAVE_APPEND_H
@@ -9,7 +9,7 @@
 
 struct ckd_save;
 
-/* A side record, which a block needs, and which is written before it. Its data is used again by later ones. */
+/* A side record that a block needs, written before it. Later blocks use its memory again. */
 typedef struct save_side {
     record record;
     bytes data;
@@ -17,19 +17,25 @@ typedef struct save_side {
 
 typedef struct save_append {
     record record;
-    bool group; /* its optimizer's group comes before it */
+    bool group; /* write its optimizer's group before it */
     save_side before[2];
     uint32_t before_count;
     uint64_t before_bytes;
 } save_append;
 void save_append_free(save_append *a);
-/* An encoded block, before it is written: its record, what it depends on, and its values, for blocks behind it. */
+/*
+ * Registers an encoded block before it is written: makes its record, records its dependencies, and makes its values
+ * known to later blocks.
+ */
 ckd_status save_register(save_append *out, struct ckd_save *save, const block_job *job,
                          const tensor_context *t, step_tensor *step, ckd_error *err);
-/* By one thread at a time, in the order in which they were registered; beside jobs of other blocks. What comes before it is written, too. */
+/*
+ * Writes a registered block, and the records that come before it. Called by one thread at a time, in the order of
+ * registration; jobs of other blocks may run meanwhile.
+ */
 ckd_status save_write_block(struct ckd_save *save, const block_job *job, save_append *a, ckd_error *err);
 
-/* What blocks take on the disk: added up, then given to save_free_space before they are written. */
+/* Disk space that blocks need: added up, then passed to save_free_space before they are written. */
 typedef struct disk_space {
     uint64_t payload, copies;
 } disk_space;

@@ -1,12 +1,16 @@
 /*
- * Blocks on their way through a save, several at once, of one tensor or of several, exact and lossy ones. Internal to engine/.
+ * Blocks on their way through a save: several at once, exact and lossy, of one tensor or of several. Internal to
+ * engine/.
  *
  *   fetched -> analysed -> decided -> encoded -> registered -> written
  *
- * Each thread takes whatever can be done next: the saving thread, when it waits, and the store's workers, which the save borrows as long as it has something under way. There are
- * no rounds: nobody waits for others but where the order asks for it. Blocks are analysed and encoded at the same time; they are decided on, registered and written in
- * their order, by whoever comes by. The bytes written are those that one block after the other would give, whatever the number of threads: what an
- * analysis may not have known yet, as it ran beside the blocks before it, is looked at again before the decision (order.c).
+ * Each thread takes the next task that is ready. The threads are the saving thread, while it waits, and the store's
+ * workers, which the save borrows as long as blocks are in progress. There are no rounds: a thread waits only where
+ * block order demands it.
+ *
+ * Blocks are analysed and encoded concurrently. They are decided, registered and written in order, by whichever
+ * thread gets to it. The bytes do not depend on the number of threads: before a block is decided, its analysis is
+ * repeated if earlier blocks have made it outdated (order.c).
  */
 #ifndef ENGINE_SAVE_PIPELINE_H
 #define ENGINE_SAVE_PIPELINE_H
@@ -15,7 +19,7 @@
 
 #include "engine/save/append.h"
 
-/* How the deltas of one tensor fare, so that one which never wins is not tried at every block. */
+/* How deltas of one tensor fare, so that a tensor for which they never win does not try one at every block. */
 typedef struct delta_record {
     uint32_t lost, since;
 } delta_record;
@@ -23,17 +27,17 @@ typedef struct delta_record {
 /* Blocks that share a region: of a tensor, or of a panel of it. Lives as long as the save. */
 typedef struct region_job {
     tensor_context context;
-    const view *parent;          /* which has context.parent */
-    const view_tensor *expected; /* what the tensor was in the save's parent */
-    step_tensor *step;           /* the caller's, who flushes before he ends it; NULL: none */
+    const view *parent;          /* has context.parent */
+    const view_tensor *expected; /* the tensor in the save's parent */
+    step_tensor *step; /* the caller's, which flushes the pipeline before it ends the step; NULL: none */
     delta_record tried;
-    double
-        fraction; /* of the tensor, whose expected cost leaves the budget with the first block; 0: nothing does */
-    struct values_there *there; /* where exact values lie on a device; NULL: they do not */
-    struct tile_part
-        *lossy;   /* the tile that its blocks are of; NULL: it is exact. As long as they are under way */
-    uint64_t end; /* of an exact one whose blocks are all pushed: behind the last of them */
-    struct region_job *next; /* such a one, pushed after it */
+    /* share of the tensor's expected cost that leaves the budget with the first block; 0: none */
+    double fraction;
+    struct values_there *there; /* where exact values lie on a device; NULL: not on one */
+    /* the tile of the blocks, valid while they are in progress; NULL: exact blocks */
+    struct tile_part *lossy;
+    uint64_t end; /* of an exact job whose blocks are all pushed: the number behind its last block */
+    struct region_job *next; /* the next exact job in order of pushing */
 } region_job;
 
 typedef enum slot_stage {
@@ -48,84 +52,96 @@ typedef enum slot_stage {
 typedef struct save_slot {
     region_job *region_job;
     slot_stage stage;
-    bool busy;     /* somebody is analysing or encoding it */
-    bool borrowed; /* its values are where the caller has them */
-    bool counted;  /* its space is known */
-    const void
-        *input; /* of a lossy block: its elements, as the job's values are those that a decoder will get */
-    save_append append; /* once registered; what goes before it from the beginning */
+    bool busy;     /* a thread is analysing or encoding it */
+    bool borrowed; /* its values are in the caller's memory */
+    bool counted;  /* `space` is set */
+    /* the input of a lossy block, whose job holds the decoded values */
+    const void *input;
+    save_append append; /* set once registered; its `before` records from the beginning */
     disk_space space;
 } save_slot;
 
 /*
- * A ring: block n is in place n % slot_count. Blocks before `written` are through, those before `registered` are to be written, those before `decided` to be
- * encoded, those before `pushed` to be analysed and decided on.
+ * A ring: block n is in place n % slot_count. Blocks before `written` are done. The next ones, before `registered`,
+ * await writing; those before `decided`, encoding; those before `pushed`, analysis and decision.
  */
 typedef struct save_pipeline {
     save_slot *slots;
     uint32_t slot_count;
     pthread_mutex_t mutex;  /* guards all of this */
-    pthread_cond_t changed; /* for the saving thread, which waits */
+    pthread_cond_t changed; /* the saving thread waits for it */
     uint64_t written, registered, decided, pushed;
-    region_job *first_pushed,
-        *last_pushed;         /* exact jobs that are used again once they are written; the saving thread's */
-    uint64_t wait_registered; /* the next decision waits until so many are registered */
-    bool writing, ordering;   /* somebody is */
-    bool paused;              /* nothing new is begun but by the saving thread */
+    /* exact jobs, used again once they are written; only the saving thread uses these */
+    region_job *first_pushed, *last_pushed;
+    uint64_t wait_registered; /* the next decision waits until this many blocks are registered */
+    bool writing, ordering;   /* a thread is doing so */
+    bool paused;              /* only the saving thread begins new tasks */
     bool workers_attached;    /* the store's workers help */
-    bool waiting;             /* the saving thread is */
+    bool waiting;             /* the saving thread waits */
     uint32_t running;         /* tasks */
-    disk_space unwritten;     /* of what is registered */
-    bool wants_space;      /* for the next one to be registered: the saving thread has to make some, alone */
+    disk_space unwritten;     /* of registered blocks */
+    /* the next block to register needs disk space, which the saving thread must make, alone */
+    bool wants_space;
     uint64_t space_made;   /* for blocks before this one */
-    uint64_t failed_block; /* the first that did, if status is not CKD_OK */
+    uint64_t failed_block; /* the first block that failed, if status is not CKD_OK */
     ckd_status status;
     ckd_error error;
     pthread_rwlock_t registry_lock; /* for coding_context */
     blocks_in_flight in_flight;     /* decided, not registered */
-    bool started;                   /* the locks are made */
+    bool started;                   /* the locks are initialised */
 } save_pipeline;
 
-/* Places, and so jobs, that a pool of so many threads is kept busy with. */
+/* The number of places, and so of jobs, that keep a pool of so many threads busy. */
 uint32_t pipeline_slots(uint32_t threads);
-/* slots: so many, the caller's, whose memory for side records is used again. Errors: NOMEM. */
+/* slots: `count` of the caller's, whose memory for side records is used again. Errors: NOMEM. */
 ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd_error *err);
-/* Nobody is at work on it. */
-/* in_child: of a forked one, in which threads seem to wait that it does not have: to destroy what they wait for would wait for them. */
+/*
+ * Called when nobody works on it any more. in_child: of a fork. Threads of the parent seem to wait there, so
+ * destroying the locks would block forever.
+ */
 void pipeline_free(save_pipeline *p, bool in_child);
 
-/* What is shared by all blocks of the context. Errors: NOMEM. */
+/* context: what all blocks share. Errors: NOMEM. */
 ckd_status save_new_region_job(region_job **out, struct ckd_save *save, const tensor_context *t,
                                step_tensor *step, ckd_error *err);
-/* The place of the next block, which is free, and its job; helps until there is one. */
+/* Returns the next free place and its job. Works on other tasks until there is one. */
 ckd_status save_next_slot(save_slot **slot, block_job **job, struct ckd_save *save, region_job *rj,
                           ckd_error *err);
-/* It is filled: job->first, count and values, slot->borrowed and given. */
+/* Pushes the place, after the caller has set job->first, count and values, slot->borrowed and input. */
 void save_push(struct ckd_save *save);
-/* Elements first ... end - 1 of the region, bit for bit; one empty block if there are none. They may still be under way when it returns. */
+/*
+ * Saves elements first ... end - 1 of the region bit for bit; one empty block if there are none. Blocks may still be
+ * in progress when it returns.
+ */
 ckd_status save_exact_span(struct ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
                            uint64_t first, uint64_t end, step_tensor *step, ckd_error *err);
-/* Returns when so many blocks, from the first one on, are written; helps. */
+/* Returns when this many blocks, from the first one on, are written. Works on tasks meanwhile. */
 ckd_status save_await(struct ckd_save *save, uint64_t written, ckd_error *err);
-/* Returns when all blocks are written, and nobody helps any more. */
+/* Returns when all blocks are written and no worker helps any more. */
 ckd_status save_flush(struct ckd_save *save, ckd_error *err);
-/* Time of a thread that was at work on it. */
+/* Adds the time of an analysis outside do_task. */
 void save_add_analysis(struct ckd_save *save, uint64_t ns);
-/* Nobody helps any more; what is under way stays where it is. Also of a save that failed, and in a forked child. */
+/*
+ * Stops the workers; blocks in progress stay where they are. May also be called on a failed save, and in a forked
+ * child.
+ */
 void save_stop_helpers(struct ckd_save *save);
-/* Nobody helps any more, and what is still needed of the caller's memory is copied. */
+/* Stops the workers, and copies the values in the caller's memory that are still needed. */
 ckd_status save_copy_borrowed(struct ckd_save *save, ckd_error *err);
 
-/* ---- order.c, by one thread at a time, without the mutex ---- */
-/* Whether deltas are worth trying in a block, as if those before it that are not decided yet changed nothing. With the mutex. */
+/* ---- order.c: called by one thread at a time, without the mutex ---- */
+/*
+ * Guesses if a delta is worth trying for a block, as if the blocks before it that are still undecided changed
+ * nothing. The caller holds the mutex.
+ */
 bool order_guess(const save_pipeline *p, uint64_t block);
-/* Can something be registered or decided? With the mutex. */
+/* Returns true if a block can be registered or decided. The caller holds the mutex. */
 bool order_is_due(const save_pipeline *p);
-/* Registers and decides what can be; *block: what it failed at. */
+/* Registers and decides as many blocks as possible. *block: where it failed. */
 ckd_status save_put_in_order(uint64_t *block, struct ckd_save *save, ckd_error *err);
-/* As the blocks of a piece are coded. */
+/* The coding context for the blocks of a region job. */
 coding_context save_coding_of(const struct ckd_save *save, const region_job *rj);
-/* Analyses the job, once more or for the first time. */
+/* Analyses the job, for the first time or again. */
 ckd_status save_analyse(struct ckd_save *save, block_job *job, const save_slot *slot, const coding_context *c,
                         ckd_error *err);
 

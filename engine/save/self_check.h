@@ -1,7 +1,8 @@
 /*
- * What devices have made is decoded by the host before it is committed: of each kind of block one, out of the files that were written. Hashes say what a device
- * holds, payloads what a load makes; where these differ, the arithmetic of this device, or of its compiler, is not the host's, and no checkpoint
- * from there could be loaded. Of several ranks it is rank 0 who tries what its own device made. Internal to engine/.
+ * Before the commit, the host decodes one block of each kind that a device made, from the written files. Hashes
+ * describe the device's values, payloads decode to the host's. If they differ, the device's arithmetic, or its
+ * compiler's, is not the host's, and no load could use the checkpoint. With several ranks, rank 0 checks the blocks
+ * of its own device. Internal to engine/.
  */
 #ifndef ENGINE_SAVE_SELF_CHECK_H
 #define ENGINE_SAVE_SELF_CHECK_H
@@ -9,7 +10,7 @@
 #include "engine/save/pipeline.h"
 
 #define SELF_CHECK_KINDS \
-    16u /* by role, dtype, coding (or that it is a rounded master), whether it is a delta and whether the device coded it; others are not tried */
+    16u /* role, dtype, coding (or rounded master), delta or not, coded there or not; others go unchecked */
 
 typedef struct self_check_block {
     const record_tensor *tensor; /* the save's */
@@ -23,9 +24,12 @@ typedef struct self_check_list {
     uint32_t count;
 } self_check_list;
 
-/* A block of the piece that has been decided on. By one thread at a time. */
+/* Records a decided block of the region job. Called by one thread at a time. */
 void self_check_record(ckd_save *save, const block_job *job, const region_job *rj);
-/* v: of all that the save has written, which is not committed yet. Errors: DEVICE, and from now on this handle's saves read what lies on devices; NOMEM, IO. */
+/*
+ * Checks the recorded blocks. v: everything that the save has written, not committed yet. Errors: DEVICE (this
+ * handle's later saves then read values from devices and code them on the host), NOMEM, IO.
+ */
 ckd_status self_check_run(ckd_save *save, const view *v, ckd_error *err);
 
 #endif
