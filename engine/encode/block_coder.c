@@ -3,11 +3,11 @@
 #include "engine/encode/block_lossy.h"
 #include "engine/encode/block_step.h"
 
-#define PROBE_BYTES 16384u /* of a block, to see whether zstd or LZ4 can win */
+#define PROBE_BYTES 16384u /* sample of a block, which shows if zstd or LZ4 can win */
 #define PROBE_WHOLE 65536u /* smaller blocks are tried whole */
-#define PROBE_SHARE 16u /* the same of panels of large matrices, whose blocks are smaller: a share of them, */
-#define PROBE_PANEL 8192u /* and whole below */
-#define STEP_HEADER 320u  /* what naming the values of an optimizer step takes more than others do */
+#define PROBE_SHARE 16u /* panels of large matrices have smaller blocks: the sample is this share of them, */
+#define PROBE_PANEL 8192u /* and blocks below this size are tried whole */
+#define STEP_HEADER 320u  /* additional bytes of a record that names the inputs of an optimizer step */
 
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err) {
     memset(job, 0, sizeof(*job));
@@ -46,7 +46,7 @@ static void keep_smaller(candidate *best, coding c, uint64_t size) {
     }
 }
 
-/* Encodes with a byte codec and keeps the result if it beats what the candidate has. */
+/* Encodes with a byte codec, and keeps the result if it beats the candidate's. */
 static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, unsigned width,
                             const void *from, uint64_t size, ckd_error *err) {
     uint64_t limit = best->available ? best->size : size;
@@ -77,7 +77,7 @@ block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
     return (block_probe){(size - some) / 2 / width * width, some};
 }
 
-/* Can a codec come below `limit` of `size` bytes? Asked of a sample of them. */
+/* Estimates from a sample if a codec can get below `limit` of `size` bytes. */
 static ckd_status ask_sample(bool *promising, coder *by, coding c, int level, unsigned width,
                              const void *sample, uint64_t some, uint64_t limit, uint64_t size,
                              ckd_error *err) {
@@ -122,7 +122,7 @@ ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *
     return status;
 }
 
-/* zstd or LZ4, plain and on byte planes. */
+/* Tries zstd or LZ4, plain and on byte planes. */
 static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_context *save, unsigned width,
                                   const void *from, uint64_t size, ckd_error *err) {
     bool lz4 = save->codec == CKD_CODEC_LZ4;
@@ -136,8 +136,8 @@ static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_
 }
 
 /*
- * What the parent's values over this span take on their own, which is about what these take; 0 if that is not known. Of values
- * that were all the same, or noise, it says nothing.
+ * Standalone size of the parent's block, used as an estimate for this one; 0 if unknown. Sizes of constant or
+ * incompressible blocks are not used.
  */
 uint64_t block_expected_standalone(const record *parent_block, uint64_t raw) {
     const record *r = parent_block;
@@ -149,7 +149,7 @@ uint64_t block_expected_standalone(const record *parent_block, uint64_t raw) {
     return r->base_stored > raw / 8 && r->base_stored < raw - raw / 32 ? r->base_stored : 0;
 }
 
-/* may_estimate: a delta is going to be tried, and its size says whether this one's must be known exactly. */
+/* may_estimate: a delta is tried next, and its size decides whether this size must be known exactly. */
 ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
                                  bool may_estimate, ckd_error *err) {
     candidate *own = &job->standalone;
@@ -176,7 +176,10 @@ static bool values_missing(const block_job *job) {
     return job->precoded.coded && !job->values;
 }
 
-/* Of a block that is coded ahead, without its values: whoever did that has seen that byte codecs do not promise more. */
+/*
+ * Sets the standalone size of a precoded block without its values. Whoever coded it has checked that byte codecs do
+ * not promise more.
+ */
 static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
     candidate *own = &job->standalone;
     own->available = own->encoded = false;
@@ -187,7 +190,7 @@ static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
 
 /* ---- as a delta on the parent ---- */
 
-/* Depth and chain cost of the parent's values over this span; of partly used blocks, all counts. */
+/* Sets depth and chain cost of the parent's values over this span. A block that is used in part counts in full. */
 void block_measure_parent(block_job *job, const tensor_context *tensor) {
     job->parent_depth = 0;
     job->parent_chain = (load_cost){0, 0};
@@ -211,7 +214,7 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
     }
 }
 
-/* As symbols. What the block takes on its own is known better, too, afterwards. */
+/* Plans the delta as symbols. Afterwards the standalone size is known better, too. */
 static ckd_status plan_delta_symbols(block_job *job, const coding_context *save, unsigned width, uint64_t raw,
                                      ckd_error *err) {
     ckd_status status = block_plan_delta(&job->plan, job->previous.data, err);
@@ -219,7 +222,7 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
         return status;
     }
     candidate *own = &job->standalone;
-    if (own->coding == CODING_SYMBOLS) { /* of which less may have been expected than the values are */
+    if (own->coding == CODING_SYMBOLS) { /* its size may have been expected too small */
         own->available = own->encoded = false;
         keep_smaller(own, CODING_RAW, raw);
     }
@@ -229,15 +232,15 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
         return CKD_OK;
     }
     keep_smaller(&job->delta, CODING_SYMBOLS, job->plan.delta);
-    /* Few and clustered changes (rows of an embedding) are what the byte codecs see and symbols do not. */
+    /* Byte codecs see few and clustered changes (rows of an embedding) that symbols do not. */
     return 4 * job->plan.delta < raw
                ? try_byte_codecs(job, &job->delta, save, width, job->plan.residual.data, raw, err)
                : CKD_OK;
 }
 
 /*
- * The parent's values without reading them, if the caller still has them: the hash that the store has of them says whether these are they. Where the
- * parent is cut otherwise there is no hash to compare with.
+ * Copies the parent's values from the caller's memory, if they are there, and compares them with the store's hash.
+ * Without a parent block of the same span there is no hash to compare with.
  */
 static bool values_in_memory(const block_job *job, const tensor_context *tensor, const span *mine, void *to) {
     if (!tensor->parent_values || !job->parent_block) {
@@ -259,7 +262,7 @@ static void delta_precoded(block_job *job, const coding_context *save) {
     }
 }
 
-/* plain: the difference to the parent's values may be taken, too. */
+/* plain: the difference to the parent's values may be used, too. */
 static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
                              bool plain, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
@@ -278,7 +281,7 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
                             : span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine,
                                           previous, NULL, err);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
-        job->parent_damaged = true; /* old damage must not cost the new state */
+        job->parent_damaged = true; /* old damage must not fail the new save */
         return CKD_OK;
     }
     if (status != CKD_OK) {
@@ -319,7 +322,10 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
     return CKD_OK;
 }
 
-/* What a part that is a step may be measured by: a base load of its inputs, of itself, and of the third of the three. */
+/*
+ * The base load against which a step is measured when it is loaded alone: its inputs in this checkpoint, itself, and
+ * the third of the three tensors.
+ */
 static load_cost block_step_base(const block_job *job) {
     double times = job->step.two_inputs ? 1 : 2;
     return (load_cost){job->step.base.stored + times * job->base.stored,
@@ -344,11 +350,11 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
 }
 
-/* A copy of what has a long chain may want a materialized copy. */
+/* Plans a duplicate on its own if it has a chain, as it may need a materialized copy. */
 static ckd_status plan_known(block_job *job, const coding_context *save, const tensor_context *tensor,
                              ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
-    if (job->depth > 0 && values_missing(job)) { /* if it does, it gets its values then */
+    if (job->depth > 0 && values_missing(job)) { /* if it does, its values are read then */
         expect_standalone(job, raw, job->precoded.standalone ? job->precoded.planned_standalone : raw);
         return CKD_OK;
     }
@@ -417,14 +423,17 @@ static uint64_t lossy_rank(const block_job *job) {
     return job->tile->plan.factor ? job->tile->plan.own.rank : 0;
 }
 
-/* A block that stays as it was is planned on its own only if its chain is long enough to want a materialized copy. */
+/* A duplicate is planned on its own only if its chain may need a materialized copy. */
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
     uint64_t symbols = job->lossy ? (job->tile->before ? 0 : lossy_rank(job)) : job->count;
     return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, block_raw_size(job, tensor), symbols);
 }
 
-/* Loaded with its checkpoint, only its share counts; loaded alone, it may cost what its inputs may. */
+/*
+ * Loaded with its checkpoint, a step counts only its own share of the cost. Loaded alone, it may cost as much as its
+ * inputs may.
+ */
 static void choose_step(block_job *job, const tensor_context *tensor, const load_budget *budget) {
     job->delta.chain = chain_with(&job->step.chain, PREDICT_STEP, &job->delta, tensor,
                                   block_raw_size(job, tensor), job->plan.delta_symbols);
@@ -490,12 +499,12 @@ bool block_wants_values(block_job *job, const coding_context *save, const tensor
 }
 
 /*
- * The payload of a planned candidate. A plan is an estimate: what turns out no smaller than the values themselves is
- * stored raw if it is the values, and given up (available = false) if it is a delta.
+ * Makes the payload of a planned candidate. The planned size is an estimate. A payload no smaller than the values is
+ * replaced by raw values; such a delta is given up (available = false).
  */
 static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, ckd_error *err) {
     if (c->encoded || c->coding == CODING_RAW) {
-        return CKD_OK; /* raw is written from the values themselves */
+        return CKD_OK; /* raw payloads are written from the values themselves */
     }
     bool is_delta = c == &job->delta;
     if (is_delta ? job->precoded.delta : job->precoded.standalone && values_missing(job)) {
@@ -531,7 +540,7 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
     return CKD_OK;
 }
 
-/* Later saves count on what the block takes on its own: now that it is written, this is no longer an estimate. */
+/* Replaces the estimated standalone size by the real one, on which later saves rely. */
 static void finish_standalone(block_job *job, const tensor_context *tensor) {
     bool chosen = job->chosen == &job->standalone;
     if (chosen) {

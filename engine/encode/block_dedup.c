@@ -1,9 +1,9 @@
-/* Values that are stored already: by the parent, by what that names, or by this save. */
+/* Finds values that are stored already: by the parent, by a checkpoint that the parent names, or by this save. */
 #include <math.h>
 
 #include "engine/encode/block_coder.h"
 
-#define MIN_COPY_BYTES 64u /* naming the values costs about as much */
+#define MIN_COPY_BYTES 64u /* smaller blocks: naming the values costs about as much */
 
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
                      const hash128 *content) {
@@ -54,7 +54,7 @@ static void leave_noted(const coding_context *save) {
     }
 }
 
-/* As well as `more` others. */
+/* Returns true if the checkpoint may be named even if `more` others are named first. */
 static bool may_name_with(const coding_context *save, const ckd_id *checkpoint, uint32_t more) {
     const referenced_checkpoints *h = save->referenced;
     read_noted(save);
@@ -70,7 +70,7 @@ static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
     return may_name_with(save, checkpoint, 0);
 }
 
-/* What a copy names; NULL: nothing outside this checkpoint. */
+/* The other checkpoint that a copy names; NULL: none, or this one. */
 static const ckd_id *holder_of(const block_job *job, const coding_context *save) {
     const ckd_id *named = &job->dependencies[0].checkpoint;
     return job->is_duplicate && !id_equal(named, &save->checkpoint) ? named : NULL;
@@ -101,7 +101,7 @@ void block_add_referenced(const block_job *job, const coding_context *save) {
     leave_noted(save);
 }
 
-/* Is the block still where it is said to be? Its payload is not read: that is verification's work. */
+/* Checks that the block is still where the parent says. Its payload is not read: that is the work of verification. */
 static bool is_referenced(const coding_context *save, const ckd_id *holder, const block_job *job,
                           const tensor_context *tensor) {
     const view *v;
@@ -114,8 +114,8 @@ static bool is_referenced(const coding_context *save, const ckd_id *holder, cons
 }
 
 /*
- * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
- * grow chains.
+ * Unchanged since the parent. If the parent's block is itself a copy from an older checkpoint, that one is named, so
+ * that frozen tensors do not grow chains.
  */
 bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
     const record *r = job->parent_block;
@@ -149,8 +149,8 @@ bool block_find_unchanged(block_job *job, const coding_context *save, const tens
     job->unchanged =
         job->parent_block && block_may_be_named(job, save, tensor) && block_find_in_parent(job, save, tensor);
     if (job->unchanged && !may_name_with(save, &job->dependencies[0].checkpoint, jobs)) {
-        job->unchanged = job->is_duplicate =
-            false; /* one too many, perhaps, once it is decided on: then values would be needed */
+        /* the limit may be reached before it is decided, and then its values would be needed */
+        job->unchanged = job->is_duplicate = false;
     }
     return job->unchanged;
 }
@@ -159,7 +159,7 @@ bool block_may_be_named(const block_job *job, const coding_context *save, const 
     return block_raw_size(job, tensor) >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
 }
 
-/* What in this save has the values; as near as `bound`, or exactly if that is negative. */
+/* Finds an entry of this save with these values: within `bound`, or bit-identical if `bound` is negative. */
 static const content_entry *entry_with(const span *block, const hash128 *content, const coding_context *save,
                                        const tensor_context *tensor, double bound) {
     const content_entry *e =
@@ -215,7 +215,10 @@ bool block_find_in_save(block_job *job, const coding_context *save, const tensor
     job->content = e.values;
     job->error = e.error;
     job->depth = e.depth;
-    /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
+    /*
+     * A load of the whole checkpoint loads what the block depends on anyway. Loaded alone, the block costs as much as
+     * that.
+     */
     job->chain = (load_cost){e.chain_stored, e.chain_work};
     job->base_stored = (uint64_t)e.chain_stored;
     job->base = job->chain;

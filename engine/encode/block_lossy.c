@@ -6,8 +6,10 @@
 #include "engine/lossy/device.h"
 #include "engine/lossy/moment_pair.h"
 
-#define EXACT_SHARE 0.85 /* of raw bytes: what an exact base of weights or moments takes, bench_exact says */
-#define MOST_KEPT   16   /* one in so many values may be kept as it is: with more, the block is exact */
+/* of raw bytes: the size of an exact base of weights or moments, as bench_exact measures it */
+#define EXACT_SHARE 0.85
+/* at most one value in so many may be an exception; with more, the block is coded exactly */
+#define MOST_KEPT 16
 
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw) {
     return base_cost(ckd_dtype_size(dtype), raw, (uint64_t)(EXACT_SHARE * (double)raw));
@@ -22,7 +24,7 @@ static void offer(candidate *c, uint64_t size, bool encoded) {
 
 #define SOME 512 /* elements at a time */
 
-/* How far a master's values, rounded, will be from those that were given, rounded. */
+/* Error of a master's decoded values, rounded, against its input values, rounded. */
 static lossy_error error_of_rounded(const block_job *job, const void *original, ckd_dtype dtype) {
     const kernels *k = job->decoder.kernels;
     uint16_t given[SOME], decoded[SOME];
@@ -35,14 +37,14 @@ static lossy_error error_of_rounded(const block_job *job, const void *original, 
         k->widen(from, dtype, given, n);
         k->widen(to, dtype, decoded, n);
         lossy_error_add(&e, from, to, n, k);
-        for (uint64_t i = 0; i < n; i++) { /* infinities and NaNs are kept: what has them not is no copy */
+        for (uint64_t i = 0; i < n; i++) { /* infinities and NaNs must be bit-identical, or it is no copy */
             e.largest = !isfinite(from[i]) && given[i] != decoded[i] ? INFINITY : e.largest;
         }
     }
     return e;
 }
 
-/* The hashes by which a copy in a narrower dtype will be found. */
+/* Sets the hashes by which a copy in a narrower dtype is found. */
 static ckd_status hash_rounded(block_job *job, const lossy_tile *tile, const tensor_context *tensor,
                                ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -53,12 +55,12 @@ static ckd_status hash_rounded(block_job *job, const lossy_tile *tile, const ten
     } else if (block_is_master(tensor)) {
         status = block_hash_rounded(job, err);
     }
-    job->result_bf16 = job->rounded_bf16; /* of a copy of exact values; of others nothing is known */
+    job->result_bf16 = job->rounded_bf16; /* for exact values; a lossy block sets these later */
     job->result_f16 = job->rounded_f16;
     return status;
 }
 
-/* What such a copy's values will be. */
+/* Sets the hashes of such a copy's decoded values. */
 static ckd_status hash_rounded_result(block_job *job, const lossy_tile *tile, const tensor_context *tensor,
                                       const void *original, ckd_error *err) {
     if (!block_is_master(tensor)) {
@@ -93,7 +95,7 @@ static dependency on_side(const coding_context *save, const span *of, const hash
                         .content = *content};
 }
 
-/* The rows' part, if the block shares it, and behind it the columns' part. */
+/* Adds the dependency on shared rows, if any, and behind it that on shared columns. */
 static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *tile,
                              const coding_context *save, const tensor_context *tensor) {
     span columns = {tensor->region, tile->first, tile->count};
@@ -105,7 +107,7 @@ static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *
     }
 }
 
-/* Of the parent's values, which the tile only has as floats. */
+/* Returns the hash of the parent's values, which the tile has only as floats. */
 static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile *tile,
                                  const coding_context *save, const tensor_context *tensor, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
@@ -127,7 +129,7 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
     return status;
 }
 
-/* Of a tile on a device, whose values are not here; of others they are. */
+/* Fetches the decoded values of a tile on a device; other tiles have them on the host. */
 static ckd_status fetch_decoded(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
     bytes *room = &job->lossy_work.values;
     if (!tile->device || job->values) {
@@ -151,7 +153,7 @@ static ckd_status fetch_given(block_job *job, const lossy_tile *tile, uint64_t r
                   : CKD_E_NOMEM;
 }
 
-/* Integers, payload, and values or what is known of them. */
+/* Makes integers, payload, and values (on a device, only their hashes and errors). */
 static ckd_status code_block(block_job *job, bytes *payload, const lossy_tile *tile, uint64_t at,
                              ckd_error *err) {
     symbols_workspace *work = coder_symbols(job->decoder.coder);
@@ -186,7 +188,7 @@ double lossy_copy_bound(const lossy_tile *tile) {
     return tile->part == LOSSY_WEIGHT ? tile->bound : -1;
 }
 
-/* The updates of a block of moments that stays as it is. */
+/* Measures the updates of a block of moments that is coded exactly or is a duplicate. */
 static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
     return pair_known(&tile->pair) ? pair_measure(&job->lossy_work, tile, at, tile->now + at, job->count, err)
                                    : CKD_OK;
@@ -214,8 +216,8 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         status = fetch_given(job, tile, raw, err);
         status = status == CKD_OK ? measure_given(job, tile, at, err) : status;
         status = status == CKD_OK ? block_analyse(job, save, tensor, budget, err) : status;
-        job->error =
-            (lossy_error){.energy = made->error.energy, .exceptions = made->error.exceptions}; /* is exact */
+        /* the block is exact */
+        job->error = (lossy_error){.energy = made->error.energy, .exceptions = made->error.exceptions};
         return status;
     }
     job->lossy = true;

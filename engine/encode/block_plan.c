@@ -23,7 +23,7 @@ void block_plan_free(block_plan *p) {
         negative |= v < 0;                         \
     }
 
-/* Signed integers of both signs are far apart as unsigned ones; those of a byte have symbols for each of them anyway. */
+/* Signed integers of both signs would be far apart as unsigned ones. Bytes have a symbol for each value anyway. */
 static symbols_mode mode_standalone(ckd_dtype dtype, const void *values, size_t n) {
     const uint8_t *at = values;
     bool negative = false;
@@ -56,11 +56,11 @@ symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t fi
 /* ---- samples ---- */
 
 #define SAMPLE_MIN    4096  /* elements */
-#define SAMPLE_SHARE  16    /* of a block */
-#define SAMPLE_PIECES 16    /* from all over it */
+#define SAMPLE_SHARE  16    /* one in so many elements of a block */
+#define SAMPLE_PIECES 16    /* spread over the block */
 #define SAMPLED_FROM  16384 /* smaller blocks are planned whole */
 
-/* A sample: `pieces` times `length` elements, whole rows where rows are short enough. */
+/* A sample: `pieces` of `length` elements each, whole rows if rows are short enough. */
 typedef struct sampling {
     size_t pieces, length, step, first;
 } sampling;
@@ -81,14 +81,14 @@ static sampling choose_sample(const block_plan *p) {
     return s;
 }
 
-/* Both ways of coding see the same elements. */
+/* The standalone and the delta estimate see the same elements. */
 static void take_sample(uint8_t *to, const sampling *s, const uint8_t *from, unsigned width) {
     for (size_t i = 0; i < s->pieces; i++) {
         memcpy(to + i * s->length * width, from + (s->first + i * s->step) * width, s->length * width);
     }
 }
 
-/* Room in `residual` for the sample of the values, of what precedes them, and of integers. */
+/* Provides space in `residual` for a sample of the values, of the previous values, and of integers. */
 static ckd_status sampled(block_plan *p, uint8_t **values, uint8_t **previous, uint8_t **integers,
                           const sampling *s, ckd_error *err) {
     size_t size = s->pieces * s->length * p->width;
@@ -189,9 +189,9 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
 }
 
 /*
- * Samples are a percent or two off, and several where they have to tell what levels of rows and columns gain. A delta must
- * save some percent to be taken at all, so it is given up a little before it could win; and where it wins by far, what the
- * block would take on its own need not be known exactly.
+ * Samples are off by a percent or two, and by several percent where they must show the gain from levels of rows and
+ * columns. A delta must save some percent to be used, so one that saves less than 1.5 % in a sample is given up. If
+ * it wins by far, the standalone size need not be known exactly.
  */
 #define DELTA_LOST        0.985
 #define DELTA_WON_SAMPLED 0.90
@@ -206,7 +206,7 @@ ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err)
         }
         if ((double)p->delta > DELTA_LOST * (double)p->standalone) {
             status = block_plan_as_standalone(p, err);
-            /* What was expected may be far too little: of a block that was all the same, and no longer is. */
+            /* The expected size may be far too small: for a block that was constant and no longer is. */
             if (status != CKD_OK || (double)p->delta > DELTA_LOST * (double)p->standalone) {
                 return status;
             }

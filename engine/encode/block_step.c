@@ -3,9 +3,9 @@
 #define SAMPLE_PIECES 16u
 #define SAMPLE_PIECE  256u
 #define CLEARLY \
-    2.0 /* bits an element by which a step must beat the parent's values: it needs more to be loaded */
+    2.0 /* bits an element by which a step must beat the parent's values: it needs more inputs to be loaded */
 #define OTHER_RULE \
-    4096.0 /* bits by which another rule must beat the usual one: it needs a record of its own */
+    4096.0 /* bits by which another rule must beat the usual one, as it needs a group record of its own */
 
 /* ---- cost ---- */
 
@@ -15,8 +15,8 @@ static void add(load_cost *to, const load_cost *cost) {
 }
 
 /*
- * If the parent's block is a step itself, loading it takes the parent's moments as well, and of this checkpoint's only their own
- * payloads come on top.
+ * If the parent's block is a step itself, loading it also loads the parent's moments. Those of this checkpoint then
+ * only add their own payloads.
  */
 void block_step_measure(block_job *job, const tensor_context *tensor) {
     const step_source *s = tensor->step;
@@ -62,7 +62,7 @@ typedef struct inputs {
     const float *now, *before, *first, *second;
 } inputs;
 
-/* Bits of the differences, by their length. */
+/* Total length of the differences, in bits. */
 static double difference_bits(const float *a, const float *b, size_t n) {
     double total = 0;
     for (size_t i = 0; i < n; i++) {
@@ -154,7 +154,7 @@ static void name_inputs(block_job *job, const coding_context *save, const tensor
     job->predictor = PREDICT_STEP;
 }
 
-/* What the parent's values were updated with. */
+/* Reads the parent's first moment. */
 static ckd_status read_before(block_job *job, const coding_context *save, const tensor_context *tensor,
                               const float **before, ckd_error *err) {
     void *to = bytes_scratch(&job->step_before, job->count * sizeof(float), "coding scratch", err);

@@ -6,7 +6,7 @@
 
 #include "engine/encode/block_coder.h"
 
-/* ---- what the caller says ---- */
+/* ---- the caller's numbers ---- */
 
 static bool fraction(double x) {
     return x >= 0 && x < 1;
@@ -36,8 +36,8 @@ ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err) {
 
 /* In double precision, as frameworks compute them. */
 static group group_of(const ckd_optimizer *o) {
-    double decay =
-        o->kind == CKD_ADAMW ? o->weight_decay : 0; /* else it is in the gradient, hence in the moments */
+    /* other optimizers have it in the gradient, hence in the moments */
+    double decay = o->kind == CKD_ADAMW ? o->weight_decay : 0;
     double bias1 = 1 - pow(o->beta1, (double)o->step), bias2 = 1 - pow(o->beta2, (double)o->step);
     group g = {.kind = (uint32_t)o->kind,
                .nesterov = o->nesterov != 0,
@@ -113,9 +113,9 @@ static step_parameter *find_parameter(step_states *s, const char *name, const ck
     return *at;
 }
 
-#define MOST_OF_DISK 4 /* of what is left there, one in so many bytes is taken at most */
+#define MOST_OF_DISK 4 /* a file takes at most one in so many bytes of the free disk space */
 
-/* In memory as long as the budget lasts, then in a file. */
+/* Uses memory up to the limit, then a file. */
 static void find_room(pinned_tensor *h, step_states *s, uint64_t size) {
     if (size <= s->limit && s->held <= s->limit - size) {
         h->values = malloc((size_t)size + 1);
@@ -194,7 +194,7 @@ static void choose_rules(step_source *s, const step_states *states, const ckd_op
     }
 }
 
-/* Is all there that the rules need? */
+/* Sets the step's inputs, and whether all that its rules need are there. */
 static void find_source(step_tensor *t, const step_states *states, const ckd_optimizer *o,
                         const view_tensor *parent, const view *in) {
     step_source *s = &t->source;

@@ -1,11 +1,11 @@
 /*
- * Encoded blocks into the chunk file. What later blocks have to know of one is registered first, by the saving thread (register_block); its bytes may then be written
- * by any thread, in order.
+ * Writes encoded blocks into the chunk file. A block is registered first, in order (order.c: register_block): later
+ * blocks then know it. Its bytes may then be written by any thread, in order.
  */
 #include "engine/store/materialized.h"
 #include "engine/save/save.h"
 
-#define HEADER_BYTES 512u /* of a record, about, its tensor's name not counted */
+#define HEADER_BYTES 512u /* of a record, roughly, without its tensor's name */
 
 void save_append_free(save_append *a) {
     for (size_t i = 0; i < sizeof(a->before) / sizeof(a->before[0]); i++) {
@@ -54,7 +54,9 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
     return status;
 }
 
-/* The block once more, coded on its own. Its loss costs speed, never data: the save goes on without copies then. */
+/*
+ * Writes the block once more, coded on its own. A failure costs speed, never data: the save continues without copies.
+ */
 static void append_materialized(ckd_save *save, const block_job *job, const record *of) {
     const candidate *c = &job->standalone;
     bool is_raw = c->coding == CODING_RAW;
@@ -83,7 +85,7 @@ static void append_materialized(ckd_save *save, const block_job *job, const reco
     }
 }
 
-/* The optimizer that the block names. */
+/* Writes the optimizer's group that the block names. */
 static ckd_status write_group(ckd_save *save, const block_job *job, ckd_error *err) {
     record_tensor tensor = {.name = GROUP_NAME, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER};
     ckd_region region = {.kind = CKD_REGION_WHOLE};

@@ -39,7 +39,10 @@ ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err)
     return CKD_OK;
 }
 
-/* Durable before the chunk file exists, and locked by us before anybody can see it. Under the publish lock. */
+/*
+ * Makes the intent durable before the chunk file exists, and locks it before any other process can see it. The caller
+ * holds the publish lock.
+ */
 static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     file_ref file = {.id = save->file_id, .rank = save->options.rank};
     intent note = {.id = save->writer_id,
@@ -85,7 +88,7 @@ static void expect_parents_cost(load_budget *budget, const view *parent) {
     }
 }
 
-/* A parent that cannot be read does not cost the new state: it is saved as a base. */
+/* A parent that cannot be read does not fail the save: a base is saved instead. */
 static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     ckd_error why = {0};
     ckd_status status = views_get(&save->parent, &save->views, &save->target.origin.id, &why);
@@ -102,7 +105,8 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
         }
         return status;
     }
-    if (save->options.world == 1) { /* what other ranks make of it is not known: each stays within bounds */
+    /* the other ranks' shares are unknown, so each rank stays within bounds alone */
+    if (save->options.world == 1) {
         expect_parents_cost(&save->budget, save->parent);
     }
     return CKD_OK;
@@ -153,7 +157,7 @@ static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
     return status == CKD_OK ? ckd_id_new(&save->file_id, err) : status;
 }
 
-/* A manifest that the catalog does not list has the name that this one's would get. */
+/* Explains a manifest that the catalog does not list, but that has the name which this save's would get. */
 static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
     const save_target *t = &save->target;
     manifest_list list;
@@ -196,7 +200,8 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
         status = save_resolve_target(&save->target, store, &save->options, err);
     }
     status = status == CKD_OK ? save_follow_begin(save, err) : status;
-    if (status == CKD_OK && !save->target.compare) { /* a retry has the id of what it is compared with */
+    /* a retry has the id of the checkpoint with which it is compared */
+    if (status == CKD_OK && !save->target.compare) {
         status = save_check_id_unused(save, err);
     }
     pthread_mutex_unlock(&store->mutex);
@@ -224,7 +229,7 @@ static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     if (status == CKD_OK && save_coarsest_fidelity(save) > CKD_EXACT) {
         chunk_writer_gather(save->writer); /* small deltas: their headers would be as large as they are */
     } else if (status == CKD_OK) {
-        chunk_writer_gather_many(save->writer); /* an optimizer's step of each parameter */
+        chunk_writer_gather_many(save->writer); /* for the optimizer step of each parameter */
     }
     return status;
 }
@@ -277,14 +282,15 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     return CKD_OK;
 }
 
-/* false if some of it may be left. */
+/* false if some of them may be left. */
 static bool remove_files(const ckd_save *save, save_end end) {
     const char *root = save->store->path;
     ckd_status status = file_remove(path_chunk(root, &save->file_id, ".tmp").text, true, NULL);
     if (status == CKD_OK && end == SAVE_DROPPED) {
         status = file_remove(path_chunk(root, &save->file_id, "").text, true, NULL);
         if (status == CKD_OK) {
-            status = dir_sync(path_in(root, DIR_CHUNKS).text, NULL); /* gone before the intent is */
+            /* durable before the intent is removed */
+            status = dir_sync(path_in(root, DIR_CHUNKS).text, NULL);
         }
     }
     return status == CKD_OK;

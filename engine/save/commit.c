@@ -1,7 +1,7 @@
 /*
- * Committing: each rank's file durable -> publish lock -> all files still there -> manifest (the commit point) -> catalog.
- * A failure before the manifest leaves nothing; a failure behind it (the catalog) loses nothing, and the next open for
- * writing mends it.
+ * Committing: each rank's file durable -> publish lock -> all files still there -> manifest (the commit point) ->
+ * catalog. A failure before the manifest leaves nothing. A failure after it (the catalog) loses nothing: the next
+ * open for writing repairs it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "engine/save/save.h"
 #include "engine/decode/totals.h"
 
-/* Under its temporary name until the checkpoint is committed. */
+/* Closes the copies' file. It keeps its temporary name until the checkpoint is committed. */
 static void close_materialized(ckd_save *save) {
     if (save->materialized) {
         save->materialized_closed = chunk_writer_close(save->materialized, NULL) == CKD_OK;
@@ -21,7 +21,7 @@ static void close_materialized(ckd_save *save) {
     }
 }
 
-/* The checkpoint is committed: its copies get the name that loads look for. */
+/* Gives the copies the name that loads look for, as the checkpoint is committed. */
 static void name_materialized(ckd_save *save) {
     if (save->materialized_closed) {
         const char *root = save->store->path;
@@ -43,11 +43,11 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
         return status;
     }
     save_free_space(save, 0, 0);
-    content_index_free(
-        &save->dedup_index); /* nothing more is coded, and the commit needs room for an index of all blocks */
+    /* nothing more is coded, and the commit needs memory for an index of all blocks */
+    content_index_free(&save->dedup_index);
     save_names_free(&save->names);
     save->sealed = (file_ref){.id = save->file_id, .rank = save->options.rank};
-    save->state = SAVE_FAILED; /* until it is not: a failed sync is never retried on the same file */
+    save->state = SAVE_FAILED; /* unless all goes well: a failed sync is never retried on the same file */
     status = measures_commit(&save->measures, save->writer, &save->checkpoint, err);
     if (status != CKD_OK) {
         return status;
@@ -64,10 +64,10 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
         status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
     }
     save_worked(&save->sync, clock_monotonic_ns() - begun);
-    save_may_retry(save, status); /* not this save, but the caller's next one */
+    save_may_retry(save, status); /* does not help this save, but the caller's next one */
     bytes data = {0};
     if (status == CKD_OK) {
-        close_materialized(save); /* last: it is to have what room is left */
+        close_materialized(save); /* last, so that it gets only the space that is left */
         part p = {.checkpoint = save->checkpoint,
                   .rank = save->options.rank,
                   .world = save->options.world,
@@ -179,13 +179,16 @@ static void describe(const ckd_save *save, manifest *m) {
                           .metric = save->metric_name[0] ? save->options.metric : NAN};
     memcpy(c->run, t->run, sizeof(c->run));
     memcpy(c->metric_name, save->metric_name, sizeof(c->metric_name));
-    if (c->kind == CKD_DELTA) { /* another rank may have found a parent where this one had none */
+    if (c->kind == CKD_DELTA) { /* another rank may have found a parent where this rank had none */
         c->parent = t->has_origin ? t->origin.id : m->dependencies[0];
     }
     m->branch_origin = t->branch_origin;
 }
 
-/* Files that the blocks may build on: those of the parent. Where this rank could not read that, or had none, others may have. */
+/*
+ * Adds the files on which blocks may depend: the parent's. If this rank could not read the parent, or had none, other
+ * ranks may have: then those of all dependencies.
+ */
 static ckd_status add_parents_files(ckd_save *save, manifest *m, ckd_error *err) {
     ckd_status status = CKD_OK;
     if (save->parent) {
@@ -222,7 +225,7 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     if (status == CKD_OK) {
         status = view_attach_measures(v, CKD_E_MISMATCH, err);
     }
-    if (status == CKD_OK) { /* totals, depth and cost come from what the files hold, whoever wrote them */
+    if (status == CKD_OK) { /* totals, depth and cost come from the files' records, whoever wrote them */
         status = totals_set(m, v, err);
     }
     status = status == CKD_OK ? self_check_run(save, v, err) : status;
@@ -233,8 +236,8 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
 /* ---- publishing ---- */
 
 /*
- * A rank that has died in between may have been cleaned up after, and somebody may have removed a file that the save builds on. Under the publish
- * lock what is there stays.
+ * A rank may have died since, and recovery may have removed its file; another process may have removed a file on
+ * which the save depends. Under the publish lock, the files that are there stay.
  */
 static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
     for (size_t i = 0; i < m->file_count; i++) {
@@ -255,7 +258,10 @@ static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error
     return CKD_OK;
 }
 
-/* Named but perhaps not durable is not committed. If it cannot be taken back durably, recovery decides. */
+/*
+ * A manifest that was named, but may not be durable, is not committed. If it cannot be removed durably, recovery
+ * decides.
+ */
 static void take_back(ckd_save *save, const pathname *manifest_path) {
     ckd_status status = file_remove(manifest_path->text, true, NULL);
     if (status == CKD_OK) {
@@ -323,16 +329,17 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
     return status;
 }
 
-/* Behind the commit point: whatever happens here, the checkpoint stays. */
+/* After the commit point: whatever happens here, the checkpoint stays. */
 static void update_catalog(ckd_save *save, const manifest *m) {
     ckd_store *store = save->store;
     ckd_error why = {0};
     ckd_status status = add_to_catalog(save, m, &why);
-    if (save_may_retry(save, status)) { /* SQLite is full before it syncs: its transaction left nothing */
+    /* SQLite finds the disk full before it syncs: its transaction left nothing */
+    if (save_may_retry(save, status)) {
         status = add_to_catalog(save, m, &why);
     }
     if (status != CKD_OK) {
-        store_use_memory(store, NULL); /* so that this handle finds it */
+        store_use_memory(store, NULL); /* so that this handle finds the checkpoint */
         store_message(store,
                       "%s@%llu is committed, but the catalog could not be updated (%s); the next save or "
                       "open for writing will",
@@ -340,7 +347,7 @@ static void update_catalog(ckd_save *save, const manifest *m) {
     }
 }
 
-/* Two checkpoints of one id: deltas could not tell them apart. */
+/* Two checkpoints must not have the same id: deltas could not tell them apart. */
 ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err) {
     ckd_checkpoint same;
     ckd_error why = {0};
@@ -470,7 +477,10 @@ ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err)
 }
 
 void ckd_save_abort(ckd_save *save) {
-    /* With the part in the coordinator's hands only recovery can tell whether a manifest names the file. It looks at once. */
+    /*
+     * The coordinator may have the part. Only recovery can then tell if a manifest names the file, so it runs at
+     * once.
+     */
     bool handed_out = save && save->state == SAVE_SEALED && save->options.world > 1;
     bool ours = save && save->process == getpid();
     ckd_store *store = save ? save->store : NULL;

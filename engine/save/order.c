@@ -1,13 +1,18 @@
 /*
- * What is done in the order of the blocks, by one thread at a time: decisions, and what later blocks have to know of those before them. What one block's analysis may look at
- * in others, and why it need not wait for them:
+ * The stages of the pipeline that run in block order, one thread at a time: decisions, and the registration by which
+ * later blocks know earlier ones. An analysis runs beside those of other blocks, yet depends on some of their
+ * results:
  *
- *   - values that this save has already. Those of blocks that are decided are compared (block_coder.h, `in_flight`): one that has them waits until these
- *     are registered, and is analysed then. Against blocks analysed at the same time this is made up for before the decision, by analysing once more.
- *   - whether deltas of this tensor pay. It is guessed from what is decided, and a wrong guess analysed once more.
- *   - how many checkpoints copies name. They are counted as blocks are decided; a copy of one too many by then is analysed once more.
- *   - the optimizer's moments. Whoever has an optimizer begins when the pipeline is empty.
- *   - what is left of the load budget. Decisions look at it; who chooses a lossy tile's parent looks at what it was two tiles before (lossy.c).
+ * - Values that this save has already. A block that has the values of a decided block (block_coder.h, `in_flight`)
+ *   waits until that one is registered, and is then analysed again. Two blocks analysed concurrently may not see each
+ *   other: before a block is decided, its analysis is repeated if its values were registered meanwhile.
+ * - Whether deltas of the tensor win. This is guessed from the blocks decided so far; after a wrong guess the
+ *   analysis is repeated.
+ * - The number of checkpoints that copies name. They are counted as blocks are decided. The analysis of a copy that
+ *   is then one too many is repeated.
+ * - The optimizer's moments. A tensor with an optimizer begins when the pipeline is empty.
+ * - The rest of the load budget. Decisions use it. The parent of a lossy tile is chosen by the budget of two tiles
+ *   before (lossy.c).
  */
 #include "engine/encode/block_lossy.h"
 #include "engine/save/device.h"
@@ -15,14 +20,14 @@
 #include "engine/decode/step_inputs.h"
 
 #define SKIP_AFTER \
-    4u /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */
+    4u /* deltas that lost in a row; after that, a delta is tried for one block in RETRY_EVERY of the tensor only */
 #define RETRY_EVERY 8u
 
 static save_slot *slot_of(save_pipeline *p, uint64_t block) {
     return &p->slots[block % p->slot_count];
 }
 
-/* ---- whether deltas are tried ---- */
+/* ---- whether a delta is tried ---- */
 
 static bool self_check_is_due(delta_record *tried) {
     return tried->lost < SKIP_AFTER || tried->since++ % RETRY_EVERY == RETRY_EVERY - 1;
@@ -48,7 +53,7 @@ bool order_guess(const save_pipeline *p, uint64_t block) {
 
 /* ---- decisions ---- */
 
-/* The region's own figures replace those expected of its share of the tensor. */
+/* Replaces the expected figures of the region's share by its own, which follow. */
 void save_stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share) {
     for (size_t s = 0; share > 0 && s < parent->shard_count; s++) {
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
@@ -78,19 +83,19 @@ ckd_status save_analyse(ckd_save *save, block_job *job, const save_slot *slot, c
     return block_lossy_analyse(job, &rj->lossy->tile, c, &rj->context, &save->budget, err);
 }
 
-/* How far values that stand for the block's may be. */
+/* Largest error of values that may stand for the block's. */
 static double bound_of(const region_job *rj) {
     return rj->lossy ? lossy_copy_bound(&rj->lossy->tile) : -1;
 }
 
-/* Was the analysis one that would come out the same now? */
+/* Returns true if a new analysis would have the same result. */
 static bool still_holds(const block_job *job, const coding_context *c, const region_job *rj, bool due) {
     bool settled_search = rj->lossy ? block_names_own(job, c) : job->is_duplicate;
     return !job->blocked_on_in_flight && job->try_delta == due && !block_names_too_many(job, c) &&
            (settled_search || !block_is_in_save(job, c, &rj->context, bound_of(rj)));
 }
 
-/* Blocks before it that are not registered may have its values: then what it is cannot be said yet. */
+/* Returns true if earlier blocks that are not registered yet may have its values: then it cannot be decided yet. */
 static bool has_to_wait(const block_job *job, const coding_context *c, const region_job *rj) {
     bool search = rj->lossy ? !block_names_own(job, c) : !job->is_duplicate;
     return (search || block_names_too_many(job, c)) && block_is_in_flight(job, c, &rj->context, bound_of(rj));
@@ -122,7 +127,7 @@ static void record_decision(ckd_save *save, block_job *job, save_slot *slot, con
     pthread_mutex_unlock(&p->mutex);
 }
 
-/* The next block, which is analysed; it may have to wait. */
+/* Decides the next block, which is analysed, unless it has to wait. */
 static ckd_status decide(ckd_save *save, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     uint64_t block = p->decided;
@@ -166,7 +171,7 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
     return CKD_OK;
 }
 
-/* ---- what is encoded is noted ---- */
+/* ---- registration ---- */
 
 static void count_space(ckd_save *save, save_slot *slot, const block_job *job) {
     if (!slot->counted) {
@@ -176,7 +181,7 @@ static void count_space(ckd_save *save, save_slot *slot, const block_job *job) {
     }
 }
 
-/* For the next block; if not, the saving thread is asked to make some. */
+/* Checks for disk space for the next block; if there is too little, asks the saving thread to make some. */
 static bool has_room(ckd_save *save, const save_slot *slot, uint64_t block) {
     save_pipeline *p = &save->pipeline;
     pthread_mutex_lock(&p->mutex);

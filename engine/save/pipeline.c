@@ -1,4 +1,4 @@
-/* The pipeline: who does what next. */
+/* The pipeline: chooses the next task of each thread, and runs it. */
 #include "engine/save/pipeline.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "engine/save/device.h"
 
-#define DEEP_UP_TO 4u /* threads: three places for each; beyond, memory counts more */
+#define DEEP_UP_TO 4u /* threads with three places each; with more threads, memory counts more */
 
 uint32_t pipeline_slots(uint32_t threads) {
     return threads == 1 ? 1 : threads <= DEEP_UP_TO ? 3 * threads : 2 * threads + DEEP_UP_TO;
@@ -37,7 +37,7 @@ static save_slot *slot_of(save_pipeline *p, uint64_t block) {
     return &p->slots[block % p->slot_count];
 }
 
-/* ---- what is there to do? With the mutex ---- */
+/* ---- choosing a task. The caller holds the mutex ---- */
 
 typedef enum task_kind { TASK_NONE, TASK_ORDER, TASK_WRITE, TASK_ENCODE, TASK_ANALYSE } task_kind;
 typedef struct task {
@@ -45,7 +45,7 @@ typedef struct task {
     uint64_t block; /* of the last two kinds */
 } task;
 
-/* Rounded copies are known by the hashes of masters: these are decided before. */
+/* Rounded copies are found by the hashes of their masters, which must be decided first. */
 static bool waits_for_masters(save_pipeline *p, uint64_t block) {
     ckd_dtype dtype = slot_of(p, block)->region_job->context.tensor->dtype;
     for (uint64_t n = p->decided; n < block && (dtype == CKD_BF16 || dtype == CKD_F16); n++) {
@@ -76,7 +76,7 @@ static task next_task(save_pipeline *p) {
     return (task){TASK_NONE, 0};
 }
 
-/* Whoever has nothing to do may have now. */
+/* Wakes the threads that may have a task now. */
 static void tell(ckd_save *save) {
     save_pipeline *p = &save->pipeline;
     if (p->waiting) {
@@ -104,7 +104,7 @@ static task begin_task(ckd_save *save) {
     return t;
 }
 
-/* ---- doing it, without the mutex ---- */
+/* ---- running a task, without the mutex ---- */
 
 static ckd_status write_registered(uint64_t *block, ckd_save *save, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
@@ -126,7 +126,7 @@ static ckd_status write_registered(uint64_t *block, ckd_save *save, ckd_error *e
     return status;
 }
 
-/* What a decoder will give of a block that is decided on, for the next save. Each block has a place of its own there. */
+/* Keeps the decoded values of a decided block for the next save. Each block has its own place there. */
 static void keep_values(const block_job *job, const tensor_context *t) {
     bool known = job->lossy || hash128_equal(&job->content, &job->original);
     if (t->decoded_values && job->values && known && job->count > 0) {
@@ -183,7 +183,7 @@ void save_add_analysis(ckd_save *save, uint64_t ns) {
     pthread_mutex_unlock(&save->pipeline.mutex);
 }
 
-/* A worker of the store: a task, if there is one. */
+/* A worker of the store: runs a task, if there is one. */
 static bool help(void *context) {
     ckd_save *save = context;
     save_pipeline *p = &save->pipeline;
@@ -201,7 +201,10 @@ static bool help(void *context) {
 
 /* ---- the saving thread ---- */
 
-/* Nobody else is at work: copies may give way. Called, and returns, with the mutex. */
+/*
+ * Makes disk space while no other thread is at work: materialized copies may be removed. Called, and returns, with
+ * the mutex held.
+ */
 static void make_room(ckd_save *save) {
     save_pipeline *p = &save->pipeline;
     const save_slot *next = slot_of(p, p->registered);
@@ -214,7 +217,7 @@ static void make_room(ckd_save *save) {
     tell(save);
 }
 
-/* Does something, or waits until something has changed. Called, and returns, with the mutex. */
+/* Runs a task, or waits for a change. Called, and returns, with the mutex held. */
 static ckd_status do_or_wait(ckd_save *save, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     if (p->wants_space && p->running == 0) {
@@ -235,7 +238,10 @@ static ckd_status do_or_wait(ckd_save *save, ckd_error *err) {
     return status;
 }
 
-/* What failed first; nothing that is under way goes on behind it. Called, and returns, with the mutex. */
+/*
+ * Returns the first failure, after all running tasks have ended; none behind it begins. Called, and returns, with the
+ * mutex held.
+ */
 static ckd_status failure(save_pipeline *p, ckd_error *err) {
     while (p->running > 0) {
         p->waiting = true;
@@ -291,7 +297,10 @@ ckd_status save_flush(ckd_save *save, ckd_error *err) {
 
 /* ---- blocks on their way in ---- */
 
-/* One that nobody needs any more, so that a million small tensors take no more of them than are under way. NULL: there is none. */
+/*
+ * Returns a region job whose blocks are all written, to be used again: a million small tensors then need no more of
+ * them than are in progress. NULL: there is none.
+ */
 static region_job *written_region_job(save_pipeline *p) {
     region_job *rj = p->first_pushed;
     pthread_mutex_lock(&p->mutex);
