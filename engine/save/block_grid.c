@@ -1,10 +1,12 @@
 /*
- * Where a save cuts a large matrix into blocks, so that any rows and any columns of it can be loaded without much of the rest. A block
- * is a stretch of a region's order, so panels of some columns are regions of their own, and their blocks are some rows of them.
+ * Where a save cuts a large matrix into blocks, so that any rows and columns of it can be loaded without much of the
+ * rest. A block is a stretch of a region's order. So panels of some columns are regions of their own, whose blocks
+ * are some of their rows.
  *
- * Rows and columns are cut where shards are likely to begin: at eighths (and finer powers of two), thirds, fifths, sevenths and sixths of the
- * tensor's, as torch.chunk has them, unless two cuts would be too near each other; and in between, so that no side is too long.
- * Places are the tensor's, not the region's: what several ranks save is cut as if one had.
+ * Rows and columns are cut where shards are likely to begin, as torch.chunk cuts: at eighths (and finer powers of
+ * two), thirds, fifths, sevenths and sixths of the tensor's, unless two cuts would be too close. Further cuts keep
+ * every side short enough. Cuts are those of the tensor, not of the region: a tensor that several ranks save is cut
+ * as if one rank had saved it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +17,17 @@
 #define RAW_ELEMENTS (UINT64_C(1) << 14)
 #define CUT_ELEMENTS \
     (UINT64_C(1)     \
-     << 20) /* smaller tensors stay as they are: whole blocks of them are soon read. In elements: rounded copies are cut as their masters */
+     << 20) /* smaller tensors are not cut: their blocks load fast. In elements, as rounded copies are cut like masters */
 
-/* Of what is not compressed smaller ones, as they cost little there. What is 4096 long bears sevenths, raw also sixths. */
+/*
+ * Raw blocks are smaller, as small blocks cost little there. A side of 4096 is long enough for sevenths; raw, for
+ * sixths as well.
+ */
 static block_sides sides_of(const ckd_save *save) {
     return save->options.codec == CKD_CODEC_RAW ? (block_sides){64, 4, 50} : (block_sides){256, 32, 146};
 }
 
-/* Lossy blocks hold a bit or two an element, so that smaller ones would cost more than they are worth. */
+/* Lossy blocks take a bit or two an element; smaller ones would cost more than they gain. */
 save_grid save_default_grid(void) {
     return (save_grid){
         .down = {512, 64, 440}, .across = {512, 64, 440}, .elements = UINT64_C(1) << 22, .columns = 2048};
@@ -30,10 +35,8 @@ save_grid save_default_grid(void) {
 
 /* ---- where a dimension is cut ---- */
 
-static const uint64_t likely_shards[] = {2, 4, 8, 16, 32, 64, 3, 5, 7, 6}; /* the likelier ones first */
-enum {
-    LIKELY = 1 + 3 + 7 + 15 + 31 + 63 + 2 + 4 + 6 + 5
-}; /* cuts between so many shards, if all are apart */
+static const uint64_t likely_shards[] = {2, 4, 8, 16, 32, 64, 3, 5, 7, 6}; /* most likely first */
+enum { LIKELY = 1 + 3 + 7 + 15 + 31 + 63 + 2 + 4 + 6 + 5 }; /* number of these cuts, if no two coincide */
 
 struct save_places {
     block_sides sides;
@@ -41,7 +44,7 @@ struct save_places {
     size_t count;
 };
 
-/* Unless it is too near another one. */
+/* Adds a cut unless it is too close to another one. */
 static void add_place(save_places *p, uint64_t at) {
     size_t i = 0;
     while (i < p->count && p->at[i] < at) {
@@ -55,12 +58,12 @@ static void add_place(save_places *p, uint64_t at) {
     }
 }
 
-/* As many as the dimension bears. */
+/* Finds as many cuts as the dimension has room for. */
 static void find_offsets(save_places *p, block_sides s, uint64_t length) {
     *p = (save_places){.sides = s, .at = {length}, .count = 1};
     for (size_t k = 0; k < sizeof(likely_shards) / sizeof(likely_shards[0]); k++) {
         uint64_t shards = likely_shards[k], each = length / shards + (length % shards != 0);
-        bool halves = shards % 2 == 0 && shards != 6; /* of what is cut there already */
+        bool halves = shards % 2 == 0 && shards != 6; /* half of these cuts exist already */
         uint64_t more = halves ? shards / 2 : shards - 1;
         bool fits = halves ? each >= s.max : (p->count + more) * s.target <= length;
         for (uint64_t i = 1; i < shards && i * each < length && fits; i++) {
@@ -69,7 +72,7 @@ static void find_offsets(save_places *p, block_sides s, uint64_t length) {
     }
 }
 
-/* The first cut behind an element of the dimension, of which no more than `max` lie between cuts. */
+/* Returns the first cut behind element `from` of the dimension. At most `max` elements lie between cuts. */
 static uint64_t next_place(const save_places *p, uint64_t from, uint64_t max) {
     size_t i = 0;
     while (p->at[i] <= from) {
@@ -87,7 +90,10 @@ uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor) {
     return save->options.codec == CKD_CODEC_RAW && !tensor->optimizer ? RAW_ELEMENTS : CKD_BLOCK_ELEMENTS;
 }
 
-/* Is it there in the parent as one piece? Then it stays one: deltas are cheapest between blocks that are cut alike. */
+/*
+ * Returns true if the parent has this region in one piece. It then stays in one piece, as deltas are cheapest between
+ * blocks that are cut alike.
+ */
 static bool whole_in_parent(const tensor_context *t) {
     for (size_t i = 0; t->parent && i < t->parent->shard_count; i++) {
         if (region_equal(t->parent->shards[i].region, t->region, t->shape.ndim)) {
@@ -97,7 +103,7 @@ static bool whole_in_parent(const tensor_context *t) {
     return false;
 }
 
-/* In box form. */
+/* Returns the region in box form. */
 static ckd_region box_of(const tensor_context *t) {
     ckd_region box = *t->region;
     if (box.kind == CKD_REGION_WHOLE) {
@@ -107,7 +113,7 @@ static ckd_region box_of(const tensor_context *t) {
     return box;
 }
 
-/* A large master in one piece. */
+/* A large master that is not cut. */
 typedef struct whole_master {
     geometry shape;
     const ckd_region *region; /* the save's */
@@ -122,7 +128,7 @@ ckd_status save_record_whole(ckd_save *save, const tensor_context *t, uint64_t e
     return save->whole_masters.failed ? err_nomem(err, sizeof(m), "what is known of masters") : CKD_OK;
 }
 
-/* Rounded copies are known by their blocks, so that they have to be cut as their masters are. */
+/* Rounded copies are found by their blocks, so they must be cut as their masters are. */
 static bool may_copy_whole_master(const ckd_save *save, const tensor_context *t) {
     const whole_master *m = (const whole_master *)(const void *)save->whole_masters.data;
     bool found = false;
@@ -137,7 +143,10 @@ static bool may_copy_whole_master(const ckd_save *save, const tensor_context *t)
     return found;
 }
 
-/* Only tensors that are exact here and in the deltas to come, and that no optimizer predicts: its steps are predicted from blocks cut as ever. */
+/*
+ * Only tensors that are exact, here and in the deltas to come, and that no optimizer predicts: its steps rely on the
+ * usual blocks.
+ */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements) {
     uint32_t ndim = t->shape.ndim;
     if (ndim < 2 || t->region->kind == CKD_REGION_FLAT || elements < CUT_ELEMENTS || tensor->optimizer ||
@@ -149,7 +158,7 @@ bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_co
            !may_copy_whole_master(save, t);
 }
 
-/* By the matrices that tiles are made of (lossy_tile_cut), of which tensors of more dimensions are none. */
+/* Judges by the matrices of which tiles are made (lossy_tile_cut). Tensors of more dimensions have none. */
 bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements) {
     const save_grid *c = &save->grid;
     uint32_t ndim = t->shape.ndim;
@@ -162,7 +171,7 @@ bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t e
            !whole_in_parent(t);
 }
 
-/* ---- reading a panel of what the caller gives by rows ---- */
+/* ---- reading a panel of a tensor that the caller has by rows ---- */
 
 typedef struct panel_source {
     const ckd_tensor *tensor;
@@ -196,8 +205,9 @@ static ckd_status read_panel(void *context, uint64_t first, uint64_t count, void
 /* ---- panels and their blocks ---- */
 
 /*
- * The parent's shard that begins where the panel does, and has the same rows: cut as it is, deltas are cheapest. NULL: none. Lossy blocks are no
- * deltas on exact ones for long, and larger than these.
+ * Returns the parent's shard that begins where the panel does and has the same rows; NULL: none. The panel is then
+ * cut like it, as that makes deltas cheapest. Lossy blocks are not deltas on exact ones for long, and are larger than
+ * these.
  */
 static const view_shard *parent_panel(const ckd_save *save, const tensor_context *t, const ckd_region *box,
                                       uint64_t first) {
@@ -270,7 +280,7 @@ ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, c
     uint32_t last = t->shape.ndim - 1;
     uint64_t columns = box.lengths[last], all = t->shape.shape[last];
     bool lossy = down == &save->grid.down;
-    bool plain = last == 1 || lossy; /* else rows are those of several dimensions, and cut evenly */
+    bool plain = last == 1 || lossy; /* else a row spans several dimensions, and rows are cut evenly */
     *out = (save_panels){.places = malloc(sizeof(*out->places))};
     uint64_t max = LIKELY + all / across->min + 1 + (t->parent ? t->parent->shard_count : 0);
     out->items = out->places ? calloc(max, sizeof(*out->items)) : NULL;

@@ -1,11 +1,11 @@
-/* SAME_OK: the checkpoint exists already; is what is being saved the same? Nothing is written. */
+/* SAME_OK: compares the tensors of a save with a checkpoint that exists already. Nothing is written. */
 #include <stdlib.h>
 
 #include "engine/save/save.h"
 #include "engine/common/coverage_check.h"
 
 struct compared_tensor {
-    bool seen; /* also one without elements */
+    bool seen; /* also set for one without elements */
     coverage regions;
 };
 

@@ -1,13 +1,13 @@
 /*
- * Room for a save on a disk that is nearly full. A write into the chunk file that fails cannot be repeated, as nobody has
- * the values of earlier tensors any more; so what can give way does before the disk is full. The small files are written
- * anew, in new files, if they did not fit. What the file system does not foretell (quotas, some network file systems)
- * fails the save, but the copies are gone then, and the next one has their room.
+ * Makes space for a save on a disk that is nearly full. A failed write into the chunk file cannot be repeated, as the
+ * values of earlier tensors are gone. So materialized copies are removed before the disk is full. Small files that
+ * did not fit are written again, as new files. If the file system does not foretell its limit (quotas, some network
+ * file systems), the save fails; but the copies are gone then, and the next save has their space.
  */
 #include "engine/store/materialized.h"
 #include "engine/save/save.h"
 
-/* Besides the blocks: 1 MiB of either file that is buffered, and is not on the disk yet; manifest, intents, catalog. */
+/* Besides the blocks: 1 MiB of each file that is buffered and not on the disk yet; manifest, intents, catalog. */
 #define SLACK (UINT64_C(4) << 20)
 
 static void drop_own(ckd_save *save) {
@@ -20,7 +20,7 @@ bool save_drop_copies(ckd_save *save) {
     bool dropped = save->materialized != NULL;
     drop_own(save);
     views_drop_materialized(&save->views);
-    dropped = materialized_drop_all(save->store) || dropped; /* with this save's, if that is complete */
+    dropped = materialized_drop_all(save->store) || dropped; /* includes this save's, if they are complete */
     save->materialized_closed = false;
     if (dropped) {
         store_message(save->store,

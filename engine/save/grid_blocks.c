@@ -1,4 +1,7 @@
-/* Cells: blocks of a large lossy matrix that are some rows of some columns, and what they share with those next to them. */
+/*
+ * Cells: blocks of a large lossy matrix that cover some rows of some columns, and the factors that they share with
+ * their neighbours.
+ */
 #include <stdlib.h>
 
 #include "engine/lossy/device.h"
@@ -15,7 +18,7 @@ bool grid_shares_rows(const lossy_tile *t) {
 typedef struct gathering {
     const lossy_tile *tile;
     uint8_t *original;
-    float *now, *before; /* NULL: not wanted */
+    float *now, *before; /* NULL: not needed */
     uint64_t first, width, rows;
 } gathering;
 

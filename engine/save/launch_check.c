@@ -1,6 +1,7 @@
 /*
- * A session's saves follow each other: two launches that save to one run by mistake are told from each other by what each saved last.
- * Looked at under the publish lock, when a save begins and again before its manifest, so that nobody comes in between.
+ * Detects two launches that save to one run by mistake: a session's saves follow each other, so the run's newest
+ * checkpoint must be its own. Checked under the publish lock, when a save begins and again before its manifest is
+ * published.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -46,7 +47,8 @@ ckd_status save_follow_begin(ckd_save *save, ckd_error *err) {
     }
     const ckd_checkpoint *newest = &save->newest;
     bool own = (f->has_last && id_equal(&newest->id, &f->last)) || id_equal(&newest->id, &f->tried);
-    bool older = f->has_last && newest->step < f->step; /* the last one was deleted, and they stayed */
+    /* the session's last checkpoint was deleted, and older ones stayed */
+    bool older = f->has_last && newest->step < f->step;
     return own || older ? CKD_OK
                         : another_launch(save, newest,
                                          f->own ? "saved or restored last" : "found when it was opened", err);

@@ -5,7 +5,7 @@
 
 typedef struct reported_measures {
     uint64_t key; /* of the shard */
-    size_t order; /* when it was told */
+    size_t order; /* position in the order of arrival */
     measures figures;
 } reported_measures;
 
@@ -61,7 +61,7 @@ static void fold(measures *to, const measures *more) {
     to->nonfinite = more->nonfinite ? more->nonfinite : to->nonfinite;
 }
 
-/* Both sorted by key. What was told twice becomes one entry. */
+/* Turns reports into entries. Both lists are sorted by key. Several reports of one region become one entry. */
 static ckd_status join(measures_entry *entries, size_t *count, const save_measures *m, const numbered *shards,
                        size_t shard_count, ckd_error *err) {
     size_t at = 0, n = 0;

@@ -1,4 +1,7 @@
-/* Both moments of a parameter in a lossy save: what is kept of the first of the two, until the last one is coded (lossy/moment_pair.h). */
+/*
+ * The two moments of a parameter in a lossy save: keeps the values of the first one until the second is coded
+ * (lossy/moment_pair.h).
+ */
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,10 +12,10 @@
 #include "engine/save/lossy.h"
 
 #define PAIR_PIECE (1u << 18) /* elements at a time */
-#define PAIR_SOME  4096u      /* of these, on their way to a file */
-#define PAIR_SHARE 8          /* of what a save may hold, what memory has of all pairs */
+#define PAIR_SOME  4096u      /* elements at a time on their way to a file */
+#define PAIR_SHARE 8          /* pairs in memory may take one in so many bytes of the staging limit */
 
-/* ---- where values are ---- */
+/* ---- where values are kept ---- */
 
 static uint64_t values_size(const moment_stats *k) {
     return 2 * k->count * sizeof(uint16_t);
@@ -34,7 +37,10 @@ static bytes *largest_buffer(save_tiles *all) {
     return largest;
 }
 
-/* In memory: in the room of another one that is through, if there is such. */
+/*
+ * Provides space for a moment's values: in memory, using the buffer of a finished pair if there is one; beyond the
+ * limit, in a file.
+ */
 static ckd_status values_begin(ckd_save *save, moment_stats *k, ckd_error *err) {
     save_tiles *all = save->tiles;
     if (all->pairs_held + values_size(k) > save->staging / PAIR_SHARE) {
@@ -66,7 +72,7 @@ void pair_end(save_tiles *all, moment_stats *k) {
     k->held = LOSSY_NONE;
 }
 
-/* Values of n elements, to place `at` of those that were given, or that a decoder gets. */
+/* Stores n values at index `at` of the input (or decoded) values. */
 static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, const float *values,
                              uint64_t n, ckd_error *err) {
     uint16_t some[PAIR_SOME];
@@ -104,7 +110,7 @@ static ckd_status record_piece(void *context, size_t index, uint32_t worker, ckd
 
 typedef struct largest_search {
     const lossy_tile *tile;
-    double (*of)[PAIR_BOUNDS]; /* each piece */
+    double (*of)[PAIR_BOUNDS]; /* of each piece */
 } largest_search;
 
 static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
@@ -146,7 +152,7 @@ ckd_status pair_tile(ckd_save *save, inflight_tile *held, const double eps[PAIR_
     if (!k || t->part == LOSSY_WEIGHT || t->device) {
         return CKD_OK;
     }
-    if (k->held == t->part) { /* another tensor says that it is the same moment of this weight */
+    if (k->held == t->part) { /* another tensor claims to be the same moment of this weight */
         held->second = NULL;
         return CKD_OK;
     }

@@ -1,5 +1,7 @@
-/* What a lossy save keeps of moments, for the tensors that come after them: the steps of their weights, how far first moments' errors turn an
- * optimizer's step, and how large they make it. */
+/*
+ * Statistics of moments that a lossy save keeps for the tensors that come after them: the steps of their weights, how
+ * far errors of the first moments turn an optimizer's step, and how large they make it.
+ */
 #include <stdlib.h>
 
 #include "base/file.h"
@@ -17,7 +19,7 @@ void moment_stats_free(moment_stats *k) {
     }
 }
 
-/* The first of a list becomes the first of another one. */
+/* Moves the first entry of a list to the head of another. */
 static void move(moment_stats **to, moment_stats **from) {
     moment_stats *k = *from;
     *from = k->next;
@@ -42,7 +44,7 @@ void moment_stats_end(ckd_save *save) {
     moment_stats_free(unused);
 }
 
-/* One that nobody has, new if need be; NULL: out of memory. */
+/* Returns an unused entry, new if need be; NULL: out of memory. */
 static moment_stats *begin(save_tiles *all) {
     moment_stats none = {.served = true}, *k = all->spare;
     if (!k) {
@@ -58,7 +60,7 @@ static moment_stats *begin(save_tiles *all) {
     return k;
 }
 
-/* A weight's master is not the last one: what is rounded from it may come. */
+/* A weight's master is not the last tensor: its rounded copy may follow. */
 void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *context) {
     if (!k) {
         return;
@@ -67,7 +69,7 @@ void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *co
     k->second_came = k->second_came || role == CKD_ROLE_EXP_AVG_SQ;
     k->moment_came = k->moment_came || role == CKD_ROLE_EXP_AVG;
     k->weight_came = k->weight_came || strcmp(context->tensor->name, k->weight) == 0;
-    bool needed = false; /* by a tile that is under way beside this one */
+    bool needed = false; /* by another tile in progress */
     for (int i = 0; i < 2; i++) {
         const inflight_tile *h = &save->tiles->held[i];
         needed = needed || (h->in_use && h->second == k);

@@ -1,20 +1,21 @@
-/* What a save was given already, by name, so that a region or blob that is given twice is refused before it is coded. */
+/* The names saved so far, so that a region or blob that is saved twice is refused before it is coded. */
 #include <stdlib.h>
 
 #include "base/hash.h"
 #include "engine/save/save.h"
 
-/* Of one name, how many regions a new one is compared with; the commit finds what overlaps beyond that. */
+/* A new region is compared with at most this many regions of its tensor. The commit finds any overlap with others. */
 #define COMPARED_MOST 1024u
 
 struct saved_name {
     const record_tensor *tensor; /* dtype NONE: a blob */
     const ckd_region *region;
-    uint64_t end; /* behind the last element of this region and the earlier ones, in the tensor's order */
+    /* in the tensor's order, behind the last element of this region and of all earlier ones */
+    uint64_t end;
     saved_name *earlier; /* of the same name */
 };
 
-/* The slot of a name of this kind, or the free one where it belongs. */
+/* The slot of a name of this kind, or the free slot where it belongs. */
 static size_t place_of(const saved_names *n, const char *name, bool is_blob) {
     size_t i = (size_t)(hash64(name, strlen(name)) & (n->capacity - 1));
     while (n->slots[i] && ((n->slots[i]->tensor->dtype == CKD_DTYPE_NONE) != is_blob ||
@@ -24,7 +25,7 @@ static size_t place_of(const saved_names *n, const char *name, bool is_blob) {
     return i;
 }
 
-/* At most half full. */
+/* Keeps the table at most half full. */
 static ckd_status make_room(saved_names *n, ckd_error *err) {
     if (2 * n->count < n->capacity) {
         return CKD_OK;

@@ -1,12 +1,12 @@
-/* In which fidelity a save stores what, and how finely. */
+/* The fidelity in which a save stores each tensor, and how finely. */
 #include "engine/save/lossy.h"
 
 #define ANCESTOR_BITS \
-    0.5 /* about what a delta on an ancestor takes more than one on the parent, an element */
-#define LOSSY_BASE_LOAD 1.5 /* base loads */
+    0.5 /* bits an element, roughly, by which a delta on an ancestor is larger than a delta on the parent */
+#define LOSSY_BASE_LOAD 1.5 /* in base loads */
 
-#define LEVELS_AFTER_RESUME 24 /* where second moments have no steps else: three octaves */
-#define SECOND_FROM         2.0 /* bits a parameter may take, so that there are some for single second moments */
+#define LEVELS_AFTER_RESUME 24  /* if second moments have no quantisation levels otherwise: three octaves */
+#define SECOND_FROM         2.0 /* bits per parameter; with fewer, there are none for single second moments */
 
 ckd_fidelity save_fidelity_of(const ckd_save_options *o, ckd_role role) {
     ckd_fidelity own = o->role_fidelity[role];
@@ -39,8 +39,9 @@ bool save_is_first_after_resume(const ckd_save *save) {
 }
 
 /*
- * What a delta leaves out, the next ones of its chain bring; but a resume makes it lost for good. A training that saves once between two
- * resumes would lose a part of its way each time, so the first save after a resume is nearly exact.
+ * Refines the parameters after a resume. A delta's losses are made up by the next deltas of its chain, but a resume
+ * makes them permanent. Training that saves once between two resumes would lose a part of its progress each time, so
+ * the first save after a resume is nearly exact.
  */
 static void refine_after_resume(quant_params *r) {
     r->weight *= 0.03125;
@@ -48,7 +49,7 @@ static void refine_after_resume(quant_params *r) {
     r->second = r->second == LOSSY_LEVELS_NONE ? LEVELS_AFTER_RESUME : r->second / 3;
 }
 
-/* Of the bits that a parameter may take, its weight has three quarters and its first moment a fifth; the second takes next to none. */
+/* Of a parameter's bits, its weight gets three quarters and its first moment a fifth; the second gets almost none. */
 quant_params save_quant_params_of(const ckd_save *save, const record_tensor *tensor) {
     const ckd_save_options *o = &save->options;
     quant_params r = quant_params_of(save_fidelity(save, tensor->role), o->effort);

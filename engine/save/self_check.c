@@ -4,7 +4,7 @@
 #include "engine/save/lossy.h"
 #include "engine/save/pipeline.h"
 
-/* Has a device made the payload? */
+/* Returns true if a device made the payload. */
 static bool coded_there(const block_job *job, const region_job *rj) {
     if (rj->lossy) {
         return rj->lossy->tile.device != NULL;
@@ -13,9 +13,12 @@ static bool coded_there(const block_job *job, const region_job *rj) {
            (job->chosen == &job->delta ? job->precoded.delta : job->precoded.standalone);
 }
 
-/* The payload, or at least the hash, which the host does not make again if it codes the values after all; of copies only that of a rounded master, of which a load has to make the same. */
+/*
+ * Returns true if a device made the payload, or at least the hash: the host does not hash the values again if it
+ * codes them after all. Of copies only rounded masters count, as a load must round to the same values.
+ */
 static bool made_there(const block_job *job, const region_job *rj) {
-    bool copy = !job->chosen; /* of what is stored already */
+    bool copy = !job->chosen; /* a duplicate */
     return copy ? job->predictor == PREDICT_CAST && job->precoded.coded
                 : job->precoded.coded || coded_there(job, rj);
 }

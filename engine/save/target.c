@@ -1,4 +1,4 @@
-/* Where a save goes: its run, what it comes from, and what to do if the step is there already. */
+/* Where a save goes: its run, its parent, and what happens if the step exists already. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -95,7 +95,7 @@ static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, 
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
-/* By their names, so that a manifest which cannot be read counts, too: its name is taken. */
+/* Finds the run's newest step by the names of manifests: an unreadable manifest counts, as its name is taken. */
 static bool newest_step(uint64_t *step, const manifest_list *manifests, const char *run) {
     bool found = false;
     for (size_t i = 0; i < manifests->count; i++) {
@@ -108,7 +108,7 @@ static bool newest_step(uint64_t *step, const manifest_list *manifests, const ch
     return found;
 }
 
-/* Where the state is said to come from, if that is the run or one of its branches; else NULL. */
+/* The checkpoint that the caller names as origin, if it is of this run or one of its branches; else NULL. */
 static const char *given_origin(uint64_t *step, const ckd_save_options *o, const char *root) {
     char other[CKD_RUN_MAX + 1];
     unsigned number;
@@ -121,16 +121,20 @@ static const char *given_origin(uint64_t *step, const ckd_save_options *o, const
     return strcmp(other, root) == 0 ? run : NULL;
 }
 
-/* A session that asked for branches goes on where its own last save was, whatever other launches have saved meanwhile. NULL: it has none. */
+/*
+ * A session that asked for branches continues from its own last save, whatever other launches have saved meanwhile.
+ * NULL: it has none.
+ */
 static const save_follow *followed(const ckd_store *store, const ckd_save_options *o) {
     const save_follow *f = store->follow;
     return f && f->own && o->on_duplicate == CKD_DUPLICATE_BRANCH && !o->parent_run ? f : NULL;
 }
 
 /*
- * A rewound run goes on under the name of its newest branch. A step that this branch is past already means that it was
- * rewound once more, and begins the next branch; and so does a state that comes from another place than the end of a branch, or steps that were given up would lie between it
- * and where it came from. One that comes from the end of any branch goes on there.
+ * Chooses the branch for a save. A rewound run continues on its newest branch. If that branch is past the step, the
+ * run was rewound again, and the next branch begins. The next branch also begins if the state does not come from the
+ * end of a branch; else abandoned steps would lie between the save and its origin. A state from the end of any branch
+ * continues there.
  */
 static ckd_status choose_branch(save_target *t, const ckd_store *store, const ckd_save_options *o,
                                 ckd_error *err) {
@@ -144,7 +148,7 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, const ck
     branch_root(root, &number, t->run);
     uint64_t newest = 0;
     bool begun = newest_step(&newest, &manifests, t->run);
-    /* Too long a name has no run. */
+    /* A name that is too long belongs to no run. */
     while (begun && branch_name(name, root, number + 1, NULL) == CKD_OK &&
            newest_step(&newest, &manifests, name)) {
         number++;
@@ -152,7 +156,7 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, const ck
     uint64_t from_step, end = 0;
     const char *from = given_origin(&from_step, o, root);
     const save_follow *own = from ? NULL : followed(store, o);
-    if (own) { /* if the last one was deleted, its branch ends before it */
+    if (own) { /* if its last save was deleted, its branch ends before that */
         from = own->run;
         from_step = own->step;
     }
@@ -169,7 +173,7 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, const ck
     return branch_name(t->run, root, number, err);
 }
 
-/* The newest checkpoint before the step, in this run or in those it branched off. */
+/* Finds the newest checkpoint before the step, in this run or in those from which it branched off. */
 static ckd_status find_lineage(save_target *t, ckd_store *store, ckd_error *err) {
     char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
     unsigned number;

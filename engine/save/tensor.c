@@ -1,4 +1,4 @@
-/* What is given to be saved: tensors, whose blocks may be under way beyond the call, and blobs. */
+/* Takes tensors and blobs from the caller. Blocks of a tensor may be in progress beyond the call. */
 #include <stdlib.h>
 
 #include "engine/device/reference.h"
@@ -8,7 +8,7 @@
 #include "engine/save/lossy.h"
 #include "engine/common/tensor_check.h"
 
-#define HEADER_BYTES 512u /* of a blob's record, about, its name not counted */
+#define HEADER_BYTES 512u /* of a blob's record, roughly, without its name */
 
 static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64_t *elements,
                                     ckd_error *err) {
@@ -49,7 +49,7 @@ static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64
     return CKD_OK;
 }
 
-/* Would it be lossy, if anybody knew what it is? */
+/* Reports a tensor that would be lossy if its role were known. */
 static void record_doubt(ckd_save *save, const ckd_tensor *t, const role_name *parsed, uint64_t elements) {
     bool small = parsed->slot == SLOT_SMALL && parsed->sure;
     bool doubt = t->role == CKD_ROLE_AUTO && parsed->marked && !small && elements >= ROLE_MIN &&
@@ -71,7 +71,10 @@ uint64_t ckd_save_in_doubt(const ckd_save *save) {
     return save->in_doubt;
 }
 
-/* A role that was given may be another one than the name's; then the name does not tell the parameter either. */
+/*
+ * Finds the parameter to which the tensor belongs. If the given role differs from the name's, the name does not tell
+ * the parameter either.
+ */
 static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd_tensor *t, ckd_error *err) {
     const record_tensor *tensor = context->tensor;
     size_t length = strlen(tensor->name), size = length;
@@ -87,7 +90,7 @@ static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd
                                                            : role_name_family(tensor->name, length, &size);
     context->weight = weight;
     if (!weight || (weight != t->weight && weight + size == tensor->name + length)) {
-        return CKD_OK; /* it ends with the tensor's own name, which stays */
+        return CKD_OK; /* the weight's name ends where the tensor's name does, and the save keeps that */
     }
     size = t->weight ? strlen(t->weight) : size;
     char *copy = arena_alloc(&save->arena, size + 1);
@@ -100,7 +103,7 @@ static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd
     return CKD_OK;
 }
 
-/* Most are whole, and share one. NULL: out of memory. */
+/* Returns the save's copy of a region. Most regions are whole, and share one. NULL: out of memory. */
 static const ckd_region *keep_region(ckd_save *save, const geometry *shape, const ckd_region *given) {
     static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
     ckd_region canonical = region_canonical(shape, given);
@@ -114,7 +117,7 @@ static const ckd_region *keep_region(ckd_save *save, const geometry *shape, cons
     return region;
 }
 
-/* Names and regions that the content index points to live as long as the save. */
+/* Describes a tensor. The content index points to its name and region, which live as long as the save. */
 static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const geometry *shape,
                                       tensor_context *context, ckd_error *err) {
     size_t length = strlen(t->name) + 1;
@@ -197,7 +200,7 @@ ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
     save->callers_mode = float_mode_enter();
     return stop ? err_set(err, CKD_E_CANCELLED, "the save was cancelled") : CKD_OK;
 }
-/* ---- comparing with what the store has ---- */
+/* ---- comparing with the store ---- */
 
 typedef struct comparing {
     ckd_save *save;
@@ -243,7 +246,10 @@ static ckd_status compare_region(ckd_save *save, const ckd_tensor *tensor, const
 
 /* ---- saving ---- */
 
-/* Moments are held block by block for what is predicted from them: nothing else is under way meanwhile. */
+/*
+ * Saves a tensor with an optimizer. Moments are held block by block for the tensors that they predict, so nothing
+ * else is in progress meanwhile.
+ */
 static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_context *t, uint64_t elements,
                                ckd_error *err) {
     step_tensor step;
@@ -256,13 +262,13 @@ static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_
     status = save_exact_span(save, tensor, t, 0, elements, &step, err);
     status = status == CKD_OK ? save_flush(save, err) : status;
     if (status != CKD_OK) {
-        save_stop_helpers(save); /* who looks at the step */
+        save_stop_helpers(save); /* they use `step` */
     }
     step_end(&step, &save->steps);
     return status;
 }
 
-/* In blocks of the region's own order. */
+/* Saves a region in blocks of its own order. */
 static ckd_status save_whole(ckd_save *save, const ckd_tensor *tensor, tensor_context *t, uint64_t elements,
                              ckd_error *err) {
     ckd_status status = save_record_whole(save, t, elements, err);
@@ -320,7 +326,10 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     return err_in_tensor(err, status, tensor->name);
 }
 
-/* Are its values kept on the device, for the next save's deltas? Those of lossy tensors are kept as they are coded (lossy/device.c). */
+/*
+ * Returns true if the device keeps the values for the next save's deltas. Lossy tensors are kept when they are coded
+ * (lossy/device.c).
+ */
 static bool keeps_there(const ckd_save *save, const ckd_tensor *t) {
     ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
     return save->store->device_reference_bytes > 0 && !save->target.compare &&
@@ -329,7 +338,10 @@ static bool keeps_there(const ckd_save *save, const ckd_tensor *t) {
            save_fidelity(save, role) == CKD_EXACT;
 }
 
-/* From `values`, whose line and place on the device are known. What is kept of the tensor is the parent's, unless something went wrong: hashes tell. */
+/*
+ * Saves a tensor from `values`, whose lease and address are set. The cached values should be the parent's; hashes
+ * show if they are not.
+ */
 static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const geometry *shape,
                                      device_reader *values, ckd_error *err) {
     ckd_region region = region_canonical(shape, &t->region);
@@ -339,9 +351,10 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     values->before = reference ? reference->memory : NULL;
     save->named_elements = 0;
     ckd_status status = save_region(save, t, err);
-    bool known = save->named_elements == values->elements; /* as it will be again: nothing is a delta on it */
+    /* it will be known again, so nothing is a delta on it */
+    bool known = save->named_elements == values->elements;
     if (status == CKD_OK && !known) {
-        /* All blocks have been looked at. What is not kept now is decoded by the next save. */
+        /* All blocks have been looked at. Values that are not cached now are decoded by the next save. */
         ckd_error unheard;
         (void)device_reference_keep(&reference, save->store, values->lease, &key, values->data, &unheard);
     }
@@ -361,7 +374,7 @@ static ckd_status read_fetched(void *context, uint64_t first, uint64_t count, vo
     return CKD_OK;
 }
 
-/* One wait, and then nothing but what the host does. The line is given back. */
+/* Saves a small tensor: waits once for the device, then works on the host alone. Gives the lease back. */
 static ckd_status save_small(ckd_save *save, ckd_tensor *t, device_lease *lease, uint64_t elements,
                              ckd_error *err) {
     fetched_values fetched = {.element = ckd_dtype_size(t->dtype)};
@@ -380,7 +393,7 @@ static ckd_status save_small(ckd_save *save, ckd_tensor *t, device_lease *lease,
     return status;
 }
 
-/* What lies on a device is read as from a function. */
+/* Values on a device are read like those of a read function. */
 static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
     ckd_tensor t = *tensor;
     geometry shape;
@@ -425,7 +438,7 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
         status = on_device ? save_from_device(save, &description, err) : save_region(save, &description, err);
         float_mode_leave(save->callers_mode);
     }
-    save_may_retry(save, status); /* not this save, but the caller's next one */
+    save_may_retry(save, status); /* does not help this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
 }
@@ -438,7 +451,7 @@ ckd_status save_finish_blocks(ckd_save *save, ckd_error *err) {
         save_stop_helpers(save);
     }
     float_mode_leave(save->callers_mode);
-    save_may_retry(save, status); /* not this save, but the caller's next one */
+    save_may_retry(save, status); /* does not help this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
 }

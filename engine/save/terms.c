@@ -1,4 +1,7 @@
-/* The options that all ranks of a save must give alike, as bytes that travel with what a rank sends, and their comparison. */
+/*
+ * The options on which all ranks of a save must agree, as bytes that travel with a rank's messages, and their
+ * comparison.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -11,7 +14,7 @@ static void put_text(bytes *to, const char *name, const char *value) {
     char text[TERM_MAX];
     snprintf(text, sizeof(text), "%s", value ? value : "");
     size_t length = strlen(text);
-    while (length > 0 && !utf8_valid(text, length)) { /* cut in the midst of a character */
+    while (length > 0 && !utf8_valid(text, length)) { /* cut inside a character */
         text[--length] = '\0';
     }
     bytes_put_string(to, name);
@@ -33,7 +36,7 @@ static void put_real(bytes *to, const char *name, double value) {
 static void put_checkpoint(bytes *to, const char *run_name, const char *run, const char *step_name,
                            uint64_t step) {
     put_text(to, run_name, run);
-    put_number(to, step_name, run ? step : 0); /* without a run it is not looked at */
+    put_number(to, step_name, run ? step : 0); /* ignored without a run */
 }
 
 static const char *duplicate_name(ckd_on_duplicate d) {
@@ -68,7 +71,7 @@ void save_terms_put(bytes *to, const ckd_save_options *o) {
     put_text(to, "metric_name", o->metric_name);
 }
 
-/* Another rank's bytes are printed if a terminal shows them as they are. */
+/* Another rank's value is printed only if it has no control characters. */
 static const char *printable(const char *value) {
     for (const char *c = value; *c; c++) {
         if (*c < ' ' || *c == 0x7f) {

@@ -1,4 +1,4 @@
-/* What took how long in a save: of each rank, told with its part; and all of it into the catalog. */
+/* How long each stage of a save took: each rank reports its times with its part, and the catalog gets all of them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,15 +7,15 @@
 
 void save_worked(save_stage *stage, uint64_t ns) {
     uint64_t now = clock_monotonic_ns();
-    if (stage->begun_ns == 0 ||
-        now - ns < stage->begun_ns) { /* threads end in another order than they began */
+    /* threads end in another order than they began */
+    if (stage->begun_ns == 0 || now - ns < stage->begun_ns) {
         stage->begun_ns = now - ns;
     }
     stage->ended_ns = now;
     stage->work_ns += ns;
 }
 
-/* When this rank began: a session does before the save. */
+/* When this rank began. A session begins its snapshot before the save. */
 static uint64_t origin_of(const ckd_save *save) {
     uint64_t snapshot = save->snapshot.begun_ns;
     return snapshot && snapshot < save->begun_ns ? snapshot : save->begun_ns;
@@ -35,7 +35,8 @@ void save_report_times(part *to, const ckd_save *save) {
     to->began_ns = clock_wall_ns() - (clock_monotonic_ns() - origin);
     for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]); i++) {
         const save_stage *of = stages[i].of;
-        if (of->begun_ns) { /* a stage that began before the rank did is one whose clock ran on while it was added up */
+        /* a stage that seems to begin before the rank does: the clock ran on while its times were added up */
+        if (of->begun_ns) {
             uint64_t begin = of->begun_ns > origin ? of->begun_ns - origin : 0;
             uint64_t end = of->ended_ns > origin ? of->ended_ns - origin : 0;
             to->stages[to->stage_count++] = (ckd_stage_times){0,   save->options.rank, stages[i].stage, begin,
@@ -61,7 +62,7 @@ ckd_status save_keep_times(ckd_save *save, const part *told, ckd_error *err) {
     return CKD_OK;
 }
 
-/* When the rank's part was ready, since it began. */
+/* When the rank's part was ready, in ns since the rank began. */
 static uint64_t end_of(const save_rank *rank) {
     uint64_t end = 0;
     for (uint32_t i = 0; i < rank->stage_count; i++) {
@@ -71,8 +72,8 @@ static uint64_t end_of(const save_rank *rank) {
 }
 
 /*
- * When a rank began, in ns since 1970 by the coordinator's clock. Its own may be another: what was ready after all parts were there, or began more than
- * an hour before, was ready just then.
+ * When a rank began, in ns since 1970 by the coordinator's clock. The rank's own clock may differ. If its part seems
+ * to be ready after all parts had arrived, or more than an hour before, it is taken as ready just then.
  */
 static uint64_t begin_of(const save_rank *rank, uint64_t publish_ns) {
     const uint64_t hour = UINT64_C(3600000000000);
@@ -100,7 +101,7 @@ static ckd_status add_rank(const ckd_save *save, const ckd_id *id, const save_ra
     return status;
 }
 
-/* Of all ranks, since the first of them began. */
+/* Adds the stages of all ranks, in ns since the first rank began. */
 static ckd_status add_ranks(const ckd_save *save, const ckd_id *id, ckd_error *err) {
     uint64_t now = clock_monotonic_ns(), since_publish = now - save->publish_ns;
     uint64_t publish = clock_wall_ns() - since_publish, first = publish;
