@@ -177,7 +177,7 @@ static bool values_missing(const block_job *job) {
 }
 
 /*
- * Sets the standalone size of a precoded block without its values. Whoever coded it has checked that byte codecs do
+ * Sets the standalone size of a precoded block without its values. The device coder has checked that byte codecs do
  * not promise more.
  */
 static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {

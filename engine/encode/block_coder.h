@@ -38,7 +38,7 @@ typedef struct blocks_in_flight {
 } blocks_in_flight;
 
 /*
- * What all blocks of a save share. Jobs read dedup_index, referenced and in_flight under registry_lock; changes take
+ * Shared by all blocks of a save. Jobs read dedup_index, referenced and in_flight under registry_lock; changes take
  * it, too.
  */
 typedef struct coding_context {
@@ -53,7 +53,7 @@ typedef struct coding_context {
     pthread_rwlock_t *registry_lock;    /* NULL: nothing changes while jobs run */
 } coding_context;
 
-/* What all blocks of one tensor or panel share. */
+/* Shared by all blocks of one tensor or panel. */
 typedef struct tensor_context {
     const record_tensor *tensor;
     geometry shape;
@@ -94,8 +94,8 @@ typedef struct block_step {
 } block_step;
 
 /*
- * What a device has made of a block before the job is analysed (save/device.h, save/device_dedup.h). The block's
- * values may still be on the device.
+ * The results of a device for a block, set before the job is analysed (save/device.h, save/device_dedup.h). The
+ * block's values may still be on the device.
  */
 typedef struct block_precoded {
     bool coded;             /* the device has coded the block, or found its values in this save */

@@ -8,7 +8,7 @@
 
 /* of raw bytes: the size of an exact base of weights or moments, as bench_exact measures it */
 #define EXACT_SHARE 0.85
-/* at most one value in so many may be an exception; with more, the block is coded exactly */
+/* at most 1/MOST_KEPT of the values may be exceptions; with more, the block is coded exactly */
 #define MOST_KEPT 16
 
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw) {

@@ -19,7 +19,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
  * which are coded with regard to each other.
  */
 double lossy_copy_bound(const lossy_tile *tile);
-/* The cost of loading an exact base of so many bytes: the unit of all load costs. */
+/* The cost of loading an exact base of `raw` bytes: the unit of all load costs. */
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw);
 /* Makes the payload of the block on its own, for a candidate that is only estimated so far. */
 ckd_status block_lossy_standalone(block_job *job, candidate *c, ckd_error *err);

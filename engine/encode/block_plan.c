@@ -56,7 +56,7 @@ symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t fi
 /* ---- samples ---- */
 
 #define SAMPLE_MIN    4096  /* elements */
-#define SAMPLE_SHARE  16    /* one in so many elements of a block */
+#define SAMPLE_SHARE  16    /* 1/SAMPLE_SHARE of a block is sampled */
 #define SAMPLE_PIECES 16    /* spread over the block */
 #define SAMPLED_FROM  16384 /* smaller blocks are planned whole */
 
@@ -190,8 +190,8 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
 
 /*
  * Samples are off by a percent or two, and by several percent where they must show the gain from levels of rows and
- * columns. A delta must save some percent to be used, so one that saves less than 1.5 % in a sample is given up. If
- * it wins by far, the standalone size need not be known exactly.
+ * columns. A delta must save some percent to be used, and is given up if it saves less than 1.5 % in a sample. If it
+ * wins by far, the standalone size need not be known exactly.
  */
 #define DELTA_LOST        0.985
 #define DELTA_WON_SAMPLED 0.90

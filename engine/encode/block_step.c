@@ -15,8 +15,8 @@ static void add(load_cost *to, const load_cost *cost) {
 }
 
 /*
- * If the parent's block is a step itself, loading it also loads the parent's moments. Those of this checkpoint then
- * only add their own payloads.
+ * If the parent's block is a step itself, loading it also loads the parent's moments. The moments of this checkpoint
+ * then only add their own payloads.
  */
 void block_step_measure(block_job *job, const tensor_context *tensor) {
     const step_source *s = tensor->step;

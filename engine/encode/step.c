@@ -113,7 +113,7 @@ static step_parameter *find_parameter(step_states *s, const char *name, const ck
     return *at;
 }
 
-#define MOST_OF_DISK 4 /* a file takes at most one in so many bytes of the free disk space */
+#define MOST_OF_DISK 4 /* a file takes at most 1/MOST_OF_DISK of the free disk space */
 
 /* Uses memory up to the limit, then a file. */
 static void find_room(pinned_tensor *h, step_states *s, uint64_t size) {
@@ -224,7 +224,7 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
         return;
     }
     bool weight = tensor->role == CKD_ROLE_WEIGHT || tensor->role == CKD_ROLE_MASTER;
-    if (tensor->dtype != CKD_F32 && weight) { /* rounded from its master, which will come */
+    if (tensor->dtype != CKD_F32 && weight) { /* rounded from its master, which follows */
         char master[CKD_NAME_MAX + 8];
         snprintf(master, sizeof(master), "master.%s", name);
         if (view_find(in, master)) {

@@ -18,7 +18,7 @@
 #include "engine/decode/cost.h"
 #include "engine/store/view.h"
 
-/* What later blocks over the same span need to know of a written block. */
+/* A written block, as later blocks over the same span need to know it. */
 typedef struct pinned_block {
     hash128 content;
     load_cost own, chain, base;

@@ -229,7 +229,8 @@ static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     if (status == CKD_OK && save_coarsest_fidelity(save) > CKD_EXACT) {
         chunk_writer_gather(save->writer); /* small deltas: their headers would be as large as they are */
     } else if (status == CKD_OK) {
-        chunk_writer_gather_many(save->writer); /* for the optimizer step of each parameter */
+        chunk_writer_gather_many(
+            save->writer); /* an optimizer's step count of each parameter: many small tensors */
     }
     return status;
 }

@@ -17,7 +17,7 @@
 #define RAW_ELEMENTS (UINT64_C(1) << 14)
 #define CUT_ELEMENTS \
     (UINT64_C(1)     \
-     << 20) /* smaller tensors are not cut: their blocks load fast. In elements, as rounded copies are cut like masters */
+     << 20) /* smaller tensors stay whole: their blocks load fast. In elements: rounded copies are cut like masters */
 
 /*
  * Raw blocks are smaller, as small blocks cost little there. A side of 4096 is long enough for sevenths; raw, for

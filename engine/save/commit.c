@@ -293,7 +293,7 @@ static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) 
         if (status != CKD_OK) {
             file_remove(path_of(root, DIR_MANIFESTS, temp).text, true, NULL);
         }
-        if (status != CKD_OK && status != CKD_E_EXISTS) { /* that one would be another writer's */
+        if (status != CKD_OK && status != CKD_E_EXISTS) { /* that manifest would be another writer's */
             take_back(save, &p);
         }
     }

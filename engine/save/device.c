@@ -5,32 +5,32 @@
 #include "engine/device/standalone.h"
 #include "engine/device/delta.h"
 
-#define MEMORY       (UINT64_C(64) << 20) /* of the device, for the blocks of a batch */
+#define MEMORY       (UINT64_C(64) << 20) /* bytes of device memory for the blocks of a batch */
 #define BATCH_BLOCKS 256u
-#define FIRST_BLOCKS 4u  /* of a tensor, to see whether deltas win */
-#define SKIP_BLOCKS  28u /* of which deltas are not tried once none has won */
-#define TIMES        4u  /* what a block takes there on its own, at most, in its own bytes */
+#define FIRST_BLOCKS 4u  /* first batch of a tensor, which shows if deltas win */
+#define SKIP_BLOCKS  28u /* blocks for which no delta is tried after none has won */
+#define TIMES        4u  /* most memory of a standalone block there, as a multiple of its bytes */
 
 struct values_there {
     ckd_device device;
     device_reader values;
 };
 
-/* What a block is stored as, and what the next checkpoint's loads may want of it besides. */
+/* The two payloads of a block: as a delta, and on its own (also for a materialized copy). */
 typedef enum payload_kind { DELTA, ALONE, PAYLOADS } payload_kind;
 
 /* A block of a batch. */
 typedef struct coded_block {
-    uint32_t number; /* of the span's */
+    uint32_t number; /* in the span */
     uint64_t first, count;
     const record *parent;
     bool known; /* this save has its values already */
     bool wants[PAYLOADS], has[PAYLOADS];
     bool lost;        /* a delta was planned, and may lose */
-    bool with_values; /* the pipeline wants them all the same */
+    bool with_values; /* the pipeline needs its values all the same */
     uint64_t planned[PAYLOADS];
     bytes payload[PAYLOADS];
-    bytes part[2]; /* of the values, of the differences: can a byte codec win? */
+    bytes part[2]; /* samples of values and differences, for the byte codecs */
 } coded_block;
 
 struct save_device {
@@ -38,11 +38,11 @@ struct save_device {
     device_deltas deltas;
     device_standalones alones;
     coded_block blocks[BATCH_BLOCKS];
-    coded_block *standalone[BATCH_BLOCKS]; /* those that `alones` has now */
+    coded_block *standalone[BATCH_BLOCKS]; /* the blocks that are now in `alones` */
     uint32_t count;
-    const char *tensor; /* that what follows is about */
+    const char *tensor; /* the tensor to which the fields below refer */
     bool won, failed;
-    uint32_t skip; /* blocks, of which deltas are not tried */
+    uint32_t skip; /* number of next blocks for which no delta is tried */
 };
 
 static bool unprepared;
@@ -68,9 +68,12 @@ void save_device_free(ckd_save *save) {
     save->device = NULL;
 }
 
-/* ---- which blocks ---- */
+/* ---- choosing blocks ---- */
 
-/* The parent's block, if this one is worth a try: its values are many enough for samples, and what they take is about known. */
+/*
+ * Returns the parent's block, if this one is worth trying: it is large enough to sample, and its standalone size can
+ * be estimated. Else NULL.
+ */
 static const record *parent_of(const tensor_context *t, uint64_t first, uint64_t count) {
     unsigned width = (unsigned)ckd_dtype_size(t->tensor->dtype);
     uint64_t raw = count * width;
@@ -103,7 +106,10 @@ static coded_block *add_block(save_device *s, uint32_t number, uint64_t first, u
     return c;
 }
 
-/* As many of the next blocks as may be looked at together; of all of them a delta is tried, or of none. Where they end is u->looked. */
+/*
+ * Chooses as many of the next blocks as can be handled together. A delta is tried for all of them or for none. Sets
+ * u->looked to their end.
+ */
 static ckd_status choose(save_device *s, const ckd_save *save, const ckd_tensor *tensor,
                          const tensor_context *t, unchanged_blocks *u, uint64_t first, uint64_t end,
                          ckd_error *err) {
@@ -136,7 +142,7 @@ static ckd_status choose(save_device *s, const ckd_save *save, const ckd_tensor 
     return status;
 }
 
-/* ---- coding them ---- */
+/* ---- coding deltas ---- */
 
 typedef struct batch {
     save_device *s;
@@ -144,10 +150,10 @@ typedef struct batch {
     const tensor_context *t;
     const unchanged_blocks *u;
     uint32_t absent[BATCH_BLOCKS], absent_count; /* blocks whose parent is not on the device */
-    uint32_t decoded;                            /* of these */
+    uint32_t decoded;                            /* number of them decoded so far */
 } batch;
 
-/* What this save has already is no delta. All jobs are free. */
+/* Blocks that this save has already need no delta. All jobs are free. */
 static void leave_duplicates(batch *b) {
     for (uint32_t i = 0; i < b->s->count; i++) {
         coded_block *c = &b->s->blocks[i];
@@ -163,7 +169,7 @@ static void leave_duplicates(batch *b) {
     }
 }
 
-/* Index i's job has the parent's values of the block that is so far behind the last one decoded. */
+/* Decodes the parent's values of an absent block into job i. b->decoded blocks were decoded before. */
 static ckd_status decode_one(void *context, size_t i, uint32_t worker, ckd_error *err) {
     batch *b = context;
     device_delta *d = &b->s->deltas.blocks[b->absent[b->decoded + i]];
@@ -178,7 +184,7 @@ static ckd_status decode_one(void *context, size_t i, uint32_t worker, ckd_error
     ckd_status status = span_values(&job->decoder, b->save->coding.views, b->save->parent, b->t->parent,
                                     &mine, previous, NULL, &why);
     d->stream->left = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
-    return d->stream->left ? CKD_OK /* the host meets it, too, and tells */
+    return d->stream->left ? CKD_OK /* the host meets the damage, too, and reports it */
                            : err_from(err, status, &why);
 }
 
@@ -214,7 +220,9 @@ static ckd_status plan_one(void *context, size_t i, uint32_t worker, ckd_error *
     return CKD_OK;
 }
 
-/* Which deltas win for certain, and what the pipeline will want besides them, as far as can be told before it decides. */
+/*
+ * Finds the deltas that clearly win, and what else the pipeline will need, as far as that is known before it decides.
+ */
 static void judge(batch *b) {
     load_budget trial = b->save->budget;
     size_t width = ckd_dtype_size(b->t->tensor->dtype);
@@ -238,7 +246,7 @@ static void judge(batch *b) {
     }
 }
 
-/* Where a delta is few bits, some of the differences, for byte codecs to look at. */
+/* For a small delta, reads a sample of the differences for the byte codecs. */
 static ckd_status take_differences(coded_block *c, const device_deltas *all, const device_delta *d,
                                    bool in_panel, ckd_error *err) {
     uint64_t raw = c->count * all->r->element;
@@ -279,7 +287,7 @@ static ckd_status code_deltas(batch *b, ckd_error *err) {
     return take_deltas(b, err);
 }
 
-/* ---- on their own ---- */
+/* ---- coding blocks on their own ---- */
 
 static ckd_status plan_alone(void *context, size_t i, uint32_t worker, ckd_error *err) {
     batch *b = context;
@@ -291,7 +299,7 @@ static ckd_status plan_alone(void *context, size_t i, uint32_t worker, ckd_error
     return CKD_OK;
 }
 
-/* Those that are in s->alones. */
+/* Codes the blocks in s->alones. */
 static ckd_status code_alones(batch *b, ckd_error *err) {
     save_device *s = b->s;
     symbols_workspace *w = coder_symbols(b->save->jobs[0].decoder.coder);
@@ -310,7 +318,7 @@ static ckd_status code_alones(batch *b, ckd_error *err) {
     return status;
 }
 
-/* As many at a time as there is memory for. */
+/* Codes all such blocks, as many at a time as memory allows. */
 static ckd_status code_all_alones(batch *b, device_reader *r, ckd_error *err) {
     save_device *s = b->s;
     ckd_dtype dtype = b->t->tensor->dtype;
@@ -319,7 +327,7 @@ static ckd_status code_all_alones(batch *b, device_reader *r, ckd_error *err) {
         coded_block *c = &s->blocks[i];
         device_standalone *d =
             c->wants[ALONE] ? device_standalones_add(&s->alones, c->first, c->count, MEMORY) : NULL;
-        if (c->wants[ALONE] && !d) { /* it comes first the next time */
+        if (c->wants[ALONE] && !d) { /* it comes first in the next batch */
             status = code_alones(b, err);
             status = status == CKD_OK
                          ? device_standalones_clear(&s->alones, &s->streams, r, dtype, BATCH_BLOCKS, err)
@@ -335,29 +343,29 @@ static ckd_status code_all_alones(batch *b, device_reader *r, ckd_error *err) {
     return status == CKD_OK && s->alones.count ? code_alones(b, err) : status;
 }
 
-/* ---- what is worth it ---- */
+/* ---- byte codecs ---- */
 
-/* Of those that may do without their values, some of these, for byte codecs to look at. */
+/* Reads a sample of each block that may do without its values, for the byte codecs. */
 static ckd_status take_values(batch *b, device_reader *r, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < b->s->count && status == CKD_OK; i++) {
         coded_block *c = &b->s->blocks[i];
         block_probe of = block_probe_of(b->t->rows != NULL, (unsigned)r->element, c->count * r->element);
         bool unsure = c->lost && delta_may_pay(c->planned[DELTA], c->planned[ALONE]);
-        c->has[ALONE] &= !unsure; /* the host looks at it */
+        c->has[ALONE] &= !unsure; /* the host decides */
         c->with_values = c->has[DELTA] && c->wants[ALONE] && !c->has[ALONE];
         bytes_clear(&c->part[0]);
         if (!c->with_values && (c->has[DELTA] || c->has[ALONE])) {
             void *to = bytes_scratch(&c->part[0], of.size, "a part of a block", err);
             uint64_t first = c->first + of.at / r->element, count = of.size / r->element;
-            r->end = first + count; /* nothing behind it is wanted */
+            r->end = first + count; /* do not read ahead */
             status = to ? device_read(r, first, count, to, err) : CKD_E_NOMEM;
         }
     }
     return status;
 }
 
-/* Byte codecs see what symbols do not; where they promise more, all of the block is theirs to look at. */
+/* Byte codecs see patterns that symbols do not. If they promise more, the host gets the whole block. */
 static ckd_status probe_one(void *context, size_t i, uint32_t worker, ckd_error *err) {
     batch *b = context;
     coded_block *c = &b->s->blocks[i];
@@ -391,7 +399,7 @@ static ckd_status run(batch *b, device_reader *r, ckd_error *err) {
 
 /* ---- for the pipeline ---- */
 
-/* What is known of the tensor; NULL: it is not to be tried (any more). */
+/* Returns the state for the tensor; NULL: the device no longer codes it, or memory is short. */
 static save_device *about(ckd_save *save, const tensor_context *t) {
     save_device *s = save->device = save->device ? save->device : calloc(1, sizeof(*s));
     if (s && s->tensor != t->tensor->name) {
@@ -427,7 +435,8 @@ ckd_status save_device_code(ckd_save *save, const ckd_tensor *tensor, const tens
     batch b = {.s = s, .save = save, .t = t, .u = u};
     ckd_status status = choose(s, save, tensor, t, u, first, end, &why);
     if (status == CKD_OK && s->count > 0) {
-        ckd_status awaited = save_await(save, save->pipeline.pushed, err); /* its jobs are worked with */
+        /* the batch uses the pipeline's jobs */
+        ckd_status awaited = save_await(save, save->pipeline.pushed, err);
         if (awaited != CKD_OK) {
             return awaited;
         }

@@ -1,7 +1,7 @@
 /*
  * Exact blocks of a tensor on a device, with deltas that the device codes. It codes batches ahead of the pipeline,
- * which the blocks enter with their payload. Their values are read only if the host needs them. The results are those
- * that the host would find: the device leaves a block to the host if its delta does not clearly win, or another
+ * which the blocks enter with their payload. Their values are read only if the host needs them. The results are the
+ * host's: the device leaves a block to the host if its delta does not clearly win, or another
  * stream or a byte codec may be better. Internal to engine/.
  */
 #ifndef ENGINE_SAVE_DEVICE_H

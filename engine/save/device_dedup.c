@@ -14,14 +14,14 @@ static uint64_t aligned(uint64_t size) {
     return (size + 255) / 256 * 256;
 }
 
-/* Some blocks whose hashes are made together: of their values, and of a master's as bf16 and f16 have them. */
+/* Blocks that are hashed together: their values, and those of masters as bf16 and f16, too. */
 enum { AS_GIVEN, AS_BF16, AS_F16, KINDS };
 typedef struct some_blocks {
     device_pieces span[KINDS * DEVICE_SPANS]; /* kind by kind */
-    uint64_t first[DEVICE_SPANS];             /* element */
-    uint64_t pieces;                          /* of all, of all kinds */
-    uint64_t gathered;                        /* bytes, if they do not lie as they are needed */
-    uint64_t halves;                          /* bytes of all, rounded to either */
+    uint64_t first[DEVICE_SPANS];             /* first element of each */
+    uint64_t pieces;                          /* of all blocks and kinds */
+    uint64_t gathered; /* bytes to gather, if the values are not stored as they are needed */
+    uint64_t halves;   /* bytes of all blocks, rounded to one kind */
     uint32_t count, kinds;
 } some_blocks;
 
@@ -44,7 +44,7 @@ static uint64_t take_some(some_blocks *b, const tensor_context *t, const device_
     return first;
 }
 
-/* Where each block's bytes are. */
+/* Sets the address of each block's bytes. */
 static ckd_status place_some(some_blocks *b, const device_reader *r, uint8_t *room, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
@@ -75,7 +75,7 @@ static ckd_status round_some(some_blocks *b, const device_lease *lease, uint32_t
                  : err_set(err, CKD_E_DEVICE, "the device does not know such values");
 }
 
-/* to: room for those of all kinds. */
+/* to: room for the hashes of all kinds. */
 static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r, ckd_error *err) {
     void *memory;
     uint64_t before = b->gathered + 2 * b->halves;
@@ -90,12 +90,12 @@ static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r,
                             : status;
 }
 
-/* May its blocks be masters of this save, rounded? */
+/* Returns true if the blocks may be rounded masters of this save. */
 static bool may_be_rounded(const ckd_save *save, const tensor_context *t) {
     return save->has_masters && (t->tensor->dtype == CKD_BF16 || t->tensor->dtype == CKD_F16);
 }
 
-/* Moments of a step are held by the one who has the optimizer: these are read. */
+/* Tensors with an optimizer are read, as steps need the values of moments. */
 static bool worth_a_look(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t) {
     return tensor->read == device_read && !atomic_load(&save->store->devices_differ) && !tensor->optimizer &&
            save->coding.codec != CKD_CODEC_RAW && (t->parent || may_be_rounded(save, t));
@@ -110,7 +110,7 @@ static ckd_status hash_all(unchanged_blocks *u, const device_reader *r, const te
         first = take_some(&b, t, r, first, end);
         status = hash_some(got, &b, r, err);
         for (uint32_t i = 0; i < b.count && status == CKD_OK; i++, at++) {
-            /* What is a delta there may want a materialized copy, and values for it. */
+            /* A block that is a delta in the parent may need a materialized copy, and values for it. */
             const record *old = block_in_parent(t, b.first[i], b.span[i].bytes / r->element);
             u->content[at] = got[i];
             u->same[at] = old && old->depth == 0 && hash128_equal(&old->content, &got[i]);
@@ -123,7 +123,7 @@ static ckd_status hash_all(unchanged_blocks *u, const device_reader *r, const te
     return status;
 }
 
-/* Which blocks this save has, once masters are registered. All jobs are free then. */
+/* Finds the blocks that this save has, once masters are registered. All jobs are free then. */
 static ckd_status name_all(unchanged_blocks *u, ckd_save *save, const tensor_context *t, uint64_t first,
                            uint64_t end, ckd_error *err) {
     ckd_status status = save_await(save, save->pipeline.pushed, err);
@@ -188,7 +188,7 @@ bool device_dedup_next(unchanged_blocks *u, ckd_save *save, const ckd_tensor *te
         job->precoded.f16 = u->rounded[2 * i + 1];
     }
     if (u->named[i]) {
-        job->precoded.coded = true; /* all there is to it */
+        job->precoded.coded = true; /* nothing else is needed */
         job->precoded.content = u->content[i];
         save->has_pending_values = true;
         return true;

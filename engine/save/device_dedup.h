@@ -32,8 +32,8 @@ ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const ckd_ten
                               const tensor_context *t, uint64_t first, uint64_t end, ckd_error *err);
 void device_dedup_free(unchanged_blocks *u, const ckd_tensor *tensor);
 /*
- * Visits the job's block, which is the next one. true: it is known, and nothing is read. false: it will be read; the
- * blocks behind it, up to the next one that need not be read, may be read ahead with it.
+ * Visits the job's block, which is the next one. true: it is known, and nothing is read. false: it will be read.
+ * The blocks behind it may be read ahead, up to the next known one.
  */
 bool device_dedup_next(unchanged_blocks *u, ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
                        block_job *job);

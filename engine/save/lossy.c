@@ -6,31 +6,35 @@
 #include "engine/encode/block_lossy.h"
 #include "engine/lossy/device.h"
 
-#define KEPT_SHARE 8 /* of what a save may hold, what each of a tile's parts may keep from save to save */
+/* from save to save, the scratch of each part of a tile may keep 1/KEPT_SHARE of the staging limit */
+#define KEPT_SHARE 8
 
 /* ---- regions ---- */
 
-/* A region that is being saved: all of what was given, or a panel of it. */
+/* A region in progress: all of the saved region, or a panel of it. */
 typedef struct lossy_piece {
     const tensor_context *context;
-    const save_panel *panel; /* NULL: all */
+    const save_panel *panel; /* NULL: all of it */
     region_figures figures;
 } lossy_piece;
 
-/* It ends with the last of its tiles that is under way; the tensor's values are looked at as long as it is being given. */
+/*
+ * A lossy region in progress. It ends with the last of its tiles. `tensor` is used only during the call that saves
+ * it.
+ */
 typedef struct lossy_region {
     ckd_save *save;
     const ckd_tensor *tensor;
-    tensor_context context; /* of all of it */
+    tensor_context context; /* of the whole region */
     quant_params params;
-    save_panels panels; /* none: it is not cut */
+    save_panels panels; /* empty: the region is not cut */
     lossy_piece *pieces;
     size_t count;
     double eps[PAIR_BOUNDS];
-    double share;    /* of what the tensor was expected to cost, as it leaves the budget */
-    uint64_t number; /* of the save's */
-    uint32_t users;  /* tiles that are held, and who gives it */
-    bool told;       /* that a tile on a device is coded on the host */
+    double share;    /* of the tensor's expected cost, which leaves the budget with this region */
+    uint64_t number; /* counts the save's lossy regions */
+    uint32_t users;  /* its tiles in progress, and the call that saves it */
+    bool told;       /* a tile on a device was coded on the host, which was reported */
 } lossy_region;
 
 static void free_region(lossy_region *r) {
@@ -43,7 +47,7 @@ static void free_region(lossy_region *r) {
 
 /* ---- blocks ---- */
 
-/* Second moments are remembered, and first ones compared with them. */
+/* Records second moments, and compares first moments with them. */
 static void record_direction(region_figures *f, moment_stats *second, const lossy_tile *t,
                              const block_job *job, double eps) {
     const float *decoded = job->lossy_work.decoded;
@@ -55,7 +59,7 @@ static void record_direction(region_figures *f, moment_stats *second, const loss
     }
 }
 
-/* Sums over a region. */
+/* Adds to the sums over a region. */
 static void add_error(region_figures *f, const lossy_error *e) {
     measures *to = &f->measures;
     to->error_squares += e->error;
@@ -75,19 +79,19 @@ ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *
     return pair_record_block(held, &of->tile, job, err);
 }
 
-/* The block's elements as they were given; NULL: they are on a device. */
+/* The input elements of a block; NULL: they are on a device. */
 static const void *given_of(const lossy_tile *t, const block_job *job) {
     return t->device ? NULL : (const uint8_t *)t->values + (job->first - t->first) * ckd_dtype_size(t->dtype);
 }
 
-/* Elements of the block that begins at element `at` of the tile, which is a panel's or (NULL) whole. */
+/* Elements of the block that begins at element `at` of the tile. panel: the tile's; NULL: the tile is whole. */
 static uint64_t block_count(const save_panel *panel, const lossy_tile *t, uint64_t at) {
     uint64_t left = t->count - at,
              here = panel ? save_panel_block(&panel->rows, t->first + at) : lossy_block_count(t, at);
     return here < left ? here : left;
 }
 
-/* Of a tile on a device: its blocks' hashes and errors. */
+/* Computes the hashes and errors of the blocks of a tile on a device. */
 static ckd_status measure_on_device(const save_panel *panel, const lossy_tile *t, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
@@ -98,7 +102,7 @@ static ckd_status measure_on_device(const save_panel *panel, const lossy_tile *t
     return status == CKD_OK ? lossy_device_measure(t, err) : status;
 }
 
-/* The part of the columns, once for all blocks of the tile, if there are several. */
+/* Returns true if the column part is written once for all blocks of the tile, as there are several. */
 static bool shares_columns(const lossy_tile *t) {
     return t->plan.shared_rows ||
            (lossy_block_count(t, 0) < t->count && (t->plan.own.step || t->plan.own.rank));
@@ -124,7 +128,7 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
     return status;
 }
 
-/* The blocks of a part are on their way when it returns. */
+/* Pushes the blocks of a part; they are in progress when it returns. */
 static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, const tile_parent *from,
                             row_records *rows, ckd_error *err) {
     ckd_save *save = r->save;
@@ -153,7 +157,10 @@ static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, cons
     return status;
 }
 
-/* A tile that is exact all the same: its values count, or others' errors would be those of less. */
+/*
+ * Adds the values of a tile that is coded exactly after all. Without them, the region's relative error would refer to
+ * fewer values.
+ */
 static void add_exact(lossy_region *r, const lossy_tile *t) {
     const kernels *k = r->save->tiles->loaders[0].kernels;
     for (size_t i = 0; i < r->count; i++) {
@@ -180,7 +187,10 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
     return status == CKD_OK ? save_flush(r->save, err) : status;
 }
 
-/* What lies on a device has one place there: its blocks are written before the next ones are made. */
+/*
+ * Waits for the blocks of a part on a device to be written, as the device holds one part at a time. Then compares
+ * directions.
+ */
 static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_part *of, ckd_error *err) {
     const lossy_tile *t = &of->tile;
     moment_stats *second = of->held->second;
@@ -193,7 +203,7 @@ static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_p
     return status;
 }
 
-/* A tile whose plan is made: all of its parts are on their way. */
+/* Pushes all parts of a planned tile. */
 static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_parent *from, ckd_error *err) {
     row_records *rows = &r->save->tiles->row_records;
     const lossy_tile *t = &held->tile;
@@ -221,7 +231,7 @@ static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_par
     return status;
 }
 
-/* false in *worth: better exactly. false in *here: it is on a device, and the host has to code it. */
+/* *worth == false: better coded exactly. *here == false: the tile is on a device, and the host must code it. */
 static ckd_status prepare_tile(bool *worth, bool *here, moment_stats **kept, ckd_save *save, lossy_tile *t,
                                const tensor_context *context, ckd_error *err) {
     const kernels *k = save->tiles->loaders[0].kernels;
@@ -236,7 +246,7 @@ static ckd_status prepare_tile(bool *worth, bool *here, moment_stats **kept, ckd
     }
     if (second && t->part == LOSSY_SECOND) {
         t->found = &second->scales;
-        second->scales.row = second->scales.column = NULL; /* of an attempt before */
+        second->scales.row = second->scales.column = NULL; /* of an earlier attempt */
     }
     if (status == CKD_OK) {
         status = lossy_tile_prepare(t, worth, k, err);
@@ -250,9 +260,9 @@ static ckd_status prepare_tile(bool *worth, bool *here, moment_stats **kept, ckd
     return status;
 }
 
-/* ---- a tile that comes ---- */
+/* ---- the next tile ---- */
 
-/* Columns of a panel, or of all, at most. */
+/* The most columns of a panel; UINT64_MAX without panels. */
 static uint64_t widest_of(const lossy_region *r) {
     uint64_t widest = r->panels.count ? 1 : UINT64_MAX;
     for (size_t i = 0; i < r->panels.count; i++) {
@@ -262,7 +272,7 @@ static uint64_t widest_of(const lossy_region *r) {
     return widest;
 }
 
-/* Of a tile on a device, as it was given: are the values of all of a part's blocks in this save? */
+/* Clears *all unless this save has the input of all blocks of a part on a device. */
 static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lossy_piece *p,
                                       const lossy_tile *t, ckd_error *err) {
     ckd_status status = measure_on_device(p->panel, t, err);
@@ -277,8 +287,8 @@ static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lo
 }
 
 /*
- * Is all of a tile on a device in this save already, as the masters that it is rounded from are? Then its blocks only name these: it needs neither a parent
- * nor a plan.
+ * Sets *all if this save has all of a tile on a device already, as it has the masters from which the tile is rounded.
+ * The tile's blocks then only name these; it needs neither a parent nor a plan.
  */
 static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, ckd_error *err) {
     ckd_save *save = r->save;
@@ -288,7 +298,7 @@ static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, 
         r->params.max_error > 0) {
         return CKD_OK;
     }
-    ckd_status status = save_end_tiles(save, err); /* masters may be among what is under way */
+    ckd_status status = save_end_tiles(save, err); /* the masters may be in progress */
     status = status == CKD_OK ? save_await(save, save->pipeline.pushed, err) : status;
     if (status == CKD_OK && save->dedup_index.rounded) {
         status = save_begin_given(all, save, t, r->tensor, widest_of(r), err);
@@ -310,7 +320,7 @@ static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, 
     return status;
 }
 
-/* By which the tile's parent is chosen. */
+/* Returns the budget by which the tile's parent is chosen. */
 static load_budget budget_for(const lossy_region *r) {
     const save_tiles *all = r->save->tiles;
     load_budget seen = all->seen;
@@ -320,7 +330,10 @@ static load_budget budget_for(const lossy_region *r) {
     return seen;
 }
 
-/* From the device's memory, if the tile is there and such that it can be coded there; else, or if that turns out later, from the host's. */
+/*
+ * Loads and prepares a tile: from the device's memory, if it is there and can be coded there. Else, or if that fails,
+ * from the host's.
+ */
 static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile *held, lossy_region *r,
                                    ckd_error *err) {
     ckd_save *save = r->save;
@@ -340,7 +353,7 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile
             status = status == CKD_OK ? prepare_tile(worth, &here, &held->second, save, t, &r->context, err)
                                       : status;
         }
-        /* Of a device that is broken the host will hear when it reads. */
+        /* If the device is broken, reading from it fails on the host, too. */
         if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
             if (!r->told) {
                 store_message(save->store, "%s is coded on the host: %s", r->context.tensor->name,
@@ -358,7 +371,7 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile
     return status;
 }
 
-/* ---- tiles that are held ---- */
+/* ---- tiles in progress ---- */
 
 static ckd_status end_region(lossy_region *r, ckd_error *err) {
     const tensor_context *context = &r->context;
@@ -379,7 +392,7 @@ static ckd_status end_region(lossy_region *r, ckd_error *err) {
     return status;
 }
 
-/* Returns when the tile is through; then it is free. */
+/* Waits until the tile is done, and frees its place. */
 static ckd_status end_tile(ckd_save *save, inflight_tile *held, ckd_error *err) {
     ckd_status status = held->in_use ? save_await(save, held->end, err) : CKD_OK;
     if (status != CKD_OK || !held->in_use) {
@@ -397,7 +410,7 @@ static ckd_status end_tile(ckd_save *save, inflight_tile *held, ckd_error *err) 
     return end_region(r, err);
 }
 
-/* The one that is under way, or of two the first; NULL: none. */
+/* Returns the older of the tiles in progress; NULL: none. */
 static inflight_tile *oldest_held(save_tiles *all) {
     inflight_tile *a = &all->held[0], *b = &all->held[1];
     bool second = b->in_use && (!a->in_use || b->end < a->end);
@@ -437,8 +450,8 @@ static size_t held_bytes(const inflight_tile *h) {
 }
 
 /*
- * For a tile of so many elements. Of two at a time neither is larger than half of what a tile may be; a larger one has the memory of the other one, too. What is
- * waited for depends on sizes only: see save_tiles.seen.
+ * Provides a place for a tile of `count` elements. Two tiles are held at a time only if both have at most half of the
+ * largest size. A larger one also takes the memory of the other. Waits depend on sizes only: see save_tiles.seen.
  */
 static ckd_status hold_tile(inflight_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
     inflight_tile *a = &save->tiles->held[0], *b = &save->tiles->held[1];
@@ -479,7 +492,8 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     status = load_and_prepare(&worth, &from, held, r, err);
     gained = pool_gained_ns(save->store->pool) - gained;
     int64_t worked = (int64_t)(clock_monotonic_ns() - begun) + gained;
-    save_add_analysis(save, worked > 0 ? (uint64_t)worked : 0); /* other saves of the store wait there, too */
+    /* the pool also counts the waits of the store's other saves */
+    save_add_analysis(save, worked > 0 ? (uint64_t)worked : 0);
     if (status == CKD_OK && worth) {
         held->in_use = true;
         r->users++;

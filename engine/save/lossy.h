@@ -110,8 +110,8 @@ ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, cons
 ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err);
 
 /*
- * What is kept of a tile's two moments, which come in either order: for the moment that comes second, and for their
- * weight (moment_stats.c).
+ * Statistics and values of a tile's two moments, which come in either order. The moment that comes second needs them,
+ * and so does their weight (moment_stats.c).
  */
 struct moment_stats {
     moment_stats *next;

@@ -13,7 +13,7 @@
 
 #define PAIR_PIECE (1u << 18) /* elements at a time */
 #define PAIR_SOME  4096u      /* elements at a time on their way to a file */
-#define PAIR_SHARE 8          /* pairs in memory may take one in so many bytes of the staging limit */
+#define PAIR_SHARE 8          /* pairs in memory may take 1/PAIR_SHARE of the staging limit */
 
 /* ---- where values are kept ---- */
 

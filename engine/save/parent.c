@@ -1,4 +1,4 @@
-/* What the parent has of a tile: decoded by the host, or made in the memory of the tile's device. */
+/* The parent's values of a tile: decoded by the host, or in the memory of the tile's device. */
 #include <stdlib.h>
 
 #include "engine/device/span_decode.h"
@@ -14,14 +14,15 @@ typedef struct tile_load {
     const tensor_context *context;
     void *to; /* in the tensor's dtype */
     float *floats;
-    const view_block **blocks; /* of the parent: those that have a part of the tile */
+    const view_block **blocks; /* blocks of the parent that overlap the tile */
     size_t count;
-    uint64_t *copied; /* of each, elements */
+    uint64_t *copied; /* elements copied from each */
 } tile_load;
 
 /*
- * What is kept of the parent's block, contiguous, if it is what the store's hash of it says: then it need not be decoded. NULL: it is not, or the block is not
- * all in the tile (what is behind that may be replaced just now). scratch: for one that is not contiguous there.
+ * Returns the parent block's values from the caller's memory, contiguous, if their hash is the store's: then the
+ * block need not be decoded. NULL: the hash differs, or the block is not wholly inside the tile (values behind the
+ * tile may be replaced just now). room: for a block that is not contiguous there.
  */
 static ckd_status find_decoded(const void **values, const tile_load *l, const span *block, const record *r,
                                bytes *room, ckd_error *err) {
@@ -45,11 +46,11 @@ static ckd_status find_decoded(const void **values, const tile_load *l, const sp
     return CKD_OK;
 }
 
-/* Each of the parent's blocks once, however it is cut. */
+/* Loads one of the parent's blocks, however it is cut. */
 static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
     tile_load *l = context;
-    ckd_status status =
-        worker == 0 ? cancel_poll(&l->save->stop, err) : CKD_OK; /* 0: the saving thread itself */
+    /* 0: the saving thread itself */
+    ckd_status status = worker == 0 ? cancel_poll(&l->save->stop, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
@@ -91,7 +92,7 @@ static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_
     return CKD_OK;
 }
 
-/* blocks NULL: only counts. */
+/* blocks == NULL: only counts. */
 static void find_blocks(tile_load *l) {
     const view_tensor *in = l->from->tensor;
     span want = {l->context->region, l->tile->first, l->tile->count};
@@ -108,7 +109,7 @@ static void find_blocks(tile_load *l) {
     }
 }
 
-/* They are the caller's to free. */
+/* Lists the parent's blocks. The caller frees the list. */
 static ckd_status list_blocks(tile_load *l, ckd_error *err) {
     find_blocks(l);
     l->blocks = calloc(l->count + 1, sizeof(*l->blocks));
@@ -143,7 +144,7 @@ static ckd_status load_blocks(tile_load *l, ckd_error *err) {
     return status;
 }
 
-/* false in *loaded: there is no parent, or it cannot be read, which does not cost the new state. */
+/* *loaded == false: there is no parent, or it cannot be read, which does not fail the save. */
 static ckd_status load_parent(bool *loaded, ckd_save *save, lossy_buffers *b, const lossy_tile *t,
                               const tensor_context *context, const tile_parent *parent, float *to,
                               ckd_error *err) {
@@ -173,7 +174,7 @@ ckd_status save_parent_load(const float **out, const tile_parent *from, ckd_save
     if (!from->tensor) {
         return CKD_OK;
     }
-    /* Where values are kept, the parent's stand until the tile's own ones take their place, block by block. */
+    /* The decoded values are kept where the parent's are, and replace them block by block. */
     bool kept = context->decoded_values && t->dtype == CKD_F32;
     float *before = kept ? (float *)context->decoded_values + t->first
                          : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
@@ -195,8 +196,8 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, c
     const parent_filling *w = context;
     ckd_save *save = w->save;
     decoder *d = &save->tiles->loaders[worker];
-    ckd_status status =
-        worker == 0 ? cancel_poll(&save->stop, err) : CKD_OK; /* 0: the saving thread itself */
+    /* 0: the saving thread itself */
+    ckd_status status = worker == 0 ? cancel_poll(&save->stop, err) : CKD_OK;
     if (status == CKD_OK && !values && b->record->count >= DEVICE_MIN_ELEMENTS) {
         status = device_chain_make(c, sides, d, &save->views, w->from->view, b, streams, err);
         if (c->count) {
@@ -248,7 +249,8 @@ bool save_parent_make(parent_attempt *out, ckd_save *save, const lossy_tile *t, 
     f->data = scratch.before;
     f->make = make_one;
     f->context = w;
-    f->staging = t->count * (LOSSY_TILE_BYTES / 4 * 3); /* of what the host would have held of the tile */
+    /* three quarters of what the host would have held of the tile */
+    f->staging = t->count * (LOSSY_TILE_BYTES / 4 * 3);
     f->memory = scratch.spare;
     f->memory_size = scratch.size;
     out->status = fill_tile(&made, w, t, context, &out->why);

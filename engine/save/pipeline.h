@@ -91,7 +91,7 @@ typedef struct save_pipeline {
     bool started;                   /* the locks are initialised */
 } save_pipeline;
 
-/* The number of places, and so of jobs, that keep a pool of so many threads busy. */
+/* The number of places (and jobs) that keep a pool of `threads` busy. */
 uint32_t pipeline_slots(uint32_t threads);
 /* slots: `count` of the caller's, whose memory for side records is used again. Errors: NOMEM. */
 ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd_error *err);

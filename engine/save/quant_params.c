@@ -49,7 +49,7 @@ static void refine_after_resume(quant_params *r) {
     r->second = r->second == LOSSY_LEVELS_NONE ? LEVELS_AFTER_RESUME : r->second / 3;
 }
 
-/* Of a parameter's bits, its weight gets three quarters and its first moment a fifth; the second gets almost none. */
+/* The weight gets three quarters of a parameter's bits, the first moment a fifth, and the second almost none. */
 quant_params save_quant_params_of(const ckd_save *save, const record_tensor *tensor) {
     const ckd_save_options *o = &save->options;
     quant_params r = quant_params_of(save_fidelity(save, tensor->role), o->effort);

@@ -1,4 +1,4 @@
-/* The parent's values, as the device has them since the save that made them. */
+/* The parent's values, as the device has cached them since the save that made them. */
 #include <stdlib.h>
 
 #include "engine/lossy/device.h"
@@ -12,8 +12,8 @@ device_reference_key save_reference_key(const lossy_tile *t, const tensor_contex
 }
 
 /*
- * Where a block of the parent's is in the tile. false: not wholly there, or not as rows of so many elements each. Both have their elements in the
- * tensor's order, so that the first and the last one tell.
+ * Finds the place of a parent block in the tile. false: it is not wholly inside, or not made of rows of equal length.
+ * Both have their elements in the tensor's order, so checking the first and the last one is enough.
  */
 static bool find_part(lossy_device_part *out, const record *r, const lossy_tile *t,
                       const tensor_context *context) {
@@ -37,7 +37,10 @@ static bool find_part(lossy_device_part *out, const record *r, const lossy_tile 
            end - at == (rows - 1) * t->columns + out->width - 1;
 }
 
-/* The parts of the tile that the parent's blocks are; 0: they are not all parts of it. Room for all blocks of the tensor. */
+/*
+ * Lists the parent's blocks as parts of the tile. Returns 0 if they do not cover it, or one is no part of it. out:
+ * room for all blocks of the tensor.
+ */
 static size_t find_parts(lossy_device_part *out, const lossy_tile *t, const tile_parent *from,
                          const tensor_context *context) {
     span want = {context->region, t->first, t->count};

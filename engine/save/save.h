@@ -163,7 +163,7 @@ struct ckd_save {
     save_grid grid;
     atomic_bool damaged; /* parts of the parent cannot be read; the saving thread reports it once */
     bool reported_damage;
-    uint64_t in_doubt;    /* tensors that look like an optimizer's but have no role */
+    uint64_t in_doubt;    /* regions of tensors that look like an optimizer's but have no role */
     bool parents_on_host; /* a device failed to decode the parents of lossy tiles */
     uint64_t begun_ns;
     save_stage snapshot; /* of a session: its work is the time that the trainer stood still */
@@ -258,8 +258,8 @@ save_grid save_default_grid(void);
 /* The most elements of an exact block, for tensors that are not cut into panels. */
 uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
 /*
- * Returns true if a region of so many elements is saved in panels of columns: save_is_cut if it is exact,
- * save_is_cut_lossy if it is lossy.
+ * Returns true if a region of `elements` is saved in panels of columns. save_is_cut: for exact regions;
+ * save_is_cut_lossy: for lossy ones.
  */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements);
 /* Records a tensor that is not cut. If it is a large master, its rounded copies are not cut either. Errors: NOMEM. */
@@ -328,8 +328,7 @@ ckd_status save_add_times(const ckd_save *save, const ckd_checkpoint *saved, ckd
 
 /* ---- free_space.c ---- */
 /*
- * Returns true if there is space for so many bytes of payload in the chunk file, and of copies in the materialized
- * copy.
+ * Returns true if the disk has space for `payload` bytes in the chunk file and `copies` bytes in the materialized copy.
  */
 bool save_has_space(const ckd_save *save, uint64_t payload, uint64_t copies);
 /* The rest of this section is called while nobody else works on the save. */

@@ -15,7 +15,7 @@ static bool coded_there(const block_job *job, const region_job *rj) {
 
 /*
  * Returns true if a device made the payload, or at least the hash: the host does not hash the values again if it
- * codes them after all. Of copies only rounded masters count, as a load must round to the same values.
+ * codes them after all. Among copies, only rounded masters count, as a load must round to the same values.
  */
 static bool made_there(const block_job *job, const region_job *rj) {
     bool copy = !job->chosen; /* a duplicate */

@@ -1,4 +1,4 @@
-/* A tile on its way in: what is given, what it is to be compared with, and both as floats. */
+/* Loads a tile: its input, its parent's values, and both as floats. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -6,14 +6,16 @@
 #include "engine/lossy/device.h"
 #include "engine/save/lossy.h"
 
-/* ---- which checkpoint ---- */
+/* ---- choosing the parent ---- */
 
 /*
- * When the next delta would make a tile's chain dearer than loads may be, the tile goes back to an ancestor whose chain takes only
- * this share of it. The delta on it is larger, but far smaller than a lossy base: thus lossy bases are rare, and loads stay bounded.
+ * If the next delta would make a tile's chain cost more than the load budget allows, the tile goes back to an
+ * ancestor whose chain takes only this share of the budget. The delta on the ancestor is larger, but far smaller than
+ * a lossy base. So lossy bases are rare, and loads stay bounded.
  *
- * Of several such ancestors any will do. All tiles prefer the same ones, whatever the rest of their chains, so that a load has few
- * checkpoints to open: those whose step has the smallest hash, as good as drawn by lot, but the same in every run.
+ * Any of several such ancestors will do. All tiles prefer the same ones, whatever the rest of their chains, so that a
+ * load opens few checkpoints. They prefer the checkpoint with the smallest hash (lot_of), which is as good as
+ * random, but the same in every run.
  */
 #define LIGHT        0.22
 #define LIGHT_CHOICE 8 /* ancestors to choose among */
@@ -37,7 +39,7 @@ static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_c
     return all;
 }
 
-/* The checkpoint that the tensor's first block builds on, if that is a delta. */
+/* Goes back to the checkpoint on which the tensor's first block builds, if that block is a delta or a copy. */
 static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
     const record *r =
         (*in)->shard_count && (*in)->shards[0].block_count ? (*in)->shards[0].blocks[0].record : NULL;
@@ -57,7 +59,7 @@ static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
     return true;
 }
 
-/* A chain with one delta more; the parent's own tells what one takes. */
+/* Estimates the chain with one more delta, using the size of the parent's own delta. */
 static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_save *save,
                               const tensor_context *context, const lossy_tile *t) {
     uint32_t depth;
@@ -72,19 +74,22 @@ static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_
     return next;
 }
 
-/* The same number for a checkpoint whatever the tensor, the thread and the process, and as good as random. */
+/* Hash that orders checkpoints: as good as random, but the same for every tensor, thread and process. */
 static uint64_t lot_of(const view *v) {
     const chunk_part *own = v->parts[0];
     hash128 ends[2] = {own->records[0].content, own->records[own->count - 1].content};
     return hash64(ends, sizeof(ends));
 }
 
-/* All tensors go back to the same few checkpoints, so that the files of the others need not stay. */
+/* All tensors go back to the same few checkpoints, so that the files of the others need not be kept. */
 static bool preferred(const tile_parent *a, const tile_parent *b) {
     return lot_of(a->view) < lot_of(b->view);
 }
 
-/* From the parent, whose chain is not light, to an ancestor with one that is; to the oldest, if there is none. */
+/*
+ * Goes from the parent, whose chain is not light, back to an ancestor with a light one. If there is none, to the
+ * oldest.
+ */
 static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
                             const tensor_context *context, const load_cost *base) {
     tile_parent at = *p;
@@ -117,7 +122,10 @@ static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *bud
     }
 }
 
-/* What the encoder of the parent knew of it: how far its values are from those they stand for, and how far they had moved. */
+/*
+ * Recalls what earlier encoders recorded: the error of the chosen parent's values, and, if that is an ancestor, the
+ * movement of the save's own parent.
+ */
 static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *parent, const ckd_save *save) {
     double error = 0, moved = 0, elements = 0;
     for (size_t s = 0; s < p->tensor->shard_count; s++) {
@@ -125,7 +133,8 @@ static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *paren
         error += shard->measures.error_squares;
         elements += (double)shard->elements;
     }
-    bool true_ones = !p->is_ancestor && save_is_first_after_resume(save); /* training went on from them */
+    /* training continued from the decoded values */
+    bool true_ones = !p->is_ancestor && save_is_first_after_resume(save);
     t->before_error = error >= 0 && !true_ones ? error / elements : 0;
     if (!p->is_ancestor) {
         return;
@@ -137,7 +146,7 @@ static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *paren
     t->expected_movement = sqrt(moved / elements);
 }
 
-/* Floats where they lie, if they are floats and aligned as such; else in `room`. */
+/* Returns the values themselves if they are aligned floats; else converts them into `room`. */
 static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, uint64_t count,
                               const kernels *k, ckd_error *err) {
     if (dtype == CKD_F32 && (uintptr_t)values % _Alignof(float) == 0) {
@@ -152,7 +161,7 @@ static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, 
 
 /* ---- on a device ---- */
 
-/* Where the tile is in a device's memory, if it can be coded there; NULL: it is not, or cannot. */
+/* Returns the tile's address in device memory; NULL: it is not on a device, or cannot be coded there. */
 static const void *on_device(device_lease **lease, const ckd_save *save, const lossy_tile *t,
                              const ckd_tensor *tensor) {
     if (tensor->read != device_read || atomic_load(&save->store->devices_differ)) {
@@ -174,11 +183,14 @@ static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_dev
             return err_nomem(err, sizeof(*all->device), "a tile of a tensor");
         }
     }
-    t->device = all->device; /* whatever happens: it is the device's */
+    t->device = all->device; /* even if the call below fails: the device must be left again */
     return lossy_device_begin(all->device, t, values, err);
 }
 
-/* With what is kept of the parent's values on the device. false in *begun: nothing is, or it is not the parent's. */
+/*
+ * Begins a tile with the parent's values cached on the device. *begun == false: none are cached, or they are not the
+ * parent's.
+ */
 static ckd_status begin_with_cached(bool *begun, ckd_save *save, lossy_tile *t, const tile_parent *from,
                                     const tensor_context *context, lossy_device_values values,
                                     ckd_error *err) {
@@ -197,7 +209,10 @@ static ckd_status begin_with_cached(bool *begun, ckd_save *save, lossy_tile *t, 
     return status;
 }
 
-/* With the parent's values as the device makes them from what is stored. false in *begun: it cannot, as *attempt says. */
+/*
+ * Begins a tile with the parent's values decoded on the device. *begun == false: the device cannot decode them, and
+ * *attempt says why.
+ */
 static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, ckd_save *save, lossy_tile *t,
                                   const tile_parent *from, const tensor_context *context,
                                   lossy_device_values values, ckd_error *err) {
@@ -213,7 +228,7 @@ static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, ckd_save
     return status;
 }
 
-/* false in *begun: the host has to code it. *looked: *before are the parent's values, or there are none. */
+/* *begun == false: the host must code the tile. *looked: *before has the parent's values, or there are none. */
 static ckd_status begin_there(bool *begun, bool *looked, const float **before, ckd_save *save,
                               lossy_buffers *b, lossy_tile *t, const tile_parent *from,
                               const tensor_context *context, lossy_device_values values, ckd_error *err) {

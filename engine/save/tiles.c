@@ -1,4 +1,4 @@
-/* How a save cuts lossy tiles; and their memory, which stays with the workspace. */
+/* How a save cuts lossy tiles, and the tiles' memory, which stays with the workspace. */
 #include <math.h>
 #include <stdlib.h>
 
