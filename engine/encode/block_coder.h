@@ -100,7 +100,7 @@ typedef struct block_step {
 typedef struct block_precoded {
     bool coded;             /* the device has coded the block, or found its values in this save */
     bool delta, standalone; /* job->delta, job->standalone have a payload */
-    bool lost;              /* a delta was tried, and is larger than the block on its own */
+    bool lost;              /* a delta was planned, and does not clearly win */
     bool rounded;           /* a master whose rounded hashes, below, are known, whether it is coded or not */
     hash128 bf16, f16;      /* as rounded_bf16 and rounded_f16 */
     hash128 content;        /* of its values */
@@ -121,12 +121,11 @@ typedef struct block_job {
     bytes own, previous;
     block_plan plan;
     bool in_panel;              /* the block belongs to a panel of a large matrix */
-    bool try_delta, delta_lost; /* delta_lost: it was tried, and is not smaller by enough */
+    bool try_delta, delta_lost; /* delta_lost: it was tried, and does not save enough */
 
     hash128 content;
-    hash128 rounded_bf16,
-        /* a master's values, rounded: its low-precision copy will have one of these hashes */
-        rounded_f16;
+    /* a master's values, rounded: its low-precision copy will have one of these hashes */
+    hash128 rounded_bf16, rounded_f16;
     /* a block in flight may have its values: analyse again once that one is registered */
     bool blocked_on_in_flight;
     bool unchanged; /* found in the parent by its hash alone; `values` is not set */
@@ -181,8 +180,8 @@ const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint
 const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in);
 /*
  * Looks for values with this hash in the parent, before the job's values are read. Returns true if they are there;
- * the job is then analysed. The parent's block must have no dependencies to load, as others may want a materialized
- * copy, which needs values. jobs: number of jobs in flight, each of which may name another checkpoint.
+ * the job is then analysed. The parent's block must have depth 0: other blocks may get a materialized copy, which
+ * needs values. jobs: number of jobs in flight, each of which may name another checkpoint.
  */
 bool block_find_unchanged(block_job *job, const coding_context *save, const tensor_context *tensor,
                           const hash128 *content, uint32_t jobs);
@@ -204,8 +203,8 @@ ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *
                                 const void *sample, uint64_t some, uint64_t limit, uint64_t size,
                                 ckd_error *err);
 /*
- * For an analysed precoded block without values: returns true if its decision would need them. Makes the decision on
- * trial.
+ * For an analysed precoded block without values: returns true if its decision would need them. Makes a trial
+ * decision.
  */
 bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
                         const load_budget *budget);

@@ -27,8 +27,8 @@ typedef struct pinned_block {
 } pinned_block;
 
 typedef struct pinned_tensor {
-    float *values;      /* of the whole region; NULL: they are in `file` */
-    file_scratch *file; /* NULL, and no values: not held */
+    float *values;      /* of the whole region, or NULL */
+    file_scratch *file; /* has the values if `values` is NULL; both NULL: not held */
     uint64_t bytes;     /* of values in memory */
     pinned_block *blocks;
     size_t block_count;

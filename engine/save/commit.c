@@ -21,7 +21,7 @@ static void close_materialized(ckd_save *save) {
     }
 }
 
-/* Gives the copies the name that loads look for, as the checkpoint is committed. */
+/* Called after the commit: gives the copies the name that loads look for. */
 static void name_materialized(ckd_save *save) {
     if (save->materialized_closed) {
         const char *root = save->store->path;

@@ -1,8 +1,8 @@
 /*
  * Exact blocks of a tensor on a device, with deltas that the device codes. It codes batches ahead of the pipeline,
  * which the blocks enter with their payload. Their values are read only if the host needs them. The results are the
- * host's: the device leaves a block to the host if its delta does not clearly win, or another
- * stream or a byte codec may be better. Internal to engine/.
+ * same as the host's: the device leaves a block to the host if its delta does not clearly win, or another stream or a
+ * byte codec may be better. Internal to engine/.
  */
 #ifndef ENGINE_SAVE_DEVICE_H
 #define ENGINE_SAVE_DEVICE_H

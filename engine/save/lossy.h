@@ -12,8 +12,8 @@ quant_params save_quant_params_of(const ckd_save *save, const record_tensor *ten
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err);
 /*
- * Returns true if training was resumed from the parent. The values for which the parent's decoded values stand are
- * then lost.
+ * Returns true if training was resumed from the parent. The original values, which the parent's lossy ones
+ * approximate, are then lost.
  */
 bool save_is_first_after_resume(const ckd_save *save);
 /* The checkpoint against which a tile is coded, and its tensor there; NULL: none. */
@@ -98,8 +98,8 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *buff
                           uint64_t widest, ckd_error *err);
 void save_tile_leave_device(ckd_save *save, lossy_tile *t);
 /*
- * Begins a tile with its input only, for the hashes of its blocks. *begun == false: it is not on a device, or cannot
- * stay there. Errors: as save_load_tile's.
+ * Begins a tile with its input only, to hash its blocks. *begun == false: it is not on a device, or cannot stay
+ * there. Errors: as save_load_tile's.
  */
 ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                             uint64_t widest, ckd_error *err);

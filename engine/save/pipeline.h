@@ -9,7 +9,7 @@
  * block order demands it.
  *
  * Blocks are analysed and encoded concurrently. They are decided, registered and written in order, by whichever
- * thread gets to it. The bytes do not depend on the number of threads: before a block is decided, its analysis is
+ * thread is free. The bytes do not depend on the number of threads: before a block is decided, its analysis is
  * repeated if earlier blocks have made it outdated (order.c).
  */
 #ifndef ENGINE_SAVE_PIPELINE_H
@@ -96,8 +96,8 @@ uint32_t pipeline_slots(uint32_t threads);
 /* slots: `count` of the caller's, whose memory for side records is used again. Errors: NOMEM. */
 ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd_error *err);
 /*
- * Called when nobody works on it any more. in_child: of a fork. Threads of the parent seem to wait there, so
- * destroying the locks would block forever.
+ * Called when nobody works on it any more. in_child: in a forked child. The locks may count waiting threads that the
+ * child does not have, so destroying them would block forever.
  */
 void pipeline_free(save_pipeline *p, bool in_child);
 

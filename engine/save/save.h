@@ -71,8 +71,9 @@ typedef struct block_sides {
 } block_sides;
 /* Which lossy matrices are cut, and how. */
 typedef struct save_grid {
-    block_sides down, across;   /* rows, columns */
-    uint64_t elements, columns; /* least size and columns of a matrix, or of each matrix of a stack */
+    block_sides down, across; /* rows, columns */
+    /* least elements and columns of a matrix that is cut, or of each matrix of a stack */
+    uint64_t elements, columns;
 } save_grid;
 
 /* Names of the tensors and blobs saved so far: a hash table with open addressing (names.c). */
@@ -89,7 +90,7 @@ typedef struct saved_names {
 typedef struct save_stage {
     uint64_t begun_ns, ended_ns, work_ns;
 } save_stage;
-/* Adds work of ns that has just ended. */
+/* Adds `ns` of work that has just ended. */
 void save_worked(save_stage *stage, uint64_t ns);
 
 /* The times that a rank reports in its part. */
@@ -117,7 +118,7 @@ struct ckd_save {
     file_lock *intent_lock; /* shows that this writer is alive */
     chunk_writer *writer;
     chunk_writer *materialized;      /* copies of long chains; NULL: none so far */
-    bool materialized_closed;        /* they are complete under their temporary name */
+    bool materialized_closed;        /* they are complete, under their temporary name */
     atomic_bool materialized_failed; /* no copies any more: they are not worth failing a save for */
     uint64_t index_bytes;            /* approximate size of the index of what was written */
     bool undecided;                  /* a manifest was named, and may not have been removed again */
@@ -187,8 +188,8 @@ struct ckd_save {
     /* Only for ranks that save together. */
     cancel_check stop; /* another rank is dead */
     /*
-     * Called under the publish lock, before the manifest is published. Returns an error if the save was given up, so
-     * that rank 0 may not commit.
+     * Called under the publish lock, before the manifest is published. Returns an error if rank 0 may not commit,
+     * because the save was given up.
      */
     ckd_status (*claim)(void *context, const ckd_id *checkpoint, ckd_error *err);
     void *claim_context;
