@@ -157,7 +157,7 @@ static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
     return status == CKD_OK ? ckd_id_new(&save->file_id, err) : status;
 }
 
-/* Explains a manifest that the catalog does not list, but that has the name which this save's would get. */
+/* Reports why the catalog does not list a manifest that has the name of this save's. */
 static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
     const save_target *t = &save->target;
     manifest_list list;

@@ -144,8 +144,8 @@ static bool may_copy_whole_master(const ckd_save *save, const tensor_context *t)
 }
 
 /*
- * Only tensors that are exact, here and in the deltas to come, and that no optimizer predicts: its steps rely on the
- * usual blocks.
+ * Only tensors that are exact, here and in the deltas to come, and that no optimizer predicts: its steps rely on
+ * blocks of the usual size.
  */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements) {
     uint32_t ndim = t->shape.ndim;
@@ -280,7 +280,7 @@ ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, c
     uint32_t last = t->shape.ndim - 1;
     uint64_t columns = box.lengths[last], all = t->shape.shape[last];
     bool lossy = down == &save->grid.down;
-    bool plain = last == 1 || lossy; /* else a row spans several dimensions, and rows are cut evenly */
+    bool plain = last == 1 || lossy; /* else rows run over several dimensions, and are cut evenly */
     *out = (save_panels){.places = malloc(sizeof(*out->places))};
     uint64_t max = LIKELY + all / across->min + 1 + (t->parent ? t->parent->shard_count : 0);
     out->items = out->places ? calloc(max, sizeof(*out->items)) : NULL;

@@ -186,8 +186,8 @@ static void describe(const ckd_save *save, manifest *m) {
 }
 
 /*
- * Adds the files on which blocks may depend: the parent's. If this rank could not read the parent, or had none, other
- * ranks may have: then those of all dependencies.
+ * Adds the files on which blocks may depend: the parent's. If this rank has no readable parent, other ranks may have
+ * one: then those of all dependencies.
  */
 static ckd_status add_parents_files(ckd_save *save, manifest *m, ckd_error *err) {
     ckd_status status = CKD_OK;

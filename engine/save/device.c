@@ -221,7 +221,8 @@ static ckd_status plan_one(void *context, size_t i, uint32_t worker, ckd_error *
 }
 
 /*
- * Finds the deltas that clearly win, and what else the pipeline will need, as far as that is known before it decides.
+ * Finds the deltas that clearly win. Also finds what else the pipeline will need, as far as that is known before it
+ * decides.
  */
 static void judge(batch *b) {
     load_budget trial = b->save->budget;

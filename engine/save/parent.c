@@ -21,8 +21,8 @@ typedef struct tile_load {
 
 /*
  * Returns the parent block's values from the caller's memory, contiguous, if their hash is the store's: then the
- * block need not be decoded. NULL: the hash differs, or the block is not wholly inside the tile (values behind the
- * tile may be replaced just now). room: for a block that is not contiguous there.
+ * block need not be decoded. NULL: the hash differs, or the block is not wholly inside the tile (values outside the
+ * tile may be overwritten meanwhile). room: for a block that is not contiguous there.
  */
 static ckd_status find_decoded(const void **values, const tile_load *l, const span *block, const record *r,
                                bytes *room, ckd_error *err) {
@@ -174,7 +174,7 @@ ckd_status save_parent_load(const float **out, const tile_parent *from, ckd_save
     if (!from->tensor) {
         return CKD_OK;
     }
-    /* The decoded values are kept where the parent's are, and replace them block by block. */
+    /* The memory for decoded values holds the parent's until the tile's own replace them, block by block. */
     bool kept = context->decoded_values && t->dtype == CKD_F32;
     float *before = kept ? (float *)context->decoded_values + t->first
                          : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
