@@ -1,10 +1,11 @@
 /*
- * ckptdelta, compaction: a store that has grown for long is brought into a better form. Part of ckptdelta.h, which includes it; the same
- * conventions hold.
+ * ckptdelta, compaction: rewrites the checkpoints of an old store into a better form. Part of ckptdelta.h, which
+ * includes it; the same conventions hold.
  *
- * Whatever is compacted loads to the same bits as before, in every fidelity. Checkpoints keep their ids; each is rewritten by itself into new files, which are read
- * back and verified before a new generation of its manifest makes them count; only then its old files go. So a compaction can be killed at any
- * time, and a second one goes on with what is left. Saves and loads of any process may be under way.
+ * A compacted checkpoint loads to the same bits as before, in every fidelity, and keeps its id. Each checkpoint is
+ * rewritten into new files, which are read back and verified. Then a new generation of its manifest puts them into
+ * effect. Only after that are the old files removed. A compaction can therefore be killed at any time; another one
+ * continues with the rest. Saves and loads of any process may run meanwhile.
  */
 #ifndef CKPTDELTA_COMPACT_H
 #define CKPTDELTA_COMPACT_H
@@ -15,66 +16,76 @@
 extern "C" {
 #endif
 
-/* What is to be done to a checkpoint. Bits: they can be added. */
+/* Why a checkpoint is rewritten. Bits; new ones may be added. */
 typedef enum ckd_compact_why {
-    CKD_COMPACT_DEPTH = 1, /* more deltas are to be applied than max_depth */
-    CKD_COMPACT_FOLD = 2,  /* it is a delta on one that the policy lets go */
+    CKD_COMPACT_DEPTH = 1, /* its chains of deltas are longer than max_depth */
+    CKD_COMPACT_FOLD = 2,  /* it is a delta on a checkpoint that the policy deletes */
     CKD_COMPACT_STALE =
-        4, /* what it builds on has become cheaper to load: it only has to say so, nothing is coded anew */
-    CKD_COMPACT_COLD = 8, /* it is old enough to be coded as small as can be */
+        4, /* Its parents became cheaper to load. Only the recorded costs change; nothing is coded again. */
+    CKD_COMPACT_COLD = 8, /* it is old enough to be coded as small as possible */
     CKD_COMPACT_PACK =
-        16 /* its files are small, and become one with those of others; or others have gone from them */
+        16 /* its small files are merged with others, or checkpoints have left its merged files */
 } ckd_compact_why;
 
 typedef struct ckd_compacted {
-    ckd_checkpoint checkpoint; /* as it was */
+    ckd_checkpoint checkpoint; /* before the compaction */
     unsigned why;
-    ckd_error left; /* status CKD_OK: done (would be done). Else it was left as it is, for this reason */
-    uint64_t blocks, recoded; /* all of its blocks, and those that are coded anew; the others are copied */
-    uint64_t bytes; /* stored afterwards; checkpoint.stored_bytes is before. With `estimate` only about */
-    uint32_t depth; /* deltas to apply at most, afterwards */
+    ckd_error left;           /* status CKD_OK: done, or would be done; otherwise why it was left unchanged */
+    uint64_t blocks, recoded; /* blocks in total, and blocks that are coded again; the others are copied */
+    /* stored bytes afterwards, approximate with `estimate`; checkpoint.stored_bytes has those before */
+    uint64_t bytes;
+    uint32_t depth; /* longest chain of deltas afterwards */
 } ckd_compacted;
 
 typedef struct ckd_compaction {
     size_t count;
-    ckd_compacted *items;   /* what there was to do, in the order of doing */
-    uint64_t checkpoints;   /* looked at */
+    ckd_compacted *items;   /* rewritten checkpoints, in the order of work */
+    uint64_t checkpoints;   /* examined */
     uint64_t left;          /* items whose status is not CKD_OK */
     uint64_t before, after; /* stored bytes of the items that were done */
-    ckd_prune *pruned;      /* with a policy: what it decided in the end, or would; NULL: without one */
+    ckd_prune *pruned;      /* with a policy: its final (or would-be) decisions; NULL: without one */
     uint64_t
-        old_files; /* files of replaced generations that could not be removed yet, because somebody reads; the next call does it */
+        old_files; /* Files of replaced generations that a reader still uses. The next call removes them. */
 } ckd_compaction;
 
 #define CKD_NO_PACKS UINT64_MAX
 
 typedef struct ckd_compact_options {
     size_t struct_size;
-    const char *run;      /* NULL: all runs. Others are rewritten where they build on what goes */
-    uint32_t max_depth;   /* deltas to apply to any block; 0: 16 */
-    double max_load_cost; /* of what is coded anew: the load of a block, in loads of it on its own; 0: 4 */
-    const ckd_policy *policy; /* what to keep: the rest is folded into what stays, then deleted. NULL: */
-    int stored_policies;      /* with the stored ones; else everything is kept */
-    const ckd_delete_options *deletion; /* of what a policy lets go; NULL: as ckd_store_prune */
-    uint64_t cold_after_s; /* recode what was saved longer ago than this with the archive level; 0: nothing */
-    uint32_t cold_but_newest; /* the same for all but so many of the newest of each run; 0: nothing */
-    uint64_t
-        pack_below; /* chunk files of fewer bytes become one, but for those of each run's newest four checkpoints; 0: 256 KiB; CKD_NO_PACKS: none do. Who copies a packed checkpoint copies the file, and who loses the file loses several */
-    uint64_t bytes_per_s; /* to read and write at most; 0: no limit */
-    int dry_run;  /* do everything, and then throw it away: figures are exact, the store stays as it is */
-    int estimate; /* only plan: nothing is coded, and figures are about what it would come to */
-    ckd_progress_fn
-        on_progress; /* stored bytes of what is to be rewritten; what was done stays if it cancels */
+    /* NULL: all runs. Checkpoints of other runs are rewritten if they build on a deleted one. */
+    const char *run;
+    uint32_t max_depth;   /* limit on the chain of deltas of any block; 0: 16 */
+    double max_load_cost; /* of blocks coded again: load cost relative to a standalone block; 0: 4 */
+    /* what to keep: the rest is folded into what stays, then deleted; NULL: see stored_policies */
+    const ckd_policy *policy;
+    int stored_policies; /* non-zero: apply the stored policies; 0: keep everything */
+    /* for checkpoints that a policy deletes; NULL: as in ckd_store_prune */
+    const ckd_delete_options *deletion;
+    uint64_t cold_after_s; /* recode, at the archive level, checkpoints saved longer ago than this; 0: none */
+    uint32_t cold_but_newest; /* recode all but this many of the newest checkpoints of each run; 0: none */
+    /*
+     * Merges chunk files smaller than this many bytes, except those of the newest four checkpoints of each run. 0: 256
+     * KiB; CKD_NO_PACKS: none. Copying one checkpoint of a merged file copies the file, and losing the file loses them
+     * all.
+     */
+    uint64_t pack_below;
+    uint64_t bytes_per_s; /* limit for reading and writing; 0: none */
+    int dry_run;          /* do all the work, then discard it: figures are exact, the store is unchanged */
+    int estimate;         /* only plan: nothing is coded, and figures are approximate */
+    /* Counts stored bytes of the checkpoints to rewrite. If it cancels, finished ones stay rewritten. */
+    ckd_progress_fn on_progress;
     void *progress_context;
 } ckd_compact_options;
 #define CKD_COMPACT_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_compact_options) }
 
 /*
- * Compacts a store that is open for writing. options may be NULL: the default depth for all runs. A checkpoint that cannot be rewritten, because something that it is made of is
- * damaged, or that was deleted or rewritten meanwhile, is left as it is, and told in its item; that is no error. out may be NULL; release with ckd_compaction_free. After an
- * error what was done stays done, and the store is as good as before. Memory: a few MiB for each worker, and tables of where blocks stand. Errors: INVALID (options), NOSPACE (the message says how much
- * is needed), CANCELLED, BUSY, READ_ONLY, CORRUPT and UNSUPPORTED (a manifest, pin, tag or policy that cannot be read), IO, NOMEM.
+ * Compacts a store that is open for writing. options NULL: the default depth for all runs. A checkpoint may fail to be
+ * rewritten because data that it depends on is damaged, or because it was deleted or rewritten meanwhile. It is then
+ * left unchanged, and its item says why; that is not an error. out may be NULL; release with ckd_compaction_free. After
+ * an error, finished work remains and the store is as sound as before. Memory: a few MiB for each worker, and tables of
+ * the positions of blocks. Errors: INVALID (options), NOSPACE (the message says how much is needed), CANCELLED, BUSY,
+ * READ_ONLY, CORRUPT and UNSUPPORTED (an unreadable manifest, pin, tag or policy), IO, NOMEM.
  */
 CKD_API ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact_options *options,
                                ckd_error *err);

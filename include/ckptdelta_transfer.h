@@ -1,8 +1,8 @@
 /*
- * ckptdelta, copying checkpoints from one store to another. Part of ckptdelta.h, which includes it; the same conventions hold.
+ * ckptdelta, copying checkpoints between stores. Part of ckptdelta.h, which includes it; the same conventions hold.
  *
- * A copy is the same checkpoint: it has the same id, and loads to the same bits. So one that a store has already is known, and never moved again, however it came
- * there.
+ * A copy is the same checkpoint: it has the same id and loads to the same bits. A store therefore recognises a
+ * checkpoint that it has, however it arrived, and does not copy it again.
  */
 #ifndef CKPTDELTA_TRANSFER_H
 #define CKPTDELTA_TRANSFER_H
@@ -15,12 +15,12 @@ extern "C" {
 
 typedef struct ckd_copy_options {
     size_t struct_size;
-    const char *
-        as_run; /* the run's name in the destination; NULL: the same. All checkpoints asked for are of one run then */
-    int tags;                    /* also the tags of the checkpoints asked for */
-    int dry_run;                 /* change nothing; only say what would be done */
-    uint64_t bytes_per_s;        /* to move at most; 0: no limit */
-    ckd_progress_fn on_progress; /* told of bytes of chunk files */
+    /* the run's name in the destination; NULL: unchanged. All requested checkpoints must then be of one run. */
+    const char *as_run;
+    int tags;                    /* also copy the tags of the requested checkpoints */
+    int dry_run;                 /* change nothing; report what would be done */
+    uint64_t bytes_per_s;        /* transfer limit; 0: none */
+    ckd_progress_fn on_progress; /* counts bytes of chunk files */
     void *progress_context;
 } ckd_copy_options;
 #define CKD_COPY_OPTIONS_INIT \
@@ -28,48 +28,59 @@ typedef struct ckd_copy_options {
 
 typedef enum ckd_copy_state {
     CKD_COPY_MOVED = 1,    /* copied */
-    CKD_COPY_PRESENT = 2,  /* it was there already; files of it that were damaged there were replaced */
-    CKD_COPY_RESTORED = 3, /* it was in the destination's trash, and was brought back */
-    CKD_COPY_LEFT = 4      /* not copied: it is damaged; or it is there, and damaged there */
+    CKD_COPY_PRESENT = 2,  /* already in the destination; its damaged files there were replaced */
+    CKD_COPY_RESTORED = 3, /* restored from the destination's trash */
+    CKD_COPY_LEFT = 4      /* not copied: it is damaged, or it is in the destination and damaged there */
 } ckd_copy_state;
 typedef struct ckd_copied {
-    ckd_checkpoint checkpoint; /* as it is in the destination, or would be */
+    ckd_checkpoint checkpoint; /* as in the destination, or as it would be */
     ckd_copy_state state;
-    uint64_t
-        bytes; /* of its manifest and those of its chunk files that the destination lacked; PRESENT: of files that were replaced; with dry_run about, where only some records of a file come */
-    ckd_error left; /* CKD_COPY_LEFT: why; else status CKD_OK */
+    /*
+     * Bytes of its manifest, and of its chunk files that the destination lacked. PRESENT: of replaced files.
+     * Approximate with dry_run where only some records of a file are copied.
+     */
+    uint64_t bytes;
+    ckd_error left; /* CKD_COPY_LEFT: why; otherwise the status is CKD_OK */
 } ckd_copied;
 typedef struct ckd_copy_result {
     size_t count;
-    ckd_copied *items;                  /* what was asked for */
-    uint64_t checkpoints, files, bytes; /* moved; with dry_run: what would be */
-    uint64_t tags;                      /* set */
-    uint64_t left;                      /* of the items */
+    ckd_copied *items;                  /* the requested checkpoints */
+    uint64_t checkpoints, files, bytes; /* moved; with dry_run: to be moved */
+    uint64_t tags;                      /* tags set */
+    uint64_t left;                      /* items with state CKD_COPY_LEFT */
 } ckd_copy_result;
 
 /*
- * Copies checkpoints of the store `from` to the store `to`, which is open for writing, each with all records that a load of it reads, and that are not there. Those that they
- * build on are not copied as checkpoints unless they are asked for. Of a chunk file that these checkpoints read less than about nine tenths of, only the records that they read come, in a new file with an id of its own; others come as they
- * are, with the same ids and root hashes. NULL for `checkpoints`: all of
- * them; those whose manifests cannot be read are not listed, and left out. Records are checked against their checksums when they are read, and the file again when it has
- * arrived; then the checkpoint is committed, by itself. Parents, branch origins and resumes stay what they are, also where the
- * destination has no such checkpoint; of pins, policies and timings nothing is copied.
+ * Copies checkpoints from the store `from` to the store `to`, which must be open for writing. `checkpoints` NULL: all
+ * of them; those with unreadable manifests are not listed, and left out. Each comes with all records that a load of it
+ * reads and the destination lacks. The checkpoints that it builds on are copied as checkpoints only if requested. If
+ * the copied checkpoints read less than about nine tenths of a chunk file, only those records are copied, into a new
+ * file with its own id. Other files are copied unchanged, with the same ids and root hashes. Records are checked
+ * against their checksums when read, and the file again on arrival. Each checkpoint is then committed on its own.
+ * Parents, branch origins and resumes stay the same, even if the destination lacks those checkpoints. Pins, policies
+ * and timings are not copied.
  *
- * It can be ended at any time. Checkpoints that were committed stay; of the one under way what has arrived lies in the destination, and a later copy
- * from the same store goes on there. What nobody goes on with is removed after a week, by whoever opens the store for writing.
+ * The copy can be interrupted at any time. Committed checkpoints stay. Partial data remains in the destination, and a
+ * later copy from the same store continues there. After a week without progress it is removed when the store is opened
+ * for writing.
  *
- * Others may save, load and copy in both stores meanwhile; nothing is removed for good in either of them, and nothing is deleted in the destination that the copy
- * depends on. `from` may be open for reading, also on a medium that is read-only. With dry_run `to` may be open for reading, too, or NULL for a store
- * that does not exist yet. out may be NULL; release with ckd_copy_result_free.
+ * Both stores may be used by saves, loads and other copies meanwhile. Nothing is removed for good in either of them,
+ * and nothing that the copy depends on is deleted in the destination. `from` may be open for reading, even on a
+ * read-only medium. With dry_run, `to` may also be open for reading, or NULL for a store that does not exist yet. out
+ * may be NULL; release with ckd_copy_result_free.
  *
- * A checkpoint that is damaged in `from` is left, and everything else is copied. Then the call fails, with the first reason, although it came to its end, and
- * sets *out all the same: each that was left says why. A chunk file with several checkpoints of which some are damaged is brought for the others. One that is
- * damaged in `to` is replaced, also one of a checkpoint that was there: its files are looked at by header, index and footer, or read through if it comes back from the trash.
- * What was there stays as data/q/NAME.TIME. If `from` has no whole one, the checkpoint is left.
+ * A checkpoint that is damaged in `from` is left out, and everything else is copied. The call then finishes its work,
+ * sets *out, and fails with the first reason; each item left out says why. If some checkpoints of a chunk file are
+ * damaged, the file is still copied for the others. A file that is damaged in `to` is replaced, even for a checkpoint
+ * that was already there. Files there are checked by header, index and footer, or read through if the checkpoint
+ * returns from the trash. The replaced file stays as data/q/NAME.TIME. If `from` has no intact copy of the file, the
+ * checkpoint is left out.
  *
- * Errors: INVALID (both are the same store; an id twice; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS (the destination has another checkpoint at that run and step, or this
- * one elsewhere and as_run is given, or the tag on another one: nothing was copied), CORRUPT and UNSUPPORTED (damage in `from`, or in `to` that `from` cannot replace: err->file names it; *out is set), STATE (what was there was deleted meanwhile), BUSY (another copy between the two is under way), READ_ONLY, NOSPACE, IO, NOMEM,
- * CANCELLED.
+ * Errors: INVALID (both are the same store; a duplicate id; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS
+ * (nothing was copied: the destination has another checkpoint at that run and step, or has this one elsewhere and
+ * as_run is set, or has the tag on another one), CORRUPT and UNSUPPORTED (damage in `from`, or in `to` that `from`
+ * cannot replace; err->file names it; *out is set), STATE (a checkpoint there was deleted meanwhile), BUSY (another
+ * copy between the two is in progress), READ_ONLY, NOSPACE, IO, NOMEM, CANCELLED.
  */
 CKD_API ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,
                             size_t count, const ckd_copy_options *options, ckd_error *err);
