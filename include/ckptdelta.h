@@ -418,8 +418,8 @@ typedef struct ckd_tensor {
      * parameter's moments at a time (staging_bytes). In another order it holds more and predicts less.
      */
     const ckd_optimizer *optimizer;
-    const ckd_device
-        *device; /* where `data` is; NULL: in host memory. It is read through 16 MiB of pinned memory. */
+    /* where `data` is; NULL: in host memory. It is read through 16 MiB of pinned memory. */
+    const ckd_device *device;
     /* of a moment or master: the name of its weight; NULL: derived from the tensor's name */
     const char *weight;
 } ckd_tensor;

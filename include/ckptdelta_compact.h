@@ -20,11 +20,11 @@ extern "C" {
 typedef enum ckd_compact_why {
     CKD_COMPACT_DEPTH = 1, /* its chains of deltas are longer than max_depth */
     CKD_COMPACT_FOLD = 2,  /* it is a delta on a checkpoint that the policy deletes */
-    CKD_COMPACT_STALE =
-        4, /* Its parents became cheaper to load. Only the recorded costs change; nothing is coded again. */
+    /* Its parents became cheaper to load. Only the recorded costs change; nothing is coded again. */
+    CKD_COMPACT_STALE = 4,
     CKD_COMPACT_COLD = 8, /* it is old enough to be coded as small as possible */
-    CKD_COMPACT_PACK =
-        16 /* its small files are merged with others, or checkpoints have left its merged files */
+    /* its small files are merged with others, or checkpoints have left its merged files */
+    CKD_COMPACT_PACK = 16
 } ckd_compact_why;
 
 typedef struct ckd_compacted {
@@ -44,8 +44,8 @@ typedef struct ckd_compaction {
     uint64_t left;          /* items whose status is not CKD_OK */
     uint64_t before, after; /* stored bytes of the items that were done */
     ckd_prune *pruned;      /* with a policy: its final (or would-be) decisions; NULL: without one */
-    uint64_t
-        old_files; /* Files of replaced generations that a reader still uses. The next call removes them. */
+    /* Files of replaced generations that a reader still uses. The next call removes them. */
+    uint64_t old_files;
 } ckd_compaction;
 
 #define CKD_NO_PACKS UINT64_MAX

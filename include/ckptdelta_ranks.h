@@ -117,10 +117,10 @@ typedef struct ckd_ranks_options {
     uint32_t rank, world; /* world 0: 1 */
     /* Identifies one launch: the same text on all its ranks, a different one for each launch; NULL: "" */
     const char *group;
-    uint32_t
-        timeout_ms; /* how long to wait for live ranks that are late; 0: 600000. Death is noticed at once. */
-    const ckd_transport
-        *transport; /* NULL: files in the store's directory, without a communication library */
+    /* how long to wait for live ranks that are late; 0: 600000. Death is noticed at once. */
+    uint32_t timeout_ms;
+    /* NULL: files in the store's directory, without a communication library */
+    const ckd_transport *transport;
 } ckd_ranks_options;
 #define CKD_RANKS_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_ranks_options) }

@@ -36,8 +36,8 @@ typedef struct ckd_report {
     uint64_t raw_bytes;    /* size of full copies of all checkpoints */
     uint64_t stored_bytes; /* apparent size of all files of the store: the sum of the parts below */
     uint64_t chunk_bytes, manifest_bytes, catalog_bytes;
-    uint64_t
-        materialized_bytes; /* evictable copies that keep the newest checkpoint of each run cheap to load */
+    /* evictable copies that keep the newest checkpoint of each run cheap to load */
+    uint64_t materialized_bytes;
     uint64_t other_bytes;
     size_t run_count, role_count, checkpoint_count;
     ckd_usage *by_run; /* by name; stored_bytes: chunk files and manifests */

@@ -6,7 +6,7 @@
 #define PLACE_ALIGN 64
 #define NOWHERE     UINT64_MAX
 
-/* First and second moments are coded anew each time; of what is on a device, values stay there. */
+/* Lossy moments are always coded without a parent, and values on devices stay there. */
 static bool is_cached(const ckd_session *s, const session_item *item) {
     const ckd_tensor *t = &item->tensor;
     ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;

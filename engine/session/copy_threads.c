@@ -7,10 +7,10 @@
 struct copy_threads {
     pthread_mutex_t mutex;
     pthread_cond_t work, idle;
-    snapshot *current; /* NULL: none, or copied */
-    uint64_t number;   /* of it: a thread looks at each once */
-    uint32_t active;   /* threads that look at it */
-    bool ending, told; /* told: of the current one */
+    snapshot *current; /* NULL: none, or already copied */
+    uint64_t number;   /* its number; a thread takes up each snapshot once */
+    uint32_t active;   /* threads that are copying it */
+    bool ending, told; /* told: `began` was called for the current snapshot */
     copy_threads_began began;
     void *context;
     uint32_t count;
@@ -20,14 +20,15 @@ struct copy_threads {
 static void *copy_main(void *context) {
     copy_threads *c = context;
     uint64_t seen = 0;
-    thread_interrupts_nobody(); /* woken by the trainer, which is to go on at once */
+    thread_interrupts_nobody(); /* the trainer wakes it and should continue at once */
     pthread_mutex_lock(&c->mutex);
     while (!c->ending) {
         if (c->number == seen) {
             pthread_cond_wait(&c->work, &c->mutex);
             continue;
         }
-        if (!c->told) { /* not active yet: who begins the next snapshot may have what telling waits for */
+        /* It is not active yet: a thread that begins the next snapshot may hold what `began` waits for. */
+        if (!c->told) {
             c->told = true;
             pthread_mutex_unlock(&c->mutex);
             c->began(c->context);
@@ -76,7 +77,7 @@ ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_threads
 
 void copy_threads_begin(copy_threads *c, snapshot *s) {
     pthread_mutex_lock(&c->mutex);
-    while (c->active > 0) { /* they are looking for what is left of the last one: nothing */
+    while (c->active > 0) { /* they find nothing left of the last one */
         pthread_cond_wait(&c->idle, &c->mutex);
     }
     snapshot_start(s);

@@ -7,19 +7,22 @@
 typedef struct copy_threads copy_threads;
 
 /*
- * Whom else a new snapshot is news for: told by the first copier that begins it, so that the trainer wakes nobody but copiers. Each thread that is woken may take
- * the trainer's core.
+ * Called by the first copy thread that takes up a new snapshot, to notify others. The trainer thus wakes only copy
+ * threads. Each additional thread that it wakes might take the trainer's core.
  */
 typedef void (*copy_threads_began)(void *context);
 
-/* threads: may be 0. Errors: NOMEM, IO. */
+/* Starts the threads. threads: may be 0. Errors: NOMEM, IO. */
 ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_threads_began began, void *context,
                               ckd_error *err);
-/* Begins the snapshot. Whatever they copied before must be copied. */
+/* Hands the threads a new snapshot. The previous one must be copied. */
 void copy_threads_begin(copy_threads *c, snapshot *s);
-/* It is copied from now on, and told of: by the caller, if there are no threads. */
+/* Wakes the threads to copy it. Without threads, the caller calls `began` itself. */
 void copy_threads_wake(copy_threads *c);
-/* What they copy is copied. In a child of the process that started them it only frees. Accepts NULL. */
+/*
+ * Ends the threads. Their snapshot must be copied. In a child of the process that started them it only frees memory.
+ * Accepts NULL.
+ */
 void copy_threads_end(copy_threads *c, bool in_child);
 
 #endif

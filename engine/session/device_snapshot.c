@@ -7,30 +7,30 @@
 #include "kernels/device_open.h"
 
 #define PLACE_ALIGN UINT64_C(256)
-/* A launch that copies many takes as long as one that copies this much: what is smaller is alike. */
+/* A launch with many copies takes as long as one copy of this size; smaller ones count as equal. */
 #define SHORT_COPY (UINT64_C(256) << 10)
-#define WIDE       16u /* bytes of an access, if addresses are multiples */
+#define WIDE       16u /* bytes of an access to aligned addresses */
 
-/* Copies that are waited for together: what one group has on one device. */
+/* Copies with one completion mark: those of one group on one device. */
 typedef struct copied_group {
     uint32_t group;
     void *mark;
     size_t first, count; /* its sources, in snapshot_part.order */
-    bool awaited;        /* by who reads, since they were copied last */
+    bool awaited;        /* a reader has waited for the mark since the last start */
 } copied_group;
 
 /*
- * One device. In its memory are the larger sources, and behind them the small ones, which are carried to the host together: behind what is copied there
- * directly.
+ * The part of a snapshot on one device. Its device memory holds the larger sources, then the small ones. The small ones
+ * go to the host in one transfer, behind the sources that were copied there directly.
  */
 typedef struct snapshot_part {
     int device;
     device_queue queue;
     uint8_t *memory, *pinned;
-    uint64_t on_device, on_host, carried; /* bytes of these */
-    void *arrived;                        /* a mark: the small ones are on the host */
-    bool awaited;                         /* it was, by who reads, since then */
-    copied_group *groups;                 /* in the order in which they are copied */
+    uint64_t on_device, on_host, carried; /* bytes of each kind */
+    void *arrived;                        /* mark: the small sources are on the host */
+    bool awaited;                         /* a reader has waited for `arrived` since the last start */
+    copied_group *groups;                 /* in the order of copying */
     size_t group_count;
     size_t *order;  /* sources, by group */
     void **streams; /* the trainer's */
@@ -41,14 +41,14 @@ typedef enum source_home { HOME_DEVICE, HOME_CARRIED, HOME_PINNED } source_home;
 typedef struct source_place {
     snapshot_part *part;
     source_home home;
-    uint64_t at; /* there */
+    uint64_t at; /* offset in that memory */
 } source_place;
 
 struct device_snapshot {
     const device_backend *backend;
     const device_source *sources;
     size_t count;
-    source_place *places; /* of the sources */
+    source_place *places; /* by source */
     snapshot_part *parts;
     size_t part_count;
     uint64_t refused;
@@ -58,7 +58,7 @@ static uint64_t place_size(uint64_t size) {
     return (size + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
 }
 
-/* Is there room for one more of that size on the device? */
+/* Returns whether one more source of this size fits on the device. */
 static bool has_room(uint64_t size, uint64_t taken, uint64_t room) {
     return size <= room && taken <= room - size;
 }
@@ -91,7 +91,7 @@ device_snapshot_bytes device_snapshot_bytes_of(const device_source *sources, siz
     return need;
 }
 
-/* ---- what there is ---- */
+/* ---- description of the sources ---- */
 
 static snapshot_part *part_of(device_snapshot *s, int device) {
     for (size_t i = 0; i < s->part_count; i++) {
@@ -129,7 +129,7 @@ static void record_group(snapshot_part *part, uint32_t group) {
     g->count++;
 }
 
-/* Counts become places in the order: each group's sources one after the other, as they were registered. */
+/* Turns counts into positions: each group's sources are consecutive, in the order of registration. */
 static void put_in_order(device_snapshot *s) {
     for (size_t i = 0; i < s->part_count; i++) {
         snapshot_part *part = &s->parts[i];
@@ -147,7 +147,7 @@ static void put_in_order(device_snapshot *s) {
     }
 }
 
-/* Where each source goes: on its device as long as there is room. */
+/* Assigns memory to each source: on its device while that has room. */
 static void place_sources(device_snapshot *s, uint64_t room) {
     for (size_t i = 0; i < s->count; i++) {
         snapshot_part *part = s->places[i].part;
@@ -160,7 +160,7 @@ static void place_sources(device_snapshot *s, uint64_t room) {
     }
 }
 
-/* Sources, parts, and for each part its streams and groups: as many as there are sources, at most. */
+/* Allocates and fills places and parts. Each part has as many streams and groups as there are sources, at most. */
 static ckd_status describe(device_snapshot *s, ckd_error *err) {
     s->places = calloc(s->count, sizeof(*s->places));
     s->parts = calloc(s->count, sizeof(*s->parts));
@@ -187,7 +187,7 @@ static ckd_status describe(device_snapshot *s, ckd_error *err) {
 
 /* ---- memory ---- */
 
-/* All of the part's sources go to host memory. */
+/* Moves all sources of the part to host memory. */
 static void give_up_device(device_snapshot *s, snapshot_part *part) {
     s->refused += part->on_device + part->carried;
     part->on_device = part->carried = part->on_host = 0;
@@ -259,7 +259,7 @@ static void part_close(const device_snapshot *s, snapshot_part *part) {
     if (!part->queue.stream) {
         return;
     }
-    s->backend->finish(&part->queue, &why); /* before its memory goes */
+    s->backend->finish(&part->queue, &why); /* before its memory is released */
     for (size_t i = 0; i < part->group_count; i++) {
         s->backend->mark_free(part->device, part->groups[i].mark);
     }
@@ -274,7 +274,7 @@ void device_snapshot_free(device_snapshot *s, bool in_child) {
         return;
     }
     for (size_t i = 0; i < s->part_count; i++) {
-        if (!in_child) { /* it cannot use the device */
+        if (!in_child) { /* a child cannot use the device */
             part_close(s, &s->parts[i]);
         }
         free(s->parts[i].streams);
@@ -295,14 +295,15 @@ device_snapshot_size device_snapshot_sizes(const device_snapshot *s) {
     return sizes;
 }
 
-/* ---- copying: many sources in a launch (a device writes to pinned memory, too) ---- */
+/* ---- copying: many sources in a launch (a device can write to pinned memory, too) ---- */
 
 /*
- * A stream takes some thousand commands that wait; who puts more on it waits himself, and who starts a snapshot is the trainer. So larger sources go together, too,
- * if they are about as large, as all of a launch have as many blocks as the largest one; what goes over the bus does not, as that would keep kernels busy for long.
+ * A stream holds some thousand pending commands; a thread that adds more must wait, and here that is the trainer.
+ * Larger sources therefore also share a launch, but only if they are of similar size, because all spans of a launch get
+ * as many blocks as the largest. Copies over the bus do not share launches; they would keep kernels busy for long.
  */
 
-/* Where it is copied to at first. */
+/* Returns where a source is copied to first. */
 static uint8_t *copy_of(const device_snapshot *s, size_t i) {
     const source_place *p = &s->places[i];
     const snapshot_part *part = p->part;
@@ -314,7 +315,7 @@ static uint8_t *copy_of(const device_snapshot *s, size_t i) {
 typedef struct copies_together {
     device_span span[DEVICE_SPANS];
     uint32_t count;
-    uint64_t min, max; /* bytes, but for short ones */
+    uint64_t min, max; /* bytes; short copies count as SHORT_COPY */
 } copies_together;
 
 static device_result copy_batch(const device_snapshot *s, const snapshot_part *part, copies_together *all,
@@ -338,7 +339,7 @@ static device_result add_copy(const device_snapshot *s, const snapshot_part *par
     return result == DEVICE_DONE && all->count == DEVICE_SPANS ? copy_batch(s, part, all, why) : result;
 }
 
-/* large, small: what is still to be copied. */
+/* large, small: collected copies that are not launched yet. */
 static device_result copy_source(const device_snapshot *s, const snapshot_part *part, size_t i,
                                  copies_together *large, copies_together *small, device_failure *why) {
     const device_source *source = &s->sources[i];
@@ -365,7 +366,7 @@ static device_result copy_group(const device_snapshot *s, const snapshot_part *p
     return result == DEVICE_DONE ? s->backend->mark_set(g->mark, &part->queue, why) : result;
 }
 
-/* Behind all groups, so that none of them waits for the bus. */
+/* Comes after all groups, so that none of them waits for the bus. */
 static device_result carry_small(const device_snapshot *s, const snapshot_part *part, device_failure *why) {
     device_result result =
         part->carried ? s->backend->copy(&part->queue, part->pinned + part->on_host,
@@ -412,7 +413,7 @@ static device_result hold_streams(const device_snapshot *s, const snapshot_part 
     return result;
 }
 
-/* The last group's mark stands for all: they are copied in order. */
+/* The last group's mark stands for all groups, because they are copied in order. */
 static ckd_status hold_part(const device_snapshot *s, const snapshot_part *part, uint32_t group,
                             ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
@@ -439,7 +440,7 @@ static ckd_status wait_for_mark(const device_snapshot *s, const snapshot_part *p
     return device_status(&why, part->device, err);
 }
 
-/* Once, for all that it stands for. */
+/* Waits for a mark once, for all sources that it covers. */
 static ckd_status await_once(bool *awaited, const device_snapshot *s, const snapshot_part *part, void *mark,
                              ckd_error *err) {
     ckd_status status = *awaited ? CKD_OK : wait_for_mark(s, part, mark, err);

@@ -1,13 +1,13 @@
 /*
- * A copy of what a trainer holds in the memory of devices, made by the devices themselves: in the order of the trainer's streams, so that no thread waits
- * for it. It goes to memory of the device, as much of it as there is room for, and else to pinned memory of the host. What is small (DEVICE_SMALL) goes to the host by way of the device's
- * memory, all of it in one transfer. Internal to engine/.
+ * A copy of the trainer's data in device memory. The devices make it, in the order of the trainer's streams, so no
+ * thread waits for it. It goes to memory of the device as far as it fits, and otherwise to pinned host memory. Small
+ * sources (DEVICE_SMALL) go to the host through the device's memory, all in one transfer. Internal to engine/.
  *
- *   start    the copies are put on a queue of their own, behind what the trainer's streams have
- *   before   what the trainer puts on its streams from then on waits for the copies, of all or of one group
- *   read     where the copy of one source is
+ *   start    puts the copies on their own queue, behind what the trainer's streams have
+ *   before   makes later work on the trainer's streams wait for the copies, of all groups or of one
+ *   read     tells where the copy of one source is
  *
- * One thread starts, and calls before; another one reads. Nobody reads while the next one is started.
+ * One thread calls start and before; another one reads. Nobody may be reading when the next snapshot is started.
  */
 #ifndef ENGINE_DEVICE_SNAPSHOT_H
 #define ENGINE_DEVICE_SNAPSHOT_H
@@ -28,8 +28,8 @@ typedef struct device_source {
 typedef struct device_snapshot device_snapshot;
 
 /*
- * What a snapshot of these takes if so much of each device's memory may be taken: of the device of which it takes most; of host memory, for what has no room there, and for what is small and
- * carried from there.
+ * Bytes that a snapshot needs if it may take `room` bytes of each device's memory. on_one_device: the largest need of
+ * any device. on_host: sources that do not fit on their device. carried: small sources, which also need host memory.
  */
 typedef struct device_snapshot_bytes {
     uint64_t on_one_device, on_host, carried;
@@ -37,32 +37,39 @@ typedef struct device_snapshot_bytes {
 device_snapshot_bytes device_snapshot_bytes_of(const device_source *sources, size_t count, uint64_t room);
 
 /*
- * The sources are the caller's, and outlive it. room: bytes that may be taken of each device's memory. What does not fit there, and if the device has too little memory all of it, lies
- * in host memory. Errors: NOMEM, DEVICE.
+ * Makes a snapshot. The caller owns the sources, which must outlive it. room: bytes that may be taken of each device's
+ * memory. Sources that do not fit go to host memory, and so do all sources of a device that has too little memory.
+ * Errors: NOMEM, DEVICE.
  */
 ckd_status device_snapshot_new(device_snapshot **out, const device_source *sources, size_t count,
                                uint64_t room, ckd_error *err);
-/* Accepts NULL. Waits for copies under way; in a child of the process that made it, only memory is given back that is the child's. */
+/*
+ * Accepts NULL. Waits for copies in progress. In a child of the process that made it, frees only the child's own
+ * memory.
+ */
 void device_snapshot_free(device_snapshot *s, bool in_child);
-/* Bytes held on all devices, and in host memory (of what is small in both); the latter with what was to lie on a device that had too little memory (refused). */
+/*
+ * Bytes held on devices and on the host. Small sources count in both. refused: bytes that fell back to the host because
+ * a device had too little memory.
+ */
 typedef struct device_snapshot_size {
     uint64_t on_devices, on_host, refused;
 } device_snapshot_size;
 device_snapshot_size device_snapshot_sizes(const device_snapshot *s);
 
-/* From now on all sources are copied (again). Errors: DEVICE; then nothing of it may be read. */
+/* Starts copying all sources (again). Errors: DEVICE; then nothing of the snapshot may be read. */
 ckd_status device_snapshot_start(device_snapshot *s, ckd_error *err);
 /*
- * The trainer's streams wait for what is still to be copied of a group, or of SNAPSHOT_ALL; where that fails, this thread does. Then their sources may be changed by what is put on
- * these streams. Errors: DEVICE.
+ * Makes the trainer's streams wait for the pending copies of a group, or of SNAPSHOT_ALL. If that fails, this thread
+ * waits. Later work on these streams may then change the sources. Errors: DEVICE.
  */
 ckd_status device_snapshot_before(device_snapshot *s, uint32_t group, ckd_error *err);
-/* Returns when all sources are copied, and small ones are on the host. Errors: DEVICE. */
+/* Waits until all sources are copied and the small ones are on the host. Errors: DEVICE. */
 ckd_status device_snapshot_wait(device_snapshot *s, ckd_error *err);
 
 /*
- * What source i was: in host memory, and whole (device->struct_size = 0), or on a device, behind what is on *device's stream. Valid until the next
- * device_snapshot_start. Errors: DEVICE.
+ * Returns the copy of source i. It is complete in host memory (device->struct_size = 0), or on a device, in the order
+ * of *device's stream. Valid until the next device_snapshot_start. Errors: DEVICE.
  */
 ckd_status device_snapshot_read(const void **data, ckd_device *device, device_snapshot *s, size_t i,
                                 ckd_error *err);

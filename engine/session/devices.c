@@ -1,6 +1,6 @@
 /*
- * Registered tensors in the memory of devices. Their snapshot is made by the devices, in the order of the trainer's streams (device_snapshot.h), so that the trainer's thread
- * waits for none of it: what a fence holds back is what is put on the streams behind it.
+ * Registered tensors in device memory. The devices make their snapshot, in the order of the trainer's streams
+ * (device_snapshot.h). The trainer's thread does not wait; a fence only delays later work on the streams.
  */
 #include <stdlib.h>
 
@@ -59,7 +59,7 @@ ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *er
 }
 
 void session_device_stage(ckd_session *s, session_slot *slot) {
-    slot->device_status = CKD_OK; /* nobody else's yet */
+    slot->device_status = CKD_OK; /* no other thread uses the slot yet */
     if (slot->devices) {
         slot->device_status = device_snapshot_start(slot->devices, &slot->device_error);
         if (s->options.snapshot != CKD_SNAPSHOT_LAZY) {

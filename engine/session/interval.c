@@ -3,16 +3,16 @@
 #include <math.h>
 
 #define DEFAULT_OVERHEAD 0.035
-#define WARM_UP          2 /* first iterations that are not looked at: they allocate, compile and fill caches */
-#define CLEAN_ENOUGH     4   /* iterations without a save before their mean is believed */
-#define CLEAN_MEMORY     64  /* the mean forgets older ones than about so many */
-#define COST_MEMORY      0.5 /* of the cost expected so far, when a new one is known */
-#define ACCOUNT_COSTS    1.0 /* what is not spent is not kept beyond this many saves: no bursts after a pause */
-#define PAUSE_STEPS      8   /* an iteration as long as so many, */
-#define PAUSE_S          1   /* and so many seconds, is something else as well: a validation, a debugger */
-#define PAUSES_MOST      4   /* in a row */
+#define WARM_UP          2   /* first iterations to ignore: they allocate, compile and fill caches */
+#define CLEAN_ENOUGH     4   /* iterations without a save before their mean is trusted */
+#define CLEAN_MEMORY     64  /* the mean forgets iterations older than about this many */
+#define COST_MEMORY      0.5 /* weight of the previous expected cost when a new cost is known */
+#define ACCOUNT_COSTS    1.0 /* unspent time is capped at this many saves: no bursts after a pause */
+#define PAUSE_STEPS      8   /* An iteration of at least this many steps' time, */
+#define PAUSE_S          1   /* and this many seconds, contains something else: a validation, a debugger. */
+#define PAUSES_MOST      4   /* consecutive ones */
 #define CLEAN_SHARE \
-    0.25 /* of the time that a save takes: before the next one, to measure iterations without one */
+    0.25 /* share of a save's duration to leave before the next one, to measure iterations without a save */
 
 void interval_init(interval *v, uint64_t every_steps, double every_s, double overhead, double mtbf_s) {
     *v = (interval){.every_steps = every_steps, .every_s = every_s, .overhead = overhead, .mtbf_s = mtbf_s};
@@ -40,7 +40,7 @@ static void add_clean(interval *v, double seconds) {
         if (++v->pauses < PAUSES_MOST) {
             return;
         }
-        v->clean = WARM_UP + 1; /* no pauses: iterations have become longer */
+        v->clean = WARM_UP + 1; /* not pauses: iterations have become longer */
         v->step_s = 0;
         known = 1;
     }
@@ -68,7 +68,7 @@ void interval_iteration(interval *v, double seconds, bool saving) {
     if (!saving) {
         add_clean(v, seconds);
     } else if (steps_known(v) && !is_pause(v, seconds)) {
-        double longer = seconds - v->step_s; /* below 0 as well: what is noise cancels out over a save */
+        double longer = seconds - v->step_s; /* may be negative: noise cancels out over a save */
         pay(v, longer);
         v->interference_s += longer;
     }
@@ -86,13 +86,13 @@ static double daly_s(const interval *v) {
     return sqrt(2 * fmax(v->cost_s, 0) * v->mtbf_s);
 }
 
-/* Is it so long since the last save began that another one costs training no more than it may? */
+/* Returns whether enough time has passed since the last save for another one to be within the limits. */
 static bool affordable(const interval *v) {
     if (!steps_known(v) || v->saving) {
         return false;
     }
     if (!v->saved) {
-        return true; /* the first one tells what they cost */
+        return true; /* the first save shows what one costs */
     }
     if (v->clean_since * v->step_s < CLEAN_SHARE * v->persist_s) {
         return false;
@@ -128,7 +128,7 @@ void interval_ended(interval *v, double persist_s) {
     v->persist_s = persist_s;
     v->saving = false;
     if (!v->saved) {
-        v->account_s = 0; /* the first one is how the price is learnt: paid, but not by a long pause */
+        v->account_s = 0; /* the first save only measures the cost; it must not cause a long gap */
     }
     v->saved = true;
 }

@@ -1,4 +1,4 @@
-/* Registering what is saved. */
+/* Registration of tensors and bytes. */
 #include <stdlib.h>
 
 #include "base/hash.h"
@@ -7,7 +7,7 @@
 #include "engine/session/session.h"
 #include "engine/common/tensor_check.h"
 
-/* ---- names: a table of their items' numbers from 1, with open addressing; never more than half full ---- */
+/* ---- names: a hash table of item numbers (from 1), with open addressing; at most half full ---- */
 
 static size_t name_place(const ckd_session *s, const char *name) {
     return (size_t)(hash64(name, strlen(name)) % s->name_capacity);
@@ -51,7 +51,7 @@ static ckd_status reserve_item(ckd_session *s, ckd_error *err) {
     }
     s->items = grown;
     for (size_t i = 0; i < s->item_count; i++) {
-        s->items[i].tensor.shape = s->items[i].shape; /* they have moved */
+        s->items[i].tensor.shape = s->items[i].shape; /* the items have moved */
     }
     ckd_status status = reserve_names(s, 4 * capacity, err);
     s->item_capacity = status == CKD_OK ? capacity : s->item_capacity;
@@ -76,7 +76,7 @@ static bool conflict(const session_item *a, const session_item *b) {
            (a->bytes > 0 && b->bytes > 0 && regions_overlap(&g, &one, &other));
 }
 
-/* A save would find out, and fail, each time anew. */
+/* Every save would find this error, and fail. */
 static ckd_status check_new(const session_item *item, const ckd_session *s, ckd_error *err) {
     const char *name = item->tensor.name;
     for (size_t i = name_place(s, name); s->names[i]; i = (i + 1) % s->name_capacity) {
@@ -128,7 +128,10 @@ static ckd_status add_item(ckd_session *s, session_item item, const char *name, 
     return CKD_OK;
 }
 
-/* The description is the caller's only for the call. That there is a backend, and the address the device's, shows now, not at the first save. */
+/*
+ * Copies the description, which the caller owns only during the call. A missing backend, or an address that is not the
+ * device's, thus shows now rather than at the first save.
+ */
 static ckd_status take_device(session_item *item, ckd_error *err) {
     const ckd_device *given = item->tensor.device;
     item->device = (ckd_device)CKD_DEVICE_INIT;

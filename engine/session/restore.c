@@ -1,4 +1,4 @@
-/* A checkpoint back into what is registered. */
+/* Loads a checkpoint into the registered memory. */
 #include "engine/session/session.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@ typedef struct stored_bytes {
     size_t size;
 } stored_bytes;
 
-/* All registered bytes, checked before anything of the trainer's is touched. found: one for each item. */
+/* Reads and checks all registered bytes before any of the trainer's memory is written. found: one for each item. */
 static ckd_status read_bytes(stored_bytes *found, const ckd_session *s, ckd_load *load, ckd_error *err) {
     for (size_t i = 0; i < s->item_count; i++) {
         const session_item *item = &s->items[i];
@@ -54,7 +54,7 @@ static ckd_status load_tensors(ckd_session *s, ckd_load *load, ckd_error *err) {
                                                    .device = item->on_device ? &item->device : NULL};
         }
     }
-    /* What it holds beyond that may belong to other ranks, or to other uses of the run. */
+    /* The checkpoint may hold more, for other ranks or other uses of the run. */
     ckd_status status = ckd_load_all(load, requests, count, CKD_DIFFERS_UNEXPECTED, err);
     free(requests);
     return status;
@@ -84,7 +84,10 @@ static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_erro
     return status;
 }
 
-/* What is saved next was resumed from it; a delta on it, and in a branch if the run has gone farther. */
+/*
+ * Makes later saves record that they were resumed from it. The next one is a delta on it, in a branch if the run has
+ * gone further.
+ */
 static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_checkpoint *newest) {
     snprintf(s->run, sizeof(s->run), "%s", from->run);
     snprintf(s->parent_run, sizeof(s->parent_run), "%s", from->run);
@@ -103,8 +106,9 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
 }
 
 /*
- * The checkpoint that was committed last (at `step`, unless that is CKD_LATEST), of the run that was asked for or of a branch that it went on in after
- * somebody had gone back: RUN~2 and so on. Steps do not tell, as those that were given up may be the higher ones.
+ * Finds the checkpoint that was committed last (at `step`, unless that is CKD_LATEST). It looks in the requested run
+ * and in branches (RUN~2, ...) that the run continued in after somebody had gone back. Step numbers cannot decide,
+ * because the abandoned steps may be higher.
  */
 static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
     char mine[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
@@ -131,7 +135,7 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     return status;
 }
 
-/* A step of the run as it goes now, or of one of those that it branched off; else of a branch that it went on in. */
+/* Finds a step of the current run, else of the runs that it branched off, else of a branch that it continued in. */
 static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
     char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
     unsigned number;
@@ -139,7 +143,7 @@ static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     ckd_status status = ckd_store_find(out, s->store, s->run, step, &first);
     snprintf(name, sizeof(name), "%s", s->run);
     while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
-        (void)branch_name(name, root, number - 1, NULL); /* no longer than the name was */
+        (void)branch_name(name, root, number - 1, NULL); /* not longer than before */
         ckd_error why = {0};
         status = ckd_store_find(out, s->store, name, step, &why);
         first = status == CKD_E_NOT_FOUND ? first : why;
@@ -153,7 +157,10 @@ static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     return err_from(err, status, &first);
 }
 
-/* Is there one to be taken instead, and was that asked for? *from becomes it; the error of the one before stays if not. */
+/*
+ * If options allow it and there is an older checkpoint, sets *from to it and returns true. If not, the caller keeps the
+ * error of the damaged one.
+ */
 static bool take_older(ckd_checkpoint *from, const ckd_session *s, const ckd_error *why) {
     ckd_checkpoint older;
     if (!s->options.restore_older || !ckd_error_is_damage(why) ||
@@ -166,7 +173,7 @@ static bool take_older(ckd_checkpoint *from, const ckd_session *s, const ckd_err
     return true;
 }
 
-/* With CKD_LATEST, one that cannot be read may be newer. */
+/* With CKD_LATEST: an unreadable checkpoint may be newer. */
 static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = ckd_store_check_newest(s->store, from, &why);
@@ -177,7 +184,7 @@ static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, c
     return err_from(err, status, &why);
 }
 
-/* With the store's turn. */
+/* The caller holds store_turn. */
 static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
     ckd_checkpoint newest;
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -216,7 +223,7 @@ ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *s, uint64_t st
     status = restore(&found, s, step, err);
     pthread_mutex_unlock(&s->store_turn);
     if (status == CKD_OK) {
-        s->last_step = found.step; /* the next one is after it; a rewound trainer counts anew */
+        s->last_step = found.step; /* the next step must be higher; a trainer that went back starts over */
         s->left_ns = 0;
         if (from) {
             *from = found;

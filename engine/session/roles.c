@@ -1,4 +1,4 @@
-/* The roles of what is registered, by all names together, once all of it is. */
+/* Finds the roles of the registered tensors from all their names together, once registration is complete. */
 #include <stdlib.h>
 
 #include "engine/session/session.h"
@@ -13,7 +13,7 @@ static void report_doubts(ckd_session *s, size_t count, const char *first) {
     pthread_mutex_unlock(&s->store_turn);
 }
 
-/* Ranks have different tensors, and must not find different roles: there each name is read by itself. */
+/* Ranks hold different tensors but must agree on roles. With ranks, each name is therefore taken by itself. */
 ckd_status session_find_roles(ckd_session *s, bool lossy, ckd_error *err) {
     if (s->ranks) {
         return CKD_OK;

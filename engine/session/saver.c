@@ -1,6 +1,6 @@
 /*
- * The saver's thread: opens the store, so that the store's workers inherit its priority, and makes checkpoints of snapshots. It begins with
- * tensors that are copied while others still are.
+ * The saver thread. It opens the store, so that the store's workers inherit its priority, and makes checkpoints of
+ * snapshots. It saves tensors that are copied while others are still being copied.
  */
 #include "engine/session/session.h"
 
@@ -15,7 +15,7 @@
 
 /* ------------------------------------------------------------------------------------------------- one snapshot */
 
-/* The first save after a restore begins where that was; every later one where the last one ended. */
+/* The first save after a restore follows the restored checkpoint, later ones the last save. */
 static void choose_lineage(ckd_session *s, const session_slot *slot) {
     s->save.run = s->run;
     s->save.step = slot->step;
@@ -35,7 +35,7 @@ static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
     s->save.on_duplicate = s->on_duplicate;
 }
 
-/* Pauses while training is busy, as long as this save may. */
+/* Pauses while training is busy, within the limit of this save. */
 static void give_way(ckd_session *s, session_slot *slot) {
     uint64_t begun = clock_monotonic_ns(), max = s->unthrottled_ns ? s->unthrottled_ns : FIRST_PAUSE_NS;
     pthread_mutex_lock(&s->mutex);
@@ -52,7 +52,7 @@ static void give_way(ckd_session *s, session_slot *slot) {
     slot->paused_ns += clock_monotonic_ns() - begun;
 }
 
-/* The parent's values of an item, if they are still in memory. */
+/* Returns the parent's values of an item if they are still in memory, else NULL. */
 static const void *values_before(const ckd_session *s, const ckd_save *save, size_t i) {
     const ckd_id *parent = save->parent ? &save->parent->manifest.checkpoint.id : NULL;
     if (s->cached.memory) {
@@ -62,7 +62,7 @@ static const void *values_before(const ckd_session *s, const ckd_save *save, siz
     return known ? snapshot_read(s->reference->snapshot, i) : NULL;
 }
 
-/* Saves a tensor, as soon as it is copied. `one_step`: after what was saved last. */
+/* Saves a tensor as soon as it is copied. one_step: the save is one step after the last one. */
 static ckd_status save_item(ckd_session *s, const session_slot *slot, size_t i, ckd_save *save, bool one_step,
                             ckd_error *err) {
     const session_item *item = &s->items[i];
@@ -83,8 +83,8 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
                              bool one_step, ckd_error *err) {
     ckd_status status = session_device_check(s, slot, err);
     size_t tensors = 0;
-    save->buffers_are_stable =
-        true; /* of the snapshots; no other is staged into these slots before the save has ended */
+    /* the snapshot's; its slot is not staged again before the save has ended */
+    save->buffers_are_stable = true;
     for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
         const session_item *item = &s->items[i];
         give_way(s, slot);
@@ -100,7 +100,7 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
     return status;
 }
 
-/* Until the trainer has shown that the snapshot is of one step (session.h, 2). */
+/* Waits until the trainer has shown that the snapshot is of one step (session.h, invariant 2). */
 static ckd_status await_fence(save_stage *copied, ckd_session *s, session_slot *slot, ckd_error *err) {
     pthread_mutex_lock(&s->mutex);
     while (!slot->fenced) {
@@ -121,7 +121,7 @@ static ckd_status await_fence(save_stage *copied, ckd_session *s, session_slot *
                 : CKD_OK;
 }
 
-/* A run that has gone farther is another training's, unless it was restored from, or asked for a branch of. */
+/* A run that has gone further belongs to another training, unless it was restored from, or a branch was requested. */
 static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
     ckd_checkpoint newest;
     pthread_mutex_lock(&s->mutex);
@@ -210,22 +210,22 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
         s->reference = s->rooms < s->slot_count ? slot : NULL;
         s->reference_id = s->cached.of = saved->checkpoint.id;
     } else if (saved->status == CKD_E_NOT_FOUND && s->save.parent_run) {
-        s->save.parent_run = s->save.resumed_from_run =
-            NULL; /* it was deleted: the next save goes on without it */
+        /* it was deleted: the next save continues without it */
+        s->save.parent_run = s->save.resumed_from_run = NULL;
     }
     pthread_mutex_unlock(&s->store_turn);
 }
 
 /* ----------------------------------------------------------------------------------------------------- the queue */
 
-/* Nobody touches the slot any more: what was not read of it is copied all the same. */
+/* Waits until nobody uses the slot. Pieces that the save did not read are copied, too. */
 static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *slot) {
     save_stage copied;
     (void)await_fence(&copied, s, slot, NULL);
     *stall_ns = copied.work_ns;
     snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
     if (slot->devices) {
-        (void)device_snapshot_wait(slot->devices, NULL); /* the save has told what there is to tell */
+        (void)device_snapshot_wait(slot->devices, NULL); /* the save has reported any failure */
     }
 }
 
@@ -271,7 +271,9 @@ static void save_staged(ckd_session *s, session_slot *slot) {
 
 /* ---------------------------------------------------------------------------------------------------- the thread */
 
-/* What the run has by now is no other launch's doing. Ranks but the first follow that one. */
+/*
+ * The run's newest checkpoint at this time is not another launch's doing. Only rank 0 follows; other ranks rely on it.
+ */
 static void begin_to_follow(ckd_session *s) {
     ckd_checkpoint newest;
     snprintf(s->follow.run, sizeof(s->follow.run), "%s", s->run);
@@ -300,7 +302,7 @@ static void open_store(ckd_session *s) {
     pthread_mutex_unlock(&s->mutex);
 }
 
-/* NULL: the session is being closed, and nothing is left to save. */
+/* Returns NULL when the session is being closed and nothing is left to save. */
 static session_slot *next_slot(ckd_session *s) {
     pthread_mutex_lock(&s->mutex);
     while (s->used == 0 && !s->ending) {

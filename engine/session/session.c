@@ -1,4 +1,4 @@
-/* Opening and closing. */
+/* Opening and closing a session. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -12,7 +12,7 @@
 #include "base/threads.h"
 #include "engine/save/save.h"
 
-#define COPY_THREADS_MAX 4 /* by default: memory is busy by then */
+#define COPY_THREADS_MAX 4 /* default limit: more threads would only compete for memory bandwidth */
 
 ckd_status session_check(const ckd_session *s, ckd_error *err) {
     if (!s) {
@@ -70,7 +70,7 @@ static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
     return check_times(o, err);
 }
 
-/* A copy of a string of the caller's, or NULL. */
+/* Copies a caller's string into `room`. Returns `room`, or NULL for NULL. */
 static const char *keep(char *room, size_t size, const char *text) {
     if (text) {
         snprintf(room, size, "%s", text);
@@ -121,7 +121,7 @@ static ckd_status copy_options(ckd_session *s, const char *path, const ckd_sessi
     interval_init(&s->interval, s->options.every_steps, s->options.every_s, s->options.overhead,
                   s->options.mtbf_s);
     if (s->options.ranks) {
-        s->interval.overhead = 0; /* nor by default */
+        s->interval.overhead = 0; /* ranks do not use the default either */
     }
     s->path = path ? strdup(path) : NULL;
     return s->path ? CKD_OK
@@ -133,11 +133,11 @@ static uint32_t copy_thread_count(const ckd_session_options *o) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t max = cores < 1 ? 1 : cores > COPY_THREADS_MAX ? COPY_THREADS_MAX : (uint32_t)cores;
     uint32_t threads = o->copy_threads ? o->copy_threads : max;
-    return threads > 1 ? threads - 1
-                       : o->snapshot == CKD_SNAPSHOT_LAZY; /* lazily, one must copy beside the trainer */
+    /* a lazy snapshot needs a thread beside the trainer */
+    return threads > 1 ? threads - 1 : o->snapshot == CKD_SNAPSHOT_LAZY;
 }
 
-/* Waits until the saver's thread has opened the store. */
+/* Starts the saver thread and waits until it has opened the store. */
 static ckd_status start_saver(ckd_session *s, ckd_error *err) {
     ckd_status status = thread_start(&s->saver, session_saver_main, s, err);
     if (status != CKD_OK) {
@@ -153,10 +153,11 @@ static ckd_status start_saver(ckd_session *s, ckd_error *err) {
     return err_from(err, s->open_status, &s->open_error);
 }
 
-/* A snapshot is begun. */
+/* Called by a copy thread when a snapshot has begun. */
 static void wake_saver(void *context) {
     ckd_session *s = context;
-    pthread_mutex_lock(&s->mutex); /* who has begun it has it counted by then */
+    /* whoever began the snapshot has counted it in `used` once this lock is taken */
+    pthread_mutex_lock(&s->mutex);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
 }
@@ -178,7 +179,7 @@ ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_sessi
     s->state.staged_step = s->state.durable_step = CKD_LATEST;
     pthread_mutex_init(&s->mutex, NULL);
     pthread_mutex_init(&s->store_turn, NULL);
-    pthread_condattr_t monotonic; /* pauses are not to depend on a clock that is set */
+    pthread_condattr_t monotonic; /* pauses must not depend on a clock that can be set */
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&s->changed, &monotonic);
@@ -229,7 +230,7 @@ ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
         return CKD_OK;
     }
     ckd_status status = session_check(s, err);
-    if (status != CKD_OK) { /* the threads and the store are the parent's */
+    if (status != CKD_OK) { /* the threads and the store belong to the parent process */
         copy_threads_end(s->copy_threads, true);
         free_memory(s, true);
         return status;

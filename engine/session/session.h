@@ -1,21 +1,23 @@
 /*
- * A session: the trainer's side and the saver's thread. Internal to engine/.
+ * A session: the trainer's side and the saver thread. Internal to engine/.
  *
  *   session.c        open, close
- *   registration.c   register
- *   trainer.c        the trainer's thread: is a save due? room for a snapshot, copy, fence, wait
- *   devices.c        the same for what lies in the memory of devices
- *   saver.c          the saver's thread: a snapshot becomes a checkpoint
- *   cached_values.c  what a load of the newest checkpoint would give, kept for the next save of a lossy session
- *   restore.c        a checkpoint back into what is registered
+ *   registration.c   registration of tensors and bytes
+ *   roles.c          roles of the registered tensors
+ *   trainer.c        the trainer's thread: is a save due? find memory for a snapshot, copy, fence, wait
+ *   devices.c        the same for tensors in device memory
+ *   saver.c          the saver thread: turns a snapshot into a checkpoint
+ *   cached_values.c  decoded values of the newest checkpoint, retained for the next save of a lossy session
+ *   restore.c        loads a checkpoint into the registered memory
  *
  * Invariants:
- *  1. A slot's snapshot is written by the trainer's thread and the copiers while it is being staged, and read by the saver from then
- *     on until it is free again. Slots are staged, and saved, in the order of their steps.
- *  2. A save is committed only when its snapshot is known to be of one step: the trainer has called a fence (or may not write: close, wait).
- *  3. What was saved last stands in the slot before the first staged one; of exact sessions with room for it that slot is not staged before the
- *     next save has ended, which is coded against it.
- *  4. The store is used by the saver's thread, and by others only under store_turn.
+ *  1. While a slot is staged, the trainer's thread and the copy threads write its snapshot. From then on the saver reads
+ *     it, until the slot is free again. Slots are staged and saved in the order of their steps.
+ *  2. A save is committed only when its snapshot is known to be of one step: the trainer has called a fence, or may not
+ *     write (close, wait).
+ *  3. The last saved snapshot is in the slot before the first staged one. An exact session with memory for it codes the
+ *     next save against it, so that slot is not staged before the next save has ended.
+ *  4. The saver thread uses the store. Other threads use it only under store_turn.
  */
 #ifndef ENGINE_SESSION_H
 #define ENGINE_SESSION_H
@@ -30,90 +32,92 @@
 #include "engine/session/interval.h"
 #include "engine/store/store.h"
 
-/* Something registered: a tensor, or bytes if `is_bytes`. */
+/* A registered tensor, or bytes if `is_bytes`. */
 typedef struct session_item {
-    ckd_tensor tensor; /* its name, shape and region are the session's; data: NULL */
+    ckd_tensor tensor; /* The session owns its name, shape and region. data is NULL. */
     void *data;
     uint64_t bytes;
     uint32_t group;
     bool is_bytes;
     bool on_device;
-    ckd_device device; /* of what is on one */
-    size_t on_devices; /* its number among these */
+    ckd_device device; /* valid if on_device */
+    size_t on_devices; /* index among the items on devices */
     uint64_t shape[CKD_MAX_DIMS];
-    char *weight; /* as the caller named it: the tensor's */
+    char *weight; /* copy of the caller's tensor.weight */
 } session_item;
 
-/* One snapshot, and what becomes of it. */
+/* One snapshot and the state of its save. */
 typedef struct session_slot {
     snapshot *snapshot;
-    device_snapshot *devices; /* of what is on devices; NULL: nothing is */
-    ckd_status device_status; /* of copying that: not OK: the save is given up */
+    device_snapshot *devices; /* items on devices; NULL: there are none */
+    ckd_status device_status; /* of copying those; an error makes the save fail */
     ckd_error device_error;
-    ckd_optimizer *optimizers; /* by item, as they were */
+    ckd_optimizer *optimizers; /* by item, copied with the snapshot */
     uint64_t step;
     double metric;
     uint64_t begun_ns, stall_ns;
-    uint64_t copied_ns; /* when it was let go of */
-    uint64_t paused_ns; /* because training was busy */
-    bool fenced;        /* the trainer has let go of it: it is whole, of one step, and its stall is known */
-    bool torn;          /* never: the save is given up */
+    uint64_t copied_ns; /* when the copy was complete and fenced */
+    uint64_t paused_ns; /* how long the save paused because training was busy */
+    bool fenced; /* the trainer has released it: it is complete and of one step, and its stall is known */
+    bool torn;   /* it never becomes consistent: the save is dropped */
 } session_slot;
 
-#define SESSION_SLOTS 3 /* two saves under way, and what was saved last */
+#define SESSION_SLOTS 3 /* two saves in progress, and the last saved snapshot */
 
-/* Values of a lossy checkpoint as its decoder gives them, where the next one is coded against them. */
+/* Decoded values of a lossy checkpoint, for tensors that the next checkpoint is coded against. */
 typedef struct cached_values {
-    uint8_t *memory; /* NULL: nothing is kept. A forked child has none of it */
+    uint8_t *memory; /* NULL: nothing is retained. Not mapped in a forked child. */
     size_t size;
-    uint64_t *places; /* by item; UINT64_MAX: of this one nothing */
-    ckd_id of;        /* the checkpoint; what a failed save has replaced since is told by its hashes */
+    uint64_t *places; /* by item; UINT64_MAX: not retained */
+    /* The checkpoint they belong to. If a failed save has overwritten some since, their hashes reveal it. */
+    ckd_id of;
 } cached_values;
 
 struct ckd_session {
     pid_t process;
-    ckd_session_options options;      /* its pointers are not kept */
-    ckd_save_options save;            /* the next one's; strings are below */
-    char opened_run[CKD_RUN_MAX + 1]; /* as asked for; `run` may be a branch of it */
+    ckd_session_options options;      /* its pointers become invalid after open */
+    ckd_save_options save;            /* of the next save; the strings are below */
+    char opened_run[CKD_RUN_MAX + 1]; /* as requested; `run` may be a branch of it */
     char run[CKD_RUN_MAX + 1], parent_run[CKD_RUN_MAX + 1], resumed_run[CKD_RUN_MAX + 1], metric_name[32];
-    ckd_on_duplicate on_duplicate; /* as asked for */
+    ckd_on_duplicate on_duplicate; /* as requested */
     double metric;
     ckd_store_options store_options;
     char *path;
 
     session_item *items;
     size_t item_count, item_capacity;
-    size_t *names; /* which items have which (registration.c) */
+    size_t *names; /* hash table of the items' names (registration.c) */
     size_t name_capacity;
-    snapshot_source *sources;      /* as the items, once the first step was made; of those on devices empty */
-    device_source *device_sources; /* of these */
+    snapshot_source *sources; /* By item, once the first step was made. Items on devices have size 0 here. */
+    device_source *device_sources; /* of the items on devices */
     size_t device_count;
     copy_threads *copy_threads;
 
-    interval interval;           /* the trainer's thread's */
-    uint64_t last_step, left_ns; /* when the trainer went back to its work; 0: before the first step */
-    uint64_t fence_ns;           /* that it waited since, in fences and for what it asked */
-    bool pending;                /* a save is due as soon as there is room */
-    bool busy_since_step;        /* a save was under way at some time since the last step */
-    bool fenced_some;            /* a group's fence was called since the newest snapshot began */
+    interval interval; /* used by the trainer's thread only */
+    /* left_ns: when the last step returned to the trainer; 0: before the first step */
+    uint64_t last_step, left_ns;
+    uint64_t fence_ns;    /* time since then in fences and requested waits */
+    bool pending;         /* a save is due as soon as a slot is free */
+    bool busy_since_step; /* a save was in progress at some time since the last step */
+    bool fenced_some;     /* some group was fenced since the newest snapshot began */
     bool stop_asked;
-    bool save_asked;     /* of this rank: the trainer sees to it that all save */
+    bool save_asked;     /* of this rank; the trainer makes all ranks save */
     atomic_int requests; /* ckd_request bits */
 
-    pthread_mutex_t mutex; /* guards what follows */
+    pthread_mutex_t mutex; /* guards the members below, except the saver's */
     pthread_cond_t changed;
     session_slot slots[SESSION_SLOTS];
-    uint32_t slot_count; /* that have a snapshot */
-    uint32_t
-        rooms; /* of them that may be staged at once: one less if the last one saved is kept for the next */
-    uint32_t first, used; /* staged ones: a ring */
+    uint32_t slot_count; /* slots that have a snapshot */
+    /* How many slots may be staged at once: one less than slot_count if the last saved one is retained. */
+    uint32_t rooms;
+    uint32_t first, used; /* staged slots, as a ring */
     ckd_phase phase;
-    uint32_t waiting; /* calls that wait for saves */
+    uint32_t waiting; /* number of calls that wait for saves */
     bool ending;
-    ckd_status failed; /* of a save, not told yet */
+    ckd_status failed; /* of a save; not reported yet */
     ckd_error failure;
-    ckd_session_state state;   /* counters and figures */
-    uint64_t ended_persist_ns; /* of a save that ended since the trainer's thread last looked; 0: none */
+    ckd_session_state state;   /* counters and times */
+    uint64_t ended_persist_ns; /* persist time of a save that ended since the trainer last looked; 0: none */
 
     pthread_t saver;
     bool saver_started, opened;
@@ -122,58 +126,63 @@ struct ckd_session {
     pthread_mutex_t store_turn;
     ckd_store *store;
     ckd_ranks *ranks;
-    session_slot
-        *reference; /* what was saved last, and is still in memory; NULL: nothing. The saver's, as store is */
+    /* The last saved slot if it is still in memory, else NULL. Like store, it belongs to the saver. */
+    session_slot *reference;
     ckd_id reference_id;
     save_follow follow;      /* of rank 0 and of sessions without ranks; the saver's */
     cached_values cached;    /* the saver's */
-    uint64_t unthrottled_ns; /* what the last save took, its pauses not counted; 0: not known. The saver's */
+    uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known; the saver's */
 };
 
-/* STATE in a child of the process that opened it. */
+/* Returns STATE in a forked child of the process that opened the session, INVALID for NULL. */
 ckd_status session_check(const ckd_session *s, ckd_error *err);
 
 /* ---- trainer.c ---- */
-/* Returns when what is registered in the group, or SNAPSHOT_ALL, is copied; then all that is staged is of one step. */
+/*
+ * Returns when the items of a group, or of SNAPSHOT_ALL, are copied. After SNAPSHOT_ALL, everything staged is of one
+ * step.
+ */
 void session_fence(ckd_session *s, uint32_t group);
-/* Waits until no save is under way. */
+/* Waits until no save is in progress. */
 void session_drain(ckd_session *s);
-/* A failure that was not told yet, once. */
+/* Returns the failure of a save that was not reported yet, and clears it. */
 ckd_status session_report_failure(ckd_session *s, ckd_error *err);
 
-/* ---- devices.c ---- */
-/* What of the items is on devices, with the first step. */
+/* ---- roles.c, devices.c ---- */
 /*
- * Gives what is registered its roles and weights. lossy: those in doubt are told to the store's on_message. Nothing is changed after a
- * failure. Errors: INVALID (a name), NOMEM.
+ * Sets the roles and weights of the registered tensors. lossy: the store's on_message names those in doubt. A
+ * failure changes nothing. Errors: INVALID (a name), NOMEM.
  */
 ckd_status session_find_roles(ckd_session *s, bool lossy, ckd_error *err);
+/* Lists the items on devices, at the first step. */
 ckd_status session_device_sources(ckd_session *s, ckd_error *err);
-/* What one more snapshot takes, behind so many, in what ckd_session_options.device_bytes leaves. */
+/* Returns the bytes that one more snapshot needs after `behind` others, within ckd_session_options.device_bytes. */
 device_snapshot_bytes session_device_size(const ckd_session *s, uint32_t behind);
-/* The slot's part of that. */
+/* Makes the slot's device snapshot. */
 ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *err);
-/* Begins to copy; failures are the save's. */
+/* Starts copying; a failure becomes the save's. */
 void session_device_stage(ckd_session *s, session_slot *slot);
-/* The trainer's streams wait for a group, or SNAPSHOT_ALL; failures are the save's. */
+/* Makes the trainer's streams wait for a group, or SNAPSHOT_ALL; a failure becomes the save's. */
 void session_device_hold(ckd_session *s, session_slot *slot, uint32_t group);
-/* What of that has failed so far. */
+/* Returns the first failure of the slot's device copies so far. */
 ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_error *err);
-/* What the save gets for an item that is on a device: *device is its, or not used. */
+/*
+ * Sets the data of an item on a device for the save. *device is then in use, or not needed if the data is on the host.
+ */
 ckd_status session_device_read(ckd_tensor *t, ckd_device *device, const session_slot *slot,
                                const session_item *item, ckd_error *err);
 
 /* ---- cached_values.c ---- */
-/* Bytes that keeping takes, of what is registered. */
+/* Returns the bytes that retaining values takes. */
 uint64_t cached_values_size(const ckd_session *s);
-/* Allocates and touches them. Errors: NOMEM. */
+/* Allocates the memory and touches its pages. Errors: NOMEM. */
 ckd_status cached_values_make(ckd_session *s, ckd_error *err);
 void cached_values_free(ckd_session *s, bool in_child);
-/* Of an item; NULL: nothing is kept. */
+/* Returns the memory for an item's values; NULL: not retained. */
 void *cached_values_of(const ckd_session *s, size_t i);
 
 /* ---- saver.c ---- */
-/* This is what the session saved or restored last: the next save comes after it. */
+/* Records the checkpoint that the session saved or restored last, which the next save follows. */
 void session_follow(ckd_session *s, const ckd_checkpoint *last);
 void *session_saver_main(void *context);
 

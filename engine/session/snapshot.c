@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 #define PIECE_BYTES \
-    (UINT64_C(4) << 20) /* a millisecond or less: what a fence of another group may have to wait for */
+    (UINT64_C(4) << 20) /* a millisecond or less: the longest wait of a fence for another group's piece */
 #define PLACE_ALIGN 64
 #define HUGE_PAGE   (UINT64_C(2) << 20)
 
@@ -94,7 +94,7 @@ void snapshot_free(snapshot *s, bool in_child) {
     if (!s) {
         return;
     }
-    if (s->memory && !in_child) { /* the locks are made last; a child only has the memory's address */
+    if (s->memory && !in_child) { /* the locks are made last; a child has only the address of the memory */
         pthread_mutex_destroy(&s->mutex);
         pthread_cond_destroy(&s->copied);
         snapshot_memory_free(s->memory, s->size);
@@ -133,7 +133,7 @@ static void copy_piece(snapshot *s, const snapshot_piece *p) {
 bool snapshot_help(snapshot *s) {
     for (size_t i = atomic_load(&s->next); i < s->piece_count; i++) {
         if (take(&s->pieces[i])) {
-            atomic_store(&s->next, i + 1); /* only a hint: it may go back, never past a piece that is free */
+            atomic_store(&s->next, i + 1); /* only a hint: it may go back, but never past a free piece */
             copy_piece(s, &s->pieces[i]);
             return true;
         }

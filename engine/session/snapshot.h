@@ -1,6 +1,6 @@
 /*
- * A copy of what a trainer holds, in memory that was allocated beforehand. Any number of threads copy it together, piece by piece; a
- * reader can have each source as soon as it is copied. Internal to engine/.
+ * A copy of the trainer's data in preallocated memory. Any number of threads copy it together, in pieces. A reader can
+ * have each source as soon as it is copied. Internal to engine/.
  */
 #ifndef ENGINE_SNAPSHOT_H
 #define ENGINE_SNAPSHOT_H
@@ -18,8 +18,8 @@ typedef struct snapshot_source {
     uint32_t group;
 } snapshot_source;
 
-#define SNAPSHOT_ALL     UINT32_MAX       /* groups */
-#define SNAPSHOT_AT_ONCE (UINT32_MAX - 1) /* the group of what is copied before the trainer goes on */
+#define SNAPSHOT_ALL     UINT32_MAX       /* all groups */
+#define SNAPSHOT_AT_ONCE (UINT32_MAX - 1) /* the group copied before the trainer continues */
 
 typedef struct snapshot_piece {
     uint32_t source;
@@ -30,39 +30,46 @@ typedef struct snapshot_piece {
 typedef struct snapshot {
     const snapshot_source *sources;
     size_t count;
-    uint8_t *memory;        /* whole large pages; a forked child has none of it */
-    size_t size;            /* of it */
-    uint64_t *places;       /* of the sources in it */
-    snapshot_piece *pieces; /* by source */
+    uint8_t *memory;        /* whole huge pages; not mapped in a forked child */
+    size_t size;            /* of memory */
+    uint64_t *places;       /* of the sources in memory */
+    snapshot_piece *pieces; /* ordered by source */
     size_t piece_count;
-    atomic_size_t next;    /* pieces before it are taken */
-    atomic_uint *left;     /* pieces of each source that are not copied yet */
-    pthread_mutex_t mutex; /* for waiting only */
-    pthread_cond_t copied; /* a whole source is */
+    atomic_size_t next;    /* hint: all pieces before it are taken */
+    atomic_uint *left;     /* uncopied pieces of each source */
+    pthread_mutex_t mutex; /* only for waiting */
+    pthread_cond_t copied; /* signalled when a whole source is copied */
 } snapshot;
 
 /*
- * Memory of whole large pages where there are any, aligned as these. Touched, so that the first copy does not wait for the system to find pages. A child that the trainer forks
- * (a data loader's worker) does not get it: the next copy would have to copy each page for it first, and memory would be needed twice. NULL: there is none. Release with
- * snapshot_memory_free, not in a child.
+ * Allocates memory in whole huge pages where possible, and aligns it to them. Touches all pages, so that the first copy
+ * does not wait for the system to provide them. A forked child (a worker of a data loader) does not inherit it.
+ * Otherwise the next copy would first duplicate each page for the child, and need the memory twice. NULL: out of
+ * memory. Release with snapshot_memory_free, but not in a child.
  */
 uint8_t *snapshot_memory(size_t *size, uint64_t need);
 void snapshot_memory_free(uint8_t *memory, size_t size);
 
-/* What a snapshot of these takes, without what is as small as they are many. */
+/* Returns the memory that a snapshot of these takes, without its small bookkeeping. */
 uint64_t snapshot_size(const snapshot_source *sources, size_t count);
-/* The sources are the caller's, and outlive it. All memory is allocated, and touched, here. Errors: NOMEM. */
+/*
+ * Makes a snapshot. The caller owns the sources, which must outlive it. Allocates and touches all its memory. Errors:
+ * NOMEM.
+ */
 ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t count, ckd_error *err);
-/* Accepts NULL. Nobody uses it any more; in a child of the process that made it, somebody may seem to wait for ever. */
+/*
+ * Frees a snapshot that nobody uses. Accepts NULL. In a child of the process that made it, the locks are left alone: a
+ * thread may appear to wait on them forever.
+ */
 void snapshot_free(snapshot *s, bool in_child);
 
-/* From now on all sources are to be copied (again). Nobody is copying or reading. */
+/* Marks all sources as not copied. Nobody may be copying or reading. */
 void snapshot_start(snapshot *s);
-/* Copies a piece that nobody else has taken; false: there is none. From any thread. */
+/* Copies one piece that no other thread has taken; false: there is none. Callable from any thread. */
 bool snapshot_help(snapshot *s);
-/* Copies what of a group nobody else does, and waits for the rest. Then its sources may be changed. */
+/* Copies the remaining pieces of a group and waits for those that others copy. After that the sources may change. */
 void snapshot_finish(snapshot *s, uint32_t group);
-/* What source i was; waits until it is copied. Valid until the next snapshot_start. */
+/* Returns the copy of source i, waiting until it is complete. Valid until the next snapshot_start. */
 const void *snapshot_read(snapshot *s, size_t i);
 
 #endif

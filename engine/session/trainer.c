@@ -1,4 +1,4 @@
-/* The trainer's thread. */
+/* The trainer's thread of a session: steps, fences and waits. */
 #include "engine/session/session.h"
 #include "engine/common/tensor_check.h"
 
@@ -9,7 +9,7 @@
 
 /* ------------------------------------------------------------------------------------------------ the snapshots */
 
-/* Are values saved as they are? Then a snapshot is what a load of its checkpoint would give. */
+/* Returns whether values are saved unchanged. A snapshot then equals what a load of its checkpoint returns. */
 static bool saves_exactly(const ckd_save_options *o) {
     bool exact = o->fidelity <= CKD_EXACT;
     for (size_t role = 0; role < sizeof(o->role_fidelity) / sizeof(o->role_fidelity[0]); role++) {
@@ -59,13 +59,13 @@ static ckd_status make_slot(ckd_session *s, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Bytes of host memory for one more snapshot. */
+/* Returns the bytes of host memory that one more snapshot takes. */
 static uint64_t host_part(const ckd_session *s) {
     device_snapshot_bytes need = session_device_size(s, s->slot_count);
     return snapshot_size(s->sources, s->item_count) + need.on_host + need.carried;
 }
 
-/* Is there room for one more? With no limit for the host, as many as were asked for on devices. */
+/* Returns whether one more snapshot fits. If the host has no limit, device_bytes decides. */
 static bool fits_one_more(const ckd_session *s) {
     uint64_t budget = s->options.snapshot_bytes, held = s->state.snapshot_bytes;
     if (budget == 0) {
@@ -75,7 +75,7 @@ static bool fits_one_more(const ckd_session *s) {
     return held <= budget && host_part(s) <= budget - held;
 }
 
-/* At the first step, so that nothing is allocated later: one snapshot, and others if they fit, too. */
+/* At the first step, so that nothing is allocated later: makes one snapshot, and more if they fit. */
 static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     ckd_status status = s->sources ? CKD_OK : make_sources(s, err);
     if (status != CKD_OK || s->slot_count > 0) {
@@ -88,7 +88,7 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
                        (unsigned long long)size, (unsigned long long)budget);
     }
     status = make_slot(s, err);
-    /* The last one is kept where the next save is coded against it: in host memory. */
+    /* The last snapshot is retained only if the next save is coded against it: in host memory. */
     bool exact = saves_exactly(&s->save), keeps = exact && s->device_count == 0;
     uint64_t kept = exact ? 0 : cached_values_size(s), held = s->state.snapshot_bytes;
     if (status == CKD_OK && kept > 0 && held <= budget && kept <= budget - held) {
@@ -98,11 +98,11 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     while (status == CKD_OK && s->slot_count < useful && fits_one_more(s)) {
         status = make_slot(s, err);
     }
-    s->rooms = s->slot_count - (keeps && s->slot_count > 1); /* at_once at most */
+    s->rooms = s->slot_count - (keeps && s->slot_count > 1); /* at most at_once */
     return status;
 }
 
-/* The newest staged slot. With the mutex. */
+/* Returns the newest staged slot. The caller holds the mutex. */
 static session_slot *newest(ckd_session *s) {
     return s->used ? &s->slots[(s->first + s->used - 1) % s->slot_count] : NULL;
 }
@@ -111,15 +111,16 @@ static void keep_optimizers(const ckd_session *s, session_slot *slot) {
     for (size_t i = 0; i < s->item_count; i++) {
         const ckd_optimizer *o = s->items[i].tensor.optimizer;
         if (o) {
-            (void)optimizer_copy(&slot->optimizers[i], o, NULL); /* the save refuses one that is none */
+            (void)optimizer_copy(&slot->optimizers[i], o, NULL); /* the save rejects an invalid one */
         }
     }
 }
 
-/* Takes a free slot, which there is, and begins to copy; a lazy snapshot is left to the copiers. */
+/* Takes a free slot, which must exist, and starts copying. A lazy snapshot is left to the copy threads. */
 static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     pthread_mutex_lock(&s->mutex);
-    session_slot *slot = &s->slots[(s->first + s->used) % s->slot_count]; /* this thread's until it is used */
+    /* owned by this thread until `used` counts it */
+    session_slot *slot = &s->slots[(s->first + s->used) % s->slot_count];
     pthread_mutex_unlock(&s->mutex);
     session_device_stage(s, slot);
     pthread_mutex_lock(&s->mutex);
@@ -143,7 +144,7 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
 
 /* --------------------------------------------------------------------------------------------------- the fences */
 
-/* The slot is not fenced yet, so that the saver waits for what it is told. */
+/* The slot is not fenced yet, so the saver waits for this value. */
 static void charge_stall(ckd_session *s, session_slot *slot, uint64_t waited_ns) {
     s->fence_ns += waited_ns;
     interval_stalled(&s->interval, (double)waited_ns / SECOND);
@@ -153,7 +154,7 @@ static void charge_stall(ckd_session *s, session_slot *slot, uint64_t waited_ns)
     pthread_mutex_unlock(&s->mutex);
 }
 
-/* The snapshot is copied: the saver may have it. */
+/* The snapshot is complete: releases it to the saver. */
 static void let_go(ckd_session *s, session_slot *slot) {
     pthread_mutex_lock(&s->mutex);
     slot->fenced = true;
@@ -163,8 +164,9 @@ static void let_go(ckd_session *s, session_slot *slot) {
 }
 
 /*
- * With lazy snapshots the trainer's next call tells whether it kept the rule: with no fence in between, the optimizer may have written to
- * what was being copied. Fences of some groups only are taken for what they say: the others' tensors do not change.
+ * Checks the rule for lazy snapshots at the trainer's next call. Without any fence in between, the optimizer may have
+ * written to tensors that were being copied. If only some groups were fenced, the other groups' tensors are taken to be
+ * unchanged.
  */
 static void settle_lazy(ckd_session *s) {
     pthread_mutex_lock(&s->mutex);
@@ -184,7 +186,7 @@ static void settle_lazy(ckd_session *s) {
     }
 }
 
-/* The newest snapshot, if it may still be copied from what the trainer holds; else NULL. */
+/* Returns the newest snapshot if it may still be copying from the trainer's memory; else NULL. */
 static session_slot *unfenced(ckd_session *s) {
     pthread_mutex_lock(&s->mutex);
     session_slot *slot = newest(s);
@@ -225,7 +227,7 @@ void ckd_session_fence_group(ckd_session *s, uint32_t group) {
 
 /* ---------------------------------------------------------------------------------------------------- each step */
 
-/* What saves that ended have cost. */
+/* Takes over the measured cost of saves that ended. */
 static void learn(ckd_session *s) {
     pthread_mutex_lock(&s->mutex);
     uint64_t persist = s->ended_persist_ns;
@@ -256,7 +258,7 @@ static void measure_iteration(ckd_session *s, uint64_t now) {
     s->busy_since_step = under_way(s);
 }
 
-/* Until something has changed; what saves do meanwhile is not to be put off. With the mutex. */
+/* Waits until something changes. Saves do not pause meanwhile. The caller holds the mutex. */
 static void wait_for_saves(ckd_session *s) {
     s->waiting++;
     pthread_cond_broadcast(&s->changed);
@@ -264,7 +266,7 @@ static void wait_for_saves(ckd_session *s) {
     s->waiting--;
 }
 
-/* false: no room, and none is waited for. */
+/* Returns false if no slot is free and the caller does not want to wait. */
 static bool find_room(ckd_session *s, bool wait) {
     pthread_mutex_lock(&s->mutex);
     while (wait && s->used == s->rooms) {
@@ -289,7 +291,7 @@ static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wai
         put_off(s);
         return;
     }
-    learn(s); /* waiting may have brought news */
+    learn(s); /* a save may have ended meanwhile */
     s->pending = s->save_asked = false;
     interval_begun(&s->interval);
     stage(s, step, called_ns);
@@ -307,7 +309,7 @@ static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wai
     pthread_mutex_unlock(&s->mutex);
 }
 
-/* What was asked for since the last step. */
+/* Returns whether a save was requested since the last step. With ranks it only records the request. */
 static bool requested(ckd_session *s) {
     int asked = atomic_exchange(&s->requests, 0);
     s->stop_asked |= (asked & CKD_REQUEST_STOP) != 0;
@@ -347,7 +349,7 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     }
     measure_iteration(s, called);
     settle_lazy(s);
-    s->fence_ns = 0; /* no part of the iteration that begins */
+    s->fence_ns = 0; /* not part of the next iteration */
     uint64_t settled = clock_monotonic_ns();
     learn(s);
     s->last_step = step;
@@ -386,7 +388,7 @@ void session_drain(ckd_session *s) {
     pthread_mutex_unlock(&s->mutex);
 }
 
-/* Streams are held by a fence; who asks for a wait has it. What fails is the save's to tell. */
+/* A fence makes streams wait; this waits on the calling thread. The save reports any failure. */
 static void wait_for_devices(ckd_session *s) {
     pthread_mutex_lock(&s->mutex);
     device_snapshot *copying = s->used ? newest(s)->devices : NULL;
@@ -409,14 +411,15 @@ ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
     if (until == CKD_DURABLE) {
         uint64_t begun = clock_monotonic_ns();
         session_drain(s);
-        s->fence_ns += clock_monotonic_ns() - begun; /* asked for: neither training nor its loss */
+        /* the caller asked for it: it counts neither as training nor as loss */
+        s->fence_ns += clock_monotonic_ns() - begun;
     }
     return session_report_failure(s, err);
 }
 
 void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
     *out = (ckd_session_state){.staged_step = CKD_LATEST, .durable_step = CKD_LATEST};
-    if (session_check(s, NULL) != CKD_OK) { /* the mutex may be held for ever */
+    if (session_check(s, NULL) != CKD_OK) { /* in a child the mutex may be held forever */
         return;
     }
     pthread_mutex_lock(&s->mutex);
