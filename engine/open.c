@@ -1,4 +1,4 @@
-/* Opens a store, and wires the rooms together: the only file that knows what each of them does for an open store. */
+/* Opens a store and wires the rooms together. Only this file knows what each room does for an open store. */
 #include "engine/compact/compact.h"
 #include "engine/device/reference.h"
 #include "engine/ranks/ranks.h"
@@ -21,7 +21,7 @@ static void close_store(ckd_store *store) {
     save_workspace_free(store->workspace, false);
 }
 
-/* The policy of the run deletes, and compacts what its deletions left. */
+/* Applies the run's policy, which may delete checkpoints and then compact the run. */
 static void after_commit(ckd_store *store, const char *run) {
     ckd_policy applied;
     if (retain_after_commit(&applied, store, run)) {

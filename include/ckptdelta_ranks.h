@@ -221,9 +221,9 @@ CKD_API void ckd_part_free(ckd_part *part);
  * byte once. Every rank reads the indexes of files, and whole files of up to 256 KiB with them.
  *
  * Ranks go through the checkpoint in rounds. In each, a rank receives at most an eighth of its staging_bytes
- * (ckd_load_options; at least one block) as stored payloads, and reads at most as much for others. It holds up to a
- * quarter for later rounds. Half remains for decoded values as usual. A payload that does not fit because it is needed
- * again much later is read again by the rank that needs it.
+ * (ckd_load_options; at least one block) as stored payloads, and reads at most as much for others. It keeps up to
+ * another eighth for later rounds. Half remains for decoded values as usual. A payload that does not fit because it is
+ * needed again much later is read again by the rank that needs it.
  *
  * A failure on one rank fails on all, with the same error, which names that rank. Differences are found on all ranks
  * before anything is written on any. UNEXPECTED means that no rank asks for a tensor; it passes if all ranks allow it.

@@ -1,4 +1,4 @@
-/* Exchanges between ranks that end for all of them in the same way. */
+/* Exchanges that end in the same way on all ranks. */
 #include <stdlib.h>
 
 #include "engine/ranks/collective.h"
@@ -7,12 +7,15 @@
 
 /* ---- failing ---- */
 
-/* The rank, the status, and whether a text follows. Small, so that the least one wins over every number. */
+/*
+ * Encodes rank, status, and whether a text follows. It is smaller than every number, so the minimum is the failure of
+ * the lowest rank.
+ */
 static uint64_t failure_of(const collective *t, ckd_status status, bool text) {
     return (uint64_t)t->rank << 9 | (uint64_t)status << 1 | text;
 }
 
-/* false: without memory for it, others have to do with the status. */
+/* Returns false if memory is lacking; the others then get only the status. */
 static bool make_text(collective *t, ckd_status status, const ckd_error *why) {
     ckd_bytes message = rank_message_write(status, why, false, NULL, 0);
     bool made = t->sizes && message.data && message.size <= sizeof(t->text);
@@ -31,7 +34,7 @@ static void clear_small(collective *t) {
     }
 }
 
-/* What happened, from the rank that it happened on to all. */
+/* Sends the error text from the rank that failed to all others. */
 static ckd_status spread_text(collective *t, uint32_t from, ckd_error *why, ckd_error *err) {
     ckd_bytes text = {t->text, sizeof(t->text)};
     clear_small(t);
@@ -89,7 +92,7 @@ ckd_status collective_begin(collective *t, const ckd_transport *transport, ckd_e
     t->small_out = calloc(world, sizeof(*t->small_out));
     uint8_t *sizes = calloc(world, 16);
     bool all = t->out && t->in && t->small_items && t->small_in && t->small_out && sizes;
-    /* Who has none of it cannot take part in more than this, not even to say why. */
+    /* A rank without this memory cannot take part in anything more, not even to say why. */
     uint64_t number = all ? ALL_WELL : failure_of(t, CKD_E_NOMEM, false);
     ckd_status status = t->transport.least(t->transport.context, &number, err);
     t->sizes = sizes;
@@ -121,7 +124,7 @@ void collective_end(collective *t) {
     *t = (collective){.world = 0};
 }
 
-/* ---- swapping ---- */
+/* ---- exchanging ---- */
 
 static uint64_t size_of(const ckd_pieces *p) {
     uint64_t size = 0;
@@ -131,7 +134,7 @@ static uint64_t size_of(const ckd_pieces *p) {
     return size;
 }
 
-/* What each will send to each. Who is not well sends nothing. */
+/* Exchanges the sizes that each rank will send to each other. A rank that failed sends nothing. */
 static ckd_status exchange_sizes(collective *t, bool well, ckd_error *err) {
     clear_small(t);
     for (uint32_t r = 0; r < t->world; r++) {

@@ -1,24 +1,24 @@
-/* Loading by several ranks at once: what is asked for here, what other ranks need as well; then the rounds. */
+/* Collective loads: what this rank requests, and what other ranks need as well; then the rounds. */
 #include <stdlib.h>
 
 #include "engine/device/device.h"
 #include "engine/ranks/collective_load.h"
 
-#define LIST_VERSION UINT32_C(0x314c444b) /* of all that ranks send each other here */
+#define LIST_VERSION UINT32_C(0x314c444b) /* version of everything that ranks send each other here */
 /*
- * Of so few payloads one rank sees all, and balances them best. Of more, several ranks see a part each, that no list becomes too long for one
- * of them.
+ * Up to this many payloads, one directory rank sees all and balances them best. With more, several see a part each, so
+ * that no list grows too long for one of them.
  */
 #define SEEN_BY_ONE (UINT64_C(1) << 18)
 
-/* ---- what is asked for ---- */
+/* ---- requests ---- */
 
 static ckd_status add_block(void *context, const view_block *b, ckd_error *err) {
     collective_load *j = context;
     asked_part *p = &j->parts[j->part_count];
     size_t node = load_plan_find(j->plan, b->materialized ? b->materialized : b->record);
     if (node == LOAD_NONE) {
-        return CKD_OK; /* it has nothing of what is asked for after all */
+        return CKD_OK; /* it has none of the requested elements after all */
     }
     if (ARRAY_GROW(p->blocks, p->capacity, p->count + 1, "a load's plan", err) != CKD_OK) {
         return CKD_E_NOMEM;
@@ -50,7 +50,7 @@ static ckd_status find_device(asked_part *p, const ckd_load_request *q, ckd_erro
     return status;
 }
 
-/* What is to lie on a device, and has nothing that is better decoded there, is put together in host memory. */
+/* Parts for a device that have no block better decoded there are assembled in host memory. */
 static ckd_status choose_positions(collective_load *j, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
@@ -67,7 +67,7 @@ static ckd_status choose_positions(collective_load *j, ckd_error *err) {
     return status;
 }
 
-/* All ranks are through: what fails now is this one's. */
+/* All ranks are done: a failure now is this rank's alone. */
 static ckd_status write_to_devices(collective_load *j, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
@@ -119,7 +119,7 @@ static ckd_status find_parts(collective_load *j, const ckd_load_request *request
     return status == CKD_OK ? choose_positions(j, err) : status;
 }
 
-/* Everything that can be found out before the other ranks are asked. */
+/* Does everything that needs no other rank. */
 static ckd_status prepare(collective_load *j, const ckd_load_request *requests, size_t count,
                           unsigned allowed, ckd_error *err) {
     ckd_status status = load_check(j->load, requests, count, allowed | CKD_DIFFERS_UNEXPECTED, err);
@@ -139,25 +139,28 @@ static ckd_status prepare(collective_load *j, const ckd_load_request *requests, 
     return status;
 }
 
-/* ---- what is needed, told to those who see who else needs it ---- */
+/* ---- lists of needed payloads, for the directory ranks ---- */
 
-/* Ranks that see lists, by what the rank that needs most needs. All ranks must agree. */
+/* Returns the number of directory ranks, given the need of the rank that needs most. All ranks must agree on it. */
 static uint32_t directory_ranks(uint64_t most_nodes, uint64_t seen_by_one, uint32_t world) {
     uint64_t all = most_nodes > UINT64_MAX / world ? UINT64_MAX : most_nodes * world;
     return all / seen_by_one < world ? (uint32_t)(all / seen_by_one) + 1 : world;
 }
 
-/* Lists of this rank, by the rank they go to, and the nodes of their entries. */
+/* This rank's lists, by directory rank, and the nodes of their entries. */
 typedef struct payload_list {
-    bytes *lists;   /* world */
-    bytes *replies; /* world */
+    bytes *lists;   /* world of them */
+    bytes *replies; /* world of them */
     ckd_bytes *items;
-    size_t *nodes; /* of all entries, one list after the other */
-    size_t *first; /* by rank: of its list */
+    size_t *nodes; /* of all entries, list after list */
+    size_t *first; /* by rank: the start of its list in nodes */
     uint32_t directory_ranks;
 } payload_list;
 
-/* Where a payload lies, so that the same one has the same id on all ranks. A file of materialized copies has the identity of the one that it was made with. */
+/*
+ * Identifies a payload by its position, so that all ranks give it the same id. A file of materialized copies has the
+ * identity of the file that it was made with.
+ */
 static hash128 id_of(const load_node *n) {
     uint8_t at[sizeof(hash128) + 8];
     memcpy(at, n->chunk->root.bytes, sizeof(hash128));
@@ -207,7 +210,7 @@ static void payload_list_free(payload_list *n, uint32_t world) {
     free(n->first);
 }
 
-/* Sorts nodes by the rank they are told to, and writes the lists. */
+/* Sorts nodes by directory rank and writes the lists. */
 static void list_nodes(payload_list *n, const collective_load *j) {
     uint32_t world = j->ranks.world;
     for (int pass = 0; pass < 2; pass++) {
@@ -226,13 +229,13 @@ static void list_nodes(payload_list *n, const collective_load *j) {
             n->first[r + 1] += n->first[r];
         }
     }
-    for (uint32_t r = world; r > 0; r--) { /* each was counted up to where the next one begins */
+    for (uint32_t r = world; r > 0; r--) { /* each was advanced to the start of the next one */
         n->first[r] = n->first[r - 1];
     }
     n->first[0] = 0;
 }
 
-/* Rank 0 is also told which tensors are asked for here. */
+/* Rank 0 also learns which tensors this rank requests. */
 static ckd_status write_lists(payload_list *n, collective_load *j, const ckd_load_request *requests,
                               size_t count, unsigned allowed, ckd_error *err) {
     const view *v = j->load->view;
@@ -257,9 +260,9 @@ static ckd_status write_lists(payload_list *n, collective_load *j, const ckd_loa
     return CKD_OK;
 }
 
-/* ---- what all need ---- */
+/* ---- what all ranks need ---- */
 
-/* Of one rank's message: its entries stay. */
+/* Opens one rank's message. `entries` receives its entries. */
 static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t rank, bool *asked, bool *refused,
                             ckd_error *err) {
     const view *v = j->load->view;
@@ -287,7 +290,7 @@ static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t ran
     return at.failed ? err_set(err, CKD_E_CORRUPT, "what rank %u sent is cut off", (unsigned)rank) : CKD_OK;
 }
 
-/* Rank 0, that sees what all ask for. */
+/* On rank 0, which sees all ranks' requests. */
 static ckd_status refuse_unexpected(const collective_load *j, const bool *asked, ckd_error *err) {
     load_differences differences = {NULL, 0, 0};
     ckd_status status = load_find_unexpected(&differences, j->load, asked, err);
@@ -318,9 +321,9 @@ static ckd_status take_lists(payload_list *n, collective_load *j, ckd_error *err
     return status;
 }
 
-/* ---- what comes back ---- */
+/* ---- the replies ---- */
 
-/* Counts; `given` not NULL: fills in, and notes of which nodes. */
+/* Counts entries. given not NULL: also fills them in, and marks their nodes. */
 static bool read_reply(collective_load *j, const payload_list *n, uint32_t rank, bool *given,
                        size_t *receivers) {
     reader at = reader_of(j->ranks.in[rank].data, j->ranks.in[rank].size);
@@ -375,7 +378,7 @@ static ckd_status take_replies(collective_load *j, const payload_list *n, ckd_er
     return status;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole load ---- */
 
 static ckd_status exchange_lists(payload_list *n, collective_load *j, const ckd_load_request *requests,
                                  size_t count, unsigned allowed, ckd_error *err) {
@@ -422,7 +425,7 @@ static void collective_load_free(collective_load *j) {
     load_plan_free(j->plan);
 }
 
-/* While payloads are held, too, values get half of what they have otherwise. */
+/* While payloads are held as well, decoded values get half of the usual memory. */
 static void halve_stores(ckd_load *load, bool halve) {
     uint64_t staging = load->staging / (halve ? 2 : 1);
     values_store_set_limit(&load->cached, load->shared.view ? staging / 2 : staging);

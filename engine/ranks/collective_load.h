@@ -1,4 +1,4 @@
-/* What one rank has of a load together. Internal to engine/: collective_load.c, collective_rounds.c. */
+/* One rank's part of a collective load. Internal to engine/: collective_load.c, collective_rounds.c. */
 #ifndef ENGINE_RANKS_COLLECTIVE_LOAD_H
 #define ENGINE_RANKS_COLLECTIVE_LOAD_H
 
@@ -10,20 +10,20 @@ typedef struct scheduled_block {
     const view_block *block;
 } scheduled_block;
 
-/* What is asked for of one tensor; done: so many of its blocks, which are in the order of their turns. */
+/* The request for one tensor. `blocks` is ordered by turn; the first `done` of them are decoded. */
 typedef struct asked_part {
     const view_tensor *tensor;
     span want;
     ckd_region region;        /* the span's */
     void *to;                 /* in host memory; NULL: its blocks are decoded on the device */
-    const ckd_device *device; /* where it is to be in the end; NULL: there */
+    const ckd_device *device; /* final destination; NULL: `to` */
     void *on_device;
     scheduled_block *blocks;
     size_t count, capacity, done;
     uint64_t copied;
 } asked_part;
 
-/* Room for all of it in host memory, from where it is written to its device in the end. Errors: NOMEM. */
+/* Allocates host memory for the whole part, which is finally copied to its device. Errors: NOMEM. */
 ckd_status asked_part_on_host(asked_part *p, ckd_error *err);
 
 /* A payload that other ranks need, too. */
@@ -32,7 +32,7 @@ typedef struct send_entry {
     hash128 id;
     size_t node;
     uint32_t receiver_count; /* 0: another rank reads it and sends it here */
-    size_t receivers;        /* the first of them, in joint.receivers */
+    size_t receivers;        /* index of the first in collective_load.receivers */
 } send_entry;
 
 typedef struct collective_load {
@@ -43,20 +43,23 @@ typedef struct collective_load {
     asked_part *parts;
     size_t part_count;
     const view_block **scratch; /* as many as the largest part has */
-    send_entry *send_entries;   /* by place; those before `next` were exchanged */
+    send_entry *send_entries;   /* by position; those before `next` were exchanged */
     size_t send_count, next;
     uint32_t *receivers;
-    uint64_t seen_by_one;             /* payloads of all ranks that one of them sees */
-    uint64_t round_bytes, held_bytes; /* limits: of a round, and from one round to the next */
+    uint64_t seen_by_one;             /* how many payloads of all ranks one directory rank handles */
+    uint64_t round_bytes, held_bytes; /* byte limits: of a round, and of payloads held between rounds */
 } collective_load;
 
 /*
- * Exchanges and decodes, until all is done on all ranks. Collective. status, why: how this rank is doing so far. Errors: of any rank, the same on
- * all; the transport's.
+ * Exchanges and decodes until all ranks are done. Collective. status, why: this rank's state so far. Errors: those of
+ * any rank, the same on all; the transport's.
  */
 ckd_status rounds_run(collective_load *j, ckd_status status, ckd_error *why, ckd_error *err);
 
-/* ckd_load_all_together; seen_by_one: payloads needed by all ranks that one of them sees and assigns, at least 1. */
+/*
+ * Implements ckd_load_all_together. seen_by_one: how many payloads of all ranks one directory rank handles and assigns,
+ * at least 1.
+ */
 ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport,
                                const ckd_load_request *requests, size_t count, unsigned allowed,
                                uint64_t seen_by_one, ckd_error *err);

@@ -1,18 +1,22 @@
 /*
- * The rounds of a load together. In each, ranks agree up to which place they exchange payloads: as far as fits into the round of the one
- * that has most to hold. Then each reads what others need, sends it, takes what comes, and decodes the blocks whose turn it is.
+ * The rounds of a collective load. In each, ranks agree on the position up to which they exchange payloads: as far as
+ * fits into the round of the rank that has the most to hold. Then each rank reads what others need, sends it, takes
+ * what arrives, and decodes the blocks whose turn it is.
  */
 #include <stdlib.h>
 
 #include "engine/ranks/collective_load.h"
 
-/* ---- how far ---- */
+/* ---- the end of a round ---- */
 
 static uint64_t size_of(const collective_load *j, const send_entry *d) {
     return j->plan->nodes[d->node].record->stored_size;
 }
 
-/* Everything before the next place that does not fit any more; turns that need nothing of it can be done, too. */
+/*
+ * Returns the position before the next payload that does not fit. Turns that need nothing from that one on can also be
+ * decoded.
+ */
 static uint64_t next_end(const collective_load *j) {
     const send_entry *d = j->send_entries;
     size_t end = j->next;
@@ -31,13 +35,13 @@ static uint64_t next_end(const collective_load *j) {
 
 /* ---- reading and sending ---- */
 
-#define PARCEL_HEADER 32 /* u64 place, id, u64 size; the payload follows */
+#define PARCEL_HEADER 32 /* u64 position, id, u64 size; the payload follows */
 
 /* What this rank sends in a round. */
 typedef struct parcels {
     collective_load *j;
-    size_t *mine; /* deliveries */
-    void **data;  /* of each; NULL: there is none, each rank looks for itself */
+    size_t *mine; /* indexes of send entries */
+    void **data;  /* of each; NULL: unreadable copy, each receiver reads the original itself */
     size_t count;
     uint8_t *headers;
     ckd_bytes *items;
@@ -58,7 +62,7 @@ static ckd_status read_one(void *context, size_t index, uint32_t worker, ckd_err
     free(p->data[index]);
     p->data[index] = NULL;
     if (n->materialized && status != CKD_E_NOMEM) {
-        return CKD_OK; /* as a load by itself does without it */
+        return CKD_OK; /* a load by one rank does without the copy, too */
     }
     if (status == CKD_E_CORRUPT && err) {
         err->offset = n->record->offset;
@@ -72,7 +76,7 @@ static void write_header(uint8_t *to, const send_entry *d, uint64_t size) {
     store_le64(to + 24, size);
 }
 
-/* Each receiver's pieces, one rank after the other. */
+/* Arranges the pieces of each receiver, rank after rank. */
 static ckd_status pack(parcels *p, ckd_error *err) {
     collective_load *j = p->j;
     ckd_pieces *out = j->ranks.out;
@@ -129,7 +133,7 @@ static ckd_status read_for_others(parcels *p, uint64_t end, ckd_error *err) {
     return status == CKD_OK ? pack(p, err) : status;
 }
 
-/* What was read is also for this rank: it stays, unless the round failed. */
+/* This rank needs the payloads, too: they stay at hand, unless the round failed. */
 static void end_parcels(parcels *p, bool good) {
     for (size_t i = 0; i < p->count; i++) {
         if (p->data[i] && good) {
@@ -145,7 +149,7 @@ static void end_parcels(parcels *p, bool good) {
     memset(p->j->ranks.out, 0, p->j->ranks.world * sizeof(*p->j->ranks.out));
 }
 
-/* ---- taking ---- */
+/* ---- receiving ---- */
 
 static int by_place(const void *a, const void *b) {
     const send_entry *x = a, *y = b;
@@ -155,7 +159,7 @@ static int by_place(const void *a, const void *b) {
     return memcmp(x->id.bytes, y->id.bytes, sizeof(x->id.bytes));
 }
 
-/* The delivery that a header speaks of, if it is expected; NULL if not. */
+/* Returns the entry that a header names if it is expected, else NULL. */
 static const send_entry *expected(const collective_load *j, reader *from, uint64_t end) {
     send_entry key = {.position = reader_u64(from)};
     const void *id = reader_take(from, sizeof(key.id.bytes));
@@ -215,7 +219,10 @@ static void list_blocks(collective_load *j, const asked_part *p, size_t first, s
     }
 }
 
-/* What its device cannot do the host does, with all that was done there before: payloads that are gone are read again. */
+/*
+ * The device failed: the host decodes the part, including the blocks of earlier rounds. Payloads that are gone are read
+ * again.
+ */
 static ckd_status decode_here_instead(collective_load *j, asked_part *p, size_t end,
                                       const load_attempt *attempt, ckd_error *err) {
     ckd_status status = asked_part_on_host(p, err);

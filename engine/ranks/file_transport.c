@@ -1,7 +1,7 @@
 /*
- * How ranks exchange bytes without a communication library: through files in the store's directory. A message appears by being renamed, is read
- * by those it is for, and removed by its sender once it knows that they have read it. Who waits looks whether those it waits for live
- * (watch.c).
+ * How ranks exchange bytes without a communication library: through files in the store's directory. A message appears
+ * by a rename. Its receivers read it, and its sender removes it once it knows that they have. A waiting rank checks
+ * whether the ranks it waits for are alive (watch.c).
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 #define TIMEOUT_MS  600000
 #define MESSAGE_MAX ((size_t)1 << 30)
-#define LOOKED_AT   64u /* ranks whose life rank 0 looks at between two pauses */
+#define LOOKED_AT   64u /* ranks whose liveness rank 0 checks between two pauses */
 
 /* ---- messages ---- */
 
@@ -72,7 +72,7 @@ static ckd_status receive(ckd_bytes *out, const rank_files *f, const ckd_id *sen
     return rank_file_read(out, &p, err);
 }
 
-/* One's own messages before `number` were read by all they were for. */
+/* Removes this rank's messages before `number`. All receivers have read them. */
 static void forget(rank_files *f, uint64_t number) {
     for (; f->kept < number; f->kept++) {
         file_remove(path_message(f->store, &f->members[f->rank].id, f->kept, "").text, true, NULL);
@@ -91,7 +91,7 @@ static ckd_status gather_from(gathering *g, uint32_t rank, bool look, ckd_error 
     const member *m = &g->f->members[rank];
     ckd_status status = receive(&g->all[rank], g->f, &m->id, g->number, err);
     if (status == CKD_E_NOT_FOUND && look && !member_lives(g->f, m)) {
-        status = receive(&g->all[rank], g->f, &m->id, g->number, err); /* its last one */
+        status = receive(&g->all[rank], g->f, &m->id, g->number, err); /* its last message */
         status = status == CKD_E_NOT_FOUND ? rank_died(rank, g->f->world, "before its part was there", err)
                                            : status;
     }
@@ -144,10 +144,10 @@ static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, c
         status = keep_trying(gather_once, &g, f->timeout_ms, err);
     }
     if (status == CKD_OK) {
-        forget(f, g.number); /* who sends this has read all before */
+        forget(f, g.number); /* a rank that sent this message has read all earlier ones */
         rank_forget_claim(f);
     } else if (err) {
-        rank_end_group(f, status, err); /* for those that are busy */
+        rank_end_group(f, status, err); /* notifies busy ranks */
     }
     return status;
 }
@@ -161,8 +161,8 @@ typedef struct reception {
 } reception;
 
 /*
- * A rank that has neither told rank 0 what it had to, nor lives, ends it for all: rank 0, which may be busy, will find that out, too. If rank 0 has
- * answered meanwhile, the rank was only faster than we are.
+ * A dead rank that has not sent its message to rank 0 ends the group for all. Rank 0, even if busy, will notice it,
+ * too. If rank 0 has answered meanwhile, that rank was just faster than this one.
  */
 static ckd_status look_at_others(reception *r, ckd_error *err) {
     rank_files *f = r->f;
@@ -223,14 +223,14 @@ static ckd_status announce(rank_files *f, ckd_error *err) {
     return status;
 }
 
-/* Does this rank 0 know us? *other: it has a group, without us. */
+/* Returns whether this rank 0 lists us as a member. *other: it has a group without us. */
 static bool accepted(bool *other, rank_files *f, const member *coordinator) {
     ckd_bytes ids;
     *other = false;
     if (receive(&ids, f, &coordinator->id, 0, NULL) != CKD_OK) {
         return false;
     }
-    const ckd_id *id = ids.data; /* bytes: of any alignment */
+    const ckd_id *id = ids.data; /* bytes: any alignment */
     bool ours = ids.size == f->world * sizeof(ckd_id) && id_equal(&id[f->rank], &f->members[f->rank].id);
     for (uint32_t r = 0; ours && r < f->world; r++) {
         f->members[r].id = id[r];
@@ -289,7 +289,8 @@ ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks
                       .timeout_ms = options->timeout_ms ? options->timeout_ms : TIMEOUT_MS,
                       .members = members,
                       .number = 1,
-                      .kept = 1, /* the list of members stays: it tells newcomers that they are not meant */
+                      /* the list of members stays, so that newcomers see that they are not in it */
+                      .kept = 1,
                       .turn = options->rank + 1,
                       .process = getpid()};
     ckd_status status = members_enter(f, err);

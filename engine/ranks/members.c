@@ -6,9 +6,9 @@
 #include "base/hash.h"
 #include "engine/ranks/ranks.h"
 
-#define ENTER_MS 5000 /* others look whether a lock is held by taking it for a moment */
+#define ENTER_MS 5000 /* others test a lock by taking it for a moment */
 #define BACK_NS \
-    UINT64_C(500000000) /* who leaves while the others join, and is not back so soon, is not waited for */
+    UINT64_C(500000000) /* a rank that leaves during a join and stays away this long is not waited for */
 
 pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t number, const char *suffix) {
     char hex[CKD_ID_TEXT], name[CKD_ID_TEXT + 32];
@@ -24,7 +24,7 @@ void member_name(member *m, const rank_files *f, uint32_t rank) {
              (unsigned)f->world);
 }
 
-/* Is this the file of a rank of the same group? */
+/* Returns whether this is the file of a rank of the same group. */
 static bool is_peer(member *out, uint32_t *rank, const rank_files *f, const char *name) {
     if (strlen(name) < CKD_ID_TEXT + 16 + 4 || name[CKD_ID_TEXT - 1] != '-' || !id_parse(&out->id, name)) {
         return false;
@@ -51,7 +51,8 @@ ckd_status members_enter(rank_files *f, ckd_error *err) {
     file_lock *publish;
     ckd_status status = ckd_id_new(&me->id, err);
     if (status == CKD_OK) {
-        status = store_lock_publish(&publish, f->store, err); /* recovery must not take it for a dead one's */
+        /* recovery must not mistake the new file for a dead rank's */
+        status = store_lock_publish(&publish, f->store, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -102,7 +103,7 @@ static ckd_status find_once(void *context, ckd_error *err) {
     rank_files *f = context;
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(f->store->path, DIR_RANKS).text, err);
-    for (uint32_t r = 0; r < f->world; r++) { /* who died before all were there may have come back */
+    for (uint32_t r = 0; r < f->world; r++) { /* a rank that died before all had joined may have come back */
         f->members[r].id = r == f->rank ? f->members[r].id : (ckd_id){{0}};
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
@@ -166,7 +167,7 @@ void members_leave(rank_files *f) {
         f->lock = NULL;
         return;
     }
-    if (f->rank == 0 && !f->silent) { /* what it told them last may not have been read */
+    if (f->rank == 0 && !f->silent) { /* the others may not have read its last message */
         keep_trying(others_left, f, f->timeout_ms, NULL);
     }
     const member *me = &f->members[f->rank];
@@ -180,7 +181,7 @@ void members_leave(rank_files *f) {
     f->lock = NULL;
 }
 
-/* ---- the dead ---- */
+/* ---- cleaning up after dead ranks ---- */
 
 static bool has_member(const dir_list *list, const char *message) {
     for (size_t i = 0; i < list->count; i++) {
@@ -206,7 +207,7 @@ static ckd_status visit(const ckd_store *store, const dir_list *list, const char
     }
     file_lock *lock;
     if (lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL) != CKD_OK) {
-        return CKD_OK; /* it lives, or has just left */
+        return CKD_OK; /* it is alive, or has just left */
     }
     ckd_status status = remove_messages(store, list, name, err);
     if (status == CKD_OK) {
@@ -220,7 +221,7 @@ ckd_status ranks_recover(const ckd_store *store, ckd_error *err) {
     dir_list list;
     ckd_error why = {0};
     ckd_status status = dir_list_read(&list, path_in(store->path, DIR_RANKS).text, &why);
-    if (status != CKD_OK) { /* not found: no ranks have ever saved here together */
+    if (status != CKD_OK) { /* NOT_FOUND: no ranks ever saved here together */
         return err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {

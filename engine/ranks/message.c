@@ -1,9 +1,12 @@
-/* What ranks tell each other: an error, or bytes. u32 status, u32 errno, u64 offset, message, tensor, file; then the bytes. */
+/*
+ * A message between ranks: an error, or bytes. u32 status, u32 errno, u64 offset, message, tensor, file; then the
+ * bytes.
+ */
 #include <stdio.h>
 
 #include "engine/ranks/ranks.h"
 
-#define OVER 0x80000000u /* in the status: the group ends with this */
+#define OVER 0x80000000u /* flag in the status: the group ends with this message */
 
 ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over, const void *data,
                              size_t size) {
@@ -21,7 +24,7 @@ ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over,
     return (ckd_bytes){to.data, to.size};
 }
 
-/* Not reader_string: a path may be of any bytes, and that must not cost the error that names it. */
+/* Not reader_string: a path may contain any bytes, and that must not lose the error that names it. */
 static void take_text(reader *at, char *out, size_t capacity) {
     size_t size = reader_u16(at);
     const char *text = reader_take(at, size);

@@ -1,17 +1,18 @@
 /*
- * Who writes what several ranks hold: what only one rank holds first, which is no choice; then the largest first, each by the
- * holder that has least to write so far (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
+ * Who writes regions that several ranks hold. Regions with one holder come first, as they leave no choice. Then the
+ * largest comes first, each going to the holder with the least to write so far (Graham, "Bounds on multiprocessing
+ * timing anomalies", SIAM J. Appl. Math. 17, 1969).
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/ranks/plan.h"
 
-/* Groups from ... from + count - 1 go to one rank. */
+/* Groups [from, from + count), which go to one rank. */
 typedef struct unit {
     size_t from, count;
     uint64_t bytes;
-    uint32_t first; /* holder: in the order of tensors */
+    uint32_t first; /* index of the first holder, in the order of tensors */
 } unit;
 
 static int by_unit(const void *a, const void *b) {
@@ -60,7 +61,7 @@ ckd_status plan_assign(uint32_t *chosen, plan_group *groups, size_t count, const
         return err_nomem(err, (count - alone) * sizeof(*units), "shared regions");
     }
     for (size_t i = alone; i < count; i++) {
-        /* Units are hashes: only as many holders make sure that the one chosen is a holder of all. */
+        /* Units are hashes. Comparing the counts, too, ensures that the chosen index is a holder in every group. */
         if (i == alone || groups[i].unit != groups[i - 1].unit || groups[i].count != groups[i - 1].count) {
             units[unit_count++] = (unit){.from = i, .first = groups[i].first};
         }

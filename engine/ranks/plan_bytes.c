@@ -1,6 +1,7 @@
 /*
- * Plans as bytes: "ckdp", u32 version, u32 world, u32 0, the key, tensors, regions, written, replicas, empty and raw bytes
- * (u64 each); of each rank the hash of its description, u64 regions, u64 bytes and one bit a region; u64 hash of all before.
+ * Plans as bytes: "ckdp", u32 version, u32 world, u32 0, the key; then tensors, regions, written, replicas, empty and
+ * raw bytes (u64 each). For each rank: the hash of its description, u64 regions, u64 bytes and one bit a region. At the
+ * end, u64 hash of everything before.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -49,14 +50,14 @@ void ckd_plan_free(ckd_plan *plan) {
 /* ---- keys ---- */
 
 hash128 plan_key_of_hashes(const hash128 *hashes, uint32_t world) {
-    return hash128_of(hashes, world * sizeof(*hashes)); /* each has its rank and world in it */
+    return hash128_of(hashes, world * sizeof(*hashes)); /* each hash covers its rank and world */
 }
 
 hash128 plan_description_hash(const ckd_bytes *d) {
     return hash128_of(d->data, d->size);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 int ckd_plan_writes(const ckd_plan *plan, uint32_t rank, size_t index) {
     if (rank >= plan->summary.world || index >= plan->ranks[rank].regions) {
@@ -111,7 +112,7 @@ ckd_status plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Twice over: first for how many regions each rank has, then for the rest. */
+/* Called twice: first for the number of regions of each rank, then for the rest. */
 static bool read_ranks(ckd_plan *plan, uint64_t *regions, uint32_t world, reader at) {
     for (uint32_t r = 0; r < world; r++) {
         hash128 described_by = wire_hash(&at);

@@ -7,7 +7,7 @@
 
 struct plan_cache {
     uint32_t capacity, count;
-    ckd_plan *plans[]; /* asked for last: first */
+    ckd_plan *plans[]; /* most recently used first */
 };
 
 ckd_status plan_cache_new(plan_cache **out, uint32_t plans, ckd_error *err) {

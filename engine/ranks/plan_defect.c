@@ -9,7 +9,7 @@
 
 /* ---- regions as boxes ---- */
 
-/* The largest box of the range's first elements. */
+/* Returns the largest box that consists of the range's first elements. */
 static ckd_region first_box(const geometry *g, uint64_t start, uint64_t count) {
     ckd_region box = {.kind = CKD_REGION_BOX};
     uint64_t rest = start;
@@ -91,7 +91,7 @@ typedef struct owned_box {
     size_t region;
 } owned_box;
 
-/* What crosses the slab that is looked at, by where it begins and where it ends in the current dimension. */
+/* The boxes that cross the current slab, by start and by end in the current dimension. */
 typedef struct sweep {
     const geometry *g;
     uint32_t d;
@@ -144,7 +144,7 @@ static bool find_in_line(sweep *s) {
     return false;
 }
 
-/* Dimensions behind the current one. */
+/* The dimensions behind the current one. */
 static geometry cross_section(const geometry *g, uint32_t d) {
     geometry section;
     geometry_init(&section, g->ndim - d - 1, g->shape + d + 1);
@@ -160,7 +160,7 @@ static ckd_region behind(const ckd_region *box, uint32_t d, uint32_t ndim) {
     return r;
 }
 
-/* Keeps what crosses the slab, for the next dimension. */
+/* Keeps the boxes that cross the slab, for the next dimension. */
 static void descend(sweep *s, uint64_t from) {
     size_t kept = 0;
     for (size_t i = 0; i < s->count; i++) {
@@ -173,7 +173,7 @@ static void descend(sweep *s, uint64_t from) {
     s->d++;
 }
 
-/* Along the current dimension, the first stretch whose cross-section is not tiled. */
+/* Finds the first slab along the current dimension whose cross-section is not tiled. */
 static bool find_slab(sweep *s) {
     geometry section = cross_section(s->g, s->d);
     coverage cover = coverage_begin(&section, s->g->elements);

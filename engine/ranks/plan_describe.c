@@ -1,9 +1,10 @@
 /*
- * Descriptions: what a rank holds, as bytes. Not stored anywhere, so both ends are of one version, which is checked.
+ * Descriptions: what a rank holds, as bytes. They are not stored anywhere, so both ends must have the same version,
+ * which is checked.
  *
- *   "ckdd", u32 version, u32 rank, u32 world, u64 count, the entries, u64 hash of all before
- *   entry: u16 length and name; u8 role, u8 dtype, u8 dimensions, the shape; u8 kind of region; of a box its
- *   offsets, then its lengths; of a flat range start and count. Numbers of elements are varints (codec/common/wire.h).
+ *   "ckdd", u32 version, u32 rank, u32 world, u64 count, the entries, u64 hash of everything before
+ *   entry: u16 length and name; u8 role, u8 dtype, u8 dimensions, the shape; u8 kind of region; then offsets and
+ *   lengths of a box, or start and count of a flat range. Element counts are varints (codec/common/wire.h).
  */
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include "engine/common/role_names.h"
 #include "engine/common/coverage_check.h"
 
-/* The regions of one tensor: each as its kind, then offsets and lengths, or start and count. */
+/* The regions of one tensor as words: kind, then offsets and lengths, or start and count. */
 typedef struct region_keys {
     uint64_t *words;
     size_t stride, capacity; /* in words */
@@ -18,14 +18,14 @@ typedef struct planner {
     planned_tensors tensors;
     ckd_plan *plan;
     region_keys keys;
-    uint32_t *
-        sorted; /* of one tensor: its regions with elements, by region, then rank; then of each group the first */
+    /* Of one tensor: its regions with elements, by region, then rank. Later the first of each group. */
+    uint32_t *sorted;
     size_t sorted_capacity;
-    uint32_t *holders, *entries; /* of all groups: ranks, and where these describe it */
+    uint32_t *holders, *entries; /* of all groups: ranks, and their entries that describe the region */
     size_t holder_count;
     plan_group *groups;
     size_t group_count, group_capacity;
-    uint64_t seed; /* of the check */
+    uint64_t seed; /* of the coverage check */
 } planner;
 
 static void planner_free(planner *p) {
@@ -80,7 +80,7 @@ static int key_order(const region_keys *keys, uint32_t a, uint32_t b) {
 static int sort_order(const void *a, const void *b, void *keys) {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     int order = key_order(keys, x, y);
-    return order ? order : x < y ? -1 : x > y; /* their ranks ascend */
+    return order ? order : x < y ? -1 : x > y; /* ranks ascend */
 }
 
 /* ---- one tensor ---- */
@@ -88,7 +88,7 @@ static int sort_order(const void *a, const void *b, void *keys) {
 typedef struct tensor_work {
     const planned_tensor *t;
     geometry shape;
-    size_t element;     /* bytes of one */
+    size_t element;     /* bytes of an element */
     const char *family; /* the parameter's name */
     size_t family_size;
     size_t used; /* regions in `sorted` */
@@ -146,7 +146,7 @@ static ckd_status read_regions(planner *p, tensor_work *w, ckd_error *err) {
         }
         if (elements != 0) {
             put_key(p->keys.words + i * p->keys.stride, &w->shape, &d.region);
-        } /* of tensors without elements all regions are the same one */
+        } /* in an empty tensor all regions are the same */
         p->sorted[w->used++] = i;
     }
     qsort_r(p->sorted, w->used, sizeof(*p->sorted), sort_order, &p->keys);
@@ -176,7 +176,7 @@ static uint64_t mix(uint64_t a, uint64_t b) {
     return hash64(text, sizeof(text));
 }
 
-/* Equal for tensors of one parameter, where the same ranks hold the same region. */
+/* Equal for tensors of one parameter if the same ranks hold the same region. */
 static uint64_t unit_of(const planner *p, const tensor_work *w, const plan_group *g, uint32_t index) {
     const uint64_t *key = p->keys.words + index * p->keys.stride;
     uint64_t unit = mix(hash64(w->family, w->family_size), hash64(key, p->keys.stride * sizeof(*key)));
@@ -213,7 +213,7 @@ static ckd_status take_group(planner *p, tensor_work *w, size_t from, size_t to,
     return add_group(p, &g, err);
 }
 
-/* ---- do they tile it? ---- */
+/* ---- do the regions tile the tensor? ---- */
 
 typedef struct distinct {
     const planner *p;
@@ -258,7 +258,7 @@ static ckd_status plan_tensor(planner *p, const planned_tensor *t, ckd_error *er
     w.shape = d.shape;
     w.element = ckd_dtype_size(d.dtype);
     w.family = role_name_family(t->name, t->name_size, &w.family_size);
-    if (!w.family) { /* a number stands for it */
+    if (!w.family) { /* a number stands for the parameter */
         w.family = t->name;
         w.family_size = t->name_size;
     }

@@ -19,7 +19,7 @@ planned_name planned_name_of(const planned_tensor *t) {
     return n;
 }
 
-/* What was read before cannot fail. */
+/* These bytes were read before, so this cannot fail. */
 void planned_traits(described *out, const planned_tensor *t) {
     reader at = reader_of(t->traits, t->traits_size);
     *out = (described){.name = t->name, .name_size = t->name_size};
@@ -116,7 +116,7 @@ static ckd_status unreadable(uint32_t rank, uint32_t entry, ckd_error *err) {
                    (unsigned)rank, (unsigned)entry);
 }
 
-/* A tensor seen for the first time, or one that is not as it was then. */
+/* Handles a tensor that is new, or differs from its earlier description. */
 static ckd_status add_tensor(planned_tensors *p, described *d, reader *at, const planned_shard *shard,
                              ckd_error *err) {
     if (!description_traits(d, at) || !description_name_valid(d)) {
@@ -136,7 +136,7 @@ static ckd_status add_tensor(planned_tensors *p, described *d, reader *at, const
     return CKD_OK;
 }
 
-/* Nearly always of a tensor that an earlier rank described in the same bytes. */
+/* Nearly always, an earlier rank described the tensor in the same bytes. */
 static ckd_status add_shard(planned_tensors *p, described *d, reader *at, planned_shard *shard,
                             ckd_error *err) {
     ckd_status status = p->count == p->capacity ? grow(p, err) : CKD_OK;

@@ -1,6 +1,6 @@
 /*
- * Saving together, over any transport. All is made of one thing: an exchange, in which each rank hands in bytes or the error that it has, rank 0
- * makes an answer of all bytes, and everybody gets the answer, or the error of the first rank that had one.
+ * Collective saves over any transport. Everything is built from one exchange: each rank sends bytes or its error, rank
+ * 0 combines all bytes into an answer, and every rank receives the answer, or the error of the first rank that had one.
  */
 #include <stdlib.h>
 
@@ -9,15 +9,15 @@
 #include "engine/ranks/ranks.h"
 #include "engine/save/save.h"
 
-#define LOOK_EVERY_NS UINT64_C(100000000) /* of those that are busy */
+#define LOOK_EVERY_NS UINT64_C(100000000) /* how often busy ranks check the others */
 
 struct ckd_ranks {
     ckd_store *store;
     ckd_transport transport;
-    rank_files *files; /* through the store's directory; NULL: another transport */
+    rank_files *files; /* NULL: another transport than the store's directory */
     uint32_t rank, world;
     plan_cache *plans;
-    bool broken; /* an exchange did not come to its end: ranks do not know of each other where they are */
+    bool broken; /* an exchange did not complete: ranks do not know where the others are */
 };
 
 ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err) {
@@ -85,19 +85,19 @@ void ckd_ranks_leave(ckd_ranks *g) {
 
 /* ---- exchanges ---- */
 
-/* What an exchange is about. `combine` runs on rank 0, when no rank had an error, and makes the answer of what they sent. */
+/* One exchange. `combine` runs on rank 0 if no rank had an error, and makes the answer from what they sent. */
 typedef ckd_status (*combine_fn)(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err);
 typedef struct exchange {
     ckd_ranks *g;
     combine_fn combine;
     void *context;
-    ckd_bytes message; /* the answer is inside; release it */
+    ckd_bytes message; /* contains the answer; must be released */
     ckd_bytes answer;
-    bool agreed; /* all ranks know the same */
-    bool over;   /* some rank is not where the others are: for all the group ends with this exchange */
+    bool agreed; /* all ranks have the same result */
+    bool over;   /* some rank is at another point: the group ends with this exchange */
 } exchange;
 
-/* The first rank's that had an error, saying whose it is. */
+/* Opens all messages. Returns the error of the first rank that has one, with its rank. */
 static ckd_status open_all(ckd_bytes *sent, const ckd_bytes *all, uint32_t world, ckd_error *err) {
     for (uint32_t r = 0; r < world; r++) {
         ckd_error why = {0};
@@ -111,7 +111,7 @@ static ckd_status open_all(ckd_bytes *sent, const ckd_bytes *all, uint32_t world
     return CKD_OK;
 }
 
-/* What all sent -> the answer, and to everybody. */
+/* Combines what all ranks sent, and broadcasts the answer or the error. */
 static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathered, const ckd_error *lost,
                              ckd_error *err) {
     ckd_ranks *g = x->g;
@@ -171,7 +171,7 @@ static ckd_status take_part(exchange *x, const ckd_bytes *mine, ckd_error *err) 
     return status;
 }
 
-/* mine: what this rank sends, or `why`. */
+/* mine: CKD_OK to send `data`, or an error with `why`. */
 static ckd_status run_exchange(exchange *x, ckd_status mine, const ckd_error *why, const ckd_bytes *data,
                                ckd_error *err) {
     if (x->g->broken) {
@@ -195,7 +195,7 @@ static void end_exchange(exchange *x) {
 
 /* ---- planning ---- */
 
-/* Does the hashes' plan exist? The key, and one byte. */
+/* Looks up the plan of the ranks' hashes. The answer is its key, and one byte: is it known? */
 static ckd_status find_plan(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     ckd_ranks *g = context;
     hash128 *hashes = calloc(g->world, sizeof(*hashes));
@@ -234,7 +234,7 @@ static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, cons
     ckd_status status = run_exchange(&x, CKD_OK, NULL, mine, err);
     if (status == CKD_OK) {
         status = plan_read(&plan, x.answer.data, x.answer.size, err);
-        g->broken = g->broken || status != CKD_OK; /* the others have a plan, and go on */
+        g->broken = g->broken || status != CKD_OK; /* the others have a plan and continue */
     }
     if (status == CKD_OK) {
         plan_cache_add(g->plans, plan);
@@ -279,7 +279,7 @@ typedef struct beginning {
     ckd_save *save;
 } beginning;
 
-/* Rank 0 goes first, so that only one rank fails where all would. */
+/* Rank 0 begins first, so that only one rank fails where all would. */
 static ckd_status begin_first(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     beginning *b = context;
     for (uint32_t r = 1; r < b->g->world; r++) {
@@ -304,7 +304,7 @@ static ckd_status all_well(void *context, const ckd_bytes *sent, bytes *answer, 
     return CKD_OK;
 }
 
-/* Do all ranks have begun? */
+/* Returns CKD_OK if all ranks have begun. */
 static ckd_status agree(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd_error *err) {
     exchange x = {.g = g, .combine = all_well};
     ckd_bytes nothing = {NULL, 0};
@@ -313,7 +313,7 @@ static ckd_status agree(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd
     return status;
 }
 
-/* From now on the save ends as soon as another rank is found dead, and is committed only if no rank has given it up. */
+/* From now on the save fails as soon as another rank is found dead. It is committed only if no rank has given it up. */
 static void watch_others(ckd_save *save, const ckd_ranks *g) {
     if (g->files && g->world > 1) {
         save->stop = (cancel_check){.poll = rank_look, .context = g->files, .every_ns = LOOK_EVERY_NS};
@@ -364,7 +364,7 @@ typedef struct commitment {
     ckd_checkpoint info;
 } commitment;
 
-/* The answer: where the manifest is. */
+/* The answer names the manifest. */
 #define ANSWER_MOST (2 + CKD_RUN_MAX + 8 + 4)
 static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     commitment *c = context;
@@ -376,7 +376,7 @@ static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *ans
     for (uint32_t r = 0; r < world; r++) {
         parts[r] = (ckd_part){sent[r].data, sent[r].size};
     }
-    if (!bytes_extend(answer, ANSWER_MOST)) { /* behind the commit point nothing may fail any more */
+    if (!bytes_extend(answer, ANSWER_MOST)) { /* after the commit point nothing may fail */
         free(parts);
         return err_nomem(err, ANSWER_MOST, "an answer");
     }
@@ -401,7 +401,7 @@ static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const 
     return status;
 }
 
-/* A manifest of this step with this id: then it is committed. */
+/* The save is committed if a manifest of this step has this id. */
 static bool was_committed(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id, uint64_t step) {
     manifest_list list;
     bool found = false;
@@ -416,7 +416,7 @@ static bool was_committed(ckd_checkpoint *info, const ckd_store *store, const ck
     return found;
 }
 
-/* Is it certain that rank 0 will not commit any more? It holds the publish lock from its claim to its end. */
+/* Returns whether rank 0 certainly will not commit any more. It holds the publish lock from its claim to the end. */
 static bool is_settled(const ckd_store *store, rank_commit said) {
     file_lock *lock;
     if (said == COMMIT_CLAIMED && store_lock_publish(&lock, store, NULL) == CKD_OK) {
@@ -427,8 +427,9 @@ static bool is_settled(const ckd_store *store, rank_commit said) {
 }
 
 /*
- * Nobody said how it went. So it is given up, and if rank 0 was there first, a manifest decides once that is through. Our part is taken back, too,
- * and is gone unless a manifest names it: rank 0 cannot commit without it. If nothing of that could be done, nothing may be said.
+ * The outcome was not reported, so this rank gives the save up. If rank 0 claimed it first, this rank waits for that
+ * commit to end, and then a manifest decides. This rank's part is removed, too, unless a manifest names it: rank 0
+ * cannot commit without it. If none of this worked, the outcome remains unknown.
  */
 static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     ckd_store *store = c->g->store;
@@ -464,7 +465,7 @@ static ckd_status learn(commitment *c, const exchange *x, ckd_status status, ckd
         ckd_id id = c->save->checkpoint;
         ckd_save_end(c->save);
         c->save = NULL;
-        if (read_info(&c->info, store, &name, NULL) != CKD_OK) { /* it is committed all the same */
+        if (read_info(&c->info, store, &name, NULL) != CKD_OK) { /* it is committed anyway */
             c->info = (ckd_checkpoint){.id = id, .step = name.step, .generation = name.generation};
             memcpy(c->info.run, name.run, sizeof(c->info.run));
         }
@@ -488,7 +489,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
                         : save->stop.poll ? save->stop.poll(save->stop.context, &why)
                                           : CKD_OK;
     status = status == CKD_OK ? ckd_save_seal(&mine, save, &why) : status;
-    if (status != CKD_OK) { /* first of all: on a full disk there is room for the message then */
+    if (status != CKD_OK) { /* comes first: it frees space for the message on a full disk */
         ckd_save_abort(save);
         c.save = NULL;
     }
@@ -500,7 +501,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     ckd_save_abort(c.save);
     end_exchange(&x);
     ckd_part_free(&mine);
-    if (status == CKD_OK && g->rank == 0) { /* the others know by now, and go on */
+    if (status == CKD_OK && g->rank == 0) { /* the others have the result and continue */
         g->store->hooks->after_commit(g->store, c.info.run);
     }
     if (info) {
@@ -510,7 +511,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
 }
 
 ckd_status ckd_ranks_commit(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, ckd_error *err) {
-    if (save->target.compare) { /* of one rank: there is nothing to publish */
+    if (save->target.compare) { /* a save of one rank that only compares: nothing to publish */
         return ckd_save_commit(info, save, err);
     }
     return finish(info, g, save, NULL, err);

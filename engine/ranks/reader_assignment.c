@@ -1,8 +1,9 @@
 /*
- * Who reads what: each rank tells the payloads that it needs to the rank that the payload's id says; that one sees which are needed by
- * several, and says who reads them. Reading is balanced by bytes, with what ranks read for themselves: the largest payload first, each by
- * the rank that has least so far (Graham, "Bounds on multiprocessing timing anomalies", 1969). Where several ranks see a part each, the parts are
- * balanced, and so is their sum, as ids spread evenly.
+ * Who reads what. Each rank sends its needed payloads to their directory ranks, which follow from the payloads' ids. A
+ * directory rank sees which payloads several ranks need, and says who reads them. Reading is balanced by bytes,
+ * including what ranks read for themselves: the largest payload first, each by the rank with the least so far (Graham,
+ * "Bounds on multiprocessing timing anomalies", 1969). If several directory ranks see a part each, every part is
+ * balanced, and so is their sum, because ids spread evenly.
  */
 #include <stdlib.h>
 
@@ -14,7 +15,7 @@ typedef struct entry {
     uint32_t rank, index, turn;
 } entry;
 
-/* Entries first ... first + count - 1, of one payload. */
+/* Entries [first, first + count), all of one payload. */
 typedef struct meeting {
     size_t first, count;
     uint64_t size;
@@ -43,13 +44,13 @@ uint64_t complete_turns(uint64_t place) {
     return place == UINT64_MAX ? UINT64_MAX : turns > 0 && !whole ? turns - 1 : turns;
 }
 
-/* Payloads of one turn are in the order of their ids, so that their turn can be cut. */
+/* Within a turn, payloads are ordered by id, so that a round may end inside a turn. */
 static uint64_t place_of(uint32_t turn, const hash128 *id) {
     uint64_t at = turn < UINT32_MAX - 1 ? turn : UINT32_MAX - 2;
     return (at + 1) << 32 | load_le32(id->bytes + 8);
 }
 
-/* ---- gathering ---- */
+/* ---- reading the lists ---- */
 
 static void read_list(tables *x, uint32_t rank, const ckd_bytes *list) {
     reader at = reader_of(list->data, list->size);
@@ -75,7 +76,7 @@ static int by_payload(const void *a, const void *b) {
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* The largest first: the small ones then even out what these leave. */
+/* Largest first, so that small ones even out the rest. */
 static int by_size(const void *a, const void *b) {
     const meeting *x = a, *y = b;
     if (x->size != y->size) {
@@ -88,7 +89,7 @@ static bool same_payload(const entry *a, const entry *b) {
     return a->size == b->size && hash128_equal(&a->id, &b->id);
 }
 
-/* What one rank alone needs is its load; a rank that names something twice has it once. */
+/* A payload that only one rank needs adds to its load. A rank that names a payload twice counts once. */
 static void find_shared_payloads(tables *x) {
     for (size_t i = 0; i < x->count;) {
         meeting m = {i, 0, x->entries[i].size};
@@ -111,7 +112,7 @@ static void find_shared_payloads(tables *x) {
 
 /* ---- assigning ---- */
 
-/* The one with least to read; of equals that which the id says, so that not all fall to the first. */
+/* Returns the rank with the least to read. The id breaks ties, so that they do not all go to the first rank. */
 static const entry *choose_reader(const tables *x, const meeting *m) {
     const entry *of = &x->entries[m->first];
     size_t start = load_le32(of->id.bytes + 12) % m->count;

@@ -1,22 +1,23 @@
 /*
- * What ranks find out by themselves, through the store's directory: that one has died, whether they wait or are busy, and which of two
- * comes first, rank 0 that commits or a rank that gives it up.
+ * Facts that ranks find out by themselves through the store's directory: whether a rank has died, for waiting and for
+ * busy ranks; and which came first, rank 0's commit or another rank giving it up.
  *
- * To look at a rank is to try its lock. Each looks at a few at a time, beginning behind itself, so that all together look at each as often however
- * many they are; and who finds one missing says so in a file that all look for.
+ * A rank checks another one by trying its lock. Each rank checks a few at a time, beginning behind itself, so that all
+ * ranks are checked equally often whatever their number. A rank that finds another one missing records it in a file
+ * that all ranks check.
  */
 #include <stdio.h>
 
 #include "engine/ranks/ranks.h"
 
-#define LOOKED_AT 8u /* ranks at a time */
+#define LOOKED_AT 8u /* ranks checked at a time */
 
 ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error *err) {
     return err_set(err, CKD_E_STATE, "rank %u of %u has died or left %s: nothing was committed",
                    (unsigned)rank, (unsigned)world, when);
 }
 
-/* Of rank 0's files, so that they go when it is gone: without it there is no group. */
+/* Named after rank 0, so that the files go when rank 0 is gone: without it there is no group. */
 static pathname path_of_group(const rank_files *f, uint32_t rank, const char *what) {
     char hex[CKD_ID_TEXT], name[2 * CKD_ID_TEXT + 16];
     ckd_id_text(hex, &f->members[rank].id);
@@ -29,7 +30,8 @@ static pathname path_of_group(const rank_files *f, uint32_t rank, const char *wh
 ckd_status rank_over(const rank_files *f, ckd_error *err) {
     ckd_bytes told;
     pathname p = path_of_group(f, 0, "over");
-    if (rank_file_read(&told, &p, NULL) != CKD_OK) { /* also if it cannot be read now: there is a next time */
+    /* also if it cannot be read now; there will be another check */
+    if (rank_file_read(&told, &p, NULL) != CKD_OK) {
         return CKD_OK;
     }
     ckd_status status = rank_message_read(&told, err).status;
@@ -41,7 +43,7 @@ void rank_end_group(const rank_files *f, ckd_status status, const ckd_error *why
     ckd_bytes message = rank_message_write(status, why, true, NULL, 0);
     if (message.data) {
         pathname temp = path_of_group(f, f->rank, "over.tmp"), p = path_of_group(f, 0, "over");
-        rank_file_publish(&p, &temp, &message, NULL); /* if it cannot be told, they find out by themselves */
+        rank_file_publish(&p, &temp, &message, NULL); /* if this fails, the others find out by themselves */
     }
     ckd_bytes_free(&message);
 }
@@ -62,7 +64,7 @@ ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err) {
     return CKD_OK;
 }
 
-/* What is looked at here comes before our own part is there: nothing can have been committed. */
+/* This runs before the rank's own part exists, so nothing can have been committed. */
 ckd_status rank_look(void *files, ckd_error *err) {
     rank_files *f = files;
     ckd_error why = {0};
@@ -81,11 +83,11 @@ ckd_status rank_look(void *files, ckd_error *err) {
     return err_from(err, status, &why);
 }
 
-/* ---- who decides ---- */
+/* ---- commit or give up ---- */
 
 enum { CLAIMED = 1, GIVEN_UP = 2 };
 
-/* u32 what, u32 rank. Returns what is decided, by us or whoever came first; 0: cannot be told. */
+/* Writes a decision: u32 what, u32 rank. Returns the decision that counts, this one or an earlier one; 0: unknown. */
 static uint32_t decide(uint32_t *by, const rank_files *f, const ckd_id *checkpoint, uint32_t what,
                        ckd_error *err) {
     char hex[CKD_ID_TEXT], temporary[CKD_ID_TEXT + 8];
@@ -97,7 +99,10 @@ static uint32_t decide(uint32_t *by, const rank_files *f, const ckd_id *checkpoi
     pathname temp = path_of_group(f, f->rank, temporary), p = path_of_group(f, 0, hex);
     ckd_bytes mine = {data, sizeof(data)}, there;
     ckd_status status = rank_file_publish(&p, &temp, &mine, err);
-    /* What stands there decides, whatever became of our file: on a network a step that is said to have failed may not have. */
+    /*
+     * The file's content decides, whatever happened to ours. On a network file system, a step reported as failed may
+     * have succeeded.
+     */
     if (rank_file_read(&there, &p, status == CKD_OK || status == CKD_E_EXISTS ? err : NULL) != CKD_OK) {
         return 0;
     }
