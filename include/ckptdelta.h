@@ -128,7 +128,7 @@ CKD_API const char *ckd_role_name(ckd_role role);
 typedef enum ckd_fidelity {
     CKD_FIDELITY_DEFAULT = 0, /* exact */
     CKD_EXACT = 1,            /* bit for bit */
-    CKD_NEAR = 2,  /* lossy with a bounded error: resuming is indistinguishable from an exact resume */
+    CKD_NEAR = 2,  /* lossy, for resuming: bounded errors, small against the changes between two saves */
     CKD_COARSE = 3 /* lossy, pruned and quantised: the smallest checkpoints */
 } ckd_fidelity;
 CKD_API const char *ckd_fidelity_name(ckd_fidelity fidelity);
@@ -370,8 +370,8 @@ typedef enum ckd_optimizer_kind {
 /*
  * The optimizer update between the parent checkpoint and this one. It helps only if exactly one update separates them.
  * The first moment then yields the gradient, which predicts the second moment and the weights up to rounding. Only the
- * difference is stored. Values stay bit-exact, whatever computed them. A wrong prediction (another distance, other
- * numbers) is not used and costs only time.
+ * difference is stored. Values stay bit-exact, whatever computed them. A wrong prediction, such as after several
+ * updates or with other hyperparameters, is not used and costs only time.
  */
 typedef struct ckd_optimizer {
     size_t struct_size;

@@ -16,9 +16,8 @@ typedef struct ckd_load_options {
     /*
      * Memory that the load may hold besides the caller's; 0: 256 MiB. It also takes 8 MiB for each worker (16 for lossy
      * checkpoints, plus 16 MiB in all), and about 500 bytes for each block of every checkpoint that is opened. The
-     * memory holds blocks of which only a part was requested, blocks that others are predicted from, until they are
-     * requested again, and buffers in which fused tensors are assembled. With less memory the load reads some bytes
-     * more than once.
+     * memory holds partly requested blocks, blocks that others are predicted from, and buffers that assemble fused
+     * tensors. Blocks stay until they are requested again. With less memory the load reads some bytes more than once.
      */
     uint64_t staging_bytes;
 } ckd_load_options;

@@ -67,7 +67,7 @@ typedef struct ckd_parity_status {
     uint64_t spent_groups;                 /* weak groups that cannot repair any further loss */
     uint64_t files, file_bytes;            /* chunk files of checkpoints that are listed or can be restored */
     uint64_t covered_files, covered_bytes; /* those that could be rebuilt if they were lost now */
-    uint64_t unreadable;                   /* parity files too damaged to tell what they cover */
+    uint64_t unreadable;                   /* parity files too damaged to identify */
     size_t setting_count;
     ckd_parity_setting *settings;
 } ckd_parity_status;

@@ -165,8 +165,8 @@ typedef struct ckd_policy {
     uint32_t automatic;
     uint64_t undo_s; /* how long deletions can be undone */
     /*
-     * Automatic policies only: after a deletion, compacts the run if more than this percentage of its chunk files is
-     * left over from deleted checkpoints (ckd_prune.compaction_bytes). 1 to 99; 0: 25; CKD_NO_COMPACTION: never.
+     * Automatic policies only: after a deletion, the run is compacted if deleted checkpoints still take more than this
+     * percentage of its chunk files (ckd_prune.compaction_bytes). 1 to 99; 0: 25; CKD_NO_COMPACTION: never.
      */
     uint32_t compact_share;
     /*

@@ -60,17 +60,16 @@ typedef struct ckd_parameter_order {
 
 /*
  * Finds the roles of all tensors of a checkpoint. A name may occur several times, for regions of a tensor. A moment
- * belongs to the weight that its name contains, even if one of them is wrapped ("module.", "_orig_mod.",
- * "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", or "model." at the front), or to the weight that its number
- * has in `orders` (may be NULL). If there is no such weight, it belongs to a matching master. Errors: INVALID (a name),
- * NOMEM.
+ * belongs to the weight that its name contains, or that its number has in `orders` (may be NULL). Either name may be
+ * wrapped: "module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", or "model." at the front.
+ * If there is no such weight, it belongs to a matching master. Errors: INVALID (a name), NOMEM.
  */
 CKD_API ckd_status ckd_roles_find(ckd_tensor_role *out, const ckd_tensor_name *tensors, size_t count,
                                   const ckd_parameter_order *orders, size_t order_count, ckd_error *err);
 
 /*
- * Returns how many tensors or regions this lossy save has stored exactly so far because their role is in doubt: role
- * AUTO, and a name that looks like optimizer state but contains no weight. Call it before the save ends.
+ * Returns how many tensors or regions this lossy save has stored exactly so far because their role is in doubt. These
+ * have the role AUTO and a name that looks like optimizer state but contains no weight. Call it before the save ends.
  */
 CKD_API uint64_t ckd_save_in_doubt(const ckd_save *save);
 

@@ -191,8 +191,8 @@ CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name,
 /*
  * Loads a checkpoint of the run into everything registered. Waits for saves in progress.
  *
- * step CKD_LATEST: the checkpoint committed last, of the run or of a branch of it (RUN~2, ...) that it continued in
- * after somebody had gone back. Another step: of the run as it is now, else of the runs that it branched off, else of a
+ * step CKD_LATEST: the checkpoint committed last, in the run or in a branch (RUN~2, ...) that continued it after a
+ * restore of an older step. Another step: of the run as it is now, else of the runs that it branched off, else of a
  * branch. Later saves record that they were resumed from it. If it is not the newest of its run, they continue in a
  * branch. `from` (may be NULL) receives the checkpoint.
  *

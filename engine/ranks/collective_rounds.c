@@ -1,7 +1,7 @@
 /*
- * The rounds of a collective load. In each, ranks agree on the position up to which they exchange payloads: as far as
- * fits into the round of the rank that has the most to hold. Then each rank reads what others need, sends it, takes
- * what arrives, and decodes the blocks whose turn it is.
+ * The rounds of a collective load. In each, ranks agree on the position up to which they exchange payloads. The rank
+ * that has the most to hold limits it. Then each rank reads what others need, sends it, takes what arrives, and decodes
+ * the blocks whose turn it is.
  */
 #include <stdlib.h>
 

@@ -6,7 +6,7 @@
 #include "base/hash.h"
 #include "engine/ranks/ranks.h"
 
-#define ENTER_MS 5000 /* others test a lock by taking it for a moment */
+#define ENTER_MS 5000 /* limit for taking the lock: others test it by holding it for a moment */
 #define BACK_NS \
     UINT64_C(500000000) /* a rank that leaves during a join and stays away this long is not waited for */
 

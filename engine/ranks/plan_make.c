@@ -18,7 +18,7 @@ typedef struct planner {
     planned_tensors tensors;
     ckd_plan *plan;
     region_keys keys;
-    /* Of one tensor: its regions with elements, by region, then rank. Later the first of each group. */
+    /* One tensor's regions with elements, by region, then rank. Later the first of each group. */
     uint32_t *sorted;
     size_t sorted_capacity;
     uint32_t *holders, *entries; /* of all groups: ranks, and their entries that describe the region */

@@ -1,6 +1,6 @@
 /*
- * Collective saves over any transport. Everything is built from one exchange: each rank sends bytes or its error, rank
- * 0 combines all bytes into an answer, and every rank receives the answer, or the error of the first rank that had one.
+ * Collective saves over any transport. Everything is built from one exchange. Each rank sends bytes or its error. Rank
+ * 0 combines all bytes into an answer. Every rank receives the answer, or the error of the first rank that had one.
  */
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /*
- * Facts that ranks find out by themselves through the store's directory: whether a rank has died, for waiting and for
- * busy ranks; and which came first, rank 0's commit or another rank giving it up.
+ * Checks that ranks make by themselves through the store's directory, whether they wait or are busy. They find out if a
+ * rank has died, and which came first: rank 0's commit, or another rank giving it up.
  *
  * A rank checks another one by trying its lock. Each rank checks a few at a time, beginning behind itself, so that all
  * ranks are checked equally often whatever their number. A rank that finds another one missing records it in a file
@@ -17,7 +17,10 @@ ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error 
                    (unsigned)rank, (unsigned)world, when);
 }
 
-/* Named after rank 0, so that the files go when rank 0 is gone: without it there is no group. */
+/*
+ * Names a file after the rank's id, so that it goes when that rank is gone. Files of the whole group carry rank 0's id:
+ * without rank 0 there is no group.
+ */
 static pathname path_of_group(const rank_files *f, uint32_t rank, const char *what) {
     char hex[CKD_ID_TEXT], name[2 * CKD_ID_TEXT + 16];
     ckd_id_text(hex, &f->members[rank].id);

@@ -5,7 +5,7 @@
  *
  *   start    puts the copies on their own queue, behind what the trainer's streams have
  *   before   makes later work on the trainer's streams wait for the copies, of all groups or of one
- *   read     tells where the copy of one source is
+ *   read     returns the location of the copy of one source
  *
  * One thread calls start and before; another one reads. Nobody may be reading when the next snapshot is started.
  */

@@ -107,7 +107,7 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
 
 /*
  * Finds the checkpoint that was committed last (at `step`, unless that is CKD_LATEST). It looks in the requested run
- * and in branches (RUN~2, ...) that the run continued in after somebody had gone back. Step numbers cannot decide,
+ * and in branches (RUN~2, ...) that continued the run after a restore of an older step. Step numbers cannot decide,
  * because the abandoned steps may be higher.
  */
 static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
@@ -135,7 +135,7 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     return status;
 }
 
-/* Finds a step of the current run, else of the runs that it branched off, else of a branch that it continued in. */
+/* Finds a step of the current run, else of the runs that it branched off, else of a branch that continued it. */
 static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
     char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
     unsigned number;

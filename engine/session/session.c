@@ -156,7 +156,7 @@ static ckd_status start_saver(ckd_session *s, ckd_error *err) {
 /* Called by a copy thread when a snapshot has begun. */
 static void wake_saver(void *context) {
     ckd_session *s = context;
-    /* whoever began the snapshot has counted it in `used` once this lock is taken */
+    /* the thread that began the snapshot has counted it in `used` by the time this lock is taken */
     pthread_mutex_lock(&s->mutex);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
