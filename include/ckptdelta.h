@@ -252,13 +252,13 @@ typedef struct ckd_tensor_info {
     uint64_t shape[CKD_MAX_DIMS];
     uint64_t elements;
     uint32_t shards;
-    uint64_t raw_bytes,
-        stored_bytes; /* stored_bytes: payloads, record headers and this tensor's share of the index */
+    /* stored_bytes: payloads, record headers and this tensor's share of the index */
+    uint64_t raw_bytes, stored_bytes;
     /* "raw", "standalone", "delta", "step", "same", "copy", "cast" or "mixed"; valid as long as the list */
     const char *coding;
     uint32_t depth; /* longest chain of deltas */
-    double rel_l2,
-        max_error;           /* relative to the saved values, to three digits; 0 in `exact`; NaN: not known */
+    /* errors against the saved values, to three digits; 0 in `exact`; NaN: not known */
+    double rel_l2, max_error;
     double direction_change; /* relative L2 error of m / (sqrt(v) + eps); NaN: not known */
     uint64_t nonfinite;      /* NaNs and infinities, which are preserved; counted by lossy saves */
     /* Largest |m| / (sqrt(v) + eps) saved, and returned by a load; within 2 %; NaN except for the moment saved last. */
@@ -481,7 +481,7 @@ typedef struct ckd_load_request {
     ckd_region region; /* region to load, in global coordinates, whatever the saved layout */
     void *data;        /* space for the region's elements, any alignment */
     size_t size;       /* bytes of data; must be the region's size */
-    /* NULL: in host memory. A device decodes what it can, in about twice staging_bytes of retained memory. */
+    /* Where `data` is; NULL: the host. A device decodes what it can and retains about twice staging_bytes of memory. */
     const ckd_device *device;
 } ckd_load_request;
 #define CKD_LOAD_REQUEST_INIT \

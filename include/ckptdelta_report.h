@@ -72,8 +72,8 @@ typedef struct ckd_tensor_diff {
     int comparable;  /* 0: only in one of the two, or another dtype or shape; the figures are then 0 */
     const char *why; /* "only in A", "only in B", "dtype", "shape", or "" */
     uint64_t elements, changed; /* changed: elements with different bits */
-    double norm_a, norm_b, norm_diff,
-        max_diff; /* L2 norms and largest difference over finite values; 0 for integers and bool */
+    /* L2 norms and largest difference over finite values; 0 for integers and bool */
+    double norm_a, norm_b, norm_diff, max_diff;
 } ckd_tensor_diff;
 typedef struct ckd_diff {
     size_t count;
