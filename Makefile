@@ -55,22 +55,24 @@ PUBLIC_HEADERS := $(wildcard include/ckptdelta*.h)
 # Installed in the same folders, so that links between them hold.
 TOP_DOCS := LICENSE NOTICE README.md CHANGELOG.md SECURITY.md
 DOCS := $(wildcard docs/*.md docs/*.json)
+DECISIONS := $(wildcard */DECISIONS.md */*/DECISIONS.md)
+DECISION_DIRS := $(patsubst %/,%,$(dir $(DECISIONS)))
 BASH_COMPLETIONS := $(DATADIR)/bash-completion/completions
 ZSH_COMPLETIONS := $(DATADIR)/zsh/site-functions
 FISH_COMPLETIONS := $(DATADIR)/fish/vendor_completions.d
 CMAKE_DIR := $(LIBDIR)/cmake/ckptdelta
 # The pages of the build are known when it has run: expanded in recipes only.
 MAN_PAGES = $(wildcard $(B)/man/*.1)
-INSTALL_DIRS := $(BINDIR) $(INCLUDEDIR) $(LIBDIR)/pkgconfig $(CMAKE_DIR) $(MANDIR)/man1 $(addprefix $(DOCDIR)/,examples docs codec) \
+INSTALL_DIRS := $(BINDIR) $(INCLUDEDIR) $(LIBDIR)/pkgconfig $(CMAKE_DIR) $(MANDIR)/man1 $(addprefix $(DOCDIR)/,examples docs $(DECISION_DIRS)) \
     $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS)
 INSTALLED = $(BINDIR)/ckptdelta $(patsubst include/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
     $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h $(LIBDIR)/pkgconfig/ckptdelta_mpi.pc \
     $(CMAKE_DIR)/ckptdelta-config.cmake $(CMAKE_DIR)/ckptdelta-config-version.cmake \
     $(BASH_COMPLETIONS)/ckptdelta $(ZSH_COMPLETIONS)/_ckptdelta $(FISH_COMPLETIONS)/ckptdelta.fish \
-    $(addprefix $(DOCDIR)/,$(TOP_DOCS) $(DOCS) codec/FORMAT.md $(SMALL_EXAMPLE_SRC))
+    $(addprefix $(DOCDIR)/,$(TOP_DOCS) $(DOCS) $(DECISIONS) codec/FORMAT.md $(SMALL_EXAMPLE_SRC))
 # Folders that are ours, if nobody put anything else there.
-INSTALLED_DIRS := $(addprefix $(DOCDIR)/,examples docs codec) $(DOCDIR) $(CMAKE_DIR)
+INSTALLED_DIRS := $(addprefix $(DOCDIR)/,examples docs $(DECISION_DIRS) engine cli) $(DOCDIR) $(CMAKE_DIR)
 fill_in = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
     -e 's|@VERSION@|$(VERSION)|' -e 's|@SOVERSION@|$(SOVERSION)|' $(1) >'$(DESTDIR)$(2)'
 
@@ -102,6 +104,7 @@ install-files:
 	install -m 644 $(TOP_DOCS) '$(DESTDIR)$(DOCDIR)'
 	install -m 644 $(DOCS) '$(DESTDIR)$(DOCDIR)/docs'
 	install -m 644 codec/FORMAT.md '$(DESTDIR)$(DOCDIR)/codec'
+	for f in $(DECISIONS); do install -m 644 $$f '$(DESTDIR)$(DOCDIR)'/$$f || exit; done
 	install -m 644 $(SMALL_EXAMPLE_SRC) '$(DESTDIR)$(DOCDIR)/examples'
 
 uninstall:

@@ -434,7 +434,7 @@ typedef struct ckd_tensor {
  *
  * Order matters in two ways. A copy or rounded copy of a tensor costs nothing if the original was saved first, so save
  * masters before their bf16 weights. In a lossy save, the last moment of a parameter is coded so that updates stay
- * small (docs/decisions.md, "Lossy moments"). If one of the two moments is exact, save that one first.
+ * small (engine/lossy/DECISIONS.md). If one of the two moments is exact, save that one first.
  *
  * Errors: INVALID, MISMATCH (the same name with another shape, dtype or role; or the region overlaps one of the last
  * 1,024 saved, while the commit checks all), NOSPACE, IO, NOMEM, CORRUPT (the parent), CANCELLED, STATE (an earlier

@@ -92,7 +92,7 @@ typedef struct ckd_session_options {
      * Adaptive: saves as often as possible while training loses at most this share of its time to stalls and slower
      * iterations together (0.035 is 3.5 %). 0: off, or 0.035 if nothing else is set. After Mohan, Phanishayee and
      * Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST 2021, section 4.4. Unlike there, losses
-     * are accounted for save by save (docs/decisions.md).
+     * are accounted for save by save (engine/session/DECISIONS.md).
      */
     double overhead;
     /*

@@ -147,7 +147,7 @@ if command -v bash >/dev/null 2>&1; then
     [ "$(cat "$root/said")" = toy ] || die "bash completes the runs of a store with: $(cat "$root/said")"
 fi
 for file in zsh/site-functions/_ckptdelta fish/vendor_completions.d/ckptdelta.fish doc/ckptdelta/LICENSE \
-    doc/ckptdelta/docs/cli.md doc/ckptdelta/codec/FORMAT.md; do
+    doc/ckptdelta/docs/cli.md doc/ckptdelta/codec/FORMAT.md doc/ckptdelta/engine/save/DECISIONS.md; do
     [ -s "$share/$file" ] || die "there is no share/$file"
 done
 

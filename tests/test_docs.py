@@ -43,6 +43,17 @@ def test_readme_is_short_and_names_all_documents():
         assert name == "README.md" or f"]({name})" in text, name
 
 
+def test_decisions_are_listed_and_named_by_their_rooms():
+    listed = re.findall(r"^- \[(.*)\]\(\.\./(.*)/DECISIONS\.md#.*\)$", (ROOT / "docs/decisions.md").read_text(), re.MULTILINE)
+    there = []
+    for document in (d for d in DOCUMENTS if d.name == "DECISIONS.md"):
+        folder = document.parent
+        there += [(heading, str(folder.relative_to(ROOT))) for heading in re.findall(r"^## (.*)$", document.read_text(), re.MULTILINE)]
+        readme = folder / "README.md"
+        assert not readme.exists() or "](DECISIONS.md)" in readme.read_text(), folder
+    assert sorted(listed) == sorted(there)
+
+
 def test_the_commands_of_the_readme_work(tmp_path):
     """Word by word; the files are ours."""
     for age, step in enumerate((1000, 1050, 1100)):

@@ -7,7 +7,7 @@ A model with an embedding of rare tokens is trained with AdamW. Its state is sav
 Lightning write, with fidelities near and coarse, and with exact first moments. Training goes on for five steps from what a load gives, and beside that
 from the exact state, with the same batches. Fails if a value is not finite, if a second moment is negative, if |m| / (sqrt(v) + eps) of a tensor is larger
 than twice the exact one's, or if one of the five steps is larger than 2.1 times the exact one's: PyTorch divides m and v by 1 - beta^t, so early in
-a training its eps counts for less (docs/decisions.md, "Lossy moments").
+a training its eps counts for less (engine/lossy/DECISIONS.md).
 """
 
 import copy
