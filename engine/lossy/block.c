@@ -27,7 +27,7 @@ lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count) {
 
 /* ---- integers ---- */
 
-/* What a row's elements have to say, at most PIECE at a time: that much stays in the nearest cache. */
+/* A row is quantised PIECE elements at a time, so that residuals stay in the nearest cache. */
 #define PIECE 2048u
 
 typedef struct source {
@@ -48,7 +48,7 @@ uint8_t lossy_offset(double below) {
     return (uint8_t)(below > 0 ? (below < 255.0 / 256 ? lrint(256 * below) : 255) : 0);
 }
 
-/* Where the values of each integer lie on average, so that they are put there. */
+/* Sets the offsets to the mean position of each integer's values. */
 static void choose_offsets(lattice_block *b, const level_sums *s) {
     for (int w = 0; w < 3; w++) {
         b->offset[w] = lossy_offset(s->count[w] ? s->below[w] / (double)s->count[w] : 0);
@@ -66,7 +66,7 @@ static void add_levels(level_sums *s, const int32_t *q, const float *residual, u
     }
 }
 
-/* few or q: where the integers go. false: one does not fit a byte. */
+/* Integers go to `few`, or to q if `few` is NULL. Returns false if one does not fit a byte. */
 static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const source *from, const lossy_tile *t,
                           const lattice_block *b, const lattice_work *w, const kernels *k) {
     float residual[PIECE];
@@ -92,12 +92,12 @@ static lattice_effort effort_of(const lossy_tile *t) {
     return t->params->effort >= 7 ? LATTICE_SMALL : LATTICE_FAST;
 }
 
-/* Bytes where they can hold the integers, which is nearly always; planes are made of wider ones. */
+/* Uses bytes if they hold all integers, which is nearly always so. Planes are made of wider integers. */
 static ckd_status quantise_linear(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
                                   ckd_error *err) {
     lattice_block *b = &j->block;
     if (!(t->up[0] < INFINITY)) {
-        return CKD_OK; /* no integer but 0 */
+        return CKD_OK; /* all integers are 0 */
     }
     source from = {t->now + at, t->before ? t->before + at : NULL, NULL};
     level_sums sums = {{0}, {0}};
@@ -138,7 +138,7 @@ static bool any_set(const int32_t *q, uint64_t n) {
     return all != 0;
 }
 
-/* Mostly rows and columns say enough, and all integers are zero: then none are made. */
+/* Makes integers only if one is not 0; mostly rows and columns suffice. */
 static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
                                   ckd_error *err) {
     lattice_block *b = &j->block;
@@ -168,7 +168,7 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at
     return status;
 }
 
-/* ---- how well it went ---- */
+/* ---- errors ---- */
 
 static ckd_status measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {
     uint64_t n = j->block.count;
@@ -226,7 +226,7 @@ ckd_status lossy_block_without_factor(lossy_job *j, const lossy_tile *t, uint64_
                                       const kernels *k, ckd_error *err) {
     lattice_block *b = &j->block;
     b->factor = NULL;
-    if (!b->shared) { /* what is shared may be left unused */
+    if (!b->shared) { /* shared parts may be left unused */
         b->own.rank = 0;
         b->own.shift = b->own.factor = NULL;
     }
@@ -253,7 +253,7 @@ ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64
     return status;
 }
 
-/* ---- on its own ---- */
+/* ---- standalone ---- */
 
 uint64_t lossy_standalone_size(const lossy_tile *t, uint64_t count) {
     return (uint64_t)(t->standalone_bits * (double)count / 8) + 32;
@@ -280,7 +280,7 @@ ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile
     for (uint32_t i = 0; i < b.exceptions; i++) {
         values[b.exception_at[i]] = 0;
     }
-    bool same = true; /* -0.0 is on no lattice, nor is what a parent had that was none */
+    bool same = true; /* -0.0 is on no lattice, nor are a parent's values that were off the lattice */
     if (b.map == LATTICE_LEVELS) {
         k->level_of(q, values, n);
         for (uint64_t i = 0; i < n; i++) {
@@ -297,7 +297,7 @@ ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile
     b.q = q;
     bytes_clear(payload);
     if (!same) {
-        return CKD_OK; /* no payload: these values are stored otherwise */
+        return CKD_OK; /* no payload: the values are stored in another way */
     }
     return lattice_encode(payload, &b, LATTICE_FAST, &j->work.scratch, work, err);
 }

@@ -7,11 +7,11 @@
 #include "kernels/scalar_lattice.h"
 
 #define KEPT_ROOM(n) \
-    ((n) / 256 + 64) /* elements of n that may be kept: each takes some bytes, and is put there by itself */
+    ((n) / 256 + 64) /* exceptions among n elements, at most: each takes memory and a write of its own */
 
 /* ---- begin and end ---- */
 
-/* Rows of panels are copied by their distance, in bytes below 2^31. */
+/* Rows of panels are copied with a pitch in bytes, which must stay below 2^31. */
 #define MOST_COLUMNS (INT32_MAX / sizeof(float))
 
 bool lossy_device_may(const lossy_tile *t, const void *input) {
@@ -21,22 +21,25 @@ bool lossy_device_may(const lossy_tile *t, const void *input) {
     return whole && (uintptr_t)input % size == 0 && plain && t->count >= DEVICE_MIN_ELEMENTS;
 }
 
-#define PANELS     64u /* of rows whose columns are summed up apart, at most */
-#define PANEL_ROWS 32u /* at least */
+#define PANELS     64u /* largest number of panels of rows whose columns are summed separately */
+#define PANEL_ROWS 32u /* smallest number of rows of a panel */
 
 static uint64_t panels_of(uint64_t rows) {
     uint64_t panels = rows / PANEL_ROWS;
     return panels < 1 ? 1 : (panels > PANELS ? PANELS : panels);
 }
 
-/* Components of factors, and vectors of the search for them, at most. */
+/* Largest rank of factors, and largest number of vectors in the search for them. */
 static uint64_t max_rank(const lossy_tile *t, uint64_t rows) {
     uint64_t shorter = rows < t->columns ? rows : t->columns;
     bool factors = t->part != LOSSY_SECOND && lossy_may_factor(t);
     return !factors ? 0 : (shorter < t->params->max_rank ? shorter : t->params->max_rank);
 }
 
-/* Of the tile's operations, the one that takes most: sums of rows, sums of columns, factors, what is gathered or packed, hashes. */
+/*
+ * Returns the scratch of the operation that takes most: sums of rows, sums of columns, factors, gathering or
+ * packing, hashes.
+ */
 static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
     uint64_t columns = t->columns, sides = 4 * (rows + columns);
     uint64_t max = 4 * sides + 16 * rows + device_pass_blocks(rows) * sizeof(device_sums);
@@ -49,10 +52,10 @@ static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
     max = of_columns > max ? of_columns : max;
     max = factors > max ? factors : max;
     max = search > max ? search : max;
-    return lossy_device_aligned((other > max ? other : max) + 4096); /* and what begins at multiples of 256 */
+    return lossy_device_aligned((other > max ? other : max) + 4096); /* alignment of arrays to 256 bytes */
 }
 
-/* Errors: NOMEM, if the scratch does not reach as far. */
+/* Errors: NOMEM if the operation needs more than the scratch. */
 ckd_status lossy_device_reaches(const struct lossy_device *d, uint64_t used, ckd_error *err) {
     return used <= d->scratch_size
                ? CKD_OK
@@ -70,7 +73,7 @@ static ckd_status as_floats(const struct lossy_device *d, float *to, const void 
     return lossy_device_status(d, &why, err);
 }
 
-/* Bytes of a panel's arrays. widest: UINT64_MAX, if there are no panels. */
+/* Returns the bytes of a panel's arrays. widest == UINT64_MAX: there are no panels. */
 static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, const lossy_device_values *v) {
     if (v->widest == UINT64_MAX) {
         return 0;
@@ -84,7 +87,7 @@ static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, cons
            lossy_device_aligned(n * 4) * (1 + before + !floats);
 }
 
-/* The parent's values as floats, in `to`, if they do not lie on the device as such. */
+/* Puts the parent's values as floats into `to`, unless the caller makes them later (makes_before). */
 static ckd_status set_before(struct lossy_device *d, const lossy_device_values *v, float *to,
                              ckd_error *err) {
     d->whole.before = to;
@@ -95,7 +98,7 @@ static ckd_status set_before(struct lossy_device *d, const lossy_device_values *
                      : as_floats(d, to, v->reference->memory, err);
 }
 
-/* Room for hashes, and for a panel. */
+/* Allocates memory for hashes and a panel only. */
 static ckd_status begin_given(struct lossy_device *d, lossy_tile *t, uint64_t panel, ckd_error *err) {
     void *memory;
     ckd_status status = device_memory(&memory, d->lease, d->scratch_size + panel, err);
@@ -257,7 +260,7 @@ static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
                : status;
 }
 
-/* What births in each row count, and rows' levels. */
+/* Computes the levels of rows, and what a birth in each row counts. */
 static void find_scales(double *scale, tile_pass *p, uint64_t rows) {
     for (uint64_t i = 0; i < rows; i++) {
         scale[i] = p->birth;
@@ -338,7 +341,7 @@ ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err) 
 
 /* ---- residuals ---- */
 
-/* The tile's steps in the scratch, from *used on. */
+/* Puts the tile's steps into the scratch from *used on. */
 static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *used, const lattice_work *w,
                             ckd_error *err) {
     const struct lossy_device *d = t->device;
@@ -381,7 +384,10 @@ ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *u
     return status;
 }
 
-/* Both factors of the plan as integers of a byte each, on the device. false in *fit: they are not so small, or the device's products want other shapes. */
+/*
+ * Puts both factors of the plan on the device as integers of one byte. *fit = false: they do not fit, or the
+ * device's products need another shape.
+ */
 static ckd_status put_bytes(bool *fit, device_byte_product *p, const lossy_tile *t, uint64_t used,
                             ckd_error *err) {
     const struct lossy_device *d = t->device;
@@ -409,7 +415,7 @@ static ckd_status put_bytes(bool *fit, device_byte_product *p, const lossy_tile 
     return status;
 }
 
-/* false in *done: the plan's factors are none for it. */
+/* *done = false: the plan's factors do not suit this product. */
 static ckd_status multiply_bytes(bool *done, const lossy_tile *t, uint64_t used, ckd_error *err) {
     const struct lossy_device *d = t->device;
     device_failure why = {DEVICE_DONE, "", ""};
@@ -422,7 +428,7 @@ static ckd_status multiply_bytes(bool *done, const lossy_tile *t, uint64_t used,
     return lossy_device_status(d, &why, err);
 }
 
-/* Of integers of any size, as floats. */
+/* Multiplies integers of any size, as floats. */
 static ckd_status multiply_floats(const lossy_tile *t, uint64_t used, ckd_error *err) {
     const struct lossy_device *d = t->device;
     uint32_t rank = t->plan.own.rank;
@@ -483,7 +489,7 @@ ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_err
     status = status == CKD_OK ? lossy_device_steps(&r.tile, t, &used, err) : status;
     status = status == CKD_OK ? lossy_device_factors(&r.tile, t, used, err) : status;
     r.bin = lossy_device_take(
-        d, &used, DEVICE_BINS * sizeof(uint32_t)); /* where the factors were, which are done with */
+        d, &used, DEVICE_BINS * sizeof(uint32_t)); /* overwrites the factors, which are done with */
     if (status != CKD_OK) {
         return status;
     }

@@ -1,8 +1,10 @@
 /*
- * A lossy tile that lies in the memory of a device: statistics, integers and the values they stand for are made there, and what comes to the host are sums,
- * hashes, and the integers in two bits each. Plans, factors' rounding and entropy coding are the host's, as for other tiles. Internal to engine/.
+ * A lossy tile in the memory of a device. The device makes its statistics, integers and decoded values. The
+ * host receives sums, hashes, and the integers at two bits each. The host makes plans, rounds factors and
+ * does the entropy coding, as for other tiles. Internal to engine/.
  *
- * For tiles as training has them: whole rows, and a parent, if it is weights; with few elements that have to be kept as they are. Others are read to the host, and coded there.
+ * This serves tiles as training has them: whole rows, a parent if they are weights, and few exceptions. Other
+ * tiles are copied to the host and coded there.
  */
 #ifndef ENGINE_LOSSY_DEVICE_H
 #define ENGINE_LOSSY_DEVICE_H
@@ -15,31 +17,34 @@
 #include "engine/lossy/sums.h"
 #include "engine/lossy/low_rank_products.h"
 
-/* A master's block as a copy in a narrower dtype will have it. */
+/* A master's block as it will appear in a rounded copy of a narrower dtype. */
 typedef struct lossy_device_rounded {
     hash128 original, content;
     lossy_error error;
 } lossy_device_rounded;
 
-/* What was made of one block. */
+/* Result for one block. */
 typedef struct lossy_device_block {
     uint64_t at, count; /* in the tile */
     hash128 original, content;
-    hash128 before; /* of f32: of the parent's values */
-    bool any;       /* is one of its integers not 0? */
+    hash128 before; /* f32 only: hash of the parent's values */
+    bool any;       /* some integer is not 0 */
     lossy_error error;
     lossy_device_rounded bf16, f16; /* of masters */
 } lossy_device_block;
 
-/* Arrays of a tile in the device's memory, or of a panel of it: as given, as floats, the parent's, and what a decoder will get. */
+/*
+ * Arrays of a tile, or of a panel of it, in the device's memory: input, input as floats, the parent's values,
+ * decoded values.
+ */
 typedef struct lossy_device_arrays {
     const void *input;
     const float *now;
     float *before; /* NULL: no parent */
     float *values;
-    void *cast;             /* values in the dtype, if that is not f32 */
-    const int8_t *integers; /* on the host; NULL: all are 0 */
-    /* On the host: elements that are kept as they are, in order; q: their bits, in the dtype. */
+    void *cast;             /* decoded values in the dtype; NULL if that is f32 */
+    const int8_t *integers; /* in host memory; NULL: all are 0 */
+    /* In host memory: the exceptions, ascending; q: their bits in the dtype. */
     const device_other *kept;
     uint64_t exception_count;
     uint64_t count;
@@ -48,16 +53,16 @@ typedef struct lossy_device_arrays {
 struct lossy_device {
     device_lease *lease;
     ckd_store *store;
-    device_reference *reference; /* what is kept of the tile from save to save; NULL: nothing */
+    device_reference *reference; /* the tile's values from the last save, kept on the device; NULL: none */
     uint64_t rows, columns, count;
     ckd_dtype dtype;
-    bool master;                   /* copies that are rounded from it will be known by its blocks */
-    lossy_device_arrays whole, at; /* at: whose blocks these are: the whole tile, or a panel */
-    float *matrix;                 /* what integers have to say, or products of factors */
+    bool master;                   /* rounded copies of it will be recognised by its blocks */
+    lossy_device_arrays whole, at; /* at: the arrays of the blocks: the whole tile or a panel */
+    float *matrix;                 /* residuals in steps, or products of factors */
     int8_t *few;
-    device_kept kept; /* room for what is kept as it is; with no limits yet */
-    uint8_t *panel;   /* room for a panel's arrays */
-    uint8_t *scratch; /* for one operation after the other */
+    device_kept kept; /* room for exceptions, without limits yet */
+    uint8_t *panel;   /* memory for a panel's arrays */
+    uint8_t *scratch; /* reused by one operation after the other */
     uint64_t scratch_size;
     struct { /* of a search for factors, in the scratch */
         float *spare, *mix;
@@ -68,14 +73,14 @@ struct lossy_device {
     bytes exception_list, panel_exceptions; /* of device_other */
     lossy_device_block *blocks;
     size_t block_count, block_scratch;
-    pthread_mutex_t mutex; /* whoever uses the queue while blocks are coded */
+    pthread_mutex_t mutex; /* held while the queue is used; blocks are coded in parallel */
 };
 
-/* Sizes of arrays, so that the next one begins where any access is fast. */
+/* Rounds an array's size up, so that the next array is aligned for any access. */
 static inline uint64_t lossy_device_aligned(uint64_t size) {
     return (size + 255) / 256 * 256;
 }
-/* Places in the scratch, one after the other. */
+/* Takes the next array from the scratch. */
 static inline void *lossy_device_take(const struct lossy_device *d, uint64_t *used, uint64_t size) {
     void *at = d->scratch + *used;
     *used += lossy_device_aligned(size);
@@ -87,87 +92,116 @@ static inline ckd_status lossy_device_status(const struct lossy_device *d, const
     return device_status(why, d->lease->queue.device, err);
 }
 
-/* Can the tile, which is cut and has its part, dtype and recipe, be coded on a device? given: where it is there. */
+/*
+ * Tells whether a device can code the tile, which has been cut and has its part, dtype and parameters. input:
+ * its address there.
+ */
 bool lossy_device_may(const lossy_tile *t, const void *input);
-/* A tile where it is on a device, and what it is to be compared with: at most one of the parent's values, on the host; what is kept of them there; and that they will be made there. */
+/*
+ * A tile on a device and its parent's values. At most one of these is set: `before` (on the host),
+ * `reference` (kept on the device), makes_before (decoded on the device later).
+ */
 typedef struct lossy_device_values {
     ckd_store *store;
     device_lease *lease;
     const void *input;
     const float *before;
-    device_reference *reference; /* taken; the tile's from now on */
-    bool makes_before;           /* before anything else is done with the tile: lossy_device_before_made */
-    uint64_t widest;             /* columns of its panels, at most */
+    device_reference *reference; /* taken by the caller; passes to the tile */
+    /* the caller decodes them, then calls lossy_device_before_made before all else */
+    bool makes_before;
+    uint64_t widest; /* largest number of columns of its panels */
     bool master;
-    bool only_given; /* nothing will be made of it but its blocks' hashes, as it was given */
+    bool only_given; /* only hashes of the input are wanted */
 } lossy_device_values;
 /*
- * Memory for the tile, and its elements as floats: t->device and t->now are set (t->now NULL: only_given). Release with lossy_device_end. Errors: NOMEM (also of the
- * device: the host can do it), DEVICE.
+ * Allocates memory for the tile and converts its elements to floats: sets t->device, t->now and t->before
+ * (NULL with only_given). Release with lossy_device_end. Errors: NOMEM (also of the device: the host can code
+ * the tile), DEVICE.
  */
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *values,
                               ckd_error *err);
 void lossy_device_end(struct lossy_device *d);
-/* Of the device's memory: where the parent's values are made, in the tile's dtype, and what is not used until then. */
+/* Where the caller decodes the parent's values, in the tile's dtype, and memory that is free until then. */
 typedef struct lossy_device_scratch {
     void *before, *spare;
-    uint64_t size; /* of what is spare: at least 9 bytes an element */
+    uint64_t size; /* of `spare`: at least 9 bytes per element */
 } lossy_device_scratch;
 lossy_device_scratch lossy_device_scratch_of(const lossy_tile *t);
-/* They are there. */
+/* Called when the parent's values are decoded: converts them to floats where necessary. */
 ckd_status lossy_device_before_made(const lossy_tile *t, ckd_error *err);
 
-/* A block of the parent's in the tile: from element `at` on, so many in each row of the tile that it has (width), or (width = count) all behind each other. */
+/*
+ * A block of the parent in the tile. It begins at element `at` and has `width` elements in each row of the
+ * tile. width = count: it is contiguous.
+ */
 typedef struct lossy_device_part {
     uint64_t at, width, count;
     hash128 content;
 } lossy_device_part;
-/* Are the tile's values before those of the parent, whose blocks in the tile these are? */
+/*
+ * Compares the hashes of the tile's reference with those of the parent's blocks, whose places in the tile
+ * `parts` gives.
+ */
 ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_device_part *parts, size_t count,
                                 ckd_error *err);
-/* What a decoder will get is kept for the next save; of only_given, nothing. key: of the tile. Errors: NOMEM, DEVICE. */
+/*
+ * Keeps the decoded values on the device for the next save, under `key`. With only_given it does nothing.
+ * Errors: NOMEM, DEVICE.
+ */
 ckd_status lossy_device_exceptions(const lossy_tile *t, const device_reference_key *key, ckd_error *err);
 
-/* tile_pass_run, lossy_residual, a sample's elements, products with what integers have to say: of a tile on a device. */
+/* Device versions of tile_pass_run and lossy_residual, of sample pieces, and of the residual matrix. */
 ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err);
 ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_error *err);
-/* from: in the device's memory, as the pieces count; to: all pieces, one after the other, on the host. */
+/* Copies pieces of `from`, in the device's memory, to `to` on the host, one after the other. */
 ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from, const device_piece *pieces,
                                uint64_t count, ckd_error *err);
-/* What integers have to say of each element, without factors, as the matrix that the search below multiplies with. */
+/* Makes the residuals in steps, without factors, as the matrix for the search below. */
 ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err);
 
 /* ---- low_rank_device.c ---- */
-/* The search for factors of a tile's matrix (the context), in the scratch, which is nobody else's until it ends. */
+/* The search for factors of a tile's matrix; the context is the tile. It owns the scratch until it ends. */
 extern const vectors_elsewhere lossy_device_vectors;
 /* Bytes of scratch for `count` vectors of each side. */
 uint64_t lossy_device_search_size(uint64_t rows, uint64_t columns, uint64_t count);
 
-/* The plan's steps, in the scratch from *used on; without the products of its factors. */
+/* Puts the plan's steps into the scratch from *used on, without the products of its factors. */
 ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err);
-/* These, in d->matrix, with the scratch behind `used`: integers, if the factors are small enough, else floats. Nothing, if it has none. */
+/*
+ * Multiplies the plan's factors into d->matrix, with the scratch behind `used`: as integers if the factors
+ * are small enough, else as floats. Does nothing without factors.
+ */
 ckd_status lossy_device_factors(device_tile *tile, const lossy_tile *t, uint64_t used, ckd_error *err);
 
 /* ---- device_code.c ---- */
-/* Makes integers and values of the tile, which is prepared. false in *done: it is none for a device. */
+/*
+ * Makes integers and decoded values of the tile, which is prepared. *done = false: the tile does not suit a
+ * device.
+ */
 ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err);
-/* The panel of the tile that t is to be, from column `first` of it on: its arrays, gathered, take the tile's place until the next one. */
+/*
+ * Gathers the arrays of the panel t, which begins at column `first` of the tile. They replace the tile's
+ * arrays until the next panel.
+ */
 ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err);
-/* lossy_block, from that. */
+/* Does the work of lossy_block with the device's results. */
 ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at,
                                      uint64_t count, symbols_workspace *work, ckd_error *err);
-/* Elements of a block in their dtype, into `to`: as given, or as a decoder will get them. Thread-safe. */
+/* Copies elements of a block in their dtype to `to`: the input, or the decoded values. Thread-safe. */
 ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,
                               ckd_error *err);
-/* Of second moments: notes the sample. Of first ones: adds to the sums. Errors: NOMEM, DEVICE. */
+/* Records the sample of second moments, or adds first moments to the sums. Errors: NOMEM, DEVICE. */
 ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
                                   ckd_error *err);
 
 /* ---- device_blocks.c ---- */
-/* The next block of the tile or panel (at 0: the first one); and once all are told, their hashes and errors. */
+/*
+ * lossy_device_add_block adds the next block of the tile or panel; at 0 starts a new list.
+ * lossy_device_measure then computes hashes and errors of all blocks.
+ */
 ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err);
 ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err);
-/* What was made of the block at `at`. */
+/* Returns the result for the block at `at`. */
 const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at);
 
 #endif

@@ -1,4 +1,4 @@
-/* What is known of the blocks of a tile on a device without their values: hashes and errors. */
+/* Hashes and errors of a tile's blocks, computed on the device; values are not copied to the host. */
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t cou
     return CKD_OK;
 }
 
-/* Of the blocks as they are, or rounded: where it goes. */
+/* Returns the place of the error of a block, or of its rounded copy. */
 static lossy_error *error_place(lossy_device_block *b, ckd_dtype rounded) {
     return rounded == CKD_BF16 ? &b->bf16.error : rounded == CKD_F16 ? &b->f16.error : &b->error;
 }
@@ -60,7 +60,7 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_dtype rounded
     return status;
 }
 
-/* The scratch has room for as many pieces as the tile has, and one a stretch. */
+/* The scratch has room for all pieces of the tile, and one more per stretch. */
 static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, device_pieces *of, size_t count,
                                  ckd_error *err) {
     uint64_t used = 0, pieces = 0;
@@ -72,12 +72,12 @@ static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, dev
     return status == CKD_OK ? device_hash(out, d->lease, of, count, to, err) : status;
 }
 
-/* By where it is in a block's description. */
+/* Returns a hash in a block's description by its offset. */
 static hash128 *hash_place(lossy_device_block *b, size_t which) {
     return (hash128 *)(void *)((uint8_t *)b + which);
 }
 
-/* Content hashes of all blocks of one array. which: of lossy_device_block. */
+/* Computes the content hashes of all blocks of one array. which: offset of the hash in lossy_device_block. */
 static ckd_status hash_blocks(const struct lossy_device *d, size_t which, const void *values, size_t size,
                               ckd_error *err) {
     device_pieces *of = malloc(d->block_count * (sizeof(*of) + sizeof(hash128)) + 1);
@@ -99,7 +99,7 @@ static ckd_status hash_blocks(const struct lossy_device *d, size_t which, const 
 
 /* ---- masters ---- */
 
-/* As a copy will have them; in the room for a matrix, which nobody needs any more. */
+/* Hashes the values as a rounded copy will have them. Uses the matrix's memory, which is free by then. */
 static ckd_status hash_rounded(const struct lossy_device *d, size_t which, const float *values, ckd_dtype to,
                                ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
@@ -119,7 +119,7 @@ static ckd_status measure_rounded(const struct lossy_device *d, ckd_dtype to, si
     return status == CKD_OK ? hash_rounded(d, content, d->at.values, to, err) : status;
 }
 
-/* ---- */
+/* ---- all blocks ---- */
 
 static ckd_status measure_coded(const struct lossy_device *d, ckd_error *err) {
     const lossy_device_arrays *a = &d->at;
@@ -146,9 +146,12 @@ ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err) {
     return status == CKD_OK && d->whole.values ? measure_coded(d, err) : status;
 }
 
-/* ---- what is kept for the next save ---- */
+/* ---- values kept for the next save ---- */
 
-/* Where the part's values lie behind each other: in what is kept, or gathered in the room for a matrix, which is not used yet. */
+/*
+ * Returns the part's values, contiguous: in the reference, or gathered in the matrix's memory, which is not
+ * used yet.
+ */
 static const void *gather_part(const struct lossy_device *d, const lossy_device_part *p, uint64_t *used,
                                device_failure *why) {
     size_t size = ckd_dtype_size(d->dtype);

@@ -1,4 +1,4 @@
-/* Integers and values of all blocks of a tile on a device, at once; and what the host makes of them, block by block. */
+/* Codes all blocks of a tile on a device at once. The host then encodes them block by block. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,23 +8,26 @@
 
 /* ---- integers and values ---- */
 
-/* From where on no integer reaches a value. */
+/* Integers do not reach values from this magnitude on. */
 static float out_of_reach(const lossy_tile *t) {
     return t->part == LOSSY_SECOND ? INFINITY : ldexpf(1, t->plan.exponent + 29);
 }
 
-/* May there be elements that are kept as they are, whatever their integers? */
+/* May elements be exceptions, whatever their integers are? */
 static bool may_have_exceptions(const lossy_tile *t) {
     return !(t->ordinary && t->largest < out_of_reach(t));
 }
 
-/* Is there a plan for all of its blocks? Second moments that are so large count for their rows and columns all the same, which sums of a device leave out. */
+/*
+ * Can the device code all blocks of the tile by its plan? Outliers among second moments count for their rows
+ * and columns, but a device's sums leave them out.
+ */
 static bool is_planned(const lossy_tile *t) {
     bool known = t->part == LOSSY_SECOND ? !may_have_exceptions(t) : t->offsets_known && t->plan.step <= 400;
     return known && (t->part != LOSSY_WEIGHT || t->before);
 }
 
-/* None of which is found yet. */
+/* Returns an empty list of exceptions with the tile's limits. */
 static device_kept exceptions_of(const lossy_tile *t, device_failure *why) {
     const struct lossy_device *d = t->device;
     device_kept kept = d->kept;
@@ -35,7 +38,7 @@ static device_kept exceptions_of(const lossy_tile *t, device_failure *why) {
     return kept;
 }
 
-/* How many are kept; false in *fit: more than there is room for. */
+/* Fetches the number of exceptions. *fit = false: they exceed the room for them. */
 static ckd_status count_exceptions(bool *fit, const lossy_tile *t, ckd_error *err) {
     struct lossy_device *d = t->device;
     ckd_status status = device_get(d->lease, &d->whole.exception_count, d->kept.count, sizeof(uint64_t), err);
@@ -43,7 +46,7 @@ static ckd_status count_exceptions(bool *fit, const lossy_tile *t, ckd_error *er
     return status;
 }
 
-/* Levels of rows and columns, in the scratch. */
+/* Puts the levels of rows and columns into the scratch. */
 static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
     uint64_t used = 0;
@@ -69,7 +72,7 @@ static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error 
     return status;
 }
 
-/* The integers, packed, and from that whole again. */
+/* Fetches the packed integers and unpacks them. */
 static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
     struct lossy_device *d = t->device;
     uint64_t used = 0, words = (d->count + 15) / 16, room = d->count / 16, others = 0;
@@ -109,7 +112,7 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
     return status;
 }
 
-/* All 0: nothing moved. */
+/* Sets all integers to 0: nothing moved. */
 static ckd_status zero_integers(const lossy_tile *t, ckd_error *err) {
     struct lossy_device *d = t->device;
     int8_t *few = bytes_scratch(&d->integers, d->count, "coding scratch", err);
@@ -119,7 +122,7 @@ static ckd_status zero_integers(const lossy_tile *t, ckd_error *err) {
     return few ? CKD_OK : CKD_E_NOMEM;
 }
 
-/* false in *fit: too many are to be kept as they are. */
+/* *fit = false: there are too many exceptions. */
 static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
     uint64_t used = 0;
@@ -149,7 +152,7 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
     return still ? zero_integers(t, err) : fetch_integers(t, err);
 }
 
-/* Of second moments; none are made if rows and columns say all. */
+/* Makes second moments, and their integers unless rows and columns determine all of them. */
 static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
     device_failure why = {DEVICE_DONE, "", ""};
@@ -170,7 +173,7 @@ static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
     return status == CKD_OK && *fit && levels.few ? fetch_integers(t, err) : status;
 }
 
-/* As a decoder gives them: in the dtype, and as floats again. */
+/* Rounds the values to the dtype, as a decoder gives them, and widens them again. */
 static ckd_status finish_values(const struct lossy_device *d, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     device_elements narrow = {DEVICE_CAST, CKD_F32, d->dtype, NULL},
@@ -185,14 +188,14 @@ static ckd_status finish_values(const struct lossy_device *d, ckd_error *err) {
     return lossy_device_status(d, &why, err);
 }
 
-/* ---- what is kept as it is ---- */
+/* ---- exceptions ---- */
 
 static int by_place(const void *a, const void *b) {
     const device_other *x = a, *y = b;
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* Among the values that a decoder gives, which are settled, and in the host's list. */
+/* Writes the exceptions into the decoded values, which are final then, and into the host's list. */
 static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t count = d->whole.exception_count;
@@ -215,7 +218,7 @@ static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
     return status;
 }
 
-/* Those of a panel, with their places in it. */
+/* Selects the exceptions of a panel, with their places in it. */
 static ckd_status exceptions_in_panel(struct lossy_device *d, uint64_t first, uint64_t width,
                                       ckd_error *err) {
     const lossy_device_arrays *all = &d->whole;
@@ -232,7 +235,7 @@ static ckd_status exceptions_in_panel(struct lossy_device *d, uint64_t first, ui
     return list ? CKD_OK : CKD_E_NOMEM;
 }
 
-/* Those of a block, as its exceptions. Errors: NOMEM. */
+/* Sets the block's exceptions to those of the tile that lie in it. Errors: NOMEM. */
 static ckd_status exceptions_in_block(lossy_job *j, const lossy_device_arrays *a, uint64_t at, uint64_t count,
                                       ckd_error *err) {
     uint64_t low = 0, high = a->exception_count;
@@ -255,7 +258,7 @@ typedef struct panel_scratch {
     device_failure why;
 } panel_scratch;
 
-/* Some columns of an array of the tile; NULL of none. */
+/* Gathers some columns of an array of the tile; returns NULL for NULL. */
 static void *gather_columns(panel_scratch *p, const void *from, size_t size) {
     const struct lossy_device *d = p->d;
     if (!from) {
@@ -313,7 +316,7 @@ ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
     return status;
 }
 
-/* Integers that a block says by q: of second moments. */
+/* Sets q to the block's integers, for second moments. */
 static ckd_status levels_of(lossy_job *j, const int8_t *few, uint64_t count, ckd_error *err) {
     int32_t *q = bytes_scratch(&j->q, count * sizeof(int32_t), "coding scratch", err);
     for (uint64_t i = 0; q && i < count; i++) {

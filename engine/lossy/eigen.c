@@ -2,10 +2,10 @@
 
 #include <math.h>
 
-#define PRECISE     1e-11 /* of the largest value */
-#define MOST_ROUNDS 50    /* for one value; two or three are usual */
+#define PRECISE     1e-11 /* relative to the largest value */
+#define MOST_ROUNDS 50    /* rounds per value; two or three are usual */
 
-/* Row j of the transposed vectors: what runs along rows lies side by side. */
+/* Row j of the transposed vectors: the inner loops run over contiguous memory. */
 #define V(k, j) m[(j)*n + (k)]
 
 static double sum_of_products(const double *a, const double *b, size_t from, size_t to) {
@@ -22,7 +22,7 @@ static double sum_of_products(const double *a, const double *b, size_t from, siz
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* The reflection that clears row i left of its neighbour, applied from both sides. */
+/* Applies the reflection that clears row i left of its neighbour, from both sides. */
 static double reflect(double *m, double *d, double *e, size_t n, size_t i, double scale) {
     double h = 0;
     for (size_t k = 0; k < i; k++) {
@@ -65,7 +65,7 @@ static double reflect(double *m, double *d, double *e, size_t n, size_t i, doubl
     return h;
 }
 
-/* d: the diagonal, e[1] ... e[n - 1]: beside it; m: the transformation. */
+/* d: the diagonal; e[1] ... e[n - 1]: the subdiagonal; m: the transformation. */
 static void to_tridiagonal(double *m, double *d, double *e, size_t n) {
     for (size_t j = 0; j < n; j++) {
         d[j] = V(n - 1, j);
@@ -111,7 +111,7 @@ static void to_tridiagonal(double *m, double *d, double *e, size_t n) {
     e[0] = 0;
 }
 
-/* One implicit QL step between l and end; returns by how much all values from l on were shifted. */
+/* One implicit QL step between l and end. Returns the shift of all values from l on. */
 static double ql_step(double *m, double *d, double *e, size_t n, size_t l, size_t end) {
     double g = d[l], p = (d[l + 1] - g) / (2 * e[l]), r = sqrt(p * p + 1);
     r = p < 0 ? -r : r;

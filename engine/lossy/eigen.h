@@ -1,7 +1,7 @@
 /*
- * Eigenvalues and eigenvectors of a small symmetric matrix: Householder's reduction to a tridiagonal one and implicit QL (Bowdler,
- * Martin, Reinsch, Wilkinson, Numerische Mathematik 11, 1968; EISPACK's tred2 and tql2). Free arithmetic: for encoders.
- * Thread-safe. Internal to engine/.
+ * Eigenvalues and eigenvectors of a small symmetric matrix: Householder reduction to tridiagonal form, then
+ * implicit QL (Bowdler, Martin, Reinsch, Wilkinson, Numerische Mathematik 11, 1968; EISPACK's tred2 and
+ * tql2). Only encoders use it, so its arithmetic is free. Thread-safe. Internal to engine/.
  */
 #ifndef ENGINE_EIGEN_H
 #define ENGINE_EIGEN_H
@@ -9,8 +9,9 @@
 #include <stddef.h>
 
 /*
- * m: n x n, symmetric; becomes the orthonormal eigenvectors, one a row, of values[0], values[1], ..., in no order. spare: n numbers.
- * Of a matrix that is not finite nothing can be said, but that the call ends.
+ * Decomposes m, a symmetric n x n matrix. m becomes the orthonormal eigenvectors, one per row, of values[0],
+ * values[1], ..., unsorted. spare: n numbers. If m is not finite, the call returns, but the results are
+ * undefined.
  */
 void eigen_symmetric(double *m, double *values, double *spare, size_t n);
 

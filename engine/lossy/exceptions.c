@@ -1,4 +1,4 @@
-/* Of a lossy block: values that are kept as they are, and how far the others are off. */
+/* Exceptions of a lossy block, and its error. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "engine/lossy/block.h"
 #include "kernels/scalar_lattice.h"
 
-#define SOME 128u /* elements at a time, of which few have one to be kept */
+#define SOME 128u /* elements at a time; few such groups have an exception */
 
 static bool is_exception(const lossy_tile *t, uint64_t i, float max) {
     float value = t->now[i];
@@ -15,7 +15,7 @@ static bool is_exception(const lossy_tile *t, uint64_t i, float max) {
         return true;
     }
     if (t->before && !(fabsf(t->before[i]) < (t->part == LOSSY_SECOND ? INFINITY : max))) {
-        return true; /* from which nothing leads back: no integer reaches as far */
+        return true; /* no integer leads back from such a parent's value */
     }
     if (t->before && t->part == LOSSY_SECOND && t->before[i] < 0) {
         return true;
@@ -62,7 +62,10 @@ static void add_exception(lossy_job *j, const lossy_tile *t, uint64_t i, const v
     }
 }
 
-/* Finite floats, for kernels: what must be kept is beyond these, but not all that is beyond must be. */
+/*
+ * Computes finite limits for kernels. All exceptions are beyond them, but not all values beyond are
+ * exceptions.
+ */
 static void limits_of(float limits[3], const lossy_tile *t, float max) {
     bool second = t->part == LOSSY_SECOND;
     float below = scalar_float(scalar_bits(max) - 1);
@@ -80,7 +83,7 @@ ckd_status lossy_find_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at,
                                  const void *original, const kernels *k, ckd_error *err) {
     lattice_block *b = &j->block;
     float max = ldexpf(1, b->exponent + 29), limits[3];
-    bool ordinary = t->ordinary && t->largest < max; /* `before` included */
+    bool ordinary = t->ordinary && t->largest < max; /* bounds `before`, too */
     limits_of(limits, t, max);
     for (uint64_t i = from; i < to && !ordinary; i += SOME) {
         uint64_t n = to - i < SOME ? to - i : SOME;

@@ -6,14 +6,14 @@
 
 #include "engine/lossy/eigen.h"
 
-#define ROUND_UP         0.55 /* fraction from which a factor's integers are rounded up */
-#define MORE_TURNS       1    /* of refits, beyond the first */
-#define FIRST_GUESS      24u  /* directions searched for at first; more as long as more pay */
-#define MORE             3u   /* times as many */
-#define OVERSAMPLED      8u   /* directions beyond those that pay */
+#define ROUND_UP         0.55 /* fraction from which a factor's integers round up */
+#define MORE_TURNS       1    /* refits beyond the first */
+#define FIRST_GUESS      24u  /* directions in the first search */
+#define MORE             3u   /* growth of the search while more directions may pay */
+#define OVERSAMPLED      8u   /* directions searched beyond those that pay */
 #define BITS_A_COMPONENT 8.0
-#define DEPENDENT        1e-6      /* of its energy: what is left of a vector that says nothing new */
-#define LARGEST_SUM      8388608.0 /* half of what sums of products may reach */
+#define DEPENDENT        1e-6      /* share of its energy; a vector with a smaller remainder is dependent */
+#define LARGEST_SUM      8388608.0 /* half the limit for sums of products */
 
 void low_rank_free(low_rank *f) {
     bytes_free(&f->memory);
@@ -27,7 +27,7 @@ void low_rank_scratch_free(low_rank_scratch *r) {
     bytes_free(&r->scratch);
 }
 
-/* The same every time: what a checkpoint contains depends on the state alone. */
+/* The seed is fixed: a checkpoint's content depends on the state alone. */
 static void fill_random(vectors *to) {
     uint64_t seed = 0x9e3779b97f4a7c15u;
     for (size_t v = 0; v < to->count; v++) {
@@ -51,8 +51,8 @@ typedef struct search {
     float *mix; /* count x count, as are these: */
     double *gram, *inverse;
     double *energy;       /* squared singular values */
-    double (*largest)[2]; /* integers of either side, of each component */
-    size_t *order;        /* of components, strongest first */
+    double (*largest)[2]; /* largest integer on either side, per component */
+    size_t *order;        /* components, strongest first */
     const double **sorted;
 } search;
 
@@ -84,7 +84,7 @@ static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const
                : status;
 }
 
-/* gram: of all pairs of vectors. */
+/* gram = products of all pairs of vectors. */
 static ckd_status pair_up(search *s, const vectors *v, ckd_error *err) {
     ckd_status status = vectors_pairs(s->mix, v, &s->products, err);
     for (size_t i = 0; i < v->count * v->count && status == CKD_OK; i++) {
@@ -93,7 +93,10 @@ static ckd_status pair_up(search *s, const vectors *v, ckd_error *err) {
     return status;
 }
 
-/* gram (n x n) = L L'; mix becomes the inverse of L, with zeros for vectors that depend on those before. */
+/*
+ * Cholesky: gram (n x n) = L L'. mix becomes the inverse of L, with zeros for vectors that depend on earlier
+ * ones.
+ */
 static void invert_root(search *s, size_t n) {
     double *g = s->gram, *inverse = s->inverse;
     memset(inverse, 0, n * n * sizeof(double));
@@ -124,7 +127,7 @@ static void invert_root(search *s, size_t n) {
     }
 }
 
-/* By the Gram matrix's root (CholeskyQR), as many times as rounding asks for. */
+/* Orthonormalises by the Gram matrix's root (CholeskyQR), `times` times to remove rounding errors. */
 static ckd_status orthonormalise(search *s, vectors *v, unsigned times, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (unsigned i = 0; i < times && status == CKD_OK; i++) {
@@ -137,7 +140,7 @@ static ckd_status orthonormalise(search *s, vectors *v, unsigned times, ckd_erro
     return status;
 }
 
-/* right becomes an orthonormal basis of the strongest directions of rows, left = right times x. */
+/* right becomes an orthonormal basis of the strongest directions of rows, left = right times x transposed. */
 static ckd_status iterate(search *s, unsigned rounds, ckd_error *err) {
     const vectors_elsewhere *elsewhere = s->x->elsewhere;
     fill_random(&s->right);
@@ -168,7 +171,10 @@ static int by_energy(const void *a, const void *b) {
     return (*x < *y) - (*x > *y);
 }
 
-/* Finds how to mix the vectors so that they are singular ones: left then has their length, right is orthonormal. */
+/*
+ * Finds the mix that makes the vectors singular vectors: left then carries the singular values, right is
+ * orthonormal.
+ */
 static ckd_status decompose(search *s, ckd_error *err) {
     size_t n = s->count;
     const double **sorted = s->sorted;
@@ -187,7 +193,7 @@ static ckd_status decompose(search *s, ckd_error *err) {
     return CKD_OK;
 }
 
-/* A side becomes its first `rank` components. */
+/* Reduces a side to its first `rank` components. */
 static ckd_status components(search *s, vectors *side, uint32_t rank, ckd_error *err) {
     for (uint32_t r = 0; r < rank; r++) {
         for (size_t i = 0; i < s->count; i++) {
@@ -197,13 +203,13 @@ static ckd_status components(search *s, vectors *side, uint32_t rank, ckd_error 
     return vectors_mix(side, s->mix, rank, &s->products, err);
 }
 
-/* ---- what pays ---- */
+/* ---- which components pay ---- */
 
 static double code_length(double deviation, size_t n) {
     return 0.5 * (double)n * log2(1 + 12 * deviation * deviation);
 }
 
-/* Components whose energy, less the noise of their integers, is worth the bits. */
+/* Counts the components whose energy, less the noise of their integers, is worth their bits. */
 static uint32_t components_that_pay(const search *s, double lambda, double *bits) {
     uint32_t rank = 0;
     double m = (double)s->x->rows, n = (double)s->x->columns;
@@ -220,7 +226,7 @@ static uint32_t components_that_pay(const search *s, double lambda, double *bits
     return rank;
 }
 
-#define MOST_ROUNDED (100 * LARGEST_SUM) /* then they are not used */
+#define MOST_ROUNDED (100 * LARGEST_SUM) /* factors with larger integers are not used */
 
 static int32_t round_up_late(double v) {
     double size = fabs(v) < MOST_ROUNDED ? fabs(v) : MOST_ROUNDED;
@@ -228,7 +234,9 @@ static int32_t round_up_late(double v) {
     return v < 0 ? -magnitude : magnitude;
 }
 
-/* Component k of one side becomes what integers of 1 / scale make of it. Returns the largest magnitude of these. */
+/*
+ * Rounds component k of one side to integers over `scale`. Returns the largest magnitude of these integers.
+ */
 static double round_component(vectors *side, size_t k, double scale) {
     double largest = 0;
     for (size_t p = 0; p < vectors_parts(side); p++) {
@@ -243,19 +251,19 @@ static double round_component(vectors *side, size_t k, double scale) {
     return largest;
 }
 
-/* A unit of the right side is a step's share of the component, to the next power of two. */
+/* A unit of the right side is one step's share of the component, rounded to a power of two. */
 static int32_t right_exponent(const search *s, size_t k) {
     return (int32_t)lrint(-log2(sqrt(s->energy[s->order[k]])));
 }
 
-/* Of component k: 1 / a unit. */
+/* Returns 1 / a unit of component k. */
 static double scale_of(const search *s, size_t k, int side) {
     return side ? ldexp(1, -right_exponent(s, k)) : 1;
 }
 
 static ckd_status round_elsewhere(search *s, int which, ckd_error *err) {
     const vectors *side = which ? &s->right : &s->left;
-    double *scale = s->inverse, *largest = scale + side->count; /* that is not needed now */
+    double *scale = s->inverse, *largest = scale + side->count; /* the inverse is not needed now */
     for (size_t k = 0; k < side->count; k++) {
         scale[k] = scale_of(s, k, which);
     }
@@ -278,7 +286,7 @@ static ckd_status round_side(search *s, int which, ckd_error *err) {
     return CKD_OK;
 }
 
-/* `to` becomes what fits x best together with `kept`: least squares. turned: x transposed. */
+/* Least squares: `to` becomes the best fit of x with `kept` as the other side. turned: x transposed. */
 static ckd_status refit(search *s, vectors *to, const vectors *kept, bool turned, ckd_error *err) {
     size_t rank = kept->count;
     float *turned_mix = s->products.scratch;
@@ -298,8 +306,8 @@ static ckd_status refit(search *s, vectors *to, const vectors *kept, bool turned
 }
 
 /*
- * Each side is refitted to what rounding made of the other one. That makes good for a part of the rounding, and is a round of subspace
- * iteration as well.
+ * Refits each side to the rounded other side. This makes up for a part of the rounding, and is a round of
+ * subspace iteration as well.
  */
 static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
     ckd_status status = components(s, &s->left, rank, err);
@@ -319,8 +327,8 @@ static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
 }
 
 /*
- * The side's integers: n x rank. What stands there as a float is a whole number over the scale; one that is too large for
- * a float to hold is of no use anyway.
+ * Writes the side's integers: n x rank. Each float there is a whole number over the scale. A number too large
+ * for a float makes the factors unusable anyway.
  */
 static void integers_of(int32_t *all, const search *s, int which) {
     const vectors *side = which ? &s->right : &s->left;
@@ -338,7 +346,7 @@ static void integers_of(int32_t *all, const search *s, int which) {
     }
 }
 
-/* Both sides as they are now, in the host's memory. */
+/* Copies both sides to host memory, if they are elsewhere. */
 static ckd_status take_sides(search *s, ckd_error *err) {
     const vectors_elsewhere *elsewhere = s->x->elsewhere;
     ckd_status status = elsewhere ? elsewhere->take(s->x->context, &s->left, err) : CKD_OK;
@@ -370,7 +378,7 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_erro
             break;
         }
     }
-    out->rank = used == rank ? rank : 0; /* sums could be inexact: rather no factors at all */
+    out->rank = used == rank ? rank : 0; /* sums could be inexact: use no factors */
     return CKD_OK;
 }
 
@@ -395,7 +403,7 @@ ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, u
         if (status == CKD_OK) {
             rank = components_that_pay(&s, lambda, &out->bits);
         }
-        /* Were there more that pay? */
+        /* Could more components pay? */
         bool enough = status != CKD_OK || rank + OVERSAMPLED / 2 <= count || count == max;
         if (status == CKD_OK && enough && rank) {
             status = make_factors(out, &s, rank, err);

@@ -1,9 +1,12 @@
-/* The search for factors where a tile is on a device: vectors stay there, and what crosses the bus are where it begins, matrices of products of vectors with each other, and factors. */
+/*
+ * The search for factors of a tile on a device. Vectors stay there. Only the starting vectors, matrices of
+ * vector products, and the factors cross the bus.
+ */
 #include <stdlib.h>
 
 #include "engine/lossy/device.h"
 
-/* Of one side, or the spare one: whichever is longer, as they change places. */
+/* Size of a side, and of the spare one. All have the size of the longer side, as they swap places. */
 static uint64_t side_size(uint64_t rows, uint64_t columns, uint64_t count) {
     return lossy_device_aligned(count * (rows > columns ? rows : columns) * sizeof(float));
 }
@@ -29,7 +32,7 @@ static ckd_status begin(const void *tile, vectors *left, vectors *right, ckd_err
     return lossy_device_reaches(d, used, err);
 }
 
-/* Vectors one after the other, as they are there, from (or, out, to) the host's parts. */
+/* Converts between whole vectors (`flat`, as on the device) and the host's parts. out: to the parts. */
 static void turn_vectors(float *flat, const vectors *v, bool out) {
     for (size_t p = 0; p < vectors_parts(v); p++) {
         size_t n = vectors_width(v, p);

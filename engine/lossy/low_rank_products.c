@@ -21,7 +21,7 @@ ckd_status product_context_begin(product_context *c, const low_rank_matrix *x, s
     return c->scratch ? CKD_OK : CKD_E_NOMEM;
 }
 
-/* In squares that stay in the nearest cache. */
+/* Works in squares that stay in the nearest cache. */
 #define SQUARE 16
 void transpose(float *to, const float *from, size_t rows, size_t columns) {
     for (size_t i0 = 0; i0 < rows; i0 += SQUARE) {
@@ -54,7 +54,7 @@ static ckd_status run(const product_context *c, size_t count, pool_fn fn, void *
     return status;
 }
 
-/* ---- with a matrix ---- */
+/* ---- products with a matrix ---- */
 
 typedef struct times_matrix {
     const product_context *c;
@@ -62,7 +62,7 @@ typedef struct times_matrix {
     bool turned;
 } times_matrix;
 
-/* One part of all vectors; sums over the parts of those that they are made of, in their order. */
+/* Computes one part of all result vectors: sums over the parts of `from`, in their order. */
 static ckd_status part_times_matrix(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)err;
     const times_matrix *t = context;
@@ -97,13 +97,13 @@ ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, c
     return run(c, vectors_parts(to), part_times_matrix, &t, err);
 }
 
-/* ---- with themselves ---- */
+/* ---- products of vectors with each other ---- */
 
 ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c, ckd_error *err) {
     if (c->x->elsewhere) {
         return c->x->elsewhere->pairs(c->x->context, mix, v, err);
     }
-    float *turned = c->scratch, *sums = turned + v->count * PIECE_SIDE; /* the pieces are not needed now */
+    float *turned = c->scratch, *sums = turned + v->count * PIECE_SIDE; /* pieces are not needed now */
     memset(mix, 0, v->count * v->count * sizeof(float));
     for (size_t i = 0; i < vectors_parts(v); i++) {
         size_t width = vectors_width(v, i);
@@ -141,7 +141,7 @@ ckd_status vectors_mix(vectors *v, const float *mix, size_t count, const product
     }
     if (count == v->count) {
         status = run(c, vectors_parts(v), mix_part, &m, err);
-    } else { /* in order: fewer vectors move down, over parts that are done */
+    } else { /* in order: fewer vectors move down, over finished parts */
         for (size_t i = 0; i < vectors_parts(v); i++) {
             mix_part(&m, i, 0, err);
         }

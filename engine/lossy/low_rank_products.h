@@ -1,7 +1,8 @@
 /*
- * Products of a few vectors with a matrix that is nowhere in memory: its pieces are made when they are needed, again for each product. So
- * factors of a tile take the memory of the factors, and not two copies of the tile. Sums are made in an order that depends on the
- * shapes only, that of one product of all. Internal to engine/lossy/low_rank.c.
+ * Products of a few vectors with a matrix that is never in memory: each product computes the matrix's pieces
+ * again. So factors of a tile take the memory of the factors, not of two copies of the tile. The order of
+ * sums depends on the shapes only, and is that of one product of the whole matrix. Internal to
+ * engine/lossy/low_rank.c.
  */
 #ifndef ENGINE_LOW_RANK_PRODUCTS_H
 #define ENGINE_LOW_RANK_PRODUCTS_H
@@ -10,25 +11,31 @@
 #include "base/threads.h"
 #include "kernels/kernels.h"
 
-/* Rows and columns of a piece at most: as many as a product's sums are made of at once (kernels/products_loops.h), so that their order stays. */
+/*
+ * Largest side of a piece. It equals the depth of one partial sum of a product (kernels/products_loops.h),
+ * which keeps the order of sums.
+ */
 #define PIECE_SIDE 256u
 
 struct vectors;
-/* How values of each vector become whole numbers over its scale: see low_rank.c. */
+/* How each vector is rounded to whole numbers over its scale: see low_rank.c. */
 typedef struct vectors_rounding {
     double add, max;
     const double *scale;
-    double *largest; /* of each vector: set to the largest of those numbers */
+    double *largest; /* output, per vector: the largest of these numbers */
 } vectors_rounding;
 
 /*
- * Where vectors are multiplied if not by the host: they stay there (vectors.there), and what is small comes and goes. Products as the functions below. Errors:
- * NOMEM, DEVICE.
+ * Vectors multiplied elsewhere than on the host, such as on a device. The vectors stay there (vectors.there);
+ * only small arrays travel. The products are those of the functions below. Errors: NOMEM, DEVICE.
  */
 typedef struct vectors_elsewhere {
-    /* Room for both, which have their n and count: these are the most. What was begun before is gone. */
+    /*
+     * Makes room for both sides; their n and count are set and are the largest. Invalidates what an earlier
+     * search made.
+     */
     ckd_status (*begin)(const void *context, struct vectors *left, struct vectors *right, ckd_error *err);
-    /* All vectors, from the host's memory and back. */
+    /* Copy all vectors from host memory (put) and to it (take). */
     ckd_status (*put)(const void *context, const struct vectors *v, ckd_error *err);
     ckd_status (*take)(const void *context, const struct vectors *v, ckd_error *err);
     ckd_status (*times)(const void *context, struct vectors *to, const struct vectors *from, bool turned,
@@ -41,19 +48,25 @@ typedef struct vectors_elsewhere {
 
 typedef struct low_rank_matrix {
     size_t rows, columns;
-    /* Rows row ... row + rows - 1 and so many columns from `column` on, in row-major order, into `to`. Called by several threads. */
+    /*
+     * Writes `rows` rows from `row` on, `columns` columns from `column` on, to `to`, in row-major order.
+     * Several threads call it.
+     */
     void (*piece)(const void *context, float *to, size_t row, size_t rows, size_t column, size_t columns);
     const void *context;
-    const vectors_elsewhere *elsewhere; /* instead of pieces; NULL: here */
+    const vectors_elsewhere *elsewhere; /* replaces `piece`; NULL: the host multiplies */
 } low_rank_matrix;
 
-/* `count` vectors of n elements: PIECE_SIDE elements of each of them, one vector after the other, then as many more of each ... */
+/*
+ * `count` vectors of n elements, in parts: PIECE_SIDE elements of each vector, vector after vector, then the
+ * next PIECE_SIDE of each, ...
+ */
 typedef struct vectors {
     float *at;
     size_t n, count;
-    float *there; /* of vectors_elsewhere: the same, n elements of one vector after the other */
+    float *there; /* for vectors_elsewhere: whole vectors, one after the other */
 } vectors;
-/* In `room`, which stays the caller's, as below. Errors: NOMEM. */
+/* Allocates in `room`, which stays the caller's (also in the functions below). Errors: NOMEM. */
 ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_error *err);
 static inline size_t vectors_parts(const vectors *v) {
     return (v->n + PIECE_SIDE - 1) / PIECE_SIDE;
@@ -65,20 +78,20 @@ static inline size_t vectors_width(const vectors *v, size_t which) {
 static inline float *vectors_part(const vectors *v, size_t which) {
     return v->at + which * PIECE_SIDE * v->count;
 }
-/* Where element i of a vector stands. */
+/* Address of element i of a vector. */
 static inline float *vectors_element(const vectors *v, size_t vector, size_t i) {
     size_t which = i / PIECE_SIDE;
     return vectors_part(v, which) + vector * vectors_width(v, which) + i % PIECE_SIDE;
 }
 
-/* What products need: the matrix, who computes, scratch of each worker. */
+/* Context of products: the matrix, the threads, scratch of each worker. */
 typedef struct product_context {
     const low_rank_matrix *x;
     thread_pool *pool; /* or NULL */
     const kernels *k;
-    size_t count; /* vectors at most */
-    float *
-        scratch; /* of each worker: two pieces, and sums of `count` vectors over a piece's side, or of all pairs of vectors */
+    size_t count; /* largest number of vectors */
+    /* Per worker: two pieces, and sums of `count` vectors over a piece's side or of all pairs of vectors. */
+    float *scratch;
     size_t scratch_of_one;
 } product_context;
 /* Errors: NOMEM. */
@@ -86,12 +99,18 @@ ckd_status product_context_begin(product_context *c, const low_rank_matrix *x, s
                                  thread_pool *pool, const kernels *k, bytes *room, ckd_error *err);
 
 void transpose(float *to, const float *from, size_t rows, size_t columns);
-/* to = from (vectors of rows) times x, or (turned; vectors of columns) times x transposed. to->n and memory are set, its count becomes from's. */
+/*
+ * to = from (vectors of rows) times x; turned: from (vectors of columns) times x transposed. The caller has
+ * set to->n and its memory; to->count becomes from->count.
+ */
 ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, const product_context *c,
                                 ckd_error *err);
-/* mix (count x count): products of all pairs of vectors. */
+/* mix (count x count) = products of all pairs of vectors. */
 ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c, ckd_error *err);
-/* The vectors become mix (count x v->count) times themselves, so that there are `count`, as many or fewer, of them. */
+/*
+ * Replaces the vectors by mix (count x v->count) times the vectors, so that `count` are left. count <=
+ * v->count.
+ */
 ckd_status vectors_mix(vectors *v, const float *mix, size_t count, const product_context *c, ckd_error *err);
 
 #endif

@@ -10,11 +10,11 @@
 #include "kernels/scalar_lattice.h"
 
 #define SOME        512u /* elements at a time */
-#define MOST_CHOSEN 64   /* one first moment in so many is kept for its update; with more, they become 0 */
-#define RAISED_STEP 8    /* levels, where second moments had no integers: an octave */
+#define MOST_CHOSEN 64   /* at most one first moment in 64 is kept for its update; with more, they become 0 */
+#define RAISED_STEP 8    /* step in levels where second moments had no integers: an octave */
 #define NONE        UINT16_C(0x7fc0)
 
-/* ---- values that are held ---- */
+/* ---- stored values ---- */
 
 CPU_PLAIN void pair_record(uint16_t *to, lossy_part part, bool decoded, const float *values, uint64_t n) {
     bool second = part == LOSSY_SECOND;
@@ -36,13 +36,13 @@ CPU_PLAIN static void widen(float *to, const uint16_t *from, uint64_t n) {
 
 /* ---- updates ---- */
 
-/* Which second moment is the least for a first one, if no update is to be larger than `max`. */
+/* Returns the smallest second moment with which the update of `first` is at most `max`. */
 static double min_second(double first, double max, double eps) {
     double root = fabs(first) / max - eps;
     return root > 0 ? root * root : 0;
 }
 
-/* Is an update larger? Those of NaN are not. */
+/* Is an update larger than `max`? NaN has none. */
 CPU_PLAIN static bool any_larger(const float *first, const float *second, uint64_t n, double max,
                                  double eps) {
     int any = 0;
@@ -67,15 +67,15 @@ static double largest_of(double so_far, const float *first, const float *second,
     return so_far;
 }
 
-/* A fast look first, as few are larger. */
+/* Does a fast check first, as few updates are larger. */
 static double larger_of(double so_far, const float *first, const float *second, uint64_t n, double eps) {
     bool any = !(so_far > 0) || any_larger(first, second, n, so_far, eps);
     return any ? largest_of(so_far, first, second, n, eps) : so_far;
 }
 
 /*
- * Both bounds in one pass: `max` is that of the optimizer's eps, the smaller one. With the low eps it finds all that is too large
- * by either bound, and little else.
+ * Checks both bounds in one pass. `max` is that of the optimizer's eps, the smaller one. With the low eps the
+ * check finds all updates that are too large by either bound, and few others.
  */
 static bool any_doubtful(const float *first, const float *second, uint64_t n, double max,
                          const pair_bound bounds[PAIR_BOUNDS]) {
@@ -108,7 +108,7 @@ ckd_status pair_read(uint16_t *to, const lossy_pair *p, bool decoded, uint64_t a
     return file_scratch_read(p->file, from * sizeof(*to), to, n * sizeof(*to), err);
 }
 
-/* The other moment's values of a block, as a decoder gets them. */
+/* Reads the other moment's decoded values for a block. */
 static ckd_status other_of(const float **out, lossy_job *j, const lossy_tile *t, uint64_t at, uint64_t n,
                            ckd_error *err) {
     float *to = bytes_scratch(&j->other, n * (sizeof(float) + sizeof(uint16_t)), "coding scratch", err);
@@ -149,7 +149,7 @@ static bool too_large(const block_pair *p, uint64_t i) {
     return any_too_large(p, i, 1);
 }
 
-/* Of the optimizer's eps. */
+/* Returns the largest update with the optimizer's eps. */
 static double largest_in(const block_pair *p, uint64_t n) {
     double largest = 0;
     for (uint64_t i = 0; i < n; i += SOME) {
@@ -173,7 +173,7 @@ static uint64_t count_too_large(const block_pair *p, uint64_t n) {
 
 /* ---- second moments ---- */
 
-/* Integers that can be made larger; false: their step is too coarse for that. */
+/* Gives the block integers that can be raised. *fine = false: their step is too coarse. */
 static ckd_status levels_to_raise(bool *fine, lossy_job *j, ckd_error *err) {
     lattice_block *b = &j->block;
     bool all_same = true;
@@ -194,7 +194,7 @@ static ckd_status levels_to_raise(bool *fine, lossy_job *j, ckd_error *err) {
     return CKD_OK;
 }
 
-/* The lowest level that is no smaller. */
+/* Returns the lowest level that is not below `value`. */
 static int32_t level_above(double value) {
     float f = value < FLT_MAX ? (float)value : FLT_MAX;
     f = (double)f < value ? nextafterf(f, INFINITY) : f;
@@ -202,7 +202,7 @@ static int32_t level_above(double value) {
     return level < 1 ? 1 : (level > LEVEL_MAX ? LEVEL_MAX : (int32_t)level);
 }
 
-/* Spikes among them are no longer kept as they are: nothing would raise them. */
+/* Drops exceptions whose updates are too large; only integers can be raised. */
 static void drop_exceptions(lossy_job *j, const block_pair *p) {
     lattice_block *b = &j->block;
     uint32_t *places = (uint32_t *)(void *)j->at.data, *bits = (uint32_t *)(void *)j->bits.data, left = 0;
@@ -215,7 +215,7 @@ static void drop_exceptions(lossy_job *j, const block_pair *p) {
     b->exceptions = left;
 }
 
-/* The least that is enough for both bounds. */
+/* Returns the smallest second moment that satisfies both bounds. */
 static double second_needed(const block_pair *p, uint64_t i) {
     double min = 0;
     for (size_t b = 0; b < PAIR_BOUNDS; b++) {
@@ -250,7 +250,7 @@ static ckd_status raise_seconds(lossy_job *j, const block_pair *p, ckd_error *er
 
 /* ---- first moments ---- */
 
-/* As large as it may be, in the dtype, towards zero. */
+/* Returns the bits of the value in the dtype, limited to magnitude `max` and rounded towards zero. */
 static uint32_t within_bits(const lossy_tile *t, float value, double max, const kernels *k) {
     float min = fabs((double)value) <= max ? fabsf(value) : (float)max;
     min = (double)min > max && fabs((double)value) > max ? nextafterf(min, 0) : min;
@@ -272,7 +272,10 @@ static double max_first(const block_pair *p, uint64_t i) {
     return max * (1 - 0x1p-40);
 }
 
-/* The block's exceptions, and with them (chosen) those whose update would be too large. Exceptions that are too large themselves become smaller. */
+/*
+ * Rebuilds the block's exceptions. Those with too large an update shrink. chosen: other elements with too
+ * large an update become exceptions, too. Either way their integers become 0.
+ */
 static ckd_status keep_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, const block_pair *p,
                               bool chosen, const kernels *k, ckd_error *err) {
     lattice_block *b = &j->block;
@@ -314,7 +317,8 @@ static ckd_status keep_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, co
 static ckd_status finish_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
                                 const float *other, uint64_t large, const kernels *k, ckd_error *err) {
     lattice_block *b = &j->block;
-    bool needs_factor = b->shared_rows && !b->row; /* else it would share rows of which it has nothing */
+    /* Without factors it would use nothing of its shared rows. */
+    bool needs_factor = b->shared_rows && !b->row;
     bool chosen = large <= b->count / MOST_CHOSEN || (b->factor && needs_factor);
     ckd_status status = CKD_OK;
     if (!chosen && b->factor) {

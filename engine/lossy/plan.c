@@ -1,17 +1,17 @@
-/* How the integers of a tile are to be found: thresholds, and a low-rank part where it is worth its bits. */
+/* Plans the integers of a tile: thresholds, and a low-rank part where it is worth its bits. */
 #include <math.h>
 #include <string.h>
 
 #include "engine/decode/cost.h"
 #include "engine/lossy/device.h"
 
-#define NARROWEST_FACTORED 16u /* rows and columns */
+#define NARROWEST_FACTORED 16u /* smallest number of rows and of columns */
 #define TARGET_ROUNDS      12
-#define TARGET_NEAR        0.92       /* of the bits wanted: near enough */
+#define TARGET_NEAR        0.92       /* share of the wanted bits that is close enough */
 #define FINER              2          /* octaves */
-#define FINEST             (-120)     /* exponent of a lattice, as payloads have it */
-#define LEAP               6          /* quarter octaves, while there is nothing to bisect */
-#define SAMPLE_ELEMENTS    (1u << 17) /* of a large tile, about */
+#define FINEST             (-120)     /* smallest exponent of a lattice in payloads */
+#define LEAP               6          /* quarter octaves, until there is an interval to bisect */
+#define SAMPLE_ELEMENTS    (1u << 17) /* approximate sample of a large tile */
 
 static void use_factors(lossy_tile *t, const low_rank *f) {
     t->plan.factor = f->rank ? f->left : NULL;
@@ -27,7 +27,7 @@ static void use_rate(lossy_tile *t, const rate_plan *p) {
         t->plan.offset[w] = p->up[0] > 0.5f ? lossy_offset(p->below[w]) : 0;
     }
     t->offsets_known =
-        t->params->effort < 7; /* else integers are wide, and each block's offsets are its own */
+        t->params->effort < 7; /* else integers are wide, and each block has offsets of its own */
 }
 
 static double cost_of(const rate_plan *p, double more_bits, double lambda) {
@@ -35,20 +35,25 @@ static double cost_of(const rate_plan *p, double more_bits, double lambda) {
 }
 
 typedef struct planning {
-    bool factors; /* may pay: then all elements are looked at; else a sample will do */
+    bool factors; /* factors may pay: look at all elements, not at a sample */
     rate_histogram *histogram;
     tile_scratches *scratches;
-    double bits; /* of the plan made last */
+    double bits; /* of the last plan */
 } planning;
 
-/* What decoding the factors costs those who come after: first moments have no chains. */
+/*
+ * Returns the price, in bits, of the time that later loads spend on the factors. First moments have no
+ * chains.
+ */
 static double time_in_bits(const lossy_tile *t, uint32_t rank) {
     uint64_t raw = t->count * sizeof(float);
     double base = decode_work(PREDICT_NONE, CODING_SYMBOLS, sizeof(float), raw, raw, t->count);
     return t->before ? t->params->bits_for_load * (double)t->count * low_rank_work(t->count, rank) / base : 0;
 }
 
-/* The low-rank part alone, or with integers for what it leaves, if either is worth more than integers alone. */
+/*
+ * Uses the low-rank part, alone or with integers for its remainder, if either costs less than integers alone.
+ */
 static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const kernels *k, ckd_error *err) {
     double lambda = t->params->lambda;
     lossy_matrix residual;
@@ -89,7 +94,7 @@ bool lossy_may_factor(const lossy_tile *t) {
            tile_rows(t) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
 }
 
-/* A sample of what is left of every element, without factors: thresholds depend on the distribution only. */
+/* Samples the residuals without factors: thresholds depend on the distribution only. */
 static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
     static const float none[SAMPLE_PIECE] = {0};
     float residual[SAMPLE_PIECE];
@@ -108,7 +113,7 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
     return status;
 }
 
-/* With the steps as they are. */
+/* Plans with the current steps. */
 static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     low_rank none = {0};
     use_factors(t, &none);
@@ -125,7 +130,9 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     return try_factors(p, t, cost_of(&alone, 0, t->params->lambda), k, err);
 }
 
-/* The finest step that takes no more bits than wanted, by bisection between steps known to take more and fewer. */
+/*
+ * Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits.
+ */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     const double max = t->params->target * (double)t->count;
     int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and few enough */
@@ -140,10 +147,10 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
         bool between = finer >= 0 && coarser < INT32_MAX;
         t->plan.step = between ? finer + (coarser - finer) / 2 : (p->bits > max ? now + LEAP : now - LEAP);
         if (t->plan.step < 0 && t->plan.exponent - FINER < FINEST) {
-            t->plan.step = 0; /* there is no finer one */
+            t->plan.step = 0; /* there is no finer step */
             return plan_once(p, t, k, err);
         }
-        if (t->plan.step < 0) { /* finer than the lattice: so that becomes finer, too */
+        if (t->plan.step < 0) { /* finer than the lattice: refine the lattice, too */
             t->plan.exponent -= FINER;
             t->plan.step += FINER * LATTICE_STEP_OCTAVE;
             coarser = coarser < INT32_MAX ? coarser + FINER * LATTICE_STEP_OCTAVE : coarser;

@@ -2,11 +2,11 @@
 
 #include <math.h>
 
-#define LEVELS  34 /* the last one stands for all above */
+#define LEVELS  34 /* the last level stands for all higher ones */
 #define ROUNDS  4
 #define UP_MOST 0.98
 
-#define SOME 512 /* at a time */
+#define SOME 512 /* elements at a time */
 
 void rate_add(rate_histogram *h, const float *residual, size_t n, const kernels *k) {
     uint16_t bin[SOME];
@@ -62,7 +62,7 @@ typedef struct levels {
     double count[LEVELS], sum[LEVELS], length[LEVELS], at[LEVELS];
 } levels;
 
-/* How many elements have each level, what it costs (its sign included), and where its elements lie. */
+/* Computes for each level the number of its elements, their code length (sign included) and their mean. */
 static void look(levels *l, const rate_histogram *h, const float up[3]) {
     *l = (levels){0};
     for (int bin = 0; bin < RATE_BINS; bin++) {
@@ -77,7 +77,7 @@ static void look(levels *l, const rate_histogram *h, const float up[3]) {
     }
 }
 
-/* Where level `n` begins to be cheaper than the one below it, as a fraction above n - 1. */
+/* Returns the point where level n becomes cheaper than level n - 1, as a fraction above n - 1. */
 static float threshold(const levels *l, int n, double lambda) {
     double gap = l->at[n] - l->at[n - 1];
     double at = (l->at[n] + l->at[n - 1]) / 2 +

@@ -1,4 +1,4 @@
-/* What the integers of a whole tile have to say, panels of its rows in parallel. */
+/* Residuals of a whole tile before rounding, panels of its rows in parallel. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,15 +7,15 @@
 typedef struct residual_pass {
     const lossy_tile *tile;
     const kernels *k;
-    rate_histogram *part; /* of each panel */
+    rate_histogram *part; /* one per panel */
     uint64_t panels;
 } residual_pass;
 
 typedef struct residual_panel {
-    lattice_block block; /* the panel, as if it were one */
+    lattice_block block; /* the panel, as one block */
     lattice_work *work;
     const float *products;
-    float *row, *none; /* room for a row's residuals, and zeros */
+    float *row, *none; /* a row's residuals; zeros */
 } residual_panel;
 
 void tile_scratches_free(tile_scratches *r) {
@@ -98,7 +98,7 @@ ckd_status lossy_residual(rate_histogram *h, const lossy_tile *t, const kernels 
     return status;
 }
 
-/* ---- pieces of it, without factors ---- */
+/* ---- pieces of the residual matrix, without factors ---- */
 
 ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, lattice_work *work,
                               ckd_error *err) {
@@ -106,7 +106,7 @@ ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernel
     return t->device ? lossy_device_matrix(t, err) : lattice_steps(&t->plan, work, err);
 }
 
-/* Elements that the tile does not have are 0. */
+/* Elements outside the tile are 0. */
 static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t column, size_t columns) {
     static const float none[PIECE_SIDE] = {0};
     const lossy_tile *t = m->tile;

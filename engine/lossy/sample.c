@@ -5,12 +5,12 @@
 #include "engine/lossy/device.h"
 #include "kernels/scalar_lattice.h"
 
-#define SAMPLE_ELEMENTS (1u << 16) /* of a large tile, about */
-#define OUTLIER         32.0       /* root mean squares */
-#define OUTLIER_OF_ALL  40.0       /* the same, where those are of a sample */
+#define SAMPLE_ELEMENTS (1u << 16) /* approximate sample of a large tile */
+#define OUTLIER         32.0       /* in RMS */
+#define OUTLIER_OF_ALL  40.0       /* in RMS, for limits that come from a sample */
 #define ONE_OUTLIER_IN  4096u
 
-/* Of each `stride` pieces one, and never those of the same columns only. */
+/* Picks one of `stride` pieces. The choice shifts from round to round, so that it covers all columns. */
 static bool next_piece(tile_piece *out, tile_sample *s) {
     uint64_t rows = tile_rows(s->tile);
     while (s->row < rows) {
@@ -48,7 +48,7 @@ bool sample_next(tile_piece *out, tile_sample *s) {
     return true;
 }
 
-/* All pieces from the device's memory at once. */
+/* Copies all pieces from the device at once. */
 static ckd_status gather(tile_sample *s, ckd_error *err) {
     const lossy_tile *t = s->tile;
     tile_sample walk = *s;
@@ -86,13 +86,16 @@ void sample_end(tile_sample *s) {
     s->now = s->before = NULL;
 }
 
-/* ---- what is usual ---- */
+/* ---- typical ranges ---- */
 
 uint64_t max_outliers(uint64_t n) {
     return n / ONE_OUTLIER_IN + 4;
 }
 
-/* One turn of the search; false: it is over. of: energy and number of what is within the limit so far. */
+/*
+ * Takes one step of the search for a limit; false: the search is over. energy, n: of values within the limit
+ * so far.
+ */
 static bool next_limit(float *limit, float largest, double energy, uint64_t n) {
     double next = n > 0 ? OUTLIER * sqrt(energy / (double)n) : 0;
     *limit = next < FLT_MAX ? (float)next : FLT_MAX;
@@ -136,7 +139,7 @@ ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, c
     sample_end(&s);
     if (status == CKD_OK && (now->failed || moved->failed)) {
         status = err_nomem(err, now->size, "coding scratch");
-        bytes_free(now); /* a failure sticks */
+        bytes_free(now); /* clears the sticky failure */
         bytes_free(moved);
     }
     if (status == CKD_OK) {

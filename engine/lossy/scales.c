@@ -1,4 +1,4 @@
-/* What the rows and columns of a matrix weigh, by their second moments. */
+/* Weights of a matrix's rows and columns by their second moments. */
 #include <math.h>
 
 #include "engine/lossy/sums.h"
@@ -44,7 +44,7 @@ ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_ti
         all[0] += out->row[i];
         all[1] += row_count[i];
     }
-    /* Of nothing, or of zeros, the mean of all. */
+    /* Rows and columns that are empty or zero take the overall mean. */
     out->all = logarithm_of(all[0], all[1], 0);
     for (uint64_t i = 0; i < rows; i++) {
         out->row[i] = logarithm_of(out->row[i], row_count[i], out->all);

@@ -1,11 +1,13 @@
-/* A block whose integers are all that is not known beforehand: quantised, rebuilt and measured at one go. */
+/*
+ * Codes a block whose tile determines all but its integers: quantises, rebuilds and measures it in one pass.
+ */
 #include <math.h>
 #include <string.h>
 
 #include "engine/lossy/block.h"
 
 #define CHUNK \
-    16384u /* elements at a time: with all that belongs to them they take a fifth of a second-level cache */
+    16384u /* elements per chunk; with all that belongs to them they take a fifth of a second-level cache */
 
 typedef struct stream {
     lossy_job *job;
@@ -14,8 +16,8 @@ typedef struct stream {
     const void *original;
     const kernels *k;
     int8_t *few;     /* NULL: levels, which have no integers */
-    float *floats;   /* of the block, as they are decoded */
-    int32_t largest; /* integer so far */
+    float *floats;   /* decoded values of the block */
+    int32_t largest; /* largest integer so far */
 } stream;
 
 /* The part of one row that lies in a chunk. */
@@ -39,7 +41,7 @@ static lattice_run run_of(const stream *s, const row_part *r) {
     return run;
 }
 
-/* false: one does not fit a byte. */
+/* Returns false if an integer does not fit a byte. */
 static bool quantise_chunk(stream *s, uint64_t from, uint64_t end) {
     const lossy_tile *t = s->tile;
     const float *now = t->now + s->at, *before = t->before ? t->before + s->at : NULL;
@@ -55,7 +57,7 @@ static bool quantise_chunk(stream *s, uint64_t from, uint64_t end) {
     return true;
 }
 
-/* As lattice_rebuild does. */
+/* Gives the same values as lattice_rebuild. */
 static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     const lossy_tile *t = s->tile;
     const lattice_block *b = &s->job->block;
@@ -77,7 +79,7 @@ static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     }
 }
 
-/* In the tensor's dtype, with exceptions from number `kept` on; and as floats again. */
+/* Converts the chunk to the tensor's dtype, inserts exceptions from number `kept` on, and widens it again. */
 static void finish_chunk(stream *s, uint64_t from, uint64_t end, uint32_t kept) {
     const lattice_block *b = &s->job->block;
     ckd_dtype dtype = s->tile->dtype;

@@ -4,12 +4,12 @@
 
 #include "kernels/scalar_lattice.h"
 
-#define PANEL_ROWS       32u /* at least, so that columns' sums take little beside the elements */
+#define PANEL_ROWS       32u /* smallest panel; columns' sums then take little beside the elements */
 #define PANEL_ELEMENTS   65536u
-#define LINE             65536u /* a row of a vector */
+#define LINE             65536u /* elements per row of a vector */
 #define GROUP            8u     /* rows at a time */
-#define LEVELS_OF_MEANS  4      /* rows' and columns' corrections of second moments: half octaves */
-#define MEANS_UP         0.7    /* fraction of a step from which means are corrected */
+#define LEVELS_OF_MEANS  4      /* unit of row and column corrections of second moments: half an octave */
+#define MEANS_UP         0.7    /* fraction of that unit from which means are corrected */
 #define LEVELS_IN_OCTAVE 8
 
 /* ---- rows and panels ---- */
@@ -76,13 +76,13 @@ typedef struct panels {
 
 int32_t level_distance(double now, double from) {
     double octaves = now > 0 && from > 0 ? log2(now / from) : 0;
-    octaves = fabs(octaves) <= 256 ? octaves : 0; /* of an infinite parent nothing can be said */
+    octaves = fabs(octaves) <= 256 ? octaves : 0; /* an infinite parent says nothing */
     double steps = octaves * LEVELS_IN_OCTAVE / LEVELS_OF_MEANS;
-    int32_t whole = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* what goes to and fro is let be */
+    int32_t whole = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* fluctuations are left alone */
     return LEVELS_OF_MEANS * (steps < 0 ? -whole : whole);
 }
 
-/* As many as may be outliers: with more, the limit is none. */
+/* Records outliers up to their largest number. With more, the limit does not hold. */
 static void record_outliers(panel *to, const tile_pass *p, const float *now, uint64_t row, uint64_t column,
                             uint64_t n, uint64_t max) {
     for (uint64_t i = 0; i < n; i++) {
@@ -93,7 +93,7 @@ static void record_outliers(panel *to, const tile_pass *p, const float *now, uin
     }
 }
 
-/* Sums of one row; returns what births in it count. */
+/* Sums one row. Returns what a birth in it counts. */
 static double add_row(panel *to, const panels *all, uint64_t row) {
     tile_pass *p = all->pass;
     const lossy_tile *t = all->tile;
@@ -120,7 +120,7 @@ static double add_row(panel *to, const panels *all, uint64_t row) {
     return birth;
 }
 
-/* `rows` rows of the same columns. */
+/* Sums `rows` rows of the same columns. */
 static void add_rows(panel *to, const panels *all, uint64_t row, uint64_t rows) {
     const tile_pass *p = all->pass;
     double scale[GROUP];
@@ -154,7 +154,7 @@ static ckd_status add_panel(void *context, size_t index, uint32_t worker, ckd_er
     return to->outliers->failed ? err_nomem(err, to->outliers->size, "coding scratch") : CKD_OK;
 }
 
-/* ---- all of them ---- */
+/* ---- all panels ---- */
 
 static void add_sums(lattice_sums *to, const lattice_sums *s) {
     to->now += s->now;
@@ -169,7 +169,7 @@ static void add_sums(lattice_sums *to, const lattice_sums *s) {
     to->lowest_bit = s->lowest_bit < to->lowest_bit ? s->lowest_bit : to->lowest_bit;
 }
 
-/* Rows' arrays, and columns' of each panel; the first panel's become those of all. */
+/* Allocates the rows' arrays, and columns' arrays for each panel. The first panel's become the totals. */
 static ckd_status make_room(panels *all, ckd_error *err) {
     tile_pass *p = all->pass;
     uint64_t rows = tile_rows(all->tile), columns = p->means ? width_of(all->tile) : 0,

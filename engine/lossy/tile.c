@@ -9,18 +9,18 @@
 
 #define DEFAULT_EFFORT 5
 #define FEWEST \
-    64u /* elements, below which a tensor is exact: it is cheap then, and small tensors are special */
-#define NARROWEST        8u   /* rows and columns of a matrix that have steps of their own */
-#define UNITS_MOVED      16.0 /* lattice units in the movement's root mean square */
-#define LEAST_MOVEMENT   0.25 /* of the residual's energy: below, it is leftovers that say nothing */
+    64u /* elements; a smaller tensor is coded exactly, which is cheap, and small tensors tend to be special */
+#define NARROWEST        8u   /* rows and columns of a matrix that has steps of its own per row and column */
+#define UNITS_MOVED      16.0 /* lattice units in the RMS of the movement */
+#define LEAST_MOVEMENT   0.25 /* of the residual's energy; less is lost in the leftovers */
 #define MOST_CATCHING_UP 4.0
-#define COARSEST         64.0 /* step of weights, in those they have without a parent */
+#define COARSEST         64.0 /* largest step of weights, in lattice units of weights without a parent */
 #define OF_BOUND \
-    1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
-#define NOTHING_MOVED 6e-3 /* of the error: it is known to three digits */
-#define MOST_COARSER  6    /* a row or column, in quarter octaves, than all: 2.8 times */
-#define MOST_WEIGHT   108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
-#define MOST_STEP     400 /* a block's, in quarter octaves */
+    1.7 /* largest step per bound; rounded to a quarter octave, and values to the lattice, it is less than 2 */
+#define NOTHING_MOVED 6e-3 /* relative to the error, which is known to three digits */
+#define MOST_COARSER  6    /* quarter octaves that a row or column may be coarser than the tile: 2.8 times */
+#define MOST_WEIGHT   108  /* quarter octaves of a row or column; the lattice has no place beyond */
+#define MOST_STEP     400  /* quarter octaves of a block's step */
 
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
     if (!lattice_dtype(dtype)) {
@@ -33,7 +33,7 @@ lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
     case CKD_ROLE_EXP_AVG:
         return LOSSY_MOMENT;
     case CKD_ROLE_EXP_AVG_SQ:
-        return dtype == CKD_F16 ? LOSSY_NONE : LOSSY_SECOND; /* its denormals are no levels */
+        return dtype == CKD_F16 ? LOSSY_NONE : LOSSY_SECOND; /* f16 denormals are not levels */
     default:
         return LOSSY_NONE;
     }
@@ -62,8 +62,9 @@ quant_params quant_params_of(ckd_fidelity fidelity, int effort) {
 /* ---- the matrix ---- */
 
 /*
- * Rows of a matrix are its first dimension and columns its last; a stack of matrices (three dimensions) is taken one by one; what has
- * more is a convolution: one row for each output channel.
+ * Sets the columns of a matrix, and the rows of one matrix in a stack. Rows are the first dimension, columns
+ * the last. Three dimensions are a stack of matrices, taken one by one. More dimensions are a convolution:
+ * one row per output channel.
  */
 static void fold(uint64_t *columns, uint64_t *stacked, const geometry *g, const ckd_region *region) {
     const uint64_t *lengths = region->kind == CKD_REGION_BOX ? region->lengths : g->shape;
@@ -83,7 +84,7 @@ void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, 
     t->first = first;
     t->vector = g->ndim < 2 || columns == 1 || rows == 0;
     uint64_t here = t->vector ? max : rows * columns - (origin + first) % columns;
-    if (!t->vector && stacked) { /* to the end of this matrix of the stack */
+    if (!t->vector && stacked) { /* up to the end of this matrix of the stack */
         uint64_t matrix = stacked * columns, left = matrix - (origin + first) % matrix;
         here = left < here ? left : here;
     }
@@ -124,7 +125,7 @@ static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
 
 /* ---- sums over a tile ---- */
 
-/* Columns' weights, if the tile has any; they are the tile's. */
+/* Computes the columns' weights in the tile's memory; NULL if it has none. */
 static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
     const int32_t *columns = t->plan.own.step;
     *out = columns ? bytes_scratch(&t->weight, t->columns * sizeof(float), "coding scratch", err) : NULL;
@@ -137,7 +138,10 @@ static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Runs a pass over what is not kept as it is, which it finds first. mean: of a sample's positive values. */
+/*
+ * Runs a pass without outliers. If the sample's limits do not suit, finds limits on all elements and runs
+ * again.
+ */
 static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (int turn = 0; turn < 2 && status == CKD_OK; turn++) {
@@ -153,8 +157,7 @@ static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd
     bool second = t->part == LOSSY_SECOND;
     t->ordinary =
         s->finite == t->count && (!t->before || s->compared == t->count) && (!second || s->least >= 0);
-    t->largest =
-        second ? 0 : s->largest + (t->before ? s->farthest : 0); /* no |before| is larger than both */
+    t->largest = second ? 0 : s->largest + (t->before ? s->farthest : 0); /* also bounds |before| */
     return status;
 }
 
@@ -162,7 +165,7 @@ static double root(double sum, uint64_t n) {
     return n ? sqrt(sum / (double)n) : 0;
 }
 
-/* The smallest step of a tile, as a share of that without rows and columns. */
+/* Smallest step of any row and column, relative to the tile's step. */
 static double smallest_weight(const lossy_tile *t) {
     if (!t->plan.row) {
         return 1;
@@ -177,7 +180,10 @@ static double smallest_weight(const lossy_tile *t) {
     return exp2((double)(row + column) / LATTICE_STEP_OCTAVE);
 }
 
-/* The exponent of a lattice with this spacing or a finer one, on which values up to `largest` have a place. */
+/*
+ * Returns the exponent of a lattice that is at least this fine, but coarse enough to hold values up to
+ * `largest`.
+ */
 static int32_t exponent_of(const lossy_tile *t, double spacing, double largest) {
     int32_t min = t->dtype == CKD_F16 ? -24 : -120;
     int32_t room = largest > 0 ? ilogb(largest) - 27 : min;
@@ -191,7 +197,7 @@ static void set_step(lossy_tile *t, double step) {
     t->plan.step = t->plan.step < 0 ? 0 : t->plan.step;
 }
 
-/* The nearest integer of so many at most. */
+/* Rounds x to an integer of magnitude at most `max`. */
 static int32_t near(double x, int32_t max) {
     return x > max ? max : (x < -max ? -max : (int32_t)lrint(x));
 }
@@ -199,8 +205,8 @@ static int32_t near(double x, int32_t max) {
 /* ---- weights ---- */
 
 /*
- * What does not move keeps the parent's lattice, so that a finer one than the parent's has all values, and a coarser one has not. Exact
- * values have none that integers would be worth.
+ * Elements that do not move stay on the parent's lattice. A lattice at least as fine holds all values; a
+ * coarser one does not. Exact values lie on no lattice that would make integers worthwhile.
  */
 static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
     int32_t lowest = s->lowest_bit < t->plan.exponent ? s->lowest_bit : t->plan.exponent;
@@ -209,8 +215,9 @@ static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
 }
 
 /*
- * Steps are finer where the second moment is large: by its fourth root, rows and columns apart. Where it is small they are coarser, within
- * bounds: an output layer's rows for tokens that hardly occur move as far as others, as Adam divides by that root.
+ * Steps are finer where the second moment is large: they follow its fourth root, by rows and columns. Where
+ * it is small they are coarser, within limits. An output layer's rows for rare tokens move as far as others,
+ * as Adam divides by the root.
  */
 static int32_t weight_of(double all, double own) {
     int32_t weight = near(all - own, MOST_WEIGHT);
@@ -245,9 +252,12 @@ static void prepare_root(lossy_tile *t, const lattice_sums *values) {
     t->up[0] = t->up[1] = t->up[2] = 0.5f;
 }
 
-/* How far the weights moved, of which what the parent left out is a part; returns the share of the difference's energy that is. */
+/*
+ * Estimates the movement of the weights. Returns its share of the difference's energy; the parent left out
+ * the rest.
+ */
 static double find_movement(lossy_tile *t, double energy, double rms) {
-    double fair = rms / t->params->root_units; /* an error with which a tensor may stay for ever */
+    double fair = rms / t->params->root_units; /* an error that may stay for ever */
     t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error && energy <= fair * fair &&
                !(t->params->max_error > 0);
     double share = energy > 0 ? 1 - t->before_error / energy : 0;
@@ -262,9 +272,9 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
 }
 
 /*
- * Deltas leave out what is less than a step, and what they leave out adds up for tens of saves before it is worth a step. Where it is more
- * than the recipe says, steps are finer by the square of that: errors settle within a few deltas, and for few bits, since most of
- * what is left out is just below what is not.
+ * Deltas leave out movements below a step. These add up over tens of saves before they are worth a step. If
+ * they exceed `leftover`, steps get finer by the square of the excess. Errors then settle within a few deltas
+ * and for few bits, as most leftovers are just below a step.
  */
 static double catching_up(const lossy_tile *t) {
     double left = t->movement > 0 ? sqrt(t->before_error) / (t->params->leftover * t->movement) : 0;
@@ -306,7 +316,7 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
                       root(s.weighted * share, s.compared) / catching_up(t);
         step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
         double max = COARSEST * rms / t->params->root_units;
-        step = step > max && max > 0 ? max : step; /* something else altogether is not left where it was */
+        step = step > max && max > 0 ? max : step; /* values that were replaced altogether get this step */
         double spacing = t->movement / UNITS_MOVED,
                fine = step * smallest_weight(t) / (t->params->max_error > 0 ? 16 : 2);
         t->plan.exponent = exponent_of(t, spacing < fine ? spacing : fine, s.largest);
@@ -316,13 +326,13 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
             set_step(t, step);
         }
     }
-    t->standalone_bits = log2(1 + 4.13 * rms / ldexp(1, t->plan.exponent)); /* a Gaussian's entropy */
+    t->standalone_bits = log2(1 + 4.13 * rms / ldexp(1, t->plan.exponent)); /* entropy of a Gaussian */
     return CKD_OK;
 }
 
 /* ---- first moments ---- */
 
-/* Rows' and columns' mean magnitudes, as steps. */
+/* Sets the steps of rows and columns to their mean magnitudes. */
 static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
     lossy_scales *s = &p->scratches->scales;
     ckd_status status = make_steps(t, err);
@@ -339,7 +349,7 @@ static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *e
     return status;
 }
 
-/* Root mean square of what is quantised, over rows' and columns' steps. */
+/* RMS of the quantised values over the steps of their rows and columns. */
 static ckd_status find_weighted(double *out, lossy_tile *t, const lattice_sums *s, const kernels *k,
                                 ckd_error *err) {
     float *weight;
@@ -382,8 +392,9 @@ static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err
 /* ---- second moments ---- */
 
 /*
- * Rows' and then columns' means are brought to what they are now: arithmetic means, because the logarithm's are too small where
- * moments vary, and too small a second moment makes too large a step when training goes on.
+ * Brings the means of rows, then of columns, to their current values. It uses arithmetic means: means of
+ * logarithms are too small where moments vary. Too small a second moment makes too large an optimizer step
+ * when training resumes.
  */
 static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
     ckd_status status = make_steps(t, err);
@@ -402,13 +413,15 @@ static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *er
     return status;
 }
 
-/* Corrections of rows and columns, and what the steps of weights and first moments follow. */
+/*
+ * Finds the corrections of rows and columns, and the scales that steps of weights and first moments follow.
+ */
 static ckd_status find_means(lossy_tile *t, tile_pass *p, ckd_error *err) {
     ckd_status status = t->found ? lossy_scales_of(t->found, p, t, err) : CKD_OK;
     return status == CKD_OK ? correct_means(t, p, err) : status;
 }
 
-/* Every element is what rows and columns say, or kept as it is: no level is as far from that as half a step. */
+/* Tells whether rows and columns determine every element but exceptions: no level is half a step away. */
 static bool says_nothing(const lossy_tile *t, const lattice_sums *s) {
     int32_t row = 0, column = 0;
     for (uint64_t i = 0; t->plan.row && i < rows_of(t); i++) {
