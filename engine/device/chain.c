@@ -1,4 +1,7 @@
-/* Chains of blocks as they go to a device: followed from the wanted block to the root, and turned round. */
+/*
+ * Collects the chains of blocks for a device: follows them from the wanted block to the root, then reverses
+ * them.
+ */
 #include "engine/device/chain.h"
 
 #include <stdlib.h>
@@ -6,8 +9,8 @@
 #include "engine/device/pack.h"
 #include "kernels/scalar_lattice.h"
 
-#define HALF_EXACT 2048.0f  /* f16 has all integers up to it */
-#define HALF_MOST  65504.0f /* and no larger ones than this */
+#define HALF_EXACT 2048.0f  /* f16 holds all integers up to this one */
+#define HALF_MOST  65504.0f /* the largest f16 */
 
 void chain_sides_init(chain_sides *s) {
     s->first = NULL;
@@ -36,9 +39,9 @@ void device_chain_free(device_chain *c) {
     *c = (device_chain){.block = NULL};
 }
 
-/* ---- what is sent ---- */
+/* ---- arrays to be sent ---- */
 
-/* Room for an array, aligned to 16 bytes, where `at` says; NULL: out of memory. */
+/* Returns memory for an array, aligned to 16 bytes, at offset *at. NULL: out of memory. */
 static void *put_array(bytes *to, uint64_t size, size_t *at, ckd_error *err) {
     size_t begin = (to->size + 15) / 16 * 16;
     uint8_t *room = bytes_extend(to, begin - to->size + (size_t)size);
@@ -59,7 +62,7 @@ static ckd_status put_copy(bytes *to, const void *from, uint64_t size, size_t *a
     return room ? CKD_OK : CKD_E_NOMEM;
 }
 
-/* In as few bytes as hold them all: one, two of f16, or four. shift NULL: none. */
+/* Chooses the smallest dtype that holds the factor: one byte, f16 or f32. shift NULL: none. */
 static ckd_dtype factor_dtype(float *largest, uint32_t rank, const int32_t *shift) {
     float max = 0;
     bool exact = true;
@@ -71,7 +74,10 @@ static ckd_dtype factor_dtype(float *largest, uint32_t rank, const int32_t *shif
     return max <= INT8_MAX ? CKD_I8 : (exact && max <= HALF_MOST ? CKD_F16 : CKD_F32);
 }
 
-/* Rows of `rank` floats become such of `padded`; from the last one on, as there is room for both behind `floats`. */
+/*
+ * Pads rows of `rank` floats to `padded`. Goes from the last row to the first, as `floats` has room for the
+ * result.
+ */
 static void pad_rows(float *floats, uint64_t count, uint32_t rank, uint32_t padded, const int32_t *shift) {
     for (uint64_t i = count; i-- > 0;) {
         float *to = floats + i * padded;
@@ -83,7 +89,10 @@ static void pad_rows(float *floats, uint64_t count, uint32_t rank, uint32_t padd
     }
 }
 
-/* A factor (count x rank), with zeros behind its last component, as products of bytes want it. largest: of each component, out. */
+/*
+ * Sends a factor (count x rank), padded with zeros, as products of bytes need it. largest: output, per
+ * component.
+ */
 static ckd_status put_factor(chain_factor *out, bytes *to, float *largest, const int32_t *factor,
                              uint64_t count, uint32_t rank, const int32_t *shift, decoder *d,
                              ckd_error *err) {
@@ -111,7 +120,7 @@ static ckd_status put_factor(chain_factor *out, bytes *to, float *largest, const
     return at ? CKD_OK : CKD_E_NOMEM;
 }
 
-/* Of columns: steps as the device multiplies them, or levels as they are. */
+/* Sends columns: steps as the device multiplies them, or levels as they are. */
 static ckd_status put_columns(chain_factor *out, bytes *to, float *largest, const lattice_columns *c,
                               chain_side_kind kind, decoder *d, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -133,7 +142,7 @@ static ckd_status put_columns(chain_factor *out, bytes *to, float *largest, cons
     return status;
 }
 
-/* ---- sides ---- */
+/* ---- side records ---- */
 
 static ckd_status make_side(chain_side **out, const cached_columns *from, chain_side_kind kind, decoder *d,
                             ckd_error *err) {
@@ -156,7 +165,7 @@ static ckd_status make_side(chain_side **out, const cached_columns *from, chain_
     return CKD_OK;
 }
 
-/* Made by the first that wants it, while others wait: it takes less than a block. */
+/* Finds or makes a side. Other threads wait meanwhile: it takes less than a block. */
 static ckd_status side_of(chain_side **out, chain_sides *sides, const cached_columns *from,
                           chain_side_kind kind, decoder *d, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -179,7 +188,7 @@ static ckd_status side_of(chain_side **out, chain_sides *sides, const cached_col
 
 /* ---- lossy blocks ---- */
 
-/* Packed, if there are any but 0; false in *fit: one is too large. */
+/* Sends packed integers, if any is not 0. *fit = false: one is too large. */
 static ckd_status put_integers(bool *fit, chain_link *l, bytes *to, const lattice_block *b, const kernels *k,
                                ckd_error *err) {
     const pack_integers from = {b->q, b->few, b->count, b->map == LATTICE_LEVELS, k};
@@ -209,7 +218,10 @@ static ckd_status put_row_steps(chain_link *l, bytes *to, const lattice_block *b
     return steps ? CKD_OK : CKD_E_NOMEM;
 }
 
-/* Both factors, and columns' steps. false in *fit: sums of their products may not be exact, which the host will say. */
+/*
+ * Sends both factors, and the columns' steps. *fit = false: sums of their products may be inexact, which the
+ * host will report.
+ */
 static ckd_status put_factors(bool *fit, chain_link *l, bytes *to, chain_sides *sides, const lattice_parts *p,
                               decoder *d, ckd_error *err) {
     const lattice_block *b = &p->block;
@@ -342,7 +354,7 @@ static ckd_status add_raw(bool *fit, chain_link *l, device_chain *c, decoder *d,
 
 /* ---- links ---- */
 
-/* Room for another one, behind those that there are. */
+/* Makes room for one more link, behind the others. */
 static chain_link *next_link(device_chain *c, ckd_error *err) {
     if (c->count == c->room) {
         uint32_t room = 2 * c->room + 4;
@@ -357,7 +369,9 @@ static chain_link *next_link(device_chain *c, ckd_error *err) {
     return &c->links[c->count];
 }
 
-/* What of the block is for a device; false in *fit: nothing. v NULL: a copy that needs nothing else. */
+/*
+ * Adds the block as a link. *fit = false: it does not suit a device. v NULL: a copy that depends on nothing.
+ */
 static ckd_status add_link(bool *fit, chain_link *l, device_chain *c, chain_sides *sides, decoder *d,
                            const view *v, const view_block *b, bool streams, ckd_error *err) {
     const record *r = b->record;
@@ -376,7 +390,8 @@ static ckd_status add_link(bool *fit, chain_link *l, device_chain *c, chain_side
                       .hashed = !lossy || c->count == 0};
     if (l->form == CHAIN_CAST || l->form == CHAIN_SAME) {
         *fit = true;
-        c->cast = l->form == CHAIN_CAST ? c->count + 1 : c->cast; /* from the top; turned round at the end */
+        /* Counted from the top; reversed at the end. */
+        c->cast = l->form == CHAIN_CAST ? c->count + 1 : c->cast;
     } else if (lossy) {
         status = add_lossy(fit, l, c, sides, d, v, b, err);
     } else if (r->coding == CODING_SYMBOLS && streams) {
@@ -387,7 +402,7 @@ static ckd_status add_link(bool *fit, chain_link *l, device_chain *c, chain_side
     return status;
 }
 
-/* The block's own, or its materialized copy's, if there is one: that is compared with the block's own hash. */
+/* Adds the block's record, or that of its materialized copy, which is compared with the block's own hash. */
 static ckd_status add_block(bool *fit, device_chain *c, chain_sides *sides, decoder *d, const view *v,
                             const view_block *b, bool streams, ckd_error *err) {
     const view_block copy = {.record = b->materialized, .chunk = b->materialized_chunk};
@@ -429,12 +444,12 @@ static void *put_values(device_chain *c, const record *r, ckd_error *err) {
     return put_array(&c->sent, r->raw_size, &l->at, err);
 }
 
-/* Values with bits that bf16 has not got: their places, if they are few. */
+/* Lists the values that have bits which bf16 lacks. Stops when they are too many. */
 static uint32_t find_long_values(uint32_t *at, const uint8_t *values, uint64_t n) {
     uint32_t found = 0;
     for (uint64_t i = 0; i < n && found <= CHAIN_EXCEPTIONS; i++) {
         uint16_t low;
-        memcpy(&low, values + 4 * i, sizeof(low)); /* little endian, as values are */
+        memcpy(&low, values + 4 * i, sizeof(low)); /* values are little-endian */
         if (low) {
             at[found++] = (uint32_t)i;
         }
@@ -468,7 +483,7 @@ ckd_status device_chain_filled(device_chain *c, ckd_error *err) {
                : status;
 }
 
-/* The host's part at the root: of what `b`, the last link, builds on. */
+/* Makes the host's part at the root: the values that the last link, `b`, builds on. */
 static ckd_status add_parent_values(device_chain *c, decoder *d, view_cache *cache, const view *own,
                                     const view_block *b, const view *in, const view_block *parent,
                                     ckd_error *err) {
@@ -486,7 +501,10 @@ static bool rounds(const view_block *b, const view_block *from) {
     return wide == CKD_F32 ? to == CKD_BF16 || to == CKD_F16 : wide == CKD_F64 && to == CKD_F32;
 }
 
-/* A block that rounds what is none for a device: the host does both, and sends what is narrow. */
+/*
+ * The values below a rounding do not suit a device. The host decodes and rounds them, and sends the narrow
+ * values.
+ */
 static ckd_status drop_cast(device_chain *c, decoder *d, view_cache *cache, const view *v,
                             const view_block *b, ckd_error *err) {
     c->count--;
@@ -499,7 +517,7 @@ static ckd_status drop_cast(device_chain *c, decoder *d, view_cache *cache, cons
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 
-/* What link `b`, the last one, builds on. false in *more: that was all. */
+/* Follows the last link, `b`, to the block that it builds on. *more = false: the chain is complete. */
 static ckd_status follow_one(bool *more, const view **v, const view_block **b, device_chain *c,
                              chain_sides *sides, decoder *d, view_cache *cache, bool streams,
                              ckd_error *err) {

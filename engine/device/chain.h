@@ -1,13 +1,14 @@
 /*
- * Values of blocks, made in the memory of a device from the root of their chains on. The host follows a chain, reads and checks its payloads and entropy-decodes what
- * is lossy; to the device go integers, steps, factors and dense symbol streams, from which it makes the values of one block after the other where they
- * are to be, and their content hashes. Internal to engine/: span_decode.c.
+ * Values of blocks, made in device memory from the root of their chains on. The host follows a chain, reads
+ * and checks its payloads, and entropy-decodes the lossy ones. It sends integers, steps, factors and dense
+ * symbol streams. The device makes the values of one block after the other in their final place, and their
+ * content hashes. Internal to engine/: span_decode.c.
  *
- *   chain.c      what goes to the device, block by block; any number of threads, each with its decoder
- *   chain_run.c  what happens there; one thread
+ *   chain.c      collects what to send, block by block; any number of threads, each with its decoder
+ *   chain_run.c  runs it on the device; one thread
  *
- * Nothing that a device is told here depends on a payload that was not checked: places and sizes are those of records and of decoded blocks, and dense streams
- * are read by kernels that stay inside of them, whatever they say.
+ * Addresses and sizes sent to a device never come from a payload that was not checked. They come from records
+ * and decoded blocks. Kernels that read dense streams stay inside of them, whatever the streams contain.
  */
 #ifndef ENGINE_DEVICE_CHAIN_H
 #define ENGINE_DEVICE_CHAIN_H
@@ -15,27 +16,27 @@
 #include "engine/device/dense.h"
 #include "engine/decode/values.h"
 
-#define CHAIN_LINKS      64u  /* at most: the host decodes what is below */
-#define CHAIN_EXCEPTIONS 256u /* values that a lossy block keeps as they are, at most */
+#define CHAIN_LINKS      64u  /* largest length of a chain; the host decodes the links below */
+#define CHAIN_EXCEPTIONS 256u /* largest number of exceptions of a lossy block */
 
 typedef enum chain_form {
-    CHAIN_VALUES, /* as they are */
-    CHAIN_SAME,   /* those of the link before */
-    CHAIN_CAST,   /* those of the link before, of another dtype, rounded; once in a chain at most */
+    CHAIN_VALUES, /* values as they are */
+    CHAIN_SAME,   /* the values of the link before */
+    CHAIN_CAST,   /* the values of the link before, rounded to another dtype; at most once per chain */
     CHAIN_STREAM, /* a dense symbol stream */
     CHAIN_LINEAR, /* a lossy block of integers on a lattice */
-    CHAIN_LEVELS  /* one of second moments: levels of rows and columns */
+    CHAIN_LEVELS  /* a lossy block of second moments: levels of rows and columns */
 } chain_form;
 
-/* Columns' or rows' steps and factor, counted from the beginning of what they are sent with. */
+/* Steps and factor of columns or rows, as offsets in the array that they are sent in. */
 typedef struct chain_factor {
     size_t step, factor;
     uint64_t count; /* integers of the factor; 0: none */
     bool has_step;
-    ckd_dtype as; /* what they are sent as: I8, F16 or F32 */
+    ckd_dtype as; /* dtype in which they are sent: I8, F16 or F32 */
 } chain_factor;
 
-/* What blocks share with others, sent once for all chains of a run. */
+/* A side record, sent once for all chains of a run. */
 typedef enum chain_side_kind { CHAIN_COLUMNS, CHAIN_ROWS, CHAIN_LEVEL_COLUMNS } chain_side_kind;
 typedef struct chain_side {
     struct chain_side *next;
@@ -43,8 +44,9 @@ typedef struct chain_side {
     chain_side_kind kind;
     bytes sent;
     chain_factor at;
-    float *largest;      /* of each component of the factor */
-    uint64_t base, wide; /* of device_chains_run: where it is sent to, and its factor as floats */
+    float *largest; /* magnitude, per component of the factor */
+    /* Set by device_chains_run: where `sent` goes, and where the factor is widened to floats. */
+    uint64_t base, wide;
 } chain_side;
 typedef struct chain_sides {
     pthread_mutex_t mutex;
@@ -56,60 +58,67 @@ void chain_sides_free(chain_sides *s);
 typedef struct chain_link {
     const record *record;
     chain_form form;
-    bool delta;      /* on the values of the link before; of a stream: differences to them */
-    bool hashed;     /* its values are compared with its content hash */
-    bool half;       /* values of f32, sent as bf16 */
+    bool delta;      /* relative to the values of the link before; the stream then holds differences */
+    bool hashed;     /* compare its values with its content hash */
+    bool half;       /* f32 values sent as bf16 */
     bool packed;     /* lossy: integers are sent (pack.h); else all are 0 */
-    size_t at;       /* values or integers, in what the chain sends; a stream: in its streams */
+    size_t at;       /* of values or integers, in `sent`; of a stream, in `streams` */
     size_t size;     /* of a stream */
-    uint64_t memory; /* of a stream: what reading it takes of the device's */
-    /* lossy: */
+    uint64_t memory; /* of a stream: device memory that reading it takes */
+    /* Lossy: */
     uint64_t columns, phase, rows;
-    uint32_t rank;       /* of the factors as they are sent: zeros behind their last component */
+    uint32_t rank;       /* of the factors as sent, padded with zeros */
     lattice_run run;     /* linear */
     int32_t birth, step; /* levels */
     bool has_rows;
-    size_t row; /* linear: a step for each row; levels: integers */
+    size_t row; /* linear: a step per row; levels: integers */
     chain_factor right, left;
     chain_side *right_side, *left_side; /* NULL: the chain's own */
     uint32_t exceptions;
     size_t exception_at, exception_bits; /* u32 each; the bits in the values' dtype */
 } chain_link;
 
-/* One block's. Zero-initialise; device_chain_free. */
+/* The chain of one block. Zero-initialise; release with device_chain_free. */
 typedef struct device_chain {
     const view_block *block;
     chain_link *links;    /* from the root on */
-    uint32_t count, room; /* count 0: nothing of it is for a device */
-    uint32_t cast;        /* the link that rounds; 0: none */
+    uint32_t count, room; /* count 0: a device cannot make the block */
+    uint32_t cast;        /* index of the link that rounds; 0: none */
     bytes sent, streams;
-    void *to;      /* where the values are to be, contiguous, in the device's memory: set by the caller */
-    bool bad;      /* of device_chains_run: what came out is not what was saved */
-    uint64_t base; /* of device_chains_run */
-    void *wide;    /* likewise: what is to be rounded */
+    void *to;      /* device memory for the values, contiguous; set by the caller */
+    bool bad;      /* set by device_chains_run: the result is not what was saved */
+    uint64_t base; /* set by device_chains_run */
+    void *wide;    /* set by device_chains_run: values before they are rounded */
 } device_chain;
 void device_chain_free(device_chain *c);
 
 /*
- * What the block's values are made from on a device. Links that are none for a device are decoded by the host with all that they build on, and sent as values: those of sparse
- * and framed streams, other codings, wide integers, optimizer steps, and those whose parent's values stand in several blocks. If the block
- * itself is such a one, count is 0, and device_chain_values is for the caller. streams: dense streams go to the device, too (a device reads
- * many of them in the time of one). Errors: as block_values, of what the host decodes.
+ * Collects what a device needs to make the block's values. Some links do not suit a device. The host decodes
+ * these, with all links below them, and sends values. They are links with sparse or framed streams, other
+ * codings, wide integers, optimizer steps, or a parent in several blocks. If the block itself is such a link,
+ * count is 0, and the caller uses device_chain_values. streams: send dense streams, too (a device reads many
+ * of them in the time of one). Errors: as block_values, for what the host decodes.
  */
 ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, view_cache *cache,
                              const view *v, const view_block *b, bool streams, ckd_error *err);
-/* Room for the values of the block, decoded and verified elsewhere, which then are all that is sent of it. NULL: out of memory. */
+/*
+ * Returns memory for the block's values, which the caller decodes and verifies. Only they are sent then.
+ * NULL: out of memory.
+ */
 void *device_chain_values(device_chain *c, const view_block *b, ckd_error *err);
 /*
- * They are there. Those of f32 that nearly all have no more bits than bf16 are sent as such: of half the size. Errors: NOMEM.
+ * Called when the values are there. Sends f32 values as bf16, in half the size, if nearly all of them are
+ * exact as bf16. Errors: NOMEM.
  */
 ckd_status device_chain_filled(device_chain *c, ckd_error *err);
 
-/* Memory of the device that these chains take; hashes included. */
+/* Returns the device memory that these chains take, hashes included. */
 uint64_t device_chains_memory(const device_chain *chains, size_t count, const chain_sides *sides);
 /*
- * Makes the values of all chains in their `to`s, and compares their hashes; where one is not as it was saved, or a stream does not end where it should, the chain
- * is bad, and its values are anything. memory: of the device, as much as device_chains_memory says, aligned to 256 bytes. Done when it returns. Errors: NOMEM, DEVICE; UNSUPPORTED (the backend lacks an operation).
+ * Makes the values of all chains in their `to`, and compares their hashes. A chain becomes bad if a hash
+ * differs or a stream does not end where it should; its values are undefined then. memory: as much device
+ * memory as device_chains_memory says, aligned to 256 bytes. Done when it returns. Errors: NOMEM, DEVICE;
+ * UNSUPPORTED (the backend lacks an operation).
  */
 ckd_status device_chains_run(device_lease *lease, void *memory, device_chain *chains, size_t count,
                              chain_sides *sides, ckd_error *err);

@@ -1,6 +1,6 @@
 /*
- * Chains on a device, a round for each link from the roots on: all streams of a round are read at once, as a device reads many in the time of one; lossy links
- * one after the other, in memory that the next one uses again.
+ * Runs chains on a device, one round per link, from the roots on. All streams of a round are read at once, as
+ * a device reads many in the time of one. Lossy links run one after the other and share memory.
  */
 #include <stdlib.h>
 
@@ -19,17 +19,17 @@ typedef struct run {
     size_t count;
     chain_sides *sides;
     uint8_t *memory;
-    uint64_t sent, wide; /* what is sent; behind it factors of sides as floats, and values to be rounded */
-    uint64_t round;      /* differences and contexts of a round, and what reading streams takes */
+    uint64_t sent, wide; /* sent arrays; behind them factors of sides as floats, and values to be rounded */
+    uint64_t round;      /* differences and contexts of a round, and scratch for reading its streams */
     uint64_t link;       /* of one lossy link */
     uint64_t pieces;     /* hashes */
     uint32_t rounds;
     symbols_parts *parts;
     dense_batch streams;
-    size_t *read; /* the chain of each stream */
+    size_t *read; /* index of the chain of each stream */
     device_pieces *hashed;
     hash128 *found;
-    size_t *of; /* the chain of each of them */
+    size_t *of; /* index of the chain of each hash */
     device_failure why;
     bool unknown; /* the backend lacks an operation */
 } run;
@@ -45,7 +45,7 @@ static uint64_t stream_size(const chain_link *l) {
     return l->memory + (l->delta ? aligned(l->record->raw_size) + aligned(n) : 0);
 }
 
-/* A link's factor as it was sent: a side's, or the chain's own. */
+/* Returns a link's factor as sent: a side's, or the chain's own. */
 static const chain_factor *factor_of(const chain_side *side, const chain_factor *own) {
     return side ? &side->at : own;
 }
@@ -61,7 +61,7 @@ static uint64_t link_size(const chain_link *l) {
     return size;
 }
 
-/* What is to be rounded, before it is. */
+/* Returns the size of the values to be rounded. */
 static uint64_t wide_size(const device_chain *c) {
     return c->cast ? aligned(c->links[c->cast - 1].record->raw_size) : 0;
 }
@@ -139,7 +139,7 @@ static void flush(span_list *s) {
     s->count = 0;
 }
 
-/* Of that dtype; those of another one wait for no more. */
+/* Adds a span. A new dtype flushes the spans before it. */
 static void add_span(span_list *s, ckd_dtype dtype, device_span one) {
     if (s->what.dtype != dtype) {
         flush(s);
@@ -161,7 +161,7 @@ static void one_span(run *r, device_operation operation, ckd_dtype dtype, ckd_dt
     flush(&s);
 }
 
-/* ---- what is sent ---- */
+/* ---- sending ---- */
 
 static ckd_status send_all(run *r, ckd_error *err) {
     uint8_t *host = malloc(r->sent + 1);
@@ -216,7 +216,7 @@ static ckd_dtype dtype_of(const chain_link *l) {
     return l->record->tensor->dtype;
 }
 
-/* Where the link's values are made. */
+/* Returns where the link's values are made. */
 static void *place_of(const device_chain *c, const chain_link *l) {
     return l - c->links < c->cast ? c->wide : c->to;
 }
@@ -258,7 +258,7 @@ static void place_values(run *r, uint32_t round) {
     }
 }
 
-/* Where a stream's differences and their contexts are; of values: in place, and none. */
+/* Places of a stream's differences and contexts. A stream of values is read in place, without contexts. */
 static dense_integers integers_of(const device_chain *c, const chain_link *l, uint8_t **at) {
     dense_integers of = {.integers = place_of(c, l), .n = (uint32_t)l->record->count};
     if (l->delta) {
@@ -268,7 +268,7 @@ static dense_integers integers_of(const device_chain *c, const chain_link *l, ui
     return of;
 }
 
-/* All streams of the round, told to the batch; contexts are on their way behind that. */
+/* Adds all streams of the round to the batch, and queues the computation of their contexts. */
 static ckd_status gather_streams(run *r, uint32_t round, uint8_t **at, ckd_error *err) {
     span_list contexts = list_of(r, DEVICE_CONTEXT, CKD_DTYPE_NONE);
     ckd_status status = CKD_OK;
@@ -285,7 +285,7 @@ static ckd_status gather_streams(run *r, uint32_t round, uint8_t **at, ckd_error
         dense_integers of = integers_of(c, l, at);
         status =
             symbols_parts_read(r->parts, &dense, &bits, (unsigned)(l->record->raw_size / l->record->count),
-                               stream, l->size, err); /* as before */
+                               stream, l->size, err); /* the same result as before */
         if (status == CKD_OK) {
             r->read[r->streams.count] = i;
             status = dense_add_reading(&r->streams, r->parts, &of, stream + r->parts->header, bits, err);
@@ -336,7 +336,7 @@ static const uint8_t *sent_factor(const run *r, const device_chain *c, const cha
     return r->memory + (side ? side->base : c->base) + factor_of(side, own)->factor;
 }
 
-/* As floats. */
+/* Returns a factor as floats. */
 static const float *wide_factor(run *r, const device_chain *c, const chain_side *side,
                                 const chain_factor *own, uint8_t **at) {
     const chain_factor *f = factor_of(side, own);
@@ -358,7 +358,7 @@ static const void *columns_of(const run *r, const device_chain *c, const chain_l
     return f->has_step ? r->memory + base + f->step : NULL;
 }
 
-/* false: the factors are none for that. */
+/* Returns false if the factors do not suit a product of bytes. */
 static bool multiply_bytes(run *r, const device_chain *c, const chain_link *l, int32_t *sums) {
     device_byte_product p = {.sums = sums, .rows = l->rows, .columns = l->columns, .rank = l->rank};
     bool fit = factor_of(l->left_side, &l->left)->as == CKD_I8 &&
@@ -382,7 +382,7 @@ static void multiply_floats(run *r, const device_chain *c, const chain_link *l, 
     }
 }
 
-/* Products of the link's factors, if it has any. */
+/* Multiplies the link's factors, if it has any. */
 static void put_products(device_tile *t, run *r, const device_chain *c, const chain_link *l, uint8_t **at) {
     void *sums = l->rank ? take(at, l->rows * l->columns * sizeof(float)) : NULL;
     if (sums && multiply_bytes(r, c, l, sums)) {
@@ -432,7 +432,7 @@ static void move_levels(run *r, const device_chain *c, const chain_link *l, floa
     }
 }
 
-/* In floats, whatever the dtype. */
+/* Works in floats, whatever the dtype is. */
 static void move_lossy(run *r, const device_chain *c, const chain_link *l) {
     ckd_dtype dtype = dtype_of(l);
     void *to = place_of(c, l);
@@ -490,7 +490,7 @@ static ckd_status compare(run *r, uint32_t round, ckd_error *err) {
     return status;
 }
 
-/* ---- */
+/* ---- rounds ---- */
 
 static ckd_status run_rounds(run *r, ckd_error *err) {
     ckd_status status = send_all(r, err);

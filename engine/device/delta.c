@@ -24,7 +24,7 @@ ckd_status device_deltas_clear(device_deltas *b, stream_batch *streams, device_r
     return stream_batch_clear(streams, r->lease, (unsigned)r->element, max, err);
 }
 
-/* ---- places ---- */
+/* ---- memory ---- */
 
 device_delta *device_deltas_add(device_deltas *b, uint64_t first, uint64_t count, uint64_t max) {
     device_reader *r = b->r;
@@ -40,7 +40,7 @@ device_delta *device_deltas_add(device_deltas *b, uint64_t first, uint64_t count
     return d;
 }
 
-/* Where everything is. */
+/* Assigns device memory to all arrays. */
 static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
     device_reader *r = b->r;
     uint8_t **next = &b->streams->next;
@@ -60,7 +60,7 @@ static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
     return status;
 }
 
-/* What lies there of the parent, if its hash says so. */
+/* Uses the parent's values on the device if their hashes are right. */
 static ckd_status look_at_before(device_deltas *b, ckd_error *err) {
     device_reader *r = b->r;
     device_pieces *of = r->before ? calloc(b->count, sizeof(*of)) : NULL;
@@ -132,13 +132,13 @@ static ckd_status subtract(device_deltas *b, ckd_error *err) {
     return status;
 }
 
-/* Byte that sample k of a block begins at, from the batch's memory on. */
+/* Returns the offset of sample k of a block, in bytes, in the batch's memory. */
 static uint64_t sample_at(const device_deltas *b, const device_delta *d, size_t k) {
     uint64_t i = k * d->count / symbols_sample_count(d->count);
     return (uint64_t)(d->residual - b->streams->memory) + i * b->r->element;
 }
 
-/* Words of memory with the samples of all blocks, as they come. */
+/* Gathers the words that contain the samples of all blocks, in order. */
 static ckd_status gather_samples(device_deltas *b, uint32_t *words, device_piece *pieces, ckd_error *err) {
     device_lease *lease = b->r->lease;
     device_failure why = {DEVICE_DONE, "", ""};

@@ -1,6 +1,6 @@
 #include "engine/device/dense.h"
 
-#define PLACES 256u /* that arrays begin at multiples of */
+#define PLACES 256u /* alignment of arrays */
 
 void dense_batch_free(dense_batch *b) {
     bytes_free(&b->sent);
@@ -16,7 +16,7 @@ void dense_batch_clear(dense_batch *b) {
     b->count = b->max = 0;
 }
 
-/* ---- places: from the beginning of what is sent, or, in scratch, from there on; addresses once there is memory ---- */
+/* ---- offsets from the beginning of `sent`, or of scratch; addresses once there is memory ---- */
 
 static uint64_t aligned(uint64_t size) {
     return (size + PLACES - 1) / PLACES * PLACES;
@@ -120,7 +120,7 @@ uint64_t dense_batch_memory(const dense_batch *b) {
     return b->sent.size + aligned(b->streams.size) + b->scratch + results_size(b);
 }
 
-/* Where the parts of the memory begin. */
+/* Where each part of the memory begins. */
 typedef struct memory_parts {
     uint8_t *sent, *streams, *scratch;
     uint32_t *results;
@@ -158,7 +158,7 @@ static void finish_reading(device_decoding *d, uint32_t i, const memory_parts *m
     d->failed = m->results + i;
 }
 
-/* To the device, what there is to do, and back. */
+/* Sends the batch, runs it, and fetches the results. */
 static ckd_status run(dense_batch *b, device_lease *lease, const memory_parts *m, bool write,
                       ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};

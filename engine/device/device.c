@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-/* ---- lines ---- */
+/* ---- leases ---- */
 
 static void lease_free(device_lease *lease) {
     lease->backend->release(lease->queue.device, lease->memory);
@@ -86,7 +86,7 @@ ckd_status device_take(device_lease **out, ckd_store *store, const ckd_device *d
         status = device_status(&why, d.device, err);
     }
     if (status != CKD_OK) {
-        lease_free(lease); /* whatever it is that happened to it */
+        lease_free(lease); /* after any failure */
         return status;
     }
     *out = lease;
@@ -106,7 +106,7 @@ void device_give_back(ckd_store *store, device_lease *lease) {
         return;
     }
     if (device_finish(lease, &err) != CKD_OK) {
-        lease_free(lease); /* the next one begins anew */
+        lease_free(lease); /* the next user gets a new lease */
         return;
     }
     device_give_back_idle(store, lease);
@@ -151,7 +151,7 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
                            .stride = columns};
 }
 
-/* Whole rows at once; what begins or ends within a row by itself. */
+/* Copies whole rows at once. A part of a row takes a copy of its own. */
 static ckd_status copy_elements(const device_reader *r, const uint8_t *data, uint8_t *to, uint64_t first,
                                 uint64_t count, device_direction direction, ckd_error *err) {
     const device_lease *lease = r->lease;
@@ -182,7 +182,7 @@ ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first
     return copy_elements(r, r->before, to, first, count, DEVICE_ON_DEVICE, err);
 }
 
-/* As much as fits, from there on, into the piece that is not current. */
+/* Starts to read as much as fits from `first` on, into the piece that is not current. */
 static ckd_status prefetch(device_reader *r, uint64_t first, ckd_error *err) {
     uint64_t max = DEVICE_STAGE / r->element, left = r->end - first, n = left < max ? left : max;
     r->piece[!r->current].first = first;
@@ -190,7 +190,7 @@ static ckd_status prefetch(device_reader *r, uint64_t first, ckd_error *err) {
     return copy_elements(r, r->data, r->lease->pinned[!r->current], first, n, DEVICE_TO_HOST, err);
 }
 
-/* The piece with that element becomes the current one, and the next one begins its way. */
+/* Makes the piece with that element current, and starts to read the next one. */
 static ckd_status turn_to(device_reader *r, uint64_t first, ckd_error *err) {
     bool foreseen = r->piece[!r->current].count && r->piece[!r->current].first == first;
     ckd_status status = foreseen ? CKD_OK : prefetch(r, first, err);
@@ -207,7 +207,7 @@ static ckd_status turn_to(device_reader *r, uint64_t first, ckd_error *err) {
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     device_reader *r = context;
     uint8_t *out = to;
-    if (r->lease->reader != r) { /* others have used the pinned memory meanwhile */
+    if (r->lease->reader != r) { /* another reader has used the pinned memory meanwhile */
         r->piece[0].count = r->piece[1].count = 0;
         r->lease->reader = r;
     }
@@ -248,12 +248,12 @@ ckd_status device_read_small(const void **values, device_lease *lease, const voi
 ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err) {
     const device_backend *backend = lease->backend;
     device_failure why = {DEVICE_DONE, "", ""};
-    device_result result = backend->finish(&lease->queue, &why); /* what is read ahead may be on its way */
+    device_result result = backend->finish(&lease->queue, &why); /* reading ahead may be under way */
     lease->reader = NULL;
     for (uint64_t at = 0; at < size && result == DEVICE_DONE; at += DEVICE_STAGE) {
         uint64_t n = size - at < DEVICE_STAGE ? size - at : DEVICE_STAGE;
         void *stage = lease->pinned[at / DEVICE_STAGE % 2];
-        memcpy(stage, (const uint8_t *)from + at, n); /* while the other one is on its way */
+        memcpy(stage, (const uint8_t *)from + at, n); /* while the other piece is on its way */
         result = backend->finish(&lease->queue, &why);
         if (result == DEVICE_DONE) {
             result = backend->copy(&lease->queue, (uint8_t *)to + at, stage, n, DEVICE_TO_DEVICE, &why);
@@ -294,7 +294,7 @@ ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *of, siz
     status = status == CKD_OK ? device_get(lease, host, to, pieces * sizeof(*host), err) : status;
     for (size_t i = 0, at = 0; i < count && status == CKD_OK; i++) {
         uint64_t n = device_hash_pages_of(of[i].bytes);
-        out[i] = hash128_of(host + at, n * sizeof(*host)); /* little endian, as the device is */
+        out[i] = hash128_of(host + at, n * sizeof(*host)); /* little-endian, as on the device */
         at += n;
     }
     free(host);

@@ -1,4 +1,6 @@
-/* Four lanes at a time, each of every fourth integer: what a vector of the host has, and 16 bytes of a device. */
+/*
+ * Packs four lanes at a time, each with every fourth integer: a vector of the host, and 16 bytes of a device.
+ */
 #include "engine/device/pack.h"
 
 #include <string.h>
@@ -6,14 +8,14 @@
 #include "kernels/scalar_lattice.h"
 
 #define LANES 4u
-#define MOST  (UINT64_C(1) << 26) /* integers: heads have bits for where they begin */
+#define MOST  (UINT64_C(1) << 26) /* integers; heads have no bits for larger offsets */
 
 typedef int32_t four_integers __attribute__((vector_size(4 * LANES)));
 typedef uint32_t four_words __attribute__((vector_size(4 * LANES)));
 #define BYTES 16u
 typedef int8_t some_bytes __attribute__((vector_size(BYTES)));
 
-/* A group's integers as bytes; `room` where some are missing. */
+/* Returns a group's integers as bytes; copies to `room` if the group is not full. */
 static const int8_t *bytes_of(int8_t *room, const pack_integers *from, uint64_t first) {
     uint64_t left = from->count - first;
     if (left >= DEVICE_GROUP) {
@@ -24,7 +26,10 @@ static const int8_t *bytes_of(int8_t *room, const pack_integers *from, uint64_t 
     return room;
 }
 
-/* A group's integers; `room` where they do not lie so already. Those behind the last one are 0. */
+/*
+ * Returns a group's integers; copies to `room` if they are not an array of int32, or not a full group.
+ * Missing ones are 0.
+ */
 static const int32_t *group_of(int32_t *room, const pack_integers *from, uint64_t first) {
     uint64_t left = from->count - first;
     size_t n = left < DEVICE_GROUP ? (size_t)left : DEVICE_GROUP;
@@ -45,7 +50,10 @@ static uint32_t any_of(four_words v) {
     return v[0] | v[1] | v[2] | v[3];
 }
 
-/* Bits of the largest magnitude, and one for the sign; 0: all are 0. LEVEL_ZERO is the least of any width; where there may be none, it is as large as it says. */
+/*
+ * Bits of the largest magnitude, plus one for the sign; 0: all are 0. With `levels`, LEVEL_ZERO fits any
+ * width, as its smallest number; else it counts as what it is.
+ */
 static uint32_t width_of(const int32_t *q, bool levels) {
     const four_words may = (four_words){0} - (uint32_t)levels;
     four_words any = {0}, zeros = {0};
@@ -61,7 +69,7 @@ static uint32_t width_of(const int32_t *q, bool levels) {
     return largest ? scalar_bit_length(largest) + 1 : (any_of(zeros) ? 1 : 0);
 }
 
-/* The same of bytes. */
+/* width_of for bytes. */
 static uint32_t width_of_bytes(const int8_t *few) {
     some_bytes any = {0};
     uint64_t both[2];
@@ -119,7 +127,7 @@ static void pack_group(uint32_t *to, const int32_t *q, uint32_t width, bool leve
             memcpy(to, &word, sizeof(word));
             to += LANES;
             used -= 32;
-            word = v >> (width - used); /* what had no room; if that is nothing: all bits leave */
+            word = v >> (width - used); /* bits that had no room; if there are none, the shift clears all */
         }
     }
 }

@@ -44,7 +44,7 @@ void device_reference_give(ckd_store *store, device_reference *reference) {
     }
 }
 
-/* Takes so much of the room on the device, if it is there. */
+/* Takes `size` bytes of the store's limit, if they are left. */
 static bool reserve(ckd_store *store, uint64_t size) {
     pthread_mutex_lock(&store->mutex);
     uint64_t taken = store->device_references_held + store->device_references_refused;
@@ -54,7 +54,10 @@ static bool reserve(ckd_store *store, uint64_t size) {
     return room;
 }
 
-/* The device has less than it may take: there is so much less room from now on, and not for ever another attempt. */
+/*
+ * The device has less memory than the limit allows: lowers the limit, so that this is not tried again and
+ * again.
+ */
 static void release_memory(ckd_store *store, uint64_t size) {
     pthread_mutex_lock(&store->mutex);
     store->device_references_held -= size;
@@ -87,7 +90,7 @@ ckd_status device_reference_keep(device_reference **reference, ckd_store *store,
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t size = key->of.count * ckd_dtype_size(key->dtype);
     if (!*reference) {
-        *reference = device_reference_take(store, lease->queue.device, key); /* it was an older one's */
+        *reference = device_reference_take(store, lease->queue.device, key); /* replaces an older one */
     }
     if (!*reference && reserve(store, size)) {
         *reference = reference_new(lease, key);

@@ -5,7 +5,7 @@
 #include "base/float_mode.h"
 
 #define STREAMS_WORTH \
-    32u /* dense streams: a device takes as long for one as for many, a host with some threads for about so many */
+    32u /* dense streams; a device reads many in the time of one, which a host with a few threads also takes */
 #define PLACES UINT64_C(256)
 
 /* ---- on the host ---- */
@@ -40,7 +40,7 @@ static size_t runs_of(span_decode *f, const view_block *b) {
     return span_runs(f->runs, DEVICE_FILL_RUNS, &f->tensor->shape, f->want, &have);
 }
 
-/* All of it, in one stretch. */
+/* Is all of the block wanted, as one stretch? */
 static bool lies_as_it_is(const span_decode *f, size_t runs, const view_block *b) {
     return runs == 1 && f->runs[0].count == b->record->count;
 }
@@ -49,12 +49,15 @@ static uint64_t aligned(uint64_t size) {
     return (size + PLACES - 1) / PLACES * PLACES;
 }
 
-/* Some chains of a batch, that run together. */
+/* Chains of a batch that run together. */
 typedef struct fill_part {
     size_t first, count;
 } fill_part;
 
-/* Values go to their place at once, or, if they are scattered there, to memory of their own, which begins at `apart`. Returns where that ends. */
+/*
+ * Sets the places of values: their final place, or, if they are scattered there, own memory from `apart` on.
+ * Returns where that ends.
+ */
 static uint64_t find_offsets(span_decode *f, const fill_part *p, uint64_t apart, uint8_t *memory) {
     size_t element = ckd_dtype_size(f->tensor->tensor->dtype);
     for (size_t i = p->first; i < p->first + p->count; i++) {
@@ -70,7 +73,7 @@ static uint64_t chains_size(const span_decode *f, const fill_part *p) {
     return aligned(device_chains_memory(f->chains + p->first, p->count, &f->sides));
 }
 
-/* As many of them as there is room for; if that is not even one, its values. */
+/* Reduces the part to the chains that memory allows. If not even one fits, takes its values instead. */
 static ckd_status take_part(fill_part *p, span_decode *f, ckd_error *err) {
     bool values = false;
     ckd_status status = CKD_OK;
@@ -156,10 +159,13 @@ static ckd_status run_batch(span_decode *f, ckd_error *err) {
     return status;
 }
 
-/* About what a block takes of the host's memory on its way: as it is stored, and integers of a byte for each link, or its values. */
+/*
+ * Estimates the host memory of a block on its way: its stored chain, a byte per element and link, and its
+ * values.
+ */
 static uint64_t block_size(const view_block *b) {
     const record *r = b->record;
-    uint64_t max = 64 * r->raw_size; /* whatever a damaged file says */
+    uint64_t max = 64 * r->raw_size; /* a damaged file may say anything */
     uint64_t links = r->depth < CHAIN_LINKS ? r->depth : CHAIN_LINKS;
     return r->raw_size + links * r->count + (r->chain_stored < max ? r->chain_stored : max);
 }

@@ -80,7 +80,7 @@ static ckd_status begin(device_standalones *b, ckd_error *err) {
     return status == CKD_OK ? rotate(b, err) : status;
 }
 
-/* ---- from integers to contexts: three steps, each behind what the host made of the one before ---- */
+/* ---- from integers to contexts: three steps; each uses what the host makes of the step before ---- */
 
 static ckd_status take_step(device_standalones *b, device_split_step step, const device_split *all,
                             ckd_error *err) {
@@ -133,7 +133,7 @@ static ckd_status find_splits(device_standalones *b, device_split *all, ckd_erro
     return status;
 }
 
-/* Sums over rows and columns, and behind those of all blocks the squares. */
+/* Computes sums over rows and columns, followed by the squares of all blocks. */
 static ckd_status sum_lines(device_standalones *b, device_split *all, ckd_error *err) {
     device_lease *lease = b->r->lease;
     device_failure why = {DEVICE_DONE, "", ""};

@@ -3,11 +3,13 @@
 #include <stdlib.h>
 
 #define COUNTERS (DEVICE_SYMBOLS * (uint64_t)DEVICE_SYMBOLS * sizeof(uint32_t))
-/* Counters that occur, of a block: far more than of any that is worth it. */
+/* Largest number of nonzero counters of a block: far more than a worthwhile stream has. */
 #define ENTRIES (UINT32_C(1) << 14)
-/* A stream's tables, states and description, at most: what dense_batch takes but for what depends on the elements. */
+/*
+ * Upper bound of a stream's tables, states and description: what dense_batch takes apart from the elements.
+ */
 #define TABLES (UINT64_C(320) << 10)
-#define SPARE  4096u /* of memory: ends that are rounded up */
+#define SPARE  4096u /* bytes for rounding up */
 
 uint64_t stream_aligned(uint64_t size) {
     return (size + 255) / 256 * 256;
@@ -112,7 +114,7 @@ static device_classes classes_of(const device_stream *s, unsigned width) {
                             .room = ENTRIES};
 }
 
-/* all, entered: room for as many as there are streams; entered has some for each of them. */
+/* all, entered: one per stream; entered is written for each of them. */
 static ckd_status classify(stream_batch *b, device_classes *all, uint64_t *entered, ckd_error *err) {
     const device_backend *backend = b->lease->backend;
     device_queue *queue = &b->lease->queue;
