@@ -5,29 +5,29 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define FEWEST_WIDE 256 /* columns or depth: a whole piece of a matrix (engine/lossy/low_rank_products.h) */
+#define FEWEST_WIDE 256 /* columns or depth of a whole piece of a matrix (engine/lossy/low_rank_products.h) */
 
-/* CBLAS's numbers. */
+/* Constants of CBLAS. */
 enum { ROW_MAJOR = 101, AS_IT_IS = 111 };
 typedef void (*sgemm_function)(int order, int turn_a, int turn_b, int m, int n, int k, float alpha,
                                const float *a, int lda, const float *b, int ldb, float beta, float *c,
                                int ldc);
 typedef int (*threads_function)(void);
 
-/* Set once, by the first call. */
+/* Set once by the first call. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static sgemm_function sgemm;
 static threads_function threads;
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 
-/* It stays open: nobody can tell whether its code still runs. */
+/* The library stays open, as its code may still be running. */
 static void find_blas(void) {
     const char *path = secure_getenv("CKD_BLAS");
     void *library = path && path[0] ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!library) {
         return;
     }
-    /* The way of POSIX from an object's address to a function's. */
+    /* POSIX's way from an object's address to a function's. */
     *(void **)&threads = dlsym(library, "openblas_get_num_threads");
     *(void **)&sgemm = threads ? dlsym(library, "cblas_sgemm") : NULL;
 }

@@ -1,11 +1,12 @@
 /*
- * Products of matrices by a BLAS that is there at run time, for encoders; nothing is linked with it. Off, unless CKD_BLAS in the environment
- * is the path (or a name that dlopen finds) of an OpenBLAS: libopenblas.so.0 of Debian's libopenblas0-serial, for example. Read once, when first
- * needed.
+ * Matrix products by a BLAS that is opened at run time, for encoders; nothing is linked with it. It is off
+ * unless CKD_BLAS in the environment is the path (or a name that dlopen finds) of an OpenBLAS, such as
+ * libopenblas.so.0 of Debian's libopenblas0-serial. The variable is read once, when first needed.
  *
- * It is only used while it says that it has one thread (openblas_get_num_threads): it must neither take processors that nobody gave this library,
- * nor have its setting changed, which belongs to the host program, by us. One call at a time, as builds without threads need not be
- * thread-safe; a host program that uses the same file from other threads meanwhile has to have one that is. Internal to kernels/.
+ * The BLAS is used only while it reports one thread (openblas_get_num_threads). It must not take processors
+ * that this library was not given, and its setting belongs to the host program. Calls are made one at a time,
+ * as builds without threads need not be thread-safe. If the host program uses the same file from other
+ * threads meanwhile, that build must be thread-safe. Internal to kernels/.
  */
 #ifndef KERNELS_BLAS_H
 #define KERNELS_BLAS_H
@@ -13,7 +14,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* sums = left (rows x rank) times right (rank x columns), rows one after the other. false: not done. Thread-safe. */
+/*
+ * sums = left (rows x rank) times right (rank x columns), in row-major order. Returns false if it did
+ * nothing. Thread-safe.
+ */
 bool blas_products(float *sums, const float *left, const float *right, size_t rows, size_t rank,
                    size_t columns);
 

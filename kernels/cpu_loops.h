@@ -1,8 +1,9 @@
 /*
- * The CPU backend: one loop a function and dtype, written so that compilers vectorise it. Included by one .c file for
- * each instruction set, which defines CPU_TABLE, CPU_NAME and CPU_TARGET; no header in the usual sense.
+ * The CPU backend: one loop per function and dtype, written so that compilers vectorise it. One .c file per
+ * instruction set includes it, and defines CPU_TABLE, CPU_NAME and CPU_TARGET; it is no header in the usual
+ * sense.
  *
- * Elements are read and written with memcpy: buffers need no alignment, and compilers turn it into plain moves.
+ * Elements are read and written with memcpy: buffers need no alignment, and compilers make plain moves of it.
  */
 #include <math.h>
 #include <string.h>
@@ -12,8 +13,8 @@
 #include "kernels/scalar.h"
 
 /*
- * Vectorised whatever the build's level; clang does so from -O2 on. CPU_NO_CARRY: buffers are apart or the same, so no
- * element depends on another one.
+ * CPU_LOOP: vectorised at any optimisation level of the build; clang does so from -O2 on. CPU_NO_CARRY:
+ * buffers are separate or identical, so no element depends on another one.
  */
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPU_LOOP     CPU_TARGET __attribute__((optimize("O3", "no-trapping-math", "fp-contract=off")))
@@ -122,12 +123,12 @@ DEFINE_CAST(cast_f64_f32, uint32_t, uint64_t, scalar_f32_from_f64)
 #include "kernels/sums_loops.h"
 #include "kernels/tile_loops.h"
 
-/* ---- optimizer steps: one loop a rule ---- */
+/* ---- optimizer steps: one loop per rule ---- */
 
 #define DEFINE_STEP(name, expression)                                                                    \
     CPU_LOOP static void step_##name(const scalar_step *rule, void *out, const void *before,             \
                                      const void *first, const void *second, size_t n) {                  \
-        const scalar_step copy = *rule, *const s = &copy; /* that nothing written to `out` can change */ \
+        const scalar_step copy = *rule, *const s = &copy; /* so that writes to `out` do not change it */ \
         CPU_NO_CARRY                                                                                     \
         for (size_t i = 0; i < n; i++) {                                                                 \
             LOAD(float, x, before, i);                                                                   \
@@ -189,7 +190,7 @@ typedef void (*context_loop)(uint8_t *, const void *, size_t);
 
 typedef struct dtype_loops {
     binary_loop residual, apply;
-    unary_loop rotate, unrotate; /* NULL: the values as they are */
+    unary_loop rotate, unrotate; /* NULL: values stay as they are */
     context_loop context;
     size_t size;
 } dtype_loops;
@@ -210,7 +211,7 @@ static const dtype_loops loops_of[] = {
     [CKD_BOOL] = INTEGER_LOOPS(8, u8),
 };
 
-/* NULL for no dtype: the functions do nothing then. */
+/* Returns NULL for an invalid dtype; the functions then do nothing. */
 static const dtype_loops *loops_for(ckd_dtype dtype) {
     size_t known = sizeof(loops_of) / sizeof(loops_of[0]);
     return (size_t)dtype < known && loops_of[dtype].size ? &loops_of[dtype] : NULL;

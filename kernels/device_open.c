@@ -7,7 +7,7 @@
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const device_backend *opened, *_Atomic used;
-static char refused[256]; /* why there is none */
+static char refused[256]; /* why there is no backend */
 
 static void open_backend(void) {
     const char *named = getenv("CKD_CUDA"), *name = named && *named ? named : "libckptdelta_cuda.so";
@@ -17,7 +17,7 @@ static void open_backend(void) {
         snprintf(refused, sizeof(refused), "%s", reason ? reason : "it cannot be opened");
         return;
     }
-    /* POSIX: what dlsym returns may be called. */
+    /* POSIX: a pointer from dlsym may be called. */
     device_entry entry;
     *(void **)(void *)&entry = dlsym(library, DEVICE_ENTRY);
     const device_backend *found = entry ? entry() : NULL;

@@ -33,13 +33,13 @@ static bool widen(float *to, ckd_dtype from, const void *in, size_t n) {
     }
 }
 
-/* What the low-rank part adds, in lattice units. */
+/* Lattice units of the low-rank part. */
 static inline __attribute__((always_inline)) int32_t lattice_low(float low_rank, float step,
                                                                  const lattice_run *run) {
     return scalar_units((low_rank * run->low_rank_unit) * step);
 }
 
-/* The four cases apart, so that each is a plain loop. `low`: lattice units of the low-rank part. */
+/* Separates the four cases, so that each is a plain loop. `low`: lattice units of the low-rank part. */
 #define LATTICE_CASES(body)                                                     \
     do {                                                                        \
         const float *column = run->column_step;                                 \
@@ -107,7 +107,7 @@ CPU_LOOP static void quantise(int32_t *q, const float *residual, const float up[
     }
 }
 
-/* Without a parent all start from the level of birth. */
+/* Without a parent all values start from the level of birth. */
 #define LEVEL_FROM(value) ((scalar_level_of(value) & of_parent) | birth)
 
 CPU_LOOP static void level_apply(float *values, const int32_t *q, size_t n, const level_run *run) {

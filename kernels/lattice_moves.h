@@ -1,10 +1,10 @@
-/* Lattice values moved by few integers; part of kernels/lattice_loops.h, which includes it. */
-/* Eight elements at a time, as vectors of the compiler's: any processor's instructions give the same bits. */
+/* Moves lattice values by integers that are mostly 0; part of kernels/lattice_loops.h, which includes it. */
+/* Eight elements at a time, in the compiler's vectors: any processor's instructions give the same bits. */
 #define FEW 8
 typedef float few_floats __attribute__((vector_size(4 * FEW)));
 typedef int32_t few_integers __attribute__((vector_size(4 * FEW)));
 typedef int8_t few_bytes __attribute__((vector_size(FEW)));
-#ifndef ROUND_EIGHT /* scalar_rint, of magnitudes below the limit */
+#ifndef ROUND_EIGHT /* scalar_rint, for magnitudes below the limit */
 #define ROUND_EIGHT(x) round_eight(x)
 #define round_eight(x)                                                                                   \
     __extension__({                                                                                      \
@@ -25,7 +25,7 @@ typedef int8_t few_bytes __attribute__((vector_size(FEW)));
 
 #define EIGHT CPU_TARGET static inline __attribute__((always_inline))
 
-/* Vectors are passed by pointer: not all targets agree on how to pass their values. */
+/* Vectors are passed by pointer, as targets differ in how they pass vectors by value. */
 #define FLOATS_AT(from)                      \
     __extension__({                          \
         few_floats all_;                     \
@@ -57,7 +57,7 @@ EIGHT void move_units(float *values, const few_integers *units, const lattice_ru
     memcpy(values, &value, sizeof(value));
 }
 
-/* column: or NULL. */
+/* column: may be NULL. */
 EIGHT void move_eight(float *values, const int8_t *q, const float *column, const lattice_run *r) {
     few_floats step = {0};
     few_integers units = {0};
@@ -79,7 +79,7 @@ static inline __attribute__((always_inline)) uint64_t eight_at(const int8_t *q) 
 }
 
 #define MANY \
-    8 /* times FEW, of which it is worth knowing how many are not all zero: branches on each could not be foretold */
+    8 /* times FEW; their nonzero groups are counted first, as a branch on each could not be predicted */
 
 CPU_TARGET static inline __attribute__((always_inline)) void apply_few(float *values, const int8_t *q,
                                                                        const float *column, size_t n,
@@ -106,7 +106,7 @@ CPU_TARGET static inline __attribute__((always_inline)) void apply_few(float *va
     }
 }
 
-/* Most integers are 0: where many in a row are, nothing is to be done. */
+/* Most integers are 0. Long stretches of zeros are skipped. */
 CPU_LOOP static void lattice_apply_few(float *values, const int8_t *q, size_t n, const lattice_run *run) {
     if (run->column_step) {
         apply_few(values, q, run->column_step, n, run);

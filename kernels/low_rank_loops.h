@@ -2,7 +2,7 @@
 
 /* ---- factors ---- */
 
-#define RANKS 64 /* components at a time, whose magnitudes are in registers or the nearest cache */
+#define RANKS 64 /* components at a time; their magnitudes stay in registers or the nearest cache */
 
 CPU_LOOP static void factor_values(float *values, float *largest, const int32_t *factor, size_t count,
                                    size_t rank) {
@@ -42,9 +42,9 @@ CPU_LOOP static void factor_panels(float *panels, const float *values, const flo
     }
 }
 
-/* ---- products that move values ---- */
+/* ---- products applied to values ---- */
 
-#define LOW_RANK_ROWS 4 /* at a time: their sums stay in registers */
+#define LOW_RANK_ROWS 4 /* rows at a time; their sums stay in registers */
 
 /* LOW_RANK_ROWS x LOW_RANK_PANEL sums over `rank`. */
 EIGHT void low_rank_sums(float *to, const float *const left[LOW_RANK_ROWS], const float *panel, size_t rank) {
@@ -66,13 +66,13 @@ EIGHT void low_rank_sums(float *to, const float *const left[LOW_RANK_ROWS], cons
 }
 
 typedef struct low_rank_rows {
-    float *values; /* of LOW_RANK_ROWS rows, LOW_RANK_PANEL columns each, `stride` elements apart */
+    float *values; /* LOW_RANK_ROWS rows of LOW_RANK_PANEL columns, `stride` elements apart */
     const int8_t *few;
     size_t stride;
-    const float *row_step, *column_step; /* column_step: or NULL */
+    const float *row_step, *column_step; /* column_step: may be NULL */
 } low_rank_rows;
 
-/* What lattice_apply does, on LOW_RANK_ROWS x LOW_RANK_PANEL elements. */
+/* lattice_apply on LOW_RANK_ROWS x LOW_RANK_PANEL elements. */
 EIGHT void move_panel(const low_rank_rows *to, const float *sums, const lattice_run *run) {
     for (size_t i = 0; i < LOW_RANK_ROWS; i++) {
         for (size_t j = 0; j < LOW_RANK_PANEL; j += FEW) {
@@ -89,7 +89,7 @@ EIGHT void move_panel(const low_rank_rows *to, const float *sums, const lattice_
     }
 }
 
-/* The same where there are fewer rows or columns: on copies. */
+/* move_panel for fewer rows or columns, on copies. */
 CPU_TARGET static void move_part(const low_rank_rows *to, const float *sums, size_t rows, size_t columns,
                                  const lattice_run *run) {
     float values[LOW_RANK_ROWS * LOW_RANK_PANEL] = {0}, row_step[LOW_RANK_ROWS] = {0},

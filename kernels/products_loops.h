@@ -1,6 +1,7 @@
 /*
- * Products of matrices; part of kernels/cpu_loops.h, which includes it. Panels of the right side are packed, so that they stay in the
- * nearest cache and off each other's lines (Goto, van de Geijn, ACM TOMS 34(3), 2008); sums stay in registers.
+ * Products of matrices; part of kernels/cpu_loops.h, which includes it. Panels of the right side are packed,
+ * so that they stay in the nearest cache and do not share lines (Goto, van de Geijn, ACM TOMS 34(3), 2008).
+ * Sums stay in registers.
  */
 #ifndef PANEL_LANES /* of the processor's vectors */
 #define PANEL_LANES FEW
@@ -8,10 +9,10 @@
 typedef float panel_floats __attribute__((vector_size(4 * PANEL_LANES)));
 
 #define PANEL   (2 * PANEL_LANES) /* columns */
-#define DEPTH   256               /* of the sums that are made at once */
+#define DEPTH   256               /* of the sums made at once */
 #define HEIGHT  4                 /* rows */
-#define AHEAD   8 /* rows of the right side that are asked for early: they lie too far apart to be foreseen */
-#define ABREAST 64 /* columns that are packed at once: a row of the right side gives all it has of a page */
+#define AHEAD   8  /* rows of the right side that are prefetched: they lie too far apart to be foreseen */
+#define ABREAST 64 /* columns packed at once: a row of the right side then uses all that it has of a page */
 
 /* HEIGHT x PANEL sums over `depth`. */
 CPU_TARGET static inline __attribute__((always_inline)) void panel_sums(float *to,
@@ -36,7 +37,7 @@ CPU_TARGET static inline __attribute__((always_inline)) void panel_sums(float *t
     memcpy(to, sums, sizeof(sums));
 }
 
-/* Panels side by side, one after the other: `width` columns in all. */
+/* Packs panels that lie side by side, one after the other: `width` columns in all. */
 static void pack_panels(float *panels, const float *right, size_t depth, size_t columns, size_t width) {
     for (size_t k = 0; k < depth; k++) {
         const float *from = right + k * columns;
@@ -75,7 +76,7 @@ CPU_TARGET static inline __attribute__((always_inline)) void add_row(float *to, 
     }
 }
 
-/* Of all rows and one panel: sums begin (first) or go on. */
+/* Products of all rows and one panel. Sums begin (first) or continue. */
 CPU_TARGET static inline __attribute__((always_inline)) void panel_products(float *sums, const float *left,
                                                                             const float *panel, size_t rows,
                                                                             size_t rank, size_t depth,
@@ -85,7 +86,7 @@ CPU_TARGET static inline __attribute__((always_inline)) void panel_products(floa
     for (size_t i = 0; i < rows; i += HEIGHT) {
         size_t height = rows - i < HEIGHT ? rows - i : HEIGHT;
         const float *from[HEIGHT];
-        for (size_t r = 0; r < HEIGHT; r++) { /* those that there are not are computed twice */
+        for (size_t r = 0; r < HEIGHT; r++) { /* missing rows are computed twice */
             from[r] = left + (i + (r < height ? r : 0)) * rank;
         }
         panel_sums(block, from, panel, depth);

@@ -1,10 +1,12 @@
 /*
- * The arithmetic of one element, in C that gcc, clang and nvcc compile alike: every backend builds its loops from these
- * functions, so that they cannot differ. codec/FORMAT.md, "Transformations of values", is normative.
+ * The arithmetic of one element, in C that gcc, clang and nvcc compile alike. Every backend builds its loops
+ * from these functions, so that they cannot differ. codec/FORMAT.md, "Transformations of values", is
+ * normative.
  *
- * Values are passed as their bits, and functions on them end in the width of the element in bits: integers only, no rounding
- * mode, no flush to zero. The last section, optimizer steps, computes with floats: IEEE + - * / and sqrt in the order written, to nearest,
- * with denormals, never contracted (-ffp-contract=off, --fmad=false). No libm.
+ * Values are passed as their bits, and a function's name ends in the element's width in bits. The functions
+ * use integers only: no rounding mode, no flush to zero. The last section, optimizer steps, computes with
+ * floats: IEEE + - * / and sqrt in the order written, to nearest, with denormals, never contracted
+ * (-ffp-contract=off, --fmad=false). No libm.
  */
 #ifndef KERNELS_SCALAR_H
 #define KERNELS_SCALAR_H
@@ -17,7 +19,7 @@
 #define KERNELS_FN static inline __attribute__((always_inline, unused))
 #endif
 
-/* Bits rotated left by one, and back. */
+/* Rotate the bits left by one, and back. */
 KERNELS_FN uint8_t scalar_rotate_8(uint8_t bits) {
     return (uint8_t)((uint32_t)bits << 1 | bits >> 7);
 }
@@ -59,7 +61,7 @@ KERNELS_FN uint8_t scalar_context_bf16(uint16_t bits) {
 KERNELS_FN uint8_t scalar_context_f32(uint32_t bits) {
     return (uint8_t)(bits >> 23 & 0xffu);
 }
-/* The exponent in f32's bias, clamped: what f32 cannot tell from 0 or infinity is 0 or 255. */
+/* The exponent in f32's bias, clamped: 0 or 255 where f32 would give 0 or infinity. */
 KERNELS_FN uint8_t scalar_context_f64(uint64_t bits) {
     int32_t exponent = (int32_t)(bits >> 52 & 0x7ffu) - (1023 - 127);
     exponent = exponent < 0 ? 0 : exponent;
@@ -100,12 +102,12 @@ KERNELS_FN uint16_t scalar_f16_from_f32(uint32_t bits) {
     uint32_t exponent = magnitude >> 23;
     /* Normal results: the exponent moves from bias 127 to 15. A mantissa that rounds up carries into it. */
     uint32_t normal = scalar_round_32(magnitude - UINT32_C(0x38000000), 13);
-    /* Denormal results count units of 2^-24. From shift 25 on all is less than half a unit. */
+    /* Denormal results count units of 2^-24. From shift 25 on everything is less than half a unit. */
     uint32_t shift = 126 - exponent;
     shift = exponent > 112 ? 1 : (shift > 25 ? 25 : shift);
     uint32_t denormal = scalar_round_32((magnitude & UINT32_C(0x7fffff)) | UINT32_C(0x800000), shift);
     uint32_t rounded = exponent > 112 ? normal : denormal;
-    rounded = magnitude >= UINT32_C(0x477ff000) ? 0x7c00u : rounded; /* 65520: half way beyond the largest */
+    rounded = magnitude >= UINT32_C(0x477ff000) ? 0x7c00u : rounded; /* 65520: halfway beyond the largest */
     rounded |= bits >> 16 & 0x8000u;
     return (uint16_t)(magnitude > UINT32_C(0x7f800000) ? 0x7e00u : rounded);
 }
@@ -114,7 +116,7 @@ KERNELS_FN uint32_t scalar_f32_from_f64(uint64_t bits) {
     uint64_t magnitude = bits & UINT64_C(0x7fffffffffffffff);
     uint32_t exponent = (uint32_t)(magnitude >> 52);
     uint64_t normal = scalar_round_64(magnitude - ((uint64_t)(1023 - 127) << 52), 29);
-    /* Units of 2^-149. From shift 54 on all is less than half a unit. */
+    /* Units of 2^-149. From shift 54 on everything is less than half a unit. */
     uint32_t shift = 926 - exponent;
     shift = exponent > 896 ? 1 : (shift > 54 ? 54 : shift);
     uint64_t denormal = scalar_round_64((magnitude & UINT64_C(0xfffffffffffff)) | UINT64_C(1) << 52, shift);
@@ -126,7 +128,7 @@ KERNELS_FN uint32_t scalar_f32_from_f64(uint64_t bits) {
 
 /* ---- optimizer steps: FORMAT.md, "Optimizer steps", has the rules by number ---- */
 
-/* A group record's coefficients, and the same rounded to f32. */
+/* A group record's coefficients, and the same numbers rounded to f32. */
 typedef struct scalar_step {
     double beta1, rest1, beta2, rest2, keep, decay, rate, root, eps, bias1, bias2, lr, weight_decay, momentum,
         undamped;
@@ -134,7 +136,7 @@ typedef struct scalar_step {
         weight_decay_f, momentum_f, undamped_f;
 } scalar_step;
 
-/* From a group record's coefficients, in its order. */
+/* Converts a group record's coefficients, in its order. */
 KERNELS_FN scalar_step scalar_step_of(const double c[15]) {
     scalar_step s = {c[0],         c[1],         c[2],         c[3],         c[4],        c[5],
                      c[6],         c[7],         c[8],         c[9],         c[10],       c[11],
@@ -158,7 +160,7 @@ KERNELS_FN float scalar_gradient_mul(const scalar_step *s, float m1, float m0) {
     return (m1 - s->beta1_f * m0) / s->rest1_f;
 }
 
-/* exp_avg_sq from what it was and the gradient, as programs round it. */
+/* exp_avg_sq from its earlier value and the gradient, as programs round it. */
 KERNELS_FN float scalar_square_0(const scalar_step *s, float v, float g) {
     return v * s->beta2_f + (s->rest2_f * g) * g;
 }
@@ -177,7 +179,7 @@ KERNELS_FN float scalar_square_4(const scalar_step *s, float v, float g) {
     return (float)(s->beta2 * (double)v + (s->rest2 * (double)g) * (double)g);
 }
 
-/* Weights of Adam and AdamW from what they were and both moments. */
+/* Weights of Adam and AdamW from their earlier values and both moments. */
 KERNELS_FN float scalar_adam_0(const scalar_step *s, float w, float m, float v) {
     return w * s->keep_f - (s->rate_f * m) / (KERNELS_SQRT(v) / s->root_f + s->eps_f);
 }
@@ -202,7 +204,7 @@ KERNELS_FN float scalar_adam_5(const scalar_step *s, float w, float m, float v) 
     return (float)(s->keep * (double)w - (s->rate * (double)m) / below);
 }
 
-/* Weights of SGD from what they were and the momentum, which has the gradient in it already. */
+/* Weights of SGD from their earlier values and the momentum, which includes the gradient already. */
 KERNELS_FN float scalar_sgd_0(const scalar_step *s, float w, float m) {
     return w - s->lr_f * m;
 }
@@ -213,7 +215,7 @@ KERNELS_FN float scalar_nesterov(const scalar_step *s, float m1, float m0) {
     return (m1 - s->momentum_f * m0) / s->undamped_f + s->momentum_f * m1;
 }
 
-/* The bits of a prediction: all NaNs are one, as machines differ in those they make. */
+/* The bits of a prediction. All NaNs become one, as machines make different ones. */
 KERNELS_FN uint32_t scalar_prediction(uint32_t bits) {
     return (bits & UINT32_C(0x7fffffff)) > UINT32_C(0x7f800000) ? UINT32_C(0x7fc00000) : bits;
 }

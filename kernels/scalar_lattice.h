@@ -1,6 +1,7 @@
 /*
- * The arithmetic of one element of a lossy block, for gcc, clang and nvcc alike. codec/FORMAT.md, "Lattice blocks", is
- * normative. IEEE single precision, round to nearest, denormals kept, no contraction; the order of operations is part of it.
+ * The arithmetic of one element of a lossy block, for gcc, clang and nvcc alike. codec/FORMAT.md, "Lattice
+ * blocks", is normative. IEEE single precision, round to nearest, denormals kept, no contraction; the order
+ * of operations is part of it.
  */
 #ifndef KERNELS_SCALAR_LATTICE_H
 #define KERNELS_SCALAR_LATTICE_H
@@ -10,8 +11,8 @@
 #include "kernels/scalar.h"
 
 #define LATTICE_LIMIT 1073741824.0f /* 2^30: lattice integers are smaller */
-#define LEVEL_ZERO    INT32_MIN     /* an integer of the log map that says: the value is zero */
-#define LEVEL_MAX     2039          /* of finite values */
+#define LEVEL_ZERO    INT32_MIN     /* an integer of the log map: the value is zero */
+#define LEVEL_MAX     2039          /* largest level of finite values */
 #define LEVEL_SHIFT   20 /* levels count eighths of an octave: a float's bits above three of its mantissa */
 
 KERNELS_FN uint32_t scalar_bits(float value) {
@@ -29,8 +30,8 @@ KERNELS_FN float scalar_magnitude(float value) {
 }
 
 /*
- * To the nearest integer, ties to even: beyond 2^23 floats are integers, so that adding 2^23 rounds. SCALAR_RINT: an instruction
- * that does the same.
+ * Rounds to the nearest integer, ties to even: beyond 2^23 floats are integers, so adding 2^23 rounds.
+ * SCALAR_RINT: an instruction that does this.
  */
 KERNELS_FN float scalar_rint(float x) {
 #ifdef SCALAR_RINT
@@ -41,12 +42,12 @@ KERNELS_FN float scalar_rint(float x) {
     return scalar_magnitude(x) < 8388608.0f ? rounded : x;
 #endif
 }
-/* The nearest integer; 0 for NaN and what is not below the limit. */
+/* The nearest integer; 0 for NaN and for values that reach the limit. */
 KERNELS_FN int32_t scalar_units(float x) {
     return (int32_t)scalar_rint(scalar_magnitude(x) < LATTICE_LIMIT ? x : 0.0f);
 }
 
-/* 2^(x / 4), of x between -480 and 480. */
+/* 2^(x / 4), for x from -480 to 480. */
 KERNELS_FN float scalar_quarter_octaves(int32_t x) {
     const uint32_t mantissa =
         x & 2 ? (x & 1 ? UINT32_C(0x5744fd) : UINT32_C(0x3504f3)) : (x & 1 ? UINT32_C(0x1837f0) : 0);
@@ -54,7 +55,7 @@ KERNELS_FN float scalar_quarter_octaves(int32_t x) {
     return scalar_float(((uint32_t)((clamped >> 2) + 127) << 23) | (clamped == x ? mantissa : 0));
 }
 
-/* Where integer q stands, in steps: beyond 2 all levels have the third offset. */
+/* The position of integer q, in steps: beyond 2 all levels have the third offset. */
 KERNELS_FN float scalar_level(int32_t q, float offset1, float offset2, float offset3) {
     float at = scalar_magnitude((float)q);
     at -= at > 2.0f ? offset3 : (at > 1.0f ? offset2 : (at > 0.0f ? offset1 : 0.0f));
@@ -73,7 +74,7 @@ KERNELS_FN int32_t scalar_quantised(float magnitude, float one, float two, float
     return magnitude < one ? 0 : level;
 }
 
-/* A value moved by so many units on its lattice. What does not move stays bit for bit, be it on the lattice or not. */
+/* Moves a value by some units on its lattice. A value that does not move keeps its bits, on the lattice or off it. */
 KERNELS_FN float scalar_move(float value, int32_t units, float unit, float per_unit) {
     float moved = (float)scalar_add(scalar_units(value * per_unit), units) * unit;
     return units ? moved : value;
@@ -88,14 +89,14 @@ KERNELS_FN uint32_t scalar_f32_from_f16(uint16_t half) {
     return sign | (magnitude < 0x400u ? denormal : (magnitude < 0x7c00u ? normal : special));
 }
 
-/* The level of a value: 0 for what is not positive and finite, else at least 1. */
+/* The level of a value: 0 unless it is positive and finite, else at least 1. */
 KERNELS_FN int32_t scalar_level_of(float value) {
     uint32_t bits = scalar_bits(value);
     int32_t level = (int32_t)((bits + (UINT32_C(1) << (LEVEL_SHIFT - 1))) >> LEVEL_SHIFT);
     level = level < 1 ? 1 : (level > LEVEL_MAX ? LEVEL_MAX : level);
     return bits == 0 || bits >= UINT32_C(0x7f800000) ? 0 : level;
 }
-/* A level that comes out of the predicted one and integer q: `from` is 0 where the parent's value is zero. */
+/* The level from the predicted level and integer q. `from` is 0 if the parent's value is zero. */
 KERNELS_FN int32_t scalar_level_apply(int32_t from, int32_t q, int32_t offset, int32_t birth, int32_t step) {
     int32_t steps = from ? q : (q > 0 ? q - 1 : q);
     uint32_t at = (uint32_t)(from ? from : birth) + (uint32_t)offset + (uint32_t)steps * (uint32_t)step;

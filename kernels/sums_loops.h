@@ -1,6 +1,6 @@
 /*
- * Sums over runs of a lossy tile, for encoders; part of kernels/cpu_loops.h, which includes it. In fixed lanes, so that every
- * instruction set gives the same bits.
+ * Sums over runs of a lossy tile, for encoders; part of kernels/cpu_loops.h, which includes it. The lanes are
+ * fixed, so that every instruction set gives the same bits.
  */
 #define HALF (FEW / 2)
 typedef float half_floats __attribute__((vector_size(4 * HALF)));
@@ -22,7 +22,7 @@ typedef float loose_floats
 #define SUMS_INLINE          CPU_TARGET static inline __attribute__((always_inline))
 #define AS_FLOATS(mask)      ((few_floats)(mask))
 #define AS_INTEGERS(floats)  ((few_integers)(floats))
-#define WITHIN(floats, most) ((AS_INTEGERS(floats) & INT32_MAX) <= (most)) /* by their bits */
+#define WITHIN(floats, most) ((AS_INTEGERS(floats) & INT32_MAX) <= (most)) /* compares bits */
 #define CHOOSE(mask, a, b)   AS_FLOATS((AS_INTEGERS(a) & (mask)) | (AS_INTEGERS(b) & ~(mask)))
 
 typedef struct lanes {
@@ -41,17 +41,20 @@ SUMS_INLINE void add_squares(half_doubles to[2], const few_floats *v) {
     }
 }
 
-/* What the lowest bit of a float counts; the least of all but zeros. What is not finite has none, or an infinite one. */
+/*
+ * Lowers l->lowest to the value of the lowest bit of each float but zeros. Values that are not finite have
+ * none, or an infinite one.
+ */
 SUMS_INLINE void add_lowest(lanes *l, const few_floats *of) {
     few_integers bits = AS_INTEGERS(*of), size = bits & INT32_MAX, power = (bits & 0x7fffff) == 0;
-    few_integers without = size & (size - 1) & ~power; /* of a power of two, what it counts itself */
+    few_integers without = size & (size - 1) & ~power; /* a power of two is its own lowest bit */
     few_floats low = AS_FLOATS(size) - AS_FLOATS(without);
     few_integers lower = (low < l->lowest) & (low > 0.0f);
     l->lowest = CHOOSE(lower, low, l->lowest);
     l->bits |= bits;
 }
 
-/* before, weight: or NULL. */
+/* before, weight: may be NULL. */
 SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *before, const float *weight,
                            float row_weight, const int32_t most[2], bool lattice) {
     few_floats v, b, w;
@@ -114,7 +117,7 @@ SUMS_INLINE void add_run(lattice_sums *s, const float *now, const float *before,
         add_lanes(&l, now + i, before ? before + i : NULL, weight ? weight + i : NULL, row_weight, bits,
                   lattice);
     }
-    if (i < n) { /* what is not a number counts for nothing */
+    if (i < n) { /* NaNs count for nothing */
         float rest[3][FEW] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
         size_t left = (n - i) * sizeof(float);
         memcpy(rest[0], now + i, left);
@@ -205,9 +208,9 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
     return take_counts(s, &c);
 }
 
-/* ---- the same from values ---- */
+/* ---- integers in bytes, from values ---- */
 
-#ifndef ANY_EIGHT /* has any its highest bit? */
+#ifndef ANY_EIGHT /* has any element its highest bit set? */
 #define ANY_EIGHT(x)                                                            \
     __extension__({                                                             \
         uint64_t any_[FEW / 2];                                                 \
@@ -215,10 +218,13 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
         (any_[0] | any_[1] | any_[2] | any_[3]) & UINT64_C(0x8000000080000000); \
     })
 #endif
-#define AT_ONCE     4      /* times FEW, of which nearly always all or none are zeros */
-#define SURELY_LESS 0.999f /* of a threshold: a quotient is not as far off by rounding */
+#define AT_ONCE     4      /* times FEW; nearly always all or none of them are zeros */
+#define SURELY_LESS 0.999f /* of a threshold; rounding changes a quotient by less */
 
-/* A difference in lattice units, and a step. before, column: or NULL. By value: what has an address goes through memory. */
+/*
+ * A difference in lattice units, and a step. before, column: may be NULL. Macros pass by value; an address
+ * would force vectors into memory.
+ */
 #define DIFFERENCE_EIGHT(now, before, r)                               \
     __extension__({                                                    \
         few_floats now_ = *(const loose_floats *)(now), before_ = {0}; \
@@ -239,7 +245,7 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
 #define CANDIDATES(difference, step) \
     AS_INTEGERS(AS_FLOATS((AS_FLOATS(AS_INTEGERS(difference) & INT32_MAX) >= (step)*less)))
 
-/* Of lattice_residual's quotients, as scalar_quantised: what is beyond the limit does not fit. */
+/* scalar_quantised of lattice_residual's quotients; those beyond the limit do not fit. */
 #define QUANTISE_EIGHT(few, difference, step)                                                          \
     do {                                                                                               \
         few_floats quotient_ = (difference) / (step);                                                  \
@@ -347,7 +353,7 @@ CPU_LOOP static void error_of(error_sums *s, const float *given, const float *de
     for (; i + FEW <= n; i += FEW) {
         add_error(&l, given + i, decoded + i);
     }
-    if (i < n) { /* what is not a number counts for nothing */
+    if (i < n) { /* NaNs count for nothing */
         float rest[2][FEW] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
         memcpy(rest[0], given + i, (n - i) * sizeof(float));
         memcpy(rest[1], decoded + i, (n - i) * sizeof(float));

@@ -1,8 +1,8 @@
 /* Loops over runs of a lossy tile, for encoders; part of kernels/cpu_loops.h, which includes it. */
 
 /*
- * By bits: magnitudes of larger floats, and of what is not a number, are larger integers. The sign of a difference, or of a value that
- * has kept its own, is all that counts in the end.
+ * Compares bits: larger magnitudes, and NaNs, are larger integers. The final result is a sign: of a
+ * difference, or of a value that has kept its own.
  */
 CPU_LOOP static bool beyond(const float *now, const float *before, const float limits[3], bool positive,
                             size_t n) {
@@ -45,7 +45,7 @@ CPU_LOOP static void level_fill(float *values, size_t n, const level_run *run) {
 
 /* ---- means of rows and columns ---- */
 
-/* Which elements count: positive and finite. By bits, of which negative ones are no more than 0. */
+/* Masks the elements that count: positive and finite, by their bits. Negative ones are no larger than 0. */
 SUMS_INLINE void counted(few_integers *counts, few_floats *kept, const float *now, int32_t mask,
                          int32_t most) {
     few_integers bits;
@@ -135,7 +135,7 @@ SUMS_INLINE void add_columns(const moment_columns_at *c, const float *now, size_
     }
 }
 
-/* The last few columns, among zeros, which do not count. */
+/* The last few columns, padded with zeros, which do not count. */
 SUMS_INLINE void add_last_columns(const moment_columns_at *c, size_t rows, size_t i, size_t n) {
     double sum[FEW] = {0}, scales[FEW] = {0};
     uint32_t count[FEW] = {0};

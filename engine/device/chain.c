@@ -1,7 +1,4 @@
-/*
- * Collects the chains of blocks for a device: follows them from the wanted block to the root, then reverses
- * them.
- */
+/* Collects the chains of blocks for a device: follows them from the wanted block to the root, then reverses them. */
 #include "engine/device/chain.h"
 
 #include <stdlib.h>
@@ -89,10 +86,7 @@ static void pad_rows(float *floats, uint64_t count, uint32_t rank, uint32_t padd
     }
 }
 
-/*
- * Sends a factor (count x rank), padded with zeros, as products of bytes need it. largest: output, per
- * component.
- */
+/* Sends a factor (count x rank), padded with zeros, as products of bytes need it. largest: output, per component. */
 static ckd_status put_factor(chain_factor *out, bytes *to, float *largest, const int32_t *factor,
                              uint64_t count, uint32_t rank, const int32_t *shift, decoder *d,
                              ckd_error *err) {
@@ -369,9 +363,7 @@ static chain_link *next_link(device_chain *c, ckd_error *err) {
     return &c->links[c->count];
 }
 
-/*
- * Adds the block as a link. *fit = false: it does not suit a device. v NULL: a copy that depends on nothing.
- */
+/* Adds the block as a link. *fit = false: it does not suit a device. v NULL: a copy that depends on nothing. */
 static ckd_status add_link(bool *fit, chain_link *l, device_chain *c, chain_sides *sides, decoder *d,
                            const view *v, const view_block *b, bool streams, ckd_error *err) {
     const record *r = b->record;
@@ -501,10 +493,7 @@ static bool rounds(const view_block *b, const view_block *from) {
     return wide == CKD_F32 ? to == CKD_BF16 || to == CKD_F16 : wide == CKD_F64 && to == CKD_F32;
 }
 
-/*
- * The values below a rounding do not suit a device. The host decodes and rounds them, and sends the narrow
- * values.
- */
+/* The values below a rounding do not suit a device. The host decodes and rounds them, and sends the narrow values. */
 static ckd_status drop_cast(device_chain *c, decoder *d, view_cache *cache, const view *v,
                             const view_block *b, ckd_error *err) {
     c->count--;

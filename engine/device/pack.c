@@ -1,6 +1,4 @@
-/*
- * Packs four lanes at a time, each with every fourth integer: a vector of the host, and 16 bytes of a device.
- */
+/* Packs four lanes at a time, each with every fourth integer: a vector of the host, and 16 bytes of a device. */
 #include "engine/device/pack.h"
 
 #include <string.h>

@@ -54,10 +54,7 @@ static bool reserve(ckd_store *store, uint64_t size) {
     return room;
 }
 
-/*
- * The device has less memory than the limit allows: lowers the limit, so that this is not tried again and
- * again.
- */
+/* The device has less memory than the limit allows: lowers the limit, so that this is not tried again and again. */
 static void release_memory(ckd_store *store, uint64_t size) {
     pthread_mutex_lock(&store->mutex);
     store->device_references_held -= size;

@@ -159,10 +159,7 @@ static ckd_status run_batch(span_decode *f, ckd_error *err) {
     return status;
 }
 
-/*
- * Estimates the host memory of a block on its way: its stored chain, a byte per element and link, and its
- * values.
- */
+/* Estimates the host memory of a block on its way: its stored chain, a byte per element and link, and its values. */
 static uint64_t block_size(const view_block *b) {
     const record *r = b->record;
     uint64_t max = 64 * r->raw_size; /* a damaged file may say anything */

@@ -5,9 +5,7 @@
 #define COUNTERS (DEVICE_SYMBOLS * (uint64_t)DEVICE_SYMBOLS * sizeof(uint32_t))
 /* Largest number of nonzero counters of a block: far more than a worthwhile stream has. */
 #define ENTRIES (UINT32_C(1) << 14)
-/*
- * Upper bound of a stream's tables, states and description: what dense_batch takes apart from the elements.
- */
+/* Upper bound of a stream's tables, states and description: what dense_batch takes apart from the elements. */
 #define TABLES (UINT64_C(320) << 10)
 #define SPARE  4096u /* bytes for rounding up */
 

@@ -62,10 +62,7 @@ static void add_exception(lossy_job *j, const lossy_tile *t, uint64_t i, const v
     }
 }
 
-/*
- * Computes finite limits for kernels. All exceptions are beyond them, but not all values beyond are
- * exceptions.
- */
+/* Computes finite limits for kernels. All exceptions are beyond them, but not all values beyond are exceptions. */
 static void limits_of(float limits[3], const lossy_tile *t, float max) {
     bool second = t->part == LOSSY_SECOND;
     float below = scalar_float(scalar_bits(max) - 1);

@@ -89,9 +89,7 @@ typedef struct lossy_pair {
     const uint16_t *values;
     struct file_scratch *file; /* holds the values if `values` is NULL; both NULL: unknown */
     uint64_t count;            /* elements of each */
-    /*
-     * Of a panel: columns of the tile, first column of the panel, columns of the panel. width 0: not a panel.
-     */
+    /* Of a panel: columns of the tile, first column of the panel, columns of the panel. width 0: not a panel. */
     uint64_t stride, first, width;
     pair_bound bounds[PAIR_BOUNDS];
 } lossy_pair;
@@ -147,9 +145,7 @@ bool lossy_wants_parent(const lossy_tile *t);
 #define LOSSY_TILE_ELEMENTS (UINT64_C(1) << 24)
 #define LOSSY_TILE_MIN      (UINT64_C(1) << 20)
 #define LOSSY_TILE_BYTES    16u
-/*
- * Cuts the tile that begins at `first` of a region, with at most `max` elements: sets its end and its rows.
- */
+/* Cuts the tile that begins at `first` of a region, with at most `max` elements: sets its end and its rows. */
 void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
                     uint64_t first, uint64_t max);
 /*
@@ -162,10 +158,7 @@ uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
 /* Chooses thresholds, and factors where they pay. A part of lossy_tile_prepare (plan.c). */
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
-/*
- * Tells whether factors may pay for the tile, which has been cut. Only first moments and weights have
- * factors.
- */
+/* Tells whether factors may pay for the tile, which has been cut. Only first moments and weights have factors. */
 bool lossy_may_factor(const lossy_tile *t);
 /* Replaces *t by `other`, which is not prepared. *t keeps its memory. */
 void lossy_tile_reset(lossy_tile *t, const lossy_tile *other);

@@ -93,10 +93,7 @@ static ckd_status pair_up(search *s, const vectors *v, ckd_error *err) {
     return status;
 }
 
-/*
- * Cholesky: gram (n x n) = L L'. mix becomes the inverse of L, with zeros for vectors that depend on earlier
- * ones.
- */
+/* Cholesky: gram (n x n) = L L'. mix becomes the inverse of L, with zeros for vectors that depend on earlier ones. */
 static void invert_root(search *s, size_t n) {
     double *g = s->gram, *inverse = s->inverse;
     memset(inverse, 0, n * n * sizeof(double));
@@ -234,9 +231,7 @@ static int32_t round_up_late(double v) {
     return v < 0 ? -magnitude : magnitude;
 }
 
-/*
- * Rounds component k of one side to integers over `scale`. Returns the largest magnitude of these integers.
- */
+/* Rounds component k of one side to integers over `scale`. Returns the largest magnitude of these integers. */
 static double round_component(vectors *side, size_t k, double scale) {
     double largest = 0;
     for (size_t p = 0; p < vectors_parts(side); p++) {

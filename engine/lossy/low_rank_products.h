@@ -107,10 +107,7 @@ ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, c
                                 ckd_error *err);
 /* mix (count x count) = products of all pairs of vectors. */
 ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c, ckd_error *err);
-/*
- * Replaces the vectors by mix (count x v->count) times the vectors, so that `count` are left. count <=
- * v->count.
- */
+/* Replaces the vectors by mix (count x v->count) times the vectors, so that `count` are left. count <= v->count. */
 ckd_status vectors_mix(vectors *v, const float *mix, size_t count, const product_context *c, ckd_error *err);
 
 #endif

@@ -41,19 +41,14 @@ typedef struct planning {
     double bits; /* of the last plan */
 } planning;
 
-/*
- * Returns the price, in bits, of the time that later loads spend on the factors. First moments have no
- * chains.
- */
+/* Returns the price, in bits, of the time that later loads spend on the factors. First moments have no chains. */
 static double time_in_bits(const lossy_tile *t, uint32_t rank) {
     uint64_t raw = t->count * sizeof(float);
     double base = decode_work(PREDICT_NONE, CODING_SYMBOLS, sizeof(float), raw, raw, t->count);
     return t->before ? t->params->bits_for_load * (double)t->count * low_rank_work(t->count, rank) / base : 0;
 }
 
-/*
- * Uses the low-rank part, alone or with integers for its remainder, if either costs less than integers alone.
- */
+/* Uses the low-rank part, alone or with integers for its remainder, if either costs less than integers alone. */
 static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const kernels *k, ckd_error *err) {
     double lambda = t->params->lambda;
     lossy_matrix residual;
@@ -130,9 +125,7 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     return try_factors(p, t, cost_of(&alone, 0, t->params->lambda), k, err);
 }
 
-/*
- * Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits.
- */
+/* Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     const double max = t->params->target * (double)t->count;
     int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and few enough */

@@ -18,9 +18,7 @@
 
 /* Magnitudes in steps, of fewer than 2^32 elements. Zero-initialise. */
 typedef struct rate_histogram {
-    /*
-     * Partial counts, to be summed. Neighbouring elements mostly share a bin and would wait for each other.
-     */
+    /* Partial counts, to be summed. Neighbouring elements mostly share a bin and would wait for each other. */
     uint32_t apart[RATE_APART][RATE_BINS];
     uint64_t n;
 } rate_histogram;

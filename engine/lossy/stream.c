@@ -1,6 +1,4 @@
-/*
- * Codes a block whose tile determines all but its integers: quantises, rebuilds and measures it in one pass.
- */
+/* Codes a block whose tile determines all but its integers: quantises, rebuilds and measures it in one pass. */
 #include <math.h>
 #include <string.h>
 

@@ -96,10 +96,7 @@ uint64_t max_outliers(uint64_t elements);
  */
 bool usual_enough(const lossy_tile *t, const lattice_sums *s);
 ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err);
-/*
- * Estimates the RMS of values over the steps of their rows and columns. weight: of columns. Errors: NOMEM,
- * DEVICE.
- */
+/* Estimates the RMS of values over the steps of their rows and columns. weight: of columns. Errors: NOMEM, DEVICE. */
 ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight, const kernels *k,
                            ckd_error *err);
 

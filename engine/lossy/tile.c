@@ -138,10 +138,7 @@ static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
     return CKD_OK;
 }
 
-/*
- * Runs a pass without outliers. If the sample's limits do not suit, finds limits on all elements and runs
- * again.
- */
+/* Runs a pass without outliers. If the sample's limits do not suit, finds limits on all elements and runs again. */
 static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (int turn = 0; turn < 2 && status == CKD_OK; turn++) {
@@ -180,10 +177,7 @@ static double smallest_weight(const lossy_tile *t) {
     return exp2((double)(row + column) / LATTICE_STEP_OCTAVE);
 }
 
-/*
- * Returns the exponent of a lattice that is at least this fine, but coarse enough to hold values up to
- * `largest`.
- */
+/* Returns the exponent of a lattice that is at least this fine, but coarse enough to hold values up to `largest`. */
 static int32_t exponent_of(const lossy_tile *t, double spacing, double largest) {
     int32_t min = t->dtype == CKD_F16 ? -24 : -120;
     int32_t room = largest > 0 ? ilogb(largest) - 27 : min;
@@ -413,9 +407,7 @@ static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *er
     return status;
 }
 
-/*
- * Finds the corrections of rows and columns, and the scales that steps of weights and first moments follow.
- */
+/* Finds the corrections of rows and columns, and the scales that steps of weights and first moments follow. */
 static ckd_status find_means(lossy_tile *t, tile_pass *p, ckd_error *err) {
     ckd_status status = t->found ? lossy_scales_of(t->found, p, t, err) : CKD_OK;
     return status == CKD_OK ? correct_means(t, p, err) : status;

@@ -1,17 +1,17 @@
-/* What writing and reading dense streams have in common: how tables' states are given to symbols, and which threads a stream has. */
+/* Common parts of writing and reading dense streams: states of symbols in tables, and the threads of a stream. */
 #ifndef KERNELS_CUDA_DENSE_H
 #define KERNELS_CUDA_DENSE_H
 
 #include "kernels/cuda/launch.h"
 #include "kernels/scalar.h"
 
-/* ---- which threads: eight for each stream ---- */
+/* ---- threads: eight per stream ---- */
 
 #define SPREAD_WARP  32u
 #define SPREAD_WARPS (LAUNCH_THREADS / SPREAD_WARP)
-#define SPREAD_EACH  (LAUNCH_THREADS / DEVICE_STREAM_LANES) /* streams of a block, at most */
+#define SPREAD_EACH  (LAUNCH_THREADS / DEVICE_STREAM_LANES) /* largest number of streams of a block */
 #define SPREAD_BLOCKS \
-    256u /* that few streams are spread over: a stream waits for memory nearly all the time */
+    256u /* blocks over which few streams are spread: a stream waits for memory nearly all the time */
 
 static inline uint32_t spread_blocks(uint32_t count) {
     uint32_t full = (count + SPREAD_EACH - 1) / SPREAD_EACH,
@@ -19,16 +19,16 @@ static inline uint32_t spread_blocks(uint32_t count) {
     return full > few ? full : few;
 }
 
-/* Blocks first, then warps, and only then the threads of a warp. */
+/* Spreads streams over blocks first, then over warps, and only then over the threads of a warp. */
 DEVICE_FN uint32_t spread_stream(const place *at) {
     uint32_t warp = at->thread / SPREAD_WARP, in_warp = at->thread % SPREAD_WARP / DEVICE_STREAM_LANES;
     return (in_warp * SPREAD_WARPS + warp) * at->blocks + at->block;
 }
 
-/* ---- tables: a block each ---- */
+/* ---- tables: one block each ---- */
 
 typedef struct table_shared {
-    uint8_t owner[1u << DEVICE_STREAM_LOG]; /* of each state: the symbol, counted from the table's first */
+    uint8_t owner[1u << DEVICE_STREAM_LOG]; /* of each state: its symbol, counted from the table's first */
 } table_shared;
 
 typedef struct table_own {
@@ -39,7 +39,7 @@ DEVICE_FN uint32_t table_symbols(const device_tables *t, uint32_t table) {
     return t->first[table + 1] - t->first[table];
 }
 
-/* Of symbol `thread` of the table, if there is one. */
+/* Gives symbol `thread` of the table, if there is one, its states. */
 DEVICE_FN void table_spread(const device_tables *t, uint32_t table, uint32_t thread, table_shared *s) {
     if (thread < table_symbols(t, table)) {
         const device_symbol *symbol = &t->symbol[t->first[table] + thread];
@@ -51,7 +51,10 @@ DEVICE_FN void table_spread(const device_tables *t, uint32_t table, uint32_t thr
     }
 }
 
-/* The block's table, in two phases: spread in the first one. true: it is there, and in the second one all states have owners. */
+/*
+ * Builds the block's table in two phases; the first one spreads the symbols. true: the table exists, and this
+ * is the second phase, when all states have owners.
+ */
 DEVICE_FN bool table_is_spread(const place *at, const device_tables *t, table_shared *s, int phase) {
     if (phase == 0 && at->block < t->tables) {
         table_spread(t, at->block, at->thread, s);
@@ -59,7 +62,7 @@ DEVICE_FN bool table_is_spread(const place *at, const device_tables *t, table_sh
     return phase == 1 && at->block < t->tables;
 }
 
-/* floor(log2 n) of n >= 1. */
+/* floor(log2 n), n >= 1. */
 DEVICE_FN uint32_t floor_log2(uint32_t n) {
     return scalar_bit_length(n) - 1u;
 }

@@ -1,6 +1,7 @@
 /*
- * Dense streams, read: a thread has all lanes of a stream. How far down an element's bits are depends on all elements before it, so a round of eight is
- * as far as one can look ahead: eight states are looked up, their bits added up, and then fetched.
+ * Reads dense streams; one thread has all lanes of a stream. The place of an element's bits depends on all
+ * elements before it, so one can look ahead only by a round of the (up to eight) lanes. A round looks up its
+ * states, adds up their bits, and then fetches them.
  */
 #ifndef KERNELS_CUDA_DENSE_READ_H
 #define KERNELS_CUDA_DENSE_READ_H
@@ -12,7 +13,7 @@ typedef struct read_arguments {
     uint32_t count;
 } read_arguments;
 
-/* ---- states: next 12 bits, state bits 4, low bits 6, the symbol, counted from the table's first, 8 ---- */
+/* ---- states: next 12 bits; state bits 4; low bits 6; symbol 8, counted from the table's first ---- */
 
 DEVICE_FN uint32_t entry_of(uint32_t next, uint32_t state_bits, uint32_t low, uint32_t symbol) {
     return next | state_bits << 12 | low << 16 | symbol << 22;
@@ -55,7 +56,7 @@ KERNEL_IN_PHASES(read_tables, read_arguments, table_shared, table_own, 2)
 
 /* ---- elements ---- */
 
-/* At most 32 bits from `at` on, which all are there. */
+/* Returns at most 32 bits from `at` on, all of which must exist. */
 DEVICE_FN uint32_t payload_bits(const uint32_t *words, uint32_t at, uint32_t bits) {
     uint32_t in_word = at % 32;
     uint64_t value = 0;
@@ -84,7 +85,7 @@ DEVICE_FN void store_integer(void *to, uint32_t width, uint32_t i, uint64_t v) {
     }
 }
 
-/* A stream as its thread has it in registers, and where the reader is. */
+/* A stream as its thread has it in registers, and the reader's position. */
 typedef struct stream_reader {
     const uint32_t *payload, *states, *first;
     const device_symbol *symbol;
@@ -92,10 +93,10 @@ typedef struct stream_reader {
     void *integers;
     uint64_t shared;
     uint32_t n, lanes, log, width, shift;
-    uint32_t at; /* bits below which nothing has been read */
+    uint32_t at; /* number of bits not read yet; reading goes down */
 } stream_reader;
 
-/* What the lanes have: states, and the table of each one's next element. */
+/* States of the lanes, and the table of each lane's next element. */
 typedef struct stream_lanes {
     uint32_t state[DEVICE_STREAM_LANES], table[DEVICE_STREAM_LANES];
 } stream_lanes;
@@ -124,7 +125,7 @@ DEVICE_FN uint32_t reader_take(stream_reader *r, uint32_t bits) {
     return payload_bits(r->payload, r->at, bits);
 }
 
-/* The tables of the elements from i on. */
+/* Looks up the tables of the elements from i on. */
 DEVICE_FN void lanes_look(stream_lanes *lanes, const stream_reader *r, uint32_t i) {
     UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
         lanes->table[j] = 0;
@@ -134,7 +135,7 @@ DEVICE_FN void lanes_look(stream_lanes *lanes, const stream_reader *r, uint32_t 
     }
 }
 
-/* Element i, whose entry says which bits are its own. Returns the lane's next state. */
+/* Reads element i, whose entry tells its bits. Returns the lane's next state. */
 DEVICE_FN uint32_t read_one(stream_reader *r, uint32_t entry, uint32_t table, uint32_t i) {
     uint32_t low = entry_low(entry), high = low > 32 ? low - 32 : 0;
     uint64_t value = (uint64_t)reader_take(r, high) << 32;
@@ -144,7 +145,7 @@ DEVICE_FN uint32_t read_one(stream_reader *r, uint32_t entry, uint32_t table, ui
     return entry_next(entry) + reader_take(r, entry_state_bits(entry));
 }
 
-/* As many elements as there are lanes, from element i on. false: their bits are not all there. */
+/* Reads one element per lane, from element i on. false: not all of their bits are there. */
 DEVICE_FN bool read_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
     uint32_t entry[DEVICE_STREAM_LANES], table[DEVICE_STREAM_LANES], bits = 0;
     UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
@@ -155,7 +156,7 @@ DEVICE_FN bool read_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
             bits += entry_state_bits(entry[j]) + entry_low(entry[j]);
         }
     }
-    lanes_look(lanes, r, i + r->lanes); /* while the states are on their way */
+    lanes_look(lanes, r, i + r->lanes); /* while the states are being fetched */
     if (bits > r->at) {
         return false;
     }

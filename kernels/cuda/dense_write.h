@@ -1,7 +1,7 @@
 /*
- * Dense streams, written. The coder is a stack, so elements go from the last to the first. Only states depend on the ones before, and only within a
- * lane: eight threads have a lane each and leave behind which state bits each element writes. All other threads then know how many bits there are
- * before theirs, and write.
+ * Writes dense streams. The coder is a stack, so elements go from the last to the first. Only states depend
+ * on earlier ones, and only within a lane. So eight threads take a lane each and record the state bits that
+ * each element writes. Then all threads know how many bits come before theirs, and write.
  */
 #ifndef KERNELS_CUDA_DENSE_WRITE_H
 #define KERNELS_CUDA_DENSE_WRITE_H
@@ -52,10 +52,10 @@ KERNEL_IN_PHASES(write_tables, write_arguments, table_shared, table_own, 2)
 
 /* ---- states ---- */
 
-#define TRACE_BITS  12u /* of a trace: state bits; above them how many there are */
-#define TRACE_AHEAD 4u  /* elements whose codes are fetched before the states are known */
+#define TRACE_BITS  12u /* state bits of a trace; their number is above them */
+#define TRACE_AHEAD 4u  /* elements whose codes are fetched before their states are known */
 
-/* Where elements' codes are, as a thread has it in registers. */
+/* Where the codes of elements are, in a thread's registers. */
 typedef struct code_source {
     const device_code *codes;
     const uint8_t *symbols, *contexts, *table_of;
@@ -113,7 +113,7 @@ KERNEL(write_states, write_arguments)
 /* ---- bits ---- */
 
 typedef struct write_shared {
-    uint32_t bits[LAUNCH_THREADS]; /* of each thread's elements; then of all behind them */
+    uint32_t bits[LAUNCH_THREADS]; /* of each thread's elements; then of all elements behind them */
 } write_shared;
 
 DEVICE_FN uint32_t bits_of(const device_encoding *e, const code_source *from, uint32_t i) {
@@ -150,7 +150,7 @@ DEVICE_FN void write_sizes(const place *at, const write_arguments *a, write_shar
 }
 KERNEL_IN_PHASES(write_sizes, write_arguments, write_shared, table_own, 2)
 
-/* Bits on their way; words are shared with other threads but for those between the first and the last one. */
+/* Bits to be written. A thread shares its first and its last word with other threads. */
 typedef struct bit_writer {
     uint64_t bits;
     uint32_t *words;
@@ -171,7 +171,7 @@ DEVICE_FN void writer_word(bit_writer *w, bool whole) {
     w->bits >>= 32;
 }
 
-/* At most 32 bits. */
+/* Puts at most 32 bits. */
 DEVICE_FN void writer_put(bit_writer *w, uint32_t value, uint32_t bits) {
     w->bits |= (uint64_t)value << w->count;
     w->count += bits;
@@ -193,7 +193,7 @@ DEVICE_FN void write_one(bit_writer *w, const device_encoding *e, const code_sou
     }
 }
 
-/* What follows the first element: the states at the end, and the mark. */
+/* Writes what follows the first element: the final states, and the mark. */
 DEVICE_FN void write_end(bit_writer *w, const device_encoding *e) {
     for (uint32_t lane = e->tables.lanes; lane-- > 0;) {
         writer_put(w, e->last[lane], e->tables.log);

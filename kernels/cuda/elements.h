@@ -1,6 +1,7 @@
 /*
- * One element after the other, without regard to its neighbours: residuals, rotations, contexts, casts, optimizer steps. A thread takes the
- * elements of 16 bytes, so that each access to memory is one of 16; where addresses do not allow that, they are read and written one by one.
+ * Operations on single elements: residuals, rotations, contexts, casts, optimizer steps. A thread takes the
+ * elements in 16 bytes, so that each memory access has 16 bytes. If addresses do not allow that, it reads and
+ * writes the elements one by one.
  */
 #ifndef KERNELS_CUDA_ELEMENTS_H
 #define KERNELS_CUDA_ELEMENTS_H
@@ -17,23 +18,23 @@ typedef struct step_spans {
     scalar_step step;
 } step_spans;
 
-#define ELEMENT_BYTES 16u /* that a thread reads of each array */
+#define ELEMENT_BYTES 16u /* per thread and array */
 
 DEVICE_FN bool elements_aligned(const void *address, size_t bytes) {
     return (uintptr_t)address % bytes == 0;
 }
 
-/* ELEMENTS_OF(type): as many as are in 16 bytes. */
+/* Number of elements of a type in 16 bytes. */
 #define ELEMENTS_OF(type) (ELEMENT_BYTES / (uint32_t)sizeof(type))
-/* So many elements of `type` as one access, for the n that 16 bytes of the operation's widest type hold. */
+/* n elements of `type`, accessed at once; n elements of the operation's widest type have 16 bytes. */
 #define DEFINE_LANES(name, type, n)                   \
     typedef struct ALIGNED(sizeof(type) * (n)) name { \
         type at[n];                                   \
     } name;
 
 /*
- * to[i] = expression of a (from[i]), b (first[i]) and c (second[i]), in the order of memory. IN and OUT: types of elements; inputs: how many arrays
- * are read.
+ * to[i] = an expression of a (from[i]), b (first[i]) and c (second[i]), in memory order. IN, OUT: types of
+ * elements; inputs: number of arrays read.
  */
 #define DEFINE_ELEMENTS(name, arguments, IN, OUT, inputs, expression)                            \
     DEFINE_LANES(name##_in, IN, ELEMENTS_OF(IN))                                                 \
@@ -117,7 +118,7 @@ DEFINE_ELEMENTS(widen_bf16, element_spans, uint16_t, uint32_t, 1, (uint32_t)a <<
 DEFINE_ELEMENTS(widen_f32, element_spans, uint32_t, uint32_t, 1, a)
 DEFINE_ELEMENTS(widen_i8, element_spans, uint8_t, uint32_t, 1, scalar_bits((float)(int8_t)a))
 
-/* ---- optimizer steps: a kernel for each of FORMAT.md's rules ---- */
+/* ---- optimizer steps: one kernel per rule of FORMAT.md ---- */
 
 #define DEFINE_STEP_ELEMENTS(rule, inputs, expression)                                     \
     DEVICE_FN uint32_t predicted_##rule(const scalar_step *s, float x, float a, float b) { \
@@ -144,7 +145,7 @@ DEFINE_STEP_ELEMENTS(34, 2, scalar_sgd_1(s, x, a))
 DEFINE_STEP_ELEMENTS(35, 3, scalar_sgd_0(s, x, scalar_nesterov(s, a, b)))
 DEFINE_STEP_ELEMENTS(36, 3, scalar_sgd_1(s, x, scalar_nesterov(s, a, b)))
 
-/* ---- which kernel ---- */
+/* ---- choice of the kernel ---- */
 
 typedef device_result (*elements_launch)(const device_queue *, uint32_t, uint32_t, const element_spans *,
                                          device_failure *);
@@ -248,7 +249,7 @@ static inline step_launch step_launch_of(uint32_t rule) {
     }
 }
 
-/* NULL: there is none. Sizes are those of the elements that are read. */
+/* Returns NULL if there is no kernel. Sizes are those of the elements read. */
 static inline elements_launch elements_launch_of(const device_elements *what, size_t size) {
     bool turned = elements_are_float(what->dtype);
     switch (what->operation) {
@@ -277,7 +278,7 @@ static inline elements_launch elements_launch_of(const device_elements *what, si
     }
 }
 
-/* ckd_dtype_size, which the backend is not linked with. */
+/* Equals ckd_dtype_size; the backend is not linked with that. */
 static inline size_t elements_size(ckd_dtype dtype) {
     static const uint8_t sizes[] = {0, 8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1};
     return (size_t)dtype < sizeof(sizes) ? sizes[dtype] : 0;

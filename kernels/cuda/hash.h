@@ -1,7 +1,8 @@
 /*
- * XXH3-64, seed 0, of pieces of up to 4 KiB: of a block's values the part of its content hash that has to see them. From xxHash's specification
- * (doc/xxhash_spec.md of https://github.com/Cyan4973/xxHash, version 0.2.0, "XXH3 Algorithm Overview"); the library that the host uses is the
- * judge in the tests. Of pieces longer than 240 bytes eight threads have one of the eight accumulators each.
+ * XXH3-64, seed 0, of pieces of up to 4 KiB: the part of a block's content hash that must see the values.
+ * Written from xxHash's specification (doc/xxhash_spec.md of https://github.com/Cyan4973/xxHash, version
+ * 0.2.0, "XXH3 Algorithm Overview"). Tests compare it with the library that the host uses. For pieces longer
+ * than 240 bytes eight threads each have one of the eight accumulators.
  */
 #ifndef KERNELS_CUDA_HASH_H
 #define KERNELS_CUDA_HASH_H
@@ -21,12 +22,12 @@
 
 #define HASH_LANES  8u
 #define HASH_STRIPE 64u
-#define HASH_SHORT  240u /* bytes, up to which one thread does it all */
+#define HASH_SHORT  240u /* largest size, in bytes, that one thread hashes alone */
 #define HASH_BLOCK  16u  /* stripes between two scrambles: (192 - 64) / 8 */
 #define HASH_SECRET 24u  /* words */
 #define HASH_GROUPS (LAUNCH_THREADS / HASH_LANES)
 
-/* The default secret's 192 bytes, as little-endian words. */
+/* The 192 bytes of the default secret, as little-endian words. */
 DEVICE_CONST uint64_t hash_secret[HASH_SECRET] = {
     UINT64_C(0xbe4ba423396cfeb8), UINT64_C(0x1cad21f72c81017c), UINT64_C(0xdb979083e96dd4de),
     UINT64_C(0x1f67b3b7a4a44072), UINT64_C(0x78e5c0cc4ee679cb), UINT64_C(0x2172ffcc7dd05a82),
@@ -39,7 +40,7 @@ DEVICE_CONST uint64_t hash_secret[HASH_SECRET] = {
 
 /* ---- words ---- */
 
-/* Eight bytes of the secret from any place. */
+/* Eight bytes of the secret, from any offset. */
 DEVICE_FN uint64_t hash_secret_at(uint32_t at) {
     uint32_t shift = at % 8 * 8;
     uint64_t low = hash_secret[at / 8] >> shift;
@@ -54,7 +55,7 @@ DEVICE_FN uint64_t hash_load32(const uint8_t *from) {
 DEVICE_FN uint64_t hash_load64(const uint8_t *from) {
     return hash_load32(from) | hash_load32(from + 4) << 32;
 }
-/* In as few accesses as the address allows. */
+/* Uses as few accesses as the address allows. */
 DEVICE_FN uint64_t hash_word(const uint8_t *from) {
     if ((uintptr_t)from % 8 == 0) {
         return *(const uint64_t *)(const void *)from;
@@ -87,7 +88,7 @@ DEVICE_FN uint64_t hash_avalanche(uint64_t v) {
     v *= XXH_PRIME_MX1;
     return v ^ v >> 32;
 }
-/* XXH64's. */
+/* The avalanche of XXH64. */
 DEVICE_FN uint64_t hash_avalanche_64(uint64_t v) {
     v ^= v >> 33;
     v *= XXH_PRIME64_2;
@@ -144,9 +145,9 @@ DEVICE_FN uint64_t hash_to_240(const uint8_t *p, uint32_t n) {
     return hash_avalanche(sum + hash_mix_16(p + n - 16, 136 - 17));
 }
 
-/* ---- long ones ---- */
+/* ---- long pieces ---- */
 
-/* What the accumulators begin with. */
+/* Initial values of the accumulators. */
 DEVICE_CONST uint64_t hash_start[HASH_LANES] = {XXH_PRIME32_3, XXH_PRIME64_1, XXH_PRIME64_2, XXH_PRIME64_3,
                                                 XXH_PRIME64_4, XXH_PRIME32_2, XXH_PRIME64_5, XXH_PRIME32_1};
 
@@ -156,7 +157,10 @@ DEVICE_FN uint64_t hash_stripe(uint64_t lane, uint64_t own, uint64_t other, uint
     return lane + other + (keyed & UINT64_C(0xffffffff)) * (keyed >> 32);
 }
 
-/* secret: hash_secret, where lanes can read words of their own at the same time; from constant memory, they would one after the other. */
+/*
+ * secret: a copy of hash_secret that lanes read in parallel; from constant memory they would read one after
+ * the other.
+ */
 DEVICE_FN uint64_t hash_lane(const uint8_t *p, uint32_t n, uint32_t lane, const uint64_t *secret) {
     const uint32_t stripes = (n - 1) / HASH_STRIPE;
     uint64_t sum = hash_start[lane];

@@ -1,6 +1,6 @@
 /*
- * Lossy tiles: integers from values, and values from integers. The arithmetic is kernels/scalar_lattice.h's, as on the CPU, bit for bit. A thread
- * takes four elements; each input is read once.
+ * Lossy tiles: integers from values, and values from integers. The arithmetic is that of
+ * kernels/scalar_lattice.h, bit for bit as on the CPU. A thread takes four elements; each input is read once.
  */
 #ifndef KERNELS_CUDA_LATTICE_H
 #define KERNELS_CUDA_LATTICE_H
@@ -8,8 +8,8 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/scalar_lattice.h"
 
-#define LATTICE_EACH   4u            /* elements of a thread */
-#define LEVEL_SUM_UNIT 1073741824.0f /* 2^30: of device_level_sums.below */
+#define LATTICE_EACH   4u            /* elements per thread */
+#define LEVEL_SUM_UNIT 1073741824.0f /* 2^30: the unit of device_level_sums.below */
 
 typedef struct ALIGNED(16) four_floats {
     float at[LATTICE_EACH];
@@ -21,7 +21,7 @@ typedef struct ALIGNED(16) four_integers {
     int32_t at[LATTICE_EACH];
 } four_integers;
 
-/* The n elements of a thread, and where the first stands in the matrix. */
+/* The n elements of a thread, and the place of the first one in the matrix. */
 typedef struct lattice_four {
     uint64_t first, row, column;
     uint32_t n;
@@ -32,7 +32,7 @@ DEVICE_FN lattice_four lattice_four_of(const place *at, uint64_t count, uint64_t
     f.first = ((uint64_t)at->block * LAUNCH_THREADS + at->thread) * LATTICE_EACH;
     f.n = f.first < count ? (uint32_t)(count - f.first < LATTICE_EACH ? count - f.first : LATTICE_EACH) : 0;
     uint64_t from = phase + f.first;
-    if (((phase + count) | columns) >> 32 == 0) { /* a division of 32 bits takes a quarter of the time */
+    if (((phase + count) | columns) >> 32 == 0) { /* 32-bit division takes a quarter of the time */
         f.row = (uint32_t)from / (uint32_t)columns;
         f.column = (uint32_t)from % (uint32_t)columns;
     } else {
@@ -41,7 +41,7 @@ DEVICE_FN lattice_four lattice_four_of(const place *at, uint64_t count, uint64_t
     }
     return f;
 }
-/* To the next element. */
+/* Goes to the next element. */
 DEVICE_FN void lattice_next(lattice_four *f, uint64_t columns) {
     f->column++;
     if (f->column == columns) {
@@ -50,7 +50,7 @@ DEVICE_FN void lattice_next(lattice_four *f, uint64_t columns) {
     }
 }
 
-/* Four at once where all are there and aligned. What is not there is 0. */
+/* Accesses four elements at once if all exist and are aligned. Missing elements are 0. */
 #define DEFINE_FOUR(type, four)                                                   \
     DEVICE_FN four load_##four(const type *from, const lattice_four *f) {         \
         four v = {{0, 0, 0, 0}};                                                  \
@@ -100,7 +100,7 @@ DEVICE_FN four_floats tile_low_four(const device_tile *t, const lattice_four *f)
     return low;
 }
 
-/* ---- what is kept as it is ---- */
+/* ---- exceptions ---- */
 
 DEVICE_FN void keep_one(const device_kept *k, uint64_t at) {
     uint64_t to = count_u64(k->count, 1);
@@ -109,7 +109,7 @@ DEVICE_FN void keep_one(const device_kept *k, uint64_t at) {
     }
 }
 
-/* As engine/lossy/exceptions.c has it. */
+/* The rule of engine/lossy/exceptions.c. */
 DEVICE_FN bool tile_keeps(const device_tile *t, float now, float before) {
     const device_kept *k = &t->kept;
     bool from =
@@ -137,11 +137,11 @@ KERNEL(keep_elements, device_keeping)
 
 /* ---- integers of a tile ---- */
 
-#define QUANTISE_TURNS 4u /* of a block, so that it adds up seldom */
+#define QUANTISE_TURNS 4u /* per block, so that it seldom adds to the tile's sums */
 #define QUANTISE_SUMS \
-    32u /* threads that add up each of seven sums: of integers, so that their order does not matter */
+    32u /* threads that add up each of the seven sums; these are integers, so their order does not matter */
 
-/* What the threads of a block have seen; from there it goes to the tile's sums. */
+/* Results of a block's threads, on their way to the tile's sums. */
 typedef struct quantise_shared {
     int64_t below[3][LAUNCH_THREADS];
     uint32_t count[3][LAUNCH_THREADS];
@@ -153,7 +153,7 @@ typedef struct quantise_own {
     uint32_t unused;
 } quantise_own;
 
-/* What one thread has seen. */
+/* Results of one thread. */
 typedef struct quantise_seen {
     int64_t below[3];
     uint32_t count[3], misfits;
@@ -218,7 +218,7 @@ DEVICE_FN void quantise_all(const place *at, const device_tile *t, quantise_shar
     s->misfits[at->thread] = seen.misfits;
 }
 
-/* One thread's part of one of the seven. */
+/* Returns one thread's part of one of the seven sums. */
 DEVICE_FN uint64_t quantise_sum(const quantise_shared *s, uint32_t which, uint32_t lane) {
     uint64_t sum = 0;
     for (uint32_t i = lane; i < LAUNCH_THREADS; i += QUANTISE_SUMS) {
@@ -250,9 +250,9 @@ DEVICE_FN void quantise_tile(const place *at, const device_tile *t, quantise_sha
 }
 KERNEL_IN_PHASES(quantise_tile, device_tile, quantise_shared, quantise_own, 3)
 
-/* ---- what they have to say ---- */
+/* ---- residuals ---- */
 
-#define RESIDUAL_TURNS 16u /* of a block, so that its bins are zeroed and added seldom */
+#define RESIDUAL_TURNS 16u /* per block, so that its bins are seldom zeroed and added */
 
 typedef struct residual_shared {
     uint32_t bin[DEVICE_BINS];
@@ -313,7 +313,7 @@ KERNEL(gather_pieces, device_gathering)
 
 /* ---- factors ---- */
 
-#define ROUND_EACH 16u /* elements of a thread */
+#define ROUND_EACH 16u /* elements per thread */
 
 /* A span is a component. */
 DEVICE_FN void round_factor(const place *at, const device_rounding *r) {
@@ -336,15 +336,18 @@ DEVICE_FN void round_factor(const place *at, const device_rounding *r) {
 }
 KERNEL(round_factor, device_rounding)
 
-/* ---- packed for their way to the host ---- */
+/* ---- packing for the host ---- */
 
-#define PACK_EACH 16u /* integers of a word */
+#define PACK_EACH 16u /* integers per word */
 
 typedef struct ALIGNED(16) sixteen_bytes {
     int8_t at[PACK_EACH];
 } sixteen_bytes;
 
-/* Each thread's others; then how many of the block's lie before them. A block takes room for all of its own at once: nearly all integers may be others. */
+/*
+ * Other integers of each thread; then the number of the block's before them. A block takes room for all of
+ * its own at once, as nearly all integers may be others.
+ */
 typedef struct pack_shared {
     uint32_t others[LAUNCH_THREADS];
     uint64_t first;
@@ -422,15 +425,15 @@ DEVICE_FN void pack_few(const place *at, const device_packing *p, pack_shared *s
 }
 KERNEL_IN_PHASES(pack_few, device_packing, pack_shared, pack_own, 3)
 
-/* ---- packed for their way from the host ---- */
+/* ---- unpacking from the host ---- */
 
-/* What a lane of 32-bit words has from bit `at` on, of which `low` and `high` are the words: the integer of so many bits. */
+/* Returns the integer of `width` bits from bit `at` of a lane on. low, high: the words of the lane that hold it. */
 DEVICE_FN int32_t unpack_one(int32_t low, int32_t high, uint32_t at, uint32_t width) {
     uint64_t lane = (uint64_t)(uint32_t)high << 32 | (uint32_t)low;
     return (int32_t)((uint32_t)(lane >> at) << (32 - width)) >> (32 - width);
 }
 
-/* width, out: of the group. */
+/* width: output, of the group. */
 DEVICE_FN four_integers unpack_four(const uint32_t *packed, const lattice_four *f, uint32_t *width) {
     four_integers q = {{0, 0, 0, 0}}, low, high = {{0, 0, 0, 0}};
     const uint32_t head = f->n ? packed[f->first / DEVICE_GROUP] : 0;
@@ -451,7 +454,7 @@ DEVICE_FN four_integers unpack_four(const uint32_t *packed, const lattice_four *
     return q;
 }
 
-/* The integers of a thread, as bytes or packed. */
+/* Returns the integers of a thread, from bytes or from packed groups. */
 DEVICE_FN four_integers tile_integers(const int8_t *few, const uint32_t *packed, const lattice_four *f,
                                       uint32_t *width) {
     four_bytes bytes = load_four_bytes(few, f);
@@ -501,7 +504,7 @@ DEVICE_FN int32_t quantise_level(const device_levels *t, float now, int32_t offs
     return to ? steps : LEVEL_ZERO;
 }
 
-/* As engine/lossy/exceptions.c has it. */
+/* The rule of engine/lossy/exceptions.c. */
 DEVICE_FN bool levels_keep(const device_levels *t, float now) {
     bool finite = (scalar_bits(now) & 0x7f800000u) != 0x7f800000u;
     return scalar_magnitude(now) > t->kept.above || !(finite && now >= 0.0f);

@@ -1,21 +1,22 @@
 /*
- * What makes one source of a kernel both CUDA and C. A kernel is a function of one thread; nvcc launches it, and any C compiler runs it thread by
- * thread over the same geometry (EMULATED), which is how its arithmetic and indices are tested where there is no GPU.
+ * Makes one source of a kernel both CUDA and C. A kernel is a function of one thread. nvcc launches it. Any C
+ * compiler runs it thread by thread over the same geometry (EMULATED), which tests its arithmetic and indices
+ * without a GPU.
  *
- * Threads of a block that share memory do so in phases: between two phases all threads of the block meet. What a thread keeps from one phase to the
- * next is its own struct, in registers on a device.
+ * Threads of a block that share memory do so in phases: all threads of the block meet between two phases. A
+ * thread keeps its own struct from one phase to the next, in registers on a device.
  */
 #ifndef KERNELS_CUDA_LAUNCH_H
 #define KERNELS_CUDA_LAUNCH_H
 
 #include "kernels/device.h"
 
-#define LAUNCH_THREADS 256u      /* of a block */
-#define LAUNCH_BLOCKS  INT32_MAX /* at most */
+#define LAUNCH_THREADS 256u      /* per block */
+#define LAUNCH_BLOCKS  INT32_MAX /* largest number of blocks */
 
-/* Where a thread is. */
+/* Position of a thread. */
 typedef struct place {
-    uint32_t block, blocks; /* of those that share the work of a span */
+    uint32_t block, blocks; /* blocks that share the work of a span */
     uint32_t span;
     uint32_t thread; /* of LAUNCH_THREADS */
 } place;
@@ -29,8 +30,9 @@ typedef struct place {
 #define UNROLL       _Pragma("unroll")
 
 /*
- * Launches LAUNCH_THREADS a block; what the kernel does shows later, at device_backend.finish. Not by <<<>>>: how that went cudaGetLastError would say, which also
- * tells of errors that the host program left there before (cudaErrorNotReady of an event that it polled).
+ * Launches LAUNCH_THREADS threads per block; failures of the kernel appear later, at device_backend.finish.
+ * It does not use <<<>>>: only cudaGetLastError reports the outcome of that, and also errors that the host
+ * program left there before (cudaErrorNotReady of an event that it polled).
  */
 device_result cuda_launch(const char *name, const void *kernel, const device_queue *queue, uint32_t blocks,
                           uint32_t spans, const void *arguments, device_failure *why);
@@ -42,7 +44,7 @@ static __device__ __forceinline__ place here(void) {
 static __device__ __forceinline__ void add_u64(uint64_t *to, uint64_t n) {
     atomicAdd((unsigned long long *)to, (unsigned long long)n);
 }
-/* Returns what it was. */
+/* Returns the earlier value. */
 static __device__ __forceinline__ uint64_t count_u64(uint64_t *to, uint64_t n) {
     return atomicAdd((unsigned long long *)to, (unsigned long long)n);
 }
@@ -105,9 +107,12 @@ static inline __attribute__((unused)) void raise_u32(uint32_t *to, uint32_t n) {
     *to = n > *to ? n : *to;
 }
 
-/* EMULATED_LAUNCH(queue, name, why), EMULATED_LANDED(): what is to happen before (it may fail) and after each launch; defined by who includes this. */
+/*
+ * The file that includes this defines EMULATED_LAUNCH(queue, name, why) and EMULATED_LANDED(). They run
+ * before and after each launch; the first one may fail.
+ */
 
-/* Set: blocks and threads run from the last to the first. What depends on their order shows. */
+/* Runs blocks and threads from the last to the first, which exposes code that depends on their order. */
 extern bool emulated_backwards;
 static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
     return emulated_backwards ? n - 1 - i : i;
@@ -128,7 +133,7 @@ static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
         EMULATED_LANDED();                                                                                \
         return DEVICE_DONE;                                                                               \
     }
-/* Shared memory and threads' own are filled with garbage, as they are on a device. */
+/* Shared memory and threads' own structs are filled with garbage, as on a device. */
 #define KERNEL_IN_PHASES(name, arguments, shared, own, phases)                                     \
     static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans, \
                                        const arguments *a, device_failure *why) {                  \
@@ -153,7 +158,7 @@ static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
 
 #endif
 
-/* As many blocks as n threads fill. */
+/* Returns the number of blocks for n threads. */
 static inline uint32_t launch_blocks(uint64_t n) {
     uint64_t blocks = (n + LAUNCH_THREADS - 1) / LAUNCH_THREADS;
     return (uint32_t)(blocks < 1 ? 1 : (blocks > LAUNCH_BLOCKS ? LAUNCH_BLOCKS : blocks));

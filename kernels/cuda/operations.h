@@ -1,4 +1,7 @@
-/* The operations of a device_backend, from kernels to launches: included by the backend, and by its emulation in the tests. */
+/*
+ * The operations of a device_backend: which kernels they launch. Included by the backend, and by its
+ * emulation in the tests.
+ */
 #ifndef KERNELS_CUDA_OPERATIONS_H
 #define KERNELS_CUDA_OPERATIONS_H
 
@@ -115,7 +118,7 @@ static device_result run_split(const device_queue *queue, device_split_step step
                                         : add_levels_launch(queue, blocks, count, &a, why);
 }
 
-/* States first, as only they depend on each other; how many bits there are then says where each thread writes. */
+/* States come first, as only they depend on each other. The numbers of bits then tell each thread where to write. */
 static device_result run_encode(const device_queue *queue, const device_encoding *all, uint32_t count,
                                 uint32_t most, device_failure *why) {
     write_arguments a = {all, count};

@@ -19,26 +19,29 @@ static device_result failed(device_failure *why, const char *call, cudaError_t e
     why->result = error == cudaErrorMemoryAllocation ? DEVICE_FULL : absent ? DEVICE_ABSENT : DEVICE_FAILED;
     snprintf(why->call, sizeof(why->call), "%s", call);
     snprintf(why->reason, sizeof(why->reason), "%s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
-    cudaGetLastError(); /* what can be forgotten is: the host program's next call must not find it */
+    /* Clears the error if it can be cleared: the host program's next call must not find it. */
+    cudaGetLastError();
     return why->result;
 }
 
-/* ---- the thread's device ---- */
+/* ---- the thread's current device ---- */
 
 /*
- * Makes a device the thread's own, and gives it back the one that it had. In it the thread's calls leave alone what other threads are capturing: by default memory
- * that a save takes would break a graph that the trainer captures meanwhile.
+ * Makes a device the thread's current one; scope_leave restores the earlier one. Within a scope the thread's
+ * calls do not disturb graphs that other threads capture. By default, memory allocated by a save would break
+ * a graph that the trainer captures meanwhile.
  */
 typedef struct device_scope {
     int device, before;
     bool relaxed;
-    enum cudaStreamCaptureMode capture; /* the thread's before, if relaxed */
+    enum cudaStreamCaptureMode capture; /* the thread's earlier mode, if relaxed */
     device_result result;
 } device_scope;
 
 /*
- * Has this process used the device? Since CUDA 12 to make a device current begins to use it, which takes hundreds of MB of its memory: a thread that
- * never chose one, and so has device 0, must not do so when it gets back what it had.
+ * Tells whether this process has used the device. Since CUDA 12, making a device current initialises it,
+ * which takes hundreds of MB of its memory. A thread that never chose a device has device 0, and restoring
+ * that must not initialise it.
  */
 static bool is_used(int device) {
     typedef int (*state_fn)(int, unsigned int *, int *);
@@ -195,8 +198,8 @@ static device_result blas_failed(device_failure *why, const char *call, cublasSt
 }
 
 /*
- * In single precision throughout (pedantic: no TF32): sums of integers below 2^24 are exact then, whatever their order. cuBLAS has
- * matrices by columns, so ours are its transposed ones: sums' = right left'.
+ * Uses single precision throughout (pedantic: no TF32), so that sums of integers below 2^24 are exact in any
+ * order. cuBLAS stores matrices by columns, so ours are the transposes of its own: sums' = right left'.
  */
 static device_result multiply(cublasHandle_t blas, const device_product *p, device_failure *why) {
     const float one = 1, zero = 0;
@@ -208,13 +211,13 @@ static device_result multiply(cublasHandle_t blas, const device_product *p, devi
                                    p->left_turned ? rows : rank, &zero, p->sums, columns));
 }
 
-/* Once for a queue, at its first product: making a handle takes memory, and waits for the whole device. */
+/* Called for the first product of a queue: making a handle takes memory, and waits for the whole device. */
 static device_result products_open(device_queue *queue, device_failure *why) {
     cublasHandle_t blas = NULL;
     device_result result = blas_failed(why, "cublasCreate", cublasCreate(&blas));
     queue->products = blas;
     if (result != DEVICE_DONE) {
-        return why->result = DEVICE_FULL; /* whatever it says: what it lacks is memory */
+        return why->result = DEVICE_FULL; /* whatever the status says, memory is short */
     }
     if (result == DEVICE_DONE) {
         result = blas_failed(why, "cublasSetStream", cublasSetStream(blas, (cudaStream_t)queue->stream));
@@ -225,11 +228,11 @@ static device_result products_open(device_queue *queue, device_failure *why) {
     return result;
 }
 
-/* With the queue's device current. */
+/* Makes the queue's device current, and makes the handle if there is none. */
 static device_scope products_enter(const device_queue *queue, device_failure *why) {
     device_scope s = scope_enter(queue->device, why);
     if (s.result == DEVICE_DONE && !queue->products) {
-        s.result = products_open((device_queue *)queue, why); /* its own part of the queue */
+        s.result = products_open((device_queue *)queue, why); /* products is a private part of the queue */
     }
     return s;
 }
@@ -242,7 +245,10 @@ device_result cuda_product(const device_queue *queue, const device_product *prod
     return scope_leave(&s, s.result);
 }
 
-/* The one layout that tensor cores have for integers: both factors turned so that what is summed up lies together. Of 0 and 1 alone may one and zero be. */
+/*
+ * Tensor cores support one layout for integers: both factors are turned so that summands are contiguous. The
+ * only scalars allowed are 0 and 1.
+ */
 static device_result multiply_bytes(cublasHandle_t blas, bool *known, const device_byte_product *p,
                                     device_failure *why) {
     const int32_t one = 1, zero = 0;
@@ -260,7 +266,7 @@ device_result cuda_byte_product(const device_queue *queue, bool *known, const de
     *known = true;
     if (s.result == DEVICE_DONE) {
         cublasHandle_t blas = (cublasHandle_t)queue->products;
-        /* What is pedantic of floats leaves out the fast ways of integers, which are exact in any of them. */
+        /* Pedantic mode excludes fast algorithms for integers, all of which are exact. */
         s.result = blas_failed(why, "cublasSetMathMode", cublasSetMathMode(blas, CUBLAS_DEFAULT_MATH));
         if (s.result == DEVICE_DONE) {
             s.result = multiply_bytes(blas, known, product, why);
@@ -289,7 +295,7 @@ device_result cuda_queue_open(device_queue *out, int device, bool background, de
                         cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     }
     if (result == DEVICE_DONE) {
-        /* Not one that waits for the default stream, nor lets it wait. */
+        /* The stream neither waits for the default stream nor makes it wait. */
         result = failed(
             why, "cudaStreamCreateWithPriority",
             cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, background ? lowest : highest));
@@ -317,7 +323,7 @@ void cuda_queue_close(const device_queue *queue) {
     cuda_mark_free(queue->device, queue->finished);
 }
 
-/* `later` waits for what is on `earlier` now. */
+/* Makes `later` wait for what is on `earlier` now. */
 static device_result one_behind_the_other(int device, cudaStream_t later, cudaStream_t earlier,
                                           device_failure *why) {
     cudaEvent_t event = NULL;
@@ -333,7 +339,7 @@ static device_result one_behind_the_other(int device, cudaStream_t later, cudaSt
         result = failed(why, "cudaStreamWaitEvent", cudaStreamWaitEvent(later, event, 0));
     }
     if (event) {
-        cudaEventDestroy(event); /* once it has happened */
+        cudaEventDestroy(event); /* CUDA frees it once it has happened */
     }
     return scope_leave(&s, result);
 }
@@ -346,7 +352,10 @@ device_result cuda_queue_before(const device_queue *queue, void *stream, device_
     return one_behind_the_other(queue->device, (cudaStream_t)stream, (cudaStream_t)queue->stream, why);
 }
 
-/* By its mark: who waits sleeps. A queue that cuda_queue_open did not make has a stream only. */
+/*
+ * Waits by the queue's mark, so that the thread sleeps. A queue that cuda_queue_open did not make has only a
+ * stream.
+ */
 device_result cuda_finish(const device_queue *queue, device_failure *why) {
     if (queue->finished) {
         device_result result = cuda_mark_set(queue->finished, queue, why);
@@ -368,8 +377,9 @@ device_result cuda_mark_new(void **out, int device, device_failure *why) {
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         /*
-         * A thread that waits for it sleeps: it may be a trainer's, a saver's or a pool's, and there are better things for a core to do. By default it would ask all the
-         * time, while the queue waits for what the trainer's kernels leave.
+         * A thread that waits for the mark sleeps. It may be a trainer's, a saver's or a pool's, and its core
+         * has better things to do. By default the thread would poll while the queue waits for time that the
+         * trainer's kernels leave.
          */
         result = failed(why, "cudaEventCreate",
                         cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
@@ -416,7 +426,7 @@ device_result cuda_mark_wait(void *mark, int device, device_failure *why) {
     return scope_leave(&s, result);
 }
 
-/* ---- memory that is moved ---- */
+/* ---- copies and zeros ---- */
 
 device_result cuda_copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                         device_direction direction, device_failure *why) {

@@ -1,4 +1,7 @@
-/* The CUDA runtime and cuBLAS behind device_backend's calls. Each leaves the thread's current device as it was. */
+/*
+ * The CUDA runtime and cuBLAS behind device_backend's calls. Every call leaves the thread's current device
+ * unchanged.
+ */
 #ifndef KERNELS_CUDA_RUNTIME_H
 #define KERNELS_CUDA_RUNTIME_H
 

@@ -1,4 +1,4 @@
-/* Values on their own: what their integers are like, and levels of rows and columns. */
+/* Standalone values: extents of their integers, and levels of rows and columns. */
 #ifndef KERNELS_CUDA_SPLIT_H
 #define KERNELS_CUDA_SPLIT_H
 
@@ -8,9 +8,9 @@ typedef struct split_arguments {
     const device_split *all;
 } split_arguments;
 
-/* ---- extents: a block has one ---- */
+/* ---- extents: one per block ---- */
 
-#define EXTENT_SOME 16u /* threads whose results another one joins */
+#define EXTENT_SOME 16u /* threads whose results one thread joins */
 
 typedef struct extent_shared {
     uint64_t low[LAUNCH_THREADS], high[LAUNCH_THREADS], differing[LAUNCH_THREADS];
@@ -36,7 +36,7 @@ DEVICE_FN void extent_look(const place *at, const device_split *s, extent_shared
     e->differing[at->thread] = differing;
 }
 
-/* What `count` threads found, each so far from the next, becomes the first one's. */
+/* Joins the results of `count` threads, `stride` apart, in the first one's. */
 DEVICE_FN void extent_join(extent_shared *e, uint32_t first, uint32_t stride, uint32_t count) {
     for (uint32_t i = 1; i < count; i++) {
         uint32_t j = first + i * stride;
@@ -70,7 +70,7 @@ KERNEL_IN_PHASES(find_extents, split_arguments, extent_shared, extent_own, 3)
 
 /* ---- rows and columns ---- */
 
-/* A thread has elements that follow each other, so that it adds to few rows. */
+/* A thread takes consecutive elements, so that it adds to few rows. */
 DEVICE_FN void sum_lines(const place *at, const split_arguments *a) {
     const device_split *s = &a->all[at->span];
     uint64_t i = (uint64_t)at->block * DEVICE_EXTENT_ALL + at->thread * DEVICE_EXTENT_EACH,

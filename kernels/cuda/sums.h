@@ -1,6 +1,6 @@
 /*
- * Statistics of lossy tiles. Sums are doubles in an order that the shapes alone decide, without atomic additions: each thread's, each row's, each
- * block's, then all blocks'.
+ * Statistics of lossy tiles. Sums are doubles, in an order that depends on the shapes alone, without atomic
+ * additions: per thread, per row, per block, then over all blocks.
  */
 #ifndef KERNELS_CUDA_SUMS_H
 #define KERNELS_CUDA_SUMS_H
@@ -8,9 +8,9 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/scalar_lattice.h"
 
-#define SUMS_LANES 32u /* threads of a row */
-#define SUMS_TREE  5   /* phases in which they become one: 2^5 */
-#define BLOCK_TREE 8   /* the same of a whole block */
+#define SUMS_LANES 32u /* threads per row */
+#define SUMS_TREE  5   /* phases that join them: 2^5 = 32 */
+#define BLOCK_TREE 8   /* phases that join the threads of a block: 2^8 = 256 */
 
 DEVICE_FN device_sums sums_none(void) {
     const float most = scalar_float(UINT32_C(0x7f800000));
@@ -31,12 +31,12 @@ DEVICE_FN void sums_add(device_sums *to, const device_sums *s) {
     to->before_bits |= s->before_bits;
 }
 
-/* By their bits: what is larger than `most`, or not a number, is not. */
+/* Compares bits: NaN, and magnitudes above `most`, are not within. */
 DEVICE_FN bool sums_within(float v, float most) {
     return (scalar_bits(v) & UINT32_C(0x7fffffff)) <= scalar_bits(most);
 }
 
-/* What the lowest bit of a float counts; 0 of zero. */
+/* The value of the lowest bit of a float; 0 for zero. */
 DEVICE_FN float sums_lowest(uint32_t bits) {
     uint32_t size = bits & UINT32_C(0x7fffffff);
     uint32_t without = bits & UINT32_C(0x7fffff) ? size & (size - 1) : 0;
@@ -45,7 +45,7 @@ DEVICE_FN float sums_lowest(uint32_t bits) {
 
 /* ---- a pass over a tile ---- */
 
-/* One element, as kernels.sums_of has it. weight: its row's times its column's. */
+/* Adds one element, as kernels.sums_of does. weight: its row's times its column's. */
 DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float before, float weight) {
     bool finite = sums_within(now, p->most[0]);
     float kept = finite ? now : 0.0f, size = scalar_magnitude(kept);
@@ -71,7 +71,7 @@ DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float b
     s->weighted += (double)kept * (double)kept;
 }
 
-/* Does it count for its row and column: positive (or by its magnitude), and not too large? Then it, else 0. */
+/* Returns the element (or its magnitude) if it counts for its row and column: positive and at most `most`. Else 0. */
 DEVICE_FN float pass_counted(float now, bool magnitudes, float most) {
     int32_t bits = (int32_t)(scalar_bits(now) & (magnitudes ? UINT32_C(0x7fffffff) : UINT32_MAX));
     return bits > 0 && bits <= (int32_t)scalar_bits(most) ? scalar_float((uint32_t)bits) : 0.0f;
@@ -228,7 +228,7 @@ KERNEL_IN_PHASES(join_blocks, join_arguments, block_sums, pass_own, BLOCK_TREE +
 
 /* ---- columns ---- */
 
-/* A thread a column, and a panel of rows. */
+/* One thread per column and panel of rows. */
 DEVICE_FN void sum_columns(const place *at, const device_columns *c) {
     uint64_t column = (uint64_t)at->block * LAUNCH_THREADS + at->thread, last = c->phase + c->count;
     if (column >= c->columns) {

@@ -1,15 +1,15 @@
-/* Finest symbols of differences, and how often they occur in each context. */
+/* Finest symbols of differences, and their counts per context. */
 #ifndef KERNELS_CUDA_SYMBOLS_H
 #define KERNELS_CUDA_SYMBOLS_H
 
 #include "kernels/cuda/launch.h"
 #include "kernels/scalar.h"
 
-#define CLASS_EACH 128u /* elements of a thread, so that counters are zeroed and added seldom */
+#define CLASS_EACH 128u /* elements per thread; many, so that counters are seldom zeroed and added */
 #define CLASS_ALL  (LAUNCH_THREADS * CLASS_EACH)
-/* Contexts that are counted in shared memory: as many as fit. What is outside is counted where the result is. */
+/* Contexts counted in shared memory: as many as fit. Other contexts are counted in the result itself. */
 #define CLASS_WINDOW 40u
-#define CLASS_ABOVE  12u /* of them above the mean: magnitudes have their tail below */
+#define CLASS_ABOVE  12u /* of these, above the mean; magnitudes have their tail below */
 
 typedef struct class_arguments {
     const device_classes *all;
@@ -17,7 +17,7 @@ typedef struct class_arguments {
 
 typedef struct class_shared {
     uint32_t count[CLASS_WINDOW][DEVICE_SYMBOLS];
-    uint32_t seen[2]; /* sum of some contexts, how many */
+    uint32_t seen[2]; /* sum of some contexts, and their number */
 } class_shared;
 
 typedef struct class_own {
@@ -65,7 +65,7 @@ DEVICE_FN void class_begin(const place *at, const device_classes *c, class_share
     (void)c;
 }
 
-/* One element of each thread says about where contexts lie. What is in the window is counted the faster, no more. */
+/* One element per thread shows about where contexts lie. The window only makes counting faster. */
 DEVICE_FN void class_look(const place *at, const device_classes *c, class_shared *s) {
     uint64_t i = (uint64_t)at->block * CLASS_ALL + at->thread * CLASS_EACH;
     if (c->contexts && i < c->n) {
@@ -123,7 +123,7 @@ DEVICE_FN void count_classes(const place *at, const class_arguments *a, class_sh
         }
     }
 }
-/* A thread has a counter. */
+/* A thread handles one counter. */
 DEVICE_FN void list_counts(const place *at, const class_arguments *a) {
     const device_classes *c = &a->all[at->span];
     const uint32_t i = at->block * LAUNCH_THREADS + at->thread, most = (1u << DEVICE_ENTRY_BITS) - 1;
