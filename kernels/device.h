@@ -7,8 +7,8 @@
  * Work on a queue runs in the order given, after what the caller's stream had before. It may run after the
  * call returns, so buffers must stay as they are until device_backend.finish. No call waits for a whole
  * device, uses a default stream, allocates (except `allocate` and `allocate_pinned`), or changes the calling
- * thread's current device; only the first product of a queue may wait and allocate. Thread-safe, if each
- * queue has one thread at a time.
+ * thread's current device. Only the first product of a queue may wait and allocate. Thread-safe, if only one
+ * thread at a time uses a queue.
  *
  * No failure of a device ends the process. A call that fails reports which call failed, and why.
  */

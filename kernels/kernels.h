@@ -25,8 +25,8 @@ typedef struct step_rule {
 /* How the elements of one row of a lossy block lie on their lattice; codec/FORMAT.md, "Lattice blocks". */
 typedef struct lattice_run {
     float unit, per_unit;     /* 2^e and 2^-e: the lattice's spacing */
-    float row_step;           /* lattice units of an integer: of its row ... */
-    const float *column_step; /* ... times of its column; NULL: 1 */
+    float row_step;           /* lattice units per integer, for its row ... */
+    const float *column_step; /* ... times this, for its column; NULL: 1 */
     float low_rank_unit;      /* steps per unit of the low-rank part */
     float offset[3];          /* steps by which |q| = 1, 2, more stand below |q| */
 } lattice_run;
@@ -35,7 +35,7 @@ typedef struct lattice_run {
 typedef struct level_run {
     bool has_parent;
     int32_t row;           /* levels added to the whole row ... */
-    const int32_t *column; /* ... and per element */
+    const int32_t *column; /* ... and these per element */
     int32_t birth;         /* the level to start from if there is no parent, or its value is zero */
     int32_t step;          /* levels per integer */
 } level_run;
@@ -43,7 +43,7 @@ typedef struct level_run {
 /* Sums over runs of a lossy tile. Initialise with LATTICE_SUMS_INIT; sums_of adds to them. */
 typedef struct lattice_sums {
     double now, moved, weighted;    /* sums of squares: of now, of now - before, of that times its weights */
-    float largest, least, farthest; /* extremes of |now|, now, |now - before| */
+    float largest, least, farthest; /* largest |now|, least now, largest |now - before| */
     uint64_t finite, compared;      /* numbers of values and of differences in the sums */
     uint32_t before_bits;           /* bits of before that are set anywhere */
     int32_t lowest_bit;             /* exponent of before's lowest bit; INT32_MAX: all are zero */
@@ -67,7 +67,7 @@ typedef struct error_sums {
     float largest;
 } error_sums;
 
-/* Sums over columns: of elements that count, their numbers, and (or NULL) their rows' scales. */
+/* Sums over columns: of the elements that count, their numbers, and (or NULL) the scales of their rows. */
 typedef struct moment_sums {
     double *sum, *scales;
     uint32_t *count;

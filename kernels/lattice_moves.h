@@ -15,7 +15,7 @@ typedef int8_t few_bytes __attribute__((vector_size(FEW)));
             (few_floats)(((few_integers)near_ & small_) | ((few_integers)(x) & ~small_)), few_integers); \
     })
 #endif
-/* scalar_units. */
+/* scalar_units, eight at a time. */
 #define UNITS_EIGHT(x)                                                                              \
     __extension__({                                                                                 \
         few_integers bits_ = (few_integers)(x);                                                     \
@@ -48,7 +48,7 @@ EIGHT void add_own_units(few_integers *units, const int8_t *q, const few_floats 
     *units = *units + UNITS_EIGHT(at);
 }
 
-/* scalar_move. */
+/* scalar_move, eight at a time. */
 EIGHT void move_units(float *values, const few_integers *units, const lattice_run *r) {
     few_floats value = FLOATS_AT(values);
     few_integers stays = *units == 0, from = UNITS_EIGHT(value * r->per_unit);

@@ -73,7 +73,7 @@ typedef struct chain_link {
     bool has_rows;
     size_t row; /* linear: a step per row; levels: integers */
     chain_factor right, left;
-    chain_side *right_side, *left_side; /* NULL: the chain's own */
+    chain_side *right_side, *left_side; /* NULL: right, left are the chain's own */
     uint32_t exceptions;
     size_t exception_at, exception_bits; /* u32 each; the bits in the values' dtype */
 } chain_link;

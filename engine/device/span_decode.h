@@ -19,7 +19,7 @@
 typedef ckd_status (*span_decode_fn)(void *context, device_chain *c, chain_sides *sides, const view_block *b,
                                      bool streams, bool values, uint32_t worker, ckd_error *err);
 
-/* Zero-initialise, and set: */
+/* Zero-initialise; the caller sets the fields up to memory_size. */
 typedef struct span_decode {
     thread_pool *pool;
     device_lease *lease;

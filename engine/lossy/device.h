@@ -107,7 +107,7 @@ typedef struct lossy_device_values {
     const void *input;
     const float *before;
     device_reference *reference; /* taken by the caller; passes to the tile */
-    /* the caller decodes them, then calls lossy_device_before_made before all else */
+    /* The caller decodes them, then calls lossy_device_before_made before anything else. */
     bool makes_before;
     uint64_t widest; /* largest number of columns of its panels */
     bool master;

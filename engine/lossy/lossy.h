@@ -23,7 +23,7 @@
 /* The three ways to code a tensor lossily; all other tensors are exact. */
 typedef enum lossy_part {
     LOSSY_NONE,
-    LOSSY_WEIGHT, /* residual to the parent, steps that follow its movement */
+    LOSSY_WEIGHT, /* residual to the parent; steps follow the movement since the parent */
     LOSSY_MOMENT, /* first moments: no parent; steps follow their own rows and columns */
     LOSSY_SECOND  /* second moments: no parent; levels, as differences to their rows and columns */
 } lossy_part;
@@ -69,7 +69,7 @@ typedef struct tile_scratches {
     tile_scratch *workers; /* one per thread of the pool */
     uint32_t count;
     bytes now, moved, parts;
-    bytes sums, panels, outliers, outliers_of[TILE_PANELS]; /* of the pass that ran last */
+    bytes sums, panels, outliers, outliers_of[TILE_PANELS]; /* of the last pass */
     lossy_scales scales;
     bytes counts, histogram;
     lattice_work work; /* steps of the tile */

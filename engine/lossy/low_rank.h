@@ -22,7 +22,7 @@ typedef struct low_rank {
     uint32_t rank;                       /* 0: nothing pays */
     int32_t exponent;                    /* in units of the matrix */
     const int32_t *left, *right, *shift; /* point into `memory` */
-    double bits;                         /* estimated size */
+    double bits;                         /* estimated size, in bits */
     bytes memory;
 } low_rank;
 void low_rank_free(low_rank *f);

@@ -94,7 +94,7 @@ typedef struct product_context {
     float *scratch;
     size_t scratch_of_one;
 } product_context;
-/* Errors: NOMEM. */
+/* Sets up products with x, in `room`, which stays the caller's. Errors: NOMEM. */
 ckd_status product_context_begin(product_context *c, const low_rank_matrix *x, size_t count,
                                  thread_pool *pool, const kernels *k, bytes *room, ckd_error *err);
 

@@ -128,7 +128,7 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
 /* Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     const double max = t->params->target * (double)t->count;
-    int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and few enough */
+    int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and that take few enough */
     ckd_status status = CKD_OK;
     for (int round = 0; round < TARGET_ROUNDS && status == CKD_OK; round++) {
         int32_t now = t->plan.step;

@@ -56,7 +56,7 @@ ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context
  */
 uint64_t tile_rows(const lossy_tile *t);
 uint64_t tile_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column);
-/* First of `rows` rows that belongs to panel p of `panels`. */
+/* Returns the first row of panel p, if `rows` rows make `panels` panels. */
 uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels);
 uint64_t tile_panels(const lossy_tile *t);
 
@@ -88,7 +88,7 @@ void sample_end(tile_sample *s);
  * NOMEM.
  */
 ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err);
-/* The largest number of outliers in so many elements. */
+/* Returns the largest number of outliers in a tile of `elements` elements. */
 uint64_t max_outliers(uint64_t elements);
 /*
  * usual_enough tells whether the sample's limits suit all elements. If not, find_typical_range finds limits

@@ -458,7 +458,7 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     t->offsets_known = t->levels_known = false;
     t->on_lattice = true;
     for (int i = 0; i < 3; i++) {
-        t->up[i] = 0.5f; /* to the nearest */
+        t->up[i] = 0.5f; /* rounds to the nearest */
     }
     t->plan = (lattice_block){.columns = t->columns, .phase = t->phase, .count = t->count};
     t->plan.own.columns = t->columns;
@@ -488,7 +488,7 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     if (steps && !(t->params->max_error > 0)) {
         status = lossy_tile_plan_rate(t, k, err);
     }
-    *worth = t->plan.step <= MOST_STEP; /* what spans so many octaves has no lattice */
+    *worth = t->plan.step <= MOST_STEP; /* no lattice spans more octaves */
     return status;
 }
 

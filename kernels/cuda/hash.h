@@ -74,7 +74,7 @@ DEVICE_FN uint64_t hash_swap(uint64_t v) {
 DEVICE_FN uint64_t hash_rotate(uint64_t v, uint32_t by) {
     return v << by | v >> (64 - by);
 }
-/* Both halves of the product, folded into one. */
+/* Multiplies, and folds both halves of the product into one. */
 DEVICE_FN uint64_t hash_fold(uint64_t a, uint64_t b) {
 #if defined(__CUDA_ARCH__)
     return (a * b) ^ __umul64hi(a, b);
@@ -199,7 +199,7 @@ typedef struct hash_shared {
 typedef struct hash_own {
     const uint8_t *piece;
     uint64_t number;
-    uint32_t bytes; /* 0: there is no such piece */
+    uint32_t bytes; /* 0: no such piece */
 } hash_own;
 
 DEVICE_FN void hash_pieces(const place *at, const hash_spans *all, hash_shared *shared, hash_own *own,
