@@ -8,14 +8,18 @@
 
 #define SMALLEST_CAPACITY 256
 #define LARGE             ((size_t)4 << 20)
-#define PAGE              ((uintptr_t)4096) /* or a multiple: the advice is refused then, which does no harm */
+/* or a multiple of it: then the system refuses the advice, which does no harm */
+#define PAGE ((uintptr_t)4096)
 
 void bytes_free(bytes *b) {
     free(b->data);
     *b = (bytes){0};
 }
 
-/* Large pages, where the system has them for who asks: the first touch of each small one takes longer than what is written to it. */
+/*
+ * Asks for large pages where the system gives them on request. The page fault of a small page takes longer than writing
+ * to it.
+ */
 static void advise(const void *data, size_t size) {
 #if defined(MADV_HUGEPAGE)
     uintptr_t start = ((uintptr_t)data + PAGE - 1) / PAGE * PAGE,
@@ -50,7 +54,7 @@ ckd_status array_grow(void *array, size_t *capacity, size_t count, size_t size, 
     return CKD_OK;
 }
 
-/* By half again: appending stays linear, and a large buffer is not twice what it holds. */
+/* Grows by half: appends stay linear, and a large buffer wastes at most a third. */
 static bool grow(bytes *b, size_t needed) {
     size_t capacity = b->capacity;
     if (__builtin_add_overflow(capacity, capacity / 2, &capacity) || capacity < needed) {
@@ -79,7 +83,7 @@ void *bytes_extend(bytes *b, size_t size) {
         return NULL;
     }
     if (__builtin_add_overflow(b->size, size, &needed) ||
-        needed > PTRDIFF_MAX || /* which no allocator gives, and some do not survive being asked for */
+        needed > PTRDIFF_MAX || /* no allocator gives that much, and some crash when asked */
         ((needed > b->capacity || b->data == NULL) && !grow(b, needed))) {
         b->failed = true;
         return NULL;
@@ -191,7 +195,7 @@ void reader_string(reader *r, char *out, size_t capacity) {
 
 /* ---- UTF-8: the well-formed byte sequences of the Unicode Standard, table 3-7 ---- */
 
-/* Length of the character that starts at s, 0 if it is none. */
+/* Returns the length of the character that starts at s; 0 if it is malformed. */
 static size_t utf8_character(const uint8_t *s, size_t left) {
     uint8_t lead = s[0], low = 0x80, high = 0xbf;
     size_t length;

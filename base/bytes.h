@@ -1,6 +1,6 @@
 /*
- * Bytes: little-endian fields, a growing buffer to write them into, a bounded cursor to read them from, and sizes that
- * cannot overflow. Nothing here trusts its input; nothing is ever dumped as a struct.
+ * Bytes: little-endian fields, a growing output buffer, a bounded input cursor, and sizes that cannot overflow. Nothing
+ * here trusts its input, and no struct is ever dumped as bytes.
  */
 #ifndef BASE_BYTES_H
 #define BASE_BYTES_H
@@ -12,9 +12,9 @@
 
 #include "base/error.h"
 
-/* ---- sizes: false on overflow, *out untouched then ---- */
+/* ---- sizes: false on overflow; *out is unchanged then ---- */
 static inline bool size_mul(uint64_t *out, uint64_t a, uint64_t b) {
-    uint64_t product; /* the builtin stores what is left of it on overflow, too */
+    uint64_t product; /* the builtin stores the wrapped product on overflow */
     if (__builtin_mul_overflow(a, b, &product)) {
         return false;
     }
@@ -70,8 +70,8 @@ static inline void store_le64(void *p, uint64_t v) {
 }
 
 /*
- * A growing byte buffer. Zero-initialise; release with bytes_free. An allocation that fails sets `failed`, which sticks
- * until bytes_free: write all fields, then check once.
+ * A growing byte buffer. Zero-initialise it and release it with bytes_free. A failed allocation sets `failed`, which
+ * sticks until bytes_free: write all fields, then check once.
  */
 typedef struct bytes {
     uint8_t *data;
@@ -80,18 +80,18 @@ typedef struct bytes {
 } bytes;
 
 void bytes_free(bytes *b);
-/* Appends `size` uninitialised bytes and returns them, NULL on failure. Valid until the next append. */
+/* Appends `size` uninitialised bytes and returns them; NULL on failure. The pointer is valid until the next append. */
 void *bytes_extend(bytes *b, size_t size);
 /*
- * A buffer that is used again and again: room for `size` uninitialised bytes instead of what it held. NULL, with NOMEM in err, if
- * there is none; the buffer stays usable. `what` is for the message.
+ * Returns `size` uninitialised bytes of a reusable buffer; its old content is lost. On failure returns NULL with NOMEM
+ * in err, and the buffer stays usable. `what` names the memory in the message.
  */
 void *bytes_scratch(bytes *b, uint64_t size, const char *what, ckd_error *err);
 /* Empties the buffer and keeps its memory. */
 static inline void bytes_clear(bytes *b) {
     b->size = 0;
 }
-/* The same for a buffer that may have failed: it is as good as new. */
+/* Empties a buffer that may have failed, clears `failed`, and keeps the memory. */
 static inline bytes *bytes_anew(bytes *b) {
     b->size = 0;
     b->failed = false;
@@ -103,19 +103,19 @@ void bytes_put_u8(bytes *b, uint8_t v);
 void bytes_put_u16(bytes *b, uint16_t v);
 void bytes_put_u32(bytes *b, uint32_t v);
 void bytes_put_u64(bytes *b, uint64_t v);
-/* u16 length, then the bytes, no NUL. Longer than 65535 bytes: failed. */
+/* Writes a u16 length, then the bytes without a NUL. Strings longer than 65535 bytes set `failed`. */
 void bytes_put_string(bytes *b, const char *s);
 
 /*
- * Room for at least `count` items in an array that grows by doubling, or NOMEM with the array as it was. `array` and `capacity`
- * (a size_t) are variables, zero at first; `what` is for the message. Release with free.
+ * Makes room for at least `count` items in an array that grows by doubling. On NOMEM the array is unchanged. `array`
+ * and `capacity` (a size_t) are variables, zero at first. `what` names the array in the message. Release it with free.
  */
 #define ARRAY_GROW(array, capacity, count, what, err) \
     array_grow(&(array), &(capacity), count, sizeof(*(array)), what, err)
 ckd_status array_grow(void *array, size_t *capacity, size_t count, size_t size, const char *what,
                       ckd_error *err);
 
-/* A cursor over bytes in memory. A read past the end sets `failed`, which sticks, and yields zeros. */
+/* A cursor over bytes in memory. A read past the end returns zeros and sets `failed`, which sticks. */
 typedef struct reader {
     const uint8_t *data;
     size_t size, at;
@@ -128,7 +128,7 @@ static inline reader reader_of(const void *data, size_t size) {
 static inline size_t reader_left(const reader *r) {
     return r->size - r->at;
 }
-/* The next `size` bytes, or NULL (and failed). Of no bytes: not NULL, not to be read. */
+/* Returns the next `size` bytes, or NULL and sets `failed`. For size 0 the result is not NULL and must not be read. */
 const void *reader_take(reader *r, size_t size);
 static inline uint8_t reader_u8(reader *r) {
     if (r->failed || r->at == r->size) {
@@ -141,8 +141,8 @@ uint16_t reader_u16(reader *r);
 uint32_t reader_u32(reader *r);
 uint64_t reader_u64(reader *r);
 /*
- * A string as bytes_put_string writes it, into `out` with a NUL. Fails, with `out` empty, if longer than capacity - 1
- * or if it contains a NUL or is not valid UTF-8.
+ * Reads a string written by bytes_put_string into `out` and adds a NUL. Fails, with `out` empty, if the string needs
+ * more than capacity - 1 bytes, contains a NUL, or is not valid UTF-8.
  */
 void reader_string(reader *r, char *out, size_t capacity);
 /* Is this valid UTF-8 (no overlong forms, no surrogates) without NUL? */

@@ -13,7 +13,7 @@
 
 static uint64_t clock_ns(clockid_t clock) {
     struct timespec t = {0};
-    (void)clock_gettime(clock, &t); /* cannot fail for the two clocks that every Linux has */
+    (void)clock_gettime(clock, &t); /* never fails for the two clocks that every Linux has */
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
@@ -27,7 +27,7 @@ uint64_t clock_monotonic_ns(void) {
 
 void clock_sleep_ns(uint64_t ns) {
     struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    (void)nanosleep(&t, NULL); /* cut short by a signal: asked a little sooner */
+    (void)nanosleep(&t, NULL); /* a signal may cut it short; then the next attempt comes early */
 }
 
 ckd_status random_bytes(void *out, size_t size, ckd_error *err) {
@@ -46,7 +46,7 @@ ckd_status random_bytes(void *out, size_t size, ckd_error *err) {
 ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err) {
     uint64_t begun = clock_monotonic_ns(), pause = PAUSE_FIRST;
     for (;;) {
-        ckd_error why = {0}; /* the caller's is for what fails in the end */
+        ckd_error why = {0}; /* the caller's err is only for the final failure */
         ckd_status status = attempt(context, &why);
         if (status != CKD_E_BUSY || (clock_monotonic_ns() - begun) / 1000000 >= timeout_ms) {
             return err_from(err, status, &why);

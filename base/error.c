@@ -1,4 +1,4 @@
-/* Fills ckd_error. Nothing here allocates, so that running out of memory can be reported, too. */
+/* Fills ckd_error. Nothing here allocates, so out-of-memory can be reported, too. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -15,7 +15,7 @@ static int is_utf8_tail(char c) {
     return ((unsigned char)c & 0xc0) == 0x80;
 }
 
-/* Takes half a character off the end of a text that was cut at `size` bytes. */
+/* Removes an incomplete UTF-8 character from the end of a text that was cut at `size` bytes. */
 static void trim_cut(char *text, size_t size) {
     size_t start = size;
     while (start > 0 && is_utf8_tail(text[start - 1])) {
@@ -42,7 +42,7 @@ static void copy_cut_right(char *to, size_t capacity, const char *from) {
     trim_cut(to, capacity - 1);
 }
 
-/* Of a path the end says most: "...end/of/the/path". */
+/* Copies a path; keeps its end if it is too long: "...end/of/the/path". */
 static void copy_cut_left(char *to, size_t capacity, const char *from) {
     static const char dots[] = "...";
     size_t size = strlen(from);
@@ -58,7 +58,7 @@ static void copy_cut_left(char *to, size_t capacity, const char *from) {
     strcpy(to + sizeof(dots) - 1, rest);
 }
 
-/* The message is formatted aside first: an argument may be the very message or path that is in err. */
+/* Formats the message aside first: an argument may be the message or path that is already in err. */
 static ERR_VPRINTF(5) void fill(ckd_error *err, ckd_status status, int errnum, uint64_t offset,
                                 const char *format, va_list args) {
     char message[sizeof(err->message)];
@@ -105,9 +105,9 @@ static ckd_status status_of_errno(int errnum) {
     }
 }
 
-/* Appends ": reason", over the end of a long message: why matters more than the last words of what. */
+/* Appends ": reason". It overwrites the end of a long message, since the reason matters more. */
 static void append_reason(ckd_error *err, int errnum) {
-    /* Not strerror: neither the locale nor another thread may change the text. */
+    /* Not strerror: its text depends on the locale and may change under another thread. */
     const char *known = strerrordesc_np(errnum);
     char reason[96];
     snprintf(reason, sizeof(reason), ": %s", known != NULL ? known : "unknown system error");

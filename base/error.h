@@ -1,7 +1,7 @@
 /*
- * Fills ckd_error: what went wrong, where (tensor, file, offset), and errno. All accept err == NULL; all return the
- * status. Thread-safe; nothing is allocated. Arguments may point into *err. Texts that are too long
- * are cut between UTF-8 characters, paths on the left.
+ * Fills ckd_error: the message, the place (tensor, file, offset) and errno. All functions accept err == NULL and return
+ * the status. Thread-safe; nothing is allocated. Arguments may point into *err. Long texts are cut between UTF-8
+ * characters; paths are cut on the left.
  */
 #ifndef BASE_ERROR_H
 #define BASE_ERROR_H
@@ -14,9 +14,9 @@
 ckd_status err_set(ckd_error *err, ckd_status status, const char *format, ...) ERR_PRINTF(3, 4);
 
 /*
- * A failed system call on `path` (may be NULL). The status follows errno: ENOSPC, EDQUOT -> NOSPACE; EROFS, EACCES and
- * EPERM -> READ_ONLY; ENOENT -> NOT_FOUND; EEXIST -> EXISTS; ENOMEM -> NOMEM; else IO. ": " and what errno means (in
- * English, whatever the locale) are appended.
+ * Reports a failed system call on `path` (may be NULL). The status follows errno: ENOSPC, EDQUOT -> NOSPACE; EROFS,
+ * EACCES and EPERM -> READ_ONLY; ENOENT -> NOT_FOUND; EEXIST -> EXISTS; ENOMEM -> NOMEM; else IO. Appends ": " and the
+ * meaning of errno, in English whatever the locale.
  */
 ckd_status err_sys(ckd_error *err, int errnum, const char *path, const char *format, ...) ERR_PRINTF(4, 5);
 
@@ -29,18 +29,18 @@ ckd_status err_corrupt(ckd_error *err, const char *path, uint64_t offset, const 
 ckd_status err_unsupported(ckd_error *err, const char *path, uint64_t offset, const char *format, ...)
     ERR_PRINTF(4, 5);
 
-/* Adds where, if not yet set, to an error that was filled below, on its way up. Does nothing to CKD_OK. */
+/* Adds the tensor or file to an error on its way up, unless one is set already. Does nothing if status is CKD_OK. */
 ckd_status err_in_tensor(ckd_error *err, ckd_status status, const char *tensor);
 ckd_status err_in_file(ckd_error *err, ckd_status status, const char *path);
 
-/* Hands on an error that happened below, and its status. */
+/* Passes on an error from a lower layer and returns its status. */
 static inline ckd_status err_from(ckd_error *err, ckd_status status, const ckd_error *why) {
     if (err && status != CKD_OK) {
         *err = *why;
     }
     return status;
 }
-/* The same, except that one kind of failure is forgiven: then CKD_OK, and *err stays as it was. */
+/* As err_from, but ignores one kind of failure: returns CKD_OK then, and leaves *err unchanged. */
 static inline ckd_status err_except(ckd_error *err, ckd_status status, ckd_status forgiven,
                                     const ckd_error *why) {
     return status == forgiven ? CKD_OK : err_from(err, status, why);

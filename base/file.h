@@ -1,6 +1,6 @@
 /*
- * Files: the only place that opens, writes, syncs, links, renames, locks and removes. Each of these steps asks the
- * fault hook first, so that tests can fail or kill the process at every one of them.
+ * Files: the only place that opens, writes, syncs, links, renames, locks and removes files. Each step asks the fault
+ * hook first, so tests can fail or kill the process at every step.
  *
  * A failed fsync is never retried on the same file: the caller drops the file and writes a new one.
  */
@@ -15,72 +15,80 @@
 /* ---- reading ---- */
 typedef struct file_reader file_reader;
 /*
- * Errors: NOT_FOUND; CORRUPT (it is no regular file: a symbolic link is not followed, a pipe not waited for); IO, with the
- * errno, also without permission; NOMEM. Reading is by pread: one reader may be used by several threads at once.
+ * Opens a regular file. Reads use pread, so several threads may share one reader. Symbolic links are not followed, and
+ * opening a pipe does not block. Errors: NOT_FOUND; CORRUPT (not a regular file); IO with the errno (also if permission
+ * is denied); NOMEM.
  */
 ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err);
 uint64_t file_size(const file_reader *f); /* at the time of opening */
 const char *file_path(const file_reader *f);
-/* Exactly `size` bytes at `offset`; CORRUPT with the path and offset if the file ends before. */
+/* Reads exactly `size` bytes at `offset`. CORRUPT, with path and offset, if the file is too short. */
 ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err);
 void file_close_read(file_reader *f); /* accepts NULL */
 /*
- * Does the errno of a failed open or read tell of this one file, so that others may well be readable? EIO and its kin, a
- * stale handle, no permission. The process's own troubles (EMFILE, ENOMEM, ...) do not.
+ * Does the errno of a failed open or read concern only this file? True for EIO and similar errors, a stale handle, and
+ * missing permission. False for troubles of the process, such as EMFILE and ENOMEM.
  */
 bool file_is_unreadable(int errnum);
 /*
- * Reads the file now, if it has at most `cap` bytes, so that everything asked of it later comes from memory, and is what it was
- * then. Errors: those of file_read_at, NOMEM. Before several threads use the reader.
+ * Reads the whole file into memory now if it has at most `cap` bytes. Later reads are served from this copy, so they
+ * see the file as it was now. Call it before several threads use the reader. Errors: those of file_read_at, NOMEM.
  */
 ckd_status file_keep(file_reader *f, size_t cap, ckd_error *err);
-/* `size` bytes at `offset` of a file that is kept, as long as the reader lives; NULL if it is not, or has no such bytes. */
+/*
+ * Returns `size` bytes at `offset` of a kept file; valid as long as the reader. NULL if the file is not kept or too
+ * short.
+ */
 const void *file_kept(const file_reader *f, uint64_t offset, size_t size);
-/* A whole small file into `out` (cleared first, empty on failure); CORRUPT if larger than cap. */
+/* Reads a whole small file into `out`, which is cleared first and left empty on failure. CORRUPT if larger than cap. */
 ckd_status file_read_all(bytes *out, const char *path, size_t cap, ckd_error *err);
 
 /*
  * ---- writing new files ----
  *
- * The first write or sync that fails spoils the file: every later call but file_discard fails with the same status.
- * A writer is used by one thread at a time.
+ * After the first failed write or sync, every call except file_discard fails with the same status. Only one thread may
+ * use a writer at a time.
  */
 typedef struct file_writer file_writer;
 /*
- * Creates path, which must not exist (EXISTS). Mode 0666 less the umask. Appends go through a buffer of `buffer` bytes
- * (0: none); one that is larger than the buffer goes straight to the file.
+ * Creates path, which must not exist (EXISTS). The mode is 0666 less the umask. Appends go through a buffer of `buffer`
+ * bytes (0: none); larger appends go straight to the file.
  */
 ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err);
 /*
- * The same with a buffer in `memory`, which grows as needed and can be reused for the next file when this one is closed.
- * NULL: the writer allocates its own.
+ * As file_create, but the buffer lives in `memory`. It grows as needed and can be reused once this file is closed.
+ * memory NULL: the writer allocates its own.
  */
 ckd_status file_create_in(file_writer **out, const char *path, size_t buffer, bytes *memory, ckd_error *err);
 /*
- * Goes on with a file that another writer left: keeps its first `keep` bytes and cuts off the rest. Counts as STEP_CREATE. Errors: NOT_FOUND,
- * IO (it has fewer bytes), NOMEM.
+ * Continues a file left by another writer: keeps its first `keep` bytes and truncates the rest. Counts as STEP_CREATE.
+ * Errors: NOT_FOUND, IO (the file is shorter), NOMEM.
  */
 ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, size_t buffer, ckd_error *err);
 ckd_status file_append(file_writer *f, const void *data, size_t size, ckd_error *err);
-uint64_t file_written(const file_writer *f); /* bytes appended so far, buffered ones included */
-/* Flushes the buffer and makes data and size durable (fdatasync), not the name: dir_sync does that. Never retried. */
+uint64_t file_written(const file_writer *f); /* bytes appended so far, including buffered ones */
+/*
+ * Flushes the buffer and makes data and size durable (fdatasync). The name becomes durable with dir_sync. Never
+ * retried.
+ */
 ckd_status file_sync(file_writer *f, ckd_error *err);
 /* Flushes the buffer without syncing. */
 ckd_status file_flush(file_writer *f, ckd_error *err);
-/* Replaces bytes already appended (flushes first): for headers that are known last. INVALID beyond what was appended. */
+/* Overwrites bytes already appended, for headers that are known last. Flushes first. INVALID beyond the end. */
 ckd_status file_write_at(file_writer *f, uint64_t offset, const void *data, size_t size, ckd_error *err);
-/* Flushes and closes. Frees f also on failure; the file stays then, and is the caller's to remove. */
+/* Flushes and closes. Always frees f. On failure the file remains, and the caller removes it. */
 ckd_status file_close(file_writer *f, ckd_error *err);
 /*
- * Closes and removes the file, unless its path has come to name another one, or this is a child forked by the process
- * that created it. Accepts NULL.
+ * Closes and removes the file. The file is not removed if its path now names another file, or if this process is a
+ * forked child of the one that created it. Accepts NULL.
  */
 void file_discard(file_writer *f);
 
 /*
- * ---- scratch files: without a name, so that nothing is left of them ----
+ * ---- scratch files: they have no name, so a crash leaves nothing behind ----
  *
- * Reading and writing are at any offset, and several threads may at once; what is read must have been written. Errors: IO, NOSPACE, NOMEM.
+ * Several threads may read and write at any offset at once, but only bytes already written may be read. Errors: IO,
+ * NOSPACE, NOMEM.
  */
 typedef struct file_scratch file_scratch;
 ckd_status file_scratch_open(file_scratch **out, const char *directory, ckd_error *err);
@@ -91,92 +99,103 @@ void file_scratch_close(file_scratch *f); /* accepts NULL */
 
 /* ---- names ---- */
 /*
- * Gives the file `from` the name `to` without replacing anything: EXISTS if `to` is there; of several at once one wins.
- * Both on one file system. renameat2, or link and unlink where the file system lacks it; the old name may be left over
- * then if it cannot be removed, which is no failure.
+ * Renames `from` to `to` without replacing anything: EXISTS if `to` exists. If several callers race, exactly one wins.
+ * Both names must be on one file system. Uses renameat2, or link and unlink where the file system lacks it; then the
+ * old name may remain if it cannot be removed, which is no failure.
  */
 ckd_status file_publish(const char *from, const char *to, ckd_error *err);
-/* A second name for a file. EXISTS; IO and others where the file system has no such thing. A step of publishing. */
+/*
+ * Gives a file a second name. Counts as a publishing step. Errors: EXISTS; IO and others where the file system has no
+ * hard links.
+ */
 ckd_status file_link(const char *from, const char *to, ckd_error *err);
-/* Replaces `to` atomically. */
+/* Renames `from` to `to` and replaces `to` atomically. */
 ckd_status file_replace(const char *from, const char *to, ckd_error *err);
 ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err);
 ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err);
-/* An empty one; IO (ENOTEMPTY) if it is not. */
+/* Removes an empty directory; IO (ENOTEMPTY) if it is not empty. */
 ckd_status dir_remove(const char *path, ckd_error *err);
 ckd_status dir_sync(const char *path, ckd_error *err);
 /*
- * create + append + sync + close + publish + dir_sync, through the temporary name `temp` beside it (EXISTS if that or
- * path is there). For manifests and other small files. If dir_sync is what fails, the file has its name and may or may
- * not keep it in a power cut; after any other failure neither name is left.
+ * Does create + append + sync + close + publish + dir_sync, through the temporary name `temp` in the same directory.
+ * EXISTS if either name exists. For manifests and other small files. If only dir_sync fails, the file has its name but
+ * may lose it in a power failure. After any other failure neither name remains.
  */
 ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
                               ckd_error *err);
-/* The same, but replaces the file at `path`. Whatever fails, path is the old file or the new one. */
+/*
+ * As file_publish_bytes, but replaces the file at `path`. After any failure, path is either the old file or the new
+ * one.
+ */
 ckd_status file_replace_bytes(const char *path, const char *temp, const void *data, size_t size,
                               ckd_error *err);
 bool file_exists(const char *path);
-/* Does the name stand for anything, be it a symbolic link that leads nowhere? */
+/* Does the name exist? True for a dangling symbolic link, too. */
 bool file_name_taken(const char *path);
-/* A directory itself, not what a symbolic link leads to? */
+/* Is this a directory? A symbolic link to one does not count. */
 bool dir_exists(const char *path);
-/* Does something that is no directory stand there, links followed, or in place of a directory above it? */
+/* Is a non-directory in the way, at this path or in place of one of its parent directories? Links are followed. */
 bool file_bars_directory(const char *path);
-/* The inode behind a name, 0 if there is none: tells whether a file was replaced. */
+/* Returns the inode number behind a name, 0 if there is none. Callers compare it to see whether a file was replaced. */
 uint64_t file_inode(const char *path);
-/* Do both names lead to one file, links followed? false if one of them leads nowhere. */
+/* Do both names lead to the same file? Links are followed. False if one of them leads nowhere. */
 bool file_same(const char *a, const char *b);
 /*
- * What tells that a file, or a folder and the names in it, is as it was: inode, times of change. "" if it is not there, or changed so lately that the file
- * system's clock may not tell the next change apart.
+ * Makes a mark from the inode and change times of a file or directory; an equal mark means that nothing changed. The
+ * mark is "" if the file does not exist, or if it changed so recently that the file system's clock may not distinguish
+ * the next change.
  */
 enum { FILE_MARK = 96 };
 void file_mark(char out[FILE_MARK], const char *path);
-/* When it was last written to, in nanoseconds since 1970; 0 if it is not there. */
+/* Returns the time of the last write in nanoseconds since 1970; 0 if the file does not exist. */
 uint64_t file_modified_ns(const char *path);
-/* Its size without opening it (closing a file would drop SQLite's locks on it); 0 if it is not there. */
+/* Returns the file's size without opening it (closing it would drop SQLite's locks); 0 if it does not exist. */
 uint64_t file_bytes(const char *path);
 
-/* Names in a directory (without . and ..), sorted by bytes. Release with dir_list_free. NOT_FOUND if it is absent. */
+/*
+ * The names in a directory without . and .., sorted by bytes. Release with dir_list_free. NOT_FOUND if it does not
+ * exist.
+ */
 typedef struct dir_list {
     char **names;
     size_t count;
 } dir_list;
 ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err);
 void dir_list_free(dir_list *list);
-/* Bytes that others than the superuser may still write on the file system of a path; UINT64_MAX if it does not say. */
+/* Returns the bytes that ordinary users may still write on a path's file system; UINT64_MAX if unknown. */
 uint64_t dir_free_space(const char *path);
 /*
- * Apparent sizes of all regular files below path, added up; symbolic links are not followed, files that vanish
- * meanwhile not counted. At most 64 directories deep (IO).
+ * Adds up the apparent sizes of all regular files below path. Symbolic links are not followed. Files that vanish
+ * meanwhile do not count. At most 64 directories deep (IO).
  */
 ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err);
-/* The same without what lies in some folders: paths relative to it, DIR_LEFT_OUT at most (INVALID). Those are not looked into. */
+/* As dir_bytes, but skips some folders. They are given by paths relative to `path`; at most DIR_LEFT_OUT (INVALID). */
 enum { DIR_LEFT_OUT = 8 };
 ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const *folders, size_t count,
                              ckd_error *err);
 
 /*
- * ---- locks: open file description locks, so that they end with the process and work between threads ----
+ * ---- locks: open file description locks, which end with the process and work between threads ----
  *
- * A child that a process forks while it holds a lock: lock_release in the parent ends the lock, in the child it only
- * frees. If the parent dies without releasing, the lock lasts until the child ends, calls lock_release or exec.
+ * If a process forks while it holds a lock, lock_release in the parent ends the lock, and in the child it only frees
+ * memory. If the parent dies without releasing, the lock lasts until the child exits, execs, or calls lock_release.
  */
 typedef enum lock_kind { LOCK_SHARED, LOCK_EXCLUSIVE } lock_kind;
 typedef struct file_lock file_lock;
 /*
- * Opens path (created if `create`, else NOT_FOUND) and locks it, waiting up to timeout_ms (0: try once). BUSY when it
- * cannot be had in time; the message names the path. A shared lock on an existing file needs only read permission.
- * The file that is locked is the one that the path names when the call returns: whoever removes lock files does so
- * while holding the lock exclusively. Waiting is by polling with growing pauses of up to 50 ms, in no particular order.
+ * Opens path (creates it if `create`, else NOT_FOUND) and locks it, waiting up to timeout_ms (0: tries once). BUSY on
+ * timeout; the message names the path. A shared lock on an existing file needs only read permission. On return the
+ * locked file is the one that path names: whoever removes a lock file must hold it exclusively. Waiting polls with
+ * growing pauses of up to 50 ms and gives no ordering among waiters.
  */
 ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool create, uint32_t timeout_ms,
                         ckd_error *err);
-/* The file stays. Accepts NULL. */
+/* Releases the lock; the file stays. Accepts NULL. */
 void lock_release(file_lock *lock);
 /*
- * Who holds a lock on a file, as far as /proc tells: processes of this machine that we may look into. One of them, a
- * stopped one (SIGSTOP, a debugger) first. false: none is known. Looks through all processes: not for every try.
+ * Finds a process that holds a lock on the file, using /proc. Sees only processes of this machine that we may inspect.
+ * Prefers a stopped process (SIGSTOP, a debugger). Returns false if none is found. It scans all processes, so do not
+ * call it on every attempt.
  */
 enum { LOCK_COMMAND = 32 };
 typedef struct lock_holder {
@@ -190,8 +209,8 @@ bool lock_find_holder(lock_holder *out, const char *path);
 /* ---- time and randomness ---- */
 uint64_t clock_wall_ns(void);
 uint64_t clock_monotonic_ns(void);
-void clock_sleep_ns(uint64_t ns); /* or until a signal comes */
-/* Calls `attempt` again, after pauses that grow to 20 ms, until it returns something else than BUSY or the time is over. */
+void clock_sleep_ns(uint64_t ns); /* returns early on a signal */
+/* Calls `attempt`, with pauses that grow to 20 ms, until it returns anything but BUSY or the time is over. */
 typedef ckd_status (*attempt_fn)(void *context, ckd_error *err);
 ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err);
 ckd_status random_bytes(void *out, size_t size, ckd_error *err);
@@ -212,14 +231,14 @@ typedef enum file_step {
     STEP_LOCK
 } file_step;
 /*
- * Called before each step: 0 goes on, an errno makes the step fail with it. A negative value -n on STEP_WRITE writes
- * only the first n - 1 bytes of it and then fails with ENOSPC; on other steps it means EIO. A step is one flush of a
- * buffer, one read, one lock_acquire (whatever it takes), never a repetition after EINTR. STEP_OPEN is also the listing
- * of a directory. Removing a file that is missing is a step, too. Not thread-safe to change while files are in use.
+ * Called before each step. 0 lets the step proceed; an errno makes it fail. On STEP_WRITE, -n writes only the first n -
+ * 1 bytes and then fails with ENOSPC; on other steps a negative value means EIO. One step is one buffer flush, one
+ * read, or one lock_acquire as a whole; a retry after EINTR is not a step. STEP_OPEN includes listing a directory.
+ * Removing a missing file is a step, too. Do not change the hook while files are in use: it is not thread-safe.
  */
 typedef int (*file_fault_fn)(void *context, file_step step, const char *path);
 void file_set_fault_hook(file_fault_fn hook, void *context);
-/* Reports a step done elsewhere on files of the store (SQLite's VFS), so that sweeps cover it; same result. */
+/* Reports a step on store files done elsewhere (SQLite's VFS), so fault sweeps cover it. Returns the hook's result. */
 int file_fault_check(file_step step, const char *path);
 
 #endif

@@ -1,4 +1,4 @@
-/* Directories: what is in them, and how much. */
+/* Directories: their names and sizes. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -12,13 +12,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#define DEEPEST 64 /* nested directories that dir_bytes follows; each holds a descriptor meanwhile */
+#define DEEPEST 64 /* nested directories that dir_bytes follows; each keeps a descriptor open */
 
 static bool is_dot(const char *name) {
     return name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0'));
 }
 
-/* The next name that is not . or ..; NULL at the end (errno 0) or on failure. */
+/* Returns the next name except . and ..; NULL at the end (errno 0) or on failure. */
 static const char *next_name(DIR *dir) {
     struct dirent *entry;
     do {
@@ -72,14 +72,16 @@ ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Folders that are left out, by their paths from here; NULL ends the list, "" is one that lies elsewhere. */
+/*
+ * Skipped folders, by paths relative to the current directory. NULL ends the list; "" is a folder that lies elsewhere.
+ */
 typedef struct left_out {
     const char *paths[DIR_LEFT_OUT + 1];
 } left_out;
 
 static int add_directory(uint64_t *total, int parent, const char *name, const left_out *without, int depth);
 
-/* The paths from the directory `name` on. True if that itself is left out. */
+/* Makes the paths relative to the subdirectory `name`. Returns true if `name` itself is skipped. */
 static bool step_into(left_out *inside, const left_out *without, const char *name) {
     size_t length = strlen(name), i;
     bool skip = false;
@@ -93,7 +95,7 @@ static bool step_into(left_out *inside, const left_out *without, const char *nam
     return skip;
 }
 
-/* What is gone again by the time it is looked at counts nothing: others may be saving and removing. */
+/* An entry that has vanished counts nothing: other processes may be saving and removing. */
 static int add_entry(uint64_t *total, int dir, const char *name, const left_out *without, int depth) {
     struct stat st;
     left_out inside;
@@ -165,7 +167,7 @@ ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const 
 uint64_t dir_free_space(const char *path) {
     struct statvfs fs;
     uint64_t room;
-    /* A tmpfs without a limit has no blocks, as it says. */
+    /* A tmpfs without a limit reports no blocks. */
     if (statvfs(path, &fs) != 0 || fs.f_blocks == 0 ||
         __builtin_mul_overflow(fs.f_bavail, fs.f_frsize, &room)) {
         return UINT64_MAX;

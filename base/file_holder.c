@@ -1,6 +1,6 @@
 /*
- * Who holds a lock. The kernel does not tell it of open file description locks (F_OFD_GETLK has -1 for the process), but
- * /proc/PID/fdinfo/FD has a line for each lock that was taken through a descriptor.
+ * Finds lock holders. For open file description locks the kernel does not name a process (F_OFD_GETLK gives -1). But
+ * /proc/PID/fdinfo/FD has a line for each lock taken through that descriptor.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -17,7 +17,7 @@
 
 enum { PROC_TEXT = 4096, PROC_PATH = 64 };
 
-/* "" if it cannot be read. */
+/* Gives "" if the file cannot be read. */
 static void read_text(char out[PROC_TEXT], const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t got = fd >= 0 ? read(fd, out, PROC_TEXT - 1) : 0;
@@ -51,7 +51,7 @@ static bool holds(long process, const struct stat *file) {
     return found;
 }
 
-/* "PID (command) S ...": the command may have any characters in it, parentheses included. */
+/* Parses "PID (command) S ...". The command may contain any characters, including parentheses. */
 static lock_holder describe(long process) {
     lock_holder out = {.process = process};
     char path[PROC_PATH], text[PROC_TEXT];

@@ -14,10 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* F_OFD_SETLKW cannot time out: ask, sleep, ask again, ever less often. */
+/* F_OFD_SETLKW has no timeout. So try, sleep, and try again with growing pauses. */
 #define SLEEP_FIRST_NS   UINT64_C(500000)
 #define SLEEP_LONGEST_NS UINT64_C(50000000)
-#define REOPEN_MAX       1000 /* times that the file may be exchanged under us in one call */
+#define REOPEN_MAX       1000 /* times that the file may be replaced during one call */
 
 struct file_lock {
     int fd;
@@ -27,7 +27,7 @@ struct file_lock {
 static int open_lock_file(int *fd, const char *path, lock_kind kind, bool create) {
     int flags = (kind == LOCK_EXCLUSIVE ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;
     do {
-        /* Without O_CREAT first: on a read-only file system that may fail even if the file is there. */
+        /* Try without O_CREAT first: on a read-only file system O_CREAT may fail even if the file exists. */
         *fd = open(path, flags);
         if (*fd < 0 && errno == ENOENT && create) {
             *fd = open(path, flags | O_CREAT, 0666);
@@ -36,7 +36,7 @@ static int open_lock_file(int *fd, const char *path, lock_kind kind, bool create
     return *fd < 0 ? errno : 0;
 }
 
-/* An errno; EAGAIN: held by another. */
+/* Returns 0 or an errno; EAGAIN: someone else holds the lock. */
 static int try_lock(int fd, lock_kind kind) {
     struct flock range = {.l_type = kind == LOCK_EXCLUSIVE ? F_WRLCK : F_RDLCK, .l_whence = SEEK_SET};
     while (fcntl(fd, F_OFD_SETLK, &range) != 0) {
@@ -47,7 +47,7 @@ static int try_lock(int fd, lock_kind kind) {
     return 0;
 }
 
-/* Whoever held the lock before may have removed the file; a lock on a file without a name excludes nobody. */
+/* The previous holder may have removed the file. A lock on a file without a name excludes nobody. */
 static int still_named(bool *named, int fd, const char *path) {
     struct stat held, there;
     *named = false;
@@ -74,7 +74,7 @@ static int wait_for_lock(int fd, lock_kind kind, uint64_t deadline) {
     }
 }
 
-/* Opens and locks; *fd is the locked file, or closed on failure. */
+/* Opens and locks. *fd is the locked file; on failure it is closed. */
 static int lock_file(int *fd, const char *path, lock_kind kind, bool create, uint64_t deadline) {
     for (int i = 0; i < REOPEN_MAX; i++) {
         bool named = false;
@@ -128,8 +128,8 @@ void lock_release(file_lock *lock) {
         return;
     }
     /*
-     * A child forked meanwhile shares the open file. So the owner unlocks before it closes, or the child would keep the
-     * lock; and the child only closes, or a destructor that runs there would take the lock from its parent.
+     * A child forked meanwhile shares the open file. So the owner unlocks before it closes; otherwise the child would
+     * keep the lock. The child only closes; otherwise a destructor in the child would release its parent's lock.
      */
     if (lock->process == getpid()) {
         struct flock range = {.l_type = F_UNLCK, .l_whence = SEEK_SET};

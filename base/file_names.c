@@ -1,4 +1,4 @@
-/* Names: publish, replace, remove, make directories. None of it is durable before the directory is synced. */
+/* Names: publish, replace, remove, make directories. Nothing is durable before the directory is synced. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -17,14 +17,14 @@ static bool same_file(const char *a, const char *b) {
 }
 
 /*
- * For file systems without RENAME_NOREPLACE, NFS among them. Over NFS a link that was made may be reported as
- * EEXIST, if the answer was lost and the question asked again: then both names are the same file.
+ * For file systems without RENAME_NOREPLACE, such as NFS. Over NFS a successful link may return EEXIST if the reply was
+ * lost and the request resent; then both names are the same file.
  */
 static int publish_by_link(const char *from, const char *to) {
     if (link(from, to) != 0 && !(errno == EEXIST && same_file(from, to))) {
         return errno;
     }
-    /* Published. An old name that cannot be removed stays as a leftover: no reason to report a failure. */
+    /* The file is published. If the old name cannot be removed, it stays as a leftover; that is no failure. */
     (void)unlink(from);
     return 0;
 }
@@ -78,7 +78,7 @@ ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err) {
     int errnum = step_check(STEP_MKDIR, path);
     if (errnum == 0 && mkdir(path, 0777) != 0) {
         int why = errno;
-        /* Not only EEXIST: a directory that is there on a read-only file system may answer EROFS. */
+        /* Check after any error, not only EEXIST: on a read-only file system an existing directory may give EROFS. */
         errnum = exists_ok && is_directory(path) ? 0 : why;
     }
     return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot create the directory %s", path);
@@ -92,7 +92,7 @@ static int sync_directory(const char *path) {
     if (fd < 0) {
         return errno;
     }
-    /* EINVAL: a file system that has no such thing as syncing a directory. */
+    /* EINVAL: the file system cannot sync directories. */
     int errnum = fsync(fd) != 0 && errno != EINVAL ? errno : 0;
     close(fd);
     return errnum;
@@ -125,7 +125,7 @@ static ckd_status sync_parent(const char *path, ckd_error *err) {
 
 typedef ckd_status (*give_name_fn)(const char *from, const char *to, ckd_error *err);
 
-/* Writes a whole file under a temporary name, then gives it its own. */
+/* Writes a whole file under a temporary name, then gives it its final name. */
 static ckd_status put_bytes(const char *path, const char *temp, const void *data, size_t size,
                             give_name_fn give_name, ckd_error *err) {
     file_writer *f;
@@ -164,7 +164,7 @@ ckd_status file_replace_bytes(const char *path, const char *temp, const void *da
 
 bool file_exists(const char *path) {
     struct stat st;
-    return lstat(path, &st) == 0; /* a link that leads nowhere takes the name, too */
+    return lstat(path, &st) == 0; /* a dangling symbolic link counts, too */
 }
 
 bool file_name_taken(const char *path) {
@@ -192,7 +192,9 @@ bool file_same(const char *a, const char *b) {
     return stat(a, &sa) == 0 && stat(b, &sb) == 0 && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
 }
 
-/* File systems that count whole seconds, some two. Others take the kernel's time, which goes on every few milliseconds. */
+/*
+ * Some file systems count whole seconds, some two. Others use the kernel's time, which advances every few milliseconds.
+ */
 #define COARSE_NS (UINT64_C(3) * 1000000000)
 
 void file_mark(char out[FILE_MARK], const char *path) {

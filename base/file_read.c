@@ -1,4 +1,4 @@
-/* Reading: pread, never a mapping (a mapped file that is cut short kills the process). */
+/* Reading: pread, never mmap, since a mapped file that is truncated kills the process. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -13,11 +13,11 @@
 struct file_reader {
     int fd;
     uint64_t size;
-    uint8_t *kept; /* all of it, or NULL */
+    uint8_t *kept; /* the whole file in memory, or NULL */
     char path[];
 };
 
-/* A file that may not be read is no read-only store: IO, with the errno. */
+/* A file without read permission does not make the store read-only: report IO with the errno. */
 static ckd_status read_failed(ckd_error *err, int errnum, const char *path, const char *what) {
     ckd_status status = err_sys(err, errnum, path, "cannot %s %s", what, path);
     if (status != CKD_E_READ_ONLY) {
@@ -31,14 +31,14 @@ static ckd_status read_failed(ckd_error *err, int errnum, const char *path, cons
 
 bool file_is_unreadable(int errnum) {
     switch (errnum) {
-    case EIO: /* the disk, or what lies over it, failed to read this file */
+    case EIO: /* the disk, or a layer above it, failed to read this file */
     case EUCLEAN:
     case EBADMSG:
     case ENODATA:
     case EREMOTEIO:
     case EILSEQ:
-    case ESTALE: /* a network file system has lost it */
-    case EACCES: /* it was brought here with rights that others lack */
+    case ESTALE: /* a network file system lost it */
+    case EACCES: /* it was copied here with permissions that others lack */
     case EPERM:
         return true;
     default:
@@ -51,7 +51,7 @@ static ckd_status not_regular(ckd_error *err, const char *path, const char *what
                        "%s is %s, where a regular file is expected: put the file itself there", path, what);
 }
 
-/* Whoever can write to a store must not make its readers wait for a pipe, or read files elsewhere. */
+/* Someone who can write to a store must not make its readers wait for a pipe or read files elsewhere. */
 static ckd_status open_failed(ckd_error *err, int errnum, const char *path) {
     switch (errnum) {
     case ELOOP:
@@ -64,7 +64,7 @@ static ckd_status open_failed(ckd_error *err, int errnum, const char *path) {
     }
 }
 
-/* O_NONBLOCK: opening a pipe does not wait for a writer. It does nothing to regular files. */
+/* O_NONBLOCK: opening a pipe does not wait for a writer. It has no effect on regular files. */
 static ckd_status open_regular(int *fd, uint64_t *size, const char *path, ckd_error *err) {
     struct stat st;
     int fault = step_check(STEP_OPEN, path);

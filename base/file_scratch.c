@@ -1,4 +1,4 @@
-/* Files without a name, for what does not fit in memory meanwhile. */
+/* Files without a name, for temporary data that does not fit in memory. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -15,7 +15,7 @@ struct file_scratch {
     char directory[];
 };
 
-/* Where the file system knows no files without a name: one that loses it at once. */
+/* For file systems without O_TMPFILE: creates a file and unlinks it at once. */
 static int create_and_unlink(const char *directory) {
     uint8_t random[8];
     if (random_bytes(random, sizeof(random), NULL) != CKD_OK) {

@@ -1,4 +1,4 @@
-/* The fault hook: see file.h. The one variable here that changes, and only tests change it. */
+/* The fault hook: see file.h. It is the only mutable global of base/file*.c, and only tests change it. */
 #include "base/file_step.h"
 
 #include <errno.h>

@@ -5,9 +5,9 @@
 #include "base/file.h"
 
 #define FILE_IO_MAX \
-    ((size_t)1 << 30) /* bytes of one system call: Linux stops at 2 GiB - 4 KiB, others sooner */
+    ((size_t)1 << 30) /* bytes per system call; Linux stops at 2 GiB - 4 KiB, other systems earlier */
 
-/* Asks the fault hook: 0, or the errno to fail with. Not for STEP_WRITE, where a negative answer is no error. */
+/* Asks the fault hook. Returns 0 or the errno to fail with. Not for STEP_WRITE, where a negative value is no error. */
 int step_check(file_step step, const char *path);
 
 #endif

@@ -15,14 +15,14 @@
 struct file_writer {
     int fd;
     pid_t process;
-    ckd_status failed; /* the first failure: what is on the disk is unknown from then on */
+    ckd_status failed; /* the first failure; the state on disk is unknown from then on */
     bool synced;       /* everything appended is durable */
-    uint64_t flushed;  /* bytes handed to the system; the buffer follows them */
-    uint64_t started;  /* bytes that the system was asked to write back */
+    uint64_t flushed;  /* bytes passed to the system; the buffer holds what follows */
+    uint64_t started;  /* bytes for which write-back was started */
     size_t used, capacity;
     uint8_t *buffer;
-    bytes own;  /* the buffer's memory, unless the caller lends it */
-    char *path; /* one allocation with this */
+    bytes own;  /* the buffer's memory, unless the caller provides it */
+    char *path; /* allocated together with this struct */
 };
 
 static void free_writer(file_writer *f) {
@@ -30,7 +30,7 @@ static void free_writer(file_writer *f) {
     free(f);
 }
 
-/* Without its descriptor. */
+/* Makes the struct without opening the file. */
 static ckd_status new_writer(file_writer **out, const char *path, size_t buffer, bytes *memory,
                              ckd_error *err) {
     *out = NULL;
@@ -50,7 +50,7 @@ static ckd_status new_writer(file_writer **out, const char *path, size_t buffer,
     return CKD_OK;
 }
 
-/* 0 or an errno. */
+/* Returns 0 or an errno. */
 static int open_writer(file_writer *f, int flags) {
     int errnum = step_check(STEP_CREATE, f->path);
     if (errnum == 0) {
@@ -115,18 +115,18 @@ static ckd_status fail(file_writer *f, ckd_error *err, int errnum, const char *w
     return f->failed;
 }
 
-/* After a failure only file_discard and file_close are left. */
+/* After a failure only file_discard and file_close are allowed. */
 static ckd_status refuse_failed(const file_writer *f, ckd_error *err) {
     err_set(err, f->failed, "an earlier write or sync of %s failed: drop it and write a new file", f->path);
     return err_in_file(err, f->failed, f->path);
 }
 
-/* All of it; an errno, or 0. */
+/* Writes all of it. Returns 0 or an errno. */
 static int put_bytes(const file_writer *f, uint64_t offset, const uint8_t *data, size_t size) {
     for (size_t done = 0; done < size;) {
         ssize_t put = pwrite(f->fd, data + done, size - done, (off_t)(offset + done));
         if (put == 0) {
-            return EIO; /* never seen, but not to be waited for */
+            return EIO; /* write returned 0: never seen, but retrying might loop for ever */
         }
         if (put < 0 && errno != EINTR) {
             return errno;
@@ -136,13 +136,13 @@ static int put_bytes(const file_writer *f, uint64_t offset, const uint8_t *data,
     return 0;
 }
 
-/* One step of at most FILE_IO_MAX bytes; an errno, or 0 when all of it is written. */
+/* Writes at most FILE_IO_MAX bytes as one step. Returns 0 when all is written, else an errno. */
 static int write_step(file_writer *f, uint64_t offset, const uint8_t *data, size_t size) {
     int fault = file_fault_check(STEP_WRITE, f->path);
     if (fault > 0) {
         return fault;
     }
-    if (fault < 0) { /* as on a disk that fills up: only a part is written */
+    if (fault < 0) { /* simulates a full disk: only a part is written */
         uint64_t part = (uint64_t)(-(int64_t)fault) - 1;
         size = part < size ? (size_t)part : size;
     }
@@ -151,8 +151,8 @@ static int write_step(file_writer *f, uint64_t offset, const uint8_t *data, size
 }
 
 /*
- * The disk is not to be idle while more is being made, and all of the file to be waited for at its end. Only a hint: nothing is waited for, and no
- * error is asked for here, so that fdatasync tells them all.
+ * Starts write-back early, so the disk is busy while more data is produced and the final sync has less to do. It is
+ * only a hint: it does not wait and ignores errors, so fdatasync reports them all.
  */
 static void start_writing_back(file_writer *f, uint64_t end) {
     if (f->capacity > 0 && end >= f->started + WRITE_BACK_BYTES) {
@@ -243,7 +243,7 @@ ckd_status file_sync(file_writer *f, ckd_error *err) {
     }
     int errnum = step_check(STEP_SYNC, f->path);
     if (errnum == 0 && fdatasync(f->fd) != 0) {
-        /* EINTR as well: Linux reports an error of writing back once, a second call would say yes. */
+        /* EINTR counts as a failure, too: Linux reports a write-back error once, and a second call would succeed. */
         errnum = errno;
     }
     if (errnum != 0) {
@@ -257,7 +257,7 @@ ckd_status file_close(file_writer *f, ckd_error *err) {
     ckd_status status = file_flush(f, err);
     int errnum = step_check(STEP_CLOSE, f->path);
     if (close(f->fd) != 0 && errnum == 0 && !(errno == EINTR && f->synced)) {
-        errnum = errno; /* the descriptor is gone all the same; NFS reports a full disk here */
+        errnum = errno; /* the descriptor is closed anyway; NFS reports a full disk here */
     }
     if (status == CKD_OK && errnum != 0) {
         status = fail(f, err, errnum, "close");
@@ -266,7 +266,7 @@ ckd_status file_close(file_writer *f, ckd_error *err) {
     return status;
 }
 
-/* Does the path still name the open file? Once published or removed, another file may have the name. */
+/* Does the path still name the open file? After publishing or removal the name may belong to another file. */
 static bool still_named(const file_writer *f) {
     struct stat open_file, named;
     return fstat(f->fd, &open_file) == 0 && lstat(f->path, &named) == 0 && open_file.st_dev == named.st_dev &&
@@ -277,7 +277,7 @@ void file_discard(file_writer *f) {
     if (f == NULL) {
         return;
     }
-    /* Removed before it is closed: while it is open, no other file can have its inode number. */
+    /* Remove it before closing: while it is open, no other file can have its inode number. */
     if (f->process == getpid() && still_named(f) && step_check(STEP_REMOVE, f->path) == 0) {
         unlink(f->path);
     }

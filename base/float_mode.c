@@ -1,6 +1,6 @@
 #include "base/float_mode.h"
 
-/* Functions of their own, not inline: no computation moves across a call that may change anything. */
+/* Real functions, not inline: the compiler moves no computation across a call with unknown side effects. */
 
 #if defined(__x86_64__)
 

@@ -1,4 +1,4 @@
-/* XXH3, compiled in: small pieces are hashed often, and the call would show. */
+/* XXH3 is compiled in: small pieces are hashed often, and a call into the library would cost. */
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -1,4 +1,4 @@
-/* Hashes: XXH3 from the xxHash library. They find damage, not adversaries. Data may be NULL if there is none of it. */
+/* Hashes: XXH3 from the xxHash library. They detect damage, not adversaries. data may be NULL if size is 0. */
 #ifndef BASE_HASH_H
 #define BASE_HASH_H
 
@@ -18,8 +18,9 @@ bool hash128_equal(const hash128 *a, const hash128 *b);
 
 #define CONTENT_PIECE 4096
 /*
- * The content hash of a block's values: XXH3-128 over the little-endian XXH3-64 values of its consecutive 4 KiB pieces
- * (the last one may be shorter; of no bytes: XXH3-128 of nothing). A device can compute the pieces in parallel.
+ * Returns the content hash of a block's values: XXH3-128 over the little-endian XXH3-64 values of its consecutive 4 KiB
+ * pieces. The last piece may be shorter. For size 0 it is the XXH3-128 of nothing. A device can hash the pieces in
+ * parallel.
  */
 hash128 content_hash(const void *data, size_t size);
 

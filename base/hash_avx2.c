@@ -1,8 +1,8 @@
-/* XXH3 once more, by vectors of 32 bytes: half as many instructions, the same hashes. */
+/* XXH3 again with 32-byte vectors: half as many instructions, the same hashes. */
 #include "base/hash_avx2.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h> /* xxhash.h does so only where all of the program may use AVX2 */
+#include <immintrin.h> /* xxhash.h includes it only if the whole program may use AVX2 */
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #if defined(__x86_64__)
-/* Only to be called where the processor has AVX2. */
+/* The caller checks that the processor has AVX2. */
 uint64_t hash64_avx2(const void *data, size_t size);
 #endif
 

@@ -4,7 +4,7 @@
 
 ckd_status struct_check(const void *given, size_t min, const char *name, ckd_error *err) {
     size_t size;
-    memcpy(&size, given, sizeof(size)); /* it may be misaligned, if it is no such struct */
+    memcpy(&size, given, sizeof(size)); /* a wrong pointer may be misaligned */
     return size >= min
                ? CKD_OK
                : err_set(err, CKD_E_INVALID,

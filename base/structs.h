@@ -1,4 +1,7 @@
-/* Structs of callers, which begin with their size, so that programs compiled with older or newer headers fit. Thread-safe. */
+/*
+ * Structs that callers pass in. Each begins with its size, so programs compiled with older or newer headers still work.
+ * Thread-safe.
+ */
 #ifndef BASE_STRUCTS_H
 #define BASE_STRUCTS_H
 
@@ -6,18 +9,19 @@
 
 #include "base/error.h"
 
-/* Bytes of a struct up to a field, the field included. */
+/* Size of a struct up to and including a field. */
 #define SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 
-/* INVALID, naming the struct, unless its struct_size is at least `min` bytes. */
+/* Returns INVALID, naming the struct, unless its struct_size is at least `min`. */
 ckd_status struct_check(const void *given, size_t min, const char *name, ckd_error *err);
 /*
- * Copies a caller's struct into one of this version's: what the caller's version lacks stays as it is in `to`, whose struct_size becomes
- * `size`. `given` NULL: nothing is copied. Errors: INVALID as above; `to` is unchanged then.
+ * Copies a caller's struct into this version's struct. Fields that the caller's version lacks keep their values in
+ * `to`, and its struct_size becomes `size`. given NULL: nothing is copied. Errors: INVALID as above; `to` is unchanged
+ * then.
  */
 ckd_status struct_copy(void *to, size_t size, const void *given, size_t min, const char *name,
                        ckd_error *err);
-/* The same for options, of which a caller must have set nothing but the size. */
+/* As struct_copy, for options whose only mandatory field is the size. */
 #define COPY_OPTIONS(to, given, name, err) \
     struct_copy((to), sizeof(*(to)), (given), sizeof(size_t), (name), (err))
 

@@ -1,10 +1,10 @@
 /*
- * The pool: workers sleep on a condition until a job has indices left, take one at a time under the mutex,
- * and sleep again. An index is a block of a tensor, milliseconds of work: a lock for each does not show.
+ * The pool. Workers sleep on a condition until a job has indices left. They take one index at a time under the mutex,
+ * then sleep again. An index is a block of a tensor, which takes milliseconds, so a lock per index does not matter.
  *
- * Why the error returned does not depend on timing: indices are handed out in order, and what is handed out
- * is run. If i is the smallest index that fails, then no index before it stops the handing out, and one after
- * it can do so only when i is handed out already: i is run, and the error of the smallest index is kept.
+ * The returned error does not depend on timing. Indices are handed out in order, and every index that is handed out
+ * runs. Let i be the smallest index that fails. No index before i stops the job, and a later one can do so only after i
+ * was handed out. So i always runs, and the error of the smallest index is kept.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -32,15 +32,15 @@ typedef struct worker {
     struct thread_pool *pool;
     uint32_t number;
     pthread_t thread;
-    uint64_t heard; /* of the calls for help, those that it has answered */
+    uint64_t heard; /* value of pool->calls that this worker has answered */
 } worker;
 
 struct thread_pool {
     pid_t process;
-    pthread_mutex_t turn; /* held for a whole pool_run; the rest is guarded by mutex */
+    pthread_mutex_t turn; /* held for a whole pool_run; mutex guards everything else */
     pthread_mutex_t mutex;
-    pthread_cond_t work; /* indices are left, or ending */
-    pthread_cond_t done; /* nothing is running any more, or nobody helps */
+    pthread_cond_t work; /* signals that indices are left, or that the pool ends */
+    pthread_cond_t done; /* signals that nothing is running, or that nobody helps */
     bool ending, running;
     pthread_t caller; /* valid while running */
     /* the job */
@@ -52,16 +52,16 @@ struct thread_pool {
     ckd_status status;
     ckd_error error;
     int64_t gained_ns;
-    /* what the workers help with meanwhile; NULL: nothing */
+    /* the incremental work that workers do otherwise; NULL: none */
     pool_help_fn help;
     void *help_context;
-    uint64_t calls;             /* for help */
-    uint32_t helping, sleeping; /* workers */
+    uint64_t calls;             /* calls of pool_wake */
+    uint32_t helping, sleeping; /* numbers of workers */
     uint32_t threads, started;
-    worker workers[]; /* threads - 1 of them, numbered from 1 */
+    worker workers[]; /* threads - 1 workers, numbered from 1 */
 };
 
-/* Cores that this process may run on. */
+/* Counts the cores that this process may run on. */
 static uint32_t core_count(void) {
     for (unsigned cpus = 1024; cpus <= CPUS_MAX; cpus *= 2) {
         cpu_set_t *set = CPU_ALLOC(cpus);
@@ -80,19 +80,19 @@ static uint32_t core_count(void) {
 }
 
 static void keep_failure(thread_pool *pool, size_t index, ckd_status status, const ckd_error *error) {
-    pool->next = pool->count; /* hand out no more */
+    pool->next = pool->count; /* stops handing out indices */
     if (pool->status != CKD_OK && pool->failed_index < index) {
         return;
     }
     pool->failed_index = index;
     pool->status = status;
     pool->error = *error;
-    if (error->status != status) { /* fn did not say why */
+    if (error->status != status) { /* fn did not fill in the error */
         err_set(&pool->error, status, "item %zu of parallel work failed with status %d", index, (int)status);
     }
 }
 
-/* Runs indices until none is left. Called, and returns, with the mutex held. */
+/* Runs indices until none is left. The caller holds the mutex, also on return. */
 static void run_indices(thread_pool *pool, uint32_t number) {
     while (pool->next < pool->count) {
         size_t index = pool->next++;
@@ -114,7 +114,7 @@ static void run_indices(thread_pool *pool, uint32_t number) {
     }
 }
 
-/* A bit of it. Called, and returns, with the mutex held. What is called for while it looks is not missed. */
+/* Calls help once. The caller holds the mutex, also on return. A pool_wake during the call is not missed. */
 static void help_once(thread_pool *pool, worker *w) {
     w->heard = pool->calls;
     pool_help_fn help = pool->help;
@@ -133,7 +133,8 @@ static void help_once(thread_pool *pool, worker *w) {
 static void *worker_main(void *argument) {
     worker *w = argument;
     thread_pool *pool = w->pool;
-    float_mode_enter(); /* inherited from the creator, who may round or flush as he likes */
+    /* a new thread inherits the mode of its creator, which may round or flush differently */
+    float_mode_enter();
     pthread_mutex_lock(&pool->mutex);
     while (!pool->ending) {
         if (pool->next < pool->count) {
@@ -151,8 +152,8 @@ static void *worker_main(void *argument) {
 }
 
 /*
- * Signals that are sent to the process are for the host program's threads. Those that a thread raises by its
- * own fault stay open: blocked, they would kill the process before its handler (Python's faulthandler) ran.
+ * Signals sent to the process are for the host program's threads. Signals that a thread raises by its own fault stay
+ * open: if blocked, they would kill the process before its handler (such as Python's faulthandler) runs.
  */
 static void block_signals(sigset_t *before) {
     sigset_t all;
@@ -224,7 +225,7 @@ uint32_t pool_threads(const thread_pool *pool) {
     return pool->threads;
 }
 
-/* Is this thread inside fn of this pool? Then waiting for its turn would wait for itself. */
+/* Is this thread inside fn of this pool? Then waiting for its turn would be a deadlock. */
 static bool inside_own_job(thread_pool *pool) {
     pthread_t self = pthread_self();
     pthread_mutex_lock(&pool->mutex);
@@ -237,13 +238,13 @@ static bool inside_own_job(thread_pool *pool) {
 }
 
 static void wake_workers(thread_pool *pool) {
-    size_t useful = pool->count - 1; /* the caller takes one itself */
+    size_t useful = pool->count - 1; /* the caller takes one index itself */
     for (uint32_t i = 0; i < pool->started && i < useful; i++) {
         pthread_cond_signal(&pool->work);
     }
 }
 
-/* Has the turn. Returns the status, and the error in *error if it is not CKD_OK. */
+/* The caller has the turn. Returns the status, and the error in *error unless it is CKD_OK. */
 static ckd_status run_job(thread_pool *pool, size_t count, pool_fn fn, void *context, ckd_error *error) {
     pthread_mutex_lock(&pool->mutex);
     pool->fn = fn;
@@ -285,7 +286,8 @@ ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, 
     }
     ckd_error error;
     pthread_mutex_lock(&pool->turn);
-    float_mode callers = float_mode_enter(); /* as the workers: which of them runs an index must not show */
+    /* same mode as the workers: results must not depend on who runs an index */
+    float_mode callers = float_mode_enter();
     ckd_status status = run_job(pool, count, fn, context, &error);
     float_mode_leave(callers);
     pthread_mutex_unlock(&pool->turn);

@@ -1,10 +1,9 @@
 /*
- * A fixed pool of workers that run the same function over indices 0 ... count - 1.
+ * A fixed pool of workers that run one function over indices 0 ... count - 1.
  *
- * Workers sleep when there is nothing to do, block all signals but those that a fault raises in the thread itself, and
- * run in the library's floating-point mode (base/float_mode.h), the caller's own turn
- * included; his mode is restored afterwards. Thus no result depends on who ran an index or on how many threads
- * there are, as long as fn lets none depend on `worker`.
+ * Idle workers sleep. Workers block all signals except those that a fault raises in the thread itself. They run in the
+ * library's floating-point mode (base/float_mode.h). So does the caller while it works; its mode is restored
+ * afterwards. So no result depends on the number of threads or on which thread ran an index, unless fn uses `worker`.
  *
  * A pool survives a fork in the parent only: in the child pool_run fails with STATE and pool_destroy only frees.
  */
@@ -20,53 +19,59 @@
 typedef struct thread_pool thread_pool;
 
 /*
- * threads 0: one per core available to the process (its affinity), at most 16. threads 1 starts no thread. Errors:
- * INVALID (more than 1024), NOMEM, IO (the system gives no more threads).
+ * Creates a pool. threads 0: one per core available to the process (its affinity), at most 16. threads 1 starts no
+ * thread. Errors: INVALID (more than 1024), NOMEM, IO (the system gives no more threads).
  */
 ckd_status pool_create(thread_pool **out, uint32_t threads, ckd_error *err);
 uint32_t pool_threads(const thread_pool *pool);
 /*
- * Runs fn(context, index, worker) for every index, worker in 0 ... pool_threads - 1, each worker one index at a time;
- * the caller is worker 0. Indices start in order. The first status (by index) that is not CKD_OK is returned with its
- * error; the remaining indices are not started then. Calls from several threads are serialised. fn is given an empty
- * error of its own; it must not call pool_run on the same pool (STATE).
+ * Runs fn(context, index, worker) for every index. worker is 0 ... pool_threads - 1; the caller is worker 0. A worker
+ * runs one index at a time. Indices start in order. Returns the failing status with the smallest index, with its error;
+ * no further indices start after a failure. Calls from several threads are serialised. fn gets an empty error of its
+ * own. It must not call pool_run on the same pool (STATE).
  */
 typedef ckd_status (*pool_fn)(void *context, size_t index, uint32_t worker, ckd_error *err);
 ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, ckd_error *err);
 /*
- * By how much pool_run has added work to what its callers' own clocks show: nanoseconds that workers were inside fn, less those that callers waited for
- * them; of all calls so far. The difference of two readings, and the time between them, is the work that went on in between.
+ * Returns the work that pool_run has done beyond its callers' own elapsed time, in ns, summed over all calls: time of
+ * workers inside fn, less the time that callers waited. Over an interval, the elapsed time plus the difference of two
+ * readings is the work done in it.
  */
 int64_t pool_gained_ns(thread_pool *pool);
 
 /*
- * ---- work that comes bit by bit ----
+ * ---- incremental work ----
  *
- * While a pool is lent, workers that pool_run has nothing for call help(context), which does a bit of work and says whether there may be more. Those who
- * heard that there is none sleep until pool_wake. help may call pool_wake, not pool_run (STATE). false: the pool is lent to another, or has
- * no workers (in a forked child, too): the caller does all of it himself.
+ * While a pool is attached, workers that have nothing to do for pool_run call help(context). help does a little work
+ * and returns whether there may be more. Workers for which it returned false sleep until pool_wake. help may call
+ * pool_wake, but not pool_run (STATE). pool_attach returns false if someone else has the pool, or if it has no workers
+ * (also in a forked child); then the caller does all the work itself.
  */
 typedef bool (*pool_help_fn)(void *context);
 bool pool_attach(thread_pool *pool, pool_help_fn help, void *context);
-/* There is something to help with. From any thread, while it is lent. */
+/* Tells workers that there is work. Any thread may call it while the pool is attached. */
 void pool_wake(thread_pool *pool);
-/* Returns when no worker is inside help; from then on none calls it. By who borrowed it. */
+/*
+ * Detaches the pool. Returns when no worker is inside help; none calls it afterwards. Only the attaching caller may
+ * call it.
+ */
 void pool_take_back(thread_pool *pool);
-/* Ends the workers. No pool_run may be under way, and nothing lent. Accepts NULL. */
+/* Ends the workers. No pool_run may be running, and the pool must not be attached. Accepts NULL. */
 void pool_destroy(thread_pool *pool);
 
 /*
  * ---- single threads ----
  *
- * Starts one that blocks the signals that a pool's workers block. Errors: IO (the system gives no more threads).
+ * Starts a thread that blocks the same signals as the pool's workers. Errors: IO (the system gives no more threads).
  */
 ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ckd_error *err);
 /*
- * The calling thread, and those that it starts, take no core from who computes there at the moment that they are woken (SCHED_BATCH); their share of the cores stays the same. Nothing changes where another
- * policy than the usual one has been chosen, or the system refuses.
+ * Sets SCHED_BATCH for the calling thread and the threads that it starts. When they wake, they do not preempt a thread
+ * that is computing; their share of the cores stays the same. Nothing changes if the thread already has another policy
+ * than the usual one, or if the system refuses.
  */
 void thread_interrupts_nobody(void);
-/* They do so, and give way to others: nice, 1 ... 19 more than now. Where the system refuses, nothing changes. */
+/* As thread_interrupts_nobody, and also raises the nice value by 1 ... 19. Nothing changes if the system refuses. */
 void thread_lower(int nice);
 
 #endif
