@@ -1,9 +1,9 @@
 /*
- * Bundles: records with small payloads in one record, so that what they say about themselves is compressed together. A header,
- * its copy in the index and two checksums take 240 bytes, as much as the payload of a block of which little has changed; in a
- * bundle a record takes about 45, nearly all of them hashes. codec/FORMAT.md, "Bundles", is normative.
+ * Bundles: many small records stored as one record, so their headers compress together. A header, its copy in the index
+ * and two checksums take 240 bytes, as much as the payload of a block that hardly changed. In a bundle a record takes
+ * about 45 bytes, nearly all of them hashes. codec/FORMAT.md, "Bundles", is normative.
  *
- * Private to codec/chunk_*.c: whoever reads a chunk file finds the records of its bundles among the others.
+ * Private to codec/chunk/: a reader of a chunk file sees the members of bundles like other records.
  */
 #ifndef CODEC_CHUNK_BUNDLE_H
 #define CODEC_CHUNK_BUNDLE_H
@@ -11,16 +11,16 @@
 #include "codec/chunk/record.h"
 
 #define BUNDLE_FRONT       16u        /* bytes in front of the heads */
-#define BUNDLE_RECORDS_MAX 4096u      /* in one bundle */
-#define BUNDLE_HEADS_MAX   (1u << 24) /* bytes of heads, before compression */
-#define BUNDLE_HASHES_MAX  (1u << 18) /* content hashes in one bundle */
+#define BUNDLE_RECORDS_MAX 4096u      /* per bundle */
+#define BUNDLE_HEADS_MAX   (1u << 24) /* bytes of heads before compression, per bundle */
+#define BUNDLE_HASHES_MAX  (1u << 18) /* content hashes per bundle */
 
 /*
- * What is said of each record of a bundle, one column after the other; those of dependencies are per dependency. Their order
- * is that of the format.
+ * Columns of a bundle's heads, stored one after the other. A column has one value per record, or one per dependency.
+ * The order is part of the format.
  */
 typedef enum bundle_column {
-    COLUMN_PLACE, /* records outside of bundles given to the writer since the record before */
+    COLUMN_PLACE, /* unbundled records passed to the writer since the previous member */
     COLUMN_KIND,
     COLUMN_CODING,
     COLUMN_PREDICTOR,
@@ -30,18 +30,18 @@ typedef enum bundle_column {
     COLUMN_SHAPE,
     COLUMN_REGION,
     COLUMN_FIRST,
-    COLUMN_LEFT,     /* elements of the region behind the record's last */
-    COLUMN_RAW_SIZE, /* not of blocks, whose follows from count and dtype */
+    COLUMN_LEFT,     /* elements of the region behind the record's last element */
+    COLUMN_RAW_SIZE, /* blocks have none: theirs follows from count and dtype */
     COLUMN_STORED_SIZE,
     COLUMN_DEPTH,
-    COLUMN_CHAIN_STORED, /* hints, as bundle_hint has them: less the stored size; the low byte */
+    COLUMN_CHAIN_STORED, /* hints, coded as in bundle_hint, less the stored size; the low byte */
     COLUMN_CHAIN_STORED_HIGH,
     COLUMN_CHAIN_WORK,
     COLUMN_CHAIN_WORK_HIGH,
     COLUMN_BASE_STORED, /* less the stored size */
     COLUMN_BASE_STORED_HIGH,
     COLUMN_NAME,
-    COLUMN_DEPENDENCIES, /* their number */
+    COLUMN_DEPENDENCIES, /* number of dependencies */
     COLUMN_ON_KIND,
     COLUMN_ON_FLAGS,
     COLUMN_ON_CHECKPOINT,
@@ -50,30 +50,30 @@ typedef enum bundle_column {
     BUNDLE_COLUMNS
 } bundle_column;
 
-/* Hints are for planning: three digits of them are enough. A code's value; codes go up to BUNDLE_HINT_MAX. */
+/* Decodes a hint code. Hints serve planning only, so three digits are enough. Codes go up to BUNDLE_HINT_MAX. */
 #define BUNDLE_HINT_MAX 14591u
 static inline uint64_t bundle_hint(uint32_t code) {
     return code < 512 ? code : (uint64_t)(256 + code % 256) << (code / 256 - 1);
 }
 
-/* A record of a bundle, and its place among those outside of bundles: how many of these come before it. */
+/* A member of a bundle, and its position: the number of unbundled records before it. */
 typedef struct bundle_member {
     record record;
     uint64_t before;
 } bundle_member;
 
 /*
- * Appends the payload of a bundle to `to`, which fails if memory ends. heads: scratch. The members belong to one checkpoint, have no problem, and
- * come in ascending order; `payloads` are theirs, one behind the other.
+ * Appends a bundle's payload to `to`; on NOMEM to->failed is set. `heads` is scratch. The members belong to one
+ * checkpoint, have no record_problem, and ascend by position. `payloads` holds their payloads back to back.
  */
 void bundle_encode(bytes *to, const bundle_member *members, size_t count, const bytes *payloads,
                    bytes *heads);
 
 /*
- * Decodes the payload of `bundle`, of bundle->stored_size bytes. The members are malloc'ed; what they point to is the arena's.
- * Their offset is the bundle's, their checksums are left 0. `outside` records outside of bundles stand in front
- * of it in the file. Of checksums only that of front, heads and hashes is compared here: damage behind them shows
- * when the values are decoded. Errors: CORRUPT, UNSUPPORTED (a dtype, role or region kind), NOMEM.
+ * Decodes the payload of `bundle`, which has bundle->stored_size bytes. *members is malloc'ed; its pointers belong to
+ * the arena. Each member gets the bundle's offset and checksum 0. `outside` is the number of unbundled records before
+ * the bundle in the file. Checks only the checksum of front, heads and hashes; damage in payloads shows when values are
+ * decoded. Errors: CORRUPT, UNSUPPORTED (a dtype, role or region kind), NOMEM.
  */
 ckd_status bundle_decode(bundle_member **members, size_t *count, const record *bundle, const uint8_t *payload,
                          uint64_t outside, record_arena *arena, const char *path, ckd_error *err);

@@ -1,4 +1,4 @@
-/* What the chunk writer and the chunk reader share: file header and footer. codec/FORMAT.md, "Chunk files". */
+/* Shared by the chunk writer and the chunk reader: file header and footer. codec/FORMAT.md, "Chunk files". */
 #ifndef CODEC_CHUNK_WIRE_H
 #define CODEC_CHUNK_WIRE_H
 
@@ -7,18 +7,18 @@
 
 #define CHUNK_MAGIC \
     "\x89"          \
-    "CKD\r\n\x1a\n" /* survives neither text mode nor a seven-bit channel unnoticed */
+    "CKD\r\n\x1a\n" /* reveals damage by text mode or a seven-bit channel */
 #define CHUNK_VERSION_MAJOR 1
 #define CHUNK_VERSION_MINOR 0
 #define CHUNK_BUNDLES       UINT64_C(1) /* required feature: records may be in bundles */
 #define CHUNK_ROW_SIDES     UINT64_C(2) /* required feature: blocks may have their rows in side records */
 #define CHUNK_FEATURES      (CHUNK_BUNDLES | CHUNK_ROW_SIDES)
 #define CHUNK_HEADER_SIZE   CHUNK_FILE_HEADER
-#define CHUNK_HEADER_STORE  32u /* where the store's id is in it */
+#define CHUNK_HEADER_STORE  32u /* offset of the store's id in the header */
 #define CHUNK_FOOTER_SIZE   72u
 #define CHUNK_FOOTER_MAGIC  UINT32_C(0x46444b43) /* "CKDF" */
 #define CHUNK_INDEX_MAX     (UINT64_C(1) << 31)  /* bytes of the raw index */
-#define CHUNK_GAP_MAX       65535u               /* zero bytes in front of a record */
+#define CHUNK_GAP_MAX       65535u               /* zero bytes before a record */
 
 typedef enum index_coding { INDEX_RAW = 0, INDEX_ZSTD = 1 } index_coding;
 
@@ -30,27 +30,27 @@ typedef struct chunk_footer {
     uint32_t index_coding;
 } chunk_footer;
 
-/* ---- writing: writer.c appends what bundle_gather.c holds back ---- */
+/* ---- writing: writer.c appends what bundle_gather.c held back ---- */
 
-/* Small records waiting for their bundle. */
+/* Small records waiting to be bundled. */
 typedef struct chunk_gathered {
-    bytes headers;    /* as they would stand in the file */
-    bytes payloads;   /* one behind the other */
-    uint64_t *before; /* of each record: those outside of bundles that were given to the writer before it */
+    bytes headers;    /* as they would be in the file */
+    bytes payloads;   /* payloads back to back */
+    uint64_t *before; /* per record: unbundled records passed to the writer before it */
     size_t count, capacity;
-    ckd_id checkpoint;    /* of all of them */
-    bytes members, heads; /* scratch of the bundle that is made of them */
+    ckd_id checkpoint;    /* all records belong to it */
+    bytes members, heads; /* scratch for encoding the bundle */
     record_arena arena;
 } chunk_gathered;
 
-/* Is it small? */
+/* Is the record small enough to gather? */
 bool gather_takes(const record *r, size_t header_size);
 /* Errors: NOMEM. */
 ckd_status gather_add(chunk_gathered *g, const record *r, const bytes *header, const void *payload,
                       uint64_t before, ckd_error *err);
-/* Does it go into the same bundle as those that are there already? */
+/* Can the record join the bundle being gathered? */
 bool gather_fits(const chunk_gathered *g, const record *r);
-/* The bundle's record, which points to *tensor, and its payload, of all that was gathered. Errors: NOMEM. */
+/* Makes the bundle of all gathered records: its record, which points to *tensor, and its payload. Errors: NOMEM. */
 ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, chunk_gathered *g,
                          ckd_error *err);
 void gather_clear(chunk_gathered *g);
@@ -58,16 +58,16 @@ void gather_free(chunk_gathered *g);
 
 /* ---- reading ---- */
 
-/* A part, in the list of its chunk. */
+/* A part in its chunk's list. */
 typedef struct chunk_unpacked {
     chunk_part part;
-    ckd_id checkpoint; /* zero: of all */
+    ckd_id checkpoint; /* zero: all checkpoints */
     struct chunk_unpacked *next;
 } chunk_unpacked;
-/* Closing: frees all parts. */
+/* Frees all parts, on closing. */
 void chunk_parts_free(chunk *c);
 
-/* CORRUPT if the record shares rows, and the file's header says that none does. */
+/* CORRUPT if the record shares rows although the file's header says that no record does. */
 ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * Loops compiled twice: for any processor, and for x86-64 with AVX2 and BMI2, chosen at run time. Write the loop once as
- * an always-inline function, call it from two functions marked CPU_PLAIN and CPU_AVX2. Internal to codec/.
+ * Loops compiled twice, for any processor and for x86-64 with AVX2 and BMI2; the choice is made at run time. Write the
+ * loop once as an always-inline function and call it from two functions marked CPU_PLAIN and CPU_AVX2. Internal to
+ * codec/.
  */
 #ifndef CODEC_CPU_H
 #define CODEC_CPU_H
@@ -9,7 +10,7 @@
 
 #define CPU_INLINE static inline __attribute__((always_inline, unused))
 
-/* Loops worth vectorising are, whatever the build's level; clang does so from -O2 on. */
+/* GCC vectorises these loops at any build level; clang does so from -O2 on. */
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPU_PLAIN __attribute__((optimize("O3")))
 #else
@@ -21,7 +22,7 @@
 static inline bool cpu_has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
-/* Counting bits is no instruction of the oldest x86-64. */
+/* The oldest x86-64 processors have no instruction that counts bits. */
 #define CPU_POPCOUNT __attribute__((target("bmi,popcnt")))
 static inline bool cpu_has_popcount(void) {
     return __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");

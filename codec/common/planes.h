@@ -1,6 +1,6 @@
 /*
- * Byte planes: of n integers of `width` bytes first all lowest bytes, then all second ones, and so on. Neighbouring
- * integers share their high bytes, which byte codecs see only then. codec/FORMAT.md, "Byte planes", is normative.
+ * Byte planes: of n integers of `width` bytes, first all lowest bytes, then all second bytes, and so on. Neighbouring
+ * integers share their high bytes; byte codecs find that only in planes. codec/FORMAT.md, "Byte planes", is normative.
  */
 #ifndef CODEC_PLANES_H
 #define CODEC_PLANES_H
@@ -9,12 +9,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Is this a whole number of integers of 1, 2, 4 or 8 bytes? */
+/* Is `size` a whole number of integers of 1, 2, 4 or 8 bytes? */
 static inline bool planes_valid(unsigned width, size_t size) {
     return (width == 1 || width == 2 || width == 4 || width == 8) && size % width == 0;
 }
 
-/* n integers of a valid width. The buffers do not overlap. */
+/* Splits n integers of a valid width into planes. The buffers must not overlap. */
 void planes_split(uint8_t *planes, unsigned width, const void *values, size_t n);
 void planes_join(void *values, unsigned width, const uint8_t *planes, size_t n);
 

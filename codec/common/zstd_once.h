@@ -1,7 +1,7 @@
 /*
- * Frames of zstd that are packed or unpacked at once: indexes, heads, measures. The contexts, 100 KiB to a few MiB each, are the process's: one of each kind waits
- * for the next one who needs it, whoever that is, so that saves that follow each other allocate none. Thread-safe; without locks, so that a forked child
- * may go on. Internal to codec/.
+ * One-shot zstd frames: indexes, heads, measures. The contexts (100 KiB to a few MiB each) belong to the process: one
+ * of each kind is kept for the next caller, so successive saves allocate none. Thread-safe and lock-free, so a forked
+ * child may continue to use it. Internal to codec/.
  */
 #ifndef CODEC_ZSTD_ONCE_H
 #define CODEC_ZSTD_ONCE_H
@@ -10,11 +10,17 @@
 
 #include "base/error.h"
 
-/* Bytes that packing so many may take. */
+/* Largest size of a frame of `size` bytes. */
 size_t zstd_once_bound(size_t size);
-/* One frame, in `to`, which has room for the bound; returns its size. 0: out of memory, of what can be wrong. */
+/*
+ * Compresses into one frame in `to`, which has room for the bound. Returns its size; 0: out of memory, the only
+ * possible error.
+ */
 size_t zstd_once_pack(void *to, size_t room, const void *from, size_t size, int level);
-/* Exactly one frame that states its size, `size`: no byte of it is without meaning. CORRUPT, NOMEM; the caller says what of. */
+/*
+ * Decompresses exactly one frame, which must state the size `size` and have no bytes behind it. Errors: CORRUPT, NOMEM;
+ * the caller writes the message.
+ */
 ckd_status zstd_once_unpack(void *to, size_t size, const void *from, size_t packed);
 
 #endif

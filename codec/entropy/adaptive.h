@@ -1,11 +1,13 @@
 /*
- * Adaptive arithmetic coding of small signed integers, for what the tabled coder (codec/entropy/symbols.h) is not made for: few integers
- * whose scale is known beforehand, and planes of mostly zeros whose density follows rows and columns. Denser and slower than the
- * tabled coder: tens of nanoseconds for an integer that is not zero. codec/FORMAT.md, "Adaptive streams", is normative.
+ * Adaptive arithmetic coding of small signed integers. It covers two cases that the tabled coder
+ * (codec/entropy/symbols.h) is not made for: few integers of a known scale, and planes of mostly zeros whose density
+ * follows rows and columns. It is denser and slower than the tabled coder: tens of nanoseconds per nonzero integer.
+ * codec/FORMAT.md, "Adaptive streams", is normative.
  *
- * Encoders append a stream to `to`; what fails there (memory) sets to->failed. Of no integers a stream is empty. Decoders take exactly
- * one stream: any bytes give integers, or CORRUPT or UNSUPPORTED with all integers zero, in time and memory bounded by their
- * number; a byte too many or too few is CORRUPT. All functions are thread-safe but for the room, of which each thread has its own.
+ * Encoders append a stream to `to`; out of memory sets to->failed. A stream of no integers is empty. Decoders take
+ * exactly one stream. Any bytes give integers, or CORRUPT or UNSUPPORTED with all integers zero; time and memory are
+ * bounded by their number. A missing or extra byte is CORRUPT. All functions are thread-safe, except that each thread
+ * needs its own scratch.
  */
 #ifndef CODEC_ADAPTIVE_H
 #define CODEC_ADAPTIVE_H
@@ -13,7 +15,10 @@
 #include "base/bytes.h"
 #include "base/error.h"
 
-/* What the models stand in, and streams that are tried: some 130 KiB, and 4 bytes for each of a plane's columns. Zero-initialise; streams do not depend on it. */
+/*
+ * Memory for models and for trial streams: about 130 KiB, plus 4 bytes per column of a plane. Zero-initialise. Streams
+ * do not depend on its content.
+ */
 typedef struct adaptive_scratch {
     bytes models, tried;
 } adaptive_scratch;
@@ -23,16 +28,16 @@ void adaptive_scratch_free(adaptive_scratch *scratch);
 
 #define ADAPTIVE_CONTEXTS 64
 
-/* What the models of a context expect at first. Stands in the stream. */
+/* The initial state of a context's models. Stored in the stream. */
 typedef enum adaptive_start {
-    ADAPTIVE_EVEN = 0,  /* nothing */
+    ADAPTIVE_EVEN = 0,  /* no assumption */
     ADAPTIVE_SCALED = 1 /* rounded Gaussians with a standard deviation of 2^((context - 16) / 4) */
 } adaptive_start;
 
-/* The context for ADAPTIVE_SCALED that is nearest to a standard deviation; 0 for one that is no positive number. */
+/* Returns the ADAPTIVE_SCALED context nearest to a standard deviation; 0 if it is not a positive number. */
 unsigned adaptive_context_of(double deviation);
 
-/* contexts: a byte for each integer, below ADAPTIVE_CONTEXTS (taken modulo it), or NULL: all have context 0. */
+/* contexts: one byte per integer, taken modulo ADAPTIVE_CONTEXTS; NULL: all have context 0. */
 void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, size_t n,
                      const uint8_t *contexts, adaptive_scratch *scratch);
 ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, const void *from, size_t size,
@@ -41,8 +46,9 @@ ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, c
 /* ---- planes ---- */
 
 /*
- * `count` integers of a matrix in row-major order, the first one in column `phase` < columns; columns >= 1. hints: a byte of
- * 0 ... 15 (taken modulo 16) for each integer, known to the decoder as well, of which equal ones promise similar integers; or NULL.
+ * `count` integers of a matrix in row-major order. The first is in column `phase` < columns; columns >= 1. hints: a
+ * byte 0 ... 15 (taken modulo 16) per integer that the decoder knows, too; equal hints promise similar integers. hints
+ * may be NULL.
  */
 typedef struct adaptive_plane {
     size_t count;

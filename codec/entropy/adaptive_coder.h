@@ -1,10 +1,11 @@
 /*
- * Adaptive binary arithmetic coding, the engine of codec/entropy/adaptive.h: a 32-bit range coder with carries (Martin, "Range
- * encoding", 1979) and models of one bit each (as in CABAC, Marpe et al., IEEE Trans. CSVT 13, 2003): the average of a fast and a slow running
- * mean. Integer arithmetic only. codec/FORMAT.md, "Adaptive streams", is normative. Internal to codec/.
+ * Adaptive binary arithmetic coding, the engine of codec/entropy/adaptive.h. It combines a 32-bit range coder with
+ * carries (Martin, "Range encoding", 1979) with one-bit models (as in CABAC, Marpe et al., IEEE Trans. CSVT 13, 2003):
+ * the average of a fast and a slow running mean. Integer arithmetic only. codec/FORMAT.md, "Adaptive streams", is
+ * normative. Internal to codec/.
  *
- * One function codes a bit in both directions, so that what reads a stream cannot differ from what writes it: `decoding` is
- * a constant wherever it is called, and what is passed in is then ignored.
+ * One function codes a bit in both directions, so the reader of a stream cannot differ from its writer. `decoding` is a
+ * constant at every call; when it is true, the value passed in is ignored.
  */
 #ifndef CODEC_ADAPTIVE_CODER_H
 #define CODEC_ADAPTIVE_CODER_H
@@ -12,45 +13,45 @@
 #include "base/bytes.h"
 #include "codec/common/cpu.h"
 
-#define ADAPTIVE_ONE 0x1000000u /* the unit of a model's means */
+#define ADAPTIVE_ONE 0x1000000u /* unit of a model's means */
 
-/* How probable a one is. `seen` sets how far a bit moves the means: 1 / (seen + 2) of the way, but not less than a limit. */
+/* The probability of a one. `seen` sets how far a bit moves the means: 1 / (seen + 2) of the way, down to a limit. */
 typedef struct adaptive_bit {
     uint32_t fast, slow;
     uint32_t seen;
 } adaptive_bit;
 
-/* How slow the means of a kind of models get: seen is at most fast or slow - 2. */
+/* The slowest rates of a kind of models: seen grows at most to fast or slow - 2. */
 typedef struct adaptive_pace {
     uint32_t fast, slow;
 } adaptive_pace;
 
-/* One with this probability of a one, in units of 1/256, as sure as if `seen` bits had told so. */
+/* Makes a model with this probability of a one, in units of 1/256, as confident as after `seen` bits. */
 static inline adaptive_bit adaptive_bit_of(unsigned probability, unsigned seen) {
     return (adaptive_bit){probability << 16, probability << 16, seen};
 }
 
 typedef struct adaptive_coder {
     uint32_t range;
-    uint32_t code;   /* decoding: the number read, minus the interval's lower end */
-    uint32_t window; /* decoding: the last four bytes taken */
-    uint64_t low;    /* encoding: the interval's lower end, its lowest 32 bits */
+    uint32_t code;   /* decoding: the number read, minus the interval's lower bound */
+    uint32_t window; /* decoding: the last four bytes read */
+    uint64_t low;    /* encoding: the low 32 bits of the interval's lower bound */
     bytes *to;
-    size_t start; /* of the number in `to` */
+    size_t start; /* start of the number in `to` */
     const uint8_t *from;
-    size_t size, at; /* `at` may run past size: the bytes there are zero */
+    size_t size, at; /* `at` may run past size: bytes there count as zero */
 } adaptive_coder;
 
 void adaptive_begin_encoding(adaptive_coder *c, bytes *to);
-/* Writes the last bytes, as few as there can be. */
+/* Writes the final bytes, as few as possible. */
 void adaptive_end_encoding(adaptive_coder *c);
 void adaptive_begin_decoding(adaptive_coder *c, const uint8_t *from, size_t size);
-/* Is the number the one that the encoder writes after these bits, and has it been read to its end? */
+/* Is the number exactly what the encoder writes after these bits, and was it read to its end? */
 bool adaptive_end_decoding(const adaptive_coder *c);
-/* Appends the top byte of `low`, and adds its carry to the bytes before. */
+/* Appends the top byte of `low` and adds its carry to the bytes before. */
 void adaptive_shift_out(adaptive_coder *c);
 
-/* False once more has been read than any stream's end explains. */
+/* Returns false once more bytes were read than the end of a valid stream explains. */
 static inline bool adaptive_sound(const adaptive_coder *c) {
     return c->at <= c->size + 4;
 }
@@ -69,7 +70,7 @@ CPU_INLINE void adaptive_normalise(adaptive_coder *c, bool decoding) {
     }
 }
 
-/* A bit whose probability of being one is p / 65536; 1 <= p <= 65535. */
+/* Codes a bit that is one with probability p / 65536; 1 <= p <= 65535. */
 CPU_INLINE unsigned adaptive_code(adaptive_coder *c, bool decoding, uint32_t p, unsigned bit) {
     uint32_t bound = (uint32_t)((uint64_t)c->range * p >> 16);
     if (decoding) {
@@ -89,7 +90,7 @@ CPU_INLINE unsigned adaptive_code(adaptive_coder *c, bool decoding, uint32_t p, 
     return bit;
 }
 
-/* The lowest `count` (at most 12) bits of v, all values equally probable. */
+/* Codes the lowest `count` (at most 12) bits of v, all values equally probable. */
 CPU_INLINE uint32_t adaptive_code_few(adaptive_coder *c, bool decoding, unsigned count, uint32_t v) {
     uint32_t max = (1u << count) - 1, each = c->range >> count;
     if (decoding) {
@@ -105,7 +106,7 @@ CPU_INLINE uint32_t adaptive_code_few(adaptive_coder *c, bool decoding, unsigned
     return v;
 }
 
-/* The lowest `count` (at most 32) bits of v, the highest first. */
+/* Codes the lowest `count` (at most 32) bits of v, the highest first. */
 CPU_INLINE uint32_t adaptive_code_plain(adaptive_coder *c, bool decoding, unsigned count, uint32_t v) {
     uint32_t out = 0;
     while (count > 0) {
@@ -120,7 +121,7 @@ CPU_INLINE uint32_t adaptive_probability(const adaptive_bit *m) {
     return (m->fast + m->slow) >> 9 | 1;
 }
 
-/* 65536 / (seen + 2), rounded down: divisions would take most of the time. */
+/* 65536 / (seen + 2), rounded down. A table, because divisions would take most of the time. */
 #define ADAPTIVE_SHARES 1024u
 extern const uint16_t adaptive_shares[ADAPTIVE_SHARES];
 
@@ -142,7 +143,7 @@ CPU_INLINE void adaptive_learn(adaptive_bit *m, adaptive_pace pace, unsigned bit
     m->seen += m->seen < pace.slow;
 }
 
-/* A bit as its model expects it, which then learns it. */
+/* Codes a bit by its model, then updates the model. */
 CPU_INLINE unsigned adaptive_code_bit(adaptive_coder *c, bool decoding, adaptive_bit *m, adaptive_pace pace,
                                       unsigned bit) {
     bit = adaptive_code(c, decoding, adaptive_probability(m), bit);

@@ -1,6 +1,7 @@
 /*
- * Sizes: the magnitudes of integers that are not zero, minus one. A few lowest bits plain; above them in unary with a model for each
- * step, and beyond those by an exponential Golomb code whose prefix and first two bits are modelled. Internal to codec/.
+ * Sizes: magnitudes of nonzero integers, minus one. The lowest few bits are plain. The bits above them are unary with
+ * one model per step. Larger ones continue with an exponential Golomb code whose prefix and first two bits are
+ * modelled. Internal to codec/.
  */
 #ifndef CODEC_ADAPTIVE_SIZE_H
 #define CODEC_ADAPTIVE_SIZE_H
@@ -11,11 +12,11 @@
 #define ADAPTIVE_PREFIX 32
 
 typedef struct adaptive_size_models {
-    adaptive_bit more[ADAPTIVE_UNARY]; /* than j */
+    adaptive_bit more[ADAPTIVE_UNARY]; /* more[j]: the size is larger than j */
     adaptive_bit longer[ADAPTIVE_PREFIX];
     adaptive_bit
         top[ADAPTIVE_PREFIX]
-           [4]; /* by the length; [1] is the first bit's, [2] and [3] the second's after a zero or one */
+           [4]; /* by length; [1] models the first bit, [2] and [3] the second bit after a zero or a one */
 } adaptive_size_models;
 
 static inline void adaptive_size_begin(adaptive_size_models *m, unsigned probability, unsigned seen) {
@@ -30,7 +31,10 @@ static inline void adaptive_size_begin(adaptive_size_models *m, unsigned probabi
     }
 }
 
-/* rest + 1 has `length` bits below its leading one. Decoding yields at most 2^32 - 1, 2^33 where the length is none. */
+/*
+ * Codes `rest`, where rest + 1 has `length` bits below its leading one. Decoding yields at most 2^32 - 1, or 2^33 if
+ * the length is invalid.
+ */
 CPU_INLINE uint64_t adaptive_code_rest(adaptive_coder *c, bool decoding, adaptive_size_models *m,
                                        adaptive_pace pace, uint64_t rest) {
     unsigned length = 0, max = decoding ? 0 : 63u - (unsigned)__builtin_clzll(rest + 1);
@@ -64,7 +68,7 @@ CPU_INLINE uint64_t adaptive_code_size(adaptive_coder *c, bool decoding, adaptiv
     return j << plain | adaptive_code_plain(c, decoding, plain, (uint32_t)size);
 }
 
-/* The integer of a size that is not too large, else 0. */
+/* Returns the integer of a size; 0 if the size is too large. */
 static inline int32_t adaptive_value(uint64_t size, unsigned negative) {
     if (size >= (uint64_t)INT32_MAX + negative) {
         return 0;
@@ -72,11 +76,11 @@ static inline int32_t adaptive_value(uint64_t size, unsigned negative) {
     return negative ? (int32_t)(-(int64_t)size - 1) : (int32_t)(size + 1);
 }
 
-/* ---- the beginning of a stream: two bits for its kind ---- */
+/* ---- the start of a stream: two bits for its kind ---- */
 
 #define ADAPTIVE_PLANE 2u /* the kinds below are those of adaptive_start */
 
-/* The kind must be one of least ... most. kind may be NULL. */
+/* Checks that the kind is in min ... max. kind may be NULL. */
 static inline ckd_status adaptive_check_kind(adaptive_coder *c, unsigned min, unsigned max, ckd_error *err,
                                              unsigned *kind) {
     if (c->size == 0) {

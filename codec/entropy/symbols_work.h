@@ -8,41 +8,41 @@
 #include "codec/entropy/symbols_parts.h"
 
 /*
- * The changes of a sparse stream: pairs of a gap and a difference, range by range, and the context that each of these
- * integers has in the dense stream that holds them (the range; for differences 16 more).
+ * The changes of a sparse stream: pairs of a gap and a difference, range by range. They are the integers of an inner
+ * dense stream. Each has a context there: the range, plus 16 for differences.
  */
-#define SYMBOLS_SPARSE        0x80u /* the first byte of a sparse stream */
-#define SYMBOLS_SPARSE_MAX    4     /* a decoder takes at most one pair for so many elements */
-#define SYMBOLS_SPARSE_WORTH  32    /* and the encoder tries with at most one for so many */
-#define SYMBOLS_SPARSE_MIN    1024  /* elements: fewer are not worth two headers */
+#define SYMBOLS_SPARSE        0x80u /* first byte of a sparse stream */
+#define SYMBOLS_SPARSE_MAX    4     /* a decoder accepts at most one pair per so many elements */
+#define SYMBOLS_SPARSE_WORTH  32    /* the encoder tries with at most one pair per so many */
+#define SYMBOLS_SPARSE_MIN    1024  /* with fewer elements, two headers are not worth it */
 #define SYMBOLS_SPARSE_HEADER (2u + SYMBOLS_MAX_TABLES * 4u)
 typedef struct symbols_sparse {
     unsigned ranges;
     uint8_t range_end[SYMBOLS_MAX_TABLES];
-    uint32_t count[SYMBOLS_MAX_TABLES]; /* pairs of each range */
+    uint32_t count[SYMBOLS_MAX_TABLES]; /* pairs in each range */
     size_t pairs;
-    uint64_t changed[SYMBOLS_MAX_COUNT / 64]; /* elements that are not zero (encoder) */
-    uint8_t *context, *integers;              /* of the dense stream; the workspace's */
+    uint64_t changed[SYMBOLS_MAX_COUNT / 64]; /* bitmap of nonzero elements (encoder) */
+    uint8_t *context, *integers;              /* of the dense stream; owned by the workspace */
 } symbols_sparse;
 
-#define SYMBOLS_RUNS 0x82u /* the first byte of a run stream */
+#define SYMBOLS_RUNS 0x82u /* first byte of a run stream */
 
 /*
- * What a framed stream says before its integers: lowest bits that all of these share, and levels of rows and columns, which
- * added up are the contexts of the elements. In a decoder at most n / FRAMED_MOST levels.
+ * A frame in front of the integers: the lowest bits that all of them share, and levels of rows and columns. The sum of
+ * its two levels is an element's context. A decoder accepts at most n / SYMBOLS_FRAMED_MAX levels.
  */
-#define SYMBOLS_FRAMED        0x81u /* the first byte of a framed stream */
+#define SYMBOLS_FRAMED        0x81u /* first byte of a framed stream */
 #define SYMBOLS_FRAMED_MAX    8
 #define SYMBOLS_FRAMED_HEADER 32u
 typedef struct symbols_frame {
-    uint64_t shared; /* the lowest `shift` bits of every integer */
+    uint64_t shared; /* value of the lowest `shift` bits of every integer */
     unsigned shift;
-    /* element i is in row (phase + i) / columns, column (phase + i) % columns; columns = 0: there are no levels */
+    /* element i is in row (phase + i) / columns, column (phase + i) % columns; columns = 0: no levels */
     uint32_t columns, phase, rows;
-    uint8_t level[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX]; /* of the rows, then of the columns */
+    uint8_t level[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX]; /* rows first, then columns */
 } symbols_frame;
 
-/* Of the rows, then of the columns (encoder). */
+/* Sums of the rows, then of the columns (encoder). */
 typedef struct symbols_level_sums {
     uint32_t sum[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX], count[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX];
     float mean[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX];
@@ -52,30 +52,30 @@ typedef struct symbols_level_sums {
 typedef struct symbols_slot {
     symbols_header header;
     unsigned width;
-    unsigned shift; /* of each integer this many lowest bits are left away */
+    unsigned shift; /* number of lowest bits omitted from each integer */
     size_t count;
-    size_t zeros;                       /* integers whose finest symbol is 0 */
-    uint64_t bits;                      /* of the payload, estimated */
-    size_t bound;                       /* bytes of the stream, at most */
-    uint8_t symbols[SYMBOLS_MAX_COUNT]; /* of each integer, before `remap`: the finest ones */
-    uint8_t remap[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET]; /* of each table: to its own symbols */
+    size_t zeros;                                        /* integers whose finest symbol is 0 */
+    uint64_t bits;                                       /* estimated bits of the payload */
+    size_t bound;                                        /* largest size of the stream in bytes */
+    uint8_t symbols[SYMBOLS_MAX_COUNT];                  /* finest symbol of each integer, before `remap` */
+    uint8_t remap[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET]; /* per table: finest symbols to the table's own */
 } symbols_slot;
 
 /*
- * How often each symbol occurs in each context. In two halves, so that equal neighbours do not wait for each other. All
- * zero but for the contexts first_context ... last_context.
+ * Counts of each symbol in each context. Two halves, so that equal neighbours do not wait for each other. All zero
+ * outside the contexts first_context ... last_context.
  */
 typedef struct symbols_histogram {
     uint32_t count[2][SYMBOLS_CONTEXTS * SYMBOLS_ALPHABET];
     unsigned first_context, last_context;
 } symbols_histogram;
 
-/* A state of the decoder: what the symbol stands for, and where to go. */
+/* A state of the decoder: the value of its symbol, and the next state. */
 typedef struct symbols_state {
     uint32_t base; /* added to the low bits, modulo 2^32 */
-    uint16_t next; /* state bits are added to it */
+    uint16_t next; /* the state bits are added to it */
     uint8_t state_bits;
-    uint8_t bits; /* state bits and low bits together */
+    uint8_t bits; /* state bits plus low bits */
 } symbols_state;
 typedef struct symbols_state_wide {
     uint64_t base;
@@ -86,30 +86,30 @@ typedef struct symbols_state_wide {
 
 /* A symbol of the encoder (as in FSE): which state bits to write, and where to look up the next state. */
 typedef struct symbols_code {
-    const uint16_t *next; /* at (state >> number of bits) */
-    uint32_t add_bits;    /* (state + add_bits) >> 16: the number of state bits */
+    const uint16_t *next; /* indexed by (state >> number of bits) */
+    uint32_t add_bits;    /* (state + add_bits) >> 16 is the number of state bits */
     uint32_t low_bits;
-    uint64_t base; /* subtracted from the integer: the low bits */
+    uint64_t base; /* subtracted from the integer to get the low bits */
 } symbols_code;
 
-#define SYMBOLS_BINS 64 /* of symbols, to compare contexts by */
+#define SYMBOLS_BINS 64 /* bins of symbols, for comparing contexts */
 
-/* Ranges of contexts, each with the counts of its symbols. */
+/* Ranges of contexts with the counts of their symbols. */
 typedef struct symbols_groups {
     unsigned count;
-    uint8_t end[SYMBOLS_CONTEXTS]; /* last context */
-    uint8_t row[SYMBOLS_CONTEXTS]; /* of `merged` */
+    uint8_t end[SYMBOLS_CONTEXTS]; /* last context of each group */
+    uint8_t row[SYMBOLS_CONTEXTS]; /* row in `merged` */
 } symbols_groups;
 
 /*
- * A planned stream: a dense one; a sparse one, whose integers are a dense one; a framed one, whose integers are a dense
- * one and whose levels, if it has any, are another; or a run stream, which is already written.
+ * A planned stream. It is dense; or sparse, with the pairs in a dense stream; or framed, with the integers in a dense
+ * stream and any levels in another; or a run stream, which is already encoded.
  */
 typedef struct symbols_plan_slot {
     symbols_slot dense;
     bool is_sparse, is_framed, is_runs;
-    bytes runs;     /* the workspace's; kept for the next plan */
-    size_t nonzero; /* integers, of a run stream */
+    bytes runs;     /* owned by the workspace; reused by the next plan */
+    size_t nonzero; /* nonzero integers of a run stream */
     union {
         symbols_sparse sparse;
         symbols_frame frame;
@@ -123,44 +123,45 @@ struct symbols_workspace {
         symbols_sparse decoding_sparse;
         symbols_frame decoding_frame;
     };
-    /* Room for pairs: of each plan, and of the decoder, which takes more of them than the encoder makes. */
+    /* Memory for pairs: for each plan, and for the decoder, which accepts more than the encoder makes. */
     uint8_t planned_context[2][SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_WORTH * 2];
     uint8_t planned_integers[2][SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_WORTH * 2 * 8];
     uint8_t decoding_context[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MAX * 2];
     uint8_t decoding_integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MAX * 2 * 8];
     symbols_level_sums level_sums;
-    uint8_t level_context[SYMBOLS_MAX_COUNT]; /* of the elements, made of levels */
+    uint8_t level_context[SYMBOLS_MAX_COUNT]; /* contexts of the elements, from levels */
     symbols_histogram histogram;
     symbols_header decoding;
-    uint32_t merged[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET]; /* counts of groups of contexts */
-    uint32_t binned[SYMBOLS_CONTEXTS][SYMBOLS_BINS];     /* the same in bins of symbols */
+    uint32_t merged[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET]; /* counts per group of contexts */
+    uint32_t binned[SYMBOLS_CONTEXTS][SYMBOLS_BINS];     /* the counts in bins of symbols */
     uint32_t finer[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET];  /* `merged` before classes became coarser */
     symbols_table smaller[SYMBOLS_MAX_TABLES];           /* tables before they got more states */
     float log2_of[SYMBOLS_MAX_STATES + 1];
     symbols_code codes[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
     uint16_t
-        next_state[(SYMBOLS_MAX_TABLES + 1) * SYMBOLS_MAX_STATES]; /* the first part is only pointed into */
+        /* the first part only serves as a base for pointers */
+        next_state[(SYMBOLS_MAX_TABLES + 1) * SYMBOLS_MAX_STATES];
     union {
         symbols_state narrow[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];
         symbols_state_wide wide[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];
     } states;
 };
 
-/* ---- dense streams: as the public functions (symbols_plan.c, symbols_encode.c, symbols_decode.c) ---- */
+/* ---- dense streams: behave as the public functions (symbols_plan.c, symbols_encode.c, symbols_decode.c) ---- */
 
-/* Fills the slot and the groups of contexts it found. Returns the size to expect, in bytes. n >= 1. */
+/* Fills the slot, and the groups of contexts found. Returns the expected size in bytes. n >= 1. */
 size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
                           unsigned width, const void *values, const uint8_t *context, size_t n);
-/* The same in CLASS of integers that lie elsewhere, but for the slot's symbols. */
+/* As symbols_dense_plan in CLASS, from counts; the slot's symbols stay unset. */
 size_t symbols_counted_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups,
                             const symbols_counts *counts);
 /*
- * The same in SPLIT, framed: leaves away the bits that all integers share and takes levels as contexts, which are then in
- * `level_context`, each if it is worth it. *framed is false if neither is.
+ * As symbols_dense_plan in SPLIT, with a frame: omits the bits that all integers share, and uses levels as contexts (in
+ * `level_context`), each if it pays. *framed is false if neither does.
  */
 size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
                            const symbols_grid *grid, unsigned width, const void *values, size_t n);
-/* The same of integers that lie elsewhere, but for the slot's symbols; the frame has their levels. */
+/* As symbols_framed_plan from counts; the slot's symbols stay unset. The frame already has the levels. */
 size_t symbols_counted_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
                                    const symbols_counts *counts, const symbols_splitting *split);
 size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const void *values,
@@ -168,7 +169,7 @@ size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const v
 ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
                                 const uint8_t *context, const void *from, size_t size, ckd_error *err);
 
-/* Integer i of an array of integers of `width` bytes. */
+/* Returns integer i of an array of integers of `width` bytes. */
 CPU_INLINE uint64_t symbols_load(const uint8_t *values, unsigned width, size_t i) {
     switch (width) {
     case 1:
@@ -182,7 +183,7 @@ CPU_INLINE uint64_t symbols_load(const uint8_t *values, unsigned width, size_t i
     }
 }
 
-/* As wire_put_varint, to memory; returns where it ends. */
+/* As wire_put_varint, to memory; returns the offset of the end. */
 static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
     for (; v >= 128; v >>= 7) {
         to[at++] = (uint8_t)(v | 128);
@@ -194,23 +195,26 @@ static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
 /* ---- sparse streams (symbols_sparse.c) ---- */
 
 /*
- * Collects all elements whose symbol is not 0. groups are the ranges of contexts; context may be NULL for one. False if
+ * Collects all elements whose symbol is not 0. groups: ranges of contexts; context NULL: one range. Returns false if
  * they are not few.
  */
 bool symbols_gather(symbols_sparse *s, const symbols_groups *groups, const uint8_t *symbols, unsigned width,
                     const void *values, const uint8_t *context, size_t n);
-/* The inverse; false if a gap leads beyond the range's elements. */
+/* The inverse of symbols_gather; returns false if a gap leads past the range's elements. */
 bool symbols_scatter(const symbols_sparse *s, unsigned width, void *values, const uint8_t *context, size_t n);
-/* Writes what stands before the dense stream, at most SYMBOLS_SPARSE_HEADER bytes; returns its size. */
+/* Writes the bytes before the dense stream, at most SYMBOLS_SPARSE_HEADER; returns their number. */
 size_t symbols_sparse_write(const symbols_sparse *s, uint8_t *to);
-/* Reads it, and sets the contexts of all integers of the dense stream. False if it makes no sense for n elements. */
+/*
+ * Reads these bytes and sets the contexts of all integers of the dense stream. Returns false if they are invalid for n
+ * elements.
+ */
 bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, size_t n, size_t *used);
 
 /* ---- run streams (symbols_runs.c) ---- */
 
 /*
- * Writes the stream of n integers of 1, 2 or 4 bytes, of which so many are not zero, into `to`, instead of what it held. False if it
- * takes more than `limit` bytes, or memory fails.
+ * Writes the stream of n integers of 1, 2 or 4 bytes, `nonzeros` of them not zero; replaces the content of `to`.
+ * Returns false if it needs more than `limit` bytes, or on NOMEM.
  */
 bool symbols_runs_encode(bytes *to, unsigned width, const void *values, size_t n, size_t nonzeros,
                          size_t limit);
@@ -218,70 +222,75 @@ bool symbols_runs_decode(unsigned width, void *values, size_t n, const uint8_t *
 
 /* ---- frames (symbols_frame.c, symbols_levels.c) ---- */
 
-/* Finds the lowest bits that all n >= 1 integers share. */
+/* Finds the lowest bits that all integers share; n >= 1. */
 void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, size_t n);
-/* The inverse of leaving them away, in place. */
+/* Restores the omitted shared bits, in place. */
 void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, size_t n);
-/* Chooses levels from the symbols of n elements, a sample of `of`. columns is 0 if rows and columns say too little. */
+/*
+ * Chooses levels from the symbols of n elements, a sample of `of`. Sets columns to 0 if rows and columns tell too
+ * little.
+ */
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
                            const uint8_t *symbols, size_t n, size_t of);
-/* Where rows and columns of n elements, a sample of `of`, lie. Are they few enough? */
+/* Computes the columns, phase and rows of n elements, a sample of `of`. Returns false if there are too many of them. */
 bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
                       size_t of);
-/* Chooses the levels of a frame with rows and columns from sums over these, which are in `s`. false: they say too little. */
+/*
+ * Chooses the levels of a frame from the sums in `s` over its rows and columns. Returns false if they tell too little.
+ */
 bool symbols_choose_counted_levels(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n);
-/* Plans the stream of a frame's levels, if there are any; returns what the frame takes. */
+/* Plans the stream of a frame's levels, if any. Returns the size of the frame. */
 size_t symbols_plan_frame(symbols_workspace *w, symbols_plan_slot *p);
-/* The contexts of n elements. */
+/* Gives the contexts of n elements. */
 void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
-/* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes; the levels' own stream comes next. Returns its size. */
+/* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes. The levels' own stream follows. Returns its size. */
 size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *to);
-/* Reads it. False if it makes no sense for n elements. */
+/* Reads a frame. Returns false if it is invalid for n elements. */
 bool symbols_frame_read(symbols_frame *f, size_t *stream_size, unsigned width, const uint8_t *from,
                         size_t size, size_t n, size_t *used);
 
 /* ---- splitting integers (symbols_classify.c) ---- */
 
-/* The finest classes whose symbols, with changed and unchanged top bit, fit a byte, by the integers' bits. */
+/* The finest classes, by the integers' bits, whose symbols fit a byte for both values of the top bit. */
 #define SYMBOLS_FINE_8  3
 #define SYMBOLS_FINE_16 2
 #define SYMBOLS_FINE_32 1
 #define SYMBOLS_FINE_64 0
 
-/* The finest CLASS symbols of values - centre. */
+/* Computes the finest CLASS symbols of values - centre. */
 void symbols_classify(uint8_t *symbols, unsigned width, const void *values, uint64_t centre, size_t n);
-/* The smallest and the largest of n >= 1 unsigned integers. */
+/* Finds the smallest and the largest of n >= 1 unsigned integers. */
 void symbols_range(uint64_t *low, uint64_t *high, unsigned width, const void *values, size_t n);
-/* SPLIT symbols: (value >> low_bits) - bias, which must lie in 0 ... 255. low_bits < the integers' bits. */
+/* Computes SPLIT symbols: (value >> low_bits) - bias, which must be in 0 ... 255. low_bits < the integers' bits. */
 void symbols_split(uint8_t *symbols, unsigned width, const void *values, unsigned low_bits, uint64_t bias,
                    size_t n);
 
 /* ---- statistics (symbols_histogram.c, symbols_tables.c) ---- */
 
-/* Sets the counts of the contexts first ... last, 256 each; all others become 0. */
+/* Sets the counts of contexts first ... last, 256 each; all others become 0. */
 void symbols_set_counts(symbols_histogram *h, const uint32_t *counts, unsigned first, unsigned last);
 /* Counts n symbols; context NULL: all in context 0. */
 void symbols_count(symbols_histogram *h, const uint8_t *symbols, const uint8_t *context, size_t n);
-/* Adds the counts of a context, 256 of them, to `to`; returns their sum. */
+/* Adds the 256 counts of a context to `to`; returns their sum. */
 uint32_t symbols_counts_of(uint32_t *to, const symbols_histogram *h, unsigned context);
 
-/* log2 of n, to about 1e-3; 0 for 0. */
+/* log2 of n, accurate to about 1e-3; 0 for 0. */
 static inline float symbols_log2(const symbols_workspace *w, uint32_t n) {
     unsigned shift = n > SYMBOLS_MAX_STATES ? 20u - (unsigned)__builtin_clz(n) : 0;
     return w->log2_of[n >> shift] + (float)shift;
 }
 
-/* Joins neighbouring contexts until at most 16 groups are left and no further join would save bits. */
+/* Merges neighbouring contexts until at most 16 groups remain and no further merge saves bits. */
 void symbols_group(symbols_workspace *w, symbols_groups *groups, size_t n);
-/* Bits of all symbols of a table, and, about, of the table. */
+/* Estimates the bits of all symbols of a table, and in *table_bits the bits of the table. */
 float symbols_table_bits(const symbols_workspace *w, const uint32_t *counts, uint32_t total,
                          float *table_bits);
 /*
- * CLASS: chooses how fine classes are, and for each group the floor that makes it smallest. The counts become those of
- * the tables' own symbols.
+ * CLASS: chooses how fine the classes are, and for each group the floor with the smallest result. The counts become
+ * those of the tables' own symbols.
  */
 void symbols_choose_classes(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups);
-/* Chooses the table size and fills the header's tables; returns payload bits, estimated, without low bits. */
+/* Chooses the table size and fills the header's tables. Returns the estimated payload bits without low bits. */
 double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symbols_groups *groups,
                              unsigned width, size_t n);
 
