@@ -1,14 +1,14 @@
-/* What the library's MPI transports share. Internal to mpi/. */
+/* Shared by the library's MPI transports. Internal to mpi/. */
 #ifndef MPI_GROUP_H
 #define MPI_GROUP_H
 
 #include "ckptdelta_mpi.h"
 
-#define MPI_PIECE ((size_t)1 << 30) /* bytes of one message: a count of MPI is an int */
+#define MPI_PIECE ((size_t)1 << 30) /* bytes per message: MPI counts are ints */
 
-/* Fills err; `why` goes into the format. */
+/* Fills err; `why` is the argument of the format. */
 ckd_status mpi_failed(ckd_error *err, ckd_status status, const char *format, const char *why);
-/* Of what a function of MPI returned. */
+/* Turns the return code of an MPI function into a status. */
 ckd_status mpi_check(int code, ckd_error *err);
 
 #endif

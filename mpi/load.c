@@ -1,6 +1,6 @@
 /*
- * Loading together over MPI. In an exchange each rank sends to those behind it, one after the other, while it receives from those before it: in
- * turn d to the one d behind, from the one d before. Both sides know how much will come, so that nothing has to be allocated.
+ * Collective loads over MPI. In an exchange, round d sends to the rank d ahead and receives from the rank d behind.
+ * Both sides know the sizes in advance, so nothing has to be allocated.
  */
 #include <stdbool.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "group.h"
 
 #define TAG   8
-#define SMALL ((size_t)1 << 16) /* pieces below that travel together with others */
+#define SMALL ((size_t)1 << 16) /* smaller pieces travel together */
 
 typedef struct mpi_load {
     MPI_Comm comm;
@@ -17,7 +17,7 @@ typedef struct mpi_load {
     unsigned char together[SMALL];
 } mpi_load;
 
-/* What is still to be sent of a list of pieces. */
+/* The unsent rest of a list of pieces. */
 typedef struct cursor {
     const ckd_pieces *from;
     size_t piece, at;
@@ -30,7 +30,10 @@ static void skip_empty(cursor *c) {
     }
 }
 
-/* The next message: a part of a large piece, where it lies, or small ones, copied. No bytes: it was the last one. */
+/*
+ * Makes the next message: a part of a large piece in place, or several small ones copied together. Empty: it was the
+ * last one.
+ */
 static ckd_bytes next_message(cursor *c, unsigned char *together) {
     ckd_bytes message = {together, 0};
     for (skip_empty(c); c->piece < c->from->count; skip_empty(c)) {
@@ -54,7 +57,7 @@ static ckd_bytes next_message(cursor *c, unsigned char *together) {
     return message;
 }
 
-/* Sends all of it to one rank while receiving all that another one sends. */
+/* Sends everything to one rank while receiving everything from another. */
 static ckd_status exchange_with(mpi_load *g, int to, const ckd_pieces *out, int from, const ckd_bytes *in,
                                 ckd_error *err) {
     cursor c = {out, 0, 0};
@@ -128,7 +131,7 @@ ckd_status ckd_mpi_load_all(ckd_load *load, MPI_Comm comm, const ckd_load_reques
     t.exchange = exchange;
     t.least = least;
     status = ckd_load_all_together(load, &t, requests, count, allowed, err);
-    if (g.broken) { /* freeing is collective, too, and the others may not come */
+    if (g.broken) { /* freeing is collective, too, and the other ranks may not come */
         return status;
     }
     ckd_status freed = mpi_check(MPI_Comm_free(&g.comm), status == CKD_OK ? err : NULL);

@@ -1,4 +1,4 @@
-/* What ranks tell each other, over MPI: sizes first, then bytes in pieces that a count of MPI holds. */
+/* The ranks' messages over MPI: sizes first, then bytes in pieces that fit an MPI count. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,12 +108,12 @@ static void leave(void *context) {
     free(g);
 }
 
-/* So that nobody waits for a rank that could not join: all fail as one of them did. */
+/* Makes all ranks fail if one of them cannot join, so nobody waits for it. */
 static ckd_status agree(mpi_group *g, ckd_status mine, ckd_error *err) {
     struct {
         int status, rank;
     } own = {(int)mine, g->rank}, worst = {0, 0};
-    ckd_error *told = mine == CKD_OK ? err : NULL; /* else there is an error in it already */
+    ckd_error *told = mine == CKD_OK ? err : NULL; /* otherwise it already holds an error */
     ckd_status status = mpi_check(MPI_Allreduce(&own, &worst, 1, MPI_2INT, MPI_MAXLOC, g->comm), told);
     if (mine != CKD_OK || status != CKD_OK || worst.status == CKD_OK) {
         return mine != CKD_OK ? mine : status;

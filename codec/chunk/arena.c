@@ -1,4 +1,4 @@
-/* Memory that decoded records point to: pieces that grow with what was asked for, freed together. */
+/* Memory that decoded records point to: pieces of growing size, freed together. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ static bool add_piece(record_arena *a, size_t at_least) {
     if (ARRAY_GROW(a->pieces, a->capacity, a->count + 1, "records", NULL) != CKD_OK) {
         return false;
     }
-    /* Twice the last piece, so that small files stay small and the number of pieces too. */
+    /* Each piece is twice the last one. So small files stay small, and the number of pieces stays low. */
     size_t room = a->room < PIECE_MIN / 2 ? PIECE_MIN : a->room < PIECE_MAX / 2 ? 2 * a->room : PIECE_MAX;
     if (room < at_least) {
         room = at_least;

@@ -1,12 +1,12 @@
-/* Small records on their way into a bundle: held back with their headers as they would have been written. */
+/* Small records on their way into a bundle. They are held back with their encoded headers. */
 #include <stdlib.h>
 
 #include "codec/chunk/bundle.h"
 #include "codec/chunk/wire.h"
 #include "codec/chunk/record_wire.h"
 
-#define SMALL        (1u << 12) /* bytes of payload, and of header */
-#define PAYLOADS_MAX (1u << 20) /* of one bundle, as this writer makes them */
+#define SMALL        (1u << 12) /* bytes of payload, bytes of header */
+#define PAYLOADS_MAX (1u << 20) /* per bundle, as this writer makes them */
 #define HEADERS_MAX  (1u << 20)
 
 bool gather_takes(const record *r, size_t header_size) {
@@ -34,7 +34,7 @@ ckd_status gather_add(chunk_gathered *g, const record *r, const bytes *header, c
     return CKD_OK;
 }
 
-/* The headers as records again. They were made of valid ones, so only memory can be missing. */
+/* Decodes the headers again. They were encoded from valid records, so only NOMEM is possible. */
 static ckd_status decode_members(bundle_member *members, record_arena *arena, const chunk_gathered *g,
                                  ckd_error *err) {
     reader in = reader_of(g->headers.data, g->headers.size);
@@ -49,7 +49,7 @@ static ckd_status decode_members(bundle_member *members, record_arena *arena, co
     return CKD_OK;
 }
 
-/* Nothing else is said of a bundle: what it holds says it all. */
+/* The other fields of a bundle's record are empty: its payload describes itself. */
 static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
 
 ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, chunk_gathered *g,

@@ -1,16 +1,19 @@
-/* Reading the payload of a bundle. Nothing in it is trusted, its checksum least of all. codec/FORMAT.md, "Bundles". */
+/* Reads the payload of a bundle. Nothing in it is trusted, not even a matching checksum. codec/FORMAT.md, "Bundles". */
 #include <stdlib.h>
 
 #include "codec/chunk/bundle.h"
 #include "codec/chunk/record_wire.h"
 #include "codec/common/zstd_once.h"
 
-/* What is not in a record as it is, while the columns are read. Of shape and region only as much is set as is said of them. */
+/*
+ * Values from the columns that have no field of their own in a record. Shape and region are filled in only as far as
+ * the bundle states them.
+ */
 typedef struct head {
     record_tensor tensor;
     ckd_region region;
     name_ref name;
-    dependency *on; /* those of the record */
+    dependency *on; /* the record's dependencies */
     uint64_t left, before;
     uint32_t hints[3]; /* codes: chain stored, chain work, base stored */
 } head;
@@ -22,11 +25,11 @@ typedef struct bundle_in {
     record_arena *arena;
     reader in; /* the raw heads */
     head *heads;
-    bundle_member *members; /* one for each head */
+    bundle_member *members; /* one per head */
     size_t count;
     uint32_t hash_count;
-    uint8_t *raw;             /* raw heads, if they were compressed */
-    uint8_t *flags, *flag_at; /* of all dependencies */
+    uint8_t *raw;             /* raw heads if they were compressed, else NULL */
+    uint8_t *flags, *flag_at; /* one per dependency */
     const uint8_t *hashes, *payloads;
     uint64_t payload_size;
     bool no_memory, unknown_region;
@@ -58,7 +61,7 @@ static ckd_status unpack_heads(bundle_in *b, const uint8_t *stored, uint32_t sto
     return CKD_OK;
 }
 
-/* Then the memory that the heads take is bounded by the size of the payload: each record has a hash in it. */
+/* The payload's size bounds the memory of the heads, since each record has a hash in the payload. */
 static ckd_status read_front(bundle_in *b, const uint8_t *payload) {
     uint64_t size = b->bundle->stored_size;
     if (size < BUNDLE_FRONT + 8) {
@@ -112,7 +115,7 @@ static void take_tensor_field(bundle_in *b, bundle_column column, head *h) {
     }
 }
 
-/* As many as there are hashes for. */
+/* Checks that there are hashes for all dependencies. */
 static void take_dependency_count(bundle_in *b, head *h, record *r, uint32_t *total) {
     r->dependency_count = (uint32_t)wire_varint_max(&b->in, RECORD_MAX_DEPENDENCIES);
     if (r->dependency_count > b->hash_count - b->count - *total) {
@@ -259,7 +262,7 @@ static uint64_t sum_at_most(uint64_t a, uint64_t b) {
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* What follows from the other fields. */
+/* Derives the remaining fields. */
 static const char *complete(const head *h, record *r) {
     uint64_t elements;
     if (r->kind == RECORD_BUNDLE) {
@@ -275,7 +278,7 @@ static const char *complete(const head *h, record *r) {
     r->base_stored = sum_at_most(r->stored_size, bundle_hint(h->hints[2]));
     size_t element = ckd_dtype_size(h->tensor.dtype);
     if (r->kind == RECORD_BLOCK && element == 0) {
-        r->raw_size = r->stored_size; /* record_problem says that the dtype is unknown */
+        r->raw_size = r->stored_size; /* record_problem reports the unknown dtype */
     } else if (r->kind == RECORD_BLOCK && !size_mul(&r->raw_size, r->count, element)) {
         return "a block's size is impossible";
     }
@@ -292,7 +295,7 @@ static ckd_status keep(bundle_in *b, head *h, record *r, const record *previous)
     return CKD_OK;
 }
 
-/* A dependency must not say what is as in its record. */
+/* A dependency must not state a field that equals its record's. */
 static bool flags_right(bundle_in *b, const record *r) {
     bool right = true;
     for (uint32_t i = 0; i < r->dependency_count; i++, b->flag_at++) {

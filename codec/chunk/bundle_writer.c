@@ -1,12 +1,15 @@
-/* Writing the payload of a bundle: front, heads by columns, hashes, their checksum, payloads. codec/FORMAT.md, "Bundles". */
+/*
+ * Writes the payload of a bundle: front, heads by columns, hashes, their checksum, payloads. codec/FORMAT.md,
+ * "Bundles".
+ */
 
 #include "codec/chunk/bundle.h"
 #include "codec/chunk/record_wire.h"
 #include "codec/common/zstd_once.h"
 
-#define HEADS_LEVEL 19 /* of zstd: a few kilobytes, written once */
+#define HEADS_LEVEL 19 /* zstd level: the heads are a few kilobytes, written once */
 
-/* ---- heads: what each record says of itself, by columns ---- */
+/* ---- heads: the records' fields, by columns ---- */
 
 static uint64_t elements_left(const record *r) {
     uint64_t elements;
@@ -62,7 +65,7 @@ static void put_dependencies(bytes *to, bundle_column column, const record *r) {
     }
 }
 
-/* The code of the smallest value that a hint can have and that is not below v: sums along a chain always grow. */
+/* Returns the code of the smallest hint that is not below v. Rounding up makes sums along a chain always grow. */
 static uint32_t hint_code(uint64_t v) {
     if (v < 512) {
         return (uint32_t)v;
@@ -173,9 +176,9 @@ static void put_heads(bytes *to, const bundle_member *members, size_t count) {
     }
 }
 
-/* ---- the whole ---- */
+/* ---- the whole payload ---- */
 
-/* Appends the heads, compressed if that makes them smaller; returns how many bytes they take. */
+/* Appends the heads, compressed if that is smaller. Returns the bytes they take. */
 static size_t put_stored_heads(bytes *to, const bytes *heads) {
     size_t start = to->size, bound = zstd_once_bound(heads->size);
     void *packed = heads->failed ? NULL : bytes_extend(to, bound);
@@ -212,7 +215,7 @@ void bundle_encode(bytes *to, const bundle_member *members, size_t count, const 
     size_t start = to->size;
     bytes_put_u32(to, (uint32_t)count);
     bytes_put_u32(to, (uint32_t)heads->size);
-    bytes_put_u32(to, 0); /* stored size of the heads and number of hashes, known below */
+    bytes_put_u32(to, 0); /* stored size of the heads and number of hashes, filled in below */
     bytes_put_u32(to, 0);
     uint32_t stored = (uint32_t)put_stored_heads(to, heads);
     uint32_t hashes = put_hashes(to, members, count);

@@ -1,7 +1,7 @@
 /*
- * What a chunk file holds of a checkpoint: records that stand by themselves and those in bundles, in the order in which the writer got them. Of several checkpoints in one
- * file only the bundles of those are unpacked that are asked for. Bundles are small, so they are read whole; unless the file is kept in memory, their payloads are
- * read again one by one, when they are needed.
+ * Collects a chunk file's records of one checkpoint, direct ones and members of bundles, in the order in which they
+ * were written. If a file holds several checkpoints, only bundles of the requested ones are unpacked. Bundles are
+ * small, so each is read whole. Unless the file is kept in memory, payloads are read again one by one when needed.
  */
 #include <stdlib.h>
 
@@ -12,12 +12,12 @@ typedef struct unpacking {
     chunk *c;
     const ckd_id *checkpoint; /* NULL: all */
     bytes payload;
-    bundle_member *members; /* of all bundles */
+    bundle_member *members; /* of all bundles read */
     size_t count;
     ckd_error *err;
 } unpacking;
 
-/* Takes the members over, unless it fails. */
+/* Takes ownership of the members, unless it fails. */
 static ckd_status add_members(unpacking *u, bundle_member *members, size_t count) {
     if (!u->members) {
         u->members = members;
@@ -35,7 +35,7 @@ static ckd_status add_members(unpacking *u, bundle_member *members, size_t count
     return CKD_OK;
 }
 
-/* What is read again later must be what is read now. */
+/* Computes checksums now, so that a later read must give the same payloads. */
 static void set_checksums(bundle_member *members, size_t count, const record *bundle,
                           const uint8_t *payload) {
     for (size_t i = 0; i < count; i++) {
@@ -44,7 +44,7 @@ static void set_checksums(bundle_member *members, size_t count, const record *bu
     }
 }
 
-/* The bundle's payload, in memory until the next bundle is read. */
+/* Reads a bundle's payload, which is valid until the next bundle is read. */
 static ckd_status read_bundle(unpacking *u, const uint8_t **payload, const record *bundle) {
     *payload = file_kept(u->c->file, bundle->payload_offset, bundle->stored_size);
     if (*payload) {
@@ -88,7 +88,7 @@ static bool is_wanted(const unpacking *u, const record *r) {
     return !u->checkpoint || memcmp(&r->tensor->checkpoint, u->checkpoint, sizeof(ckd_id)) == 0;
 }
 
-/* The records outside of bundles, with the others where they belong. */
+/* Merges the unbundled records and the members in file order. */
 static ckd_status merge(const unpacking *u, chunk_part *out) {
     const chunk *c = u->c;
     size_t room = c->outer_count + u->count, at = 0, next = 0, outside = 0;

@@ -5,20 +5,21 @@
 #include "codec/chunk/record_wire.h"
 #include "codec/common/zstd_once.h"
 
-#define FIGURES       5u /* in every table */
-#define MORE_FIGURES  2u /* behind these, in tables that have them */
-#define ALL_FIGURES   (FIGURES + MORE_FIGURES)
-#define FIGURE_BYTES  2u /* of the four of an f32 that are written: eight bits behind the leading one */
+#define FIGURES      5u /* in every table */
+#define MORE_FIGURES 2u /* after these, in tables that have them */
+#define ALL_FIGURES  (FIGURES + MORE_FIGURES)
+/* of an f32's four bytes, the upper two are written: eight bits after the leading one */
+#define FIGURE_BYTES  2u
 #define NOT_KNOWN     UINT32_C(0x7fc00000)
 #define INFINITE      UINT32_C(0x7f800000)
 #define MEASURES_ZSTD 9
 
 /* ---- figures ---- */
 
-#define MAX_ERROR 2u /* a figure that is rounded up, as is */
+#define MAX_ERROR 2u /* index of the figure that is rounded up, and of its copy */
 #define UPDATE    6u
 
-/* In the order of the format. */
+/* Returns the field with this index in the format. */
 static double *figure_of(measures *m, unsigned which) {
     double *const all[ALL_FIGURES] = {
         &m->error_squares, &m->value_squares, &m->max_error, &m->direction_change,
@@ -26,7 +27,7 @@ static double *figure_of(measures *m, unsigned which) {
     return all[which];
 }
 
-/* The bits of an f32 near v, all below the highest FIGURE_BYTES zero. */
+/* Returns the bits of an f32 near v; all bits below the highest FIGURE_BYTES are zero. */
 static uint32_t figure_bits(double v, bool up) {
     const uint32_t step = UINT32_C(1) << 8 * (4 - FIGURE_BYTES);
     float f = (float)v;
@@ -35,7 +36,7 @@ static uint32_t figure_bits(double v, bool up) {
     if (!(v >= 0) || bits >= INFINITE) {
         return v > 0 ? INFINITE : NOT_KNOWN;
     }
-    bits += up && (double)f < v; /* the float above */
+    bits += up && (double)f < v; /* the next float above */
     bits += up ? step - 1 : step / 2;
     return bits & ~(step - 1);
 }
@@ -48,7 +49,7 @@ static double figure_value(uint32_t bits) {
 
 /* ---- the table ---- */
 
-/* Are there updates at all? Else the table is one of those that programs knew from the beginning. */
+/* Are there updates at all? Otherwise use the table that the first version could read. */
 static unsigned more_figures(const measures_entry *entries, size_t count) {
     bool any = false;
     for (size_t i = 0; i < count && !any; i++) {
@@ -78,7 +79,10 @@ void measures_encode(bytes *to, const measures_entry *entries, size_t count) {
     }
 }
 
-/* Figures that are not there are not known, and those beyond ALL_FIGURES are left. false: one is negative. */
+/*
+ * Reads the figures. Missing figures are set to unknown; those beyond ALL_FIGURES are skipped. Returns false if one is
+ * negative.
+ */
 static bool take_figures(reader *in, measures_entry *entries, size_t count, unsigned figures,
                          unsigned bytes_each) {
     bool fine = true;
@@ -147,7 +151,7 @@ static ckd_status append_record(chunk_writer *w, const ckd_id *checkpoint, const
     ckd_region whole = {.kind = CKD_REGION_WHOLE};
     record_tensor tensor = {.name = MEASURES_NAME, .checkpoint = *checkpoint, .role = CKD_ROLE_OTHER};
     record r = {.kind = RECORD_MEASURES,
-                .coding = smaller, /* zstd, or raw */
+                .coding = smaller, /* zstd or raw */
                 .tensor = &tensor,
                 .region = &whole,
                 .raw_size = raw->size,

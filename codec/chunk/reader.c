@@ -1,4 +1,4 @@
-/* Opening a chunk file and reading from it. Nothing in it is trusted: see codec/FORMAT.md, "Chunk files". */
+/* Opens a chunk file and reads from it. Nothing in the file is trusted: see codec/FORMAT.md, "Chunk files". */
 #include <stdlib.h>
 
 #include "codec/chunk/wire.h"
@@ -6,8 +6,8 @@
 
 #define COMPARE_PIECE 4096u
 /*
- * Files of up to that many bytes are read whole when they are opened. A load in a long chain needs a little of each of many small
- * files, and takes longer to ask for it piece by piece.
+ * Files up to this size are read whole when opened. A load through a long chain needs a little from many small files,
+ * and separate reads take longer.
  */
 #define CHUNK_KEEP (1u << 18)
 
@@ -15,7 +15,7 @@ static uint64_t footer_offset(const chunk *c) {
     return c->size - CHUNK_FOOTER_SIZE;
 }
 
-/* ---- the two ends ---- */
+/* ---- header and footer ---- */
 
 static ckd_status read_file_header(chunk *c, uint64_t *features, ckd_error *err) {
     const char *path = file_path(c->file);
@@ -32,7 +32,7 @@ static ckd_status read_file_header(chunk *c, uint64_t *features, ckd_error *err)
     unsigned minor = reader_u16(&in);
     uint32_t header_size = reader_u32(&in);
     uint64_t required = *features = reader_u64(&in);
-    reader_u64(&in); /* optional features: whoever does not know them may ignore them */
+    reader_u64(&in); /* optional features: a reader may ignore unknown ones */
     c->identity.store = wire_id(&in);
     c->identity.file = wire_id(&in);
     c->identity.writer = wire_id(&in);
@@ -56,7 +56,7 @@ static ckd_status read_file_header(chunk *c, uint64_t *features, ckd_error *err)
     return CKD_OK;
 }
 
-/* Are the footer's numbers possible? Then the index's memory is bounded by the file's size. */
+/* Checks that the footer's numbers are possible. Then the file's size bounds the memory of the index. */
 static const char *footer_problem(const chunk *c, const chunk_footer *f) {
     uint64_t end;
     if (f->index_offset < CHUNK_HEADER_SIZE || !size_add(&end, f->index_offset, f->index_stored) ||
@@ -67,7 +67,7 @@ static const char *footer_problem(const chunk *c, const chunk_footer *f) {
     if (f->record_count > records / RECORD_HEADER_MIN) {
         return "the file is too small for its number of records";
     }
-    /* Every header stands in the file once more, the gap in front of it takes at most three bytes in the index. */
+    /* Every header in the index is also in the file; the gap before it takes at most three bytes in the index. */
     if (f->index_raw > CHUNK_INDEX_MAX || f->index_raw > records + 3 * f->record_count ||
         f->index_raw < f->record_count * (RECORD_HEADER_MIN + 1)) {
         return "the index's size does not fit the number of records";
@@ -108,7 +108,7 @@ static ckd_status read_footer(chunk *c, chunk_footer *f, ckd_error *err) {
 
 /* ---- the index ---- */
 
-/* Exactly one frame that states the raw size, so that no byte of the index is without meaning. */
+/* Requires exactly one frame that states the raw size, so every byte of the index has a meaning. */
 static ckd_status decompress_index(const char *path, void *raw, const void *stored, const chunk_footer *f,
                                    ckd_error *err) {
     ckd_status status = zstd_once_unpack(raw, f->index_raw, stored, f->index_stored);
@@ -120,7 +120,7 @@ static ckd_status decompress_index(const char *path, void *raw, const void *stor
                : err_corrupt(err, path, f->index_offset, "the index does not decompress to its size");
 }
 
-/* The raw index, in `raw` (of f->index_raw bytes, malloc'ed). */
+/* Reads the raw index into `raw`, which has f->index_raw bytes and is malloc'ed. */
 static ckd_status unpack_index(const chunk *c, uint8_t *raw, const chunk_footer *f, ckd_error *err) {
     const char *path = file_path(c->file);
     bool packed = f->index_coding == INDEX_ZSTD;
@@ -147,7 +147,7 @@ static bool root_matches(const chunk_footer *f, const uint8_t *raw) {
            wire_hash_matches(load_le64(f->root.bytes + 8), load_le64(root.bytes + 8));
 }
 
-/* Turns the raw index into records. They follow each other in the file without overlap, and up to the index. */
+/* Parses the raw index into records. They must follow each other in the file without overlap, up to the index. */
 static ckd_status parse_index(chunk *c, const uint8_t *raw, const chunk_footer *f, ckd_error *err) {
     const char *path = file_path(c->file);
     record *records = calloc(f->record_count + 1, sizeof(*records));
@@ -205,7 +205,7 @@ ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err) {
                      "a block that shares its rows in a file whose header does not say that it has any");
 }
 
-/* Whoever does not know what a feature means must not have to find out from a record. */
+/* A reader that does not know a feature must learn that from the header, not from a record. */
 static ckd_status check_features(chunk *c, uint64_t features, ckd_error *err) {
     ckd_status status = CKD_OK;
     c->has_shared_rows = features & CHUNK_ROW_SIDES;
@@ -308,7 +308,7 @@ void chunk_close(chunk *c) {
 
 /* ---- records ---- */
 
-/* A bundle's name is no tensor's. */
+/* Adds the tensor's name to an error, except for bundles, whose name is no tensor's. */
 static ckd_status in_tensor_of(const record *r, ckd_status status, ckd_error *err) {
     return status == CKD_OK || r->kind == RECORD_BUNDLE ? status
                                                         : err_in_tensor(err, status, r->tensor->name);
@@ -342,7 +342,7 @@ ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_err
     return status == CKD_OK ? chunk_check_payload(c, r, to, err) : in_tensor_of(r, status, err);
 }
 
-/* `size` bytes of the file from `offset` on must be those in `want`. */
+/* Checks that `size` bytes of the file at `offset` equal `want`. */
 static ckd_status compare_bytes(const chunk *c, uint64_t offset, const uint8_t *want, size_t size,
                                 const char *what, ckd_error *err) {
     uint8_t piece[COMPARE_PIECE];

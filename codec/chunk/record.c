@@ -1,4 +1,4 @@
-/* What a record may say, and how it is written. codec/FORMAT.md, "Records". */
+/* Valid records, and how they are written. codec/FORMAT.md, "Records". */
 #include "codec/chunk/record.h"
 
 #include "base/vocabulary.h"
@@ -36,7 +36,7 @@ bool region_elements(uint64_t *out, const ckd_region *region, uint32_t ndim, con
     return inside;
 }
 
-/* ---- what may be wrong ---- */
+/* ---- validation ---- */
 
 static const char *block_problem(const record *r, uint64_t elements, ckd_status *status) {
     const record_tensor *t = r->tensor;
@@ -62,7 +62,7 @@ static const char *block_problem(const record *r, uint64_t elements, ckd_status 
     return NULL;
 }
 
-/* A record that is not of a tensor. */
+/* Is it a record without a tensor, with this name? */
 static bool bare(const record *r, const char *name) {
     const record_tensor *t = r->tensor;
     return r->predictor == 0 && r->dependency_count == 0 && t->role == CKD_ROLE_OTHER &&
@@ -70,7 +70,7 @@ static bool bare(const record *r, const char *name) {
            r->first == 0 && r->count == 0 && strcmp(t->name, name) == 0;
 }
 
-/* Nothing in its header is free: what it says is in what it holds. */
+/* A bundle's header has no free field: all its information is in the payload. */
 static const char *bundle_problem(const record *r) {
     bool empty = r->coding == 0 && r->depth == 0 && r->chain_stored == 0 && r->chain_work == 0 &&
                  r->base_stored == 0 && r->raw_size == r->stored_size;
@@ -95,7 +95,7 @@ static const char *size_problem(const record *r) {
     return known && r->stored_size > r->raw_size ? "the payload is larger than what it stands for" : NULL;
 }
 
-/* A dependency's tensor may have another shape, so only the caps can be checked. */
+/* A dependency's tensor may have another shape, so only the limits can be checked. */
 static const char *dependency_problem(const dependency *d, uint32_t ndim) {
     if (d->kind > WIRE_ENUM_MAX || wire_id_zero(&d->checkpoint)) {
         return "a dependency names no checkpoint, or its kind is out of range";
@@ -267,7 +267,7 @@ static void put_tensor(bytes *to, const record_tensor *t) {
 void record_encode(bytes *to, const record *r) {
     size_t start = to->size;
     bytes_put_u32(to, RECORD_MAGIC);
-    bytes_put_u32(to, 0); /* the size, known below */
+    bytes_put_u32(to, 0); /* the size, filled in below */
     wire_put_varint(to, r->kind);
     wire_put_varint(to, r->coding);
     wire_put_varint(to, r->predictor);

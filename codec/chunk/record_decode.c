@@ -1,4 +1,4 @@
-/* Reading record headers: nothing in them is trusted, their checksum least of all. codec/FORMAT.md, "Records". */
+/* Reads record headers. Nothing in them is trusted, not even a matching checksum. codec/FORMAT.md, "Records". */
 #include "codec/chunk/record.h"
 
 #include "codec/chunk/record_wire.h"
@@ -6,7 +6,7 @@
 #define DEPENDENCY_MIN 18u /* bytes of the smallest dependency: kind, flags, content hash */
 
 typedef struct header_reader {
-    reader in; /* from the first field to the last, checksum excluded */
+    reader in; /* from the first field to the last, without the checksum */
     record_arena *arena;
     const record *previous;
     bool no_memory, unknown_region;
@@ -130,7 +130,7 @@ static void take_dependency(header_reader *h, const record *r, dependency *d) {
     }
     d->content = wire_hash(in);
     if (!in->failed && !h->no_memory && flags != record_dependency_flags(r, d)) {
-        in->failed = true; /* said although it is as in the record */
+        in->failed = true; /* stated although it equals the record's */
     }
 }
 
@@ -189,7 +189,7 @@ static void take_fields(header_reader *h, record *r) {
     }
 }
 
-/* Finds the header's end and checks its checksum; `fields` is then what lies between size and checksum. */
+/* Finds the header's end and checks its checksum. `fields` becomes the bytes between size and checksum. */
 static const char *take_frame(reader *from, reader *fields, uint32_t *header_size) {
     if (reader_left(from) < RECORD_HEADER_MIN) {
         return "the file ends inside a record header";

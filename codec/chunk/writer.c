@@ -1,4 +1,4 @@
-/* Writing a chunk file: header, records as they come, index, footer. */
+/* Writes a chunk file: header, records in the order of the appends, index, footer. */
 #include <stdlib.h>
 
 #include "codec/chunk/wire.h"
@@ -7,31 +7,32 @@
 
 #define WRITE_BUFFER       (1u << 20)
 #define INDEX_LEVEL        3
-#define INDEX_ZSTD_MINIMUM 64u /* bytes below which compressing is not tried */
-#define TINY               512u /* bytes of payload: a record's header and index entry are about half of that */
-#define MANY               64u /* tiny records in a file */
+#define INDEX_ZSTD_MINIMUM 64u /* smaller indexes are not compressed */
+/* bytes of payload; a record's header and index entry take about half as much */
+#define TINY 512u
+#define MANY 64u /* tiny records per file */
 
 struct chunk_scratch {
     bytes file;   /* the file writer's buffer */
     bytes header; /* the record header being written */
     bytes index;  /* raw */
-    bytes packed; /* the same, or a bundle's payload */
+    bytes packed; /* the packed index, or a bundle's payload */
     chunk_gathered gathered;
-    bytes shards, key; /* keys of the shards, u64 each; scratch for one */
+    bytes shards, key; /* keys of the shards, u64 each; scratch for one key */
 };
 
 struct chunk_writer {
     file_writer *file;
     char *path;
     chunk_identity identity;
-    chunk_scratch *scratch, *own; /* own: NULL, or the room */
+    chunk_scratch *scratch, *own; /* own: allocated by the writer, else NULL */
     uint64_t count;
-    uint64_t given;    /* records outside of bundles */
-    bool gathers;      /* small ones are held back */
-    bool gathers_many; /* tiny ones are, once there are many */
-    uint64_t tiny;     /* of these, so many were given */
-    uint64_t features; /* required: of what was written */
-    ckd_status failed; /* the first failure: what follows would have no place */
+    uint64_t given;    /* number of unbundled records */
+    bool gathers;      /* small records are held back */
+    bool gathers_many; /* tiny records are held back once there are many */
+    uint64_t tiny;     /* number of tiny records so far */
+    uint64_t features; /* required features of what was written */
+    ckd_status failed; /* the first failure: later records would have the wrong offset */
 };
 
 static void put_file_header(bytes *to, const chunk_identity *identity, uint64_t features) {
@@ -148,7 +149,7 @@ static ckd_status too_large(const chunk_writer *w, ckd_error *err) {
                    w->scratch->header.size, w->scratch->index.size);
 }
 
-/* Encodes the header into w->room->header. */
+/* Encodes the header into w->scratch->header. */
 static ckd_status encode_record(chunk_writer *w, const record *r, ckd_error *err) {
     ckd_status ignored;
     const char *problem = record_problem(r, &ignored);
@@ -166,10 +167,10 @@ static ckd_status encode_record(chunk_writer *w, const record *r, ckd_error *err
                : CKD_OK;
 }
 
-/* Writes a record and enters it in the index. */
+/* Writes a record and adds it to the index. */
 static ckd_status write_record(chunk_writer *w, const void *header, size_t header_size, const void *payload,
                                size_t payload_size, ckd_error *err) {
-    wire_put_varint(&w->scratch->index, 0); /* no gap in front of it */
+    wire_put_varint(&w->scratch->index, 0); /* no gap before it */
     bytes_put(&w->scratch->index, header, header_size);
     if (w->scratch->index.failed) {
         return err_nomem(err, w->scratch->index.size, "a chunk file's index");
@@ -202,7 +203,10 @@ static ckd_status write_bundle(chunk_writer *w, ckd_error *err) {
     return status;
 }
 
-/* One record goes as it would have gone, unless the order would suffer; several go as a bundle. Uses w->room->header. */
+/*
+ * Writes the held-back records. Several become a bundle; a single one is written directly, unless that would change the
+ * order. Uses w->scratch->header.
+ */
 static ckd_status flush_gathered(chunk_writer *w, ckd_error *err) {
     chunk_gathered *g = &w->scratch->gathered;
     ckd_status status = CKD_OK;
@@ -221,7 +225,7 @@ static ckd_status hold_back(chunk_writer *w, const record *r, const void *payloa
     if (!gather_fits(&w->scratch->gathered, r)) {
         status = flush_gathered(w, err);
         if (status == CKD_OK) {
-            status = encode_record(w, r, err); /* its header's place was needed */
+            status = encode_record(w, r, err); /* its header was overwritten */
         }
     }
     return status == CKD_OK
@@ -260,7 +264,7 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
             w->path);
     }
     r->checksum = hash64(payload, r->stored_size);
-    r->offset = r->payload_offset = r->header_size = 0; /* of one that is held back: not known */
+    r->offset = r->payload_offset = r->header_size = 0; /* unknown while it is held back */
     ckd_status status = r->kind == RECORD_BUNDLE
                             ? err_set(err, CKD_E_INVALID, "a bundle is made of records by the writer itself")
                             : encode_record(w, r, err);
@@ -286,7 +290,7 @@ uint64_t chunk_writer_size(const chunk_writer *w) {
     return file_written(w->file) + w->scratch->gathered.headers.size + w->scratch->gathered.payloads.size;
 }
 
-/* Appends the index, compressed if that makes it smaller, and says in the footer what it did. */
+/* Appends the index, compressed if that is smaller, and describes it in the footer. */
 static ckd_status append_index(chunk_writer *w, chunk_footer *footer, ckd_error *err) {
     footer->index_offset = file_written(w->file);
     footer->index_raw = footer->index_stored = w->scratch->index.size;
@@ -312,7 +316,7 @@ static ckd_status append_index(chunk_writer *w, chunk_footer *footer, ckd_error 
     return file_append(w->file, stored, footer->index_stored, err);
 }
 
-/* What the file requires of its reader is known at its end. */
+/* The file's required features are known only at its end. */
 static ckd_status rewrite_file_header(chunk_writer *w, ckd_error *err) {
     bytes_clear(&w->scratch->header);
     put_file_header(&w->scratch->header, &w->identity, w->features);
@@ -353,7 +357,7 @@ static ckd_status close_file(chunk_writer *w, ckd_error *err) {
     ckd_status status = file_close(w->file, err);
     w->file = NULL;
     if (status != CKD_OK) {
-        file_remove(w->path, true, NULL); /* the first error is the one to tell */
+        file_remove(w->path, true, NULL); /* report the first error */
     }
     return status;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- GF(2^8), for matrices: a few hundred products; bytes of files are ISA-L's ---- */
+/* ---- GF(2^8), for matrices: a few hundred products; ISA-L handles the files' bytes ---- */
 
 static uint8_t product(uint8_t a, uint8_t b) {
     unsigned sum = 0, x = a;
@@ -17,7 +17,7 @@ static uint8_t product(uint8_t a, uint8_t b) {
     return (uint8_t)sum;
 }
 
-/* a^254: the group has 255 elements. */
+/* a^254 is the inverse: the group has 255 elements. */
 static uint8_t inverse(uint8_t a) {
     uint8_t power = a;
     for (int i = 0; i < 6; i++) {
@@ -38,7 +38,7 @@ typedef void (*tables_function)(int columns, int rows, unsigned char *matrix, un
 typedef void (*sums_function)(int size, int columns, int rows, unsigned char *tables, unsigned char **in,
                               unsigned char **out);
 
-/* Set once, by the first call; it stays open. */
+/* Opened once, by the first call; it stays open. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static tables_function make_tables;
 static sums_function make_sums;
@@ -49,7 +49,7 @@ static void find_isal(void) {
     if (!library) {
         return;
     }
-    /* The way of POSIX from an object's address to a function's. */
+    /* The POSIX way to convert an object pointer to a function pointer. */
     *(void **)&make_tables = dlsym(library, "ec_init_tables");
     *(void **)&make_sums = make_tables ? dlsym(library, "ec_encode_data") : NULL;
 }
@@ -127,9 +127,12 @@ ckd_status erasure_sums(uint8_t *const *out, size_t rows, const uint8_t *matrix,
     return CKD_OK;
 }
 
-/* ---- what is lost ---- */
+/* ---- reconstruction ---- */
 
-/* Gauss-Jordan; `a` is count x count, and becomes the unit matrix, `to` its inverse. No pivot is 0: any square part can be inverted. */
+/*
+ * Gauss-Jordan elimination. `a` is count x count and becomes the unit matrix; `to` becomes its inverse. No pivot is 0,
+ * since every square submatrix is invertible.
+ */
 static void invert(uint8_t *to, uint8_t *a, size_t count) {
     memset(to, 0, count * count);
     for (size_t i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-/* In a file of its own, so that fuzzers can be linked with another one. */
+/* In its own file, so that fuzzers can link another version. */
 #include "codec/common/wire.h"
 
 bool wire_hash_matches(uint64_t stored, uint64_t computed) {

@@ -5,12 +5,12 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
-#define KEPT_MOST ((size_t)4 << 20) /* bytes of a context that waits */
+#define KEPT_MOST ((size_t)4 << 20) /* bytes of a cached context */
 
 static _Atomic(ZSTD_CCtx *) packer;
 static _Atomic(ZSTD_DCtx *) unpacker;
 
-/* The library is unloaded, or the process ends. */
+/* Runs when the library is unloaded or the process ends. */
 __attribute__((destructor)) static void end(void) {
     ZSTD_freeCCtx(atomic_exchange(&packer, NULL));
     ZSTD_freeDCtx(atomic_exchange(&unpacker, NULL));

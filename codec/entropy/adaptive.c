@@ -20,19 +20,19 @@ typedef struct value_coder {
     adaptive_coder coder;
     adaptive_start start;
     bool ready[ADAPTIVE_CONTEXTS];
-    value_models models[ADAPTIVE_CONTEXTS]; /* set when first used */
+    value_models models[ADAPTIVE_CONTEXTS]; /* initialised on first use */
 } value_coder;
 
 static const adaptive_pace pace = {64, 1024};
 
 #define SCALED_ROWS  32
-#define SCALED_PLAIN 28 /* from this context on sizes are so large that their lowest bits are not modelled */
+#define SCALED_PLAIN 28 /* from this context on, sizes are so large that their lowest bits are not modelled */
 #define SCALED_SURE  30
 #define SCALED_TAIL  96
 
 /*
- * Of rounded Gaussians, in 1/256: how probable it is that an integer is not zero, and that a size, of which j is known, is larger, by
- * j = 0 ... 13. Rows are contexts; the last four are those of sizes without their `plain` lowest bits.
+ * Probabilities for rounded Gaussians, in 1/256: that an integer is not zero; then, for j = 0 ... 13, that a size known
+ * to be at least j is larger. Rows are contexts. In the last four rows sizes lack their `plain` lowest bits.
  */
 static const uint8_t scaled[SCALED_ROWS][1 + ADAPTIVE_UNARY] = {
     {1, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8},
@@ -92,7 +92,7 @@ void adaptive_scratch_free(adaptive_scratch *scratch) {
     bytes_free(&scratch->tried);
 }
 
-/* NULL: no memory. In the room. */
+/* Makes the models in the scratch. NULL: out of memory. */
 static value_coder *coder_of_values(adaptive_scratch *scratch, ckd_error *err) {
     value_coder *v = bytes_scratch(&scratch->models, sizeof(*v), "the models of an adaptive stream", err);
     if (v) {
@@ -117,7 +117,7 @@ static value_models *models_of(value_coder *v, const uint8_t *contexts, size_t i
 
 /* ---- integers ---- */
 
-/* False if it is none of 32 bits (decoding). */
+/* Returns false if the value does not fit 32 bits (decoding). */
 CPU_INLINE bool code_value(value_coder *v, bool decoding, value_models *m, int32_t *value) {
     adaptive_coder *c = &v->coder;
     if (!adaptive_code_bit(c, decoding, &m->nonzero, pace, *value != 0)) {

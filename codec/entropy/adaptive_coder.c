@@ -1,4 +1,4 @@
-/* The ends of a range-coded number, and its carries. */
+/* The end of a range-coded number, and its carries. */
 #include "codec/entropy/adaptive_coder.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ void adaptive_begin_encoding(adaptive_coder *c, bytes *to) {
     *c = (adaptive_coder){.range = UINT32_MAX, .to = to, .start = to->size};
 }
 
-/* The interval began with [0, 2^32): its lower end never carries beyond the first byte. */
+/* The interval starts as [0, 2^32), so its lower bound never carries past the first byte. */
 static void carry(adaptive_coder *c) {
     if (c->low >= WINDOW) {
         c->low -= WINDOW;
@@ -35,7 +35,7 @@ void adaptive_shift_out(adaptive_coder *c) {
     }
 }
 
-/* The number in the interval that ends with the most zero bytes, of the last four. Returns how many. */
+/* Finds the number in the interval with the most trailing zero bytes among the last four. Returns how many. */
 static unsigned shortest(uint64_t low, uint32_t range, uint64_t *number) {
     for (unsigned zeros = 4;; zeros--) {
         uint64_t unit = UINT64_C(1) << (8 * zeros);

@@ -1,7 +1,7 @@
 /*
- * Adaptive streams of planes. How many integers of a row and of a column were not zero tells how probable it is that the next
- * one is not: densities of rows and columns multiply. That estimate chooses the model, which then learns what it is worth; if the
- * plane has clusters, the neighbours that are known refine it.
+ * Adaptive streams of planes. The probability that the next integer is not zero follows from how many were not zero in
+ * its row and in its column: the two densities multiply. This estimate chooses the model, which then adapts. If the
+ * plane has clusters, the neighbours decoded so far refine the estimate.
  */
 #include "codec/entropy/adaptive.h"
 
@@ -11,17 +11,17 @@
 #include "codec/entropy/adaptive_size.h"
 
 #define HINTS       16
-#define LEVELS      64 /* of the estimate, half an octave each */
-#define CLASSES     31 /* of sizes, by the probability that led there */
+#define LEVELS      64 /* levels of the estimate, half an octave each */
+#define CLASSES     31 /* classes of sizes, by the probability that a size was present */
 #define MOST_COUNT  (1u << 30)
 #define MOST_ACTIVE 2 /* larger integers count as this */
 
 /* Densities and activities are in units of 2^-24, logarithms to base 2 in 1/16. */
 #define UNIT          24
 #define LEVEL_LOWEST  (16u * (UNIT - 17))
-#define DENSITY_STEPS 72                    /* of a quarter of an octave, from 2^-17 to 2 */
-#define ROW_SURE      ((uint64_t)2 << UNIT) /* activity that a row is as good as known to have */
-#define COLUMN_LEAST  3                     /* rows, likewise of a column */
+#define DENSITY_STEPS 72                    /* steps of a quarter octave, from 2^-17 to 2 */
+#define ROW_SURE      ((uint64_t)2 << UNIT) /* prior weight of a row's prediction, as activity already seen */
+#define COLUMN_LEAST  3                     /* smallest prior weight of a column, in rows */
 #define COLUMN_MOST   100                   /* rows that a column remembers */
 #define SURE          32
 #define SIGN_SURE     40
@@ -29,7 +29,7 @@
 #define LOG_MOST      511
 #define TRIED         (1u << 14) /* integers that the encoder tries first */
 
-/* How much neighbours count: the less, the larger. The first is: not at all. */
+/* Weight of neighbours: the smaller, the more they count. The first mode ignores them. */
 static const uint8_t neighbour_weight[MODES] = {0, 32, 12, 4};
 
 static const adaptive_pace pace_zero = {512, 8192}, pace_sign = {1024, 4096}, pace_size = {32, 512};
@@ -38,22 +38,22 @@ typedef struct plane_coder {
     adaptive_coder coder;
     const adaptive_plane *plane;
     unsigned mode, density;
-    uint64_t active, expected; /* of the row so far: its activity, and what its columns let expect */
+    uint64_t active, expected; /* the row so far: its activity, and the activity expected from its columns */
     adaptive_bit nonzero[HINTS][LEVELS];
     adaptive_bit negative[9];
     adaptive_size_models size[CLASSES];
     bool class_ready[CLASSES];
-    uint32_t column[]; /* activity of each, beginning with that of the first integer */
+    uint32_t column[]; /* activity of each column, starting at the first integer's */
 } plane_coder;
 
-/* ---- logarithms of integers, straight lines between powers of two (Mitchell, IRE Trans. EC-11, 1962) ---- */
+/* ---- integer logarithms, piecewise linear between powers of two (Mitchell, IRE Trans. EC-11, 1962) ---- */
 
 CPU_INLINE unsigned log_of(uint64_t x) {
     unsigned whole = 63u - (unsigned)__builtin_clzll(x);
     return whole * 16 + (unsigned)((x << (63 - whole)) >> 59 & 15);
 }
 
-/* log < 640 */
+/* log < 640. */
 CPU_INLINE uint64_t power_of(unsigned log) {
     return ((uint64_t)(16 + log % 16) << (log / 16)) >> 4;
 }
@@ -64,7 +64,9 @@ static uint32_t density_of(unsigned density) {
     return (4 + density % 4) << (density / 4 + UNIT - 17 - 2);
 }
 
-/* A row is expected to be half as active as the one before was, against what its columns let expect, and half as all. */
+/*
+ * Starts a row's prediction relative to what its columns predict: half as the row before was, half as an average row.
+ */
 static void begin_row(plane_coder *p, bool first) {
     uint64_t ratio = first ? 256 : (p->active << 8) / p->expected;
     ratio = ratio < 4096 ? ratio : 4096;
@@ -72,7 +74,7 @@ static void begin_row(plane_coder *p, bool first) {
     p->active = ROW_SURE / 2 + ((ROW_SURE / 2 * ratio) >> 8);
 }
 
-/* How far an integer moves the activity of its column, of which `seen` were known, in 1/65536. */
+/* How far an integer moves its column's activity after `seen` integers, in 1/65536. */
 static uint32_t column_step(const plane_coder *p, uint64_t seen) {
     uint32_t sure = (1u << UNIT) / density_of(p->density);
     sure = sure > COLUMN_LEAST ? sure : COLUMN_LEAST;
@@ -83,7 +85,7 @@ CPU_INLINE uint32_t active_of(int32_t value) {
     return value == 0 ? 0 : (value >= MOST_ACTIVE || value <= -MOST_ACTIVE ? MOST_ACTIVE : 1);
 }
 
-/* The activity of the neighbours that are known; the nearest two count twice, so that there are eight. */
+/* Sums the activity of the known neighbours. The nearest two count twice, so there are eight. */
 static uint32_t neighbours(const int32_t *values, size_t i, uint64_t column, uint64_t columns) {
     uint32_t sum = 0;
     if (column >= 1 && i >= 1) {
@@ -101,7 +103,7 @@ static uint32_t neighbours(const int32_t *values, size_t i, uint64_t column, uin
     return sum;
 }
 
-/* How active an integer of this row and column should be: the level. */
+/* Estimates how active an integer of this row and column is: the level. */
 CPU_INLINE unsigned level_of(const plane_coder *p, const int32_t *values, size_t i, uint64_t column,
                              uint32_t of_column) {
     int log = (int)(log_of(of_column) + log_of(p->active)) - (int)log_of(p->expected);
@@ -125,7 +127,7 @@ CPU_INLINE void learn(plane_coder *p, uint32_t *column, uint32_t step, int32_t v
 
 /* ---- integers ---- */
 
-/* Sizes are modelled by how probable it was that there is one. */
+/* Selects size models by the probability that the integer was not zero. */
 static adaptive_size_models *sizes_of(plane_coder *p, uint32_t probability) {
     unsigned class = probability < 32768 ? log_of(probability) / 16 : 30 - log_of(65536 - probability) / 16;
     if (!p->class_ready[class]) {
@@ -140,7 +142,7 @@ static unsigned sign_context(const int32_t *values, size_t i, uint64_t column, u
     return 3u * (unsigned)((left > 0) - (left < 0) + 1) + (unsigned)((up > 0) - (up < 0) + 1);
 }
 
-/* An integer that is not zero. False if it is none of 32 bits (decoding). */
+/* Codes an integer that is not zero. Returns false if it does not fit 32 bits (decoding). */
 CPU_INLINE bool code_nonzero(plane_coder *p, bool decoding, const int32_t *values, size_t i, uint64_t column,
                              uint32_t probability, int32_t *value) {
     adaptive_coder *c = &p->coder;
@@ -154,7 +156,7 @@ CPU_INLINE bool code_nonzero(plane_coder *p, bool decoding, const int32_t *value
     return size < (uint64_t)INT32_MAX + negative;
 }
 
-/* `count` integers from the first on. They are written to `out`, which is `values` then, if decoding. */
+/* Codes `count` integers from the first on. When decoding, they are written to `out`, which then equals `values`. */
 CPU_INLINE bool code_plane(plane_coder *p, bool decoding, const int32_t *values, int32_t *out, size_t count) {
     uint64_t columns = p->plane->columns, column = p->plane->phase;
     uint32_t step = column_step(p, 0);
@@ -247,7 +249,7 @@ static size_t tried_size(plane_coder *p, bytes *scratch, unsigned mode, unsigned
     return scratch->size;
 }
 
-/* The mode that is best for the first integers. Without memory to try any of them is as good. */
+/* Finds the best mode for the first integers. If there is no memory to try, any mode will do. */
 static unsigned choose_mode(plane_coder *p, bytes *scratch, unsigned density, const int32_t *values,
                             size_t count) {
     size_t min = tried_size(p, scratch, 0, density, values, count);

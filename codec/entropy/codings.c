@@ -99,7 +99,7 @@ static bool on_planes(coding how) {
 
 size_t coding_bound(size_t size) {
     size_t zstd = ZSTD_compressBound(size);
-    size_t lz4 = size + size / 255 + 16; /* LZ4_COMPRESSBOUND without its limit */
+    size_t lz4 = size + size / 255 + 16; /* LZ4_COMPRESSBOUND without its size limit */
     return zstd > lz4 ? zstd : lz4;
 }
 
@@ -119,7 +119,7 @@ static ckd_status encode_zstd(coder *c, int level, const void *from, size_t size
         return err_set(err, CKD_E_INVALID, "zstd has no level %d: choose %d to %d", level, ZSTD_minCLevel(),
                        ZSTD_maxCLevel());
     }
-    size_t room = limit < coding_bound(size) ? limit : coding_bound(size); /* the caller need not have more */
+    size_t room = limit < coding_bound(size) ? limit : coding_bound(size); /* the caller provides no more */
     size_t result = ZSTD_compressCCtx(c->zstd_out, to, room, from, size, level ? level : ZSTD_CLEVEL_DEFAULT);
     if (!ZSTD_isError(result)) {
         *stored = result < limit ? result : 0;
@@ -137,7 +137,7 @@ static ckd_status encode_lz4(coder *c, int level, const void *from, size_t size,
         return err_set(err, CKD_E_INVALID, "LZ4 has no level %d: choose 0 to %d", level, LZ4HC_CLEVEL_MAX);
     }
     if (size > LZ4_MAX_INPUT_SIZE) {
-        return CKD_OK; /* more than one LZ4 block can hold: no result below the limit */
+        return CKD_OK; /* more than an LZ4 block can hold: no result below the limit */
     }
     size_t room = limit < coding_bound(size) ? limit : coding_bound(size);
     int capacity = room > LZ4_MAX_INPUT_SIZE ? LZ4_MAX_INPUT_SIZE : (int)room;
@@ -196,7 +196,7 @@ static ckd_status decode_raw(void *to, size_t raw, const void *from, size_t stor
     return CKD_OK;
 }
 
-/* Exactly one frame that says it holds `raw` bytes. */
+/* Requires exactly one frame that states `raw` bytes. */
 static ckd_status decode_zstd(coder *c, void *to, size_t raw, const void *from, size_t stored,
                               ckd_error *err) {
     unsigned long long said = ZSTD_getFrameContentSize(from, stored);

@@ -7,9 +7,9 @@
 
 #include "codec/entropy/symbols_work.h"
 
-/* One integer in so many may differ from zero in a run stream: with more of them its decoder takes longer than a dense one's. */
+/* A run stream may have at most one nonzero integer in so many. With more, it decodes slower than a dense stream. */
 #define RUNS_WORTH 40
-/* Such an integer takes as long as so many symbols of a dense one. */
+/* A nonzero integer takes as long to decode as so many symbols of a dense stream. */
 #define RUN_SYMBOLS 20
 
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
@@ -32,7 +32,7 @@ void symbols_workspace_free(symbols_workspace *w) {
     free(w);
 }
 
-/* The size as a sparse stream; SIZE_MAX if there are too many changes for one. */
+/* Returns the size as a sparse stream; SIZE_MAX if there are too many changes. */
 static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symbols_groups *groups,
                           const void *values, const uint8_t *context) {
     const symbols_slot *dense = &p->dense;
@@ -62,7 +62,10 @@ CPU_PLAIN static size_t nonzero_bytes(const uint8_t *values, size_t n) {
     return count;
 }
 
-/* A run stream of integers of one byte, if few are not zero (sparse streams have no room for long gaps then). */
+/*
+ * Tries a run stream if few integers are not zero. For one-byte integers only: there sparse streams cannot hold long
+ * gaps.
+ */
 static bool plan_runs(symbols_plan_slot *p, unsigned width, const void *values, size_t n, size_t limit,
                       size_t *planned) {
     if (width != 1 || n < SYMBOLS_SPARSE_MIN) {
@@ -116,7 +119,7 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
         *planned = symbols_dense_plan(w, &p->dense, &groups, mode, width, values, context, n);
         by_context = groups.count > 1;
         size_t sparse = plan_sparse(w, p, &groups, values, context);
-        /* Sparse streams are several times as fast: they may be a little larger. */
+        /* Sparse streams decode several times as fast, so they may be slightly larger. */
         if (sparse != SIZE_MAX && sparse <= *planned + *planned / 64) {
             p->is_sparse = true;
             *planned = sparse;
@@ -165,7 +168,10 @@ static size_t encode_sparse(symbols_workspace *w, const symbols_plan_slot *p, ui
     return size ? used + size : 0;
 }
 
-/* The frame, and the levels' stream if there are levels; 0 if there is no room. Leaves the elements' contexts. */
+/*
+ * Writes the frame, and the levels' stream if there are levels. Returns 0 if there is no room. Sets the elements'
+ * contexts.
+ */
 static size_t encode_frame(symbols_workspace *w, const symbols_plan_slot *p, size_t n, uint8_t *to,
                            size_t capacity) {
     uint8_t header[SYMBOLS_FRAMED_HEADER];
@@ -173,7 +179,7 @@ static size_t encode_frame(symbols_workspace *w, const symbols_plan_slot *p, siz
     if (used > capacity) {
         return 0;
     }
-    if (p->frame.columns) { /* the stream's size, which comes before it, may be longer than that of 0 */
+    if (p->frame.columns) { /* the stream's size, in front of it, may take more bytes than that of 0 */
         uint8_t *levels = to + used;
         size = symbols_dense_encode(w, &p->inner, p->frame.level, NULL, levels, capacity - used);
         used = symbols_frame_write(&p->frame, size, header);

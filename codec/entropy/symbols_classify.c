@@ -1,4 +1,4 @@
-/* From integers to symbols, vectorised. */
+/* Maps integers to symbols, vectorised. */
 #include "codec/entropy/symbols_work.h"
 
 #include <string.h>
@@ -10,8 +10,9 @@
     memcpy(&name, (const uint8_t *)(from) + (i) * sizeof(type), sizeof(type))
 
 /*
- * symbols_class_of for differences of up to 32 bits, from a float's exponent, which vectorises where counting zeros does
- * not. Without the bit eight below the leading one, rounding stops there in every rounding mode: the bits above are exact.
+ * symbols_class_of for differences of up to 32 bits. It uses a float's exponent, which vectorises where counting
+ * leading zeros does not. The bit eight below the leading one is cleared, so rounding stops there in every rounding
+ * mode and the bits above are exact.
  */
 CPU_INLINE uint8_t class_32(uint32_t u, unsigned bits, unsigned fine) {
     int32_t d = (int32_t)(u << (33 - bits)) >> (33 - bits);
@@ -21,7 +22,9 @@ CPU_INLINE uint8_t class_32(uint32_t u, unsigned bits, unsigned fine) {
     uint32_t exponent;
     memcpy(&exponent, &as_float, 4);
     int32_t size = (int32_t)(exponent >> (23 - fine)) - (int32_t)((126 + fine) << fine);
-    /* Below 2^fine the magnitude is the size, and the larger of both. Branches would keep the loop from being vectorised. */
+    /*
+     * Below 2^fine the size is the magnitude, which is then the larger of the two. A branch would prevent vectorising.
+     */
     int32_t small = (int32_t)(magnitude < 1u << fine ? magnitude : 1u << fine);
     size = size > small ? size : small;
     uint32_t symbol = 2 * (uint32_t)size - (uint32_t)(size < 1 ? size : 1) - sign;
@@ -96,7 +99,7 @@ CPU_INLINE void split(uint8_t *symbols, unsigned width, const void *values, unsi
     }
 }
 
-/* ---- for each instruction set ---- */
+/* ---- one version per instruction set ---- */
 
 CPU_AVX2 static void classify_avx2(uint8_t *symbols, unsigned width, const void *values, uint64_t centre,
                                    size_t n) {

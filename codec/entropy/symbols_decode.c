@@ -1,4 +1,4 @@
-/* Reading a symbol stream: header, tables, then the bits from the end to the start. */
+/* Reads a symbol stream: header, tables, then the bits from the end to the start. */
 #include <string.h>
 
 #include "base/bytes.h"
@@ -7,7 +7,7 @@
 
 /* ---- tables ---- */
 
-/* What all states of a symbol share, and the x of its next one: count ... 2 count - 1. */
+/* Data shared by all states of a symbol, and the x of its next state: count ... 2 count - 1. */
 typedef struct symbol_fill {
     uint64_t base;
     uint32_t x, low;
@@ -21,7 +21,7 @@ static void prepare(symbol_fill *fills, const symbols_header *h, unsigned width,
     }
 }
 
-/* In one store where a struct's fields would be four: filling takes a tenth of the time of decoding a block. */
+/* One store instead of four for the struct's fields: filling tables takes a tenth of the time of decoding a block. */
 CPU_INLINE void store_state(symbols_state *to, uint32_t base, unsigned next, unsigned state_bits,
                             unsigned bits) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -69,16 +69,16 @@ static void build_states(symbols_workspace *w, unsigned width) {
     }
 }
 
-/* ---- bits, downwards from the end of the payload ---- */
+/* ---- bits, read downwards from the end of the payload ---- */
 
 typedef struct bit_source {
     const uint8_t *from;
-    size_t at;   /* bits below which nothing has been read */
-    size_t safe; /* a word read from here on down lies inside the payload */
+    size_t at;   /* bits below this are unread */
+    size_t safe; /* a word read at or below this is inside the payload */
     bool failed;
 } bit_source;
 
-/* At most 32 bits, bit by bit where the payload is short. */
+/* Reads at most 32 bits; bit by bit if the payload is short. */
 static uint64_t source_get(bit_source *s, unsigned bits) {
     if (bits > s->at) {
         s->failed = true;
@@ -98,12 +98,12 @@ static uint64_t source_get(bit_source *s, unsigned bits) {
 /* ---- elements ---- */
 
 typedef struct element_sink {
-    /* Of the context's table; of contexts that the decoder is given none, all as in context 0. */
+    /* Table per context. If no contexts are passed, all elements use context 0. */
     const symbols_state *narrow[SYMBOLS_CONTEXTS];
     const symbols_state_wide *wide[SYMBOLS_CONTEXTS];
     uint8_t *values;
     size_t n;
-    const uint8_t *context; /* or NULL */
+    const uint8_t *context; /* NULL: none */
     bool bare;              /* no symbol has low bits */
 } element_sink;
 
@@ -113,7 +113,7 @@ CPU_INLINE void store_integer(uint8_t *values, unsigned width, size_t i, uint64_
         values[i] = (uint8_t)v;
         break;
     case 2: {
-        /* One store, which compilers do not make of base/'s two. */
+        /* A single store; compilers do not merge the two of base/bytes.h. */
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
         uint16_t v16 = __builtin_bswap16((uint16_t)v);
 #else
@@ -130,7 +130,7 @@ CPU_INLINE void store_integer(uint8_t *values, unsigned width, size_t i, uint64_
     }
 }
 
-/* One integer, with all checks. */
+/* Decodes one integer with all checks. */
 static void decode_slowly(bit_source *bits, uint32_t *state, const element_sink *to, unsigned width,
                           size_t i) {
     unsigned table = to->context ? to->context[i] : 0;
@@ -151,18 +151,18 @@ CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
     return v & ((UINT64_C(1) << bits) - 1);
 }
 
-/* The bits from `at` on; at least 57 of them. */
+/* Returns the bits from `at` on, at least 57 of them. */
 CPU_INLINE uint64_t word_at(const uint8_t *from, size_t at) {
     return load_le64(from + (at >> 3)) >> (at & 7);
 }
 
-/* An integer of up to 4 bytes from the bits that its state asked for (and more above them). */
+/* Decodes an integer of up to 4 bytes. `field` holds the bits that its state needs, with others above them. */
 CPU_INLINE uint32_t step_narrow(uint32_t *state, const symbols_state *e, uint64_t field) {
     *state = e->next + (uint32_t)lowest(field, e->state_bits);
     return e->base + (uint32_t)(lowest(field, e->bits) >> e->state_bits);
 }
 
-/* One of 8 bytes: up to 62 low bits need a second word. */
+/* Decodes an 8-byte integer: up to 62 low bits need a second word. */
 CPU_INLINE uint64_t step_wide(uint32_t *state, size_t *at, const symbols_state_wide *e, const uint8_t *from) {
     unsigned high_bits = e->low_bits > 32 ? e->low_bits - 32u : 0;
     unsigned bits = e->low_bits - high_bits + e->state_bits;
@@ -174,12 +174,13 @@ CPU_INLINE uint64_t step_wide(uint32_t *state, size_t *at, const symbols_state_w
     return e->base + (high << 32 | lowest(field, bits) >> e->state_bits);
 }
 
-/* The most bits that eight integers take. */
+/* Largest number of bits that eight integers can take. */
 #define FAST_BITS(width) (SYMBOLS_MAX_LANES * ((width) < 8 ? 32 + SYMBOLS_MAX_LOG : 64 + SYMBOLS_MAX_LOG))
 
 /*
- * Eight integers at a time, one for each lane, as long as the worst eight could not read below the payload's start.
- * Starts where words can no longer reach beyond its end. Returns how many were decoded. Written out like the encoder's.
+ * Decodes eight integers at a time, one per lane. Starts where words no longer reach past the payload's end. Stops
+ * before eight worst-case integers could read below its start. Returns the number decoded. Unrolled by hand like the
+ * encoder's.
  */
 CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
                               unsigned width, bool contexts) {
@@ -225,7 +226,7 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
 
 typedef size_t (*fast_loop)(bit_source *, uint32_t *, const element_sink *, size_t);
 
-/* The same for integers of one byte without low bits, as they often are: four of them fit a word. */
+/* As decode_fast, for the common case of one-byte integers without low bits: four of them fit in a word. */
 CPU_INLINE size_t decode_bare(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
                               bool contexts) {
     uint32_t state[SYMBOLS_MAX_LANES];
@@ -301,7 +302,7 @@ static fast_loop loop_for(unsigned width) {
     }
 }
 
-/* Where the payload's bits end: below the mark in its last byte. */
+/* Finds the end of the payload's bits: below the mark in its last byte. */
 static bool find_end(bit_source *bits, const uint8_t *payload, size_t size) {
     if (size == 0 || payload[size - 1] == 0) {
         return false;

@@ -1,6 +1,6 @@
 /*
- * Writing a planned symbol stream. The coder is a stack: integers are written from the last to the first, so that the
- * decoder, which reads the bits from the end, meets them in order.
+ * Writes a planned symbol stream. The coder is a stack: integers are written from last to first. The decoder reads the
+ * bits from the end, so it gets them in order.
  */
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "codec/common/cpu.h"
 #include "codec/entropy/symbols_work.h"
 
-/* ---- tables: as in FSE (Collet), so that one addition and one shift give the number of state bits ---- */
+/* ---- tables: as in FSE (Collet), one addition and one shift give the number of state bits ---- */
 
 static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned width, unsigned table,
                         const uint8_t *remap) {
@@ -40,16 +40,16 @@ static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned 
     }
 }
 
-/* ---- bits, upwards from the start of the payload ---- */
+/* ---- bits, written upwards from the start of the payload ---- */
 
 typedef struct bit_sink {
     uint8_t *to, *end;
-    uint64_t bits; /* not yet written: the lowest `count` */
+    uint64_t bits; /* pending: the lowest `count` */
     unsigned count;
     bool full;
 } bit_sink;
 
-/* At most 56 bits. */
+/* Writes at most 56 bits. */
 static void sink_put(bit_sink *s, uint64_t value, unsigned bits) {
     if (s->full) {
         return;
@@ -67,7 +67,7 @@ static void sink_put(bit_sink *s, uint64_t value, unsigned bits) {
     }
 }
 
-/* At most 56 bits; needs room for eight bytes. */
+/* Writes at most 56 bits; needs room for eight bytes. */
 CPU_INLINE void sink_put_fast(bit_sink *s, uint64_t value, unsigned bits) {
     s->bits |= value << s->count;
     s->count += bits;
@@ -80,9 +80,9 @@ CPU_INLINE void sink_put_fast(bit_sink *s, uint64_t value, unsigned bits) {
 /* ---- elements ---- */
 
 typedef struct element_source {
-    const symbols_code *codes[SYMBOLS_CONTEXTS]; /* of the context's table, by symbol */
+    const symbols_code *codes[SYMBOLS_CONTEXTS]; /* codes of the context's table, by symbol */
     const uint8_t *symbols, *values;
-    const uint8_t *context; /* NULL: all as in context 0 */
+    const uint8_t *context; /* NULL: all elements use context 0 */
     unsigned shift;
     bool bare; /* no symbol has low bits */
 } element_source;
@@ -91,7 +91,7 @@ CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
     return v & ((UINT64_C(1) << bits) - 1);
 }
 
-/* One integer, with all checks. */
+/* Encodes one integer with all checks. */
 static void encode_slowly(bit_sink *sink, uint32_t *state, const element_source *from, unsigned width,
                           size_t i) {
     const symbols_code *code = from->codes[from->context ? from->context[i] : 0] + from->symbols[i];
@@ -105,7 +105,10 @@ static void encode_slowly(bit_sink *sink, uint32_t *state, const element_source 
     *state = code->next[*state >> number];
 }
 
-/* An integer's state bits below its low bits: of up to 4 bytes at most 44 bits, of up to 2 bytes at most 28. */
+/*
+ * Encodes an integer's state bits below its low bits: at most 44 bits for integers of up to 4 bytes, 28 for up to 2
+ * bytes.
+ */
 CPU_INLINE uint64_t step_narrow(unsigned *bits, uint32_t *state, const symbols_code *code, uint64_t value,
                                 unsigned width) {
     unsigned number = (*state + code->add_bits) >> 16;
@@ -116,7 +119,7 @@ CPU_INLINE uint64_t step_narrow(unsigned *bits, uint32_t *state, const symbols_c
     return field;
 }
 
-/* The state bits of an integer without low bits, below those of later ones. */
+/* Puts the state bits of an integer without low bits below those of later ones. */
 CPU_INLINE void step_bare(uint64_t *fields, unsigned *bits, uint32_t *state, const symbols_code *code) {
     unsigned number = (*state + code->add_bits) >> 16;
     *fields |= lowest(*state, number) << *bits;
@@ -133,12 +136,12 @@ CPU_INLINE void step_wide(bit_sink *s, uint32_t *state, const symbols_code *code
     *state = code->next[*state >> number];
 }
 
-/* Bytes that eight integers may need, and one word beyond. */
+/* Bytes that eight integers may need, plus one word. */
 #define FAST_ROOM (SYMBOLS_MAX_LANES * 16 + 8)
 
 /*
- * Integers end - 1 down to 0, eight at a time, one for each lane; `end` is a multiple of 8. Stops where room gets scarce.
- * Written out lane by lane: compilers asked to unroll do too much of it.
+ * Encodes integers end - 1 down to 0, eight at a time, one per lane; `end` is a multiple of 8. Stops when room runs
+ * short. Unrolled by hand: compilers that are asked to unroll overdo it.
  */
 CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_source *from, unsigned width,
                               bool contexts, size_t end) {
@@ -166,7 +169,7 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
         uint64_t field = step_narrow(&bits, &state[j], CODE(j), VALUE(j), width);                       \
         if (width == 4) {                                                                               \
             sink_put_fast(&s, field, bits);                                                             \
-        } else { /* two of them fit a word */                                                           \
+        } else { /* two of them fit in a word */                                                        \
             sink_put_fast(&s, field_2 | field << bits_2, bits + bits_2);                                \
         }                                                                                               \
     }
@@ -187,7 +190,7 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
 
 typedef size_t (*fast_loop)(bit_sink *, uint32_t *, const element_source *, size_t);
 
-/* The same for integers of one byte without low bits, as they often are: four of them fit a word. */
+/* As encode_fast, for the common case of one-byte integers without low bits: four of them fit in a word. */
 CPU_INLINE size_t encode_bare(bit_sink *sink, uint32_t *states, const element_source *from, bool contexts,
                               size_t end) {
     bit_sink s = *sink;
@@ -302,7 +305,7 @@ size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const v
     for (unsigned j = 1u << h->lanes_log; j-- > 0;) {
         sink_put(&sink, states[j] - (1u << h->log), h->log);
     }
-    sink_put(&sink, 1, 1); /* marks the end; the rest of the last byte is 0 */
+    sink_put(&sink, 1, 1); /* the end mark; the rest of the last byte is 0 */
     sink_put(&sink, 0, (unsigned)(-sink.count & 7));
     return sink.full ? 0 : (size_t)(sink.to - (uint8_t *)to);
 }

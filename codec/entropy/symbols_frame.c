@@ -1,4 +1,4 @@
-/* Framed streams: the lowest bits that all integers share, and the header that says so. */
+/* Framed streams: the lowest bits that all integers share, and the header that records them. */
 #include "base/bytes.h"
 #include "codec/common/cpu.h"
 #include "codec/entropy/symbols_work.h"
@@ -6,9 +6,9 @@
 
 /* ---- shared bits: signs of second moments, mantissas of bf16 values in fp32 ---- */
 
-#define SAMPLE 64 /* integers that tell most arrays apart at once */
+#define SAMPLE 64 /* sample that settles most arrays at once */
 
-/* The bits in which any integer differs from the first. */
+/* Finds the bits in which any integer differs from the first. */
 CPU_INLINE uint64_t differing(unsigned width, const uint8_t *values, size_t n) {
     uint64_t first = symbols_load(values, width, 0), any = 0;
     for (size_t i = 0; i < n; i++) {
@@ -39,7 +39,7 @@ static unsigned trailing_zeros(uint64_t bits, unsigned max) {
 }
 
 void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, size_t n) {
-    unsigned max = 8 * width - 1; /* one is left for the symbols */
+    unsigned max = 8 * width - 1; /* one bit must remain for the symbols */
     uint64_t bits = differing_plain(width, values, n < SAMPLE ? n : SAMPLE);
     f->shift = trailing_zeros(bits, max);
     if (f->shift) {

@@ -1,6 +1,6 @@
 /*
- * Which contexts share a table, and which small differences share a class. All of it is the encoder's freedom: what it
- * decides is written in the stream.
+ * Decides which contexts share a table, and which small differences share a class. These are free choices of the
+ * encoder; the stream records them.
  */
 #include "codec/entropy/symbols_work.h"
 
@@ -8,7 +8,7 @@
 
 #include "codec/common/cpu.h"
 
-/* ---- symbols in a few bins ---- */
+/* ---- bins of symbols ---- */
 
 typedef struct binning {
     unsigned bins;
@@ -17,8 +17,8 @@ typedef struct binning {
 } binning;
 
 /*
- * What tells contexts apart is where their symbols lie. Bins hold about as much, a rare symbol counting as well. Of
- * neighbours one is a positive and the other a negative difference: they never share one.
+ * Contexts differ in where their symbols lie. Each bin gets about the same count, and rare symbols count, too. Adjacent
+ * symbols are a positive and a negative difference; they never share a bin.
  */
 static void choose_bins(binning *q, const uint32_t *total, uint32_t n) {
     float symbols = 0, mass = 0;
@@ -39,20 +39,20 @@ static void choose_bins(binning *q, const uint32_t *total, uint32_t n) {
     q->symbols_per_bin = symbols / (float)q->bins;
 }
 
-/* ---- joining ---- */
+/* ---- merging ---- */
 
-/* A group while contexts are being joined. */
+/* A group while contexts are being merged. */
 typedef struct group {
     uint32_t total;
-    float bits;      /* of its symbols with a table of their own, and of that table */
-    float join_gain; /* bits saved by joining it with the next group */
+    float bits;      /* bits of its symbols coded with a table of their own, and of that table */
+    float join_gain; /* bits saved by merging it with the next group */
     uint8_t row, end;
 } group;
 
-/* About what a symbol and a table cost in the header. */
+/* Approximate bits of a table and of a symbol in the header. */
 #define TABLE_BITS        20.0f
 #define TABLE_SYMBOL_BITS 8.0f
-/* What a table must save of all symbols' bits, because setting it up takes the decoder time. */
+/* A table must save this fraction of all symbols' bits, since setting it up takes decoding time. */
 #define TABLE_WORTH 0.0004f
 
 static float bits_of(const symbols_workspace *w, const binning *q, uint32_t total, const uint32_t *a,
@@ -73,11 +73,13 @@ static void measure_join(const symbols_workspace *w, const binning *q, group *g,
         g->bits + next->bits - bits_of(w, q, g->total + next->total, w->binned[g->row], w->binned[next->row]);
 }
 
-/* Contexts, neighbours together until they have one element in so many, and enough to pay for a table. */
+/*
+ * Neighbouring contexts are merged until they have one element in LEAST_SHARE, and enough elements to pay for a table.
+ */
 #define LEAST_SHARE 64
 #define LEAST_COUNT 48
 
-/* The contexts that occur; `merged` becomes the counts of each. Returns how many. */
+/* Collects the contexts that occur; `merged` becomes the counts of each. Returns their number. */
 CPU_PLAIN static size_t collect(symbols_workspace *w, group *groups, uint32_t *total, size_t n) {
     size_t count = 0, min = n / LEAST_SHARE < LEAST_COUNT ? LEAST_COUNT : n / LEAST_SHARE;
     group *g = NULL;
@@ -141,7 +143,7 @@ CPU_PLAIN static void join(symbols_workspace *w, const binning *q, group *groups
     }
 }
 
-/* Joins neighbours as long as there are too many or bits are saved. Returns how many are left. */
+/* Merges neighbours while there are too many groups or bits are saved. Returns the number left. */
 static size_t join_all(symbols_workspace *w, const binning *q, group *groups, size_t count) {
     float worth = 0;
     for (size_t i = 0; i < count; i++) {
@@ -180,9 +182,9 @@ void symbols_group(symbols_workspace *w, symbols_groups *out, size_t n) {
     }
 }
 
-/* ---- how fine classes are ---- */
+/* ---- fineness of classes ---- */
 
-/* A size with one bit less of the magnitude below the leading one. */
+/* Returns the size with one magnitude bit less below the leading one. */
 static unsigned coarser_size(unsigned size, unsigned fine) {
     if (size >> fine == 0) {
         return symbols_size_of(size, fine - 1);
@@ -212,7 +214,7 @@ float symbols_table_bits(const symbols_workspace *w, const uint32_t *counts, uin
     return bits;
 }
 
-/* Bits of all groups' symbols and of what these leave below them. */
+/* Returns the bits of all groups' symbols and of the low bits. */
 static float class_bits(const symbols_workspace *w, const symbols_groups *groups, unsigned fine) {
     float bits = 0;
     for (unsigned g = 0; g < groups->count; g++) {
@@ -248,7 +250,7 @@ static void coarsen(symbols_workspace *w, const symbols_groups *groups, uint8_t 
     }
 }
 
-/* Coarser as long as that saves bits: few integers do not pay for large tables. */
+/* Makes classes coarser while that saves bits: few integers do not pay for large tables. */
 static void choose_fine(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups,
                         uint8_t *symbol) {
     for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
@@ -277,8 +279,8 @@ static void choose_fine(symbols_workspace *w, symbols_slot *p, const symbols_gro
 #define FLOOR_STATES 1024.0f /* about as many as tables have */
 
 /*
- * Bits of a symbol that occurs c times of n, low bits and its place in the table included. A rare one takes a whole state
- * from the others.
+ * Returns the bits of a symbol that occurs c times in n, including low bits and its entry in the table. A rare symbol
+ * takes a whole state from the others.
  */
 static float symbol_bits(const symbols_workspace *w, uint32_t n, uint32_t c, unsigned low) {
     if (c == 0) {
@@ -290,9 +292,9 @@ static float symbol_bits(const symbols_workspace *w, uint32_t n, uint32_t c, uns
     return TABLE_SYMBOL_BITS + count * (places + (float)low);
 }
 
-#define SIZES 65 /* of the 128 symbols with and as many without a changed top bit */
+#define SIZES 65 /* for the 128 symbols with, and the 128 without, a changed top bit */
 
-/* counts of all symbols of a size, and the bits they take from this size on */
+/* Counts of all symbols by size, and the bits of all sizes from this one on. */
 typedef struct size_costs {
     uint32_t same[SIZES], changed[SIZES];
     float bits_from[SIZES + 1];

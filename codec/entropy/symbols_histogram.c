@@ -1,4 +1,4 @@
-/* Counting symbols by context. */
+/* Counts symbols by context. */
 #include "codec/entropy/symbols_work.h"
 
 #include <string.h>
@@ -34,7 +34,7 @@ CPU_PLAIN static void find_range_plain(symbols_histogram *h, const uint8_t *cont
     find_range(h, context, n);
 }
 
-/* Without contexts few counters share all increments: four sets of them. */
+/* Without contexts all increments hit few counters, so use four sets of them. */
 static void count_plainly(uint32_t *to, const uint8_t *symbols, size_t n) {
     uint32_t sets[4][SYMBOLS_ALPHABET] = {{0}};
     size_t i = 0;

@@ -1,6 +1,6 @@
 /*
- * Rows and columns of a matrix differ in scale, and so do their elements: a level for each row and each column, added up,
- * says what symbol an element is likely to have. Second moments are nearly such a product (Adafactor: Shazeer and Stern,
+ * Rows and columns of a matrix differ in scale, and so do their elements. Each row and each column has a level; the sum
+ * of the two predicts an element's symbol. Second moments are nearly such a product (Adafactor: Shazeer and Stern,
  * arXiv:1804.04235, section 3), first moments and weights less so.
  */
 #include <math.h>
@@ -18,7 +18,7 @@ CPU_INLINE void add_levels(uint8_t *context, const uint8_t *columns, uint8_t row
     }
 }
 
-/* Elements of one row at most, from element i on. */
+/* Returns the number of elements from i on in the same row. */
 CPU_INLINE size_t stretch(const symbols_frame *f, size_t i, size_t n, size_t *row, size_t *column) {
     *row = (f->phase + i) / f->columns;
     *column = (f->phase + i) % f->columns;
@@ -46,16 +46,19 @@ void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n) {
 
 /* ---- choosing levels ---- */
 
-/* Fewer elements for each level are not worth them. */
+/* With fewer elements per level, levels do not pay. */
 #define MIN_ELEMENTS 4096
 #define MIN_SHARE    16
 #define SAMPLE_SHARE 3
-/* Bits an element must lose, by the variance that rows and columns explain. */
+/* Bits per element that levels must save, from the variance that rows and columns explain. */
 #define MIN_GAIN 0.04f
-/* Levels are that much finer than the deviation that they leave. */
+/* Levels are this much finer than the deviation that remains. */
 #define FINENESS 3.0f
 
-/* n elements of `of`: levels must be worth it to these, and a sample must have some elements for each of its own. */
+/*
+ * The n elements are a sample of `of`. Levels must pay for `of` elements, and the sample must have enough elements per
+ * level.
+ */
 bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
                       size_t of) {
     *columns = 0;
@@ -70,17 +73,16 @@ bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const 
     return *rows > 1 && all_rows + *columns <= of / MIN_SHARE &&
            *rows + *columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE) &&
            *rows + *columns <=
-               SYMBOLS_MAX_COUNT /
-                   SYMBOLS_FRAMED_MAX; /* which only a sample of more than a block may exceed */
+               SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX; /* only a sample of more than a block may exceed it */
 }
 
 /*
- * Sums over rows and columns of the symbols above the lowest, and how many these are: zeros, which have the lowest,
- * would drown what the others say. Returns the sum of the squares.
+ * Sums over rows and columns the symbols above the lowest, and counts them. Zeros, which have the lowest symbol, would
+ * drown out the others. Returns the sum of squares.
  */
 CPU_INLINE uint64_t add_row(uint32_t *sums, uint32_t *counts, uint32_t *sum, uint32_t *count,
                             const uint8_t *symbols, size_t n) {
-    uint32_t all = 0, above = 0, squares = 0; /* a row has less than 2^15 elements, see symbols_set_grid */
+    uint32_t all = 0, above = 0, squares = 0; /* a row has fewer than 2^15 elements, see symbols_set_grid */
     for (size_t i = 0; i < n; i++) {
         uint32_t s = symbols[i], is_above = s != 0;
         all += s;
@@ -117,10 +119,10 @@ CPU_PLAIN static uint64_t add_up_plain(symbols_level_sums *s, const symbols_fram
 
 typedef struct spread {
     float mean, variance;
-    float total; /* elements */
+    float total; /* number of elements */
 } spread;
 
-/* Of all symbols above the lowest. */
+/* Returns the spread of all symbols above the lowest. */
 static spread of_all(const symbols_level_sums *s, size_t rows, uint64_t squares) {
     double n = 0, sum = 0;
     for (size_t i = 0; i < rows; i++) {
@@ -131,7 +133,7 @@ static spread of_all(const symbols_level_sums *s, size_t rows, uint64_t squares)
     return (spread){(float)mean, n > 0 ? (float)((double)squares / n - mean * mean) : 0, (float)n};
 }
 
-/* The lines' means (a line without elements: the lowest of them), and the variance that they explain. */
+/* Computes the lines' means and the variance that they explain. A line without elements gets the lowest mean. */
 static float explain(float *means, float *lowest, float *highest, const uint32_t *sums,
                      const uint32_t *counts, size_t lines, const spread *all) {
     float variance = 0;
@@ -157,7 +159,7 @@ static void quantise(uint8_t *levels, const float *means, size_t lines, float lo
     }
 }
 
-/* Returns false if there is nothing worth saying. */
+/* Returns false if levels are not worth it. */
 static bool choose(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n) {
     spread all = of_all(s, f->rows, squares);
     if (!(all.variance > 0)) {

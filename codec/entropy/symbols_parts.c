@@ -4,12 +4,12 @@
 
 #include "codec/entropy/symbols_work.h"
 
-/* Bytes of a stream, at most: each integer takes no more bits than its own and a state's. */
+/* Largest size of a stream in bytes: no integer takes more bits than its own plus a state's. */
 #define SYMBOLS_PARTS_MOST (SYMBOLS_MAX_HEADER + (size_t)SYMBOLS_MAX_COUNT * 10)
 
 /*
- * Would symbols_plan try another kind? Of few integers that are not zero, and of bytes whose zeros are not counted, as a centre is subtracted. (What a run stream
- * takes is as little as what a sparse one does, or less.)
+ * Would symbols_plan try another kind of stream? It does if few integers are not zero. It may for bytes: a centre is
+ * subtracted, so their zeros are not counted. (A run stream takes no more than a sparse one.)
  */
 static bool may_be_other(const symbols_slot *dense, const symbols_counts *c, bool by_context) {
     bool few = dense->zeros >= c->n - c->n / SYMBOLS_SPARSE_WORTH;
@@ -73,7 +73,7 @@ void symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *co
 
 /* ---- tables ---- */
 
-/* The header's tables, taken apart. */
+/* Takes the header's tables apart. */
 static void take_apart(symbols_parts *parts, const symbols_header *h, unsigned width) {
     uint32_t at = 0;
     parts->width = width;

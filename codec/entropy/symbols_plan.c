@@ -1,4 +1,4 @@
-/* Planning a dense stream: integers to symbols, their histogram, tables. */
+/* Plans a dense stream: integers to symbols, their histogram, tables. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +26,9 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Low bits that the samples would have around a centre: classes are about as many around any. */
+/*
+ * Counts the low bits that the samples would have around a centre. The number of classes hardly depends on the centre.
+ */
 static uint64_t sampled_bits(const int64_t *samples, size_t n, unsigned width, int64_t centre) {
     uint64_t bits = 0;
     for (size_t i = 0; i < n; i++) {
@@ -36,7 +38,7 @@ static uint64_t sampled_bits(const int64_t *samples, size_t n, unsigned width, i
     return bits;
 }
 
-/* The median of a sample, if differences to it are shorter by an eighth of a bit at least; else 0. */
+/* Returns the median of a sample if that shortens differences by at least an eighth of a bit; else 0. */
 uint64_t symbols_centre(int64_t *samples, size_t count, unsigned width) {
     qsort(samples, count, sizeof(samples[0]), compare);
     int64_t median = samples[count / 2];
@@ -77,7 +79,10 @@ static void classify(symbols_slot *p, const void *values) {
 
 /* ---- SPLIT ---- */
 
-/* Bits below the symbols of the finest split, which has up to 256 of them from the lowest integer to the highest. */
+/*
+ * Returns the bits below the symbols of the finest split, which has up to 256 symbols from the lowest integer to the
+ * highest.
+ */
 static unsigned finest_split(uint64_t low, uint64_t high, unsigned min) {
     while ((high >> min) - (low >> min) >= SYMBOLS_ALPHABET) {
         min++;
@@ -85,9 +90,9 @@ static unsigned finest_split(uint64_t low, uint64_t high, unsigned min) {
     return min;
 }
 
-#define SHARED_WORTH 128 /* bits that leaving shared ones away must save */
+#define SHARED_WORTH 128 /* bits that omitting shared bits must save */
 
-/* shift: lowest bits that all of n integers share, from the smallest to the largest one. */
+/* shift: lowest bits that all n integers share; low and high are the smallest and the largest. */
 static symbols_splitting splitting_of(uint64_t low, uint64_t high, unsigned shift, uint64_t shared,
                                       size_t n) {
     unsigned bits = finest_split(low, high, 0), saved = shift < bits ? shift : bits;
@@ -102,7 +107,7 @@ static symbols_splitting splitting_of(uint64_t low, uint64_t high, unsigned shif
 }
 
 symbols_splitting symbols_split_finest(const symbols_extent *of) {
-    unsigned max = 8 * of->width - 1; /* one is left for the symbols */
+    unsigned max = 8 * of->width - 1; /* one bit must remain for the symbols */
     unsigned zeros = of->differing ? (unsigned)__builtin_ctzll(of->differing) : max;
     unsigned shift = zeros < max ? zeros : max;
     return splitting_of(of->low, of->high, shift, of->any & ((UINT64_C(1) << shift) - 1), of->n);
@@ -131,13 +136,13 @@ static void split_finely(symbols_slot *p, symbols_frame *frame, const void *valu
     symbols_split(p->symbols, p->width, values, s.bits, s.bias, p->count);
 }
 
-/* The counts of symbols that a split has, in groups. */
+/* Symbol counts of a split, per group. */
 typedef struct split_counts {
     unsigned rows, symbols;
     uint32_t count[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
 } split_counts;
 
-/* What coding takes with a table for each group, low bits not included. */
+/* Returns the coding cost with one table per group, without low bits. */
 static double split_bits(const symbols_workspace *w, const split_counts *c) {
     double bits = 0;
     for (unsigned g = 0; g < c->rows; g++) {
@@ -155,7 +160,7 @@ static double split_bits(const symbols_workspace *w, const split_counts *c) {
     return bits;
 }
 
-/* One bit less in the symbols. */
+/* Merges pairs of symbols: one bit less in the symbols. */
 static void halve(split_counts *to, const split_counts *from, unsigned odd) {
     to->rows = from->rows;
     to->symbols = ((from->symbols - 1 + odd) >> 1) + 1;
@@ -168,8 +173,8 @@ static void halve(split_counts *to, const split_counts *from, unsigned odd) {
 }
 
 /*
- * A coarser split needs smaller tables and loses little where neighbouring symbols are about as frequent. Leaves the
- * groups' counts as the chosen split has them.
+ * A coarser split needs smaller tables, and loses little where neighbouring symbols are about equally frequent. Leaves
+ * the groups' counts as for the chosen split.
  */
 static void choose_split(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
     symbols_header *h = &p->header;
@@ -209,7 +214,7 @@ static void choose_split(symbols_workspace *w, symbols_slot *p, const symbols_gr
 
 /* ---- the plan ---- */
 
-/* Low bits of all integers, and the most that state bits can take beyond the estimate. */
+/* Adds up the low bits of all integers, and the most that state bits can exceed the estimate. */
 static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_groups *groups,
                     double symbol_bits) {
     const symbols_header *h = &p->header;
@@ -231,7 +236,7 @@ static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_g
     p->bound = header + (size_t)((low + max + states) / 8) + 2;
 }
 
-/* From the histogram to groups of contexts and their own symbols. */
+/* Derives groups of contexts and their own symbols from the histogram. */
 static void refine(symbols_workspace *w, symbols_slot *p, symbols_groups *groups) {
     symbols_group(w, groups, p->count);
     p->zeros = 0;
@@ -245,7 +250,7 @@ static void refine(symbols_workspace *w, symbols_slot *p, symbols_groups *groups
     }
 }
 
-/* From there to tables. Returns the size to expect, in bytes. */
+/* Makes tables from the groups. Returns the expected size in bytes. */
 static size_t finish(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
     double symbol_bits = symbols_choose_tables(w, &p->header, groups, p->width, p->count);
     measure(w, p, groups, symbol_bits);
@@ -259,7 +264,7 @@ static void begin_slot(symbols_slot *p, symbols_mode mode, unsigned width, size_
     p->count = n;
 }
 
-/* To symbols and their histogram. */
+/* Maps integers to symbols and makes their histogram. */
 static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, unsigned width,
                   const void *values, const uint8_t *context, size_t n) {
     begin_slot(p, mode, width, n);
@@ -272,7 +277,7 @@ static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, unsi
     symbols_count(&w->histogram, p->symbols, context, n);
 }
 
-/* The same in SPLIT, with what a frame can say. */
+/* As begin, in SPLIT, with a frame if it helps. */
 static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *frame,
                          const symbols_grid *grid, unsigned width, const void *values, size_t n, size_t of) {
     begin_slot(p, SYMBOLS_SPLIT, width, n);
@@ -305,7 +310,7 @@ static size_t finish_framed(symbols_workspace *w, symbols_slot *p, symbols_frame
     symbols_groups groups;
     refine(w, p, &groups);
     if (groups.count == 1) {
-        frame->columns = frame->rows = 0; /* rows and columns say nothing after all */
+        frame->columns = frame->rows = 0; /* rows and columns do not help after all */
     }
     *framed = frame->columns || frame->shift;
     return finish(w, p, &groups);
@@ -325,7 +330,7 @@ size_t symbols_counted_framed_plan(symbols_workspace *w, symbols_slot *p, symbol
     return finish_framed(w, p, frame, framed);
 }
 
-#define LEVEL_BITS 4.5 /* about what a level takes */
+#define LEVEL_BITS 4.5 /* approximate bits per level */
 
 size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, unsigned width, const void *values,
                         const uint8_t *context, const symbols_grid *grid, size_t n, size_t of) {

@@ -1,7 +1,7 @@
 /*
- * Run streams: where few integers are not zero, each is stored with the number of zeros before it, by adaptive arithmetic coding.
- * That needs no tables, so that blocks of a few hundred such integers stay near their entropy, and takes time for these
- * only.
+ * Run streams, for data with few nonzero integers. Each is stored with the number of zeros before it, by adaptive
+ * arithmetic coding. This needs no tables, so blocks of a few hundred nonzero integers stay near their entropy, and
+ * only these take time.
  */
 #include <string.h>
 
@@ -34,7 +34,7 @@ CPU_INLINE uint64_t code_gap(run_coder *r, bool decoding, uint64_t gap) {
     return adaptive_code_size(&r->coder, decoding, &r->gap, pace, r->plain, gap);
 }
 
-/* What is not zero, less one in magnitude. */
+/* Codes a nonzero integer as its sign and its magnitude less one. */
 CPU_INLINE uint64_t code_value(run_coder *r, bool decoding, unsigned *negative, uint64_t size) {
     *negative = adaptive_code_bit(&r->coder, decoding, &r->negative, pace, *negative);
     return adaptive_code_size(&r->coder, decoding, &r->value, pace, 0, size);
@@ -47,7 +47,7 @@ static int64_t signed_at(const uint8_t *values, unsigned width, size_t i) {
     return (int64_t)(symbols_load(values, width, i) << unused) >> unused;
 }
 
-/* The first integer from i on that is not zero; n if there is none. */
+/* Returns the index of the first nonzero integer from i on; n if there is none. */
 static size_t next_nonzero(const uint8_t *values, unsigned width, size_t i, size_t n) {
     size_t at = i * width, end = n * width;
     while (at + 8 <= end) {
@@ -63,7 +63,7 @@ static size_t next_nonzero(const uint8_t *values, unsigned width, size_t i, size
     return at / width;
 }
 
-/* A quarter of the mean gap or somewhat more or less: gaps of equal upper bits are then about equally probable. */
+/* About a quarter of the mean gap: gaps with equal upper bits are then about equally probable. */
 static unsigned plain_bits(size_t n, size_t nonzeros) {
     uint64_t mean = (n - nonzeros) / (nonzeros + 1);
     unsigned plain = 0;

@@ -1,7 +1,7 @@
 /*
- * Sparse streams: where nearly all differences are zero, the others are stored with the number of zeros before each,
- * counted among the elements of the same range of contexts. Gaps and differences are the integers of a dense stream, so
- * that time goes with the changes and not with the elements.
+ * Sparse streams, for data with nearly all differences zero. Each nonzero difference is stored with the number of zeros
+ * before it, counted within the same range of contexts. Gaps and differences are the integers of a dense stream. So
+ * time grows with the changes, not with the elements.
  */
 #include "codec/entropy/symbols_work.h"
 
@@ -14,7 +14,7 @@
 #include <emmintrin.h>
 #endif
 
-/* ---- which elements lie in a range of contexts: a bit for each of 64 ---- */
+/* ---- which elements are in a range of contexts: one bit for each of 64 ---- */
 
 #if defined(__SSE2__)
 CPU_INLINE uint64_t in_range_64(const uint8_t *each, uint8_t first, uint8_t last) {
@@ -37,7 +37,7 @@ CPU_INLINE uint64_t in_range_64(const uint8_t *each, uint8_t first, uint8_t last
 }
 #endif
 
-/* Of the elements from `at` on; each NULL: all are in range. */
+/* Covers the elements from `at` on. each NULL: all are in range. */
 CPU_INLINE uint64_t members(const uint8_t *each, size_t at, size_t n, uint8_t first, uint8_t last) {
     size_t left = n - at;
     uint64_t exist = left >= 64 ? UINT64_MAX : (UINT64_C(1) << left) - 1;
@@ -60,9 +60,9 @@ static uint8_t first_of(const symbols_sparse *s, unsigned range) {
     return range ? (uint8_t)(s->range_end[range - 1] + 1) : 0;
 }
 
-/* ---- from the elements to pairs of gap and difference ---- */
+/* ---- from elements to pairs of gap and difference ---- */
 
-/* The longest gap that a class holds; a longer one takes a difference of zero in between. */
+/* Returns the longest gap that a class holds. A longer gap is split by a difference of zero. */
 static uint64_t longest_gap(unsigned width) {
     return width >= 4 ? SYMBOLS_MAX_COUNT : (UINT64_C(1) << (8 * width - 2)) - 1;
 }
@@ -80,12 +80,12 @@ static void put_pair(symbols_sparse *s, unsigned range, unsigned width, uint64_t
     s->count[range]++;
 }
 
-/* False if there are more pairs than make sense. */
+/* Returns false if there are too many pairs. */
 CPU_INLINE bool gather(symbols_sparse *s, unsigned range, unsigned width, const uint8_t *values,
                        const uint8_t *context, size_t n) {
     static const uint8_t zero[8] = {0};
     uint8_t first = first_of(s, range), last = s->range_end[range];
-    uint64_t seen = 0, next = 0, longest = longest_gap(width); /* elements of the range */
+    uint64_t seen = 0, next = 0, longest = longest_gap(width); /* counted within the range */
     for (size_t at = 0; at < n; at += 64) {
         uint64_t mask = members(context, at, n, first, last);
         for (uint64_t left = mask & s->changed[at / 64]; left; left &= left - 1) {
@@ -134,7 +134,7 @@ bool symbols_gather(symbols_sparse *s, const symbols_groups *groups, const uint8
     return true;
 }
 
-/* ---- and back ---- */
+/* ---- from pairs to elements ---- */
 
 CPU_INLINE unsigned select_bit(uint64_t mask, uint64_t rank) {
     for (; rank > 0; rank--) {
@@ -149,7 +149,7 @@ static uint64_t load_gap(const uint8_t *from, unsigned width) {
     return load_le64(wide);
 }
 
-/* Puts one range's differences in their places. False if its gaps lead beyond its elements. */
+/* Stores one range's differences in their elements. Returns false if the gaps lead past the range's elements. */
 CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *pair, unsigned width,
                         uint8_t *values, const uint8_t *context, size_t n) {
     uint8_t first = first_of(s, range), last = s->range_end[range];

@@ -1,21 +1,21 @@
 /*
- * How many states a table has, and how they are shared among its symbols. All of it is the encoder's freedom: what it
- * decides is written in the stream.
+ * Decides how many states a table has, and how its symbols share them. These are free choices of the encoder; the
+ * stream records them.
  */
 #include "codec/entropy/symbols_work.h"
 
 #include <string.h>
 
-/* The symbols of a table that occur. */
+/* The symbols that occur in a table. */
 typedef struct shares {
     unsigned symbols;
     uint8_t symbol[SYMBOLS_ALPHABET];
     float count[SYMBOLS_ALPHABET];
     uint16_t states[SYMBOLS_ALPHABET];
-    float change[SYMBOLS_ALPHABET]; /* bits lost by taking a state away, or, negative, won by giving one */
+    float change[SYMBOLS_ALPHABET]; /* bits lost by taking a state away; negative: bits won by adding one */
 } shares;
 
-/* Counts so large that no change is: a symbol's last state is never taken away. */
+/* Larger than any real change: a symbol's last state is never taken away. */
 #define NEVER 1e30f
 
 static float cost_of_change(float count, unsigned states, bool taking) {
@@ -25,7 +25,7 @@ static float cost_of_change(float count, unsigned states, bool taking) {
     return -count / ((float)states + 0.5f);
 }
 
-/* Gives and takes states where that costs least until they add up. */
+/* Adds or removes states where that costs least, until the counts add up. */
 static void balance(shares *s, int surplus) {
     bool taking = surplus > 0;
     for (unsigned i = 0; i < s->symbols; i++) {
@@ -41,7 +41,7 @@ static void balance(shares *s, int surplus) {
     }
 }
 
-/* Shares 2^log states among the symbols; every symbol that occurs gets one. Returns the bits that coding costs then. */
+/* Shares 2^log states among the symbols; every symbol that occurs gets at least one. Returns the resulting bits. */
 static float share_states(const symbols_workspace *w, symbols_table *t, const uint32_t *counts,
                           unsigned log) {
     shares s;
@@ -95,7 +95,7 @@ static double low_bits(const symbols_workspace *w, const symbols_header *h, cons
     return (double)bits;
 }
 
-/* All symbols of a table must find room, twice over so that the common ones get their share. */
+/* Each table must have room for its symbols twice over, so that common ones get their share. */
 static unsigned smallest_log(const symbols_workspace *w, const symbols_groups *groups) {
     unsigned log = SYMBOLS_MIN_LOG;
     for (unsigned g = 0; g < groups->count; g++) {
@@ -112,8 +112,8 @@ static unsigned smallest_log(const symbols_workspace *w, const symbols_groups *g
 }
 
 /*
- * More states code more exactly, but leave the nearest cache, take time to set up and bytes to describe: a doubling must
- * save one part in 700 of the stream.
+ * More states code more exactly. But they leave the fastest cache, and take time to set up and bytes to describe. So a
+ * doubling must save 1/700 of the stream.
  */
 double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symbols_groups *groups,
                              unsigned width, size_t n) {

@@ -1,4 +1,4 @@
-/* What the blocks of a matrix share, and the parts that it has in common with blocks: integers, factors. */
+/* The data that blocks of a matrix share, and the parts that it has in common with blocks: integers, factors. */
 #include "codec/lattice/wire.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_SYMBOLS = 4, COLUMNS_KNOWN = 7 };
 enum { MOST_SHIFT = 24 };
-#define FACTOR_MANY  16384 /* integers, of which adaptive coding is not tried */
+#define FACTOR_MANY  16384 /* integers; with more, adaptive coding is not tried */
 #define FACTOR_WORTH 16
 #define SYMBOLS_MAX  (1u << 18)
 
@@ -37,7 +37,7 @@ static ckd_status get_integers(const int32_t **out, reader *from, size_t n, cons
     return adaptive_decode(values, n, contexts, stream, (size_t)size, &scratch->adaptive, err);
 }
 
-/* Integers of which each is from `min` to `max`. */
+/* Reads integers, each of which must be in min ... max. */
 static ckd_status get_bounded(const int32_t **out, reader *from, size_t n, int32_t min, int32_t max,
                               bytes *room, lattice_scratch *scratch, ckd_error *err) {
     ckd_status status = get_integers(out, from, n, NULL, room, scratch, err);
@@ -53,7 +53,7 @@ ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes 
     return get_bounded(out, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, room, scratch, err);
 }
 
-/* ---- factors: rows x rank, each component (column) with a scale of its own ---- */
+/* ---- factors: rows x rank; each component (column) has its own scale ---- */
 
 static int32_t component_scale(const int32_t *factor, size_t rows, uint32_t rank, uint32_t k) {
     double energy = 0;
@@ -71,7 +71,7 @@ static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank
     for (size_t k = 0; contexts && k < have; k++) {
         contexts[k] = (uint8_t)scale[k];
     }
-    while (contexts && have < n) { /* as often as there are rows */
+    while (contexts && have < n) { /* repeated for every row */
         size_t more = have < n - have ? have : n - have;
         memcpy(contexts + have, contexts, more);
         have += more;
@@ -88,7 +88,7 @@ static void differences(int32_t *values, size_t n, bool undo) {
     }
 }
 
-/* Integers of `width` bytes as symbol streams of at most SYMBOLS_MAX, each with its size in front. */
+/* Writes integers of `width` bytes as symbol streams of at most SYMBOLS_MAX integers, each preceded by its size. */
 static void put_streams(bytes *to, const int32_t *values, size_t n, unsigned width, const uint8_t *contexts,
                         lattice_scratch *scratch, symbols_workspace *work) {
     for (size_t at = 0; at < n; at += SYMBOLS_MAX) {
@@ -132,7 +132,10 @@ static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned 
     return status;
 }
 
-/* Adaptively, which is smaller, or, if there are many or it costs next to nothing, as symbols, which are ten times as fast. */
+/*
+ * Uses adaptive coding, which is smaller, or symbols, which are ten times as fast: for many integers, or if they cost
+ * hardly more.
+ */
 static bool put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
                        lattice_scratch *scratch, symbols_workspace *work) {
     bytes *fast = bytes_anew(&scratch->tried);
@@ -209,7 +212,7 @@ ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, 
                     : CKD_E_NOMEM;
 }
 
-/* ---- what the blocks of a matrix share ---- */
+/* ---- shared data of a matrix ---- */
 
 ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
                                symbols_workspace *work, ckd_error *err) {

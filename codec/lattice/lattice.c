@@ -9,16 +9,16 @@
 enum {
     FORM_LEVELS = 1,
     FORM_ROWS = 2,
-    FORM_GRID = 4, /* columns and phase are given */
+    FORM_GRID = 4, /* columns and phase are present */
     FORM_FACTOR = 8,
     FORM_EXCEPTIONS = 16,
     FORM_SHARED = 32,
     FORM_SYMBOLS = 64,      /* of the rows' factor */
     FORM_SHARED_ROWS = 128, /* rows and the rows' factor are in a side record */
 };
-/* How q is stored: not at all, symbols of so many bytes, adaptively. */
-#define MASKS_WORTH 4         /* masks are tried if at most one integer of so many is not zero */
-#define MASKS_SURE  (1 << 15) /* and in larger blocks nothing else is */
+/* How q is stored: omitted, as symbols of 1, 2 or 4 bytes, or adaptively. */
+#define MASKS_WORTH 4         /* masks are tried if at most one integer in so many is not zero */
+#define MASKS_SURE  (1 << 15) /* larger blocks then try nothing else */
 enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
 
 void lattice_scratch_free(lattice_scratch *s) {
@@ -49,7 +49,7 @@ static int32_t get_signed(reader *from) {
 CPU_PLAIN unsigned lattice_width(const int32_t *q, size_t n, bool levels) {
     int32_t min = 0, max = 0;
     for (size_t i = 0; i < n; i++) {
-        /* What stands for a zero value takes the lowest integer of any width. */
+        /* The marker of a zero value becomes the lowest integer of any width. */
         int32_t v = levels && q[i] == INT32_MIN ? 0 : q[i];
         min = v < min ? v : min;
         max = v > max ? v : max;
@@ -99,7 +99,7 @@ static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void 
     }
 }
 
-/* Masks take an eighth of the symbols, hence of the time, and hold what neighbours have in common. */
+/* Masks need an eighth of the symbols, so an eighth of the time, and capture what neighbours have in common. */
 static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratch *scratch,
                             symbols_workspace *work, ckd_error *err) {
     size_t groups = (n + MASK_OF - 1) / MASK_OF;
@@ -119,7 +119,7 @@ static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratc
     return CKD_OK;
 }
 
-/* Integers of so many bytes; `linear`: in an order in which masks are allowed. */
+/* Writes integers of `width` bytes. `linear`: masks are allowed. */
 static ckd_status put_symbols(bytes *to, const void *q, unsigned width, size_t n, bool linear,
                               lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
     size_t start = to->size;
@@ -249,7 +249,7 @@ static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch
     return status;
 }
 
-/* ---- values kept as they are ---- */
+/* ---- values stored verbatim ---- */
 
 static void put_exceptions(bytes *to, const lattice_block *b) {
     wire_put_varint(to, b->exceptions);
@@ -356,7 +356,7 @@ static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const l
     return lattice_get_columns(&b->own, from, b->columns, scratch, work, err);
 }
 
-/* Rows that lie in a side record, of which there may be more than the block needs. */
+/* Takes rows from a side record, which may have more of them than the block needs. */
 static ckd_status take_rows(lattice_block *b, uint8_t form, const lattice_columns *rows, ckd_error *err) {
     bool steps = form & FORM_ROWS, factor = form & FORM_FACTOR;
     if (!rows || rows->columns != lattice_rows(b) || !b->shared || form & FORM_SYMBOLS ||

@@ -12,7 +12,7 @@
 
 CPU_INLINE size_t count_nonzeros(const int8_t *q, size_t n) {
     size_t count = 0;
-    for (size_t at = 0; at < n; at += 128) { /* so many as a byte can count */
+    for (size_t at = 0; at < n; at += 128) { /* as many as a byte counter holds */
         size_t end = n - at < 128 ? n : at + 128;
         uint8_t here = 0;
         for (size_t i = at; i < end; i++) {
@@ -32,14 +32,14 @@ size_t lattice_nonzeros(const int8_t *q, size_t n) {
     return cpu_has_avx2() ? count_avx2(q, n) : count_plain(q, n);
 }
 
-/* A bit for each byte that is not zero, in the order of the bytes. */
+/* Returns one bit per byte that is not zero, in the order of the bytes. */
 static unsigned mask_of(uint64_t eight) {
     const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f);
     uint64_t set = (((eight & low) + low) | eight) & ~low;
     return (unsigned)((set >> 7) * UINT64_C(0x0102040810204080) >> 56);
 }
 
-/* Those of whole eights and what is left of them. */
+/* Handles whole groups of eight and the remainder. */
 static size_t masks_plain(uint8_t *masks, int8_t *others, const int8_t *q, size_t n) {
     size_t count = 0;
     for (size_t i = 0; i < n; i += MASK_OF) {
@@ -47,7 +47,7 @@ static size_t masks_plain(uint8_t *masks, int8_t *others, const int8_t *q, size_
         memcpy(all, q + i, n - i < MASK_OF ? n - i : MASK_OF);
         uint64_t eight = load_le64(all);
         masks[i / MASK_OF] = (uint8_t)mask_of(eight);
-        /* Without a branch for each: which of them are zero cannot be foretold. */
+        /* No branch per integer: which ones are zero is unpredictable. */
         for (unsigned j = 0; eight && j < MASK_OF; j++) {
             others[count] = (int8_t)all[j];
             count += all[j] != 0;
@@ -78,7 +78,7 @@ size_t lattice_masks_bits(const uint8_t *masks, size_t groups) {
     return cpu_has_popcount() ? bits_popcount(masks, groups) : bits_plain(masks, groups);
 }
 
-/* For each mask, where each of eight integers stands among the others; 0x80: it is zero. */
+/* For each mask, the position among the others of each of its eight integers; 0x80: it is zero. */
 #define PLACE(m, j) ((m) >> (j)&1u ? __builtin_popcount((m) & ((1u << (j)) - 1u)) : 0x80)
 #define ROW(m) \
     { PLACE(m, 0), PLACE(m, 1), PLACE(m, 2), PLACE(m, 3), PLACE(m, 4), PLACE(m, 5), PLACE(m, 6), PLACE(m, 7) }
@@ -87,7 +87,10 @@ size_t lattice_masks_bits(const uint8_t *masks, size_t groups) {
 #define ROWS_64(m) ROWS_16(m), ROWS_16((m) + 16u), ROWS_16((m) + 32u), ROWS_16((m) + 48u)
 static const uint8_t places[256][MASK_OF] = {ROWS_64(0u), ROWS_64(64u), ROWS_64(128u), ROWS_64(192u)};
 
-/* The inverse: for each mask, where its integers stand among eight. Those behind them do not matter. */
+/*
+ * The inverse: for each mask, the position among the eight of each of its integers. The entries behind them do not
+ * matter.
+ */
 #define SET_BELOW(m, j) __builtin_popcount((m) & ((1u << (j)) - 1u))
 #define IS_SET(m, j, k) ((m) >> (j)&1u && SET_BELOW(m, j) == (k) ? (j) : 0u)
 #define NTH(m, k)                                                                              \
@@ -130,7 +133,7 @@ static void spread_plainly(int8_t *q, const int8_t *others, unsigned mask) {
     }
 }
 
-/* All whole eights; returns where the others go on. */
+/* Expands all whole groups of eight; returns where the remaining others start. */
 typedef const int8_t *(*spread_loop)(int8_t *q, const uint8_t *masks, const int8_t *others, size_t groups);
 
 static const int8_t *spread_plain(int8_t *q, const uint8_t *masks, const int8_t *others, size_t groups) {
@@ -149,7 +152,7 @@ __attribute__((target("avx2,popcnt"))) static const int8_t *spread_avx2(int8_t *
         if (g + MASKS_AT_ONCE <= groups) {
             memcpy(&next, masks + g, sizeof(next));
         }
-        if (next == 0) { /* mostly zeros are among zeros */
+        if (next == 0) { /* runs of zero masks are common */
             memset(q + g * MASK_OF, 0, MASKS_AT_ONCE * MASK_OF);
             g += MASKS_AT_ONCE;
             continue;

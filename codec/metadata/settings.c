@@ -1,4 +1,4 @@
-/* What a store is told to keep: pins, tags and policies. codec/FORMAT.md, "Pin", "Tag", "Policy", "Parity setting". */
+/* Settings: pins, tags, policies, parity. codec/FORMAT.md, "Pin", "Tag", "Policy", "Parity setting". */
 #include "codec/common/erasure.h"
 #include "codec/metadata/wire.h"
 

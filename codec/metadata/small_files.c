@@ -55,7 +55,7 @@ static void put_times(bytes *to, const part *p) {
     }
 }
 
-/* What the catalog can hold. */
+/* Reads a number, limited to what the catalog can hold. */
 static uint64_t take_figure(metadata_reader *n) {
     uint64_t figure = reader_u64(&n->in);
     if (figure > INT64_MAX) {
@@ -64,7 +64,7 @@ static uint64_t take_figure(metadata_reader *n) {
     return figure;
 }
 
-/* Stages that this build does not know are left out. */
+/* Skips stages unknown to this build. */
 static void take_times(metadata_reader *n, part *out) {
     out->began_ns = take_figure(n);
     uint32_t count = reader_u32(&n->in);

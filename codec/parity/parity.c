@@ -5,10 +5,10 @@
 #include "codec/metadata/wire.h"
 
 #define MEMBER_BYTES  44u
-#define GROUP_BYTES   36u /* in front of the members, their count included */
+#define GROUP_BYTES   36u /* before the members, including their count */
 #define TRAILER_MAGIC "CKDP"
 
-/* ---- what a group is ---- */
+/* ---- the group ---- */
 
 void parity_group_encode(bytes *to, const ckd_id *store, const parity_group *g) {
     size_t start = metadata_begin(to, METADATA_PARITY_GROUP, store, 0, 0);
@@ -91,7 +91,7 @@ bool parity_group_same(const parity_group *a, const parity_group *b) {
     return same;
 }
 
-/* ---- where things stand ---- */
+/* ---- layout ---- */
 
 static uint64_t longest(const parity_group *g) {
     uint64_t size = 0;
@@ -222,7 +222,7 @@ static ckd_status open_back(parity_group *out, parity_file *f, const ckd_id *sto
     return decode_at(out, f, store, at - note, note, err);
 }
 
-/* One copy is enough, unless it is of a version that this build does not know. */
+/* One valid copy is enough, unless the other has a version unknown to this build. */
 static ckd_status either(ckd_status front, ckd_status back) {
     return back == CKD_OK && (front == CKD_E_CORRUPT || front == CKD_E_IO) ? CKD_OK : front;
 }
