@@ -1,4 +1,4 @@
-/* Statements, parameters and columns: what every query of the catalog is made of. */
+/* Statements, parameters and columns: the building blocks of every query. */
 #include "catalog/db.h"
 
 #include <math.h>
@@ -67,7 +67,7 @@ ckd_status query_next(bool *row, query *q, ckd_error *err) {
 
 void query_end(query *q) {
     if (q->stmt) {
-        /* These repeat the failure of the last step, which has been reported, and have none of their own. */
+        /* These return the failure of the last step, which was reported already. */
         (void)sqlite3_reset(q->stmt);
         (void)sqlite3_clear_bindings(q->stmt);
         q->stmt = NULL;
@@ -114,7 +114,7 @@ ckd_status handle_usable(const catalog *c, ckd_error *err) {
 }
 
 ckd_status work_limit_set(catalog *c, ckd_error *err) {
-    /* An honest catalog takes 0.8 instructions a byte where it takes most, in the integrity check. */
+    /* An intact catalog needs at most 0.8 instructions per byte, in the integrity check. */
     enum { PER_BYTE = 16, AT_LEAST = 2000 };
     query q;
     bool row = false;
@@ -288,7 +288,7 @@ const char *column_text(query *q, int at, size_t least, size_t max) {
     return text;
 }
 
-/* ---- used here and there ---- */
+/* ---- shared helpers ---- */
 
 ckd_status checkpoint_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err) {
     query q;

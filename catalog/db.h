@@ -1,8 +1,8 @@
 /*
- * Inside the catalog: the handle, its statements, and rows read as if a stranger had written the file.
+ * Internals of the catalog: the handle, its statements, and rows, which are read as untrusted input.
  *
- * Every statement the catalog runs is in one table in sql.c, prepared at its first use and finalised with the
- * handle. A query_* call takes one of them from begin to end; no other use of it may be under way in between.
+ * All statements are in one table in sql.c. Each is prepared on first use and finalised with the handle. A query uses a
+ * statement from query_begin to query_end; the statement must not be used otherwise in between.
  */
 #ifndef CATALOG_DB_H
 #define CATALOG_DB_H
@@ -82,52 +82,55 @@ extern const statement_text statement_texts[STATEMENT_COUNT];
 
 struct catalog {
     sqlite3 *db;
-    fault_vfs *vfs; /* NULL in memory */
+    fault_vfs *vfs; /* NULL for CATALOG_MEMORY */
     catalog_mode mode;
     char *path;      /* for messages */
-    int64_t process; /* that opened it */
+    int64_t process; /* process that opened the handle */
     uint64_t page_size;
-    bool lacks_ranks; /* the file is of version 5: it has no rank_timings */
+    bool lacks_ranks; /* the file has version 5: it lacks rank_timings */
     uint64_t
-        work_limit; /* how often a statement may call back before it is taken for endless: from the file's size */
-    uint64_t work_left; /* of the statement that runs */
+        /* calls of work_left_count after which a statement counts as endless; derived from the file's size */
+        work_limit;
+    uint64_t work_left; /* of the running statement */
     sqlite3_stmt *stmts[STATEMENT_COUNT];
 };
 
 /*
- * What a failed SQLite call means to the caller, with the handle's path: FULL -> NOSPACE, BUSY and LOCKED -> BUSY,
- * CORRUPT, NOTADB and whatever shows that the tables or rows are not ours (a statement that does not fit, a broken
- * constraint) -> CORRUPT, READONLY -> READ_ONLY, NOMEM, I/O by errno. A journal that a reader may not roll back is CORRUPT. `doing` completes "cannot ...".
+ * Maps a failed SQLite call to a status, with the handle's path: FULL -> NOSPACE, BUSY and LOCKED -> BUSY, READONLY ->
+ * READ_ONLY, NOMEM, I/O by errno. CORRUPT, NOTADB and anything that shows foreign tables or rows (a statement that does
+ * not fit, a broken constraint) -> CORRUPT; so does a journal that a reader may not roll back. `doing` completes
+ * "cannot ...".
  */
 ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *err);
-/* The file holds what it cannot. CORRUPT with the handle's path. */
+/* Reports impossible content of the file: CORRUPT with the handle's path. */
 ckd_status catalog_damaged(const catalog *c, ckd_error *err, const char *format, ...) ERR_PRINTF(3, 4);
 
 /*
- * STATE in a child of the process that opened the handle: the child does not hold the locks that SQLite believes it holds.
+ * Returns STATE in a forked child of the process that opened the handle: the child does not hold the locks that SQLite
+ * believes it holds.
  */
 ckd_status handle_usable(const catalog *c, ckd_error *err);
 
 /*
- * One snapshot for several statements: opens a read transaction unless one of the caller's is under way, and sets the
- * work limit from the size of the file. snapshot_end closes what snapshot_begin opened.
+ * Opens a read transaction, so that several statements see one snapshot, unless the caller has a transaction open. Sets
+ * the work limit from the file's size. snapshot_end closes what snapshot_begin opened.
  */
 ckd_status snapshot_begin(catalog *c, bool *opened, ckd_error *err);
 void snapshot_end(catalog *c, bool opened);
-/* Sets the work limit alone. */
+/* Only sets the work limit. */
 ckd_status work_limit_set(catalog *c, ckd_error *err);
-/* For sqlite3_progress_handler: counts down work_left. */
+/* Callback for sqlite3_progress_handler: counts down work_left. */
 int work_left_count(void *handle);
-enum { WORK_UNIT = 1000 }; /* virtual machine instructions between two calls of it */
+enum { WORK_UNIT = 1000 }; /* virtual machine instructions between two calls of work_left_count */
 
 /*
- * Compares identity, version, tables and store, in one snapshot. blank: there is nothing in the file yet, and nothing was
- * verified. Errors: CORRUPT, UNSUPPORTED, and those of catalog_fail.
+ * Checks identity, version, tables and store in one snapshot. blank: the file is still empty and nothing was verified.
+ * Errors: CORRUPT, UNSUPPORTED, and those of catalog_fail.
  */
 ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error *err);
-/* Creates the tables of a blank file, unless another process was faster. */
+/* Creates the tables of a blank file, unless another process did so meanwhile. */
 ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err);
-/* Adds to a catalog of version 5 what it lacks. */
+/* Upgrades a catalog of version 5. */
 ckd_status tables_renew(catalog *c, ckd_error *err);
 
 typedef struct query {
@@ -135,32 +138,37 @@ typedef struct query {
     sqlite3_stmt *stmt;
     const char *doing;
     int bound;      /* the first bind that failed */
-    int bad_column; /* the first column that held what the schema forbids, -1: none */
+    int bad_column; /* the first column with a value that the schema forbids; -1: none */
     bool no_memory;
 } query;
 
-/* query_end must follow, also on failure. */
+/* Starts a query. query_end must follow, also on failure. */
 ckd_status query_begin(query *q, catalog *c, statement which, ckd_error *err);
-/* Steps once and ends: for statements without results. `begun` is what query_begin returned; binding before is harmless if it failed. */
+/*
+ * Steps once and ends, for statements without results. `begun` is the result of query_begin; binding after its failure
+ * is harmless.
+ */
 ckd_status query_run(query *q, ckd_status begun, ckd_error *err);
-/* Steps to the next row. On the way in it reports failed binds and bad columns of the row before. */
+/* Steps to the next row. Also reports failed binds and bad columns of the previous row. */
 ckd_status query_next(bool *row, query *q, ckd_error *err);
-/* Resets the statement: ends its read lock. What was read from a row is gone. */
+/* Resets the statement and ends its read lock. Pointers into its row become invalid. */
 void query_end(query *q);
 /*
- * Calls `row` for each row of a statement until it fails. text: the statement's parameter; NULL: it has none. `row` ends with
- * query_row_status or a failure.
+ * Calls `row` for each row of a statement until `row` fails. text: the statement's only parameter; NULL: it has none.
+ * `row` must end with query_row_status or a failure.
  */
 typedef ckd_status (*row_fn)(void *context, query *q, ckd_error *err);
 ckd_status query_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
                       ckd_error *err);
-/* The same in a snapshot of its own, unless one is open. */
+/* As the function above, in its own snapshot unless one is open. */
 ckd_status snapshot_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
                          ckd_error *err);
-/* All in one for statements without parameters and results. */
+/* Runs a statement that has no parameters and no results. */
 ckd_status catalog_run(catalog *c, statement which, ckd_error *err);
 
-/* Parameters, counted from 1. Texts and ids must live until query_end. Numbers above INT64_MAX are refused. */
+/*
+ * Binds parameters, counted from 1. Texts and ids must stay valid until query_end. Numbers above INT64_MAX are refused.
+ */
 void bind_u64(query *q, int at, uint64_t value);
 void bind_key(query *q, int at, int64_t value);
 void bind_real(query *q, int at, double value); /* NaN: NULL */
@@ -168,24 +176,24 @@ void bind_text(query *q, int at, const char *text);
 void bind_blob16(query *q, int at, const void *data);
 void bind_id(query *q, int at, const ckd_id *id); /* zero: NULL */
 
-/* Columns, counted from 0. A value of the wrong type or outside its limits sets bad_column and yields zeros. */
+/* Read columns, counted from 0. A value of the wrong type or outside its limits sets bad_column and yields zeros. */
 uint64_t column_u64(query *q, int at, uint64_t max);
 uint32_t column_u32(query *q, int at, uint32_t least, uint32_t max);
 int64_t column_key(query *q, int at);
 double column_real(query *q, int at); /* NULL: NaN */
 void column_id(ckd_id *out, query *q, int at, bool may_be_null);
-/* Valid UTF-8 of `least` ... `max` bytes without NUL; the pointer lives until the next step. Never NULL. */
+/* Reads valid UTF-8 of `least` ... `max` bytes without NUL. The pointer is valid until the next step and never NULL. */
 const char *column_text(query *q, int at, size_t least, size_t max);
-/* The first bad column as CORRUPT, or CKD_OK. */
+/* Reports the first bad column as CORRUPT; else returns CKD_OK. */
 ckd_status query_row_status(const query *q, ckd_error *err);
 
-enum { CODING_MAX = 31, STAGE_MAX = 63 }; /* bytes of these names */
+enum { CODING_MAX = 31, STAGE_MAX = 63 }; /* bytes per name */
 
-/* Valid UTF-8 of `least` ... `max` bytes? Fits an INTEGER column? */
+/* Is the text valid UTF-8 of `least` ... `max` bytes? Does the number fit an INTEGER column? */
 bool text_storable(const char *text, size_t least, size_t max);
 bool number_storable(uint64_t value);
 
-/* The shards of an entry sorted by tensor and index, and what they add up to by role; all of the entry is validated. */
+/* The shards of an entry sorted by tensor and index, with their sums by role. The whole entry has been validated. */
 typedef struct entry_plan {
     const catalog_shard **shards;
     uint64_t raw[CKD_ROLE_OTHER + 1], stored[CKD_ROLE_OTHER + 1], elements[CKD_ROLE_OTHER + 1];
@@ -195,14 +203,14 @@ typedef struct entry_plan {
 ckd_status entry_plan_init(entry_plan *p, const catalog_entry *entry, ckd_error *err);
 void entry_plan_free(entry_plan *p);
 
-/* STATE outside a transaction, and in a child of the process that opened the handle. */
+/* Returns STATE outside a transaction, and in a forked child of the process that opened the handle. */
 ckd_status need_transaction(const catalog *c, ckd_error *err);
-/* The row of a checkpoint; 0: there is none. */
+/* Finds a checkpoint's row; *key = 0: there is none. */
 ckd_status checkpoint_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err);
 
 /*
- * Geometry as text that a person can read, such as '[768, 3072]'; schema.sql has it all. shape_parse returns false for any
- * other text (shape_elements says how many elements are too many), region_format where an end overflows.
+ * Geometry as readable text, such as '[768, 3072]'; schema.sql describes it. shape_parse returns false for any other
+ * text (shape_elements limits the elements). region_format returns false if an end overflows.
  */
 enum { SHAPE_TEXT = 360, REGION_TEXT = 720 };
 void shape_format(char out[SHAPE_TEXT], uint32_t ndim, const uint64_t *shape);

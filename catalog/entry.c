@@ -1,4 +1,4 @@
-/* What a caller wants to add, validated before the first row is written. */
+/* Validates an entry before the first row is written. */
 #include <stdlib.h>
 #include <string.h>
 

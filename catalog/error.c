@@ -1,4 +1,4 @@
-/* What SQLite's results mean to the caller. */
+/* Maps SQLite's result codes to statuses. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -27,7 +27,7 @@ static ckd_status status_of_errno(int sys) {
     }
 }
 
-/* A file that will not open. Without an errno SQLite itself refused it: it wants the shared memory of WAL mode. */
+/* A file that does not open. Without an errno SQLite itself refused it: it needs the shared memory of WAL mode. */
 static ckd_status status_of_cantopen(int sys) {
     switch (sys) {
     case 0:
@@ -42,9 +42,9 @@ static ckd_status status_of_cantopen(int sys) {
 
 static ckd_status status_of(int rc, int sys) {
     switch (rc) {
-    case SQLITE_READONLY_ROLLBACK: /* a writer died in a commit; only another writer may roll it back */
+    case SQLITE_READONLY_ROLLBACK: /* a writer died in a commit; only a writer may roll it back */
     case SQLITE_READONLY_RECOVERY:
-    case SQLITE_READONLY_DBMOVED: /* replaced or removed while it was open */
+    case SQLITE_READONLY_DBMOVED: /* the file was replaced or removed while open */
     case SQLITE_IOERR_SHORT_READ:
     case SQLITE_IOERR_CORRUPTFS:
     case SQLITE_IOERR_DATA:
@@ -71,12 +71,12 @@ static ckd_status status_of(int rc, int sys) {
     case SQLITE_RANGE:
         return CKD_E_INVALID;
     case SQLITE_CORRUPT:
-    case SQLITE_CONSTRAINT: /* what callers pass was validated, so it is the rows that are there */
+    case SQLITE_CONSTRAINT: /* callers' values were validated, so the existing rows are wrong */
     case SQLITE_NOTADB:
     case SQLITE_FORMAT:
-    case SQLITE_ERROR:     /* our statements are fixed, so it is the tables that do not fit them */
-    case SQLITE_TOOBIG:    /* a value longer than any the catalog stores */
-    case SQLITE_INTERRUPT: /* work_left_count */
+    case SQLITE_ERROR:     /* our statements are fixed, so the tables are wrong */
+    case SQLITE_TOOBIG:    /* a value longer than any that the catalog stores */
+    case SQLITE_INTERRUPT: /* stopped by work_left_count */
         return CKD_E_CORRUPT;
     default:
         return status_of_errno(sys);
@@ -96,7 +96,7 @@ static const char *advice(ckd_status status) {
     }
 }
 
-/* SQLite quotes what it finds in the file. */
+/* Replaces unprintable characters: SQLite quotes content of the file. */
 static void make_printable(char *text) {
     for (char *p = text; *p; p++) {
         *p = (unsigned char)*p < 0x20 || *p == 0x7f ? ' ' : *p;
@@ -113,7 +113,7 @@ ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *
     ckd_status status = status_of(rc, sys);
     char reason[128] = "";
     if (sys) {
-        const char *known = strerrordesc_np(sys); /* not strerror: neither locale nor threads matter */
+        const char *known = strerrordesc_np(sys); /* not strerror: its text depends on locale and threads */
         snprintf(reason, sizeof(reason), " (%s)", known ? known : "unknown system error");
     }
     err_set(err, status, "cannot %s: %.200s%s%s", doing, why, reason, advice(status));

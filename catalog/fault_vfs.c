@@ -14,14 +14,14 @@ struct fault_vfs {
     sqlite3_vfs *real;
     int last_errno;
     char name[40];
-    char *database; /* the path of the one that was opened; NULL: none yet */
+    char *database; /* path of the open database; NULL: none yet */
 };
 
-/* What SQLite allocates for a file: this, and right behind it the real VFS's own. */
+/* SQLite allocates this for a file; the real VFS's data follows directly. */
 typedef struct shim_file {
     sqlite3_file base;
     fault_vfs *owner;
-    const char *path; /* SQLite's, which keeps it as long as the file is open; NULL for temporary files */
+    const char *path; /* owned by SQLite, which keeps it while the file is open; NULL for temporary files */
     sqlite3_file *real;
 } shim_file;
 
@@ -34,7 +34,7 @@ static fault_vfs *owner_of(sqlite3_vfs *vfs) {
     return vfs->pAppData;
 }
 
-/* Notes errno right after a step of the real VFS has failed. BUSY is no failure, and SHORT_READ has no errno. */
+/* Stores errno right after a step of the real VFS has failed. BUSY is no failure, and SHORT_READ has no errno. */
 static int noted(fault_vfs *owner, int rc) {
     if (rc != SQLITE_OK && rc != SQLITE_BUSY && rc != SQLITE_IOERR_SHORT_READ) {
         owner->last_errno = errno;
@@ -42,7 +42,7 @@ static int noted(fault_vfs *owner, int rc) {
     return rc;
 }
 
-/* Asks the hook. 0: go on; else what it returned, with errno noted. */
+/* Asks the hook. Returns 0 to proceed; otherwise the hook's value, with errno stored. */
 static int ask(fault_vfs *owner, file_step step, const char *path) {
     int fault = path ? file_fault_check(step, path) : 0;
     if (fault) {
@@ -74,7 +74,7 @@ static int shim_write(sqlite3_file *file, const void *data, int size, sqlite3_in
     if (fault > 0) {
         return fault == ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE;
     }
-    if (fault < 0) { /* a disk that fills up in the middle of a write */
+    if (fault < 0) { /* simulates a disk that fills up during a write */
         int room = -(fault + 1), part = room < size ? room : size;
         int rc = part ? f->real->pMethods->xWrite(f->real, data, part, offset) : SQLITE_OK;
         return rc != SQLITE_OK ? noted(f->owner, rc) : SQLITE_FULL;
@@ -173,7 +173,9 @@ static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int
     return rc;
 }
 
-/* The real VFS would unlink and sync the folder in one go; apart, the fault hook sees both steps. */
+/*
+ * The real VFS would unlink and sync the folder in one call. Here they are separate, so the fault hook sees both steps.
+ */
 static int sync_parent(fault_vfs *owner, const char *path) {
     const char *slash = strrchr(path, '/');
     size_t length = slash && slash > path ? (size_t)(slash - path) : 1;
@@ -195,8 +197,8 @@ static int sync_parent(fault_vfs *owner, const char *path) {
 }
 
 /*
- * The database, or a file beside it that has its name in front. A journal may name any other as its super-journal: whoever wrote the journal
- * would have it deleted.
+ * Is it the database, or a file beside it whose name starts with the database's? A journal may name any file as its
+ * super-journal, which SQLite would then delete.
  */
 static bool is_own(const fault_vfs *owner, const char *path) {
     return owner->database && strncmp(path, owner->database, strlen(owner->database)) == 0 &&
@@ -218,7 +220,7 @@ static int shim_delete(sqlite3_vfs *vfs, const char *path, int sync) {
 static int shim_access(sqlite3_vfs *vfs, const char *path, int flags, int *result) {
     fault_vfs *owner = owner_of(vfs);
     if (!is_own(owner, path)) {
-        *result = 0; /* for a journal that names it, its transaction is over */
+        *result = 0; /* for a journal that names it, the transaction is over */
         return SQLITE_OK;
     }
     return noted(owner, owner->real->xAccess(owner->real, path, flags, result));

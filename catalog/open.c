@@ -1,4 +1,4 @@
-/* A handle from opening to closing, and its transactions. */
+/* Opening and closing a handle, and its transactions. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ static ckd_status handle_new(catalog **out, const char *path, catalog_mode mode,
     return CKD_OK;
 }
 
-/* SQLite would create it with mode 0644 whatever the umask; the other files of a store follow the umask. */
+/* SQLite would create the file with mode 0644 whatever the umask is; other files of a store follow the umask. */
 static ckd_status create_file(const char *path, ckd_error *err) {
     file_writer *f = NULL;
     if (file_exists(path)) {
@@ -58,7 +58,7 @@ static ckd_status create_file(const char *path, ckd_error *err) {
     return status;
 }
 
-/* A pipe would make SQLite wait for ever, and a link lead to a file that is not ours to write. */
+/* With a pipe SQLite would wait for ever; a link may lead to a file that we must not write. */
 static ckd_status check_regular(catalog *c, const char *suffix, ckd_error *err) {
     size_t size = strlen(c->path) + strlen(suffix) + 1;
     char *path = malloc(size);
@@ -92,7 +92,7 @@ static ckd_status connect_database(catalog *c, ckd_error *err) {
     if (rc != SQLITE_OK) {
         return catalog_fail(c, rc, "open the catalog", err);
     }
-    /* SQLite opens a file that it may not write for reading, and tells nobody. */
+    /* SQLite silently opens a file for reading if it may not write it. */
     if (c->mode == CATALOG_WRITE && sqlite3_db_readonly(c->db, "main") == 1) {
         err_set(err, CKD_E_READ_ONLY,
                 "cannot open the catalog for writing: the file or its file system is read-only");
@@ -102,8 +102,8 @@ static ckd_status connect_database(catalog *c, ckd_error *err) {
 }
 
 /*
- * Everything in the file that could run is off: triggers, views, functions in the schema, extensions. Values are capped
- * far above what the catalog stores, and far below what hurts.
+ * Disables everything in the file that could run: triggers, views, functions in the schema, extensions. Limits values
+ * far above what the catalog stores and far below what does harm.
  */
 static ckd_status configure(catalog *c, uint32_t busy_timeout_ms, ckd_error *err) {
     static const struct {
@@ -188,14 +188,14 @@ ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, cons
 }
 
 void catalog_close(catalog *c) {
-    /* In a child of fork the handle is left alone: closing it would roll back what the parent is writing. */
+    /* In a forked child leave the handle alone: closing it would roll back what the parent is writing. */
     if (!c || c->process != getpid()) {
         return;
     }
     for (size_t i = 0; i < STATEMENT_COUNT; i++) {
-        (void)sqlite3_finalize(c->stmts[i]); /* repeats the failure of the last step */
+        (void)sqlite3_finalize(c->stmts[i]); /* returns the failure of the last step again */
     }
-    /* Refused only while statements are left, and there are none; the VFS must then outlive the connection. */
+    /* Fails only if statements are left, and there are none. Otherwise the VFS must outlive the connection. */
     if (sqlite3_close(c->db) == SQLITE_OK) {
         fault_vfs_free(c->vfs);
     }
@@ -242,7 +242,7 @@ ckd_status catalog_commit(catalog *c, ckd_error *err) {
 }
 
 void catalog_rollback(catalog *c) {
-    /* Some failures have rolled back already. Another one here would leave the journal to the next writer. */
+    /* Some failures have already rolled back. If the rollback here fails, the next writer rolls back the journal. */
     if (handle_usable(c, NULL) == CKD_OK && !sqlite3_get_autocommit(c->db)) {
         (void)catalog_run(c, S_ROLLBACK, NULL);
     }

@@ -1,4 +1,4 @@
-/* Looking up checkpoints and runs. Lists must come in their order: that alone unmasks most damaged trees. */
+/* Looks up checkpoints and runs. Lists must be in order; that check alone reveals most damaged trees. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 /* ---- checkpoints ---- */
 
-/* The columns of CHECKPOINT_COLUMNS in db.c. */
+/* Reads the columns of CHECKPOINT_COLUMNS in sql.c. */
 static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err) {
     static const ckd_id none;
     memset(out, 0, sizeof(*out));
@@ -43,7 +43,7 @@ static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err)
     return CKD_OK;
 }
 
-/* The only row of a query that is set up already. NOT_FOUND if there is none. */
+/* Reads the only row of a prepared query. NOT_FOUND if there is none. */
 static ckd_status checkpoint_only(ckd_checkpoint *out, query *q, ckd_error *err) {
     bool row = false;
     ckd_status status = query_next(&row, q, err);
@@ -152,7 +152,7 @@ ckd_status catalog_places(catalog *c, catalog_place_fn visit, void *context, ckd
     return status;
 }
 
-/* A list being read, which grows by doubling. */
+/* A list being read; it grows by doubling. */
 typedef struct listing {
     ckd_checkpoint_list *out;
     size_t capacity;

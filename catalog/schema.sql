@@ -1,27 +1,28 @@
--- The catalog of a ckptdelta store: what the store holds, for queries. Look into it with `sqlite3 -readonly catalog.db`;
--- the views checkpoint_list and tensor_list are meant for people, the library never reads them. Change nothing by
--- hand: everything here but timings, rank_timings and files.verified_ns is made from the manifests and chunk files, and
--- `ckptdelta rebuild` makes it anew.
+-- The catalog of a ckptdelta store: an index of its content, for queries. Inspect it with
+-- `sqlite3 -readonly catalog.db`. The views checkpoint_list and tensor_list are for people; the library never reads
+-- them. Change nothing by hand. Everything but timings, rank_timings and files.verified_ns comes from the manifests and
+-- chunk files; `ckptdelta rebuild` makes it again.
 --
--- Conventions. Sizes are bytes, lengths are elements, times are nanoseconds since 1970. An id is 16 bytes. `key` is a
--- number of this file only, meaningless elsewhere. Numbers of the vocabulary (role, dtype, ...) are those of
--- ckptdelta.h. NULL is an id that is not there, or a figure that is not known (not a number).
+-- Conventions: sizes are bytes, lengths are elements, times are nanoseconds since 1970. An id is 16 bytes. `key` is
+-- local to this file and meaningless elsewhere. Numbers of the vocabulary (role, dtype, ...) are those of ckptdelta.h.
+-- NULL means a missing id, or an unknown figure (not a number).
 --
--- The library compares these statements word for word with those inside a file before it trusts it: whoever changes one
--- raises user_version.
+-- Before it trusts a file, the library compares these statements word for word with those in the file. A change of a
+-- statement must raise user_version.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
 PRAGMA user_version = 6;
 
--- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits. 'mark', if there is one: what the
--- folders of manifests and tombstones were like when the catalog agreed with them. 'deletions': the store's deletion mark at that time.
+-- 'format': version of the tables, '1'. 'store': id of the catalog's store, 32 hexadecimal digits. 'mark' (optional):
+-- state of the folders of manifests and tombstones when the catalog agreed with them. 'deletions': the store's deletion
+-- mark at that time.
 CREATE TABLE meta (
     key TEXT NOT NULL PRIMARY KEY,
     value TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 INSERT INTO meta VALUES ('format', '1');
 
--- The names of numbers, for people and reports.
+-- Names for numbers, for people and reports.
 CREATE TABLE vocabulary (
     what TEXT NOT NULL,
     number INTEGER NOT NULL,
@@ -42,7 +43,7 @@ CREATE TABLE runs (
     name TEXT NOT NULL UNIQUE CHECK (length(name) BETWEEN 1 AND 128 AND name NOT GLOB '*[^A-Za-z0-9._~-]*')
 ) STRICT;
 
--- One row a checkpoint: the newest generation of its manifest. UNIQUE (run, step) is the order of every list.
+-- One row per checkpoint: the newest generation of its manifest. Every list is in the order of UNIQUE (run, step).
 CREATE TABLE checkpoints (
     key INTEGER PRIMARY KEY,
     id BLOB NOT NULL UNIQUE CHECK (length(id) = 16 AND id <> zeroblob(16)),
@@ -70,7 +71,7 @@ CREATE TABLE checkpoints (
     CHECK (kind <> 2 OR parent IS NOT NULL)
 ) STRICT;
 
--- Those whose tensors a report has to look for elsewhere.
+-- Checkpoints whose tensors a report must read from chunk files.
 CREATE INDEX undetailed ON checkpoints (run, step) WHERE detailed = 0;
 
 -- The chunk files of a checkpoint, as its manifest names them. Compaction may put several checkpoints into one file.
@@ -85,13 +86,13 @@ CREATE TABLE files (
     PRIMARY KEY (checkpoint, ordinal)
 ) STRICT, WITHOUT ROWID;
 
--- Names are kept when the last checkpoint that uses them goes: the next one will use them again.
+-- Names stay when the last checkpoint that uses them is removed: the next one will use them again.
 CREATE TABLE tensor_names (
     key INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE CHECK (length(CAST(name AS BLOB)) BETWEEN 1 AND 1023)
 ) STRICT;
 
--- What one rank holds of one tensor of one checkpoint, if that is detailed. `ckptdelta rebuild` makes all of them so.
+-- One rank's shard of a tensor of a checkpoint, if the checkpoint is detailed. After `ckptdelta rebuild` all are.
 CREATE TABLE shards (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     tensor INTEGER NOT NULL REFERENCES tensor_names (key),
@@ -114,7 +115,7 @@ CREATE TABLE shards (
     PRIMARY KEY (checkpoint, tensor, shard)
 ) STRICT, WITHOUT ROWID;
 
--- Sums over shards, kept when a checkpoint is added, so that a report need not read them all.
+-- Sums over shards, made when a checkpoint is added, so that a report need not read all shards.
 CREATE TABLE role_totals (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 5),
@@ -124,7 +125,7 @@ CREATE TABLE role_totals (
     PRIMARY KEY (checkpoint, role)
 ) STRICT, WITHOUT ROWID;
 
--- The same sums over the checkpoints of a run, kept when one is added or removed. They end at 2^63 - 1.
+-- The same sums over a run's checkpoints, updated when one is added or removed. They saturate at 2^63 - 1.
 CREATE TABLE tensor_totals (
     run INTEGER NOT NULL REFERENCES runs (key) ON DELETE CASCADE,
     tensor INTEGER NOT NULL REFERENCES tensor_names (key),
@@ -136,7 +137,8 @@ CREATE TABLE tensor_totals (
     PRIMARY KEY (run, tensor, role)
 ) STRICT, WITHOUT ROWID;
 
--- How long the stages of a save took, of the rank that committed it; this, rank_timings and files.verified_ns is all that a rebuild loses.
+-- Durations of a save's stages, on the rank that committed it. A rebuild loses only this table, rank_timings and
+-- files.verified_ns.
 CREATE TABLE timings (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     stage TEXT NOT NULL CHECK (length(CAST(stage AS BLOB)) BETWEEN 1 AND 63),
@@ -145,7 +147,8 @@ CREATE TABLE timings (
     PRIMARY KEY (checkpoint, stage)
 ) STRICT, WITHOUT ROWID;
 
--- When each rank worked on what. Versions before 6 had no such table: it is added to their catalogs, so that their timings stay.
+-- When each rank worked on each stage. Versions before 6 lack this table. It is added to their catalogs, so their
+-- timings stay.
 CREATE TABLE rank_timings (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     rank INTEGER NOT NULL CHECK (rank BETWEEN 0 AND 4294967295),

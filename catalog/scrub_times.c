@@ -1,4 +1,4 @@
-/* When chunk files were last verified: a cache beside what the manifests say. */
+/* When chunk files were last verified. This is a cache that manifests do not hold. */
 #include <stdlib.h>
 #include <string.h>
 

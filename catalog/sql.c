@@ -1,4 +1,4 @@
-/* Every statement that the catalog runs on its own tables. */
+/* All statements that the catalog runs on its own tables. */
 #include "catalog/db.h"
 
 #define CHECKPOINT_COLUMNS                                                                                \
@@ -13,8 +13,8 @@
     "(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)"
 
 /*
- * CROSS JOIN fixes the order of the loops: runs by name, then checkpoints by step, both from an index, nothing sorted. k
- * is what the index says, c the row itself: where they differ, c is all NULL and reading it fails.
+ * CROSS JOIN fixes the loop order: runs by name, then checkpoints by step. Both come from an index, so nothing is
+ * sorted. k is the index's entry and c the row itself. If they differ, c is all NULL and reading it fails.
  */
 #define TIMINGS                                                                        \
     "SELECT r.name, k.step, k.created_ns, k.raw_bytes, k.stored_bytes, t.stage, t.ns " \
@@ -28,7 +28,7 @@
     "runs r CROSS JOIN checkpoints k ON k.run = r.key " \
     "LEFT JOIN checkpoints c ON c.key = k.key AND c.run = k.run AND c.step = k.step "
 
-/* What an upsert adds; sums beyond the largest integer would be reals. */
+/* Adds in an upsert. Without the cap, a sum beyond the largest integer would become a real. */
 #define CAPPED(column) "min(9223372036854775807, " column " + excluded." column ")"
 
 const statement_text statement_texts[STATEMENT_COUNT] = {

@@ -1,6 +1,6 @@
 /*
- * Is this our catalog? Before anything in a file is believed, its identity, version and tables are compared with those of
- * schema.sql; an empty one gets them.
+ * Recognises a catalog. Before anything in a file is trusted, its identity, version and tables are compared with those
+ * of schema.sql. An empty file gets them.
  */
 #include <stdio.h>
 #include <string.h>
@@ -8,10 +8,10 @@
 #include "catalog/db.h"
 #include "catalog_schema.h"
 
-/* What tells a catalog from other databases, and its versions apart. */
+/* Fields that identify a catalog and its version. */
 typedef struct identity {
     int64_t application, version;
-    int64_t objects; /* tables, indexes and views; 0: an empty file */
+    int64_t objects; /* number of tables, indexes and views; 0: an empty file */
 } identity;
 
 static int number_read(int64_t *out, sqlite3 *db, const char *sql) {
@@ -43,7 +43,7 @@ static bool identity_blank(const identity *i) {
     return i->application == 0 && i->version == 0 && i->objects == 0;
 }
 
-/* Is the statement that made this object the same as in `expected`'s current row (type, name, sql)? */
+/* Is the statement that created this object the same as in the current row (type, name, sql) of `expected`? */
 static int object_same(bool *same, sqlite3_stmt *found, sqlite3_stmt *expected) {
     const unsigned char *want = sqlite3_column_text(expected, 2);
     *same = false;
@@ -65,12 +65,12 @@ static int object_same(bool *same, sqlite3_stmt *found, sqlite3_stmt *expected) 
     return rc != SQLITE_OK ? rc : end;
 }
 
-#define WITHOUT_RANKS 5 /* the version whose catalogs lack one table, and are used and renewed as they are */
+#define WITHOUT_RANKS 5 /* catalogs of this version lack one table; they are usable and get upgraded */
 #define RANKS_TABLE   "rank_timings"
 
 /*
- * Are all our tables, indexes and views in `db`, word for word? What else is there is left alone: statistics by
- * ANALYZE, an index somebody made. `without`: a table that it need not have, or NULL.
+ * Does `db` have all our tables, indexes and views, word for word? Other objects are ignored, such as ANALYZE
+ * statistics or an index added by hand. `without`: a table that may be missing, or NULL.
  */
 static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference, const char *without) {
     sqlite3_stmt *expected = NULL, *found = NULL;
@@ -92,7 +92,7 @@ static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference, const char *
     return rc != SQLITE_OK ? rc : end;
 }
 
-/* A database in memory with our tables, to compare with. */
+/* Opens an in-memory database with our tables, for comparison. */
 static int reference_open(sqlite3 **out) {
     int rc = sqlite3_open_v2(":memory:", out,
                              SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
@@ -225,8 +225,7 @@ ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error
         }
     }
     snapshot_end(c, true);
-    if (status == CKD_OK &&
-        !sqlite3_get_autocommit(c->db)) { /* not even rolling back had the memory it needs */
+    if (status == CKD_OK && !sqlite3_get_autocommit(c->db)) { /* even the rollback lacked memory */
         status = err_nomem(err, 0, "the catalog");
     }
     return status;
@@ -254,7 +253,7 @@ ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    /* Another process may have been faster. */
+    /* Another process may have created the tables meanwhile. */
     int rc = identity_read(&have, c->db);
     if (rc != SQLITE_OK) {
         status = catalog_fail(c, rc, "create the catalog", err);
@@ -268,9 +267,9 @@ ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err) {
     return status;
 }
 
-/* ---- renewing ---- */
+/* ---- upgrading ---- */
 
-/* The statement that makes the table, as schema.sql has it, and then the version. */
+/* Runs the statement of schema.sql that creates the table, then sets the version. */
 static int add_ranks(sqlite3 *db, sqlite3 *reference) {
     sqlite3_stmt *made = NULL;
     int64_t version = 0;
@@ -306,7 +305,7 @@ ckd_status tables_renew(catalog *c, ckd_error *err) {
         return status;
     }
     int rc = identity_read(&have, c->db);
-    if (rc == SQLITE_OK && have.version == WITHOUT_RANKS) { /* another process may have been faster */
+    if (rc == SQLITE_OK && have.version == WITHOUT_RANKS) { /* another process may have done it meanwhile */
         rc = reference_open(&reference);
         rc = rc == SQLITE_OK ? add_ranks(c->db, reference) : rc;
         (void)sqlite3_close(reference);

@@ -1,4 +1,4 @@
-/* The tensors of a checkpoint, their shards folded together. */
+/* Lists the tensors of a checkpoint, with shards folded together. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,11 +44,11 @@ static ckd_status shard_read(shard_row *out, query *q, ckd_error *err) {
     return status;
 }
 
-/* A tensor of the list under construction, and the position that it will take. */
+/* A tensor of the list being built, and its final position. */
 typedef struct tensor_slot {
     ckd_tensor_info info;
     uint32_t ordinal;
-    double value_squares; /* of the shards so far */
+    double value_squares; /* sum over the shards so far */
     uint64_t elements;
 } tensor_slot;
 
@@ -57,7 +57,7 @@ typedef struct tensor_slots {
     size_t count, capacity;
 } tensor_slots;
 
-/* Name and coding in one allocation, which `name` begins. */
+/* Allocates name and coding in one block, which starts at `name`. */
 static ckd_status tensor_new(tensor_slots *slots, const shard_row *row, ckd_error *err) {
     if (ARRAY_GROW(slots->items, slots->capacity, slots->count + 1, "a list from the catalog", err) !=
         CKD_OK) {
@@ -81,7 +81,7 @@ static ckd_status tensor_new(tensor_slots *slots, const shard_row *row, ckd_erro
     return CKD_OK;
 }
 
-/* An unknown figure (NaN) leaves the maximum unknown. */
+/* Maximum of two numbers; NaN (unknown) if either is unknown. */
 static double larger(double a, double b) {
     if (isnan(a) || isnan(b)) {
         return NAN;
@@ -89,13 +89,13 @@ static double larger(double a, double b) {
     return a > b ? a : b;
 }
 
-/* The norm of both parts together, from that of each and their weights; without weights, the larger. */
+/* Combines the norms of two parts by their weights; without weights, takes the larger. */
 static double joined(double a, double weight_a, double b, double weight_b) {
     double mean = (weight_a * a * a + weight_b * b * b) / (weight_a + weight_b);
     return weight_a + weight_b > 0 && isfinite(mean) ? sqrt(mean) : larger(a, b);
 }
 
-/* false: the shard contradicts the shards before it. */
+/* Returns false if the shard contradicts earlier shards. */
 static bool tensor_fold(tensor_slot *slot, const shard_row *row) {
     ckd_tensor_info *a = &slot->info;
     const ckd_tensor_info *b = &row->info;
@@ -153,7 +153,7 @@ static int by_ordinal(const void *a, const void *b) {
     return order ? order : strcmp(x->info.name, y->info.name);
 }
 
-/* Moves the tensors, in order, into a list of their own. */
+/* Moves the tensors into a list, in order. */
 static ckd_status slots_to_list(ckd_tensor_list *out, tensor_slots *slots, ckd_error *err) {
     if (slots->count == 0) {
         return CKD_OK;
@@ -194,7 +194,7 @@ static ckd_status tensors_of(ckd_tensor_list *out, catalog *c, int64_t checkpoin
     return status;
 }
 
-/* The row of a checkpoint, and whether it has shards. */
+/* Finds a checkpoint's row, and whether it has shards. */
 static ckd_status find_detailed(int64_t *key, bool *detailed, catalog *c, const ckd_id *id, ckd_error *err) {
     query q;
     bool row = false;
@@ -235,7 +235,7 @@ ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, con
 
 typedef struct undetailed {
     size_t *places;
-    size_t count, capacity, at; /* at: of the list */
+    size_t count, capacity, at; /* at: index in the list */
     const ckd_checkpoint_list *list;
 } undetailed;
 
@@ -273,7 +273,7 @@ ckd_status catalog_not_indexed(size_t **places, size_t *count, const ckd_checkpo
     return status;
 }
 
-/* What a row of it would say. */
+/* Makes the row that this shard would have. */
 static void row_of(shard_row *out, const catalog_shard *s) {
     *out = (shard_row){.shard = s->index,
                        .ordinal = s->ordinal,
@@ -294,7 +294,7 @@ static void row_of(shard_row *out, const catalog_shard *s) {
     if (s->ndim) {
         memcpy(out->info.shape, s->shape, s->ndim * sizeof(*s->shape));
     }
-    (void)shape_elements(&out->info.elements, s->ndim, s->shape); /* validated before */
+    (void)shape_elements(&out->info.elements, s->ndim, s->shape); /* already validated */
 }
 
 static ckd_status fold_sorted(tensor_slots *slots, const entry_plan *p, size_t count, ckd_error *err) {

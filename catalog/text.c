@@ -1,4 +1,4 @@
-/* What the catalog stores as text that a person reads: shapes and regions. */
+/* Shapes and regions, which the catalog stores as readable text. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "base/bytes.h"
 #include "catalog/db.h"
 
-/* Appends at `at`; the buffers are large enough for CKD_MAX_DIMS of the longest numbers. */
+/* Appends at `at`. The buffers hold CKD_MAX_DIMS numbers of the largest size. */
 static size_t put(char *out, size_t size, size_t at, const char *text) {
     size_t length = strlen(text);
     if (at < size && length < size - at) {
@@ -63,7 +63,7 @@ bool region_format(char out[REGION_TEXT], uint32_t ndim, const ckd_region *regio
     return false;
 }
 
-/* Decimal digits without a leading zero. Moves *text behind them. */
+/* Parses decimal digits without a leading zero. Moves *text past them. */
 static bool parse_number(uint64_t *out, const char **text) {
     const char *p = *text;
     uint64_t value = 0;

@@ -1,4 +1,4 @@
-/* How long saves took, stage by stage. */
+/* Durations of saves, stage by stage. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,10 +11,10 @@ typedef struct timeline_rows {
     size_t count, capacity;
     ckd_stage_times *stages;
     size_t stage_count, stage_capacity;
-    size_t at; /* the save that stages were last found of */
+    size_t at; /* index of the save whose stages were found last */
 } timeline_rows;
 
-/* 0: a stage of another version. */
+/* Returns 0 for a stage of another version. */
 static ckd_stage stage_named(const char *name) {
     uint32_t stage = CKD_STAGE_LAST;
     while (stage > 0 && strcmp(stage_name(stage), name) != 0) {
@@ -23,7 +23,7 @@ static ckd_stage stage_named(const char *name) {
     return (ckd_stage)stage;
 }
 
-/* Where the time of a stage goes; NULL: a stage of another version, which nobody asks for. */
+/* Returns the field for a stage's time; NULL for a stage of another version, which is ignored. */
 static uint64_t *place_of(ckd_save_times *save, const char *stage) {
     const struct {
         const char *name;
@@ -38,7 +38,7 @@ static uint64_t *place_of(ckd_save_times *save, const char *stage) {
     return NULL;
 }
 
-/* The save of (run, step): the last one, or a new one behind it. Rows come by run and step. */
+/* Finds the save of (run, step): the last one, or a new one behind it. Rows come by run and step. */
 static ckd_status save_of(ckd_save_times **out, timeline_rows *rows, const char *run, uint64_t step,
                           ckd_error *err) {
     ckd_save_times *last = rows->count ? &rows->items[rows->count - 1] : NULL;
@@ -79,7 +79,10 @@ static ckd_status add_row(void *context, query *q, ckd_error *err) {
     return status;
 }
 
-/* Both are by run and step; a save without totals is none. */
+/*
+ * Advances to the save of a rank's stage. Both lists are sorted by run and step. Returns false if the save has no
+ * totals.
+ */
 static bool find_save(timeline_rows *rows, const char *run, uint64_t step) {
     for (; rows->at < rows->count; rows->at++) {
         const ckd_save_times *save = &rows->items[rows->at];

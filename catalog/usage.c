@@ -1,4 +1,4 @@
-/* Totals for the report, from what was added up when checkpoints were added: no shard is read. */
+/* Totals for the report, from sums made when checkpoints were added. No shard is read. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@ typedef struct run_usage {
     size_t count, capacity;
 } run_usage;
 
-/* The row of a run: the last one, or a new one behind it, for rows come by name. */
+/* Returns the row of a run: the last one, or a new one behind it, since rows come by name. */
 static ckd_status run_row(ckd_usage **out, run_usage *u, const char *run, const catalog *c, ckd_error *err) {
     int order = u->count ? strcmp(u->rows[u->count - 1].name, run) : -1;
     if (order > 0 || !run_name_valid(run)) {
@@ -54,7 +54,7 @@ static ckd_status run_total(void *context, query *q, ckd_error *err) {
     return usage_add(usage, raw, manifest, q->c, err);
 }
 
-/* A file that several checkpoints of a run share counts once. */
+/* Adds a file. A file that several checkpoints of a run share counts once. */
 static ckd_status run_file(void *context, query *q, ckd_error *err) {
     uint64_t size = column_u64(q, 1, INT64_MAX);
     ckd_status status = query_row_status(q, err);
@@ -88,7 +88,7 @@ ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd
 
 static ckd_status all_files(void *context, query *q, ckd_error *err) {
     catalog_files f = {.count = column_u64(q, 0, INT64_MAX)};
-    f.chunk_bytes = f.count ? column_u64(q, 1, INT64_MAX) : 0; /* sums of nothing are NULL */
+    f.chunk_bytes = f.count ? column_u64(q, 1, INT64_MAX) : 0; /* SQL sums over no rows are NULL */
     f.manifest_bytes = f.count ? column_u64(q, 2, INT64_MAX) : 0;
     ckd_status status = query_row_status(q, err);
     if (status == CKD_OK) {
@@ -107,7 +107,7 @@ ckd_status catalog_usage_files(catalog_files *out, catalog *c, ckd_error *err) {
 typedef struct role_sums {
     ckd_checkpoint_roles *rows;
     const ckd_checkpoint_list *list;
-    size_t at; /* of the list */
+    size_t at; /* index in the list */
 } role_sums;
 
 static ckd_status checkpoint_role(void *context, query *q, ckd_error *err) {
@@ -148,7 +148,7 @@ ckd_status catalog_usage_by_checkpoint(ckd_checkpoint_roles **rows, const ckd_ch
 
 /* ---- by tensor ---- */
 
-/* While they are collected, names are places in `text`, which moves as it grows. */
+/* While rows are collected, names are offsets into `text`, which moves as it grows. */
 typedef struct tensor_usage {
     ckd_tensor_usage *rows;
     size_t count, capacity;
@@ -179,7 +179,7 @@ static ckd_status make_room(tensor_usage *u, ckd_error *err) {
     return status == CKD_OK ? ARRAY_GROW(u->name_at, u->name_capacity, count, what, err) : status;
 }
 
-/* The run of the row is that of the row before, most often. */
+/* Adds a row. Most rows have the same run as the row before. */
 static ckd_status tensor_row(void *context, query *q, ckd_error *err) {
     tensor_usage *u = context;
     ckd_status status = make_room(u, err);
@@ -211,7 +211,7 @@ static ckd_status tensor_row(void *context, query *q, ckd_error *err) {
     return status;
 }
 
-/* Rows and text in one piece. NULL if out of memory. */
+/* Joins rows and text in one allocation. NULL if out of memory. */
 static ckd_tensor_usage *join_text(const tensor_usage *u) {
     ckd_tensor_usage *all = malloc(u->count * sizeof(*all) + u->used + 1);
     if (all) {

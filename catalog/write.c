@@ -1,4 +1,4 @@
-/* Adding, replacing and removing checkpoints, and timings. What is written was validated in entry.c. */
+/* Adds, replaces and removes checkpoints, and adds timings. entry.c has validated what is written. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ ckd_status need_transaction(const catalog *c, ckd_error *err) {
 
 /* ---- interned names ---- */
 
-/* The key of a row by its name; `add` makes it where there is none. */
+/* Finds a row's key by its name; `add` inserts the row if it is missing. */
 static ckd_status name_key(int64_t *key, catalog *c, statement look_up, statement add, const char *name,
                            ckd_error *err) {
     query q;
@@ -46,7 +46,7 @@ static ckd_status name_key(int64_t *key, catalog *c, statement look_up, statemen
 
 /* ---- rows ---- */
 
-/* A row that is there already. key 0: there is none. */
+/* An existing row. key 0: there is none. */
 typedef struct old_row {
     int64_t key, run;
     uint32_t generation;
@@ -81,7 +81,7 @@ static ckd_status run_with_key(catalog *c, statement which, int64_t key, ckd_err
     return query_run(&q, status, err);
 }
 
-/* Into row *key, or into a new one, whose key it sets, if that is 0. */
+/* Writes row *key; if *key is 0, inserts a row and sets *key. */
 static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const catalog_entry *entry,
                                  ckd_error *err) {
     const ckd_checkpoint *p = entry->checkpoint;
@@ -135,7 +135,7 @@ static ckd_status put_shard(catalog *c, int64_t checkpoint, int64_t tensor, cons
     char shape[SHAPE_TEXT], region[REGION_TEXT];
     query q;
     shape_format(shape, s->ndim, s->shape);
-    region_format(region, s->ndim, s->region); /* validated before */
+    region_format(region, s->ndim, s->region); /* already validated */
     ckd_status status = query_begin(&q, c, S_SHARD_ADD, err);
     bind_key(&q, 1, checkpoint);
     bind_key(&q, 2, tensor);
@@ -192,7 +192,7 @@ static ckd_status put_totals(catalog *c, int64_t checkpoint, const entry_plan *p
     return status;
 }
 
-/* What the checkpoint's shards add to the sums of its run, or take from them. */
+/* Adds the sums of the checkpoint's shards to those of its run, or subtracts them. */
 static ckd_status change_tensor_totals(catalog *c, statement which, int64_t checkpoint, int64_t run,
                                        ckd_error *err) {
     query q;
@@ -202,7 +202,7 @@ static ckd_status change_tensor_totals(catalog *c, statement which, int64_t chec
     return query_run(&q, status, err);
 }
 
-/* Before its shards go. */
+/* Must run before the shards are deleted. */
 static ckd_status subtract_tensor_totals(catalog *c, const old_row *old, ckd_error *err) {
     ckd_status status = change_tensor_totals(c, S_TENSOR_TOTALS_SUBTRACT, old->key, old->run, err);
     return status == CKD_OK ? run_with_key(c, S_TENSOR_TOTALS_DROP, old->run, err) : status;
@@ -210,7 +210,7 @@ static ckd_status subtract_tensor_totals(catalog *c, const old_row *old, ckd_err
 
 /* ---- one checkpoint ---- */
 
-/* What is there may only be an older generation of the same checkpoint. old->key 0: there is nothing. */
+/* Finds the row to replace, which must be an older generation of the same checkpoint. old->key 0: there is none. */
 static ckd_status find_old(old_row *old, catalog *c, const ckd_checkpoint *p, ckd_error *err) {
     int64_t same_id;
     ckd_status status = find_step(old, c, p->run, p->step, err);
@@ -261,13 +261,13 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
         status = put_totals(c, key, p, err);
     }
     if (status == CKD_OK && entry->shard_count) {
-        status = work_limit_set(c, err); /* what was inserted counts: it may be most of the catalog */
+        status = work_limit_set(c, err); /* the inserted rows count: they may be most of the catalog */
         status = status == CKD_OK ? change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err) : status;
     }
     return status;
 }
 
-/* Runs inside a savepoint, so that a caller who goes on after a failure does not commit half a checkpoint. */
+/* Ends a savepoint, so that a caller who continues after a failure does not commit half a checkpoint. */
 static ckd_status end_savepoint(catalog *c, ckd_status status, ckd_error *err) {
     if (status == CKD_OK) {
         status = catalog_run(c, S_RELEASE, err);
@@ -312,7 +312,8 @@ static ckd_status remove_rows(catalog *c, const char *run, uint64_t step, ckd_er
     }
     if (status == CKD_OK) {
         status =
-            run_with_key(c, S_CHECKPOINT_DROP, old.key, err); /* and by the schema all that refers to it */
+            /* deletes all rows that refer to it, too, by the schema */
+            run_with_key(c, S_CHECKPOINT_DROP, old.key, err);
     }
     return status == CKD_OK ? run_with_key(c, S_RUN_DROP, old.run, err) : status;
 }
@@ -336,7 +337,7 @@ ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error 
     return status;
 }
 
-/* The row of a checkpoint that gets timings. */
+/* Finds the row of a checkpoint that gets timings. */
 static ckd_status timed_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err) {
     ckd_status status = checkpoint_key(key, c, id, err);
     return status == CKD_OK && !*key
