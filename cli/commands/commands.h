@@ -1,4 +1,4 @@
-/* The subcommands: argv[0] is "ckptdelta NAME" for messages. Each returns the exit status. */
+/* The subcommands. argv[0] is "ckptdelta NAME", for messages. Each returns the exit status. */
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 

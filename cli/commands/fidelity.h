@@ -1,4 +1,7 @@
-/* How exactly to save: --fidelity, --effort, --target-bits, --target-ratio, --max-error, --step-scale; and what came of it. */
+/*
+ * The precision of a save: --fidelity, --effort, --target-bits, --target-ratio, --max-error, --step-scale; and the
+ * achieved result.
+ */
 #ifndef CLI_FIDELITY_H
 #define CLI_FIDELITY_H
 
@@ -6,23 +9,23 @@
 
 #include "cli/files/inputs.h"
 
-/* The options; input: the ckd_save_options that they go to. Ends the process with status 2 where they make no sense. */
+/* The options; input: the ckd_save_options to fill. Contradictory options end the process with status 2. */
 extern const struct argp cli_fidelity_argp;
 
 bool cli_fidelity_is_lossy(const ckd_save_options *o);
-/* In a save of these options, tensors with this role are lossy. */
+/* Would a save with these options store tensors of this role lossily? */
 bool cli_fidelity_of_role_is_lossy(const ckd_save_options *o, ckd_role role);
 
 /*
- * Orders the tensors parameter by parameter, each as exp_avg_sq.X, exp_avg.X, master.X, X: weights' steps follow their second moment, and a
- * rounded copy costs nothing once its master is there. Parameters that have a master come first. An exact first moment comes before a lossy second
- * one: the one that comes last is coded by the other.
+ * Orders the tensors parameter by parameter, each as exp_avg_sq.X, exp_avg.X, master.X, X. The steps of weights follow
+ * their second moment, and a rounded copy costs nothing once its master is stored. Parameters with a master come first.
+ * An exact first moment precedes a lossy second moment, since the later one is coded with the help of the earlier.
  */
 ckd_status cli_fidelity_order(cli_inputs *inputs, const ckd_save_options *o, ckd_error *err);
 
 /*
- * What a lossy checkpoint cost and lost, in one line on stdout: "coarse: 0.51 bits per parameter; relative error (L2) up to 0.0012 in
- * weights, 0.31 in moments".
+ * Prints one line on stdout with the cost and the loss of a lossy checkpoint: "coarse: 0.51 bits per parameter;
+ * relative error (L2) up to 0.0012 in weights, 0.31 in moments".
  */
 void cli_fidelity_print(const ckd_checkpoint *c, const ckd_tensor_list *tensors);
 

@@ -1,4 +1,4 @@
-/* What save and import have in common: which checkpoint, where it comes from, how it is stored; and storing it. */
+/* Shared by save and import: which checkpoint, its parent, how it is stored; and the save itself. */
 #ifndef CLI_COMMANDS_SAVE_OPTIONS_H
 #define CLI_COMMANDS_SAVE_OPTIONS_H
 
@@ -14,8 +14,8 @@ typedef struct cli_saving {
     cli_options common;
     ckd_save_options save;
     bool has_run, has_step;
-    bool saves_nothing; /* run and step need not be said */
-    cli_place place;    /* of an argument; run "": none was given */
+    bool saves_nothing; /* run and step may be omitted */
+    cli_place place;    /* from an argument; run "": none was given */
     cli_place parent, resumed_from;
     bool has_parent, has_resumed_from;
     char metric_name[32];
@@ -27,15 +27,15 @@ typedef struct cli_saving {
 #define CLI_SAVING_INIT(name) \
     { .common.command = (name), .save = CKD_SAVE_OPTIONS_INIT }
 
-/* The options, those of all commands and --fidelity and its like among them; input: the cli_saving. */
+/* The options, including those of all commands and of fidelity.h; input: the cli_saving. */
 extern const struct argp cli_saving_argp;
-/* Takes an argument RUN@STEP, unless a file has this name. The first one behind the STORE may be one. */
+/* Takes an argument as RUN@STEP, unless a file has this name. Only the first argument after STORE may be one. */
 bool cli_saving_take_place(cli_saving *s, const char *argument);
 void cli_saving_free(cli_saving *s);
 
-/* Orders the inputs as their fidelity and optimizers want them, and notes options that match nothing. */
+/* Orders the inputs as required by fidelity and optimizers, and notes options that match nothing. */
 ckd_status cli_saving_order(cli_saving *s, cli_inputs *inputs, ckd_error *err);
-/* Saves them as one checkpoint and tells what came of it, or what went wrong. Returns the exit status. */
+/* Saves the inputs as one checkpoint and reports the result or the error. Returns the exit status. */
 int cli_saving_run(cli_saving *s, cli_inputs *inputs);
 
 #endif

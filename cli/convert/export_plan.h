@@ -1,4 +1,4 @@
-/* What an export consists of: which tensors go into which file, and how large all of them will be, before anything is written. */
+/* The plan of an export: which tensors go into which file, and the total size, before anything is written. */
 #ifndef CLI_EXPORT_PLAN_H
 #define CLI_EXPORT_PLAN_H
 
@@ -6,44 +6,47 @@
 
 #include "cli/convert/tensor_file.h"
 
-/* Which tensors are wanted, and as what. */
+/* Which tensors to export, and in which dtype. */
 typedef struct export_choice {
-    bool roles[CKD_ROLE_OTHER + 1]; /* --only; none of them: every role */
+    bool roles[CKD_ROLE_OTHER + 1]; /* --only; none set: every role */
     regex_t *patterns;              /* --match; none: every name */
     size_t pattern_count;
     ckd_dtype dtype; /* of weights; NONE: as stored */
-    uint64_t max;    /* bytes of tensors in a file */
+    uint64_t max;    /* bytes of tensors per file */
     bool some;       /* --only or --match was given: blobs are left out */
 } export_choice;
-/* "weight,other". INVALID if a role is none. */
+/* Parses roles such as "weight,other". INVALID if one is unknown. */
 ckd_status export_choice_roles(export_choice *c, const char *text, ckd_error *err);
-/* An extended regular expression. INVALID if it is none. */
+/* Adds an extended regular expression. INVALID if it does not compile. */
 ckd_status export_choice_match(export_choice *c, const char *text, ckd_error *err);
-/* "bf16", "f16" or "f32". */
+/* Parses "bf16", "f16" or "f32". */
 ckd_status export_choice_dtype(export_choice *c, const char *text, ckd_error *err);
 void export_choice_free(export_choice *c);
 
 typedef struct export_file {
     char *name; /* inside the folder */
     uint64_t bytes;
-    size_t tensors;       /* in it */
-    const char *blob;     /* its name in the checkpoint; NULL: it is none */
-    file_content content; /* of a file of tensors */
+    size_t tensors;       /* number of tensors in it */
+    const char *blob;     /* the blob's name in the checkpoint; NULL: not a blob */
+    file_content content; /* of a file with tensors */
 } export_file;
 
 typedef struct export_plan {
-    export_file *files; /* tensors first, then blobs; the index, which is written last, at the end */
+    export_file *files; /* tensors first, then blobs; at the end the index, which is written last */
     size_t count, tensors, left_out, cast;
     uint64_t bytes;        /* of all files */
-    uint64_t tensor_bytes; /* of all tensors: what the index calls total_size */
-    char *index;           /* NULL: there is one file of tensors, which needs none */
+    uint64_t tensor_bytes; /* of all tensors: total_size in the index */
+    char *index;           /* NULL: no index, since there is one file with tensors */
     ckd_blob_list *blobs;
 } export_plan;
-/* Names belong to the load. Errors: NOT_FOUND (nothing is wanted), UNSUPPORTED, NOMEM, those of ckd_load_blob. */
+/*
+ * Makes the plan. Names belong to the load. Errors: NOT_FOUND (nothing matches), UNSUPPORTED, NOMEM, those of
+ * ckd_load_blob.
+ */
 ckd_status export_plan_make(export_plan *out, const export_choice *choice, ckd_load *load, ckd_error *err);
 void export_plan_free(export_plan *p);
 
-/* May an export replace this, as one that came before wrote it? cli_replaceable_fn. */
+/* May an export replace this file, because an earlier export wrote it? A cli_replaceable_fn. */
 bool export_replaceable(const char *name, bool folder);
 
 #endif

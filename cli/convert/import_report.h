@@ -1,13 +1,13 @@
-/* What an import would do, for people and programs. */
+/* Reports what an import would do, as text or JSON. */
 #ifndef CLI_CONVERT_IMPORT_REPORT_H
 #define CLI_CONVERT_IMPORT_REPORT_H
 
 #include "cli/convert/import_plan.h"
 #include "cli/output/options.h"
 
-/* On stderr: rules that match nothing, metadata that is left out. */
+/* Prints on stderr rules that match nothing and metadata that is left out. */
 void import_report_remarks(const import_plan *plan);
-/* On stdout: what each tensor becomes; with --json, as docs/cli.md has it. */
+/* Prints on stdout the origin of each tensor; with --json as described in docs/cli.md. */
 ckd_status import_report_plan(const import_plan *plan, const cli_options *options, cli_roles *roles,
                               ckd_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * A folder that appears complete or not at all: files are written into .FOLDER.tmp-PID beside it, which gets its name when all of
- * them are durable. Nothing is left behind when it is dropped.
+ * A folder that appears complete or not at all. Files are written into .FOLDER.tmp-PID beside it, which is renamed when
+ * all of them are durable. Dropping it leaves nothing behind.
  */
 #ifndef CLI_OUTPUT_FOLDER_H
 #define CLI_OUTPUT_FOLDER_H
@@ -9,22 +9,25 @@
 
 typedef struct cli_folder cli_folder;
 
-/* Is a file with this name, inside the folder, one that may be replaced? `folder`: it is a folder itself. */
+/* May a file with this name inside the folder be replaced? `folder`: the name is a folder. */
 typedef bool (*cli_replaceable_fn)(const char *name, bool folder);
 
 /*
- * EXISTS if something stands at `path` that is not an empty folder; with `replaceable` also a folder of nothing else than
- * such files will do. Asked first of all.
+ * EXISTS unless `path` is free or an empty folder. With `replaceable`, a folder that holds only replaceable files is
+ * allowed, too. Call it before any work.
  */
 ckd_status cli_folder_check(const char *path, cli_replaceable_fn replaceable, ckd_error *err);
-/* Creates the folders above it and the temporary one. NOSPACE unless there are `size` bytes left on the file system. */
+/* Creates the parent folders and the temporary folder. NOSPACE unless the file system has `size` bytes left. */
 ckd_status cli_folder_open(cli_folder **out, const char *path, cli_replaceable_fn replaceable, uint64_t size,
                            ckd_error *err);
-/* The path of a file that is to be in it; free() it. Folders in between are created. NULL, and an error, on failure. */
+/*
+ * Returns the path of a future file in the folder; free() it. Creates folders in between. NULL, with an error, on
+ * failure.
+ */
 char *cli_folder_inside(const cli_folder *folder, const char *name, ckd_error *err);
-/* Gives it its name, in the place of what cli_folder_check allows to be there. Frees it in any case. */
+/* Renames the folder to its final name, replacing what cli_folder_check allows. Always frees it. */
 ckd_status cli_folder_commit(cli_folder *folder, ckd_error *err);
-/* Removes all of it; accepts NULL. */
+/* Removes everything. Accepts NULL. */
 void cli_folder_drop(cli_folder *folder);
 
 #endif

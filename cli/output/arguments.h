@@ -1,4 +1,4 @@
-/* Parsing the arguments of a subcommand, and what is said about a word that nobody knows. */
+/* Parses a subcommand's arguments, and suggests corrections for unknown words. */
 #ifndef CLI_ARGUMENTS_H
 #define CLI_ARGUMENTS_H
 
@@ -6,14 +6,14 @@
 #include <stddef.h>
 
 /*
- * argp_parse. Options that do not exist end the process with status 2, and the message suggests the nearest one that does.
+ * Runs argp_parse. Unknown options end the process with status 2; the message suggests the nearest existing one.
  * argv[0] is "ckptdelta COMMAND".
  */
 void cli_parse_arguments(const struct argp *argp, int argc, char **argv, void *input);
 
 /*
- * The candidate that `word` is most likely a misspelling of: one or two letters are missing, added, wrong or swapped. NULL: none
- * is that near.
+ * Returns the candidate of which `word` is probably a misspelling: one or two letters missing, added, wrong or swapped.
+ * NULL: none is that near.
  */
 const char *cli_nearest(const char *word, const char *const *candidates, size_t count);
 

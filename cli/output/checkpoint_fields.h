@@ -1,4 +1,4 @@
-/* What JSON says of a checkpoint (docs/cli.md), field by field. */
+/* The JSON fields of a checkpoint (docs/cli.md). */
 #ifndef CLI_CHECKPOINT_FIELDS_H
 #define CLI_CHECKPOINT_FIELDS_H
 
@@ -20,7 +20,7 @@ typedef struct json_field {
 
 enum { CHECKPOINT_FIELDS = 21 };
 
-/* Texts point into it: it must not be moved. */
+/* Its texts point into the struct itself, so do not move it. */
 typedef struct checkpoint_fields {
     json_field items[CHECKPOINT_FIELDS];
     char id[CKD_ID_TEXT], parent_id[CKD_ID_TEXT], resumed_from_id[CKD_ID_TEXT];
@@ -28,7 +28,7 @@ typedef struct checkpoint_fields {
     cli_text created;
 } checkpoint_fields;
 
-/* `ids` names its relatives. c must stay. */
+/* Makes the fields. `ids` finds its relatives. c must stay valid. */
 void checkpoint_fields_make(checkpoint_fields *out, const ckd_checkpoint *c, const cli_ids *ids);
 
 #endif

@@ -1,4 +1,4 @@
-/* How far something has come: one line on stderr, only on a terminal, only for what takes longer than a second. */
+/* A progress line on stderr: only on a terminal, and only if the operation takes longer than a second. */
 #ifndef CLI_PROGRESS_H
 #define CLI_PROGRESS_H
 
@@ -8,20 +8,20 @@
 
 typedef struct cli_progress {
     const char *verb; /* "saving" */
-    bool enabled;     /* stderr is a terminal and -q was not given */
-    bool drawn;       /* there is a line to be cleared */
+    bool enabled;     /* stderr is a terminal and -q is not set */
+    bool drawn;       /* a line is on screen */
     uint64_t started_ns, drawn_ns;
 } cli_progress;
 
 void cli_progress_begin(cli_progress *p, const char *verb, bool quiet);
-/* ckd_progress_fn with a cli_progress * as context. Non-zero once a signal has asked to stop. */
+/* A ckd_progress_fn with a cli_progress * as context. Returns non-zero once a signal has asked to stop. */
 int cli_progress_update(void *context, uint64_t done, uint64_t total);
-/* Clears the line. May be called again, and must be before anything else is printed. */
+/* Clears the line. Call it before printing anything else; repeated calls are harmless. */
 void cli_progress_end(cli_progress *p);
 
-/* Is it time to draw: a second has passed, and a fifth of one since the last line? */
+/* Is it time to draw? A second must have passed, and a fifth of one since the last line. */
 bool cli_progress_due(const cli_progress *p, uint64_t now_ns);
-/* "saving  312.0 MiB of 1.2 GiB  26 %  410.0 MiB/s  2 s left"; total 0: not known. */
+/* Formats "saving  312.0 MiB of 1.2 GiB  26 %  410.0 MiB/s  2 s left"; total 0: unknown. */
 void cli_progress_line(char *to, size_t room, const cli_progress *p, uint64_t done, uint64_t total,
                        uint64_t now_ns);
 

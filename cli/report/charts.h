@@ -1,4 +1,4 @@
-/* The charts of a report: the size of each checkpoint, all of them together, bits by role, and who descends from whom. */
+/* The charts of a report: size per checkpoint, total size, bits by role, and the lineage. */
 #ifndef CLI_REPORT_CHARTS_H
 #define CLI_REPORT_CHARTS_H
 
@@ -6,7 +6,7 @@
 
 #include "cli/report/data.h"
 
-/* There is at least one checkpoint. Errors: NOMEM. */
+/* Writes them; there must be a checkpoint. Errors: NOMEM. */
 ckd_status report_charts(FILE *to, const report_data *d, ckd_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* What storage costs, from a table that the user has written: a small JSON file. docs/cli.md describes it. */
+/* Storage prices from a small JSON file written by the user. docs/cli.md describes it. */
 #ifndef CLI_PRICES_H
 #define CLI_PRICES_H
 
@@ -6,14 +6,18 @@
 
 typedef struct cli_prices {
     char *name, *date, *currency;
-    double per_gb_month, per_1000_puts, per_1000_gets, egress_per_gb; /* a GB has 10^9 bytes; NaN: not said */
+    /* a GB has 10^9 bytes; NaN: not given */
+    double per_gb_month, per_1000_puts, per_1000_gets, egress_per_gb;
 } cli_prices;
 
-/* Errors: NOT_FOUND, IO, INVALID (with file and field), NOMEM. Release with cli_prices_free, which accepts NULL. */
+/*
+ * Reads prices. Release with cli_prices_free, which accepts NULL. Errors: NOT_FOUND, IO, INVALID (with file and field),
+ * NOMEM.
+ */
 ckd_status cli_prices_read(cli_prices **out, const char *path, ckd_error *err);
 void cli_prices_free(cli_prices *prices);
 
-/* What bytes cost in a month. */
+/* Returns the monthly cost of stored bytes. */
 double cli_price_stored(const cli_prices *prices, uint64_t bytes);
 
 /* "12.34 USD"; "-" for NaN. */

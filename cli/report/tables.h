@@ -1,4 +1,4 @@
-/* The tables of a report, and what it says in sentences: the same as text and on the page. */
+/* The tables and sentences of a report, as text and on the page. */
 #ifndef CLI_REPORT_TABLES_H
 #define CLI_REPORT_TABLES_H
 
@@ -7,17 +7,17 @@
 #include "cli/report/data.h"
 #include "cli/output/table.h"
 
-/* Each is to be printed, which frees it. `max`: rows; the largest tensors, the last checkpoints. */
+/* Make tables, which printing frees. `max`: number of rows (the largest tensors, the last checkpoints). */
 cli_table *report_runs(const report_data *d);
 cli_table *report_roles(const report_data *d);
-cli_table *report_growths(const report_data *d); /* of each run, by role */
+cli_table *report_growths(const report_data *d); /* per run, by role */
 cli_table *report_fidelities(const report_data *d);
 cli_table *report_periods(const report_data *d);
 cli_table *report_tensors(const report_data *d, size_t max);
 cli_table *report_checkpoints(const report_data *d, size_t max);
 cli_table *report_projections(const report_data *d);
 
-/* Lines of text; nothing if there is nothing to say. */
+/* Prints lines of text, if there is anything to say. */
 void report_say_totals(FILE *to, const report_data *d);
 void report_say_pruning(FILE *to, const report_data *d);
 void report_say_cost(FILE *to, const report_data *d);
