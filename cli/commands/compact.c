@@ -1,4 +1,4 @@
-/* ckptdelta compact: what was saved, in a better form. */
+/* ckptdelta compact: rewrites checkpoints in a better form. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -98,7 +98,7 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
     }
 }
 
-/* The run may stand behind the store; --run says the same. */
+/* The run may follow the store as an argument; --run means the same. */
 static error_t take_run(arguments *a, char *arg, struct argp_state *state) {
     if (cli_take_store(&a->common, arg)) {
         return 0;
@@ -167,7 +167,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* ---- what was done ---- */
+/* ---- the result ---- */
 
 static const struct {
     unsigned bit;

@@ -1,6 +1,6 @@
 /*
- * ckptdelta complete: names of a store, one a line, for the completions of shells. They call it while a person types: it
- * prints no errors, and does not wait for other processes.
+ * ckptdelta complete: names in a store, one per line, for shell completion. Shells call it while the user types, so it
+ * prints no errors and does not wait for other processes.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -65,7 +65,7 @@ static ckd_status print_tags(ckd_store *store, const char *prefix, ckd_error *er
     return status;
 }
 
-/* The list is sorted by run, then step. Runs are printed once, steps of several runs as often as there are. */
+/* The list is sorted by run, then step. Each run is printed once; steps of several runs are printed for every run. */
 static ckd_status print_checkpoints(const arguments *a, ckd_store *store, ckd_error *err) {
     bool runs = strcmp(a->kind, "runs") == 0, steps = strcmp(a->kind, "steps") == 0;
     ckd_checkpoint_list *list;

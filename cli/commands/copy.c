@@ -1,4 +1,4 @@
-/* ckptdelta copy, push and pull: checkpoints from one store to another. */
+/* ckptdelta copy, push and pull: copy checkpoints from one store to another. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,7 +63,7 @@ typedef struct arguments {
 
 /* ---- arguments ---- */
 
-/* N, latest, A:B, A: and :B */
+/* Parses N, latest, A:B, A: and :B. */
 static bool parse_steps(choice *out, const char *text) {
     char first[32] = "";
     const char *colon = strchr(text, ':');
@@ -102,7 +102,7 @@ static error_t parse_choice(int key, char *arg, arguments *a, struct argp_state 
     return add_choice(a, &c, state);
 }
 
-/* One store alone is the other one, if the environment names this one. Checkpoints have an @ and no slash. */
+/* A single store is the other one if the environment names this one. Checkpoints contain an @ and no slash. */
 static error_t take_argument(arguments *a, const char *arg, struct argp_state *state) {
     if (strchr(arg, '@') && !strchr(arg, '/')) {
         return cli_places_add_any(&a->places, arg, state);
@@ -157,11 +157,11 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* ---- what to copy ---- */
+/* ---- selection ---- */
 
 typedef struct chosen {
     ckd_checkpoint_list *all;
-    bool *marks; /* of each */
+    bool *marks; /* one per checkpoint */
     ckd_id *ids;
     size_t count;
 } chosen;
@@ -172,7 +172,7 @@ static void mark(chosen *c, const ckd_id *id) {
     }
 }
 
-/* Those of one choice. A range of steps is one of the run, or of the only one. */
+/* Marks the checkpoints of one choice. A range of steps belongs to the given run, or to the only one. */
 static ckd_status mark_choice(chosen *c, const arguments *a, const choice *what, ckd_store *from,
                               ckd_error *err) {
     ckd_checkpoint found;
@@ -236,7 +236,7 @@ static void chosen_free(chosen *c) {
     free(c->ids);
 }
 
-/* ---- telling ---- */
+/* ---- reporting ---- */
 
 static const char *state_word(ckd_copy_state state) {
     switch (state) {
@@ -307,7 +307,7 @@ static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_e
     return CKD_OK;
 }
 
-/* One by one, whatever else is printed. If it is only one, the error says it. */
+/* Prints each checkpoint that was not copied, whatever else is printed. If there is only one, the error names it. */
 static void print_left(const ckd_copy_result *r) {
     for (size_t i = 0; i < r->count && r->left > 1; i++) {
         if (r->items[i].state == CKD_COPY_LEFT) {
@@ -318,7 +318,7 @@ static void print_left(const ckd_copy_result *r) {
 
 /* ---- copying ---- */
 
-/* A store that does not exist yet is NULL for a dry run. */
+/* In a dry run, a store that does not exist yet is NULL. */
 static ckd_status open_destination(ckd_store **out, const arguments *a, const cli_options *o,
                                    ckd_error *err) {
     ckd_status status = cli_open_store(out, o, a->copy.dry_run ? CKD_OPEN_READ : CKD_OPEN_CREATE, err);

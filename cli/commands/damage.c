@@ -44,7 +44,7 @@ static bool has_damage(const cli_survivors *left, const char *run) {
     return false;
 }
 
-/* Looks at the checkpoints of one run, from `begin` of the list on; returns where the next run begins. */
+/* Examines the checkpoints of one run, starting at index `begin` of the list. Returns the index of the next run. */
 static size_t find_newest(cli_survivors *left, const ckd_checkpoint_list *all, size_t begin) {
     const char *run = all->items[begin].run;
     const ckd_checkpoint *newest = NULL;

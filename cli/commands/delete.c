@@ -1,4 +1,4 @@
-/* ckptdelta delete: the checkpoints that are named. */
+/* ckptdelta delete: deletes the named checkpoints. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ typedef struct arguments {
     ckd_delete_options deletion;
 } arguments;
 
-/* Whoever repeats a command with `latest` would delete another checkpoint each time. */
+/* `latest` is refused: repeating the command would delete another checkpoint each time. */
 static error_t take_place(arguments *a, const char *arg, struct argp_state *state) {
     error_t failed = cli_places_add_any(&a->places, arg, state);
     if (!failed && !a->places.items[a->places.count - 1].tag[0] &&

@@ -1,4 +1,4 @@
-/* ckptdelta diff: two checkpoints, tensor by tensor. */
+/* ckptdelta diff: compares two checkpoints, tensor by tensor. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -74,7 +74,7 @@ static json_t *json_side(const ckd_checkpoint *c) {
     return json_pack("{s:s, s:I, s:s}", "run", c->run, "step", (json_int_t)c->step, "id", id);
 }
 
-/* Figures of tensors that cannot be compared are null, not 0. */
+/* Tensors that cannot be compared get null, not 0. */
 static json_t *json_diff(const ckd_tensor_diff *d) {
     double none = d->comparable ? 0 : NAN;
     return json_pack(

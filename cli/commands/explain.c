@@ -8,7 +8,7 @@
 #include "cli/output/table.h"
 #include "cli/output/text.h"
 
-/* Read over needed; NaN if nothing is needed. */
+/* Bytes read divided by bytes needed; NaN if none are needed. */
 static double over_read(const ckd_load_reads *r) {
     return r->needed_bytes ? (double)r->read_bytes / (double)r->needed_bytes : NAN;
 }

@@ -1,4 +1,4 @@
-/* ckptdelta export: one checkpoint -> a folder of safetensors files, as model hubs and loaders have them. */
+/* ckptdelta export: one checkpoint -> a folder of safetensors files in the form that model hubs and loaders use. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,7 +57,7 @@ typedef struct arguments {
     bool overwrite, dry_run;
 } arguments;
 
-/* What an option says is wrong: usage. */
+/* Reports an invalid option value as wrong usage. */
 static error_t check_option(struct argp_state *state, ckd_status status, const ckd_error *err) {
     if (status != CKD_OK) {
         argp_error(state, "%s", err->message);
@@ -154,7 +154,7 @@ static ckd_status write_all(const arguments *a, const export_plan *p, ckd_load *
     return status;
 }
 
-/* ---- telling ---- */
+/* ---- reporting ---- */
 
 static ckd_status print_json(const arguments *a, const export_plan *p, ckd_store *store, const ckd_load *load,
                              ckd_error *err) {
@@ -216,7 +216,7 @@ static ckd_status tell(const arguments *a, const export_plan *p, ckd_store *stor
     return cli_talks(&a->common) ? print_text(a, p, load, err) : CKD_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- the command ---- */
 
 static ckd_status export_checkpoint(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;

@@ -34,7 +34,7 @@ static const struct argp_option options_table[] = {
     {0},
 };
 
-/* The number of `text` (of this length) among names that end with NULL; -1 if it is none of them. */
+/* Returns the index of `text` (with this length) among names that end with NULL; -1 if absent. */
 static int index_of(const char *text, size_t length, const char *const *names) {
     for (int i = 0; names[i]; i++) {
         if (strlen(names[i]) == length && memcmp(names[i], text, length) == 0) {
@@ -44,7 +44,7 @@ static int index_of(const char *text, size_t length, const char *const *names) {
     return -1;
 }
 
-/* "near", or "exp_avg=coarse". */
+/* Parses "near", or "exp_avg=coarse". */
 static bool add_one(ckd_save_options *o, const char *text, size_t length) {
     static const char *const fidelities[] = {"exact", "near", "coarse", NULL};
     static const char *const roles[] = {"weight", "exp_avg", "exp_avg_sq", "master", NULL};
@@ -163,12 +163,12 @@ bool cli_fidelity_is_lossy(const ckd_save_options *o) {
 typedef struct place {
     cli_input input;
     const char *parameter;
-    size_t index, with; /* with: the first of its parameter */
+    size_t index, with; /* with: index of its parameter's first tensor */
     int part;
-    bool no_master; /* the parameter has none */
+    bool no_master; /* the parameter has no master */
 } place;
 
-/* exact_first: the first moment's role is exact, and the second one's is not. */
+/* exact_first: the first moment's role is exact, and the second moment's is not. */
 static place place_of(const cli_input *input, size_t index, bool exact_first) {
     static const int parts[] = {[CKD_ROLE_EXP_AVG_SQ] = 0,
                                 [CKD_ROLE_EXP_AVG] = 2,
@@ -227,7 +227,7 @@ ckd_status cli_fidelity_order(cli_inputs *inputs, const ckd_save_options *o, ckd
     return CKD_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------- what came of it */
+/* ------------------------------------------------------------------------------------------------- the result */
 
 static bool is_moment(ckd_role role) {
     return role == CKD_ROLE_EXP_AVG || role == CKD_ROLE_EXP_AVG_SQ;
@@ -246,7 +246,7 @@ static double largest_error(const ckd_tensor_list *tensors, bool of_moments, boo
     return largest;
 }
 
-/* A weight and its master are one parameter. */
+/* Counts parameters. A weight and its master are one parameter. */
 static double parameters(const ckd_tensor_list *tensors) {
     double of[CKD_ROLE_OTHER + 1] = {0}, max = 0;
     for (size_t i = 0; i < tensors->count; i++) {

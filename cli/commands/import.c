@@ -1,4 +1,4 @@
-/* ckptdelta import: the files of many ranks -> one checkpoint. */
+/* ckptdelta import: many ranks' files -> one checkpoint. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,7 +95,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 /* ---- saving ---- */
 
-/* One tensor of the plan, for the save to read. */
+/* A tensor of the plan, as a source for the save. */
 typedef struct source {
     import_reader *reader;
     const import_tensor *tensor;

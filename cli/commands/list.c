@@ -1,4 +1,4 @@
-/* ckptdelta list: the checkpoints of a store. */
+/* ckptdelta list: lists the checkpoints of a store. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -40,9 +40,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* What is listed. */
+/* The listing: all checkpoints, and the requested ones. */
 typedef struct listing {
-    ckd_checkpoint_list *all, *list; /* list: those asked for */
+    ckd_checkpoint_list *all, *list; /* list: the requested ones */
     bool one_run;
     cli_marks marks;
 } listing;

@@ -74,25 +74,25 @@ typedef struct arguments {
     cli_pick pick;
     const char *out;
     bool force, explain, or_older;
-    json_t *skipped; /* what was damaged: list of {checkpoint, what} */
+    json_t *skipped; /* damaged checkpoints that were skipped: list of {checkpoint, what} */
     const char *layout_path;
     load_choice choice;
     cli_blobs blobs;
 } arguments;
 
-/* Every rank of the layout gets a file in the folder --out. */
+/* True if every rank of the layout gets a file in the folder --out. */
 static bool writes_all_ranks(const arguments *a) {
     return a->layout_path && !a->choice.regions.shards;
 }
 
-/* What an option says is wrong: usage. */
+/* Reports an invalid option value as wrong usage. */
 static void check_option(struct argp_state *state, ckd_status status, const ckd_error *err) {
     if (status != CKD_OK) {
         argp_error(state, "%s", err->message);
     }
 }
 
-/* It takes one file and nothing else, and what was written to it cannot be taken back. */
+/* Standard output takes one file and nothing else, and bytes written to it cannot be taken back. */
 static void check_standard_output(const arguments *a, struct argp_state *state) {
     if (a->common.json) {
         argp_error(state, "--json writes to standard output itself; leave out one of them");
@@ -197,7 +197,7 @@ static ckd_status write_content(const arguments *a, const char *out, const file_
     return status;
 }
 
-/* What was written, all ranks together. */
+/* Totals of what was written, over all ranks. */
 typedef struct written {
     size_t tensors, files;
     uint64_t bytes, data_bytes;
@@ -210,7 +210,7 @@ static void count_written(written *w, const file_content *c) {
     w->data_bytes += c->data_size;
 }
 
-/* Text on standard output would be mixed with a file there. */
+/* If the file goes to standard output, text must not be mixed into it. */
 static bool talks(const arguments *a) {
     return cli_talks(&a->common) && !(a->out && cli_output_is_standard(a->out));
 }
@@ -301,7 +301,7 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
     return status;
 }
 
-/* free() it. NULL, and an error, if there is no memory, or, with `check`, something there already. */
+/* free() the result. NULL, with an error, if there is no memory, or, with `check`, if the path exists. */
 static char *path_of_rank(const arguments *a, uint32_t rank, bool check, ckd_error *err) {
     char *inside = layout_path_of_rank(a->choice.layout, rank), *path = NULL;
     if (!inside || asprintf(&path, "%s/%s", a->out, inside) < 0) {
@@ -316,7 +316,7 @@ static char *path_of_rank(const arguments *a, uint32_t rank, bool check, ckd_err
     return path;
 }
 
-/* Looks first whether all files can be written, then writes one after the other. */
+/* Checks first that all files can be written, then writes one after the other. */
 static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load, const bound_checkpoint *b,
                                  ckd_error *err) {
     written w = {0};
@@ -341,7 +341,7 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
     return status == CKD_OK ? tell(a, &w, store, load, err) : status;
 }
 
-/* Without --out. */
+/* Loads blobs only: there is no --out. */
 static ckd_status load_blobs(arguments *a, ckd_store *store, ckd_load *load, ckd_error *err) {
     const written none = {0};
     ckd_status status = cli_blobs_write(&a->blobs, a->force, err);
@@ -372,7 +372,7 @@ static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_chec
     return status;
 }
 
-/* ---- what is loaded instead of a damaged one, if that was asked for ---- */
+/* ---- falling back to older checkpoints after damage, if requested ---- */
 
 static void skip(arguments *a, const char *place, const ckd_error *why) {
     cli_note("%s is damaged and skipped: %s%s%s%s", place, why->message, why->file[0] ? " (file " : "",
@@ -381,7 +381,7 @@ static void skip(arguments *a, const char *place, const ckd_error *why) {
                     json_pack("{s:s, s:o}", "checkpoint", place, "what", cli_json_text(why->message)));
 }
 
-/* Of `latest`: is there a newer one, which cannot be read? Its name is in the error's file. */
+/* For `latest`: is there a newer checkpoint that cannot be read? The error's file names it. */
 static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpoint *found, ckd_error *err) {
     bool latest = !a->pick.tag && (!a->pick.step_given || a->pick.step == CKD_LATEST);
     ckd_status status = latest ? ckd_store_check_newest(store, found, err) : CKD_OK;
@@ -411,13 +411,13 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
         }
         skip(a, cli_place_of(&from).text, err);
         if (ckd_store_previous(&older, store, from.run, from.step, NULL) != CKD_OK) {
-            return status; /* the last one's error */
+            return status; /* the last checkpoint's error */
         }
         from = older;
     }
 }
 
-/* The layout, and whether it has as many ranks as --shard says. */
+/* Reads the layout, and checks that it has as many ranks as --shard says. */
 static ckd_status read_layout(arguments *a, ckd_error *err) {
     ckd_status status = a->layout_path ? layout_read(&a->choice.layout, a->layout_path, err) : CKD_OK;
     if (status == CKD_OK && a->choice.layout && a->choice.regions.shards &&

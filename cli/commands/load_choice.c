@@ -15,7 +15,7 @@ static bool wanted(load_choice *choice, const char *name) {
     return choice->glob_count == 0 && (choice->regions.count == 0 || choice->regions.shards);
 }
 
-/* Its shape in the file is that of the part that is wanted. */
+/* Adds a tensor. Its shape in the file is that of the selected part. */
 static ckd_status choose_tensor(file_content *c, const load_choice *choice, const ckd_tensor_info *info,
                                 ckd_error *err) {
     safetensors_tensor *t = &c->tensors[c->count];
@@ -41,7 +41,7 @@ static ckd_status check_regions_used(const cli_regions *regions, ckd_error *err)
     return CKD_OK;
 }
 
-/* The tensors of a rank of the layout. */
+/* Adds the tensors of one rank of the layout. */
 static ckd_status choose_rank_tensors(file_content *c, load_choice *choice, const bound_checkpoint *b,
                                       uint32_t rank, ckd_error *err) {
     ckd_status status = rank_content_make(&c->of_rank, b, rank, err);
@@ -83,7 +83,7 @@ static ckd_status choose_own_tensors(file_content *c, load_choice *choice, const
     }
     if (choice->regions.count + choice->regions.shards == 0) {
         free(c->regions);
-        c->regions = NULL; /* whole tensors are read by their blocks */
+        c->regions = NULL; /* whole tensors are read block by block */
     }
     return status == CKD_OK ? check_regions_used(&choice->regions, err) : status;
 }

@@ -1,4 +1,4 @@
-/* ckptdelta: the command. Finds the subcommand; help and version. */
+/* ckptdelta: the main program. Finds the subcommand; prints help and version. */
 #include <argp.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -41,12 +41,12 @@ static const struct command {
     {"push", "ckptdelta push", "the same, from this store to another one", cmd_push},
     {"pull", "ckptdelta pull", "the same, from another store to this one", cmd_pull},
     {"rebuild", "ckptdelta rebuild", "make the catalog anew from the data files", cmd_rebuild},
-    /* Without a summary it is not listed: people have no use for it. */
+    /* Without a summary it is not listed: it is not meant for people. */
     {"complete", "ckptdelta complete", NULL, cmd_complete},
 };
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
 
-/* Names that users of ls, restic and git type by habit. */
+/* Names that users of ls, restic and git type out of habit. */
 static const struct alias {
     const char *name, *command;
 } aliases[] = {{"ls", "list"}, {"rm", "delete"}, {"check", "verify"}, {"gc", "compact"}};
@@ -149,7 +149,7 @@ static int run(int argc, char **argv) {
     return command->run(argc - 1, argv + 1);
 }
 
-/* A full disk behind `> file` must not look like success, not even for --help, after which argp exits. */
+/* A full disk behind `> file` must not look like success. This also covers --help, after which argp exits. */
 static void check_output(int code, void *context) {
     (void)context;
     int checked = cli_flush_output(code);
@@ -160,10 +160,13 @@ static void check_output(int code, void *context) {
     }
 }
 
-/* Or a file of the store would get the number of a standard stream that is closed, and messages would go into it. */
+/*
+ * Otherwise a file of the store could get the descriptor of a closed standard stream, and messages would be written
+ * into it.
+ */
 static bool reserve_standard_streams(void) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
-        /* The other way round, so that what is written to it fails as it did. */
+        /* Opened in the wrong direction, so that using it fails as on the closed stream. */
         int mode = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", mode) != fd) {
             return false;

@@ -11,7 +11,7 @@ static int compare(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Sorted; free() it. */
+/* Returns the inputs' names, sorted; free() the result. */
 static const char **names_of(const cli_inputs *inputs) {
     const char **names = malloc((inputs->count + 1) * sizeof(*names));
     for (size_t i = 0; names && i < inputs->count; i++) {

@@ -1,4 +1,6 @@
-/* ckptdelta parity: files from which chunk files that are lost or damaged are rebuilt; making them, and what they cover. */
+/*
+ * ckptdelta parity: makes parity files, from which lost or damaged chunk files are rebuilt, and shows what they cover.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* ckptdelta pin: checkpoints that nothing deletes. */
+/* ckptdelta pin: protects checkpoints from deletion. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     cli_places places;
-    ckd_id *ids; /* of checkpoints given so */
+    ckd_id *ids; /* checkpoints given by id */
     size_t id_count;
     const char *reason;
     bool delete;
@@ -98,7 +98,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* All are found before the first is changed. */
+/* Finds all checkpoints before it changes the first. */
 static ckd_status find_all(ckd_checkpoint *found, const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {

@@ -1,4 +1,4 @@
-/* ckptdelta policy: what to keep, stored with the store. */
+/* ckptdelta policy: retention policies stored in the store. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -38,7 +38,7 @@ typedef struct arguments {
     cli_options common;
     ckd_policy policy;
     bool sets, clears, compact_given,
-        has_more; /* has_more: an option that only a policy that is set can have */
+        has_more; /* has_more: an option was given that only makes sense when setting a policy */
 } arguments;
 
 static void parse_auto(arguments *a, const char *arg, struct argp_state *state) {
@@ -99,7 +99,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 /* ------------------------------------------------------------------------------------------------------- showing */
 
-/* Percent of dead bytes; 0: it does not compact. */
+/* Returns the percentage of dead bytes; 0: it does not compact. */
 static uint32_t compacts_beyond(const ckd_policy *p) {
     uint32_t share = p->compact_share ? p->compact_share : CKD_COMPACT_SHARE;
     return p->automatic && share != CKD_NO_COMPACTION ? share : 0;
@@ -175,7 +175,7 @@ static ckd_status tell(const arguments *a, ckd_store *store, ckd_error *err) {
 
 /* ------------------------------------------------------------------------------------------------------ changing */
 
-/* What the next application would do; that it is not known is no failure. */
+/* Reports what the next application would do. A failure to find out is ignored. */
 static void report_outlook(const arguments *a, ckd_store *store) {
     ckd_prune *plan;
     if (ckd_store_plan_prune(&plan, store, NULL, NULL) == CKD_OK) {

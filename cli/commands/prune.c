@@ -1,4 +1,4 @@
-/* ckptdelta prune: delete what a policy does not keep. */
+/* ckptdelta prune: deletes what a policy does not keep. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -32,7 +32,7 @@ typedef struct arguments {
     cli_options common;
     ckd_policy policy;
     ckd_delete_options deletion;
-    bool stored, undo_given, dry_run; /* stored: apply those policies */
+    bool stored, undo_given, dry_run; /* stored: apply the stored policies */
 } arguments;
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -101,7 +101,7 @@ static void print_reasons(cli_table *t, unsigned kept) {
     cli_table_cell(t, "%s", text);
 }
 
-/* What that frees, and when; and what it leaves for a compaction. */
+/* Prints what pruning frees, and when; and what remains for a compaction. */
 static void print_freed(const arguments *a, const ckd_prune *p) {
     uint64_t undo_s = a->deletion.undo_s;
     printf("%s %" PRIu64 " of %zu checkpoints", a->dry_run ? "would delete" : "deleted", p->deleted,
@@ -143,7 +143,7 @@ static ckd_status print_text(const arguments *a, const ckd_prune *p, ckd_error *
     return CKD_OK;
 }
 
-/* What to apply, and how long it can be taken back: *policy is NULL for all that are stored. */
+/* Chooses the policy to apply and the undo time. *policy is NULL for all stored policies. */
 static ckd_status choose(const ckd_policy **policy, arguments *a, ckd_store *store, ckd_error *err) {
     const char *only = a->policy.run;
     *policy = &a->policy;

@@ -1,4 +1,4 @@
-/* ckptdelta rebuild: the catalog, from manifests and chunk files. */
+/* ckptdelta rebuild: rebuilds the catalog from manifests and chunk files. */
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* ckptdelta repair: what is lost or damaged is rebuilt from parity. */
+/* ckptdelta repair: rebuilds lost and damaged files from parity. */
 #include <inttypes.h>
 #include <stdio.h>
 

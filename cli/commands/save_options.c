@@ -1,4 +1,4 @@
-/* Options and work of what makes a checkpoint: save and import. */
+/* Options and work shared by the commands that make a checkpoint: save and import. */
 #include "cli/commands/save_options.h"
 
 #include <inttypes.h>
@@ -80,7 +80,7 @@ static const struct argp_option options_table[] = {
     {0},
 };
 
-/* The number of `text` among names separated by '|'; -1 if it is none of them. */
+/* Returns the index of `text` among names separated by '|'; -1 if absent. */
 static int choice(const char *text, const char *names) {
     int index = 0;
     size_t length = strlen(text);
@@ -128,7 +128,7 @@ static void parse_optimizer(cli_saving *a, ckd_optimizer_kind kind, const char *
     }
 }
 
-/* Options that choose how to store. */
+/* Parses the options about how to store. */
 static error_t parse_coding(int key, char *arg, struct argp_state *state) {
     cli_saving *a = state->input;
     int index;
@@ -321,7 +321,7 @@ static ckd_status save_all(ckd_checkpoint *info, ckd_store *store, const cli_sav
     return status;
 }
 
-/* A tag becomes the run and step that have it. */
+/* Replaces a tag by its checkpoint's run and step. */
 static ckd_status resolve_tag(cli_place *place, ckd_store *store, ckd_error *err) {
     ckd_checkpoint tagged;
     ckd_status status = place->tag[0] ? ckd_store_find_tag(&tagged, store, place->tag, err) : CKD_OK;
@@ -332,7 +332,7 @@ static ckd_status resolve_tag(cli_place *place, ckd_store *store, ckd_error *err
     return status;
 }
 
-/* The ancestors given by name. `latest` of another run is resolved here, once. */
+/* Sets the ancestors given by name. `latest` of another run is resolved here, once. */
 static ckd_status set_lineage(cli_saving *a, ckd_store *store, ckd_error *err) {
     ckd_status resolved = resolve_tag(&a->parent, store, err);
     if (resolved == CKD_OK) {
@@ -357,7 +357,7 @@ static ckd_status set_lineage(cli_saving *a, ckd_store *store, ckd_error *err) {
     return CKD_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ telling */
+/* ------------------------------------------------------------------------------------------------------ reporting */
 
 static void print_saved(const cli_saving *a, const ckd_checkpoint *c, const ckd_checkpoint_list *all,
                         bool was_there) {
@@ -377,7 +377,7 @@ static void print_saved(const cli_saving *a, const ckd_checkpoint *c, const ckd_
     }
 }
 
-/* Lossy is never silent. */
+/* Prints the errors of a lossy save, which is never silent. */
 static ckd_status print_errors(const ckd_checkpoint *c, ckd_store *store, ckd_error *err) {
     ckd_tensor_list *tensors = NULL;
     ckd_status status = c->fidelity == CKD_EXACT ? CKD_OK : ckd_store_tensors(&tensors, store, &c->id, err);
@@ -437,7 +437,7 @@ static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *stor
     ckd_checkpoint_list_free(all);
     json_decref(missing);
     if (status != CKD_OK) {
-        (void)cli_fail(&err); /* the checkpoint is there all the same */
+        (void)cli_fail(&err); /* the checkpoint exists anyway */
     }
     return CLI_DONE;
 }
@@ -489,8 +489,11 @@ static void report_unused_rules(const cli_saving *a) {
     }
 }
 
-/* Lossy second moments say how finely to store weights, and come first; exact ones follow from first moments, and come second. */
-/* What would be lossy, if somebody knew what it is. */
+/*
+ * Reports tensors whose order wastes space. Lossy second moments determine how finely to store weights, so they come
+ * first; exact ones are predicted from first moments, so they come second.
+ */
+/* Reports tensors that would be lossy if their role were known. */
 static void report_doubts(const cli_saving *a, const cli_inputs *inputs) {
     size_t count = 0;
     for (size_t i = 0; i < inputs->count; i++) {

@@ -1,4 +1,4 @@
-/* ckptdelta scrub: a verification that goes on where it ended. */
+/* ckptdelta scrub: an incremental verification that continues where the last one stopped. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* ckptdelta show: one checkpoint, its tensors, and the chain of checkpoints it is built on. */
+/* ckptdelta show: one checkpoint, its tensors, and its chain of parents. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -37,12 +37,12 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     return 0;
 }
 
-/* What is shown, together. */
+/* Everything to show. */
 typedef struct shown {
     ckd_checkpoint checkpoint;
     ckd_checkpoint_list *all;
     ckd_tensor_list *tensors;
-    ckd_tensor_list *anew; /* NULL: not known, or a base */
+    ckd_tensor_list *anew; /* tensors stored without the parent; NULL: unknown, or a base */
     cli_marks marks;
 } shown;
 
@@ -50,7 +50,9 @@ static double bits_per_element(const ckd_tensor_info *t) {
     return t->elements ? 8 * (double)t->stored_bytes / (double)t->elements : NAN;
 }
 
-/* The next checkpoint of a chain; NULL at its end. `left` bounds a chain that damage has made a circle. */
+/*
+ * Returns the next checkpoint of a chain; NULL at its end. `left` bounds a chain that damage has turned into a cycle.
+ */
 static const ckd_checkpoint *next_in_chain(const shown *s, const ckd_checkpoint *c, size_t *left) {
     if (*left == 0) {
         return NULL;
@@ -101,7 +103,7 @@ static ckd_status print_json(const shown *s, ckd_error *err) {
 
 /* -------------------------------------------------------------------------------------------------------- text */
 
-/* Tensors without the parent, though the checkpoint has one. */
+/* Prints the tensors stored without the parent, if the checkpoint has a parent. */
 static void print_without_parent(const shown *s) {
     enum { NAMED = 4 };
     if (!s->anew || s->anew->count == 0) {
@@ -215,7 +217,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
         status = cli_marks_read(&s.marks, store, err);
     }
     if (status == CKD_OK &&
-        s.checkpoint.kind == CKD_DELTA) { /* the parent may be gone, which is no error here */
+        s.checkpoint.kind == CKD_DELTA) { /* the parent may have been deleted, which is no error here */
         (void)ckd_store_tensors_without_parent(&s.anew, store, &s.checkpoint.id, NULL);
     }
     if (status == CKD_OK && a->common.json) {

@@ -1,4 +1,4 @@
-/* ckptdelta timeline: how long saves took, and what of it. */
+/* ckptdelta timeline: how long saves took, stage by stage. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +76,7 @@ static int by_time(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
-/* Each with the stages of its ranks. malloc'ed; NULL: out of memory. */
+/* Combines each save with its ranks' stages. malloc'ed; NULL: out of memory. */
 static timeline_save *saves_of(const ckd_timeline *t) {
     timeline_save *saves = calloc(t->count + 1, sizeof(*saves));
     for (size_t i = 0, at = 0; saves && i < t->count; i++) {
@@ -89,7 +89,7 @@ static timeline_save *saves_of(const ckd_timeline *t) {
     return saves;
 }
 
-/* How many stages from `at` on are one rank's. */
+/* Counts the stages from `at` on that belong to one rank. */
 static size_t stages_of_rank(const timeline_save *s, size_t at) {
     size_t end = at;
     while (end < s->stage_count && s->stages[end].rank == s->stages[at].rank) {
@@ -175,12 +175,12 @@ static void save_row(cli_table *t, const ckd_save_times *s, bool ranks) {
     cli_table_cell(t, "%s", cli_text_time(s->created_ns).text);
 }
 
-/* Of so many stages of one rank. */
+/* Adds a row for `count` stages of one rank. */
 static void rank_row(cli_table *t, const ckd_save_times *s, const ckd_stage_times *stages, size_t count) {
     uint64_t times[CKD_STAGE_LAST + 1] = {0}, raw = 0, stored = 0, begin = UINT64_MAX, end = 0;
     for (size_t i = 0; i < count; i++) {
         const ckd_stage_times *of = &stages[i];
-        bool lasts = of->stage >= CKD_STAGE_WAIT; /* there is no work of threads in it */
+        bool lasts = of->stage >= CKD_STAGE_WAIT; /* such a stage includes no thread work */
         times[of->stage] = lasts ? of->end_ns - of->begin_ns : of->work_ns;
         raw = of->stage == CKD_STAGE_ENCODE ? of->bytes : raw;
         stored = of->stage == CKD_STAGE_SYNC ? of->bytes : stored;
@@ -228,7 +228,7 @@ static ckd_status print_text(const timeline_save *saves, size_t count, bool rank
     return status;
 }
 
-/* ---- all of it ---- */
+/* ---- the command ---- */
 
 static ckd_status draw(const arguments *a, const timeline_save *saves, size_t count, ckd_error *err) {
     size_t size;
@@ -266,7 +266,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     if (status == CKD_OK) {
         status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
     }
-    if (status == CKD_OK && a->run) { /* says what there is, if it is not there */
+    if (status == CKD_OK && a->run) { /* an error that lists the runs if this one does not exist */
         ckd_checkpoint newest;
         status = cli_find(&newest, store, a->run, CKD_LATEST, err);
     }

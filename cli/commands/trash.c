@@ -1,4 +1,4 @@
-/* ckptdelta trash: what was deleted and can come back; bringing it back, and removing it for good. */
+/* ckptdelta trash: lists deleted checkpoints that can be restored, restores them, or removes them for good. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,7 +132,7 @@ static ckd_status list(const arguments *a, ckd_store *store, ckd_error *err) {
 
 /* ------------------------------------------------------------------------------------------------------ changing */
 
-/* Of several deleted under one name the last. */
+/* Finds a deleted checkpoint; of several with the same name, the last one. */
 static ckd_status find_trashed(ckd_id *out, const ckd_trash *trash, const cli_place *place, ckd_error *err) {
     const ckd_trashed *found = NULL;
     for (size_t i = 0; i < trash->count; i++) {
@@ -164,7 +164,7 @@ static ckd_status check_one(const ckd_checkpoint *c, ckd_store *store, ckd_error
     return status;
 }
 
-/* Of what came back, all that is stored: nothing is decoded. */
+/* Verifies all stored bytes of the restored checkpoints, without decoding. */
 static ckd_status check_restored(const ckd_trash *trash, const ckd_id *ids, size_t count, ckd_store *store,
                                  ckd_error *err) {
     ckd_status status = CKD_OK;

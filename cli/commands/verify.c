@@ -1,4 +1,6 @@
-/* ckptdelta verify: every hash, down to the reconstructed values; what is damaged, and what is still intact. */
+/*
+ * ckptdelta verify: checks every hash, including those of the reconstructed values. Reports damage and what is intact.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +42,7 @@ typedef struct arguments {
     uint64_t seed;
 } arguments;
 
-/* Another one each time; below 2^53, so that every JSON reader takes it as it is. */
+/* A different seed each time; below 2^53, so that every JSON reader accepts it. */
 static uint64_t new_seed(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

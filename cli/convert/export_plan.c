@@ -11,9 +11,9 @@
 
 #define INDEX_NAME  "model.safetensors.index.json"
 #define BLOB_FOLDER "blobs"
-#define SHARDS_MOST 99999 /* five digits in a name */
+#define SHARDS_MOST 99999 /* names have five digits */
 
-/* ---- what is wanted ---- */
+/* ---- selection ---- */
 
 static ckd_status add_role(export_choice *c, const char *name, ckd_error *err) {
     ckd_role role = cli_role_by_name(name);
@@ -86,7 +86,7 @@ static bool wanted(const export_choice *c, const ckd_tensor_info *info) {
     return matches && (!any_role || c->roles[info->role]);
 }
 
-/* As what it is written. */
+/* Returns the dtype to write it in. */
 static ckd_dtype dtype_of(const export_choice *c, const ckd_tensor_info *info) {
     bool weight = info->role == CKD_ROLE_WEIGHT || info->role == CKD_ROLE_MASTER;
     return c->dtype != CKD_DTYPE_NONE && weight && cli_is_float(info->dtype) ? c->dtype : info->dtype;
@@ -126,7 +126,7 @@ static ckd_status add_tensor(export_file *f, const export_choice *c, const ckd_t
     return CKD_OK;
 }
 
-/* In the order saved; a file ends before the tensor that would make it too large. */
+/* Distributes tensors in save order. A file ends before the tensor that would make it too large. */
 static ckd_status share_out(export_plan *p, const export_choice *c, const ckd_tensor_list *list,
                             ckd_error *err) {
     export_file *f = NULL;
@@ -162,7 +162,7 @@ static ckd_status share_out(export_plan *p, const export_choice *c, const ckd_te
                : status;
 }
 
-/* Libraries ask for a "format" before they read a model; "pt" where the trainer said nothing. */
+/* Finds the metadata. Libraries require a "format" before they read a model; it is "pt" if the trainer set none. */
 static ckd_status find_metadata(json_t **out, ckd_load *load, ckd_error *err) {
     ckd_status status = file_metadata(out, load, err);
     if (status == CKD_OK && !*out) {
@@ -195,7 +195,10 @@ static ckd_status name_shards(export_plan *p, json_t *metadata, ckd_error *err) 
 
 /* ---- blobs ---- */
 
-/* Letters, digits and "._-" as they are, but no dot at the beginning; all else as %XX. NULL if out of memory. */
+/*
+ * Makes a file name: letters, digits and "._-" stay, except a leading dot; everything else becomes %XX. NULL if out of
+ * memory.
+ */
 static char *blob_file_name(const char *blob) {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
     char *name = malloc(sizeof(BLOB_FOLDER) + 3 * strlen(blob) + 1), *to = name;
@@ -215,7 +218,7 @@ static ckd_status add_blobs(export_plan *p, ckd_load *load, ckd_error *err) {
     for (size_t i = 0; status == CKD_OK && i < p->blobs->count; i++) {
         const ckd_blob_info *blob = &p->blobs->items[i];
         if (strcmp(blob->name, METADATA_BLOB) == 0) {
-            continue; /* stands in the files of tensors */
+            continue; /* it is in the tensor files' headers */
         }
         export_file *f = add_file(p, err);
         if (!f) {
@@ -298,7 +301,7 @@ void export_plan_free(export_plan *p) {
     *p = (export_plan){0};
 }
 
-/* The length of the digits at `at`, if there are five, and then `rest`. */
+/* Returns the length of five digits at `at` that are followed by `rest`; 0 if they are not. */
 static bool five_digits(const char *at, const char *rest) {
     return strspn(at, "0123456789") == 5 && strncmp(at + 5, rest, strlen(rest)) == 0;
 }

@@ -1,4 +1,4 @@
-/* One tensor of the checkpoint: its dtype and shape, and whether each rank has what it is to have. */
+/* Checks one tensor of the checkpoint: its dtype and shape, and that each rank has what it should have. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static ckd_status CLI_PRINTF(4, 5)
     return cli_error_tensor(err, e->tensor->name);
 }
 
-/* Adds what the ranks of the entry's set have along a dimension: "; ranks 0, 1 have 6, 5 of dimension 0". */
+/* Appends the lengths that ranks of the entry's set have in a dimension: "; ranks 0, 1 have 6, 5 of dimension 0". */
 static ckd_status report_lengths(ckd_error *err, const import_tensor *t, const import_entry *of,
                                  uint32_t dim) {
     char ranks[100] = "", lengths[140] = "";
@@ -46,7 +46,7 @@ static ckd_status report_lengths(ckd_error *err, const import_tensor *t, const i
     return cli_error_tensor(err, of->tensor->name);
 }
 
-/* ---- alike ---- */
+/* ---- agreement ---- */
 
 static bool is_cut(const layout_rule *rule, uint32_t dim, uint32_t ndim) {
     for (uint32_t i = 0; i < rule->cut_count; i++) {
@@ -57,7 +57,7 @@ static bool is_cut(const layout_rule *rule, uint32_t dim, uint32_t ndim) {
     return false;
 }
 
-/* Two entries of one tensor: the same dtype; by one rule, the same lengths in dimensions that are not cut. */
+/* Two entries of one tensor must have the same dtype; under the same rule also the same lengths in uncut dimensions. */
 static ckd_status check_pair(const import_plan *plan, const import_entry *a, const import_entry *b,
                              ckd_error *err) {
     const safetensors_tensor *x = a->tensor, *y = b->tensor;
@@ -91,7 +91,7 @@ static ckd_status check_alike(const import_plan *plan, const import_tensor *t, c
 
 /* ---- the shape ---- */
 
-/* Is its rank at the first place of all cuts but this one, and of a flat buffer? */
+/* Is its rank at the first place of the flat buffer and of all cuts but this one? */
 static bool is_along(const layout *l, const import_entry *e, uint32_t cut) {
     const layout_rule *rule = e->rule;
     uint32_t at[LAYOUT_AXES];
@@ -107,7 +107,7 @@ static bool is_along(const layout *l, const import_entry *e, uint32_t cut) {
     return true;
 }
 
-/* From the entries of e's rule and set, e being the first of them. */
+/* Infers the shape from the entries of e's rule and set; e is the first of them. */
 static ckd_status infer_shape(uint64_t shape[CKD_MAX_DIMS], const import_plan *plan, const import_tensor *t,
                               const import_entry *e, ckd_error *err) {
     const layout_rule *rule = e->rule;
@@ -168,7 +168,7 @@ static ckd_status set_shape(const import_plan *plan, import_tensor *t, ckd_error
     return status;
 }
 
-/* By whatever rule it is found: the same shape. */
+/* All rules must lead to the same shape. */
 static ckd_status check_shape(const import_plan *plan, const import_tensor *t, const import_entry *e,
                               ckd_error *err) {
     uint64_t shape[CKD_MAX_DIMS];
@@ -226,7 +226,7 @@ static ckd_status check_share(const import_plan *plan, const import_tensor *t, c
     return status;
 }
 
-/* All entries by one rule, of which e is the first. */
+/* Checks all entries of one rule; e is the first of them. */
 static ckd_status check_shares(const import_plan *plan, const import_tensor *t, const import_entry *e,
                                ckd_error *err) {
     uint64_t *totals = NULL;
@@ -252,7 +252,7 @@ static bool has_none(const layout_share *s) {
     return none;
 }
 
-/* A rank that is to hold nothing of it needs no tensor. */
+/* A rank that should hold nothing of the tensor need not have it. */
 static ckd_status check_absent(const import_plan *plan, const import_tensor *t,
                                const layout_binding *expected, const uint32_t at[LAYOUT_AXES],
                                const uint64_t numbers[LAYOUT_NUMBERS], uint32_t rank, ckd_error *err) {
@@ -280,7 +280,7 @@ static ckd_status check_absent(const import_plan *plan, const import_tensor *t,
     return status;
 }
 
-/* What load would write for this tensor on this rank is what was read. */
+/* Checks that load would write for this rank what was read. */
 static ckd_status check_back(const import_plan *plan, const import_entry *e, const layout_binding *expected,
                              const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
                              ckd_error *err) {

@@ -1,31 +1,34 @@
-/* Parameters out of ranks' flat buffers: each is as if the rank had a tensor of it, of which some elements are in a file. */
+/*
+ * Extracts parameters from ranks' flat buffers. Each is treated as if the rank had a tensor of it, of which a file has
+ * some elements.
+ */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/convert/import_plan.h"
 
-/* ---- buffers of one name ---- */
+/* ---- buffers with one name ---- */
 
 typedef struct reading {
     import_plan *plan;
     const import_reference *all;
     size_t count;
-    const import_reference *first; /* of the buffers of this name */
-    /* What was bound last, by its place in the buffer: most ranks have the same parameters. */
+    const import_reference *first; /* of the buffers with this name */
+    /* The last bindings, by index in the buffer: most ranks have the same parameters. */
     layout_bindings *bound;
     char **names;
     size_t room;
 } reading;
 
-/* A rank's buffer while it is taken apart. */
+/* A rank's buffer being taken apart. */
 typedef struct taking {
     reading *r;
     uint32_t rank;
     const uint32_t *at;
-    const import_reference *found; /* NULL: the rank has none */
+    const import_reference *found; /* NULL: the rank has no such buffer */
     layout_buffer buffer;
-    const safetensors_tensor **tensors; /* of the parameters */
+    const safetensors_tensor **tensors; /* one per parameter */
     uint64_t *sizes;
     layout_range *ranges;
 } taking;
@@ -57,7 +60,7 @@ static ckd_status grow_bound(reading *r, size_t count, ckd_error *err) {
     return CKD_OK;
 }
 
-/* The rules for the buffer's i-th parameter. */
+/* Returns the rules for the buffer's i-th parameter. */
 static ckd_status bind_parameter(const layout_bindings **out, reading *r, size_t i, const char *name,
                                  ckd_error *err) {
     *out = &r->bound[i];
@@ -121,7 +124,7 @@ static ckd_status find_shape(safetensors_tensor *out, const taking *t, const lay
     return status == CKD_OK || status == CKD_E_NOMEM ? status : cli_error_tensor(err, p->name);
 }
 
-/* The parameter as a tensor of the rank; the plan's. */
+/* Makes the parameter as a tensor of the rank; the plan owns it. */
 static ckd_status make_parameter(const safetensors_tensor **out, const taking *t, const layout_rule *rule,
                                  const layout_parameter *p, ckd_error *err) {
     import_plan *plan = t->r->plan;
@@ -149,7 +152,7 @@ static ckd_status make_parameter(const safetensors_tensor **out, const taking *t
 
 /* ---- a rank's buffer ---- */
 
-/* What the file has is what the parameters and the padding make. */
+/* Checks that the buffer's length equals that of its parameters and padding. */
 static ckd_status check_buffer(const taking *t, uint64_t length, ckd_error *err) {
     const layout *l = t->r->plan->layout;
     uint32_t line = t->buffer.rule->line;
@@ -261,7 +264,7 @@ ckd_status import_add_buffers(import_plan *plan, const import_reference *all, si
     return status;
 }
 
-/* ---- what load would do ---- */
+/* ---- the way back ---- */
 
 static int by_name_and_rank(const void *left, const void *right) {
     const import_parameter *a = *(import_parameter *const *)left, *b = *(import_parameter *const *)right;

@@ -1,4 +1,4 @@
-/* Which tensors of which ranks become which of the checkpoint. */
+/* Assigns tensors of ranks to tensors of the checkpoint. */
 #include "cli/convert/import_plan.h"
 
 #include <inttypes.h>
@@ -35,7 +35,7 @@ void import_plan_free(import_plan *plan) {
 
 /* ---- files and their ranks ---- */
 
-/* Ranks' files are all open at once. */
+/* Raises the limit of open files, since all ranks' files are open at once. */
 static void allow_files(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
@@ -124,7 +124,7 @@ static ckd_status record_disagreed(import_plan *plan, const char *key, ckd_error
     return keys[plan->disagreed_count] ? (plan->disagreed_count++, CKD_OK) : cli_error_nomem(err);
 }
 
-/* What differs from rank to rank is about ranks, not about the checkpoint. */
+/* Metadata that differs between ranks describes ranks, not the checkpoint, so it is left out. */
 static ckd_status merge_metadata(import_plan *plan, ckd_error *err) {
     ckd_status status = CKD_OK;
     const char *key;
@@ -149,7 +149,7 @@ static ckd_status merge_metadata(import_plan *plan, ckd_error *err) {
     return status;
 }
 
-/* ---- what each tensor is ---- */
+/* ---- identifying tensors ---- */
 
 static int by_local_name(const void *left, const void *right) {
     const import_reference *a = left, *b = right;
@@ -225,7 +225,7 @@ static ckd_status add_skipped(import_plan *plan, const import_reference *r, cons
     return CKD_OK;
 }
 
-/* No rule is about this tensor, or none that matches its name applies to its rank. */
+/* Reports that no rule matches this tensor, or that no matching rule applies to its rank. */
 static ckd_status no_rule(const import_plan *plan, const import_reference *r, const layout_bindings *b,
                           ckd_error *err) {
     const layout *l = plan->layout;
@@ -240,7 +240,7 @@ static ckd_status no_rule(const import_plan *plan, const import_reference *r, co
     return cli_error_tensor(err, r->tensor->name);
 }
 
-/* *buffers: it is a flat buffer, of which those of all ranks are taken together. */
+/* *buffers: it is a flat buffer; those of all ranks are handled together. */
 static ckd_status take_reference(import_plan *plan, import_reference *r, const layout_bindings *b,
                                  bool *buffers, ckd_error *err) {
     uint32_t at[LAYOUT_AXES];
@@ -276,7 +276,7 @@ const import_reference *import_find_reference(const import_reference *all, size_
     return found ? &all[low] : NULL;
 }
 
-/* References first ... end - 1 have one name, which is looked at once, however many ranks have it. */
+/* References first ... end - 1 have the same name, which is matched once for all ranks. */
 static ckd_status take_name(import_plan *plan, import_reference *all, size_t count, size_t first, size_t end,
                             ckd_error *err) {
     layout_bindings b;
@@ -363,7 +363,7 @@ static size_t first_order(const import_tensor *t) {
     return least;
 }
 
-/* `number` has the order while they are sorted. Parameters of a buffer, and parts of one tensor, follow each other. */
+/* `number` holds the order during the sort. Parameters of a buffer, and parts of one tensor, follow each other. */
 static int by_order(const void *left, const void *right) {
     const import_tensor *a = left, *b = right;
     if (a->tensor.number != b->tensor.number) {

@@ -1,7 +1,8 @@
 /*
- * Values of a checkpoint's tensor out of the ranks' files. Elements of a piece that are neighbours in the checkpoint's tensor are so in the
- * rank's (or in the flat buffer that has this one), as far as both agree in the last dimensions: they are read in runs. Runs follow each other in the file in the order they have in
- * the tensor, so that short ones that lie close together are read at once.
+ * Reads values of a checkpoint's tensor from the ranks' files. Neighbouring elements of a piece in the checkpoint's
+ * tensor are also neighbours in the rank's tensor (or in its flat buffer), as far as both agree in the last dimensions.
+ * They are read in runs. Runs are in the same order in the file as in the tensor, so short runs that are close together
+ * are read at once.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -11,20 +12,22 @@
 #include "cli/files/mean.h"
 
 #define WINDOW_BYTES (1u << 20)
-#define DIRECT_BYTES (1u << 16)          /* runs of so many bytes are read where they belong */
-#define SPREAD       8                   /* and others if it would read so many times as much as is wanted */
-#define COMPARED     (UINT64_C(1) << 17) /* elements at a time */
+/* runs of at least so many bytes are read directly to their destination */
+#define DIRECT_BYTES (1u << 16)
+/* so are runs whose common window would have so many times the needed bytes */
+#define SPREAD   8
+#define COMPARED (UINT64_C(1) << 17) /* elements compared at a time */
 
 struct import_reader {
     const import_plan *plan;
-    const import_tensor *tensor; /* whose pieces are there */
+    const import_tensor *tensor; /* the tensor whose pieces were computed */
     import_pieces pieces;
-    uint64_t compared; /* so many elements from the first were found equal */
+    uint64_t compared; /* elements from the first on that were found equal */
     char *window;      /* elements window_first ... + window_count - 1 of a rank's tensor */
     const safetensors_tensor *window_of;
     uint64_t window_first, window_count;
     char *copy;    /* COMPARED elements */
-    double *means; /* as many */
+    double *means; /* COMPARED elements */
 };
 
 ckd_status import_reader_new(import_reader **out, const import_plan *plan, ckd_error *err) {
@@ -58,9 +61,10 @@ void import_reader_free(import_reader *r) {
 typedef struct runs {
     const import_piece *p;
     const safetensors_tensor *local;
-    uint32_t ndim, outer; /* dimensions before `outer` number the runs */
+    uint32_t ndim, outer; /* dimensions before `outer` enumerate the runs */
     uint64_t length, count;
-    uint64_t global_step[CKD_MAX_DIMS], local_step[CKD_MAX_DIMS]; /* elements from one index to the next */
+    /* step in elements from one index to the next */
+    uint64_t global_step[CKD_MAX_DIMS], local_step[CKD_MAX_DIMS];
 } runs;
 
 static runs runs_of(const import_piece *p, const safetensors_tensor *global) {
@@ -72,7 +76,7 @@ static runs runs_of(const import_piece *p, const safetensors_tensor *global) {
         g *= global->shape[d];
         l *= r.local->shape[d];
     }
-    /* A dimension joins the run if all behind it is whole on both sides. */
+    /* A dimension joins the run if all later dimensions are whole on both sides. */
     r.outer = r.ndim;
     bool whole = true;
     while (r.outer > 0 && whole) {
@@ -90,7 +94,7 @@ typedef struct run_place {
     uint64_t global, local;
 } run_place;
 
-/* Both grow with the run's number. */
+/* Both positions grow with the run's number. */
 static run_place place_of_run(const runs *r, uint64_t number) {
     run_place at = {0, 0};
     for (uint32_t d = r->ndim; d-- > 0;) {
@@ -102,12 +106,11 @@ static run_place place_of_run(const runs *r, uint64_t number) {
         at.global += (r->p->offsets[d] + index) * r->global_step[d];
         at.local += (index + r->p->local[d]) * r->local_step[d];
     }
-    at.local +=
-        r->p->entry->range.at - r->p->entry->range.first; /* which may be less than 0, but not the sum */
+    at.local += r->p->entry->range.at - r->p->entry->range.first; /* may be negative, but the sum is not */
     return at;
 }
 
-/* The first run that ends behind this element of the checkpoint's tensor. */
+/* Returns the first run that ends after this element of the checkpoint's tensor. */
 static uint64_t first_run(const runs *r, uint64_t element) {
     uint64_t low = 0, high = r->count;
     while (low < high) {
@@ -123,7 +126,7 @@ static uint64_t first_run(const runs *r, uint64_t element) {
 
 /* ---- reading them ---- */
 
-/* Elements first ... of a rank's tensor; nothing behind `last` will be asked for. */
+/* Reads elements from `first` on of a rank's tensor; nothing after `last` will be needed. */
 static ckd_status read_window(import_reader *r, const import_entry *e, uint64_t first, uint64_t count,
                               uint64_t last, void *to, ckd_error *err) {
     size_t element = ckd_dtype_size(e->stored->dtype);
@@ -143,17 +146,17 @@ static ckd_status read_window(import_reader *r, const import_entry *e, uint64_t 
     return CKD_OK;
 }
 
-/* The piece's elements among first ... first + count - 1; adds how many there were. */
+/* Reads the piece's elements among first ... first + count - 1; adds their number to *found. */
 static ckd_status read_piece(uint64_t *found, import_reader *r, const import_piece *p, uint64_t first,
                              uint64_t count, char *to, ckd_error *err) {
     runs all = runs_of(p, &r->tensor->tensor);
     size_t element = ckd_dtype_size(all.local->dtype);
     uint64_t end = first + count, begin_run = first_run(&all, first);
-    uint64_t end_run = first_run(&all, end + all.length - 1); /* the first that begins there, or behind */
+    uint64_t end_run = first_run(&all, end + all.length - 1); /* the first run that starts there or later */
     if (begin_run == end_run) {
         return CKD_OK;
     }
-    /* No further than is asked for: copies take turns, and what lies ahead would be read for each of them again and again. */
+    /* Do not read ahead: copies alternate, and the bytes ahead would be read again for each of them. */
     run_place behind = place_of_run(&all, end_run - 1);
     uint64_t last = behind.local + (end - behind.global < all.length ? end - behind.global : all.length);
     uint64_t spread = (last - place_of_run(&all, begin_run).local) / (end_run - begin_run) / all.length;
@@ -172,7 +175,7 @@ static ckd_status read_piece(uint64_t *found, import_reader *r, const import_pie
     return status;
 }
 
-/* What the copy has of these elements; *found of them. */
+/* Reads the elements that the copy has; adds their number to *found. */
 static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, uint64_t first, uint64_t count,
                               void *to, ckd_error *err) {
     *found = 0;
@@ -185,7 +188,7 @@ static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, ui
     return status;
 }
 
-/* A copy that has all of the tensor. */
+/* Reads from a copy that has the whole tensor. */
 static ckd_status read_copy(import_reader *r, size_t copy, uint64_t first, uint64_t count, void *to,
                             ckd_error *err) {
     uint64_t found;
@@ -200,7 +203,7 @@ static ckd_status read_copy(import_reader *r, size_t copy, uint64_t first, uint6
 
 /* ---- copies ---- */
 
-/* The entry of this copy that has the element. */
+/* Returns the entry of this copy that has the element. */
 static const import_entry *owner_of(const import_reader *r, size_t copy, uint64_t element) {
     for (size_t i = 0; i < r->pieces.count; i++) {
         const import_piece *p = &r->pieces.items[i];
@@ -231,7 +234,7 @@ static ckd_status compare_copy(import_reader *r, size_t copy, uint64_t first, ui
                                const char *with, ckd_error *err) {
     size_t element = ckd_dtype_size(r->tensor->tensor.dtype);
     uint64_t found;
-    memcpy(r->copy, with, (size_t)count * element); /* which what the copy lacks is equal to */
+    memcpy(r->copy, with, (size_t)count * element); /* so elements that the copy lacks compare as equal */
     ckd_status status = read_pieces(&found, r, copy, first, count, r->copy, err);
     if (status == CKD_OK && memcmp(r->copy, with, (size_t)count * element) != 0) {
         uint64_t i = 0;
@@ -247,7 +250,7 @@ static ckd_status average_copies(import_reader *r, uint64_t first, uint64_t coun
     ckd_dtype dtype = r->tensor->tensor.dtype;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < count; i++) {
-        r->means[i] = -0.0; /* which adds nothing, not even a sign */
+        r->means[i] = -0.0; /* adds nothing to a sum, not even a sign */
     }
     for (size_t copy = 0; copy < r->pieces.copies && status == CKD_OK; copy++) {
         status = read_copy(r, copy, first, count, r->copy, err);

@@ -36,7 +36,7 @@ static int by_number(const void *left, const void *right) {
     return a < b ? -1 : a > b;
 }
 
-/* Those of a tensor, in order; NULL if out of memory. */
+/* Returns the ranks of a tensor, in order; NULL if out of memory. */
 static uint32_t *ranks_of(const import_tensor *t) {
     uint32_t *ranks = calloc(t->count, sizeof(*ranks));
     for (size_t i = 0; ranks && i < t->count; i++) {
@@ -48,7 +48,7 @@ static uint32_t *ranks_of(const import_tensor *t) {
     return ranks;
 }
 
-/* "0-3, 8": as many as fit. */
+/* Formats "0-3, 8": as many as fit. */
 static layout_text ranks_text(const uint32_t *ranks, size_t count) {
     layout_text out = {""};
     size_t used = 0;

@@ -1,4 +1,4 @@
-/* Where the elements of a tensor lie in the files, and that none is missing. */
+/* Finds the elements of a tensor in the files, and checks that none is missing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ void import_pieces_free(import_pieces *p) {
     *p = (import_pieces){0};
 }
 
-/* What of a box of the rank's tensor lies in a stretch of it, which begins at `at`. False if nothing. */
+/* Intersects a box of the rank's tensor with a stretch that begins at `at`. Returns false if they do not meet. */
 static bool meet(import_piece *p, const layout_share *s, const layout_stretch *stretch, uint64_t at,
                  const ckd_region *box) {
     uint64_t low = box->offsets[s->dim], high = low + box->lengths[s->dim];
@@ -30,7 +30,7 @@ static bool meet(import_piece *p, const layout_share *s, const layout_stretch *s
     return true;
 }
 
-/* What of the entry's part lies in a box of the rank's tensor. first: the number of its set's first copy. */
+/* Adds what the entry's part has in a box of the rank's tensor. first: number of its set's first copy. */
 static ckd_status add_pieces(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
                              const ckd_region *box, ckd_error *err) {
     import_piece *grown = realloc(out->items, (out->count + s->count + 1) * sizeof(*grown));
@@ -59,7 +59,7 @@ static void count_copies(import_pieces *out, const import_entry *e, const layout
     }
 }
 
-/* All that the rank's file has of it. */
+/* Adds everything that the rank's file has of it. */
 static ckd_status add_entry(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
                             ckd_error *err) {
     const safetensors_tensor *t = e->tensor;
@@ -107,7 +107,7 @@ ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const
 
 /* ---- tiling ---- */
 
-/* The regions of one rank, as a plan of many ranks' saves wants them. */
+/* The regions of one rank, in the form that the plan of many ranks' saves requires. */
 typedef struct rank_regions {
     ckd_tensor *tensors;
     size_t count;
@@ -170,7 +170,7 @@ static ckd_status check_regions(const rank_regions *of_rank, uint32_t world, ckd
     return status;
 }
 
-/* An error of the plan says which elements and ranks; this adds by which rule. */
+/* The plan's error names the elements and ranks; this adds the rule. */
 static ckd_status name_line(const import_plan *plan, ckd_error *err) {
     ckd_error said = *err;
     for (size_t i = 0; i < plan->count; i++) {

@@ -12,13 +12,13 @@ static const char *option_name(ckd_optimizer_kind kind) {
     return kind == CKD_ADAMW ? "adamw" : kind == CKD_ADAM ? "adam" : "sgd";
 }
 
-/* PyTorch's defaults, but for what is different in every run. */
+/* PyTorch's defaults, except for values that differ in every run. */
 static ckd_optimizer defaults(ckd_optimizer_kind kind) {
     ckd_optimizer o = CKD_OPTIMIZER_INIT;
     o.kind = kind;
     o.lr = -1;
     if (kind == CKD_SGD) {
-        o.step = 1; /* no bias correction, so it does not matter which */
+        o.step = 1; /* no bias correction, so any step will do */
         return o;
     }
     o.beta1 = 0.9;
@@ -85,7 +85,7 @@ ckd_status cli_optimizers_add(cli_optimizers *optimizers, ckd_optimizer_kind kin
         return cli_error_nomem(err);
     }
     optimizers->rules = rules;
-    size_t assigned = strcspn(text, "="); /* a glob may have colons, the numbers have none */
+    size_t assigned = strcspn(text, "="); /* a glob may contain colons, numbers do not */
     const char *colon = memrchr(text, ':', assigned);
     char *pattern = colon ? strndup(text, (size_t)(colon - text)) : strdup("*");
     char *values = strdup(colon ? colon + 1 : text);
@@ -120,10 +120,10 @@ void cli_optimizers_free(cli_optimizers *optimizers) {
 
 /* ---- which tensors ---- */
 
-/* Its place in the order: that of the weights it comes with, and before or behind them. */
+/* Position in the order: that of its weights, then before or after them. */
 typedef struct place {
     cli_input input;
-    const char *weight; /* "": none that has an optimizer */
+    const char *weight; /* "": no weight with an optimizer */
     size_t index, with;
     int part;
 } place;
@@ -133,7 +133,7 @@ static const char *weight_name(const cli_input *input) {
     return weight ? input->tensor->name : input->weight && !input->largest ? input->weight : "";
 }
 
-/* A master that has no weight goes by the name that it would have. */
+/* A master without a weight uses the name that the weight would have. */
 static const ckd_optimizer *find_rule(cli_optimizers *optimizers, const char *weight) {
     const char *plain = strncmp(weight, "master.", 7) == 0 ? weight + 7 : weight;
     for (size_t i = 0; *weight && i < optimizers->count; i++) {
@@ -160,7 +160,10 @@ static int by_place(const void *left, const void *right) {
     return a->part != b->part ? a->part - b->part : a->index < b->index ? -1 : a->index > b->index;
 }
 
-/* All of one name: the moments go with what they move, the master if there is one, else the weight. */
+/*
+ * Orders all tensors of one name. The moments go with the tensor that they update: the master if there is one, else the
+ * weight.
+ */
 static void gather(place *places, size_t count) {
     const place *anchor = NULL;
     for (size_t i = 0; i < count; i++) {

@@ -15,20 +15,20 @@
 
 #include "cli/files/output_file.h"
 
-#define NAME_ROOM 200 /* bytes of FOLDER that go into the temporary name: names have at most 255 */
+#define NAME_ROOM 200 /* bytes of FOLDER in the temporary name; names have at most 255 */
 #define ATTEMPTS  100
 #define ABANDONED \
-    60 /* seconds: a temporary folder that nobody holds for so long was left by a process that died */
+    60 /* seconds: a temporary folder that nobody has locked for so long belongs to a dead process */
 
 struct cli_folder {
-    char *path, *above, *temporary; /* above: with its final slash */
+    char *path, *above, *temporary; /* above: includes its final slash */
     cli_replaceable_fn replaceable;
-    int held; /* the temporary one, locked: its writer lives; -1: none */
+    int held; /* the temporary folder, locked while its writer lives; -1: none */
 };
 
-/* ---- what is there ---- */
+/* ---- the existing folder ---- */
 
-/* Without slashes at its end; NULL if out of memory. */
+/* Returns the path without trailing slashes; NULL if out of memory. */
 static char *plain_path(const char *path) {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') {
@@ -41,13 +41,16 @@ static bool is_dots(const char *name) {
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
-/* "./" if the path has no slash. */
+/* Returns the parent folder; "./" if the path has no slash. */
 static char *folder_above(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? strndup(path, (size_t)(slash + 1 - path)) : strdup("./");
 }
 
-/* The first entry that may not be replaced, in `name`; false if there is none. errno is 0 unless it could not be read. */
+/*
+ * Finds the first entry that may not be replaced; false if there is none. errno is 0 unless the folder could not be
+ * read.
+ */
 static bool find_foreign(char name[NAME_MAX + 1], const char *path, cli_replaceable_fn replaceable) {
     DIR *dir = opendir(path);
     const struct dirent *entry = NULL;
@@ -113,7 +116,7 @@ ckd_status cli_folder_check(const char *path, cli_replaceable_fn replaceable, ck
     return status;
 }
 
-/* ---- the temporary one ---- */
+/* ---- the temporary folder ---- */
 
 static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *place) {
     (void)st;
@@ -127,7 +130,7 @@ static void remove_folder(const char *path) {
     nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* The descriptor of the folder, if its lock could be had; else -1. */
+/* Returns the folder's descriptor if it could be locked; else -1. */
 static int hold_folder(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
@@ -141,7 +144,7 @@ static const char *last_name(const cli_folder *f) {
     return f->path + (strrchr(f->path, '/') ? strlen(f->above) : 0);
 }
 
-/* Removes what others left that were writing to the same path and were killed: such folders are as large as what was written. */
+/* Removes temporary folders of killed processes that wrote to the same path: they are as large as their output. */
 static void remove_abandoned(const cli_folder *f) {
     char prefix[NAME_ROOM + 16], *path;
     snprintf(prefix, sizeof(prefix), ".%.*s.tmp-", NAME_ROOM, last_name(f));
@@ -167,7 +170,7 @@ static void remove_abandoned(const cli_folder *f) {
     }
 }
 
-/* Another process in another container may have the same number: try some more. */
+/* A process in another container may have the same number, so try several names. */
 static ckd_status create_temporary(cli_folder *f, const char *what, ckd_error *err) {
     const char *name = last_name(f);
     size_t room = strlen(f->above) + NAME_ROOM + 64;
@@ -193,7 +196,7 @@ static ckd_status create_temporary(cli_folder *f, const char *what, ckd_error *e
 static ckd_status check_room(const cli_folder *f, uint64_t size, ckd_error *err) {
     struct statvfs v;
     if (statvfs(f->above, &v) != 0 || size / v.f_frsize < v.f_bavail) {
-        return CKD_OK; /* where it cannot be told, writing will */
+        return CKD_OK; /* if unknown, writing will tell */
     }
     return cli_error_at(err, CKD_E_NOSPACE, f->path, CKD_NO_OFFSET,
                         "there is no room for the output of %llu bytes: %llu are left on the file system",
@@ -243,11 +246,11 @@ char *cli_folder_inside(const cli_folder *f, const char *name, ckd_error *err) {
     return path;
 }
 
-/* ---- its name ---- */
+/* ---- the final name ---- */
 
 /*
- * In one step where the file system can exchange two names; else what was there steps aside first, and comes back if the
- * new one cannot take its place. Then `temporary` names what was there.
+ * Moves the folder into place: in one step if the file system can exchange two names. Otherwise the old folder is moved
+ * aside first, and back again if the new one cannot take its place. Afterwards `temporary` names the old folder.
  */
 static int take_place(cli_folder *f, ckd_error *err) {
     if (renameat2(AT_FDCWD, f->temporary, AT_FDCWD, f->path, RENAME_EXCHANGE) == 0) {
@@ -264,7 +267,7 @@ static int take_place(cli_folder *f, ckd_error *err) {
     if (!failed && rename(mine, f->path) != 0) {
         failed = errno;
         if (rename(f->temporary, f->path) != 0) {
-            f->temporary[0] = '\0'; /* rather left aside than removed */
+            f->temporary[0] = '\0'; /* leave it aside rather than remove it */
         }
     }
     if (failed) {
@@ -274,7 +277,10 @@ static int take_place(cli_folder *f, ckd_error *err) {
     return failed;
 }
 
-/* rename() replaces an empty folder, and nothing else: what another process has put there just now stays, unless it may be replaced. */
+/*
+ * rename() replaces only an empty folder. So a folder that another process has just created stays, unless it may be
+ * replaced.
+ */
 static int give_name(cli_folder *f, ckd_error *err) {
     if (rename(f->temporary, f->path) == 0) {
         free(f->temporary);
@@ -289,7 +295,7 @@ static int give_name(cli_folder *f, ckd_error *err) {
 
 ckd_status cli_folder_commit(cli_folder *f, ckd_error *err) {
     ckd_status status = cli_output_sync_folder(f->temporary, err);
-    /* Somebody may have put something there in the meantime. */
+    /* Another process may have created something there meanwhile. */
     if (status == CKD_OK) {
         status = cli_folder_check(f->path, f->replaceable, err);
     }

@@ -14,7 +14,7 @@ void bound_checkpoint_free(bound_checkpoint *b) {
     *b = (bound_checkpoint){0};
 }
 
-/* Some rank would hold it, or all would skip it. */
+/* Checks that some rank holds it, or that all skip it. */
 static ckd_status check_held(const layout *l, const layout_bindings *b, const char *name, ckd_error *err) {
     uint32_t at[LAYOUT_AXES];
     uint64_t numbers[LAYOUT_NUMBERS];
@@ -73,9 +73,9 @@ void rank_content_free(rank_content *c) {
     *c = (rank_content){0};
 }
 
-/* A tensor of the checkpoint that the rank holds all or a part of. */
+/* A checkpoint tensor that the rank holds wholly or partly. */
 typedef struct held {
-    char *name; /* the rank's */
+    char *name; /* the rank's name for it */
     const layout_rule *rule;
     const ckd_tensor_info *info;
     size_t part, order;
@@ -113,7 +113,7 @@ static ckd_status find_held(held *out, size_t *count, const bound_checkpoint *b,
     return CKD_OK;
 }
 
-/* Parts side by side in one tensor agree in all but its main dimension. */
+/* Parts that are side by side in one tensor must agree in everything but its main dimension. */
 static ckd_status check_parts(const rank_tensor *t, const layout *l, ckd_error *err) {
     const ckd_tensor_info *first = t->parts[0];
     for (size_t i = 0; i < layout_tensors_of(t->rule); i++) {
@@ -124,7 +124,7 @@ static ckd_status check_parts(const rank_tensor *t, const layout *l, ckd_error *
             return cli_error_tensor(err, t->name);
         }
         if (!first) {
-            continue; /* the next one says so */
+            continue; /* the next check reports it */
         }
         bool same = part->dtype == first->dtype && part->ndim == first->ndim;
         for (uint32_t d = 0; same && d < part->ndim; d++) {
@@ -141,7 +141,7 @@ static ckd_status check_parts(const rank_tensor *t, const layout *l, ckd_error *
     return CKD_OK;
 }
 
-/* The rank's shape and its elements. */
+/* Computes the rank's shape and elements. */
 static ckd_status find_share(rank_tensor *t, const layout *l, uint32_t rank, ckd_error *err) {
     uint32_t at[LAYOUT_AXES];
     uint64_t *totals = calloc(layout_tensors_of(t->rule), sizeof(*totals));
@@ -162,7 +162,9 @@ static ckd_status find_share(rank_tensor *t, const layout *l, uint32_t rank, ckd
     return status;
 }
 
-/* One tensor of the rank, from `count` of the checkpoint's: its parts, or itself. Takes the name over. */
+/*
+ * Adds one tensor of the rank, made of `count` checkpoint tensors: its parts, or itself. Takes ownership of the name.
+ */
 static ckd_status add_tensor(rank_content *out, const bound_checkpoint *b, uint32_t rank, held *from,
                              size_t count, ckd_error *err) {
     rank_tensor *t = &out->items[out->count++];
@@ -185,7 +187,7 @@ static ckd_status add_tensor(rank_content *out, const bound_checkpoint *b, uint3
     return find_share(t, b->layout, rank, err);
 }
 
-/* Groups `count` of them by their names on the rank, in the checkpoint's order. */
+/* Groups `count` tensors by their names on the rank, in checkpoint order. */
 static ckd_status group_held(rank_content *out, const bound_checkpoint *b, uint32_t rank, held *all,
                              size_t count, ckd_error *err) {
     qsort(all, count, sizeof(*all), by_rank_name);
@@ -201,7 +203,7 @@ static ckd_status group_held(rank_content *out, const bound_checkpoint *b, uint3
             firsts[groups++] = &all[i];
         }
     }
-    size_t *sizes = calloc(count + 1, sizeof(*sizes)); /* by the place of the first one */
+    size_t *sizes = calloc(count + 1, sizeof(*sizes)); /* indexed by the group's first tensor */
     ckd_status status = sizes ? CKD_OK : cli_error_nomem(err);
     for (size_t g = 0; g < groups && sizes; g++) {
         sizes[firsts[g] - all] = (size_t)((g + 1 < groups ? firsts[g + 1] : all + count) - firsts[g]);
@@ -238,21 +240,21 @@ ckd_status rank_content_make(rank_content *out, const bound_checkpoint *b, uint3
 
 /* ---- values ---- */
 
-/* Stretches of one part that follow each other in its tensor, as far as they lie in a box. */
+/* Consecutive stretches of one part, as far as they are inside a box. */
 typedef struct section {
     size_t part, first, end; /* stretches first ... end - 1 */
-    uint64_t first_at;       /* where in the rank's tensor the first one begins */
+    uint64_t first_at;       /* start of the first one in the rank's tensor */
     uint64_t offset, length; /* in the checkpoint's tensor */
 } section;
 
-/* What of a stretch that begins at `at` lies between low and high: false if nothing. */
+/* Intersects a stretch that begins at `at` with low ... high - 1. Returns false if they do not meet. */
 static bool meet(uint64_t *begin, uint64_t *end, uint64_t at, uint64_t length, uint64_t low, uint64_t high) {
     *begin = at > low ? at : low;
     *end = at + length < high ? at + length : high;
     return *begin < *end;
 }
 
-/* Calls for each section of the part that meets low ... high - 1 of the rank's main dimension. */
+/* Calls `each` for each section of the part that meets low ... high - 1 of the rank's main dimension. */
 typedef ckd_status (*section_fn)(void *context, const section *s, ckd_error *err);
 static ckd_status each_section(const rank_tensor *t, size_t part, uint64_t low, uint64_t high,
                                section_fn call, void *context, ckd_error *err) {
@@ -293,10 +295,10 @@ typedef struct filling {
     const ckd_region *box;
     ckd_load *load;
     char *to, *room;
-    uint64_t outer, inner; /* rows before the main dimension, bytes behind it */
+    uint64_t outer, inner; /* rows before the main dimension, bytes after it */
 } filling;
 
-/* Rows of a stretch from where they were loaded to where they belong. from NULL: zeros. */
+/* Copies rows of a stretch from the loaded data to their destination. from NULL: zeros. */
 static void place_rows(const filling *f, uint64_t position, uint64_t length, const char *from,
                        uint64_t from_length) {
     uint64_t whole = f->box->lengths[f->t->share.dim];
@@ -315,7 +317,7 @@ static ckd_status load_section(void *context, const section *s, ckd_error *err) 
     uint32_t dim = f->t->share.dim;
     uint64_t low = f->box->offsets[dim], high = low + f->box->lengths[dim];
     ckd_load_request q = request_of(f->t, s, f->box);
-    /* All there is between low and high, and in the right order: nothing to move. */
+    /* The section is exactly what is needed, in the right order: nothing to move. */
     bool direct = s->length == f->box->lengths[dim];
     q.data = direct ? f->to : f->room;
     q.size = (size_t)(f->outer * s->length * f->inner);

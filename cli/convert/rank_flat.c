@@ -1,19 +1,19 @@
-/* Flat buffers of a rank: its tensors end to end, of which it has some elements. The way back from import_flat.c. */
+/* Flat buffers of a rank: its tensors end to end, of which the rank has some elements. The inverse of import_flat.c. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/convert/rank_content.h"
 
-/* ---- which tensors ---- */
+/* ---- selecting tensors ---- */
 
 typedef struct flattening {
     const bound_checkpoint *b;
     uint32_t rank;
     const uint32_t *at;
     rank_content *content;
-    rank_tensor **by_name; /* the content's */
-    rank_tensor *buffers;  /* each in the place of its first tensor in the content */
+    rank_tensor **by_name; /* pointers into the content */
+    rank_tensor *buffers;  /* each at the position of its first tensor in the content */
 } flattening;
 
 static int by_name(const void *left, const void *right) {
@@ -27,7 +27,7 @@ static rank_tensor *find_tensor(const flattening *f, const char *name) {
     return found ? *found : NULL;
 }
 
-/* Parameters of the buffer that the rank has; and one that it has not, or NULL. */
+/* Counts the buffer's parameters that the rank has; *missing is one that it lacks, or NULL. */
 static size_t count_found(const layout_parameter **missing, const flattening *f, const layout_buffer *b) {
     size_t found = 0;
     *missing = NULL;
@@ -47,7 +47,7 @@ static ckd_status report_missing(const flattening *f, const layout_buffer *b, co
     return cli_error_tensor(err, missing->name);
 }
 
-/* The shape that a list says is that of the whole tensor, parts side by side. */
+/* A list's shape is that of the whole tensor, with parts side by side. */
 static ckd_status check_shape(const flattening *f, const layout_parameter *p, const rank_tensor *t,
                               ckd_error *err) {
     const layout_member *m = p->member;
@@ -70,7 +70,7 @@ static ckd_status check_shape(const flattening *f, const layout_parameter *p, co
 static ckd_status check_member(const flattening *f, const layout_buffer *b, const layout_parameter *p,
                                const rank_tensor *t, ckd_dtype dtype, ckd_error *err) {
     const layout *l = f->b->layout;
-    if (!t) { /* it was found, and is gone */
+    if (!t) { /* it was found, but has gone into another buffer */
         layout_error(l, p->line, err, CKD_E_MISMATCH,
                      "'%.120s' would be in '%.120s' of rank %u twice, or in two buffers", p->name, b->name,
                      f->rank);
@@ -86,7 +86,7 @@ static ckd_status check_member(const flattening *f, const layout_buffer *b, cons
     return status == CKD_OK ? check_shape(f, p, t, err) : status;
 }
 
-/* ---- making it ---- */
+/* ---- making a buffer ---- */
 
 static uint64_t elements_of(const rank_tensor *t) {
     uint64_t elements = 1;
@@ -96,7 +96,7 @@ static uint64_t elements_of(const rank_tensor *t) {
     return elements;
 }
 
-/* Its place, and which elements of its tensors it has. */
+/* Sets its position, and which elements of its tensors it has. */
 static ckd_status set_ranges(rank_tensor *buffer, const flattening *f, const layout_buffer *b,
                              ckd_error *err) {
     uint64_t *sizes = calloc(b->count, sizeof(*sizes));
@@ -115,7 +115,7 @@ static ckd_status set_ranges(rank_tensor *buffer, const flattening *f, const lay
     return status;
 }
 
-/* Moves its tensors out of the content. Those that have gone into another buffer have no parts any more. */
+/* Moves its tensors out of the content. Tensors already moved into another buffer have no parts any more. */
 static ckd_status move_members(rank_tensor *buffer, size_t *place, const flattening *f,
                                const layout_buffer *b, ckd_error *err) {
     *buffer = (rank_tensor){.rule = b->rule, .share = {.ndim = 1}};
@@ -134,7 +134,7 @@ static ckd_status move_members(rank_tensor *buffer, size_t *place, const flatten
             size_t number = (size_t)(t - f->content->items);
             *place = number < *place ? number : *place;
             *to = *t;
-            *t = (rank_tensor){.name = to->name}; /* by which others are still found */
+            *t = (rank_tensor){.name = to->name}; /* the name by which others are still found */
             to->name = NULL;
             buffer->member_count++;
         }
@@ -160,7 +160,7 @@ static ckd_status flatten(void *context, const layout_buffer *b, ckd_error *err)
     return status;
 }
 
-/* A buffer's name is no tensor's, and no other buffer's. */
+/* A buffer's name must differ from those of tensors and of other buffers. */
 static ckd_status check_names(const flattening *f, ckd_error *err) {
     const layout *l = f->b->layout;
     rank_tensor **buffers = calloc(f->content->count + 1, sizeof(rank_tensor *));
@@ -191,7 +191,7 @@ static ckd_status check_names(const flattening *f, ckd_error *err) {
     return status;
 }
 
-/* What has gone into buffers leaves its place to them. */
+/* Replaces the moved tensors by their buffers. */
 static void close_ranks(rank_content *c, rank_tensor *buffers) {
     size_t kept = 0;
     for (size_t i = 0; i < c->count; i++) {
@@ -240,7 +240,7 @@ ckd_status rank_content_flatten(rank_content *c, const bound_checkpoint *b, uint
 
 /* ---- values ---- */
 
-/* The rank has all of a tensor, as the checkpoint has it: ranges of the one are ranges of the other. */
+/* Does the rank have the whole tensor as in the checkpoint? Then ranges are the same in both. */
 static bool is_whole(const rank_tensor *t) {
     const layout_share *s = &t->share;
     return layout_tensors_of(t->rule) == 1 && s->count == 1 && s->stretches[0].part == 0 &&
@@ -254,7 +254,7 @@ static ckd_load_request request_of(const rank_tensor *t, uint64_t first, uint64_
     return q;
 }
 
-/* Elements first ... of a tensor of the rank. */
+/* Loads elements from `first` on of a rank's tensor. */
 static ckd_status load_range(char *to, void *room, const rank_tensor *t, uint64_t first, uint64_t count,
                              ckd_load *load, ckd_error *err) {
     size_t element = ckd_dtype_size(rank_tensor_dtype(t));
@@ -278,7 +278,7 @@ ckd_status rank_flat_load(void *to, void *room, const rank_tensor *t, const ckd_
     uint64_t low = box->offsets[0], high = low + box->lengths[0];
     size_t element = ckd_dtype_size(rank_tensor_dtype(t));
     ckd_status status = CKD_OK;
-    memset(to, 0, (size_t)box->lengths[0] * element); /* which padding stays */
+    memset(to, 0, (size_t)box->lengths[0] * element); /* padding stays zero */
     for (size_t i = 0; i < t->member_count && status == CKD_OK; i++) {
         const layout_range *r = &t->ranges[i];
         uint64_t begin = r->at > low ? r->at : low, end = r->at + r->count < high ? r->at + r->count : high;

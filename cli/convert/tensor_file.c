@@ -89,7 +89,7 @@ static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t el
                : CKD_OK;
 }
 
-/* Pieces of a whole tensor end where its blocks end, so that none is decoded twice. */
+/* Cuts a whole tensor at its block boundaries, so that no block is decoded twice. */
 static ckd_status copy_whole(piece_context *p, uint64_t max, ckd_error *err) {
     const safetensors_tensor *t = p->tensor;
     max -= max % CKD_BLOCK_ELEMENTS;

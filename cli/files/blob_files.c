@@ -8,7 +8,7 @@
 
 #include "cli/files/output_file.h"
 
-#define RESERVED "safetensors.metadata" /* what save keeps of its files */
+#define RESERVED "safetensors.metadata" /* the blob in which save stores its files' metadata */
 
 ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err) {
     const char *equals = strchr(text, '=');
@@ -35,7 +35,7 @@ ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err) {
     return CKD_OK;
 }
 
-/* The rest of a file, which may be a pipe. *data is malloc'ed, also after a failure. */
+/* Reads the rest of a file, which may be a pipe. *data is malloc'ed, also after a failure. */
 static ckd_status read_all(char **data, size_t *size, int fd, const char *path, ckd_error *err) {
     size_t capacity = 0;
     for (*size = 0;;) {

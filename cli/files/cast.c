@@ -24,7 +24,7 @@ static double from_f16(uint16_t bits) {
     return bits & 0x8000 ? -value : value;
 }
 
-/* To a multiple of what the last bit is worth there: exact in double, so that it is rounded once. */
+/* Rounds to a multiple of the last bit's value. This is exact in double, so the value is rounded only once. */
 static double round_to(double value, int mantissa_bits, int least_exponent) {
     int exponent;
     frexp(value, &exponent); /* value < 2^exponent */
@@ -37,7 +37,7 @@ static uint16_t to_bf16(double value) {
     if (isnan(value)) {
         return 0x7fc0;
     }
-    /* Beyond the largest, rounded as if exponents went on, lies infinity. */
+    /* Values beyond the largest one, rounded as if the exponent range continued, become infinity. */
     float narrow = (float)(isinf(value) ? value : round_to(value, 7, -126));
     uint32_t bits;
     memcpy(&bits, &narrow, sizeof(bits));
@@ -96,7 +96,7 @@ void cli_float_write(void *to, double value, ckd_dtype dtype) {
     }
 }
 
-/* What models are cast from and to most often goes without the detour: half of the last bit that stays, less if that is even. */
+/* A shortcut for the most common cast: adds half of the last remaining bit, or slightly less if that bit is even. */
 static void f32_to_bf16(char *to, const char *from, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t wide;
@@ -107,7 +107,7 @@ static void f32_to_bf16(char *to, const char *from, size_t count) {
     }
 }
 
-/* `bits` of a value without its last `drop` bits (1 to 24). */
+/* Rounds off the last `drop` bits (1 to 24) of a value's `bits`. */
 static uint32_t round_off(uint32_t bits, int drop) {
     uint32_t kept = bits >> drop, rest = bits & ((UINT32_C(1) << drop) - 1), half = UINT32_C(1) << (drop - 1);
     return kept + (rest > half || (rest == half && (kept & 1)));
@@ -123,10 +123,10 @@ static uint16_t f16_of_f32(uint32_t wide) {
     if (exponent > 15) {
         return sign | 0x7c00;
     }
-    if (exponent < -25) { /* less than half of the least */
+    if (exponent < -25) { /* less than half of the smallest value */
         return sign;
     }
-    /* Rounding up runs over into the exponent, as it should, up to infinity. */
+    /* Rounding up may carry into the exponent, up to infinity, as it should. */
     return sign | (uint16_t)(exponent < -14 ? round_off(mantissa, -exponent - 1)
                                             : round_off(size - ((127u - 15u) << 23), 13));
 }

@@ -72,7 +72,7 @@ static ckd_status open_files(cli_inputs *inputs, char *const *paths, size_t coun
     return CKD_OK;
 }
 
-/* The tensors of all files as they come. */
+/* Collects the tensors of all files in input order. */
 static ckd_status collect(cli_inputs *inputs, ckd_error *err) {
     size_t total = 0;
     for (size_t i = 0; i < inputs->file_count; i++) {
@@ -93,7 +93,7 @@ static ckd_status collect(cli_inputs *inputs, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Masters before the others, else as they come. */
+/* Moves masters before the others; otherwise keeps the order. */
 static ckd_status put_masters_first(cli_inputs *inputs, ckd_error *err) {
     cli_input *all = malloc((inputs->count ? inputs->count : 1) * sizeof(*all));
     if (!all) {

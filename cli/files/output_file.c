@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define NAME_ROOM 200 /* bytes of FILE that go into the temporary name: names have at most 255 */
+#define NAME_ROOM 200 /* bytes of FILE in the temporary name; names have at most 255 */
 #define ATTEMPTS  100
 
 struct cli_output {
@@ -60,7 +60,7 @@ ckd_status cli_output_make_folders(const char *path, ckd_error *err) {
     return status;
 }
 
-/* The directory with its final slash, "./" if the path has none. */
+/* Sets the directory with its final slash, "./" if the path has none. */
 static ckd_status set_paths(cli_output *o, const char *path, ckd_error *err) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name) {
@@ -75,7 +75,7 @@ static ckd_status set_paths(cli_output *o, const char *path, ckd_error *err) {
     return o->temporary ? CKD_OK : cli_error_nomem(err);
 }
 
-/* Another process in another container may have the same number: try some more. */
+/* A process in another container may have the same number, so try several names. */
 static ckd_status create_temporary(cli_output *o, ckd_error *err) {
     const char *name = o->path + (strrchr(o->path, '/') ? strlen(o->directory) : 0);
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
@@ -139,7 +139,10 @@ ckd_status cli_output_write(cli_output *o, const void *data, size_t size, ckd_er
     return CKD_OK;
 }
 
-/* Without clobbering: one step where the file system can, else a second name and no first one. */
+/*
+ * Renames without overwriting: in one step if the file system can, else by linking the new name and unlinking the old
+ * one.
+ */
 static int give_name(const cli_output *o) {
     if (o->force) {
         return rename(o->temporary, o->path);
@@ -155,7 +158,7 @@ static int give_name(const cli_output *o) {
 
 ckd_status cli_output_sync_folder(const char *path, ckd_error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* EINVAL: this file system has no way to sync a directory. */
+    /* EINVAL: this file system cannot sync a directory. */
     int failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL) ? errno : 0;
     if (fd >= 0) {
         close(fd);
@@ -185,7 +188,7 @@ ckd_status cli_output_commit(cli_output *o, ckd_error *err) {
     if (close(fd) != 0 && status == CKD_OK) {
         status = cli_error_sys(err, errno, o->temporary, "cannot make the output durable");
     }
-    /* rename() would replace a device as well. */
+    /* rename() would replace a device, too. */
     if (status == CKD_OK && o->force) {
         status = cli_output_check(o->path, true, err);
     }
@@ -200,7 +203,7 @@ ckd_status cli_output_commit(cli_output *o, ckd_error *err) {
     if (status != CKD_OK && !o->force) {
         unlink(o->path);
     }
-    o->temporary[0] = '\0'; /* it has another name now */
+    o->temporary[0] = '\0'; /* it was renamed */
     cli_output_drop(o);
     return status;
 }

@@ -5,7 +5,7 @@
 
 #define MOST_PARAMETERS (1u << 24)
 
-/* The key's beginning, if it ends so and a dot is between both. */
+/* Returns the key's prefix before a dot and `ending`; NULL if it does not end that way. */
 static char *prefix_of(const char *key, const char *ending) {
     size_t length = strlen(key), tail = strlen(ending);
     bool ends = length >= tail && strcmp(key + length - tail, ending) == 0;
@@ -20,7 +20,7 @@ static bool set_name(const char **names, size_t count, json_int_t number, const 
     return true;
 }
 
-/* How many numbers a group list has use for: one more than its largest. */
+/* Returns how many numbers the groups need: the largest plus one. */
 static size_t count_parameters(const json_t *groups) {
     size_t i, k;
     json_int_t max = -1;
@@ -59,7 +59,7 @@ static bool fill_from_names(const char **names, size_t count, const json_t *list
     return any;
 }
 
-/* Takes `prefix` over. */
+/* Takes ownership of `prefix`. */
 static ckd_status add(cli_parameter_orders *o, char *prefix, const char *value, bool groups, ckd_error *err) {
     json_t *text = value ? json_loads(value, 0, NULL) : NULL;
     size_t count = groups ? count_parameters(text) : json_array_size(text);

@@ -8,7 +8,7 @@
 
 /* ---- options ---- */
 
-/* A number of `length` digits. */
+/* Parses a number of `length` digits. */
 static bool parse_number(uint64_t *out, const char *text, size_t length) {
     char digits[24];
     if (length >= sizeof(digits)) {
@@ -57,7 +57,7 @@ ckd_status cli_regions_set_dim(cli_regions *r, const char *text, ckd_error *err)
     return CKD_OK;
 }
 
-/* "a:b", ":b", "a:" or ":" up to `end`. */
+/* Parses "a:b", ":b", "a:" or ":" up to `end`. */
 static bool parse_interval(uint64_t *first, uint64_t *last, const char *text, const char *end) {
     const char *colon = memchr(text, ':', (size_t)(end - text));
     *first = 0;
@@ -66,7 +66,7 @@ static bool parse_interval(uint64_t *first, uint64_t *last, const char *text, co
            (colon + 1 == end || parse_number(last, colon + 1, (size_t)(end - colon - 1))) && *first <= *last;
 }
 
-/* "[a:b,c:d]" and nothing else. */
+/* Parses "[a:b,c:d]" and nothing else. */
 static bool parse_box(cli_region *out, const char *text) {
     size_t length = strlen(text);
     if (length < 2 || text[0] != '[' || text[length - 1] != ']') {
@@ -89,7 +89,7 @@ static bool parse_box(cli_region *out, const char *text) {
     return true;
 }
 
-/* The last "=[": names may have these characters, too. NULL if there is none, or no name before it. */
+/* Finds the last "=[", since names may contain these characters. NULL if there is none, or no name before it. */
 static const char *find_box(const char *text) {
     const char *found = NULL;
     for (const char *at = text; (at = strstr(at, "=[")); at++) {
@@ -183,7 +183,7 @@ static ckd_status cut_own(ckd_region *out, const cli_region *own, const ckd_tens
     return CKD_OK;
 }
 
-/* torch.chunk: ceil(L / N) each, as far as it goes. */
+/* As torch.chunk: ceil(L / N) each, until nothing is left. */
 static void cut_shard(ckd_region *out, const cli_regions *r, const ckd_tensor_info *info, uint32_t dim) {
     uint64_t all = info->shape[dim], each = all / r->shards + (all % r->shards != 0);
     uint64_t first = each && r->shard < (all + each - 1) / each ? r->shard * each : all;

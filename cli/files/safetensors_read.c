@@ -40,7 +40,7 @@ ckd_dtype safetensors_dtype(const char *name) {
 
 /* ------------------------------------------------------------------------------------------------ the header */
 
-/* What the functions below need in order to say where something is wrong. */
+/* Context of the parser, for error messages. */
 typedef struct parser {
     const char *path;
     ckd_error *err;
@@ -77,7 +77,7 @@ static ckd_status parse_dtype(const parser *p, safetensors_tensor *t, const json
     return CKD_OK;
 }
 
-/* The caps hold for empty tensors, too: a length of 0 counts as 1. */
+/* The limits hold for empty tensors, too: a length of 0 counts as 1. */
 static ckd_status parse_shape(const parser *p, safetensors_tensor *t, const json_t *shape) {
     if (!json_is_array(shape)) {
         return BAD_TENSOR(p, CKD_E_CORRUPT, t->name, "a tensor's shape is missing or not an array");
@@ -169,7 +169,7 @@ static ckd_status parse_tensor(const parser *p, safetensors_tensor *t, const cha
     return status == CKD_OK ? parse_offsets(p, t, json_object_get(entry, "data_offsets"), data_size) : status;
 }
 
-/* Empty tensors come before the one that begins at the same place. */
+/* Empty tensors precede a tensor that begins at the same offset. */
 static int by_offset(const void *left, const void *right) {
     const safetensors_tensor *a = left, *b = right;
     if (a->begin != b->begin) {
@@ -181,7 +181,7 @@ static int by_offset(const void *left, const void *right) {
     return strcmp(a->name, b->name);
 }
 
-/* The tensors, by offset, cover all of the data once. */
+/* Checks that the tensors, sorted by offset, cover all data exactly once. */
 static ckd_status check_cover(const parser *p, const safetensors_header *header, uint64_t data_size) {
     uint64_t end = 0;
     for (size_t i = 0; i < header->count; i++) {
@@ -271,7 +271,7 @@ void safetensors_header_free(safetensors_header *header) {
 
 /* -------------------------------------------------------------------------------------------------- the file */
 
-/* Exactly `size` bytes; IO if the file ends before, which its size at opening excludes. */
+/* Reads exactly `size` bytes. IO if the file has become shorter since it was opened. */
 static ckd_status read_at(const safetensors_file *file, uint64_t offset, void *to, size_t size,
                           ckd_error *err) {
     char *at = to;
@@ -297,14 +297,14 @@ static ckd_status read_at(const safetensors_file *file, uint64_t offset, void *t
     return CKD_OK;
 }
 
-/* A file without a name, in the folder for temporary files. */
+/* Creates a file without a name in the folder for temporary files. */
 static int open_unnamed(const char *folder) {
     char path[4096];
     int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd >= 0 || snprintf(path, sizeof(path), "%s/ckptdelta-XXXXXX", folder) >= (int)sizeof(path)) {
         return fd;
     }
-    fd = mkostemp(path, O_CLOEXEC); /* a file system without O_TMPFILE */
+    fd = mkostemp(path, O_CLOEXEC); /* the file system has no O_TMPFILE */
     if (fd >= 0) {
         unlink(path);
     }
@@ -332,7 +332,7 @@ static ckd_status copy_pipe(int to, const safetensors_file *file, const char *fo
     }
 }
 
-/* The values of a safetensors file are read in another order than they come in: a pipe is copied into a file first. */
+/* Copies a pipe into a file, since values are read in another order than they arrive. */
 static ckd_status spool(safetensors_file *file, ckd_error *err) {
     const char *folder = getenv("TMPDIR");
     folder = folder && *folder ? folder : "/tmp";
@@ -350,7 +350,7 @@ static ckd_status spool(safetensors_file *file, ckd_error *err) {
 }
 
 static ckd_status open_input(safetensors_file *file, ckd_error *err) {
-    /* Not blocking, so that opening a pipe that nobody writes to comes back. */
+    /* O_NONBLOCK: opening a pipe without a writer must not block. */
     file->fd = strcmp(file->path, "-") == 0 ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3)
                                             : open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;

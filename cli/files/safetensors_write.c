@@ -5,7 +5,7 @@
 #include "cli/output/errors.h"
 #include "cli/files/safetensors.h"
 
-/* A tensor and its place before sorting: qsort is not stable. */
+/* A tensor and its input position: qsort is not stable. */
 typedef struct placed {
     safetensors_tensor tensor;
     size_t place;
@@ -48,7 +48,7 @@ ckd_status safetensors_arrange(uint64_t *data_size, safetensors_tensor *tensors,
     return status;
 }
 
-/* NULL if out of memory. */
+/* Returns NULL if out of memory. */
 static json_t *tensor_entry(const safetensors_tensor *t) {
     json_t *shape = json_array();
     for (uint32_t d = 0; d < t->ndim; d++) {

@@ -183,9 +183,8 @@ typedef struct layout_rule {
     uint32_t main_cut; /* the cut with parts or padding */
     bool padded;
     bool repeats; /* the main cut, or a part, is LAYOUT_REPEAT */
-    uint64_t size,
-        /* total: elements without padding and repetition, 0: not given; pad: each place's share is a multiple of it */
-        pad;
+    /* size: elements without padding and repetition, 0: not given; pad: each place's share is a multiple of it */
+    uint64_t size, pad;
     layout_part *parts;
     size_t part_count;
     uint64_t groups;            /* parts are side by side in each of so many groups; 0: once per rank */

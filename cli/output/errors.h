@@ -48,8 +48,8 @@ void cli_committed(const char *format, ...) CLI_PRINTF(1, 2);
 int cli_flush_output(int code);
 
 /*
- * Filters stderr from now on: control characters are removed, except line ends and tabs, since argp and getopt print
- * arguments unchanged. Terminal control sequences must go to the descriptor instead.
+ * Escapes control characters on stderr from now on, except line ends and tabs, since argp and getopt print arguments
+ * unchanged. Terminal control sequences must go to the descriptor instead.
  */
 void cli_clean_stderr(void);
 
