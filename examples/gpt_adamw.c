@@ -1,13 +1,13 @@
 /*
- * AdamW (Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2), in the arithmetic that
- * PyTorch uses. Weight decay is for matrices only, as usual for GPTs.
+ * AdamW (Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2), with PyTorch's arithmetic.
+ * Weight decay applies to matrices only, as usual for GPTs.
  */
 #include <math.h>
 
 #include "examples/gpt.h"
 #include "examples/gpt_vector.h"
 
-enum { CHUNK = 1 << 13 }; /* elements of a task: fixed, so that sums have one order */
+enum { CHUNK = 1 << 13 }; /* elements per task: fixed, so that sums have one order */
 
 double gpt_adamw_rate(const gpt_adamw *o, uint64_t step) {
     if (step <= o->warmup)
@@ -21,8 +21,7 @@ double gpt_adamw_rate(const gpt_adamw *o, uint64_t step) {
 
 typedef struct update {
     const gpt_tensor *tensor;
-    float decay, beta2, rest1, rest2, rate, root, eps,
-        clip; /* rest = 1 - beta; root: of the bias correction of v */
+    float decay, beta2, rest1, rest2, rate, root, eps, clip; /* rest = 1 - beta; root: bias correction of v */
 } update;
 
 GPT_CLONES
@@ -45,7 +44,7 @@ static void update_task(void *context, size_t index, int worker) {
     update_range(u, index * CHUNK, end < u->tensor->count ? end : u->tensor->count);
 }
 
-/* The gradients of all tensors lie in one array, in the order of the table. */
+/* The gradients of all tensors are one array, in table order. */
 static double gradient_norm(const gpt_model *model) {
     const float *grad = model->tensors[0].grad;
     double total = 0;

@@ -1,7 +1,7 @@
 /*
- * Causal multi-head attention and its gradient. A task is one (sequence, head) and computes whole length x length
- * squares with small matrix products; the half above the diagonal is then set to zero. That wastes half of a tenth of
- * the work and keeps one kernel for everything.
+ * Causal multi-head attention and its gradient. A task is one (sequence, head). It computes whole length x length
+ * squares with small matrix products, and sets the half above the diagonal to zero. That wastes half of a tenth of the
+ * work, but needs only one kernel.
  */
 #include <math.h>
 #include <string.h>
@@ -15,9 +15,9 @@ typedef struct attention_tasks {
     float *d_qkv;
 } attention_tasks;
 
-/* The views of one (sequence, head): rows are positions. */
+/* Views of one (sequence, head); rows are positions. */
 typedef struct head_view {
-    size_t length, size, row, offset; /* positions, elements a head, first row, first column of the head */
+    size_t length, size, row, offset; /* positions, elements per head, first row, first column of the head */
     gpt_matrix q, k, v;
     float *probability; /* length x length */
     float *scratch;
@@ -41,7 +41,7 @@ static head_view view_head(const attention_tasks *t, size_t index, int worker) {
     return h;
 }
 
-/* Row i becomes softmax(row i, scaled) over positions 0 ... i, and zero behind. */
+/* Row i becomes softmax(row i, scaled) over positions 0 ... i, and zero after that. */
 static void causal_softmax(float *scores, size_t length, float scale) {
     for (size_t i = 0; i < length; i++) {
         float *row = scores + i * length, top = row[0], sum = 0;
@@ -87,7 +87,7 @@ void gpt_attention(const gpt_model *model, const gpt_block_acts *acts) {
                  &tasks);
 }
 
-/* d = gradient of the probabilities becomes that of the scores before scaling. */
+/* Turns d, the gradient of the probabilities, into that of the scores before scaling. */
 static void softmax_back(float *d, const float *probability, size_t length, float scale) {
     for (size_t i = 0; i < length; i++) {
         float *row = d + i * length, dot = 0;

@@ -1,7 +1,8 @@
 /*
- * Random numbers and text. Without a file of its own the trainer reads what Unix machines carry anyway: licences,
- * documentation, Perl's manual, Python's and C's sources. Which files that are depends on the machine, but on one
- * machine the search gives the same bytes each time, until a package comes or goes: fixed places, names in byte order, fixed limits.
+ * Random numbers and text. Without a text file, the trainer reads what Unix machines have anyway: licences,
+ * documentation, Perl's manual, Python's and C's sources. The set of files depends on the machine. On one machine the
+ * search always gives the same bytes, until a package is installed or removed: it uses fixed places, sorted names and
+ * fixed limits.
  */
 #include <errno.h>
 #include <fnmatch.h>
@@ -16,7 +17,7 @@
 
 #define TEXT_MIN ((size_t)200 * 1000)
 #define TEXT_MAX ((size_t)8 * 1000 * 1000)
-enum { PAGE = 4096 }; /* bytes that go to training or to validation together */
+enum { PAGE = 4096 }; /* bytes that go to training or to validation as a whole */
 
 /* -------------------------------------------------------------------------------------------------------- RNG */
 
@@ -50,7 +51,7 @@ uint64_t gpt_rng_next(gpt_rng *rng) {
 }
 
 float gpt_rng_normal(gpt_rng *rng) {
-    uint64_t sum = 0; /* of twelve integers below 2^21 */
+    uint64_t sum = 0; /* sum of twelve integers below 2^21 */
     for (int i = 0; i < 4; i++) {
         uint64_t bits = gpt_rng_next(rng);
         sum += (bits & 0x1fffff) + ((bits >> 21) & 0x1fffff) + ((bits >> 42) & 0x1fffff);
@@ -60,10 +61,10 @@ float gpt_rng_normal(gpt_rng *rng) {
 
 /* ------------------------------------------------------------------------------------------------------- text */
 
-/* Places in order; each gives at most `limit` bytes, so that no kind of text crowds out the others. */
+/* Places in order. Each gives at most `limit` bytes, so that no kind of text dominates. */
 static const struct place {
-    const char *where; /* glob of directories */
-    const char *names; /* patterns of file names, separated by spaces */
+    const char *where; /* glob for directories */
+    const char *names; /* patterns for file names, separated by spaces */
     size_t limit;
 } places[] = {
     {"/usr/share/common-licenses", "*", 300 * 1000},
@@ -83,7 +84,7 @@ static int name_matches(const char *name, const char *patterns) {
     return 0;
 }
 
-/* Appends at most `limit` bytes of a file; a file that holds a zero byte is no text and adds nothing. */
+/* Appends at most `limit` bytes of a file. A file with a zero byte is not text and adds nothing. */
 static size_t append_file(gpt_text *text, const char *path, size_t limit) {
     FILE *file = fopen(path, "rb");
     if (!file)
@@ -132,8 +133,8 @@ static int read_named(gpt_text *text, const char *path) {
 }
 
 /*
- * Every tenth page goes behind all others, in order: the last tenth, kept for validation, is then text of all the
- * places and not of the last one. What does not fill ten pages stays where it is, before the validation pages.
+ * Moves every tenth page behind all others, in order. The last tenth, kept for validation, then has text from all
+ * places. A remainder of fewer than ten pages stays before the validation pages.
  */
 static int split_pages(gpt_text *text) {
     size_t groups = text->size / (10 * (size_t)PAGE), train = text->size - groups * PAGE;
@@ -178,7 +179,7 @@ static int find_text(gpt_text *out, const char *path) {
     return 0;
 }
 
-/* Through another name, so that an interruption leaves no half of it. */
+/* Writes under a temporary name, so that an interruption leaves no partial file. */
 int gpt_text_keep(const char *path) {
     char other[4096];
     gpt_text text;

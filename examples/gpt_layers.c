@@ -1,4 +1,4 @@
-/* The layers between the matrix products, each with its gradient. Widths are multiples of eight. */
+/* The layers between the matrix products, with their gradients. Widths are multiples of eight. */
 #include <math.h>
 
 #include "examples/gpt.h"
@@ -44,7 +44,7 @@ void gpt_embed(const gpt_model *model, const uint8_t *tokens) {
     gpt_pool_run(model->pool, task_count(row_count(model), ROW_TASK), embed_task, &tasks);
 }
 
-/* A task owns some columns of both tables and takes the rows in order, so rows of one token add up in one order. */
+/* A task owns some columns of both tables and processes rows in order, so rows of one token add up in a fixed order. */
 static void embed_back_task(void *context, size_t index, int worker) {
     (void)worker;
     const embed_tasks *t = context;
@@ -192,8 +192,8 @@ typedef struct wide_tasks {
 } wide_tasks;
 
 /*
- * GELU by its tanh form (Hendrycks and Gimpel 2016), x s with s = sigmoid(2 c (x + 0.044715 x^3)), c = sqrt(2 / pi);
- * its slope is s + x s (1 - s) 2 c (1 + 3 * 0.044715 x^2).
+ * GELU in its tanh form (Hendrycks and Gimpel 2016): x s with s = sigmoid(2 c (x + 0.044715 x^3)), c = sqrt(2 / pi).
+ * Its slope is s + x s (1 - s) 2 c (1 + 3 * 0.044715 x^2).
  */
 GPT_INLINE void gelu_sigmoid(gpt_f8 *s, const gpt_f8 *x) {
     gpt_f8 v = *x, e = (v + v * v * v * 0.044715f) * -1.5957691216057308f;

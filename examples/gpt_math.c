@@ -1,7 +1,7 @@
 /*
- * Matrix products and exp. The product packs both operands into panels that the kernel reads in order (Goto and van de
- * Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"). Every element of c is summed over k in one fixed
- * order, whoever computes it.
+ * Matrix products and exp. The product packs both operands into panels that the kernel reads sequentially (Goto and van
+ * de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"). Every element of c is summed over k in one fixed
+ * order, on any thread.
  */
 #include <stdlib.h>
 
@@ -9,12 +9,12 @@
 #include "examples/gpt_vector.h"
 
 enum {
-    MR = 4,  /* rows of a tile: 4 x 2 vectors of sums, which fits 16 registers without fused operations */
-    NR = 16, /* columns of a tile */
-    K_BLOCK = 256, /* a panel of b of this depth (16 KiB) stays in the first cache */
+    MR = 4,        /* rows of a tile: 4 x 2 vectors of sums fit 16 registers without fused operations */
+    NR = 16,       /* columns of a tile */
+    K_BLOCK = 256, /* a panel of b of this depth (16 KiB) fits the L1 cache */
     ROW_TASK = 64, /* a task computes at most ROW_TASK x COLUMN_TASK elements of c */
     COLUMN_TASK = 128,
-    PACK_TASK = 16 /* panels that one packing task fills */
+    PACK_TASK = 16 /* panels filled by one packing task */
 };
 
 static size_t panels(size_t n, size_t width) {
@@ -35,7 +35,7 @@ size_t gpt_gemm_scratch(size_t m, size_t n, size_t k) {
     return (panels(m, MR) * MR + panels(n, NR) * NR) * k;
 }
 
-/* Packs `width` rows or columns from `first` on as [k][width]; what lies beyond `limit` becomes zero. */
+/* Packs `width` rows or columns from `first` on as [k][width]; entries beyond `limit` become zero. */
 GPT_INLINE void pack_panel(float *to, const float *from, size_t step, size_t k_step, size_t first,
                            size_t limit, size_t k, size_t width) {
     size_t filled = limit - first < width ? limit - first : width;
@@ -87,7 +87,7 @@ GPT_INLINE void tile_product(float *tile, const float *a, const float *b, size_t
     out[7] = c31;
 }
 
-/* Puts a tile into c: over what is there, or onto it, with the bias once. */
+/* Stores a tile into c, or adds it to c; adds the bias once. */
 GPT_INLINE void store_tile(const gpt_gemm *g, const float *tile, size_t row, size_t column, int add,
                            int bias) {
     size_t rows = g->m - row < MR ? g->m - row : MR, columns = g->n - column < NR ? g->n - column : NR;

@@ -1,4 +1,4 @@
-/* The model: its table of tensors, the forward pass, and the backward pass that mirrors it line by line. */
+/* The model: its table of tensors, the forward pass, and the backward pass, which mirrors it line by line. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -68,13 +68,13 @@ static int make_table(gpt_model *model) {
     return 0;
 }
 
-/* GPT-2's initialisation; what adds to the residual stream is scaled by the number of such additions. */
+/* GPT-2's initialisation. Layers that add to the residual stream are scaled by the number of such additions. */
 static void initialise(gpt_model *model, uint64_t seed) {
     float residual = 0.02f / sqrtf(2.0f * (float)model->config.layers);
     for (size_t i = 0; i < model->tensor_count; i++) {
         gpt_tensor *tensor = &model->tensors[i];
         gpt_rng rng;
-        gpt_rng_seed(&rng, seed, UINT64_MAX - i); /* a stream that no batch uses */
+        gpt_rng_seed(&rng, seed, UINT64_MAX - i); /* a random stream that no batch uses */
         float deviation = strstr(tensor->name, "proj.weight") ? residual : 0.02f;
         int gain = tensor->ndim == 1 && strstr(tensor->name, "weight") != NULL;
         for (size_t j = 0; j < tensor->count; j++)
@@ -84,7 +84,7 @@ static void initialise(gpt_model *model, uint64_t seed) {
 
 /* ------------------------------------------------------------------------------------------------- activations */
 
-/* Called twice: with NULL to count, then with the memory to hand it out. Returns the floats used. */
+/* Call it twice: with NULL to count floats, then with the memory to assign it. Returns the floats used. */
 static size_t place_acts(gpt_model *model, float *base) {
     const gpt_config *config = &model->config;
     size_t width = (size_t)config->width, length = (size_t)config->context, used = 0;
@@ -114,7 +114,7 @@ static size_t place_acts(gpt_model *model, float *base) {
     PLACE(model->d_wide, 4 * row);
     PLACE(model->d_scores, (size_t)gpt_pool_threads(model->pool) * length * length);
     size_t wide = 4 * width > GPT_VOCAB ? 4 * width : GPT_VOCAB, deep = rows > wide ? rows : wide;
-    PLACE(model->scratch, gpt_gemm_scratch(deep, wide, deep)); /* more than any product needs */
+    PLACE(model->scratch, gpt_gemm_scratch(deep, wide, deep)); /* at least as much as any product needs */
     size_t head = width / (size_t)config->heads, side = length > head ? length : head;
     model->worker_scratch_count = gpt_gemm_scratch(side, side, side);
     PLACE(model->worker_scratch, model->worker_scratch_count * (size_t)gpt_pool_threads(model->pool));
@@ -174,7 +174,7 @@ void gpt_model_free(gpt_model *model) {
 
 /* -------------------------------------------------------------------------------------------- forward, backward */
 
-/* y = x W' + bias (W is [outputs, inputs]); with add, onto what y holds. */
+/* y = x W' + bias (W is [outputs, inputs]); with add, y += that. */
 static void linear(const gpt_model *model, float *y, const float *x, const gpt_tensor *weight,
                    const gpt_tensor *bias, size_t rows, int add) {
     size_t outputs = (size_t)weight->shape[0], inputs = (size_t)weight->shape[1];
@@ -190,7 +190,7 @@ static void linear(const gpt_model *model, float *y, const float *x, const gpt_t
     gpt_gemm_run(model->pool, &product, model->scratch);
 }
 
-/* d_x = d_y W, and the gradients of weight and bias. */
+/* d_x = d_y W; also sets the gradients of weight and bias. */
 static void linear_back(const gpt_model *model, float *d_x, const float *d_y, const float *x,
                         gpt_tensor *weight, gpt_tensor *bias, size_t rows) {
     size_t outputs = (size_t)weight->shape[0], inputs = (size_t)weight->shape[1];
@@ -231,7 +231,7 @@ static void block_forward(const gpt_model *model, int block, const float *x) {
     linear(model, a->out, a->gelu, &p[GPT_MLP_W], &p[GPT_MLP_B], rows, 1);
 }
 
-/* d_out holds the gradient of the block's output and receives that of its input. */
+/* On entry d_out is the gradient of the block's output; on return, of its input. */
 static void block_backward(const gpt_model *model, int block, const float *x) {
     gpt_tensor *p = &model->tensors[2 + block * GPT_BLOCK_TENSORS];
     const gpt_block_acts *a = &model->blocks[block];

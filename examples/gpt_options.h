@@ -10,26 +10,27 @@ typedef struct gpt_options {
     gpt_config model;
     gpt_adamw adamw;
     uint64_t steps, seed;
-    int reseed; /* after the resume, batches come from batch_seed, and saves say so */
+    int reseed; /* after a resume, batches come from batch_seed, and saves record that */
     uint64_t batch_seed;
     int threads; /* 0: one per core */
     const char *text;
-    int keep_text;                  /* write it first if it is not there */
+    int keep_text;                  /* write it first if it does not exist */
     uint64_t log_every, eval_every; /* eval_every 0: at the end only */
-    const char *losses;             /* file that receives every step's loss; NULL: none */
+    const char *losses;             /* file for every step's loss; NULL: none */
     const char *store, *run;
     uint64_t save_every;    /* 0: at the end only */
     const char *background; /* "copy" or "lazy"; NULL: training waits for saves */
-    double overhead;        /* with it, if save_every is 0: a share of the time; 0: the library's default */
+    /* with background and save_every 0: a share of the time; 0: the library's default */
+    double overhead;
     int resume;             /* from resume_run at resume_step */
-    const char *resume_run; /* NULL: run */
+    const char *resume_run; /* NULL: same as run */
     uint64_t resume_step;   /* CKD_LATEST: the newest */
     const char *dump;       /* directory of raw tensors; NULL: none */
     uint64_t dump_steps[GPT_DUMP_STEPS_MAX];
     size_t dump_step_count; /* 0: dump at every save_every steps */
 } gpt_options;
 
-/* Exits with a message on options that make no sense (this is a program's, not a library's, function). */
+/* Parses the options. Invalid options end the process with a message (this belongs to a program, not to a library). */
 void gpt_options_parse(gpt_options *out, int argc, char **argv);
 
 #endif

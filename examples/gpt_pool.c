@@ -1,4 +1,4 @@
-/* A small pool of threads for parallel loops. Which worker runs a task never matters to the result. */
+/* A small thread pool for parallel loops. Results never depend on which worker runs a task. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -8,16 +8,16 @@
 struct gpt_pool {
     pthread_mutex_t lock;
     pthread_cond_t start, finish;
-    int threads, started; /* started: threads that exist, the caller not counted */
+    int threads, started; /* started: threads created, without the caller */
     pthread_t *ids;
-    /* under lock */
+    /* protected by the lock */
     uint64_t round;
     int active, quit, numbered;
     /* set before a round starts, constant during it */
     gpt_task_fn fn;
     void *context;
     size_t count;
-    atomic_size_t next; /* the next task that nobody has taken */
+    atomic_size_t next; /* the next task to hand out */
 };
 
 static void take_tasks(gpt_pool *pool, int worker) {

@@ -1,4 +1,4 @@
-/* The trainer's state in a ckptdelta session: registered once, saved while training goes on. */
+/* The trainer's state in a ckptdelta session: registered once, saved during training. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,14 +10,14 @@
 struct gpt_session {
     gpt_background with;
     ckd_session *session;
-    gpt_small small;           /* as the session sees it: set before each step */
-    ckd_optimizer *optimizers; /* by tensor of the table; NULL: not every step is saved */
+    gpt_small small;           /* read by the session; set before each step */
+    ckd_optimizer *optimizers; /* one per tensor of the table; NULL: not every step is saved */
     char config[GPT_CONFIG_MAX];
 };
 
 /* ------------------------------------------------------------------------------------------------------ signals */
 
-static ckd_session *asked; /* one session a process: a handler can reach nothing else */
+static ckd_session *asked; /* one session per process: a signal handler can reach nothing else */
 
 static void on_signal(int number) {
     if (asked)
@@ -80,7 +80,7 @@ static void store_says(void *context, const char *message) {
 static void saved(void *context, const ckd_saved *saved) {
     (void)context;
     if (saved->status != CKD_OK)
-        return; /* the next step tells */
+        return; /* the next step reports it */
     printf("saved step %" PRIu64
            ": %s, %.2f MB for %.2f MB, training waited %.1f ms, durable after %.0f ms\n",
            saved->step, ckd_kind_name(saved->checkpoint.kind), (double)saved->checkpoint.stored_bytes / 1e6,
@@ -95,7 +95,7 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
     save.run = lineage->run;
     save.on_duplicate =
-        CKD_DUPLICATE_SAME_OK; /* repeating a run gives the same bits; anything else is an error */
+        CKD_DUPLICATE_SAME_OK; /* a repeated run gives the same bits; anything else is an error */
     save.metric_name = "loss";
     save.resumed_from_run = lineage->resumed_run;
     save.resumed_from_step = lineage->resumed_step;
@@ -108,7 +108,8 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     options.store = &store;
     options.snapshot = s->with.lazy ? CKD_SNAPSHOT_LAZY : CKD_SNAPSHOT_COPY;
     options.snapshot_bytes =
-        3 * GPT_PARTS * sizeof(float) * s->with.model->parameter_count; /* two, with what is not in them */
+        /* room for two states, plus what they do not include */
+        3 * GPT_PARTS * sizeof(float) * s->with.model->parameter_count;
     options.every_steps = s->with.save_every;
     options.overhead = s->with.save_every ? 0 : s->with.overhead;
     options.on_saved = saved;
@@ -148,7 +149,7 @@ void gpt_session_fence(gpt_session *s) {
 
 int gpt_session_step(int *stop, gpt_session *s, double loss, int last) {
     ckd_error err = {0};
-    ckd_session_fence(s->session); /* the small state is written here, not by the optimizer */
+    ckd_session_fence(s->session); /* this function writes the small state, not the optimizer */
     set_state(s);
     ckd_session_metric(s->session, loss);
     uint64_t step = s->with.progress->step;

@@ -1,14 +1,14 @@
 /*
- * The trainer's state in a ckptdelta store, and as raw files. A checkpoint holds, for every tensor of the table, NAME,
- * exp_avg.NAME and exp_avg_sq.NAME, and four small ones:
+ * The trainer's state in a ckptdelta store, and as raw files. For every tensor of the table a checkpoint holds NAME,
+ * exp_avg.NAME and exp_avg_sq.NAME. It also has four small tensors:
  *
- *   step             i64     optimizer steps done
+ *   step             i64     completed optimizer steps
  *   rng.state        u64[4]  generator of the next batch
  *   loader.position  i64     bytes of text trained on so far
  *   loader.text      u64     hash of the text
  *
- * and the blob "gpt.config", the architecture in words. Batches depend on (seed, step) only, so the generator needs no
- * restoring; it is saved, and compared on resume, because another --seed would silently train on other batches.
+ * and the blob "gpt.config", the architecture as text. Batches depend on (seed, step) only, so the generator need not
+ * be restored. It is saved and compared on resume, since another --seed would silently train on other batches.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -100,7 +100,10 @@ static ckd_status save_tensor(ckd_save *save, const gpt_tensor *from, int part,
     return ckd_save_tensor(save, &tensor, err);
 }
 
-/* The update that led here: with it, a checkpoint one step after its parent takes little more than its first moments. */
+/*
+ * The update that led to this step. With it, a checkpoint one step after its parent takes little more than its first
+ * moments.
+ */
 ckd_optimizer gpt_optimizer_of(const gpt_adamw *o, uint64_t step) {
     ckd_optimizer optimizer = CKD_OPTIMIZER_INIT;
     optimizer.kind = CKD_ADAMW;
@@ -142,7 +145,7 @@ int gpt_state_save(ckd_store *store, const gpt_lineage *lineage, const gpt_model
     options.run = lineage->run;
     options.step = progress->step;
     options.on_duplicate =
-        CKD_DUPLICATE_SAME_OK; /* repeating a run gives the same bits; anything else is an error */
+        CKD_DUPLICATE_SAME_OK; /* a repeated run gives the same bits; anything else is an error */
     options.metric_name = "loss";
     options.metric = metric;
     options.resumed_from_run = lineage->resumed_run;
@@ -193,7 +196,7 @@ static ckd_status load_small(ckd_load *load, gpt_small *small, ckd_error *err) {
     return status;
 }
 
-/* Another architecture, batch, seed or text would go on with something else than what was saved: refuse. */
+/* Refuses another architecture, batch, seed or text: training would not continue what was saved. */
 static int check_config(ckd_load *load, const gpt_model *model) {
     ckd_error err = {0};
     char want[GPT_CONFIG_MAX];

@@ -1,7 +1,7 @@
 /*
- * Eight floats at a time with GCC's vector extensions: portable C, and the same bits on every target, because no
- * operation is fused or reordered. GPT_CLONES compiles a function twice on x86-64, for AVX2 (without FMA, on purpose)
- * and for the baseline, and picks at load time.
+ * Eight floats at a time with GCC's vector extensions. This is portable C with the same bits on every target, since no
+ * operation is fused or reordered. GPT_CLONES compiles a function twice on x86-64, for AVX2 (deliberately without FMA)
+ * and for the baseline; the choice is made at load time.
  */
 #ifndef CKPTDELTA_EXAMPLES_GPT_VECTOR_H
 #define CKPTDELTA_EXAMPLES_GPT_VECTOR_H
@@ -18,11 +18,11 @@
 #define GPT_INLINE static inline __attribute__((always_inline))
 
 #define GPT_LANES 8
-/* No alignment is asked of memory: loads and stores through these types may be anywhere. */
+/* Loads and stores through these types need no alignment. */
 typedef float gpt_f8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t gpt_i8 __attribute__((vector_size(32), aligned(4), may_alias));
 
-/* The helpers take pointers, since how vectors are passed by value depends on the target. */
+/* The helpers take pointers, since passing vectors by value differs between targets. */
 
 GPT_INLINE float gpt_sum8(const gpt_f8 *x) {
     const gpt_f8 v = *x;
@@ -30,8 +30,8 @@ GPT_INLINE float gpt_sum8(const gpt_f8 *x) {
 }
 
 /*
- * x = e^x after clamping to [-87, 87]: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 6 for e^r (the
- * coefficients of Cephes' expf, Moshier 1989), and n into the exponent.
+ * x = e^x after clamping to [-87, 87]. With x = n ln 2 + r and |r| <= ln 2 / 2, e^r is a polynomial of degree 6
+ * (coefficients of Cephes' expf, Moshier 1989), and n goes into the exponent.
  */
 GPT_INLINE void gpt_exp8(gpt_f8 *x) {
     const gpt_f8 zero = {0}, top = zero + 87.0f, bottom = zero - 87.0f;

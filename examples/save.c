@@ -1,4 +1,4 @@
-/* Saves the state of two steps, and loads half of the newest one: save STORE. */
+/* Saves the state of two steps, then loads half of the newest one. Usage: save STORE. */
 #include <ckptdelta.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,9 +31,9 @@ int main(int argc, char **argv) {
         tensor.dtype = CKD_F32;
         tensor.ndim = 2;
         tensor.shape = (uint64_t[]){ROWS, COLUMNS};
-        tensor.data = weights; /* may be changed again when the call returns */
+        tensor.data = weights; /* you may change it again when the call returns */
         check(ckd_save_tensor(save, &tensor, &err), &err);
-        check(ckd_save_commit(NULL, save, &err), &err); /* now it survives a power cut */
+        check(ckd_save_commit(NULL, save, &err), &err); /* now it survives a power failure */
     }
 
     ckd_checkpoint newest;

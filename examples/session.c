@@ -1,4 +1,4 @@
-/* A training loop that saves in the background, and resumes from its newest checkpoint: session STORE STEPS. */
+/* A training loop with background saves that resumes from its newest checkpoint. Usage: session STORE STEPS. */
 #include <ckptdelta.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
     save.run = "toy";
     ckd_session_options options = CKD_SESSION_OPTIONS_INIT;
     options.save = &save;
-    options.every_steps = 5; /* without it: as often as costs training no more than 3.5 % of its time */
+    options.every_steps = 5; /* without this line saves cost training at most 3.5 % of its time */
     options.snapshot = CKD_SNAPSHOT_LAZY;
     ckd_tensor tensor = CKD_TENSOR_INIT;
     tensor.name = "layer.weight";
@@ -42,12 +42,12 @@ int main(int argc, char **argv) {
         ckd_session_fence(session);                     /* waits until the state may be changed */
         for (uint64_t i = 0; i < SIZE; i++)
             weights[i] += (float)((position >> 33) % (i + 2)); /* the optimizer */
-        /* Saves when it is due. A failed save is reported by the next call; training can go on then. */
+        /* Saves when a save is due. The next call reports a failed save; training can continue then. */
         ckd_status status =
             step < steps ? ckd_session_step(session, step, &err) : ckd_session_save(session, step, &err);
         check(status, &err);
     }
-    check(ckd_session_close(session, &err), &err); /* waits for saves under way */
+    check(ckd_session_close(session, &err), &err); /* waits for running saves */
     double sum = 0;
     for (uint64_t i = 0; i < SIZE; i++)
         sum += weights[i];

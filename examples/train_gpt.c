@@ -1,6 +1,6 @@
 /*
- * train_gpt: a real training run with checkpoints. The path: options -> text -> model -> (resume) -> for each step:
- * batch, forward, backward, AdamW, and now and then a save.
+ * train_gpt: a real training run with checkpoints. Flow: options -> text -> model -> (resume) -> for each step: batch,
+ * forward, backward, AdamW, and sometimes a save.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -22,8 +22,8 @@ typedef struct trainer {
     gpt_text text;
     uint8_t *tokens, *targets;
     ckd_store *store;
-    gpt_session *session; /* NULL: training waits for saves */
-    int stop;             /* asked for by a signal */
+    gpt_session *session; /* NULL: saves block training */
+    int stop;             /* requested by a signal */
     FILE *losses;
     gpt_progress progress;
     gpt_lineage lineage;
@@ -61,7 +61,9 @@ static int open_store(trainer *t) {
     return -1;
 }
 
-/* A plain --resume of a run without checkpoints starts afresh, so that one command line serves all restarts. */
+/*
+ * A plain --resume of a run without checkpoints starts from scratch, so the same command line works for every restart.
+ */
 static int resume(trainer *t) {
     const gpt_options *o = t->options;
     const char *run = o->resume_run ? o->resume_run : o->run;
@@ -174,7 +176,7 @@ static int save(trainer *t, double loss) {
     return 0;
 }
 
-/* Everything that happens after a step besides training. */
+/* Does everything after a step besides training. */
 static int after_step(trainer *t, double loss, double norm) {
     const gpt_options *o = t->options;
     uint64_t step = t->progress.step;

@@ -489,10 +489,6 @@ static void report_unused_rules(const cli_saving *a) {
     }
 }
 
-/*
- * Reports tensors whose order wastes space. Lossy second moments determine how finely to store weights, so they come
- * first; exact ones are predicted from first moments, so they come second.
- */
 /* Reports tensors that would be lossy if their role were known. */
 static void report_doubts(const cli_saving *a, const cli_inputs *inputs) {
     size_t count = 0;
@@ -518,6 +514,10 @@ static void report_doubts(const cli_saving *a, const cli_inputs *inputs) {
     }
 }
 
+/*
+ * Orders the tensors. Lossy second moments determine how finely to store weights, so they come first. Exact second
+ * moments are predicted from first moments, so they come after those.
+ */
 static ckd_status order_inputs(cli_saving *a, cli_inputs *inputs, ckd_error *err) {
     bool lossy = cli_fidelity_is_lossy(&a->save);
     ckd_status status = lossy ? cli_fidelity_order(inputs, &a->save, err) : CKD_OK;

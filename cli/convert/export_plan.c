@@ -301,7 +301,7 @@ void export_plan_free(export_plan *p) {
     *p = (export_plan){0};
 }
 
-/* Returns the length of five digits at `at` that are followed by `rest`; 0 if they are not. */
+/* Are there five digits at `at`, followed by `rest`? */
 static bool five_digits(const char *at, const char *rest) {
     return strspn(at, "0123456789") == 5 && strncmp(at + 5, rest, strlen(rest)) == 0;
 }

@@ -5,7 +5,7 @@
 
 #define MOST_PARAMETERS (1u << 24)
 
-/* Returns the key's prefix before a dot and `ending`; NULL if it does not end that way. */
+/* Returns the key without `ending`; NULL unless the key is `ending` or ends with a dot and `ending`. */
 static char *prefix_of(const char *key, const char *ending) {
     size_t length = strlen(key), tail = strlen(ending);
     bool ends = length >= tail && strcmp(key + length - tail, ending) == 0;

@@ -1,4 +1,4 @@
-/* Flat buffers: which parameters a rank's has, and which elements of them. */
+/* Flat buffers: which parameters a rank's buffer has, and which of their elements. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "cli/layout/parse.h"
 
-#define PARAMETERS_MAX (1u << 20) /* of a buffer */
+#define PARAMETERS_MAX (1u << 20) /* per buffer */
 
 void layout_buffer_free(layout_buffer *b) {
     for (size_t i = 0; i < b->count; i++) {
@@ -18,25 +18,25 @@ void layout_buffer_free(layout_buffer *b) {
     *b = (layout_buffer){0};
 }
 
-/* ---- numbers that a rank has ---- */
+/* ---- a rank's numbers ---- */
 
 static size_t numbers_at(const layout_number *n, const layout *l, const uint32_t at[LAYOUT_AXES]) {
     uint32_t place = layout_place(&n->over, l, at);
     return n->begin[place + 1] - n->begin[place];
 }
 
-/* The i-th one, as the rank's names have it. */
+/* Returns the i-th number as in the rank's names. */
 static uint64_t number_at(const layout_number *n, const layout *l, const uint32_t at[LAYOUT_AXES], size_t i) {
     return n->global ? n->numbers[n->begin[layout_place(&n->over, l, at)] + i] : i;
 }
 
-/* Combinations of numbers, the last one changing fastest. */
+/* Enumerates combinations of numbers, the last one changing fastest. */
 typedef struct counting {
     const layout *l;
     const uint32_t *at;
-    const uint32_t *numbers; /* the layout's */
+    const uint32_t *numbers; /* indexes in the layout */
     uint32_t count;
-    bool fixed[LAYOUT_NUMBERS]; /* its value stays */
+    bool fixed[LAYOUT_NUMBERS]; /* its value does not change */
     size_t index[LAYOUT_NUMBERS];
     uint64_t values[LAYOUT_NUMBERS];
 } counting;
@@ -49,7 +49,7 @@ static void take_values(counting *c) {
     }
 }
 
-/* False if there is no combination at all. */
+/* Returns false if there is no combination. */
 static bool count_first(counting *c) {
     for (uint32_t i = 0; i < c->count; i++) {
         if (!c->fixed[i] && numbers_at(&c->l->numbers[c->numbers[i]], c->l, c->at) == 0) {
@@ -60,7 +60,7 @@ static bool count_first(counting *c) {
     return true;
 }
 
-/* False behind the last one. */
+/* Returns false after the last one. */
 static bool count_next(counting *c) {
     for (uint32_t i = c->count; i-- > 0;) {
         if (c->fixed[i]) {
@@ -77,7 +77,7 @@ static bool count_next(counting *c) {
 
 /* ---- parameters ---- */
 
-/* before + the template + after; free() it. NULL: no memory. */
+/* Returns before + the template + after; free() it. NULL: no memory. */
 static char *write_name(const layout *l, const layout_template *t, const uint64_t numbers[LAYOUT_NUMBERS],
                         const char *before, const char *after) {
     char *text = NULL;
@@ -86,7 +86,7 @@ static char *write_name(const layout *l, const layout_template *t, const uint64_
     if (!to) {
         return NULL;
     }
-    const layout_binding none = {.state = LAYOUT_NONE}; /* there are numbers in it, and no groups or parts */
+    const layout_binding none = {.state = LAYOUT_NONE}; /* the template has numbers, but no groups or parts */
     fputs(before, to);
     layout_template_write(to, l, t, &none, NULL, numbers, 0);
     fputs(after, to);
@@ -121,7 +121,7 @@ static ckd_status add_parameter(layout_buffer *b, size_t *room, const layout *l,
     return p->plain && p->name ? CKD_OK : cli_error_nomem(err);
 }
 
-/* A line's parameters, as often as there are combinations of its numbers. */
+/* Adds a line's parameters for all combinations of its numbers. */
 static ckd_status add_line(layout_buffer *b, size_t *room, const layout *l, const layout_list_line *line,
                            const uint64_t numbers[LAYOUT_NUMBERS], const uint32_t at[LAYOUT_AXES],
                            ckd_error *err) {
@@ -163,9 +163,9 @@ ckd_status layout_buffer_make(layout_buffer *out, const layout *l, const layout_
     return status;
 }
 
-/* ---- all of a rank ---- */
+/* ---- all buffers of a rank ---- */
 
-/* Of the parameters, and of each state. */
+/* Calls for the buffer of the parameters, and for that of each state. */
 static ckd_status call_for_states(const layout *l, const layout_rule *rule, const counting *c,
                                   layout_buffer_fn call, void *context, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -223,7 +223,10 @@ static uint64_t round_up(uint64_t n, uint64_t to) {
     return (n / to + (n % to != 0)) * to;
 }
 
-/* The least that both divide, and that all places together are a multiple of; 0: too much. */
+/*
+ * Returns the step of the padded total length: the least common multiple of pad times the number of places, and
+ * pad_all. 0: too large.
+ */
 static uint64_t padding_step(const layout_flat *flat) {
     uint64_t a = flat->pad, b = flat->pad_all, step;
     if (__builtin_mul_overflow(a, (uint64_t)flat->over.places, &a) || a > CKD_MAX_ELEMENTS) {
@@ -238,13 +241,13 @@ static uint64_t padding_step(const layout_flat *flat) {
     return __builtin_mul_overflow(a, b / x, &step) || step > CKD_MAX_ELEMENTS ? 0 : step;
 }
 
-/* What of elements begin ... begin + size - 1 lies between low and high. */
+/* Intersects elements begin ... begin + size - 1 with low ... high - 1. */
 static layout_range meet(uint64_t begin, uint64_t size, uint64_t low, uint64_t high) {
     uint64_t a = begin > low ? begin : low, b = begin + size < high ? begin + size : high;
     return a < b ? (layout_range){a - begin, b - a, a - low} : (layout_range){0};
 }
 
-/* Each parameter is padded and cut on its own; shares follow each other. */
+/* Each parameter is padded and cut separately; the shares follow each other. */
 static uint64_t range_each(layout_range *out, const layout_flat *flat, uint32_t place, uint64_t step,
                            const uint64_t *sizes, size_t count) {
     uint64_t used = 0;
@@ -258,7 +261,7 @@ static uint64_t range_each(layout_range *out, const layout_flat *flat, uint32_t 
     return used;
 }
 
-/* All end to end, padded and cut. */
+/* All parameters are joined end to end, then padded and cut. */
 static uint64_t range_all(layout_range *out, const layout_flat *flat, uint32_t place, uint64_t step,
                           const uint64_t *sizes, size_t count) {
     uint64_t total = 0;
@@ -295,7 +298,7 @@ uint64_t layout_next_box(ckd_region *out, uint32_t ndim, const uint64_t *shape, 
         inner[d] = all;
         all *= shape[d];
     }
-    /* Rows of the first dimension of which whole ones begin here, and are all wanted. */
+    /* Find the first dimension whose whole rows start here and are all needed. */
     uint32_t dim = 0;
     while (dim < ndim && (first % inner[dim] != 0 || count < inner[dim])) {
         dim++;

@@ -1,4 +1,4 @@
-/* Flat buffers in a layout's text: lists of parameters, and rules of the kind flat. */
+/* Parses flat buffers in a layout's text: lists of parameters, and rules of the kind flat. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ static size_t find_list(const layout *l, const char *name) {
     return LAYOUT_NONE;
 }
 
-/* 50257x768, 768, or scalar */
+/* Parses 50257x768, 768, or scalar. */
 static bool read_shape(layout_member *m, const char *text) {
     m->shaped = true;
     if (strcmp(text, "scalar") == 0) {
@@ -48,7 +48,7 @@ static bool read_shape(layout_member *m, const char *text) {
     return false;
 }
 
-/* Its place among the line's; adds it. LAYOUT_NUMBERS: there are too many. */
+/* Returns the number's index in the line; adds it if it is new. LAYOUT_NUMBERS: there are too many. */
 static uint32_t number_of_line(layout_list_line *line, uint32_t number) {
     uint32_t i = 0;
     while (i < line->number_count && line->numbers[i] != number) {
@@ -60,7 +60,7 @@ static uint32_t number_of_line(layout_list_line *line, uint32_t number) {
     return i;
 }
 
-/* A name, in which {layer} is a number. */
+/* Parses a name, in which {layer} is a number. */
 static ckd_status read_name(layout_parsing *p, layout_list_line *line, layout_template *t, const char *text,
                             size_t length) {
     ckd_status status = CKD_OK;
@@ -215,7 +215,7 @@ ckd_status layout_flat_option(layout_parsing *p, layout_rule *rule, const char *
 
 /* ---- states ---- */
 
-/* Is this what the checkpoint calls the state, with * for the parameter? */
+/* Is this the checkpoint's name of the state, with * for the parameter? */
 static bool is_state(const layout_state *s, const char *name, size_t length) {
     size_t before = strlen(s->global_before), after = strlen(s->global_after);
     return length == before + 1 + after && memcmp(name, s->global_before, before) == 0 &&
@@ -254,9 +254,9 @@ ckd_status layout_flat_check_states(layout_parsing *p) {
     return CKD_OK;
 }
 
-/* ---- what must fit together ---- */
+/* ---- consistency ---- */
 
-/* Along the axes over which it is cut, ranks have ranges of the same. */
+/* Checks that ranks along the axes over which the buffer is cut share the same parameters. */
 static ckd_status check_axes(layout_parsing *p, const layout_rule *rule, uint8_t *const only[LAYOUT_AXES],
                              const uint32_t *numbers, uint32_t number_count, uint32_t line) {
     for (uint32_t i = 0; i < rule->flat.over.count; i++) {

@@ -1,4 +1,4 @@
-/* What stands before the rules: the mesh, the ranks' files, names of states, numbers in names. */
+/* Parses what precedes the rules: the mesh, the ranks' files, names of states, numbers in names. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 
 /* ---- mesh AXIS=N ... ---- */
 
-/* Words that stand for options of rules. */
+/* Words that are options of rules. */
 static bool is_taken(const char *name, size_t length) {
     static const char *const taken[] = {"as",   "dim",   "over",   "cut",   "sizes",   "unit",   "size",
                                         "pad",  "parts", "groups", "take",  "count",   "table",  "rank",
@@ -80,7 +80,7 @@ ckd_status layout_template_add(layout_template *t, layout_item item, const char 
     return CKD_OK;
 }
 
-/* {AXIS}, {AXIS:WIDTH}, {rank}, {rank:WIDTH} */
+/* Parses {AXIS}, {AXIS:WIDTH}, {rank}, {rank:WIDTH}. */
 static ckd_status add_place(layout_template *t, layout_parsing *p, const char *open, const char *close) {
     size_t inside = (size_t)(close - open - 1), length = strcspn(open + 1, ":}");
     uint64_t width = 1;
@@ -127,7 +127,7 @@ static ckd_status parse_path(layout_template *t, layout_parsing *p, const char *
     return status;
 }
 
-/* What the path says, and what stands behind it, is together which rank's file it is. */
+/* Checks that the path and the words after it together identify the rank. */
 static ckd_status check_path(const layout_path *file, layout_parsing *p) {
     const layout_template *t = &file->end;
     bool said[LAYOUT_AXES], rank = false;
@@ -160,7 +160,7 @@ static ckd_status check_path(const layout_path *file, layout_parsing *p) {
     return CKD_OK;
 }
 
-/* AXIS=COORDINATE */
+/* Parses AXIS=COORDINATE. */
 static ckd_status fix_coordinate(layout_path *file, layout_parsing *p, const char *word) {
     size_t length = strcspn(word, "=");
     uint32_t axis = word[length] ? layout_find_axis(p->l, word, length) : LAYOUT_AXES;
@@ -215,7 +215,7 @@ ckd_status layout_parse_state(layout_parsing *p) {
 
 /* ---- number NAME over=AXES count=N | sizes=A,B | table=0,1/2,3 [global] ---- */
 
-/* Places of torch.chunk's or of equal size. */
+/* Divides numbers evenly or as torch.chunk does. */
 static ckd_status count_evenly(layout_number *n, layout_parsing *p, const char *value) {
     uint64_t count;
     const char *at = value;
@@ -264,7 +264,10 @@ static ckd_status count_sizes(layout_number *n, layout_parsing *p, const char *v
     return status;
 }
 
-/* A list up to anything but a digit or a comma between digits; false if a number is missing or too long. */
+/*
+ * Parses a list, up to anything but a digit or a comma between digits. Returns false if a number is missing or too
+ * long.
+ */
 static bool read_list(uint64_t *numbers, size_t *count, const char **text) {
     const char *at = *text;
     bool more = *at >= '0' && *at <= '9';
@@ -286,7 +289,7 @@ static bool read_list(uint64_t *numbers, size_t *count, const char **text) {
     return true;
 }
 
-/* Lists of numbers, of one place after the other; a place may have none. */
+/* Parses lists of numbers, one per place; a place may have none. */
 static ckd_status count_table(layout_number *n, layout_parsing *p, const char *value) {
     n->numbers = calloc(strlen(value) + 1, sizeof(*n->numbers));
     if (!n->numbers) {

@@ -1,11 +1,11 @@
-/* From a rank's names to the checkpoint's, and back. */
+/* Translates a rank's names to the checkpoint's, and back. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/layout/parse.h"
 
-#define DIGITS_MAX 9 /* of a number in a name */
+#define DIGITS_MAX 9 /* per number in a name */
 
 void layout_bindings_free(layout_bindings *b) {
     for (size_t i = 0; i < b->count; i++) {
@@ -29,7 +29,7 @@ static bool read_number(uint64_t *out, const char *name, regoff_t begin, regoff_
     return begin >= 0 && end - begin <= DIGITS_MAX;
 }
 
-/* The numbers and the part in a name; false if one is missing, or is there with two values. */
+/* Reads the numbers and the part from a name. Returns false if one is missing, or occurs with two values. */
 static bool read_captures(layout_binding *b) {
     const layout_expression *e = expression_of(b->rule, b->global);
     for (uint32_t i = 0; i < b->rule->number_count; i++) {
@@ -61,12 +61,12 @@ static bool read_captures(layout_binding *b) {
     return true;
 }
 
-/* Does the rule match this whole name? Then it is the binding's. Takes the name over in any case. */
+/* Does the rule match this whole name? If so, the binding owns the name; otherwise it is freed. */
 static bool match(layout_binding *out, const layout_rule *rule, char *name, bool global) {
     regmatch_t captured[LAYOUT_CAPTURES + 1];
     const layout_expression *e = expression_of(rule, global);
     *out = (layout_binding){.rule = rule, .name = name, .global = global};
-    /* The longest of the leftmost: all of the name, if that is possible at all. */
+    /* regexec finds the longest of the leftmost matches, so it is the whole name if that is possible at all. */
     bool matches = regexec(&e->regex, name, LAYOUT_CAPTURES + 1, captured, 0) == 0 &&
                    captured[0].rm_so == 0 && !name[captured[0].rm_eo];
     for (uint32_t i = 0; i <= e->captures && matches; i++) {
@@ -80,7 +80,10 @@ static bool match(layout_binding *out, const layout_rule *rule, char *name, bool
     return false;
 }
 
-/* What stands for * in the state's name; NULL if this is none of its names, or no memory (then *failed). */
+/*
+ * Returns what * stands for in the state's name. NULL if the name is not one of the state's, or if memory ran out (then
+ * *failed).
+ */
 static char *inner_name(bool *failed, const layout_state *s, const char *name, bool global) {
     const char *before = global ? s->global_before : s->local_before;
     const char *after = global ? s->global_after : s->local_after;
@@ -93,12 +96,12 @@ static char *inner_name(bool *failed, const layout_state *s, const char *name, b
     return inner;
 }
 
-/* As the state of a parameter that the rule is about, else by the name itself. */
+/* Binds the name as a state of a parameter that the rule matches; otherwise by the name itself. */
 static bool bind_rule(layout_binding *out, bool *failed, const layout *l, const layout_rule *rule,
                       const char *name, bool global) {
     bool flat = rule->kind == LAYOUT_FLAT;
     if (flat && global) {
-        return false; /* the checkpoint has none */
+        return false; /* the checkpoint has no such tensor */
     }
     for (size_t i = 0; i < l->state_count; i++) {
         if (flat && !layout_flat_has_state(rule, &l->states[i])) {
@@ -194,7 +197,10 @@ static bool is_anywhere(const layout_number *n, uint64_t number) {
     return false;
 }
 
-/* A checkpoint's tensor whose numbers and coordinates say that other ranks have it: no later rule, such as one for all names, gives it to this one. */
+/*
+ * Is this a checkpoint tensor that belongs to other ranks by its numbers and coordinates? Then no later rule, such as a
+ * catch-all, may give it to this rank.
+ */
 static bool is_elsewhere(const layout *l, const layout_binding *b, const uint32_t at[LAYOUT_AXES]) {
     const layout_rule *rule = b->rule;
     bool decided = b->global && rule->number_count > 0;
@@ -229,7 +235,7 @@ const layout_binding *layout_choose(uint64_t numbers[LAYOUT_NUMBERS], const layo
     return NULL;
 }
 
-/* ---- the other name ---- */
+/* ---- the name on the other side ---- */
 
 static void write_captured(FILE *to, const layout_binding *b, uint32_t capture) {
     if (b->begin[capture] >= 0) {
@@ -256,7 +262,7 @@ void layout_template_write(FILE *to, const layout *l, const layout_template *t, 
     }
 }
 
-/* The same name with other numbers. */
+/* Writes the same name with other numbers. */
 static void write_renumbered(FILE *to, const layout_binding *b, const uint64_t numbers[LAYOUT_NUMBERS]) {
     regoff_t done = 0;
     for (uint32_t i = 1; i <= b->rule->local.captures; i++) {

@@ -1,4 +1,4 @@
-/* A layout's text: lines, words, and what holds for the whole of it. */
+/* Parses a layout's text: lines, words, and checks of the whole. */
 #include "cli/layout/parse.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ITEMS_MAX 65536 /* rules, files, ...: more are a mistake */
+#define ITEMS_MAX 65536 /* rules, files, ...; a larger number is a mistake */
 
 /* ---- errors ---- */
 
@@ -18,7 +18,7 @@ static ckd_status say(const layout *l, uint32_t line, ckd_error *err, ckd_status
     char message[sizeof(err->message)];
     vsnprintf(message, sizeof(message), format, args);
     size_t length = strlen(l->path), shown = length < 120 ? length : 120;
-    const char *path = l->path + length - shown; /* the end of a path says most */
+    const char *path = l->path + length - shown; /* the end of a path is the most informative part */
     return line ? cli_error(err, status, "%s:%u: %s", path, line, message)
                 : cli_error(err, status, "%s: %s", path, message);
 }
@@ -40,7 +40,7 @@ ckd_status layout_wrong(layout_parsing *p, const char *format, ...) {
     return CKD_E_INVALID;
 }
 
-/* ---- small things ---- */
+/* ---- helpers ---- */
 
 bool layout_is_name(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
@@ -169,7 +169,7 @@ static ckd_status parse_line(layout_parsing *p) {
     return layout_parse_rule(p);
 }
 
-/* Splits the line at blanks; a # that begins a word begins a comment. */
+/* Splits the line at blanks. A # at the start of a word starts a comment. */
 static ckd_status split_line(layout_parsing *p, char *line) {
     p->count = 0;
     char *rest = line;
@@ -183,7 +183,7 @@ static ckd_status split_line(layout_parsing *p, char *line) {
     return p->count ? parse_line(p) : CKD_OK;
 }
 
-/* What ckptdelta itself calls the state of a parameter. A layout's own names come first. */
+/* Adds ckptdelta's own names of states. They come after the layout's names. */
 static ckd_status add_default_states(layout_parsing *p) {
     static const char *const names[] = {"exp_avg.*", "exp_avg_sq.*", "max_exp_avg_sq.*", "master.*"};
     ckd_status status = CKD_OK;

@@ -1,7 +1,7 @@
 /*
- * Patterns: POSIX extended regular expressions, in which {layer} stands for a number. With as=, two expressions are made: one for the
- * ranks' names, as written, and one for the checkpoint's, out of as= with the pattern's parentheses put in; and a template for each side,
- * filled from what the other side's expression has captured.
+ * Patterns: POSIX extended regular expressions, in which {layer} stands for a number. as= leads to two expressions: the
+ * pattern as written for the ranks' names; and for the checkpoint's names, as= with the pattern's groups inserted. Each
+ * side also gets a template, filled from the captures of the other side's expression.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,13 +11,13 @@
 
 #define DEPTH_MAX 16
 #define REPEAT_MAX \
-    1000 /* of all {n,m} together: an expression of a few bytes could otherwise take all memory */
+    1000 /* product of all {n,m}; otherwise an expression of a few bytes could take all memory */
 #define NUMBER_RE "([0-9]+)"
 
-/* Parentheses of the pattern. */
+/* A group (parentheses) of the pattern. */
 typedef struct group {
-    size_t begin, end;              /* of what is between them, in the translated text */
-    uint32_t depth, capture, inner; /* inner: captures between them */
+    size_t begin, end;              /* of its content in the translated text */
+    uint32_t depth, capture, inner; /* inner: captures inside it */
     bool has_number, used;
 } group;
 
@@ -25,15 +25,15 @@ typedef struct translation {
     layout_parsing *p;
     layout_rule *rule;
     const char *as;
-    bool back;      /* the rank's name is to be made again: by as=, or as it stands there */
-    const char *at; /* in the pattern */
-    char *text;     /* of the expression so far */
+    bool back;      /* the rank's name must be rebuilt: by as=, or from the pattern itself */
+    const char *at; /* position in the pattern */
+    char *text;     /* the expression so far */
     size_t used, room;
     uint32_t depth, open[DEPTH_MAX];
     group groups[LAYOUT_CAPTURES];
     uint32_t group_count;
     uint64_t repeats;
-    bool repeated; /* what was put last repeats something */
+    bool repeated; /* the last item is a repetition */
     layout_expression *to;
 } translation;
 
@@ -62,13 +62,13 @@ static ckd_status count_capture(translation *t) {
 
 /* ---- the pattern ---- */
 
-/* Something outside of parentheses: with as=, or of a flat buffer, load has to know what it was. */
+/* Outside of groups text must be literal with as= or in a flat buffer, since load has to know it. */
 static ckd_status put_plain(translation *t, layout_item item, const char *text, size_t length) {
     return t->back && t->depth == 0 ? layout_template_add(&t->rule->local_name, item, text, length, t->p->err)
                                     : CKD_OK;
 }
 
-/* A character that stands for others, or for none. */
+/* Checks a character that matches other characters, or none. */
 static ckd_status check_plain(translation *t) {
     bool edge = (*t->at == '^' && t->used == 0) || (*t->at == '$' && !t->at[1]);
     if (!t->back || t->depth > 0 || edge) {
@@ -86,7 +86,7 @@ static ckd_status check_plain(translation *t) {
         t->at);
 }
 
-/* *, + , ? or {2,3}. One behind another means nothing more, and could take all memory. */
+/* Parses *, + , ? or {2,3}. Repetitions of repetitions are refused: they add nothing and could take all memory. */
 static ckd_status put_repetition(translation *t, size_t length) {
     ckd_status status = check_plain(t);
     if (status == CKD_OK && t->repeated) {
@@ -124,7 +124,7 @@ static ckd_status close_group(translation *t) {
     return put(t, t->at++, 1);
 }
 
-/* [...]: up to its end, which may not be the first ] */
+/* Parses [...] up to its end; the first character may be ]. */
 static ckd_status put_bracket(translation *t) {
     ckd_status status = check_plain(t);
     const char *end = t->at + 1;
@@ -156,7 +156,7 @@ uint32_t layout_find_number(const layout *l, const char *name, size_t length) {
     return UINT32_MAX;
 }
 
-/* Its place among the rule's numbers; adds it. UINT32_MAX, and an error: there are too many. */
+/* Returns the number's index in the rule; adds it if it is new. UINT32_MAX, with an error: there are too many. */
 static uint32_t number_of_rule(translation *t, uint32_t number) {
     layout_rule *rule = t->rule;
     for (uint32_t i = 0; i < rule->number_count; i++) {
@@ -172,7 +172,7 @@ static uint32_t number_of_rule(translation *t, uint32_t number) {
     return rule->number_count++;
 }
 
-/* The next capture is this number of the rule. */
+/* Makes the next capture this number of the rule. */
 static ckd_status capture_number(translation *t, uint32_t index) {
     ckd_status status = count_capture(t);
     if (status != CKD_OK) {
@@ -189,7 +189,7 @@ static bool is_letter(char c) {
     return layout_is_name(&c, 1);
 }
 
-/* {layer}, or a repetition {2,3} */
+/* Parses {layer}, or a repetition {2,3}. */
 static ckd_status put_brace(translation *t) {
     const char *close = strchr(t->at, '}');
     if (!close) {
@@ -226,9 +226,9 @@ static ckd_status put_brace(translation *t) {
                             : status;
 }
 
-/* A backslash and what it makes plain. */
+/* Parses a backslash and the character that it escapes. */
 static ckd_status put_escaped(translation *t) {
-    char next = t->at[1]; /* before letters, digits and some marks it may be an operator */
+    char next = t->at[1]; /* before letters, digits and some marks a backslash may be an operator */
     if (!next || is_letter(next) || (next >= '0' && next <= '9') || strchr("`'<>", next)) {
         return layout_wrong(t->p, "a backslash makes . [ ( and the like plain; it cannot stand before '%c'",
                             next ? next : ' ');
@@ -259,7 +259,7 @@ static ckd_status translate_one(translation *t) {
     }
     if (strchr("|^$", *t->at)) {
         status = check_plain(t);
-    } else { /* a . is taken for one: names have them everywhere */
+    } else { /* a . counts as a literal dot: names have them everywhere */
         status = put_plain(t, (layout_item){.kind = LAYOUT_TEXT}, t->at, 1);
     }
     return status == CKD_OK ? put(t, t->at++, 1) : status;
@@ -301,13 +301,13 @@ static ckd_status put_group(translation *t, translation *pattern, uint32_t index
         layout_item *local = &t->rule->local_name.items[i];
         if (local->kind == LAYOUT_GROUP && local->index == index && local->width == 0) {
             local->index = capture;
-            local->width = 1; /* done */
+            local->width = 1; /* translated: do not translate it again */
         }
     }
     return status == CKD_OK ? put(t, ")", 1) : status;
 }
 
-/* {part} */
+/* Parses {part}. */
 static ckd_status put_part(translation *t) {
     if (t->to->of_part) {
         return layout_wrong(t->p, "{part} stands twice in as=");
@@ -327,7 +327,7 @@ static ckd_status put_part(translation *t) {
     return status == CKD_OK ? put(t, ")", 1) : status;
 }
 
-/* {tp}, or {rank} as axis LAYOUT_AXES: each rank has its own. */
+/* Parses {tp}, or {rank} as axis LAYOUT_AXES: each rank has its own tensor. */
 static ckd_status put_coordinate(translation *t, uint32_t axis) {
     layout_item item = {.kind = axis == LAYOUT_AXES ? LAYOUT_RANK : LAYOUT_AXIS, .index = axis, .width = 1};
     if (t->to->of_axis[axis]) {
@@ -338,7 +338,7 @@ static ckd_status put_coordinate(translation *t, uint32_t axis) {
     return status == CKD_OK ? put(t, NUMBER_RE, sizeof(NUMBER_RE) - 1) : status;
 }
 
-/* {layer}, {part}, {tp} or {rank} */
+/* Parses {layer}, {part}, {tp} or {rank}. */
 static ckd_status put_named(translation *t) {
     const char *close = strchr(t->at, '}');
     size_t length = close ? (size_t)(close - t->at - 1) : 0;
@@ -390,7 +390,7 @@ static ckd_status translate_as(translation *t, translation *pattern) {
     return status;
 }
 
-/* What as= leaves out, load could not know. */
+/* Checks that as= contains everything that load needs to know. */
 static ckd_status check_as(const translation *t, const translation *pattern) {
     for (uint32_t i = 0; i < pattern->group_count; i++) {
         if (pattern->groups[i].depth == 0 && !pattern->groups[i].used) {

@@ -56,7 +56,7 @@ layout_text layout_shape_text(uint32_t ndim, const uint64_t *shape) {
 
 /* ---- files ---- */
 
-/* The digits at `text`, if they are a number as the template would write it. Their count, or 0. */
+/* Reads digits at `text` if they are a number as the template would write it. Returns their count, or 0. */
 static size_t read_digits(uint64_t *out, const char *text, uint32_t width) {
     size_t count = strspn(text, "0123456789");
     *out = 0;
@@ -69,7 +69,7 @@ static size_t read_digits(uint64_t *out, const char *text, uint32_t width) {
     return count;
 }
 
-/* LAYOUT_NONE if the path from here on is not the template's. */
+/* Returns LAYOUT_NONE if the rest of the path does not match the template. */
 static size_t match_path(const layout *l, const layout_path *file, const char *path) {
     const layout_template *t = &file->end;
     uint32_t at[LAYOUT_AXES];

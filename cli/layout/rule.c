@@ -1,4 +1,4 @@
-/* Rules: REGEX KIND OPTIONS. */
+/* Parses rules: REGEX KIND OPTIONS. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ static const struct {
              {"sharded", LAYOUT_SHARDED}, {"expert", LAYOUT_EXPERT},         {"skipped", LAYOUT_SKIPPED},
              {"flat", LAYOUT_FLAT}};
 
-/* A rule while its line is read. */
+/* A rule while its line is parsed. */
 typedef struct reading {
     layout_parsing *p;
     layout_rule *rule;
@@ -22,7 +22,7 @@ typedef struct reading {
 
 /* ---- options ---- */
 
-/* The cut that the option is about: the one whose dim= came last. NULL, and an error, if there is none. */
+/* Returns the cut that the option modifies: the one of the last dim=. NULL, with an error, if there is none. */
 static layout_cut *last_cut(reading *r, const char *option) {
     if (r->rule->cut_count == 0) {
         layout_wrong(r->p, "%s says how a dimension is cut; say dim= before it", option);
@@ -121,7 +121,7 @@ static ckd_status set_unit(reading *r, const char *value) {
                : layout_wrong(r->p, "unit= is how many elements stay together");
 }
 
-/* Padding and parts are of one dimension. */
+/* Marks the main cut: padding and parts belong to one dimension. */
 static ckd_status set_main(reading *r, const char *option) {
     if (!last_cut(r, option)) {
         return r->p->err->status;
@@ -158,7 +158,7 @@ static ckd_status set_groups(reading *r, const char *value) {
                       "how many groups of all parts there are, over all ranks");
 }
 
-/* SIZE, SIZE:UNIT or SIZE:UNIT:CUT */
+/* Parses SIZE, SIZE:UNIT or SIZE:UNIT:CUT. */
 static bool read_part(layout_part *part, const char *text) {
     if (!layout_next_number(&part->size, &text, ':') || part->size == 0 || part->size > CKD_MAX_ELEMENTS) {
         return false;
@@ -171,7 +171,7 @@ static bool read_part(layout_part *part, const char *text) {
     return !*text || read_cut(&part->kind, text);
 }
 
-/* NAME, or NAME: and what read_part reads */
+/* Parses NAME, or NAME: and what read_part reads. */
 static ckd_status add_part(reading *r, const char *text, size_t length) {
     layout_part *part = layout_more(r->p, &r->rule->parts, &r->rule->part_count, sizeof(*part));
     if (!part) {
@@ -284,7 +284,7 @@ static ckd_status set_option(reading *r, const char *word) {
     return layout_parse_only(r->rule->only, r->p, axis, word + length + 1);
 }
 
-/* ---- what must fit together ---- */
+/* ---- consistency ---- */
 
 static ckd_status use_axes(uint8_t used[LAYOUT_AXES], reading *r, const layout_over *over, const char *what) {
     for (uint32_t i = 0; i < over->count; i++) {
@@ -298,7 +298,7 @@ static ckd_status use_axes(uint8_t used[LAYOUT_AXES], reading *r, const layout_o
     return CKD_OK;
 }
 
-/* Axes whose coordinates as= has in the name: ranks along them have tensors of their own. */
+/* Finds the axes whose coordinates as= puts into the name: ranks along them have separate tensors. */
 static ckd_status use_coordinates(uint8_t used[LAYOUT_AXES], reading *r) {
     layout_over own = {0};
     const uint32_t *of_axis = r->rule->global.of_axis;
@@ -314,7 +314,7 @@ static ckd_status use_coordinates(uint8_t used[LAYOUT_AXES], reading *r) {
     return status;
 }
 
-/* Numbers in the name decide which ranks hold it; those of several must be of different axes. */
+/* Checks the numbers in the name, which select the ranks that hold it; different numbers must have different axes. */
 static ckd_status check_axes(reading *r) {
     uint8_t used[LAYOUT_AXES] = {0};
     ckd_status status = CKD_OK;
@@ -334,7 +334,7 @@ static ckd_status check_axes(reading *r) {
     return status == CKD_OK ? use_coordinates(used, r) : status;
 }
 
-/* What nothing else says is held at coordinate 0 only. */
+/* Along axes that nothing else mentions, only coordinate 0 holds the tensor. */
 static ckd_status make_unique(reading *r) {
     uint8_t used[LAYOUT_AXES] = {0};
     for (uint32_t i = 0; i < r->rule->cut_count; i++) {
@@ -356,7 +356,7 @@ static ckd_status make_unique(reading *r) {
     return CKD_OK;
 }
 
-/* How much there is without repetition, files cannot tell. */
+/* With repetition, files do not tell the total size. */
 static ckd_status check_repeats(reading *r) {
     layout_rule *rule = r->rule;
     for (uint32_t i = 0; i < rule->cut_count; i++) {

@@ -1,4 +1,4 @@
-/* Which elements a rank holds: how a dimension is cut, parts side by side, padding behind. */
+/* Computes which elements a rank holds: how a dimension is cut, parts side by side, padding at the end. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +54,7 @@ static ckd_status cut_even(span *out, const cutting *c, uint64_t total, uint64_t
     return CKD_OK;
 }
 
-/* torch.chunk: ceil(units / places) each, as far as it goes. */
+/* As torch.chunk: ceil(units / places) each, until nothing is left. */
 static span cut_chunk(const cutting *c, uint64_t total, uint64_t unit) {
     uint64_t places = c->places, units = total / unit + (total % unit != 0);
     uint64_t each = (units / places + (units % places != 0)) * unit; /* at most total + unit */
@@ -62,7 +62,7 @@ static span cut_chunk(const cutting *c, uint64_t total, uint64_t unit) {
     return (span){first, total - first < each ? total - first : each, 0, 1};
 }
 
-/* Fewer units than places: each is held by as many neighbours. */
+/* With fewer units than places, neighbours share a unit. */
 static ckd_status cut_repeat(span *out, const cutting *c, uint64_t total, uint64_t unit, const char *what) {
     uint64_t units = total / unit;
     if (units >= c->places || units == 0) {
@@ -121,7 +121,7 @@ static void add(layout_share *s, size_t part, span held) {
     s->lengths[s->dim] += held.length;
 }
 
-/* A place's length is a multiple of pad; what lies behind the last element is padding. */
+/* A place's length is a multiple of pad; everything after the last element is padding. */
 static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total) {
     uint64_t places = c->places, step, whole = 0;
     span mine = {0};
@@ -150,7 +150,10 @@ static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total
     return status;
 }
 
-/* Each part's own share, one behind the other. Kept together, they lie so in the checkpoint's tensor, too. */
+/*
+ * Takes each part's own share, one after the other. If parts are kept together, they are also consecutive in the
+ * checkpoint's tensor.
+ */
 static ckd_status share_parts(layout_share *s, const cutting *c, const uint64_t *totals) {
     ckd_status status = make_room(s, c->rule->part_count, c->err);
     uint64_t before = 0;
@@ -181,7 +184,7 @@ static ckd_status check_groups(const cutting *c, const uint64_t *totals) {
     return CKD_OK;
 }
 
-/* The parts side by side, group by group; a place has whole groups. */
+/* Places the parts side by side, group by group; a place has whole groups. */
 static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t *totals) {
     span mine = {0};
     ckd_status status = cut_span(&mine, c, c->cut->kind, c->rule->groups, 1, "groups");
@@ -198,7 +201,7 @@ static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t
     return status;
 }
 
-/* Fewer groups than places: neighbours share one, in which each part is cut, or repeated, on its own. */
+/* With fewer groups than places, neighbours share a group. Each part of it is cut or repeated separately. */
 static ckd_status share_one_group(layout_share *s, const cutting *c, const uint64_t *totals) {
     uint64_t groups = c->rule->groups;
     if (c->places % groups) {
@@ -222,7 +225,7 @@ static ckd_status share_one_group(layout_share *s, const cutting *c, const uint6
     return status;
 }
 
-/* Sizes that the rule says must be those that there are. */
+/* Checks that the rule's sizes equal the actual ones. */
 static ckd_status check_totals(const cutting *c, const uint64_t *totals) {
     uint64_t sum = 0;
     for (size_t i = 0; i < c->rule->part_count; i++) {
@@ -277,7 +280,7 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
 
 /* ---- all dimensions ---- */
 
-/* The dimension of a cut, which no earlier one is about. */
+/* Finds the dimension of a cut; no earlier cut may have it. */
 static ckd_status find_dim(uint32_t *out, const layout *l, const layout_rule *rule, uint32_t number,
                            uint32_t ndim, ckd_error *err) {
     *out = cli_dim_of(rule->cuts[number].dim, ndim);
@@ -341,7 +344,7 @@ ckd_status layout_share_make(layout_share *out, const layout *l, const layout_ru
     return status;
 }
 
-/* Of each part that has a tensor of its own, out of what they have together. */
+/* Splits a common length among the parts that are separate tensors. */
 static ckd_status split_total(uint64_t *totals, const layout *l, const layout_rule *rule, uint64_t whole,
                               ckd_error *err) {
     size_t count = layout_tensors_of(rule);

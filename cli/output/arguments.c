@@ -9,15 +9,18 @@
 
 /* ------------------------------------------------------------------------------------------------ near misses */
 
-enum { LONGEST = 40 }; /* no command or option is longer; longer words are no misspellings */
+enum { LONGEST = 40 }; /* no command or option is longer; longer words are not misspellings */
 
 static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* Damerau-Levenshtein distance without further edits of swapped letters. Both are at most LONGEST long. */
+/*
+ * Damerau-Levenshtein distance (optimal string alignment: swapped letters are not edited further). Both are at most
+ * LONGEST long.
+ */
 static size_t distance(const char *a, const char *b) {
-    size_t rows[3][LONGEST + 1]; /* of the letters of a: two before, one before, this one */
+    size_t rows[3][LONGEST + 1]; /* rows for three letters of a: two before, one before, this one */
     size_t *before = rows[0], *above = rows[1], *row = rows[2], width = strlen(b);
     for (size_t j = 0; j <= width; j++) {
         above[j] = j;
@@ -73,7 +76,7 @@ static void add_options(known_options *known, const struct argp_option *o) {
     }
 }
 
-/* Parsers may have further ones as children; theirs have none. */
+/* Collects options. Parsers may have children; the children have none. */
 static known_options collect(const struct argp *argp) {
     known_options known = {.count = 0};
     add_options(&known, own_options);
@@ -87,7 +90,7 @@ static known_options collect(const struct argp *argp) {
     return known;
 }
 
-/* The option of this name, or the first one that the name begins; getopt sees to those of which several begin so. */
+/* Finds the option of this name, or the first that starts with it; getopt handles ambiguous abbreviations. */
 static const struct argp_option *find_long(const known_options *known, const char *name, size_t length) {
     const struct argp_option *begun = NULL;
     for (size_t i = 0; i < known->count; i++) {
@@ -102,7 +105,7 @@ static const struct argp_option *find_long(const known_options *known, const cha
     return begun;
 }
 
-/* Does the last letter of "-vo" take the next word? */
+/* Does the last letter of "-vo" take the next word as its value? */
 static bool takes_next(const known_options *known, const char *letters) {
     for (; *letters; letters++) {
         for (size_t i = 0; i < known->count; i++) {
@@ -133,7 +136,10 @@ static void refuse(const struct argp *argp, const known_options *known, const ch
     exit(argp_err_exit_status);
 }
 
-/* The first option that does not exist; NULL: all do. Wrong usage is to be told as JSON, too, wherever --json stands. */
+/*
+ * Returns the first unknown option; NULL: there is none. Errors must be JSON wherever --json stands, so all arguments
+ * are scanned first.
+ */
 static const char *check_options(const known_options *known, int argc, char **argv) {
     const char *unknown = NULL;
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {

@@ -21,7 +21,7 @@ const ckd_checkpoint *cli_by_id(const ckd_checkpoint_list *all, const ckd_id *id
     return NULL;
 }
 
-/* Where it is, or would be. Ids are random: any part of them is a hash. */
+/* Returns the slot of an id, or the free slot for it. Ids are random, so any part of them is a hash. */
 static size_t slot_of(const cli_ids *ids, const ckd_id *id) {
     uint64_t hash;
     memcpy(&hash, id->bytes, sizeof(hash));

@@ -21,7 +21,10 @@ static json_field id_of(char text[CKD_ID_TEXT], const char *name, const ckd_id *
     return text_of(name, cli_id_is_none(id) ? NULL : text);
 }
 
-/* "RUN@STEP" of a relative of c, null if there is none or it is gone. Most often it stands just before c. */
+/*
+ * Returns "RUN@STEP" of a relative of c; null if it has none or it was deleted. Usually the relative is just before c
+ * in the list.
+ */
 static json_field relative_of(cli_place_text *text, const char *name, const ckd_id *id,
                               const ckd_checkpoint *c, const cli_ids *ids) {
     const ckd_checkpoint_list *all = ids->all;

@@ -13,7 +13,7 @@
 #include "cli/output/options.h"
 #include "cli/output/text.h"
 
-/* Cuts on the left: the end of a path says most. */
+/* Cuts a path on the left: its end is the most informative part. */
 static void copy_path(char *to, size_t room, const char *path) {
     size_t length = strlen(path);
     snprintf(to, room, "%s", length < room ? path : path + (length - room + 1));
@@ -83,7 +83,7 @@ ckd_status cli_error_tensor(ckd_error *err, const char *tensor) {
     if (strlen(tensor) >= sizeof(err->tensor)) {
         size_t length = sizeof(err->tensor) - 1;
         while (length > 0 && ((unsigned char)tensor[length] & 0xc0) == 0x80) {
-            length--; /* not within a character */
+            length--; /* not inside a character */
         }
         err->tensor[length] = '\0';
     }
@@ -100,14 +100,14 @@ int cli_exit_code(const ckd_error *err) {
         return CLI_NOT_FOUND;
     case CKD_E_CORRUPT:
         return CLI_CORRUPT;
-    case CKD_E_UNSUPPORTED: /* a file of a newer version; or a library, a device that lacks something */
+    case CKD_E_UNSUPPORTED: /* a file of a newer version; or a library or device that lacks something */
         return err->file[0] ? CLI_CORRUPT : CLI_FAILED;
     default:
         return CLI_FAILED;
     }
 }
 
-/* Where it happened, unless the message says so itself. */
+/* Prints where the error occurred, unless the message says so. */
 static void print_where(const ckd_error *err) {
     const char *separator = " (";
     if (err->tensor[0] && !strstr(err->message, err->tensor)) {
@@ -132,13 +132,13 @@ static void print_where(const ckd_error *err) {
 /* ---- messages as JSON ---- */
 
 static bool as_json;
-static char raw[1024]; /* the beginning of what others than this file print */
+static char raw[1024]; /* start of what argp and getopt print */
 
 void cli_errors_as_json(void) {
     as_json = true;
 }
 
-/* A line of its own, written at once. err: NULL for a note. */
+/* Prints one line with a single write. err: NULL for a note. */
 static void print_json(const char *message, const ckd_error *err, int code) {
     bool placed = err && err->file[0] && err->offset != CKD_NO_OFFSET;
     json_t *line = json_pack("{s:i, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1, "level",
@@ -155,7 +155,7 @@ static void print_json(const char *message, const ckd_error *err, int code) {
     json_decref(line);
 }
 
-/* "ckptdelta list: what is wrong\nTry ..." */
+/* Their output looks like "ckptdelta list: message\nTry ...". */
 void cli_flush_errors(int code) {
     if (!raw[0]) {
         return;
@@ -189,7 +189,7 @@ void cli_clean_stderr(void) {
     }
 }
 
-/* Of the one command that this process runs; "" before cli_committed. */
+/* What this process has committed; "" before cli_committed. */
 static char committed[CKD_RUN_MAX + 64];
 
 void cli_committed(const char *format, ...) {

@@ -8,7 +8,7 @@
 
 #define WIDTH  1000 /* of the drawing, before it is stretched */
 #define HEIGHT 300
-#define LINES  6 /* of the grid, at most */
+#define LINES  6 /* grid lines, at most */
 #define LABELS "<div class=\"ys\" aria-hidden=\"true\">"
 
 /* ---- text ---- */
@@ -47,7 +47,7 @@ void html_text(FILE *to, const char *text) {
 
 /* ---- the page ---- */
 
-/* Text has a contrast of at least 4.5 to 1 with what it stands on, in both. */
+/* Text has a contrast of at least 4.5 to 1 with its background, in both colour schemes. */
 static const char style[] =
     ":root{color-scheme:light dark;--page:#ffffff;--card:#f4f6f8;--line:#d3d9e0;--text:#1b1f24;--soft:#57606a;"
     "--s1:#1d5fd6;--s2:#a94d05;--s3:#04795a;--s4:#7434d8;--s5:#b9123b}\n"
@@ -111,7 +111,7 @@ static double y_of(const html_chart *c, double value) {
     return HEIGHT - (log2(value) - c->low) / (c->high - c->low) * HEIGHT;
 }
 
-/* The exponents around them, as far apart as whole steps of the grid are. */
+/* Chooses exponents around the values, a whole number of grid steps apart. */
 static void find_axis(html_chart *c, double least, double max) {
     c->low = (int)floor(log2(least));
     c->high = (int)ceil(log2(max));
@@ -166,7 +166,7 @@ void html_chart_line(const html_chart *c, const double *values, int series) {
     for (size_t i = 0; i < c->places; i++) {
         if (values[i] > 0) {
             double x = x_of(c, i), y = y_of(c, values[i]);
-            /* A value alone is a line without a length, which has round ends. */
+            /* A single value is a line of length zero, with round ends. */
             fprintf(c->to, drawing ? "L%.1f %.1f" : "M%.1f %.1fh0", x, y);
         }
         drawing = values[i] > 0;

@@ -3,7 +3,7 @@
 #include <signal.h>
 #include <stddef.h>
 
-/* A signal handler has nowhere else to write to. */
+/* A global variable, since a signal handler can write nowhere else. */
 static volatile sig_atomic_t caught;
 
 static void on_signal(int number) {

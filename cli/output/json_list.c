@@ -1,4 +1,4 @@
-/* JSON with very many checkpoints, printed as they come. It reads as jansson would print it. */
+/* Prints JSON with very many checkpoints one by one. The output equals jansson's. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 typedef struct printer {
     char buffer[1 << 16];
     size_t used;
-    int depth; /* of what is printed, in steps of two columns */
+    int depth; /* nesting of the output, in steps of two columns */
     bool failed;
 } printer;
 
@@ -48,7 +48,7 @@ static void put_part(void *p, const char *text, size_t size) {
     put(p, text, size);
 }
 
-/* For json_dump_callback, which counts columns from the left margin; no string in it has a line's end as it is. */
+/* A json_dump_callback that indents lines. No string in the output contains a raw line end. */
 static int put_dump(const char *text, size_t size, void *context) {
     printer *p = context;
     for (const char *end; size && (end = memchr(text, '\n', size)); text = end + 1) {

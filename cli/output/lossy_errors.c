@@ -5,12 +5,12 @@
 
 #include "cli/output/json_out.h"
 
-/* What is not known of one tensor is not known of all. */
+/* Maximum of two numbers; unknown if either is unknown. */
 static double larger(double a, double b) {
     return a > b || isnan(a) ? a : b;
 }
 
-/* The largest errors of a lossy checkpoint's tensors. */
+/* Makes the object with the largest errors of a lossy checkpoint's tensors. */
 static json_t *json_errors(const ckd_checkpoint *c, const ckd_tensor_list *tensors) {
     double rel_l2 = 0, max_error = 0, direction = NAN, update = NAN;
     uint64_t nonfinite = 0, elements = 0;
@@ -35,13 +35,13 @@ static json_t *json_errors(const ckd_checkpoint *c, const ckd_tensor_list *tenso
                      "bits_per_element", cli_json_double(bits));
 }
 
-/* Out of a list that was read before. */
+/* Removes an entry of the list. */
 static void leave_out(ckd_checkpoint_list *list, size_t at) {
     list->count--;
     memmove(&list->items[at], &list->items[at + 1], (list->count - at) * sizeof(*list->items));
 }
 
-/* No file is missing: there is no such checkpoint any more. */
+/* True if the checkpoint no longer exists; that is different from a missing file. */
 static bool is_gone(const ckd_error *why) {
     return why->status == CKD_E_NOT_FOUND && !why->file[0];
 }

@@ -84,7 +84,7 @@ static const ckd_pin *pin_of(const cli_marks *m, const ckd_id *checkpoint) {
 }
 
 void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_id *checkpoint) {
-    enum { ROOM = 160 }; /* of many tags the first */
+    enum { ROOM = 160 }; /* more tags are cut off */
     char text[ROOM + CKD_RUN_MAX + 8];
     size_t used = (size_t)snprintf(text, sizeof(text), "%s", pin_of(m, checkpoint) ? "pinned" : "");
     for (size_t i = 0; i < m->tags->count && used < ROOM; i++) {
@@ -117,7 +117,7 @@ void cli_marks_print(const cli_marks *m, const ckd_id *checkpoint) {
     fputs(any ? "\n" : "", stdout);
 }
 
-/* The checkpoint's name, or its id if it is gone. */
+/* Adds the checkpoint's name, or its id if it was deleted. */
 static void place_cell(cli_table *t, const ckd_id *id, const ckd_checkpoint_list *all) {
     const ckd_checkpoint *c = cli_by_id(all, id);
     char hex[CKD_ID_TEXT];

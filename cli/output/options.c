@@ -227,7 +227,7 @@ static const struct argp_option pick_options[] = {
     {0},
 };
 
-/* What the argument says, as if options had said it. */
+/* Merges the argument into the pick as if options had been given. */
 static void merge_place(cli_pick *pick, struct argp_state *state) {
     const cli_place *place = &pick->place;
     if (pick->tag || pick->step_given || (pick->run && (place->run[0] || place->tag[0]))) {
@@ -317,7 +317,7 @@ void cli_deleted(ckd_store *store, bool now) {
     }
 }
 
-/* "a (12 checkpoints, newest step 300), b (1 checkpoint, newest step 5)": as many as fit. */
+/* Formats "a (12 checkpoints, newest step 300), b (1 checkpoint, newest step 5)": as many as fit. */
 static void describe_runs(char *to, size_t room, const ckd_checkpoint_list *list) {
     size_t used = 0;
     for (size_t i = 0, next; i < list->count; i = next) {
@@ -337,7 +337,7 @@ static void describe_runs(char *to, size_t room, const ckd_checkpoint_list *list
     }
 }
 
-/* The name of the only run, or an error that lists them. */
+/* Returns the name of the only run, or an error that lists all runs. */
 static ckd_status only_run(char run[CKD_RUN_MAX + 1], ckd_store *store, ckd_error *err) {
     ckd_checkpoint_list *list;
     ckd_status status = ckd_store_list(&list, store, NULL, err);

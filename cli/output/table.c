@@ -19,7 +19,7 @@ struct cli_table {
     bool failed;
 };
 
-/* Takes over the text. */
+/* Takes ownership of the text. */
 static void append(cli_table *t, char *text) {
     if (t->count == t->capacity) {
         size_t capacity = t->capacity ? 2 * t->capacity : 64;
@@ -100,7 +100,7 @@ static void print_row(const cli_table *t, char *const *cells) {
     }
 }
 
-/* A heading that is aligned to the right has cells that are numbers. */
+/* Columns aligned to the right contain numbers. */
 static void print_html_row(FILE *to, const cli_table *t, char *const *cells, const char *tag) {
     fputs("<tr>", to);
     for (size_t i = 0; i < t->columns; i++) {

@@ -15,7 +15,7 @@ cli_text cli_text_size(uint64_t bytes) {
     }
     double value = (double)bytes / 1024;
     size_t unit = 0;
-    /* 1023.95 would be printed as 1024.0 */
+    /* 1023.95 would be rounded to 1024.0 */
     while (value >= 1023.95 && unit + 1 < sizeof(units) / sizeof(units[0])) {
         value /= 1024;
         unit++;
@@ -76,7 +76,7 @@ size_t cli_text_width(const char *text) {
     return width;
 }
 
-/* The bytes of the code point at `at`; 0 if that is no UTF-8. */
+/* Returns the number of bytes of the code point at `at`; 0 if it is not UTF-8. */
 static size_t code_point(uint32_t *out, const unsigned char *at) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     size_t size = at[0] < 0x80   ? 1
@@ -96,7 +96,10 @@ static size_t code_point(uint32_t *out, const unsigned char *at) {
     return size && *out >= least[size] && *out <= 0x10ffff && !surrogate ? size : 0;
 }
 
-/* Controls of terminals (C0, DEL, C1), and what changes how other characters are shown: the direction of writing, line ends, no width. */
+/*
+ * Terminal controls (C0, DEL, C1), and characters that change how others are displayed: writing direction, line ends,
+ * zero width.
+ */
 static bool is_control(uint32_t c) {
     static const struct {
         uint32_t first, last;
@@ -133,7 +136,7 @@ char *cli_clean_copy(const char *text) {
     return cli_clean_but(text, "");
 }
 
-/* jansson has escaped all below a space, and puts no code point into two pieces. */
+/* jansson has escaped everything below a space, and never splits a code point between two calls. */
 void cli_put_json(cli_put_fn put, void *to, const char *text, size_t size) {
     size_t begin = 0;
     for (size_t at = 0; at < size;) {

@@ -9,19 +9,19 @@
 #include "cli/output/json_out.h"
 #include "cli/output/text.h"
 
-#define PLACES_MAX 200 /* of a chart; where there are more checkpoints, several share one */
+#define PLACES_MAX 200 /* per chart; if there are more checkpoints, several share a place */
 #define LANES_MOST 40  /* runs in the lineage */
 #define LANE       44  /* pixels */
-#define LANE_LINE  32  /* where in it the line is */
+#define LANE_LINE  32  /* position of the line in it */
 #define WIDTH      1000
-#define MARKS_MOST 200 /* in a lane */
+#define MARKS_MOST 200 /* per lane */
 
-/* Checkpoints in the order of time, several to a place if need be. */
+/* Checkpoints by time; several share a place if there are too many. */
 typedef struct places {
     const report_data *d;
     FILE *to;
     size_t count;
-    double *values; /* room for them */
+    double *values; /* one value per place */
 } places;
 
 static size_t first_of(const places *p, size_t place) {
@@ -32,7 +32,7 @@ static const ckd_checkpoint *at_time(const report_data *d, size_t i) {
     return &d->report->by_checkpoint[d->by_time[i]];
 }
 
-/* What stands at the ends of the horizontal axis. */
+/* Ends a chart with the labels of its horizontal axis. */
 static void end_chart(const places *p, const html_chart *c) {
     char ends[2][CKD_RUN_MAX + 64];
     for (int i = 0; i < 2; i++) {
@@ -69,7 +69,7 @@ static void widen(double *least, double *max, double value) {
     }
 }
 
-/* ---- the size of each ---- */
+/* ---- size per checkpoint ---- */
 
 static void print_size_dots(const places *p, const html_chart *c) {
     static const int series[] = {[CKD_BASE] = 1, [CKD_DELTA] = 3, [CKD_LOSSY_BASE] = 2};
@@ -111,7 +111,7 @@ static void print_sizes(const places *p) {
     fputs("</figure>\n", p->to);
 }
 
-/* ---- all together ---- */
+/* ---- total size ---- */
 
 static void print_sums(const places *p) {
     html_chart c;
@@ -183,7 +183,7 @@ static void print_bits(const places *p) {
     fputs("</figure>\n", p->to);
 }
 
-/* ---- how long saves took ---- */
+/* ---- duration of saves ---- */
 
 static cli_text seconds_label(double value) {
     cli_text out;
@@ -191,7 +191,7 @@ static cli_text seconds_label(double value) {
     return out;
 }
 
-/* Means of the saves that share a place, in seconds; 0: none is known. */
+/* Computes the mean times, in seconds, of the saves that share a place; 0: none is known. */
 static void mean_times(const ckd_timeline *t, size_t count, double *waited, double *whole) {
     for (size_t place = 0, i = 0; place < count; place++) {
         size_t first = i, end = (place + 1) * t->count / count;
@@ -246,12 +246,12 @@ static double lane_y(size_t lane) {
     return (double)lane * LANE + LANE_LINE;
 }
 
-/* Exact bases say most, then lossy ones. */
+/* Marks for exact bases take precedence, then those for lossy bases. */
 static int rank_of(ckd_kind kind) {
     return kind == CKD_BASE ? 2 : kind == CKD_LOSSY_BASE ? 1 : 0;
 }
 
-/* Marks of a run; those that would lie on each other are one, of the kind that says most. */
+/* Draws a run's marks. Marks at the same position become one, of the kind with the highest rank. */
 static void print_marks(const lineage *l, size_t lane, const ckd_checkpoint *items, size_t count) {
     static const int series[] = {[CKD_BASE] = 1, [CKD_DELTA] = 3, [CKD_LOSSY_BASE] = 2};
     for (size_t begin = 0, end; begin < count; begin = end) {
@@ -270,7 +270,10 @@ static void print_marks(const lineage *l, size_t lane, const ckd_checkpoint *ite
     }
 }
 
-/* From the checkpoint in another run that this one's first is a delta on, or its training went on from. */
+/*
+ * Draws a line from the other run's checkpoint that is the parent of this run's first checkpoint, or from which its
+ * training resumed.
+ */
 static void print_origin(const lineage *l, size_t lane, const ckd_checkpoint *first) {
     const ckd_report *r = l->d->report;
     ckd_checkpoint_list all = {r->checkpoint_count, r->by_checkpoint};
@@ -330,7 +333,7 @@ static void print_lineage(FILE *to, const report_data *d) {
     fputs("</figure>\n", to);
 }
 
-/* ---- all of them ---- */
+/* ---- all charts ---- */
 
 ckd_status report_charts(FILE *to, const report_data *d, ckd_error *err) {
     places p = {.d = d, .to = to, .count = d->report->checkpoint_count};

@@ -1,4 +1,4 @@
-/* report --csv: one table, a row for each of what `group` says. */
+/* report --csv: one table, with a row for each group. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "cli/report/data.h"
 #include "cli/output/text.h"
 
-/* A cell as RFC 4180 has it. Spreadsheets would take a text that begins with one of these for a formula, and run it. */
+/* Prints a cell as in RFC 4180. A spreadsheet would run text that starts with one of these characters as a formula. */
 static void print_text_cell(const char *raw) {
     char *clean = cli_clean_but(raw, "\t\r\n");
     const char *text = clean ? clean : "(out of memory)";
@@ -34,8 +34,8 @@ static void print_text_cell(const char *raw) {
 typedef struct csv_row {
     const char *group, *run, *name, *time, *kind, *fidelity; /* NULL: an empty cell */
     uint64_t checkpoints, raw, stored;
-    const uint64_t *step, *elements; /* NULL: an empty cell */
-    bool monthly;                    /* `stored` has a cost, if there are prices */
+    const uint64_t *step, *elements; /* NULL: empty cells */
+    bool monthly;                    /* `stored` has a monthly cost, if there are prices */
 } csv_row;
 #define BYTES(u) .raw = (u)->raw_bytes, .stored = (u)->stored_bytes
 #define USAGE(u) .checkpoints = (u)->checkpoints, BYTES(u)
@@ -152,7 +152,7 @@ static void print_checkpoints(const report_data *d) {
     }
 }
 
-/* What the newest checkpoints take, all together. */
+/* Prints the total size of the runs' newest checkpoints. */
 static void print_growths(const report_data *d) {
     for (size_t i = 0; i < d->report->run_count; i++) {
         const report_growth *g = &d->growths[i];

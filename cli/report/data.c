@@ -7,7 +7,7 @@
 #include <time.h>
 
 #define SECOND      UINT64_C(1000000000)
-#define GROWTH_OVER 32 /* newest checkpoints: what a run did long ago says little about its end */
+#define GROWTH_OVER 32 /* newest checkpoints; what a run did long ago tells little about its end */
 #define DAYS_MOST   62 /* a longer time is shown by months */
 
 /* ---- orders ---- */
@@ -32,7 +32,7 @@ static int by_end(const void *left, const void *right) {
     return (a->created_ns > b->created_ns) - (a->created_ns < b->created_ns);
 }
 
-/* Numbers 0 ... count - 1 in an order. NULL if out of memory. */
+/* Returns the numbers 0 ... count - 1 in sorted order. NULL if out of memory. */
 static size_t *sorted(size_t count, int (*compare)(const void *, const void *, void *), void *context) {
     size_t *numbers = calloc(count + 1, sizeof(*numbers));
     for (size_t i = 0; numbers && i < count; i++) {
@@ -60,7 +60,7 @@ static void add_elements(report_data *d) {
 
 /* ---- growth ---- */
 
-/* `roles`: of each of the items. */
+/* `roles`: one entry per item. */
 static report_growth growth_of(const ckd_usage *run, const ckd_checkpoint *items,
                                const ckd_checkpoint_roles *roles, size_t count) {
     report_growth g = {
@@ -98,7 +98,7 @@ static void add_growths(report_data *d) {
 
 /* ---- the end of the run ---- */
 
-/* A sum that ends where figures of JSON do. */
+/* A sum that saturates at the largest JSON integer. */
 static uint64_t plus(uint64_t bytes, double more) {
     double sum = (double)bytes + more;
     return sum < 0x1p63 ? bytes + (uint64_t)more : INT64_MAX;
@@ -112,7 +112,7 @@ static report_projection project(const report_growth *g, uint64_t until) {
     p.raw_bytes = plus(g->run->raw_bytes, (double)p.more * g->raw);
     p.stored_bytes = plus(g->run->stored_bytes, (double)p.more * g->stored);
     double seconds = (double)p.more * g->seconds;
-    /* Beyond a hundred years it says nothing. */
+    /* Estimates beyond a hundred years are meaningless. */
     if (seconds < 3.2e9) {
         p.reached_ns = g->last->created_ns + (uint64_t)(seconds * (double)SECOND);
     }
@@ -184,7 +184,10 @@ static ckd_status explain_load(ckd_load_explanation **out, ckd_load **load, ckd_
     return status;
 }
 
-/* A run whose newest checkpoint cannot be read has none: the report is about sizes, verify about damage. */
+/*
+ * Adds the cost of loading the run's newest checkpoint. If that is unreadable, there is none: the report is about
+ * sizes, verify about damage.
+ */
 static void add_loading(report_data *d, ckd_store *store, const ckd_checkpoint *c) {
     ckd_load *load = NULL;
     ckd_load_explanation *e = NULL;
@@ -204,7 +207,7 @@ static void add_loading(report_data *d, ckd_store *store, const ckd_checkpoint *
     ckd_load_end(load);
 }
 
-/* ---- all of it ---- */
+/* ---- the whole report ---- */
 
 static ckd_status check_run(const report_data *d, const char *run, ckd_error *err) {
     bool found = !run;
@@ -229,7 +232,10 @@ static ckd_status make_room(report_data *d, ckd_error *err) {
                : cli_error_nomem(err);
 }
 
-/* What the stored policies would delete. That they, or what they need, cannot be read is no reason not to report the rest. */
+/*
+ * Plans what the stored policies would delete. If policies, or files that they need, are unreadable, the report goes on
+ * without the plan.
+ */
 static ckd_status plan_stored(report_data *d, const char *run, ckd_store *store, ckd_error *err) {
     ckd_stored_policy found = {0};
     ckd_error why = {0};

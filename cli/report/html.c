@@ -40,7 +40,7 @@ static void print_tiles(FILE *to, const report_data *d) {
     fputs("</dl>\n", to);
 }
 
-/* Its lines, each a paragraph. */
+/* Prints each line as a paragraph. */
 static ckd_status print_lines(FILE *to, void (*say)(FILE *, const report_data *), const report_data *d,
                               const char *heading, ckd_error *err) {
     char *text = NULL;

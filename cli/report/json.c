@@ -1,4 +1,4 @@
-/* report --json: docs/cli.md has the fields. */
+/* report --json: docs/cli.md describes the fields. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -10,9 +10,9 @@
 
 #include "cli/output/text.h"
 
-#define FILE_MAX       (1 << 20) /* bytes of a table */
-#define TEXT_BYTES_MAX 100       /* of a name */
-#define MONEY_MOST     8         /* of a currency's name */
+#define FILE_MAX       (1 << 20) /* bytes per table */
+#define TEXT_BYTES_MAX 100       /* bytes per name */
+#define MONEY_MOST     8         /* bytes per currency name */
 #define PRICE_MOST     1e9
 
 static CLI_PRINTF(3, 4) ckd_status wrong(ckd_error *err, const char *path, const char *format, ...) {
@@ -45,7 +45,7 @@ static ckd_status read_price(double *out, const json_t *value, const char *field
     return CKD_OK;
 }
 
-/* YYYY-MM-DD */
+/* Parses YYYY-MM-DD. */
 static bool is_date(const char *text) {
     static const char pattern[] = "dddd-dd-dd";
     if (strlen(text) != sizeof(pattern) - 1) {
@@ -60,7 +60,7 @@ static bool is_date(const char *text) {
     return true;
 }
 
-/* A misspelt field would be a price of nothing. */
+/* Rejects unknown fields: a misspelt one would mean a price of nothing. */
 static ckd_status check_fields(const json_t *root, const char *path, ckd_error *err) {
     static const char *const known[] = {"name",          "date",          "currency", "per_gb_month",
                                         "per_1000_puts", "per_1000_gets", "note",     "egress_per_gb"};

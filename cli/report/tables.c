@@ -1,4 +1,4 @@
-/* The tables of a report, for text and for the page. */
+/* The tables of a report, as text and on the page. */
 #include "cli/report/tables.h"
 
 #include <inttypes.h>

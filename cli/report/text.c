@@ -34,7 +34,7 @@ void report_say_totals(FILE *to, const report_data *d) {
     }
 }
 
-/* ---- what would be, and what it costs ---- */
+/* ---- projection and cost ---- */
 
 static void say_saved(FILE *to, const report_data *d, uint64_t bytes) {
     fprintf(to, "%s", cli_text_size(bytes).text);

@@ -1,7 +1,7 @@
 /*
- * Lanes over the time since the first save began: when training stood still, and what each rank did, as bars of stages. Analysing, encoding and writing
- * go on at the same time, and share a lane's height. Of a save that an older version made only the shares of its stages are known: they are
- * drawn one after the other.
+ * Draws lanes over the time since the first save began: when training waited, and what each rank did, as bars of
+ * stages. Analysing, encoding and writing run at the same time and share a lane's height. For a save by an older
+ * version only the shares of its stages are known; they are drawn one after the other.
  */
 #include "cli/report/timeline_svg.h"
 
@@ -19,7 +19,7 @@ static const char style[] =
 typedef struct picture {
     FILE *to;
     uint64_t begin_ns;
-    double seconds; /* of the whole picture */
+    double seconds; /* length of the whole picture */
     uint32_t ranks;
     int lane, gap; /* heights */
 } picture;
@@ -44,13 +44,13 @@ static int y_of(const picture *p, uint32_t lane) {
     return TOP + (int)lane * (p->lane + p->gap);
 }
 
-/* What a bar says when it is pointed at follows, and "</title></rect>". */
+/* Begins a bar. The caller prints the tooltip text and "</title></rect>". */
 static void begin_bar(const picture *p, const char *class, double x, double width, double y, double height) {
     fprintf(p->to, "<rect class=\"%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.1f\"><title>", class,
             x, y, width < 0.5 ? 0.5 : width, height);
 }
 
-/* ---- what is in a lane ---- */
+/* ---- the content of a lane ---- */
 
 static void draw_waiting(const picture *p, const timeline_save *s) {
     if (s->times->stall_ns) {
@@ -75,7 +75,7 @@ static void draw_stage(const picture *p, const timeline_save *s, const ckd_stage
     fputs("</title></rect>\n", p->to);
 }
 
-/* What is left of the whole goes to the rest: waiting, the manifest, the catalog. */
+/* The remaining time of the whole is the rest: waiting, the manifest, the catalog. */
 static void draw_shares(const picture *p, const timeline_save *s) {
     const struct {
         const char *name;
@@ -134,7 +134,7 @@ static void draw_lane(const picture *p, uint32_t lane, const timeline_save *save
     fputs("</g>\n", p->to);
 }
 
-/* ---- around them ---- */
+/* ---- axes and legend ---- */
 
 static void draw_frame(const picture *p) {
     static const char *const words[] = {"training", "snapshot", "analyse", "encode",
