@@ -15,7 +15,7 @@ struct file_scratch {
     char directory[];
 };
 
-/* For file systems without O_TMPFILE: creates a file and unlinks it at once. */
+/* For file systems without O_TMPFILE: creates a file and unlinks it immediately. */
 static int create_and_unlink(const char *directory) {
     uint8_t random[8];
     if (random_bytes(random, sizeof(random), NULL) != CKD_OK) {

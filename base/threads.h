@@ -33,9 +33,9 @@ uint32_t pool_threads(const thread_pool *pool);
 typedef ckd_status (*pool_fn)(void *context, size_t index, uint32_t worker, ckd_error *err);
 ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, ckd_error *err);
 /*
- * Returns the work that pool_run has done beyond its callers' own elapsed time, in ns, summed over all calls: time of
- * workers inside fn, less the time that callers waited. Over an interval, the elapsed time plus the difference of two
- * readings is the work done in it.
+ * Returns the work, in ns, that pool_run has done beyond its callers' own elapsed time, over all calls. This is the
+ * time of workers inside fn, less the time that callers waited. Over an interval, the elapsed time plus the difference
+ * of two readings is the work done in it.
  */
 int64_t pool_gained_ns(thread_pool *pool);
 
@@ -45,7 +45,7 @@ int64_t pool_gained_ns(thread_pool *pool);
  * While a pool is attached, workers that have nothing to do for pool_run call help(context). help does a little work
  * and returns whether there may be more. Workers for which it returned false sleep until pool_wake. help may call
  * pool_wake, but not pool_run (STATE). pool_attach returns false if someone else has the pool, or if it has no workers
- * (also in a forked child); then the caller does all the work itself.
+ * (also in a forked child). Then the caller does all the work itself.
  */
 typedef bool (*pool_help_fn)(void *context);
 bool pool_attach(thread_pool *pool, pool_help_fn help, void *context);

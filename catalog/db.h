@@ -97,9 +97,9 @@ struct catalog {
 
 /*
  * Maps a failed SQLite call to a status, with the handle's path: FULL -> NOSPACE, BUSY and LOCKED -> BUSY, READONLY ->
- * READ_ONLY, NOMEM, I/O by errno. CORRUPT, NOTADB and anything that shows foreign tables or rows (a statement that does
- * not fit, a broken constraint) -> CORRUPT; so does a journal that a reader may not roll back. `doing` completes
- * "cannot ...".
+ * READ_ONLY, NOMEM, I/O by errno. CORRUPT, NOTADB and a journal that a reader may not roll back -> CORRUPT. Signs of
+ * foreign tables or rows, such as a statement that does not fit or a broken constraint, are CORRUPT, too. `doing`
+ * completes "cannot ...".
  */
 ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *err);
 /* Reports impossible content of the file: CORRUPT with the handle's path. */

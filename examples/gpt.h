@@ -100,7 +100,7 @@ enum {
     GPT_BLOCK_TENSORS
 };
 
-/* What a block's forward pass stores for its backward pass; rows = batch x context. */
+/* Values that a block's forward pass stores for its backward pass; rows = batch x context. */
 typedef struct gpt_block_acts {
     float *ln1, *ln1_stat, *qkv, *att, *atty, *mid, *ln2, *ln2_stat, *fc, *gelu, *out;
 } gpt_block_acts;
@@ -246,8 +246,8 @@ typedef struct gpt_background {
     double overhead;
 } gpt_background;
 /*
- * Opens a session. What `with` points to must live as long as the session. SIGUSR1 then requests a save; SIGTERM
- * requests a save and a stop.
+ * Opens a session. `with` and all that it points to must live as long as the session. SIGUSR1 then requests a save;
+ * SIGTERM requests a save and a stop.
  */
 int gpt_session_new(gpt_session **out, const gpt_background *with);
 /* Call it before the optimizer writes. */

@@ -1,6 +1,6 @@
 /*
  * Causal multi-head attention and its gradient. A task is one (sequence, head). It computes whole length x length
- * squares with small matrix products, and sets the half above the diagonal to zero. That wastes half of a tenth of the
+ * squares with small matrix products, and sets the half above the diagonal to zero. This wastes half of a tenth of the
  * work, but needs only one kernel.
  */
 #include <math.h>

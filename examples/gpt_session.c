@@ -107,9 +107,8 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     options.save = &save;
     options.store = &store;
     options.snapshot = s->with.lazy ? CKD_SNAPSHOT_LAZY : CKD_SNAPSHOT_COPY;
-    options.snapshot_bytes =
-        /* room for two states, plus what they do not include */
-        3 * GPT_PARTS * sizeof(float) * s->with.model->parameter_count;
+    /* room for two states, plus what they do not include */
+    options.snapshot_bytes = 3 * GPT_PARTS * sizeof(float) * s->with.model->parameter_count;
     options.every_steps = s->with.save_every;
     options.overhead = s->with.save_every ? 0 : s->with.overhead;
     options.on_saved = saved;

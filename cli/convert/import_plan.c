@@ -35,7 +35,7 @@ void import_plan_free(import_plan *plan) {
 
 /* ---- files and their ranks ---- */
 
-/* Raises the limit of open files, since all ranks' files are open at once. */
+/* Raises the limit of open files, since all ranks' files are open at the same time. */
 static void allow_files(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {

@@ -1,8 +1,8 @@
 /*
  * Reads values of a checkpoint's tensor from the ranks' files. Neighbouring elements of a piece in the checkpoint's
- * tensor are also neighbours in the rank's tensor (or in its flat buffer), as far as both agree in the last dimensions.
- * They are read in runs. Runs are in the same order in the file as in the tensor, so short runs that are close together
- * are read at once.
+ * tensor are also neighbours in the rank's tensor or flat buffer, as far as both agree in the last dimensions. They are
+ * read in runs. The file has runs in the same order as the tensor, so short runs that are close together are read with
+ * one call.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 #include "cli/files/mean.h"
 
 #define WINDOW_BYTES (1u << 20)
-/* runs of at least so many bytes are read directly to their destination */
+/* runs of at least this many bytes are read directly to their destination */
 #define DIRECT_BYTES (1u << 16)
-/* so are runs whose common window would have so many times the needed bytes */
+/* so are runs whose common window would have this many times the needed bytes */
 #define SPREAD   8
 #define COMPARED (UINT64_C(1) << 17) /* elements compared at a time */
 

@@ -1,6 +1,7 @@
 /*
- * What a rank of a layout holds of a checkpoint: the inverse of import. The checkpoint's names are looked up once. Then
- * each rank's tensors are determined, and loaded box by box. Tensors of flat buffers are placed there (rank_flat.c).
+ * The content of one rank of a layout, made from a checkpoint: the inverse of import. The checkpoint's names are looked
+ * up once. Then each rank's tensors are determined, and loaded box by box. Tensors of flat buffers are placed there
+ * (rank_flat.c).
  */
 #ifndef CLI_RANK_CONTENT_H
 #define CLI_RANK_CONTENT_H

@@ -9,7 +9,7 @@
 
 typedef struct cli_output cli_output;
 
-/* Is the output standard output? It receives bytes at once, so it is incomplete after a failure. */
+/* Is the output standard output? It receives bytes immediately, so it is incomplete after a failure. */
 bool cli_output_is_standard(const char *path);
 /*
  * EXISTS if `path` exists, unless `force` is set and it is a regular file. Call it first, so that no time is spent on a

@@ -38,9 +38,9 @@ void cli_regions_free(cli_regions *r);
 /* Does the tensor have its own --region? Marks it as used. */
 bool cli_regions_names(cli_regions *r, const char *tensor);
 /*
- * Finds the part of a tensor to load: its own region; else the shard, cut as torch.chunk does (may be empty), if the
- * tensor has the dimension; else the whole tensor. `lengths` gets info->ndim lengths. INVALID if the region is not
- * inside the tensor.
+ * Finds the part of a tensor to load. This is its own region; else the shard, cut as torch.chunk does (may be empty),
+ * if the tensor has the dimension; else the whole tensor. `lengths` gets info->ndim lengths. INVALID if the region is
+ * not inside the tensor.
  */
 ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], const cli_regions *r,
                             const ckd_tensor_info *info, ckd_error *err);

@@ -5,8 +5,8 @@
  * layout_bind        a tensor's name -> the rules that match it (names.c)
  * layout_other_name  the rank's name <-> the checkpoint's
  * layout_share_make  which elements a rank holds, and in which order (share.c)
- * layout_buffer_make the parameters of a flat buffer; layout_ranges_make: which of their elements a rank has in it
- * (flat.c parses the options, buffer.c)
+ * layout_buffer_make the parameters of a flat buffer (flat.c parses the options, buffer.c)
+ * layout_ranges_make which of their elements a rank has in the buffer (buffer.c)
  *
  * Import asks which checkpoint tensor a rank's tensor becomes; load asks what a rank holds. Both use the same
  * arithmetic, and import checks that load would find the way back. Only layout_read opens files. A layout is immutable.
@@ -187,7 +187,8 @@ typedef struct layout_rule {
     uint64_t size, pad;
     layout_part *parts;
     size_t part_count;
-    uint64_t groups;            /* parts are side by side in each of so many groups; 0: once per rank */
+    /* number of groups, in each of which the parts are side by side; 0: once per rank */
+    uint64_t groups;
     uint8_t *only[LAYOUT_AXES]; /* NULL: all coordinates; else 1 for the coordinates whose ranks hold it */
     layout_over numbered;       /* axes selected by numbers in the name */
     uint32_t number_count;

@@ -189,7 +189,7 @@ void cli_clean_stderr(void) {
     }
 }
 
-/* What this process has committed; "" before cli_committed. */
+/* The committed work of this process; "" before cli_committed. */
 static char committed[CKD_RUN_MAX + 64];
 
 void cli_committed(const char *format, ...) {

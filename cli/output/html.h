@@ -25,7 +25,7 @@ void html_page_end(FILE *to);
 typedef struct html_chart {
     FILE *to;
     size_t places;
-    int low, high, every; /* the axis's exponents of two; a grid line every so many */
+    int low, high, every; /* the axis's exponents of two; a grid line at every `every`-th one */
 } html_chart;
 typedef cli_text (*html_label_fn)(double value);
 /* Begins a chart. least, max: range of all values to come. left, right: labels under the first and the last place. */

@@ -21,7 +21,7 @@ typedef struct cli_options {
 } cli_options;
 extern const struct argp cli_common_argp;
 /*
- * Takes the first argument as the STORE. If CKPTDELTA_STORE is set, STORE may be omitted: then the argument is only
+ * Takes the first argument as the STORE. If CKPTDELTA_STORE is set, STORE may be omitted. Then the argument is only
  * taken if it is a directory, or ends with a slash (for a new one). Commands with further arguments call this before
  * they take one; cli_common_argp does it for the others.
  */

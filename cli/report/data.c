@@ -7,7 +7,7 @@
 #include <time.h>
 
 #define SECOND      UINT64_C(1000000000)
-#define GROWTH_OVER 32 /* newest checkpoints; what a run did long ago tells little about its end */
+#define GROWTH_OVER 32 /* newest checkpoints; the distant past of a run says little about its end */
 #define DAYS_MOST   62 /* a longer time is shown by months */
 
 /* ---- orders ---- */
@@ -233,8 +233,8 @@ static ckd_status make_room(report_data *d, ckd_error *err) {
 }
 
 /*
- * Plans what the stored policies would delete. If policies, or files that they need, are unreadable, the report goes on
- * without the plan.
+ * Plans what the stored policies would delete. If policies, or files that they need, are unreadable, the report
+ * continues without the plan.
  */
 static ckd_status plan_stored(report_data *d, const char *run, ckd_store *store, ckd_error *err) {
     ckd_stored_policy found = {0};

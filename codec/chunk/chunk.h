@@ -113,8 +113,8 @@ void chunk_close(chunk *
 chunk *chunk_hold(chunk *c);
 /*
  * Reads a payload (stored_size bytes) and checks its checksum. r is a record of the chunk, or a copy of one. For a
- * bundled record the checksum was computed when the bundle was unpacked, so it only reveals later changes; the content
- * hash reveals damage that was there before. It is 0 if the file is so small that it was read whole on opening.
+ * bundled record the checksum was computed when the bundle was unpacked. So it only reveals later changes; the content
+ * hash reveals earlier damage. It is 0 if the file is so small that it was read whole on opening.
  */
 ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err);
 /* Checks a payload that was read some other way. CORRUPT if it does not match the record's checksum. */

@@ -1,5 +1,5 @@
 /*
- * One-shot zstd frames: indexes, heads, measures. The contexts (100 KiB to a few MiB each) belong to the process: one
+ * One-shot zstd frames: indexes, heads, measures. The contexts (100 KiB to a few MiB each) belong to the process. One
  * of each kind is kept for the next caller, so successive saves allocate none. Thread-safe and lock-free, so a forked
  * child may continue to use it. Internal to codec/.
  */

@@ -1,7 +1,7 @@
 /*
- * How a block's array of n integers of `width` bytes is stored: raw, zstd, LZ4, the latter two also on byte planes (all
- * lowest bytes first, then the next ones ...), or as a symbol stream. The record's predictor tells what the integers
- * mean (values, residuals); see codec/FORMAT.md.
+ * How a block's array of n integers of `width` bytes is stored: raw, zstd, LZ4, or as a symbol stream. zstd and LZ4
+ * also work on byte planes (all lowest bytes first, then the next ones ...). The record's predictor defines what the
+ * integers mean (values, residuals); see codec/FORMAT.md.
  */
 #ifndef CODEC_CODINGS_H
 #define CODEC_CODINGS_H

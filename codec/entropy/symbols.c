@@ -7,9 +7,9 @@
 
 #include "codec/entropy/symbols_work.h"
 
-/* A run stream may have at most one nonzero integer in so many. With more, it decodes slower than a dense stream. */
+/* A run stream may have at most one nonzero integer in this many. With more, it decodes slower than a dense stream. */
 #define RUNS_WORTH 40
-/* A nonzero integer takes as long to decode as so many symbols of a dense stream. */
+/* A nonzero integer takes as long to decode as this many symbols of a dense stream. */
 #define RUN_SYMBOLS 20
 
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {

@@ -6,7 +6,7 @@
 
 /* ---- shared bits: signs of second moments, mantissas of bf16 values in fp32 ---- */
 
-#define SAMPLE 64 /* sample that settles most arrays at once */
+#define SAMPLE 64 /* a sample that suffices for most arrays */
 
 /* Finds the bits in which any integer differs from the first. */
 CPU_INLINE uint64_t differing(unsigned width, const uint8_t *values, size_t n) {

@@ -12,8 +12,8 @@
  * dense stream. Each has a context there: the range, plus 16 for differences.
  */
 #define SYMBOLS_SPARSE        0x80u /* first byte of a sparse stream */
-#define SYMBOLS_SPARSE_MAX    4     /* a decoder accepts at most one pair per so many elements */
-#define SYMBOLS_SPARSE_WORTH  32    /* the encoder tries with at most one pair per so many */
+#define SYMBOLS_SPARSE_MAX    4     /* a decoder accepts at most one pair per this many elements */
+#define SYMBOLS_SPARSE_WORTH  32    /* the encoder tries with at most one pair per this many */
 #define SYMBOLS_SPARSE_MIN    1024  /* with fewer elements, two headers are not worth it */
 #define SYMBOLS_SPARSE_HEADER (2u + SYMBOLS_MAX_TABLES * 4u)
 typedef struct symbols_sparse {
@@ -102,8 +102,8 @@ typedef struct symbols_groups {
 } symbols_groups;
 
 /*
- * A planned stream. It is dense; or sparse, with the pairs in a dense stream; or framed, with the integers in a dense
- * stream and any levels in another; or a run stream, which is already encoded.
+ * A planned stream, of one of four kinds. A dense one. A sparse one, with its pairs in a dense stream. A framed one,
+ * with its integers in a dense stream and its levels, if any, in another. A run stream, which is already encoded.
  */
 typedef struct symbols_plan_slot {
     symbols_slot dense;

@@ -22,8 +22,8 @@ void lattice_narrow(void *to, const int32_t *q, size_t n, unsigned width);
 void lattice_widen(int32_t *q, const void *from, size_t n, unsigned width, bool levels);
 
 /*
- * Factors: rows x rank; each component (a column) has its own scale. `symbols` tells the coding used, which the form
- * bits record.
+ * Factors: rows x rank; each component (a column) has its own scale. `symbols` is the coding used, which the form bits
+ * record.
  */
 ckd_status lattice_put_factor(bool *symbols, bytes *to, const int32_t *factor, size_t rows, uint32_t rank,
                               lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);

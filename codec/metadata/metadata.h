@@ -2,10 +2,10 @@
  * Metadata files: the small checksummed files of a store, and the parts that ranks exchange. All share one envelope;
  * codec/FORMAT.md, "Metadata files", is normative.
  *
- * Encoders append to a buffer. Check its `failed` flag; a file above METADATA_MAX sets it, too. Decoders trust nothing
- * and copy everything out. They name path and offset in errors: UNSUPPORTED for a newer version, feature bits, or
- * another kind of metadata file, checkpoint or fidelity; CORRUPT otherwise, also for another store's file (`store`
- * NULL: any store is accepted); NOMEM.
+ * Encoders append to a buffer. Check its `failed` flag; a file above METADATA_MAX sets it, too. Decoders trust nothing,
+ * copy everything out, and name path and offset in errors. UNSUPPORTED: a newer version, feature bits, or another kind
+ * of metadata file, checkpoint or fidelity. CORRUPT: everything else, also another store's file (`store` NULL: any
+ * store is accepted). Or NOMEM.
  */
 #ifndef CODEC_METADATA_METADATA_H
 #define CODEC_METADATA_METADATA_H
@@ -73,7 +73,7 @@ void manifest_free(manifest *m); /* frees what m points to */
 /* Appends those of `files` that m does not yet name. Errors: NOMEM. */
 ckd_status manifest_add_files(manifest *m, const file_ref *files, size_t count, ckd_error *err);
 
-/* What must be kept for a running save or compaction: its future files, and the checkpoints that it builds on. */
+/* Protects what a running save or compaction needs: its future files, and the checkpoints that it builds on. */
 typedef struct intent {
     ckd_id id; /* id of the save */
     char run[CKD_RUN_MAX + 1];
