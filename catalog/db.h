@@ -88,9 +88,8 @@ struct catalog {
     int64_t process; /* process that opened the handle */
     uint64_t page_size;
     bool lacks_ranks; /* the file has version 5: it lacks rank_timings */
-    uint64_t
-        /* calls of work_left_count after which a statement counts as endless; derived from the file's size */
-        work_limit;
+    /* calls of work_left_count after which a statement counts as endless; derived from the file's size */
+    uint64_t work_limit;
     uint64_t work_left; /* of the running statement */
     sqlite3_stmt *stmts[STATEMENT_COUNT];
 };

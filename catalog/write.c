@@ -311,9 +311,8 @@ static ckd_status remove_rows(catalog *c, const char *run, uint64_t step, ckd_er
         status = subtract_tensor_totals(c, &old, err);
     }
     if (status == CKD_OK) {
-        status =
-            /* deletes all rows that refer to it, too, by the schema */
-            run_with_key(c, S_CHECKPOINT_DROP, old.key, err);
+        /* By the schema this deletes all rows that refer to it, too. */
+        status = run_with_key(c, S_CHECKPOINT_DROP, old.key, err);
     }
     return status == CKD_OK ? run_with_key(c, S_RUN_DROP, old.run, err) : status;
 }

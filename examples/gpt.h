@@ -246,7 +246,7 @@ typedef struct gpt_background {
     double overhead;
 } gpt_background;
 /*
- * Opens a session. `with` and all that it points to must live as long as the session. SIGUSR1 then requests a save;
+ * Opens a session. The objects that `with` points to must live as long as the session. SIGUSR1 then requests a save;
  * SIGTERM requests a save and a stop.
  */
 int gpt_session_new(gpt_session **out, const gpt_background *with);

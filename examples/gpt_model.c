@@ -250,8 +250,8 @@ static void block_backward(const gpt_model *model, int block, const float *x) {
 }
 
 double gpt_forward(gpt_model *model, const uint8_t *tokens, const uint8_t *targets) {
-    const gpt_tensor *last =
-        &model->tensors[model->tensor_count - 3]; /* ln_f.weight, ln_f.bias, lm_head.weight */
+    /* ln_f.weight, ln_f.bias, lm_head.weight */
+    const gpt_tensor *last = &model->tensors[model->tensor_count - 3];
     size_t rows = (size_t)model->config.batch * (size_t)model->config.context;
     gpt_embed(model, tokens);
     const float *x = model->embedded;

@@ -94,8 +94,8 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     store.on_message = store_says;
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
     save.run = lineage->run;
-    save.on_duplicate =
-        CKD_DUPLICATE_SAME_OK; /* a repeated run gives the same bits; anything else is an error */
+    /* a repeated run gives the same bits; anything else is an error */
+    save.on_duplicate = CKD_DUPLICATE_SAME_OK;
     save.metric_name = "loss";
     save.resumed_from_run = lineage->resumed_run;
     save.resumed_from_step = lineage->resumed_step;

@@ -144,8 +144,8 @@ int gpt_state_save(ckd_store *store, const gpt_lineage *lineage, const gpt_model
     ckd_save_options options = CKD_SAVE_OPTIONS_INIT;
     options.run = lineage->run;
     options.step = progress->step;
-    options.on_duplicate =
-        CKD_DUPLICATE_SAME_OK; /* a repeated run gives the same bits; anything else is an error */
+    /* a repeated run gives the same bits; anything else is an error */
+    options.on_duplicate = CKD_DUPLICATE_SAME_OK;
     options.metric_name = "loss";
     options.metric = metric;
     options.resumed_from_run = lineage->resumed_run;

@@ -37,8 +37,8 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     ckd_policy policy;
-    bool sets, clears, compact_given,
-        has_more; /* has_more: an option was given that only makes sense when setting a policy */
+    /* has_more: an option was given that only makes sense when setting a policy */
+    bool sets, clears, compact_given, has_more;
 } arguments;
 
 static void parse_auto(arguments *a, const char *arg, struct argp_state *state) {

@@ -20,9 +20,8 @@ typedef struct import_entry {
     const layout_rule *rule;
     size_t part; /* LAYOUT_NONE: kept together, or there are no parts */
     uint32_t rank;
-    uint32_t
-        /* the rank with all cut axes set to 0: entries with the same rule and set form one copy of the tensor */
-        set;
+    /* the rank with all cut axes set to 0: entries with the same rule and set form one copy of the tensor */
+    uint32_t set;
     const safetensors_file *file; /* NULL: the rank has no flat buffer, and would have nothing in it */
     /* the rank's tensor; for a parameter in a flat buffer, its equivalent */
     const safetensors_tensor *tensor;

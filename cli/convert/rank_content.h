@@ -23,9 +23,9 @@ void bound_checkpoint_free(bound_checkpoint *b);
 typedef struct rank_tensor {
     char *name; /* in the rank's file */
     const layout_rule *rule;
-    const ckd_tensor_info *
-        *parts;         /* layout_tensors_of(rule) tensors of the checkpoint; NULL for a flat buffer */
-    layout_share share; /* for a flat buffer only the shape */
+    /* layout_tensors_of(rule) tensors of the checkpoint; NULL for a flat buffer */
+    const ckd_tensor_info **parts;
+    layout_share share;          /* for a flat buffer only the shape */
     struct rank_tensor *members; /* for a flat buffer: tensors as the rank would have them */
     layout_range *ranges;        /* the range of each member in the buffer */
     size_t member_count;

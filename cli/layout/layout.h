@@ -45,11 +45,10 @@ typedef struct layout_number {
     char name[LAYOUT_NAME];
     uint32_t line;
     layout_over over;
-    uint64_t *
-        /*
-         * as in the checkpoint's names: of place 0, then of place 1, ...; each in the order of the ranks' own numbers
-         */
-        numbers;
+    /*
+     * as in the checkpoint's names: of place 0, then of place 1, ...; each in the order of the ranks' own numbers
+     */
+    uint64_t *numbers;
     size_t *begin; /* start of each place's numbers; places + 1 entries */
     bool global;   /* ranks' names use the same numbers; otherwise each rank counts from 0 */
 } layout_number;
@@ -165,9 +164,8 @@ typedef struct layout_expression {
     bool compiled;
     uint32_t captures;                  /* total number */
     uint32_t of_number[LAYOUT_NUMBERS]; /* first group that captures the number; 0: none */
-    uint32_t
-        /* 1 + index of the number that this group captures; 0: something else */
-        number_captures[LAYOUT_CAPTURES + 1];
+    /* 1 + index of the number that this group captures; 0: something else */
+    uint32_t number_captures[LAYOUT_CAPTURES + 1];
     /* group with the axis's coordinate; the last entry is for the rank; 0: none */
     uint32_t of_axis[LAYOUT_AXES + 1];
     uint32_t of_part; /* 0: none */
@@ -288,14 +286,14 @@ typedef struct layout_stretch {
     size_t part;     /* LAYOUT_NONE: padding */
     uint64_t offset; /* in the checkpoint's tensor */
     uint64_t length;
-    uint32_t copy,
-        copies; /* index and number of copies on ranks of different places; 0 of 1 except for LAYOUT_REPEAT */
+    /* index and number of copies on ranks of different places; 0 of 1 except for LAYOUT_REPEAT */
+    uint32_t copy, copies;
 } layout_stretch;
 
 typedef struct layout_share {
     uint32_t ndim, dim; /* dim: dimension of the stretches */
-    uint64_t offsets[CKD_MAX_DIMS],
-        lengths[CKD_MAX_DIMS]; /* offsets: except in dim; lengths: the rank's shape */
+    /* offsets: except in dim; lengths: the rank's shape */
+    uint64_t offsets[CKD_MAX_DIMS], lengths[CKD_MAX_DIMS];
     layout_stretch *stretches;
     size_t count;
 } layout_share;

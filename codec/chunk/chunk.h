@@ -75,13 +75,12 @@ typedef struct chunk {
     chunk_identity identity;
     hash128 root;
     uint64_t size;
-    uint64_t index_offset, index_stored,
-        index_raw;         /* bytes; for dividing the index's size among its records */
+    /* bytes of the index; with index_raw, callers divide its size among the records */
+    uint64_t index_offset, index_stored, index_raw;
     const record *records; /* with chunk_open: the records of all checkpoints; else NULL */
     size_t record_count;
-    const record
-        /* records stored directly in the file, in file order: includes bundles, excludes their members */
-        *outer;
+    /* records stored directly in the file, in file order: includes bundles, excludes their members */
+    const record *outer;
     size_t outer_count;
     struct chunk_unpacked *parts; /* parts that were requested */
     bool has_shared_rows;         /* the header says that blocks may share rows */
@@ -104,12 +103,11 @@ ckd_status chunk_open_outer(chunk **out, const char *path, ckd_error *err);
  * results. Errors: CORRUPT, UNSUPPORTED, IO, NOMEM.
  */
 ckd_status chunk_part_of(const chunk_part **out, chunk *c, const ckd_id *checkpoint, ckd_error *err);
-void chunk_close(chunk *
-                     /*
-         * Drops one reference; the last one closes the file. Accepts NULL. With chunk_hold, the callers serialise hold
-         * and close.
-         */
-                     c);
+/*
+ * Drops one reference; the last one closes the file. Accepts NULL. With chunk_hold, the callers serialise hold and
+ * close.
+ */
+void chunk_close(chunk *c);
 chunk *chunk_hold(chunk *c);
 /*
  * Reads a payload (stored_size bytes) and checks its checksum. r is a record of the chunk, or a copy of one. For a

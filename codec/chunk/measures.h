@@ -13,17 +13,16 @@ typedef struct measures {
     double max_error;
     double direction_change; /* relative L2 change of the Adam direction m / (sqrt(v) + eps) */
     double movement;         /* rms of the change since the parent, as estimated by the encoder */
-    double update_given,
-        update;         /* largest |m| / (sqrt(v) + eps): of the original values, and of the stored ones */
+    /* largest |m| / (sqrt(v) + eps): of the original values, and of the stored ones */
+    double update_given, update;
     uint64_t nonfinite; /* number of NaNs and infinities, all stored exactly */
 } measures;
 
 #define MEASURES_ENTRIES (1u << 20) /* per record */
 
 typedef struct measures_entry {
-    uint64_t
-        /* index among the file's shards of this checkpoint: its block records with first = 0, in order */
-        shard;
+    /* index among the file's shards of this checkpoint: its block records with first = 0, in order */
+    uint64_t shard;
     measures measures;
 } measures_entry;
 

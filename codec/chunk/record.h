@@ -20,8 +20,8 @@ typedef enum record_kind {
     RECORD_BLOB = 4,     /* named bytes */
     RECORD_BUNDLE = 5,   /* records with small payloads (chunk files only; readers see its members) */
     RECORD_MEASURES = 6, /* how far a lossy checkpoint's values are from the originals (measures.h) */
-    RECORD_LINK =
-        7 /* like a block, but not of a listed tensor: values that a block of its checkpoint builds on */
+    /* like a block, but not of a listed tensor: values that a block of its checkpoint builds on */
+    RECORD_LINK = 7
 } record_kind;
 
 typedef enum predictor {
@@ -29,8 +29,8 @@ typedef enum predictor {
     PREDICT_PARENT = 1, /* the payload holds bit differences from the first dependency's values */
     PREDICT_COPY = 2,   /* no payload: the values equal the first dependency's */
     PREDICT_CAST = 3,   /* no payload: the first dependency's values rounded to this dtype */
-    PREDICT_STEP =
-        4 /* the payload holds differences from a predicted optimizer step (codec/metadata/group.h) */
+    /* the payload holds differences from a predicted optimizer step (codec/metadata/group.h) */
+    PREDICT_STEP = 4
 } predictor;
 
 typedef enum dependency_kind {

@@ -138,9 +138,8 @@ struct symbols_workspace {
     symbols_table smaller[SYMBOLS_MAX_TABLES];           /* tables before they got more states */
     float log2_of[SYMBOLS_MAX_STATES + 1];
     symbols_code codes[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
-    uint16_t
-        /* the first part only serves as a base for pointers */
-        next_state[(SYMBOLS_MAX_TABLES + 1) * SYMBOLS_MAX_STATES];
+    /* the first part only serves as a base for pointers */
+    uint16_t next_state[(SYMBOLS_MAX_TABLES + 1) * SYMBOLS_MAX_STATES];
     union {
         symbols_state narrow[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];
         symbols_state_wide wide[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];

@@ -50,8 +50,8 @@ typedef struct role_total {
 
 /* Names a checkpoint's files and its lineage. Its durable publication is the commit point. */
 typedef struct manifest {
-    ckd_checkpoint
-        checkpoint;       /* stored_bytes: records of this checkpoint in its files, without the manifest */
+    /* stored_bytes: records of this checkpoint in its files, without the manifest */
+    ckd_checkpoint checkpoint;
     ckd_id branch_origin; /* the checkpoint of another run where this run branched off; zero if none */
     ckd_id *dependencies; /* other checkpoints that its blocks depend on; they may no longer exist */
     size_t dependency_count;

@@ -9,18 +9,16 @@
     "\x89"             \
     "CKN\r\n\x1a\n"
 #define METADATA_VERSION 1
-#define METADATA_LOSSY   UINT32_C(1) /* required feature of a manifest: its fidelity is near or coarse */
-/* required feature of a manifest: it ends with the older files that a load reads */
-#define METADATA_OLDER UINT32_C(2)
-/* required feature of a part: it ends with the rank's stage times */
-#define METADATA_TIMES UINT32_C(1)
-/* required feature of a part: it contains the options passed to the rank */
-#define METADATA_OPTIONS UINT32_C(2)
-/* required feature of a policy: it has rules about the newest checkpoint and periods */
-#define METADATA_CALENDAR       UINT32_C(2)
-#define METADATA_COMPACTION     UINT32_C(1) /* required feature of a policy: it ends with when to compact */
-#define METADATA_ENVELOPE_FRONT 40u         /* bytes before the payload */
-#define METADATA_ENVELOPE_MIN   48u         /* with the checksum behind the payload */
+/* Required features. */
+#define METADATA_LOSSY      UINT32_C(1) /* manifest: its fidelity is near or coarse */
+#define METADATA_OLDER      UINT32_C(2) /* manifest: it ends with the older files that a load reads */
+#define METADATA_TIMES      UINT32_C(1) /* part: it ends with the rank's stage times */
+#define METADATA_OPTIONS    UINT32_C(2) /* part: it contains the options passed to the rank */
+#define METADATA_CALENDAR   UINT32_C(2) /* policy: it has rules about the newest checkpoint and periods */
+#define METADATA_COMPACTION UINT32_C(1) /* policy: it ends with when to compact */
+
+#define METADATA_ENVELOPE_FRONT 40u /* bytes before the payload */
+#define METADATA_ENVELOPE_MIN   48u /* with the checksum behind the payload */
 #define METADATA_ID_SIZE        16u
 #define METADATA_FILE_SIZE      44u /* bytes of a file_ref */
 #define METADATA_ROLE_SIZE      28u /* bytes of a role_total */
