@@ -1,12 +1,12 @@
 #!/bin/sh
-# demo.sh BUILD_DIR: a training run is killed without warning, resumed, and compared with one that never stopped.
-# BUILD_DIR holds the programs train_gpt and ckptdelta. Works in a temporary directory ($TMPDIR), which it removes.
-# Exits 1, saying why, if anything is not as it should be. Takes about a minute; DEMO_STEPS changes how much it trains.
+# demo.sh BUILD_DIR: kills a training run without warning, resumes it, and compares it with an uninterrupted run.
+# BUILD_DIR has the programs train_gpt and ckptdelta. Works in a temporary directory ($TMPDIR), which it removes.
+# Exits 1 with a message if a result is wrong. Takes about a minute; DEMO_STEPS sets the length of training.
 set -u
 
 build=${1:?usage: demo.sh BUILD_DIR}
 build=$(cd "$build" && pwd) || exit 1
-steps=${DEMO_STEPS:-240} # save every twentieth of it, kill at about two thirds
+steps=${DEMO_STEPS:-240} # saved every 1/20 of it, killed at about 2/3
 every=$((steps / 20))
 kill_at=$((every * 13))
 trainer=
@@ -20,7 +20,7 @@ fail() {
     exit 1
 }
 
-# Shows a command and runs it.
+# Prints a command and runs it.
 run() {
     printf '$ %s\n' "$*"
     "$@"
@@ -53,7 +53,7 @@ set -- train_gpt --steps "$steps" --log-every $((steps / 5)) --store store --run
 printf '$ %s --losses killed.txt &\n' "$*"
 "$@" --losses killed.txt >killed.log 2>&1 &
 trainer=$!
-# The trainer writes the loss of a step, then saves: right after this line appears it is inside the save.
+# The trainer writes the loss of a step, then saves. So it is inside the save right after this line appears.
 until grep -q "^$kill_at " killed.txt 2>/dev/null; do
     kill -0 "$trainer" 2>/dev/null || { cat killed.log; fail "the trainer ended before it was killed"; }
     sleep 0.01

@@ -29,7 +29,7 @@ typedef struct cli_saving {
 
 /* The options, including those of all commands and of fidelity.h; input: the cli_saving. */
 extern const struct argp cli_saving_argp;
-/* Takes an argument as RUN@STEP, unless a file has this name. Only the first argument after STORE may be one. */
+/* Takes an argument RUN@STEP, unless a file has this name. Callers offer it the first argument after STORE. */
 bool cli_saving_take_place(cli_saving *s, const char *argument);
 void cli_saving_free(cli_saving *s);
 

@@ -188,7 +188,7 @@ typedef struct layout_rule {
     /* number of groups, in each of which the parts are side by side; 0: once per rank */
     uint64_t groups;
     uint8_t *only[LAYOUT_AXES]; /* NULL: all coordinates; else 1 for the coordinates whose ranks hold it */
-    layout_over numbered;       /* axes selected by numbers in the name */
+    layout_over numbered;       /* axes along which numbers in the name select ranks */
     uint32_t number_count;
     uint32_t numbers[LAYOUT_NUMBERS];        /* indexes in the layout */
     layout_expression local, global;         /* global: only with as= */

@@ -83,8 +83,8 @@ int cli_fail_reading(const ckd_error *err, const cli_options *options);
 /* Opens the store. The library's messages become notes. */
 ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err);
 /*
- * Call it after checkpoints were deleted (cli_committed). now: removes their files, too. If they must stay for now, it
- * says so; that is no failure.
+ * Marks a deletion of checkpoints as committed (cli_committed). now: removes their files, too. If they must stay for
+ * now, a note says so; that is no failure.
  */
 void cli_deleted(ckd_store *store, bool now);
 /*

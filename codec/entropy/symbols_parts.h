@@ -105,10 +105,8 @@ typedef struct symbols_parts {
     /* index of each table's first symbol; one more entry marks the end */
     uint32_t first[SYMBOLS_PARTS_TABLES + 1];
     symbols_part symbol[SYMBOLS_PARTS_TABLES * 256];
-    uint8_t
-        own[SYMBOLS_PARTS_TABLES]
-           /* planned: maps a finest symbol to an index in its table, counted from the table's first symbol */
-           [256];
+    /* planned: maps a finest symbol to an index in its table, counted from the table's first symbol */
+    uint8_t own[SYMBOLS_PARTS_TABLES][256];
     size_t header; /* bytes before the payload, without a frame */
     size_t bound;  /* planned: largest size of the payload in bytes */
 } symbols_parts;
