@@ -1,4 +1,4 @@
-/* Parts of the payload of a lossy block; codec/FORMAT.md, "Lattice blocks". Internal to codec/lattice*.c. */
+/* Parts of the payload of a lossy block; codec/FORMAT.md, "Lattice blocks". Internal to codec/lattice/. */
 #ifndef CODEC_LATTICE_WIRE_H
 #define CODEC_LATTICE_WIRE_H
 
