@@ -36,8 +36,8 @@ SKIP_STATUS = 77
 SHOWN_LINES = 150
 LEVELS = ("quick", "full", "big")
 MEMORY, MEMORY_BYTES = "/dev/shm", 2 << 30
-# What they test is a file system on a disk: direct I/O, io_uring, free space.
-ON_DISK = {"test_base_file", "test_file_ways", "test_write_paths"}
+# It tests a file system on a disk: syncs, free space.
+ON_DISK = {"test_base_file"}
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
