@@ -1,10 +1,8 @@
 #include "engine/compact/compact.h"
 #include "engine/store/vanished.h"
-#include "engine/common/rate_limiter.h"
 
 #include <stdlib.h>
 
-#include "engine/store/damage.h"
 #include "engine/retain/retain.h"
 
 #define DEFAULT_DEPTH     16
@@ -25,77 +23,6 @@ typedef struct compacting {
     hash_set current;   /* own files of the checkpoints listed at the beginning */
     uint64_t old_bytes; /* size of replaced generations that may still exist */
 } compacting;
-
-/* ---- services for the other files ---- */
-
-bool compact_is_victim(const compaction *c, const ckd_id *checkpoint) {
-    return !id_among(checkpoint, c->remaining, c->remaining_count);
-}
-
-/* The index of the checkpoint's table, or the place to insert it. */
-static size_t table_place(const compaction *c, const ckd_id *checkpoint) {
-    size_t low = 0, high = c->table_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (id_compare(&c->tables[middle].checkpoint, checkpoint) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-const load_table *compact_table(const compaction *c, const ckd_id *checkpoint) {
-    size_t at = table_place(c, checkpoint);
-    return at < c->table_count && id_equal(&c->tables[at].checkpoint, checkpoint) ? &c->tables[at] : NULL;
-}
-
-ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
-                                ckd_error *err) {
-    if (ARRAY_GROW(c->tables, c->table_capacity, c->table_count + 1, "checkpoints", err) != CKD_OK) {
-        free(blocks);
-        return CKD_E_NOMEM;
-    }
-    size_t at = table_place(c, checkpoint);
-    memmove(c->tables + at + 1, c->tables + at, (c->table_count - at) * sizeof(*c->tables));
-    c->tables[at] = (load_table){*checkpoint, count, blocks};
-    c->table_count++;
-    return CKD_OK;
-}
-
-void compact_forget_views(compaction *c) {
-    views_free(&c->views);
-    views_init(&c->views, c->store);
-    c->views.use_materialized = false; /* damage must be found, not hidden by a copy */
-}
-
-static ckd_status tell(void *context, ckd_error *err) {
-    compaction *c = context;
-    if (!c->options.on_progress) {
-        return CKD_OK;
-    }
-    float_mode_leave(c->callers_mode);
-    int stop = c->options.on_progress(c->options.progress_context,
-                                      c->done < c->to_be_done ? c->done : c->to_be_done, c->to_be_done);
-    c->callers_mode = float_mode_enter();
-    return stop ? err_set(err, CKD_E_CANCELLED, "the compaction was cancelled; what was done stays done")
-                : CKD_OK;
-}
-
-bool compact_is_over(const compaction *c) {
-    return c->spent > c->limits.move_max;
-}
-
-bool compact_is_asked(const compaction *c, const char *run) {
-    return !c->limits.waste_of || strcmp(c->limits.waste_of, run) == 0;
-}
-
-ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_error *err) {
-    c->moved += size;
-    c->done += done;
-    return pace_wait(c->options.bytes_per_s, c->begun_ns, c->moved, tell, c, err);
-}
 
 /* ---- what to do ---- */
 
@@ -243,11 +170,6 @@ static ckd_status add_item(ckd_compacted **item, compacting *x, const ckd_checkp
     return CKD_OK;
 }
 
-bool compact_concerns_one(ckd_status status, const ckd_error *why) {
-    return status == CKD_E_NOT_FOUND || status == CKD_E_EXISTS || status == CKD_E_UNSUPPORTED ||
-           is_damage(status, why);
-}
-
 static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewrite_plan *p, uint64_t stored,
                               ckd_status status, const ckd_error *why, ckd_error *err) {
     ckd_compacted *item = NULL;
@@ -345,7 +267,7 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
     if (status == CKD_OK && writes && !c->options.dry_run) {
         status = remove_some_old(x, k->stored_bytes, err);
     }
-    return status == CKD_OK ? tell(c, err) : status;
+    return status == CKD_OK ? compact_tell(c, err) : status;
 }
 
 /* ---- merging files ---- */

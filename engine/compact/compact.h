@@ -3,6 +3,7 @@
  * checkpoint loads to the same bits as before. Internal to engine/.
  *
  *   compact.c          the call: options, order, what is removed afterwards
+ *   state.c            what the other files ask of a compaction: what stays, loads, views, limits, pace
  *   early_versions.c   completes manifests of early versions first
  *   order.c            the order in which checkpoints are rewritten
  *   rewrite_plan.c     one checkpoint: which blocks are copied, which recoded
@@ -98,6 +99,9 @@ typedef struct compaction {
 /* Does what ckd_compact does, within limits. *over: work is left for a later call (move_max was reached). */
 ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
                           const ckd_compact_options *options, const compact_limits *limits, ckd_error *err);
+
+/* ---- state.c ---- */
+/* Was move_max reached? */
 bool compact_is_over(const compaction *c);
 /* Do the limits allow work on this run? */
 bool compact_is_asked(const compaction *c, const char *run);
@@ -108,6 +112,8 @@ ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_l
                                 ckd_error *err);
 /* Counts bytes that were read or written, waits if that was too fast, and reports progress. Errors: CANCELLED. */
 ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_error *err);
+/* Reports progress of a compaction, the context. Errors: CANCELLED. */
+ckd_status compact_tell(void *context, ckd_error *err);
 /*
  * Does the error concern one checkpoint only (it is damaged, or another process was quicker)? Then the others go on.
  */
