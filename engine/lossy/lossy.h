@@ -158,8 +158,6 @@ uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
 /* Chooses thresholds, and factors where they pay. A part of lossy_tile_prepare (plan.c). */
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
-/* Tells whether factors may pay for the tile, which has been cut. Only first moments and weights have factors. */
-bool lossy_may_factor(const lossy_tile *t);
 /* Replaces *t by `other`, which is not prepared. *t keeps its memory. */
 void lossy_tile_reset(lossy_tile *t, const lossy_tile *other);
 void lossy_tile_free(lossy_tile *t);

@@ -5,13 +5,12 @@
 #include "engine/decode/cost.h"
 #include "engine/lossy/device.h"
 
-#define NARROWEST_FACTORED 16u /* smallest number of rows and of columns */
-#define TARGET_ROUNDS      12
-#define TARGET_NEAR        0.92       /* share of the wanted bits that is close enough */
-#define FINER              2          /* octaves */
-#define FINEST             (-120)     /* smallest exponent of a lattice in payloads */
-#define LEAP               6          /* quarter octaves, until there is an interval to bisect */
-#define SAMPLE_ELEMENTS    (1u << 17) /* approximate sample of a large tile */
+#define TARGET_ROUNDS   12
+#define TARGET_NEAR     0.92       /* share of the wanted bits that is close enough */
+#define FINER           2          /* octaves */
+#define FINEST          (-120)     /* smallest exponent of a lattice in payloads */
+#define LEAP            6          /* quarter octaves, until there is an interval to bisect */
+#define SAMPLE_ELEMENTS (1u << 17) /* approximate sample of a large tile */
 
 static void use_factors(lossy_tile *t, const low_rank *f) {
     t->plan.factor = f->rank ? f->left : NULL;
@@ -82,11 +81,6 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const ke
         use_factors(t, &none);
     }
     return CKD_OK;
-}
-
-bool lossy_may_factor(const lossy_tile *t) {
-    return t->params->effort > 1 && !t->vector && t->columns >= NARROWEST_FACTORED &&
-           tile_rows(t) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
 }
 
 /* Samples the residuals without factors: thresholds depend on the distribution only. */

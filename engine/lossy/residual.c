@@ -1,5 +1,4 @@
 /* Residuals of a whole tile before rounding, panels of its rows in parallel. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/lossy/device.h"
@@ -17,29 +16,6 @@ typedef struct residual_panel {
     const float *products;
     float *row, *none; /* a row's residuals; zeros */
 } residual_panel;
-
-void tile_scratches_free(tile_scratches *r) {
-    for (uint32_t i = 0; i < r->count; i++) {
-        lattice_work_free(&r->workers[i].work);
-        bytes_free(&r->workers[i].rows);
-    }
-    free(r->workers);
-    bytes_free(&r->now);
-    bytes_free(&r->moved);
-    bytes_free(&r->parts);
-    bytes_free(&r->sums);
-    bytes_free(&r->panels);
-    bytes_free(&r->outliers);
-    for (uint32_t i = 0; i < TILE_PANELS; i++) {
-        bytes_free(&r->outliers_of[i]);
-    }
-    lossy_scales_free(&r->scales);
-    bytes_free(&r->counts);
-    bytes_free(&r->histogram);
-    lattice_work_free(&r->work);
-    low_rank_scratch_free(&r->search);
-    *r = (tile_scratches){.workers = NULL};
-}
 
 static void add_rows(residual_panel *p, const residual_pass *all, uint64_t at, rate_histogram *h) {
     const lossy_tile *t = all->tile;

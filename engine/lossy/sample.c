@@ -8,7 +8,6 @@
 #define SAMPLE_ELEMENTS (1u << 16) /* approximate sample of a large tile */
 #define OUTLIER         32.0       /* in RMS */
 #define OUTLIER_OF_ALL  40.0       /* in RMS, for limits that come from a sample */
-#define ONE_OUTLIER_IN  4096u
 
 /* Picks one of `stride` pieces. The choice shifts from round to round, so that it covers all columns. */
 static bool next_piece(tile_piece *out, tile_sample *s) {
@@ -87,10 +86,6 @@ void sample_end(tile_sample *s) {
 }
 
 /* ---- typical ranges ---- */
-
-uint64_t max_outliers(uint64_t n) {
-    return n / ONE_OUTLIER_IN + 4;
-}
 
 /*
  * Takes one step of the search for a limit; false: the search is over. energy, n: of values within the limit

@@ -1,16 +1,19 @@
 #include "engine/lossy/device.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "kernels/scalar_lattice.h"
 
-#define PANEL_ROWS       32u /* smallest panel; columns' sums then take little beside the elements */
-#define PANEL_ELEMENTS   65536u
-#define LINE             65536u /* elements per row of a vector */
-#define GROUP            8u     /* rows at a time */
-#define LEVELS_OF_MEANS  4      /* unit of row and column corrections of second moments: half an octave */
-#define MEANS_UP         0.7    /* fraction of that unit from which means are corrected */
-#define LEVELS_IN_OCTAVE 8
+#define PANEL_ROWS         32u /* smallest panel; columns' sums then take little beside the elements */
+#define PANEL_ELEMENTS     65536u
+#define LINE               65536u /* elements per row of a vector */
+#define GROUP              8u     /* rows at a time */
+#define LEVELS_OF_MEANS    4      /* unit of row and column corrections of second moments: half an octave */
+#define MEANS_UP           0.7    /* fraction of that unit from which means are corrected */
+#define LEVELS_IN_OCTAVE   8
+#define ONE_OUTLIER_IN     4096u
+#define NARROWEST_FACTORED 16u /* smallest number of rows and of columns */
 
 /* ---- rows and panels ---- */
 
@@ -42,6 +45,11 @@ uint64_t tile_panels(const lossy_tile *t) {
 
 uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels) {
     return rows * p / panels;
+}
+
+bool lossy_may_factor(const lossy_tile *t) {
+    return t->params->effort > 1 && !t->vector && t->columns >= NARROWEST_FACTORED &&
+           tile_rows(t) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
 }
 
 ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err) {
@@ -80,6 +88,10 @@ int32_t level_distance(double now, double from) {
     double steps = octaves * LEVELS_IN_OCTAVE / LEVELS_OF_MEANS;
     int32_t whole = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* fluctuations are left alone */
     return LEVELS_OF_MEANS * (steps < 0 ? -whole : whole);
+}
+
+uint64_t max_outliers(uint64_t n) {
+    return n / ONE_OUTLIER_IN + 4;
 }
 
 /* Records outliers up to their largest number. With more, the limit does not hold. */
@@ -257,6 +269,29 @@ ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ck
         status = join_outliers(&all, err);
     }
     return status;
+}
+
+void tile_scratches_free(tile_scratches *r) {
+    for (uint32_t i = 0; i < r->count; i++) {
+        lattice_work_free(&r->workers[i].work);
+        bytes_free(&r->workers[i].rows);
+    }
+    free(r->workers);
+    bytes_free(&r->now);
+    bytes_free(&r->moved);
+    bytes_free(&r->parts);
+    bytes_free(&r->sums);
+    bytes_free(&r->panels);
+    bytes_free(&r->outliers);
+    for (uint32_t i = 0; i < TILE_PANELS; i++) {
+        bytes_free(&r->outliers_of[i]);
+    }
+    lossy_scales_free(&r->scales);
+    bytes_free(&r->counts);
+    bytes_free(&r->histogram);
+    lattice_work_free(&r->work);
+    low_rank_scratch_free(&r->search);
+    *r = (tile_scratches){.workers = NULL};
 }
 
 void tile_pass_free(tile_pass *p) {

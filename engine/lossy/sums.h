@@ -47,6 +47,8 @@ ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_ti
 
 /* Returns the distance of two means in levels, a multiple of half an octave. */
 int32_t level_distance(double now, double from);
+/* Returns the largest number of outliers in a tile of `elements` elements. */
+uint64_t max_outliers(uint64_t elements);
 
 /* Runs fn(context, p, ...) for all panels, on the tile's pool if it has one. */
 ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err);
@@ -59,6 +61,8 @@ uint64_t tile_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t 
 /* Returns the first row of panel p, if `rows` rows make `panels` panels. */
 uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels);
 uint64_t tile_panels(const lossy_tile *t);
+/* Tells whether factors may pay for the tile, which has been cut. Only first moments and weights have factors. */
+bool lossy_may_factor(const lossy_tile *t);
 
 /* ---- sample.c: estimates on pieces of rows that are spread over a tile ---- */
 #define SAMPLE_PIECE 128u /* elements of a row */
@@ -88,8 +92,6 @@ void sample_end(tile_sample *s);
  * NOMEM.
  */
 ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err);
-/* Returns the largest number of outliers in a tile of `elements` elements. */
-uint64_t max_outliers(uint64_t elements);
 /*
  * usual_enough tells whether the sample's limits suit all elements. If not, find_typical_range finds limits
  * on all elements.
