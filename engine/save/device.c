@@ -11,11 +11,6 @@
 #define SKIP_BLOCKS  28u /* blocks for which no delta is tried after none has won */
 #define TIMES        4u  /* most memory of a standalone block there, as a multiple of its bytes */
 
-struct values_there {
-    ckd_device device;
-    device_reader values;
-};
-
 /* The two payloads of a block: as a delta, and on its own (also for a materialized copy). */
 typedef enum payload_kind { DELTA, ALONE, PAYLOADS } payload_kind;
 
@@ -487,37 +482,4 @@ bool save_device_give(ckd_save *save, block_job *job, const unchanged_blocks *u)
         }
     }
     return false;
-}
-
-ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor *tensor, ckd_error *err) {
-    if (tensor->read != device_read) {
-        return CKD_OK;
-    }
-    const device_reader *r = tensor->read_context;
-    rj->there = arena_alloc(&save->arena, sizeof(*rj->there));
-    if (!rj->there) {
-        return err_nomem(err, sizeof(*rj->there), "a tensor's description");
-    }
-    *rj->there = (struct values_there){CKD_DEVICE_INIT, *r};
-    rj->there->device.device = r->lease->queue.device;
-    rj->there->device.stream = r->lease->stream;
-    return CKD_OK;
-}
-
-ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *rj, ckd_error *err) {
-    const struct values_there *there = rj->there;
-    device_reader r = there->values;
-    uint64_t raw = job->count * r.element;
-    void *to = bytes_scratch(&job->own, raw, "a tensor's elements", err);
-    ckd_status status = to ? device_take(&r.lease, save->store, &there->device, r.data, err) : CKD_E_NOMEM;
-    if (status != CKD_OK) {
-        return status;
-    }
-    r.end = job->first + job->count;
-    r.piece[0].count = r.piece[1].count = 0;
-    status = device_read(&r, job->first, job->count, to, err);
-    r.lease->reader = NULL;
-    device_give_back(save->store, r.lease);
-    job->values = to;
-    return status;
 }

@@ -26,13 +26,6 @@ ckd_status save_device_code(ckd_save *save, const ckd_tensor *tensor, const tens
  */
 bool save_device_give(ckd_save *save, block_job *job, const unchanged_blocks *u);
 
-/* Keeps the place of values on a device for save_device_fetch. Errors: NOMEM. */
-ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor *tensor, ckd_error *err);
-/*
- * Reads the values of a block after all. Called on any thread, while the tensor's memory is valid. Errors: DEVICE,
- * NOMEM.
- */
-ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *rj, ckd_error *err);
 /*
  * For tests: the device codes deltas only, and never reads values ahead, because the pipeline seldom decides
  * otherwise than expected. Not while a save is in progress.

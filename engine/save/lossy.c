@@ -11,32 +11,6 @@
 
 /* ---- regions ---- */
 
-/* A region in progress: all of the saved region, or a panel of it. */
-typedef struct lossy_piece {
-    const tensor_context *context;
-    const save_panel *panel; /* NULL: all of it */
-    region_figures figures;
-} lossy_piece;
-
-/*
- * A lossy region in progress. It ends with the last of its tiles. `tensor` is used only during the call that saves
- * it.
- */
-typedef struct lossy_region {
-    ckd_save *save;
-    const ckd_tensor *tensor;
-    tensor_context context; /* of the whole region */
-    quant_params params;
-    save_panels panels; /* empty: the region is not cut */
-    lossy_piece *pieces;
-    size_t count;
-    double eps[PAIR_BOUNDS];
-    double share;    /* of the tensor's expected cost, which leaves the budget with this region */
-    uint64_t number; /* counts the save's lossy regions */
-    uint32_t users;  /* its tiles in progress, and the call that saves it */
-    bool told;       /* a tile on a device was coded on the host, which was reported */
-} lossy_region;
-
 static void free_region(lossy_region *r) {
     if (--r->users == 0) {
         save_panels_free(&r->panels);
@@ -46,38 +20,6 @@ static void free_region(lossy_region *r) {
 }
 
 /* ---- blocks ---- */
-
-/* Records second moments, and compares first moments with them. */
-static void record_direction(region_figures *f, moment_stats *second, const lossy_tile *t,
-                             const block_job *job, double eps) {
-    const float *decoded = job->lossy_work.decoded;
-    uint64_t at = job->first - t->first, of = t->sampled + at;
-    if (second && t->part == LOSSY_SECOND) {
-        direction_record(&second->sample, of, job->count, t->now + at, decoded);
-    } else if (second && second->sample.count && t->part == LOSSY_MOMENT) {
-        direction_add(&f->direction, &second->sample, of, job->count, t->now + at, decoded, eps);
-    }
-}
-
-/* Adds to the sums over a region. */
-static void add_error(region_figures *f, const lossy_error *e) {
-    measures *to = &f->measures;
-    to->error_squares += e->error;
-    to->value_squares += e->energy;
-    to->max_error = e->largest > to->max_error ? e->largest : to->max_error;
-    to->nonfinite += e->exceptions;
-}
-
-ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err) {
-    inflight_tile *held = of->held;
-    add_error(of->figures, &job->error);
-    pair_add_update(of->figures, &of->tile.pair, job->lossy_work.update);
-    if (job->lossy && !of->tile.device) {
-        record_direction(of->figures, held->second, &of->tile, job, held->region->eps[PAIR_EPS]);
-    }
-    held->seen = save->budget;
-    return pair_record_block(held, &of->tile, job, err);
-}
 
 /* The input elements of a block; NULL: they are on a device. */
 static const void *given_of(const lossy_tile *t, const block_job *job) {
@@ -155,24 +97,6 @@ static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, cons
     }
     of->end = save->pipeline.pushed;
     return status;
-}
-
-/*
- * Adds the values of a tile that is coded exactly after all. Without them, the region's relative error would refer to
- * fewer values.
- */
-static void add_exact(lossy_region *r, const lossy_tile *t) {
-    const kernels *k = r->save->tiles->loaders[0].kernels;
-    for (size_t i = 0; i < r->count; i++) {
-        const save_panel *p = r->pieces[i].panel;
-        uint64_t first = p ? p->first : 0, width = p ? p->rows.width : t->count,
-                 next = p ? p->columns : t->count;
-        lossy_error e = {0};
-        for (uint64_t at = first; at < t->count; at += next) {
-            lossy_error_add(&e, t->now + at, t->now + at, width, k);
-        }
-        add_error(&r->pieces[i].figures, &e);
-    }
 }
 
 static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *err) {
@@ -516,7 +440,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
         pair_add_update(&r->pieces[i].figures, &held->tile.pair, update);
     }
     if (status == CKD_OK) {
-        add_exact(r, &held->tile);
+        figures_add_exact(r, &held->tile);
         status = save_exactly(r, cut, err);
     }
     if (held->second) {

@@ -58,6 +58,32 @@ typedef struct inflight_tile {
     uint64_t end;
 } inflight_tile;
 
+/* A region in progress: all of the saved region, or a panel of it. */
+typedef struct lossy_piece {
+    const tensor_context *context;
+    const save_panel *panel; /* NULL: all of it */
+    region_figures figures;
+} lossy_piece;
+
+/*
+ * A lossy region in progress. It ends with the last of its tiles. `tensor` is used only during the call that saves
+ * it.
+ */
+typedef struct lossy_region {
+    ckd_save *save;
+    const ckd_tensor *tensor;
+    tensor_context context; /* of the whole region */
+    quant_params params;
+    save_panels panels; /* empty: the region is not cut */
+    lossy_piece *pieces;
+    size_t count;
+    double eps[PAIR_BOUNDS];
+    double share;    /* of the tensor's expected cost, which leaves the budget with this region */
+    uint64_t number; /* counts the save's lossy regions */
+    uint32_t users;  /* its tiles in progress, and the call that saves it */
+    bool told;       /* a tile on a device was coded on the host, which was reported */
+} lossy_region;
+
 /* The rows of a tile that are written as side records. Zero-initialise; release with free(items). */
 typedef struct row_records {
     shared_rows *items;
@@ -106,8 +132,6 @@ ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ck
 /* Reads a tile's values as they are and as floats. Errors: NOMEM, and those of the read function. */
 ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
                            ckd_error *err);
-/* Adds up the errors of a lossy block. Called in block order. */
-ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err);
 
 /*
  * Statistics and values of a tile's two moments, which come in either order. The moment that comes second needs them,
@@ -150,15 +174,6 @@ ckd_status pair_record_block(const inflight_tile *held, const lossy_tile *t, con
  */
 ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
                       ckd_error *err);
-/*
- * Called before a tensor is coded exactly. Handles a moment whose role is exact while the other moment's is lossy, so
- * that it never becomes a tile. If it comes first, the other moment is coded against its values. If it comes second,
- * the largest update is only measured. Does nothing for other tensors, nor for values on a device.
- */
-ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
-                             uint64_t elements, ckd_error *err);
-/* Adds the largest updates of both moments to the figures, once the second one is coded. */
-void pair_add_update(region_figures *f, const lossy_pair *pair, double decoded);
 /* Returns the entry of the weight to which the tensor belongs; NULL: none. */
 moment_stats *find_moment_stats(const ckd_save *save, const lossy_tile *t, const tensor_context *context);
 /* Called for a tile that is done (k may be NULL). Releases the entry if no later tensor needs it. */
@@ -169,6 +184,26 @@ void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *co
  */
 void moment_stats_end(ckd_save *save);
 void moment_stats_free(moment_stats *k);
+
+/* ---- exact_moments.c ---- */
+/*
+ * Called before a tensor is coded exactly. Handles a moment whose role is exact while the other moment's is lossy, so
+ * that it never becomes a tile. If it comes first, the other moment is coded against its values. If it comes second,
+ * the largest update is only measured. Does nothing for other tensors, nor for values on a device.
+ */
+ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
+                             uint64_t elements, ckd_error *err);
+
+/* ---- figures.c ---- */
+/*
+ * Adds the values of a tile that is coded exactly after all. Without them, the region's relative error would refer to
+ * fewer values.
+ */
+void figures_add_exact(lossy_region *r, const lossy_tile *t);
+/* Adds up the errors of a lossy block. Called in block order. */
+ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err);
+/* Adds the largest updates of both moments to the figures, once the second one is coded. */
+void pair_add_update(region_figures *f, const lossy_pair *pair, double decoded);
 
 /* ---- cells (grid_blocks.c): blocks of a large matrix that cover some rows of some columns ---- */
 

@@ -101,26 +101,15 @@ ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd
  */
 void pipeline_free(save_pipeline *p, bool in_child);
 
-/* context: what all blocks share. Errors: NOMEM. */
-ckd_status save_new_region_job(region_job **out, struct ckd_save *save, const tensor_context *t,
-                               step_tensor *step, ckd_error *err);
 /* Returns the next free place and its job. Works on other tasks until there is one. */
 ckd_status save_next_slot(save_slot **slot, block_job **job, struct ckd_save *save, region_job *rj,
                           ckd_error *err);
 /* Pushes the place, after the caller has set job->first, count and values, slot->borrowed and input. */
 void save_push(struct ckd_save *save);
-/*
- * Saves elements first ... end - 1 of the region bit for bit; one empty block if there are none. Blocks may still be
- * in progress when it returns.
- */
-ckd_status save_exact_span(struct ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
-                           uint64_t first, uint64_t end, step_tensor *step, ckd_error *err);
 /* Returns when this many blocks, from the first one on, are written. Works on tasks meanwhile. */
 ckd_status save_await(struct ckd_save *save, uint64_t written, ckd_error *err);
 /* Returns when all blocks are written and no worker helps any more. */
 ckd_status save_flush(struct ckd_save *save, ckd_error *err);
-/* Adds the time of an analysis outside do_task. */
-void save_add_analysis(struct ckd_save *save, uint64_t ns);
 /*
  * Stops the workers; blocks in progress stay where they are. May also be called on a failed save, and in a forked
  * child.
@@ -128,6 +117,17 @@ void save_add_analysis(struct ckd_save *save, uint64_t ns);
 void save_stop_helpers(struct ckd_save *save);
 /* Stops the workers, and copies the values in the caller's memory that are still needed. */
 ckd_status save_copy_borrowed(struct ckd_save *save, ckd_error *err);
+
+/* ---- region_job.c ---- */
+/* context: what all blocks share. Errors: NOMEM. */
+ckd_status save_new_region_job(region_job **out, struct ckd_save *save, const tensor_context *t,
+                               step_tensor *step, ckd_error *err);
+/*
+ * Saves elements first ... end - 1 of the region bit for bit; one empty block if there are none. Blocks may still be
+ * in progress when it returns.
+ */
+ckd_status save_exact_span(struct ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
+                           uint64_t first, uint64_t end, step_tensor *step, ckd_error *err);
 
 /* ---- order.c: called by one thread at a time, without the mutex ---- */
 /*

@@ -3,14 +3,20 @@
  *
  *   begin.c         resolves the target (run, branch, duplicate) and the parent; writes the intent, creates the file
  *   tensor.c        takes tensors and blobs from the caller
+ *   state.c         what all parts ask and report: if the save is open, its dependencies, progress
+ *   values.c        reads the values of a block
  *   launch_check.c  detects another launch that saves to a session's run
  *   names.c         refuses a region or blob that is saved twice
  *   lossy.c         lossy tensors: statistics, steps and factors of a tile, then its blocks
+ *   figures.c       errors, directions and updates of a lossy region
+ *   exact_moments.c moments that are exact while the other moment is lossy
+ *   region_job.c    exact spans, block by block into the pipeline
  *   pipeline.c      blocks: analyse, decide, encode, write, several at once
  *   device.c        exact blocks that a device codes before they enter the pipeline
  *   order.c         the stages that must run in block order
  *   append.c        encoded blocks into the chunk file
  *   commit.c        seal (file durable) -> publish (manifest, the commit point) -> catalog
+ *   end.c           removes the files that must go, and releases everything
  *   workspace.c     scratch that the next save uses again
  *   free_space.c    frees disk space when the disk is nearly full
  *   terms.c         the options on which all ranks must agree
@@ -195,14 +201,8 @@ struct ckd_save {
     void *claim_context;
 };
 
-/* Releases everything, and removes the files that must go. If a removal fails, the intent stays, for recovery. */
-void save_free(ckd_save *save, save_end end);
-/* Records that this save depends on another checkpoint. */
-ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err);
 /* Returns INVALID if a checkpoint of the store has this save's id. The caller holds the store's mutex. */
 ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err);
-/* Returns STATE unless the save is open. Every public call on a save begins with it. */
-ckd_status save_check_open(const ckd_save *save, ckd_error *err);
 
 /* The fidelity of a role, by the options or in this save. */
 ckd_fidelity save_fidelity_of(const ckd_save_options *options, ckd_role role);
@@ -212,20 +212,39 @@ bool save_builds_on_parent(const ckd_save_options *options, ckd_role role, ckd_d
 /* The coarsest fidelity of all roles, which is the checkpoint's. */
 ckd_fidelity save_coarsest_fidelity(const ckd_save *save);
 
-/* ---- tensor.c ---- */
+/* ---- state.c ---- */
+/* Returns STATE unless the save is open. Every public call on a save begins with it. */
+ckd_status save_check_open(const ckd_save *save, ckd_error *err);
+/* Records that this save depends on another checkpoint. */
+ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err);
+ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
+/* Reports, once, that parts of the parent cannot be read. Called by the saving thread. */
+void save_report_damage(ckd_save *save);
+
+/* ---- end.c ---- */
+/* Releases everything, and removes the files that must go. If a removal fails, the intent stays, for recovery. */
+void save_free(ckd_save *save, save_end end);
+
+/* ---- values.c ---- */
 /*
  * Returns `count` elements from `first` on: in the caller's memory, or read into `room` by the tensor's read
  * function.
  */
 ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
                       uint64_t count, ckd_error *err);
-ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
+/* Keeps the place of values on a device for save_device_fetch. Errors: NOMEM. */
+ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor *tensor, ckd_error *err);
+/*
+ * Reads the values of a block after all. Called on any thread, while the tensor's memory is valid. Errors: DEVICE,
+ * NOMEM.
+ */
+ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *rj, ckd_error *err);
+
+/* ---- tensor.c ---- */
 /* Writes all blocks in progress. The save must be open; an error fails it. */
 ckd_status save_finish_blocks(ckd_save *save, ckd_error *err);
 /* Returns when all lossy tiles are written (lossy.c). */
 ckd_status save_end_tiles(ckd_save *save, ckd_error *err);
-/* Reports, once, that parts of the parent cannot be read. Called by the saving thread. */
-void save_report_damage(ckd_save *save);
 
 /* ---- launch_check.c ---- */
 /*
@@ -320,6 +339,8 @@ ckd_status save_terms_compare(const ckd_bytes *first, uint32_t first_rank, const
                               uint32_t rank, ckd_error *err);
 
 /* ---- times.c ---- */
+/* Adds the time of an analysis outside do_task. */
+void save_add_analysis(ckd_save *save, uint64_t ns);
 /* Adds this rank's times to its part, which is about to be sent. */
 void save_report_times(part *to, const ckd_save *save);
 /* Keeps the times that a part reports, this rank's or another's. Errors: NOMEM. */

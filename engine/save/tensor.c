@@ -152,54 +152,6 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
     return CKD_OK;
 }
 
-ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
-                      uint64_t count, ckd_error *err) {
-    size_t size = ckd_dtype_size(t->dtype);
-    if (t->data) {
-        *values = (const uint8_t *)t->data + first * size;
-        return CKD_OK;
-    }
-    void *to = bytes_scratch(room, count * size + 1, "a tensor's elements", err);
-    if (!to) {
-        return CKD_E_NOMEM;
-    }
-    *values = to;
-    if (count == 0) {
-        return CKD_OK;
-    }
-    if (err) {
-        memset(err, 0, sizeof(*err));
-        err->offset = CKD_NO_OFFSET;
-    }
-    float_mode_leave(save->callers_mode);
-    ckd_status status = t->read(t->read_context, first, count, to, err);
-    save->callers_mode = float_mode_enter();
-    if (status != CKD_OK && err && err->status == CKD_OK) {
-        err_set(err, status, "the read function of the tensor failed");
-    }
-    return status;
-}
-void save_report_damage(ckd_save *save) {
-    if (atomic_load(&save->damaged) && !save->reported_damage) {
-        save->reported_damage = true;
-        store_message(save->store,
-                      "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
-                      "ckptdelta verify)",
-                      save->target.origin.run, (unsigned long long)save->target.origin.step);
-    }
-}
-ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
-    save->raw_bytes += raw;
-    const ckd_save_options *o = &save->options;
-    if (!o->on_progress) {
-        return CKD_OK;
-    }
-    float_mode_leave(save->callers_mode);
-    int stop = o->on_progress(o->progress_context, save->raw_bytes,
-                              o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes);
-    save->callers_mode = float_mode_enter();
-    return stop ? err_set(err, CKD_E_CANCELLED, "the save was cancelled") : CKD_OK;
-}
 /* ---- comparing with the store ---- */
 
 typedef struct comparing {

@@ -15,6 +15,12 @@ void save_worked(save_stage *stage, uint64_t ns) {
     stage->work_ns += ns;
 }
 
+void save_add_analysis(ckd_save *save, uint64_t ns) {
+    pthread_mutex_lock(&save->pipeline.mutex);
+    save_worked(&save->analyse, ns);
+    pthread_mutex_unlock(&save->pipeline.mutex);
+}
+
 /* When this rank began. A session begins its snapshot before the save. */
 static uint64_t origin_of(const ckd_save *save) {
     uint64_t snapshot = save->snapshot.begun_ns;

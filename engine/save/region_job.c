@@ -1,0 +1,97 @@
+/* Region jobs: their blocks on the way into the pipeline, and the blocks of exact spans. */
+#include "engine/save/device.h"
+
+/*
+ * Returns a region job whose blocks are all written, to be used again: a million small tensors then need no more of
+ * them than are in progress. NULL: there is none.
+ */
+static region_job *written_region_job(save_pipeline *p) {
+    region_job *rj = p->first_pushed;
+    pthread_mutex_lock(&p->mutex);
+    bool written = rj && rj->end <= p->written;
+    pthread_mutex_unlock(&p->mutex);
+    if (!written) {
+        return NULL;
+    }
+    p->first_pushed = rj->next;
+    p->last_pushed = rj->next ? p->last_pushed : NULL;
+    return rj;
+}
+
+static void region_job_is_pushed(save_pipeline *p, region_job *rj) {
+    rj->end = p->pushed;
+    rj->next = NULL;
+    *(p->last_pushed ? &p->last_pushed->next : &p->first_pushed) = rj;
+    p->last_pushed = rj;
+}
+
+ckd_status save_new_region_job(region_job **out, ckd_save *save, const tensor_context *t, step_tensor *step,
+                               ckd_error *err) {
+    region_job *rj = *out = written_region_job(&save->pipeline);
+    if (!rj) {
+        rj = *out = arena_alloc(&save->arena, sizeof(*rj));
+    }
+    if (!rj) {
+        return err_nomem(err, sizeof(*rj), "a tensor's description");
+    }
+    *rj = (region_job){.context = *t,
+                       .parent = save->parent,
+                       .expected = t->parent,
+                       .step = step,
+                       .fraction = save->leaves_budget};
+    save->leaves_budget = 0;
+    return CKD_OK;
+}
+
+static ckd_status fetch_block(ckd_save *save, region_job *rj, const ckd_tensor *tensor,
+                              unchanged_blocks *staying, uint64_t first, uint64_t end, uint64_t *count,
+                              ckd_error *err) {
+    const tensor_context *t = &rj->context;
+    save_slot *slot;
+    block_job *job;
+    ckd_status status = save_device_code(save, tensor, t, staying, first, end, err);
+    status = status == CKD_OK ? save_next_slot(&slot, &job, save, rj, err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    job->first = first;
+    job->count = *count = save_block_at(t, first, end);
+    job->values = NULL;
+    slot->borrowed = tensor->data && job->count > 0;
+    if (!device_dedup_next(staying, save, tensor, t, job) && !save_device_give(save, job, staying)) {
+        status = save_fetch(&job->values, save, &job->own, tensor, first, job->count, err);
+    }
+    if (status == CKD_OK) {
+        save_push(save);
+    }
+    return status;
+}
+
+ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t first,
+                           uint64_t end, step_tensor *step, ckd_error *err) {
+    size_t size = ckd_dtype_size(tensor->dtype);
+    region_job *rj;
+    ckd_status status = save_new_region_job(&rj, save, t, step, err);
+    status = status == CKD_OK ? save_device_remember(save, rj, tensor, err) : status;
+    uint64_t untold = 0, count = 0;
+    save->has_masters |= block_is_master(t);
+    unchanged_blocks staying = {0};
+    status = status == CKD_OK ? device_dedup_begin(&staying, save, tensor, t, first, end, err) : status;
+    do {
+        status = status == CKD_OK ? fetch_block(save, rj, tensor, &staying, first, end, &count, err) : status;
+        if (status != CKD_OK) {
+            break;
+        }
+        first += count;
+        untold += count * size;
+        if (untold >= size * (uint64_t)CKD_BLOCK_ELEMENTS || first >= end) {
+            status = save_report_progress(save, untold, err);
+            untold = 0;
+        }
+    } while (status == CKD_OK && first < end);
+    device_dedup_free(&staying, tensor);
+    if (status == CKD_OK) {
+        region_job_is_pushed(&save->pipeline, rj);
+    }
+    return status;
+}

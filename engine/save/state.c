@@ -1,0 +1,52 @@
+/* What all parts of a save ask and report: if it is open, what it depends on, progress, damage. */
+#include "engine/save/save.h"
+
+ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
+    if (!save) {
+        return err_set(err, CKD_E_INVALID, "there is no save: it is NULL");
+    }
+    if (save->state == SAVE_OPEN) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_STATE,
+                   save->state == SAVE_FAILED
+                       ? "an earlier call on this save failed; it can only be aborted"
+                       : "the save is sealed; it can only be published, ended or aborted");
+}
+
+ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err) {
+    for (size_t i = save->dependency_count; i-- > 0;) {
+        if (id_equal(&save->dependencies[i], checkpoint)) {
+            return CKD_OK;
+        }
+    }
+    if (ARRAY_GROW(save->dependencies, save->dependency_capacity, save->dependency_count + 1, "dependencies",
+                   err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    save->dependencies[save->dependency_count++] = *checkpoint;
+    return CKD_OK;
+}
+
+void save_report_damage(ckd_save *save) {
+    if (atomic_load(&save->damaged) && !save->reported_damage) {
+        save->reported_damage = true;
+        store_message(save->store,
+                      "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
+                      "ckptdelta verify)",
+                      save->target.origin.run, (unsigned long long)save->target.origin.step);
+    }
+}
+
+ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
+    save->raw_bytes += raw;
+    const ckd_save_options *o = &save->options;
+    if (!o->on_progress) {
+        return CKD_OK;
+    }
+    float_mode_leave(save->callers_mode);
+    int stop = o->on_progress(o->progress_context, save->raw_bytes,
+                              o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes);
+    save->callers_mode = float_mode_enter();
+    return stop ? err_set(err, CKD_E_CANCELLED, "the save was cancelled") : CKD_OK;
+}

@@ -1,0 +1,71 @@
+/*
+ * Reads the values of a block: from the memory of the caller or through its read function, or later from a device.
+ */
+#include "engine/device/device.h"
+#include "engine/save/save.h"
+
+struct values_there {
+    ckd_device device;
+    device_reader values;
+};
+
+ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
+                      uint64_t count, ckd_error *err) {
+    size_t size = ckd_dtype_size(t->dtype);
+    if (t->data) {
+        *values = (const uint8_t *)t->data + first * size;
+        return CKD_OK;
+    }
+    void *to = bytes_scratch(room, count * size + 1, "a tensor's elements", err);
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    *values = to;
+    if (count == 0) {
+        return CKD_OK;
+    }
+    if (err) {
+        memset(err, 0, sizeof(*err));
+        err->offset = CKD_NO_OFFSET;
+    }
+    float_mode_leave(save->callers_mode);
+    ckd_status status = t->read(t->read_context, first, count, to, err);
+    save->callers_mode = float_mode_enter();
+    if (status != CKD_OK && err && err->status == CKD_OK) {
+        err_set(err, status, "the read function of the tensor failed");
+    }
+    return status;
+}
+
+ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor *tensor, ckd_error *err) {
+    if (tensor->read != device_read) {
+        return CKD_OK;
+    }
+    const device_reader *r = tensor->read_context;
+    rj->there = arena_alloc(&save->arena, sizeof(*rj->there));
+    if (!rj->there) {
+        return err_nomem(err, sizeof(*rj->there), "a tensor's description");
+    }
+    *rj->there = (struct values_there){CKD_DEVICE_INIT, *r};
+    rj->there->device.device = r->lease->queue.device;
+    rj->there->device.stream = r->lease->stream;
+    return CKD_OK;
+}
+
+ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *rj, ckd_error *err) {
+    const struct values_there *there = rj->there;
+    device_reader r = there->values;
+    uint64_t raw = job->count * r.element;
+    void *to = bytes_scratch(&job->own, raw, "a tensor's elements", err);
+    ckd_status status = to ? device_take(&r.lease, save->store, &there->device, r.data, err) : CKD_E_NOMEM;
+    if (status != CKD_OK) {
+        return status;
+    }
+    r.end = job->first + job->count;
+    r.piece[0].count = r.piece[1].count = 0;
+    status = device_read(&r, job->first, job->count, to, err);
+    r.lease->reader = NULL;
+    device_give_back(save->store, r.lease);
+    job->values = to;
+    return status;
+}
