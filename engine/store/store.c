@@ -1,38 +1,13 @@
-/* Opens, creates and closes a store. */
+/* Opens and creates a store. */
 #include "engine/store/materialized.h"
 #include "engine/store/store.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_LOCK_TIMEOUT_MS 30000
-#define IDENTITY_MAX            4096
-#define CATALOG_PATH_MAX        504 /* bytes: SQLite allows 512, with its journal's suffix */
-
-void store_message(const ckd_store *store, const char *format, ...) {
-    if (!store->options.on_message) {
-        return;
-    }
-    char text[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    store->options.on_message(store->options.message_context, text);
-}
-
-ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
-    if (!store) {
-        return err_set(err, CKD_E_INVALID, "there is no store: it is NULL");
-    }
-    if (store->mode == CKD_OPEN_READ) {
-        return err_set(err, CKD_E_READ_ONLY, "store '%s' was opened for reading; open it with CKD_OPEN_WRITE",
-                       store->path);
-    }
-    return CKD_OK;
-}
+#define IDENTITY_MAX     4096
+#define CATALOG_PATH_MAX 504 /* bytes: SQLite allows 512, with its journal's suffix */
 
 static ckd_status read_identity(ckd_store *store, ckd_error *err) {
     pathname p = path_in(store->path, FILE_IDENTITY);
@@ -69,16 +44,6 @@ static ckd_status check_creatable(const char *root, ckd_error *err) {
         }
     }
     dir_list_free(&list);
-    return status;
-}
-
-ckd_status store_make_directories(const char *root, ckd_error *err) {
-    static const char *const dirs[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,
-                                       DIR_TOMBSTONES, DIR_MATERIALIZED, DIR_SETTINGS};
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
-        status = dir_create(path_in(root, dirs[i]).text, true, err);
-    }
     return status;
 }
 
@@ -220,40 +185,6 @@ static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
     return status;
 }
 
-static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode,
-                            const ckd_store_options *options, const store_hooks *hooks, ckd_error *err) {
-    *out = NULL;
-    if (!root || !*root || strlen(root) > PATH_ROOM - 256) {
-        return err_set(err, CKD_E_INVALID, "a store's path must have 1 to %d bytes", PATH_ROOM - 256);
-    }
-    if (mode < CKD_OPEN_READ || mode > CKD_OPEN_CREATE) {
-        return err_set(err, CKD_E_INVALID, "unknown open mode %d", (int)mode);
-    }
-    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
-    ckd_status status = COPY_OPTIONS(&o, options, "ckd_store_options", err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    ckd_store *store = calloc(1, sizeof(*store));
-    if (!store) {
-        return err_nomem(err, sizeof(*store), "the store handle");
-    }
-    store->hooks = hooks;
-    store->mode = mode;
-    pthread_mutex_init(&store->mutex, NULL);
-    store->options = o;
-    if (store->options.lock_timeout_ms == 0) {
-        store->options.lock_timeout_ms = DEFAULT_LOCK_TIMEOUT_MS;
-    }
-    store->path = strdup(root);
-    if (!store->path) {
-        ckd_store_close(store);
-        return err_nomem(err, strlen(root), "the store's path");
-    }
-    *out = store;
-    return CKD_OK;
-}
-
 /* The length of the path as SQLite will resolve it: absolute, without links. Its last directories may not exist yet. */
 static size_t resolved_length(const char *root) {
     pathname p;
@@ -339,17 +270,4 @@ ckd_status store_open(ckd_store **out, const char *root, ckd_open_mode mode, con
         *out = NULL;
     }
     return status;
-}
-
-void ckd_store_close(ckd_store *store) {
-    if (!store) {
-        return;
-    }
-    catalog_close(store->catalog);
-    free(store->scrubbed.ids);
-    pool_destroy(store->pool);
-    pthread_mutex_destroy(&store->mutex);
-    free(store->path);
-    store->hooks->close(store);
-    free(store);
 }

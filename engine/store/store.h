@@ -82,15 +82,24 @@ struct ckd_store {
     struct save_workspace *workspace; /* free workspace; guarded by the mutex */
 };
 
+/* ---- handle.c ---- */
+/* Makes the handle alone: nothing is read yet. ckd_store_close releases it. Errors: INVALID, NOMEM. */
+ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
+                     const store_hooks *hooks, ckd_error *err);
 /* Formats a message for the on_message callback, if there is one. */
 void store_message(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Errors: READ_ONLY (the store is not open for writing). */
+ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
 
-/* ---- foreign.c ---- */
+/* ---- folders.c ---- */
+/* Makes the folders of a store that are missing; copies and archives drop empty ones. */
+ckd_status store_make_directories(const char *root, ckd_error *err);
 /* Refuses a store in which a folder is a symbolic link. Errors: CORRUPT. */
 ckd_status store_check_folders(const ckd_store *store, ckd_error *err);
 /* Reports a store that every user of the machine can write to. */
 void store_warn_open_to_all(const ckd_store *store);
 
+/* ---- store.c ---- */
 /* Implements ckd_store_open. */
 ckd_status store_open(ckd_store **out, const char *path, ckd_open_mode mode, const ckd_store_options *options,
                       const store_hooks *hooks, ckd_error *err);
@@ -101,9 +110,7 @@ ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd
 ckd_status store_open_without_catalog(ckd_store **out, const char *path, const ckd_store_options *options,
                                       const store_hooks *hooks, ckd_error *err);
 
-/* Errors: READ_ONLY (the store is not open for writing). */
-ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
-
+/* ---- locks.c ---- */
 /*
  * Takes the publish lock. After a second of waiting, a message names the holder. Errors: BUSY (the store's timeout has
  * passed; the error names the holder).
@@ -127,10 +134,7 @@ typedef struct unlinker_wait {
 } unlinker_wait;
 ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_store *store, ckd_error *err);
 
-/* Reads and decodes one manifest. Errors: NOT_FOUND, CORRUPT, UNSUPPORTED. */
-ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
-                               uint32_t generation, ckd_error *err);
-
+/* ---- view_cache.c ---- */
 /*
  * Completes a manifest of an early version, which names only its own files, with the files of its dependencies as far
  * as the store has them (view_cache.c). Other manifests stay unchanged. Takes the mutex. Errors: NOMEM.
@@ -226,6 +230,9 @@ ckd_status store_ingest_manifest(ckd_store *store, manifest *m, ckd_error *err);
 void store_report_unreadable(const ckd_store *store, const ckd_checkpoint *c, const ckd_error *why);
 
 /* ---- manifests.c ---- */
+/* Reads and decodes one manifest. Errors: NOT_FOUND, CORRUPT, UNSUPPORTED. */
+ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
+                               uint32_t generation, ckd_error *err);
 /* Lists the manifests in data/m that count: by run and step, then generations above the tombstone, highest first. */
 typedef struct manifest_list {
     manifest_name *items;
@@ -251,9 +258,6 @@ ckd_status manifests_free_generation(uint32_t *out, const manifest_list *manifes
 static inline bool same_checkpoint_name(const manifest_name *a, const manifest_name *b) {
     return a->step == b->step && strcmp(a->run, b->run) == 0;
 }
-
-/* Makes the folders of a store that are missing; copies and archives drop empty ones. */
-ckd_status store_make_directories(const char *root, ckd_error *err);
 
 /* ---- recovery.c ---- */
 /* Removes what dead writers left. Under the publish lock. */

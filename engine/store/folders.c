@@ -1,7 +1,17 @@
-/* Checks what the maker of a store may have left there to harm those who open it. */
+/* The folders of a store: those that are missing are made, and those that could harm whoever opens it are found. */
 #include <sys/stat.h>
 
 #include "engine/store/store.h"
+
+ckd_status store_make_directories(const char *root, ckd_error *err) {
+    static const char *const dirs[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,
+                                       DIR_TOMBSTONES, DIR_MATERIALIZED, DIR_SETTINGS};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
+        status = dir_create(path_in(root, dirs[i]).text, true, err);
+    }
+    return status;
+}
 
 /*
  * A folder that is a link leads to files outside the store: recovery would remove everything there that no manifest
