@@ -4,6 +4,7 @@
 
 Folders of engine/, codec/ and cli/ are rooms. ROOMS says which rooms a room may use; the order has no circle. With the folder of the objects, calls are
 checked by their symbols as well: a header that is included from above, or a declaration that stands elsewhere, hides nothing. --graph prints the rooms.
+The symbols also show circles of files inside a room, files that call each other in a ring; small ones are allowed (MAX_CIRCLE_FILES).
 
 Benchmarks may also include what the public header does not show, except the catalog's.
 
@@ -94,6 +95,7 @@ NEVER_CALLS = """mmap mmap64 mremap exit _exit _Exit quick_exit abort assert pri
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
+MAX_CIRCLE_FILES = 5
 MEASURED = LIBRARY | {"cli", "examples"}
 
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp", ".hpp", ".inc"}
@@ -213,9 +215,8 @@ def symbols(objects, sources):
     return defined, wanted
 
 
-def check_symbols(objects, sources):
+def check_symbols(defined, wanted):
     """(findings, how many calls go from room to room)."""
-    defined, wanted = symbols(objects, sources)
     findings, edges = [], {}
     for user, names in wanted.items():
         for name in names:
@@ -227,6 +228,43 @@ def check_symbols(objects, sources):
             if not may_use(own, other):
                 findings.append(f"{user}.c:1: {own[0]}/{own[1]} must not call {name}, which is part of {other[0]}/{other[1]} ({owner.name}.c)")
     return findings, edges
+
+
+def calls_within_rooms(defined, wanted):
+    """{file: {file of the same room that it calls: one symbol of it}}."""
+    calls = {}
+    for user, names in wanted.items():
+        for name in names:
+            owner = defined.get(name)
+            if owner and owner != user and room_of(f"{user}.c") and owner.parent == user.parent:
+                calls.setdefault(user, {}).setdefault(owner, name)
+    return calls
+
+
+def reached(calls, start):
+    """All files that the calls of `start` lead to."""
+    found, waiting = set(), [start]
+    while waiting:
+        for file in calls.get(waiting.pop(), ()):
+            if file not in found:
+                found.add(file)
+                waiting.append(file)
+    return found
+
+
+def check_file_circles(defined, wanted):
+    calls = calls_within_rooms(defined, wanted)
+    reach = {file: reached(calls, file) for file in sorted(calls)}
+    findings, seen = [], set()
+    for file, others in reach.items():
+        circle = sorted(other for other in others if file in reach.get(other, ()))
+        if file in seen or len(circle) <= MAX_CIRCLE_FILES:
+            continue
+        seen.update(circle)
+        edges = [f"{a.name} calls {calls[a][b]} of {b.name}" for a in circle for b in circle if b in calls[a]]
+        findings.append(f"{circle[0]}.c:1: {len(circle)} files of {circle[0].parent} call each other in a circle, {MAX_CIRCLE_FILES} are the limit: "
+                        f"{' '.join(c.name for c in circle)} ({', '.join(edges)})")
+    return findings
 
 
 def print_graph(paths, root, edges):
@@ -315,8 +353,9 @@ def main(argv):
         check_rooms(source)
         findings += source.findings
     if args.objects:
-        called, edges = check_symbols(args.objects, {p.relative_to(root).as_posix() for p in paths})
-        findings += called
+        defined, wanted = symbols(args.objects, {p.relative_to(root).as_posix() for p in paths})
+        called, edges = check_symbols(defined, wanted)
+        findings += called + check_file_circles(defined, wanted)
     if args.graph:
         print_graph(paths, root, edges)
     print("\n".join(findings) if findings else f"check_layers: {len(paths)} files, no findings")

@@ -89,6 +89,29 @@ case $output in
     "engine/store/below.c:1: engine/store must not call above"*) ;;
     *) fail "a call to a room above: $output" ;;
 esac
+# ring COUNT: files 1 to COUNT of a room, each of which calls the next one, and the last one the first; and a file that only calls into the ring.
+ring() {
+    clean_tree
+    mkdir -p "$tree/engine/store" "$tree/objects/engine/store"
+    for i in $(seq "$1") outside; do
+        case $i in outside) next=1 ;; "$1") next=1 ;; *) next=$((i + 1)) ;; esac
+        printf 'int ring_%s(void);\nint ring_%s(void);\nint ring_%s(void) {\n    return ring_%s();\n}\n' "$i" "$next" "$i" "$next" \
+            >"$tree/engine/store/f$i.c"
+        ${CC:-gcc} -c -o "$tree/objects/engine/store/f$i.o" "$tree/engine/store/f$i.c"
+    done
+}
+ring 5
+output=$("$python" "$check" "$tree" --objects "$tree/objects") || fail "a circle of 5 files: $output"
+ring 6
+"$python" "$check" "$tree" >/dev/null || fail "a circle of files is found without objects"
+output=$("$python" "$check" "$tree" --objects "$tree/objects") && fail "a circle of 6 files is not found"
+wanted="engine/store/f1.c:1: 6 files of engine/store call each other in a circle, 5 are the limit: f1 f2 f3 f4 f5 f6 \
+(f1 calls ring_2 of f2, f2 calls ring_3 of f3, f3 calls ring_4 of f4, f4 calls ring_5 of f5, f5 calls ring_6 of f6, f6 calls ring_1 of f1)"
+[ "$output" = "$wanted" ] || fail "a circle of 6 files: $output"
+# Without one of its calls it is no circle.
+printf 'int ring_6(void);\nint ring_6(void) {\n    return 1;\n}\n' >"$tree/engine/store/f6.c"
+${CC:-gcc} -c -o "$tree/objects/engine/store/f6.o" "$tree/engine/store/f6.c"
+output=$("$python" "$check" "$tree" --objects "$tree/objects") || fail "a row of 6 files: $output"
 
 finds engine/new.c 1 '#include <sqlite3.h>'
 finds engine/new.c 1 '#include <zstd.h>'
