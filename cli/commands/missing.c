@@ -36,8 +36,10 @@ ckd_status cli_missing_find(json_t **out, ckd_id *before, ckd_store *store, cons
         *before = older.id;
     }
     const char **names = names_of(inputs);
-    ckd_status status = names && *out ? ckd_store_tensors(&had, store, before, err) : cli_error_nomem(err);
-    for (size_t i = 0; status == CKD_OK && i < had->count; i++) {
+    ckd_status status = names && *out ? CKD_OK : cli_error_nomem(err);
+    /* The run's policy may have deleted the older checkpoint right after the commit. Then there is nothing to compare. */
+    bool comparable = status == CKD_OK && ckd_store_tensors(&had, store, before, NULL) == CKD_OK;
+    for (size_t i = 0; comparable && i < had->count; i++) {
         const char *name = had->items[i].name;
         if (!bsearch(&name, names, inputs->count, sizeof(*names), compare)) {
             cli_json_append(out, cli_json_text(name));
