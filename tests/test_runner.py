@@ -207,14 +207,14 @@ def test_memory_or_disk(tree):
     about = os.statvfs("/dev/shm")
     if about.f_flag & os.ST_NOEXEC or about.f_bavail * about.f_frsize < 2 << 30:
         pytest.skip("/dev/shm is too small, or runs no programs")
-    for name in ("test_a", "test_file_ways"):
+    for name in ("test_a", "test_base_file"):
         tree.results(name, PASS, before=f'echo "$TMPDIR" >"$PWD/{name}"')
     where = lambda name: (tree.root / name).read_text()  # noqa: E731
     assert tree.run(TMPDIR="")[0] == (2, 0, 0)
-    assert where("test_a").startswith("/dev/shm/") and not where("test_file_ways").startswith("/dev/shm/")
+    assert where("test_a").startswith("/dev/shm/") and not where("test_base_file").startswith("/dev/shm/")
     (tree.root / "own").mkdir()
     assert tree.run(TMPDIR=str(tree.root / "own"))[0] == (2, 0, 0)
-    assert where("test_a").startswith(f"{tree.root}/own/") and where("test_file_ways").startswith(f"{tree.root}/own/")
+    assert where("test_a").startswith(f"{tree.root}/own/") and where("test_base_file").startswith(f"{tree.root}/own/")
 
 
 def test_environment_and_temporary_folder(tree):
