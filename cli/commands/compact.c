@@ -27,7 +27,7 @@ enum {
 static const struct argp_option options_table[] = {
     {"max-depth", OPT_DEPTH, "N", 0, "Deltas to apply to any block at most [default: 16]", 1},
     {"max-load-cost", OPT_LOAD_COST, "X", 0,
-     "What is coded anew costs at most so many times a load of it on its own [default: 4]", 1},
+     "A recoded block takes at most X times the bytes of a load of it on its own [default: 4]", 1},
     {"fold", OPT_FOLD, 0, 0, "Fold out what the stored policies let go, then delete it", 1},
     {"undo", OPT_UNDO, "TIME", 0,
      "For how long that can be taken back; 0s: not at all [default: 24h, or as the stored policy says]", 1},

@@ -42,7 +42,7 @@ typedef struct shown {
     ckd_checkpoint checkpoint;
     ckd_checkpoint_list *all;
     ckd_tensor_list *tensors;
-    ckd_tensor_list *anew; /* tensors stored without the parent; NULL: unknown, or a base */
+    ckd_tensor_list *unparented; /* tensors stored without the parent; NULL: unknown, or a base */
     cli_marks marks;
 } shown;
 
@@ -85,9 +85,9 @@ static ckd_status print_json(const shown *s, ckd_error *err) {
     for (size_t i = 0; i < s->tensors->count; i++) {
         cli_json_append(&tensors, json_tensor(&s->tensors->items[i], s->checkpoint.fidelity));
     }
-    json_t *anew = s->anew ? json_array() : json_null();
-    for (size_t i = 0; s->anew && i < s->anew->count; i++) {
-        cli_json_append(&anew, cli_json_text(s->anew->items[i].name));
+    json_t *unparented = s->unparented ? json_array() : json_null();
+    for (size_t i = 0; s->unparented && i < s->unparented->count; i++) {
+        cli_json_append(&unparented, cli_json_text(s->unparented->items[i].name));
     }
     size_t left = s->all->count;
     for (const ckd_checkpoint *c = &s->checkpoint; c; c = next_in_chain(s, c, &left)) {
@@ -96,8 +96,9 @@ static ckd_status print_json(const shown *s, ckd_error *err) {
     const ckd_checkpoint_list this = {1, (ckd_checkpoint *)&s->checkpoint};
     return cli_json_print(json_pack("{s:i, s:[o], s:o, s:o, s:o, s:o, s:o}", "schema", 1, "checkpoints",
                                     cli_json_checkpoint(&s->checkpoint, s->all), "chain", chain, "begun_anew",
-                                    anew, "tensors", tensors, "pins", cli_json_pins(&s->marks, &this, s->all),
-                                    "tags", cli_json_tags(&s->marks, &this, s->all)),
+                                    unparented, "tensors", tensors, "pins",
+                                    cli_json_pins(&s->marks, &this, s->all), "tags",
+                                    cli_json_tags(&s->marks, &this, s->all)),
                           err);
 }
 
@@ -106,16 +107,16 @@ static ckd_status print_json(const shown *s, ckd_error *err) {
 /* Prints the tensors stored without the parent, if the checkpoint has a parent. */
 static void print_without_parent(const shown *s) {
     enum { NAMED = 4 };
-    if (!s->anew || s->anew->count == 0) {
+    if (!s->unparented || s->unparented->count == 0) {
         return;
     }
     printf("begun anew    %zu tensor%s that the parent has not, or of another dtype or shape: ",
-           s->anew->count, s->anew->count == 1 ? "" : "s");
-    for (size_t i = 0; i < s->anew->count && i < NAMED; i++) {
+           s->unparented->count, s->unparented->count == 1 ? "" : "s");
+    for (size_t i = 0; i < s->unparented->count && i < NAMED; i++) {
         fputs(i ? ", " : "", stdout);
-        cli_print_clean(stdout, s->anew->items[i].name);
+        cli_print_clean(stdout, s->unparented->items[i].name);
     }
-    fputs(s->anew->count > NAMED ? ", ...\n" : "\n", stdout);
+    fputs(s->unparented->count > NAMED ? ", ...\n" : "\n", stdout);
 }
 
 static void print_checkpoint(const shown *s) {
@@ -218,7 +219,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     }
     if (status == CKD_OK &&
         s.checkpoint.kind == CKD_DELTA) { /* the parent may have been deleted, which is no error here */
-        (void)ckd_store_tensors_without_parent(&s.anew, store, &s.checkpoint.id, NULL);
+        (void)ckd_store_tensors_without_parent(&s.unparented, store, &s.checkpoint.id, NULL);
     }
     if (status == CKD_OK && a->common.json) {
         status = print_json(&s, err);
@@ -226,7 +227,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
         status = print_text(&s, a->common.verbose > 0, err);
     }
     cli_marks_free(&s.marks);
-    ckd_tensor_list_free(s.anew);
+    ckd_tensor_list_free(s.unparented);
     ckd_tensor_list_free(s.tensors);
     ckd_checkpoint_list_free(s.all);
     ckd_store_close(store);

@@ -1,4 +1,4 @@
-/* What the other files ask of a compaction: which checkpoints stay, loads, views, limits, pace. */
+/* The state that all files of a compaction share: checkpoints that stay, loads, views, limits, pace. */
 #include <stdlib.h>
 
 #include "engine/common/rate_limiter.h"
