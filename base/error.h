@@ -8,6 +8,14 @@
 
 #include "include/ckptdelta.h"
 
+/* The next of several steps: runs `step` if `status` is CKD_OK and stores its result there, so that the first error stays. */
+#define THEN(status, step)        \
+    do {                          \
+        if ((status) == CKD_OK) { \
+            (status) = (step);    \
+        }                         \
+    } while (0)
+
 #define ERR_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 
 /* Starts a fresh error: clears tensor, file, offset and errno. */

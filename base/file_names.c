@@ -134,17 +134,13 @@ static ckd_status put_bytes(const char *path, const char *temp, const void *data
         return status;
     }
     status = file_append(f, data, size, err);
-    if (status == CKD_OK) {
-        status = file_sync(f, err);
-    }
+    THEN(status, file_sync(f, err));
     if (status != CKD_OK) {
         file_discard(f);
         return status;
     }
     status = file_close(f, err);
-    if (status == CKD_OK) {
-        status = give_name(temp, path, err);
-    }
+    THEN(status, give_name(temp, path, err));
     if (status != CKD_OK) {
         (void)file_remove(temp, true, NULL);
         return status;

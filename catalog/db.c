@@ -76,9 +76,7 @@ void query_end(query *q) {
 
 ckd_status query_run(query *q, ckd_status begun, ckd_error *err) {
     bool row;
-    if (begun == CKD_OK) {
-        begun = query_next(&row, q, err);
-    }
+    THEN(begun, query_next(&row, q, err));
     query_end(q);
     return begun;
 }
@@ -120,9 +118,7 @@ ckd_status work_limit_set(catalog *c, ckd_error *err) {
     bool row = false;
     uint64_t pages = 0;
     ckd_status status = query_begin(&q, c, S_PAGE_COUNT, err);
-    if (status == CKD_OK) {
-        status = query_next(&row, &q, err);
-    }
+    THEN(status, query_next(&row, &q, err));
     if (status == CKD_OK && row) {
         pages = column_u64(&q, 0, UINT32_MAX);
         status = query_row_status(&q, err);

@@ -51,7 +51,7 @@ static ckd_status create_file(const char *path, ckd_error *err) {
     if (status == CKD_E_EXISTS) {
         return CKD_OK;
     }
-    status = status == CKD_OK ? file_close(f, &why) : status;
+    THEN(status, file_close(f, &why));
     if (status != CKD_OK && err) {
         *err = why;
     }
@@ -152,26 +152,16 @@ ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, cons
         return status;
     }
     status = check_files(c, err);
-    if (status == CKD_OK) {
-        status = connect_database(c, err);
-    }
-    if (status == CKD_OK) {
-        status = configure(c, busy_timeout_ms, err);
-    }
-    if (status == CKD_OK) {
-        status = tables_verify(&blank, c, store, err);
-    }
+    THEN(status, connect_database(c, err));
+    THEN(status, configure(c, busy_timeout_ms, err));
+    THEN(status, tables_verify(&blank, c, store, err));
     if (status == CKD_OK && blank && mode != CATALOG_READ) {
         status = tables_create(c, store, err);
-        if (status == CKD_OK) {
-            status = tables_verify(&blank, c, store, err);
-        }
+        THEN(status, tables_verify(&blank, c, store, err));
     }
     if (status == CKD_OK && c->lacks_ranks && mode != CATALOG_READ) {
         status = tables_renew(c, err);
-        if (status == CKD_OK) {
-            status = tables_verify(&blank, c, store, err);
-        }
+        THEN(status, tables_verify(&blank, c, store, err));
     }
     if (status == CKD_OK && blank) {
         status = catalog_damaged(c, err, "it is empty");

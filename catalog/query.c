@@ -47,9 +47,7 @@ static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err)
 static ckd_status checkpoint_only(ckd_checkpoint *out, query *q, ckd_error *err) {
     bool row = false;
     ckd_status status = query_next(&row, q, err);
-    if (status == CKD_OK) {
-        status = row ? checkpoint_read(out, q, err) : err_set(err, CKD_E_NOT_FOUND, "no such checkpoint");
-    }
+    THEN(status, row ? checkpoint_read(out, q, err) : err_set(err, CKD_E_NOT_FOUND, "no such checkpoint"));
     if (status != CKD_OK) {
         memset(out, 0, sizeof(*out));
     }
@@ -144,9 +142,7 @@ ckd_status catalog_places(catalog *c, catalog_place_fn visit, void *context, ckd
         return status;
     }
     status = query_begin(&q, c, S_PLACES, err);
-    if (status == CKD_OK) {
-        status = visit_places(&q, visit, context, err);
-    }
+    THEN(status, visit_places(&q, visit, context, err));
     query_end(&q);
     snapshot_end(c, opened);
     return status;

@@ -220,9 +220,7 @@ ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error
         c->page_size = (uint64_t)page_size;
         hex16(id, store->bytes);
         status = meta_verify(c, "store", id, "it belongs to another store", err);
-        if (status == CKD_OK) {
-            status = meta_verify(c, "format", "1", "its tables are not those of ckptdelta", err);
-        }
+        THEN(status, meta_verify(c, "format", "1", "its tables are not those of ckptdelta", err));
     }
     snapshot_end(c, true);
     if (status == CKD_OK && !sqlite3_get_autocommit(c->db)) { /* even the rollback lacked memory */
@@ -326,9 +324,7 @@ static ckd_status check_integrity(catalog *c, ckd_error *err) {
     query q;
     bool row = false;
     ckd_status status = query_begin(&q, c, S_INTEGRITY, err);
-    if (status == CKD_OK) {
-        status = query_next(&row, &q, err);
-    }
+    THEN(status, query_next(&row, &q, err));
     if (status == CKD_OK) {
         const char *complaint = row ? (const char *)sqlite3_column_text(q.stmt, 0) : "no answer";
         complaint = complaint ? complaint : "no answer";
@@ -344,9 +340,7 @@ static ckd_status check_references(catalog *c, ckd_error *err) {
     query q;
     bool row = false;
     ckd_status status = query_begin(&q, c, S_FOREIGN_KEYS, err);
-    if (status == CKD_OK) {
-        status = query_next(&row, &q, err);
-    }
+    THEN(status, query_next(&row, &q, err));
     if (status == CKD_OK && row) {
         const char *table = column_text(&q, 0, 0, 256);
         status = catalog_damaged(c, err, "a row of %s refers to one that is not there", table);
@@ -362,9 +356,7 @@ ckd_status catalog_check(catalog *c, ckd_error *err) {
         return status;
     }
     status = check_integrity(c, err);
-    if (status == CKD_OK) {
-        status = check_references(c, err);
-    }
+    THEN(status, check_references(c, err));
     snapshot_end(c, opened);
     return status;
 }

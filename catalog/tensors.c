@@ -187,9 +187,7 @@ static ckd_status tensors_of(ckd_tensor_list *out, catalog *c, int64_t checkpoin
         status = tensor_rows(&slots, &q, err);
     }
     query_end(&q);
-    if (status == CKD_OK) {
-        status = slots_to_list(out, &slots, err);
-    }
+    THEN(status, slots_to_list(out, &slots, err));
     slots_free(&slots);
     return status;
 }
@@ -317,12 +315,8 @@ ckd_status catalog_fold(ckd_tensor_list *out, const catalog_entry *entry, ckd_er
     tensor_slots slots = {0};
     *out = (ckd_tensor_list){0};
     ckd_status status = entry_plan_init(&p, entry, err);
-    if (status == CKD_OK) {
-        status = fold_sorted(&slots, &p, entry->shard_count, err);
-    }
-    if (status == CKD_OK) {
-        status = slots_to_list(out, &slots, err);
-    }
+    THEN(status, fold_sorted(&slots, &p, entry->shard_count, err));
+    THEN(status, slots_to_list(out, &slots, err));
     slots_free(&slots);
     entry_plan_free(&p);
     return status;

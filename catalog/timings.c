@@ -64,9 +64,7 @@ static ckd_status add_row(void *context, query *q, ckd_error *err) {
     uint64_t ns = column_u64(q, 6, INT64_MAX);
     ckd_save_times *save = NULL;
     ckd_status status = query_row_status(q, err);
-    if (status == CKD_OK) {
-        status = save_of(&save, rows, run, step, err);
-    }
+    THEN(status, save_of(&save, rows, run, step, err));
     if (status == CKD_OK) {
         save->created_ns = created;
         save->raw_bytes = raw;

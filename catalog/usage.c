@@ -44,9 +44,7 @@ static ckd_status run_total(void *context, query *q, ckd_error *err) {
     const char *run = column_text(q, 0, 1, CKD_RUN_MAX);
     uint64_t raw = column_u64(q, 1, INT64_MAX), manifest = column_u64(q, 2, INT64_MAX);
     ckd_status status = query_row_status(q, err);
-    if (status == CKD_OK) {
-        status = run_row(&usage, context, run, q->c, err);
-    }
+    THEN(status, run_row(&usage, context, run, q->c, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -173,9 +171,7 @@ static ckd_status make_room(tensor_usage *u, ckd_error *err) {
     const char *what = "sums by tensor";
     size_t count = u->count + 1;
     ckd_status status = ARRAY_GROW(u->rows, u->capacity, count, what, err);
-    if (status == CKD_OK) {
-        status = ARRAY_GROW(u->run_at, u->run_capacity, count, what, err);
-    }
+    THEN(status, ARRAY_GROW(u->run_at, u->run_capacity, count, what, err));
     return status == CKD_OK ? ARRAY_GROW(u->name_at, u->name_capacity, count, what, err) : status;
 }
 
@@ -196,17 +192,13 @@ static ckd_status tensor_row(void *context, query *q, ckd_error *err) {
                      ? keep_text(&u->run_at[i], u, run, err)
                      : catalog_damaged(q->c, err, "the names of its runs are none, or out of order");
     }
-    if (status == CKD_OK) {
-        status = keep_text(&u->name_at[i], u, column_text(q, 1, 1, CKD_NAME_MAX), err);
-    }
+    THEN(status, keep_text(&u->name_at[i], u, column_text(q, 1, 1, CKD_NAME_MAX), err));
     u->rows[i] = (ckd_tensor_usage){.role = (ckd_role)column_u32(q, 2, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER),
                                     .checkpoints = column_u64(q, 3, INT64_MAX),
                                     .elements = column_u64(q, 4, INT64_MAX),
                                     .raw_bytes = column_u64(q, 5, INT64_MAX),
                                     .stored_bytes = column_u64(q, 6, INT64_MAX)};
-    if (status == CKD_OK) {
-        status = query_row_status(q, err);
-    }
+    THEN(status, query_row_status(q, err));
     u->count += status == CKD_OK;
     return status;
 }

@@ -167,9 +167,7 @@ static ckd_status put_shards(catalog *c, int64_t checkpoint, const entry_plan *p
         if (i == 0 || strcmp(p->shards[i - 1]->tensor, s->tensor) != 0) {
             status = name_key(&tensor, c, S_NAME_KEY, S_NAME_ADD, s->tensor, err);
         }
-        if (status == CKD_OK) {
-            status = put_shard(c, checkpoint, tensor, s, err);
-        }
+        THEN(status, put_shard(c, checkpoint, tensor, s, err));
     }
     return status;
 }
@@ -214,9 +212,7 @@ static ckd_status subtract_tensor_totals(catalog *c, const old_row *old, ckd_err
 static ckd_status find_old(old_row *old, catalog *c, const ckd_checkpoint *p, ckd_error *err) {
     int64_t same_id;
     ckd_status status = find_step(old, c, p->run, p->step, err);
-    if (status == CKD_OK) {
-        status = checkpoint_key(&same_id, c, &p->id, err);
-    }
+    THEN(status, checkpoint_key(&same_id, c, &p->id, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -244,9 +240,7 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
     for (size_t i = 0; status == CKD_OK && old.key && i < sizeof(drops) / sizeof(drops[0]); i++) {
         status = run_with_key(c, drops[i], old.key, err);
     }
-    if (status == CKD_OK) {
-        status = name_key(&run, c, S_RUN_KEY, S_RUN_ADD, entry->checkpoint->run, err);
-    }
+    THEN(status, name_key(&run, c, S_RUN_KEY, S_RUN_ADD, entry->checkpoint->run, err));
     if (status == CKD_OK) {
         key = old.key;
         status = put_checkpoint(&key, c, run, entry, err);
@@ -254,24 +248,18 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
     for (size_t i = 0; status == CKD_OK && i < entry->file_count; i++) {
         status = put_file(c, key, i, &entry->files[i], err);
     }
-    if (status == CKD_OK) {
-        status = put_shards(c, key, p, entry->shard_count, err);
-    }
-    if (status == CKD_OK) {
-        status = put_totals(c, key, p, err);
-    }
+    THEN(status, put_shards(c, key, p, entry->shard_count, err));
+    THEN(status, put_totals(c, key, p, err));
     if (status == CKD_OK && entry->shard_count) {
         status = work_limit_set(c, err); /* the inserted rows count: they may be most of the catalog */
-        status = status == CKD_OK ? change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err) : status;
+        THEN(status, change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err));
     }
     return status;
 }
 
 /* Ends a savepoint, so that a caller who continues after a failure does not commit half a checkpoint. */
 static ckd_status end_savepoint(catalog *c, ckd_status status, ckd_error *err) {
-    if (status == CKD_OK) {
-        status = catalog_run(c, S_RELEASE, err);
-    }
+    THEN(status, catalog_run(c, S_RELEASE, err));
     if (status != CKD_OK && !sqlite3_get_autocommit(c->db)) {
         if (catalog_run(c, S_ROLLBACK_TO, NULL) != CKD_OK || catalog_run(c, S_RELEASE, NULL) != CKD_OK) {
             catalog_rollback(c);
@@ -287,14 +275,10 @@ ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err) {
         return status;
     }
     status = entry_plan_init(&p, entry, err);
-    if (status == CKD_OK) {
-        status = work_limit_set(c, err);
-    }
+    THEN(status, work_limit_set(c, err));
     if (status == CKD_OK) {
         status = catalog_run(c, S_SAVEPOINT, err);
-        if (status == CKD_OK) {
-            status = end_savepoint(c, add_rows(c, entry, &p, err), err);
-        }
+        THEN(status, end_savepoint(c, add_rows(c, entry, &p, err), err));
     }
     entry_plan_free(&p);
     return status;
@@ -307,9 +291,7 @@ static ckd_status remove_rows(catalog *c, const char *run, uint64_t step, ckd_er
         status = err_set(err, CKD_E_NOT_FOUND, "the catalog has no checkpoint %s@%llu", run,
                          (unsigned long long)step);
     }
-    if (status == CKD_OK) {
-        status = subtract_tensor_totals(c, &old, err);
-    }
+    THEN(status, subtract_tensor_totals(c, &old, err));
     if (status == CKD_OK) {
         /* By the schema this deletes all rows that refer to it, too. */
         status = run_with_key(c, S_CHECKPOINT_DROP, old.key, err);
@@ -329,9 +311,7 @@ ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error 
     status = work_limit_set(c, err);
     if (status == CKD_OK) {
         status = catalog_run(c, S_SAVEPOINT, err);
-        if (status == CKD_OK) {
-            status = end_savepoint(c, remove_rows(c, run, step, err), err);
-        }
+        THEN(status, end_savepoint(c, remove_rows(c, run, step, err), err));
     }
     return status;
 }

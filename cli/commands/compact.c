@@ -299,9 +299,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_compaction *done = NULL;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
-    if (status == CKD_OK) {
-        status = compact(&done, a, store, err);
-    }
+    THEN(status, compact(&done, a, store, err));
     if (status == CKD_OK && !a->compact.dry_run && !a->compact.estimate) {
         cli_committed("the store is compacted");
         if (done->pruned && a->undo_given) {
@@ -313,9 +311,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         status = print_text(a, done, err);
     }
-    if (status == CKD_OK) {
-        status = damage_status(done, err);
-    }
+    THEN(status, damage_status(done, err));
     ckd_compaction_free(done);
     ckd_store_close(store);
     return status;

@@ -347,15 +347,9 @@ static ckd_status run(const arguments *a, const cli_options *source, const cli_o
     ckd_copy_result *result = NULL;
     chosen c = {0};
     ckd_status status = cli_open_store(&from, source, CKD_OPEN_READ, err);
-    if (status == CKD_OK) {
-        status = choose(&c, a, from, err);
-    }
-    if (status == CKD_OK) {
-        status = open_destination(&to, a, destination, err);
-    }
-    if (status == CKD_OK) {
-        status = copy(&result, a, to, from, &c, err);
-    }
+    THEN(status, choose(&c, a, from, err));
+    THEN(status, open_destination(&to, a, destination, err));
+    THEN(status, copy(&result, a, to, from, &c, err));
     ckd_error unprinted;
     ckd_status printed = !result                 ? CKD_OK
                          : a->common.json        ? print_json(a, result, &unprinted)

@@ -74,9 +74,7 @@ static ckd_status delete_named(const arguments *a, ckd_store *store, uint64_t *b
             *bytes += found.stored_bytes;
         }
     }
-    if (status == CKD_OK) {
-        status = ckd_store_delete(store, ids, a->places.count, &a->deletion, err);
-    }
+    THEN(status, ckd_store_delete(store, ids, a->places.count, &a->deletion, err));
     free(ids);
     return status;
 }
@@ -102,9 +100,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     uint64_t bytes = 0;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
-    if (status == CKD_OK) {
-        status = delete_named(a, store, &bytes, err);
-    }
+    THEN(status, delete_named(a, store, &bytes, err));
     if (status == CKD_OK) {
         cli_deleted(store, a->deletion.undo_s == 0);
         status = tell(a, bytes, err);

@@ -166,9 +166,7 @@ int cmd_diff(int argc, char **argv) {
     ckd_error err;
     ckd_store *store;
     ckd_status status = cli_open_store(&store, &a.common, CKD_OPEN_READ, &err);
-    if (status == CKD_OK) {
-        status = compare(&a, store, &err);
-    }
+    THEN(status, compare(&a, store, &err));
     ckd_store_close(store);
     return status == CKD_OK ? CLI_DONE : cli_fail(&err);
 }

@@ -99,12 +99,12 @@ ckd_status cli_explain(ckd_load *load, ckd_store *store, const ckd_load_request 
     ckd_status status = ckd_load_explain(&e, load, requests, count, err);
     if (status == CKD_OK && options->json) {
         status = ckd_store_list(&all, store, NULL, err);
-        status = status == CKD_OK ? print_json(e, requests, from, all, err) : status;
+        THEN(status, print_json(e, requests, from, all, err));
     } else if (status == CKD_OK && cli_talks(options)) {
         print_all(e, from);
         if (options->verbose) {
             status = print_tensors(e, requests, err);
-            status = status == CKD_OK ? print_left_out(e) : status;
+            THEN(status, print_left_out(e));
         }
     }
     ckd_checkpoint_list_free(all);

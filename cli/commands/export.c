@@ -113,9 +113,7 @@ static ckd_status write_blob(const char *path, const export_file *f, ckd_load *l
     void *data;
     size_t size;
     ckd_status status = ckd_load_blob(&data, &size, load, f->blob, err);
-    if (status == CKD_OK) {
-        status = cli_output_bytes(path, false, data, size, err);
-    }
+    THEN(status, cli_output_bytes(path, false, data, size, err));
     ckd_blob_free(data);
     return status;
 }
@@ -139,9 +137,7 @@ static ckd_status write_all(const arguments *a, const export_plan *p, ckd_load *
     cli_folder *folder = NULL;
     ckd_status status =
         file_writing_begin(&writing, load, "exporting", p->tensor_bytes, a->common.quiet, err);
-    if (status == CKD_OK) {
-        status = cli_folder_open(&folder, a->out, a->overwrite ? export_replaceable : NULL, p->bytes, err);
-    }
+    THEN(status, cli_folder_open(&folder, a->out, a->overwrite ? export_replaceable : NULL, p->bytes, err));
     for (size_t i = 0; i < p->count && status == CKD_OK; i++) {
         status = write_file(&writing, folder, p, &p->files[i], err);
     }
@@ -225,21 +221,15 @@ static ckd_status export_checkpoint(const arguments *a, ckd_store *store, ckd_er
     ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
     options.staging_bytes = a->common.staging;
     ckd_status status = cli_find_pick(&from, store, &a->pick, err);
-    if (status == CKD_OK) {
-        status = ckd_load_begin_with(&load, store, &from.id, &options, err);
-    }
-    if (status == CKD_OK) {
-        status = export_plan_make(&plan, &a->choice, load, err);
-    }
+    THEN(status, ckd_load_begin_with(&load, store, &from.id, &options, err));
+    THEN(status, export_plan_make(&plan, &a->choice, load, err));
     if (status == CKD_OK && !a->dry_run) {
         status = write_all(a, &plan, load, err);
         if (status == CKD_OK) {
             cli_committed("%s is exported", cli_place_of(&from).text);
         }
     }
-    if (status == CKD_OK) {
-        status = tell(a, &plan, store, load, err);
-    }
+    THEN(status, tell(a, &plan, store, load, err));
     export_plan_free(&plan);
     ckd_load_end(load);
     return status;
@@ -249,12 +239,8 @@ static int run(const arguments *a) {
     ckd_error err;
     ckd_store *store = NULL;
     ckd_status status = cli_folder_check(a->out, a->overwrite ? export_replaceable : NULL, &err);
-    if (status == CKD_OK) {
-        status = cli_open_store(&store, &a->common, CKD_OPEN_READ, &err);
-    }
-    if (status == CKD_OK) {
-        status = export_checkpoint(a, store, &err);
-    }
+    THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, &err));
+    THEN(status, export_checkpoint(a, store, &err));
     ckd_store_close(store);
     return status == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a->common);
 }

@@ -127,12 +127,8 @@ static int save_plan(arguments *a, const import_plan *plan) {
     import_reader *reader = NULL;
     ckd_status status =
         inputs.tensors && sources ? import_reader_new(&reader, plan, &err) : cli_error_nomem(&err);
-    if (status == CKD_OK) {
-        status = fill_inputs(&inputs, sources, plan, &a->saving.roles, reader, &err);
-    }
-    if (status == CKD_OK) {
-        status = cli_saving_order(&a->saving, &inputs, &err);
-    }
+    THEN(status, fill_inputs(&inputs, sources, plan, &a->saving.roles, reader, &err));
+    THEN(status, cli_saving_order(&a->saving, &inputs, &err));
     int code = status == CKD_OK ? cli_saving_run(&a->saving, &inputs) : cli_fail(&err);
     import_reader_free(reader);
     free(sources);
@@ -145,9 +141,7 @@ static int run(arguments *a) {
     layout *l;
     import_plan plan = {0};
     ckd_status status = layout_read(&l, a->layout, &err);
-    if (status == CKD_OK) {
-        status = import_plan_make(&plan, l, a->files, a->file_count, &err);
-    }
+    THEN(status, import_plan_make(&plan, l, a->files, a->file_count, &err));
     if (status == CKD_OK && !a->saving.common.quiet) {
         import_report_remarks(&plan);
     }

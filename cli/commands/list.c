@@ -109,19 +109,13 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     listing l = {.one_run = a->run != NULL};
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
-    if (status == CKD_OK) {
-        status = ckd_store_list(&l.all, store, NULL, err);
-    }
-    if (status == CKD_OK) {
-        status = ckd_store_list(&l.list, store, a->run, err);
-    }
+    THEN(status, ckd_store_list(&l.all, store, NULL, err));
+    THEN(status, ckd_store_list(&l.list, store, a->run, err));
     if (status == CKD_OK && a->run && l.list->count == 0) {
         status = cli_error(err, CKD_E_NOT_FOUND,
                            "the store has no run '%.128s'; ckptdelta list shows what there is", a->run);
     }
-    if (status == CKD_OK) {
-        status = cli_marks_read(&l.marks, store, err);
-    }
+    THEN(status, cli_marks_read(&l.marks, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(store, &l, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {

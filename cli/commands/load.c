@@ -190,9 +190,7 @@ static ckd_status write_content(const arguments *a, const char *out, const file_
                                 ckd_error *err) {
     file_writing writing;
     ckd_status status = file_writing_begin(&writing, load, "loading", c->data_size, a->common.quiet, err);
-    if (status == CKD_OK) {
-        status = file_content_write(&writing, c, out, a->force, err);
-    }
+    THEN(status, file_content_write(&writing, c, out, a->force, err));
     file_writing_end(&writing);
     return status;
 }
@@ -265,9 +263,7 @@ static ckd_status explain(const arguments *a, const file_content *c, ckd_store *
     ckd_load_request *requests = NULL;
     size_t count = 0;
     ckd_status status = load_choice_requests(&requests, &count, c, err);
-    if (status == CKD_OK) {
-        status = cli_explain(load, store, requests, count, &a->common, err);
-    }
+    THEN(status, cli_explain(load, store, requests, count, &a->common, err));
     free(requests);
     return status;
 }
@@ -289,10 +285,10 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
         status = explain(a, &c, store, load, err);
     } else if (status == CKD_OK) {
         status = write_content(a, a->out, &c, load, err);
-        status = status == CKD_OK ? cli_blobs_write(&a->blobs, a->force, err) : status;
+        THEN(status, cli_blobs_write(&a->blobs, a->force, err));
         count_written(&w, &c);
         committed(status, load);
-        status = status == CKD_OK ? tell(a, &w, store, load, err) : status;
+        THEN(status, tell(a, &w, store, load, err));
         if (status == CKD_OK) {
             list_names(a, &c);
         }
@@ -330,13 +326,13 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
         file_content c = {0};
         char *path = path_of_rank(a, rank, false, err);
         status = path ? load_choice_make(&c, &a->choice, load, b, rank, err) : err->status;
-        status = status == CKD_OK ? cli_output_make_folders(path, err) : status;
-        status = status == CKD_OK ? write_content(a, path, &c, load, err) : status;
+        THEN(status, cli_output_make_folders(path, err));
+        THEN(status, write_content(a, path, &c, load, err));
         count_written(&w, &c);
         file_content_free(&c);
         free(path);
     }
-    status = status == CKD_OK ? cli_blobs_write(&a->blobs, a->force, err) : status;
+    THEN(status, cli_blobs_write(&a->blobs, a->force, err));
     committed(status, load);
     return status == CKD_OK ? tell(a, &w, store, load, err) : status;
 }
@@ -359,14 +355,10 @@ static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_chec
     if (status == CKD_OK && a->choice.layout) {
         status = bound_checkpoint_make(&bound, a->choice.layout, ckd_load_tensors(load), err);
     }
-    if (status == CKD_OK) {
-        status = cli_blobs_load(&a->blobs, load, err);
-    }
-    if (status == CKD_OK) {
-        status = !a->out && !a->explain ? load_blobs(a, store, load, err)
+    THEN(status, cli_blobs_load(&a->blobs, load, err));
+    THEN(status, !a->out && !a->explain ? load_blobs(a, store, load, err)
                  : writes_all_ranks(a)  ? load_all_ranks(a, store, load, &bound, err)
-                                        : load_one(a, store, load, &bound, err);
-    }
+                                        : load_one(a, store, load, &bound, err));
     bound_checkpoint_free(&bound);
     ckd_load_end(load);
     return status;
@@ -397,9 +389,7 @@ static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpo
 static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;
     ckd_status status = cli_find_pick(&from, store, &a->pick, err);
-    if (status == CKD_OK) {
-        status = check_newest(a, store, &from, err);
-    }
+    THEN(status, check_newest(a, store, &from, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -434,18 +424,10 @@ static int run(arguments *a) {
     ckd_store *store = NULL;
     bool one_file = a->out && !a->explain && !writes_all_ranks(a);
     ckd_status status = one_file ? cli_output_check(a->out, a->force, &err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = cli_blobs_check_outputs(&a->blobs, a->force, &err);
-    }
-    if (status == CKD_OK) {
-        status = read_layout(a, &err);
-    }
-    if (status == CKD_OK) {
-        status = cli_open_store(&store, &a->common, CKD_OPEN_READ, &err);
-    }
-    if (status == CKD_OK) {
-        status = load_to_file(a, store, &err);
-    }
+    THEN(status, cli_blobs_check_outputs(&a->blobs, a->force, &err));
+    THEN(status, read_layout(a, &err));
+    THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, &err));
+    THEN(status, load_to_file(a, store, &err));
     ckd_store_close(store);
     layout_release(a->choice.layout);
     return status == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a->common);

@@ -103,12 +103,8 @@ ckd_status load_choice_make(file_content *out, load_choice *choice, ckd_load *lo
                             const bound_checkpoint *bound, uint32_t rank, ckd_error *err) {
     json_t *metadata = NULL;
     ckd_status status = choose_tensors(out, choice, load, bound, rank, err);
-    if (status == CKD_OK) {
-        status = file_metadata(&metadata, load, err);
-    }
-    if (status == CKD_OK) {
-        status = file_content_arrange(out, metadata, err);
-    }
+    THEN(status, file_metadata(&metadata, load, err));
+    THEN(status, file_content_arrange(out, metadata, err));
     json_decref(metadata);
     return status;
 }

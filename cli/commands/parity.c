@@ -161,9 +161,7 @@ static ckd_status show_status(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_parity_status *s = NULL;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
-    if (status == CKD_OK) {
-        status = ckd_store_parity_status(&s, store, err);
-    }
+    THEN(status, ckd_store_parity_status(&s, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_status_json(s, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
@@ -224,20 +222,14 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_parity_result *result = NULL;
     cli_survivors left = {0};
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
-    if (status == CKD_OK) {
-        status = make(&result, a, store, err);
-    }
-    if (status == CKD_OK) {
-        status = cli_find_survivors(&left, result->found, store, err);
-    }
+    THEN(status, make(&result, a, store, err));
+    THEN(status, cli_find_survivors(&left, result->found, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, a, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_text(result, &left, a);
     }
-    if (status == CKD_OK) {
-        status = cli_damage_status(result->found, &left, err);
-    }
+    THEN(status, cli_damage_status(result->found, &left, err));
     cli_survivors_free(&left);
     ckd_parity_result_free(result);
     ckd_store_close(store);

@@ -196,9 +196,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
             cli_committed("the policy is stored");
         }
     }
-    if (status == CKD_OK) {
-        status = tell(a, store, err);
-    }
+    THEN(status, tell(a, store, err));
     if (status == CKD_OK && a->sets && cli_talks(&a->common)) {
         report_outlook(a, store);
     }

@@ -180,13 +180,9 @@ static ckd_status run(arguments *a, ckd_error *err) {
     ckd_prune *done = NULL;
     const ckd_policy *policy = NULL;
     ckd_status status = cli_open_store(&store, &a->common, a->dry_run ? CKD_OPEN_READ : CKD_OPEN_WRITE, err);
-    if (status == CKD_OK) {
-        status = choose(&policy, a, store, err);
-    }
-    if (status == CKD_OK) {
-        status = a->dry_run ? ckd_store_plan_prune(&done, store, policy, err)
-                            : ckd_store_prune(&done, store, policy, &a->deletion, err);
-    }
+    THEN(status, choose(&policy, a, store, err));
+    THEN(status, a->dry_run ? ckd_store_plan_prune(&done, store, policy, err)
+                            : ckd_store_prune(&done, store, policy, &a->deletion, err));
     if (status == CKD_OK && !a->dry_run) {
         cli_deleted(store, a->deletion.undo_s == 0);
     }

@@ -138,20 +138,14 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     cli_survivors left = {0};
     ckd_open_mode mode = a->repair.dry_run ? CKD_OPEN_READ : CKD_OPEN_WRITE;
     ckd_status status = cli_open_store(&store, &a->common, mode, err);
-    if (status == CKD_OK) {
-        status = repair(&result, a, store, err);
-    }
-    if (status == CKD_OK) {
-        status = cli_find_survivors(&left, result->left, store, err);
-    }
+    THEN(status, repair(&result, a, store, err));
+    THEN(status, cli_find_survivors(&left, result->left, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, a, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_text(result, &left, a);
     }
-    if (status == CKD_OK) {
-        status = cli_damage_status(result->left, &left, err);
-    }
+    THEN(status, cli_damage_status(result->left, &left, err));
     cli_survivors_free(&left);
     ckd_repair_result_free(result);
     ckd_store_close(store);

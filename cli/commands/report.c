@@ -86,18 +86,12 @@ static ckd_status run(arguments *a, ckd_error *err) {
     report_data data = {0};
     a->question.store = a->common.store;
     ckd_status status = a->html ? report_check_html(a->html, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
-    }
-    if (status == CKD_OK) {
-        status = report_data_make(&data, &a->question, store, err);
-    }
+    THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, err));
+    THEN(status, report_data_make(&data, &a->question, store, err));
     if (status == CKD_OK && a->html) {
         status = report_write_html(&data, a->html, err);
     }
-    if (status == CKD_OK) {
-        status = print(a, &data, err);
-    }
+    THEN(status, print(a, &data, err));
     report_data_free(&data);
     ckd_store_close(store);
     return status;

@@ -73,9 +73,7 @@ int cmd_save(int argc, char **argv) {
     cli_parse_arguments(&argp, argc, argv, &a);
     cli_inputs inputs;
     ckd_status status = cli_inputs_open(&inputs, a.files, a.file_count, &a.saving.roles, &err);
-    if (status == CKD_OK) {
-        status = cli_saving_order(&a.saving, &inputs, &err);
-    }
+    THEN(status, cli_saving_order(&a.saving, &inputs, &err));
     int code = status == CKD_OK ? cli_saving_run(&a.saving, &inputs) : cli_fail(&err);
     cli_inputs_close(&inputs);
     cli_saving_free(&a.saving);

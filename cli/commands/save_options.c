@@ -299,15 +299,9 @@ static ckd_status save_all(ckd_checkpoint *info, ckd_store *store, const cli_sav
     for (size_t i = 0; i < inputs->count && status == CKD_OK; i++) {
         status = save_tensor(save, &inputs->tensors[i], err);
     }
-    if (status == CKD_OK) {
-        status = save_metadata(save, inputs->metadata, err);
-    }
-    if (status == CKD_OK) {
-        status = cli_blobs_save(&a->blobs, save, err);
-    }
-    if (status == CKD_OK) {
-        status = cli_inputs_check_unchanged(inputs, err);
-    }
+    THEN(status, save_metadata(save, inputs->metadata, err));
+    THEN(status, cli_blobs_save(&a->blobs, save, err));
+    THEN(status, cli_inputs_check_unchanged(inputs, err));
     if (status == CKD_OK && cli_interrupted()) {
         status = cli_error(err, CKD_E_CANCELLED, "interrupted");
     }
@@ -335,9 +329,7 @@ static ckd_status resolve_tag(cli_place *place, ckd_store *store, ckd_error *err
 /* Sets the ancestors given by name. `latest` of another run is resolved here, once. */
 static ckd_status set_lineage(cli_saving *a, ckd_store *store, ckd_error *err) {
     ckd_status resolved = resolve_tag(&a->parent, store, err);
-    if (resolved == CKD_OK) {
-        resolved = resolve_tag(&a->resumed_from, store, err);
-    }
+    THEN(resolved, resolve_tag(&a->resumed_from, store, err));
     if (resolved != CKD_OK) {
         return resolved;
     }
@@ -420,9 +412,7 @@ static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *stor
     json_t *missing = NULL;
     ckd_id before;
     ckd_status status = ckd_store_list(&all, store, NULL, &err);
-    if (status == CKD_OK) {
-        status = cli_missing_find(&missing, &before, store, info, inputs, &err);
-    }
+    THEN(status, cli_missing_find(&missing, &before, store, info, inputs, &err));
     if (status == CKD_OK && !a->common.quiet && !was_there) {
         const ckd_checkpoint *older = cli_by_id(all, &before);
         cli_missing_tell(missing, cli_place_of(info).text, older ? cli_place_of(older).text : "",
@@ -457,9 +447,7 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     ckd_checkpoint before = {0}, info = {0};
     bool had = ckd_store_find(&before, store, a->save.run, a->save.step, NULL) == CKD_OK;
     ckd_status status = set_lineage(a, store, &err);
-    if (status == CKD_OK) {
-        status = save_all(&info, store, a, inputs, &err);
-    }
+    THEN(status, save_all(&info, store, a, inputs, &err));
     if (status == CKD_OK) {
         cli_committed("%s is saved", cli_place_of(&info).text);
     }

@@ -100,20 +100,14 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_scrub_result *result = NULL;
     cli_survivors left = {0};
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
-    if (status == CKD_OK) {
-        status = scrub(&result, a, store, err);
-    }
-    if (status == CKD_OK) {
-        status = cli_find_survivors(&left, result->found, store, err);
-    }
+    THEN(status, scrub(&result, a, store, err));
+    THEN(status, cli_find_survivors(&left, result->found, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_text(result, &left, a);
     }
-    if (status == CKD_OK) {
-        status = cli_damage_status(result->found, &left, err);
-    }
+    THEN(status, cli_damage_status(result->found, &left, err));
     cli_survivors_free(&left);
     ckd_scrub_result_free(result);
     ckd_store_close(store);

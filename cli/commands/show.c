@@ -205,18 +205,10 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     shown s = {0};
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
-    if (status == CKD_OK) {
-        status = cli_find_pick(&s.checkpoint, store, &a->pick, err);
-    }
-    if (status == CKD_OK) {
-        status = ckd_store_list(&s.all, store, NULL, err);
-    }
-    if (status == CKD_OK) {
-        status = ckd_store_tensors(&s.tensors, store, &s.checkpoint.id, err);
-    }
-    if (status == CKD_OK) {
-        status = cli_marks_read(&s.marks, store, err);
-    }
+    THEN(status, cli_find_pick(&s.checkpoint, store, &a->pick, err));
+    THEN(status, ckd_store_list(&s.all, store, NULL, err));
+    THEN(status, ckd_store_tensors(&s.tensors, store, &s.checkpoint.id, err));
+    THEN(status, cli_marks_read(&s.marks, store, err));
     if (status == CKD_OK &&
         s.checkpoint.kind == CKD_DELTA) { /* the parent may have been deleted, which is no error here */
         (void)ckd_store_tensors_without_parent(&s.unparented, store, &s.checkpoint.id, NULL);

@@ -80,9 +80,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 static ckd_status set(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint found;
     ckd_status status = cli_find_place(&found, store, &a->place, NULL, err);
-    if (status == CKD_OK) {
-        status = ckd_store_set_tag(store, a->tag, &found.id, a->move, err);
-    }
+    THEN(status, ckd_store_set_tag(store, a->tag, &found.id, a->move, err));
     if (status == CKD_E_EXISTS) {
         status = cli_error(err, status,
                            "the tag %s is that of another checkpoint; --move takes it from there", a->tag);

@@ -263,19 +263,13 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_timeline *timeline = NULL;
     ckd_status status = a->svg ? cli_output_check(a->svg, a->force, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
-    }
+    THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, err));
     if (status == CKD_OK && a->run) { /* an error that lists the runs if this one does not exist */
         ckd_checkpoint newest;
         status = cli_find(&newest, store, a->run, CKD_LATEST, err);
     }
-    if (status == CKD_OK) {
-        status = ckd_store_timeline(&timeline, store, a->run, err);
-    }
-    if (status == CKD_OK) {
-        status = show(a, timeline, err);
-    }
+    THEN(status, ckd_store_timeline(&timeline, store, a->run, err));
+    THEN(status, show(a, timeline, err));
     ckd_timeline_free(timeline);
     ckd_store_close(store);
     return status;

@@ -194,9 +194,7 @@ static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) 
             ids[i] = trash->items[i].checkpoint.id;
         }
     }
-    if (status == CKD_OK) {
-        status = ckd_store_undelete(store, ids, count, err);
-    }
+    THEN(status, ckd_store_undelete(store, ids, count, err));
     if (status == CKD_OK) {
         cli_committed("the checkpoints are restored");
     }
@@ -205,9 +203,7 @@ static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) 
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         printf("restored %zu checkpoint%s\n", count, count == 1 ? "" : "s");
     }
-    if (status == CKD_OK) {
-        status = check_restored(trash, ids, count, store, err);
-    }
+    THEN(status, check_restored(trash, ids, count, store, err));
     free(ids);
     ckd_trash_free(trash);
     return status;
@@ -241,9 +237,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_open_mode mode = a->restore || a->empty ? CKD_OPEN_WRITE : CKD_OPEN_READ;
     ckd_status status = cli_open_store(&store, &a->common, mode, err);
-    if (status == CKD_OK) {
-        status = a->restore ? restore(a, store, err) : a->empty ? empty(a, store, err) : list(a, store, err);
-    }
+    THEN(status, a->restore ? restore(a, store, err) : a->empty ? empty(a, store, err) : list(a, store, err));
     ckd_store_close(store);
     return status;
 }

@@ -162,9 +162,7 @@ static ckd_status tell(const arguments *a, const ckd_verify_result *result, ckd_
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_text(result, &left, a);
     }
-    if (status == CKD_OK) {
-        status = cli_damage_status(result, &left, err);
-    }
+    THEN(status, cli_damage_status(result, &left, err));
     cli_survivors_free(&left);
     return status;
 }
@@ -173,12 +171,8 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_verify_result *result = NULL;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
-    if (status == CKD_OK) {
-        status = verify(&result, a, store, err);
-    }
-    if (status == CKD_OK) {
-        status = tell(a, result, store, err);
-    }
+    THEN(status, verify(&result, a, store, err));
+    THEN(status, tell(a, result, store, err));
     ckd_verify_result_free(result);
     ckd_store_close(store);
     return status;

@@ -271,12 +271,8 @@ ckd_status export_plan_make(export_plan *out, const export_choice *choice, ckd_l
     json_t *metadata = NULL;
     ckd_status status = share_out(out, choice, ckd_load_tensors(load), err);
     size_t shards = out->count;
-    if (status == CKD_OK) {
-        status = find_metadata(&metadata, load, err);
-    }
-    if (status == CKD_OK) {
-        status = name_shards(out, metadata, err);
-    }
+    THEN(status, find_metadata(&metadata, load, err));
+    THEN(status, name_shards(out, metadata, err));
     json_decref(metadata);
     if (status == CKD_OK && !choice->some) {
         status = add_blobs(out, load, err);

@@ -84,7 +84,7 @@ static ckd_status check_alike(const import_plan *plan, const import_tensor *t, c
     for (size_t i = 1; i < t->count && status == CKD_OK; i++) {
         first = t->entries[i].rule == first->rule ? first : &t->entries[i];
         status = check_pair(plan, t->entries, &t->entries[i], err);
-        status = status == CKD_OK ? check_pair(plan, first, &t->entries[i], err) : status;
+        THEN(status, check_pair(plan, first, &t->entries[i], err));
     }
     return status;
 }
@@ -231,9 +231,7 @@ static ckd_status check_shares(const import_plan *plan, const import_tensor *t, 
                                ckd_error *err) {
     uint64_t *totals = NULL;
     ckd_status status = check_shape(plan, t, e, err);
-    if (status == CKD_OK) {
-        status = import_totals(&totals, t, e->rule, e->part, err);
-    }
+    THEN(status, import_totals(&totals, t, e->rule, e->part, err));
     for (const import_entry *k = e; k < t->entries + t->count && k->rule == e->rule && status == CKD_OK;
          k++) {
         status = check_share(plan, t, k, totals, err);
@@ -356,12 +354,8 @@ static ckd_status check_mean(const import_plan *plan, const import_tensor *t, ck
 
 ckd_status import_check(import_plan *plan, import_tensor *t, ckd_error *err) {
     ckd_status status = check_alike(plan, t, err);
-    if (status == CKD_OK) {
-        status = set_shape(plan, t, err);
-    }
-    if (status == CKD_OK) {
-        status = check_ranks(plan, t, err);
-    }
+    THEN(status, set_shape(plan, t, err));
+    THEN(status, check_ranks(plan, t, err));
     for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
         bool new_rule = i == 0 || t->entries[i].rule != t->entries[i - 1].rule;
         status = new_rule ? check_shares(plan, t, &t->entries[i], err) : status;

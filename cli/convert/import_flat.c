@@ -211,22 +211,18 @@ static ckd_status take_parameters(taking *t, ckd_error *err) {
     t->sizes = calloc(count + 1, sizeof(*t->sizes));
     t->ranges = calloc(count + 1, sizeof(*t->ranges));
     ckd_status status = t->tensors && t->sizes && t->ranges ? CKD_OK : cli_error_nomem(err);
-    status = status == CKD_OK ? grow_bound(t->r, count, err) : status;
+    THEN(status, grow_bound(t->r, count, err));
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         const layout_binding *chosen;
         uint64_t numbers[LAYOUT_NUMBERS];
         status = choose_rule(&chosen, numbers, t, i, err);
-        if (status == CKD_OK) {
-            status = make_parameter(&t->tensors[i], t, chosen->rule, &t->buffer.parameters[i], err);
-        }
+        THEN(status, make_parameter(&t->tensors[i], t, chosen->rule, &t->buffer.parameters[i], err));
         t->sizes[i] = status == CKD_OK ? t->tensors[i]->elements : 0;
     }
     uint64_t length = 0;
-    if (status == CKD_OK) {
-        status = layout_ranges_make(t->ranges, &length, t->r->plan->layout, t->buffer.rule, t->at, t->sizes,
-                                    count, err);
-    }
-    status = status == CKD_OK ? check_buffer(t, length, err) : status;
+    THEN(status, layout_ranges_make(t->ranges, &length, t->r->plan->layout, t->buffer.rule, t->at, t->sizes,
+                                    count, err));
+    THEN(status, check_buffer(t, length, err));
     return status == CKD_OK ? add_parameters(t, err) : status;
 }
 
@@ -242,7 +238,7 @@ static ckd_status take_buffer(reading *r, uint32_t rank, const import_reference 
     taking t = {.r = r, .rank = rank, .at = at, .found = found};
     ckd_status status =
         layout_buffer_make(&t.buffer, r->plan->layout, chosen->rule, chosen->state, chosen->numbers, at, err);
-    status = status == CKD_OK ? take_parameters(&t, err) : status;
+    THEN(status, take_parameters(&t, err));
     layout_buffer_free(&t.buffer);
     free(t.tensors);
     free(t.sizes);

@@ -96,9 +96,7 @@ static ckd_status open_files(import_plan *plan, char *const *paths, size_t count
     }
     for (size_t i = 0; i < count; i++) {
         ckd_status status = rank_of_file(&plan->ranks[i], l, paths[i], i, err);
-        if (status == CKD_OK) {
-            status = safetensors_open(&plan->files[i], paths[i], err);
-        }
+        THEN(status, safetensors_open(&plan->files[i], paths[i], err));
         if (status != CKD_OK) {
             return status;
         }
@@ -405,14 +403,8 @@ ckd_status import_plan_make(import_plan *out, const layout *l, char *const *path
                             ckd_error *err) {
     *out = (import_plan){.layout = l};
     ckd_status status = open_files(out, paths, count, err);
-    if (status == CKD_OK) {
-        status = merge_metadata(out, err);
-    }
-    if (status == CKD_OK) {
-        status = find_entries(out, err);
-    }
-    if (status == CKD_OK) {
-        status = find_tensors(out, err);
-    }
+    THEN(status, merge_metadata(out, err));
+    THEN(status, find_entries(out, err));
+    THEN(status, find_tensors(out, err));
     return status == CKD_OK ? import_check_coverage(out, err) : status;
 }

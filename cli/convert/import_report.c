@@ -141,9 +141,7 @@ static ckd_status find_roles(ckd_tensor_role **out, const import_plan *plan, cli
     for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
         tensors[i] = cli_tensor_name(&plan->tensors[i].tensor);
     }
-    if (status == CKD_OK) {
-        status = cli_roles_find(*out, roles, tensors, plan->count, plan->metadata, err);
-    }
+    THEN(status, cli_roles_find(*out, roles, tensors, plan->count, plan->metadata, err));
     free(tensors);
     return status;
 }

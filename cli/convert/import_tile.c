@@ -90,12 +90,8 @@ ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const
             status = import_totals(&totals, t, e->rule, e->part, err);
         }
         layout_share share = {0};
-        if (status == CKD_OK) {
-            status = import_share(&share, plan, t, e->rule, e->rank, totals, err);
-        }
-        if (status == CKD_OK) {
-            status = add_entry(out, e, &share, first, err);
-        }
+        THEN(status, import_share(&share, plan, t, e->rule, e->rank, totals, err));
+        THEN(status, add_entry(out, e, &share, first, err));
         layout_share_free(&share);
     }
     free(totals);
@@ -159,9 +155,7 @@ static ckd_status check_regions(const rank_regions *of_rank, uint32_t world, ckd
     for (uint32_t r = 0; r < world && status == CKD_OK; r++) {
         status = ckd_plan_describe(&descriptions[r], r, world, of_rank[r].tensors, of_rank[r].count, err);
     }
-    if (status == CKD_OK) {
-        status = ckd_plan_make(&plan, descriptions, world, err);
-    }
+    THEN(status, ckd_plan_make(&plan, descriptions, world, err));
     for (uint32_t r = 0; descriptions && r < world; r++) {
         ckd_bytes_free(&descriptions[r]);
     }

@@ -219,9 +219,7 @@ ckd_status cli_folder_open(cli_folder **out, const char *path, cli_replaceable_f
         remove_abandoned(f);
         status = check_room(f, size, err);
     }
-    if (status == CKD_OK) {
-        status = create_temporary(f, "tmp", err);
-    }
+    THEN(status, create_temporary(f, "tmp", err));
     if (status == CKD_OK) {
         f->held = hold_folder(f->temporary);
     }
@@ -296,16 +294,12 @@ static int give_name(cli_folder *f, ckd_error *err) {
 ckd_status cli_folder_commit(cli_folder *f, ckd_error *err) {
     ckd_status status = cli_output_sync_folder(f->temporary, err);
     /* Another process may have created something there meanwhile. */
-    if (status == CKD_OK) {
-        status = cli_folder_check(f->path, f->replaceable, err);
-    }
+    THEN(status, cli_folder_check(f->path, f->replaceable, err));
     int failed = status == CKD_OK ? give_name(f, err) : 0;
     if (failed) {
         status = cli_error_sys(err, failed, f->path, "cannot give the output folder its name");
     }
-    if (status == CKD_OK) {
-        status = cli_output_sync_folder(f->above, err);
-    }
+    THEN(status, cli_output_sync_folder(f->above, err));
     cli_folder_drop(f);
     return status;
 }

@@ -40,9 +40,7 @@ ckd_status bound_checkpoint_make(bound_checkpoint *out, const layout *l, const c
     ckd_status status = out->bindings ? CKD_OK : cli_error_nomem(err);
     for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
         status = layout_bind(&out->bindings[i], l, list->items[i].name, true, err);
-        if (status == CKD_OK) {
-            status = check_held(l, &out->bindings[i], list->items[i].name, err);
-        }
+        THEN(status, check_held(l, &out->bindings[i], list->items[i].name, err));
     }
     return status;
 }
@@ -222,9 +220,7 @@ ckd_status rank_content_make(rank_content *out, const bound_checkpoint *b, uint3
     held *all = calloc(b->list->count + 1, sizeof(*all));
     size_t count = 0;
     ckd_status status = all ? find_held(all, &count, b, rank, err) : cli_error_nomem(err);
-    if (status == CKD_OK) {
-        status = group_held(out, b, rank, all, count, err);
-    }
+    THEN(status, group_held(out, b, rank, all, count, err));
     if (status == CKD_OK && b->layout->list_count) {
         status = rank_content_flatten(out, b, rank, err);
     }

@@ -151,7 +151,7 @@ static ckd_status flatten(void *context, const layout_buffer *b, ckd_error *err)
     }
     rank_tensor buffer;
     ckd_status status = move_members(&buffer, &place, f, b, err);
-    status = status == CKD_OK ? set_ranges(&buffer, f, b, err) : status;
+    THEN(status, set_ranges(&buffer, f, b, err));
     if (status == CKD_OK) {
         f->buffers[place] = buffer;
     } else {
@@ -224,9 +224,7 @@ ckd_status rank_content_flatten(rank_content *c, const bound_checkpoint *b, uint
         qsort(f.by_name, c->count, sizeof(rank_tensor *), by_name);
         status = layout_each_buffer(b->layout, at, flatten, &f, err);
     }
-    if (status == CKD_OK) {
-        status = check_names(&f, err);
-    }
+    THEN(status, check_names(&f, err));
     if (status == CKD_OK) {
         close_ranks(c, f.buffers);
     }

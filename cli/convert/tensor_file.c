@@ -23,9 +23,7 @@ ckd_status file_content_arrange(file_content *c, json_t *metadata, ckd_error *er
     char *header = NULL;
     size_t header_size = 0;
     ckd_status status = safetensors_arrange(&c->data_size, c->tensors, c->count, err);
-    if (status == CKD_OK) {
-        status = safetensors_format_header(&header, &header_size, c->tensors, c->count, metadata, err);
-    }
+    THEN(status, safetensors_format_header(&header, &header_size, c->tensors, c->count, metadata, err));
     c->header = header;
     c->header_size = header_size;
     return status;
@@ -77,9 +75,7 @@ static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t el
     file_writing *w = p->writing;
     size_t size = (size_t)(elements * ckd_dtype_size(p->tensor->dtype));
     ckd_status status = load_piece(p, piece, elements, err);
-    if (status == CKD_OK) {
-        status = cli_output_write(p->output, w->buffer, size, err);
-    }
+    THEN(status, cli_output_write(p->output, w->buffer, size, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -132,9 +128,7 @@ ckd_status file_content_write(file_writing *w, const file_content *c, const char
                               ckd_error *err) {
     cli_output *output = NULL;
     ckd_status status = cli_output_open(&output, path, force, c->header_size + c->data_size, err);
-    if (status == CKD_OK) {
-        status = cli_output_write(output, c->header, c->header_size, err);
-    }
+    THEN(status, cli_output_write(output, c->header, c->header_size, err));
     for (size_t i = 0; i < c->count && status == CKD_OK; i++) {
         status = copy_tensor(w, output, c, &c->tensors[i], err);
     }

@@ -71,9 +71,7 @@ static ckd_status save_one(const cli_blob *blob, ckd_save *save, ckd_error *err)
     }
     ckd_status status = read_all(&data, &size, fd, blob->path, err);
     close(fd);
-    if (status == CKD_OK) {
-        status = ckd_save_blob(save, blob->name, data, size, err);
-    }
+    THEN(status, ckd_save_blob(save, blob->name, data, size, err));
     free(data);
     return status;
 }

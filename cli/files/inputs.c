@@ -119,9 +119,7 @@ ckd_status cli_inputs_set_roles(cli_inputs *inputs, cli_roles *roles, ckd_error 
     for (size_t i = 0; i < inputs->count && status == CKD_OK; i++) {
         tensors[i] = cli_tensor_name(inputs->tensors[i].tensor);
     }
-    if (status == CKD_OK) {
-        status = cli_roles_find(found, roles, tensors, inputs->count, inputs->metadata, err);
-    }
+    THEN(status, cli_roles_find(found, roles, tensors, inputs->count, inputs->metadata, err));
     for (size_t i = 0; i < inputs->count && status == CKD_OK; i++) {
         inputs->tensors[i].role = found[i].role;
         inputs->tensors[i].weight = found[i].weight;
@@ -137,12 +135,8 @@ ckd_status cli_inputs_open(cli_inputs *out, char *const *paths, size_t count, cl
                            ckd_error *err) {
     *out = (cli_inputs){0};
     ckd_status status = open_files(out, paths, count, err);
-    if (status == CKD_OK) {
-        status = collect(out, err);
-    }
-    if (status == CKD_OK) {
-        status = cli_inputs_set_roles(out, roles, err);
-    }
+    THEN(status, collect(out, err));
+    THEN(status, cli_inputs_set_roles(out, roles, err));
     return status == CKD_OK ? check_unique(out, err) : status;
 }
 

@@ -108,9 +108,7 @@ ckd_status cli_output_open(cli_output **out, const char *path, bool force, uint6
     o->force = force;
     o->is_standard = cli_output_is_standard(path);
     ckd_status status = set_paths(o, path, err);
-    if (status == CKD_OK) {
-        status = o->is_standard ? open_standard(o, err) : create_temporary(o, err);
-    }
+    THEN(status, o->is_standard ? open_standard(o, err) : create_temporary(o, err));
     if (status == CKD_OK && size > 0 && !o->is_standard && fallocate(o->fd, 0, 0, (off_t)size) != 0 &&
         (errno == ENOSPC || errno == EDQUOT)) {
         status = cli_error_sys(err, errno, path, "there is no room for the output of %llu bytes",

@@ -54,9 +54,7 @@ ckd_status cli_roles_find(ckd_tensor_role *out, cli_roles *roles, ckd_tensor_nam
     }
     cli_parameter_orders orders;
     ckd_status status = cli_parameter_orders_read(&orders, metadata, err);
-    if (status == CKD_OK) {
-        status = ckd_roles_find(out, tensors, count, orders.orders, orders.count, err);
-    }
+    THEN(status, ckd_roles_find(out, tensors, count, orders.orders, orders.count, err));
     cli_parameter_orders_free(&orders);
     return status;
 }

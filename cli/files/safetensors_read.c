@@ -163,9 +163,7 @@ static ckd_status parse_tensor(const parser *p, safetensors_tensor *t, const cha
         }
     }
     ckd_status status = parse_dtype(p, t, json_object_get(entry, "dtype"));
-    if (status == CKD_OK) {
-        status = parse_shape(p, t, json_object_get(entry, "shape"));
-    }
+    THEN(status, parse_shape(p, t, json_object_get(entry, "shape")));
     return status == CKD_OK ? parse_offsets(p, t, json_object_get(entry, "data_offsets"), data_size) : status;
 }
 
@@ -424,9 +422,7 @@ ckd_status safetensors_open(safetensors_file **out, const char *path, ckd_error 
     file->fd = -1;
     file->path = strdup(path);
     ckd_status status = file->path ? open_input(file, err) : cli_error_nomem(err);
-    if (status == CKD_OK) {
-        status = read_header(file, err);
-    }
+    THEN(status, read_header(file, err));
     if (status != CKD_OK) {
         safetensors_close(file);
         return status;

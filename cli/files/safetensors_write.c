@@ -113,9 +113,7 @@ ckd_status safetensors_format_header(char **out, size_t *size, const safetensors
         return cli_error_nomem(err);
     }
     ckd_status status = add_tensors(root, tensors, count, err);
-    if (status == CKD_OK) {
-        status = dump(out, size, root, err);
-    }
+    THEN(status, dump(out, size, root, err));
     json_decref(root);
     return status;
 }

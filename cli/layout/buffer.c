@@ -175,7 +175,7 @@ static ckd_status call_for_states(const layout *l, const layout_rule *rule, cons
         }
         layout_buffer b;
         status = layout_buffer_make(&b, l, rule, i ? i - 1 : LAYOUT_NONE, c->values, c->at, err);
-        status = status == CKD_OK ? call(context, &b, err) : status;
+        THEN(status, call(context, &b, err));
         layout_buffer_free(&b);
     }
     return status;

@@ -280,9 +280,7 @@ ckd_status layout_flat_finish(layout_parsing *p, layout_rule *rule) {
             p, "flat needs of=LIST and over=AXES: the parameters, and the ranks that share them");
     }
     ckd_status status = layout_compile(p, rule, NULL);
-    if (status == CKD_OK) {
-        status = check_axes(p, rule, rule->only, rule->numbers, rule->number_count, p->line);
-    }
+    THEN(status, check_axes(p, rule, rule->only, rule->numbers, rule->number_count, p->line));
     const layout_list *list = &p->l->lists[rule->flat.list];
     for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
         const layout_list_line *line = &list->lines[i];

@@ -214,7 +214,7 @@ static ckd_status parse_text(layout_parsing *p, char *text, size_t size) {
         status = layout_error(p->l, 0, p->err, CKD_E_INVALID,
                               "the layout has no rules; each is a line: REGEX KIND OPTIONS");
     }
-    status = status == CKD_OK ? add_default_states(p) : status;
+    THEN(status, add_default_states(p));
     return status == CKD_OK ? layout_flat_check_states(p) : status;
 }
 

@@ -92,7 +92,7 @@ static ckd_status put_repetition(translation *t, size_t length) {
     if (status == CKD_OK && t->repeated) {
         status = layout_wrong(t->p, "a repetition cannot follow another; see '%.20s'", t->at);
     }
-    status = status == CKD_OK ? put(t, t->at, length) : status;
+    THEN(status, put(t, t->at, length));
     t->at += length;
     t->repeated = true;
     return status;
@@ -109,7 +109,7 @@ static ckd_status open_group(translation *t) {
     group *g = &t->groups[t->group_count];
     *g = (group){.begin = t->used + 1, .depth = t->depth, .capture = t->to->captures};
     layout_item item = {.kind = LAYOUT_GROUP, .index = t->group_count};
-    status = status == CKD_OK ? put_plain(t, item, "", 0) : status;
+    THEN(status, put_plain(t, item, "", 0));
     t->open[t->depth++] = t->group_count++;
     return status == CKD_OK ? put(t, t->at++, 1) : status;
 }
@@ -294,8 +294,8 @@ static ckd_status put_group(translation *t, translation *pattern, uint32_t index
     layout_item item = {.kind = LAYOUT_GROUP, .index = g->capture};
     ckd_status status = layout_template_add(&t->rule->global_name, item, "", 0, t->p->err);
     uint32_t capture = t->to->captures + 1;
-    status = status == CKD_OK ? put(t, "(", 1) : status;
-    status = status == CKD_OK ? put(t, pattern->text + g->begin, g->end - g->begin) : status;
+    THEN(status, put(t, "(", 1));
+    THEN(status, put(t, pattern->text + g->begin, g->end - g->begin));
     t->to->captures += 1 + g->inner;
     for (size_t i = 0; i < t->rule->local_name.count; i++) {
         layout_item *local = &t->rule->local_name.items[i];
@@ -319,7 +319,7 @@ static ckd_status put_part(translation *t) {
     for (size_t i = 0; i < t->rule->part_count && status == CKD_OK; i++) {
         status = put(t, i ? "|" : "(", 1);
         const char *name = t->rule->parts[i].name;
-        status = status == CKD_OK ? put(t, name, strlen(name)) : status;
+        THEN(status, put(t, name, strlen(name)));
     }
     if (status == CKD_OK && t->rule->part_count == 0) {
         status = layout_wrong(t->p, "{part} in as= needs parts=");
@@ -380,7 +380,7 @@ static ckd_status translate_as(translation *t, translation *pattern) {
             bool special = strchr(".[]*+?{}()|^$\\", *t->at) != NULL;
             status = layout_template_add(&t->rule->global_name, (layout_item){.kind = LAYOUT_TEXT}, t->at, 1,
                                          t->p->err);
-            status = status == CKD_OK ? put(t, plain + !special, 1u + special) : status;
+            THEN(status, put(t, plain + !special, 1u + special));
             t->at++;
         }
         if (status == CKD_OK && t->to->captures > LAYOUT_CAPTURES) {
@@ -424,11 +424,11 @@ ckd_status layout_compile(layout_parsing *p, layout_rule *rule, const char *as) 
     if (status == CKD_OK && t.depth > 0) {
         status = layout_wrong(p, "a ( has no ) in '%.100s'", rule->pattern);
     }
-    status = status == CKD_OK ? compile(&t) : status;
+    THEN(status, compile(&t));
     if (status == CKD_OK && as) {
         status = translate_as(&back, &t);
-        status = status == CKD_OK ? check_as(&back, &t) : status;
-        status = status == CKD_OK ? compile(&back) : status;
+        THEN(status, check_as(&back, &t));
+        THEN(status, compile(&back));
     }
     free(t.text);
     free(back.text);

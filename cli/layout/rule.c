@@ -420,15 +420,13 @@ static ckd_status finish(reading *r) {
         return layout_wrong(r->p, "what is cut is sharded; along the other axes it is replicated anyway");
     }
     ckd_status status = layout_compile(r->p, rule, r->as);
-    status = status == CKD_OK ? check_repeats(r) : status;
+    THEN(status, check_repeats(r));
     rule->pad = rule->pad ? rule->pad : 1;
     if (status == CKD_OK && rule->kind == LAYOUT_EXPERT && rule->cut_count + rule->number_count == 0) {
         status = layout_wrong(
             r->p, "expert needs a {number} in the pattern, or dim= and over= for stacked experts");
     }
-    if (status == CKD_OK) {
-        status = check_axes(r);
-    }
+    THEN(status, check_axes(r));
     if (status == CKD_OK && rule->kind == LAYOUT_UNIQUE) {
         status = make_unique(r);
     }

@@ -140,7 +140,7 @@ static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total
                             "%" PRIu64 " elements cannot be padded so", total);
     }
     ckd_status status = make_room(s, 2, c->err);
-    status = status == CKD_OK ? cut_span(&mine, c, c->cut->kind, whole, 1, "") : status;
+    THEN(status, cut_span(&mine, c, c->cut->kind, whole, 1, ""));
     if (status == CKD_OK) {
         uint64_t offset = mine.offset < total ? mine.offset : total;
         uint64_t real = mine.length < total - offset ? mine.length : total - offset;
@@ -188,10 +188,8 @@ static ckd_status check_groups(const cutting *c, const uint64_t *totals) {
 static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t *totals) {
     span mine = {0};
     ckd_status status = cut_span(&mine, c, c->cut->kind, c->rule->groups, 1, "groups");
-    if (status == CKD_OK) {
-        status = mine.length < STRETCHES_MAX ? make_room(s, mine.length * c->rule->part_count, c->err)
-                                             : cli_error_nomem(c->err);
-    }
+    THEN(status, mine.length < STRETCHES_MAX ? make_room(s, mine.length * c->rule->part_count, c->err)
+                                             : cli_error_nomem(c->err));
     for (uint64_t g = mine.offset; status == CKD_OK && g < mine.offset + mine.length; g++) {
         for (size_t i = 0; i < c->rule->part_count; i++) {
             uint64_t each = totals[i] / c->rule->groups;
@@ -271,7 +269,7 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
     }
     span mine = {0};
     status = make_room(s, 1, c->err);
-    status = status == CKD_OK ? cut_span(&mine, c, c->cut->kind, totals[0], c->cut->unit, "") : status;
+    THEN(status, cut_span(&mine, c, c->cut->kind, totals[0], c->cut->unit, ""));
     if (status == CKD_OK) {
         add(s, 0, mine);
     }
@@ -368,9 +366,7 @@ ckd_status layout_rank_shape(uint64_t lengths[CKD_MAX_DIMS], const layout *l, co
     if (status == CKD_OK && dim < ndim) {
         status = split_total(totals, l, rule, shape[dim], err);
     }
-    if (status == CKD_OK) {
-        status = layout_share_make(&share, l, rule, at, ndim, shape, totals, err);
-    }
+    THEN(status, layout_share_make(&share, l, rule, at, ndim, shape, totals, err));
     memcpy(lengths, share.lengths, sizeof(share.lengths));
     layout_share_free(&share);
     free(totals);

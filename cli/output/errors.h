@@ -9,6 +9,14 @@
 /* Part of the interface: docs/cli.md. Interrupted by a signal: 128 + its number. */
 enum { CLI_DONE = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_NOT_FOUND = 3, CLI_CORRUPT = 4 };
 
+/* The next of several steps: runs `step` if `status` is CKD_OK and stores its result there. As in the library. */
+#define THEN(status, step)        \
+    do {                          \
+        if ((status) == CKD_OK) { \
+            (status) = (step);    \
+        }                         \
+    } while (0)
+
 #define CLI_PRINTF(string, first) __attribute__((format(printf, string, first)))
 
 /*

@@ -167,9 +167,7 @@ ckd_status cli_report_marks(ckd_store *store, cli_mark_kind kind, bool json, boo
     cli_marks m = {0};
     ckd_checkpoint_list *all = NULL;
     ckd_status status = cli_marks_read(&m, store, err);
-    if (status == CKD_OK) {
-        status = ckd_store_list(&all, store, NULL, err);
-    }
+    THEN(status, ckd_store_list(&all, store, NULL, err));
     if (status == CKD_OK && json) {
         json_t *items = kind == CLI_PINS ? cli_json_pins(&m, NULL, all) : cli_json_tags(&m, NULL, all);
         status = cli_json_print(

@@ -274,21 +274,11 @@ static ckd_status add_retention(report_data *d, const report_question *q, ckd_st
 ckd_status report_data_make(report_data *d, const report_question *q, ckd_store *store, ckd_error *err) {
     *d = (report_data){.store = q->store};
     ckd_status status = q->prices ? cli_prices_read(&d->prices, q->prices, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = ckd_store_report(&d->report, store, err);
-    }
-    if (status == CKD_OK) {
-        status = check_run(d, q->policy.run, err);
-    }
-    if (status == CKD_OK) {
-        status = add_retention(d, q, store, err);
-    }
-    if (status == CKD_OK) {
-        status = ckd_store_timeline(&d->timeline, store, NULL, err);
-    }
-    if (status == CKD_OK) {
-        status = make_room(d, err);
-    }
+    THEN(status, ckd_store_report(&d->report, store, err));
+    THEN(status, check_run(d, q->policy.run, err));
+    THEN(status, add_retention(d, q, store, err));
+    THEN(status, ckd_store_timeline(&d->timeline, store, NULL, err));
+    THEN(status, make_room(d, err));
     if (status != CKD_OK) {
         return status;
     }

@@ -90,24 +90,16 @@ static ckd_status print_sums(FILE *to, const report_data *d, ckd_error *err) {
     ckd_status status =
         section(to, "Runs", "What one checkpoint takes, and a day, is the mean over the newest ones.",
                 report_runs(d), err);
-    if (status == CKD_OK) {
-        status = section(to, "Roles", NULL, report_roles(d), err);
-    }
-    if (status == CKD_OK) {
-        status = section(to, "Growth", "What the newest checkpoints of each run take, on average.",
-                         report_growths(d), err);
-    }
-    if (status == CKD_OK) {
-        status = section(to, "Fidelities", NULL, report_fidelities(d), err);
-    }
+    THEN(status, section(to, "Roles", NULL, report_roles(d), err));
+    THEN(status, section(to, "Growth", "What the newest checkpoints of each run take, on average.",
+                         report_growths(d), err));
+    THEN(status, section(to, "Fidelities", NULL, report_fidelities(d), err));
     return status == CKD_OK ? section(to, "Time", "When it was saved, UTC.", report_periods(d), err) : status;
 }
 
 static ckd_status print_outlook(FILE *to, const report_data *d, ckd_error *err) {
     ckd_status status = print_lines(to, report_say_pruning, d, "Retention", err);
-    if (status == CKD_OK) {
-        status = print_lines(to, report_say_cost, d, "Cost", err);
-    }
+    THEN(status, print_lines(to, report_say_cost, d, "Cost", err));
     if (status == CKD_OK && d->projection_count) {
         status = section(to, "The end of the run", "If each run goes on as its newest checkpoints do.",
                          report_projections(d), err);
@@ -140,15 +132,9 @@ static ckd_status print_page(FILE *to, const report_data *d, ckd_error *err) {
     if (status == CKD_OK && d->report->checkpoint_count) {
         status = report_charts(to, d, err);
     }
-    if (status == CKD_OK) {
-        status = print_sums(to, d, err);
-    }
-    if (status == CKD_OK) {
-        status = print_outlook(to, d, err);
-    }
-    if (status == CKD_OK) {
-        status = print_lists(to, d, err);
-    }
+    THEN(status, print_sums(to, d, err));
+    THEN(status, print_outlook(to, d, err));
+    THEN(status, print_lists(to, d, err));
     html_page_end(to);
     return status;
 }
@@ -180,9 +166,7 @@ ckd_status report_write_html(const report_data *d, const char *path, ckd_error *
     if (to && fclose(to) != 0 && status == CKD_OK) {
         status = cli_error_nomem(err);
     }
-    if (status == CKD_OK) {
-        status = cli_output_bytes(path, true, page, size, err);
-    }
+    THEN(status, cli_output_bytes(path, true, page, size, err));
     free(page);
     return status;
 }

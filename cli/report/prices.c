@@ -80,12 +80,8 @@ static ckd_status check_fields(const json_t *root, const char *path, ckd_error *
 
 static ckd_status read_fields(cli_prices *p, const json_t *root, const char *path, ckd_error *err) {
     ckd_status status = check_fields(root, path, err);
-    if (status == CKD_OK) {
-        status = read_text(&p->name, json_object_get(root, "name"), "name", TEXT_BYTES_MAX, path, err);
-    }
-    if (status == CKD_OK) {
-        status = read_text(&p->date, json_object_get(root, "date"), "date", TEXT_BYTES_MAX, path, err);
-    }
+    THEN(status, read_text(&p->name, json_object_get(root, "name"), "name", TEXT_BYTES_MAX, path, err));
+    THEN(status, read_text(&p->date, json_object_get(root, "date"), "date", TEXT_BYTES_MAX, path, err));
     if (status == CKD_OK && !is_date(p->date)) {
         status = wrong(err, path, "the price table's \"date\" is the day it is of, as YYYY-MM-DD");
     }
@@ -144,9 +140,7 @@ ckd_status cli_prices_read(cli_prices **out, const char *path, ckd_error *err) {
     json_t *root = NULL;
     cli_prices *p = calloc(1, sizeof(*p));
     ckd_status status = p ? read_json(&root, path, err) : cli_error_nomem(err);
-    if (status == CKD_OK) {
-        status = read_fields(p, root, path, err);
-    }
+    THEN(status, read_fields(p, root, path, err));
     json_decref(root);
     if (status != CKD_OK) {
         cli_prices_free(p);

@@ -104,12 +104,8 @@ static ckd_status print_table(cli_table *t, ckd_error *err) {
 
 static ckd_status print_details(const report_data *d, ckd_error *err) {
     ckd_status status = print_table(report_growths(d), err);
-    if (status == CKD_OK) {
-        status = print_table(report_periods(d), err);
-    }
-    if (status == CKD_OK) {
-        status = print_table(report_tensors(d, SIZE_MAX), err);
-    }
+    THEN(status, print_table(report_periods(d), err));
+    THEN(status, print_table(report_tensors(d, SIZE_MAX), err));
     return status == CKD_OK ? print_table(report_checkpoints(d, SIZE_MAX), err) : status;
 }
 
@@ -124,12 +120,8 @@ static ckd_status print_projections(const report_data *d, ckd_error *err) {
 ckd_status report_print_text(const report_data *d, bool projected, bool verbose, ckd_error *err) {
     report_say_totals(stdout, d);
     ckd_status status = print_table(report_runs(d), err);
-    if (status == CKD_OK) {
-        status = print_table(report_roles(d), err);
-    }
-    if (status == CKD_OK) {
-        status = print_table(report_fidelities(d), err);
-    }
+    THEN(status, print_table(report_roles(d), err));
+    THEN(status, print_table(report_fidelities(d), err));
     if (status == CKD_OK && verbose) {
         status = print_details(d, err);
     }

@@ -341,9 +341,7 @@ static ckd_status finish_members(bundle_in *b, uint64_t outside) {
         head *h = &b->heads[i];
         record *r = &b->members[i].record;
         ckd_status status = keep(b, h, r, i ? &b->members[i - 1].record : NULL);
-        if (status == CKD_OK) {
-            status = check_member(b, h, r, payload_at);
-        }
+        THEN(status, check_member(b, h, r, payload_at));
         if (status != CKD_OK) {
             return status;
         }
@@ -366,12 +364,8 @@ ckd_status bundle_decode(bundle_member **members, size_t *count, const record *b
     *members = NULL;
     *count = 0;
     ckd_status status = read_front(&b, payload);
-    if (status == CKD_OK) {
-        status = take_heads(&b);
-    }
-    if (status == CKD_OK) {
-        status = finish_members(&b, outside);
-    }
+    THEN(status, take_heads(&b));
+    THEN(status, finish_members(&b, outside));
     free(b.heads);
     free(b.flags);
     free(b.raw);

@@ -62,9 +62,7 @@ static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outsid
     ckd_status status = read_bundle(u, &payload, bundle);
     bundle_member *members = NULL;
     size_t count = 0;
-    if (status == CKD_OK) {
-        status = bundle_decode(&members, &count, bundle, payload, outside, &u->c->arena, path, u->err);
-    }
+    THEN(status, bundle_decode(&members, &count, bundle, payload, outside, &u->c->arena, path, u->err));
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         status = chunk_check_rows(u->c, &members[i].record, u->err);
     }
@@ -75,9 +73,7 @@ static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outsid
     if (status == CKD_OK && !file_kept(u->c->file, bundle->payload_offset, bundle->stored_size)) {
         set_checksums(members, count, bundle, payload);
     }
-    if (status == CKD_OK) {
-        status = add_members(u, members, count);
-    }
+    THEN(status, add_members(u, members, count));
     if (status != CKD_OK) {
         free(members);
     }

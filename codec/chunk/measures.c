@@ -206,17 +206,13 @@ ckd_status measures_read(measures_entry **entries, size_t *count, const chunk *c
     void *from = bytes_scratch(&stored, r->stored_size, "measures", err);
     void *to = from ? bytes_scratch(&raw, r->raw_size, "measures", err) : NULL;
     ckd_status status = to ? chunk_read_payload(c, r, from, err) : CKD_E_NOMEM;
-    if (status == CKD_OK) {
-        status = unpack(to, r, from, path, err);
-    }
+    THEN(status, unpack(to, r, from, path, err));
     hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){{0}};
     if (status == CKD_OK && !wire_content_matches(&r->content, &content)) {
         status = err_corrupt(err, path, r->offset,
                              "the measures do not have the content hash they were saved with");
     }
-    if (status == CKD_OK) {
-        status = measures_decode(entries, count, to, r->raw_size, path, r->offset, err);
-    }
+    THEN(status, measures_decode(entries, count, to, r->raw_size, path, r->offset, err));
     bytes_free(&stored);
     bytes_free(&raw);
     return status;

@@ -190,9 +190,7 @@ static ckd_status read_index(chunk *c, const chunk_footer *f, ckd_error *err) {
         status =
             err_corrupt(err, file_path(c->file), f->index_offset, "the root hash does not match the index");
     }
-    if (status == CKD_OK) {
-        status = parse_index(c, raw, f, err);
-    }
+    THEN(status, parse_index(c, raw, f, err));
     free(raw);
     return status;
 }
@@ -232,18 +230,10 @@ static ckd_status open_all(chunk *c, const char *path, ckd_error *err) {
                            (unsigned long long)c->size);
     }
     status = file_keep(c->file, CHUNK_KEEP, err);
-    if (status == CKD_OK) {
-        status = read_file_header(c, &features, err);
-    }
-    if (status == CKD_OK) {
-        status = read_footer(c, &footer, err);
-    }
-    if (status == CKD_OK) {
-        status = read_index(c, &footer, err);
-    }
-    if (status == CKD_OK) {
-        status = check_features(c, features, err);
-    }
+    THEN(status, read_file_header(c, &features, err));
+    THEN(status, read_footer(c, &footer, err));
+    THEN(status, read_index(c, &footer, err));
+    THEN(status, check_features(c, features, err));
     if (status == CKD_OK) {
         c->root = footer.root;
         c->index_offset = footer.index_offset;
@@ -271,9 +261,7 @@ ckd_status chunk_open_outer(chunk **out, const char *path, ckd_error *err) {
 ckd_status chunk_open(chunk **out, const char *path, ckd_error *err) {
     const chunk_part *all;
     ckd_status status = chunk_open_outer(out, path, err);
-    if (status == CKD_OK) {
-        status = chunk_part_of(&all, *out, NULL, err);
-    }
+    THEN(status, chunk_part_of(&all, *out, NULL, err));
     if (status == CKD_OK) {
         (*out)->records = all->records;
         (*out)->record_count = all->count;

@@ -118,9 +118,7 @@ ckd_status chunk_writer_create_in(chunk_writer **out, const char *path, const ch
         return err_nomem(err, sizeof(*w), "a chunk writer");
     }
     ckd_status status = file_create_in(&w->file, path, WRITE_BUFFER, &w->scratch->file, err);
-    if (status == CKD_OK) {
-        status = file_append(w->file, w->scratch->header.data, w->scratch->header.size, err);
-    }
+    THEN(status, file_append(w->file, w->scratch->header.data, w->scratch->header.size, err));
     if (status != CKD_OK) {
         chunk_writer_abort(w);
         return status;
@@ -179,9 +177,7 @@ static ckd_status write_record(chunk_writer *w, const void *header, size_t heade
         return too_large(w, err);
     }
     ckd_status status = file_append(w->file, header, header_size, err);
-    if (status == CKD_OK) {
-        status = file_append(w->file, payload, payload_size, err);
-    }
+    THEN(status, file_append(w->file, payload, payload_size, err));
     w->count += status == CKD_OK;
     return status;
 }
@@ -331,9 +327,7 @@ static ckd_status append_end(chunk_writer *w, hash128 *root, uint64_t *size, ckd
         return err_in_file(err, err_set(err, w->failed, "an earlier write of %s failed", w->path), w->path);
     }
     ckd_status status = flush_gathered(w, err);
-    if (status == CKD_OK) {
-        status = append_index(w, &footer, err);
-    }
+    THEN(status, append_index(w, &footer, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -366,9 +360,7 @@ ckd_status chunk_writer_close(chunk_writer *w, ckd_error *err) {
     hash128 root;
     uint64_t size;
     ckd_status status = append_end(w, &root, &size, err);
-    if (status == CKD_OK) {
-        status = close_file(w, err);
-    }
+    THEN(status, close_file(w, err));
     if (status != CKD_OK) {
         file_discard(w->file);
     }
@@ -380,12 +372,8 @@ ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, c
     *root = (hash128){{0}};
     *size = 0;
     ckd_status status = append_end(w, root, size, err);
-    if (status == CKD_OK) {
-        status = file_sync(w->file, err);
-    }
-    if (status == CKD_OK) {
-        status = close_file(w, err);
-    }
+    THEN(status, file_sync(w->file, err));
+    THEN(status, close_file(w, err));
     if (status != CKD_OK) {
         file_discard(w->file);
         *root = (hash128){{0}};

@@ -279,10 +279,8 @@ static ckd_status decode_framed(symbols_workspace *w, void *values, unsigned wid
         used += stream_size;
         symbols_fill_levels(w->level_context, f, n);
     }
-    if (status == CKD_OK) {
-        status = symbols_dense_decode(w, values, width, n, f->columns ? w->level_context : NULL, from + used,
-                                      size - used, err);
-    }
+    THEN(status, symbols_dense_decode(w, values, width, n, f->columns ? w->level_context : NULL, from + used,
+                                      size - used, err));
     if (status == CKD_OK) {
         symbols_add_shared(f, width, values, n);
     }

@@ -333,9 +333,7 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
     if (b->exceptions) {
         put_exceptions(to, b);
     }
-    if (status == CKD_OK) {
-        status = put_q(to, b, effort, scratch, work, err);
-    }
+    THEN(status, put_q(to, b, effort, scratch, work, err));
     return status == CKD_OK && to->failed ? err_nomem(err, to->size, "a lossy block") : status;
 }
 
@@ -432,9 +430,7 @@ ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_colu
         return err_set(err, CKD_E_CORRUPT, "a lossy block begins with what there is not");
     }
     ckd_status status = get_parts(out, &r, form, shared, rows, scratch, work, err);
-    if (status == CKD_OK) {
-        status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block ends too early")
-                          : get_q(out, &r, scratch, work, err);
-    }
+    THEN(status, r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block ends too early")
+                          : get_q(out, &r, scratch, work, err));
     return status;
 }

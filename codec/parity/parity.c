@@ -186,9 +186,7 @@ static ckd_status decode_at(parity_group *out, const parity_file *f, const ckd_i
         return err_nomem(err, size, "a parity group");
     }
     ckd_status status = file_read_at(f->file, offset, data, size, err);
-    if (status == CKD_OK) {
-        status = parity_group_decode(out, store, data, size, file_path(f->file), err);
-    }
+    THEN(status, parity_group_decode(out, store, data, size, file_path(f->file), err));
     free(data);
     return status;
 }
@@ -252,9 +250,7 @@ ckd_status parity_open(parity_file **out, const ckd_id *store, const char *path,
     *out = NULL;
     parity_file *f = calloc(1, sizeof(*f));
     ckd_status status = f ? file_open_read(&f->file, path, err) : err_nomem(err, sizeof(*f), "a parity file");
-    if (status == CKD_OK) {
-        status = open_either(f, store, err);
-    }
+    THEN(status, open_either(f, store, err));
     if (status != CKD_OK) {
         parity_close(f);
         return status;

@@ -413,7 +413,7 @@ ckd_status ckd_roles_find(ckd_tensor_role *out, const ckd_tensor_name *tensors, 
         r.owners ? begin(&r, err) : err_nomem(err, count * sizeof(*r.owners), "roles of tensors");
     for (int way = 0; way < WAYS && status == CKD_OK; way++) {
         status = fill_table(&r.weights[way], &r, way, CKD_ROLE_WEIGHT, err);
-        status = status == CKD_OK ? fill_table(&r.masters[way], &r, way, CKD_ROLE_MASTER, err) : status;
+        THEN(status, fill_table(&r.masters[way], &r, way, CKD_ROLE_MASTER, err));
     }
     if (status == CKD_OK) {
         pair(&r);

@@ -296,9 +296,7 @@ static ckd_status gather(compacting *x, ckd_error *err) {
             order[count++] = n;
         }
     }
-    if (status == CKD_OK) {
-        status = compact_gather(&x->c, order, count, record_gathered, x, err);
-    }
+    THEN(status, compact_gather(&x->c, order, count, record_gathered, x, err));
     free(order);
     manifest_set_free(&now);
     return status;
@@ -331,12 +329,8 @@ static ckd_status look_again(compacting *x, ckd_error *err) {
     manifest_set_free(&x->all);
     compact_forget_views(&x->c);
     ckd_status status = manifest_set_read(&x->all, x->c.store, err);
-    if (status == CKD_OK) {
-        status = find_order(x, err);
-    }
-    if (status == CKD_OK) {
-        status = find_current(x, err);
-    }
+    THEN(status, find_order(x, err));
+    THEN(status, find_current(x, err));
     return status == CKD_OK ? count_readers(x, err) : status;
 }
 
@@ -352,7 +346,7 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
     for (int pass = 0; pass < PASSES && more && status == CKD_OK; pass++) {
         size_t before = x->out->count;
         status = pass ? look_again(x, err) : CKD_OK;
-        status = status == CKD_OK ? compact_each(x, pass == 0, err) : status;
+        THEN(status, compact_each(x, pass == 0, err));
         more = writes && x->out->count > before + x->out->left;
     }
     return status == CKD_OK ? gather(x, err) : status;
@@ -390,29 +384,17 @@ static ckd_status begin(compacting *x, ckd_error *err) {
     if (status == CKD_OK && writes) {
         status = compact_upgrade_early(c, err);
     }
-    if (status == CKD_OK) {
-        status = manifest_set_read(&x->all, c->store, err);
-    }
-    if (status == CKD_OK) {
-        status = find_remaining(x, err);
-    }
-    if (status == CKD_OK) {
-        status = find_order(x, err);
-    }
-    if (status == CKD_OK) {
-        status = find_current(x, err);
-    }
+    THEN(status, manifest_set_read(&x->all, c->store, err));
+    THEN(status, find_remaining(x, err));
+    THEN(status, find_order(x, err));
+    THEN(status, find_current(x, err));
     return status == CKD_OK ? count_readers(x, err) : status;
 }
 
 static ckd_status compact(compacting *x, ckd_error *err) {
     ckd_status status = begin(x, err);
-    if (status == CKD_OK) {
-        status = compact_all(x, err);
-    }
-    if (status == CKD_OK) {
-        status = prune(x, err);
-    }
+    THEN(status, compact_all(x, err));
+    THEN(status, prune(x, err));
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
     uint32_t patience = x->c.limits.timeout_ms < LAST_PATIENCE_MS ? x->c.limits.timeout_ms : LAST_PATIENCE_MS;
     return status == CKD_OK && wrote ? compact_remove_old(&x->out->old_files, &x->c, patience, err) : status;
@@ -448,10 +430,8 @@ ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
     o.max_depth = o.max_depth ? o.max_depth : DEFAULT_DEPTH;
     o.pack_below = o.pack_below ? o.pack_below : DEFAULT_PACK;
     o.max_load_cost = o.max_load_cost > 0 ? o.max_load_cost : DEFAULT_LOAD_COST;
-    status = status == CKD_OK ? check_options(&o, err) : status;
-    if (status == CKD_OK) {
-        status = store_check_writable(store, err);
-    }
+    THEN(status, check_options(&o, err));
+    THEN(status, store_check_writable(store, err));
     if (status != CKD_OK) {
         return status;
     }

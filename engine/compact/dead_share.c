@@ -18,9 +18,7 @@ static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, c
     uint64_t newest = 0;
     *state = 0;
     ckd_status status = manifest_set_read(&n, store, err);
-    if (status == CKD_OK) {
-        status = waste_of(out, &n, run, err);
-    }
+    THEN(status, waste_of(out, &n, run, err));
     for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &n.items[i].m.checkpoint;
         if (!n.items[i].in_trash && c->step >= newest && strcmp(c->run, run) == 0) {

@@ -19,9 +19,7 @@ static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
         return status;
     }
     status = compact_open(&p.view, &p.published, c, id, &why);
-    if (status == CKD_OK) {
-        status = compact_update_manifest(&stored, c, &p, &why);
-    }
+    THEN(status, compact_update_manifest(&stored, c, &p, &why));
     lock_release(readers);
     if (c->views.count > COMPACT_VIEWS_MAX) {
         compact_forget_views(c);
@@ -43,9 +41,7 @@ static ckd_status name_rest(const compaction *c, ckd_error *err) {
         return status;
     }
     status = manifest_set_read(&n, store, err);
-    if (status == CKD_OK) {
-        status = manifest_set_name_all(&n, store, err);
-    }
+    THEN(status, manifest_set_name_all(&n, store, err));
     ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
     if (store_sync_catalog(store, &why) != CKD_OK) {

@@ -234,12 +234,8 @@ static ckd_status write_all(rewrite *r, size_t number, chunk_writer *w, batch *b
                             ckd_error *err) {
     bool *needed = NULL;
     ckd_status status = write_records(r, number, w, b, numbers, false, NULL, err);
-    if (status == CKD_OK) {
-        status = find_needed(&needed, r, number, err);
-    }
-    if (status == CKD_OK) {
-        status = write_records(r, number, w, b, numbers, true, needed, err);
-    }
+    THEN(status, find_needed(&needed, r, number, err));
+    THEN(status, write_records(r, number, w, b, numbers, true, needed, err));
     free(needed);
     return status;
 }
@@ -252,9 +248,7 @@ static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_erro
                                   : CKD_E_NOMEM;
     bool bundles = false;
     bytes room = {0};
-    if (status == CKD_OK) {
-        status = check_bundles(r->plan->view, number, &room, &bundles, err);
-    }
+    THEN(status, check_bundles(r->plan->view, number, &room, &bundles, err));
     if (status == CKD_OK) {
         if (bundles || r->m.checkpoint.fidelity != CKD_EXACT) {
             chunk_writer_gather(w);
@@ -360,9 +354,7 @@ static ckd_status check_written(rewrite *r, const view *written, ckd_error *err)
     }
     reading x = {r, written};
     ckd_status status = pool_run(r->c->store->pool, written->block_count, read_back, &x, err);
-    if (status == CKD_OK) {
-        status = closure_name_files(&r->m, &r->c->views, written, err);
-    }
+    THEN(status, closure_name_files(&r->m, &r->c->views, written, err));
     return status == CKD_OK ? totals_set(&r->m, written, err) : status;
 }
 
@@ -370,11 +362,7 @@ ckd_status compact_verify(rewrite *r, ckd_error *err) {
     manifest copy;
     const view *written;
     ckd_status status = name_candidates(r, err);
-    if (status == CKD_OK) {
-        status = copy_for_view(&copy, &r->m, err);
-    }
-    if (status == CKD_OK) {
-        status = views_add(&written, &r->c->views, &copy, err);
-    }
+    THEN(status, copy_for_view(&copy, &r->m, err));
+    THEN(status, views_add(&written, &r->c->views, &copy, err));
     return status == CKD_OK ? check_written(r, written, err) : status;
 }

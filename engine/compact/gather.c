@@ -223,9 +223,7 @@ ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t co
         qsort(sorted, count, sizeof(*sorted), by_run_and_step);
     }
     ckd_status status = find_sources(&g, err);
-    if (status == CKD_OK) {
-        status = find_wasteful(&g, err);
-    }
+    THEN(status, find_wasteful(&g, err));
     if (status == CKD_OK) {
         wanted = calloc(g.source_count + 1, sizeof(*wanted));
         status = wanted ? CKD_OK : err_nomem(err, g.source_count * sizeof(*wanted), "chunk files");

@@ -56,9 +56,7 @@ static ckd_status write_intent(compact_intent *i, const compaction *of, const ck
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_intent(store->path, &i->writer), temporary = path_of(store->path, DIR_INTENTS, temp);
     ckd_status status = data.failed ? err_nomem(err, METADATA_MAX, "an intent") : CKD_OK;
-    if (status == CKD_OK) {
-        status = file_publish_bytes(p.text, temporary.text, data.data, data.size, err);
-    }
+    THEN(status, file_publish_bytes(p.text, temporary.text, data.data, data.size, err));
     if (status == CKD_OK) {
         status = lock_acquire(&i->lock, p.text, LOCK_SHARED, false, 0, err);
     } else {
@@ -103,7 +101,7 @@ ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, cons
     ckd_status status = store_lock_publish_within(&lock, c->store, c->limits.timeout_ms, err);
     if (status == CKD_OK) {
         status = check_there(c->store, &needed, err);
-        status = status == CKD_OK ? write_intent(i, c, about, &needed, err) : status;
+        THEN(status, write_intent(i, c, about, &needed, err));
         lock_release(lock);
     }
     free(needed.ids);

@@ -81,9 +81,7 @@ static ckd_status mark_reads(marking *k, ckd_error *err) {
 static ckd_status mark_live(merge_set *x, const manifest_entry *n, ckd_error *err) {
     marking k = {.x = x};
     ckd_status status = views_get(&k.root, &x->g->c->views, &n->m.checkpoint.id, err);
-    if (status == CKD_OK) {
-        status = mark_reads(&k, err);
-    }
+    THEN(status, mark_reads(&k, err));
     if (status == CKD_OK && k.is_damaged) {
         status = err_set(err, CKD_E_CORRUPT, "records that it reads are damaged");
     }
@@ -174,9 +172,7 @@ static ckd_status write_files(merge_set *x, const compact_intent *i, ckd_error *
     for (size_t k = 0; k < x->output_count && status == CKD_OK; k++) {
         status = write_file(x, &x->outputs[k], i, err);
     }
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(x->g->c->store->path, DIR_CHUNKS).text, err);
-    }
+    THEN(status, dir_sync(path_in(x->g->c->store->path, DIR_CHUNKS).text, err));
     for (size_t k = 0; k < x->output_count && status == CKD_OK; k++) {
         status = read_back(x, &x->outputs[k], err);
     }
@@ -218,22 +214,14 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
     const view *draft, *was;
     manifest wide, tight = {.files = NULL};
     ckd_status status = views_get(&was, &c->views, &n->m.checkpoint.id, err);
-    if (status == CKD_OK) {
-        status = name_new(&tight, x, &was->manifest, err);
-    }
-    if (status == CKD_OK) {
-        status = name_new(&wide, x, &was->manifest, err);
-    }
-    if (status == CKD_OK) {
-        status = views_add(&draft, &c->views, &wide, err);
-    }
+    THEN(status, name_new(&tight, x, &was->manifest, err));
+    THEN(status, name_new(&wide, x, &was->manifest, err));
+    THEN(status, views_add(&draft, &c->views, &wide, err));
     if (status == CKD_OK &&
         (draft->block_count != was->block_count || draft->blob_count != was->blob_count)) {
         status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
     }
-    if (status == CKD_OK) {
-        status = closure_name_files(&tight, &c->views, draft, err);
-    }
+    THEN(status, closure_name_files(&tight, &c->views, draft, err));
     if (status == CKD_OK && was->manifest.checkpoint.generation == UINT32_MAX) {
         status = err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
     }
@@ -246,7 +234,7 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
         m.role_count = 0;
         status = totals_set(&m, draft, err);
         m.checkpoint.generation++;
-        status = status == CKD_OK ? compact_publish_manifest(stored, undecided, c, &m, err) : status;
+        THEN(status, compact_publish_manifest(stored, undecided, c, &m, err));
         for (size_t i = 0; i < m.file_count && status == CKD_OK; i++) {
             for (size_t k = 0; k < x->output_count; k++) {
                 *named = *named || id_equal(&m.files[i].id, &x->outputs[k].id);
@@ -313,9 +301,7 @@ static ckd_status name_outputs(merge_set *x, compact_intent *i, ckd_error *err) 
         status = known ? CKD_OK : manifest_add_files(&like, &x->sources[k]->file, 1, err);
     }
     like.own_count = like.file_count;
-    if (status == CKD_OK) {
-        status = compact_intent_name(i, &like, err);
-    }
+    THEN(status, compact_intent_name(i, &like, err));
     x->outputs = i->files;
     x->output_count = i->file_count;
     manifest_free(&like);
@@ -329,20 +315,14 @@ static ckd_status gather_group(merge_set *x, ckd_error *err) {
     bool committed = false;
     x->damaged_before = x->damaged.count;
     ckd_status status = name_outputs(x, &i, err);
-    if (status == CKD_OK) {
-        status = mark_all(x, &ids, err);
-    }
+    THEN(status, mark_all(x, &ids, err));
     if (status == CKD_OK) {
         status =
             compact_intent_begin_for(&i, c, &x->sources[0]->first->m.checkpoint,
                                      (const ckd_id *)(const void *)ids.data, ids.size / sizeof(ckd_id), err);
     }
-    if (status == CKD_OK) {
-        status = write_files(x, &i, err);
-    }
-    if (status == CKD_OK) {
-        status = rename_all(&committed, &i.undecided, x, err);
-    }
+    THEN(status, write_files(x, &i, err));
+    THEN(status, rename_all(&committed, &i.undecided, x, err));
     compact_intent_end(&i, c->store, committed);
     bytes_free(&ids);
     return status;

@@ -51,9 +51,7 @@ static void complete(rewrite *r) {
  */
 static void take_back(const ckd_store *store, bool *undecided, const pathname *p) {
     ckd_status status = file_remove(p->text, true, NULL);
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, NULL);
-    }
+    THEN(status, dir_sync(path_in(store->path, DIR_MANIFESTS).text, NULL));
     *undecided = *undecided || status != CKD_OK;
 }
 
@@ -103,9 +101,7 @@ static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
     ckd_checkpoint now = {.generation = 0};
     ckd_error why = {0};
     ckd_status status = store_sync_catalog(store, &why);
-    if (status == CKD_OK) {
-        status = catalog_find_id(&now, store->catalog, &c->id, &why);
-    }
+    THEN(status, catalog_find_id(&now, store->catalog, &c->id, &why));
     if (status != CKD_OK || now.generation != c->generation) {
         store_use_memory(store, NULL);
         store_message(store, "the catalog is behind the manifests%s%s", why.message[0] ? ": " : "",
@@ -117,12 +113,8 @@ static ckd_status publish_locked(bool *undecided, ckd_store *store, const manife
                                  ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_sync_catalog(store, err);
-    if (status == CKD_OK) {
-        status = check_unchanged(store, m, err);
-    }
-    if (status == CKD_OK) {
-        status = publish_bytes(undecided, store, &m->checkpoint, encoded, err);
-    }
+    THEN(status, check_unchanged(store, m, err));
+    THEN(status, publish_bytes(undecided, store, &m->checkpoint, encoded, err));
     if (status == CKD_OK) {
         update_catalog(store, &m->checkpoint);
     }
@@ -181,21 +173,11 @@ static ckd_status record_loads(rewrite *r, ckd_error *err) {
 
 static ckd_status write_all(compact_intent *i, rewrite *r, ckd_error *err) {
     ckd_status status = compact_intent_name(i, r->plan->published, err);
-    if (status == CKD_OK) {
-        status = describe(r, i, err);
-    }
-    if (status == CKD_OK) {
-        status = check_room(r, err);
-    }
-    if (status == CKD_OK) {
-        status = compact_intent_begin(i, r, err);
-    }
-    if (status == CKD_OK) {
-        status = compact_write_files(r, err);
-    }
-    if (status == CKD_OK) {
-        status = compact_verify(r, err);
-    }
+    THEN(status, describe(r, i, err));
+    THEN(status, check_room(r, err));
+    THEN(status, compact_intent_begin(i, r, err));
+    THEN(status, compact_write_files(r, err));
+    THEN(status, compact_verify(r, err));
     if (status == CKD_OK) {
         complete(r);
         status = record_loads(r, err);

@@ -254,9 +254,7 @@ ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p
     begin_record(item);
     ckd_status status =
         values ? block_values(&w->job.decoder, &c->views, p->view, b, values, err) : CKD_E_NOMEM;
-    if (status == CKD_OK) {
-        status = code_values(item, c, p, w, err);
-    }
+    THEN(status, code_values(item, c, p, w, err));
     item->is_coded = status == CKD_OK && !keep_as_it_is(item, &p->rewrites[item->block]);
     return status;
 }

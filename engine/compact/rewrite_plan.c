@@ -251,7 +251,7 @@ static ckd_status plan_block(examination *x, size_t i, ckd_error *err) {
             f->state = REWRITE_KNOWN;
             return CKD_OK;
         }
-        status = status == CKD_OK ? find_new_base(f, x->c, p, r, err) : status;
+        THEN(status, find_new_base(f, x->c, p, r, err));
         load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
         f->load = f->new_base ? (block_load){f->new_base_load.depth + 1, f->new_base_load.chain}
                               : (block_load){0, base};

@@ -104,10 +104,8 @@ static ckd_status decode_standalone(decoder *d, const view *v, const view_block 
     }
     const void *payload;
     ckd_status status = values_payload(d, b, &payload, err);
-    if (status == CKD_OK) {
-        status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), to, r->raw_size,
-                              NULL, payload, r->stored_size, err);
-    }
+    THEN(status, coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), to, r->raw_size,
+                              NULL, payload, r->stored_size, err));
     if (status == CKD_OK && r->coding == CODING_SYMBOLS && dtype_is_float(dtype)) {
         d->kernels->unrotate_sign(dtype, to, to, r->count);
     }
@@ -218,9 +216,7 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         status = b->record->predictor == PREDICT_STEP ? values_predict(d, cache, v, b, to, err)
                                                       : values_dependency(d, cache, v, b, 0, dtype, to, err);
         d->lossy_depth -= lossy;
-        if (status == CKD_OK) {
-            status = apply_delta(d, v, b, to, err);
-        }
+        THEN(status, apply_delta(d, v, b, to, err));
         break;
     case PREDICT_COPY:
         status = values_dependency(d, cache, v, b, 0, dtype, to, err);
@@ -415,9 +411,7 @@ ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err)
     const record *r = b->record;
     const void *payload;
     ckd_status status = values_known(b, err);
-    if (status == CKD_OK) {
-        status = values_payload(d, b, &payload, err);
-    }
+    THEN(status, values_payload(d, b, &payload, err));
     if (status == CKD_OK) {
         status =
             coder_decode(d->coder, (coding)r->coding, 1, to, r->raw_size, NULL, payload, r->stored_size, err);

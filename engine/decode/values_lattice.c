@@ -61,12 +61,10 @@ ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, co
     if (status == CKD_OK && out->columns) {
         status = shared_side(&out->rows, d, v, b, 1, err);
     }
-    status = status == CKD_OK ? values_payload(d, b, &payload, err) : status;
-    if (status == CKD_OK) {
-        status = lattice_decode(&out->block, r->count, out->columns ? &out->columns->columns : NULL,
+    THEN(status, values_payload(d, b, &payload, err));
+    THEN(status, lattice_decode(&out->block, r->count, out->columns ? &out->columns->columns : NULL,
                                 out->rows ? &out->rows->columns : NULL, payload, r->stored_size,
-                                &d->lattice.scratch, coder_symbols(d->coder), err);
-    }
+                                &d->lattice.scratch, coder_symbols(d->coder), err));
     if (status != CKD_OK) {
         values_lattice_release(d, out);
     }

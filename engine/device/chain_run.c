@@ -505,10 +505,8 @@ static ckd_status run_rounds(run *r, ckd_error *err) {
             status = err_set(err, CKD_E_UNSUPPORTED, "the device has no operation for %s",
                              ckd_dtype_name(r->chains[0].block->record->tensor->dtype));
         }
-        if (status == CKD_OK) {
-            status = device_status(&r->why, r->lease->queue.device, err);
-        }
-        status = status == CKD_OK ? compare(r, round, err) : status;
+        THEN(status, device_status(&r->why, r->lease->queue.device, err));
+        THEN(status, compare(r, round, err));
     }
     return status == CKD_OK ? device_finish(r->lease, err) : status;
 }

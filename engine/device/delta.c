@@ -91,7 +91,7 @@ static ckd_status look_at_before(device_deltas *b, ckd_error *err) {
 
 ckd_status device_deltas_begin(device_deltas *b, ckd_error *err) {
     ckd_status status = stream_batch_begin(b->streams, err);
-    status = status == CKD_OK ? scatter_all(b, err) : status;
+    THEN(status, scatter_all(b, err));
     return status == CKD_OK ? look_at_before(b, err) : status;
 }
 
@@ -125,7 +125,7 @@ static ckd_status subtract(device_deltas *b, ckd_error *err) {
         }
         if (n == DEVICE_SPANS || (n && i + 1 == b->count)) {
             status = some_elements(b, DEVICE_RESIDUAL, residual, n, err);
-            status = status == CKD_OK ? some_elements(b, DEVICE_CONTEXT, context, n, err) : status;
+            THEN(status, some_elements(b, DEVICE_CONTEXT, context, n, err));
             n = 0;
         }
     }
@@ -193,7 +193,7 @@ ckd_status device_deltas_count(device_deltas *b, ckd_error *err) {
         return CKD_OK;
     }
     ckd_status status = subtract(b, err);
-    status = status == CKD_OK ? choose_centres(b, err) : status;
+    THEN(status, choose_centres(b, err));
     return status == CKD_OK ? stream_batch_count(b->streams, err) : status;
 }
 

@@ -164,7 +164,7 @@ static ckd_status run(dense_batch *b, device_lease *lease, const memory_parts *m
     device_failure why = {DEVICE_DONE, "", ""};
     uint32_t *results = bytes_scratch(&b->results, results_size(b) + 1, "a device's results", err);
     ckd_status status = results ? device_put(lease, m->sent, b->sent.data, b->sent.size, err) : CKD_E_NOMEM;
-    status = status == CKD_OK ? device_put(lease, m->streams, b->streams.data, b->streams.size, err) : status;
+    THEN(status, device_put(lease, m->streams, b->streams.data, b->streams.size, err));
     if (status != CKD_OK) {
         return status;
     }

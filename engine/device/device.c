@@ -194,7 +194,7 @@ static ckd_status prefetch(device_reader *r, uint64_t first, ckd_error *err) {
 static ckd_status turn_to(device_reader *r, uint64_t first, ckd_error *err) {
     bool foreseen = r->piece[!r->current].count && r->piece[!r->current].first == first;
     ckd_status status = foreseen ? CKD_OK : prefetch(r, first, err);
-    status = status == CKD_OK ? device_finish(r->lease, err) : status;
+    THEN(status, device_finish(r->lease, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -291,7 +291,7 @@ ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *of, siz
         lease->backend->hash(&lease->queue, of + i, n, &why);
     }
     ckd_status status = device_status(&why, lease->queue.device, err);
-    status = status == CKD_OK ? device_get(lease, host, to, pieces * sizeof(*host), err) : status;
+    THEN(status, device_get(lease, host, to, pieces * sizeof(*host), err));
     for (size_t i = 0, at = 0; i < count && status == CKD_OK; i++) {
         uint64_t n = device_hash_pages_of(of[i].bytes);
         out[i] = hash128_of(host + at, n * sizeof(*host)); /* little-endian, as on the device */

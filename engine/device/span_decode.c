@@ -146,7 +146,7 @@ static ckd_status run_batch(span_decode *f, ckd_error *err) {
     for (fill_part p = {0, 0}; p.first < f->count && status == CKD_OK && !f->bad; p.first += p.count) {
         p.count = f->count - p.first;
         status = take_part(&p, f, err);
-        status = status == CKD_OK ? run_part(f, &p, err) : status;
+        THEN(status, run_part(f, &p, err));
     }
     for (size_t i = 0; f->chains && i < f->count; i++) {
         device_chain_free(&f->chains[i]);

@@ -125,7 +125,7 @@ static ckd_status find_splits(device_standalones *b, device_split *all, ckd_erro
     }
     ckd_status status =
         got ? take_step(b, DEVICE_SPLIT_EXTENT, all, err) : err_nomem(err, extents * sizeof(*got), "extents");
-    status = status == CKD_OK ? device_get(b->r->lease, got, there, extents * sizeof(*got), err) : status;
+    THEN(status, device_get(b->r->lease, got, there, extents * sizeof(*got), err));
     for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
         split_finest(&b->blocks[i], got + (all[i].extents - there), (unsigned)b->r->element);
     }
@@ -161,7 +161,7 @@ static ckd_status sum_lines(device_standalones *b, device_split *all, ckd_error 
     }
     lease->backend->zero(&lease->queue, there, size, &why);
     ckd_status status = device_status(&why, lease->queue.device, err);
-    status = status == CKD_OK ? take_step(b, DEVICE_SPLIT_LINES, all, err) : status;
+    THEN(status, take_step(b, DEVICE_SPLIT_LINES, all, err));
     return status == CKD_OK ? device_get(lease, b->sums.data, there, size, err) : status;
 }
 
@@ -195,9 +195,9 @@ static ckd_status choose_levels(device_standalones *b, device_split *all, symbol
 ckd_status device_standalones_count(device_standalones *b, symbols_workspace *w, ckd_error *err) {
     device_split *all = calloc(b->count + 1, sizeof(*all));
     ckd_status status = all ? begin(b, err) : err_nomem(err, b->count * sizeof(*all), "blocks for a device");
-    status = status == CKD_OK ? find_splits(b, all, err) : status;
-    status = status == CKD_OK ? sum_lines(b, all, err) : status;
-    status = status == CKD_OK ? choose_levels(b, all, w, err) : status;
+    THEN(status, find_splits(b, all, err));
+    THEN(status, sum_lines(b, all, err));
+    THEN(status, choose_levels(b, all, w, err));
     free(all);
     return status == CKD_OK ? stream_batch_count(b->streams, err) : status;
 }

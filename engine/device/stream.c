@@ -133,7 +133,7 @@ static ckd_status classify(stream_batch *b, device_classes *all, uint64_t *enter
     }
     device_classes *described = (device_classes *)(void *)stream_take(&b->next, n * sizeof(*all));
     ckd_status status = device_status(&why, queue->device, err);
-    status = status == CKD_OK ? device_put(b->lease, described, all, n * sizeof(*all), err) : status;
+    THEN(status, device_put(b->lease, described, all, n * sizeof(*all), err));
     if (status == CKD_OK) {
         backend->classify(queue, described, n, max, &why);
         status = device_status(&why, queue->device, err);

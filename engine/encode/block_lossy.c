@@ -214,8 +214,8 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     const lossy_job *made = &job->lossy_work;
     if (!made->within || made->block.exceptions > job->count / MOST_KEPT || payload->size >= raw) {
         status = fetch_given(job, tile, raw, err);
-        status = status == CKD_OK ? measure_given(job, tile, at, err) : status;
-        status = status == CKD_OK ? block_analyse(job, save, tensor, budget, err) : status;
+        THEN(status, measure_given(job, tile, at, err));
+        THEN(status, block_analyse(job, save, tensor, budget, err));
         /* the block is exact */
         job->error = (lossy_error){.energy = made->error.energy, .exceptions = made->error.exceptions};
         return status;

@@ -29,9 +29,7 @@ static ckd_status publish_setting(const ckd_store *store, const parity_setting *
     p.generation = name->generation;
     parity_encode(&data, &store->id, &p);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a parity setting") : CKD_OK;
-    if (status == CKD_OK) {
-        status = settings_publish(store, name, &data, err);
-    }
+    THEN(status, settings_publish(store, name, &data, err));
     bytes_free(&data);
     return status;
 }
@@ -116,9 +114,7 @@ static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
     }
     g->created_ns = clock_wall_ns();
     status = ckd_id_new(&g->id, err);
-    if (status == CKD_OK) {
-        status = blame_library(parity_write(m->store, g, rows, &m->limiter, err), err);
-    }
+    THEN(status, blame_library(parity_write(m->store, g, rows, &m->limiter, err), err));
     if (status == CKD_E_NOT_FOUND) { /* a member was collected since its check */
         return CKD_OK;
     }
@@ -175,12 +171,8 @@ static ckd_status clean_up(making *m, ckd_error *err) {
     if (status == CKD_OK && !needed) {
         status = err_nomem(err, m->sets.count, "parity groups");
     }
-    if (status == CKD_OK) {
-        status = parity_plan_needed(needed, m->store, &m->files, &m->sets, &m->settings, err);
-    }
-    if (status == CKD_OK) {
-        status = remove_useless(m, needed, err);
-    }
+    THEN(status, parity_plan_needed(needed, m->store, &m->files, &m->sets, &m->settings, err));
+    THEN(status, remove_useless(m, needed, err));
     free(needed);
     ckd_verify_result_free(again.result); /* the damage was reported already */
     return status;
@@ -214,12 +206,8 @@ static ckd_status look_around(making *m, ckd_error *err) {
                        "the store does not say what parity it should have: say it once (ckptdelta parity "
                        "STORE --group 8+1)");
     }
-    if (status == CKD_OK) {
-        status = live_files_read(&m->files, m->store, &m->damage, err);
-    }
-    if (status == CKD_OK) {
-        status = parity_sets_read(&m->sets, m->store, &m->damage, err);
-    }
+    THEN(status, live_files_read(&m->files, m->store, &m->damage, err));
+    THEN(status, parity_sets_read(&m->sets, m->store, &m->damage, err));
     if (status == CKD_OK) {
         status =
             parity_plan_make(&m->plan, m->store, &m->files, &m->sets, &m->settings, m->options->run, err);
@@ -240,9 +228,7 @@ static ckd_status make(making *m, ckd_error *err) {
     const ckd_parity_options *o = m->options;
     bool given = o->data || o->off;
     ckd_status status = given && !o->dry_run ? store_setting(m, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = look_around(m, err);
-    }
+    THEN(status, look_around(m, err));
     if (status == CKD_OK && o->dry_run) {
         count_plan(m);
         return CKD_OK;
@@ -288,10 +274,8 @@ ckd_status ckd_store_parity(ckd_parity_result **out, ckd_store *store, const ckd
     file_lock *lock = NULL;
     *out = NULL;
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_parity_options", err);
-    status = status == CKD_OK ? store_check_writable(store, err) : status;
-    if (status == CKD_OK) {
-        status = check_options(&o, err);
-    }
+    THEN(status, store_check_writable(store, err));
+    THEN(status, check_options(&o, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -308,9 +292,7 @@ ckd_status ckd_store_parity(ckd_parity_result **out, ckd_store *store, const ckd
                                .begun_ns = clock_monotonic_ns()};
     m.check = (throttled_check){store, &m.damage, &m.files, &m.limiter, {0}, NULL};
     status = o.dry_run ? CKD_OK : parity_lock(&lock, store, err);
-    if (status == CKD_OK) {
-        status = make(&m, err);
-    }
+    THEN(status, make(&m, err));
     lock_release(lock);
     making_free(&m);
     if (status != CKD_OK) {

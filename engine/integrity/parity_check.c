@@ -88,9 +88,7 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
         return damage_record(damage, status, &why, CKD_NO_OFFSET, "", err);
     }
     status = check_ends(&c, err);
-    if (status == CKD_OK) {
-        status = check_stripes(&c, p, err);
-    }
+    THEN(status, check_stripes(&c, p, err));
     parity_close(c.file);
     return status;
 }

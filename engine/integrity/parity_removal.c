@@ -264,18 +264,10 @@ ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const
     damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
     ckd_status status =
         ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "parity to forget");
-    if (status == CKD_OK) {
-        status = parity_sets_read(&f.sets, store, &ignored, err);
-    }
-    if (status == CKD_OK) {
-        status = look_at_all(&f, err);
-    }
-    if (status == CKD_OK) {
-        status = check_wanted(&f, err);
-    }
-    if (status == CKD_OK) {
-        status = forget(&f, err);
-    }
+    THEN(status, parity_sets_read(&f.sets, store, &ignored, err));
+    THEN(status, look_at_all(&f, err));
+    THEN(status, check_wanted(&f, err));
+    THEN(status, forget(&f, err));
     free(f.outlooks);
     bytes_free(&f.payload);
     parity_sets_free(&f.sets);

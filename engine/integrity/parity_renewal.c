@@ -17,7 +17,7 @@ ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group
         status = file_publish(path_parity(store->path, &g->id, row, ".tmp").text,
                               path_parity(store->path, &g->id, row, "").text, err);
     }
-    status = status == CKD_OK ? dir_sync(path_in(store->path, DIR_PARITY).text, err) : status;
+    THEN(status, dir_sync(path_in(store->path, DIR_PARITY).text, err));
     *done = status == CKD_OK;
     return status;
 }
@@ -39,9 +39,7 @@ static ckd_status make_group(size_t *covered, const ckd_store *store, parity_gro
     rate_limiter p = {0};
     g->created_ns = clock_wall_ns();
     ckd_status status = ckd_id_new(&g->id, err);
-    if (status == CKD_OK) {
-        status = parity_write(store, g, rows, &p, err);
-    }
+    THEN(status, parity_write(store, g, rows, &p, err));
     if (status == CKD_OK) {
         status = parity_publish(&done, store, g, err);
         if (!done) {
@@ -58,12 +56,8 @@ static ckd_status make_plan(parity_plan *plan, live_files *files, setting_list *
     damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
     ckd_status status =
         ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "parity made anew");
-    if (status == CKD_OK) {
-        status = settings_read_kind(settings, store, METADATA_PARITY, err);
-    }
-    if (status == CKD_OK) {
-        status = live_files_read(files, store, &ignored, err);
-    }
+    THEN(status, settings_read_kind(settings, store, METADATA_PARITY, err));
+    THEN(status, live_files_read(files, store, &ignored, err));
     if (status == CKD_OK) {
         keep_only(files, wanted);
         status = parity_plan_make(plan, store, files, &none, settings, NULL, err);
@@ -80,9 +74,7 @@ ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const par
     file_lock *lock = NULL;
     *covered = 0;
     ckd_status status = parity_lock(&lock, store, err);
-    if (status == CKD_OK) {
-        status = make_plan(&plan, &files, &settings, store, wanted, err);
-    }
+    THEN(status, make_plan(&plan, &files, &settings, store, wanted, err));
     for (size_t i = 0; i < plan.count && status == CKD_OK; i++) {
         status = make_group(covered, store, &plan.items[i], err);
     }

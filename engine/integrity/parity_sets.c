@@ -227,11 +227,10 @@ ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err) 
     ckd_status status = CKD_OK;
     if (!file_exists(folder.text)) {
         status = dir_create(folder.text, true, err);
-        status = status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
+        THEN(status, dir_sync(path_in(store->path, "data").text, err));
     }
-    if (status == CKD_OK) {
-        status = lock_acquire(out, path_in(store->path, FILE_PARITY_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
-    }
+    THEN(status,
+         lock_acquire(out, path_in(store->path, FILE_PARITY_LOCK).text, LOCK_EXCLUSIVE, true, 0, err));
     if (status == CKD_E_BUSY) {
         return err_set(err, status, "somebody else makes parity or repairs this store; try again later");
     }

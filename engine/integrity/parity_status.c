@@ -43,9 +43,7 @@ static ckd_status count_all(ckd_parity_status *out, const ckd_store *store, dama
     live_files files = {0};
     parity_sets sets = {0};
     ckd_status status = live_files_read(&files, store, ignored, err);
-    if (status == CKD_OK) {
-        status = parity_sets_read(&sets, store, ignored, err);
-    }
+    THEN(status, parity_sets_read(&sets, store, ignored, err));
     out->groups = sets.count;
     out->parity_files = sets.files;
     out->parity_bytes = sets.bytes;
@@ -75,12 +73,8 @@ ckd_status ckd_store_parity_status(ckd_parity_status **out, ckd_store *store, ck
     damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
     ckd_status status =
         result && ignored.result ? CKD_OK : err_nomem(err, sizeof(*result), "the status of parity");
-    if (status == CKD_OK) {
-        status = list_settings(result, store, err);
-    }
-    if (status == CKD_OK) {
-        status = count_all(result, store, &ignored, err);
-    }
+    THEN(status, list_settings(result, store, err));
+    THEN(status, count_all(result, store, &ignored, err));
     ckd_verify_result_free(ignored.result);
     if (status != CKD_OK) {
         ckd_parity_status_free(result);

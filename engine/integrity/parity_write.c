@@ -48,12 +48,8 @@ static ckd_status create_rows(encoder *e, ckd_error *err) {
         g.row = e->rows[r];
         parity_group_encode(&head, &e->store->id, &g);
         status = head.failed ? err_nomem(err, head.size, "a parity group") : CKD_OK;
-        if (status == CKD_OK) {
-            status = file_create(&e->out[r], path_parity(e->store->path, &g.id, g.row, ".tmp").text, 0, err);
-        }
-        if (status == CKD_OK) {
-            status = file_append(e->out[r], head.data, head.size, err);
-        }
+        THEN(status, file_create(&e->out[r], path_parity(e->store->path, &g.id, g.row, ".tmp").text, 0, err));
+        THEN(status, file_append(e->out[r], head.data, head.size, err));
         bytes_free(&head);
     }
     return status;
@@ -148,9 +144,7 @@ static ckd_status finish_rows(encoder *e, ckd_error *err) {
         status = tail.failed ? err_nomem(err, tail.size, "a parity group")
                              : file_append(e->out[r], tail.data, tail.size, err);
         bytes_free(&tail);
-        if (status == CKD_OK) {
-            status = file_sync(e->out[r], err);
-        }
+        THEN(status, file_sync(e->out[r], err));
         if (status == CKD_OK) {
             status = file_close(e->out[r], err);
             e->out[r] = NULL;
@@ -170,15 +164,9 @@ static void choose_rows(encoder *e, uint32_t rows) {
 static ckd_status encode(encoder *e, ckd_error *err) {
     uint64_t stripes = parity_stripes(e->g), batch = parity_batch(e->g);
     ckd_status status = e->rows[e->row_count - 1] > 0 ? erasure_ready(err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = open_members(e, err);
-    }
-    if (status == CKD_OK) {
-        status = take_memory(e, err);
-    }
-    if (status == CKD_OK) {
-        status = create_rows(e, err);
-    }
+    THEN(status, open_members(e, err));
+    THEN(status, take_memory(e, err));
+    THEN(status, create_rows(e, err));
     for (uint64_t first = 0; first < stripes && status == CKD_OK; first += batch) {
         status = encode_batch(e, first, stripes - first < batch ? stripes - first : batch, err);
     }

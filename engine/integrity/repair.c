@@ -243,10 +243,10 @@ static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_e
             pathname to = path_parity(r->store->path, &g->id, row, "");
             if (b->rows >> row & 1) {
                 status = make_room(r, to.text, err);
-                status = status == CKD_OK ? file_replace(from.text, to.text, err) : status;
+                THEN(status, file_replace(from.text, to.text, err));
             }
         }
-        status = status == CKD_OK ? dir_sync(path_in(r->store->path, DIR_PARITY).text, err) : status;
+        THEN(status, dir_sync(path_in(r->store->path, DIR_PARITY).text, err));
         *done = status == CKD_OK;
     }
     lock_release(lock);
@@ -380,19 +380,13 @@ static ckd_status believe(const repairing *r, vanished *gone, ckd_error *err) {
 static ckd_status repair_manifests(repairing *r, ckd_error *err) {
     vanished gone = {0};
     ckd_status status = vanished_find(&gone, r->store, err);
-    if (status == CKD_OK) {
-        status = believe(r, &gone, err);
-    }
+    THEN(status, believe(r, &gone, err));
     bool *done = status == CKD_OK ? calloc(gone.count + 1, sizeof(*done)) : NULL;
     if (status == CKD_OK && !done) {
         status = err_nomem(err, gone.count, "manifests that are gone");
     }
-    if (status == CKD_OK) {
-        status = vanished_record(&gone, r->store, &r->damage, err);
-    }
-    if (status == CKD_OK) {
-        status = repair_each(done, r, &gone, err);
-    }
+    THEN(status, vanished_record(&gone, r->store, &r->damage, err));
+    THEN(status, repair_each(done, r, &gone, err));
     free(done);
     vanished_free(&gone);
     return status;
@@ -431,37 +425,21 @@ static ckd_status look_at_checkpoints(repairing *r, ckd_error *err) {
 
 static ckd_status repair(repairing *r, ckd_error *err) {
     ckd_status status = live_files_read(&r->files, r->store, &r->damage, err);
-    if (status == CKD_OK) {
-        status = parity_sets_read(&r->sets, r->store, &r->damage, err);
-    }
+    THEN(status, parity_sets_read(&r->sets, r->store, &r->damage, err));
     if (status == CKD_OK) { /* damaged settings cannot be rebuilt */
         status = settings_damage(&r->damage, r->store, err);
     }
     r->limiter.total = r->files.bytes + r->sets.bytes;
-    if (status == CKD_OK) {
-        status = look_at_files(r, err);
-    }
-    if (status == CKD_OK) {
-        status = look_at_rows(r, err);
-    }
-    if (status == CKD_OK) {
-        status = repair_files(r, err);
-    }
+    THEN(status, look_at_files(r, err));
+    THEN(status, look_at_rows(r, err));
+    THEN(status, repair_files(r, err));
     for (size_t i = 0; i < r->row_count && status == CKD_OK; i++) {
         status = repair_rows(r, &r->rows[i], err);
     }
-    if (status == CKD_OK) {
-        status = put_lost_aside(r, err);
-    }
-    if (status == CKD_OK) {
-        status = repair_manifests(r, err);
-    }
-    if (status == CKD_OK) {
-        status = repair_cache(r, err);
-    }
-    if (status == CKD_OK) {
-        status = look_at_checkpoints(r, err);
-    }
+    THEN(status, put_lost_aside(r, err));
+    THEN(status, repair_manifests(r, err));
+    THEN(status, repair_cache(r, err));
+    THEN(status, look_at_checkpoints(r, err));
     r->result->left->checkpoints = r->files.dependency_info_count;
     if (status == CKD_OK && r->options->purge && !r->options->dry_run) {
         status = repair_purge(&r->result->purged_files, &r->result->purged_bytes, r->store, err);
@@ -475,9 +453,7 @@ static ckd_status run(repairing *r, ckd_error *err) {
     file_lock *lock = NULL;
     bool alone = !r->options->dry_run;
     ckd_status status = alone ? parity_lock(&lock, r->store, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = repair(r, err);
-    }
+    THEN(status, repair(r, err));
     lock_release(lock);
     bytes_free(&r->check.payload);
     parity_sets_free(&r->sets);

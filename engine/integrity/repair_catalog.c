@@ -5,9 +5,7 @@ ckd_status catalog_condition(const ckd_store *store, ckd_error *why) {
     pathname p = path_in(store->path, FILE_CATALOG);
     catalog *c = NULL;
     ckd_status status = catalog_open(&c, p.text, CATALOG_READ, &store->id, 1000, why);
-    if (status == CKD_OK) {
-        status = catalog_check(c, why);
-    }
+    THEN(status, catalog_check(c, why));
     catalog_close(c);
     if (status != CKD_E_CORRUPT) {
         /* It is fine, missing (the next writer makes it), or in use by a writer. The manifests are what counts. */

@@ -154,9 +154,7 @@ static ckd_status copy_manifest(manifest *out, const manifest *m, ckd_error *err
 static ckd_status describe(rewriting *w, const view *v, ckd_error *err) {
     const ckd_checkpoint *c = &w->m.checkpoint, *known = w->known;
     ckd_status status = find_dependencies(w, v, err);
-    if (status == CKD_OK) {
-        status = totals_set(&w->m, v, err);
-    }
+    THEN(status, totals_set(&w->m, v, err));
     if (status == CKD_OK && (c->tensors != known->tensors || c->raw_bytes != known->raw_bytes)) {
         status = err_set(err, CKD_E_CORRUPT,
                          "its chunk files hold %llu tensors, %llu bytes of values; it had %llu, %llu",
@@ -198,22 +196,14 @@ static ckd_status prove(rewriting *w, ckd_error *err) {
     manifest draft;
     view *v;
     ckd_status status = copy_manifest(&draft, &w->m, err);
-    if (status == CKD_OK) {
-        status = view_open(&v, w->store, &draft, NULL, CKD_E_CORRUPT, err);
-    }
+    THEN(status, view_open(&v, w->store, &draft, NULL, CKD_E_CORRUPT, err));
     if (status != CKD_OK) {
         return status;
     }
     status = view_attach_measures(v, CKD_E_CORRUPT, err);
-    if (status == CKD_OK) {
-        status = describe(w, v, err);
-    }
-    if (status == CKD_OK) {
-        status = closure_name_files(&w->m, &w->views, v, err);
-    }
-    if (status == CKD_OK) {
-        status = load_all(w, v, err);
-    }
+    THEN(status, describe(w, v, err));
+    THEN(status, closure_name_files(&w->m, &w->views, v, err));
+    THEN(status, load_all(w, v, err));
     view_close(v);
     return status;
 }

@@ -23,9 +23,7 @@ static pathname aside_of(const ckd_store *store, const char *name) {
 /* Links the old file under a second name if possible. So its own name is never missing. */
 static ckd_status keep_old(const ckd_store *store, const char *path, const pathname *aside, ckd_error *err) {
     ckd_status status = damage_make_folder(store, err);
-    if (status == CKD_OK) {
-        status = file_link(path, aside->text, err);
-    }
+    THEN(status, file_link(path, aside->text, err));
     if (status == CKD_E_IO || status == CKD_E_READ_ONLY) {
         status = file_publish(path, aside->text, err);
     }
@@ -53,12 +51,8 @@ ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char 
     pathname path = path_of(store->path, dir, name);
     *aside = aside_of(store, name);
     ckd_status status = damage_make_folder(store, err);
-    if (status == CKD_OK) {
-        status = file_publish(path.text, aside->text, err);
-    }
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(store->path, DIR_DAMAGED).text, err);
-    }
+    THEN(status, file_publish(path.text, aside->text, err));
+    THEN(status, dir_sync(path_in(store->path, DIR_DAMAGED).text, err));
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
 

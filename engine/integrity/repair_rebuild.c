@@ -215,7 +215,7 @@ static ckd_status rebuild_stripes(bool *possible, rebuilder *r, ckd_error *err) 
         for (uint64_t s = first; s < first + count && *possible && status == CKD_OK; s++) {
             status = rebuild_stripe(possible, r, first, s, err);
         }
-        status = status == CKD_OK ? rate_limiter_add(r->limiter, read, err) : status;
+        THEN(status, rate_limiter_add(r->limiter, read, err));
     }
     return status;
 }
@@ -259,7 +259,7 @@ static ckd_status rebuild(bool *possible, rebuilder *r, const parity_set *s, con
         file_writer *out = r->out;
         r->out = NULL;
         status = file_close(out, err);
-        status = status == CKD_OK ? check_rebuilt(possible, r, expected, err) : status;
+        THEN(status, check_rebuilt(possible, r, expected, err));
         if (status != CKD_OK || !*possible) {
             file_remove(p.text, true, NULL);
         }

@@ -103,9 +103,7 @@ static ckd_status write_verified(ckd_store *store, ckd_error *err) {
         return status;
     }
     status = catalog_begin(store->catalog, err);
-    if (status == CKD_OK) {
-        status = scrub_times_write(store, err);
-    }
+    THEN(status, scrub_times_write(store, err));
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
@@ -182,9 +180,7 @@ static ckd_status scrub_parity(scrubbing *s, ckd_error *err) {
     p.done = p.total = 0;
     uint64_t random = 0;
     ckd_status status = parity_sets_read(&sets, s->store, &s->damage, err);
-    if (status == CKD_OK) {
-        status = random_bytes(&random, sizeof(random), err);
-    }
+    THEN(status, random_bytes(&random, sizeof(random), err));
     for (size_t i = 0; i < sets.count && status == CKD_OK && !out_of_time(s); i++) {
         const parity_set *set = sets.items[(random % sets.count + i) % sets.count];
         for (uint32_t row = 0; row < set->group.rows && status == CKD_OK; row++) {
@@ -214,9 +210,7 @@ static void sum_up(scrubbing *s, size_t at) {
 static ckd_status scrub(scrubbing *s, ckd_error *err) {
     size_t at = 0;
     ckd_status status = read_manifests(s, err);
-    if (status == CKD_OK) {
-        status = settings_damage(&s->damage, s->store, err);
-    }
+    THEN(status, settings_damage(&s->damage, s->store, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -237,7 +231,7 @@ ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_s
     ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
     *out = NULL;
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_scrub_options", err);
-    status = status == CKD_OK ? store_check_writable(store, err) : status;
+    THEN(status, store_check_writable(store, err));
     if (status != CKD_OK) {
         return status;
     }

@@ -152,9 +152,7 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
     }
     const view *w = NULL;
     status = check_files(v, &m, checkpoint, err);
-    if (status == CKD_OK) {
-        status = checkpoint_open(&w, &v->views, &m.checkpoint, &v->damage, err);
-    }
+    THEN(status, checkpoint_open(&w, &v->views, &m.checkpoint, &v->damage, err));
     manifest_free(&m);
     if (status != CKD_OK || !w) {
         return status;
@@ -204,9 +202,7 @@ static ckd_status check_trash(verification *v, ckd_error *err) {
 static ckd_status check_all(verification *v, ckd_error *err) {
     manifest_list list = {0};
     ckd_status status = read_files(v, err);
-    if (status == CKD_OK) {
-        status = manifests_read(&list, v->store, err);
-    }
+    THEN(status, manifests_read(&list, v->store, err));
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
         if (newest && wanted(v, &list.items[i])) {
@@ -215,9 +211,7 @@ static ckd_status check_all(verification *v, ckd_error *err) {
         }
     }
     manifests_free(&list);
-    if (status == CKD_OK) {
-        status = check_trash(v, err);
-    }
+    THEN(status, check_trash(v, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -244,7 +238,7 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
             bool there = s->present >> row & 1;
             status = there ? parity_check_row(s, row, v->store, &v->damage, NULL, err)
                            : parity_record_missing(s, row, v->store, &v->damage, err);
-            status = status == CKD_OK ? progress(v, 0, err) : status;
+            THEN(status, progress(v, 0, err));
         }
     }
     parity_sets_free(&sets);
@@ -255,9 +249,7 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
 static ckd_status check_vanished(verification *v, ckd_error *err) {
     vanished gone = {0};
     ckd_status status = v->options->run ? CKD_OK : vanished_find(&gone, v->store, err);
-    if (status == CKD_OK) {
-        status = vanished_record(&gone, v->store, &v->damage, err);
-    }
+    THEN(status, vanished_record(&gone, v->store, &v->damage, err));
     vanished_free(&gone);
     return status;
 }
@@ -300,27 +292,13 @@ static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1],
 static ckd_status run_verification(verification *v, ckd_error *err) {
     file_lock *lock = NULL;
     ckd_status status = store_lock_reader(&lock, v->store, err);
-    if (status == CKD_OK) {
-        status = decoder_init(&v->decoder, NULL, err);
-    }
-    if (status == CKD_OK) {
-        status = expect_total(v, err);
-    }
-    if (status == CKD_OK) {
-        status = check_catalog(v, err);
-    }
-    if (status == CKD_OK) {
-        status = v->options->run ? CKD_OK : settings_damage(&v->damage, v->store, err);
-    }
-    if (status == CKD_OK) {
-        status = check_vanished(v, err);
-    }
-    if (status == CKD_OK) {
-        status = check_all(v, err);
-    }
-    if (status == CKD_OK) {
-        status = check_parity(v, err);
-    }
+    THEN(status, decoder_init(&v->decoder, NULL, err));
+    THEN(status, expect_total(v, err));
+    THEN(status, check_catalog(v, err));
+    THEN(status, v->options->run ? CKD_OK : settings_damage(&v->damage, v->store, err));
+    THEN(status, check_vanished(v, err));
+    THEN(status, check_all(v, err));
+    THEN(status, check_parity(v, err));
     decoder_free(&v->decoder);
     lock_release(lock);
     return status;
@@ -332,10 +310,8 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     ckd_verify_options o = {0};
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_verify_options", err);
     char run[CKD_RUN_MAX + 1];
-    status = status == CKD_OK ? check_sample(&o, err) : status;
-    if (status == CKD_OK) {
-        status = resolve_step(&o, run, store, err);
-    }
+    THEN(status, check_sample(&o, err));
+    THEN(status, resolve_step(&o, run, store, err));
     if (status != CKD_OK) {
         return status;
     }

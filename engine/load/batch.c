@@ -55,9 +55,7 @@ ckd_status load_find_differences(load_differences *out, const ckd_load *load,
             status = add_difference(out, kind, q.name ? q.name : "", &q, t, err);
         }
     }
-    if (status == CKD_OK) {
-        status = load_find_unexpected(out, load, asked, err);
-    }
+    THEN(status, load_find_unexpected(out, load, asked, err));
     free(asked);
     return status;
 }
@@ -107,9 +105,7 @@ ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, si
         return status;
     }
     status = load_find_differences(&differences, load, requests, count, err);
-    if (status == CKD_OK) {
-        status = load_refuse(&differences, allowed, err);
-    }
+    THEN(status, load_refuse(&differences, allowed, err));
     load_differences_free(&differences);
     return status == CKD_OK ? check_sizes(load, requests, count, err) : status;
 }

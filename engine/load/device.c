@@ -85,7 +85,7 @@ static ckd_status assemble_on_host(ckd_load *load, device_lease *lease, const vi
     void *host = malloc(q->size);
     ckd_status status = host ? load_scatter_all(load, t, want, host, err)
                              : err_nomem(err, q->size, "what is loaded to a device");
-    status = status == CKD_OK ? device_put(lease, q->data, host, q->size, err) : status;
+    THEN(status, device_put(lease, q->data, host, q->size, err));
     free(host);
     return status;
 }

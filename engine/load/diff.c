@@ -69,9 +69,7 @@ static ckd_status compare_values(ckd_tensor_diff *d, comparison *c, const ckd_te
     for (uint64_t at = 0; at < t->elements && status == CKD_OK; at += CKD_BLOCK_ELEMENTS) {
         uint64_t count = t->elements - at < CKD_BLOCK_ELEMENTS ? t->elements - at : CKD_BLOCK_ELEMENTS;
         status = load_piece(c->a, t, at, count, c->values_a, err);
-        if (status == CKD_OK) {
-            status = load_piece(c->b, t, at, count, c->values_b, err);
-        }
+        THEN(status, load_piece(c->b, t, at, count, c->values_b, err));
         if (status == CKD_OK) {
             add_block(d, c, count);
             status = progress(c, count * ckd_dtype_size(t->dtype), err);
@@ -171,9 +169,7 @@ ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, con
     }
     comparison c = {.on_progress = on_progress, .progress_context = progress_context};
     ckd_status status = ckd_load_begin(&c.a, store, a, err);
-    if (status == CKD_OK) {
-        status = ckd_load_begin(&c.b, store, b, err);
-    }
+    THEN(status, ckd_load_begin(&c.b, store, b, err));
     if (status == CKD_OK) {
         c.callers_mode = float_mode_enter();
         status = run_comparison(diff, &c, err);

@@ -175,9 +175,7 @@ static ckd_status visit_request(load_plan *x, const ckd_load_request *request, c
     }
     ckd_status status = load_span(&want, &region, &q, t, false, err);
     building k = {x, x->load->view, t, &want, NONE};
-    if (status == CKD_OK) {
-        status = load_each_block(t, &want, build_on, &k, err);
-    }
+    THEN(status, load_each_block(t, &want, build_on, &k, err));
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
 }
 

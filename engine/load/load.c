@@ -97,18 +97,10 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
         load->views.values_only = true; /* only the loaded checkpoint needs its measures */
         load->views.deleted_too = true; /* a compaction may give the checkpoint other ancestors meanwhile */
     }
-    if (status == CKD_OK) {
-        status = list_tensors(load, err);
-    }
-    if (status == CKD_OK) {
-        status = find_sources(load, err);
-    }
-    if (status == CKD_OK) {
-        status = make_decoders(load, err);
-    }
-    if (status == CKD_OK) {
-        status = make_stores(load, err);
-    }
+    THEN(status, list_tensors(load, err));
+    THEN(status, find_sources(load, err));
+    THEN(status, make_decoders(load, err));
+    THEN(status, make_stores(load, err));
     if (status != CKD_OK) {
         ckd_load_end(load);
         return status;
@@ -283,9 +275,7 @@ ckd_status load_scatter_all(ckd_load *load, const view_tensor *t, const span *wa
     load_blocks list;
     uint64_t copied = 0;
     ckd_status status = load_list(&list, t, want, err);
-    if (status == CKD_OK) {
-        status = load_scatter(load, t, want, to, list.items, list.count, &copied, err);
-    }
+    THEN(status, load_scatter(load, t, want, to, list.items, list.count, &copied, err));
     free(list.items);
     return status == CKD_OK ? load_check_complete(copied, want, err) : status;
 }

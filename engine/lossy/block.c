@@ -103,9 +103,7 @@ static ckd_status quantise_linear(lossy_job *j, const lossy_tile *t, uint64_t at
     level_sums sums = {{0}, {0}};
     int8_t *few = bytes_scratch(&j->few, b->count, "coding scratch", err);
     ckd_status status = few ? lattice_products(&from.products, b, &j->work, k, err) : CKD_E_NOMEM;
-    if (status == CKD_OK) {
-        status = lattice_steps(b, &j->work, err);
-    }
+    THEN(status, lattice_steps(b, &j->work, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -216,9 +214,7 @@ static ckd_status in_steps(lossy_job *j, const lossy_tile *t, uint64_t at, const
     ckd_status status =
         t->part == LOSSY_SECOND ? quantise_levels(j, t, at, k, err) : quantise_linear(j, t, at, k, err);
     lossy_no_exceptions(j);
-    if (status == CKD_OK) {
-        status = lossy_find_exceptions(j, t, at, 0, j->block.count, original, k, err);
-    }
+    THEN(status, lossy_find_exceptions(j, t, at, 0, j->block.count, original, k, err));
     return status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
 }
 
@@ -243,9 +239,7 @@ ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64
     if (status == CKD_OK && !done) {
         status = in_steps(j, t, at, original, k, err);
     }
-    if (status == CKD_OK) {
-        status = pair_finish(j, t, at, original, k, err);
-    }
+    THEN(status, pair_finish(j, t, at, original, k, err));
     if (status == CKD_OK) {
         bytes_clear(payload);
         status = lattice_encode(payload, &j->block, effort_of(t), &j->work.scratch, work, err);

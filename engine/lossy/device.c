@@ -251,7 +251,7 @@ static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
         status = lossy_device_status(d, &why, err);
     }
     device_sums all;
-    status = status == CKD_OK ? device_get(d->lease, &all, pass.all, sizeof(all), err) : status;
+    THEN(status, device_get(d->lease, &all, pass.all, sizeof(all), err));
     if (status == CKD_OK) {
         take_sums(&p->all, &all);
     }
@@ -295,12 +295,12 @@ static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err)
     uint32_t *count = (uint32_t *)(void *)(scale + each);
     find_scales(host, p, d->rows);
     ckd_status status = lossy_device_reaches(d, used, err);
-    status = status == CKD_OK ? device_put(d->lease, scales, host, d->rows * sizeof(double), err) : status;
+    THEN(status, device_put(d->lease, scales, host, d->rows * sizeof(double), err));
     if (status == CKD_OK) {
         d->lease->backend->columns(&d->lease->queue, &c, &why);
         status = lossy_device_status(d, &why, err);
     }
-    status = status == CKD_OK ? device_get(d->lease, sum, c.sum, each * sizeof(double), err) : status;
+    THEN(status, device_get(d->lease, sum, c.sum, each * sizeof(double), err));
     status =
         status == CKD_OK ? device_get(d->lease, count, c.count_of, each * sizeof(uint32_t), err) : status;
     status = status == CKD_OK && c.scales ? device_get(d->lease, scale, c.scales, each * sizeof(double), err)
@@ -379,7 +379,7 @@ static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *use
 ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err) {
     lattice_work w = {.step = {0}};
     ckd_status status = lattice_steps(&t->plan, &w, err);
-    status = status == CKD_OK ? put_steps(out, t, used, &w, err) : status;
+    THEN(status, put_steps(out, t, used, &w, err));
     lattice_work_free(&w);
     return status;
 }
@@ -409,7 +409,7 @@ static ckd_status put_bytes(bool *fit, device_byte_product *p, const lossy_tile 
     ckd_status status = *fit ? lossy_device_reaches(d, used, err) : CKD_OK;
     if (status == CKD_OK && *fit) {
         status = device_put(d->lease, to_left, host, left, err);
-        status = status == CKD_OK ? device_put(d->lease, to_right, host + left, right, err) : status;
+        THEN(status, device_put(d->lease, to_right, host + left, right, err));
     }
     free(host);
     return status;
@@ -443,11 +443,11 @@ static ckd_status multiply_floats(const lossy_tile *t, uint64_t used, ckd_error 
         host[i] = (float)t->plan.factor[i];
     }
     ckd_status status = lossy_device_reaches(d, used, err);
-    status = status == CKD_OK ? device_put(d->lease, to_left, host, left * sizeof(float), err) : status;
+    THEN(status, device_put(d->lease, to_left, host, left * sizeof(float), err));
     for (uint64_t i = 0; i < right; i++) {
         host[i] = (float)t->plan.own.factor[i] * (float)(1u << t->plan.own.shift[i % rank]);
     }
-    status = status == CKD_OK ? device_put(d->lease, to_right, host, right * sizeof(float), err) : status;
+    THEN(status, device_put(d->lease, to_right, host, right * sizeof(float), err));
     free(host);
     if (status != CKD_OK) {
         return status;
@@ -486,8 +486,8 @@ ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_err
     device_residuals r = {.per_unit = RATE_IN_ONE, .most = RATE_BINS - 1};
     memset(h, 0, sizeof(*h));
     ckd_status status = cancel_poll(t->stop, err);
-    status = status == CKD_OK ? lossy_device_steps(&r.tile, t, &used, err) : status;
-    status = status == CKD_OK ? lossy_device_factors(&r.tile, t, used, err) : status;
+    THEN(status, lossy_device_steps(&r.tile, t, &used, err));
+    THEN(status, lossy_device_factors(&r.tile, t, used, err));
     r.bin = lossy_device_take(
         d, &used, DEVICE_BINS * sizeof(uint32_t)); /* overwrites the factors, which are done with */
     if (status != CKD_OK) {
@@ -512,7 +512,7 @@ ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from
     device_gathering g = {.from = from, .piece = list, .pieces = count};
     g.to = lossy_device_take(d, &used, elements * sizeof(float));
     ckd_status status = lossy_device_reaches(d, used, err);
-    status = status == CKD_OK ? device_put(d->lease, list, pieces, count * sizeof(*list), err) : status;
+    THEN(status, device_put(d->lease, list, pieces, count * sizeof(*list), err));
     if (status == CKD_OK) {
         d->lease->backend->gather(&d->lease->queue, &g, &why);
         status = lossy_device_status(d, &why, err);

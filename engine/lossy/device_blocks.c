@@ -46,8 +46,8 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_dtype rounded
         e.all = all + i;
         d->lease->backend->errors(&d->lease->queue, &e, &why);
     }
-    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
-    status = status == CKD_OK ? device_get(d->lease, host, all, d->block_count * sizeof(*host), err) : status;
+    THEN(status, lossy_device_status(d, &why, err));
+    THEN(status, device_get(d->lease, host, all, d->block_count * sizeof(*host), err));
     for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
         *error_place(&d->blocks[i], rounded) =
             (lossy_error){.energy = host[i].now,
@@ -115,7 +115,7 @@ static ckd_status measure_rounded(const struct lossy_device *d, ckd_dtype to, si
     size_t original = which + offsetof(lossy_device_rounded, original),
            content = which + offsetof(lossy_device_rounded, content);
     ckd_status status = measure_blocks(d, to, err);
-    status = status == CKD_OK ? hash_rounded(d, original, d->at.now, to, err) : status;
+    THEN(status, hash_rounded(d, original, d->at.now, to, err));
     return status == CKD_OK ? hash_rounded(d, content, d->at.values, to, err) : status;
 }
 
@@ -184,7 +184,7 @@ ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_dev
         of[i] = (device_pieces){values, parts[i].count * ckd_dtype_size(d->dtype), NULL};
     }
     ckd_status status = lossy_device_status(d, &why, err);
-    status = status == CKD_OK ? hash_stretches(found, d, of, count, err) : status;
+    THEN(status, hash_stretches(found, d, of, count, err));
     bool equal = status == CKD_OK;
     for (size_t i = 0; i < count && equal; i++) {
         equal = hash128_equal(&found[i], &parts[i].content);

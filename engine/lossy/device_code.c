@@ -92,8 +92,8 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
         d->lease->backend->zero(&d->lease->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
         d->lease->backend->pack(&d->lease->queue, &p, &why);
     }
-    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
-    status = status == CKD_OK ? device_get(d->lease, &others, p.others, sizeof(others), err) : status;
+    THEN(status, lossy_device_status(d, &why, err));
+    THEN(status, device_get(d->lease, &others, p.others, sizeof(others), err));
     if (status == CKD_OK && others > room) {
         status = device_get(d->lease, few, d->few, d->count, err);
     } else if (status == CKD_OK) {
@@ -130,7 +130,7 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
     device_tile tile;
     bool still = !(t->up[0] < INFINITY);
     ckd_status status = lossy_device_steps(&tile, t, &used, err);
-    status = status == CKD_OK ? lossy_device_factors(&tile, t, used, err) : status;
+    THEN(status, lossy_device_factors(&tile, t, used, err));
     tile.sums = lossy_device_take(d, &used, sizeof(*tile.sums));
     if (status != CKD_OK) {
         return status;
@@ -145,7 +145,7 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
         d->lease->backend->move(&d->lease->queue, &tile, &why);
     }
     status = lossy_device_status(d, &why, err);
-    status = status == CKD_OK ? count_exceptions(fit, t, err) : status;
+    THEN(status, count_exceptions(fit, t, err));
     if (status != CKD_OK || !*fit) {
         return status;
     }
@@ -169,7 +169,7 @@ static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
         d->lease->backend->move_levels(&d->lease->queue, &levels, &why);
     }
     status = lossy_device_status(d, &why, err);
-    status = status == CKD_OK ? count_exceptions(fit, t, err) : status;
+    THEN(status, count_exceptions(fit, t, err));
     return status == CKD_OK && *fit && levels.few ? fetch_integers(t, err) : status;
 }
 
@@ -211,7 +211,7 @@ static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
         d->lease->backend->keep(&d->lease->queue, &typed, &why);
     }
     ckd_status status = lossy_device_status(d, &why, err);
-    status = status == CKD_OK ? device_get(d->lease, list, d->kept.list, count * sizeof(*list), err) : status;
+    THEN(status, device_get(d->lease, list, d->kept.list, count * sizeof(*list), err));
     if (status == CKD_OK) {
         qsort(list, count, sizeof(*list), by_place);
     }
@@ -311,7 +311,7 @@ ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
     }
     d->whole.integers = t->levels_known ? NULL : (const int8_t *)d->integers.data;
     status = finish_values(d, err);
-    status = status == CKD_OK ? keep_elements(d, err) : status;
+    THEN(status, keep_elements(d, err));
     d->at = d->whole;
     return status;
 }
@@ -342,7 +342,7 @@ ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_t
     j->decoded = NULL;
     lossy_judge(j, t);
     bytes_clear(payload);
-    status = status == CKD_OK ? exceptions_in_block(j, &d->at, at, count, err) : status;
+    THEN(status, exceptions_in_block(j, &d->at, at, count, err));
     return status == CKD_OK ? lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err)
                             : status;
 }
@@ -373,7 +373,7 @@ ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, con
         pieces[i] = (device_piece){(from + i) * s->stride - t->sampled, (uint32_t)i, 1};
     }
     ckd_status status = lossy_device_gather(input, t, d->at.now, pieces, n, err);
-    status = status == CKD_OK ? lossy_device_gather(decoded, t, d->at.values, pieces, n, err) : status;
+    THEN(status, lossy_device_gather(decoded, t, d->at.values, pieces, n, err));
     if (status == CKD_OK) {
         direction_take(sums, s, from, n, input, decoded, eps);
     }

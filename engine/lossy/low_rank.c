@@ -73,9 +73,7 @@ static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const
     s->sorted = (const double **)(void *)(s->order + count);
     s->mix = (float *)(void *)(s->sorted + count);
     ckd_status status = vectors_begin(&s->left, s->x->rows, count, &scratch->left, err);
-    if (status == CKD_OK) {
-        status = vectors_begin(&s->right, s->x->columns, count, &scratch->right, err);
-    }
+    THEN(status, vectors_begin(&s->right, s->x->columns, count, &scratch->right, err));
     if (status == CKD_OK && s->x->elsewhere) {
         status = s->x->elsewhere->begin(s->x->context, &s->left, &s->right, err);
     }
@@ -143,20 +141,14 @@ static ckd_status iterate(search *s, unsigned rounds, ckd_error *err) {
     fill_random(&s->right);
     ckd_status status = elsewhere ? elsewhere->put(s->x->context, &s->right, err) : CKD_OK;
     for (unsigned round = 0;; round++) {
-        status = status == CKD_OK ? cancel_poll(s->stop, err) : status;
-        if (status == CKD_OK) {
-            status = vectors_times_matrix(&s->left, &s->right, true, &s->products, err);
-        }
+        THEN(status, cancel_poll(s->stop, err));
+        THEN(status, vectors_times_matrix(&s->left, &s->right, true, &s->products, err));
         if (round > rounds || status != CKD_OK) {
             return status == CKD_OK ? cancel_poll(s->stop, err) : status;
         }
         status = orthonormalise(s, &s->left, 1, err);
-        if (status == CKD_OK) {
-            status = vectors_times_matrix(&s->right, &s->left, false, &s->products, err);
-        }
-        if (status == CKD_OK) {
-            status = orthonormalise(s, &s->right, round == rounds ? 2 : 1, err);
-        }
+        THEN(status, vectors_times_matrix(&s->right, &s->left, false, &s->products, err));
+        THEN(status, orthonormalise(s, &s->right, round == rounds ? 2 : 1, err));
         if (status != CKD_OK) {
             return status;
         }
@@ -308,11 +300,9 @@ static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
     ckd_status status = components(s, &s->left, rank, err);
     for (int turn = 0; status == CKD_OK; turn++) {
         status = round_side(s, 0, err);
-        status = status == CKD_OK ? cancel_poll(s->stop, err) : status;
-        if (status == CKD_OK) {
-            status = refit(s, &s->right, &s->left, false, err);
-        }
-        status = status == CKD_OK ? round_side(s, 1, err) : status;
+        THEN(status, cancel_poll(s->stop, err));
+        THEN(status, refit(s, &s->right, &s->left, false, err));
+        THEN(status, round_side(s, 1, err));
         if (status != CKD_OK || turn == MORE_TURNS) {
             break;
         }
@@ -353,7 +343,7 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_erro
     int32_t *left = bytes_scratch(&out->memory, (rows + columns + 1) * rank * sizeof(int32_t),
                                   "factors of a matrix", err);
     ckd_status status = left ? round_in_turn(s, rank, err) : CKD_E_NOMEM;
-    status = status == CKD_OK ? take_sides(s, err) : status;
+    THEN(status, take_sides(s, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -389,12 +379,8 @@ ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, u
         search s = {.x = x, .stop = stop};
         ckd_status status = search_begin(&s, count, pool, k, scratch, err);
         uint32_t rank = 0;
-        if (status == CKD_OK) {
-            status = iterate(&s, rounds, err);
-        }
-        if (status == CKD_OK) {
-            status = decompose(&s, err);
-        }
+        THEN(status, iterate(&s, rounds, err));
+        THEN(status, decompose(&s, err));
         if (status == CKD_OK) {
             rank = components_that_pay(&s, lambda, &out->bits);
         }

@@ -113,7 +113,7 @@ static ckd_status mix_vectors(const void *tile, vectors *v, const float *mix, si
                         .columns = v->n,
                         .rank = v->count};
     ckd_status status = device_put(d->lease, d->search.mix, mix, count * v->count * sizeof(float), err);
-    status = status == CKD_OK ? multiply(d, &p, err) : status;
+    THEN(status, multiply(d, &p, err));
     d->search.spare = v->there;
     v->there = p.sums;
     v->count = count;
@@ -140,8 +140,8 @@ static ckd_status round_vectors(const void *tile, const vectors *v, const vector
     if (status == CKD_OK && d->lease->backend->zero(&d->lease->queue, r.largest, size, &why) == DEVICE_DONE) {
         d->lease->backend->round(&d->lease->queue, &r, &why);
     }
-    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
-    status = status == CKD_OK ? device_get(d->lease, largest, r.largest, size, err) : status;
+    THEN(status, lossy_device_status(d, &why, err));
+    THEN(status, device_get(d->lease, largest, r.largest, size, err));
     for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
         how->largest[i] = largest[i];
     }

@@ -228,7 +228,7 @@ static ckd_status raise_seconds(lossy_job *j, const block_pair *p, ckd_error *er
     lattice_block *b = &j->block;
     bool fine;
     ckd_status status = lattice_steps(b, &j->work, err);
-    status = status == CKD_OK ? levels_to_raise(&fine, j, err) : status;
+    THEN(status, levels_to_raise(&fine, j, err));
     if (status != CKD_OK || !fine) {
         return status;
     }
@@ -325,7 +325,7 @@ static ckd_status finish_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, 
         status = lossy_block_without_factor(j, t, at, original, k, err);
     }
     block_pair p = pair_of(t, j->decoded, other);
-    status = status == CKD_OK ? keep_firsts(j, t, at, &p, chosen, k, err) : status;
+    THEN(status, keep_firsts(j, t, at, &p, chosen, k, err));
     return status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
 }
 
@@ -342,7 +342,7 @@ ckd_status pair_finish(lossy_job *j, const lossy_tile *t, uint64_t at, const voi
     uint64_t large = t->pair.bounds[PAIR_EPS].max > 0 ? count_too_large(&p, n) : 0;
     if (large && t->part == LOSSY_SECOND) {
         status = raise_seconds(j, &p, err);
-        status = status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
+        THEN(status, lossy_block_rebuild(j, t, at, k, err));
     } else if (large) {
         status = finish_firsts(j, t, at, original, other, large, k, err);
     }

@@ -56,10 +56,8 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const ke
         x = (low_rank_matrix){lattice_rows(&t->plan), t->columns, NULL, t, &lossy_device_vectors};
     }
     ckd_status status = lossy_matrix_begin(&residual, t, k, &p->scratches->work, err);
-    if (status == CKD_OK) {
-        status = low_rank_of(&t->factors, &x, lambda, t->params->max_rank, t->params->rounds, t->pool, k,
-                             &p->scratches->search, t->stop, err);
-    }
+    THEN(status, low_rank_of(&t->factors, &x, lambda, t->params->max_rank, t->params->rounds, t->pool, k,
+                             &p->scratches->search, t->stop, err));
     if (status != CKD_OK || t->factors.rank == 0) {
         return status;
     }
@@ -91,7 +89,7 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
     ckd_status status = lattice_steps(&t->plan, work, err);
     memset(p->histogram, 0, sizeof(*p->histogram));
     tile_sample s = {.tile = t};
-    status = status == CKD_OK ? sample_begin(&s, t, SAMPLE_ELEMENTS, err) : status;
+    THEN(status, sample_begin(&s, t, SAMPLE_ELEMENTS, err));
     for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
         lattice_run run = lattice_row_run(&t->plan, work, t->vector ? 0 : at.row);
         run.column_step = run.column_step ? run.column_step + at.column : NULL;

@@ -42,9 +42,7 @@ static ckd_status residual_of_panel(void *context, size_t index, uint32_t worker
     residual_panel p = {.block = lossy_block_of(t, at, last + n - at), .work = &scratch->work};
     p.row = bytes_scratch(&scratch->rows, 2 * t->columns * sizeof(float), "coding scratch", err);
     ckd_status status = p.row ? lattice_products(&p.products, &p.block, p.work, all->k, err) : CKD_E_NOMEM;
-    if (status == CKD_OK) {
-        status = lattice_steps(&p.block, p.work, err);
-    }
+    THEN(status, lattice_steps(&p.block, p.work, err));
     if (status == CKD_OK) {
         p.none = memset(p.row + t->columns, 0, t->columns * sizeof(float));
         add_rows(&p, all, at, &all->part[index]);

@@ -185,9 +185,7 @@ static ckd_status limit_by_all(float *limit, const lossy_tile *t, const lattice_
 ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err) {
     tile_pass all = {.max = {FLT_MAX, FLT_MAX}};
     ckd_status status = tile_pass_run(&all, t, k, err);
-    if (status == CKD_OK) {
-        status = limit_by_all(&t->exception_above, t, &all.all, false, k, err);
-    }
+    THEN(status, limit_by_all(&t->exception_above, t, &all.all, false, k, err));
     if (status == CKD_OK && t->before && t->part == LOSSY_WEIGHT) {
         status = limit_by_all(&t->exception_moved, t, &all.all, true, k, err);
     }

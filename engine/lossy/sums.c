@@ -258,9 +258,7 @@ ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ck
     panels all = {p, t, k, NULL, tile_panels(t)};
     p->all = (lattice_sums)LATTICE_SUMS_INIT;
     ckd_status status = make_room(&all, err);
-    if (status == CKD_OK) {
-        status = tile_run(t, all.count, add_panel, &all, err);
-    }
+    THEN(status, tile_run(t, all.count, add_panel, &all, err));
     for (uint64_t i = 0; i < all.count && status == CKD_OK; i++) {
         add_sums(&p->all, &all.panel[i].all);
     }

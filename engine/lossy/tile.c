@@ -279,16 +279,10 @@ static ckd_status add_up_weights(lattice_sums *s, lossy_tile *t, const kernels *
     float *weight = NULL;
     double mean;
     ckd_status status = weigh(t, err);
-    if (status == CKD_OK) {
-        status = weights_of(&weight, t, err);
-    }
-    if (status == CKD_OK) {
-        status = sample_typical_range(t, &mean, k, err);
-    }
+    THEN(status, weights_of(&weight, t, err));
+    THEN(status, sample_typical_range(t, &mean, k, err));
     tile_pass p = {.lattice = true, .weight = weight};
-    if (status == CKD_OK) {
-        status = run_typical(&p, t, k, err);
-    }
+    THEN(status, run_typical(&p, t, k, err));
     *s = p.all;
     tile_pass_free(&p);
     return status;
@@ -330,9 +324,7 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
 static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
     lossy_scales *s = &p->scratches->scales;
     ckd_status status = make_steps(t, err);
-    if (status == CKD_OK) {
-        status = lossy_scales_of(s, p, t, err);
-    }
+    THEN(status, lossy_scales_of(s, p, t, err));
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
     for (uint64_t i = 0; status == CKD_OK && i < s->rows; i++) {
         row[i] = near(LATTICE_STEP_OCTAVE * (s->row[i] - s->all), MOST_WEIGHT);
@@ -357,15 +349,11 @@ static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err
     double mean, weighted = 0;
     tile_pass p = {.means = has_rows(t) && !(t->params->max_error > 0), .magnitudes = true};
     ckd_status status = sample_typical_range(t, &mean, k, err);
-    if (status == CKD_OK) {
-        status = run_typical(&p, t, k, err);
-    }
+    THEN(status, run_typical(&p, t, k, err));
     if (status == CKD_OK && p.means) {
         status = weigh_by_means(t, &p, err);
     }
-    if (status == CKD_OK) {
-        status = find_weighted(&weighted, t, &p.all, k, err);
-    }
+    THEN(status, find_weighted(&weighted, t, &p.all, k, err));
     lattice_sums s = p.all;
     tile_pass_free(&p);
     if (status != CKD_OK) {

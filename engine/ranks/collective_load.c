@@ -103,9 +103,7 @@ static ckd_status find_parts(collective_load *j, const ckd_load_request *request
             status = find_device(p, &q, err);
             status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
         }
-        if (status == CKD_OK) {
-            status = load_each_block(t, &p->want, add_block, j, err);
-        }
+        THEN(status, load_each_block(t, &p->want, add_block, j, err));
         if (p->count) {
             qsort(p->blocks, p->count, sizeof(*p->blocks), by_turn);
         }
@@ -123,15 +121,9 @@ static ckd_status find_parts(collective_load *j, const ckd_load_request *request
 static ckd_status prepare(collective_load *j, const ckd_load_request *requests, size_t count,
                           unsigned allowed, ckd_error *err) {
     ckd_status status = load_check(j->load, requests, count, allowed | CKD_DIFFERS_UNEXPECTED, err);
-    if (status == CKD_OK) {
-        status = load_plan_make(&j->plan, j->load, requests, count, err);
-    }
-    if (status == CKD_OK) {
-        status = load_plan_order(j->plan, j->round_bytes / 4, err);
-    }
-    if (status == CKD_OK) {
-        status = payloads_init(&j->at_hand, j->plan, err);
-    }
+    THEN(status, load_plan_make(&j->plan, j->load, requests, count, err));
+    THEN(status, load_plan_order(j->plan, j->round_bytes / 4, err));
+    THEN(status, payloads_init(&j->at_hand, j->plan, err));
     if (status == CKD_OK) {
         load_set_plan(j->load, j->plan, &j->at_hand);
         status = find_parts(j, requests, count, err);
@@ -294,9 +286,7 @@ static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t ran
 static ckd_status refuse_unexpected(const collective_load *j, const bool *asked, ckd_error *err) {
     load_differences differences = {NULL, 0, 0};
     ckd_status status = load_find_unexpected(&differences, j->load, asked, err);
-    if (status == CKD_OK) {
-        status = load_refuse(&differences, 0, err);
-    }
+    THEN(status, load_refuse(&differences, 0, err));
     load_differences_free(&differences);
     return status;
 }
@@ -310,9 +300,7 @@ static ckd_status take_lists(payload_list *n, collective_load *j, ckd_error *err
     if (status == CKD_OK && refused && j->ranks.rank == 0) {
         status = refuse_unexpected(j, asked, err);
     }
-    if (status == CKD_OK) {
-        status = assign_readers(n->replies, n->items, j->ranks.world, err);
-    }
+    THEN(status, assign_readers(n->replies, n->items, j->ranks.world, err));
     for (uint32_t r = 0; r < j->ranks.world && status == CKD_OK; r++) {
         n->items[r] = (ckd_bytes){n->replies[r].data, n->replies[r].size};
         j->ranks.out[r] = (ckd_pieces){&n->items[r], 1};
@@ -384,9 +372,7 @@ static ckd_status exchange_lists(payload_list *n, collective_load *j, const ckd_
                                  size_t count, unsigned allowed, ckd_error *err) {
     ckd_error why = {0};
     ckd_status status = prepare(j, requests, count, allowed, &why);
-    if (status == CKD_OK) {
-        status = payload_list_init(n, j, &why);
-    }
+    THEN(status, payload_list_init(n, j, &why));
     uint64_t max = UINT64_MAX - (status == CKD_OK ? j->plan->node_count : 0);
     ckd_status agreed = all_reduce_min(&j->ranks, &max, status, &why, err);
     if (agreed != CKD_OK) {
@@ -455,7 +441,7 @@ ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport,
     }
     halve_stores(load, true);
     status = exchange_lists(&n, &j, requests, count, allowed, err);
-    status = status == CKD_OK ? write_to_devices(&j, err) : status;
+    THEN(status, write_to_devices(&j, err));
     halve_stores(load, false);
     load_set_plan(load, NULL, NULL);
     payload_list_free(&n, t.world);

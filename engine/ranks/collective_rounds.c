@@ -228,9 +228,7 @@ static ckd_status decode_here_instead(collective_load *j, asked_part *p, size_t 
     ckd_status status = asked_part_on_host(p, err);
     p->copied = 0;
     list_blocks(j, p, 0, end);
-    if (status == CKD_OK) {
-        status = load_scatter(j->load, p->tensor, &p->want, p->to, j->scratch, end, &p->copied, err);
-    }
+    THEN(status, load_scatter(j->load, p->tensor, &p->want, p->to, j->scratch, end, &p->copied, err));
     if (status == CKD_OK) {
         load_report_attempt(j->load, p->tensor, attempt);
     }

@@ -25,9 +25,7 @@ static ckd_status write_whole(const char *path, const ckd_bytes *data, ckd_error
         return status;
     }
     status = data->size ? file_append(w, data->data, data->size, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = file_append(w, check, sizeof(check), err);
-    }
+    THEN(status, file_append(w, check, sizeof(check), err));
     ckd_status closed = file_close(w, status == CKD_OK ? err : NULL);
     return status == CKD_OK ? closed : status;
 }
@@ -35,9 +33,7 @@ static ckd_status write_whole(const char *path, const ckd_bytes *data, ckd_error
 ckd_status rank_file_publish(const pathname *path, const pathname *temp, const ckd_bytes *data,
                              ckd_error *err) {
     ckd_status status = write_whole(temp->text, data, err);
-    if (status == CKD_OK) {
-        status = file_publish(temp->text, path->text, err);
-    }
+    THEN(status, file_publish(temp->text, path->text, err));
     if (status != CKD_OK) {
         file_remove(temp->text, true, NULL);
     }
@@ -140,9 +136,7 @@ static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, c
         return send(f, g.number, mine, err);
     }
     ckd_status status = copy_bytes(&all[0], mine, err);
-    if (status == CKD_OK) {
-        status = keep_trying(gather_once, &g, f->timeout_ms, err);
-    }
+    THEN(status, keep_trying(gather_once, &g, f->timeout_ms, err));
     if (status == CKD_OK) {
         forget(f, g.number); /* a rank that sent this message has read all earlier ones */
         rank_forget_claim(f);
@@ -168,7 +162,7 @@ static ckd_status look_at_others(reception *r, ckd_error *err) {
     rank_files *f = r->f;
     ckd_error why = {0};
     ckd_status missing = rank_over(f, &why);
-    missing = missing == CKD_OK ? rank_find_missing(f, r->number - 1, &why) : missing;
+    THEN(missing, rank_find_missing(f, r->number - 1, &why));
     if (missing == CKD_OK) {
         return err_set(err, CKD_E_BUSY, "rank 0 of %u lives and does not answer", (unsigned)f->world);
     }
@@ -296,7 +290,7 @@ ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks
     ckd_status status = members_enter(f, err);
     if (status == CKD_OK && f->rank == 0) {
         status = members_find_all(f, err);
-        status = status == CKD_OK ? announce(f, err) : status;
+        THEN(status, announce(f, err));
     } else if (status == CKD_OK) {
         status = keep_trying(find_coordinator, f, f->timeout_ms, err);
     }

@@ -210,9 +210,7 @@ static ckd_status visit(const ckd_store *store, const dir_list *list, const char
         return CKD_OK; /* it is alive, or has just left */
     }
     ckd_status status = remove_messages(store, list, name, err);
-    if (status == CKD_OK) {
-        status = file_remove(p.text, true, err);
-    }
+    THEN(status, file_remove(p.text, true, err));
     lock_release(lock);
     return status;
 }

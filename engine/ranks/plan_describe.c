@@ -45,7 +45,7 @@ static ckd_status put_tensor(bytes *to, const ckd_tensor *given, ckd_error *err)
     ckd_tensor t = CKD_TENSOR_INIT;
     uint64_t elements;
     ckd_status status = tensor_copy(&t, given, err);
-    status = status == CKD_OK ? tensor_check(&elements, &t, err) : status;
+    THEN(status, tensor_check(&elements, &t, err));
     if (status != CKD_OK) {
         return status;
     }

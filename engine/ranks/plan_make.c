@@ -318,9 +318,7 @@ static ckd_status begin_plan(planner *p, ckd_error *err) {
         regions[r] = p->tensors.ranks[r].count;
         hashes[r] = p->tensors.ranks[r].hash;
     }
-    if (status == CKD_OK) {
-        status = plan_new(&p->plan, world, regions, err);
-    }
+    THEN(status, plan_new(&p->plan, world, regions, err));
     if (status == CKD_OK) {
         p->plan->key = plan_key_of_hashes(hashes, world);
         p->plan->summary = (ckd_plan_summary){
@@ -339,15 +337,11 @@ ckd_status ckd_plan_make(ckd_plan **out, const ckd_bytes *descriptions, uint32_t
     *out = NULL;
     planner p = {.plan = NULL};
     ckd_status status = planned_read(&p.tensors, descriptions, world, err);
-    if (status == CKD_OK) {
-        status = begin_plan(&p, err);
-    }
+    THEN(status, begin_plan(&p, err));
     for (size_t i = 0; i < p.tensors.count && status == CKD_OK; i++) {
         status = plan_tensor(&p, &p.tensors.items[i], err);
     }
-    if (status == CKD_OK) {
-        status = choose_writers(&p, err);
-    }
+    THEN(status, choose_writers(&p, err));
     if (status == CKD_OK) {
         plan_find_extremes(p.plan);
         *out = p.plan;

@@ -53,9 +53,7 @@ ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_opt
     }
     status = store_check_writable(store, err);
     ckd_ranks *g = status == CKD_OK ? calloc(1, sizeof(*g)) : NULL;
-    if (status == CKD_OK) {
-        status = g ? plan_cache_new(&g->plans, 0, err) : err_nomem(err, sizeof(*g), "a group of ranks");
-    }
+    THEN(status, g ? plan_cache_new(&g->plans, 0, err) : err_nomem(err, sizeof(*g), "a group of ranks"));
     if (status == CKD_OK && o.transport) {
         g->transport = transport;
     } else if (status == CKD_OK) {
@@ -119,12 +117,8 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
     bytes answer = {0};
     ckd_bytes *sent = calloc(g->world, sizeof(*sent));
     ckd_status status = sent ? gathered : err_nomem(&why, g->world * sizeof(*sent), "what ranks sent");
-    if (status == CKD_OK) {
-        status = open_all(sent, all, g->world, &why);
-    }
-    if (status == CKD_OK) {
-        status = x->combine(x->context, sent, &answer, &why);
-    }
+    THEN(status, open_all(sent, all, g->world, &why));
+    THEN(status, x->combine(x->context, sent, &answer, &why));
     if (status == CKD_OK && answer.failed) {
         status = err_nomem(&why, answer.size, "an answer");
     }
@@ -158,9 +152,7 @@ static ckd_status coordinate(exchange *x, const ckd_bytes *mine, ckd_error *err)
 static ckd_status take_part(exchange *x, const ckd_bytes *mine, ckd_error *err) {
     ckd_ranks *g = x->g;
     ckd_status status = g->transport.gather(g->transport.context, mine, NULL, err);
-    if (status == CKD_OK) {
-        status = g->transport.broadcast(g->transport.context, &x->message, err);
-    }
+    THEN(status, g->transport.broadcast(g->transport.context, &x->message, err));
     if (status == CKD_OK) {
         rank_message m = rank_message_read(&x->message, err);
         x->agreed = m.readable;
@@ -218,9 +210,7 @@ static ckd_status make_plan(void *context, const ckd_bytes *sent, bytes *answer,
     ckd_plan *plan;
     ckd_bytes text = {NULL, 0};
     ckd_status status = ckd_plan_make(&plan, sent, g->world, err);
-    if (status == CKD_OK) {
-        status = plan_bytes(&text, plan, err);
-    }
+    THEN(status, plan_bytes(&text, plan, err));
     bytes_put(answer, text.data, text.size);
     ckd_bytes_free(&text);
     ckd_plan_free(plan);
@@ -289,9 +279,7 @@ static ckd_status begin_first(void *context, const ckd_bytes *sent, bytes *answe
         }
     }
     ckd_status status = ckd_id_new(&b->options.checkpoint_id, err);
-    if (status == CKD_OK) {
-        status = ckd_save_begin(&b->save, b->g->store, &b->options, err);
-    }
+    THEN(status, ckd_save_begin(&b->save, b->g->store, &b->options, err));
     bytes_put(answer, b->options.checkpoint_id.bytes, sizeof(ckd_id));
     return status;
 }
@@ -488,7 +476,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     ckd_status status = failed ? err_from(&why, failed->status ? failed->status : CKD_E_STATE, failed)
                         : save->stop.poll ? save->stop.poll(save->stop.context, &why)
                                           : CKD_OK;
-    status = status == CKD_OK ? ckd_save_seal(&mine, save, &why) : status;
+    THEN(status, ckd_save_seal(&mine, save, &why));
     if (status != CKD_OK) { /* comes first: it frees space for the message on a full disk */
         ckd_save_abort(save);
         c.save = NULL;
@@ -531,9 +519,7 @@ ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *g, const ckd_save_opt
     ckd_save *save;
     ckd_error why = {0};
     ckd_status status = ckd_ranks_plan(&plan, g, tensors, count, err);
-    if (status == CKD_OK) {
-        status = ckd_ranks_begin(&save, g, options, err);
-    }
+    THEN(status, ckd_ranks_begin(&save, g, options, err));
     if (status != CKD_OK) {
         return status;
     }

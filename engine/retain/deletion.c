@@ -21,13 +21,9 @@ static void follow(ckd_store *store) {
 
 static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo_s, ckd_error *err) {
     ckd_status status = settings_check_chosen(store, n, err);
-    if (status == CKD_OK) {
-        status = manifest_set_name_older_files(n, store, err);
-    }
+    THEN(status, manifest_set_name_older_files(n, store, err));
     /* This comes first: a catalog that still has the row must not seem current. */
-    if (status == CKD_OK) {
-        status = deletions_begin(store, err);
-    }
+    THEN(status, deletions_begin(store, err));
     uint64_t now = clock_wall_ns();
     uint64_t longest = (UINT64_MAX - now) / UINT64_C(1000000000);
     uint64_t until = now + (undo_s < longest ? undo_s : longest) * UINT64_C(1000000000);
@@ -66,9 +62,7 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
     manifest_set n = {0};
     pthread_mutex_lock(&store->mutex);
     ckd_status status = manifest_set_read(&n, store, err);
-    if (status == CKD_OK) {
-        status = manifest_set_choose(&n, s->ids, s->count, s->dead, err);
-    }
+    THEN(status, manifest_set_choose(&n, s->ids, s->count, s->dead, err));
     if (status == CKD_OK) {
         status = make(store, &n, s->undo_s, err);
         follow(store);
@@ -81,9 +75,7 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
 static ckd_status change(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_check_writable(store, err);
-    if (status == CKD_OK) {
-        status = store_lock_publish_within(&lock, store, s->timeout_ms, err);
-    }
+    THEN(status, store_lock_publish_within(&lock, store, s->timeout_ms, err));
     if (status == CKD_OK) {
         status = change_locked(store, s, make, err);
         lock_release(lock);
@@ -108,9 +100,7 @@ ckd_status trash_put(ckd_store *store, trash_choose_fn choose, void *context, ui
         return status;
     }
     status = sync_catalog(store, err);
-    if (status == CKD_OK) {
-        status = choose(context, &c, err);
-    }
+    THEN(status, choose(context, &c, err));
     if (status == CKD_OK && c.count) {
         selection s = {.ids = c.ids, .count = c.count, .undo_s = c.undo_s};
         status = change_locked(store, &s, delete_chosen, err);

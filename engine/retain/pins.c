@@ -19,9 +19,7 @@ static ckd_status check_listed(ckd_store *store, const ckd_id *checkpoint, ckd_e
     ckd_checkpoint found;
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_sync_catalog(store, err);
-    if (status == CKD_OK) {
-        status = catalog_find_id(&found, store->catalog, checkpoint, err);
-    }
+    THEN(status, catalog_find_id(&found, store->catalog, checkpoint, err));
     pthread_mutex_unlock(&store->mutex);
     if (status == CKD_E_NOT_FOUND) {
         char hex[CKD_ID_TEXT];
@@ -72,12 +70,8 @@ static ckd_status publish_change(ckd_store *store, const setting_change *c, ckd_
     stored_setting before;
     bool same = false;
     ckd_status status = check_listed(store, c->checkpoint, err);
-    if (status == CKD_OK) {
-        status = settings_next(&next, &before, store, c->kind, c->name, err);
-    }
-    if (status == CKD_OK) {
-        status = check_before(&same, c, &before, store, err);
-    }
+    THEN(status, settings_next(&next, &before, store, c->kind, c->name, err));
+    THEN(status, check_before(&same, c, &before, store, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -95,9 +89,7 @@ static ckd_status publish_change(ckd_store *store, const setting_change *c, ckd_
 static ckd_status change(ckd_store *store, const setting_change *c, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_check_writable(store, err);
-    if (status == CKD_OK) {
-        status = store_lock_publish(&lock, store, err);
-    }
+    THEN(status, store_lock_publish(&lock, store, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -201,9 +193,7 @@ static ckd_status no_such_tag(const char *tag, ckd_error *err) {
 ckd_status ckd_store_remove_tag(ckd_store *store, const char *tag, ckd_error *err) {
     setting_change c = {.kind = METADATA_TAG, .name = tag};
     ckd_status status = check_tag(tag, err);
-    if (status == CKD_OK) {
-        status = change(store, &c, err);
-    }
+    THEN(status, change(store, &c, err));
     return status == CKD_E_NOT_FOUND ? no_such_tag(tag, err) : status;
 }
 
@@ -250,16 +240,10 @@ ckd_status ckd_store_find_tag(ckd_checkpoint *out, ckd_store *store, const char 
     setting_list n = {0};
     memset(out, 0, sizeof(*out));
     ckd_status status = check_tag(tag, err);
-    if (status == CKD_OK) {
-        status = settings_read_kind(&n, store, METADATA_TAG, err);
-    }
+    THEN(status, settings_read_kind(&n, store, METADATA_TAG, err));
     const stored_setting *found = status == CKD_OK ? settings_find(&n, METADATA_TAG, tag) : NULL;
-    if (status == CKD_OK) {
-        status = found ? settings_why(found, store, err) : no_such_tag(tag, err);
-    }
-    if (status == CKD_OK) {
-        status = store_find_id(out, store, &found->tag.checkpoint, err);
-    }
+    THEN(status, found ? settings_why(found, store, err) : no_such_tag(tag, err));
+    THEN(status, store_find_id(out, store, &found->tag.checkpoint, err));
     if (status == CKD_E_NOT_FOUND && found) {
         status = err_set(err, status, "the checkpoint that has the tag %s is not in the store any more", tag);
     }

@@ -57,12 +57,8 @@ static ckd_status change(ckd_store *store, const ckd_policy *policy, const char 
     file_lock *lock;
     const char *name;
     ckd_status status = store_check_writable(store, err);
-    if (status == CKD_OK) {
-        status = name_of(&name, run, err);
-    }
-    if (status == CKD_OK) {
-        status = store_lock_publish(&lock, store, err);
-    }
+    THEN(status, name_of(&name, run, err));
+    THEN(status, store_lock_publish(&lock, store, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -106,9 +102,7 @@ ckd_status ckd_store_policy(ckd_stored_policy *out, ckd_store *store, const char
     const char *name;
     *out = (ckd_stored_policy){.set_ns = 0};
     ckd_status status = name_of(&name, run, err);
-    if (status == CKD_OK) {
-        status = settings_read_kind(&n, store, METADATA_POLICY, err);
-    }
+    THEN(status, settings_read_kind(&n, store, METADATA_POLICY, err));
     if (status == CKD_OK) {
         const stored_setting *found = settings_policy(&n, name);
         status = found ? settings_why(found, store, err) : no_policy(run, err);

@@ -75,9 +75,7 @@ static ckd_status apply(application *a, ckd_error *err) {
     a->is_old = status == CKD_OK && deletes(a);
     for (int i = 0; i < ROUNDS && a->is_old && status == CKD_OK; i++) {
         status = read_safe_through(&a->read, a->store, a->plan, a->haste.trusted_s, a->haste.timeout_ms, err);
-        if (status == CKD_OK) {
-            status = trash_put(a->store, choose, a, a->haste.timeout_ms, err);
-        }
+        THEN(status, trash_put(a->store, choose, a, a->haste.timeout_ms, err));
     }
     safe_reading_free(&a->read);
     return status == CKD_OK && a->is_old
@@ -98,10 +96,8 @@ ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *
         *out = NULL;
     }
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
-    status = status == CKD_OK ? store_check_writable(store, err) : status;
-    if (status == CKD_OK) {
-        status = apply(&a, err);
-    }
+    THEN(status, store_check_writable(store, err));
+    THEN(status, apply(&a, err));
     if (status == CKD_OK && out) {
         *out = a.plan;
         return CKD_OK;

@@ -93,12 +93,8 @@ static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd
         const manifest_entry *n = plan->items[i].kept ? NULL : manifest_set_find(&all, id);
         status = n && !n->in_trash ? manifest_set_choose(&all, id, 1, false, err) : CKD_OK;
     }
-    if (status == CKD_OK) {
-        status = trash_would_free(&freed, &all, err);
-    }
-    if (status == CKD_OK) {
-        status = waste_of(&left, &all, run, err);
-    }
+    THEN(status, trash_would_free(&freed, &all, err));
+    THEN(status, waste_of(&left, &all, run, err));
     plan->bytes = freed.bytes;
     plan->compaction_bytes = left.dead;
     manifest_set_free(&all);
@@ -132,9 +128,7 @@ static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_requ
 static ckd_status read_settings(setting_list *n, const ckd_store *store, const ckd_policy *given,
                                 ckd_error *err) {
     ckd_status status = settings_read(n, store, err);
-    if (status == CKD_OK) {
-        status = settings_check(n, store, err);
-    }
+    THEN(status, settings_check(n, store, err));
     for (size_t i = 0; i < n->count && status == CKD_OK && !given; i++) {
         if (n->items[i].name.kind == METADATA_POLICY) {
             return CKD_OK;
@@ -159,15 +153,9 @@ static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_reque
                             ckd_error *err) {
     const ckd_policy *given = r->stored ? NULL : &r->policy;
     ckd_status status = given ? policy_check(given, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = read_settings(n, store, given, err);
-    }
-    if (status == CKD_OK) {
-        status = list_items(plan, store, r, n, err);
-    }
-    if (status == CKD_OK) {
-        status = apply_to_runs(plan, given, n, err);
-    }
+    THEN(status, read_settings(n, store, given, err));
+    THEN(status, list_items(plan, store, r, n, err));
+    THEN(status, apply_to_runs(plan, given, n, err));
     if (status != CKD_OK) {
         return status;
     }

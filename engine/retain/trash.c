@@ -120,9 +120,7 @@ static ckd_status remove_files(const ckd_store *store, const manifest_set *n, co
                                bool force, ckd_error *err) {
     ckd_status status = forget_parity(store, files, force, err);
     /* Parity may forbid the removal. The grace period then goes on. */
-    if (status == CKD_OK) {
-        status = end_time(store, n, err);
-    }
+    THEN(status, end_time(store, n, err));
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             pathname p = path_chunk(store->path, &files->items[i].id, "");
@@ -147,9 +145,7 @@ static ckd_status remove_manifests(const ckd_store *store, const manifest_set *n
 static ckd_status remove_tombstones(const ckd_store *store, ckd_error *err) {
     manifest_list names = {0}, tombstones = {0};
     ckd_status status = manifests_read_all(&names, store, err);
-    if (status == CKD_OK) {
-        status = manifests_tombstones(&tombstones, store, err);
-    }
+    THEN(status, manifests_tombstones(&tombstones, store, err));
     bool *needed = calloc(tombstones.count + 1, sizeof(*needed));
     if (status == CKD_OK && !needed) {
         status = err_nomem(err, tombstones.count, "tombstones");
@@ -199,15 +195,9 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
         status = settings_check(&kept, store, err);
     }
     settings_free(&kept);
-    if (status == CKD_OK) {
-        status = manifest_set_read(&n, store, err);
-    }
-    if (status == CKD_OK) {
-        status = choose_expired(&n, store, all, err);
-    }
-    if (status == CKD_OK) {
-        status = uses_of(&files, &n, err);
-    }
+    THEN(status, manifest_set_read(&n, store, err));
+    THEN(status, choose_expired(&n, store, all, err));
+    THEN(status, uses_of(&files, &n, err));
     if (status == CKD_OK) {
         count_up(out, &n, &files);
     }
@@ -223,7 +213,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
         if (status == CKD_OK && out->checkpoints) {
             status = remove_manifests(store, &n, err);
         }
-        status = status == CKD_OK ? remove_tombstones(store, err) : status;
+        THEN(status, remove_tombstones(store, err));
     }
     free(files.items);
     manifest_set_free(&n);
@@ -264,9 +254,7 @@ ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, boo
     manifest_set n = {0};
     file_uses files = {0};
     ckd_status status = manifest_set_read(&n, store, err);
-    if (status == CKD_OK) {
-        status = manifest_set_mark_in_use(&n, store, err);
-    }
+    THEN(status, manifest_set_mark_in_use(&n, store, err));
     size_t count = status == CKD_OK ? choose_replaced(&n, store) : 0;
     if (count) {
         status = vanished_check_none(store, err);
@@ -279,9 +267,7 @@ ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, boo
     }
     if (status == CKD_OK && count && !dry) {
         status = remove_files(store, &n, &files, force, err);
-        if (status == CKD_OK) {
-            status = remove_manifests(store, &n, err);
-        }
+        THEN(status, remove_manifests(store, &n, err));
     }
     free(files.items);
     manifest_set_free(&n);
@@ -367,7 +353,7 @@ ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_col
     if (out) {
         *out = result;
     }
-    status = status == CKD_OK ? store_check_writable(store, err) : status;
+    THEN(status, store_check_writable(store, err));
     if (status == CKD_OK) {
         attempt a = {store, o.all != 0, o.give_up != 0, &result, {0}};
         uint32_t timeout = store->options.lock_timeout_ms;
@@ -443,9 +429,7 @@ static ckd_status list_trash(ckd_trash *out, const ckd_store *store, manifest_se
     ckd_collected all = {0};
     file_uses files = {0};
     ckd_status status = choose_expired(n, store, true, err);
-    if (status == CKD_OK) {
-        status = uses_of(&files, n, err);
-    }
+    THEN(status, uses_of(&files, n, err));
     if (status == CKD_OK) {
         count_up(&all, n, &files);
         out->items = calloc(all.checkpoints + 1, sizeof(*out->items));
@@ -478,9 +462,7 @@ ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err) {
     if (status == CKD_OK && any) { /* otherwise no manifest need be read */
         status = manifest_set_read(&n, store, err);
     }
-    if (status == CKD_OK) {
-        status = list_trash(trash, store, &n, err);
-    }
+    THEN(status, list_trash(trash, store, &n, err));
     manifest_set_free(&n);
     if (status != CKD_OK) {
         ckd_trash_free(trash);

@@ -49,7 +49,7 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
         entry.values = job->result_f16;
         entry.error = job->error_f16;
         entry.dtype = CKD_F16;
-        status = status == CKD_OK ? add_duplicate(save, &entry, err) : status;
+        THEN(status, add_duplicate(save, &entry, err));
     }
     return status;
 }
@@ -75,9 +75,7 @@ static void append_materialized(ckd_save *save, const block_job *job, const reco
         status =
             chunk_writer_create_in(&save->materialized, p.text, &identity, save->workspace->copying, NULL);
     }
-    if (status == CKD_OK) {
-        status = chunk_writer_append(save->materialized, &r, is_raw ? job->values : c->payload.data, NULL);
-    }
+    THEN(status, chunk_writer_append(save->materialized, &r, is_raw ? job->values : c->payload.data, NULL));
     if (status != CKD_OK) {
         chunk_writer_abort(save->materialized);
         save->materialized = NULL;
@@ -174,13 +172,11 @@ ckd_status save_write_block(ckd_save *save, const block_job *job, save_append *a
     for (uint32_t i = 0; i < a->before_count && status == CKD_OK; i++) {
         status = chunk_writer_append(save->writer, &a->before[i].record, a->before[i].data.data, err);
     }
-    if (status == CKD_OK) {
-        status = chunk_writer_append(save->writer, &a->record,
+    THEN(status, chunk_writer_append(save->writer, &a->record,
                                      is_raw(job) ? job->values
                                      : c         ? c->payload.data
                                                  : NULL,
-                                     err);
-    }
+                                     err));
     if (status == CKD_OK && job->materialize && !save->materialized_failed) {
         append_materialized(save, job, &a->record);
     }

@@ -34,13 +34,9 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_intent(save->store->path, &save->writer_id);
     ckd_status status = data.failed ? err_nomem(err, METADATA_MAX, "an intent") : CKD_OK;
-    if (status == CKD_OK) {
-        status = file_publish_bytes(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data,
-                                    data.size, err);
-    }
-    if (status == CKD_OK) {
-        status = lock_acquire(&save->intent_lock, p.text, LOCK_SHARED, false, 0, err);
-    }
+    THEN(status, file_publish_bytes(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data,
+                                    data.size, err));
+    THEN(status, lock_acquire(&save->intent_lock, p.text, LOCK_SHARED, false, 0, err));
     if (status != CKD_OK) {
         file_remove(p.text, true, NULL);
     }
@@ -122,9 +118,7 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
 static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
     save->checkpoint = save->options.checkpoint_id;
     ckd_status status = id_is_zero(&save->checkpoint) ? ckd_id_new(&save->checkpoint, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = ckd_id_new(&save->writer_id, err);
-    }
+    THEN(status, ckd_id_new(&save->writer_id, err));
     return status == CKD_OK ? ckd_id_new(&save->file_id, err) : status;
 }
 
@@ -167,10 +161,8 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     }
     pthread_mutex_lock(&store->mutex);
     status = store_sync_catalog(store, err);
-    if (status == CKD_OK) {
-        status = save_resolve_target(&save->target, store, &save->options, err);
-    }
-    status = status == CKD_OK ? save_follow_begin(save, err) : status;
+    THEN(status, save_resolve_target(&save->target, store, &save->options, err));
+    THEN(status, save_follow_begin(save, err));
     /* a retry has the id of the checkpoint with which it is compared */
     if (status == CKD_OK && !save->target.compare) {
         status = save_check_id_unused(save, err);
@@ -181,9 +173,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
         status = manifests_new_generation(&generation, store, save->target.run, save->target.step, err);
         status = status == CKD_E_EXISTS ? explain_manifest(save, err) : status;
     }
-    if (status == CKD_OK) {
-        status = store_lock_reader(&save->reader_lock, store, err);
-    }
+    THEN(status, store_lock_reader(&save->reader_lock, store, err));
     if (status == CKD_OK && !save->target.compare) {
         status = write_intent(save, err);
         status = save_may_retry(save, status) ? write_intent(save, err) : status;
@@ -208,12 +198,8 @@ static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
 
 static ckd_status begin(ckd_save *save, ckd_error *err) {
     ckd_status status = choose_ids(save, err);
-    if (status == CKD_OK) {
-        status = enter_store(save, err);
-    }
-    if (status == CKD_OK) {
-        status = prepare_coding(save, err);
-    }
+    THEN(status, enter_store(save, err));
+    THEN(status, prepare_coding(save, err));
     if (status == CKD_OK && !save->target.compare) {
         status = create_chunk_file(save, err);
         status = save_may_retry(save, status) ? create_chunk_file(save, err) : status;
@@ -225,7 +211,7 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     *out = NULL;
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     ckd_status status = store_check_writable(store, err);
-    status = status == CKD_OK ? COPY_OPTIONS(&o, options, "ckd_save_options", err) : status;
+    THEN(status, COPY_OPTIONS(&o, options, "ckd_save_options", err));
     if (status != CKD_OK) {
         return status;
     }

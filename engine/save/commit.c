@@ -38,7 +38,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
         status = err_set(err, CKD_E_STATE,
                          "this save only compares with an existing checkpoint; commit it instead");
     }
-    status = status == CKD_OK ? save_finish_blocks(save, err) : status;
+    THEN(status, save_finish_blocks(save, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -60,9 +60,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
         pathname temp = path_chunk(save->store->path, &save->file_id, ".tmp");
         status = file_publish(temp.text, path_chunk(save->store->path, &save->file_id, "").text, err);
     }
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
-    }
+    THEN(status, dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err));
     save_worked(&save->sync, clock_monotonic_ns() - begun);
     save_may_retry(save, status); /* does not help this save, but the caller's next one */
     bytes data = {0};
@@ -119,9 +117,7 @@ static ckd_status take_part(ckd_save *save, manifest *m, const ckd_part *bytes_o
     for (size_t i = 0; i < p.dependency_count && status == CKD_OK; i++) {
         status = save_depend(save, &p.dependencies[i], err);
     }
-    if (status == CKD_OK) {
-        status = save_keep_times(save, &p, err);
-    }
+    THEN(status, save_keep_times(save, &p, err));
     if (status == CKD_OK) {
         m->files[m->file_count++] = p.file;
     }
@@ -209,9 +205,7 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     copy.dependencies = NULL;
     copy.file_count = copy.dependency_count = 0;
     ckd_status status = add_parents_files(save, m, err);
-    if (status == CKD_OK) {
-        status = manifest_add_files(&copy, m->files, m->file_count, err);
-    }
+    THEN(status, manifest_add_files(&copy, m->files, m->file_count, err));
     if (status != CKD_OK) {
         manifest_free(&copy);
         return status;
@@ -222,13 +216,11 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     }
     save->views.values_only = true; /* from here on, views only lead to older records */
     status = closure_name_files(m, &save->views, v, err);
-    if (status == CKD_OK) {
-        status = view_attach_measures(v, CKD_E_MISMATCH, err);
-    }
+    THEN(status, view_attach_measures(v, CKD_E_MISMATCH, err));
     if (status == CKD_OK) { /* totals, depth and cost come from the files' records, whoever wrote them */
         status = totals_set(m, v, err);
     }
-    status = status == CKD_OK ? self_check_run(save, v, err) : status;
+    THEN(status, self_check_run(save, v, err));
     view_close(v);
     return status;
 }
@@ -264,9 +256,7 @@ static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error
  */
 static void take_back(ckd_save *save, const pathname *manifest_path) {
     ckd_status status = file_remove(manifest_path->text, true, NULL);
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(save->store->path, DIR_MANIFESTS).text, NULL);
-    }
+    THEN(status, dir_sync(path_in(save->store->path, DIR_MANIFESTS).text, NULL));
     save->undecided = status != CKD_OK;
 }
 
@@ -316,12 +306,8 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
         status = store_ingest(store, &copy, &adopted, err);
         view_close(adopted);
     }
-    if (status == CKD_OK) {
-        status = save_add_times(save, &m->checkpoint, err);
-    }
-    if (status == CKD_OK) {
-        status = store_set_mark(store, err);
-    }
+    THEN(status, save_add_times(save, &m->checkpoint, err));
+    THEN(status, store_set_mark(store, err));
     if (status == CKD_OK) {
         return catalog_commit(store->catalog, err);
     }
@@ -363,15 +349,9 @@ ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err) {
 static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     pthread_mutex_lock(&save->store->mutex);
     ckd_status status = store_sync_catalog(save->store, err);
-    if (status == CKD_OK) {
-        status = save_check_id_unused(save, err);
-    }
-    if (status == CKD_OK) {
-        status = save_follow_publish(save, err);
-    }
-    if (status == CKD_OK) {
-        status = check_files(save, m, err);
-    }
+    THEN(status, save_check_id_unused(save, err));
+    THEN(status, save_follow_publish(save, err));
+    THEN(status, check_files(save, m, err));
     if (status == CKD_OK && save->claim) {
         status = save->claim(save->claim_context, &save->checkpoint, err);
     }
@@ -398,16 +378,10 @@ static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *
     manifest m = {0};
     save->publish_ns = clock_monotonic_ns();
     ckd_status status = collect_parts(save, &m, parts, count, err);
-    if (status == CKD_OK) {
-        status = complete_manifest(save, &m, err);
-    }
+    THEN(status, complete_manifest(save, &m, err));
     file_lock *lock = NULL;
-    if (status == CKD_OK) {
-        status = store_lock_publish(&lock, save->store, err);
-    }
-    if (status == CKD_OK) {
-        status = publish_locked(save, &m, err);
-    }
+    THEN(status, store_lock_publish(&lock, save->store, err));
+    THEN(status, publish_locked(save, &m, err));
     lock_release(lock);
     if (status == CKD_OK) {
         *info = m.checkpoint;
@@ -445,9 +419,7 @@ ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part
 
 static ckd_status finish_compare(ckd_checkpoint *info, ckd_save *save, ckd_error *err) {
     ckd_status status = save_check_open(save, err);
-    if (status == CKD_OK) {
-        status = save_compare_end(save, err);
-    }
+    THEN(status, save_compare_end(save, err));
     if (status == CKD_OK && info) {
         *info = save->target.existing;
     }

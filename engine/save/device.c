@@ -263,7 +263,7 @@ static ckd_status take_deltas(batch *b, ckd_error *err) {
         coded_block *c = &s->blocks[i];
         if (!d->stream->left) {
             status = stream_batch_read(&s->streams, d->stream, &c->payload[DELTA], err);
-            status = status == CKD_OK ? take_differences(c, &s->deltas, d, b->t->rows != NULL, err) : status;
+            THEN(status, take_differences(c, &s->deltas, d, b->t->rows != NULL, err));
             c->has[DELTA] = status == CKD_OK && c->payload[DELTA].size > 0;
         }
     }
@@ -273,9 +273,9 @@ static ckd_status take_deltas(batch *b, ckd_error *err) {
 static ckd_status code_deltas(batch *b, ckd_error *err) {
     save_device *s = b->s;
     ckd_status status = device_deltas_begin(&s->deltas, err);
-    status = status == CKD_OK ? fetch_parent(b, err) : status;
-    status = status == CKD_OK ? device_deltas_count(&s->deltas, err) : status;
-    status = status == CKD_OK ? pool_run(b->save->store->pool, s->deltas.count, plan_one, b, err) : status;
+    THEN(status, fetch_parent(b, err));
+    THEN(status, device_deltas_count(&s->deltas, err));
+    THEN(status, pool_run(b->save->store->pool, s->deltas.count, plan_one, b, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -300,8 +300,8 @@ static ckd_status code_alones(batch *b, ckd_error *err) {
     save_device *s = b->s;
     symbols_workspace *w = coder_symbols(b->save->jobs[0].decoder.coder);
     ckd_status status = device_standalones_count(&s->alones, w, err);
-    status = status == CKD_OK ? pool_run(b->save->store->pool, s->alones.count, plan_alone, b, err) : status;
-    status = status == CKD_OK ? stream_batch_write(&s->streams, err) : status;
+    THEN(status, pool_run(b->save->store->pool, s->alones.count, plan_alone, b, err));
+    THEN(status, stream_batch_write(&s->streams, err));
     for (uint32_t i = 0; i < s->alones.count && status == CKD_OK; i++) {
         const device_stream *stream = s->alones.blocks[i].stream;
         coded_block *c = s->standalone[i];
@@ -388,8 +388,8 @@ static ckd_status run(batch *b, device_reader *r, ckd_error *err) {
     if (b->s->deltas.count > 0) {
         status = code_deltas(b, err);
     }
-    status = status == CKD_OK ? code_all_alones(b, r, err) : status;
-    status = status == CKD_OK ? take_values(b, r, err) : status;
+    THEN(status, code_all_alones(b, r, err));
+    THEN(status, take_values(b, r, err));
     return status == CKD_OK ? pool_run(b->save->store->pool, b->s->count, probe_one, b, err) : status;
 }
 

@@ -81,7 +81,7 @@ static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r,
     uint64_t before = b->gathered + 2 * b->halves;
     ckd_status status = device_memory(&memory, r->lease, before + b->pieces * sizeof(uint64_t), err);
     uint8_t *rounded = (uint8_t *)memory + b->gathered, *hashes = (uint8_t *)memory + before;
-    status = status == CKD_OK ? place_some(b, r, memory, err) : status;
+    THEN(status, place_some(b, r, memory, err));
     for (uint32_t kind = AS_BF16; kind < b->kinds && status == CKD_OK; kind++) {
         status = round_some(b, r->lease, kind, rounded + (kind - AS_BF16) * b->halves, err);
     }

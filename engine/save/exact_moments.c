@@ -24,9 +24,9 @@ static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, inflight_ti
     held->second = NULL;
     t->part = lossy_part_of(context->tensor->role, t->dtype);
     ckd_status status = save_fetch_tile(save, &held->buffers, t, tensor, err);
-    status = status == CKD_OK ? moment_stats_get(&held->second, save, t, context, err) : status;
+    THEN(status, moment_stats_get(&held->second, save, t, context, err));
     moment_stats *k = held->second;
-    status = status == CKD_OK ? pair_exact(&update, save, held, eps, err) : status;
+    THEN(status, pair_exact(&update, save, held, eps, err));
     if (status == CKD_OK && k) {
         if (t->part == LOSSY_SECOND) {
             direction_record(&k->sample, 0, t->count, t->now, t->now);

@@ -89,7 +89,7 @@ static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, cons
         save_slot *slot;
         block_job *job;
         status = save_next_slot(&slot, &job, save, rj, err);
-        status = status == CKD_OK ? fill_place(slot, job, r, p, t, at, rows, err) : status;
+        THEN(status, fill_place(slot, job, r, p, t, at, rows, err));
         if (status == CKD_OK) {
             at += job->count;
             save_push(save);
@@ -147,7 +147,7 @@ static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_par
         if (status == CKD_OK && t->device) {
             status = measure_on_device(p->panel, &of->tile, err);
         }
-        status = status == CKD_OK ? push_part(r, p, of, from, rows, err) : status;
+        THEN(status, push_part(r, p, of, from, rows, err));
         if (status == CKD_OK && t->device) {
             status = finish_on_device(r, p, of, err);
         }
@@ -172,9 +172,7 @@ static ckd_status prepare_tile(bool *worth, bool *here, moment_stats **kept, ckd
         t->found = &second->scales;
         second->scales.row = second->scales.column = NULL; /* of an earlier attempt */
     }
-    if (status == CKD_OK) {
-        status = lossy_tile_prepare(t, worth, k, err);
-    }
+    THEN(status, lossy_tile_prepare(t, worth, k, err));
     *here = true;
     if (status == CKD_OK && *worth && t->device) {
         status = lossy_device_code(here, t, err);
@@ -223,7 +221,7 @@ static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, 
         return CKD_OK;
     }
     ckd_status status = save_end_tiles(save, err); /* the masters may be in progress */
-    status = status == CKD_OK ? save_await(save, save->pipeline.pushed, err) : status;
+    THEN(status, save_await(save, save->pipeline.pushed, err));
     if (status == CKD_OK && save->dedup_index.rounded) {
         status = save_begin_given(all, save, t, r->tensor, widest_of(r), err);
     }
@@ -235,7 +233,7 @@ static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, 
         if (p->panel) {
             status = grid_of_panel(of, save, t, p->panel, err);
         }
-        status = status == CKD_OK ? find_blocks_in_save(all, r, p, &of->tile, err) : status;
+        THEN(status, find_blocks_in_save(all, r, p, &of->tile, err));
     }
     if (status == CKD_OK && t->device && !*all) {
         save_tile_leave_device(save, t);
@@ -274,8 +272,7 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile
         if (status == CKD_OK && !here) {
             status = save_load_tile(from, save, &held->buffers, t, &budget, r->tensor, &r->context,
                                     device ? widest_of(r) : 0, err);
-            status = status == CKD_OK ? prepare_tile(worth, &here, &held->second, save, t, &r->context, err)
-                                      : status;
+            THEN(status, prepare_tile(worth, &here, &held->second, save, t, &r->context, err));
         }
         /* If the device is broken, reading from it fails on the host, too. */
         if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
@@ -422,7 +419,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
         held->in_use = true;
         r->users++;
         status = pair_tile(save, held, r->eps, err);
-        status = status == CKD_OK ? push_tile(r, held, &from, err) : status;
+        THEN(status, push_tile(r, held, &from, err));
         held->end = save->pipeline.pushed;
         if (held->second && held->second->held == held->tile.part) {
             held->second->end = held->end;
@@ -435,7 +432,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     }
     save_tile_leave_device(save, &held->tile);
     double update = NAN;
-    status = status == CKD_OK ? pair_exact(&update, save, held, r->eps, err) : status;
+    THEN(status, pair_exact(&update, save, held, r->eps, err));
     for (size_t i = 0; i < r->count; i++) {
         pair_add_update(&r->pieces[i].figures, &held->tile.pair, update);
     }
@@ -486,7 +483,7 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
                              uint64_t elements, ckd_error *err) {
     lossy_region *r = NULL;
     ckd_status status = save_begin_tiles(save, err);
-    status = status == CKD_OK ? begin_region(&r, save, tensor, context, elements, err) : status;
+    THEN(status, begin_region(&r, save, tensor, context, elements, err));
     for (uint64_t first = 0; first < elements && status == CKD_OK;) {
         lossy_tile t = save_cut_tile(save, context, elements, first);
         t.params = &r->params;

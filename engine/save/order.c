@@ -153,7 +153,7 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
     rj->fraction = 0;
     if (block_wants_values(job, &c, &rj->context, &save->budget)) {
         ckd_status status = save_device_fetch(save, job, rj, err);
-        status = status == CKD_OK ? analyse_again(save, job, slot, due, err) : status;
+        THEN(status, analyse_again(save, job, slot, due, err));
         if (status != CKD_OK) {
             return status;
         }

@@ -125,10 +125,8 @@ static ckd_status load_blocks(tile_load *l, ckd_error *err) {
     thread_pool *pool = l->save->store->pool;
     ckd_status status = list_blocks(l, err);
     l->copied = status == CKD_OK ? calloc(l->count + 1, sizeof(*l->copied)) : NULL;
-    if (status == CKD_OK) {
-        status = l->copied ? pool_run(pool, l->count, load_block, l, err)
-                           : err_nomem(err, l->count * sizeof(*l->copied), "a tile");
-    }
+    THEN(status, l->copied ? pool_run(pool, l->count, load_block, l, err)
+                           : err_nomem(err, l->count * sizeof(*l->copied), "a tile"));
     for (size_t i = 0; i < l->count && status == CKD_OK; i++) {
         copied += l->copied[i];
     }

@@ -50,7 +50,7 @@ static ckd_status fetch_block(ckd_save *save, region_job *rj, const ckd_tensor *
     save_slot *slot;
     block_job *job;
     ckd_status status = save_device_code(save, tensor, t, staying, first, end, err);
-    status = status == CKD_OK ? save_next_slot(&slot, &job, save, rj, err) : status;
+    THEN(status, save_next_slot(&slot, &job, save, rj, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -72,13 +72,13 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
     size_t size = ckd_dtype_size(tensor->dtype);
     region_job *rj;
     ckd_status status = save_new_region_job(&rj, save, t, step, err);
-    status = status == CKD_OK ? save_device_remember(save, rj, tensor, err) : status;
+    THEN(status, save_device_remember(save, rj, tensor, err));
     uint64_t untold = 0, count = 0;
     save->has_masters |= block_is_master(t);
     unchanged_blocks staying = {0};
-    status = status == CKD_OK ? device_dedup_begin(&staying, save, tensor, t, first, end, err) : status;
+    THEN(status, device_dedup_begin(&staying, save, tensor, t, first, end, err));
     do {
-        status = status == CKD_OK ? fetch_block(save, rj, tensor, &staying, first, end, &count, err) : status;
+        THEN(status, fetch_block(save, rj, tensor, &staying, first, end, &count, err));
         if (status != CKD_OK) {
             break;
         }

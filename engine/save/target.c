@@ -257,12 +257,8 @@ ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_sav
         out->compare = status == CKD_OK;
         status = err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
-    if (status == CKD_OK) {
-        status = resolve_parent(out, store, o, err);
-    }
-    if (status == CKD_OK) {
-        status = resolve_resume(out, store, o, err);
-    }
+    THEN(status, resolve_parent(out, store, o, err));
+    THEN(status, resolve_resume(out, store, o, err));
     if (status == CKD_OK && out->has_origin && strcmp(out->origin.run, out->run) != 0) {
         out->branch_origin = out->origin.id;
     }

@@ -180,12 +180,8 @@ static ckd_status compare_region(ckd_save *save, const ckd_tensor *tensor, const
             at += job->count;
             status = save_fetch(&job->values, save, &job->own, tensor, job->first, job->count, err);
         }
-        if (status == CKD_OK) {
-            status = pool_run(save->store->pool, count, compare_one, &c, err);
-        }
-        if (status == CKD_OK) {
-            status = save_report_progress(save, (at - first) * ckd_dtype_size(tensor->dtype), err);
-        }
+        THEN(status, pool_run(save->store->pool, count, compare_one, &c, err));
+        THEN(status, save_report_progress(save, (at - first) * ckd_dtype_size(tensor->dtype), err));
         if (elements == 0) {
             break;
         }
@@ -212,7 +208,7 @@ static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_
     step_begin(&step, &save->steps, tensor->optimizer, t, elements, save->parent);
     t->step = step.source.available ? &step.source : NULL;
     status = save_exact_span(save, tensor, t, 0, elements, &step, err);
-    status = status == CKD_OK ? save_flush(save, err) : status;
+    THEN(status, save_flush(save, err));
     if (status != CKD_OK) {
         save_stop_helpers(save); /* they use `step` */
     }
@@ -243,12 +239,8 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     uint64_t elements;
     tensor_context context;
     ckd_status status = check_description(tensor, &shape, &elements, err);
-    if (status == CKD_OK) {
-        status = make_tensor_context(save, tensor, &shape, &context, err);
-    }
-    if (status == CKD_OK) {
-        status = save_record_region(save, context.tensor, &shape, context.region, elements, err);
-    }
+    THEN(status, make_tensor_context(save, tensor, &shape, &context, err));
+    THEN(status, save_record_region(save, context.tensor, &shape, context.region, elements, err));
     if (status != CKD_OK) {
         return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
     }
@@ -265,12 +257,12 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
         status = save_whole(save, tensor, &context, elements, err);
     }
     if (!save->buffers_are_stable) {
-        status = status == CKD_OK ? save_end_tiles(save, err) : status;
+        THEN(status, save_end_tiles(save, err));
         if (status == CKD_OK && save->has_pending_values) {
             status = save_flush(save, err);
             save->has_pending_values = false;
         }
-        status = status == CKD_OK ? save_copy_borrowed(save, err) : status;
+        THEN(status, save_copy_borrowed(save, err));
     }
     if (status != CKD_OK) {
         save_stop_helpers(save);
@@ -355,7 +347,7 @@ static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd
     if (status == CKD_OK && elements == 0) {
         return save_region(save, &t, err);
     }
-    status = status == CKD_OK ? device_take(&lease, save->store, t.device, t.data, err) : status;
+    THEN(status, device_take(&lease, save->store, t.device, t.data, err));
     if (status != CKD_OK) {
         return err_in_tensor(err, status, t.name ? t.name : "");
     }
@@ -398,7 +390,7 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
 ckd_status save_finish_blocks(ckd_save *save, ckd_error *err) {
     save->callers_mode = float_mode_enter();
     ckd_status status = save_end_tiles(save, err);
-    status = status == CKD_OK ? save_flush(save, err) : status;
+    THEN(status, save_flush(save, err));
     if (status != CKD_OK) {
         save_stop_helpers(save);
     }
@@ -460,13 +452,11 @@ ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, siz
         return status;
     }
     status = check_blob(name, data, size, err);
-    status = status == CKD_OK ? cancel_poll(&save->stop, err) : status;
-    status = status == CKD_OK ? save_record_blob(save, name, err) : status;
-    status = status == CKD_OK ? save_finish_blocks(save, err) : status;
-    if (status == CKD_OK) {
-        status = save->target.compare ? save_compare_blob(save, name, data, size, err)
-                                      : write_blob(save, name, data, size, err);
-    }
+    THEN(status, cancel_poll(&save->stop, err));
+    THEN(status, save_record_blob(save, name, err));
+    THEN(status, save_finish_blocks(save, err));
+    THEN(status, save->target.compare ? save_compare_blob(save, name, data, size, err)
+                                      : write_blob(save, name, data, size, err));
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
 }

@@ -202,7 +202,7 @@ static ckd_status begin_with_cached(bool *begun, ckd_save *save, lossy_tile *t, 
         return CKD_OK;
     }
     ckd_status status = begin_on_device(save, t, &values, err);
-    status = status == CKD_OK ? save_reference_compare(begun, t, from, context, err) : status;
+    THEN(status, save_reference_compare(begun, t, from, context, err));
     if (status == CKD_OK && !*begun) {
         save_tile_leave_device(save, t);
     }

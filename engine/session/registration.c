@@ -94,9 +94,7 @@ static ckd_status check_new(const session_item *item, const ckd_session *s, ckd_
 
 static ckd_status add_item(ckd_session *s, session_item item, const char *name, ckd_error *err) {
     ckd_status status = session_check(s, err);
-    if (status == CKD_OK) {
-        status = reserve_item(s, err);
-    }
+    THEN(status, reserve_item(s, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -153,7 +151,7 @@ ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data,
     session_item item = {.data = data, .group = in_group};
     uint64_t elements;
     ckd_status status = session_check(s, err);
-    status = status == CKD_OK ? tensor_copy(&item.tensor, tensor, err) : status;
+    THEN(status, tensor_copy(&item.tensor, tensor, err));
     if (status != CKD_OK) {
         return status;
     }

@@ -67,12 +67,8 @@ static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_erro
     }
     ckd_load *load = NULL;
     ckd_status status = ckd_load_begin(&load, s->store, &from->id, err);
-    if (status == CKD_OK) {
-        status = read_bytes(found, s, load, err);
-    }
-    if (status == CKD_OK) {
-        status = load_tensors(s, load, err);
-    }
+    THEN(status, read_bytes(found, s, load, err));
+    THEN(status, load_tensors(s, load, err));
     for (size_t i = 0; i < s->item_count; i++) {
         if (status == CKD_OK && s->items[i].is_bytes && found[i].size > 0) {
             memcpy(s->items[i].data, found[i].data, found[i].size);
@@ -192,9 +188,7 @@ static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, c
     if (status == CKD_OK && step == CKD_LATEST) {
         status = check_last(s, from, err);
     }
-    if (status == CKD_OK) {
-        status = ckd_store_find(&newest, s->store, from->run, CKD_LATEST, err);
-    }
+    THEN(status, ckd_store_find(&newest, s->store, from->run, CKD_LATEST, err));
     if (status == CKD_OK) {
         do {
             status = load_into(s, from, &why);

@@ -145,9 +145,7 @@ static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slo
         return status;
     }
     status = save_items(s, slot, NULL, save, one_step, err);
-    if (status == CKD_OK) {
-        status = await_fence(&save->snapshot, s, slot, err);
-    }
+    THEN(status, await_fence(&save->snapshot, s, slot, err));
     if (status == CKD_OK) {
         s->follow.tried = save->checkpoint;
         return ckd_save_commit(saved, save, err);
@@ -178,16 +176,12 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
     ckd_save *save;
     ckd_error why = {0};
     ckd_status status = plan_collective(&plan, s, err);
-    if (status == CKD_OK) {
-        status = ckd_ranks_begin(&save, s->ranks, &s->save, err);
-    }
+    THEN(status, ckd_ranks_begin(&save, s->ranks, &s->save, err));
     if (status != CKD_OK) {
         return status;
     }
     status = save_items(s, slot, plan, save, one_step, &why);
-    if (status == CKD_OK) {
-        status = await_fence(&save->snapshot, s, slot, &why);
-    }
+    THEN(status, await_fence(&save->snapshot, s, slot, &why));
     if (status != CKD_OK) {
         return err_from(err, ckd_ranks_abort(s->ranks, save, &why), &why);
     }

@@ -104,7 +104,7 @@ static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *give
 static ckd_status copy_options(ckd_session *s, const char *path, const ckd_session_options *given,
                                ckd_error *err) {
     ckd_status status = COPY_OPTIONS(&s->options, given, "ckd_session_options", err);
-    status = status == CKD_OK ? check_options(&s->options, err) : status;
+    THEN(status, check_options(&s->options, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -185,9 +185,7 @@ ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_sessi
     pthread_cond_init(&s->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     ckd_status status = copy_options(s, path, options, err);
-    if (status == CKD_OK) {
-        status = start(s, err);
-    }
+    THEN(status, start(s, err));
     if (status != CKD_OK) {
         ckd_session_close(s, NULL);
         return status;

@@ -28,7 +28,7 @@ static ckd_status make_sources(ckd_session *s, ckd_error *err) {
         s->sources[i] = (snapshot_source){item->data, item->on_device ? 0 : item->bytes, item->group};
     }
     ckd_status status = session_find_roles(s, !saves_exactly(&s->save), err);
-    status = status == CKD_OK ? session_device_sources(s, err) : status;
+    THEN(status, session_device_sources(s, err));
     if (status != CKD_OK) {
         free(s->sources);
         s->sources = NULL;

@@ -49,9 +49,7 @@ static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     reconcile_result merged = {0};
     ckd_status status = use_file(store, FILE_CATALOG, &why);
-    if (status == CKD_OK) {
-        status = store_reconcile_catalog(&merged, store, &why);
-    }
+    THEN(status, store_reconcile_catalog(&merged, store, &why));
     if ((status == CKD_OK && !merged.behind) || status == CKD_E_NOMEM) {
         return err_from(err, status, &why);
     }
@@ -90,12 +88,8 @@ static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
     if (file_exists(p.text)) {
         status = file_replace(p.text, path_in(store->path, FILE_CATALOG ".old").text, err);
     }
-    if (status == CKD_OK) {
-        status = dir_sync(store->path, err);
-    }
-    if (status == CKD_OK) {
-        status = file_remove(journal.text, true, err);
-    }
+    THEN(status, dir_sync(store->path, err));
+    THEN(status, file_remove(journal.text, true, err));
     return status == CKD_OK ? dir_sync(store->path, err) : status;
 }
 
@@ -104,16 +98,10 @@ static ckd_status put_in_place(ckd_store *store, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
     ckd_status status = put_aside(store, err);
-    if (status == CKD_OK) {
-        status = file_replace(path_in(store->path, FILE_NEW_CATALOG).text,
-                              path_in(store->path, FILE_CATALOG).text, err);
-    }
-    if (status == CKD_OK) {
-        status = dir_sync(store->path, err);
-    }
-    if (status == CKD_OK) {
-        status = use_file(store, FILE_CATALOG, err);
-    }
+    THEN(status, file_replace(path_in(store->path, FILE_NEW_CATALOG).text,
+                              path_in(store->path, FILE_CATALOG).text, err));
+    THEN(status, dir_sync(store->path, err));
+    THEN(status, use_file(store, FILE_CATALOG, err));
     store->catalog_compared = status == CKD_OK; /* it is made from the manifests alone */
     return status;
 }
@@ -147,9 +135,7 @@ static ckd_status sync_file(bool *catalog_failed, ckd_store *store, ckd_error *e
     if (none) {
         status = use_file(store, FILE_CATALOG, err);
     }
-    if (status == CKD_OK) {
-        status = store_reconcile_catalog(&merged, store, err);
-    }
+    THEN(status, store_reconcile_catalog(&merged, store, err));
     *catalog_failed = status != CKD_OK && merged.catalog_failed;
     return status;
 }
@@ -245,9 +231,7 @@ ckd_status store_query(ckd_store *store, store_query_fn question, void *context,
     }
     if (query_again(store, status)) {
         status = catch_up(store, status, &why);
-        if (status == CKD_OK) {
-            status = question(context, store->catalog, &why);
-        }
+        THEN(status, question(context, store->catalog, &why));
     }
     pthread_mutex_unlock(&store->mutex);
     return err_from(err, status, &why);

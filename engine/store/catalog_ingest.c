@@ -92,9 +92,7 @@ ckd_status view_fold(ckd_tensor_list *out, const view *v, ckd_error *err) {
     entry_rows rows;
     catalog_entry entry;
     ckd_status status = rows_make(&entry, &rows, &v->manifest, v, err);
-    if (status == CKD_OK) {
-        status = catalog_fold(out, &entry, err);
-    }
+    THEN(status, catalog_fold(out, &entry, err));
     rows_free(&rows);
     return status;
 }
@@ -109,9 +107,7 @@ ckd_status store_ingest(ckd_store *store, manifest *m, view **last, ckd_error *e
     view *v;
     ckd_error why = {0};
     ckd_status status = view_open(&v, store, m, *last, CKD_E_CORRUPT, &why);
-    if (status == CKD_OK) {
-        status = view_attach_measures(v, CKD_E_CORRUPT, &why);
-    }
+    THEN(status, view_attach_measures(v, CKD_E_CORRUPT, &why));
     if (status == CKD_OK) {
         status = add_rows(store, &v->manifest, v, false, err);
         view_close(*last);

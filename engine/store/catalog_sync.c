@@ -182,9 +182,7 @@ static ckd_status keep_vanished(const ckd_store *store, const manifest_list *man
     size_t count = 0;
     ckd_status status = gone ? manifests_tombstones(&tombstones, store, err)
                              : err_nomem(err, known->count * sizeof(*gone), "checkpoints");
-    if (status == CKD_OK) {
-        status = catalog_meta(noted, store->catalog, DELETIONS_META, err);
-    }
+    THEN(status, catalog_meta(noted, store->catalog, DELETIONS_META, err));
     while (status == CKD_OK && next_pairing(&p, &c)) {
         if (p.count == 0 && !is_deleted(&tombstones, p.known)) {
             gone[count++] = p.known;
@@ -322,15 +320,11 @@ static ckd_status apply_in_transaction(ckd_store *store, const folder_marks *mar
         return status;
     }
     status = apply(store, manifests, known, err);
-    if (status == CKD_OK) {
-        status = scrub_times_write(store, err);
-    }
+    THEN(status, scrub_times_write(store, err));
     if (status == CKD_OK && !store->catalog_in_memory) {
         status = catalog_set_meta(store->catalog, MARK, marks->folders, err);
     }
-    if (status == CKD_OK) {
-        status = catalog_set_meta(store->catalog, DELETIONS_META, marks->deletions, err);
-    }
+    THEN(status, catalog_set_meta(store->catalog, DELETIONS_META, marks->deletions, err));
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
@@ -362,9 +356,7 @@ static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const 
     ckd_status status = catalog_list(&known, store->catalog, NULL, err);
     result->catalog_failed = status != CKD_OK;
     bool agree = true;
-    if (status == CKD_OK) {
-        status = all_agree(&agree, store, manifests, &known, err);
-    }
+    THEN(status, all_agree(&agree, store, manifests, &known, err));
     if (status == CKD_OK && !agree) {
         bool durable = store->mode != CKD_OPEN_READ;
         result->behind = !durable && !store->catalog_in_memory;

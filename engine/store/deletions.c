@@ -49,15 +49,9 @@ ckd_status deletions_begin(const ckd_store *store, ckd_error *err) {
     if (status == CKD_OK) { /* a writer that died may have left it */
         status = file_remove(temp.text, true, err);
     }
-    if (status == CKD_OK) {
-        status = write_mark(temp.text, &data, err);
-    }
-    if (status == CKD_OK) {
-        status = file_replace(temp.text, path_in(store->path, FILE_DELETIONS).text, err);
-    }
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(store->path, "data").text, err);
-    }
+    THEN(status, write_mark(temp.text, &data, err));
+    THEN(status, file_replace(temp.text, path_in(store->path, FILE_DELETIONS).text, err));
+    THEN(status, dir_sync(path_in(store->path, "data").text, err));
     if (status != CKD_OK) {
         file_remove(temp.text, true, NULL);
     }

@@ -155,9 +155,7 @@ ckd_status check_named_file(const file_check *f, const file_ref *file, const cha
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         status = check_record(f, c, i, err);
     }
-    if (status == CKD_OK) {
-        status = check_contents(f, c, err);
-    }
+    THEN(status, check_contents(f, c, err));
     chunk_close(c);
     return status;
 }

@@ -178,7 +178,7 @@ static ckd_status read_each(safe_reading *done, ckd_store *store, const ckd_prun
         const manifest_entry *x = is_read(done, &c->id) ? NULL : manifest_set_find(n, &c->id);
         if (x) {
             status = read_files(&done->files, store, &x->m, m, err);
-            status = status == CKD_OK ? record_scanned(done, &c->id, err) : status;
+            THEN(status, record_scanned(done, &c->id, err));
         }
     }
     return status;
@@ -189,9 +189,7 @@ ckd_status read_safe_through(safe_reading *done, ckd_store *store, const ckd_pru
     manifest_set n = {0};
     file_lock *lock = NULL;
     ckd_status status = store_lock_reader_within(&lock, store, timeout_ms, err);
-    if (status == CKD_OK) {
-        status = manifest_set_read(&n, store, err);
-    }
+    THEN(status, manifest_set_read(&n, store, err));
     if (status == CKD_OK) {
         memory m = recall(store, trusted_s);
         done->files.at_ns = m.now_ns;

@@ -128,9 +128,7 @@ ckd_status live_files_read(live_files *out, const ckd_store *store, damage_list 
                      ? CKD_OK
                      : err_nomem(err, names.count * sizeof(*out->dependency_infos), "manifests");
     }
-    if (status == CKD_OK) {
-        status = add_all(out, store, &names, &tombstones, damage, err);
-    }
+    THEN(status, add_all(out, store, &names, &tombstones, damage, err));
     manifests_free(&names);
     manifests_free(&tombstones);
     keep_one_of_each(out);

@@ -14,9 +14,7 @@ ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest
     pathname p = path_tombstone(store->path, name->run, name->step, name->generation);
     bytes data = {0};
     ckd_status status = file_read_all(&data, p.text, METADATA_MAX, err);
-    if (status == CKD_OK) {
-        status = tombstone_decode(out, &store->id, data.data, data.size, p.text, err);
-    }
+    THEN(status, tombstone_decode(out, &store->id, data.data, data.size, p.text, err));
     bytes_free(&data);
     return status;
 }
@@ -31,10 +29,8 @@ ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool repl
     tombstone_encode(&data, &store->id, t);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a tombstone")
                                     : file_remove(temporary.text, true, err); /* a dead writer's */
-    if (status == CKD_OK) {
-        status = replaces ? file_replace_bytes(p.text, temporary.text, data.data, data.size, err)
-                          : file_publish_bytes(p.text, temporary.text, data.data, data.size, err);
-    }
+    THEN(status, replaces ? file_replace_bytes(p.text, temporary.text, data.data, data.size, err)
+                          : file_publish_bytes(p.text, temporary.text, data.data, data.size, err));
     bytes_free(&data);
     return status;
 }
@@ -64,9 +60,7 @@ ckd_status manifest_set_read(manifest_set *out, const ckd_store *store, ckd_erro
     manifest_list names = {0}, tombstones = {0};
     *out = (manifest_set){0};
     ckd_status status = manifests_read_all(&names, store, err);
-    if (status == CKD_OK) {
-        status = manifests_tombstones(&tombstones, store, err);
-    }
+    THEN(status, manifests_tombstones(&tombstones, store, err));
     if (status == CKD_OK) {
         out->items = calloc(names.count + 1, sizeof(*out->items));
         status = out->items ? CKD_OK : err_nomem(err, names.count * sizeof(*out->items), "manifests");
@@ -160,9 +154,7 @@ static ckd_status mark_of_writer(manifest_set *n, const ckd_store *store, const 
     if (status == CKD_E_NOT_FOUND) {
         return CKD_OK;
     }
-    if (status == CKD_OK) {
-        status = intent_decode(&live, &store->id, data.data, data.size, p.text, err);
-    }
+    THEN(status, intent_decode(&live, &store->id, data.data, data.size, p.text, err));
     for (size_t i = 0; i < live.dependency_count && status == CKD_OK; i++) {
         mark(n, &live.dependencies[i]);
     }

@@ -9,9 +9,7 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
     pathname p = path_manifest(store->path, run, step, generation);
     bytes data = {0};
     ckd_status status = file_read_all(&data, p.text, METADATA_MAX, err);
-    if (status == CKD_OK) {
-        status = manifest_decode(out, &store->id, data.data, data.size, p.text, err);
-    }
+    THEN(status, manifest_decode(out, &store->id, data.data, data.size, p.text, err));
     if (status == CKD_OK && (strcmp(out->checkpoint.run, run) != 0 || out->checkpoint.step != step ||
                              out->checkpoint.generation != generation)) {
         manifest_free(out);
@@ -94,9 +92,7 @@ ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_er
 ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err) {
     manifest_list tombstones = {0};
     ckd_status status = manifests_read_all(out, store, err);
-    if (status == CKD_OK) {
-        status = manifests_tombstones(&tombstones, store, err);
-    }
+    THEN(status, manifests_tombstones(&tombstones, store, err));
     size_t kept = 0;
     for (size_t i = 0; i < out->count && status == CKD_OK; i++) {
         if (!manifests_covering_tombstone(&tombstones, &out->items[i])) {
@@ -161,9 +157,7 @@ ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const
         return status;
     }
     status = manifests_tombstones(&tombstones, store, err);
-    if (status == CKD_OK) {
-        status = manifests_free_generation(out, &manifests, &tombstones, run, step, err);
-    }
+    THEN(status, manifests_free_generation(out, &manifests, &tombstones, run, step, err));
     manifests_free(&manifests);
     manifests_free(&tombstones);
     return status;

@@ -74,9 +74,7 @@ static bool abandoned(const ckd_store *store, const char *name) {
 static bool outdated(ckd_store *store, const ckd_id *id) {
     ckd_checkpoint mine, newest;
     ckd_status status = catalog_find_id(&mine, store->catalog, id, NULL);
-    if (status == CKD_OK) {
-        status = catalog_newest(&newest, store->catalog, mine.run, UINT64_MAX, NULL);
-    }
+    THEN(status, catalog_newest(&newest, store->catalog, mine.run, UINT64_MAX, NULL));
     return status == CKD_E_NOT_FOUND || (status == CKD_OK && !id_equal(&newest.id, id));
 }
 

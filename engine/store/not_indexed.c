@@ -35,9 +35,7 @@ ckd_status not_indexed_tensors(ckd_tensor_list *out, ckd_store *store, const ckd
         return status;
     }
     status = not_indexed_open(&cache, &v, store, id, &why);
-    if (status == CKD_OK) {
-        status = view_fold(out, v, &why);
-    }
+    THEN(status, view_fold(out, v, &why));
     if (not_indexed_tolerable(status)) {
         status = report_unreadable(store, id, &why, err);
     } else {

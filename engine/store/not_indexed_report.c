@@ -247,9 +247,7 @@ static ckd_status set_by_tensor(ckd_report *report, const sums *s, ckd_error *er
 
 static ckd_status read_and_add(reading *r, const size_t *places, size_t count, ckd_error *err) {
     ckd_status status = find_runs(r, places, count, err);
-    if (status == CKD_OK) {
-        status = take_known(r, err);
-    }
+    THEN(status, take_known(r, err));
     if (status == CKD_OK && count >= WORTH_A_WORD) {
         store_message(
             r->store,
@@ -257,12 +255,8 @@ static ckd_status read_and_add(reading *r, const size_t *places, size_t count, c
             "their manifests; `ckptdelta rebuild` adds them to it",
             count);
     }
-    if (status == CKD_OK) {
-        status = read_all(r, count, err);
-    }
-    if (status == CKD_OK) {
-        status = set_by_tensor(r->report, &r->sums, err);
-    }
+    THEN(status, read_all(r, count, err));
+    THEN(status, set_by_tensor(r->report, &r->sums, err));
     return status;
 }
 

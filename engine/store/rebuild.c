@@ -6,9 +6,7 @@ static ckd_status renew(ckd_rebuild_result *result, ckd_store *store, ckd_error 
     ckd_status status = store_lock_publish(&lock, store, err);
     if (status == CKD_OK) {
         status = store_recover(store, err);
-        if (status == CKD_OK) {
-            status = store_rebuild_catalog(store, true, err);
-        }
+        THEN(status, store_rebuild_catalog(store, true, err));
         lock_release(lock);
     }
     ckd_checkpoint_list list = {0};

@@ -64,9 +64,7 @@ static ckd_status clean_intent(const ckd_store *store, const char *intent_path, 
             status = file_remove(path_chunk(store->path, id, "").text, true, err);
         }
     }
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(store->path, DIR_CHUNKS).text, err);
-    }
+    THEN(status, dir_sync(path_in(store->path, DIR_CHUNKS).text, err));
     return status == CKD_OK ? file_remove(intent_path, true, err) : status;
 }
 
@@ -82,9 +80,7 @@ static ckd_status visit_intent(const ckd_store *store, const char *name, named_f
     intent dead = {0};
     ckd_error why = {0};
     status = file_read_all(&data, p.text, METADATA_MAX, &why);
-    if (status == CKD_OK) {
-        status = intent_decode(&dead, &store->id, data.data, data.size, p.text, &why);
-    }
+    THEN(status, intent_decode(&dead, &store->id, data.data, data.size, p.text, &why));
     if (status != CKD_OK) {
         store_message(store, "an intent is damaged and left alone: %s (%s)", why.message, p.text);
         status = CKD_OK;

@@ -10,9 +10,7 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
     uint64_t rest = 0;
     ckd_error why = {0};
     ckd_status status = dir_bytes(&r->chunk_bytes, path_in(store->path, DIR_CHUNKS).text, err);
-    if (status == CKD_OK) {
-        status = dir_bytes(&r->manifest_bytes, path_in(store->path, DIR_MANIFESTS).text, err);
-    }
+    THEN(status, dir_bytes(&r->manifest_bytes, path_in(store->path, DIR_MANIFESTS).text, err));
     if (status == CKD_OK) {
         status = dir_bytes(&r->materialized_bytes, path_in(store->path, DIR_MATERIALIZED).text, &why);
         status = err_except(err, status, CKD_E_NOT_FOUND, &why);
@@ -21,9 +19,7 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
         status = dir_bytes(&r->parity_bytes, path_in(store->path, DIR_PARITY).text, &why);
         status = err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
-    if (status == CKD_OK) {
-        status = dir_bytes_without(&rest, store->path, measured, 4, err);
-    }
+    THEN(status, dir_bytes_without(&rest, store->path, measured, 4, err));
     r->catalog_bytes = file_bytes(path_in(store->path, FILE_CATALOG).text) +
                        file_bytes(path_in(store->path, FILE_CATALOG "-journal").text);
     /* A save may have made the catalog larger meanwhile. */
@@ -88,18 +84,10 @@ static ckd_status fill_details(filling *f, const ckd_checkpoint_list *list, cata
     ckd_report *r = f->report;
     ckd_status status = catalog_usage_files(&f->listed, c, err);
     r->file_count = f->listed.count + list->count;
-    if (status == CKD_OK) {
-        status = catalog_usage_by_checkpoint(&r->roles, list, c, err);
-    }
-    if (status == CKD_OK) {
-        status = catalog_usage_by_tensor(&r->by_tensor, &r->tensor_count, c, err);
-    }
-    if (status == CKD_OK) {
-        status = catalog_not_indexed(&f->not_indexed, &f->not_indexed_count, list, c, err);
-    }
-    if (status == CKD_OK) {
-        status = check_tensor_runs(r, err);
-    }
+    THEN(status, catalog_usage_by_checkpoint(&r->roles, list, c, err));
+    THEN(status, catalog_usage_by_tensor(&r->by_tensor, &r->tensor_count, c, err));
+    THEN(status, catalog_not_indexed(&f->not_indexed, &f->not_indexed_count, list, c, err));
+    THEN(status, check_tensor_runs(r, err));
     return status == CKD_OK ? add_fidelities(r, err) : status;
 }
 
@@ -127,12 +115,8 @@ static ckd_status fill_rows(filling *f, catalog *c, ckd_error *err) {
     for (size_t i = 0; i < list.count; i++) {
         r->raw_bytes += list.items[i].raw_bytes;
     }
-    if (status == CKD_OK) {
-        status = catalog_usage_by_run(&r->by_run, &r->run_count, c, err);
-    }
-    if (status == CKD_OK) {
-        status = check_runs(r, err);
-    }
+    THEN(status, catalog_usage_by_run(&r->by_run, &r->run_count, c, err));
+    THEN(status, check_runs(r, err));
     return status == CKD_OK ? fill_details(f, &list, c, err) : status;
 }
 
@@ -197,16 +181,10 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
     }
     filling f = {.report = r};
     ckd_status status = store_query(store, ask_rows, &f, err);
-    if (status == CKD_OK) {
-        status = not_indexed_report(r, store, f.not_indexed, f.not_indexed_count, err);
-    }
+    THEN(status, not_indexed_report(r, store, f.not_indexed, f.not_indexed_count, err));
     free(f.not_indexed);
-    if (status == CKD_OK) {
-        status = add_roles(r, err);
-    }
-    if (status == CKD_OK) {
-        status = file_sizes(r, store, err);
-    }
+    THEN(status, add_roles(r, err));
+    THEN(status, file_sizes(r, store, err));
     if (status != CKD_OK) {
         ckd_report_free(r);
         return status;

@@ -68,9 +68,7 @@ static ckd_status read_setting(stored_setting *n, const ckd_store *store, ckd_er
     bytes data = {0};
     *n = (stored_setting){.name = name};
     ckd_status status = file_read_all(&data, p.text, METADATA_MAX, err);
-    if (status == CKD_OK) {
-        status = decode(n, &store->id, &data, p.text, err);
-    }
+    THEN(status, decode(n, &store->id, &data, p.text, err));
     bytes_free(&data);
     if (status != CKD_OK) {
         *n = (stored_setting){.name = name, .status = status};
@@ -224,9 +222,7 @@ static ckd_status refuse(const stored_setting *n, const ckd_checkpoint *c, ckd_e
 ckd_status settings_check_chosen(const ckd_store *store, const manifest_set *chosen, ckd_error *err) {
     setting_list n = {0};
     ckd_status status = settings_read(&n, store, err);
-    if (status == CKD_OK) {
-        status = settings_check(&n, store, err);
-    }
+    THEN(status, settings_check(&n, store, err));
     for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
         const stored_setting *x = &n.items[i];
         const manifest_entry *kept =
@@ -327,14 +323,10 @@ ckd_status settings_remove(const ckd_store *store, metadata_kind kind, const cha
         status = dir_sync(folder.text, err);
         return status != CKD_OK ? status : err_set(err, CKD_E_NOT_FOUND, "there is no setting of %s", name);
     }
-    if (status == CKD_OK) {
-        status = remove_below(store, &last.name, err);
-    }
+    THEN(status, remove_below(store, &last.name, err));
     if (status == CKD_OK && last.name.generation > 0) {
         status = dir_sync(folder.text, err);
     }
-    if (status == CKD_OK) {
-        status = file_remove(path_setting(store->path, &last.name).text, true, err);
-    }
+    THEN(status, file_remove(path_setting(store->path, &last.name).text, true, err));
     return status == CKD_OK ? dir_sync(folder.text, err) : status;
 }

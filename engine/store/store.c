@@ -18,9 +18,7 @@ static ckd_status read_identity(ckd_store *store, ckd_error *err) {
                          store->path, FILE_IDENTITY);
     }
     store_identity identity;
-    if (status == CKD_OK) {
-        status = store_identity_decode(&identity, data.data, data.size, p.text, err);
-    }
+    THEN(status, store_identity_decode(&identity, data.data, data.size, p.text, err));
     if (status == CKD_OK) {
         store->id = identity.id;
     }
@@ -100,9 +98,7 @@ static ckd_status create_parents(const char *path, ckd_error *err) {
         return CKD_OK;
     }
     ckd_status status = create_parents(parent.text, err);
-    if (status == CKD_OK) {
-        status = dir_create(parent.text, true, err);
-    }
+    THEN(status, dir_create(parent.text, true, err));
     if (status == CKD_OK) {
         ckd_error why = {0};
         status = dir_sync(parent_directory(parent.text).text, &why);
@@ -116,9 +112,7 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
         return CKD_OK;
     }
     ckd_status status = create_parents(store->path, err);
-    if (status == CKD_OK) {
-        status = dir_create(store->path, true, err);
-    }
+    THEN(status, dir_create(store->path, true, err));
     if (status == CKD_OK) {
         ckd_error why = {0};
         status = check_creatable(store->path, &why);
@@ -127,9 +121,7 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
         }
         err_from(err, status, &why);
     }
-    if (status == CKD_OK) {
-        status = store_make_directories(store->path, err);
-    }
+    THEN(status, store_make_directories(store->path, err));
     file_lock *lock = NULL;
     if (status == CKD_OK) {
         ckd_error why = {0};
@@ -138,12 +130,8 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
         status = err_except(err, status, CKD_E_BUSY, &why); /* it exists, which is enough */
         lock_release(lock);
     }
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(store->path, "data").text, err);
-    }
-    if (status == CKD_OK) {
-        status = store_lock_publish(&lock, store, err);
-    }
+    THEN(status, dir_sync(path_in(store->path, "data").text, err));
+    THEN(status, store_lock_publish(&lock, store, err));
     if (status == CKD_OK) {
         status = publish_identity(store, err);
         lock_release(lock);
@@ -172,12 +160,8 @@ static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
         return status;
     }
     status = sync_own_names(store, err);
-    if (status == CKD_OK) {
-        status = store_recover(store, err);
-    }
-    if (status == CKD_OK) {
-        status = store_open_catalog(store, err);
-    }
+    THEN(status, store_recover(store, err));
+    THEN(status, store_open_catalog(store, err));
     if (status == CKD_OK) {
         materialized_evict(store);
     }
@@ -233,18 +217,12 @@ static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mo
     if (status == CKD_OK && mode != CKD_OPEN_READ) {
         status = check_length(root, err);
     }
-    if (status == CKD_OK) {
-        status = store_check_folders(*out, err);
-    }
+    THEN(status, store_check_folders(*out, err));
     if (status == CKD_OK && mode == CKD_OPEN_CREATE) {
         status = create_store(*out, err);
     }
-    if (status == CKD_OK) {
-        status = read_identity(*out, err);
-    }
-    if (status == CKD_OK) {
-        status = pool_create(&(*out)->pool, (*out)->options.threads, err);
-    }
+    THEN(status, read_identity(*out, err));
+    THEN(status, pool_create(&(*out)->pool, (*out)->options.threads, err));
     if (status != CKD_OK) {
         ckd_store_close(*out);
         *out = NULL;
@@ -262,9 +240,7 @@ ckd_status store_open_without_catalog(ckd_store **out, const char *root, const c
 ckd_status store_open(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
                       const store_hooks *hooks, ckd_error *err) {
     ckd_status status = open_store(out, root, mode, options, hooks, err);
-    if (status == CKD_OK) {
-        status = mode == CKD_OPEN_READ ? store_open_catalog(*out, err) : open_for_writing(*out, err);
-    }
+    THEN(status, mode == CKD_OPEN_READ ? store_open_catalog(*out, err) : open_for_writing(*out, err));
     if (status != CKD_OK) {
         ckd_store_close(*out);
         *out = NULL;

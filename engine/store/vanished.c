@@ -59,9 +59,7 @@ static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store,
             continue;
         }
         status = file_read_all(&data, p.text, METADATA_MAX, &why);
-        if (status == CKD_OK) {
-            status = intent_decode(&in, &store->id, data.data, data.size, p.text, &why);
-        }
+        THEN(status, intent_decode(&in, &store->id, data.data, data.size, p.text, &why));
         if (status == CKD_OK) {
             add_files(named, in.files, in.file_count);
             intent_free(&in);
@@ -135,12 +133,8 @@ static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *
     bytes files = {0}, named = {0};
     bool known = true;
     ckd_status status = list_chunks(&files, store, err);
-    if (status == CKD_OK) {
-        status = add_intents(&named, &known, store, err);
-    }
-    if (status == CKD_OK) {
-        status = add_manifests(&named, checkpoints, &known, store, err);
-    }
+    THEN(status, add_intents(&named, &known, store, err));
+    THEN(status, add_manifests(&named, checkpoints, &known, store, err));
     size_t count = files.size / sizeof(ckd_id);
     if (status == CKD_OK) {
         sort_ids(&named);
@@ -177,9 +171,7 @@ static void evidence_free(evidence *e) {
 /* Reads names after manifests, as a generation may be replaced while manifests are read. */
 static ckd_status find_evidence(vanished *v, evidence *e, const ckd_store *store, ckd_error *err) {
     ckd_status status = find_strays(v, &e->checkpoints, store, err);
-    if (status == CKD_OK) {
-        status = manifests_read_all(&e->names, store, err);
-    }
+    THEN(status, manifests_read_all(&e->names, store, err));
     return status == CKD_OK ? manifests_tombstones(&e->tombstones, store, err) : status;
 }
 
@@ -283,8 +275,8 @@ static ckd_status read_rows(rows *out, const ckd_store *store, const char *name,
     *out = (rows){.noted = ""};
     ckd_status status = file_exists(p.text) ? catalog_open(&c, p.text, CATALOG_READ, &store->id, 1000, &why)
                                             : CKD_E_NOT_FOUND;
-    status = status == CKD_OK ? catalog_meta(out->noted, c, DELETIONS_META, &why) : status;
-    status = status == CKD_OK ? catalog_list(&out->list, c, NULL, &why) : status;
+    THEN(status, catalog_meta(out->noted, c, DELETIONS_META, &why));
+    THEN(status, catalog_list(&out->list, c, NULL, &why));
     catalog_close(c);
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
@@ -341,24 +333,12 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     rows now = {0}, old = {0}; /* old: the catalog that a rebuild put aside */
     *out = (vanished){0};
     ckd_status status = read_rows(&now, store, FILE_CATALOG, err);
-    if (status == CKD_OK) {
-        status = read_rows(&old, store, FILE_CATALOG ".old", err);
-    }
-    if (status == CKD_OK) {
-        status = find_evidence(out, &e, store, err);
-    }
-    if (status == CKD_OK) {
-        status = consider_rows(out, &e, &now, store, DOUBTFUL, err);
-    }
-    if (status == CKD_OK) {
-        status = consider_kept(out, &e, store, err);
-    }
-    if (status == CKD_OK) {
-        status = consider_rows(out, &e, &old, store, SAYS_NOTHING, err);
-    }
-    if (status == CKD_OK) {
-        status = drop_without_records(out, store, err);
-    }
+    THEN(status, read_rows(&old, store, FILE_CATALOG ".old", err));
+    THEN(status, find_evidence(out, &e, store, err));
+    THEN(status, consider_rows(out, &e, &now, store, DOUBTFUL, err));
+    THEN(status, consider_kept(out, &e, store, err));
+    THEN(status, consider_rows(out, &e, &old, store, SAYS_NOTHING, err));
+    THEN(status, drop_without_records(out, store, err));
     catalog_list_free(&now.list);
     catalog_list_free(&old.list);
     evidence_free(&e);
@@ -439,9 +419,7 @@ static ckd_status write_kept(const ckd_store *store, const ckd_checkpoint *known
     pathname temporary = path_of(store->path, DIR_DAMAGED, ".tmp-lost");
     manifest_encode(&data, &store->id, &m);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
-    if (status == CKD_OK) {
-        status = damage_make_folder(store, err);
-    }
+    THEN(status, damage_make_folder(store, err));
     if (status == CKD_OK) { /* a writer that died may have left it */
         status = file_remove(temporary.text, true, err);
     }
@@ -493,9 +471,7 @@ ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *kn
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         status = consider(&v, &e, known[i], current ? PROVES : DOUBTFUL, &why);
     }
-    if (status == CKD_OK) {
-        status = drop_without_records(&v, store, &why);
-    }
+    THEN(status, drop_without_records(&v, store, &why));
     for (size_t i = 0; i < v.count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &v.items[i];
         store_message(store,

@@ -168,15 +168,9 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
     v->manifest = *m;
     memset(m, 0, sizeof(*m));
     ckd_status status = open_chunks(v, store, like, err);
-    if (status == CKD_OK) {
-        status = find_parts(v, err);
-    }
-    if (status == CKD_OK) {
-        status = collect_records(v, NULL, err);
-    }
-    if (status == CKD_OK) {
-        status = view_arrange(v, like, inconsistent, err);
-    }
+    THEN(status, find_parts(v, err));
+    THEN(status, collect_records(v, NULL, err));
+    THEN(status, view_arrange(v, like, inconsistent, err));
     if (status == CKD_OK && inconsistent == CKD_E_CORRUPT) { /* else the manifest has no final totals yet */
         status = check_totals(v, store, err);
     }
@@ -202,15 +196,9 @@ ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chun
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         v->chunks[v->chunk_count++] = chunk_hold(chunks[i]);
     }
-    if (status == CKD_OK) {
-        status = find_parts(v, err);
-    }
-    if (status == CKD_OK) {
-        status = collect_records(v, files, err);
-    }
-    if (status == CKD_OK) {
-        status = view_arrange(v, NULL, CKD_E_CORRUPT, err);
-    }
+    THEN(status, find_parts(v, err));
+    THEN(status, collect_records(v, files, err));
+    THEN(status, view_arrange(v, NULL, CKD_E_CORRUPT, err));
     if (status != CKD_OK) {
         view_close(v);
         return status;

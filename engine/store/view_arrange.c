@@ -314,9 +314,7 @@ static ckd_status number_tensors(view *v, ckd_error *err) {
 
 ckd_status view_arrange(view *v, const view *like, ckd_status inconsistent, ckd_error *err) {
     ckd_status status = v->root ? CKD_OK : arrange_blobs(v, inconsistent, err);
-    if (status == CKD_OK) {
-        status = arrange(v, like, inconsistent, err);
-    }
+    THEN(status, arrange(v, like, inconsistent, err));
     if (status == CKD_OK && !v->root) {
         status = check_coverage(v, inconsistent, err);
     }

@@ -123,9 +123,7 @@ ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id
         return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
     }
     status = manifest_name_older(&on, store, err);
-    if (status == CKD_OK) {
-        status = manifest_add_files(m, on.files, on.file_count, err);
-    }
+    THEN(status, manifest_add_files(m, on.files, on.file_count, err));
     manifest_free(&on);
     return status;
 }
@@ -222,9 +220,7 @@ static ckd_status open_older(const older_file **out, view_cache *cache, const vi
         status = view_open_chunk(&f->chunk, cache->store, &root->manifest.files[file],
                                  &root->manifest.checkpoint, err);
     }
-    if (status == CKD_OK) {
-        status = list_checkpoints(f, err);
-    }
+    THEN(status, list_checkpoints(f, err));
     if (status != CKD_OK) {
         chunk_close(f->chunk);
         free(f->checkpoints);
@@ -264,9 +260,7 @@ static ckd_status open_within(view **out, view_cache *cache, const view *root, c
             err_set(err, CKD_E_NOT_FOUND, "no file of %s@%llu holds anything of checkpoint %s",
                     root->manifest.checkpoint.run, (unsigned long long)root->manifest.checkpoint.step, hex);
     }
-    if (status == CKD_OK) {
-        status = view_open_within(out, root, id, chunks, files, count, err);
-    }
+    THEN(status, view_open_within(out, root, id, chunks, files, count, err));
     free(chunks);
     return status;
 }
@@ -375,7 +369,7 @@ ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error
     if (status == CKD_OK) {
         v->is_draft = true;
         status = view_attach_measures(v, CKD_E_CORRUPT, err);
-        status = status == CKD_OK ? views_append(cache, v, err) : status;
+        THEN(status, views_append(cache, v, err));
         if (status == CKD_OK) {
             *out = v;
         } else {

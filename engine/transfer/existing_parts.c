@@ -179,9 +179,7 @@ static ckd_status use_candidate(choosing *c, source *s, hash_set *have, const ch
     for (size_t i = 0; i < k.part.records.capacity && status == CKD_OK; i++) {
         status = k.part.records.slots[i] ? hash_set_add(have, k.part.records.slots[i], err) : CKD_OK;
     }
-    if (status == CKD_OK) {
-        status = transfer_add_part(&added, c->t, &k.part, err);
-    }
+    THEN(status, transfer_add_part(&added, c->t, &k.part, err));
     if (status != CKD_OK) {
         transfer_free_part(&k.part);
         bool useless = status == CKD_E_NOT_FOUND; /* no copy would use it: new parts get other names */

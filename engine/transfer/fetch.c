@@ -36,10 +36,8 @@ ckd_status transfer_enter(transfer *t, ckd_error *err) {
     char source[CKD_ID_TEXT];
     ckd_id_text(source, &t->from->id);
     ckd_status status = dir_create(path_in(t->to->path, DIR_INCOMING).text, true, err);
-    if (status == CKD_OK) {
-        status = lock_acquire(&t->incoming, lock_path(t->to, source).text, LOCK_EXCLUSIVE, true,
-                              t->to->options.lock_timeout_ms, err);
-    }
+    THEN(status, lock_acquire(&t->incoming, lock_path(t->to, source).text, LOCK_EXCLUSIVE, true,
+                              t->to->options.lock_timeout_ms, err));
     if (status == CKD_E_BUSY && err) {
         err_set(err, status, "another copy from '%s' to '%s' is under way", t->from->path, t->to->path);
     }
@@ -256,12 +254,8 @@ static ckd_status copy_record(transfer *t, transfer_file *f, file_writer *to, co
         return err_nomem(err, r->header_size, "a record header");
     }
     status = append_zeros(to, r->offset - begin, err);
-    if (status == CKD_OK) {
-        status = file_append(to, t->header.data, t->header.size, err);
-    }
-    if (status == CKD_OK) {
-        status = file_append(to, t->payload.data, r->stored_size, err);
-    }
+    THEN(status, file_append(to, t->header.data, t->header.size, err));
+    THEN(status, file_append(to, t->payload.data, r->stored_size, err));
     return status == CKD_OK ? keep_pace(t, end_of(r) - begin, err) : status;
 }
 
@@ -343,7 +337,7 @@ static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char 
     *resumed = keep > 0;
     if (!keep) {
         status = file_remove(path, true, err);
-        status = status == CKD_OK ? file_create(&to, path, WRITE_BUFFER, err) : status;
+        THEN(status, file_create(&to, path, WRITE_BUFFER, err));
     } else {
         status = file_continue(&to, path, keep, WRITE_BUFFER, err);
         t->done += keep;
@@ -353,11 +347,9 @@ static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char 
     }
     if (!keep) {
         status = file_append(to, header, sizeof(header), err);
-        status = status == CKD_OK ? keep_pace(t, sizeof(header), err) : status;
+        THEN(status, keep_pace(t, sizeof(header), err));
     }
-    if (status == CKD_OK) {
-        status = copy_rest(t, f, to, c, keep, item, err);
-    }
+    THEN(status, copy_rest(t, f, to, c, keep, item, err));
     return end_file(to, status, err);
 }
 
@@ -426,9 +418,7 @@ static ckd_status write_part(transfer *t, transfer_file *f, const char *path, ch
     part_copy k = {.t = t, .f = f};
     chunk_identity identity = {t->to->id, f->file.id, t->writer};
     ckd_status status = file_remove(path, true, err);
-    if (status == CKD_OK) {
-        status = chunk_writer_create(&k.to, path, &identity, err);
-    }
+    THEN(status, chunk_writer_create(&k.to, path, &identity, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -460,10 +450,8 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
                  (int)sizeof(unfinished.text) - 8, path.text);
         status = write_part(t, f, unfinished.text, c, err);
         chunk_close(c);
-        status = status == CKD_OK ? file_replace(unfinished.text, path.text, err) : status;
-        if (status == CKD_OK) {
-            status = check_arrived(t, path.text, f, NULL, err);
-        }
+        THEN(status, file_replace(unfinished.text, path.text, err));
+        THEN(status, check_arrived(t, path.text, f, NULL, err));
     }
     t->done = status == CKD_OK ? end : t->done;
     return status == CKD_OK ? keep_pace(t, 0, err) : status;

@@ -40,9 +40,7 @@ ckd_status ckd_store_tensors_without_parent(ckd_tensor_list **out, ckd_store *st
     ckd_checkpoint c;
     ckd_tensor_list *list = NULL, *parent = NULL;
     ckd_status status = store_find_id(&c, store, checkpoint, err);
-    if (status == CKD_OK) {
-        status = ckd_store_tensors(&list, store, checkpoint, err);
-    }
+    THEN(status, ckd_store_tensors(&list, store, checkpoint, err));
     if (status == CKD_OK && !id_is_zero(&c.parent)) {
         status = ckd_store_tensors(&parent, store, &c.parent, err);
     }

@@ -136,9 +136,7 @@ static ckd_status mark_reads(choosing *c, view_cache *views, const transfer_item
     marking k = {.c = c};
     manifest draft;
     ckd_status status = draft_of(&draft, item, err);
-    if (status == CKD_OK) {
-        status = views_add(&k.root, views, &draft, err);
-    }
+    THEN(status, views_add(&k.root, views, &draft, err));
     for (size_t i = 0; status == CKD_OK && i < k.root->chunk_count; i++) {
         const chunk_part *held = k.root->parts[i];
         for (size_t r = 0; r < held->count && status == CKD_OK; r++) {
@@ -226,7 +224,7 @@ static ckd_status begin_part(splitting *k, ckd_error *err) {
     transfer_part *added, new = {.file.rank = k->s->file.rank, .source = k->s->file};
     new.file.size = CHUNK_FILE_HEADER;
     ckd_status status = transfer_name_part(&new.file.id, &k->s->file.id, err);
-    status = status == CKD_OK ? transfer_add_part(&added, k->c->t, &new, err) : status;
+    THEN(status, transfer_add_part(&added, k->c->t, &new, err));
     k->s->part_count += status == CKD_OK;
     k->has_begun = status == CKD_OK;
     return status;
@@ -344,12 +342,8 @@ ckd_status transfer_choose_parts(transfer *t, ckd_error *err) {
     if (status == CKD_OK && c.count) {
         status = list_folders(&c, err);
     }
-    if (status == CKD_OK) {
-        status = mark_items(&c, err);
-    }
-    if (status == CKD_OK) {
-        status = make_parts(&c, err);
-    }
+    THEN(status, mark_items(&c, err));
+    THEN(status, make_parts(&c, err));
     for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
         bool changes = transfer_moves(&t->items[i]) && names_undecided(&c, &t->items[i].m);
         status = changes ? name_files(&t->items[i], &c, err) : CKD_OK;

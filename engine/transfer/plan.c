@@ -424,18 +424,12 @@ static ckd_status plan_tags(planning *p, ckd_error *err) {
 
 static ckd_status plan(planning *p, ckd_error *err) {
     ckd_status status = sort_both(p, err);
-    if (status == CKD_OK) {
-        status = mark_asked(p, err);
-    }
-    if (status == CKD_OK) {
-        status = check_rename(p, err);
-    }
+    THEN(status, mark_asked(p, err));
+    THEN(status, check_rename(p, err));
     for (size_t i = 0; i < p->from.list.count && status == CKD_OK; i++) {
         status = p->asked[i] ? plan_one(p, i, err) : CKD_OK;
     }
-    if (status == CKD_OK) {
-        status = check_places(p, err);
-    }
+    THEN(status, check_places(p, err));
     return status == CKD_OK && p->t->options->tags ? plan_tags(p, err) : status;
 }
 
@@ -450,9 +444,7 @@ ckd_status transfer_plan(transfer *t, ckd_error *err) {
 
 ckd_status transfer_plan_files(transfer *t, ckd_error *err) {
     ckd_status status = transfer_choose_parts(t, err);
-    if (status == CKD_OK) {
-        status = gather_files(t, err);
-    }
+    THEN(status, gather_files(t, err));
     return status == CKD_OK ? transfer_count_bytes(t, err) : status;
 }
 

@@ -54,9 +54,7 @@ static ckd_status hold_intent(transfer *t, ckd_error *err) {
                                     data.size, err);
         t->has_intent = true;
     }
-    if (status == CKD_OK) {
-        status = lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, 0, err);
-    }
+    THEN(status, lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, 0, err));
     bytes_free(&data);
     return status;
 }
@@ -166,12 +164,8 @@ static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     } else {
         manifest_free(&draft);
     }
-    if (status == CKD_OK) {
-        status = closure_name_files(m, &views, v, err);
-    }
-    if (status == CKD_OK) {
-        status = totals_set(m, v, err);
-    }
+    THEN(status, closure_name_files(m, &views, v, err));
+    THEN(status, totals_set(m, v, err));
     if (status == CKD_OK &&
         (m->checkpoint.tensors != was.tensors || m->checkpoint.raw_bytes != was.raw_bytes)) {
         status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
@@ -233,9 +227,7 @@ static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
         status = transfer_moves(&t->items[i]) ? name_files(t, &t->items[i], err) : CKD_OK;
     }
-    if (status == CKD_OK) {
-        status = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, err);
-    }
+    THEN(status, dir_sync(path_in(t->to->path, DIR_CHUNKS).text, err));
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
         status = transfer_moves(&t->items[i]) ? publish_item(t, b, &t->items[i], err) : CKD_OK;
     }
@@ -247,15 +239,9 @@ static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
 
 static ckd_status commit_locked(transfer *t, batch *b, ckd_error *err) {
     ckd_status status = store_sync_catalog(t->to, err);
-    if (status == CKD_OK) {
-        status = manifests_read(&b->manifests, t->to, err);
-    }
-    if (status == CKD_OK) {
-        status = manifests_tombstones(&b->tombstones, t->to, err);
-    }
-    if (status == CKD_OK) {
-        status = publish_batch(t, b, err);
-    }
+    THEN(status, manifests_read(&b->manifests, t->to, err));
+    THEN(status, manifests_tombstones(&b->tombstones, t->to, err));
+    THEN(status, publish_batch(t, b, err));
     manifests_free(&b->manifests);
     manifests_free(&b->tombstones);
     return status;
@@ -317,7 +303,7 @@ static ckd_status move_items(transfer *t, ckd_error *err) {
         bool full = items >= BATCH_ITEMS || size >= BATCH_BYTES || i + 1 == t->count || status != CKD_OK;
         if (full && items) {
             ckd_status committed = commit(t, &b, status == CKD_OK ? &why : NULL);
-            status = status == CKD_OK ? committed : status;
+            THEN(status, committed);
             b = (batch){.first = b.end};
             items = 0;
             size = 0;
@@ -354,7 +340,7 @@ static ckd_status locked(transfer *t, locked_fn call, ckd_error *err) {
     if (status == CKD_OK) {
         pthread_mutex_lock(&t->to->mutex);
         status = store_sync_catalog(t->to, err);
-        status = status == CKD_OK ? call(t, err) : status;
+        THEN(status, call(t, err));
         pthread_mutex_unlock(&t->to->mutex);
         lock_release(lock);
     }
@@ -372,9 +358,7 @@ static ckd_status plan(transfer *t, ckd_error *err) {
  */
 static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
     ckd_status status = transfer_repair_destination(t, CKD_COPY_RESTORED, err);
-    if (status == CKD_OK) {
-        status = transfer_refuse_skipped(t, err);
-    }
+    THEN(status, transfer_refuse_skipped(t, err));
     if (status == CKD_OK && t->dead_count) {
         status = ckd_store_undelete(t->to, t->dead, t->dead_count, err);
     }
@@ -404,18 +388,12 @@ static ckd_status enter(transfer *t, ckd_error *err) {
     ckd_id *restored = NULL;
     size_t count = 0;
     ckd_status status = transfer_enter(t, err);
-    if (status == CKD_OK) {
-        status = store_lock_reader(&t->to_reader, t->to, err);
-    }
-    if (status == CKD_OK) {
-        status = plan(t, err);
-    }
+    THEN(status, store_lock_reader(&t->to_reader, t->to, err));
+    THEN(status, plan(t, err));
     if (status == CKD_OK && t->dead_count) {
         status = restore_dead(&restored, &count, t, err);
     }
-    if (status == CKD_OK) {
-        status = transfer_plan_files(t, err);
-    }
+    THEN(status, transfer_plan_files(t, err));
     if (status == CKD_OK && t->file_count) {
         status = check_room(t, err);
     }
@@ -457,9 +435,7 @@ static void finish_catalog(transfer *t) {
     ckd_status status = store_lock_publish(&lock, store, &why);
     scrub_times_queue(store, &t->scrubbed);
     pthread_mutex_lock(&store->mutex);
-    if (status == CKD_OK) {
-        status = store_sync_catalog(store, &why);
-    }
+    THEN(status, store_sync_catalog(store, &why));
     if (status != CKD_OK) {
         store_use_memory(store, NULL);
         store_message(
@@ -514,26 +490,16 @@ static void leave(transfer *t, ckd_status status) {
 
 static ckd_status plan_only(transfer *t, ckd_error *err) {
     ckd_status status = transfer_look(t, err);
-    if (status == CKD_OK) {
-        status = transfer_plan(t, err);
-    }
-    if (status == CKD_OK) {
-        status = transfer_plan_files(t, err);
-    }
-    if (status == CKD_OK) {
-        status = transfer_repair_destination(t, CKD_COPY_RESTORED, err);
-    }
+    THEN(status, transfer_plan(t, err));
+    THEN(status, transfer_plan_files(t, err));
+    THEN(status, transfer_repair_destination(t, CKD_COPY_RESTORED, err));
     return status == CKD_OK ? transfer_repair_destination(t, CKD_COPY_PRESENT, err) : status;
 }
 
 static ckd_status run(transfer *t, ckd_error *err) {
     ckd_status status = store_lock_reader(&t->from_reader, t->from, err);
-    if (status == CKD_OK) {
-        status = store_list(&t->source, t->from, NULL, err);
-    }
-    if (status == CKD_OK) {
-        status = t->options->dry_run ? plan_only(t, err) : enter(t, err);
-    }
+    THEN(status, store_list(&t->source, t->from, NULL, err));
+    THEN(status, t->options->dry_run ? plan_only(t, err) : enter(t, err));
     return status == CKD_OK && !t->options->dry_run ? move_items(t, err) : status;
 }
 
@@ -561,7 +527,7 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
         *out = NULL;
     }
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_copy_options", err);
-    status = status == CKD_OK ? check(to, from, &o, err) : status;
+    THEN(status, check(to, from, &o, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -581,7 +547,7 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
         status = transfer_result(&result, &t, err);
         *out = result;
     }
-    status = status == CKD_OK ? transfer_skipped(&t, err) : status;
+    THEN(status, transfer_skipped(&t, err));
     transfer_plan_free(&t);
     transfer_refused_free(&t);
     catalog_list_free(&t.source);

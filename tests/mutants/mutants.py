@@ -90,6 +90,8 @@ def mutants_of_line(lines, i):
     if re.match(r"^ +if \(.*\) \{$", line) and i + 2 < len(lines) and lines[i + 2].strip() == "}" and \
             re.match(r"^ +(return .*|status = .*);$", lines[i + 1]):
         yield "check dropped", 3, []
+    if re.match(r"^ +THEN\(.*\);$", line):
+        yield "check dropped", 1, []
     if REMOVED.match(line):
         yield "call dropped", 1, [re.match(" *", line).group() + ";"]
     for m in re.finditer(r" (<|>|<=|>=) | ([-+]) 1\b", code):
