@@ -128,7 +128,7 @@ $(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/inter
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< $(EXTRA_OBJ) $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
 
-$(B)/obj/mpi/%.o $(B)/obj/tests/mpi_%.o $(B)/obj/bench/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
+$(B)/obj/mpi/%.o $(B)/obj/tests/mpi/%.o $(B)/obj/bench/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
 
 $(B)/libckptdelta_mpi.so: $(MPI_OBJ) $(B)/.objects $(SHARED_LIB) mk/libckptdelta.map
 	$(call say,LINK,$@)

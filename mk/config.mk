@@ -65,10 +65,11 @@ BENCH_QUALITY_SRC := $(wildcard bench/quality_*.c bench/excp.c)
 BENCH_KERNELS_SRC := $(wildcard bench/kernels_*.c)
 BENCH_RANKS_SRC := $(wildcard bench/ranks_*.c)
 BENCH_STALL_SRC := $(wildcard bench/stall_*.c)
-TEST_SRC := $(wildcard tests/test_*.c)
+TEST_DIRS := tests tests/* tests/*/*
+TEST_SRC := $(wildcard $(addsuffix /test_*.c,$(TEST_DIRS)))
 # What only test_power_cut has: it stands in front of the C library.
 POWER_SRC := tests/support/recorder.c $(wildcard tests/support/power*.c)
-FUZZ_SRC := $(wildcard tests/fuzz_*.c)
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_SUPPORT_SRC := tests/support/fuzz_main.c tests/support/unchecked.c
 TEST_SUPPORT_SRC := $(filter-out $(FUZZ_SUPPORT_SRC) $(POWER_SRC),$(wildcard tests/support/*.c))
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)

@@ -7,9 +7,10 @@ TEST_TIMEOUT ?= 900
 FUZZ_SECONDS ?= 3600
 
 TEST_SUPPORT_OBJ := $(call obj,$(TEST_SUPPORT_SRC))
-TESTS := $(patsubst tests/%.c,$(B)/tests/%,$(TEST_SRC))
-REPLAYS := $(patsubst tests/%.c,$(B)/tests/%,$(FUZZ_SRC))
-FUZZERS := $(patsubst tests/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
+# The names of tests are unique: programs lie in one folder, whatever folder their source lies in.
+TESTS := $(patsubst %.c,$(B)/tests/%,$(notdir $(TEST_SRC)))
+REPLAYS := $(patsubst tests/fuzz/%.c,$(B)/tests/%,$(FUZZ_SRC))
+FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
 
 $(B)/tests/test_gpt: EXTRA_OBJ = $(GPT_OBJ)
 $(B)/tests/test_gpt: $(GPT_OBJ)
@@ -50,10 +51,11 @@ CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_safetensors% $(B)/tes
 $(CLI_TESTS): EXTRA_OBJ = $(CLI_PART_OBJ) $(JANSSON_LIBS)
 $(CLI_TESTS): $(CLI_PART_OBJ)
 
-$(TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+$(foreach s,$(TEST_SRC),$(eval $(B)/tests/$(notdir $(s:.c=)): $(call obj,$(s))))
+$(TESTS): $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
+	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %/$(@F).o,$^) $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
 	    $(CMOCKA_LIBS) $(CKD_LIBS)
 
 # A device for programs, where there is none: CKD_CUDA=$(B)/tests/libemulated_device.so
@@ -77,21 +79,21 @@ $(CAMPAIGN_SHIM): tests/campaign/faults.c
 
 # An object that is named outright comes before the archive's member with the same functions: in what these link, all checksums match.
 UNCHECKED := $(B)/obj/tests/support/unchecked.o
-$(REPLAYS): $(B)/tests/%: $(B)/obj/tests/%.o $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+$(REPLAYS): $(B)/tests/%: $(B)/obj/tests/fuzz/%.o $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) \
 	    $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
 
-$(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/%.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+$(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/fuzz/%.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -fsanitize=fuzzer -o $@ $< $(EXTRA_OBJ) $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
 	    $(CMOCKA_LIBS) $(CKD_LIBS)
 
-# Run by tests/check_mpi.sh. The libraries are found beside the program's folder.
+# Run by tests/mpi/check_mpi.sh. The libraries are found beside the program's folder.
 MPI_TESTS := $(if $(HAVE_MPI),$(B)/tests/mpi_ranks $(B)/tests/mpi_load)
-$(MPI_TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(MPI_LIB) $(SHARED_LIB)
+$(MPI_TESTS): $(B)/tests/%: $(B)/obj/tests/mpi/%.o $(MPI_LIB) $(SHARED_LIB)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta_mpi -lckptdelta $(MPI_LIBS)
@@ -153,7 +155,7 @@ check-layers:
 check-layers-run: $(LIB_OBJ) $(CLI_OBJ)
 	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py . --objects '$(B)/obj' --graph
 
-C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi cli/* examples bench tests tests/support,\
+C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi cli/* examples bench $(TEST_DIRS),\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)
@@ -164,4 +166,4 @@ check-format:
 lint: $(SCHEMA_H)
 	@B='$(B)' CKD_LINT_FLAGS='$(CKD_CPPFLAGS)' sh scripts/lint.sh $(LIB_SRC) $(CLI_SRC) $(EXAMPLE_SRC)
 
--include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(POWER_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(FUZZ_SUPPORT_SRC) $(wildcard tests/mpi_*.c)))
+-include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(POWER_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(FUZZ_SUPPORT_SRC) $(wildcard tests/mpi/*.c)))

@@ -11,7 +11,7 @@ Benchmarks may also include what the public header does not show, except the cat
 
 Reads sources as text, comments and string contents removed; functions are found by the layout that clang-format gives
 them (a definition ends its head with `{` outside any other braces, and its closing brace stands in the first column).
-Prints `file:line: what is wrong` for each finding and exits 1 if there is any. `tests/check_layers_selftest.sh` proves
+Prints `file:line: what is wrong` for each finding and exits 1 if there is any. `tests/tools/check_layers_selftest.sh` proves
 that each rule finds what it is for. Needs the standard library only.
 """
 

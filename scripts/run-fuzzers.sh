@@ -3,7 +3,7 @@
 # tests/corpus/NAME.dict holds words that it may insert. New inputs stay in the build folder ($B); one that crashes is left there, named in
 # the output, and fails the run. One allocation above 512 MiB is a finding, too: sizes are checked before memory is asked for.
 set -eu
-[ $# -gt 1 ] || { echo "no tests/fuzz_*.c to run"; exit 1; }
+[ $# -gt 1 ] || { echo "no tests/fuzz/*.c to run"; exit 1; }
 seconds=$(($1 / ($# - 1)))
 [ "$seconds" -gt 0 ] || seconds=1
 shift

@@ -1,7 +1,11 @@
-"""Which cases a test takes at the quick level (tests/README.md)."""
+"""Modules that tests share, and which cases a test takes at the quick level (tests/README.md)."""
 
 import os
+import sys
 import zlib
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent / folder) for folder in ("support", "reader", "golden")]
 
 
 def pytest_configure(config):

@@ -1,11 +1,13 @@
 """Runs every test, in parallel, and counts: `make test` calls it.
 
-Four kinds of tests, all found by name (`tests/README.md` says how to write one):
+Four kinds of tests, all found by name below `tests/` (`tests/README.md` says how to write one):
 
-- programs `<build>/tests/test_*`, cmocka: each test function counts, from the XML that cmocka writes;
-- programs `<build>/tests/fuzz_*`, which replay `tests/corpus/<name>/`: one test each;
-- scripts `tests/check_*.sh`: one test each;
-- files `tests/**/test_*.py`, pytest: each test function counts, from the XML that pytest writes.
+- `test_*.c`, cmocka programs `<build>/tests/test_*`: each test function counts, from the XML that cmocka writes;
+- `fuzz/fuzz_*.c`, programs `<build>/tests/fuzz_*`, which replay `tests/corpus/<name>/`: one test each;
+- scripts `check_*.sh`: one test each;
+- `test_*.py`, pytest: each test function counts, from the XML that pytest writes.
+
+No two files may have the same name, as programs and results lie in one folder.
 
 A program that dies, runs out of time, or writes no readable XML is a failure, whatever it printed. Exit status 77 is a
 skip; its reason is the last line printed that begins with `SKIP:`. With CKD_REQUIRE_GPU=1 a skipped test that has `gpu`
@@ -16,6 +18,7 @@ memory (/dev/shm) unless they are in ON_DISK, TMPDIR is set, or there is too lit
 """
 
 import argparse
+import collections
 import concurrent.futures
 import fnmatch
 import json
@@ -66,18 +69,20 @@ def find_jobs(args):
     build, root = Path(args.build), args.root
     jobs = []
     for path in sorted(root.glob("tests/**/test_*.py")):
-        name = str(path.relative_to(root / "tests"))
-        jobs.append(Job("pytest", name, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                                         "--rootdir", str(root / "tests")]
+        jobs.append(Job("pytest", path.name, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                                              "--rootdir", str(root / "tests")]
                         + shlex.split(args.pytest_args) + [str(path)]))
-    for source in sorted(root.glob("tests/test_*.c")):
+    for source in sorted(root.glob("tests/**/test_*.c")):
         jobs.append(Job("cmocka", source.stem, [str(build / "tests" / source.stem)]))
-    for source in sorted(root.glob("tests/fuzz_*.c")):
+    for source in sorted(root.glob("tests/fuzz/fuzz_*.c")):
         corpus = root / "tests" / "corpus" / source.stem[len("fuzz_"):]
         jobs.append(Job("replay", source.stem, [str(build / "tests" / source.stem)]
                         + ([str(corpus)] if corpus.is_dir() else [])))
-    for path in sorted(root.glob("tests/check_*.sh")):
+    for path in sorted(root.glob("tests/**/check_*.sh")):
         jobs.append(Job("script", path.name, ["sh", str(path)]))
+    names = collections.Counter(job.name for job in jobs)
+    for name in sorted(n for n, count in names.items() if count > 1):
+        sys.exit(f"several tests have the name {name}")
     wanted = args.only.split()
     if wanted:
         jobs = [j for j in jobs if any(matches(j.name, pattern) for pattern in wanted)]

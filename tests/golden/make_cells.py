@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "reader")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(HERE.parent / "reader")]
 import ckd_reader  # noqa: E402
 import make_library  # noqa: E402
 import make_lossy  # noqa: E402

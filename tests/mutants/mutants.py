@@ -163,7 +163,7 @@ class Workshop:
         if made.returncode != 0:
             return made
         command = [f"{self.build}/tests/{name}"] if program else \
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "markers=slow", f"tests/{name}"]
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "markers=slow", *map(str, self.root.glob(f"tests/**/{name}"))]
         return self.command(command, timeout=max(60, 8 * self.usual.get(name, 75)))
 
     def prepare(self, names):

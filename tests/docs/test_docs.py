@@ -1,0 +1,135 @@
+"""What the documents say, as far as a program can check it: links, and the commands of README."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import support_safetensors as st
+from support_cli import run, state
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if "build" not in p.relative_to(ROOT).parts)
+
+
+def anchors(document):
+    """Those of headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    text = re.sub(r"^(    [^\n]*|```.*?^```)$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_readme_is_short_and_names_all_documents():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 100, "reference belongs into docs/"
+    for document in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]:
+        name = str(document.relative_to(ROOT))
+        assert name == "README.md" or f"]({name})" in text, name
+
+
+def test_decisions_are_listed_and_named_by_their_rooms():
+    listed = re.findall(r"^- \[(.*)\]\(\.\./(.*)/DECISIONS\.md#.*\)$", (ROOT / "docs/decisions.md").read_text(), re.MULTILINE)
+    there = []
+    for document in (d for d in DOCUMENTS if d.name == "DECISIONS.md"):
+        folder = document.parent
+        there += [(heading, str(folder.relative_to(ROOT))) for heading in re.findall(r"^## (.*)$", document.read_text(), re.MULTILINE)]
+        readme = folder / "README.md"
+        assert not readme.exists() or "](DECISIONS.md)" in readme.read_text(), folder
+    assert sorted(listed) == sorted(there)
+
+
+def test_the_commands_of_the_readme_work(tmp_path):
+    """Word by word; the files are ours."""
+    for age, step in enumerate((1000, 1050, 1100)):
+        tensors = state(1, age + 1)
+        st.write(tmp_path / f"step{step}.safetensors", {f"blocks.{i}.{name}": tensors[name] for i, name in enumerate(tensors)})
+    lines = re.findall(r"^    (ckptdelta .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        near = "near" in words
+        run(*words[1:], cwd=tmp_path, **({"expect_message": ""} if near else {}))
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    listed = run("list", tmp_path / "ckpts", "--json").json()["checkpoints"]
+    assert [c["fidelity"] for c in listed][-1] == "near"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_functions_are_there(document):
+    """`file.c: function` in a document: the function stands in that file of its folder, of engine/, or of the root."""
+    text = re.sub(r"\s+", " ", document.read_text())
+    for path, name in re.findall(r"`([\w/]+\.(?:c|h|py|cu)): (\w+)`", text):
+        files = [f for f in (document.parent / path, ROOT / "engine" / path, ROOT / path) if f.is_file()]
+        assert files, path
+        assert any(re.search(rf"\b{name}\b", f.read_text()) for f in files), f"{path}: {name}"
+    for path in re.findall(r"`([a-z_]+/[\w/]+\.(?:c|h|py|sh|cu|mk))`", text):
+        assert any((f / path).is_file() for f in (document.parent, ROOT / "engine", ROOT)) or "NAME" in path, path
+
+
+def test_rooms_are_those_that_are_enforced():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import check_layers
+    rows = re.findall(r"^\| (\w+) \| [^|]+ \| ([\w, ]*?) ?\|$", (ROOT / "docs/ARCHITECTURE.md").read_text(), re.MULTILINE)
+    assert {room: set(uses.replace(",", " ").split()) for room, uses in rows} == check_layers.ROOMS["engine"]
+    order = [room for room, _ in rows]
+    assert all(order.index(used) > order.index(room) for room, uses in rows for used in uses.replace(",", " ").split())
+
+
+# What the excerpts take for granted. MPI itself is not needed to see whether they fit the headers.
+AROUND = """
+#include <ckptdelta.h>
+#include <stdio.h>
+#define MPI_COMM_WORLD 0
+ckd_status ckd_mpi_load_all(ckd_load *, int, const ckd_load_request *, size_t, uint32_t, ckd_error *);
+int complain(const ckd_error *);
+void forward_and_backward(void), optimizer_step(void);
+extern float *weights, *my_half, *my_rows, *device_pointer;
+extern void *stream;
+extern uint64_t steps, rng, rank;
+extern const char *launch_id;
+"""
+LIBRARY = AROUND + """
+extern ckd_error err;
+extern ckd_store *store;
+extern ckd_tensor tensor;
+extern ckd_save_options options;
+extern ckd_load *load;
+extern ckd_load_request weight_request, moment_request;
+"""
+README = AROUND + """
+extern ckd_error err;
+extern ckd_session *session;
+extern ckd_session_options options;
+extern ckd_checkpoint from;
+extern ckd_tensor tensor;
+"""
+
+
+@pytest.mark.parametrize("document, around", [("README.md", README), ("docs/library.md", LIBRARY)], ids=["README", "library"])
+def test_c_of_the_documents_compiles(tmp_path, document, around):
+    """Each piece by itself, so that one may use names that another has used otherwise."""
+    pieces = re.findall(r"^```c\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    assert pieces
+    for i, piece in enumerate(pieces):
+        source = tmp_path / f"piece{i}.c"
+        source.write_text(around + "int piece(void) {\n" + piece.replace("#include <ckptdelta.h>", "") + "return 0;\n}\n")
+        done = subprocess.run([*shlex.split(os.environ.get("CC", "gcc")), "-std=gnu11", "-fsyntax-only", "-Wall", "-Werror",
+                               "-Wno-unused", f"-I{ROOT}/include", str(source)],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0, f"{document}:\n{piece}\n{done.stdout}"

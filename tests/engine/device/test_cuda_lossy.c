@@ -1,0 +1,19 @@
+/* Lossy saves from a CUDA device. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+#define DEVICE_LOSSY_TESTS
+#include "tests/support/cuda_device.h"
+#include "tests/engine/device/test_device_lossy.c"
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_lossy_tiles), tempdir_test(test_second_moments),    tempdir_test(test_masters),
+        tempdir_test(test_spikes),      tempdir_test(test_tiles_of_the_host),
+    };
+    /* Named here, so that they are no less used than elsewhere. */
+    (void)test_lossy_failures, (void)test_references;
+    int result = 0;
+    backend = cuda_device(&result);
+    if (!backend) {
+        return result;
+    }
+    return cmocka_run_group_tests_name("cuda_lossy", tests, NULL, NULL);
+}

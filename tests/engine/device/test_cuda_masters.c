@@ -1,0 +1,20 @@
+/* Exact masters and their rounded copies on a CUDA device. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+#define DEVICE_MASTERS_TESTS
+#include "tests/support/cuda_device.h"
+#include "tests/engine/device/test_device_masters.c"
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_chains),
+        tempdir_test(test_ready_copies),
+        tempdir_test(test_references),
+    };
+    /* Named here, so that they are no less used than elsewhere. */
+    (void)test_backwards, (void)test_failures, (void)test_wrong_rounding;
+    int result = 0;
+    backend = cuda_device(&result);
+    if (!backend) {
+        return result;
+    }
+    return cmocka_run_group_tests_name("cuda_masters", tests, NULL, NULL);
+}

@@ -1,0 +1,478 @@
+/*
+ * What lossy tiles on a device build on is made there, from what is stored: what is saved is what it is when the host decodes the parent and sends its values, and less crosses the
+ * bus. What a device cannot do, or does wrongly, the host does; and what is damaged costs no save. The device is emulated; tests/engine/device/test_cuda_parents.c includes this file for a real one.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <sys/stat.h>
+
+#include "engine/device/span_decode.h"
+#include "engine/load/load.h"
+#include "engine/save/save.h"
+#include "kernels/device_open.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/device_tensors.h"
+#include "tests/support/drift.h"
+#include "tests/support/level.h"
+#include "tests/support/tempdir.h"
+
+enum { ROWS = 768, COLUMNS = 700, COUNT = ROWS * COLUMNS };
+static const char *const parts[3] = {"exp_avg_sq.w", "exp_avg.w", "w"};
+
+/* Who decodes what weights on a device build on. */
+typedef enum decoding { ON_DEVICE, ON_HOST } decoding;
+
+static unsigned told;
+static char told_text[600];
+static void hear(void *context, const char *message) {
+    (void)context;
+    told++;
+    snprintf(told_text, sizeof(told_text), "%s", message);
+}
+
+static ckd_store *new_store(const char *dir, const char *name) {
+    char path[512];
+    ckd_store *store;
+    ckd_error err;
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.on_message = hear;
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_CREATE, &o, &err), CKD_OK);
+    told = 0;
+    return store;
+}
+
+/* ---- saves ---- */
+
+typedef struct plan {
+    ckd_fidelity fidelity;
+    ckd_dtype dtype;
+    bool cells, ready; /* cut into small ones; the newest is kept ready */
+    uint64_t staging;
+} plan;
+
+static ckd_save *begin_plan(ckd_store *store, const plan *p, uint64_t step, decoding by) {
+    ckd_save_options o = lossy_options("run", step, p->fidelity);
+    o.max_load_cost = 1000;
+    o.newest_load_cost = p->ready ? 0 : 1000;
+    o.staging_bytes = p->staging;
+    ckd_save *save = begin_with(store, &o);
+    save->parents_on_host = by == ON_HOST;
+    if (p->cells) {
+        save->grid =
+            (save_grid){.down = {160, 16, 64}, .across = {256, 16, 101}, .elements = 4096, .columns = 64};
+    }
+    return save;
+}
+
+static ckd_status add_there(ckd_save *save, const char *name, ckd_dtype dtype, const void *values) {
+    const uint64_t shape[2] = {ROWS, COLUMNS};
+    ckd_tensor t = CKD_TENSOR_INIT;
+    ckd_error err;
+    void *there = to_device(values, COUNT * ckd_dtype_size(dtype));
+    t.name = name;
+    t.dtype = dtype;
+    t.ndim = 2;
+    t.shape = shape;
+    t.data = there;
+    t.device = &on_device;
+    ckd_status status = ckd_save_tensor(save, &t, &err);
+    backend->release(0, there);
+    return status;
+}
+
+/* What happens between the beginning of a save and its first tensor. */
+static void (*prepare)(ckd_save *save);
+
+/* *sent: bytes that the weights' save sends to the device, but for the weights. */
+static ckd_status save_there(uint64_t *sent, ckd_store *store, const plan *p, uint64_t step, const drift *d,
+                             decoding by) {
+    const float *values[3] = {d->second, d->first, d->weight};
+    ckd_save *save = begin_plan(store, p, step, by);
+    ckd_status status = CKD_OK;
+    ckd_error err;
+    if (prepare) {
+        prepare(save);
+    }
+    for (int i = 0; i < 3 && status == CKD_OK; i++) {
+        void *typed = to_dtype(values[i], p->dtype, COUNT);
+        uint64_t before = emulated_copied[DEVICE_TO_DEVICE], own = COUNT * ckd_dtype_size(p->dtype);
+        status = add_there(save, parts[i], p->dtype, typed);
+        *sent = emulated_copied[DEVICE_TO_DEVICE] - before - own;
+        free(typed);
+    }
+    if (status != CKD_OK) {
+        ckd_save_abort(save);
+        return status;
+    }
+    return ckd_save_commit(NULL, save, &err);
+}
+
+static ckd_load *begin_load(ckd_store *store, uint64_t step) {
+    ckd_load *load;
+    ckd_error err;
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, "run", step, &err), CKD_OK);
+    assert_int_equal(ckd_load_begin(&load, store, &c.id, &err), CKD_OK);
+    return load;
+}
+
+static bool is_weight(const view_block *b) {
+    return strcmp(b->record->tensor->name, "w") == 0;
+}
+
+/* Block by block; returns the weights' depth. Names of checkpoints are stored with blocks, and differ. */
+static uint32_t stored_alike(ckd_store *one, ckd_store *other, uint64_t step) {
+    ckd_load *a = begin_load(one, step), *b = begin_load(other, step);
+    uint32_t depth = 0;
+    assert_int_equal(a->view->block_count, b->view->block_count);
+    for (size_t i = 0; i < a->view->block_count; i++) {
+        const record *x = a->view->blocks[i].record, *y = b->view->blocks[i].record;
+        assert_string_equal(x->tensor->name, y->tensor->name);
+        assert_true(hash128_equal(&x->content, &y->content));
+        assert_true(x->coding == y->coding && x->predictor == y->predictor && x->depth == y->depth);
+        assert_int_equal(x->stored_size, y->stored_size);
+        assert_true(!a->view->blocks[i].materialized == !b->view->blocks[i].materialized);
+        depth = is_weight(&a->view->blocks[i]) && x->depth > depth ? x->depth : depth;
+    }
+    ckd_load_end(a);
+    ckd_load_end(b);
+    return depth;
+}
+
+static void end(ckd_store *store) {
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* ---- what is saved, and what is sent ---- */
+
+/* Chains of so many links; share: of four bytes an element, what is sent at most of the last step's parent. */
+static void compare_chains(const char *dir, const plan *p, uint32_t links, double share) {
+    char names[2][64];
+    for (int i = 0; i < 2; i++) {
+        snprintf(names[i], sizeof(names[i]), "%d-%d-%d-%d-%d-%d", (int)p->fidelity, (int)p->dtype, p->cells,
+                 p->ready, (int)links, i);
+    }
+    ckd_store *made = new_store(dir, names[0]), *host = new_store(dir, names[1]);
+    drift d = drift_new(ROWS, COLUMNS, 7);
+    uint64_t sent = 0, all = 0;
+    for (uint64_t step = 0; step <= links + 1; step++) {
+        assert_int_equal(save_there(&sent, made, p, step, &d, ON_DEVICE), CKD_OK);
+        assert_int_equal(save_there(&all, host, p, step, &d, ON_HOST), CKD_OK);
+        assert_int_equal(stored_alike(made, host, step), step);
+        if (backend == emulated_device() && step > 0) {
+            uint64_t others = all - COUNT * sizeof(float); /* plans, and factors */
+            assert_true(step <= links || (double)(sent - others) < share * 4 * COUNT);
+        }
+        drift_step(&d);
+    }
+    assert_int_equal(told, 0);
+    drift_free(&d);
+    end(made);
+    end(host);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
+static void test_chains(void **state) {
+    static const struct {
+        plan plan;
+        uint32_t links;
+        double share;
+    } chains[] = {
+        {{CKD_COARSE, CKD_F32, false, false, 0}, 10, 0.4}, {{CKD_COARSE, CKD_BF16, false, false, 0}, 3, 0.33},
+        {{CKD_NEAR, CKD_F32, true, false, 0}, 3, 0.68},    {{CKD_NEAR, CKD_BF16, true, false, 0}, 2, 0.44},
+        {{CKD_COARSE, CKD_F16, true, false, 0}, 1, 0.41},  {{CKD_COARSE, CKD_F32, true, true, 0}, 3, 0.71},
+    };
+    for (unsigned i = 0; i < 6; i++) {
+        if (test_draws("chains", i, 3)) {
+            compare_chains(*state, &chains[i].plan, chains[i].links, chains[i].share);
+        }
+    }
+}
+
+/* ---- exact parents ---- */
+
+static unsigned streams_read;
+static device_result count_streams(const device_queue *queue, const device_decoding *all, uint32_t count,
+                                   device_failure *failure) {
+    streams_read += count;
+    return backend->decode(queue, all, count, failure);
+}
+
+/* In other regions than the tile, and as many as make reading their streams on a device worth it. */
+static void save_bands(ckd_store *store, uint64_t step, ckd_dtype dtype, const float *values) {
+    enum { BANDS = 32 };
+    const uint64_t shape[2] = {ROWS, COLUMNS};
+    const size_t rows = ROWS / BANDS * 2, size = ckd_dtype_size(dtype);
+    uint8_t *typed = to_dtype(values, dtype, COUNT), *band = malloc(COUNT * size);
+    assert_non_null(band);
+    ckd_save *save = begin_save(store, "run", step);
+    for (size_t i = 0; i < BANDS; i++) { /* the left half and the right one of some rows */
+        ckd_region r = {.kind = CKD_REGION_BOX,
+                        .offsets = {i / 2 * rows, i % 2 * COLUMNS / 2},
+                        .lengths = {rows, COLUMNS / 2}};
+        for (size_t j = 0; j < rows; j++) {
+            memcpy(band + j * (COLUMNS / 2) * size,
+                   typed + ((r.offsets[0] + j) * COLUMNS + r.offsets[1]) * size, COLUMNS / 2 * size);
+        }
+        add_tensor(save, "w", dtype, 2, shape, &r, band);
+    }
+    ckd_error err;
+    assert_int_equal(ckd_save_commit(NULL, save, &err), CKD_OK);
+    free(typed);
+    free(band);
+}
+
+static void test_exact_parents(void **state) {
+    device_backend counting = *backend;
+    counting.decode = count_streams;
+    device_backend_use(&counting);
+    const ckd_dtype dtypes[2] = {CKD_F32, CKD_BF16};
+    for (int i = 0; i < 2; i++) {
+        plan p = {CKD_COARSE, dtypes[i], false, false, 0};
+        ckd_store *stores[2] = {new_store(*state, i ? "a" : "b"), new_store(*state, i ? "c" : "d")};
+        drift d = drift_new(ROWS, COLUMNS, 7);
+        uint64_t sent[2];
+        streams_read = 0;
+        for (uint64_t step = 0; step < 2; step++) {
+            save_bands(stores[0], step, p.dtype, d.weight);
+            save_bands(stores[1], step, p.dtype, d.weight);
+            drift_step(&d);
+        }
+        assert_int_equal(save_there(&sent[0], stores[0], &p, 2, &d, ON_DEVICE), CKD_OK);
+        assert_true(streams_read >= 32);
+        streams_read = 0;
+        assert_int_equal(save_there(&sent[1], stores[1], &p, 2, &d, ON_HOST), CKD_OK);
+        assert_int_equal(streams_read, 0);
+        assert_true(stored_alike(stores[0], stores[1], 2) >= 1);
+        assert_int_equal(told, 0);
+        drift_free(&d);
+        end(stores[0]);
+        end(stores[1]);
+    }
+    device_backend_use(backend);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
+/* ---- what goes wrong ---- */
+
+typedef struct pair {
+    ckd_store *made, *host;
+    drift d;
+} pair;
+
+static pair new_pair(const char *dir, const plan *p, uint64_t steps) {
+    pair two = {new_store(dir, "made"), new_store(dir, "host"), drift_new(ROWS, COLUMNS, 9)};
+    uint64_t sent;
+    for (uint64_t step = 0; step < steps; step++) {
+        assert_int_equal(save_there(&sent, two.made, p, step, &two.d, ON_DEVICE), CKD_OK);
+        assert_int_equal(save_there(&sent, two.host, p, step, &two.d, ON_HOST), CKD_OK);
+        drift_step(&two.d);
+    }
+    assert_int_equal(told, 0);
+    return two;
+}
+
+/* Another step of both, alike; returns how many messages there were of the one whose parents are made on the device, and what the last said. */
+static unsigned next_alike(char *text, size_t size, pair *two, const plan *p, uint64_t step) {
+    uint64_t sent;
+    told = 0;
+    assert_int_equal(save_there(&sent, two->made, p, step, &two->d, ON_DEVICE), CKD_OK);
+    unsigned heard = told;
+    snprintf(text, size, "%s", heard ? told_text : "");
+    assert_int_equal(save_there(&sent, two->host, p, step, &two->d, ON_HOST), CKD_OK);
+    stored_alike(two->made, two->host, step);
+    drift_step(&two->d);
+    return heard;
+}
+
+static void end_pair(pair *two) {
+    drift_free(&two->d);
+    ckd_store_close(two->made);
+    ckd_store_close(two->host);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
+/* The weights' first block, or its materialized copy: a bit in the middle of its payload. */
+static void damage(ckd_store *store, uint64_t step, bool ready) {
+    ckd_load *load = begin_load(store, step);
+    size_t i = 0;
+    while (!is_weight(&load->view->blocks[i])) {
+        i++;
+    }
+    const view_block *b = &load->view->blocks[i];
+    assert_true(!ready || b->materialized);
+    const record *r = ready ? b->materialized : b->record;
+    FILE *f = fopen(file_path((ready ? b->materialized_chunk : b->chunk)->file), "r+b");
+    assert_true(f && !r->bundle);
+    assert_int_equal(fseek(f, (long)(r->payload_offset + r->stored_size / 2), SEEK_SET), 0);
+    int byte = fgetc(f);
+    assert_int_equal(fseek(f, -1, SEEK_CUR), 0);
+    assert_int_equal(fputc(byte ^ 0x21, f), byte ^ 0x21);
+    assert_int_equal(fclose(f), 0);
+    ckd_load_end(load);
+}
+
+static void test_damaged_parent(void **state) {
+    const plan p = {CKD_COARSE, CKD_F32, false, false, 0};
+    char text[600];
+    pair two = new_pair(*state, &p, 3);
+    damage(two.made, 0, false); /* of which the parent's chain is made */
+    damage(two.host, 0, false);
+    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 3), 1);
+    assert_non_null(strstr(text, "are damaged; they are saved anew"));
+    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 4), 0);
+    end_pair(&two);
+}
+
+/* a materialized copy is nobody's only one. */
+static void test_damaged_copy(void **state) {
+    const plan p = {CKD_COARSE, CKD_F32, false, true, 0};
+    char text[600];
+    pair two = new_pair(*state, &p, 3);
+    damage(two.made, 2, true);
+    damage(two.host, 2, true);
+    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 3), 0);
+    end_pair(&two);
+}
+
+static void change_content(ckd_save *save) {
+    for (size_t i = 0; i < save->parent->block_count; i++) {
+        if (is_weight(&save->parent->blocks[i])) {
+            hash128 *content = (hash128 *)(uintptr_t)&save->parent->blocks[i].record->content;
+            ((uint8_t *)content)[3] ^= 1;
+        }
+    }
+}
+
+/* Values that are not what was saved, in files that are as they were written. */
+static void test_wrong_parent(void **state) {
+    const plan p = {CKD_NEAR, CKD_BF16, true, false, 0};
+    char text[600];
+    pair two = new_pair(*state, &p, 2);
+    prepare = change_content;
+    unsigned heard = next_alike(text, sizeof(text), &two, &p, 2);
+    prepare = NULL;
+    assert_int_equal(heard, 1);
+    assert_non_null(strstr(text, "are damaged; they are saved anew"));
+    end_pair(&two);
+}
+
+static bool wrong_now;
+static device_result move_wrongly(const device_queue *queue, const device_tile *tile,
+                                  device_failure *failure) {
+    device_tile wrong = *tile;
+    wrong.unit *= wrong_now && !tile->now ? 2 : 1; /* of parents */
+    return backend->move(queue, &wrong, failure);
+}
+
+/* A device that computes wrongly is found out, and the host does it, for the rest of the save. */
+static void test_wrong_device(void **state) {
+    const plan p = {CKD_COARSE, CKD_F32, false, false, 0};
+    char text[600];
+    device_backend wrong = *backend;
+    wrong.move = move_wrongly;
+    device_backend_use(&wrong);
+    pair two = new_pair(*state, &p, 2);
+    wrong_now = true;
+    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 2), 1);
+    assert_non_null(strstr(text, "made of it what was not saved"));
+    wrong_now = false;
+    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 3), 0);
+    end_pair(&two);
+    device_backend_use(backend);
+}
+
+/* ---- little memory of the device ---- */
+
+static ckd_status make_block(void *context, device_chain *c, chain_sides *sides, const view_block *b,
+                             bool streams, bool values, uint32_t worker, ckd_error *err) {
+    ckd_load *load = context;
+    if (!values) {
+        return device_chain_make(c, sides, &load->decoders[worker], &load->views, load->view, b, streams,
+                                 err);
+    }
+    void *to = device_chain_values(c, b, err);
+    assert_non_null(to);
+    return block_values(&load->decoders[worker], &load->views, load->view, b, to, err);
+}
+
+/* The weights, with so much memory to work in. */
+static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, const void *values) {
+    const view_tensor *t = view_find(load->view, "w");
+    ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {ROWS, COLUMNS}};
+    const span all = {&whole, 0, COUNT};
+    load_blocks list;
+    ckd_error err;
+    ckd_device here = CKD_DEVICE_INIT;
+    size_t size = COUNT * sizeof(float);
+    void *got = malloc(size), *zeros = calloc(1, size), *there = to_device(zeros, size),
+         *room = to_device(zeros, size);
+    assert_true(got && memory <= size);
+    assert_int_equal(load_list(&list, t, &all, &err), CKD_OK);
+    *f = (span_decode){.pool = load->store->pool,
+                       .tensor = t,
+                       .want = &all,
+                       .data = there,
+                       .make = make_block,
+                       .context = load,
+                       .staging = UINT64_MAX,
+                       .memory = room,
+                       .memory_size = memory};
+    assert_int_equal(device_take(&f->lease, load->store, &here, there, &err), CKD_OK);
+    assert_true(device_can_decode_span(f, list.items, &list.count));
+    ckd_status status = device_decode_span(f, list.items, list.count, &err);
+    device_give_back(load->store, f->lease);
+    from_device(got, there, size);
+    assert_true(status != CKD_OK || (f->copied == COUNT && memcmp(got, values, size) == 0));
+    backend->release(0, there);
+    backend->release(0, room);
+    free(list.items);
+    free(got);
+    free(zeros);
+    return status;
+}
+
+/* With less of it, fewer blocks are made at a time, and in the end the host's values are sent, until there is no room for one block of these. */
+static void test_little_memory(void **state) {
+    const plan p = {CKD_NEAR, CKD_F32, true, false, 0};
+    pair two = new_pair(*state, &p, 4);
+    ckd_load *load = begin_load(two.made, 3);
+    float *values = load_floats(two.made, "run", 3, "w", CKD_F32, COUNT);
+    span_decode *f = malloc(sizeof(*f));
+    unsigned mixed = 0, sent = 0;
+    ckd_status status = CKD_OK;
+    assert_non_null(f);
+    for (uint64_t memory = COUNT * sizeof(float); status == CKD_OK; memory = memory / 8 * 7) {
+        status = fill_with(f, load, memory, values);
+        mixed += status == CKD_OK && f->decoded > 0;
+        sent += status == CKD_OK && f->sent > 0;
+    }
+    assert_int_equal(status, CKD_E_NOMEM);
+    assert_true(mixed > 2 && sent > 0);
+    free(f);
+    free(values);
+    ckd_load_end(load);
+    end_pair(&two);
+}
+
+#ifndef DEVICE_PARENTS_TESTS
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_chains),        tempdir_test(test_exact_parents), tempdir_test(test_damaged_parent),
+        tempdir_test(test_damaged_copy),  tempdir_test(test_wrong_parent),  tempdir_test(test_wrong_device),
+        tempdir_test(test_little_memory),
+    };
+    backend = emulated_device();
+    device_backend_use(backend);
+    return cmocka_run_group_tests_name("device_parents", tests, NULL, NULL);
+}
+#endif

@@ -1,0 +1,102 @@
+"""train_gpt --background: a trainer that is killed at any moment loses what was not durable yet and no more, and one that is asked to stop saves first."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(os.environ.get("CKPTDELTA_BUILD") or Path(__file__).resolve().parents[2] / "build/current")
+TRAINER, COMMAND = BUILD / "train_gpt", BUILD / "ckptdelta"
+EVERY = 3
+
+
+def train(folder, *args, **options):
+    text = folder / "text"
+    if not text.exists():
+        text.write_text("\n".join(map(str, range(60000))))
+    return subprocess.Popen([TRAINER, "--width", "32", "--heads", "2", "--layers", "2", "--context", "16", "--batch", "2", "--threads", "1",
+                             "--schedule", "constant", "--text", text, "--store", folder / "store", *map(str, args)],
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def finish(trainer):
+    out, _ = trainer.communicate(timeout=300)
+    assert trainer.returncode == 0, out
+    return out
+
+
+def steps(folder, run=None):
+    """Of all runs, or of one."""
+    out = subprocess.run([COMMAND, "list", folder / "store", "--json"], check=True, capture_output=True, text=True, timeout=60).stdout
+    return [c["step"] for c in json.loads(out)["checkpoints"] if run in (None, c["run"])]
+
+
+def await_step(losses, step):
+    """Until the trainer has made the step."""
+    for _ in range(3000):
+        if losses.exists() and losses.read_text().count("\n") >= step:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"step {step} was not reached")
+
+
+def losses_of(path):
+    """By step, the last line of each: a step is made again after a kill."""
+    return {int(line.split()[0]): line.split()[1] for line in path.read_text().splitlines() if line.count(" ") == 2}
+
+
+@pytest.mark.parametrize("how", ["copy", "lazy"])
+def test_background_saves_are_those_that_training_waits_for(tmp_path, how):
+    finish(train(tmp_path, "--run", "waits", "--steps", 20, "--save-every", EVERY))
+    finish(train(tmp_path, "--run", "goes-on", "--steps", 20, "--save-every", EVERY, "--background", how))
+    assert steps(tmp_path) == 2 * [3, 6, 9, 12, 15, 18, 20]
+    for step in (3, 12, 20):
+        done = subprocess.run([COMMAND, "diff", tmp_path / "store", f"waits@{step}", f"goes-on@{step}", "--json"], check=True,
+                              capture_output=True, text=True, timeout=60)
+        tensors = json.loads(done.stdout)["tensors"]
+        assert len(tensors) > 20 and all(t["comparable"] and t["changed"] == 0 for t in tensors)
+
+
+def test_killed_at_any_moment(tmp_path):
+    finish(train(tmp_path, "--run", "whole", "--steps", 120, "--losses", tmp_path / "whole"))
+    whole, losses, chance = losses_of(tmp_path / "whole"), tmp_path / "losses", random.Random(7)
+    for kill in range(6):
+        trainer = train(tmp_path, "--run", "killed", "--steps", 120, "--save-every", EVERY, "--background", "lazy", "--resume", "--losses", losses)
+        await_step(losses, (losses.read_text().count("\n") if losses.exists() else 0) + 4)
+        while not steps(tmp_path, "killed"):  # one is durable: there is something to lose
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.05)
+        trainer.kill()
+        trainer.communicate(timeout=60)
+        made = max(losses_of(losses))
+        # Of three snapshots one is kept for the next save, so that saves of two steps may be under way when the next one is due; what was before is durable.
+        handed = (made - 1) - (made - 1) % EVERY  # its loss is told before a state is handed over
+        assert max(steps(tmp_path, "killed"), default=0) >= handed - EVERY  # at most the newest one that was handed over is lost
+    begun = time.monotonic()
+    out = finish(train(tmp_path, "--run", "killed", "--steps", 120, "--save-every", EVERY, "--background", "lazy", "--resume", "--losses", losses))
+    assert "resumed from killed" in out and time.monotonic() - begun < 60
+    assert losses_of(losses) == whole
+    done = subprocess.run([COMMAND, "verify", tmp_path / "store", "--json"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_signals(tmp_path):
+    losses = tmp_path / "losses"
+    trainer = train(tmp_path, "--steps", 1000000, "--background", "copy", "--save-every", 1000000, "--losses", losses)
+    await_step(losses, 5)
+    assert steps(tmp_path) == []
+    trainer.send_signal(signal.SIGUSR1)
+    for _ in range(500):
+        if steps(tmp_path):
+            break
+        time.sleep(0.02)
+    assert len(steps(tmp_path)) == 1
+    trainer.send_signal(signal.SIGTERM)
+    out = finish(trainer)
+    assert "as asked" in out
+    assert steps(tmp_path)[-1] == max(losses_of(losses)), "it saves the step that it stops at"

@@ -1,0 +1,75 @@
+/*
+ * symbols_decode and coder_decode from any bytes: they must stay inside their buffers, which are allocated to the byte,
+ * and what symbols_decode accepts must survive being coded again, with rows and columns as well. The first four bytes choose coding or
+ * columns, width and count.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/entropy/codings.h"
+#include "tests/support/fuzz.h"
+
+#define HEADER    4
+#define MOST_EACH 8192
+
+static void require(bool holds) {
+    if (!holds) {
+        abort();
+    }
+}
+
+static uint8_t *exactly(const uint8_t *from, size_t size) {
+    uint8_t *copy = malloc(size ? size : 1);
+    require(copy != NULL);
+    memcpy(copy, from, size);
+    return copy;
+}
+
+static void code_again(coder *c, const uint8_t *values, unsigned width, size_t n, const uint8_t *context,
+                       const symbols_grid *grid, symbols_mode mode) {
+    symbols_workspace *w = coder_symbols(c);
+    size_t planned;
+    symbols_plan(w, 0, mode, width, values, context, grid, n, &planned);
+    size_t bound = symbols_bound(w, 0);
+    uint8_t *stream = malloc(bound ? bound : 1), *back = malloc(n * width + 1);
+    require(stream && back);
+    size_t size = symbols_encode(w, 0, values, context, n, stream, bound);
+    require(size <= bound && (size > 0) == (n > 0));
+    require(symbols_decode(w, back, width, n, context, stream, size, NULL) == CKD_OK);
+    require(n == 0 || memcmp(back, values, n * width) == 0);
+    free(back);
+    free(stream);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size < HEADER) {
+        return 0;
+    }
+    coder *c = NULL;
+    require(coder_create(&c, NULL) == CKD_OK);
+    coding how = (coding)(data[0] % (CODING_COUNT + 1));
+    how = data[0] & 128 ? CODING_SYMBOLS : how; /* most of the time */
+    unsigned width = 1u << (data[1] & 3);
+    size_t n = (data[2] | (size_t)data[3] << 8) % MOST_EACH;
+    uint8_t *context = malloc(n + 1), *values = malloc(n * width + 1);
+    require(context && values);
+    for (size_t i = 0; i < n; i++) {
+        context[i] = (uint8_t)(i * (data[1] >> 3));
+    }
+    uint8_t *stream = exactly(data + HEADER, size - HEADER), *exact = exactly(values, n * width);
+    ckd_status status = coder_decode(c, how, width, exact, n * width, data[1] & 4 ? context : NULL, stream,
+                                     size - HEADER, NULL);
+    require(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
+    if (status == CKD_OK && how == CODING_SYMBOLS) {
+        symbols_grid grid = {1u + (data[0] & 127), data[3] % (1u + (data[0] & 127))};
+        code_again(c, exact, width, n, context, NULL, SYMBOLS_CLASS);
+        code_again(c, exact, width, n, NULL, NULL, SYMBOLS_SPLIT);
+        code_again(c, exact, width, n, NULL, &grid, SYMBOLS_SPLIT);
+    }
+    free(exact);
+    free(stream);
+    free(values);
+    free(context);
+    coder_free(c);
+    return 0;
+}

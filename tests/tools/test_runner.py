@@ -1,0 +1,237 @@
+"""tests/run.py calls nothing passed that did not: crashes, missing or damaged results, time, skips, leftovers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUNNER = Path(__file__).resolve().parents[1] / "run.py"
+XML = "<?xml version='1.0'?><testsuites><testsuite name='a'>{}</testsuite></testsuites>"
+PASS, FAIL = "<testcase name='good'/>", "<testcase name='bad'><failure><![CDATA[why it failed]]></failure></testcase>"
+SKIP = "<testcase name='left'><skipped/></testcase>"
+
+
+def program(folder, name, script):
+    path = folder / name
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Adds programs and scripts to a small tree, runs the runner on it."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "build" / "tests").mkdir(parents=True)
+
+    class Tree:
+        root = tmp_path
+
+        def cmocka(self, name, script):
+            (tmp_path / "tests" / "room" / "part").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "tests" / "room" / "part" / f"{name}.c").touch()
+            program(tmp_path / "build" / "tests", name, script)
+
+        def results(self, name, *cases, status=0, before=""):
+            xml = XML.format("".join(cases))
+            self.cmocka(name, f'{before}\ncat >"${{CMOCKA_XML_FILE%/*}}/a.xml" <<"END"\n{xml}\nEND\nexit {status}\n')
+
+        def run(self, *args, **env):
+            done = subprocess.run([sys.executable, RUNNER, "--root", tmp_path, "--build", tmp_path / "build", *args],
+                                  env={**os.environ, "CKD_REQUIRE_GPU": "", **env}, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+            last = done.stdout.splitlines()[-1].split()
+            counts = int(last[0]), int(last[2]), int(last[4])
+            assert last[1::2] == ["passed,", "failed,", "skipped"]
+            assert (done.returncode == 0) == (counts[1] == 0), done.stdout
+            return counts, done.stdout
+
+    return Tree()
+
+
+def test_counts_test_functions(tree):
+    tree.results("test_a", PASS, PASS, FAIL, status=1)
+    tree.results("test_b", PASS)
+    counts, output = tree.run()
+    assert counts == (3, 1, 0)
+    assert "why it failed" in output
+
+
+@pytest.mark.parametrize("script", [
+    "exit 0",  # no results at all
+    "exit 1",
+    "kill -SEGV $$",
+    "echo junk >${CMOCKA_XML_FILE%/*}/a.xml",
+    "printf \"<testsuites><testsuite><testcase name='x'/>\" >${CMOCKA_XML_FILE%/*}/a.xml",  # cut off
+    "printf '<testsuites></testsuites>' >${CMOCKA_XML_FILE%/*}/a.xml",  # no test in it
+])
+def test_bad_results_are_failures(tree, script):
+    tree.cmocka("test_a", script)
+    assert tree.run()[0] == (0, 1, 0)
+
+
+@pytest.mark.parametrize("end", ["exit 3", "kill -ABRT $$"])
+def test_bad_end_after_good_results_is_a_failure(tree, end):
+    tree.results("test_a", PASS, status=f"0 & wait $!; {end}")
+    assert tree.run()[0] == (1, 1, 0)
+
+
+def test_program_that_is_absent_is_a_failure(tree):
+    (tree.root / "tests" / "test_a.c").touch()
+    assert tree.run()[0] == (0, 1, 0)
+
+
+def test_no_test_at_all_is_a_failure(tree):
+    assert tree.run()[0] == (0, 1, 0)
+
+
+def test_results_of_an_earlier_run_do_not_count(tree):
+    tree.results("test_a", PASS)
+    assert tree.run()[0] == (1, 0, 0)
+    tree.cmocka("test_a", "exit 0")
+    assert tree.run()[0] == (0, 1, 0)
+
+
+def test_two_groups_in_one_file_both_count(tree):
+    both = XML.format(PASS) + "\n" + XML.format(FAIL)
+    tree.cmocka("test_a", f'cat >"${{CMOCKA_XML_FILE%/*}}/a.xml" <<"END"\n{both}\nEND\nexit 1\n')
+    assert tree.run()[0] == (1, 1, 0)
+
+
+def test_out_of_time(tree):
+    tree.cmocka("test_a", "sleep 1000")
+    counts, output = tree.run("--timeout", "0.5")
+    assert counts == (0, 1, 0)
+    assert "ran out of time" in output
+
+
+def test_skips_are_counted_and_explained(tree):
+    tree.cmocka("test_gpu", "echo 'SKIP: no GPU here'; exit 77")
+    tree.results("test_b", PASS, SKIP, before="echo 'SKIP: not on a Sunday'")
+    counts, output = tree.run()
+    assert counts == (1, 0, 2)
+    assert "test_gpu: no GPU here" in output and "test_b left: not on a Sunday" in output
+
+
+def test_required_gpu_turns_its_skips_into_failures(tree):
+    tree.cmocka("test_gpu", "echo 'SKIP: no GPU here'; exit 77")
+    tree.results("test_cuda_parity", PASS, SKIP)
+    tree.results("test_b", SKIP)
+    assert tree.run(CKD_REQUIRE_GPU="1")[0] == (1, 2, 1)
+
+
+def test_77_failures_are_no_skip(tree):
+    tree.results("test_a", *[FAIL] * 77, status=77)
+    assert tree.run()[0] == (0, 77, 0)
+
+
+def test_scripts_and_replays_are_one_test_each(tree):
+    for folder in ("tools", "fuzz"):
+        (tree.root / "tests" / folder).mkdir()
+    for name, status in (("check_a.sh", 0), ("tools/check_b.sh", 1), ("tools/check_c.sh", 77)):
+        program(tree.root / "tests", name, f"exit {status}")
+    (tree.root / "tests" / "fuzz" / "fuzz_x.c").touch()
+    (tree.root / "tests" / "corpus" / "x").mkdir(parents=True)
+    program(tree.root / "build" / "tests", "fuzz_x", f'[ "$*" = "{tree.root}/tests/corpus/x" ]')
+    assert tree.run()[0] == (2, 1, 1)
+
+
+def test_pytest_files(tree):
+    (tree.root / "tests" / "cli").mkdir()
+    (tree.root / "tests" / "test_a.py").write_text("import pytest\ndef test_good(): pass\n"
+                                                   "def test_left(): pytest.skip('why')\n")
+    (tree.root / "tests" / "cli" / "test_b.py").write_text("def test_bad(): assert 0\n")
+    (tree.root / "tests" / "cli" / "test_c.py").write_text("import no_such_module\n")
+    (tree.root / "tests" / "cli" / "test_d.py").write_text("x = 1\n")
+    assert tree.run()[0] == (1, 3, 1)
+    assert tree.run("--pytest-args=-k good", "--only", "a")[0] == (1, 0, 0)
+
+
+def test_a_name_is_unique(tree):
+    for folder in ("a", "b"):
+        (tree.root / "tests" / folder).mkdir()
+        (tree.root / "tests" / folder / "test_x.c").touch()
+    done = subprocess.run([sys.executable, RUNNER, "--root", tree.root, "--build", tree.root / "build"], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    assert done.returncode == 1 and "several tests have the name test_x" in done.stdout
+
+
+def test_only_what_matches(tree):
+    tree.results("test_chunk", PASS)
+    tree.results("test_chain", FAIL, status=1)
+    assert tree.run("--only", "chu*")[0] == (1, 0, 0)
+    assert tree.run("--only", "nothing")[0] == (0, 1, 0)
+
+
+def test_the_longest_is_first(tree):
+    for name in ("test_a", "test_b", "test_c"):
+        tree.results(name, PASS, before=f'echo {name} >>"$PWD/order"')
+    (tree.root / "tests" / "times.txt").write_text("2 test_b\n3 test_c\n")
+    tree.run("--jobs", "1")
+    assert (tree.root / "order").read_text().split() == ["test_c", "test_b", "test_a"]
+    times = tree.root / "build" / "results" / "times.json"
+    known = json.loads(times.read_text())
+    assert set(known["full"]) == {"test_a", "test_b", "test_c"}
+    times.write_text(json.dumps({"full": {"test_b": 9.0}, "quick": {"test_a": 99.0}}))  # this level's, not the other's
+    (tree.root / "order").unlink()
+    tree.run("--jobs", "1")
+    assert (tree.root / "order").read_text().split() == ["test_b", "test_c", "test_a"]
+    assert json.loads(times.read_text())["quick"] == {"test_a": 99.0}
+
+
+def test_level(tree):
+    shutil.copy(RUNNER.parent / "conftest.py", tree.root / "tests")
+    (tree.root / "tests" / "test_p.py").write_text("import pytest\n@pytest.mark.sampled(3)\n@pytest.mark.parametrize('i', range(9))\n"
+                                                   "def test_some(i): open('cases', 'a').write(f'{i} ')\ndef test_all(): pass\n")
+    program(tree.root / "tests", "check_a.sh", 'echo "$CKD_TEST_LEVEL" >"$PWD/level"')
+    cases = tree.root / "cases"
+    for level, passed in (("full", 11), ("big", 11)):
+        assert tree.run("--level", level)[0] == (passed, 0, 0)
+        assert (tree.root / "level").read_text() == f"{level}\n"
+    drawn = []
+    for seed in "123":
+        cases.unlink()
+        assert tree.run("--level", "quick", CKD_SWEEP_SEED=seed)[0] == (5, 0, 0)
+        drawn += cases.read_text().split()
+    assert (tree.root / "level").read_text() == "quick\n"
+    assert sorted(drawn) == list("012345678")  # other seeds, other cases
+
+
+def test_seed_of_sweeps(tree):
+    program(tree.root / "tests", "check_a.sh", 'echo "$CKD_SWEEP_SEED" >>"$PWD/seeds"')
+    env = {"GIT_CEILING_DIRECTORIES": str(tree.root.parent), "CKD_SWEEP_SEED": ""}
+    assert "CKD_SWEEP_SEED=1\n" in tree.run(**env)[1]  # no repository
+    assert "CKD_SWEEP_SEED=77\n" in tree.run(**{**env, "CKD_SWEEP_SEED": "77"})[1]
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run([*git, "init", "-q"], cwd=tree.root, check=True)
+    for _ in range(2):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m", "--date", "now"], cwd=tree.root, check=True)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree.root, stdout=subprocess.PIPE, text=True, check=True).stdout
+        assert f"CKD_SWEEP_SEED={int(head[:8], 16)}\n" in tree.run(**env)[1]
+    assert len(set((tree.root / "seeds").read_text().split())) == 4
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no /dev/shm")
+def test_memory_or_disk(tree):
+    about = os.statvfs("/dev/shm")
+    if about.f_flag & os.ST_NOEXEC or about.f_bavail * about.f_frsize < 2 << 30:
+        pytest.skip("/dev/shm is too small, or runs no programs")
+    for name in ("test_a", "test_base_file"):
+        tree.results(name, PASS, before=f'echo "$TMPDIR" >"$PWD/{name}"')
+    where = lambda name: (tree.root / name).read_text()  # noqa: E731
+    assert tree.run(TMPDIR="")[0] == (2, 0, 0)
+    assert where("test_a").startswith("/dev/shm/") and not where("test_base_file").startswith("/dev/shm/")
+    (tree.root / "own").mkdir()
+    assert tree.run(TMPDIR=str(tree.root / "own"))[0] == (2, 0, 0)
+    assert where("test_a").startswith(f"{tree.root}/own/") and where("test_base_file").startswith(f"{tree.root}/own/")
+
+
+def test_environment_and_temporary_folder(tree):
+    program(tree.root / "tests", "check_a.sh",
+            '[ "$CKPTDELTA" = "$CKPTDELTA_BUILD/ckptdelta" ] && [ -d "$TMPDIR" ] && [ "$PWD" = '
+            f'"{tree.root}" ] && echo "$TMPDIR" >"{tree.root}/where" && touch "$TMPDIR/left"')
+    assert tree.run()[0] == (1, 0, 0)
+    assert not os.path.exists((tree.root / "where").read_text().strip())
