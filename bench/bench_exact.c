@@ -195,8 +195,8 @@ static void encode_block(coding_job *j, const state *now, const state *before, s
     volatile uint8_t keep = content_hash(values, raw).bytes[0];
     (void)keep;
     block_plan *p = &j->plan;
-    if (block_plan_begin(p, j->dtype, values, count, grid, true, j->expected[j->block_count], NULL) !=
-            CKD_OK ||
+    plan_input in = {j->dtype, values, count, *grid};
+    if (block_plan_begin(p, &in, true, j->expected[j->block_count], NULL) != CKD_OK ||
         block_plan_delta(p, parent, NULL) != CKD_OK) {
         die("planning");
     }
@@ -239,7 +239,8 @@ static void expect_block(coding_job *j, const state *now, const state *before, s
     (void)before;
     (void)at;
     const uint8_t *values = now->bytes + first * j->width;
-    if (block_plan_begin(&j->plan, j->dtype, values, count, grid, false, 0, NULL) != CKD_OK) {
+    plan_input in = {j->dtype, values, count, *grid};
+    if (block_plan_begin(&j->plan, &in, false, 0, NULL) != CKD_OK) {
         die("planning");
     }
     j->expected[j->block_count++] = j->plan.standalone;
@@ -252,7 +253,8 @@ static void measure_block(coding_job *j, const state *now, const state *before, 
     const kernels *k = kernels_cpu();
     const uint8_t *values = now->bytes + first * j->width, *parent = before->bytes + first * j->width;
     size_t raw = count * j->width, delta;
-    if (block_plan_begin(&j->plan, j->dtype, values, count, grid, false, 0, NULL) != CKD_OK) {
+    plan_input in = {j->dtype, values, count, *grid};
+    if (block_plan_begin(&j->plan, &in, false, 0, NULL) != CKD_OK) {
         die("planning");
     }
     k->ordered_residual(j->dtype, j->residual, values, parent, count);

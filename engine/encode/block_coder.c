@@ -46,16 +46,23 @@ static void keep_smaller(candidate *best, coding c, uint64_t size) {
     }
 }
 
+/* Elements of `width` bytes that a byte codec may code: a block's values, or their difference to the parent's. */
+typedef struct codec_input {
+    const uint8_t *data;
+    uint64_t size;
+    unsigned width;
+} codec_input;
+
 /* Encodes with a byte codec, and keeps the result if it beats the candidate's. */
-static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, unsigned width,
-                            const void *from, uint64_t size, ckd_error *err) {
-    uint64_t limit = best->available ? best->size : size;
+static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, const codec_input *in,
+                            ckd_error *err) {
+    uint64_t limit = best->available ? best->size : in->size;
     bytes payload = {0};
     size_t stored = 0;
     void *to = bytes_scratch(&payload, limit + 64, "coding scratch", err);
-    ckd_status status =
-        to ? coder_encode(job->decoder.coder, c, level, width, from, size, to, limit, &stored, err)
-           : CKD_E_NOMEM;
+    ckd_status status = to ? coder_encode(job->decoder.coder, c, level, in->width, in->data, in->size, to,
+                                          limit, &stored, err)
+                           : CKD_E_NOMEM;
     if (status == CKD_OK && stored && stored < limit) {
         bytes old = best->payload;
         payload.size = stored;
@@ -77,60 +84,52 @@ block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
     return (block_probe){(size - some) / 2 / width * width, some};
 }
 
-/* Estimates from a sample if a codec can get below `limit` of `size` bytes. */
-static ckd_status ask_sample(bool *promising, coder *by, coding c, int level, unsigned width,
-                             const void *sample, uint64_t some, uint64_t limit, uint64_t size,
+/* Estimates from a sample if a codec can get below the limit. */
+static ckd_status ask_sample(bool *promising, coder *by, coding c, int level, const block_sample *s,
                              ckd_error *err) {
     uint8_t to[PROBE_BYTES];
     size_t stored = 0;
-    ckd_status status = coder_encode(by, c, level, width, sample, some, to, some, &stored, err);
-    *promising = stored && (double)stored / (double)some < (double)limit / (double)size;
+    ckd_status status = coder_encode(by, c, level, s->width, s->data, s->size, to, s->size, &stored, err);
+    *promising = stored && (double)stored / (double)s->size < (double)s->limit / (double)s->of;
     return status;
 }
 
-static ckd_status probe(block_job *job, bool *promising, coding c, int level, unsigned width,
-                        const void *from, uint64_t size, uint64_t limit, ckd_error *err) {
-    block_probe of = block_probe_of(job->in_panel, width, size);
-    *promising = true;
-    return of.size == size ? CKD_OK
-                           : ask_sample(promising, job->decoder.coder, c, level, width,
-                                        (const uint8_t *)from + of.at, of.size, limit, size, err);
-}
-
-static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level, unsigned width,
-                                   const void *from, uint64_t size, ckd_error *err) {
-    bool promising;
+static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level,
+                                   const codec_input *in, ckd_error *err) {
+    block_probe at = block_probe_of(job->in_panel, in->width, in->size);
+    block_sample sample = {.data = in->data + at.at,
+                           .size = at.size,
+                           .width = in->width,
+                           .of = in->size,
+                           .limit = best->available ? best->size : in->size};
+    bool promising = true;
     ckd_status status =
-        probe(job, &promising, c, level, width, from, size, best->available ? best->size : size, err);
-    return status == CKD_OK && promising ? try_codec(job, best, c, level, width, from, size, err) : status;
+        at.size == in->size ? CKD_OK : ask_sample(&promising, job->decoder.coder, c, level, &sample, err);
+    return status == CKD_OK && promising ? try_codec(job, best, c, level, in, err) : status;
 }
 
-ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, unsigned width,
-                                const void *sample, uint64_t some, uint64_t limit, uint64_t size,
+ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, const block_sample *s,
                                 ckd_error *err) {
     bool lz4 = save->codec == CKD_CODEC_LZ4;
     *promise = true;
-    if (some == size) {
+    if (s->size == s->of) {
         return CKD_OK;
     }
-    ckd_status status = ask_sample(promise, by, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, width, sample,
-                                   some, limit, size, err);
-    if (status == CKD_OK && !*promise && width > 1) {
-        status = ask_sample(promise, by, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, width,
-                            sample, some, limit, size, err);
+    ckd_status status = ask_sample(promise, by, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, s, err);
+    if (status == CKD_OK && !*promise && s->width > 1) {
+        status = ask_sample(promise, by, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, s, err);
     }
     return status;
 }
 
 /* Tries zstd or LZ4, plain and on byte planes. */
-static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_context *save, unsigned width,
-                                  const void *from, uint64_t size, ckd_error *err) {
+static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_context *save,
+                                  const codec_input *in, ckd_error *err) {
     bool lz4 = save->codec == CKD_CODEC_LZ4;
-    ckd_status status =
-        try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, width, from, size, err);
-    if (status == CKD_OK && width > 1) {
-        status = try_if_promising(job, best, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, width,
-                                  from, size, err);
+    ckd_status status = try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, in, err);
+    if (status == CKD_OK && in->width > 1) {
+        status =
+            try_if_promising(job, best, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, in, err);
     }
     return status;
 }
@@ -157,17 +156,20 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
     own->available = own->encoded = false;
     keep_smaller(own, CODING_RAW, raw);
     if (save->codec == CKD_CODEC_AUTO) {
-        symbols_grid grid = block_grid(&tensor->shape, tensor->region, job->first);
-        ckd_status status =
-            block_plan_begin(&job->plan, tensor->tensor->dtype, job->values, job->count, &grid, may_estimate,
-                             block_expected_standalone(job->parent_block, raw), err);
+        plan_input in = {.dtype = tensor->tensor->dtype,
+                         .values = job->values,
+                         .count = job->count,
+                         .grid = block_grid(&tensor->shape, tensor->region, job->first)};
+        ckd_status status = block_plan_begin(&job->plan, &in, may_estimate,
+                                             block_expected_standalone(job->parent_block, raw), err);
         if (status != CKD_OK) {
             return status;
         }
         keep_smaller(own, CODING_SYMBOLS, job->plan.standalone);
     }
     if (save->codec != CKD_CODEC_RAW) {
-        return try_byte_codecs(job, own, save, width_of(tensor), job->values, raw, err);
+        codec_input in = {job->values, raw, width_of(tensor)};
+        return try_byte_codecs(job, own, save, &in, err);
     }
     return CKD_OK;
 }
@@ -233,9 +235,8 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
     }
     keep_smaller(&job->delta, CODING_SYMBOLS, job->plan.delta);
     /* Byte codecs see few and clustered changes (rows of an embedding) that symbols do not. */
-    return 4 * job->plan.delta < raw
-               ? try_byte_codecs(job, &job->delta, save, width, job->plan.residual.data, raw, err)
-               : CKD_OK;
+    codec_input in = {job->plan.residual.data, raw, width};
+    return 4 * job->plan.delta < raw ? try_byte_codecs(job, &job->delta, save, &in, err) : CKD_OK;
 }
 
 /*
@@ -302,7 +303,8 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     }
     job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->values, previous,
                                            job->count);
-    return try_byte_codecs(job, &job->delta, save, width, residual, raw, err);
+    codec_input in = {residual, raw, width};
+    return try_byte_codecs(job, &job->delta, save, &in, err);
 }
 
 bool block_is_master(const tensor_context *tensor) {

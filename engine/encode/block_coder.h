@@ -168,7 +168,7 @@ void block_job_free(block_job *job);
 
 /* Records that the values have been copied to another place. The job may be in any state. */
 static inline void block_job_move(block_job *job, const void *values) {
-    job->plan.values = job->plan.values == job->values ? values : job->plan.values;
+    job->plan.input.values = job->plan.input.values == job->values ? values : job->plan.input.values;
     job->values = values;
 }
 
@@ -198,9 +198,15 @@ typedef struct block_probe {
     uint64_t at, size; /* size: all bytes of the block if they are few */
 } block_probe;
 block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size);
-/* Estimates from the sample if a byte codec of the save can get below `limit` of `size` bytes. */
-ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, unsigned width,
-                                const void *sample, uint64_t some, uint64_t limit, uint64_t size,
+/* The bytes of a sample, and the size below which a codec must get all bytes of the block. */
+typedef struct block_sample {
+    const void *data;
+    uint64_t size;
+    unsigned width;     /* of an element */
+    uint64_t of, limit; /* bytes of the block, and of what it takes otherwise */
+} block_sample;
+/* Estimates from the sample if a byte codec of the save can get below the limit. */
+ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, const block_sample *s,
                                 ckd_error *err);
 /*
  * For an analysed precoded block without values: returns true if its decision would need them. Makes a trial

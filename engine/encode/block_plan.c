@@ -66,17 +66,17 @@ typedef struct sampling {
 } sampling;
 
 static sampling choose_sample(const block_plan *p) {
-    size_t wanted = p->count / SAMPLE_SHARE;
+    size_t wanted = p->input.count / SAMPLE_SHARE;
     wanted = wanted < SAMPLE_MIN ? SAMPLE_MIN : wanted;
     sampling s = {.length = wanted / SAMPLE_PIECES, .pieces = SAMPLE_PIECES};
-    size_t columns = (size_t)p->grid.columns;
+    size_t columns = (size_t)p->input.grid.columns;
     if (columns && columns <= wanted) {
         s.length = columns > s.length ? columns : s.length / columns * columns;
         s.pieces = wanted / s.length;
-        s.first = (columns - (size_t)p->grid.phase) % columns;
-        s.step = (p->count - s.first) / s.pieces / columns * columns;
+        s.first = (columns - (size_t)p->input.grid.phase) % columns;
+        s.step = (p->input.count - s.first) / s.pieces / columns * columns;
     } else {
-        s.step = p->count / s.pieces;
+        s.step = p->input.count / s.pieces;
     }
     return s;
 }
@@ -98,7 +98,7 @@ static ckd_status sampled(block_plan *p, uint8_t **values, uint8_t **previous, u
     }
     *previous = *values + size;
     *integers = *previous + size;
-    take_sample(*values, s, p->values, p->width);
+    take_sample(*values, s, p->input.values, p->width);
     return CKD_OK;
 }
 
@@ -108,14 +108,14 @@ static ckd_status estimate_standalone(block_plan *p, ckd_error *err) {
     uint8_t *values, *previous, *integers;
     ckd_status status = sampled(p, &values, &previous, &integers, &s, err);
     if (status == CKD_OK) {
-        bool rows = p->grid.columns && s.length % p->grid.columns == 0;
-        symbols_grid grid = {rows ? p->grid.columns : 0, 0};
-        if (dtype_is_float(p->dtype)) {
-            p->kernels->rotate_sign(p->dtype, integers, values, n);
+        bool rows = p->input.grid.columns && s.length % p->input.grid.columns == 0;
+        symbols_grid grid = {rows ? p->input.grid.columns : 0, 0};
+        if (dtype_is_float(p->input.dtype)) {
+            p->kernels->rotate_sign(p->input.dtype, integers, values, n);
         }
         p->standalone =
-            symbols_estimate(p->work, p->mode, p->width, dtype_is_float(p->dtype) ? integers : values, NULL,
-                             &grid, n, p->count);
+            symbols_estimate(p->work, p->mode, p->width, dtype_is_float(p->input.dtype) ? integers : values,
+                             NULL, &grid, n, p->input.count);
     }
     return status;
 }
@@ -128,9 +128,10 @@ static ckd_status estimate_delta(block_plan *p, ckd_error *err) {
     ckd_status status = context ? sampled(p, &values, &previous, &integers, &s, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
         take_sample(previous, &s, p->previous, p->width);
-        p->kernels->ordered_residual(p->dtype, integers, values, previous, n);
-        p->kernels->magnitude_context(p->dtype, context, previous, n);
-        p->delta = symbols_estimate(p->work, SYMBOLS_CLASS, p->width, integers, context, NULL, n, p->count);
+        p->kernels->ordered_residual(p->input.dtype, integers, values, previous, n);
+        p->kernels->magnitude_context(p->input.dtype, context, previous, n);
+        p->delta =
+            symbols_estimate(p->work, SYMBOLS_CLASS, p->width, integers, context, NULL, n, p->input.count);
     }
     return status;
 }
@@ -141,46 +142,44 @@ ckd_status block_plan_as_standalone(block_plan *p, ckd_error *err) {
     if (p->standalone_planned) {
         return CKD_OK;
     }
-    const void *integers = p->values;
-    if (dtype_is_float(p->dtype)) {
-        void *rotated = bytes_scratch(&p->integers, p->count * p->width, "coding scratch", err);
+    const void *integers = p->input.values;
+    if (dtype_is_float(p->input.dtype)) {
+        void *rotated = bytes_scratch(&p->integers, p->input.count * p->width, "coding scratch", err);
         if (!rotated) {
             return CKD_E_NOMEM;
         }
-        p->kernels->rotate_sign(p->dtype, rotated, p->values, p->count);
+        p->kernels->rotate_sign(p->input.dtype, rotated, p->input.values, p->input.count);
         integers = rotated;
     }
-    symbols_plan(p->work, 0, p->mode, p->width, integers, NULL, &p->grid, p->count, &p->standalone);
+    symbols_plan(p->work, 0, p->mode, p->width, integers, NULL, &p->input.grid, p->input.count,
+                 &p->standalone);
     p->standalone_planned = true;
     return CKD_OK;
 }
 
 static ckd_status plan_delta(block_plan *p, ckd_error *err) {
-    void *residual = bytes_scratch(&p->residual, p->count * p->width, "coding scratch", err);
-    uint8_t *context = residual ? bytes_scratch(&p->context, p->count, "coding scratch", err) : NULL;
+    void *residual = bytes_scratch(&p->residual, p->input.count * p->width, "coding scratch", err);
+    uint8_t *context = residual ? bytes_scratch(&p->context, p->input.count, "coding scratch", err) : NULL;
     if (!context) {
         return CKD_E_NOMEM;
     }
-    p->kernels->ordered_residual(p->dtype, residual, p->values, p->previous, p->count);
-    p->kernels->magnitude_context(p->dtype, context, p->previous, p->count);
-    symbols_plan(p->work, 1, SYMBOLS_CLASS, p->width, residual, context, NULL, p->count, &p->delta);
+    p->kernels->ordered_residual(p->input.dtype, residual, p->input.values, p->previous, p->input.count);
+    p->kernels->magnitude_context(p->input.dtype, context, p->previous, p->input.count);
+    symbols_plan(p->work, 1, SYMBOLS_CLASS, p->width, residual, context, NULL, p->input.count, &p->delta);
     p->delta_symbols = symbols_coded(p->work, 1);
     p->delta_planned = true;
     return CKD_OK;
 }
 
-ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, size_t count,
-                            const symbols_grid *grid, bool try_delta, uint64_t expected, ckd_error *err) {
-    p->dtype = dtype;
-    p->width = (unsigned)ckd_dtype_size(dtype);
-    p->values = values;
+ckd_status block_plan_begin(block_plan *p, const plan_input *in, bool try_delta, uint64_t expected,
+                            ckd_error *err) {
+    p->input = *in;
+    p->width = (unsigned)ckd_dtype_size(in->dtype);
     p->previous = NULL;
-    p->count = count;
-    p->grid = *grid;
-    p->mode = mode_standalone(dtype, values, count);
+    p->mode = mode_standalone(in->dtype, in->values, in->count);
     p->standalone = p->delta = 0;
     p->standalone_planned = p->delta_planned = p->standalone_sampled = false;
-    if (!try_delta || count < SAMPLED_FROM) {
+    if (!try_delta || in->count < SAMPLED_FROM) {
         return block_plan_as_standalone(p, err);
     }
     p->standalone = (size_t)expected;
@@ -199,7 +198,7 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
 ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err) {
     p->previous = previous;
     double won = (double)p->standalone * (p->standalone_sampled ? DELTA_WON_SAMPLED : BLOCK_DELTA_WON);
-    if (p->count >= SAMPLED_FROM) {
+    if (p->input.count >= SAMPLED_FROM) {
         ckd_status status = estimate_delta(p, err);
         if (status != CKD_OK) {
             return status;
@@ -218,8 +217,8 @@ ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err)
 
 size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity) {
     if (delta) {
-        return symbols_encode(p->work, 1, p->residual.data, p->context.data, p->count, to, capacity);
+        return symbols_encode(p->work, 1, p->residual.data, p->context.data, p->input.count, to, capacity);
     }
-    const void *integers = dtype_is_float(p->dtype) ? p->integers.data : p->values;
-    return symbols_encode(p->work, 0, integers, NULL, p->count, to, capacity);
+    const void *integers = dtype_is_float(p->input.dtype) ? p->integers.data : p->input.values;
+    return symbols_encode(p->work, 0, integers, NULL, p->input.count, to, capacity);
 }

@@ -15,16 +15,22 @@
  */
 #define BLOCK_DELTA_WON 0.95
 
+/* The values of a block. They stay unchanged until it is encoded. */
+typedef struct plan_input {
+    ckd_dtype dtype;
+    const void *values;
+    size_t count;
+    symbols_grid grid;
+} plan_input;
+
 /* A worker's scratch. Slot 0 of the symbols workspace holds the standalone plan, slot 1 the delta's. */
 typedef struct block_plan {
     const kernels *kernels;
     symbols_workspace *work; /* the caller's, like the values */
-    ckd_dtype dtype;
+    plan_input input;
     unsigned width;
-    symbols_mode mode;             /* of the standalone stream */
-    const void *values, *previous; /* previous NULL: no delta */
-    size_t count;
-    symbols_grid grid;
+    symbols_mode mode;                 /* of the standalone stream */
+    const void *previous;              /* NULL: no delta */
     bytes integers, residual, context; /* `residual` also holds a sample */
     /* Sizes in bytes; estimated from a sample unless planned. */
     size_t standalone, delta;
@@ -40,11 +46,10 @@ symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t fi
 
 /*
  * Sets `standalone`: estimated if a delta will be tried and the block is large enough to sample; else planned.
- * expected: the caller's guess, such as the size in the parent; 0: none. values: `count` elements, unchanged until
- * the block is encoded.
+ * expected: the caller's guess, such as the size in the parent; 0: none.
  */
-ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, size_t count,
-                            const symbols_grid *grid, bool try_delta, uint64_t expected, ckd_error *err);
+ckd_status block_plan_begin(block_plan *p, const plan_input *in, bool try_delta, uint64_t expected,
+                            ckd_error *err);
 /*
  * Sets `delta`, and plans whichever of the two may win, or both. previous: count elements, needed only during the
  * call. If the delta is planned, the residual and its contexts are valid afterwards.

@@ -373,8 +373,9 @@ static ckd_status probe_one(void *context, size_t i, uint32_t worker, ckd_error 
     for (int k = 0; k < 2 && (c->has[DELTA] || c->has[ALONE]) && status == CKD_OK; k++) {
         bool promise = false;
         if (c->part[k].size && (k == 0 || c->has[DELTA])) {
-            status = block_codecs_promise(&promise, b->save->jobs[worker].decoder.coder, &b->save->coding,
-                                          width, c->part[k].data, c->part[k].size, limits[k], raw, err);
+            block_sample s = {c->part[k].data, c->part[k].size, width, raw, limits[k]};
+            status = block_codecs_promise(&promise, b->save->jobs[worker].decoder.coder, &b->save->coding, &s,
+                                          err);
         }
         c->has[DELTA] &= !promise;
         c->has[ALONE] &= !promise;

@@ -214,10 +214,14 @@ static const ckd_dtype dtypes[] = {CKD_F32, CKD_BF16, CKD_I32, CKD_U8, CKD_F64};
 #define DTYPES     5
 #define SAMPLED_AT 16384 /* elements */
 
+static ckd_status begin_plan(const block *b, bool try_delta, uint64_t expected) {
+    plan_input in = {b->dtype, b->values, b->count, b->grid};
+    return block_plan_begin(&plan, &in, try_delta, expected, NULL);
+}
+
 /* previous must not be needed after the call: it is gone, and the values' own copy is all there is. */
 static void plan_delta(const block *b, uint64_t expected) {
-    assert_int_equal(block_plan_begin(&plan, b->dtype, b->values, b->count, &b->grid, true, expected, NULL),
-                     CKD_OK);
+    assert_int_equal(begin_plan(b, true, expected), CKD_OK);
     assert_true(plan.standalone > 0 && !plan.delta_planned);
     assert_int_equal(plan.standalone_planned, b->count < SAMPLED_AT);
     uint8_t *previous = malloc(b->size);
@@ -353,8 +357,7 @@ static void test_without_delta(void **state) {
         for (size_t c = 0; c < 4; c++) {
             block b = make(dtypes[t], counts[c], FAR, (symbols_grid){128, 0});
             uint64_t expected = c % 2 ? 77 : 0;
-            assert_int_equal(
-                block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, false, expected, NULL), CKD_OK);
+            assert_int_equal(begin_plan(&b, false, expected), CKD_OK);
             assert_true(plan.standalone_planned && !plan.delta_planned && plan.delta == 0);
             check_size(&b, false);
             block_free(&b);
@@ -368,8 +371,8 @@ static void test_rows_and_columns_pay(void **state) {
     block b = make(CKD_F32, 65536, FAR, (symbols_grid){256, 0});
     size_t size[2];
     for (int i = 0; i < 2; i++) {
-        symbols_grid grid = {i ? 256 : 0, 0};
-        assert_int_equal(block_plan_begin(&plan, b.dtype, b.values, b.count, &grid, false, 0, NULL), CKD_OK);
+        b.grid = (symbols_grid){i ? 256 : 0, 0};
+        assert_int_equal(begin_plan(&b, false, 0), CKD_OK);
         size[i] = check_stream(&b, false);
     }
     assert_true(size[1] < size[0] - size[0] / 200);
@@ -387,7 +390,7 @@ static void test_samples_of_rows(void **state) {
     for (size_t i = 0; i < b.count; i++) {
         store(b.values, CKD_F32, i, level[(256 + i) / 512] * normal());
     }
-    assert_int_equal(block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, true, 0, NULL), CKD_OK);
+    assert_int_equal(begin_plan(&b, true, 0), CKD_OK);
     double estimated = (double)plan.standalone;
     assert_true(!plan.standalone_planned && block_plan_as_standalone(&plan, NULL) == CKD_OK);
     assert_true(fabs(estimated / (double)plan.standalone - 1) < 0.025);
@@ -406,15 +409,13 @@ static void test_integers_of_both_signs(void **state) {
             memcpy((uint8_t *)b.values + i * width, &v,
                    width); /* little endian: tests run where that is so */
         }
-        assert_int_equal(block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, false, 0, NULL),
-                         CKD_OK);
+        assert_int_equal(begin_plan(&b, false, 0), CKD_OK);
         assert_true(check_stream(&b, false) < b.count * 10 / 8);
         for (size_t i = 0; i < b.count; i++) { /* without signs, low bits that all share are left away */
             int64_t v = (int64_t)(next_random() % 256) * 64 + 7;
             memcpy((uint8_t *)b.values + i * width, &v, width);
         }
-        assert_int_equal(block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, false, 0, NULL),
-                         CKD_OK);
+        assert_int_equal(begin_plan(&b, false, 0), CKD_OK);
         assert_true(check_stream(&b, false) < b.count + 300);
         block_free(&b);
     }
