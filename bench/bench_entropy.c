@@ -63,12 +63,11 @@ static adaptive_plane plane(void) {
 }
 
 static void encode(coder_kind c) {
-    size_t planned;
     adaptive_plane p = plane();
     switch (c) {
     case SYMBOLS:
-        symbols_plan(b.symbols, 0, SYMBOLS_CLASS, 1, b.values, NULL, NULL, b.n, &planned);
-        b.size = symbols_encode(b.symbols, 0, b.values, NULL, b.n, b.stream, sizeof(b.stream));
+        symbols_plan(b.symbols, 0, SYMBOLS_CLASS, &(symbols_input){1, b.n, b.values, NULL}, NULL);
+        b.size = symbols_encode(b.symbols, 0, b.values, NULL, b.stream, sizeof(b.stream));
         break;
     case PLANE:
         bytes_clear(&b.appended);
@@ -88,7 +87,9 @@ static void decode(coder_kind c) {
     adaptive_plane p = plane();
     switch (c) {
     case SYMBOLS:
-        require(symbols_decode(b.symbols, b.back, 1, b.n, NULL, b.stream, b.size, NULL) == CKD_OK, "symbols");
+        require(symbols_decode(b.symbols, &(symbols_output){1, b.n, b.back, NULL}, b.stream, b.size, NULL) ==
+                    CKD_OK,
+                "symbols");
         break;
     case PLANE:
         require(adaptive_plane_decode(b.wide_back, &p, b.appended.data, b.size, &models, NULL) == CKD_OK,

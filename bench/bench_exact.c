@@ -259,7 +259,8 @@ static void measure_block(coding_job *j, const state *now, const state *before, 
     }
     k->ordered_residual(j->dtype, j->residual, values, parent, count);
     k->magnitude_context(j->dtype, j->context, parent, count);
-    symbols_plan(j->work, 1, SYMBOLS_CLASS, (unsigned)j->width, j->residual, j->context, NULL, count, &delta);
+    delta = symbols_plan(j->work, 1, SYMBOLS_CLASS,
+                         &(symbols_input){(unsigned)j->width, count, j->residual, j->context}, NULL);
     j->alone += (double)(j->plan.standalone < raw ? j->plan.standalone : raw);
     j->delta += (double)(delta < raw ? delta : raw);
 }
@@ -275,14 +276,15 @@ static void decode_all(coding_job *j, const state *before, uint8_t *back) {
             memcpy(to, j->stream + b->offset, raw);
         } else if (b->delta) {
             k->magnitude_context(j->dtype, j->context, parent, b->count);
-            if (symbols_decode(j->work, j->residual, (unsigned)j->width, b->count, j->context,
+            if (symbols_decode(j->work,
+                               &(symbols_output){(unsigned)j->width, b->count, j->residual, j->context},
                                j->stream + b->offset, b->size, NULL) != CKD_OK) {
                 die("decode");
             }
             k->ordered_apply(j->dtype, to, parent, j->residual, b->count);
         } else {
-            if (symbols_decode(j->work, to, (unsigned)j->width, b->count, NULL, j->stream + b->offset,
-                               b->size, NULL) != CKD_OK) {
+            if (symbols_decode(j->work, &(symbols_output){(unsigned)j->width, b->count, to, NULL},
+                               j->stream + b->offset, b->size, NULL) != CKD_OK) {
                 die("decode");
             }
             k->unrotate_sign(j->dtype, to, to, b->count);

@@ -259,7 +259,8 @@ ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t r
         status = decode_lz4(target, raw, from, stored, err);
         break;
     case CODING_SYMBOLS:
-        return symbols_decode(c->symbols, to, width, raw / width, context, from, stored, err);
+        return symbols_decode(c->symbols, &(symbols_output){width, raw / width, to, context}, from, stored,
+                              err);
     case CODING_COUNT:
     default:
         return err_unsupported(err, NULL, CKD_NO_OFFSET, "coding %d is not known: use a newer version",

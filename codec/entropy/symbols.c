@@ -34,22 +34,23 @@ void symbols_workspace_free(symbols_workspace *w) {
 
 /* Returns the size as a sparse stream; SIZE_MAX if there are too many changes. */
 static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symbols_groups *groups,
-                          const void *values, const uint8_t *context) {
+                          const symbols_input *in) {
     const symbols_slot *dense = &p->dense;
     p->sparse.context = w->planned_context[p - w->plan];
     p->sparse.integers = w->planned_integers[p - w->plan];
     if (dense->header.mode != SYMBOLS_CLASS || dense->header.table[0].centre ||
         dense->count < SYMBOLS_SPARSE_MIN ||
         dense->zeros < dense->count - dense->count / SYMBOLS_SPARSE_WORTH ||
-        !symbols_gather(&p->sparse, groups, dense->symbols, dense->width, values, context, dense->count)) {
+        !symbols_gather(&p->sparse, groups, dense->symbols, in)) {
         return SIZE_MAX;
     }
     uint8_t header[SYMBOLS_SPARSE_HEADER];
     size_t size = symbols_sparse_write(&p->sparse, header);
     if (p->sparse.pairs) {
         symbols_groups unused;
-        size += symbols_dense_plan(w, &p->inner, &unused, SYMBOLS_CLASS, dense->width, p->sparse.integers,
-                                   p->sparse.context, 2 * p->sparse.pairs);
+        size += symbols_dense_plan(
+            w, &p->inner, &unused, SYMBOLS_CLASS,
+            &(symbols_input){in->width, 2 * p->sparse.pairs, p->sparse.integers, p->sparse.context});
     }
     return size;
 }
@@ -66,14 +67,14 @@ CPU_PLAIN static size_t nonzero_bytes(const uint8_t *values, size_t n) {
  * Tries a run stream if few integers are not zero. For one-byte integers only: there sparse streams cannot hold long
  * gaps.
  */
-static bool plan_runs(symbols_plan_slot *p, unsigned width, const void *values, size_t n, size_t limit,
-                      size_t *planned) {
-    if (width != 1 || n < SYMBOLS_SPARSE_MIN) {
+static bool plan_runs(symbols_plan_slot *p, const symbols_input *in, size_t limit, size_t *planned) {
+    size_t n = in->n;
+    if (in->width != 1 || n < SYMBOLS_SPARSE_MIN) {
         return false;
     }
-    p->nonzero = nonzero_bytes(values, n);
+    p->nonzero = nonzero_bytes(in->values, n);
     if (p->nonzero == 0 || p->nonzero > n / RUNS_WORTH ||
-        !symbols_runs_encode(&p->runs, width, values, n, p->nonzero, limit)) {
+        !symbols_runs_encode(&p->runs, in->width, in->values, n, p->nonzero, limit)) {
         return false;
     }
     p->is_runs = true;
@@ -89,46 +90,47 @@ size_t symbols_plan_frame(symbols_workspace *w, symbols_plan_slot *p) {
     symbols_groups unused;
     size_t levels = 0;
     if (p->frame.columns) {
-        levels = symbols_dense_plan(w, &p->inner, &unused, SYMBOLS_SPLIT, 1, p->frame.level, NULL,
-                                    p->frame.rows + p->frame.columns);
+        levels =
+            symbols_dense_plan(w, &p->inner, &unused, SYMBOLS_SPLIT,
+                               &(symbols_input){1, p->frame.rows + p->frame.columns, p->frame.level, NULL});
     }
     uint8_t header[SYMBOLS_FRAMED_HEADER];
     return levels + symbols_frame_write(&p->frame, levels, header);
 }
 
 static size_t plan_framed(symbols_workspace *w, symbols_plan_slot *p, const symbols_grid *grid,
-                          unsigned width, const void *values, size_t n) {
-    size_t size = symbols_framed_plan(w, &p->dense, &p->frame, &p->is_framed, grid, width, values, n);
+                          const symbols_input *in) {
+    size_t size = symbols_framed_plan(w, &p->dense, &p->frame, &p->is_framed, grid, in);
     return size + symbols_plan_frame(w, p);
 }
 
-void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
-                  const uint8_t *context, const symbols_grid *grid, size_t n, size_t *planned) {
+size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const symbols_input *in,
+                    const symbols_grid *grid) {
     symbols_plan_slot *p = &w->plan[slot];
     p->dense.count = 0;
     p->is_sparse = p->is_framed = p->is_runs = false;
-    *planned = 0;
-    if (n == 0 || n > SYMBOLS_MAX_COUNT || (!context && plan_runs(p, width, values, n, n / 8, planned))) {
-        return;
+    size_t planned = 0;
+    if (in->n == 0 || in->n > SYMBOLS_MAX_COUNT || (!in->context && plan_runs(p, in, in->n / 8, &planned))) {
+        return planned;
     }
     bool by_context = false;
-    if (mode == SYMBOLS_SPLIT && !context) {
-        *planned = plan_framed(w, p, grid, width, values, n);
+    if (mode == SYMBOLS_SPLIT && !in->context) {
+        planned = plan_framed(w, p, grid, in);
     } else {
         symbols_groups groups;
-        *planned = symbols_dense_plan(w, &p->dense, &groups, mode, width, values, context, n);
+        planned = symbols_dense_plan(w, &p->dense, &groups, mode, in);
         by_context = groups.count > 1;
-        size_t sparse = plan_sparse(w, p, &groups, values, context);
+        size_t sparse = plan_sparse(w, p, &groups, in);
         /* Sparse streams decode several times as fast, so they may be slightly larger. */
-        if (sparse != SIZE_MAX && sparse <= *planned + *planned / 64) {
+        if (sparse != SIZE_MAX && sparse <= planned + planned / 64) {
             p->is_sparse = true;
-            *planned = sparse;
+            planned = sparse;
         }
     }
-    if (context && !by_context) {
-        plan_runs(p, width, values, n, *planned + *planned / 64, planned);
+    if (in->context && !by_context) {
+        plan_runs(p, in, planned + planned / 64, &planned);
     }
-    *planned += *planned / 1024;
+    return planned + planned / 1024;
 }
 
 size_t symbols_coded(const symbols_workspace *w, int slot) {
@@ -193,9 +195,9 @@ static size_t encode_frame(symbols_workspace *w, const symbols_plan_slot *p, siz
     return used + size;
 }
 
-static size_t encode_framed(symbols_workspace *w, const symbols_plan_slot *p, const void *values, size_t n,
-                            uint8_t *to, size_t capacity) {
-    size_t used = encode_frame(w, p, n, to, capacity);
+static size_t encode_framed(symbols_workspace *w, const symbols_plan_slot *p, const void *values, uint8_t *to,
+                            size_t capacity) {
+    size_t used = encode_frame(w, p, p->dense.count, to, capacity);
     if (used == 0) {
         return 0;
     }
@@ -222,10 +224,10 @@ static size_t encode_runs(const symbols_plan_slot *p, void *to, size_t capacity)
     return p->runs.size;
 }
 
-size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n,
-                      void *to, size_t capacity) {
+size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, void *to,
+                      size_t capacity) {
     const symbols_plan_slot *p = &w->plan[slot];
-    if (n == 0 || n != p->dense.count) {
+    if (p->dense.count == 0) {
         return 0;
     }
     if (p->is_runs) {
@@ -234,61 +236,66 @@ size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const 
     if (p->is_sparse) {
         return encode_sparse(w, p, to, capacity);
     }
-    return p->is_framed ? encode_framed(w, p, values, n, to, capacity)
+    return p->is_framed ? encode_framed(w, p, values, to, capacity)
                         : symbols_dense_encode(w, &p->dense, values, context, to, capacity);
 }
 
-static ckd_status decode_sparse(symbols_workspace *w, void *values, unsigned width, size_t n,
-                                const uint8_t *context, const uint8_t *from, size_t size, ckd_error *err) {
+static ckd_status decode_sparse(symbols_workspace *w, const symbols_output *out, const uint8_t *from,
+                                size_t size, ckd_error *err) {
     symbols_sparse *s = &w->decoding_sparse;
     size_t used;
     s->context = w->decoding_context;
     s->integers = w->decoding_integers;
-    if (!symbols_sparse_read(s, from, size, n, &used)) {
+    if (!symbols_sparse_read(s, from, size, out->n, &used)) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream's header makes no sense");
     }
-    if (s->ranges > 1 && !context) {
+    if (s->ranges > 1 && !out->context) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream wants contexts where there are none");
     }
     if (s->pairs) {
-        ckd_status status = symbols_dense_decode(w, s->integers, width, 2 * s->pairs, s->context, from + used,
-                                                 size - used, err);
+        ckd_status status =
+            symbols_dense_decode(w, &(symbols_output){out->width, 2 * s->pairs, s->integers, s->context},
+                                 from + used, size - used, err);
         if (status != CKD_OK) {
             return status;
         }
     } else if (used != size) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream does not end where it should");
     }
-    if (!symbols_scatter(s, width, values, context, n)) {
+    if (!symbols_scatter(s, out)) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a gap in a sparse symbol stream leads beyond its end");
     }
     return CKD_OK;
 }
 
-static ckd_status decode_framed(symbols_workspace *w, void *values, unsigned width, size_t n,
-                                const uint8_t *from, size_t size, ckd_error *err) {
+static ckd_status decode_framed(symbols_workspace *w, const symbols_output *out, const uint8_t *from,
+                                size_t size, ckd_error *err) {
     symbols_frame *f = &w->decoding_frame;
-    size_t used, stream_size;
-    if (!symbols_frame_read(f, &stream_size, width, from, size, n, &used)) {
+    reader r = reader_of(from, size);
+    size_t stream_size;
+    if (!symbols_frame_read(f, &stream_size, &r, out->width, out->n)) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a framed symbol stream's header makes no sense");
     }
     ckd_status status = CKD_OK;
+    symbols_output framed = {out->width, out->n, out->values, NULL};
     if (f->columns) {
-        status =
-            symbols_dense_decode(w, f->level, 1, f->rows + f->columns, NULL, from + used, stream_size, err);
-        used += stream_size;
-        symbols_fill_levels(w->level_context, f, n);
+        symbols_output levels = {1, f->rows + f->columns, f->level, NULL};
+        status = symbols_dense_decode(w, &levels, from + r.at, stream_size, err);
+        r.at += stream_size;
+        symbols_fill_levels(w->level_context, f, out->n);
+        framed.context = w->level_context;
     }
-    THEN(status, symbols_dense_decode(w, values, width, n, f->columns ? w->level_context : NULL, from + used,
-                                      size - used, err));
+    THEN(status, symbols_dense_decode(w, &framed, from + r.at, reader_left(&r), err));
     if (status == CKD_OK) {
-        symbols_add_shared(f, width, values, n);
+        symbols_add_shared(f, out->width, out->values, out->n);
     }
     return status;
 }
 
-ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
-                          const uint8_t *context, const void *from, size_t size, ckd_error *err) {
+ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const void *from, size_t size,
+                          ckd_error *err) {
+    unsigned width = out->width;
+    size_t n = out->n;
     if (n > SYMBOLS_MAX_COUNT || (width != 1 && width != 2 && width != 4 && width != 8)) {
         return err_set(err, CKD_E_INVALID, "a symbol stream of %zu integers of %u bytes", n, width);
     }
@@ -299,13 +306,13 @@ ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, si
     }
     unsigned first = size ? *(const uint8_t *)from : 0;
     if (first == SYMBOLS_SPARSE) {
-        return decode_sparse(w, values, width, n, context, from, size, err);
+        return decode_sparse(w, out, from, size, err);
     }
     if (first == SYMBOLS_RUNS) {
-        return symbols_runs_decode(width, values, n, from, size)
+        return symbols_runs_decode(width, out->values, n, from, size)
                    ? CKD_OK
                    : err_corrupt(err, NULL, CKD_NO_OFFSET, "a run stream does not end where it should");
     }
-    return first == SYMBOLS_FRAMED ? decode_framed(w, values, width, n, from, size, err)
-                                   : symbols_dense_decode(w, values, width, n, context, from, size, err);
+    return first == SYMBOLS_FRAMED ? decode_framed(w, out, from, size, err)
+                                   : symbols_dense_decode(w, out, from, size, err);
 }

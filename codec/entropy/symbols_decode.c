@@ -336,15 +336,16 @@ static bool decode_elements(const element_sink *to, const symbols_header *h, uns
     return !bits->failed && bits->at == 0 && left == 0;
 }
 
-ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
-                                const uint8_t *context, const void *from, size_t size, ckd_error *err) {
+ckd_status symbols_dense_decode(symbols_workspace *w, const symbols_output *out, const void *from,
+                                size_t size, ckd_error *err) {
     const symbols_header *h = &w->decoding;
+    const unsigned width = out->width;
     size_t used;
     ckd_status status = symbols_header_read(&w->decoding, width, from, size, &used, err);
     if (status != CKD_OK) {
         return status;
     }
-    if (h->contexts && !context) {
+    if (h->contexts && !out->context) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream wants contexts where there are none");
     }
     bit_source bits;
@@ -352,9 +353,9 @@ ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned wid
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream without an end");
     }
     build_states(w, width);
-    element_sink to = {.values = values,
-                       .n = n,
-                       .context = h->contexts ? context : NULL,
+    element_sink to = {.values = out->values,
+                       .n = out->n,
+                       .context = h->contexts ? out->context : NULL,
                        .bare = width == 1 && symbols_without_low_bits(h, width)};
     uint8_t table_of[SYMBOLS_CONTEXTS];
     symbols_map_contexts(table_of, h);

@@ -98,7 +98,7 @@ size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *
     return at;
 }
 
-static bool read_grid(symbols_frame *f, size_t *stream_size, reader *r, size_t size, size_t n) {
+static bool read_grid(symbols_frame *f, size_t *stream_size, reader *r, size_t n) {
     f->phase = f->rows = 0;
     *stream_size = 0;
     f->columns = (uint32_t)wire_varint_max(r, n / SYMBOLS_FRAMED_MAX);
@@ -107,20 +107,17 @@ static bool read_grid(symbols_frame *f, size_t *stream_size, reader *r, size_t s
     }
     f->phase = (uint32_t)wire_varint_max(r, f->columns - 1);
     f->rows = (uint32_t)((f->phase + n + f->columns - 1) / f->columns);
-    *stream_size = (size_t)wire_varint_max(r, size);
+    *stream_size = (size_t)wire_varint_max(r, r->size);
     return f->rows + f->columns <= n / SYMBOLS_FRAMED_MAX;
 }
 
-bool symbols_frame_read(symbols_frame *f, size_t *stream_size, unsigned width, const uint8_t *from,
-                        size_t size, size_t n, size_t *used) {
-    reader r = reader_of(from, size);
-    bool begins = reader_u8(&r) == SYMBOLS_FRAMED;
-    f->shift = reader_u8(&r);
+bool symbols_frame_read(symbols_frame *f, size_t *stream_size, reader *from, unsigned width, size_t n) {
+    bool begins = reader_u8(from) == SYMBOLS_FRAMED;
+    f->shift = reader_u8(from);
     if (!begins || f->shift >= 8 * width) {
         return false;
     }
-    f->shared = wire_varint_max(&r, (UINT64_C(1) << f->shift) - 1);
-    bool sensible = read_grid(f, stream_size, &r, size, n);
-    *used = r.at;
-    return sensible && !r.failed && *stream_size <= size - *used;
+    f->shared = wire_varint_max(from, (UINT64_C(1) << f->shift) - 1);
+    bool sensible = read_grid(f, stream_size, from, n);
+    return sensible && !from->failed && *stream_size <= reader_left(from);
 }

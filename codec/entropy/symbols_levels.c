@@ -133,28 +133,37 @@ static spread of_all(const symbols_level_sums *s, size_t rows, uint64_t squares)
     return (spread){(float)mean, n > 0 ? (float)((double)squares / n - mean * mean) : 0, (float)n};
 }
 
-/* Computes the lines' means and the variance that they explain. A line without elements gets the lowest mean. */
-static float explain(float *means, float *lowest, float *highest, const uint32_t *sums,
-                     const uint32_t *counts, size_t lines, const spread *all) {
+/* The means of the rows, or of the columns. A line without elements gets the lowest mean. */
+typedef struct line_means {
+    size_t lines;
+    float *mean;
+    float lowest, highest;
+    float explained; /* variance of the elements that the means explain */
+} line_means;
+
+static line_means means_of(symbols_level_sums *s, size_t first, size_t lines, const spread *all) {
+    line_means m = {lines, s->mean + first, all->mean, all->mean, 0};
+    const uint32_t *sums = s->sum + first, *counts = s->count + first;
     float variance = 0;
-    *lowest = *highest = all->mean;
     for (size_t i = 0; i < lines; i++) {
-        means[i] = counts[i] ? (float)sums[i] / (float)counts[i] : 0;
+        float mean = counts[i] ? (float)sums[i] / (float)counts[i] : 0;
+        m.mean[i] = mean;
         if (counts[i]) {
-            float off = means[i] - all->mean;
+            float off = mean - all->mean;
             variance += (float)counts[i] * off * off;
-            *lowest = means[i] < *lowest ? means[i] : *lowest;
-            *highest = means[i] > *highest ? means[i] : *highest;
+            m.lowest = mean < m.lowest ? mean : m.lowest;
+            m.highest = mean > m.highest ? mean : m.highest;
         }
     }
     /* Means of few elements differ by chance alone. */
     float chance = (float)lines * all->variance;
-    return all->total > 0 && variance > chance ? (variance - chance) / all->total : 0;
+    m.explained = all->total > 0 && variance > chance ? (variance - chance) / all->total : 0;
+    return m;
 }
 
-static void quantise(uint8_t *levels, const float *means, size_t lines, float lowest, float step) {
-    for (size_t i = 0; i < lines; i++) {
-        float level = (means[i] - lowest) / step + 0.5f;
+static void quantise(uint8_t *levels, const line_means *m, float step) {
+    for (size_t i = 0; i < m->lines; i++) {
+        float level = (m->mean[i] - m->lowest) / step + 0.5f;
         levels[i] = (uint8_t)(level > 0 ? (level < 255 ? level : 255) : 0);
     }
 }
@@ -165,21 +174,18 @@ static bool choose(symbols_frame *f, symbols_level_sums *s, uint64_t squares, si
     if (!(all.variance > 0)) {
         return false;
     }
-    float row_low, row_high, column_low, column_high;
-    float *rows = s->mean, *columns = s->mean + f->rows;
-    float explained =
-        explain(rows, &row_low, &row_high, s->sum, s->count, f->rows, &all) +
-        explain(columns, &column_low, &column_high, s->sum + f->rows, s->count + f->rows, f->columns, &all);
+    line_means rows = means_of(s, 0, f->rows, &all), columns = means_of(s, f->rows, f->columns, &all);
+    float explained = rows.explained + columns.explained;
     float min = all.variance / 64;
     float left = all.variance - explained > min ? all.variance - explained : min;
     if (!(0.5f * log2f(all.variance / left) * all.total >= MIN_GAIN * (float)n)) {
         return false;
     }
-    float range = row_high - row_low + column_high - column_low;
+    float range = rows.highest - rows.lowest + columns.highest - columns.lowest;
     float step = sqrtf(left) / FINENESS;
     step = step > range / 250 ? step : range / 250;
-    quantise(f->level, rows, f->rows, row_low, step);
-    quantise(f->level + f->rows, columns, f->columns, column_low, step);
+    quantise(f->level, &rows, step);
+    quantise(f->level + f->rows, &columns, step);
     return true;
 }
 

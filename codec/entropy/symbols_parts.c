@@ -53,9 +53,8 @@ bool symbols_levels_of(uint8_t *levels, symbols_workspace *w, const symbols_line
     return true;
 }
 
-void symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *counts,
-                        const symbols_splitting *split, const symbols_lines *lines, const uint8_t *levels,
-                        size_t *planned) {
+size_t symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *counts,
+                          const symbols_splitting *split, const symbols_lines *lines, const uint8_t *levels) {
     symbols_plan_slot *p = &w->plan[slot];
     symbols_frame *f = &p->frame;
     p->is_sparse = p->is_runs = false;
@@ -66,9 +65,9 @@ void symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *co
         f->rows = lines->rows;
         memcpy(f->level, levels, f->rows + f->columns);
     }
-    *planned = symbols_counted_framed_plan(w, &p->dense, f, &p->is_framed, counts, split);
-    *planned += symbols_plan_frame(w, p);
-    *planned += *planned / 1024;
+    size_t planned = symbols_counted_framed_plan(w, &p->dense, f, &p->is_framed, counts, split);
+    planned += symbols_plan_frame(w, p);
+    return planned + planned / 1024;
 }
 
 /* ---- tables ---- */
@@ -119,8 +118,8 @@ void symbols_parts_header(const symbols_workspace *w, int slot, uint8_t *to) {
     symbols_header_write(&p->header, p->width, to);
 }
 
-ckd_status symbols_parts_read(symbols_parts *parts, bool *dense, uint32_t *bits, unsigned width,
-                              const void *from, size_t size, ckd_error *err) {
+ckd_status symbols_parts_read(symbols_parts *parts, bool *dense, unsigned width, const void *from,
+                              size_t size, ckd_error *err) {
     symbols_header h;
     const uint8_t *stream = from;
     *dense = size == 0 || stream[0] < SYMBOLS_SPARSE;
@@ -131,7 +130,8 @@ ckd_status symbols_parts_read(symbols_parts *parts, bool *dense, uint32_t *bits,
     if (size == parts->header || stream[size - 1] == 0 || size > SYMBOLS_PARTS_MOST) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream without an end");
     }
-    *bits = (uint32_t)(8 * (size - parts->header - 1)) + 31u - (uint32_t)__builtin_clz(stream[size - 1]);
+    parts->bits =
+        (uint32_t)(8 * (size - parts->header - 1)) + 31u - (uint32_t)__builtin_clz(stream[size - 1]);
     take_apart(parts, &h, width);
     return CKD_OK;
 }

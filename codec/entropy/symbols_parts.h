@@ -81,9 +81,8 @@ bool symbols_levels_of(uint8_t *levels, symbols_workspace *w, const symbols_line
  * As symbols_plan in SPLIT. The centre of `counts` is ignored; its contexts are levels. levels NULL: none, all contexts
  * are 0.
  */
-void symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *counts,
-                        const symbols_splitting *split, const symbols_lines *lines, const uint8_t *levels,
-                        size_t *planned);
+size_t symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *counts,
+                          const symbols_splitting *split, const symbols_lines *lines, const uint8_t *levels);
 
 /* ---- tables ---- */
 
@@ -109,6 +108,7 @@ typedef struct symbols_parts {
     uint8_t own[SYMBOLS_PARTS_TABLES][256];
     size_t header; /* bytes before the payload, without a frame */
     size_t bound;  /* planned: largest size of the payload in bytes */
+    uint32_t bits; /* read: bits of the payload below its end mark */
 } symbols_parts;
 
 /* Takes apart the stream planned by symbols_plan_counts or symbols_plan_split. Its size is at most symbols_bound. */
@@ -123,9 +123,9 @@ size_t symbols_parts_frame_bound(const symbols_workspace *w, int slot);
 size_t symbols_parts_frame(symbols_workspace *w, int slot, uint8_t *to);
 /*
  * Takes apart an encoded stream of integers of `width` bytes. *dense = false: it is of another kind and needs
- * symbols_decode. *bits: bits of the payload below its end mark. Errors: CORRUPT, UNSUPPORTED.
+ * symbols_decode. Errors: CORRUPT, UNSUPPORTED.
  */
-ckd_status symbols_parts_read(symbols_parts *parts, bool *dense, uint32_t *bits, unsigned width,
-                              const void *from, size_t size, ckd_error *err);
+ckd_status symbols_parts_read(symbols_parts *parts, bool *dense, unsigned width, const void *from,
+                              size_t size, ckd_error *err);
 
 #endif

@@ -265,23 +265,23 @@ static void begin_slot(symbols_slot *p, symbols_mode mode, unsigned width, size_
 }
 
 /* Maps integers to symbols and makes their histogram. */
-static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, unsigned width,
-                  const void *values, const uint8_t *context, size_t n) {
-    begin_slot(p, mode, width, n);
+static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, const symbols_input *in) {
+    begin_slot(p, mode, in->width, in->n);
     if (mode == SYMBOLS_CLASS) {
         p->shift = 0;
-        classify(p, values);
+        classify(p, in->values);
     } else {
-        split_finely(p, NULL, values);
+        split_finely(p, NULL, in->values);
     }
-    symbols_count(&w->histogram, p->symbols, context, n);
+    symbols_count(&w->histogram, p->symbols, in->context, in->n);
 }
 
 /* As begin, in SPLIT, with a frame if it helps. */
 static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *frame,
-                         const symbols_grid *grid, unsigned width, const void *values, size_t n, size_t of) {
-    begin_slot(p, SYMBOLS_SPLIT, width, n);
-    split_finely(p, frame, values);
+                         const symbols_grid *grid, const symbols_input *in, size_t of) {
+    size_t n = in->n;
+    begin_slot(p, SYMBOLS_SPLIT, in->width, n);
+    split_finely(p, frame, in->values);
     symbols_choose_levels(frame, &w->level_sums, grid, p->symbols, n, of);
     if (frame->columns) {
         symbols_fill_levels(w->level_context, frame, n);
@@ -290,8 +290,8 @@ static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *f
 }
 
 size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
-                          unsigned width, const void *values, const uint8_t *context, size_t n) {
-    begin(w, p, mode, width, values, context, n);
+                          const symbols_input *in) {
+    begin(w, p, mode, in);
     refine(w, p, groups);
     return finish(w, p, groups);
 }
@@ -317,8 +317,8 @@ static size_t finish_framed(symbols_workspace *w, symbols_slot *p, symbols_frame
 }
 
 size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
-                           const symbols_grid *grid, unsigned width, const void *values, size_t n) {
-    begin_framed(w, p, frame, grid, width, values, n, n);
+                           const symbols_grid *grid, const symbols_input *in) {
+    begin_framed(w, p, frame, grid, in, in->n);
     return finish_framed(w, p, frame, framed);
 }
 
@@ -332,17 +332,17 @@ size_t symbols_counted_framed_plan(symbols_workspace *w, symbols_slot *p, symbol
 
 #define LEVEL_BITS 4.5 /* approximate bits per level */
 
-size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, unsigned width, const void *values,
-                        const uint8_t *context, const symbols_grid *grid, size_t n, size_t of) {
+size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, const symbols_input *sample,
+                        const symbols_grid *grid, size_t of) {
     symbols_plan_slot *plan = &w->plan[mode == SYMBOLS_CLASS];
     symbols_slot *p = &plan->dense;
     symbols_groups groups;
-    double more = (double)of / (double)n, bits = 0;
-    if (mode == SYMBOLS_SPLIT && !context) {
-        begin_framed(w, p, &plan->frame, grid, width, values, n, of);
+    double more = (double)of / (double)sample->n, bits = 0;
+    if (mode == SYMBOLS_SPLIT && !sample->context) {
+        begin_framed(w, p, &plan->frame, grid, sample, of);
         bits = LEVEL_BITS * (more * plan->frame.rows + plan->frame.columns);
     } else {
-        begin(w, p, mode, width, values, context, n);
+        begin(w, p, mode, sample);
     }
     refine(w, p, &groups);
     for (unsigned g = 0; g < groups.count; g++) {
@@ -351,7 +351,7 @@ size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, unsigned width,
         uint32_t total = 0;
         for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
             if (counts[s]) {
-                low += (uint64_t)counts[s] * symbols_mean(&p->header, width, g, s).low;
+                low += (uint64_t)counts[s] * symbols_mean(&p->header, p->width, g, s).low;
                 total += counts[s];
             }
         }

@@ -81,9 +81,11 @@ static void put_pair(symbols_sparse *s, unsigned range, unsigned width, uint64_t
 }
 
 /* Returns false if there are too many pairs. */
-CPU_INLINE bool gather(symbols_sparse *s, unsigned range, unsigned width, const uint8_t *values,
-                       const uint8_t *context, size_t n) {
+CPU_INLINE bool gather(symbols_sparse *s, unsigned range, const symbols_input *in) {
     static const uint8_t zero[8] = {0};
+    const unsigned width = in->width;
+    const uint8_t *const values = in->values, *const context = in->context;
+    const size_t n = in->n;
     uint8_t first = first_of(s, range), last = s->range_end[range];
     uint64_t seen = 0, next = 0, longest = longest_gap(width); /* counted within the range */
     for (size_t at = 0; at < n; at += 64) {
@@ -108,26 +110,24 @@ CPU_INLINE bool gather(symbols_sparse *s, unsigned range, unsigned width, const 
     return true;
 }
 
-CPU_POPCOUNT static bool gather_fast(symbols_sparse *s, unsigned range, unsigned width, const uint8_t *values,
-                                     const uint8_t *context, size_t n) {
-    return gather(s, range, width, values, context, n);
+CPU_POPCOUNT static bool gather_fast(symbols_sparse *s, unsigned range, const symbols_input *in) {
+    return gather(s, range, in);
 }
-static bool gather_plain(symbols_sparse *s, unsigned range, unsigned width, const uint8_t *values,
-                         const uint8_t *context, size_t n) {
-    return gather(s, range, width, values, context, n);
+static bool gather_plain(symbols_sparse *s, unsigned range, const symbols_input *in) {
+    return gather(s, range, in);
 }
 
-bool symbols_gather(symbols_sparse *s, const symbols_groups *groups, const uint8_t *symbols, unsigned width,
-                    const void *values, const uint8_t *context, size_t n) {
+bool symbols_gather(symbols_sparse *s, const symbols_groups *groups, const uint8_t *symbols,
+                    const symbols_input *in) {
     s->pairs = 0;
     s->ranges = groups->count;
     memset(s->count, 0, sizeof(s->count));
-    for (size_t at = 0; at < n; at += 64) {
-        s->changed[at / 64] = members(symbols, at, n, 1, 255);
+    for (size_t at = 0; at < in->n; at += 64) {
+        s->changed[at / 64] = members(symbols, at, in->n, 1, 255);
     }
     for (unsigned r = 0; r < s->ranges; r++) {
         s->range_end[r] = r + 1 < s->ranges ? groups->end[r] : SYMBOLS_CONTEXTS - 1;
-        if (!(cpu_has_popcount() ? gather_fast : gather_plain)(s, r, width, values, context, n)) {
+        if (!(cpu_has_popcount() ? gather_fast : gather_plain)(s, r, in)) {
             return false;
         }
     }
@@ -150,8 +150,12 @@ static uint64_t load_gap(const uint8_t *from, unsigned width) {
 }
 
 /* Stores one range's differences in their elements. Returns false if the gaps lead past the range's elements. */
-CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *pair, unsigned width,
-                        uint8_t *values, const uint8_t *context, size_t n) {
+CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *pair,
+                        const symbols_output *out) {
+    const unsigned width = out->width;
+    uint8_t *const values = out->values;
+    const uint8_t *const context = out->context;
+    const size_t n = out->n;
     uint8_t first = first_of(s, range), last = s->range_end[range];
     uint32_t left = s->count[range];
     uint64_t seen = 0, rank = load_gap(pair, width);
@@ -173,24 +177,22 @@ CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *
 }
 
 CPU_POPCOUNT static bool scatter_fast(const symbols_sparse *s, unsigned range, const uint8_t *pair,
-                                      unsigned width, uint8_t *values, const uint8_t *context, size_t n) {
-    return scatter(s, range, pair, width, values, context, n);
+                                      const symbols_output *out) {
+    return scatter(s, range, pair, out);
 }
-static bool scatter_plain(const symbols_sparse *s, unsigned range, const uint8_t *pair, unsigned width,
-                          uint8_t *values, const uint8_t *context, size_t n) {
-    return scatter(s, range, pair, width, values, context, n);
+static bool scatter_plain(const symbols_sparse *s, unsigned range, const uint8_t *pair,
+                          const symbols_output *out) {
+    return scatter(s, range, pair, out);
 }
 
-bool symbols_scatter(const symbols_sparse *s, unsigned width, void *values, const uint8_t *context,
-                     size_t n) {
-    memset(values, 0, n * width);
+bool symbols_scatter(const symbols_sparse *s, const symbols_output *out) {
+    memset(out->values, 0, out->n * out->width);
     const uint8_t *pair = s->integers;
     for (unsigned r = 0; r < s->ranges; r++) {
-        if (s->count[r] &&
-            !(cpu_has_popcount() ? scatter_fast : scatter_plain)(s, r, pair, width, values, context, n)) {
+        if (s->count[r] && !(cpu_has_popcount() ? scatter_fast : scatter_plain)(s, r, pair, out)) {
             return false;
         }
-        pair += (size_t)s->count[r] * 2 * width;
+        pair += (size_t)s->count[r] * 2 * out->width;
     }
     return true;
 }

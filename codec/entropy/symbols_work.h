@@ -150,7 +150,7 @@ struct symbols_workspace {
 
 /* Fills the slot, and the groups of contexts found. Returns the expected size in bytes. n >= 1. */
 size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
-                          unsigned width, const void *values, const uint8_t *context, size_t n);
+                          const symbols_input *in);
 /* As symbols_dense_plan in CLASS, from counts; the slot's symbols stay unset. */
 size_t symbols_counted_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups,
                             const symbols_counts *counts);
@@ -159,14 +159,14 @@ size_t symbols_counted_plan(symbols_workspace *w, symbols_slot *p, symbols_group
  * `level_context`), each if it pays. *framed is false if neither does.
  */
 size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
-                           const symbols_grid *grid, unsigned width, const void *values, size_t n);
+                           const symbols_grid *grid, const symbols_input *in);
 /* As symbols_framed_plan from counts; the slot's symbols stay unset. The frame already has the levels. */
 size_t symbols_counted_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
                                    const symbols_counts *counts, const symbols_splitting *split);
 size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const void *values,
                             const uint8_t *context, void *to, size_t capacity);
-ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
-                                const uint8_t *context, const void *from, size_t size, ckd_error *err);
+ckd_status symbols_dense_decode(symbols_workspace *w, const symbols_output *out, const void *from,
+                                size_t size, ckd_error *err);
 
 /* Returns integer i of an array of integers of `width` bytes. */
 CPU_INLINE uint64_t symbols_load(const uint8_t *values, unsigned width, size_t i) {
@@ -194,13 +194,13 @@ static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
 /* ---- sparse streams (symbols_sparse.c) ---- */
 
 /*
- * Collects all elements whose symbol is not 0. groups: ranges of contexts; context NULL: one range. Returns false if
- * they are not few.
+ * Collects all elements whose symbol is not 0. groups: ranges of contexts; one range if there are no contexts. Returns
+ * false if they are not few.
  */
-bool symbols_gather(symbols_sparse *s, const symbols_groups *groups, const uint8_t *symbols, unsigned width,
-                    const void *values, const uint8_t *context, size_t n);
+bool symbols_gather(symbols_sparse *s, const symbols_groups *groups, const uint8_t *symbols,
+                    const symbols_input *in);
 /* The inverse of symbols_gather; returns false if a gap leads past the range's elements. */
-bool symbols_scatter(const symbols_sparse *s, unsigned width, void *values, const uint8_t *context, size_t n);
+bool symbols_scatter(const symbols_sparse *s, const symbols_output *out);
 /* Writes the bytes before the dense stream, at most SYMBOLS_SPARSE_HEADER; returns their number. */
 size_t symbols_sparse_write(const symbols_sparse *s, uint8_t *to);
 /*
@@ -244,9 +244,8 @@ size_t symbols_plan_frame(symbols_workspace *w, symbols_plan_slot *p);
 void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
 /* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes. The levels' own stream follows. Returns its size. */
 size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *to);
-/* Reads a frame. Returns false if it is invalid for n elements. */
-bool symbols_frame_read(symbols_frame *f, size_t *stream_size, unsigned width, const uint8_t *from,
-                        size_t size, size_t n, size_t *used);
+/* Reads a frame. Returns false if it is invalid for n elements of `width` bytes. */
+bool symbols_frame_read(symbols_frame *f, size_t *stream_size, reader *from, unsigned width, size_t n);
 
 /* ---- splitting integers (symbols_classify.c) ---- */
 

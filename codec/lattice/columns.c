@@ -92,19 +92,19 @@ static void differences(int32_t *values, size_t n, bool undo) {
 static void put_streams(bytes *to, const int32_t *values, size_t n, unsigned width, const uint8_t *contexts,
                         lattice_scratch *scratch, symbols_workspace *work) {
     for (size_t at = 0; at < n; at += SYMBOLS_MAX) {
-        size_t here = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX, planned;
+        size_t here = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX;
         void *narrow = bytes_scratch(&scratch->narrow, here * width + 1, "coding scratch", NULL);
         uint8_t *room = NULL;
         if (narrow) {
             lattice_narrow(narrow, values + at, here, width);
-            symbols_plan(work, 0, SYMBOLS_CLASS, width, narrow, contexts + at, NULL, here, &planned);
+            symbols_plan(work, 0, SYMBOLS_CLASS, &(symbols_input){width, here, narrow, contexts + at}, NULL);
             room = bytes_scratch(&scratch->few, symbols_bound(work, 0) + 1, "coding scratch", NULL);
         }
         if (!room) {
             to->failed = true;
             return;
         }
-        size_t size = symbols_encode(work, 0, narrow, contexts + at, here, room, symbols_bound(work, 0));
+        size_t size = symbols_encode(work, 0, narrow, contexts + at, room, symbols_bound(work, 0));
         wire_put_varint(to, size);
         bytes_put(to, room, size);
     }
@@ -122,9 +122,9 @@ static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned 
         if (!narrow) {
             return CKD_E_NOMEM;
         }
-        status = from->failed
-                     ? err_set(err, CKD_E_CORRUPT, "a lossy block's factor goes beyond its end")
-                     : symbols_decode(work, narrow, width, here, contexts + at, stream, (size_t)size, err);
+        status = from->failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's factor goes beyond its end")
+                              : symbols_decode(work, &(symbols_output){width, here, narrow, contexts + at},
+                                               stream, (size_t)size, err);
         if (status == CKD_OK) {
             lattice_widen(values + at, narrow, here, width, false);
         }

@@ -90,12 +90,11 @@ CPU_PLAIN void lattice_widen(int32_t *q, const void *from, size_t n, unsigned wi
 
 static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void *values, size_t n,
                        symbols_workspace *work) {
-    size_t planned;
-    symbols_plan(work, 0, mode, width, values, NULL, NULL, n, &planned);
+    symbols_plan(work, 0, mode, &(symbols_input){width, n, values, NULL}, NULL);
     size_t room = symbols_bound(work, 0);
     uint8_t *at = bytes_extend(to, room + 1);
     if (at) {
-        to->size -= room + 1 - symbols_encode(work, 0, values, NULL, n, at, room);
+        to->size -= room + 1 - symbols_encode(work, 0, values, NULL, at, room);
     }
 }
 
@@ -193,14 +192,16 @@ static ckd_status get_masks(lattice_block *b, const void *from, size_t size, lat
         return CKD_E_NOMEM;
     }
     ckd_status status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's masks go beyond its end")
-                                 : symbols_decode(work, masks, 1, groups, NULL, stream, (size_t)taken, err);
+                                 : symbols_decode(work, &(symbols_output){1, groups, masks, NULL}, stream,
+                                                  (size_t)taken, err);
     if (status == CKD_OK) {
         count = lattice_masks_bits(masks, groups);
     }
     int8_t *others = (int8_t *)masks + groups;
     size_t left = reader_left(&r);
     if (status == CKD_OK && count <= n) {
-        status = symbols_decode(work, others, 1, count, NULL, reader_take(&r, left), left, err);
+        status =
+            symbols_decode(work, &(symbols_output){1, count, others, NULL}, reader_take(&r, left), left, err);
     }
     if (status == CKD_OK && (count > n || !lattice_from_masks(few, masks, others, count, n))) {
         status = err_set(err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
@@ -230,7 +231,7 @@ static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch
         return adaptive_plane_decode(q, &shape, stream, size, &scratch->adaptive, err);
     }
     if (how == 4) {
-        return symbols_decode(work, q, 4, n, NULL, stream, size, err);
+        return symbols_decode(work, &(symbols_output){4, n, q, NULL}, stream, size, err);
     }
     if (how != 1 && how != 2) {
         return err_set(err, CKD_E_CORRUPT, "a lossy block's integers have a form that there is not");
@@ -240,9 +241,12 @@ static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch
     if (how == 1 && b->map == LATTICE_LINEAR) {
         b->q = NULL;
         b->few = narrow;
-        return narrow ? symbols_decode(work, narrow, how, n, NULL, stream, size, err) : CKD_E_NOMEM;
+        return narrow ? symbols_decode(work, &(symbols_output){how, n, narrow, NULL}, stream, size, err)
+                      : CKD_E_NOMEM;
     }
-    ckd_status status = narrow ? symbols_decode(work, narrow, how, n, NULL, stream, size, err) : CKD_E_NOMEM;
+    ckd_status status = narrow
+                            ? symbols_decode(work, &(symbols_output){how, n, narrow, NULL}, stream, size, err)
+                            : CKD_E_NOMEM;
     if (status == CKD_OK) {
         lattice_widen(q, narrow, n, how, b->map == LATTICE_LEVELS);
     }

@@ -318,20 +318,19 @@ static ckd_status add_stream(bool *fit, chain_link *l, device_chain *c, decoder 
                              ckd_error *err) {
     const record *r = b->record;
     const void *payload;
-    uint32_t bits;
     symbols_parts *parts = malloc(sizeof(*parts)); /* too large for a thread's stack */
     ckd_status status =
         parts ? values_payload(d, b, &payload, err) : err_nomem(err, sizeof(*parts), "a symbol stream");
     *fit = false;
     if (status == CKD_OK && r->count && r->count <= DEVICE_STREAM_MAX) {
-        status = symbols_parts_read(parts, fit, &bits, (unsigned)ckd_dtype_size(r->tensor->dtype), payload,
+        status = symbols_parts_read(parts, fit, (unsigned)ckd_dtype_size(r->tensor->dtype), payload,
                                     r->stored_size, err);
     }
     if (status == CKD_OK && *fit) {
         *fit = l->delta || !parts->contexts;
         l->form = CHAIN_STREAM;
         l->size = r->stored_size;
-        l->memory = dense_reading_memory(parts, bits);
+        l->memory = dense_reading_memory(parts, parts->bits);
         status = put_copy(&c->streams, payload, r->stored_size, &l->at, err);
     }
     free(parts);

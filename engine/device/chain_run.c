@@ -277,18 +277,17 @@ static ckd_status gather_streams(run *r, uint32_t round, uint8_t **at, ckd_error
         const device_chain *c = &r->chains[i];
         const chain_link *l = link_at(c, round, CHAIN_STREAM);
         bool dense;
-        uint32_t bits;
         if (!l) {
             continue;
         }
         const uint8_t *stream = c->streams.data + l->at;
         dense_integers of = integers_of(c, l, at);
-        status =
-            symbols_parts_read(r->parts, &dense, &bits, (unsigned)(l->record->raw_size / l->record->count),
-                               stream, l->size, err); /* the same result as before */
+        status = symbols_parts_read(r->parts, &dense, (unsigned)(l->record->raw_size / l->record->count),
+                                    stream, l->size, err); /* the same result as before */
         if (status == CKD_OK) {
             r->read[r->streams.count] = i;
-            status = dense_add_reading(&r->streams, r->parts, &of, stream + r->parts->header, bits, err);
+            status =
+                dense_add_reading(&r->streams, r->parts, &of, stream + r->parts->header, r->parts->bits, err);
         }
         if (l->delta && r->parts->contexts) {
             add_span(&contexts, dtype_of(l),

@@ -113,9 +113,10 @@ static ckd_status estimate_standalone(block_plan *p, ckd_error *err) {
         if (dtype_is_float(p->input.dtype)) {
             p->kernels->rotate_sign(p->input.dtype, integers, values, n);
         }
-        p->standalone =
-            symbols_estimate(p->work, p->mode, p->width, dtype_is_float(p->input.dtype) ? integers : values,
-                             NULL, &grid, n, p->input.count);
+        p->standalone = symbols_estimate(
+            p->work, p->mode,
+            &(symbols_input){p->width, n, dtype_is_float(p->input.dtype) ? integers : values, NULL}, &grid,
+            p->input.count);
     }
     return status;
 }
@@ -130,8 +131,8 @@ static ckd_status estimate_delta(block_plan *p, ckd_error *err) {
         take_sample(previous, &s, p->previous, p->width);
         p->kernels->ordered_residual(p->input.dtype, integers, values, previous, n);
         p->kernels->magnitude_context(p->input.dtype, context, previous, n);
-        p->delta =
-            symbols_estimate(p->work, SYMBOLS_CLASS, p->width, integers, context, NULL, n, p->input.count);
+        p->delta = symbols_estimate(p->work, SYMBOLS_CLASS, &(symbols_input){p->width, n, integers, context},
+                                    NULL, p->input.count);
     }
     return status;
 }
@@ -151,8 +152,8 @@ ckd_status block_plan_as_standalone(block_plan *p, ckd_error *err) {
         p->kernels->rotate_sign(p->input.dtype, rotated, p->input.values, p->input.count);
         integers = rotated;
     }
-    symbols_plan(p->work, 0, p->mode, p->width, integers, NULL, &p->input.grid, p->input.count,
-                 &p->standalone);
+    p->standalone = symbols_plan(p->work, 0, p->mode,
+                                 &(symbols_input){p->width, p->input.count, integers, NULL}, &p->input.grid);
     p->standalone_planned = true;
     return CKD_OK;
 }
@@ -165,7 +166,8 @@ static ckd_status plan_delta(block_plan *p, ckd_error *err) {
     }
     p->kernels->ordered_residual(p->input.dtype, residual, p->input.values, p->previous, p->input.count);
     p->kernels->magnitude_context(p->input.dtype, context, p->previous, p->input.count);
-    symbols_plan(p->work, 1, SYMBOLS_CLASS, p->width, residual, context, NULL, p->input.count, &p->delta);
+    p->delta = symbols_plan(p->work, 1, SYMBOLS_CLASS,
+                            &(symbols_input){p->width, p->input.count, residual, context}, NULL);
     p->delta_symbols = symbols_coded(p->work, 1);
     p->delta_planned = true;
     return CKD_OK;
@@ -217,8 +219,8 @@ ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err)
 
 size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity) {
     if (delta) {
-        return symbols_encode(p->work, 1, p->residual.data, p->context.data, p->input.count, to, capacity);
+        return symbols_encode(p->work, 1, p->residual.data, p->context.data, to, capacity);
     }
     const void *integers = dtype_is_float(p->input.dtype) ? p->integers.data : p->input.values;
-    return symbols_encode(p->work, 0, integers, NULL, p->input.count, to, capacity);
+    return symbols_encode(p->work, 0, integers, NULL, to, capacity);
 }

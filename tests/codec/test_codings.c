@@ -234,11 +234,10 @@ static void test_symbols_through_the_table(void **state) {
         context[i] = (uint8_t)(100 + i % 3);
         values[i] = (uint32_t)next_random() >> (8 + 6 * (i % 3));
     }
-    size_t planned, stored = 0;
-    symbols_plan(coder_symbols(work), 0, SYMBOLS_CLASS, 4, values, context, NULL, 3000, &planned);
+    symbols_plan(coder_symbols(work), 0, SYMBOLS_CLASS, &(symbols_input){4, 3000, values, context}, NULL);
     uint8_t *to = malloc(symbols_bound(coder_symbols(work), 0));
-    stored = symbols_encode(coder_symbols(work), 0, values, context, 3000, to,
-                            symbols_bound(coder_symbols(work), 0));
+    size_t stored =
+        symbols_encode(coder_symbols(work), 0, values, context, to, symbols_bound(coder_symbols(work), 0));
     assert_true(stored > 0);
     assert_int_equal(coder_decode(work, CODING_SYMBOLS, 4, out, sizeof(out), context, to, stored, NULL),
                      CKD_OK);

@@ -115,13 +115,13 @@ static uint8_t *exactly(const uint8_t *from, size_t size) {
 }
 
 static uint8_t *encode(const data *d, int slot, const symbols_grid *grid, size_t *size) {
-    size_t planned;
-    symbols_plan(work, slot, SYMBOLS_SPLIT, d->width, d->values, NULL, grid, d->n, &planned);
+    size_t planned =
+        symbols_plan(work, slot, SYMBOLS_SPLIT, &(symbols_input){d->width, d->n, d->values, NULL}, grid);
     size_t bound = symbols_bound(work, slot);
     uint8_t *out = malloc(bound + GUARD);
     assert_non_null(out);
     memset(out, 0xa5, bound + GUARD);
-    *size = symbols_encode(work, slot, d->values, NULL, d->n, out, bound);
+    *size = symbols_encode(work, slot, d->values, NULL, out, bound);
     assert_true(*size > 0 && *size <= bound);
     check_guard(out + bound);
     /* The plan is what the choice between codings rests on. */
@@ -137,7 +137,8 @@ static ckd_status decode_into(uint8_t *all, const data *d, const uint8_t *contex
     err = err ? err : &own;
     memset(err, 0, sizeof(*err));
     memset(all, 0xa5, room + 2 * GUARD + 1);
-    ckd_status status = symbols_decode(work, all + GUARD + 1, d->width, d->n, context, stream, size, err);
+    ckd_status status =
+        symbols_decode(work, &(symbols_output){d->width, d->n, all + GUARD + 1, context}, stream, size, err);
     assert_true(status == CKD_OK || err->message[0]);
     check_guard(all + 1);
     check_guard(all + GUARD + 1 + room);
@@ -333,13 +334,12 @@ static void test_no_frame_with_contexts(void **state) {
     assert_non_null(context);
     for (int mode = 0; mode < 2; mode++) {
         for (int contexts = mode; contexts < 2; contexts++) {
-            size_t planned;
             const uint8_t *given = contexts ? context : NULL;
-            symbols_plan(work, 0, (symbols_mode)mode, 4, d.values, given, &d.grid, d.n, &planned);
+            symbols_plan(work, 0, (symbols_mode)mode, &(symbols_input){4, d.n, d.values, given}, &d.grid);
             size_t bound = symbols_bound(work, 0);
             uint8_t *out = malloc(bound);
             assert_non_null(out);
-            size_t size = symbols_encode(work, 0, d.values, given, d.n, out, bound);
+            size_t size = symbols_encode(work, 0, d.values, given, out, bound);
             assert_true(size > 0 && out[0] < 0x80);
             assert_int_equal(decode_into(all, &d, given, out, size, NULL), CKD_OK);
             assert_true(same(all, &d));
@@ -435,7 +435,8 @@ static double estimated(const data *d, size_t share, const symbols_grid *grid) {
     for (size_t i = 0; i < taken; i++) {
         memcpy(sample + i * columns * 4, d->values + i * share * columns * 4, columns * 4);
     }
-    size_t of = symbols_estimate(work, SYMBOLS_SPLIT, 4, sample, NULL, grid, taken * columns, d->n);
+    size_t of =
+        symbols_estimate(work, SYMBOLS_SPLIT, &(symbols_input){4, taken * columns, sample, NULL}, grid, d->n);
     free(sample);
     return (double)of;
 }
@@ -446,8 +447,8 @@ static void test_estimates(void **state) {
     for (size_t i = 0; i < 4 * 4; i++) {
         data d = moments(shapes[i / 4][0], shapes[i / 4][1], i % 4 < 2 ? 1 : 0.3, i % 2);
         size_t planned, plain;
-        symbols_plan(work, 0, SYMBOLS_SPLIT, 4, d.values, NULL, &d.grid, d.n, &planned);
-        symbols_plan(work, 0, SYMBOLS_SPLIT, 4, d.values, NULL, NULL, d.n, &plain);
+        planned = symbols_plan(work, 0, SYMBOLS_SPLIT, &(symbols_input){4, d.n, d.values, NULL}, &d.grid);
+        plain = symbols_plan(work, 0, SYMBOLS_SPLIT, &(symbols_input){4, d.n, d.values, NULL}, NULL);
         assert_true(planned < plain);
         double whole = estimated(&d, 1, &d.grid) / (double)planned;
         double sampled = estimated(&d, 16, &d.grid) / (double)planned;
@@ -465,14 +466,15 @@ static void test_two_slots(void **state) {
     (void)state;
     data d[2] = {make(BOTH, 4, 9000, 80, 3), make(LEVELS, 8, 5000, 50, 49)};
     uint8_t *out[2], *all = room_for(&d[1]);
-    size_t planned, size[2];
+    size_t size[2];
     for (int i = 0; i < 2; i++) {
-        symbols_plan(work, i, SYMBOLS_SPLIT, d[i].width, d[i].values, NULL, &d[i].grid, d[i].n, &planned);
+        symbols_plan(work, i, SYMBOLS_SPLIT, &(symbols_input){d[i].width, d[i].n, d[i].values, NULL},
+                     &d[i].grid);
     }
     for (int i = 1; i >= 0; i--) { /* decoding in between must not disturb the other plan */
         out[i] = malloc(symbols_bound(work, i));
         assert_non_null(out[i]);
-        size[i] = symbols_encode(work, i, d[i].values, NULL, d[i].n, out[i], symbols_bound(work, i));
+        size[i] = symbols_encode(work, i, d[i].values, NULL, out[i], symbols_bound(work, i));
         assert_int_equal(decode_into(all, &d[i], NULL, out[i], size[i], NULL), CKD_OK);
         assert_true(same(all, &d[i]));
     }
@@ -497,7 +499,7 @@ static void test_capacity(void **state) {
             uint8_t *out = malloc(capacity + GUARD);
             assert_non_null(out);
             memset(out + capacity, 0xa5, GUARD);
-            assert_int_equal(symbols_encode(work, 0, d.values, NULL, d.n, out, capacity),
+            assert_int_equal(symbols_encode(work, 0, d.values, NULL, out, capacity),
                              capacity < size ? 0 : size);
             check_guard(out + capacity);
             assert_true(capacity < size || memcmp(out, want, size) == 0);

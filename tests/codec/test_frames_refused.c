@@ -32,8 +32,7 @@
 void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, size_t n);
 void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, size_t n);
 size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *to);
-bool symbols_frame_read(symbols_frame *f, size_t *stream_size, unsigned width, const uint8_t *from,
-                        size_t size, size_t n, size_t *used);
+bool symbols_frame_read(symbols_frame *f, size_t *stream_size, reader *from, unsigned width, size_t n);
 void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
                            const uint8_t *symbols, size_t n, size_t of);
@@ -168,7 +167,7 @@ static stream dense(symbols_mode mode, unsigned width, const void *values, const
     stream s = {.size = 0};
     symbols_groups groups;
     symbols_slot *p = &work->plan[0].inner;
-    symbols_dense_plan(work, p, &groups, mode, width, values, context, n);
+    symbols_dense_plan(work, p, &groups, mode, &(symbols_input){width, n, values, context});
     s.size = symbols_dense_encode(work, p, values, context, s.bytes, MOST);
     assert_true(s.size > 0 && p->header.contexts == (context != NULL));
     return s;
@@ -226,7 +225,7 @@ static ckd_status decode(uint16_t *values, size_t n, const uint8_t *context, con
     memcpy(exact, s->bytes, s->size);
     memset(to, 0xa5, n * sizeof(*to));
     ckd_error err = {0};
-    ckd_status status = symbols_decode(work, to, WIDTH, n, context, exact, s->size, &err);
+    ckd_status status = symbols_decode(work, &(symbols_output){WIDTH, n, to, context}, exact, s->size, &err);
     assert_true(status == CKD_OK ? values != NULL : err.message[0]);
     if (message && !strstr(err.message, message)) {
         fail_msg("\"%s\", not \"%s\"", err.message, message);
@@ -439,7 +438,8 @@ static void test_example_of_the_format(void **state) {
                                      0x00, 0xff, 0x00, 0xff, 0x01, 0x80, 0x03, 0x02, 0x10, 0x00,
                                      0x00, 0x00, 0x00, 0x00, 0x04, 0x04, 0x08, 0x08, 0x00, 0x20};
     int16_t got[272];
-    assert_int_equal(symbols_decode(work, got, 2, 272, NULL, framed, sizeof(framed), NULL), CKD_OK);
+    assert_int_equal(symbols_decode(work, &(symbols_output){2, 272, got, NULL}, framed, sizeof(framed), NULL),
+                     CKD_OK);
     for (int i = 0; i < 272; i++) {
         assert_int_equal(got[i], 1 + 4 * ((4 + i) / 16 >= 9) + 4 * ((4 + i) % 16 >= 8));
     }

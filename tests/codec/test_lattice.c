@@ -501,12 +501,11 @@ static void test_forms_of_integers(void **state) {
 /* ---- integers as they stand in a payload ---- */
 
 static void put_stream(bytes *to, symbols_mode mode, const int8_t *values, size_t n) {
-    size_t planned;
-    symbols_plan(work, 0, mode, 1, values, NULL, NULL, n, &planned);
+    symbols_plan(work, 0, mode, &(symbols_input){1, n, values, NULL}, NULL);
     size_t bound = symbols_bound(work, 0);
     uint8_t *at = bytes_extend(to, bound + 1);
     assert_non_null(at);
-    to->size -= bound + 1 - symbols_encode(work, 0, values, NULL, n, at, bound);
+    to->size -= bound + 1 - symbols_encode(work, 0, values, NULL, at, bound);
 }
 
 static ckd_status masks(lattice_block *out, const fields *front, const int8_t *mask, const int8_t *values,
@@ -550,11 +549,10 @@ static void test_lowest_integers(void **state) {
             fields f = of_levels ? levels : linear;
             f.q = (uint8_t)width;
             bytes payload = {0};
-            size_t planned;
             put_block(&payload, &f);
-            symbols_plan(work, 0, SYMBOLS_SPLIT, width, values, NULL, NULL, COUNT, &planned);
+            symbols_plan(work, 0, SYMBOLS_SPLIT, &(symbols_input){width, COUNT, values, NULL}, NULL);
             uint8_t stream[256];
-            size_t size = symbols_encode(work, 0, values, NULL, COUNT, stream, sizeof(stream));
+            size_t size = symbols_encode(work, 0, values, NULL, stream, sizeof(stream));
             assert_true(size > 0);
             bytes_put(&payload, stream, size);
             lattice_block b;

@@ -34,12 +34,11 @@ static int tear_down(void **state) {
 /* Codes there and back; returns the size. */
 static size_t coded_size(symbols_mode mode, size_t n) {
     static int8_t back[SYMBOLS_MAX_COUNT];
-    size_t planned;
-    symbols_plan(work, 0, mode, 1, values, NULL, NULL, n, &planned);
-    size_t size = symbols_encode(work, 0, values, NULL, n, stream, sizeof(stream));
+    size_t planned = symbols_plan(work, 0, mode, &(symbols_input){1, n, values, NULL}, NULL);
+    size_t size = symbols_encode(work, 0, values, NULL, stream, sizeof(stream));
     assert_true(size > 0 && size <= symbols_bound(work, 0));
     assert_true(size <= planned + planned / 256 + 8 && planned <= size + size / 256 + 24);
-    assert_int_equal(symbols_decode(work, back, 1, n, NULL, stream, size, NULL), CKD_OK);
+    assert_int_equal(symbols_decode(work, &(symbols_output){1, n, back, NULL}, stream, size, NULL), CKD_OK);
     assert_memory_equal(back, values, n);
     return size;
 }
@@ -103,7 +102,7 @@ static ckd_status decode(const integers *d, uint8_t *back, const uint8_t *from, 
     memcpy(copy, from, size);
     size_t room = d->n * d->width;
     memset(back, 0xa5, room + 8);
-    ckd_status status = symbols_decode(work, back, d->width, d->n, NULL, copy, size, NULL);
+    ckd_status status = symbols_decode(work, &(symbols_output){d->width, d->n, back, NULL}, copy, size, NULL);
     for (unsigned i = 0; i < 8; i++) {
         assert_int_equal(back[room + i], 0xa5);
     }

@@ -119,14 +119,14 @@ static uint8_t *exactly(const uint8_t *from, size_t size) {
 }
 
 static uint8_t *encode(const data *d, symbols_mode mode, int slot, bool contexts, size_t *size) {
-    size_t planned;
     const uint8_t *context = contexts ? d->context : NULL;
-    symbols_plan(work, slot, mode, d->width, d->values, context, NULL, d->n, &planned);
+    size_t planned =
+        symbols_plan(work, slot, mode, &(symbols_input){d->width, d->n, d->values, context}, NULL);
     size_t bound = symbols_bound(work, slot);
     uint8_t *out = malloc(bound + GUARD);
     assert_non_null(out);
     memset(out, 0xa5, bound + GUARD);
-    *size = symbols_encode(work, slot, d->values, context, d->n, out, bound);
+    *size = symbols_encode(work, slot, d->values, context, out, bound);
     assert_true(d->n == 0 ? *size == 0 : *size > 0 && *size <= bound);
     for (size_t i = 0; i < GUARD; i++) {
         assert_int_equal(out[bound + i], 0xa5);
@@ -143,7 +143,8 @@ static ckd_status decode_into(uint8_t *all, const data *d, const uint8_t *contex
     memset(all, 0xa5, room + 2 * GUARD + 1);
     ckd_error err;
     memset(&err, 0, sizeof(err));
-    ckd_status status = symbols_decode(work, all + GUARD + 1, d->width, d->n, context, stream, size, &err);
+    ckd_status status =
+        symbols_decode(work, &(symbols_output){d->width, d->n, all + GUARD + 1, context}, stream, size, &err);
     assert_true(status == CKD_OK || err.message[0]);
     for (size_t i = 0; i < GUARD; i++) {
         assert_int_equal(all[i + 1], 0xa5);
@@ -290,16 +291,16 @@ static void test_contexts_pay(void **state) {
 static void test_two_slots(void **state) {
     (void)state;
     data a = make(RESIDUALS, 4, 5000), b = make(EXPONENTS, 4, 5000);
-    size_t planned, size_a, size_b;
-    symbols_plan(work, 0, SYMBOLS_CLASS, 4, a.values, a.context, NULL, a.n, &planned);
-    symbols_plan(work, 1, SYMBOLS_SPLIT, 4, b.values, NULL, NULL, b.n, &planned);
+    size_t size_a, size_b;
+    symbols_plan(work, 0, SYMBOLS_CLASS, &(symbols_input){4, a.n, a.values, a.context}, NULL);
+    symbols_plan(work, 1, SYMBOLS_SPLIT, &(symbols_input){4, b.n, b.values, NULL}, NULL);
     uint8_t *out_a = malloc(symbols_bound(work, 0)), *out_b = malloc(symbols_bound(work, 1));
-    size_b = symbols_encode(work, 1, b.values, NULL, b.n, out_b, symbols_bound(work, 1));
+    size_b = symbols_encode(work, 1, b.values, NULL, out_b, symbols_bound(work, 1));
     /* Decoding between plan and encoding must not disturb the other plan. */
     uint8_t *all = malloc(a.n * 4 + 2 * GUARD + 1);
     assert_int_equal(decode_into(all, &b, NULL, out_b, size_b), CKD_OK);
     assert_memory_equal(all + GUARD + 1, b.values, b.n * 4);
-    size_a = symbols_encode(work, 0, a.values, a.context, a.n, out_a, symbols_bound(work, 0));
+    size_a = symbols_encode(work, 0, a.values, a.context, out_a, symbols_bound(work, 0));
     assert_int_equal(decode_into(all, &a, a.context, out_a, size_a), CKD_OK);
     assert_memory_equal(all + GUARD + 1, a.values, a.n * 4);
     free(all);
@@ -320,7 +321,7 @@ static void test_capacity(void **state) {
              capacity += capacity + 40 < size && capacity > 600 ? 37 : 1) {
             uint8_t *out = malloc(capacity + GUARD);
             memset(out, 0xa5, capacity + GUARD);
-            size_t got = symbols_encode(work, 0, d.values, d.context, d.n, out, capacity);
+            size_t got = symbols_encode(work, 0, d.values, d.context, out, capacity);
             assert_int_equal(got, capacity < size ? 0 : size);
             for (size_t i = 0; i < GUARD; i++) {
                 assert_int_equal(out[capacity + i], 0xa5);
@@ -444,7 +445,8 @@ static void expect(ckd_status want, unsigned width, size_t n, const uint8_t *con
         stream[size] = (uint8_t)strtoul(digits, NULL, 16);
     }
     uint8_t *exact = exactly(stream, size);
-    assert_int_equal(symbols_decode(work, values, width, n, context, exact, size, NULL), want);
+    assert_int_equal(symbols_decode(work, &(symbols_output){width, n, values, context}, exact, size, NULL),
+                     want);
     free(exact);
 }
 
@@ -514,11 +516,12 @@ static void test_gaps_that_lead_too_far(void **state) {
         uint8_t context[4] = {0, 16, 0, 16}, stream[256] = {SYMBOLS_SPARSE, 0, 2};
         symbols_groups groups;
         symbols_slot *p = &work->plan[0].inner;
-        symbols_dense_plan(work, p, &groups, SYMBOLS_CLASS, 8, pairs, context, 4);
+        symbols_dense_plan(work, p, &groups, SYMBOLS_CLASS, &(symbols_input){8, 4, pairs, context});
         size_t size = symbols_dense_encode(work, p, pairs, context, stream + 3, sizeof(stream) - 3);
         assert_true(size > 0);
         uint64_t values[64];
-        ckd_status status = symbols_decode(work, values, 8, 64, NULL, stream, 3 + size, NULL);
+        ckd_status status =
+            symbols_decode(work, &(symbols_output){8, 64, values, NULL}, stream, 3 + size, NULL);
         assert_int_equal(status, gaps[g] <= 62 ? CKD_OK : CKD_E_CORRUPT);
         for (size_t i = 0; status == CKD_OK && i < 64; i++) {
             assert_true(values[i] == (i == 0 ? 5 : (i == 1 + gaps[g] ? 6 : 0)));
@@ -537,10 +540,12 @@ static void test_too_many_pairs(void **state) {
     }
     symbols_groups groups;
     symbols_slot *p = &work->plan[0].inner;
-    symbols_dense_plan(work, p, &groups, SYMBOLS_CLASS, 2, pairs, context, 12);
+    symbols_dense_plan(work, p, &groups, SYMBOLS_CLASS, &(symbols_input){2, 12, pairs, context});
     size_t size = 3 + symbols_dense_encode(work, p, pairs, context, stream + 3, sizeof(stream) - 3);
-    assert_int_equal(symbols_decode(work, values, 2, 24, NULL, stream, size, NULL), CKD_OK);
-    assert_int_equal(symbols_decode(work, values, 2, 23, NULL, stream, size, NULL), CKD_E_CORRUPT);
+    assert_int_equal(symbols_decode(work, &(symbols_output){2, 24, values, NULL}, stream, size, NULL),
+                     CKD_OK);
+    assert_int_equal(symbols_decode(work, &(symbols_output){2, 23, values, NULL}, stream, size, NULL),
+                     CKD_E_CORRUPT);
 }
 
 static void test_examples_of_the_format(void **state) {
@@ -548,12 +553,14 @@ static void test_examples_of_the_format(void **state) {
     static const uint8_t dense[] = {0x00, 0x12, 0x00, 0x0e, 0x3e, 0xfe, 0x1f, 0x05, 0x56, 0xf3, 0xa2};
     static const int16_t want[8] = {0, 1, 0, -1, 0, 0, 5, 0};
     int16_t got[8];
-    assert_int_equal(symbols_decode(work, got, 2, 8, NULL, dense, sizeof(dense), NULL), CKD_OK);
+    assert_int_equal(symbols_decode(work, &(symbols_output){2, 8, got, NULL}, dense, sizeof(dense), NULL),
+                     CKD_OK);
     assert_memory_equal(got, want, sizeof(want));
     static const uint8_t sparse[] = {0x80, 0x00, 0x03, 0x00, 0x22, 0x00, 0x86, 0x3e, 0xfb, 0x1f,
                                      0x68, 0x5f, 0x3f, 0x1c, 0x67, 0xdb, 0x09, 0xbf, 0xe8, 0x18};
     static int16_t many[4096];
-    assert_int_equal(symbols_decode(work, many, 2, 4096, NULL, sparse, sizeof(sparse), NULL), CKD_OK);
+    assert_int_equal(
+        symbols_decode(work, &(symbols_output){2, 4096, many, NULL}, sparse, sizeof(sparse), NULL), CKD_OK);
     for (size_t i = 0; i < 4096; i++) {
         assert_int_equal(many[i], i == 1000 ? 7 : (i == 1001 ? 1 : (i == 4000 ? -1 : 0)));
     }

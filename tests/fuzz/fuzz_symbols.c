@@ -28,14 +28,13 @@ static uint8_t *exactly(const uint8_t *from, size_t size) {
 static void code_again(coder *c, const uint8_t *values, unsigned width, size_t n, const uint8_t *context,
                        const symbols_grid *grid, symbols_mode mode) {
     symbols_workspace *w = coder_symbols(c);
-    size_t planned;
-    symbols_plan(w, 0, mode, width, values, context, grid, n, &planned);
+    symbols_plan(w, 0, mode, &(symbols_input){width, n, values, context}, grid);
     size_t bound = symbols_bound(w, 0);
     uint8_t *stream = malloc(bound ? bound : 1), *back = malloc(n * width + 1);
     require(stream && back);
-    size_t size = symbols_encode(w, 0, values, context, n, stream, bound);
+    size_t size = symbols_encode(w, 0, values, context, stream, bound);
     require(size <= bound && (size > 0) == (n > 0));
-    require(symbols_decode(w, back, width, n, context, stream, size, NULL) == CKD_OK);
+    require(symbols_decode(w, &(symbols_output){width, n, back, context}, stream, size, NULL) == CKD_OK);
     require(n == 0 || memcmp(back, values, n * width) == 0);
     free(back);
     free(stream);

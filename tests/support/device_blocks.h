@@ -114,13 +114,12 @@ UNUSED static const uint8_t *host_contexts(const block *b) {
 }
 
 UNUSED static void block_encode_on_host(block *b) {
-    size_t planned;
-    symbols_plan(work, 0, SYMBOLS_CLASS, (unsigned)b->size, b->integers.host, host_contexts(b), NULL, b->n,
-                 &planned);
+    symbols_plan(work, 0, SYMBOLS_CLASS,
+                 &(symbols_input){(unsigned)b->size, b->n, b->integers.host, host_contexts(b)}, NULL);
     size_t bound = symbols_bound(work, 0);
     b->stream = malloc(bound + 1);
     assert_non_null(b->stream);
-    b->stream_size = symbols_encode(work, 0, b->integers.host, host_contexts(b), b->n, b->stream, bound);
+    b->stream_size = symbols_encode(work, 0, b->integers.host, host_contexts(b), b->stream, bound);
 }
 
 UNUSED static void block_free(block *b) {

@@ -55,19 +55,19 @@ static void alone_free(alone *a) {
 static bool compare_damaged(const block *b, const array *to, const uint8_t *stream, size_t size) {
     static symbols_parts parts;
     bool dense;
-    uint32_t bits, failed;
+    uint32_t failed;
     uint8_t *want = malloc(to->bytes + 1), *got = malloc(to->bytes + 1);
     assert_true(want && got);
-    ckd_status status =
-        symbols_decode(work, want, (unsigned)b->size, b->n, host_contexts(b), stream, size, NULL);
-    ckd_status here = symbols_parts_read(&parts, &dense, &bits, (unsigned)b->size, stream, size, NULL);
+    ckd_status status = symbols_decode(
+        work, &(symbols_output){(unsigned)b->size, b->n, want, host_contexts(b)}, stream, size, NULL);
+    ckd_status here = symbols_parts_read(&parts, &dense, (unsigned)b->size, stream, size, NULL);
     bool tried = here == CKD_OK && dense && (b->with_contexts || !parts.contexts);
     if (here == CKD_OK && !tried) {
         assert_true(!dense || status != CKD_OK);
     } else if (!tried) {
         assert_int_equal(status, here);
     } else {
-        alone a = alone_new(&parts, b, to, stream + parts.header, bits);
+        alone a = alone_new(&parts, b, to, stream + parts.header, parts.bits);
         must(backend->decode(&queue, (const device_decoding *)(const void *)a.description.device, 1, &why));
         uint32_t *states = malloc(a.states.bytes);
         assert_non_null(states);

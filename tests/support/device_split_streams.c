@@ -10,9 +10,8 @@ static void test_split(void **state) {
     (void)state;
     for (size_t i = 1; i < LENGTHS - 1; i++) {
         for (unsigned width = 1; width <= 8; width *= 2) {
-            size_t n = block_lengths[i], planned;
+            size_t n = block_lengths[i];
             bool dense;
-            uint32_t bits;
             static symbols_parts parts;
             array to = array_new(n, width, 0);
             uint8_t *got = malloc(to.bytes), *stream = malloc(10 * n + SYMBOLS_MAX_HEADER);
@@ -22,16 +21,16 @@ static void test_split(void **state) {
                              (next_random() >> (64 - 5 * width));
                 memcpy(to.host + j * width, &v, width);
             }
-            symbols_plan(work, 0, SYMBOLS_SPLIT, width, to.host, NULL, NULL, n, &planned);
-            size_t size = symbols_encode(work, 0, to.host, NULL, n, stream, 10 * n + SYMBOLS_MAX_HEADER);
-            assert_int_equal(symbols_parts_read(&parts, &dense, &bits, width, stream, size, NULL), CKD_OK);
+            symbols_plan(work, 0, SYMBOLS_SPLIT, &(symbols_input){width, n, to.host, NULL}, NULL);
+            size_t size = symbols_encode(work, 0, to.host, NULL, stream, 10 * n + SYMBOLS_MAX_HEADER);
+            assert_int_equal(symbols_parts_read(&parts, &dense, width, stream, size, NULL), CKD_OK);
             for (unsigned shift = 0; shift < 8 && dense; shift += 3) {
                 dense_batch batch = {0};
                 uint64_t shared = 5 & ((1u << shift) - 1);
                 dense_integers of = {
                     .integers = to.device, .n = (uint32_t)n, .shift = shift, .shared = shared};
-                assert_int_equal(dense_add_reading(&batch, &parts, &of, stream + parts.header, bits, NULL),
-                                 CKD_OK);
+                assert_int_equal(
+                    dense_add_reading(&batch, &parts, &of, stream + parts.header, parts.bits, NULL), CKD_OK);
                 array memory = batch_memory(&batch);
                 lease.reader = NULL;
                 assert_int_equal(dense_read(&batch, &lease, memory.device, NULL), CKD_OK);
@@ -184,13 +183,12 @@ static void compare_split_stream(splitting *s, const uint8_t *want, size_t want_
     static symbols_parts parts;
     dense_batch batch = {0};
     symbols_counts c = {.width = (unsigned)s->width, .n = s->n, .last_context = 255, .counts = s->counted};
-    size_t planned;
     for (; c.first_context < 255 && count_of(s->counted, c.first_context) == 0; c.first_context++) {
     }
     for (; c.last_context > 0 && count_of(s->counted, c.last_context) == 0; c.last_context--) {
     }
     c.counts += (size_t)c.first_context * DEVICE_SYMBOLS;
-    symbols_plan_split(work, 1, &c, &s->split, &s->lines, s->chosen, &planned);
+    symbols_plan_split(work, 1, &c, &s->split, &s->lines, s->chosen);
     symbols_parts_planned(&parts, work, 1);
     uint8_t *got = malloc(symbols_bound(work, 1) + SYMBOLS_MAX_HEADER);
     assert_non_null(got);
@@ -221,7 +219,6 @@ static void compare_split_stream(splitting *s, const uint8_t *want, size_t want_
 static void compare_split(ckd_dtype dtype, size_t n, const symbols_grid *grid, int way) {
     splitting s = {.n = n, .width = ckd_dtype_size(dtype)};
     array values = array_new(n, s.width, 0);
-    size_t planned;
     s.integers = array_new(n, s.width, 0);
     s.extents = array_new(DEVICE_EXTENTS(n), sizeof(device_extent), 0);
     s.squares = array_new(1, sizeof(uint64_t), 0);
@@ -232,11 +229,11 @@ static void compare_split(ckd_dtype dtype, size_t n, const symbols_grid *grid, i
     array_give(&values);
     elements(DEVICE_ROTATE, dtype, s.integers.device, values.device, NULL, n);
     cpu->rotate_sign(dtype, s.integers.host, values.host, n);
-    symbols_plan(work, 0, SYMBOLS_SPLIT, (unsigned)s.width, s.integers.host, NULL, grid, n, &planned);
+    symbols_plan(work, 0, SYMBOLS_SPLIT, &(symbols_input){(unsigned)s.width, n, s.integers.host, NULL}, grid);
     size_t bound = symbols_bound(work, 0);
     uint8_t *stream = malloc(bound);
     assert_non_null(stream);
-    size_t size = symbols_encode(work, 0, s.integers.host, NULL, n, stream, bound);
+    size_t size = symbols_encode(work, 0, s.integers.host, NULL, stream, bound);
     look_at_extents(&s);
     look_at_lines(&s, grid);
     count_split(&s);

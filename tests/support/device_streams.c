@@ -206,16 +206,15 @@ static void test_streams(void **state) {
 static ckd_status add_stream(dense_batch *batch, const block *b, const uint8_t *stream, size_t size, void *to,
                              bool *dense) {
     static symbols_parts parts;
-    uint32_t bits;
-    ckd_status status = symbols_parts_read(&parts, dense, &bits, (unsigned)b->size, stream, size, NULL);
+    ckd_status status = symbols_parts_read(&parts, dense, (unsigned)b->size, stream, size, NULL);
     if (status == CKD_OK && *dense) {
         dense_integers of = {.integers = to, .n = (uint32_t)b->n};
         if (parts.contexts) { /* there are none */
-            assert_int_equal(dense_add_reading(batch, &parts, &of, stream + parts.header, bits, NULL),
+            assert_int_equal(dense_add_reading(batch, &parts, &of, stream + parts.header, parts.bits, NULL),
                              CKD_E_CORRUPT);
         }
         of.contexts = b->with_contexts ? b->contexts.device : NULL;
-        status = dense_add_reading(batch, &parts, &of, stream + parts.header, bits, NULL);
+        status = dense_add_reading(batch, &parts, &of, stream + parts.header, parts.bits, NULL);
     }
     return status;
 }

@@ -185,8 +185,10 @@ static size_t check_stream(const block *b, bool delta) {
     assert_int_equal(block_plan_encode(&plan, delta, stream, size), size);
     const kernels *k = kernels_cpu();
     k->magnitude_context(b->dtype, context, b->previous, b->count);
-    assert_int_equal(symbols_decode(reading, got, (unsigned)ckd_dtype_size(b->dtype), b->count,
-                                    delta ? context : NULL, stream, size, NULL),
+    assert_int_equal(symbols_decode(reading,
+                                    &(symbols_output){(unsigned)ckd_dtype_size(b->dtype), b->count, got,
+                                                      delta ? context : NULL},
+                                    stream, size, NULL),
                      CKD_OK);
     if (delta) {
         k->ordered_apply(b->dtype, got, b->previous, got, b->count);
