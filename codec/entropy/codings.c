@@ -103,80 +103,88 @@ size_t coding_bound(size_t size) {
     return zstd > lz4 ? zstd : lz4;
 }
 
-static ckd_status encode_raw(const void *from, size_t size, void *to, size_t limit, size_t *stored) {
-    if (size < limit) {
+static ckd_status encode_raw(const void *from, size_t size, coder_result *result) {
+    if (size < result->limit) {
         if (size) {
-            memcpy(to, from, size);
+            memcpy(result->to, from, size);
         }
-        *stored = size;
+        result->stored = size;
     }
     return CKD_OK;
 }
 
-static ckd_status encode_zstd(coder *c, int level, const void *from, size_t size, void *to, size_t limit,
-                              size_t *stored, ckd_error *err) {
+/* Bytes of memory that the caller provides at least. */
+static size_t capacity_of(const coder_result *result, size_t size) {
+    size_t bound = coding_bound(size);
+    return result->limit < bound ? result->limit : bound;
+}
+
+static ckd_status encode_zstd(coder *c, int level, const void *from, size_t size, coder_result *result,
+                              ckd_error *err) {
     if (level > ZSTD_maxCLevel() || level < ZSTD_minCLevel()) {
         return err_set(err, CKD_E_INVALID, "zstd has no level %d: choose %d to %d", level, ZSTD_minCLevel(),
                        ZSTD_maxCLevel());
     }
-    size_t room = limit < coding_bound(size) ? limit : coding_bound(size); /* the caller provides no more */
-    size_t result = ZSTD_compressCCtx(c->zstd_out, to, room, from, size, level ? level : ZSTD_CLEVEL_DEFAULT);
-    if (!ZSTD_isError(result)) {
-        *stored = result < limit ? result : 0;
+    size_t stored = ZSTD_compressCCtx(c->zstd_out, result->to, capacity_of(result, size), from, size,
+                                      level ? level : ZSTD_CLEVEL_DEFAULT);
+    if (!ZSTD_isError(stored)) {
+        result->stored = stored < result->limit ? stored : 0;
         return CKD_OK;
     }
-    if (ZSTD_getErrorCode(result) == ZSTD_error_dstSize_tooSmall) {
+    if (ZSTD_getErrorCode(stored) == ZSTD_error_dstSize_tooSmall) {
         return CKD_OK;
     }
-    return err_set(err, CKD_E_NOMEM, "zstd: %s", ZSTD_getErrorName(result));
+    return err_set(err, CKD_E_NOMEM, "zstd: %s", ZSTD_getErrorName(stored));
 }
 
-static ckd_status encode_lz4(coder *c, int level, const void *from, size_t size, void *to, size_t limit,
-                             size_t *stored, ckd_error *err) {
+static ckd_status encode_lz4(coder *c, int level, const void *from, size_t size, coder_result *result,
+                             ckd_error *err) {
     if (level < 0 || level > LZ4HC_CLEVEL_MAX) {
         return err_set(err, CKD_E_INVALID, "LZ4 has no level %d: choose 0 to %d", level, LZ4HC_CLEVEL_MAX);
     }
     if (size > LZ4_MAX_INPUT_SIZE) {
         return CKD_OK; /* more than an LZ4 block can hold: no result below the limit */
     }
-    size_t room = limit < coding_bound(size) ? limit : coding_bound(size);
-    int capacity = room > LZ4_MAX_INPUT_SIZE ? LZ4_MAX_INPUT_SIZE : (int)room;
-    int result;
+    size_t memory = capacity_of(result, size);
+    int capacity = memory > LZ4_MAX_INPUT_SIZE ? LZ4_MAX_INPUT_SIZE : (int)memory;
+    int stored;
     if (level == 0) {
-        result = LZ4_compress_fast_extState(c->lz4, from, to, (int)size, capacity, 1);
+        stored = LZ4_compress_fast_extState(c->lz4, from, result->to, (int)size, capacity, 1);
     } else {
         if (!c->lz4_hc && !(c->lz4_hc = malloc((size_t)LZ4_sizeofStateHC()))) {
             return err_nomem(err, (size_t)LZ4_sizeofStateHC(), "LZ4 HC");
         }
-        result = LZ4_compress_HC_extStateHC(c->lz4_hc, from, to, (int)size, capacity, level);
+        stored = LZ4_compress_HC_extStateHC(c->lz4_hc, from, result->to, (int)size, capacity, level);
     }
-    *stored = result > 0 && (size_t)result < limit ? (size_t)result : 0;
+    result->stored = stored > 0 && (size_t)stored < result->limit ? (size_t)stored : 0;
     return CKD_OK;
 }
 
-ckd_status coder_encode(coder *c, coding how, int level, unsigned width, const void *from, size_t size,
-                        void *to, size_t limit, size_t *stored, ckd_error *err) {
-    *stored = 0;
+ckd_status coder_encode(coder *c, coding how, int level, const coder_source *from, coder_result *result,
+                        ckd_error *err) {
+    const void *data = from->data;
+    size_t size = from->size;
+    result->stored = 0;
     if (on_planes(how)) {
-        if (!planes_valid(width, size)) {
-            return err_set(err, CKD_E_INVALID, "%zu bytes are no integers of %u bytes", size, width);
+        if (!planes_valid(from->width, size)) {
+            return err_set(err, CKD_E_INVALID, "%zu bytes are no integers of %u bytes", size, from->width);
         }
         ckd_status status = planes_scratch(c, size, err);
         if (status != CKD_OK) {
             return status;
         }
-        planes_split(c->planes, width, from, size / width);
-        from = c->planes;
+        planes_split(c->planes, from->width, data, size / from->width);
+        data = c->planes;
     }
     switch (how) {
     case CODING_RAW:
-        return encode_raw(from, size, to, limit, stored);
+        return encode_raw(data, size, result);
     case CODING_ZSTD:
     case CODING_ZSTD_PLANES:
-        return encode_zstd(c, level, from, size, to, limit, stored, err);
+        return encode_zstd(c, level, data, size, result, err);
     case CODING_LZ4:
     case CODING_LZ4_PLANES:
-        return encode_lz4(c, level, from, size, to, limit, stored, err);
+        return encode_lz4(c, level, data, size, result, err);
     case CODING_SYMBOLS:
     case CODING_COUNT:
         break;
@@ -231,9 +239,11 @@ static ckd_status decode_lz4(void *to, size_t raw, const void *from, size_t stor
     return CKD_OK;
 }
 
-ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t raw, const uint8_t *context,
-                        const void *from, size_t stored, ckd_error *err) {
-    void *target = to;
+ckd_status coder_decode(coder *c, coding how, const coder_target *target, const void *from, size_t stored,
+                        ckd_error *err) {
+    void *to = target->to;
+    size_t raw = target->size;
+    unsigned width = target->width;
     if (on_planes(how) || how == CODING_SYMBOLS) {
         if (!planes_valid(width, raw)) {
             return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu bytes are no integers of %u bytes", raw, width);
@@ -244,7 +254,7 @@ ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t r
         if (status != CKD_OK) {
             return status;
         }
-        target = c->planes;
+        to = c->planes;
     }
     ckd_status status = CKD_OK;
     switch (how) {
@@ -252,22 +262,22 @@ ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t r
         return decode_raw(to, raw, from, stored, err);
     case CODING_ZSTD:
     case CODING_ZSTD_PLANES:
-        status = decode_zstd(c, target, raw, from, stored, err);
+        status = decode_zstd(c, to, raw, from, stored, err);
         break;
     case CODING_LZ4:
     case CODING_LZ4_PLANES:
-        status = decode_lz4(target, raw, from, stored, err);
+        status = decode_lz4(to, raw, from, stored, err);
         break;
     case CODING_SYMBOLS:
-        return symbols_decode(c->symbols, &(symbols_output){width, raw / width, to, context}, from, stored,
-                              err);
+        return symbols_decode(c->symbols, &(symbols_output){width, raw / width, to, target->context}, from,
+                              stored, err);
     case CODING_COUNT:
     default:
         return err_unsupported(err, NULL, CKD_NO_OFFSET, "coding %d is not known: use a newer version",
                                (int)how);
     }
     if (status == CKD_OK && on_planes(how)) {
-        planes_join(to, width, c->planes, raw / width);
+        planes_join(target->to, width, c->planes, raw / width);
     }
     return status;
 }

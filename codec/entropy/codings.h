@@ -35,16 +35,31 @@ symbols_workspace *coder_symbols(coder *c);
 /* Upper bound of coder_encode's output for `size` bytes of input, for every coding but SYMBOLS. */
 size_t coding_bound(size_t size);
 
-/*
- * Encodes `size` bytes (size / width integers) with RAW, ZSTD, LZ4 or their planes. level 0: the coding's default. If
- * the result would not be smaller than `limit` bytes, returns CKD_OK with *stored = 0, so the caller can stop trying.
- * capacity >= min(limit, coding_bound(size)).
- */
-ckd_status coder_encode(coder *c, coding how, int level, unsigned width, const void *from, size_t size,
-                        void *to, size_t limit, size_t *stored, ckd_error *err);
+/* size / width integers to encode. */
+typedef struct coder_source {
+    const void *data;
+    size_t size;
+    unsigned width;
+} coder_source;
+/* Where the result goes: memory for at least min(limit, coding_bound(size)) bytes. */
+typedef struct coder_result {
+    void *to;
+    size_t limit;
+    size_t stored; /* the result's size; 0 if it would not be smaller than the limit */
+} coder_result;
+/* Encodes with RAW, ZSTD, LZ4 or their planes. level 0: the coding's default. */
+ckd_status coder_encode(coder *c, coding how, int level, const coder_source *from, coder_result *result,
+                        ckd_error *err);
 
-/* Decodes to exactly `raw` bytes, else CORRUPT. context is as in symbols_decode; only CODING_SYMBOLS uses it. */
-ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t raw, const uint8_t *context,
-                        const void *from, size_t stored, ckd_error *err);
+/* Where size / width decoded integers go. context: as in symbols_output; only CODING_SYMBOLS uses it. */
+typedef struct coder_target {
+    void *to;
+    size_t size;
+    unsigned width;
+    const uint8_t *context;
+} coder_target;
+/* Decodes to exactly target->size bytes, else CORRUPT. */
+ckd_status coder_decode(coder *c, coding how, const coder_target *target, const void *from, size_t stored,
+                        ckd_error *err);
 
 #endif

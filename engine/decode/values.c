@@ -104,8 +104,9 @@ static ckd_status decode_standalone(decoder *d, const view *v, const view_block 
     }
     const void *payload;
     ckd_status status = values_payload(d, b, &payload, err);
-    THEN(status, coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), to, r->raw_size,
-                              NULL, payload, r->stored_size, err));
+    THEN(status, coder_decode(d->coder, (coding)r->coding,
+                              &(coder_target){to, r->raw_size, (unsigned)ckd_dtype_size(dtype), NULL},
+                              payload, r->stored_size, err));
     if (status == CKD_OK && r->coding == CODING_SYMBOLS && dtype_is_float(dtype)) {
         d->kernels->unrotate_sign(dtype, to, to, r->count);
     }
@@ -128,8 +129,9 @@ static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, vo
         return status != CKD_OK ? status : CKD_E_NOMEM;
     }
     d->kernels->magnitude_context(dtype, context, to, r->count);
-    status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), residual, r->raw_size,
-                          context, payload, r->stored_size, err);
+    status = coder_decode(d->coder, (coding)r->coding,
+                          &(coder_target){residual, r->raw_size, (unsigned)ckd_dtype_size(dtype), context},
+                          payload, r->stored_size, err);
     if (status == CKD_OK) {
         d->kernels->ordered_apply(dtype, to, to, residual, r->count);
     }
@@ -413,8 +415,8 @@ ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err)
     ckd_status status = values_known(b, err);
     THEN(status, values_payload(d, b, &payload, err));
     if (status == CKD_OK) {
-        status =
-            coder_decode(d->coder, (coding)r->coding, 1, to, r->raw_size, NULL, payload, r->stored_size, err);
+        status = coder_decode(d->coder, (coding)r->coding, &(coder_target){to, r->raw_size, 1, NULL}, payload,
+                              r->stored_size, err);
     }
     hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){0};
     if (status == CKD_OK && !wire_content_matches(&r->content, &content)) {

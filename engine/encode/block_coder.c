@@ -46,29 +46,20 @@ static void keep_smaller(candidate *best, coding c, uint64_t size) {
     }
 }
 
-/* Elements of `width` bytes that a byte codec may code: a block's values, or their difference to the parent's. */
-typedef struct codec_input {
-    const uint8_t *data;
-    uint64_t size;
-    unsigned width;
-} codec_input;
-
 /* Encodes with a byte codec, and keeps the result if it beats the candidate's. */
-static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, const codec_input *in,
+static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, const coder_source *in,
                             ckd_error *err) {
     uint64_t limit = best->available ? best->size : in->size;
     bytes payload = {0};
-    size_t stored = 0;
     void *to = bytes_scratch(&payload, limit + 64, "coding scratch", err);
-    ckd_status status = to ? coder_encode(job->decoder.coder, c, level, in->width, in->data, in->size, to,
-                                          limit, &stored, err)
-                           : CKD_E_NOMEM;
-    if (status == CKD_OK && stored && stored < limit) {
+    coder_result result = {.to = to, .limit = limit};
+    ckd_status status = to ? coder_encode(job->decoder.coder, c, level, in, &result, err) : CKD_E_NOMEM;
+    if (status == CKD_OK && result.stored && result.stored < limit) {
         bytes old = best->payload;
-        payload.size = stored;
+        payload.size = result.stored;
         best->payload = payload;
         payload = old;
-        keep_smaller(best, c, stored);
+        keep_smaller(best, c, result.stored);
         best->encoded = true;
     }
     bytes_free(&payload);
@@ -88,16 +79,16 @@ block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
 static ckd_status ask_sample(bool *promising, coder *by, coding c, int level, const block_sample *s,
                              ckd_error *err) {
     uint8_t to[PROBE_BYTES];
-    size_t stored = 0;
-    ckd_status status = coder_encode(by, c, level, s->width, s->data, s->size, to, s->size, &stored, err);
-    *promising = stored && (double)stored / (double)s->size < (double)s->limit / (double)s->of;
+    coder_result result = {.to = to, .limit = s->size};
+    ckd_status status = coder_encode(by, c, level, &(coder_source){s->data, s->size, s->width}, &result, err);
+    *promising = result.stored && (double)result.stored / (double)s->size < (double)s->limit / (double)s->of;
     return status;
 }
 
 static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level,
-                                   const codec_input *in, ckd_error *err) {
+                                   const coder_source *in, ckd_error *err) {
     block_probe at = block_probe_of(job->in_panel, in->width, in->size);
-    block_sample sample = {.data = in->data + at.at,
+    block_sample sample = {.data = (const uint8_t *)in->data + at.at,
                            .size = at.size,
                            .width = in->width,
                            .of = in->size,
@@ -124,7 +115,7 @@ ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *
 
 /* Tries zstd or LZ4, plain and on byte planes. */
 static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_context *save,
-                                  const codec_input *in, ckd_error *err) {
+                                  const coder_source *in, ckd_error *err) {
     bool lz4 = save->codec == CKD_CODEC_LZ4;
     ckd_status status = try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, in, err);
     if (status == CKD_OK && in->width > 1) {
@@ -168,7 +159,7 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
         keep_smaller(own, CODING_SYMBOLS, job->plan.standalone);
     }
     if (save->codec != CKD_CODEC_RAW) {
-        codec_input in = {job->values, raw, width_of(tensor)};
+        coder_source in = {job->values, raw, width_of(tensor)};
         return try_byte_codecs(job, own, save, &in, err);
     }
     return CKD_OK;
@@ -235,7 +226,7 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
     }
     keep_smaller(&job->delta, CODING_SYMBOLS, job->plan.delta);
     /* Byte codecs see few and clustered changes (rows of an embedding) that symbols do not. */
-    codec_input in = {job->plan.residual.data, raw, width};
+    coder_source in = {job->plan.residual.data, raw, width};
     return 4 * job->plan.delta < raw ? try_byte_codecs(job, &job->delta, save, &in, err) : CKD_OK;
 }
 
@@ -303,7 +294,7 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     }
     job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->values, previous,
                                            job->count);
-    codec_input in = {residual, raw, width};
+    coder_source in = {residual, raw, width};
     return try_byte_codecs(job, &job->delta, save, &in, err);
 }
 

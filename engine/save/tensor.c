@@ -419,22 +419,23 @@ static ckd_status write_blob(ckd_save *save, const char *name, const void *data,
     record_tensor tensor = {.name = name, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER};
     ckd_region region = {.kind = CKD_REGION_WHOLE};
     bytes packed = {0};
-    size_t stored = 0;
+    coder_result result = {.limit = size};
     ckd_status status = CKD_OK;
     if (bytes_extend(&packed, size + 1)) {
-        status = coder_encode(save->jobs[0].decoder.coder, CODING_ZSTD, 0, 1, data, size, packed.data, size,
-                              &stored, err);
+        result.to = packed.data;
+        status = coder_encode(save->jobs[0].decoder.coder, CODING_ZSTD, 0, &(coder_source){data, size, 1},
+                              &result, err);
     }
-    bool is_raw = stored == 0;
+    bool is_raw = result.stored == 0;
     record r = {.kind = RECORD_BLOB,
                 .coding = is_raw ? CODING_RAW : CODING_ZSTD,
                 .tensor = &tensor,
                 .region = &region,
                 .raw_size = size,
-                .stored_size = is_raw ? size : stored,
+                .stored_size = is_raw ? size : result.stored,
                 .content = content_hash(data, size),
-                .chain_stored = is_raw ? size : stored,
-                .base_stored = is_raw ? size : stored};
+                .chain_stored = is_raw ? size : result.stored,
+                .base_stored = is_raw ? size : result.stored};
     if (status == CKD_OK) {
         save->index_bytes += HEADER_BYTES + length;
         save_free_space(save, HEADER_BYTES + length + r.stored_size, 0);

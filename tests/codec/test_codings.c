@@ -55,7 +55,8 @@ static const coding byte_codings[] = {CODING_RAW, CODING_ZSTD, CODING_LZ4, CODIN
 static ckd_status decode(uint8_t *out, coding how, unsigned width, size_t raw, const uint8_t *from,
                          size_t stored, ckd_error *err) {
     memset(out, 0xa5, raw + 2 * GUARD);
-    ckd_status status = coder_decode(work, how, width, out + GUARD, raw, NULL, from, stored, err);
+    ckd_status status =
+        coder_decode(work, how, &(coder_target){out + GUARD, raw, width, NULL}, from, stored, err);
     for (size_t i = 0; i < GUARD; i++) {
         assert_int_equal(out[i], 0xa5);
         assert_int_equal(out[GUARD + raw + i], 0xa5);
@@ -64,10 +65,13 @@ static ckd_status decode(uint8_t *out, coding how, unsigned width, size_t raw, c
 }
 
 static size_t round_trip(coding how, int level, unsigned width, const uint8_t *data, size_t size) {
-    size_t bound = coding_bound(size), limit = bound + 1, stored = 77;
+    size_t bound = coding_bound(size);
     uint8_t *to = malloc(bound + GUARD), *out = malloc(size + 2 * GUARD);
     memset(to, 0xa5, bound + GUARD);
-    assert_int_equal(coder_encode(work, how, level, width, data, size, to, limit, &stored, NULL), CKD_OK);
+    coder_result result = {to, bound + 1, 77};
+    assert_int_equal(coder_encode(work, how, level, &(coder_source){data, size, width}, &result, NULL),
+                     CKD_OK);
+    size_t stored = result.stored;
     assert_true(stored <= bound && (stored > 0 || size == 0));
     for (size_t i = 0; i < GUARD; i++) {
         assert_int_equal(to[bound + i], 0xa5);
@@ -153,9 +157,11 @@ static void test_limits(void **state) {
         for (size_t limit = stored > 40 ? stored - 40 : 0; limit < stored + 40; limit++) {
             uint8_t *to = malloc(limit + GUARD);
             memset(to, 0xa5, limit + GUARD);
-            size_t got = 77;
-            assert_int_equal(coder_encode(work, byte_codings[h], 0, 4, data, 8000, to, limit, &got, NULL),
-                             CKD_OK);
+            coder_result result = {to, limit, 77};
+            assert_int_equal(
+                coder_encode(work, byte_codings[h], 0, &(coder_source){data, 8000, 4}, &result, NULL),
+                CKD_OK);
+            size_t got = result.stored;
             assert_true(got == 0 || got < limit);
             assert_true(limit > stored + 32 ? got == stored : limit > stored || got == 0);
             for (size_t i = 0; i < GUARD; i++) {
@@ -173,9 +179,10 @@ static void test_damage(void **state) {
     uint8_t *data = make(1200, 1), *out = malloc(1200 + 2 * GUARD);
     for (size_t h = 0; h < BYTE_CODINGS; h++) {
         uint8_t to[4096];
-        size_t stored;
-        assert_int_equal(coder_encode(work, byte_codings[h], 0, 4, data, 1200, to, sizeof(to), &stored, NULL),
-                         CKD_OK);
+        coder_result result = {.to = to, .limit = sizeof(to)};
+        assert_int_equal(
+            coder_encode(work, byte_codings[h], 0, &(coder_source){data, 1200, 4}, &result, NULL), CKD_OK);
+        size_t stored = result.stored;
         for (size_t bit = 0; bit < 8 * stored; bit++) {
             to[bit / 8] ^= (uint8_t)(1u << bit % 8);
             ckd_error err;
@@ -239,12 +246,15 @@ static void test_symbols_through_the_table(void **state) {
     size_t stored =
         symbols_encode(coder_symbols(work), 0, values, context, to, symbols_bound(coder_symbols(work), 0));
     assert_true(stored > 0);
-    assert_int_equal(coder_decode(work, CODING_SYMBOLS, 4, out, sizeof(out), context, to, stored, NULL),
-                     CKD_OK);
+    assert_int_equal(
+        coder_decode(work, CODING_SYMBOLS, &(coder_target){out, sizeof(out), 4, context}, to, stored, NULL),
+        CKD_OK);
     assert_memory_equal(out, values, sizeof(out));
-    assert_int_equal(coder_decode(work, CODING_SYMBOLS, 4, out, sizeof(out), NULL, to, stored, NULL),
-                     CKD_E_CORRUPT);
-    assert_int_equal(coder_decode(work, CODING_SYMBOLS, 4, out, sizeof(out) - 1, context, to, stored, NULL),
+    assert_int_equal(
+        coder_decode(work, CODING_SYMBOLS, &(coder_target){out, sizeof(out), 4, NULL}, to, stored, NULL),
+        CKD_E_CORRUPT);
+    assert_int_equal(coder_decode(work, CODING_SYMBOLS, &(coder_target){out, sizeof(out) - 1, 4, context}, to,
+                                  stored, NULL),
                      CKD_E_CORRUPT);
     free(to);
 }
@@ -259,21 +269,25 @@ static void test_names_and_refusals(void **state) {
     assert_false(coding_known(UINT32_MAX));
     assert_string_equal(coding_name((coding)CODING_COUNT), "?");
     uint8_t data[64] = {0}, to[256];
-    size_t stored = 77;
+    coder_result result = {to, sizeof(to), 77};
     ckd_error err;
-    assert_int_equal(coder_encode(work, CODING_SYMBOLS, 0, 4, data, 64, to, 256, &stored, &err),
+    assert_int_equal(coder_encode(work, CODING_SYMBOLS, 0, &(coder_source){data, 64, 4}, &result, &err),
                      CKD_E_INVALID);
-    assert_int_equal(stored, 0);
-    assert_int_equal(coder_encode(work, CODING_ZSTD_PLANES, 0, 4, data, 63, to, 256, &stored, &err),
+    assert_int_equal(result.stored, 0);
+    assert_int_equal(coder_encode(work, CODING_ZSTD_PLANES, 0, &(coder_source){data, 63, 4}, &result, &err),
                      CKD_E_INVALID);
-    assert_int_equal(coder_encode(work, CODING_LZ4_PLANES, 0, 3, data, 63, to, 256, &stored, &err),
+    assert_int_equal(coder_encode(work, CODING_LZ4_PLANES, 0, &(coder_source){data, 63, 3}, &result, &err),
                      CKD_E_INVALID);
-    assert_int_equal(coder_encode(work, CODING_ZSTD, 1000, 4, data, 64, to, 256, &stored, &err),
+    assert_int_equal(coder_encode(work, CODING_ZSTD, 1000, &(coder_source){data, 64, 4}, &result, &err),
                      CKD_E_INVALID);
-    assert_int_equal(coder_encode(work, CODING_LZ4, 13, 4, data, 64, to, 256, &stored, &err), CKD_E_INVALID);
-    assert_int_equal(coder_encode(work, CODING_LZ4, -1, 4, data, 64, to, 256, &stored, &err), CKD_E_INVALID);
-    assert_int_equal(coder_decode(work, (coding)99, 4, data, 64, NULL, to, 10, &err), CKD_E_UNSUPPORTED);
-    assert_int_equal(coder_decode(work, CODING_ZSTD_PLANES, 4, data, 63, NULL, to, 10, &err), CKD_E_CORRUPT);
+    assert_int_equal(coder_encode(work, CODING_LZ4, 13, &(coder_source){data, 64, 4}, &result, &err),
+                     CKD_E_INVALID);
+    assert_int_equal(coder_encode(work, CODING_LZ4, -1, &(coder_source){data, 64, 4}, &result, &err),
+                     CKD_E_INVALID);
+    assert_int_equal(coder_decode(work, (coding)99, &(coder_target){data, 64, 4, NULL}, to, 10, &err),
+                     CKD_E_UNSUPPORTED);
+    assert_int_equal(coder_decode(work, CODING_ZSTD_PLANES, &(coder_target){data, 63, 4, NULL}, to, 10, &err),
+                     CKD_E_CORRUPT);
     coder_free(NULL);
 }
 

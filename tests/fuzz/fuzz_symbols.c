@@ -56,8 +56,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         context[i] = (uint8_t)(i * (data[1] >> 3));
     }
     uint8_t *stream = exactly(data + HEADER, size - HEADER), *exact = exactly(values, n * width);
-    ckd_status status = coder_decode(c, how, width, exact, n * width, data[1] & 4 ? context : NULL, stream,
-                                     size - HEADER, NULL);
+    ckd_status status =
+        coder_decode(c, how, &(coder_target){exact, n * width, width, data[1] & 4 ? context : NULL}, stream,
+                     size - HEADER, NULL);
     require(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     if (status == CKD_OK && how == CODING_SYMBOLS) {
         symbols_grid grid = {1u + (data[0] & 127), data[3] % (1u + (data[0] & 127))};
