@@ -374,7 +374,7 @@ static ckd_status begin(compacting *x, ckd_error *err) {
     }
     ckd_status status = CKD_OK;
     for (; c->worker_count < workers && status == CKD_OK; c->worker_count++) {
-        status = compact_worker_init(&c->workers[c->worker_count], &c->columns, err);
+        status = compact_worker_init(&c->workers[c->worker_count], c, err);
     }
     c->all = &x->all;
     bool writes = !c->options.dry_run && !c->options.estimate;

@@ -231,7 +231,7 @@ typedef struct compact_item {
     dependency dependencies[4]; /* of a recoded block */
     bytes payload;
 } compact_item;
-ckd_status compact_worker_init(compact_worker *w, columns_cache *columns, ckd_error *err);
+ckd_status compact_worker_init(compact_worker *w, compaction *c, ckd_error *err);
 void compact_worker_free(compact_worker *w);
 /*
  * Recodes the block as its plan says. Fills item->to and item->payload, and sets item->is_coded. is_coded stays

@@ -315,7 +315,7 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
     if (!to) {
         return CKD_E_NOMEM;
     }
-    return decode ? block_values(&w->job.decoder, &x->r->c->views, x->written, b, to, err)
+    return decode ? block_values(&w->job.decoder, x->written, b, to, err)
                   : chunk_read_payload(b->chunk, r, to, err);
 }
 

@@ -12,9 +12,10 @@
 #define MIN_SAVING_PER_LOAD 0.015
 #define ARCHIVE_LEVEL       19
 
-ckd_status compact_worker_init(compact_worker *w, columns_cache *columns, ckd_error *err) {
+ckd_status compact_worker_init(compact_worker *w, compaction *c, ckd_error *err) {
     *w = (compact_worker){.values = {0}};
-    ckd_status status = block_job_init(&w->job, columns, err);
+    ckd_status status = block_job_init(&w->job, &c->columns, err);
+    w->job.decoder.views = &c->views;
     w->job.decoder.step_limit = MAX_STEPS; /* it must load what others committed */
     return status;
 }
@@ -85,20 +86,19 @@ static double work_of(const record *r, uint64_t symbols) {
  * Reads the values to take differences to; *content is their hash. *out = NULL if there are none or they cannot be
  * read: the block is coded standalone then.
  */
-static ckd_status read_before(const void **out, hash128 *content, compaction *c, const block_rewrite *f,
-                              compact_worker *w, const record *r, ckd_error *err) {
+static ckd_status read_before(const void **out, hash128 *content, const block_rewrite *f, compact_worker *w,
+                              const record *r, ckd_error *err) {
     *out = NULL;
     if (!f->new_base) {
         return CKD_OK;
     }
     void *to = bytes_scratch(&w->before, r->raw_size + 1, "coding scratch", err);
-    span want = {r->region, r->first, r->count};
+    const view_source from = {f->new_base, f->new_base_tensor, {r->region, r->first, r->count}, NULL};
     if (!to) {
         return CKD_E_NOMEM;
     }
     w->job.decoder.steps = 0;
-    ckd_status status =
-        span_values(&w->job.decoder, &c->views, f->new_base, f->new_base_tensor, &want, to, NULL, NULL);
+    ckd_status status = span_values(&w->job.decoder, &from, to, NULL);
     if (status == CKD_E_NOMEM) {
         return err_nomem(err, r->raw_size, "a block's values");
     }
@@ -236,7 +236,7 @@ static ckd_status code_values(compact_item *item, compaction *c, const rewrite_p
     ckd_status status = CKD_OK;
     if (p->view->manifest.checkpoint.fidelity != CKD_EXACT && lattice_dtype(r->tensor->dtype)) {
         t.grid = block_grid(&view_find(p->view, r->tensor->name)->shape, r->region, r->first);
-        status = read_before(&t.before, &content, c, f, w, r, err);
+        status = read_before(&t.before, &content, f, w, r, err);
         if (status == CKD_OK && !(t.before && hash128_equal(&content, &r->content))) {
             status = compact_lattice(&t, w, err);
         }
@@ -252,8 +252,7 @@ ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p
     const view_block *b = &p->view->blocks[item->block];
     void *values = bytes_scratch(&w->values, b->record->raw_size + 1, "a block's values", err);
     begin_record(item);
-    ckd_status status =
-        values ? block_values(&w->job.decoder, &c->views, p->view, b, values, err) : CKD_E_NOMEM;
+    ckd_status status = values ? block_values(&w->job.decoder, p->view, b, values, err) : CKD_E_NOMEM;
     THEN(status, code_values(item, c, p, w, err));
     item->is_coded = status == CKD_OK && !keep_as_it_is(item, &p->rewrites[item->block]);
     return status;

@@ -114,15 +114,8 @@ static void keep_inputs(sibling_cache *s, decoder *d, const view_block *dependen
 
 /* ---- handing out ---- */
 
-static void place_values(const view_tensor *t, const view_block *b, const span *want, const void *values,
-                         void *to, uint64_t *copied) {
-    span have = {b->record->region, b->record->first, b->record->count};
-    *copied += span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), to, want, values, &have);
-}
-
 /* Values stay cached if only a part of them was needed. */
-static bool hand_out(sibling_cache *s, const view_tensor *t, const view_block *b, const span *want, void *to,
-                     uint64_t *copied) {
+static bool hand_out(sibling_cache *s, const view_block *b, const span_target *target, uint64_t *copied) {
     size_t number = number_of(s, b);
     pthread_mutex_lock(&s->mutex);
     void *values = s->cached[number];
@@ -131,9 +124,9 @@ static bool hand_out(sibling_cache *s, const view_tensor *t, const view_block *b
     if (!values) {
         return false;
     }
-    uint64_t before = *copied;
-    place_values(t, b, want, values, to, copied);
-    keep(s, b, values, *copied - before < b->record->count);
+    uint64_t placed = span_target_copy(target, b, values);
+    *copied += placed;
+    keep(s, b, values, placed < b->record->count);
     return true;
 }
 
@@ -141,8 +134,8 @@ static bool hand_out(sibling_cache *s, const view_tensor *t, const view_block *b
  * Rebuilds second moments as part of their weights, unless a plan says that the weights are not needed. Returns false
  * if the caller must decode the block as usual, which also reports errors.
  */
-static bool scatter_with_weight(sibling_cache *s, decoder *d, view_cache *cache, const view_tensor *t,
-                                const view_block *b, const span *want, void *to, uint64_t *copied) {
+static bool scatter_with_weight(sibling_cache *s, decoder *d, const view_block *b, const span_target *target,
+                                uint64_t *copied) {
     const view_block *dependent_weight = s->dependent_weights[number_of(s, b)];
     bool square = b->record->tensor->role == CKD_ROLE_EXP_AVG_SQ && !b->materialized;
     bool planned = dependent_weight && (!d->plan || load_plan_uses(d->plan, dependent_weight->record) > 0);
@@ -151,27 +144,26 @@ static bool scatter_with_weight(sibling_cache *s, decoder *d, view_cache *cache,
         return false;
     }
     d->steps = 0;
-    bool placed = values_of_input(d, cache, s->view, dependent_weight, room, NULL) == CKD_OK;
+    bool placed = values_of_input(d, s->view, dependent_weight, room, NULL) == CKD_OK;
     keep(s, dependent_weight, room, placed);
     void *values = placed ? malloc(b->record->raw_size + 1) : NULL;
     placed = values && values_cached(d, b, values);
     if (placed) {
-        place_values(t, b, want, values, to, copied);
+        *copied += span_target_copy(target, b, values);
         keep_inputs(s, d, dependent_weight, b);
     }
     free(values);
     return placed;
 }
 
-ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, view_cache *cache, const view_tensor *t,
-                                 const view_block *b, const span *want, void *to, uint64_t *copied,
-                                 ckd_error *err) {
+ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, const view_block *b, const span_target *target,
+                                 uint64_t *copied, ckd_error *err) {
     uint64_t before = *copied;
     ckd_status status = CKD_OK;
-    if (!hand_out(s, t, b, want, to, copied)) {
+    if (!hand_out(s, b, target, copied)) {
         values_share_begin(d);
-        if (!scatter_with_weight(s, d, cache, t, b, want, to, copied)) {
-            status = block_into_span(d, cache, s->view, t, b, want, to, copied, err);
+        if (!scatter_with_weight(s, d, b, target, copied)) {
+            status = block_into_span(d, s->view, b, target, copied, err);
             if (status == CKD_OK && is_step(b)) {
                 keep_inputs(s, d, b, NULL);
             }

@@ -30,8 +30,7 @@ void sibling_cache_free(sibling_cache *s);
 /* Whether the block is a step, or is rebuilt together with one. */
 bool sibling_cache_has(const sibling_cache *s, const view_block *b);
 /* Like block_into_span, for one of the view's blocks. */
-ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, view_cache *cache, const view_tensor *t,
-                                 const view_block *b, const span *want, void *to, uint64_t *copied,
-                                 ckd_error *err);
+ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, const view_block *b, const span_target *target,
+                                 uint64_t *copied, ckd_error *err);
 
 #endif

@@ -5,8 +5,9 @@
 #include "base/vocabulary.h"
 #include "codec/common/wire.h"
 
-ckd_status decoder_init(decoder *d, columns_cache *columns, ckd_error *err) {
+ckd_status decoder_init(decoder *d, view_cache *views, columns_cache *columns, ckd_error *err) {
     memset(d, 0, sizeof(*d));
+    d->views = views;
     d->columns = columns ? columns : malloc(sizeof(*columns));
     if (!d->columns) {
         return err_nomem(err, sizeof(*columns), "a decoder");
@@ -138,24 +139,23 @@ static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, vo
     return status;
 }
 
-ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
-                             uint32_t index, ckd_dtype dtype, void *to, ckd_error *err) {
-    if (index == 0 && view_builds_on_link(b->record)) {
+ckd_status values_dependency(decoder *d, const view *own, const view_block *b, void *to, ckd_error *err) {
+    if (view_builds_on_link(b->record)) {
         const view_block *link;
         const view *in;
-        ckd_status status = view_parent_block(&link, &in, cache, own, b, err);
-        return status == CKD_OK ? values_of_block(d, cache, in, link, to, err) : status;
+        ckd_status status = view_parent_block(&link, &in, d->views, own, b, err);
+        return status == CKD_OK ? values_of_block(d, in, link, to, err) : status;
     }
     view_source s;
-    ckd_status status = view_source_of(&s, cache, own, b, index, dtype, err);
-    return status == CKD_OK ? span_values(d, cache, s.view, s.tensor, &s.want, to, s.content, err) : status;
+    ckd_dtype dtype = b->record->predictor == PREDICT_CAST ? CKD_DTYPE_NONE : b->record->tensor->dtype;
+    ckd_status status = view_source_of(&s, d->views, own, b, 0, dtype, err);
+    return status == CKD_OK ? span_values(d, &s, to, err) : status;
 }
 
-static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                                  ckd_error *err) {
+static ckd_status cast_dependency(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
     view_source s;
-    ckd_status status = view_source_of(&s, cache, v, b, 0, CKD_DTYPE_NONE, err);
+    ckd_status status = view_source_of(&s, d->views, v, b, 0, CKD_DTYPE_NONE, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -165,7 +165,7 @@ static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, 
     if (!wide) {
         return err_nomem(err, size, "values to be rounded");
     }
-    status = values_dependency(d, cache, v, b, 0, CKD_DTYPE_NONE, wide, err);
+    status = values_dependency(d, v, b, wide, err);
     if (status == CKD_OK && !d->kernels->cast(r->tensor->dtype, to, from, wide, r->count)) {
         status = view_block_corrupt(b, err, "the block rounds a dtype that cannot be rounded to its own");
     }
@@ -197,12 +197,10 @@ ckd_status values_known(const view_block *b, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                               ckd_error *err) {
+static ckd_status decode_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     if (++d->steps > d->step_limit || d->depth >= MAX_DEPTH) {
         return view_block_corrupt(b, err, "the block's chain is too long or runs in a circle");
     }
-    ckd_dtype dtype = b->record->tensor->dtype;
     ckd_status status = values_known(b, err);
     if (status != CKD_OK) {
         return status;
@@ -215,16 +213,16 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
     case PREDICT_PARENT:
     case PREDICT_STEP:
         d->lossy_depth += lossy;
-        status = b->record->predictor == PREDICT_STEP ? values_predict(d, cache, v, b, to, err)
-                                                      : values_dependency(d, cache, v, b, 0, dtype, to, err);
+        status = b->record->predictor == PREDICT_STEP ? values_predict(d, v, b, to, err)
+                                                      : values_dependency(d, v, b, to, err);
         d->lossy_depth -= lossy;
         THEN(status, apply_delta(d, v, b, to, err));
         break;
     case PREDICT_COPY:
-        status = values_dependency(d, cache, v, b, 0, dtype, to, err);
+        status = values_dependency(d, v, b, to, err);
         break;
     default:
-        status = cast_dependency(d, cache, v, b, to, err);
+        status = cast_dependency(d, v, b, to, err);
         break;
     }
     if (status != CKD_OK || (lossy && d->lossy_depth)) {
@@ -236,7 +234,7 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
     }
     if (lossy && b->record->predictor == PREDICT_PARENT) { /* find the damaged block of the chain */
         d->verify_chain = true;
-        status = decode_block(d, cache, v, b, to, err);
+        status = decode_block(d, v, b, to, err);
         d->verify_chain = false;
         return status;
     }
@@ -254,21 +252,19 @@ static bool materialized_values(decoder *d, const view_block *b, void *to) {
     return wire_content_matches(&b->record->content, &content);
 }
 
-ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                           ckd_error *err) {
+ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     if (values_cached(d, b, to) || materialized_values(d, b, to)) {
         return CKD_OK;
     }
     d->depth++;
-    ckd_status status = decode_block(d, cache, v, b, to, err);
+    ckd_status status = decode_block(d, v, b, to, err);
     d->depth--;
     return status == CKD_OK ? CKD_OK : at_block(b, status, err);
 }
 
-ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                        ckd_error *err) {
+ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     d->steps = 0;
-    return values_of_block(d, cache, v, b, to, err);
+    return values_of_block(d, v, b, to, err);
 }
 
 /*
@@ -276,8 +272,8 @@ ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view
  * decode elsewhere. Other threads may use the values, so they are checked against their own hash even inside a lossy
  * chain.
  */
-static ckd_status values_in_store(stored_values **out, decoder *d, view_cache *cache, const view *v,
-                                  const view_block *b, ckd_error *err) {
+static ckd_status values_in_store(stored_values **out, decoder *d, const view *v, const view_block *b,
+                                  ckd_error *err) {
     bool mine = false;
     *out = values_store_claim(d->store, &mine, b->record, b->record->raw_size, d->filling);
     if (!mine) {
@@ -286,7 +282,7 @@ static ckd_status values_in_store(stored_values **out, decoder *d, view_cache *c
     uint32_t filling = d->filling, inside = d->lossy_depth;
     d->filling = b->record->depth < filling ? b->record->depth : filling;
     d->lossy_depth = 0;
-    ckd_status status = values_of_block(d, cache, v, b, (*out)->values, err);
+    ckd_status status = values_of_block(d, v, b, (*out)->values, err);
     d->filling = filling;
     d->lossy_depth = inside;
     values_store_filled(d->store, *out, status == CKD_OK);
@@ -294,31 +290,28 @@ static ckd_status values_in_store(stored_values **out, decoder *d, view_cache *c
     return status;
 }
 
-ckd_status values_of_input(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                           ckd_error *err) {
+ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     bool again = d->plan && load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) > 1;
     stored_values *stored = NULL;
-    ckd_status status = again ? values_in_store(&stored, d, cache, v, b, err) : CKD_OK;
+    ckd_status status = again ? values_in_store(&stored, d, v, b, err) : CKD_OK;
     if (stored) {
         memcpy(to, stored->values, b->record->raw_size);
         values_store_release(d->store, stored);
         return CKD_OK;
     }
-    return status == CKD_OK ? values_of_block(d, cache, v, b, to, err) : status;
+    return status == CKD_OK ? values_of_block(d, v, b, to, err) : status;
 }
 
 /* Decodes into a buffer, then copies the wanted part. */
-static ckd_status scatter_part(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
-                               const view_block *b, const span *want, void *to, uint64_t *copied,
-                               ckd_error *err) {
-    span have = {b->record->region, b->record->first, b->record->count};
+static ckd_status scatter_part(decoder *d, const view *v, const view_block *b, const span_target *target,
+                               uint64_t *copied, ckd_error *err) {
     void *values = malloc(b->record->raw_size + 1);
     if (!values) {
         return err_nomem(err, b->record->raw_size, "a block's values");
     }
-    ckd_status status = values_of_block(d, cache, v, b, values, err);
+    ckd_status status = values_of_block(d, v, b, values, err);
     if (status == CKD_OK) {
-        *copied += span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), to, want, values, &have);
+        *copied += span_target_copy(target, b, values);
     }
     free(values);
     return status;
@@ -339,43 +332,44 @@ static bool wanted_again(const decoder *d, const view *v, const view_tensor *t, 
 /*
  * Places one block's part of a span. Decodes straight into place if the block fills the span and nobody needs it later.
  */
-static ckd_status scatter_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
-                                const view_block *b, const span *want, void *to, uint64_t *copied,
-                                ckd_error *err) {
+static ckd_status scatter_block(decoder *d, const view *v, const view_block *b, const span_target *target,
+                                uint64_t *copied, ckd_error *err) {
+    const geometry *shape = &target->tensor->shape;
     span have = {b->record->region, b->record->first, b->record->count};
-    bool all = span_equal(&have, want, t->shape.ndim);
-    uint64_t common = all ? have.count : span_common(&t->shape, want, &have);
+    bool all = span_equal(&have, target->want, shape->ndim);
+    uint64_t common = all ? have.count : span_common(shape, target->want, &have);
     if (common == 0) {
         return CKD_OK;
     }
     stored_values *stored = NULL;
-    ckd_status status = wanted_again(d, v, t, b, common == have.count)
-                            ? values_in_store(&stored, d, cache, v, b, err)
+    ckd_status status = wanted_again(d, v, target->tensor, b, common == have.count)
+                            ? values_in_store(&stored, d, v, b, err)
                             : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
     if (stored) {
-        *copied += span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), to, want, stored->values, &have);
+        *copied += span_target_copy(target, b, stored->values);
         values_store_release(d->store, stored);
         return CKD_OK;
     }
     if (!all) {
-        return scatter_part(d, cache, v, t, b, want, to, copied, err);
+        return scatter_part(d, v, b, target, copied, err);
     }
     *copied += have.count;
-    return values_of_block(d, cache, v, b, to, err);
+    return values_of_block(d, v, b, target->to, err);
 }
 
-ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
-                           const view_block *b, const span *want, void *to, uint64_t *copied,
-                           ckd_error *err) {
+ckd_status block_into_span(decoder *d, const view *v, const view_block *b, const span_target *target,
+                           uint64_t *copied, ckd_error *err) {
     d->steps = 0;
-    return scatter_block(d, cache, v, t, b, want, to, copied, err);
+    return scatter_block(d, v, b, target, copied, err);
 }
 
-ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
-                       void *to, const hash128 *expected, ckd_error *err) {
+ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error *err) {
+    const view_tensor *t = from->tensor;
+    const span *want = &from->want;
+    const span_target target = {t, want, to};
     uint64_t copied = 0;
     const view_block *exact = NULL; /* the one block that equals the span: its hash was checked already */
     size_t s, last;
@@ -384,7 +378,7 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
         view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
         for (size_t i = first; i < end; i++) {
             const view_block *b = &t->shards[s].blocks[i];
-            ckd_status status = scatter_block(d, cache, v, t, b, want, to, &copied, err);
+            ckd_status status = scatter_block(d, from->view, b, &target, &copied, err);
             if (status != CKD_OK) {
                 return status;
             }
@@ -398,9 +392,9 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
                                      (unsigned long long)copied, (unsigned long long)want->count),
                              t->tensor->name);
     }
-    if (expected && !(exact && hash128_equal(&exact->record->content, expected))) {
+    if (from->content && !(exact && hash128_equal(&exact->record->content, from->content))) {
         hash128 content = content_hash(to, want->count * ckd_dtype_size(t->tensor->dtype));
-        if (!wire_content_matches(expected, &content)) {
+        if (!wire_content_matches(from->content, &content)) {
             return err_in_tensor(err,
                                  err_set(err, CKD_E_CORRUPT, "the values built on are not those that were"),
                                  t->tensor->name);

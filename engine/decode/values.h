@@ -31,8 +31,9 @@ typedef struct cached_block {
 typedef struct decoder {
     coder *coder;
     const kernels *kernels;
-    bytes stored;   /* payload as read */
-    bytes integers; /* decoded residuals */
+    view_cache *views; /* views of the checkpoints that chains lead to */
+    bytes stored;      /* payload as read */
+    bytes integers;    /* decoded residuals */
     bytes context;
     lattice_work lattice;
     columns_cache *columns; /* shared by the load or save, or the decoder's own */
@@ -56,24 +57,37 @@ typedef struct decoder {
     const payloads *payloads; /* payloads in memory; or NULL */
     uint64_t bytes_read;      /* of payloads */
 } decoder;
-/* Creates a decoder. columns: shared with other workers, must outlive it; NULL: it gets its own. */
-ckd_status decoder_init(decoder *d, columns_cache *columns, ckd_error *err);
+/*
+ * Creates a decoder. views: must outlive it; NULL: the caller sets it before the decoder decodes. columns: shared with
+ * other workers, must outlive it; NULL: it gets its own.
+ */
+ckd_status decoder_init(decoder *d, view_cache *views, columns_cache *columns, ckd_error *err);
 void decoder_free(decoder *d);
 
 /* Decodes one block of `v` to `to` (raw_size bytes, any alignment). */
-ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                        ckd_error *err);
+ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 
-/* Places one block's part of the span into `to`. Adds the number of elements to *copied. */
-ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
-                           const view_block *b, const span *want, void *to, uint64_t *copied, ckd_error *err);
+/* Memory for the values of a span of a tensor, contiguous. */
+typedef struct span_target {
+    const view_tensor *tensor;
+    const span *want;
+    void *to;
+} span_target;
+/* Copies a block's part of the span from the block's values. Returns the number of elements. */
+static inline uint64_t span_target_copy(const span_target *target, const view_block *b, const void *values) {
+    const view_tensor *t = target->tensor;
+    span have = {b->record->region, b->record->first, b->record->count};
+    return span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), target->to, target->want, values, &have);
+}
+/* Places one block's part of the span into the target. Adds the number of elements to *copied. */
+ckd_status block_into_span(decoder *d, const view *v, const view_block *b, const span_target *target,
+                           uint64_t *copied, ckd_error *err);
 
 /*
- * Decodes a span of a tensor of `v` to `to`, contiguous. expected: the content hash, if the caller knows it. Errors:
- * CORRUPT (the stored regions do not cover the span, or the hash differs), those of decoding.
+ * Decodes a span of a tensor to `to`, contiguous. from->content: the content hash, or NULL if the caller does not know
+ * it. Errors: CORRUPT (the stored regions do not cover the span, or the hash differs), those of decoding.
  */
-ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
-                       void *to, const hash128 *expected, ckd_error *err);
+ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error *err);
 
 /* Decodes and verifies a blob or a group (raw_size bytes). */
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
@@ -109,16 +123,12 @@ void values_lattice_release(decoder *d, lattice_parts *p);
 ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
                                  ckd_error *err);
 /* Decodes one block that another block needs. */
-ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                           ckd_error *err);
+ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 /* The same for a block that others may need, too. Uses the load's values_store if the plan says so. */
-ckd_status values_of_input(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                           ckd_error *err);
-/* Decodes the values of a dependency, wherever they are. */
-ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
-                             uint32_t index, ckd_dtype dtype, void *to, ckd_error *err);
+ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
+/* Decodes the values that the block is a delta on, copies or rounds, wherever they are. */
+ckd_status values_dependency(decoder *d, const view *own, const view_block *b, void *to, ckd_error *err);
 /* Predicts an optimizer step into `to`; the caller then applies the residual. */
-ckd_status values_predict(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                          ckd_error *err);
+ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 
 #endif

@@ -106,15 +106,15 @@ static void use_cached(input *in, cached_block *k) {
 }
 
 /* Decodes straight into a slot. */
-static ckd_status cache_block(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
-                              cached_block *slot, ckd_error *err) {
+static ckd_status cache_block(input *in, decoder *d, const view *v, const view_block *b, cached_block *slot,
+                              ckd_error *err) {
     slot->record = NULL;
     void *to = bytes_scratch(&slot->values, b->record->raw_size + 1, "decoding scratch", err);
     if (!to) {
         return CKD_E_NOMEM;
     }
     slot->pins++;
-    ckd_status status = values_of_input(d, cache, v, b, to, err);
+    ckd_status status = values_of_input(d, v, b, to, err);
     slot->pins--;
     if (status == CKD_OK) {
         slot->record = b->record;
@@ -124,10 +124,10 @@ static ckd_status cache_block(input *in, decoder *d, view_cache *cache, const vi
     return status;
 }
 
-static ckd_status read_input(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
-                             uint32_t index, ckd_error *err) {
+static ckd_status read_input(input *in, decoder *d, const view *v, const view_block *b, uint32_t index,
+                             ckd_error *err) {
     view_source s;
-    ckd_status status = view_source_of(&s, cache, v, b, index, CKD_F32, err);
+    ckd_status status = view_source_of(&s, d->views, v, b, index, CKD_F32, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -139,20 +139,20 @@ static ckd_status read_input(input *in, decoder *d, view_cache *cache, const vie
     }
     k = exact ? free_slot(d) : NULL;
     if (k) {
-        return cache_block(in, d, cache, s.view, exact, k, err);
+        return cache_block(in, d, s.view, exact, k, err);
     }
     in->values = in->own = malloc(b->record->raw_size + 1);
-    return in->own ? span_values(d, cache, s.view, s.tensor, &s.want, in->own, s.content, err)
+    return in->own ? span_values(d, &s, in->own, err)
                    : err_nomem(err, b->record->raw_size, "values to predict from");
 }
 
 /*
  * Reads x0 from the cache, or decodes it into `to`. It comes first, so that ancestors are decoded from the oldest on.
  */
-static ckd_status read_before(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
-                              void *to, ckd_error *err) {
+static ckd_status read_before(input *in, decoder *d, const view *v, const view_block *b, void *to,
+                              ckd_error *err) {
     view_source s;
-    ckd_status status = view_source_of(&s, cache, v, b, 0, CKD_F32, err);
+    ckd_status status = view_source_of(&s, d->views, v, b, 0, CKD_F32, err);
     const view_block *exact = status == CKD_OK ? view_source_block(&s) : NULL;
     cached_block *k = exact ? find_cached(d, exact->record) : NULL;
     if (k) {
@@ -160,29 +160,29 @@ static ckd_status read_before(input *in, decoder *d, view_cache *cache, const vi
         return CKD_OK;
     }
     in->values = to;
-    return status == CKD_OK ? span_values(d, cache, s.view, s.tensor, &s.want, to, s.content, err) : status;
+    return status == CKD_OK ? span_values(d, &s, to, err) : status;
 }
 
-static ckd_status read_inputs(decoder *d, view_cache *cache, const view *v, const view_block *b,
-                              input inputs[3], uint32_t count, void *to, ckd_error *err) {
-    ckd_status status = read_before(&inputs[0], d, cache, v, b, to, err);
+static ckd_status read_inputs(decoder *d, const view *v, const view_block *b, input inputs[3], void *to,
+                              ckd_error *err) {
+    uint32_t count = b->record->dependency_count - 2; /* besides the values before the step, and the group */
+    ckd_status status = read_before(&inputs[0], d, v, b, to, err);
     if (status == CKD_OK && d->nested >= MAX_NESTED) {
         return err_corrupt(err, file_path(b->chunk->file), b->record->offset,
                            "optimizer steps are predicted from each other too often");
     }
     d->nested++;
     for (uint32_t i = 1; i <= count && status == CKD_OK; i++) {
-        status = read_input(&inputs[i], d, cache, v, b, i, err);
+        status = read_input(&inputs[i], d, v, b, i, err);
     }
     d->nested--;
     return status;
 }
 
-static ckd_status predict(decoder *d, view_cache *cache, const view *v, const view_block *b, const group *g,
-                          void *to, ckd_error *err) {
+static ckd_status predict(decoder *d, const view *v, const view_block *b, const group *g, void *to,
+                          ckd_error *err) {
     input inputs[3] = {{NULL, NULL, NULL}};
-    uint32_t count = group_input_count(group_rule_inputs(g->rule));
-    ckd_status status = read_inputs(d, cache, v, b, inputs, count, to, err);
+    ckd_status status = read_inputs(d, v, b, inputs, to, err);
     step_rule rule = {.rule = g->rule};
     memcpy(rule.coefficients, g->coefficients, sizeof(rule.coefficients));
     if (status == CKD_OK && !d->kernels->optimizer_step(&rule, to, inputs[0].values, inputs[1].values,
@@ -196,8 +196,7 @@ static ckd_status predict(decoder *d, view_cache *cache, const view *v, const vi
     return status;
 }
 
-ckd_status values_predict(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                          ckd_error *err) {
+ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
     if (r->tensor->dtype != CKD_F32 || r->dependency_count < 2) {
@@ -214,7 +213,7 @@ ckd_status values_predict(decoder *d, view_cache *cache, const view *v, const vi
         return status;
     }
     values_share_begin(d);
-    status = predict(d, cache, v, b, &g, to, err);
+    status = predict(d, v, b, &g, to, err);
     values_share_end(d);
     return status;
 }

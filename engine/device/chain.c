@@ -475,15 +475,14 @@ ckd_status device_chain_filled(device_chain *c, ckd_error *err) {
 }
 
 /* Makes the host's part at the root: the values that the last link, `b`, builds on. */
-static ckd_status add_parent_values(device_chain *c, decoder *d, view_cache *cache, const view *own,
-                                    const view_block *b, const view *in, const view_block *parent,
-                                    ckd_error *err) {
+static ckd_status add_parent_values(device_chain *c, decoder *d, const view *own, const view_block *b,
+                                    const view *in, const view_block *parent, ckd_error *err) {
     void *to = put_values(c, parent ? parent->record : b->record, err);
     if (!to) {
         return CKD_E_NOMEM;
     }
-    ckd_status status = parent ? values_of_input(d, cache, in, parent, to, err)
-                               : values_dependency(d, cache, own, b, 0, b->record->tensor->dtype, to, err);
+    ckd_status status =
+        parent ? values_of_input(d, in, parent, to, err) : values_dependency(d, own, b, to, err);
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 
@@ -493,55 +492,52 @@ static bool rounds(const view_block *b, const view_block *from) {
 }
 
 /* The values below a rounding do not suit a device. The host decodes and rounds them, and sends the narrow values. */
-static ckd_status drop_cast(device_chain *c, decoder *d, view_cache *cache, const view *v,
-                            const view_block *b, ckd_error *err) {
+static ckd_status drop_cast(device_chain *c, decoder *d, const view *v, const view_block *b, ckd_error *err) {
     c->count--;
     c->cast = 0;
     if (c->count == 0) {
         return CKD_OK;
     }
     void *to = put_values(c, b->record, err);
-    ckd_status status = to ? values_of_input(d, cache, v, b, to, err) : CKD_E_NOMEM;
+    ckd_status status = to ? values_of_input(d, v, b, to, err) : CKD_E_NOMEM;
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 
 /* Follows the last link, `b`, to the block that it builds on. *more = false: the chain is complete. */
 static ckd_status follow_one(bool *more, const view **v, const view_block **b, device_chain *c,
-                             chain_sides *sides, decoder *d, view_cache *cache, bool streams,
-                             ckd_error *err) {
+                             chain_sides *sides, decoder *d, bool streams, ckd_error *err) {
     const view *in = NULL;
     const view_block *parent = NULL;
     bool cast = c->links[c->count - 1].form == CHAIN_CAST;
-    ckd_status status = view_parent_block(&parent, &in, cache, *v, *b, err);
+    ckd_status status = view_parent_block(&parent, &in, d->views, *v, *b, err);
     *more = parent && c->count < CHAIN_LINKS && (!cast || rounds(*b, parent));
     if (status == CKD_OK && *more) {
         status = add_block(more, c, sides, d, in, parent, streams, err);
     }
     if (status == CKD_OK && !*more) {
-        status = cast ? drop_cast(c, d, cache, *v, *b, err)
-                      : add_parent_values(c, d, cache, *v, *b, in, parent, err);
+        status = cast ? drop_cast(c, d, *v, *b, err) : add_parent_values(c, d, *v, *b, in, parent, err);
     }
     *v = in;
     *b = parent;
     return status;
 }
 
-static ckd_status follow(device_chain *c, chain_sides *sides, decoder *d, view_cache *cache, const view *v,
-                         const view_block *b, bool streams, ckd_error *err) {
+static ckd_status follow(device_chain *c, chain_sides *sides, decoder *d, const view *v, const view_block *b,
+                         bool streams, ckd_error *err) {
     bool more;
     ckd_status status = add_block(&more, c, sides, d, v, b, streams, err);
     while (status == CKD_OK && more && c->links[c->count - 1].delta) {
-        status = follow_one(&more, &v, &b, c, sides, d, cache, streams, err);
+        status = follow_one(&more, &v, &b, c, sides, d, streams, err);
     }
     return status;
 }
 
-ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, view_cache *cache,
-                             const view *v, const view_block *b, bool streams, ckd_error *err) {
+ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v,
+                             const view_block *b, bool streams, ckd_error *err) {
     c->block = b;
     c->count = c->cast = 0;
     d->steps = 0;
-    ckd_status status = follow(c, sides, d, cache, v, b, streams, err);
+    ckd_status status = follow(c, sides, d, v, b, streams, err);
     turn_round(c);
     return status;
 }

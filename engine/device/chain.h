@@ -99,8 +99,8 @@ void device_chain_free(device_chain *c);
  * count is 0, and the caller uses device_chain_values. streams: send dense streams, too (a device reads many
  * of them in the time of one). Errors: as block_values, for what the host decodes.
  */
-ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, view_cache *cache,
-                             const view *v, const view_block *b, bool streams, ckd_error *err);
+ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v,
+                             const view_block *b, bool streams, ckd_error *err);
 /*
  * Returns memory for the block's values, which the caller decodes and verifies. Only they are sent then.
  * NULL: out of memory.

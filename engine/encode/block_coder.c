@@ -11,7 +11,7 @@
 
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err) {
     memset(job, 0, sizeof(*job));
-    ckd_status status = decoder_init(&job->decoder, columns, err);
+    ckd_status status = decoder_init(&job->decoder, NULL, columns, err);
     job->decoder.step_limit = MAX_SAVE_STEPS;
     if (status == CKD_OK) {
         block_plan_init(&job->plan, job->decoder.kernels, coder_symbols(job->decoder.coder));
@@ -267,11 +267,10 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     if (!previous) {
         return CKD_E_NOMEM;
     }
-    span mine = {tensor->region, job->first, job->count};
-    ckd_status status = values_in_memory(job, tensor, &mine, previous)
+    const view_source from = {save->parent, tensor->parent, {tensor->region, job->first, job->count}, NULL};
+    ckd_status status = values_in_memory(job, tensor, &from.want, previous)
                             ? CKD_OK
-                            : span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine,
-                                          previous, NULL, err);
+                            : span_values(&job->decoder, &from, previous, err);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
         job->parent_damaged = true; /* old damage must not fail the new save */
         return CKD_OK;

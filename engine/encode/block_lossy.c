@@ -121,10 +121,8 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
         return CKD_OK;
     }
     void *values = bytes_scratch(&job->previous, raw, "coding scratch", err);
-    span mine = {tensor->region, job->first, job->count};
-    ckd_status status = values ? span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine,
-                                             values, NULL, err)
-                               : CKD_E_NOMEM;
+    const view_source from = {save->parent, tensor->parent, {tensor->region, job->first, job->count}, NULL};
+    ckd_status status = values ? span_values(&job->decoder, &from, values, err) : CKD_E_NOMEM;
     *out = status == CKD_OK ? content_hash(values, raw) : (hash128){0};
     return status;
 }

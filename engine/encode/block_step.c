@@ -162,8 +162,9 @@ static ckd_status read_before(block_job *job, const coding_context *save, const 
     if (!to) {
         return CKD_E_NOMEM;
     }
-    span mine = {tensor->region, job->first, job->count};
-    return span_values(&job->decoder, save->views, save->parent, tensor->step->before, &mine, to, NULL, err);
+    const view_source from = {
+        save->parent, tensor->step->before, {tensor->region, job->first, job->count}, NULL};
+    return span_values(&job->decoder, &from, to, err);
 }
 
 ckd_status block_step_predict(block_job *job, const coding_context *save, const tensor_context *tensor,

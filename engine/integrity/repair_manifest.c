@@ -171,12 +171,12 @@ static ckd_status load_block(rewriting *w, decoder *d, const view *v, const view
     if (!to) {
         return err_nomem(err, b->record->raw_size, "a block's values");
     }
-    return blob ? blob_bytes(d, b, to, err) : block_values(d, &w->views, v, b, to, err);
+    return blob ? blob_bytes(d, b, to, err) : block_values(d, v, b, to, err);
 }
 
 static ckd_status load_all(rewriting *w, const view *v, ckd_error *err) {
     decoder d;
-    ckd_status status = decoder_init(&d, NULL, err);
+    ckd_status status = decoder_init(&d, &w->views, NULL, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -96,7 +96,7 @@ static ckd_status check_block(verification *v, const view *w, const view_block *
     }
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status =
-        blob ? blob_bytes(&v->decoder, b, to, &why) : block_values(&v->decoder, &v->views, w, b, to, &why);
+        blob ? blob_bytes(&v->decoder, b, to, &why) : block_values(&v->decoder, w, b, to, &why);
     bool own = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
     status = note(v, status, &why, own ? chunk_record_number(b->chunk, b->record) : CKD_NO_OFFSET, checkpoint,
                   err);
@@ -292,7 +292,7 @@ static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1],
 static ckd_status run_verification(verification *v, ckd_error *err) {
     file_lock *lock = NULL;
     ckd_status status = store_lock_reader(&lock, v->store, err);
-    THEN(status, decoder_init(&v->decoder, NULL, err));
+    THEN(status, decoder_init(&v->decoder, &v->views, NULL, err));
     THEN(status, expect_total(v, err));
     THEN(status, check_catalog(v, err));
     THEN(status, v->options->run ? CKD_OK : settings_damage(&v->damage, v->store, err));

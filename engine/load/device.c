@@ -25,7 +25,7 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, c
     filling *w = context;
     decoder *d = &w->load->decoders[worker];
     if (!values && for_device(w, d, b)) {
-        ckd_status status = device_chain_make(c, sides, d, &w->load->views, w->load->view, b, streams, err);
+        ckd_status status = device_chain_make(c, sides, d, w->load->view, b, streams, err);
         if (status != CKD_OK || c->count) {
             return status;
         }

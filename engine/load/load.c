@@ -16,7 +16,7 @@ static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (; load->decoder_count < count && status == CKD_OK; load->decoder_count++) {
         decoder *d = &load->decoders[load->decoder_count];
-        status = decoder_init(d, &load->columns, err);
+        status = decoder_init(d, &load->views, &load->columns, err);
         d->store = &load->cached;
         d->top = load->view;
         d->has_derived = load->again;
@@ -207,9 +207,9 @@ typedef struct placement {
 ckd_status load_scatter_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
                             const span *want, void *to, uint64_t *copied, ckd_error *err) {
     decoder *d = &load->decoders[worker];
-    return load->shared.view
-               ? sibling_cache_scatter(&load->shared, d, &load->views, t, b, want, to, copied, err)
-               : block_into_span(d, &load->views, load->view, t, b, want, to, copied, err);
+    const span_target target = {t, want, to};
+    return load->shared.view ? sibling_cache_scatter(&load->shared, d, b, &target, copied, err)
+                             : block_into_span(d, load->view, b, &target, copied, err);
 }
 
 static ckd_status scatter_one(void *context, size_t index, uint32_t worker, ckd_error *err) {

@@ -60,10 +60,9 @@ ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_conte
         job->previous.failed = false;
         return err_nomem(err, size, "stored values to compare with");
     }
-    span mine = {tensor->region, job->first, job->count};
+    const view_source from = {save->existing, tensor->parent, {tensor->region, job->first, job->count}, NULL};
     job->decoder.steps = 0;
-    ckd_status status =
-        span_values(&job->decoder, &save->views, save->existing, tensor->parent, &mine, stored, NULL, err);
+    ckd_status status = span_values(&job->decoder, &from, stored, err);
     if (status == CKD_OK && size && memcmp(stored, job->values, size) != 0) {
         status = differs(save, "tensor", tensor->tensor->name, "differs", err);
     }

@@ -174,10 +174,9 @@ static ckd_status decode_one(void *context, size_t i, uint32_t worker, ckd_error
         return CKD_E_NOMEM;
     }
     (void)worker;
-    span mine = {b->t->region, d->first, d->count};
+    const view_source from = {b->save->parent, b->t->parent, {b->t->region, d->first, d->count}, NULL};
     ckd_error why = {0};
-    ckd_status status = span_values(&job->decoder, b->save->coding.views, b->save->parent, b->t->parent,
-                                    &mine, previous, NULL, &why);
+    ckd_status status = span_values(&job->decoder, &from, previous, &why);
     d->stream->left = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
     return d->stream->left ? CKD_OK /* the host meets the damage, too, and reports it */
                            : err_from(err, status, &why);

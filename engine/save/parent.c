@@ -75,11 +75,10 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     }
     if (inside) {
         l->copied[index] = r->count;
-        return block_values(d, &l->save->views, l->from->view, b,
-                            (uint8_t *)l->to + (r->first - t->first) * size, err);
+        return block_values(d, l->from->view, b, (uint8_t *)l->to + (r->first - t->first) * size, err);
     }
-    return block_into_span(d, &l->save->views, l->from->view, l->from->tensor, b, &want, l->to,
-                           &l->copied[index], err);
+    const span_target target = {l->from->tensor, &want, l->to};
+    return block_into_span(d, l->from->view, b, &target, &l->copied[index], err);
 }
 
 static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
@@ -197,7 +196,7 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, c
     /* 0: the saving thread itself */
     ckd_status status = worker == 0 ? cancel_poll(&save->stop, err) : CKD_OK;
     if (status == CKD_OK && !values && b->record->count >= DEVICE_MIN_ELEMENTS) {
-        status = device_chain_make(c, sides, d, &save->views, w->from->view, b, streams, err);
+        status = device_chain_make(c, sides, d, w->from->view, b, streams, err);
         if (c->count) {
             return status;
         }
@@ -206,7 +205,7 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, c
     if (status != CKD_OK || !room) {
         return status != CKD_OK ? status : CKD_E_NOMEM;
     }
-    status = block_values(d, &save->views, w->from->view, b, room, err);
+    status = block_values(d, w->from->view, b, room, err);
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 

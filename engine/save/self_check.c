@@ -48,14 +48,14 @@ void self_check_record(ckd_save *save, const block_job *job, const region_job *r
 static ckd_status try_one(ckd_save *save, const view *v, const self_check_block *b, ckd_error *err) {
     block_job *job = &save->jobs[0];
     const view_tensor *t = view_find(v, b->tensor->name);
-    span want = {&b->region, b->first, b->count};
+    const view_source from = {v, t, {&b->region, b->first, b->count}, NULL};
     void *to =
         bytes_scratch(&job->own, b->count * ckd_dtype_size(b->tensor->dtype), "a tensor's elements", err);
     if (!t || !to) {
         return t ? CKD_E_NOMEM : err_set(err, CKD_E_CORRUPT, "it is not there");
     }
     job->decoder.steps = 0;
-    return span_values(&job->decoder, &save->views, v, t, &want, to, NULL, err);
+    return span_values(&job->decoder, &from, to, err);
 }
 
 ckd_status self_check_run(ckd_save *save, const view *v, ckd_error *err) {

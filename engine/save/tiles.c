@@ -40,6 +40,9 @@ ckd_status save_begin_tiles(ckd_save *save, ckd_error *err) {
     }
     if (status == CKD_OK) {
         save->tiles = save->workspace->tiles;
+        for (uint32_t i = 0; i < save->tiles->loader_count; i++) {
+            save->tiles->loaders[i].views = &save->views;
+        }
         save->tiles->seen = save->budget;
         save->tiles->seen_region = save->tiles->regions = 0;
     }
@@ -59,7 +62,7 @@ ckd_status save_tiles_new(save_workspace *workspace, uint32_t threads, ckd_error
                             ? CKD_OK
                             : err_nomem(err, threads * sizeof(*all->loaders), "a tile of a tensor");
     while (all->loader_count < threads && status == CKD_OK) {
-        status = decoder_init(&all->loaders[all->loader_count++], workspace->columns, err);
+        status = decoder_init(&all->loaders[all->loader_count++], NULL, workspace->columns, err);
     }
     return status;
 }

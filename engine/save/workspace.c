@@ -68,6 +68,9 @@ ckd_status save_workspace_take(ckd_save *save, ckd_error *err) {
         return status;
     }
     save->jobs = workspace->jobs;
+    for (uint32_t i = 0; i < workspace->slots; i++) {
+        workspace->jobs[i].decoder.views = &save->views;
+    }
     content_index_clear(&workspace->dedup_index);
     arena_clear(&workspace->arena);
     save->dedup_index = workspace->dedup_index;

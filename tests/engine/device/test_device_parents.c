@@ -397,12 +397,11 @@ static ckd_status make_block(void *context, device_chain *c, chain_sides *sides,
                              bool streams, bool values, uint32_t worker, ckd_error *err) {
     ckd_load *load = context;
     if (!values) {
-        return device_chain_make(c, sides, &load->decoders[worker], &load->views, load->view, b, streams,
-                                 err);
+        return device_chain_make(c, sides, &load->decoders[worker], load->view, b, streams, err);
     }
     void *to = device_chain_values(c, b, err);
     assert_non_null(to);
-    return block_values(&load->decoders[worker], &load->views, load->view, b, to, err);
+    return block_values(&load->decoders[worker], load->view, b, to, err);
 }
 
 /* The weights, with so much memory to work in. */
