@@ -28,6 +28,11 @@ static bool is_newest(const gathering *g, size_t i) {
            strcmp(g->order[i + NEWEST_APART]->m.checkpoint.run, g->order[i]->m.checkpoint.run) != 0;
 }
 
+/* The file of an empty checkpoint has no records. Among records of others, nothing would prove the checkpoint. */
+static bool is_empty(const manifest *m) {
+    return m->checkpoint.tensors == 0 && m->checkpoint.raw_bytes == 0;
+}
+
 static ckd_status find_sources(gathering *g, ckd_error *err) {
     size_t total = 0, kept = 0;
     for (size_t i = 0; i < g->count; i++) {
@@ -44,7 +49,7 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
             g->sources[g->source_count++] = (source){.file = m->files[k],
                                                      .first = g->order[i],
                                                      .live = own ? waste_own_part(m, k) : 0,
-                                                     .is_new = own && is_newest(g, i),
+                                                     .stays = own && (is_newest(g, i) || is_empty(m)),
                                                      .is_asked = compact_is_asked(g->c, m->checkpoint.run)};
         }
     }
@@ -55,7 +60,7 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
         source *last = kept ? &g->sources[kept - 1] : NULL, *s = &g->sources[i];
         if (last && id_compare(last, s) == 0) {
             last->live += s->live;
-            last->is_new = last->is_new || s->is_new;
+            last->stays = last->stays || s->stays;
             last->is_asked = last->is_asked || s->is_asked;
         } else {
             g->sources[kept++] = *s;
@@ -230,7 +235,7 @@ ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t co
     }
     for (size_t i = 0; i < g.source_count && status == CKD_OK; i++) {
         source *s = &g.sources[i];
-        bool packs = !s->is_new && !c->limits.waste_of && s->file.size < c->options.pack_below;
+        bool packs = !s->stays && !c->limits.waste_of && s->file.size < c->options.pack_below;
         if (s->is_wasteful || packs) {
             wanted[used++] = s;
         }

@@ -59,6 +59,9 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
     if (chunk_open_outer(&c, path_chunk(w->store->path, id, "").text, NULL) != CKD_OK) {
         return CKD_OK; /* its records will be missing */
     }
+    if (c->outer_count == 0) { /* an empty checkpoint's, or that of a rank without tensors */
+        own = w->known->tensors == 0 && w->known->raw_bytes == 0;
+    }
     for (size_t i = 0; i < c->outer_count && !own; i++) {
         own = id_equal(&c->outer[i].tensor->checkpoint, &w->known->id);
     }

@@ -79,14 +79,20 @@ static bool says_the_same(const ckd_checkpoint *a, const ckd_checkpoint *b) {
            a->stored_bytes == b->stored_bytes;
 }
 
+typedef enum agreement {
+    DIFFERS,
+    AGREES,
+    REPLACED, /* differs: the manifest is that of another checkpoint, although of the same generation */
+} agreement;
+
 /*
  * Whether the catalog's row matches the manifest. While a handle keeps one file open, comparing names is enough, as the
  * file changes only with the manifests. A file that is new to the handle may be an old one that was put back, whose
  * names mean other checkpoints.
  */
-static ckd_status agrees(bool *out, const ckd_store *store, const pairing *p, ckd_error *err) {
-    *out = p->count && p->known && p->known->generation == p->items[0].generation;
-    if (!*out || store->catalog_compared) {
+static ckd_status compare(agreement *out, const ckd_store *store, const pairing *p, ckd_error *err) {
+    *out = p->count && p->known && p->known->generation == p->items[0].generation ? AGREES : DIFFERS;
+    if (*out == DIFFERS || store->catalog_compared) {
         return CKD_OK;
     }
     manifest m;
@@ -94,7 +100,9 @@ static ckd_status agrees(bool *out, const ckd_store *store, const pairing *p, ck
     ckd_status status =
         store_read_manifest(&m, store, p->items[0].run, p->items[0].step, p->items[0].generation, &why);
     if (status == CKD_OK) {
-        *out = says_the_same(&m.checkpoint, p->known);
+        *out = !id_equal(&m.checkpoint.id, &p->known->id) ? REPLACED
+               : says_the_same(&m.checkpoint, p->known)   ? AGREES
+                                                          : DIFFERS;
         manifest_free(&m);
     }
     return may_be_skipped(status)
@@ -165,12 +173,26 @@ static bool is_deleted(const manifest_list *tombstones, const ckd_checkpoint *c)
     return manifests_covering_tombstone(tombstones, &name) != NULL;
 }
 
+/* Compares all pairings. The caller frees the array, also on failure. */
+static ckd_status compare_all(agreement **out, const ckd_store *store, const manifest_list *manifests,
+                              const ckd_checkpoint_list *known, ckd_error *err) {
+    size_t count = 0, most = manifests->count + known->count;
+    pairing p;
+    cursor c = {manifests, known, 0, 0};
+    *out = calloc(most + 1, sizeof(**out));
+    ckd_status status = *out ? CKD_OK : err_nomem(err, most * sizeof(**out), "checkpoints");
+    while (status == CKD_OK && next_pairing(&p, &c)) {
+        status = compare(&(*out)[count++], store, &p, err);
+    }
+    return status;
+}
+
 /*
- * Keeps rows that the catalog is about to drop although their checkpoints have neither a manifest nor a tombstone.
- * Readers keep nothing.
+ * Keeps rows that the catalog is about to drop although their checkpoints have neither a manifest nor a tombstone. A
+ * manifest that was replaced by another checkpoint's is gone, too. Readers keep nothing.
  */
 static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
-                                const ckd_checkpoint_list *known, ckd_error *err) {
+                                const ckd_checkpoint_list *known, const agreement *found, ckd_error *err) {
     char noted[CATALOG_META];
     if (store->mode == CKD_OPEN_READ) {
         return CKD_OK;
@@ -183,8 +205,8 @@ static ckd_status keep_vanished(const ckd_store *store, const manifest_list *man
     ckd_status status = gone ? manifests_tombstones(&tombstones, store, err)
                              : err_nomem(err, known->count * sizeof(*gone), "checkpoints");
     THEN(status, catalog_meta(noted, store->catalog, DELETIONS_META, err));
-    while (status == CKD_OK && next_pairing(&p, &c)) {
-        if (p.count == 0 && !is_deleted(&tombstones, p.known)) {
+    for (size_t i = 0; status == CKD_OK && next_pairing(&p, &c); i++) {
+        if (found[i] == REPLACED || (p.count == 0 && !is_deleted(&tombstones, p.known))) {
             gone[count++] = p.known;
         }
     }
@@ -202,7 +224,9 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
     cursor c = {manifests, known, 0, 0};
     size_t rows_left = rows_most;
     view *last = NULL;
-    ckd_status status = keep_vanished(store, manifests, known, err);
+    agreement *found;
+    ckd_status status = compare_all(&found, store, manifests, known, err);
+    THEN(status, keep_vanished(store, manifests, known, found, err));
     while (status == CKD_OK && next_pairing(&p, &c)) {
         /* removals first: an id may have moved to another name */
         if (p.count == 0) {
@@ -210,16 +234,13 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
         }
     }
     c = (cursor){manifests, known, 0, 0};
-    while (status == CKD_OK && next_pairing(&p, &c)) {
-        bool agree = true;
-        if (p.count) {
-            status = agrees(&agree, store, &p, err);
-        }
-        if (!agree && status == CKD_OK) {
+    for (size_t i = 0; status == CKD_OK && next_pairing(&p, &c); i++) {
+        if (p.count && found[i] != AGREES) {
             status = ingest_newest(store, &rows_left, &last, &p, err);
         }
     }
     view_close(last);
+    free(found);
     return status;
 }
 
@@ -339,10 +360,11 @@ static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_li
     pairing p;
     cursor c = {manifests, known, 0, 0};
     ckd_status status = CKD_OK;
-    *out = true;
-    while (*out && status == CKD_OK && next_pairing(&p, &c)) {
-        status = agrees(out, store, &p, err);
+    agreement found = AGREES;
+    while (found == AGREES && status == CKD_OK && next_pairing(&p, &c)) {
+        status = compare(&found, store, &p, err);
     }
+    *out = found == AGREES;
     return status;
 }
 

@@ -129,9 +129,19 @@ static ckd_status collect_records(view *v, const uint32_t *files, ckd_error *err
     return CKD_OK;
 }
 
+/* A save without tensors writes a chunk file without records. So no other file can be that of an empty checkpoint. */
+static bool files_are_empty(const view *v) {
+    bool empty = v->chunk_count > 0;
+    for (size_t i = 0; i < v->chunk_count; i++) {
+        empty = empty && v->chunks[i]->outer_count == 0;
+    }
+    return empty;
+}
+
 /*
  * Checks that the files hold the tensors and bytes that the manifest states. A manifest with another id than its
- * records would find none of them. Not for a manifest without final totals. Errors: CORRUPT.
+ * records would find none of them, and pass as that of an empty checkpoint. Not for a manifest without final totals.
+ * Errors: CORRUPT.
  */
 static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error *err) {
     const ckd_checkpoint *c = &v->manifest.checkpoint;
@@ -143,7 +153,7 @@ static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error 
         raw += v->blobs[i].record->raw_size;
     }
     /* apart from that, the byte count only informs */
-    bool none = v->block_count + v->blob_count == 0 && c->raw_bytes > 0;
+    bool none = v->block_count + v->blob_count == 0 && (c->raw_bytes > 0 || !files_are_empty(v));
     if (c->tensors == v->tensor_count && !none) {
         return CKD_OK;
     }

@@ -628,6 +628,44 @@ static void test_back_and_deleted(void **state) {
     ckd_store_close(store);
 }
 
+/* Puts another checkpoint's manifest, which names nothing, in the place of one. */
+static void replace_manifest(const char *dir, unsigned step) {
+    manifest m;
+    bytes data = {0};
+    ckd_store *store = open_store(dir, CKD_OPEN_READ);
+    assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, step, 0, NULL), CKD_OK);
+    m.checkpoint.id.bytes[3] ^= 1;
+    m.checkpoint.tensors = m.checkpoint.raw_bytes = m.role_count = m.own_count = m.file_count = 0;
+    manifest_encode(&data, &store->id, &m);
+    assert_false(data.failed);
+    remove_manifest(dir, step);
+    write_whole_file(path_manifest(store->path, SCENE_RUN, step, 0).text, data.data, data.size);
+    bytes_free(&data);
+    manifest_free(&m);
+    ckd_store_close(store);
+}
+
+/* The manifest is no damage to the catalog, which would forget what was there: once it is removed, that comes back. */
+static void test_replaced_manifest(void **state) {
+    scene_make(*state, 0, 3);
+    replace_manifest(*state, 1);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    scene two = scene_of(1);
+    assert_int_equal(scene_load(store, &two, NULL), CKD_E_CORRUPT);
+    assert_true(damage_of(store) > 0);
+    repaired r = repair(store);
+    assert_true(r.files == 0 && r.left > 0);
+    ckd_store_close(store);
+    remove_manifest(*state, 1);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    scene_check(store, 0, 3);
+    ckd_store_close(store);
+    assert_int_equal(rmdir(store_path_of(*state, "data/q")), 0); /* nothing is kept any more */
+    store_check_clean(*state);
+}
+
 /* ---- checkpoints that lack something, though all that is there is right ---- */
 
 /* The manifest of the newest of a chain names one file less than its blocks build on. */
@@ -738,6 +776,7 @@ int main(void) {
         tempdir_test(test_deletion_mark_is_lost),
         tempdir_test(test_vanished_with_its_files),
         tempdir_test(test_back_and_deleted),
+        tempdir_test(test_replaced_manifest),
         tempdir_test(test_incomplete_checkpoint),
         tempdir_test(test_dry_run_of_a_chain),
         tempdir_test(test_saved_by_others),

@@ -420,22 +420,24 @@ static void test_manifests_of_other_files(void **state) {
     assert_int_equal(store_read_manifest(&m, store, "run", 1, 0, NULL), CKD_OK);
     ckd_store_close(store);
     const ckd_checkpoint right = m.checkpoint;
-    const size_t roles = m.role_count;
-    for (int kind = 0; kind < 5; kind++) {
+    const size_t roles = m.role_count, files = m.file_count;
+    for (int kind = 0; kind < 7; kind++) {
         m.checkpoint = right;
         m.role_count = roles;
-        m.checkpoint.id.bytes[3] ^= kind == 0;
+        m.checkpoint.id.bytes[3] ^= kind == 0 || kind >= 5;
         m.checkpoint.tensors += kind == 1;
         m.checkpoint.raw_bytes -= kind == 2;
-        if (kind == 4) { /* it says nothing at all */
+        if (kind >=
+            4) { /* it says nothing at all; with another id, it looks like that of an empty checkpoint */
             m.checkpoint.tensors = m.checkpoint.raw_bytes = m.role_count = 0;
         }
+        m.own_count = m.file_count = kind == 6 ? 0 : files;
         forge_manifest(*state, &m);
         store = store_reopen(*state, CKD_OPEN_READ);
         ckd_load *load;
         ckd_error err = {0};
         ckd_status status = ckd_load_begin(&load, store, &m.checkpoint.id, &err);
-        bool damaged = kind < 2 || kind == 4; /* sums of bytes only inform */
+        bool damaged = kind < 2 || kind >= 4; /* sums of bytes only inform */
         assert_int_equal(status, damaged ? CKD_E_CORRUPT : CKD_OK);
         if (damaged) {
             assert_non_null(strstr(err.message, "its chunk files hold"));
@@ -446,6 +448,58 @@ static void test_manifests_of_other_files(void **state) {
         ckd_store_close(store);
     }
     manifest_free(&m);
+    free(values);
+}
+
+static void check_empty(const char *dir, unsigned step) {
+    ckd_load *load;
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
+    assert_int_equal(ckd_store_find(&c, store, "run", step, &err), CKD_OK);
+    assert_int_equal(ckd_load_begin(&load, store, &c.id, &err), CKD_OK);
+    assert_int_equal(ckd_load_tensors(load)->count, 0);
+    ckd_load_end(load);
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* A checkpoint without tensors is one, also after a compaction that packs what is beside it, and after a repair. */
+static void test_an_empty_checkpoint(void **state) {
+    enum { STEPS = 12, EMPTY = 2 };
+    char path[2048];
+    ckd_error err = {0};
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, N, 1);
+    for (unsigned step = 0; step < STEPS; step++) {
+        ckd_save *save = begin_save(store, "run", step);
+        if (step != EMPTY) {
+            values[0] = (float)step;
+            add_tensor(save, "w", CKD_F32, 1, &shape_n, NULL, values);
+        }
+        assert_int_equal(ckd_save_commit(NULL, save, &err), CKD_OK);
+    }
+    check_empty(*state, EMPTY);
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    ckd_compaction *c;
+    o.pack_below = 1 << 20;
+    assert_int_equal(ckd_compact(&c, store, &o, &err), CKD_OK);
+    assert_int_equal(c->count, STEPS - 5); /* but for the newest four and the empty one */
+    assert_int_equal(c->left, 0);
+    ckd_compaction_free(c);
+    ckd_store_close(store);
+    check_empty(*state, EMPTY);
+
+    store_path(path, *state, "data/m/run.2.0");
+    assert_int_equal(unlink(path), 0);
+    store = store_reopen(*state, CKD_OPEN_WRITE);
+    assert_int_equal(verify_damage(store), 2); /* the manifest is gone, and no manifest names the file */
+    ckd_repair_result *r;
+    assert_int_equal(ckd_store_repair(&r, store, NULL, &err), CKD_OK);
+    assert_int_equal(r->repaired_count, 1);
+    ckd_repair_result_free(r);
+    ckd_store_close(store);
+    check_empty(*state, EMPTY);
     free(values);
 }
 
@@ -462,6 +516,7 @@ int main(void) {
         TEST(test_a_failed_rebuild_gives_no_result),
         TEST(test_a_comparison_finds_every_tensor),
         TEST(test_manifests_of_other_files),
+        TEST(test_an_empty_checkpoint),
     };
     return cmocka_run_group_tests_name("odd stores", tests, NULL, NULL);
 }
