@@ -79,9 +79,19 @@ typedef struct ckd_diff {
     size_t count;
     ckd_tensor_diff *items;
 } ckd_diff;
-/* Compares two checkpoints of a store tensor by tensor. Release with ckd_diff_free. */
+typedef struct ckd_diff_options {
+    size_t struct_size;
+    ckd_progress_fn on_progress; /* raw bytes compared */
+    void *progress_context;
+} ckd_diff_options;
+#define CKD_DIFF_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_diff_options) }
+/*
+ * Compares two checkpoints of a store tensor by tensor. options may be NULL. Release with ckd_diff_free. Errors: INVALID
+ * (the options), CANCELLED, those of ckd_load_tensor.
+ */
 CKD_API ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, const ckd_id *b,
-                                  ckd_progress_fn on_progress, void *progress_context, ckd_error *err);
+                                  const ckd_diff_options *options, ckd_error *err);
 CKD_API void ckd_diff_free(ckd_diff *diff);
 
 #ifdef __cplusplus

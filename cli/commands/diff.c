@@ -144,9 +144,11 @@ static ckd_status compare(const arguments *a, ckd_store *store, ckd_error *err) 
     }
     cli_progress progress;
     cli_progress_begin(&progress, "comparing", a->common.quiet);
+    ckd_diff_options options = CKD_DIFF_OPTIONS_INIT;
+    options.on_progress = cli_progress_update;
+    options.progress_context = &progress;
     ckd_diff *diff;
-    ckd_status status =
-        ckd_store_diff(&diff, store, &sides[0].id, &sides[1].id, cli_progress_update, &progress, err);
+    ckd_status status = ckd_store_diff(&diff, store, &sides[0].id, &sides[1].id, &options, err);
     cli_progress_end(&progress);
     if (status == CKD_OK && a->common.json) {
         status = print_json(diff, sides, err);

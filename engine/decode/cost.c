@@ -123,11 +123,11 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
     return pays(chain, delta_size, standalone_size) && budget_has_room(b, chain, base, part);
 }
 
-bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *standalone_base,
-                        const load_cost *chain, const load_cost *base, uint64_t delta_size,
+bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t delta_size,
                         uint64_t standalone_size) {
-    return pays(chain, delta_size, standalone_size) &&
-           budget_allows_chain(b, alone, standalone_base, PART_EXACT) && whole_within(b, chain, base);
+    return pays(&cost->added, delta_size, standalone_size) &&
+           budget_allows_chain(b, &cost->alone, &cost->alone_base, PART_EXACT) &&
+           whole_within(b, &cost->added, &cost->added_base);
 }
 
 /*

@@ -70,12 +70,13 @@ bool budget_wants_materialized(const load_budget *b, const load_cost *chain, con
 /* Whether a delta of this size is worth its chain cost and within both bounds. */
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,
                          uint64_t delta_size, uint64_t standalone_size);
-/*
- * The same for an optimizer step, which is loaded together with its inputs. alone: the cost of loading it by itself, to
- * compare with standalone_base. chain: the cost it adds to loading its inputs.
- */
-bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *standalone_base,
-                        const load_cost *chain, const load_cost *base, uint64_t delta_size,
+/* The cost of an optimizer step, each with the base load to compare it with. */
+typedef struct step_cost {
+    load_cost alone, alone_base; /* of loading it by itself, inputs included */
+    load_cost added, added_base; /* what it adds to loading its inputs */
+} step_cost;
+/* The same for an optimizer step, which is loaded together with its inputs. */
+bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t delta_size,
                         uint64_t standalone_size);
 /* Counts a decided block. materialized: the cost of loading it while its checkpoint is the newest. */
 void budget_add(load_budget *b, const load_cost *chain, const load_cost *materialized, const load_cost *base);

@@ -227,10 +227,11 @@ static bool stays(const lattice_block *b, bool has_parent) {
 /* ---- products that change values; at least one matrix row ---- */
 
 /* Applies the products to a row that the block holds only in part, on a copy of the whole row. */
-static ckd_status move_part_of_row(float *values, const lattice_block *b, const float *row_step, uint64_t row,
-                                   lattice_work *w, const kernels *k, const lattice_run *run,
-                                   ckd_error *err) {
+static ckd_status move_part_of_row(float *values, const lattice_block *b, uint64_t row, lattice_work *w,
+                                   const kernels *k, ckd_error *err) {
     uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
+    const float *row_step = (const float *)(const void *)w->row_step.data + row;
+    lattice_run run = lattice_row_run(b, w, 0);
     float *copy = bytes_scratch(&w->products, b->columns * (sizeof(float) + 1), "decoding scratch", err);
     if (!copy) {
         return CKD_E_NOMEM;
@@ -243,7 +244,7 @@ static ckd_status move_part_of_row(float *values, const lattice_block *b, const 
     }
     k->low_rank_apply(copy, b->few ? few : NULL,
                       (const float *)(const void *)w->left.data + row * b->own.rank,
-                      (const float *)(const void *)w->right.data, row_step, 1, b->own.rank, b->columns, run);
+                      (const float *)(const void *)w->right.data, row_step, 1, b->own.rank, b->columns, &run);
     memcpy(values + first, copy + column, n * sizeof(float));
     return CKD_OK;
 }
@@ -263,7 +264,7 @@ static ckd_status rebuild_low_rank(float *values, const lattice_block *b, lattic
     }
     uint64_t from = b->phase ? 1 : 0, to = end / b->columns; /* whole rows */
     if (b->phase) {
-        status = move_part_of_row(values, b, row_step, 0, w, k, &run, err);
+        status = move_part_of_row(values, b, 0, w, k, err);
     }
     if (from < to) {
         uint64_t first = from * b->columns - b->phase;
@@ -273,7 +274,7 @@ static ckd_status rebuild_low_rank(float *values, const lattice_block *b, lattic
                           b->columns, &run);
     }
     if (status == CKD_OK && to < rows && (to > 0 || !b->phase)) {
-        status = move_part_of_row(values, b, row_step + to, to, w, k, &run, err);
+        status = move_part_of_row(values, b, to, w, k, err);
     }
     return status;
 }
@@ -335,20 +336,22 @@ static ckd_status put_exceptions(void *values, ckd_dtype dtype, const lattice_bl
     return CKD_OK;
 }
 
-ckd_status lattice_rebuild_values(void *values, ckd_dtype dtype, const lattice_block *b, bool has_parent,
-                                  lattice_work *w, const kernels *k, ckd_error *err) {
+ckd_status lattice_rebuild_values(const lattice_target *to, const lattice_block *b, lattice_work *w,
+                                  const kernels *k, ckd_error *err) {
+    void *values = to->values;
+    ckd_dtype dtype = to->dtype;
     if (dtype == CKD_F32 && (uintptr_t)values % _Alignof(float) == 0) {
-        ckd_status status = lattice_rebuild(values, b, has_parent, w, k, err);
+        ckd_status status = lattice_rebuild(values, b, to->has_parent, w, k, err);
         return status == CKD_OK ? put_exceptions(values, dtype, b, err) : status;
     }
     float *floats = bytes_scratch(&w->values, b->count * sizeof(float) + 1, "decoding scratch", err);
     if (!floats) {
         return CKD_E_NOMEM;
     }
-    if (has_parent) {
+    if (to->has_parent) {
         k->widen(floats, dtype, values, b->count);
     }
-    ckd_status status = lattice_rebuild(floats, b, has_parent, w, k, err);
+    ckd_status status = lattice_rebuild(floats, b, to->has_parent, w, k, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -51,8 +51,14 @@ uint64_t lattice_row_span(const lattice_block *b, uint64_t row, uint64_t *first,
  */
 ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_parent, lattice_work *w,
                            const kernels *k, ckd_error *err);
-/* The same in the tensor's dtype, with exceptions applied. */
-ckd_status lattice_rebuild_values(void *values, ckd_dtype dtype, const lattice_block *b, bool has_parent,
-                                  lattice_work *w, const kernels *k, ckd_error *err);
+/* A block's values in the tensor's dtype, at any alignment. */
+typedef struct lattice_target {
+    void *values;
+    ckd_dtype dtype;
+    bool has_parent; /* on entry, they are the parent's values */
+} lattice_target;
+/* The same as lattice_rebuild, with exceptions applied. */
+ckd_status lattice_rebuild_values(const lattice_target *to, const lattice_block *b, lattice_work *w,
+                                  const kernels *k, ckd_error *err);
 
 #endif

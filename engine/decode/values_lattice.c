@@ -86,8 +86,8 @@ ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b,
     lattice_parts parts;
     ckd_status status = values_lattice_read(&parts, d, v, b, err);
     if (status == CKD_OK) {
-        status = lattice_rebuild_values(to, b->record->tensor->dtype, &parts.block, has_parent, &d->lattice,
-                                        d->kernels, err);
+        const lattice_target target = {to, b->record->tensor->dtype, has_parent};
+        status = lattice_rebuild_values(&target, &parts.block, &d->lattice, d->kernels, err);
         values_lattice_release(d, &parts);
     }
     return status;

@@ -151,10 +151,18 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
                            .stride = columns};
 }
 
+/* Where the elements of a reader are copied from, and how. */
+typedef struct element_copy {
+    const uint8_t *data; /* the first element of the region */
+    uint64_t first, count;
+    device_direction direction;
+} element_copy;
+
 /* Copies whole rows at once. A part of a row takes a copy of its own. */
-static ckd_status copy_elements(const device_reader *r, const uint8_t *data, uint8_t *to, uint64_t first,
-                                uint64_t count, device_direction direction, ckd_error *err) {
+static ckd_status copy_elements(const device_reader *r, const element_copy *copy, uint8_t *to,
+                                ckd_error *err) {
     const device_lease *lease = r->lease;
+    uint64_t first = copy->first, count = copy->count;
     device_failure why = {DEVICE_DONE, "", ""};
     device_result result = DEVICE_DONE;
     while (count && result == DEVICE_DONE) {
@@ -162,10 +170,10 @@ static ckd_status copy_elements(const device_reader *r, const uint8_t *data, uin
         uint64_t rows = column == 0 ? count / r->width : 0, n = rows           ? rows * r->width
                                                                 : left < count ? left
                                                                                : count;
-        const uint8_t *from = data + (row * r->stride + column) * r->element;
+        const uint8_t *from = copy->data + (row * r->stride + column) * r->element;
         result = rows ? lease->backend->copy_rows(&lease->queue, to, from, r->width * r->element,
-                                                  r->stride * r->element, rows, direction, &why)
-                      : lease->backend->copy(&lease->queue, to, from, n * r->element, direction, &why);
+                                                  r->stride * r->element, rows, copy->direction, &why)
+                      : lease->backend->copy(&lease->queue, to, from, n * r->element, copy->direction, &why);
         to += n * r->element;
         first += n;
         count -= n;
@@ -174,12 +182,12 @@ static ckd_status copy_elements(const device_reader *r, const uint8_t *data, uin
 }
 
 ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint64_t count, ckd_error *err) {
-    return copy_elements(r, r->data, to, first, count, DEVICE_ON_DEVICE, err);
+    return copy_elements(r, &(element_copy){r->data, first, count, DEVICE_ON_DEVICE}, to, err);
 }
 
 ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first, uint64_t count,
                                 ckd_error *err) {
-    return copy_elements(r, r->before, to, first, count, DEVICE_ON_DEVICE, err);
+    return copy_elements(r, &(element_copy){r->before, first, count, DEVICE_ON_DEVICE}, to, err);
 }
 
 /* Starts to read as much as fits from `first` on, into the piece that is not current. */
@@ -187,7 +195,8 @@ static ckd_status prefetch(device_reader *r, uint64_t first, ckd_error *err) {
     uint64_t max = DEVICE_STAGE / r->element, left = r->end - first, n = left < max ? left : max;
     r->piece[!r->current].first = first;
     r->piece[!r->current].count = n;
-    return copy_elements(r, r->data, r->lease->pinned[!r->current], first, n, DEVICE_TO_HOST, err);
+    return copy_elements(r, &(element_copy){r->data, first, n, DEVICE_TO_HOST}, r->lease->pinned[!r->current],
+                         err);
 }
 
 /* Makes the piece with that element current, and starts to read the next one. */

@@ -431,10 +431,9 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
                                   block_raw_size(job, tensor), job->plan.delta_symbols);
     load_cost share = {job->delta.chain.stored - job->step.shared.stored,
                        job->delta.chain.work - job->step.shared.work};
-    load_cost part_base = block_step_base(job);
+    const step_cost cost = {job->delta.chain, block_step_base(job), share, job->base};
     bool pays = job->delta.size + STEP_HEADER < job->standalone.size;
-    if (pays && budget_allows_step(budget, &job->delta.chain, &part_base, &share, &job->base, job->delta.size,
-                                   job->standalone.size)) {
+    if (pays && budget_allows_step(budget, &cost, job->delta.size, job->standalone.size)) {
         job->chosen = &job->delta;
         job->predictor = PREDICT_STEP;
         job->depth = job->step.depth + 1;

@@ -11,8 +11,7 @@ typedef struct comparison {
     const ckd_tensor_list *in_a, *in_b;
     const ckd_tensor_info **names_a, **names_b; /* the same tensors, sorted by name */
     void *values_a, *values_b;                  /* room for one block of the widest dtype */
-    ckd_progress_fn on_progress;
-    void *progress_context;
+    ckd_diff_options options;
     uint64_t done, total;
     float_mode callers_mode;
 } comparison;
@@ -54,11 +53,11 @@ static ckd_status load_piece(ckd_load *load, const ckd_tensor_info *t, uint64_t 
 
 static ckd_status progress(comparison *c, uint64_t done, ckd_error *err) {
     c->done += done;
-    if (!c->on_progress) {
+    if (!c->options.on_progress) {
         return CKD_OK;
     }
     float_mode_leave(c->callers_mode);
-    int stop = c->on_progress(c->progress_context, c->done, c->total);
+    int stop = c->options.on_progress(c->options.progress_context, c->done, c->total);
     c->callers_mode = float_mode_enter();
     return stop ? err_set(err, CKD_E_CANCELLED, "the comparison was cancelled") : CKD_OK;
 }
@@ -161,14 +160,18 @@ static ckd_status run_comparison(ckd_diff *diff, comparison *c, ckd_error *err) 
 }
 
 ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, const ckd_id *b,
-                          ckd_progress_fn on_progress, void *progress_context, ckd_error *err) {
+                          const ckd_diff_options *options, ckd_error *err) {
     *out = NULL;
+    comparison c = {.options = {0}};
+    ckd_status status = COPY_OPTIONS(&c.options, options, "ckd_diff_options", err);
+    if (status != CKD_OK) {
+        return status;
+    }
     ckd_diff *diff = calloc(1, sizeof(*diff));
     if (!diff) {
         return err_nomem(err, sizeof(*diff), "a comparison");
     }
-    comparison c = {.on_progress = on_progress, .progress_context = progress_context};
-    ckd_status status = ckd_load_begin(&c.a, store, a, err);
+    status = ckd_load_begin(&c.a, store, a, err);
     THEN(status, ckd_load_begin(&c.b, store, b, err));
     if (status == CKD_OK) {
         c.callers_mode = float_mode_enter();

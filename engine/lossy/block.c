@@ -200,7 +200,8 @@ static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const 
             k->cast(t->dtype, values, CKD_F32, t->before + at, n);
         }
     }
-    return lattice_rebuild_values(values, t->dtype, &j->block, t->before != NULL, &j->work, k, err);
+    const lattice_target target = {values, t->dtype, t->before != NULL};
+    return lattice_rebuild_values(&target, &j->block, &j->work, k, err);
 }
 
 ckd_status lossy_block_rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,

@@ -107,7 +107,7 @@ static void ask_about(ckd_store *store, const ckd_checkpoint *first, const ckd_c
     SUCCEEDS(ckd_store_tensors(&tensors, store, &last->id, &err));
     SUCCEEDS(ckd_store_tensors_without_parent(&anew, store, &last->id, &err));
     SUCCEEDS(ckd_store_report(&report, store, &err));
-    SUCCEEDS(ckd_store_diff(&diff, store, &first->id, &last->id, NULL, NULL, &err));
+    SUCCEEDS(ckd_store_diff(&diff, store, &first->id, &last->id, NULL, &err));
     SUCCEEDS(ckd_store_timeline(&timeline, store, NULL, &err));
     SUCCEEDS(ckd_store_trash(&trash, store, &err));
     ckd_checkpoint_list_free(list);

@@ -95,7 +95,10 @@ static void check_diff(ckd_store *store, host *h, double norms[3]) {
     ckd_diff *diff;
     assert_int_equal(ckd_store_find(&a, store, "run", 1, NULL), CKD_OK);
     assert_int_equal(ckd_store_find(&b, store, "run", 2, NULL), CKD_OK);
-    assert_int_equal(ckd_store_diff(&diff, store, &a.id, &b.id, look, h, NULL), CKD_OK);
+    ckd_diff_options comparing = CKD_DIFF_OPTIONS_INIT;
+    comparing.on_progress = look;
+    comparing.progress_context = h;
+    assert_int_equal(ckd_store_diff(&diff, store, &a.id, &b.id, &comparing, NULL), CKD_OK);
     norms[0] = diff->items[0].norm_a;
     norms[1] = diff->items[0].norm_b;
     norms[2] = diff->items[0].norm_diff;

@@ -235,7 +235,7 @@ static void read_all(ckd_store *store, bool regions) {
     }
     for (size_t i = 1; i < list->count && i < CHECKPOINTS_MAX && regions; i++) {
         ckd_diff *diff;
-        (void)ckd_store_diff(&diff, store, &list->items[i - 1].id, &list->items[i].id, NULL, NULL, &err);
+        (void)ckd_store_diff(&diff, store, &list->items[i - 1].id, &list->items[i].id, NULL, &err);
         ckd_diff_free(diff);
     }
     ckd_checkpoint_list_free(list);

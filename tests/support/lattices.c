@@ -100,7 +100,8 @@ static uint8_t *rebuild(ckd_status *status, const lattice_block *b, ckd_dtype dt
     if (parent) {
         memcpy(values + 1, parent, size); /* at an odd address */
     }
-    *status = lattice_rebuild_values(values + 1, dtype, b, parent != NULL, &work, k, NULL);
+    const lattice_target target = {values + 1, dtype, parent != NULL};
+    *status = lattice_rebuild_values(&target, b, &work, k, NULL);
     require(*status == CKD_OK || *status == CKD_E_CORRUPT, "another error");
     require(values[0] == GUARD && values[size + 1] == GUARD, "written beyond its values");
     lattice_work_free(&work);

@@ -376,7 +376,10 @@ static void test_a_comparison_finds_every_tensor(void **state) {
         assert_int_equal(ckd_save_commit(&infos[step], save, NULL), CKD_OK);
     }
     ckd_diff *diff;
-    assert_int_equal(ckd_store_diff(&diff, store, &infos[0].id, &infos[1].id, NULL, NULL, NULL), CKD_OK);
+    ckd_diff_options no_size = {0};
+    assert_int_equal(ckd_store_diff(&diff, store, &infos[0].id, &infos[1].id, &no_size, NULL), CKD_E_INVALID);
+    assert_null(diff);
+    assert_int_equal(ckd_store_diff(&diff, store, &infos[0].id, &infos[1].id, NULL, NULL), CKD_OK);
     assert_int_equal(diff->count, TENSORS + 1);
     for (unsigned i = 0; i <= TENSORS; i++) {
         const ckd_tensor_diff *d = &diff->items[i];
