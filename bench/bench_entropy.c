@@ -211,11 +211,12 @@ static void bench_factors(int repeats) {
         for (int r = 0; r < repeats; r++) {
             bytes_clear(&b.appended);
             double start = bench_cpu_seconds();
-            adaptive_encode(&b.appended, ADAPTIVE_SCALED, b.wide, FACTORS, b.contexts, &models);
+            adaptive_encode(&b.appended, ADAPTIVE_SCALED, &(adaptive_sequence){FACTORS, b.contexts}, b.wide,
+                            &models);
             t.encode[r] = bench_cpu_seconds() - start;
             start = bench_cpu_seconds();
-            require(adaptive_decode(b.wide_back, FACTORS, b.contexts, b.appended.data, b.appended.size,
-                                    &models, NULL) == CKD_OK,
+            require(adaptive_decode(b.wide_back, &(adaptive_sequence){FACTORS, b.contexts}, b.appended.data,
+                                    b.appended.size, &models, NULL) == CKD_OK,
                     "factors");
             t.decode[r] = bench_cpu_seconds() - start;
             require(memcmp(b.wide, b.wide_back, FACTORS * sizeof(b.wide[0])) == 0, "factors differ");

@@ -146,8 +146,10 @@ unsigned adaptive_context_of(double deviation) {
     return context < ADAPTIVE_CONTEXTS - 1 ? (unsigned)(context + 0.5) : ADAPTIVE_CONTEXTS - 1;
 }
 
-void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, size_t n,
-                     const uint8_t *contexts, adaptive_scratch *scratch) {
+void adaptive_encode(bytes *to, adaptive_start start, const adaptive_sequence *sequence,
+                     const int32_t *values, adaptive_scratch *scratch) {
+    const size_t n = sequence->count;
+    const uint8_t *const contexts = sequence->contexts;
     if (n == 0) {
         return;
     }
@@ -166,8 +168,10 @@ void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, siz
     adaptive_end_encoding(&v->coder);
 }
 
-static ckd_status decode(value_coder *v, int32_t *values, size_t n, const uint8_t *contexts, const void *from,
+static ckd_status decode(value_coder *v, int32_t *values, const adaptive_sequence *sequence, const void *from,
                          size_t size, ckd_error *err) {
+    const size_t n = sequence->count;
+    const uint8_t *const contexts = sequence->contexts;
     adaptive_begin_decoding(&v->coder, from, size);
     unsigned kind = 0;
     ckd_status status = adaptive_check_kind(&v->coder, ADAPTIVE_EVEN, ADAPTIVE_SCALED, err, &kind);
@@ -185,15 +189,15 @@ static ckd_status decode(value_coder *v, int32_t *values, size_t n, const uint8_
                : err_corrupt(err, NULL, CKD_NO_OFFSET, "an adaptive stream does not end where it should");
 }
 
-ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, const void *from, size_t size,
+ckd_status adaptive_decode(int32_t *values, const adaptive_sequence *sequence, const void *from, size_t size,
                            adaptive_scratch *scratch, ckd_error *err) {
-    if (n == 0) {
+    if (sequence->count == 0) {
         return adaptive_check_empty(size, err);
     }
     value_coder *v = coder_of_values(scratch, err);
-    ckd_status status = v ? decode(v, values, n, contexts, from, size, err) : CKD_E_NOMEM;
+    ckd_status status = v ? decode(v, values, sequence, from, size, err) : CKD_E_NOMEM;
     if (status != CKD_OK) {
-        memset(values, 0, n * sizeof(*values));
+        memset(values, 0, sequence->count * sizeof(*values));
     }
     return status;
 }

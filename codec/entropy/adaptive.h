@@ -38,9 +38,14 @@ typedef enum adaptive_start {
 unsigned adaptive_context_of(double deviation);
 
 /* contexts: one byte per integer, taken modulo ADAPTIVE_CONTEXTS; NULL: all have context 0. */
-void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, size_t n,
-                     const uint8_t *contexts, adaptive_scratch *scratch);
-ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, const void *from, size_t size,
+typedef struct adaptive_sequence {
+    size_t count;
+    const uint8_t *contexts;
+} adaptive_sequence;
+
+void adaptive_encode(bytes *to, adaptive_start start, const adaptive_sequence *sequence,
+                     const int32_t *values, adaptive_scratch *scratch);
+ckd_status adaptive_decode(int32_t *values, const adaptive_sequence *sequence, const void *from, size_t size,
                            adaptive_scratch *scratch, ckd_error *err);
 
 /* ---- planes ---- */

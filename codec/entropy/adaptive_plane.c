@@ -142,11 +142,13 @@ static unsigned sign_context(const int32_t *values, size_t i, uint64_t column, u
     return 3u * (unsigned)((left > 0) - (left < 0) + 1) + (unsigned)((up > 0) - (up < 0) + 1);
 }
 
-/* Codes an integer that is not zero. Returns false if it does not fit 32 bits (decoding). */
-CPU_INLINE bool code_nonzero(plane_coder *p, bool decoding, const int32_t *values, size_t i, uint64_t column,
-                             uint32_t probability, int32_t *value) {
+/*
+ * Codes an integer that is not zero; `probability` is that of this. Returns false if it does not fit 32 bits
+ * (decoding).
+ */
+CPU_INLINE bool code_nonzero(plane_coder *p, bool decoding, adaptive_bit *sign, uint32_t probability,
+                             int32_t *value) {
     adaptive_coder *c = &p->coder;
-    adaptive_bit *sign = &p->negative[sign_context(values, i, column, p->plane->columns)];
     unsigned negative = adaptive_code_bit(c, decoding, sign, pace_sign, *value < 0);
     uint32_t magnitude = *value < 0 ? 0 - (uint32_t)*value : (uint32_t)*value;
     uint64_t size = adaptive_code_size(c, decoding, sizes_of(p, probability), pace_size, 0, magnitude - 1);
@@ -167,7 +169,8 @@ CPU_INLINE bool code_plane(plane_coder *p, bool decoding, const int32_t *values,
         uint32_t probability = adaptive_probability(nonzero);
         int32_t value = decoding ? 0 : values[i];
         if (adaptive_code_bit(&p->coder, decoding, nonzero, pace_zero, value != 0) &&
-            !code_nonzero(p, decoding, values, i, column, probability, &value)) {
+            !code_nonzero(p, decoding, &p->negative[sign_context(values, i, column, p->plane->columns)],
+                          probability, &value)) {
             return false;
         }
         if (decoding) {

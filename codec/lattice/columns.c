@@ -15,8 +15,8 @@ enum { MOST_SHIFT = 24 };
 void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
                           lattice_scratch *scratch) {
     bytes *stream = bytes_anew(&scratch->stream);
-    adaptive_encode(stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, values, n, contexts,
-                    &scratch->adaptive);
+    adaptive_encode(stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, &(adaptive_sequence){n, contexts},
+                    values, &scratch->adaptive);
     wire_put_varint(to, stream->size);
     bytes_put(to, stream->data, stream->size);
     to->failed |= stream->failed;
@@ -34,7 +34,8 @@ static ckd_status get_integers(const int32_t **out, reader *from, size_t n, cons
         return CKD_E_NOMEM;
     }
     *out = values;
-    return adaptive_decode(values, n, contexts, stream, (size_t)size, &scratch->adaptive, err);
+    return adaptive_decode(values, &(adaptive_sequence){n, contexts}, stream, (size_t)size,
+                           &scratch->adaptive, err);
 }
 
 /* Reads integers, each of which must be in min ... max. */

@@ -79,7 +79,8 @@ static void encode(bytes *to, const sample *s) {
     if (s->plane.columns) {
         adaptive_plane_encode(to, &s->plane, s->values, &models);
     } else {
-        adaptive_encode(to, s->start, s->values, s->plane.count, s->plane.hints, &models);
+        adaptive_encode(to, s->start, &(adaptive_sequence){s->plane.count, s->plane.hints}, s->values,
+                        &models);
     }
     assert_false(to->failed);
 }
@@ -99,9 +100,10 @@ static ckd_status decode(int32_t *values, const sample *s, const uint8_t *from, 
     }
     ckd_error err;
     memset(&err, 0, sizeof(err));
-    ckd_status status = s->plane.columns
-                            ? adaptive_plane_decode(out + 1, &s->plane, copy, size, &models, &err)
-                            : adaptive_decode(out + 1, n, s->plane.hints, copy, size, &models, &err);
+    ckd_status status =
+        s->plane.columns
+            ? adaptive_plane_decode(out + 1, &s->plane, copy, size, &models, &err)
+            : adaptive_decode(out + 1, &(adaptive_sequence){n, s->plane.hints}, copy, size, &models, &err);
     assert_true(out[0] == GUARD && out[n + 1] == GUARD);
     assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     assert_true((status == CKD_OK) == (err.message[0] == 0));
@@ -415,7 +417,7 @@ static void failures_stick(void **state) {
     bytes full = {.failed = true};
     adaptive_plane_encode(&full, &s.plane, s.values, &models);
     assert_true(full.failed && full.size == 0);
-    adaptive_encode(&full, ADAPTIVE_EVEN, s.values, 500, NULL, &models);
+    adaptive_encode(&full, ADAPTIVE_EVEN, &(adaptive_sequence){500, NULL}, s.values, &models);
     assert_true(full.failed && full.size == 0);
     s.plane.count = SIZE_MAX / 8;
     bytes none = {0};

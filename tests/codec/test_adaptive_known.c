@@ -76,15 +76,16 @@ static void known_streams_decode(void **state) {
     assert_non_null(f);
     unsigned seen = 0;
     for (; read_known(f, &k); seen++) {
-        ckd_status status =
-            k.start == 2
-                ? adaptive_plane_decode(back, &k.plane, k.stream, k.size, &models, NULL)
-                : adaptive_decode(back, k.plane.count, k.plane.hints, k.stream, k.size, &models, NULL);
+        ckd_status status = k.start == 2
+                                ? adaptive_plane_decode(back, &k.plane, k.stream, k.size, &models, NULL)
+                                : adaptive_decode(back, &(adaptive_sequence){k.plane.count, k.plane.hints},
+                                                  k.stream, k.size, &models, NULL);
         assert_int_equal(status, CKD_OK);
         assert_memory_equal(back, k.values, k.plane.count * sizeof(*back));
         if (k.start != 2) { /* there is one way to write it */
             bytes again = {0};
-            adaptive_encode(&again, (adaptive_start)k.start, k.values, k.plane.count, k.plane.hints, &models);
+            adaptive_encode(&again, (adaptive_start)k.start,
+                            &(adaptive_sequence){k.plane.count, k.plane.hints}, k.values, &models);
             assert_int_equal(again.size, k.size);
             assert_memory_equal(again.data, k.stream, k.size);
             bytes_free(&again);
@@ -111,8 +112,8 @@ static void write_known(FILE *f, const known *k) {
     if (k->start == 2) {
         adaptive_plane_encode(&stream, &k->plane, k->values, &models);
     } else {
-        adaptive_encode(&stream, (adaptive_start)k->start, k->values, k->plane.count, k->plane.hints,
-                        &models);
+        adaptive_encode(&stream, (adaptive_start)k->start,
+                        &(adaptive_sequence){k->plane.count, k->plane.hints}, k->values, &models);
     }
     fprintf(f, "%s %u %" PRIu64 " %" PRIu64 " %zu", k->name, k->start, k->plane.columns, k->plane.phase,
             k->plane.count);

@@ -275,7 +275,7 @@ static void put_integers(bytes *to, int32_t value, uint64_t n, adaptive_start st
     for (uint64_t i = 0; i < n; i++) {
         values[i] = value;
     }
-    adaptive_encode(&stream, start, values, n, contexts, &coder_room.adaptive);
+    adaptive_encode(&stream, start, &(adaptive_sequence){n, contexts}, values, &coder_room.adaptive);
     wire_put_varint(to, stream.size);
     bytes_put(to, stream.data, stream.size);
     bytes_free(&stream);
@@ -290,7 +290,8 @@ static void put_factor(bytes *to, const fields *f, uint64_t rows) {
     assert_non_null(contexts);
     memset(contexts, f->scale & 63, rows * f->rank);
     scales[0] = f->scale;
-    adaptive_encode(&stream, ADAPTIVE_EVEN, scales, f->rank, NULL, &coder_room.adaptive);
+    adaptive_encode(&stream, ADAPTIVE_EVEN, &(adaptive_sequence){f->rank, NULL}, scales,
+                    &coder_room.adaptive);
     wire_put_varint(to, stream.size);
     bytes_put(to, stream.data, stream.size);
     put_integers(to, f->factor, rows * f->rank, ADAPTIVE_SCALED, contexts);

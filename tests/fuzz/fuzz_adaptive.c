@@ -28,12 +28,12 @@ static void *exactly(const void *from, size_t size) {
 }
 
 static void values(const uint8_t *stream, size_t size, size_t n, const uint8_t *contexts, int32_t *out) {
-    ckd_status status = adaptive_decode(out, n, contexts, stream, size, &models, NULL);
+    ckd_status status = adaptive_decode(out, &(adaptive_sequence){n, contexts}, stream, size, &models, NULL);
     require(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     if (status == CKD_OK && n) {
         bytes even = {0}, scaled = {0};
-        adaptive_encode(&even, ADAPTIVE_EVEN, out, n, contexts, &models);
-        adaptive_encode(&scaled, ADAPTIVE_SCALED, out, n, contexts, &models);
+        adaptive_encode(&even, ADAPTIVE_EVEN, &(adaptive_sequence){n, contexts}, out, &models);
+        adaptive_encode(&scaled, ADAPTIVE_SCALED, &(adaptive_sequence){n, contexts}, out, &models);
         require(!even.failed && !scaled.failed);
         require((even.size == size && memcmp(even.data, stream, size) == 0) ||
                 (scaled.size == size && memcmp(scaled.data, stream, size) == 0));
