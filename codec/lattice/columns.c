@@ -12,46 +12,46 @@ enum { MOST_SHIFT = 24 };
 #define FACTOR_WORTH 16
 #define SYMBOLS_MAX  (1u << 18)
 
-void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
-                          lattice_scratch *scratch) {
-    bytes *stream = bytes_anew(&scratch->stream);
+void lattice_put_integers(const lattice_output *out, const int32_t *values, size_t n,
+                          const uint8_t *contexts) {
+    bytes *to = out->to;
+    bytes *stream = bytes_anew(&out->scratch->stream);
     adaptive_encode(stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, &(adaptive_sequence){n, contexts},
-                    values, &scratch->adaptive);
+                    values, &out->scratch->adaptive);
     wire_put_varint(to, stream->size);
     bytes_put(to, stream->data, stream->size);
     to->failed |= stream->failed;
 }
 
-static ckd_status get_integers(const int32_t **out, reader *from, size_t n, const uint8_t *contexts,
-                               bytes *room, lattice_scratch *scratch, ckd_error *err) {
-    uint64_t size = wire_varint_max(from, reader_left(from));
-    const void *stream = reader_take(from, (size_t)size);
-    if (from->failed) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's parts go beyond its end");
+static ckd_status get_integers(const int32_t **out, lattice_input *from, size_t n, const uint8_t *contexts,
+                               bytes *buffer) {
+    uint64_t size = wire_varint_max(&from->in, reader_left(&from->in));
+    const void *stream = reader_take(&from->in, (size_t)size);
+    if (from->in.failed) {
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's parts go beyond its end");
     }
-    int32_t *values = bytes_scratch(room, n * sizeof(int32_t) + 1, "decoding scratch", err);
+    int32_t *values = bytes_scratch(buffer, n * sizeof(int32_t) + 1, "decoding scratch", from->err);
     if (!values) {
         return CKD_E_NOMEM;
     }
     *out = values;
     return adaptive_decode(values, &(adaptive_sequence){n, contexts}, stream, (size_t)size,
-                           &scratch->adaptive, err);
+                           &from->scratch->adaptive, from->err);
 }
 
 /* Reads integers, each of which must be in min ... max. */
-static ckd_status get_bounded(const int32_t **out, reader *from, size_t n, int32_t min, int32_t max,
-                              bytes *room, lattice_scratch *scratch, ckd_error *err) {
-    ckd_status status = get_integers(out, from, n, NULL, room, scratch, err);
+static ckd_status get_bounded(const int32_t **out, lattice_input *from, size_t n, int32_t min, int32_t max,
+                              bytes *buffer) {
+    ckd_status status = get_integers(out, from, n, NULL, buffer);
     for (size_t i = 0; i < n && status == CKD_OK; i++) {
         if ((*out)[i] < min || (*out)[i] > max) {
-            status = err_set(err, CKD_E_CORRUPT, "a lossy block has a scale that there is not");
+            status = err_set(from->err, CKD_E_CORRUPT, "a lossy block has a scale that there is not");
         }
     }
     return status;
 }
-ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes *room,
-                             lattice_scratch *scratch, ckd_error *err) {
-    return get_bounded(out, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, room, scratch, err);
+ckd_status lattice_get_steps(const int32_t **values, lattice_input *from, size_t n, bytes *buffer) {
+    return get_bounded(values, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, buffer);
 }
 
 /* ---- factors: rows x rank; each component (column) has its own scale ---- */
@@ -65,10 +65,10 @@ static int32_t component_scale(const int32_t *factor, size_t rows, uint32_t rank
     return (int32_t)adaptive_context_of(sqrt(energy / (double)(rows ? rows : 1)));
 }
 
-static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank, bytes *room,
+static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank, bytes *buffer,
                                 ckd_error *err) {
     size_t n = rows * rank, have = n < rank ? n : rank;
-    uint8_t *contexts = bytes_scratch(room, n + 1, "coding scratch", err);
+    uint8_t *contexts = bytes_scratch(buffer, n + 1, "coding scratch", err);
     for (size_t k = 0; contexts && k < have; k++) {
         contexts[k] = (uint8_t)scale[k];
     }
@@ -90,42 +90,45 @@ static void differences(int32_t *values, size_t n, bool undo) {
 }
 
 /* Writes integers of `width` bytes as symbol streams of at most SYMBOLS_MAX integers, each preceded by its size. */
-static void put_streams(bytes *to, const int32_t *values, size_t n, unsigned width, const uint8_t *contexts,
-                        lattice_scratch *scratch, symbols_workspace *work) {
+static void put_streams(const lattice_output *out, const int32_t *values, size_t n, unsigned width,
+                        const uint8_t *contexts) {
+    lattice_scratch *scratch = out->scratch;
+    symbols_workspace *work = out->work;
+    bytes *to = out->to;
     for (size_t at = 0; at < n; at += SYMBOLS_MAX) {
         size_t here = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX;
         void *narrow = bytes_scratch(&scratch->narrow, here * width + 1, "coding scratch", NULL);
-        uint8_t *room = NULL;
+        uint8_t *stream = NULL;
         if (narrow) {
             lattice_narrow(narrow, values + at, here, width);
             symbols_plan(work, 0, SYMBOLS_CLASS, &(symbols_input){width, here, narrow, contexts + at}, NULL);
-            room = bytes_scratch(&scratch->few, symbols_bound(work, 0) + 1, "coding scratch", NULL);
+            stream = bytes_scratch(&scratch->few, symbols_bound(work, 0) + 1, "coding scratch", NULL);
         }
-        if (!room) {
+        if (!stream) {
             to->failed = true;
             return;
         }
-        size_t size = symbols_encode(work, 0, narrow, contexts + at, room, symbols_bound(work, 0));
+        size_t size = symbols_encode(work, 0, narrow, contexts + at, stream, symbols_bound(work, 0));
         wire_put_varint(to, size);
-        bytes_put(to, room, size);
+        bytes_put(to, stream, size);
     }
 }
 
-static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned width,
-                              const uint8_t *contexts, lattice_scratch *scratch, symbols_workspace *work,
-                              ckd_error *err) {
+static ckd_status get_streams(int32_t *values, lattice_input *from, size_t n, unsigned width,
+                              const uint8_t *contexts) {
     ckd_status status = CKD_OK;
     for (size_t at = 0; at < n && status == CKD_OK; at += SYMBOLS_MAX) {
         size_t here = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX;
-        uint64_t size = wire_varint_max(from, reader_left(from));
-        const void *stream = reader_take(from, (size_t)size);
-        void *narrow = bytes_scratch(&scratch->narrow, here * width + 1, "decoding scratch", err);
+        uint64_t size = wire_varint_max(&from->in, reader_left(&from->in));
+        const void *stream = reader_take(&from->in, (size_t)size);
+        void *narrow = bytes_scratch(&from->scratch->narrow, here * width + 1, "decoding scratch", from->err);
         if (!narrow) {
             return CKD_E_NOMEM;
         }
-        status = from->failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's factor goes beyond its end")
-                              : symbols_decode(work, &(symbols_output){width, here, narrow, contexts + at},
-                                               stream, (size_t)size, err);
+        status = from->in.failed
+                     ? err_set(from->err, CKD_E_CORRUPT, "a lossy block's factor goes beyond its end")
+                     : symbols_decode(from->work, &(symbols_output){width, here, narrow, contexts + at},
+                                      stream, (size_t)size, from->err);
         if (status == CKD_OK) {
             lattice_widen(values + at, narrow, here, width, false);
         }
@@ -137,15 +140,15 @@ static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned 
  * Uses adaptive coding, which is smaller, or symbols, which are ten times as fast: for many integers, or if they cost
  * hardly more.
  */
-static bool put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
-                       lattice_scratch *scratch, symbols_workspace *work) {
-    bytes *fast = bytes_anew(&scratch->tried);
+static bool put_scaled(const lattice_output *out, const int32_t *values, size_t n, const uint8_t *contexts) {
+    bytes *to = out->to, *fast = bytes_anew(&out->scratch->tried);
+    lattice_output symbols_out = {fast, out->scratch, out->work, out->err};
     size_t start = to->size;
     unsigned width = lattice_width(values, n, false);
     bytes_put_u8(fast, (uint8_t)width);
-    put_streams(fast, values, n, width, contexts, scratch, work);
+    put_streams(&symbols_out, values, n, width, contexts);
     if (n < FACTOR_MANY) {
-        lattice_put_integers(to, values, n, contexts, scratch);
+        lattice_put_integers(out, values, n, contexts);
     }
     size_t small = to->size - start;
     bool symbols = n >= FACTOR_MANY || fast->size <= small + small / FACTOR_WORTH;
@@ -157,46 +160,44 @@ static bool put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t
     return symbols;
 }
 
-static ckd_status get_scaled(const int32_t **out, reader *from, size_t n, bool symbols,
-                             const uint8_t *contexts, bytes *room, lattice_scratch *scratch,
-                             symbols_workspace *work, ckd_error *err) {
+static ckd_status get_scaled(const int32_t **out, lattice_input *from, size_t n, bool symbols,
+                             const uint8_t *contexts, bytes *buffer) {
     if (!symbols) {
-        return get_integers(out, from, n, contexts, room, scratch, err);
+        return get_integers(out, from, n, contexts, buffer);
     }
-    uint8_t width = reader_u8(from);
+    uint8_t width = reader_u8(&from->in);
     if (width != 1 && width != 2 && width != 4) {
-        return err_set(err, CKD_E_CORRUPT,
+        return err_set(from->err, CKD_E_CORRUPT,
                        "a lossy block's factor has integers of a width that there is not");
     }
-    int32_t *values = bytes_scratch(room, n * sizeof(int32_t) + 1, "decoding scratch", err);
+    int32_t *values = bytes_scratch(buffer, n * sizeof(int32_t) + 1, "decoding scratch", from->err);
     *out = values;
-    return values ? get_streams(values, from, n, width, contexts, scratch, work, err) : CKD_E_NOMEM;
+    return values ? get_streams(values, from, n, width, contexts) : CKD_E_NOMEM;
 }
 
-ckd_status lattice_put_factor(bool *symbols, bytes *to, const int32_t *factor, size_t rows, uint32_t rank,
-                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+ckd_status lattice_put_factor(const lattice_output *out, bool *symbols, const int32_t *factor, size_t rows,
+                              uint32_t rank) {
     int32_t scale[LATTICE_MAX_RANK] = {0}, steps[LATTICE_MAX_RANK] = {0};
     for (uint32_t k = 0; k < rank; k++) {
         scale[k] = steps[k] = component_scale(factor, rows, rank, k);
     }
     differences(steps, rank, false);
-    lattice_put_integers(to, steps, rank, NULL, scratch);
-    uint8_t *contexts = factor_contexts(scale, rows, rank, &scratch->contexts, err);
+    lattice_put_integers(out, steps, rank, NULL);
+    uint8_t *contexts = factor_contexts(scale, rows, rank, &out->scratch->contexts, out->err);
     if (!contexts) {
         return CKD_E_NOMEM;
     }
-    *symbols = put_scaled(to, factor, rows * rank, contexts, scratch, work);
+    *symbols = put_scaled(out, factor, rows * rank, contexts);
     return CKD_OK;
 }
 
-ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bool symbols,
-                              bytes *room, lattice_scratch *scratch, symbols_workspace *work,
-                              ckd_error *err) {
+ckd_status lattice_get_factor(const int32_t **factor, lattice_input *from, uint64_t rows, uint32_t rank,
+                              bool symbols, bytes *buffer) {
     const int32_t *steps;
     if (rows * rank > LATTICE_MAX_FACTOR) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's factor is too large");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's factor is too large");
     }
-    ckd_status status = get_integers(&steps, from, rank, NULL, &scratch->narrow, scratch, err);
+    ckd_status status = get_integers(&steps, from, rank, NULL, &from->scratch->narrow);
     if (status != CKD_OK) {
         return status;
     }
@@ -205,74 +206,72 @@ ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, 
     differences(scale, rank, true);
     for (uint32_t k = 0; k < rank; k++) {
         if (scale[k] < 0 || scale[k] >= (int32_t)ADAPTIVE_CONTEXTS) {
-            return err_set(err, CKD_E_CORRUPT, "a lossy block's factor has a scale that there is not");
+            return err_set(from->err, CKD_E_CORRUPT, "a lossy block's factor has a scale that there is not");
         }
     }
-    uint8_t *contexts = factor_contexts(scale, rows, rank, &scratch->contexts, err);
-    return contexts ? get_scaled(out, from, rows * rank, symbols, contexts, room, scratch, work, err)
-                    : CKD_E_NOMEM;
+    uint8_t *contexts = factor_contexts(scale, rows, rank, &from->scratch->contexts, from->err);
+    return contexts ? get_scaled(factor, from, rows * rank, symbols, contexts, buffer) : CKD_E_NOMEM;
 }
 
 /* ---- shared data of a matrix ---- */
 
-ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
-                               symbols_workspace *work, ckd_error *err) {
+ckd_status lattice_put_columns(const lattice_output *out, const lattice_columns *c) {
+    bytes *to = out->to;
     size_t form = to->size;
     bytes_put_u8(to, (uint8_t)((c->step ? COLUMNS_STEP : 0) | (c->rank ? COLUMNS_FACTOR : 0)));
     if (c->step) {
-        lattice_put_integers(to, c->step, c->columns, NULL, scratch);
+        lattice_put_integers(out, c->step, c->columns, NULL);
     }
     if (c->rank == 0) {
         return CKD_OK;
     }
     wire_put_varint(to, c->rank);
-    lattice_put_integers(to, c->shift, c->rank, NULL, scratch);
+    lattice_put_integers(out, c->shift, c->rank, NULL);
     bool symbols = false;
-    ckd_status status = lattice_put_factor(&symbols, to, c->factor, c->columns, c->rank, scratch, work, err);
+    ckd_status status = lattice_put_factor(out, &symbols, c->factor, c->columns, c->rank);
     if (symbols && !to->failed) {
         to->data[form] |= COLUMNS_SYMBOLS;
     }
     return status;
 }
 
-ckd_status lattice_get_columns(lattice_columns *c, reader *from, uint64_t max_rank, lattice_scratch *scratch,
-                               symbols_workspace *work, ckd_error *err) {
-    uint8_t form = reader_u8(from);
+ckd_status lattice_get_columns(lattice_columns *c, lattice_input *from, uint64_t max_rank) {
+    uint8_t form = reader_u8(&from->in);
     ckd_status status = CKD_OK;
     if (form & ~COLUMNS_KNOWN || (form & COLUMNS_SYMBOLS && !(form & COLUMNS_FACTOR)) ||
         (form && c->columns > LATTICE_MAX_COLUMNS)) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
     }
     if (form & COLUMNS_STEP) {
-        status = lattice_get_steps(&c->step, from, c->columns, &scratch->step, scratch, err);
+        status = lattice_get_steps(&c->step, from, c->columns, &from->scratch->step);
     }
     if (status != CKD_OK || !(form & COLUMNS_FACTOR)) {
         return status;
     }
-    c->rank = (uint32_t)wire_varint_max(from, LATTICE_MAX_RANK);
+    c->rank = (uint32_t)wire_varint_max(&from->in, LATTICE_MAX_RANK);
     if (c->rank == 0 || c->rank > max_rank) {
-        return err_set(err, CKD_E_CORRUPT,
+        return err_set(from->err, CKD_E_CORRUPT,
                        "a lossy block's factor has a number of components that there is not");
     }
-    status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &scratch->shift, scratch, err);
+    status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &from->scratch->shift);
     return status == CKD_OK ? lattice_get_factor(&c->factor, from, c->columns, c->rank,
-                                                 form & COLUMNS_SYMBOLS, &scratch->factor, scratch, work, err)
+                                                 form & COLUMNS_SYMBOLS, &from->scratch->factor)
                             : status;
 }
 
 ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
                                   symbols_workspace *work, ckd_error *err) {
     wire_put_varint(to, c->columns);
-    ckd_status status = lattice_put_columns(to, c, scratch, work, err);
+    ckd_status status = lattice_put_columns(&(lattice_output){to, scratch, work, err}, c);
     return status == CKD_OK && to->failed ? err_nomem(err, to->size, "a lossy block") : status;
 }
 
 ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
                                   lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
-    reader r = reader_of(from, size);
-    *out = (lattice_columns){.columns = wire_varint_max(&r, LATTICE_MAX_COLUMNS)};
-    ckd_status status = lattice_get_columns(out, &r, LATTICE_MAX_RANK, scratch, work, err);
-    return status == CKD_OK && (r.failed || reader_left(&r))
+    lattice_input r = {reader_of(from, size), scratch, work, err};
+    *out = (lattice_columns){.columns = wire_varint_max(&r.in, LATTICE_MAX_COLUMNS)};
+    ckd_status status = lattice_get_columns(out, &r, LATTICE_MAX_RANK);
+    return status == CKD_OK && (r.in.failed || reader_left(&r.in))
                ? err_set(err, CKD_E_CORRUPT, "a matrix's columns end in the wrong place")
                : status;
 }

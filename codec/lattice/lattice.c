@@ -99,37 +99,38 @@ static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void 
 }
 
 /* Masks need an eighth of the symbols, so an eighth of the time, and capture what neighbours have in common. */
-static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratch *scratch,
-                            symbols_workspace *work, ckd_error *err) {
+static ckd_status put_masks(const lattice_output *out, const int8_t *q, size_t n) {
+    bytes *to = out->to;
     size_t groups = (n + MASK_OF - 1) / MASK_OF;
-    uint8_t *masks = bytes_scratch(&scratch->at, groups + n + MASK_OF, "coding scratch", err);
+    uint8_t *masks = bytes_scratch(&out->scratch->at, groups + n + MASK_OF, "coding scratch", out->err);
     if (!masks) {
         return CKD_E_NOMEM;
     }
     int8_t *others = (int8_t *)masks + groups;
     size_t count = lattice_to_masks(masks, others, q, n);
-    bytes *stream = bytes_anew(&scratch->stream);
-    put_stream(stream, SYMBOLS_SPLIT, 1, masks, groups, work);
+    bytes *stream = bytes_anew(&out->scratch->stream);
+    put_stream(stream, SYMBOLS_SPLIT, 1, masks, groups, out->work);
     bytes_put_u8(to, Q_MASKS);
     wire_put_varint(to, stream->size);
     bytes_put(to, stream->data, stream->size);
     to->failed |= stream->failed;
-    put_stream(to, SYMBOLS_CLASS, 1, others, count, work);
+    put_stream(to, SYMBOLS_CLASS, 1, others, count, out->work);
     return CKD_OK;
 }
 
 /* Writes integers of `width` bytes. `linear`: masks are allowed. */
-static ckd_status put_symbols(bytes *to, const void *q, unsigned width, size_t n, bool linear,
-                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+static ckd_status put_symbols(const lattice_output *out, const void *q, unsigned width, size_t n,
+                              bool linear) {
+    bytes *to = out->to;
     size_t start = to->size;
     bool few = linear && width == 1 && lattice_nonzeros(q, n) <= n / MASKS_WORTH;
-    ckd_status status = few ? put_masks(to, q, n, scratch, work, err) : CKD_OK;
+    ckd_status status = few ? put_masks(out, q, n) : CKD_OK;
     if (status != CKD_OK || (few && n >= MASKS_SURE)) {
         return status;
     }
-    bytes *plain = bytes_anew(&scratch->tried);
+    bytes *plain = bytes_anew(&out->scratch->tried);
     bytes_put_u8(plain, (uint8_t)width);
-    put_stream(plain, SYMBOLS_CLASS, width, q, n, work);
+    put_stream(plain, SYMBOLS_CLASS, width, q, n, out->work);
     if (!few || plain->size < to->size - start) {
         to->size = start;
         bytes_put(to, plain->data, plain->size);
@@ -146,30 +147,30 @@ CPU_PLAIN static bool all_zero(const int32_t *q, size_t n) {
     return any == 0;
 }
 
-static ckd_status put_q(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
-                        symbols_workspace *work, ckd_error *err) {
+static ckd_status put_q(const lattice_output *out, const lattice_block *b, lattice_effort effort) {
+    bytes *to = out->to;
     bool linear = b->map == LATTICE_LINEAR;
     if (b->few ? lattice_nonzeros(b->few, b->count) == 0 : all_zero(b->q, b->count)) {
         bytes_put_u8(to, Q_NONE);
         return CKD_OK;
     }
     if (b->few) {
-        return put_symbols(to, b->few, 1, b->count, linear, scratch, work, err);
+        return put_symbols(out, b->few, 1, b->count, linear);
     }
     size_t start = to->size;
     unsigned width = lattice_width(b->q, b->count, !linear);
-    void *narrow = bytes_scratch(&scratch->narrow, b->count * width + 1, "coding scratch", err);
+    void *narrow = bytes_scratch(&out->scratch->narrow, b->count * width + 1, "coding scratch", out->err);
     if (!narrow) {
         return CKD_E_NOMEM;
     }
     lattice_narrow(narrow, b->q, b->count, width);
-    ckd_status status = put_symbols(to, narrow, width, b->count, linear, scratch, work, err);
+    ckd_status status = put_symbols(out, narrow, width, b->count, linear);
     if (status != CKD_OK || effort == LATTICE_FAST) {
         return status;
     }
-    bytes *plane = bytes_anew(&scratch->tried);
+    bytes *plane = bytes_anew(&out->scratch->tried);
     adaptive_plane shape = {b->count, b->columns, b->phase, NULL};
-    adaptive_plane_encode(plane, &shape, b->q, &scratch->adaptive);
+    adaptive_plane_encode(plane, &shape, b->q, &out->scratch->adaptive);
     if (!plane->failed && plane->size < to->size - start - 1) {
         to->size = start;
         bytes_put_u8(to, Q_PLANE);
@@ -179,74 +180,74 @@ static ckd_status put_q(bytes *to, const lattice_block *b, lattice_effort effort
     return CKD_OK;
 }
 
-static ckd_status get_masks(lattice_block *b, const void *from, size_t size, lattice_scratch *scratch,
-                            symbols_workspace *work, ckd_error *err) {
+static ckd_status get_masks(lattice_block *b, lattice_input *from) {
     size_t n = b->count, groups = (n + MASK_OF - 1) / MASK_OF, count = 0;
-    reader r = reader_of(from, size);
-    uint64_t taken = wire_varint_max(&r, reader_left(&r));
-    const void *stream = reader_take(&r, (size_t)taken);
-    int8_t *few = bytes_scratch(&scratch->few, n + 1, "decoding scratch", err);
+    uint64_t taken = wire_varint_max(&from->in, reader_left(&from->in));
+    const void *stream = reader_take(&from->in, (size_t)taken);
+    int8_t *few = bytes_scratch(&from->scratch->few, n + 1, "decoding scratch", from->err);
     uint8_t *masks =
-        few ? bytes_scratch(&scratch->narrow, groups + n + MASK_OF, "decoding scratch", err) : NULL;
+        few ? bytes_scratch(&from->scratch->narrow, groups + n + MASK_OF, "decoding scratch", from->err)
+            : NULL;
     if (!masks) {
         return CKD_E_NOMEM;
     }
-    ckd_status status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's masks go beyond its end")
-                                 : symbols_decode(work, &(symbols_output){1, groups, masks, NULL}, stream,
-                                                  (size_t)taken, err);
+    ckd_status status = from->in.failed
+                            ? err_set(from->err, CKD_E_CORRUPT, "a lossy block's masks go beyond its end")
+                            : symbols_decode(from->work, &(symbols_output){1, groups, masks, NULL}, stream,
+                                             (size_t)taken, from->err);
     if (status == CKD_OK) {
         count = lattice_masks_bits(masks, groups);
     }
     int8_t *others = (int8_t *)masks + groups;
-    size_t left = reader_left(&r);
+    size_t left = reader_left(&from->in);
     if (status == CKD_OK && count <= n) {
-        status =
-            symbols_decode(work, &(symbols_output){1, count, others, NULL}, reader_take(&r, left), left, err);
+        status = symbols_decode(from->work, &(symbols_output){1, count, others, NULL},
+                                reader_take(&from->in, left), left, from->err);
     }
     if (status == CKD_OK && (count > n || !lattice_from_masks(few, masks, others, count, n))) {
-        status = err_set(err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
+        status = err_set(from->err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
     }
     b->few = few;
     return status;
 }
 
-static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch, symbols_workspace *work,
-                        ckd_error *err) {
-    uint8_t how = reader_u8(from);
-    size_t size = reader_left(from), n = b->count;
-    const void *stream = reader_take(from, size);
+static ckd_status get_q(lattice_block *b, lattice_input *from) {
+    uint8_t how = reader_u8(&from->in);
+    size_t size = reader_left(&from->in), n = b->count;
     if (how == Q_NONE) {
-        return size ? err_set(err, CKD_E_CORRUPT, "a lossy block ends in the wrong place") : CKD_OK;
+        return size ? err_set(from->err, CKD_E_CORRUPT, "a lossy block ends in the wrong place") : CKD_OK;
     }
     if (how == Q_MASKS && b->map == LATTICE_LINEAR) {
-        return get_masks(b, stream, size, scratch, work, err);
+        return get_masks(b, from);
     }
-    int32_t *q = bytes_scratch(&scratch->q, n * sizeof(int32_t) + 1, "decoding scratch", err);
+    const void *stream = reader_take(&from->in, size);
+    int32_t *q = bytes_scratch(&from->scratch->q, n * sizeof(int32_t) + 1, "decoding scratch", from->err);
     if (!q) {
         return CKD_E_NOMEM;
     }
     b->q = q;
     if (how == Q_PLANE) {
         adaptive_plane shape = {n, b->columns, b->phase, NULL};
-        return adaptive_plane_decode(q, &shape, stream, size, &scratch->adaptive, err);
+        return adaptive_plane_decode(q, &shape, stream, size, &from->scratch->adaptive, from->err);
     }
     if (how == 4) {
-        return symbols_decode(work, &(symbols_output){4, n, q, NULL}, stream, size, err);
+        return symbols_decode(from->work, &(symbols_output){4, n, q, NULL}, stream, size, from->err);
     }
     if (how != 1 && how != 2) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's integers have a form that there is not");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's integers have a form that there is not");
     }
-    bytes *room = how == 1 ? &scratch->few : &scratch->narrow;
-    void *narrow = bytes_scratch(room, n * how + 1, "decoding scratch", err);
+    bytes *buffer = how == 1 ? &from->scratch->few : &from->scratch->narrow;
+    void *narrow = bytes_scratch(buffer, n * how + 1, "decoding scratch", from->err);
     if (how == 1 && b->map == LATTICE_LINEAR) {
         b->q = NULL;
         b->few = narrow;
-        return narrow ? symbols_decode(work, &(symbols_output){how, n, narrow, NULL}, stream, size, err)
+        return narrow ? symbols_decode(from->work, &(symbols_output){how, n, narrow, NULL}, stream, size,
+                                       from->err)
                       : CKD_E_NOMEM;
     }
-    ckd_status status = narrow
-                            ? symbols_decode(work, &(symbols_output){how, n, narrow, NULL}, stream, size, err)
-                            : CKD_E_NOMEM;
+    ckd_status status =
+        narrow ? symbols_decode(from->work, &(symbols_output){how, n, narrow, NULL}, stream, size, from->err)
+               : CKD_E_NOMEM;
     if (status == CKD_OK) {
         lattice_widen(q, narrow, n, how, b->map == LATTICE_LEVELS);
     }
@@ -265,24 +266,26 @@ static void put_exceptions(bytes *to, const lattice_block *b) {
     }
 }
 
-static ckd_status get_exceptions(lattice_block *b, reader *from, lattice_scratch *scratch, ckd_error *err) {
-    b->exceptions =
-        (uint32_t)wire_varint_max(from, b->count < reader_left(from) ? b->count : reader_left(from));
-    uint32_t *at = bytes_scratch(&scratch->at, b->exceptions * sizeof(*at) + 1, "decoding scratch", err);
-    uint32_t *bits =
-        at ? bytes_scratch(&scratch->bits, b->exceptions * sizeof(*bits) + 1, "decoding scratch", err) : NULL;
+static ckd_status get_exceptions(lattice_block *b, lattice_input *from) {
+    b->exceptions = (uint32_t)wire_varint_max(
+        &from->in, b->count < reader_left(&from->in) ? b->count : reader_left(&from->in));
+    uint32_t *at =
+        bytes_scratch(&from->scratch->at, b->exceptions * sizeof(*at) + 1, "decoding scratch", from->err);
+    uint32_t *bits = at ? bytes_scratch(&from->scratch->bits, b->exceptions * sizeof(*bits) + 1,
+                                        "decoding scratch", from->err)
+                        : NULL;
     if (!bits) {
         return CKD_E_NOMEM;
     }
     uint64_t next = 0;
     if (b->exceptions == 0) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block keeps no values, and says that it does");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block keeps no values, and says that it does");
     }
     for (uint32_t i = 0; i < b->exceptions; i++) {
-        uint64_t place = next + wire_varint_max(from, b->count);
-        bits[i] = reader_u32(from);
+        uint64_t place = next + wire_varint_max(&from->in, b->count);
+        bits[i] = reader_u32(&from->in);
         if (place >= b->count) {
-            return err_set(err, CKD_E_CORRUPT, "a lossy block keeps a value that it does not have");
+            return err_set(from->err, CKD_E_CORRUPT, "a lossy block keeps a value that it does not have");
         }
         at[i] = (uint32_t)place;
         next = place + 1;
@@ -302,6 +305,7 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
                           symbols_workspace *work, ckd_error *err) {
     bool grid = has_grid(b) || effort == LATTICE_SMALL, symbols = false;
     size_t start = to->size;
+    lattice_output out = {to, scratch, work, err};
     bytes_put_u8(to, (uint8_t)((b->map == LATTICE_LEVELS ? FORM_LEVELS : 0) | (b->row ? FORM_ROWS : 0) |
                                (grid ? FORM_GRID : 0) | (b->factor ? FORM_FACTOR : 0) |
                                (b->exceptions ? FORM_EXCEPTIONS : 0) | (b->shared ? FORM_SHARED : 0) |
@@ -318,18 +322,17 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
         wire_put_varint(to, b->columns);
         wire_put_varint(to, b->phase);
         if (!b->shared) {
-            status = lattice_put_columns(to, &b->own, scratch, work, err);
+            status = lattice_put_columns(&out, &b->own);
         }
     }
     if (b->row && !b->shared_rows) {
-        lattice_put_integers(to, b->row, lattice_rows(b), NULL, scratch);
+        lattice_put_integers(&out, b->row, lattice_rows(b), NULL);
     }
     if (b->factor) {
         put_signed(to, b->low_rank_exponent);
     }
     if (status == CKD_OK && b->factor && !b->shared_rows) {
-        status =
-            lattice_put_factor(&symbols, to, b->factor, lattice_rows(b), b->own.rank, scratch, work, err);
+        status = lattice_put_factor(&out, &symbols, b->factor, lattice_rows(b), b->own.rank);
         if (symbols && !to->failed) {
             to->data[start] |= FORM_SYMBOLS;
         }
@@ -337,17 +340,17 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
     if (b->exceptions) {
         put_exceptions(to, b);
     }
-    THEN(status, put_q(to, b, effort, scratch, work, err));
+    THEN(status, put_q(&out, b, effort));
     return status == CKD_OK && to->failed ? err_nomem(err, to->size, "a lossy block") : status;
 }
 
-static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
-                           lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
-    b->columns = wire_varint_max(from, UINT64_C(1) << 40);
-    b->phase = wire_varint_max(from, UINT64_C(1) << 40);
+static ckd_status get_grid(lattice_block *b, lattice_input *from, uint8_t form,
+                           const lattice_columns *shared) {
+    b->columns = wire_varint_max(&from->in, UINT64_C(1) << 40);
+    b->phase = wire_varint_max(&from->in, UINT64_C(1) << 40);
     if (b->columns == 0 || b->phase >= b->columns || (form & FORM_SHARED && !shared) ||
         (form & FORM_SHARED && shared->columns != b->columns)) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's rows and columns do not fit together");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's rows and columns do not fit together");
     }
     if (form & FORM_SHARED) {
         b->shared = true;
@@ -355,7 +358,7 @@ static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const l
         return CKD_OK;
     }
     b->own.columns = b->columns;
-    return lattice_get_columns(&b->own, from, b->columns, scratch, work, err);
+    return lattice_get_columns(&b->own, from, b->columns);
 }
 
 /* Takes rows from a side record, which may have more of them than the block needs. */
@@ -371,70 +374,67 @@ static ckd_status take_rows(lattice_block *b, uint8_t form, const lattice_column
     return CKD_OK;
 }
 
-static ckd_status get_factor(lattice_block *b, reader *from, uint8_t form, lattice_scratch *scratch,
-                             symbols_workspace *work, ckd_error *err) {
-    b->low_rank_exponent = get_signed(from);
+static ckd_status get_factor(lattice_block *b, lattice_input *from, uint8_t form) {
+    b->low_rank_exponent = get_signed(&from->in);
     if (!b->own.rank || b->low_rank_exponent < -64 || b->low_rank_exponent > 64) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block has one factor of two");
     }
-    return form & FORM_SHARED_ROWS
-               ? CKD_OK
-               : lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank, form & FORM_SYMBOLS,
-                                    &scratch->own_factor, scratch, work, err);
+    return form & FORM_SHARED_ROWS ? CKD_OK
+                                   : lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank,
+                                                        form & FORM_SYMBOLS, &from->scratch->own_factor);
 }
 
-static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
-                            const lattice_columns *rows, lattice_scratch *scratch, symbols_workspace *work,
-                            ckd_error *err) {
+static ckd_status get_parts(lattice_block *b, lattice_input *from, uint8_t form,
+                            const lattice_payload *payload) {
     ckd_status status = CKD_OK;
     if (form & FORM_GRID) {
-        status = get_grid(b, from, form, shared, scratch, work, err);
+        status = get_grid(b, from, form, payload->columns);
     } else if (form & (FORM_ROWS | FORM_FACTOR | FORM_SHARED | FORM_SHARED_ROWS)) {
-        status = err_set(err, CKD_E_CORRUPT, "a lossy block has rows but no columns");
+        status = err_set(from->err, CKD_E_CORRUPT, "a lossy block has rows but no columns");
     }
-    if (status == CKD_OK && (form & FORM_SHARED_ROWS || rows)) {
+    if (status == CKD_OK && (form & FORM_SHARED_ROWS || payload->rows)) {
         status = form & FORM_SHARED_ROWS
-                     ? take_rows(b, form, rows, err)
-                     : err_set(err, CKD_E_CORRUPT, "a lossy block shares rows, and does not say so");
+                     ? take_rows(b, form, payload->rows, from->err)
+                     : err_set(from->err, CKD_E_CORRUPT, "a lossy block shares rows, and does not say so");
     } else if (status == CKD_OK && form & FORM_ROWS) {
-        status = lattice_get_steps(&b->row, from, lattice_rows(b), &scratch->row, scratch, err);
+        status = lattice_get_steps(&b->row, from, lattice_rows(b), &from->scratch->row);
     }
     if (status == CKD_OK && !(form & FORM_FACTOR) && b->own.rank && !b->shared) {
-        status = err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+        status = err_set(from->err, CKD_E_CORRUPT, "a lossy block has one factor of two");
     }
     if (status == CKD_OK && form & FORM_FACTOR) {
-        status = get_factor(b, from, form, scratch, work, err);
+        status = get_factor(b, from, form);
     }
-    return status == CKD_OK && form & FORM_EXCEPTIONS ? get_exceptions(b, from, scratch, err) : status;
+    return status == CKD_OK && form & FORM_EXCEPTIONS ? get_exceptions(b, from) : status;
 }
 
-ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared,
-                          const lattice_columns *rows, const void *from, size_t size,
-                          lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
-    reader r = reader_of(from, size);
-    uint8_t form = reader_u8(&r);
+ckd_status lattice_decode(lattice_block *out, const lattice_payload *from, lattice_scratch *scratch,
+                          symbols_workspace *work, ckd_error *err) {
+    lattice_input input = {reader_of(from->data, from->size), scratch, work, err};
+    reader *r = &input.in;
+    uint8_t form = reader_u8(r);
     *out = (lattice_block){.map = form & FORM_LEVELS ? LATTICE_LEVELS : LATTICE_LINEAR,
-                           .count = count,
-                           .columns = count ? count : 1,
-                           .step = get_signed(&r)};
+                           .count = from->count,
+                           .columns = from->count ? from->count : 1,
+                           .step = get_signed(r)};
     if (out->map == LATTICE_LINEAR) {
-        out->exponent = get_signed(&r);
-        const void *offset = reader_take(&r, sizeof(out->offset));
+        out->exponent = get_signed(r);
+        const void *offset = reader_take(r, sizeof(out->offset));
         if (offset) {
             memcpy(out->offset, offset, sizeof(out->offset));
         }
     } else {
-        out->birth = get_signed(&r);
+        out->birth = get_signed(r);
     }
     bool fits = out->map == LATTICE_LINEAR
                     ? out->step >= -400 && out->step <= 400 && out->exponent >= -120 && out->exponent <= 120
                     : out->step >= 1 && out->step <= 4096 && out->birth >= 1 && out->birth <= 2039 &&
                           !(form & FORM_FACTOR);
-    if (r.failed || (form & FORM_SYMBOLS && !(form & FORM_FACTOR)) || !fits) {
+    if (r->failed || (form & FORM_SYMBOLS && !(form & FORM_FACTOR)) || !fits) {
         return err_set(err, CKD_E_CORRUPT, "a lossy block begins with what there is not");
     }
-    ckd_status status = get_parts(out, &r, form, shared, rows, scratch, work, err);
-    THEN(status, r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block ends too early")
-                          : get_q(out, &r, scratch, work, err));
+    ckd_status status = get_parts(out, &input, form, from);
+    THEN(status,
+         r->failed ? err_set(err, CKD_E_CORRUPT, "a lossy block ends too early") : get_q(out, &input));
     return status;
 }

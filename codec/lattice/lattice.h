@@ -77,15 +77,23 @@ ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, lattice_s
                                   symbols_workspace *work, ckd_error *err);
 
 /*
- * Decodes a block of `count` elements. Any bytes give a block, CORRUPT or UNSUPPORTED. Time and memory are bounded by
- * count and the limits above: 5 bytes per integer of the factors (columns: LATTICE_MAX_FACTOR, rows: count + 2
- * columns), 4 bytes per row and column, 24 bytes per element. shared, rows: columns and rows from side records, or
- * NULL. The columns give the factor's width (CORRUPT without). The rows must be given exactly if the payload says so
- * (else CORRUPT). The pointers in *out, except to shared data, are valid until the scratch is used again.
+ * The payload of a block of `count` elements, with the columns and the rows from its side records, or NULL. The columns
+ * give the factor's width. The rows must be there exactly if the payload says so.
  */
-ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared,
-                          const lattice_columns *rows, const void *from, size_t size,
-                          lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
+typedef struct lattice_payload {
+    const void *data;
+    size_t size;
+    uint64_t count;
+    const lattice_columns *columns, *rows;
+} lattice_payload;
+/*
+ * Decodes a block. Any bytes give a block, CORRUPT or UNSUPPORTED; missing columns or rows are CORRUPT. Time and memory
+ * are bounded by count and the limits above: 5 bytes per integer of the factors (columns: LATTICE_MAX_FACTOR, rows:
+ * count + 2 columns), 4 bytes per row and column, 24 bytes per element. The pointers in *out, except to shared data,
+ * are valid until the scratch is used again.
+ */
+ckd_status lattice_decode(lattice_block *out, const lattice_payload *from, lattice_scratch *scratch,
+                          symbols_workspace *work, ckd_error *err);
 ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
                                   lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
 

@@ -4,14 +4,29 @@
 
 #include "codec/lattice/lattice.h"
 
+/* Where a payload is written, and what its encoders use. */
+typedef struct lattice_output {
+    bytes *to;
+    lattice_scratch *scratch;
+    symbols_workspace *work;
+    ckd_error *err;
+} lattice_output;
+/* A payload being read, and what its decoders use. */
+typedef struct lattice_input {
+    reader in;
+    lattice_scratch *scratch;
+    symbols_workspace *work;
+    ckd_error *err;
+} lattice_input;
+
 /* Writes an adaptive stream preceded by its size; failures set to->failed. contexts: of scaled models, or NULL. */
-void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
-                          lattice_scratch *scratch);
+void lattice_put_integers(const lattice_output *out, const int32_t *values, size_t n,
+                          const uint8_t *contexts);
 /*
- * Reads the steps of n rows or columns into `room`. Errors of this and all readers here: CORRUPT, UNSUPPORTED, NOMEM.
+ * Reads the steps of n rows or columns into `buffer`. Errors of this and all readers here: CORRUPT, UNSUPPORTED,
+ * NOMEM.
  */
-ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes *room,
-                             lattice_scratch *scratch, ckd_error *err);
+ckd_status lattice_get_steps(const int32_t **values, lattice_input *from, size_t n, bytes *buffer);
 
 /*
  * Returns the smallest width (1, 2 or 4 bytes) that holds all integers. levels: INT32_MIN stands for the lowest integer
@@ -25,15 +40,13 @@ void lattice_widen(int32_t *q, const void *from, size_t n, unsigned width, bool 
  * Factors: rows x rank; each component (a column) has its own scale. `symbols` is the coding used, which the form bits
  * record.
  */
-ckd_status lattice_put_factor(bool *symbols, bytes *to, const int32_t *factor, size_t rows, uint32_t rank,
-                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
-ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bool symbols,
-                              bytes *room, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
+ckd_status lattice_put_factor(const lattice_output *out, bool *symbols, const int32_t *factor, size_t rows,
+                              uint32_t rank);
+ckd_status lattice_get_factor(const int32_t **factor, lattice_input *from, uint64_t rows, uint32_t rank,
+                              bool symbols, bytes *buffer);
 
 /* Everything but the number of columns, which the reader knows. */
-ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
-                               symbols_workspace *work, ckd_error *err);
-ckd_status lattice_get_columns(lattice_columns *c, reader *from, uint64_t max_rank, lattice_scratch *scratch,
-                               symbols_workspace *work, ckd_error *err);
+ckd_status lattice_put_columns(const lattice_output *out, const lattice_columns *c);
+ckd_status lattice_get_columns(lattice_columns *c, lattice_input *from, uint64_t max_rank);
 
 #endif

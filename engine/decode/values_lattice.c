@@ -62,8 +62,10 @@ ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, co
         status = shared_side(&out->rows, d, v, b, 1, err);
     }
     THEN(status, values_payload(d, b, &payload, err));
-    THEN(status, lattice_decode(&out->block, r->count, out->columns ? &out->columns->columns : NULL,
-                                out->rows ? &out->rows->columns : NULL, payload, r->stored_size,
+    THEN(status, lattice_decode(&out->block,
+                                &(lattice_payload){payload, r->stored_size, r->count,
+                                                   out->columns ? &out->columns->columns : NULL,
+                                                   out->rows ? &out->rows->columns : NULL},
                                 &d->lattice.scratch, coder_symbols(d->coder), err));
     if (status != CKD_OK) {
         values_lattice_release(d, out);

@@ -38,7 +38,8 @@ static ckd_status decode_with(lattice_block *out, uint64_t count, const lattice_
     memcpy(copy, from, size);
     ckd_error err;
     memset(&err, 0, sizeof(err));
-    ckd_status status = lattice_decode(out, count, shared, rows, copy, size, &room, work, &err);
+    ckd_status status =
+        lattice_decode(out, &(lattice_payload){copy, size, count, shared, rows}, &room, work, &err);
     assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     assert_true((status == CKD_OK) == (err.message[0] == 0));
     free(copy);

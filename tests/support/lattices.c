@@ -78,9 +78,11 @@ static void check_again(const lattice_block *b, const lattice_columns *shared) {
         lattice_block again;
         require(lattice_encode(&payload, b, (lattice_effort)effort, &to, work, NULL) == CKD_OK,
                 "cannot be coded");
-        require(lattice_decode(&again, b->count, shared, lattices_rows(b), payload.data, payload.size, &from,
-                               work, NULL) == CKD_OK,
-                "what was coded is refused");
+        require(
+            lattice_decode(&again,
+                           &(lattice_payload){payload.data, payload.size, b->count, shared, lattices_rows(b)},
+                           &from, work, NULL) == CKD_OK,
+            "what was coded is refused");
         require(lattices_same(b, &again), "it does not come back");
         bytes_free(&payload);
     }
