@@ -255,7 +255,7 @@ void save_panels_free(save_panels *p) {
 
 /* The region lives as long as the save. */
 static ckd_status add_panel(save_panels *p, ckd_save *save, const tensor_context *whole, uint64_t first,
-                            uint64_t width, const save_panel_rows *rows, ckd_error *err) {
+                            const save_panel_rows *rows, ckd_error *err) {
     ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
     if (!region) {
         return err_nomem(err, sizeof(*region), "a tensor's description");
@@ -264,11 +264,10 @@ static ckd_status add_panel(save_panels *p, ckd_save *save, const tensor_context
     ckd_region mine = box_of(whole);
     uint64_t columns = mine.lengths[last];
     mine.offsets[last] += first;
-    mine.lengths[last] = width;
+    mine.lengths[last] = rows->width;
     *region = region_canonical(&whole->shape, &mine);
     save_panel *to = &p->items[p->count++];
     *to = (save_panel){.context = *whole, .rows = *rows, .first = first, .columns = columns};
-    to->rows.width = width;
     to->context.region = region;
     to->context.rows = &to->rows;
     return CKD_OK;
@@ -304,7 +303,8 @@ ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, c
         width = rows.parent             ? rows.parent->region->lengths[last]
                 : end < columns - first ? end
                                         : columns - first;
-        status = add_panel(out, save, t, first, width, &rows, err);
+        rows.width = width;
+        status = add_panel(out, save, t, first, &rows, err);
         widest = !rows.parent && width > widest ? width : widest;
     }
     for (size_t i = 0; i < out->count; i++) {
@@ -327,7 +327,7 @@ ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save
         source.read = device_read;
         source.read_context = &on_device;
     }
-    return save_exact_span(save, &source, &panel->context, first, end, NULL, err);
+    return save_exact_span(save, &(exact_span){&source, &panel->context, first, end}, NULL, err);
 }
 
 ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err) {

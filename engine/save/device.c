@@ -105,12 +105,13 @@ static coded_block *add_block(save_device *s, uint32_t number, uint64_t first, u
  * Chooses as many of the next blocks as can be handled together. A delta is tried for all of them or for none. Sets
  * u->looked to their end.
  */
-static ckd_status choose(save_device *s, const ckd_save *save, const ckd_tensor *tensor,
-                         const tensor_context *t, unchanged_blocks *u, uint64_t first, uint64_t end,
+static ckd_status choose(save_device *s, const ckd_save *save, unchanged_blocks *u, uint64_t first,
                          ckd_error *err) {
+    const tensor_context *t = u->span->context;
+    uint64_t end = u->span->end;
     bool tries = s->skip == 0;
     uint32_t max = !tries ? s->skip : s->won ? BATCH_BLOCKS : FIRST_BLOCKS, i = u->next;
-    device_reader *r = tensor->read_context;
+    device_reader *r = u->span->tensor->read_context;
     uint64_t count, taken = 0;
     ckd_status status = device_deltas_clear(&s->deltas, &s->streams, r, t->tensor->dtype, BATCH_BLOCKS, err);
     s->count = 0;
@@ -421,22 +422,22 @@ static void record_results(ckd_save *save, const save_device *s, unchanged_block
     }
 }
 
-ckd_status save_device_code(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
-                            unchanged_blocks *u, uint64_t first, uint64_t end, ckd_error *err) {
+ckd_status save_device_code(ckd_save *save, unchanged_blocks *u, uint64_t first, ckd_error *err) {
+    const tensor_context *t = u->span->context;
     save_device *s = may_code(save, t, u) ? about(save, t) : NULL;
     ckd_error why;
     if (!s) {
         return CKD_OK;
     }
     batch b = {.s = s, .save = save, .t = t, .u = u};
-    ckd_status status = choose(s, save, tensor, t, u, first, end, &why);
+    ckd_status status = choose(s, save, u, first, &why);
     if (status == CKD_OK && s->count > 0) {
         /* the batch uses the pipeline's jobs */
         ckd_status awaited = save_await(save, save->pipeline.pushed, err);
         if (awaited != CKD_OK) {
             return awaited;
         }
-        status = run(&b, tensor->read_context, &why);
+        status = run(&b, u->span->tensor->read_context, &why);
     }
     if (status != CKD_OK) {
         s->failed = true;

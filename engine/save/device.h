@@ -14,12 +14,11 @@ typedef struct save_device save_device;
 void save_device_free(ckd_save *save);
 
 /*
- * Called before the block of a span at element `first` is taken. Codes that block and some behind it, unless they
+ * Called before the block at element `first` of the span is taken. Codes that block and some behind it, unless they
  * were looked at already or cannot be coded there. If the device fails, the host codes the blocks; that is reported
  * once a tensor. Errors: those of save_await.
  */
-ckd_status save_device_code(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
-                            unchanged_blocks *u, uint64_t first, uint64_t end, ckd_error *err);
+ckd_status save_device_code(ckd_save *save, unchanged_blocks *u, uint64_t first, ckd_error *err);
 /*
  * Gives the job what the device made of the block that device_dedup_next has just returned. true: its values need not
  * be read.

@@ -101,9 +101,11 @@ static bool worth_a_look(const ckd_save *save, const ckd_tensor *tensor, const t
            save->coding.codec != CKD_CODEC_RAW && (t->parent || may_be_rounded(save, t));
 }
 
-static ckd_status hash_all(unchanged_blocks *u, const device_reader *r, const tensor_context *t,
-                           uint64_t first, uint64_t end, ckd_error *err) {
+static ckd_status hash_all(unchanged_blocks *u, ckd_error *err) {
+    const device_reader *r = u->span->tensor->read_context;
+    const tensor_context *t = u->span->context;
     ckd_status status = CKD_OK;
+    uint64_t first = u->span->first, end = u->span->end;
     for (uint32_t at = 0; first < end && status == CKD_OK;) {
         some_blocks b;
         hash128 got[KINDS * DEVICE_SPANS];
@@ -124,8 +126,9 @@ static ckd_status hash_all(unchanged_blocks *u, const device_reader *r, const te
 }
 
 /* Finds the blocks that this save has, once masters are registered. All jobs are free then. */
-static ckd_status name_all(unchanged_blocks *u, ckd_save *save, const tensor_context *t, uint64_t first,
-                           uint64_t end, ckd_error *err) {
+static ckd_status name_all(unchanged_blocks *u, ckd_save *save, ckd_error *err) {
+    const tensor_context *t = u->span->context;
+    uint64_t first = u->span->first, end = u->span->end;
     ckd_status status = save_await(save, save->pipeline.pushed, err);
     block_job *job = &save->jobs[0];
     for (uint32_t i = 0; first < end && status == CKD_OK; i++, first += job->count) {
@@ -138,12 +141,13 @@ static ckd_status name_all(unchanged_blocks *u, ckd_save *save, const tensor_con
     return status;
 }
 
-ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const ckd_tensor *tensor,
-                              const tensor_context *t, uint64_t first, uint64_t end, ckd_error *err) {
-    if (!worth_a_look(save, tensor, t) || first == end) {
+ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_span *of, ckd_error *err) {
+    const tensor_context *t = of->context;
+    u->span = of;
+    if (!worth_a_look(save, of->tensor, t) || of->first == of->end) {
         return CKD_OK;
     }
-    for (uint64_t at = first; at < end; at += save_block_at(t, at, end)) {
+    for (uint64_t at = of->first; at < of->end; at += save_block_at(t, at, of->end)) {
         u->count++;
     }
     u->content = calloc(u->count, sizeof(*u->content));
@@ -155,17 +159,17 @@ ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const ckd_ten
         return err_nomem(err, u->count * sizeof(*u->content), "hashes of blocks");
     }
     ckd_error why;
-    u->hashed = hash_all(u, tensor->read_context, t, first, end, &why) == CKD_OK;
+    u->hashed = hash_all(u, &why) == CKD_OK;
     if (!u->hashed) {
         store_message(save->store, "%s is read from its device, which cannot say what has changed: %s",
                       t->tensor->name, why.message);
     }
-    return u->hashed && may_be_rounded(save, t) ? name_all(u, save, t, first, end, err) : CKD_OK;
+    return u->hashed && may_be_rounded(save, t) ? name_all(u, save, err) : CKD_OK;
 }
 
-void device_dedup_free(unchanged_blocks *u, const ckd_tensor *tensor) {
+void device_dedup_free(unchanged_blocks *u) {
     if (u->content) {
-        device_reader *r = tensor->read_context;
+        device_reader *r = u->span->tensor->read_context;
         r->end = r->elements;
     }
     free(u->content);
@@ -175,8 +179,8 @@ void device_dedup_free(unchanged_blocks *u, const ckd_tensor *tensor) {
     free(u->unread);
 }
 
-bool device_dedup_next(unchanged_blocks *u, ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
-                       block_job *job) {
+bool device_dedup_next(unchanged_blocks *u, ckd_save *save, block_job *job) {
+    const tensor_context *t = u->span->context;
     job->unchanged = false;
     if (!u->content) {
         return false;
@@ -197,7 +201,7 @@ bool device_dedup_next(unchanged_blocks *u, ckd_save *save, const ckd_tensor *te
         block_find_unchanged(job, &save->coding, t, &u->content[i], save->pipeline.slot_count)) {
         return true;
     }
-    device_reader *r = tensor->read_context;
+    device_reader *r = u->span->tensor->read_context;
     uint64_t end = job->first + job->count;
     uint32_t known = u->looked ? u->looked : u->count;
     for (i++; i < known && !u->same[i] && !u->named[i] && !u->unread[i]; i++) {

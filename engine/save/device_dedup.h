@@ -10,6 +10,7 @@
 
 /* State of the blocks of a span, visited in order. Zero-initialise; release with device_dedup_free. */
 typedef struct unchanged_blocks {
+    const exact_span *span;
     hash128 *content; /* NULL: nothing is known, and all blocks are read */
     bool *same;       /* equals the parent's block */
     hash128 *rounded; /* of masters: two hashes per block, as bf16 and as f16; else NULL */
@@ -24,18 +25,15 @@ typedef struct unchanged_blocks {
 uint64_t save_block_at(const tensor_context *t, uint64_t first, uint64_t end);
 
 /*
- * Hashes the blocks from `first` up to `end`, if the tensor is on a device and there is anything to compare them
- * with. If they may be rounded masters, waits for all blocks in progress. If the device fails, that is reported, and
+ * Hashes the blocks of a span, if the tensor is on a device and there is anything to compare them with. If they may be rounded masters, waits for all blocks in progress. If the device fails, that is reported, and
  * all values are read. Errors: NOMEM, those of save_await.
  */
-ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const ckd_tensor *tensor,
-                              const tensor_context *t, uint64_t first, uint64_t end, ckd_error *err);
-void device_dedup_free(unchanged_blocks *u, const ckd_tensor *tensor);
+ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_span *of, ckd_error *err);
+void device_dedup_free(unchanged_blocks *u);
 /*
  * Visits the job's block, which is the next one. true: it is known, and nothing is read. false: it will be read.
  * The blocks behind it may be read ahead, up to the next known one.
  */
-bool device_dedup_next(unchanged_blocks *u, ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
-                       block_job *job);
+bool device_dedup_next(unchanged_blocks *u, ckd_save *save, block_job *job);
 
 #endif

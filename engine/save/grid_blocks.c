@@ -84,22 +84,22 @@ ckd_status grid_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, con
 
 /* ---- rows ---- */
 
-ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const lattice_columns *shared,
-                            const tensor_context *context, const span *of, ckd_error *err) {
+ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const shared_part *of,
+                            ckd_error *err) {
     save_side *side = &to->before[to->before_count];
     bytes *raw = &side->data;
     bytes_clear(raw);
-    ckd_status status = lattice_columns_encode(raw, shared, &save->tiles->scratch,
+    ckd_status status = lattice_columns_encode(raw, of->factors, &save->tiles->scratch,
                                                coder_symbols(save->tiles->loaders[0].coder), err);
     if (status != CKD_OK) {
         return status;
     }
     *content = content_hash(raw->data, raw->size);
     side->record = (record){.kind = RECORD_SIDE,
-                            .tensor = context->tensor,
-                            .region = of->region,
-                            .first = of->first,
-                            .count = of->count,
+                            .tensor = of->tensor,
+                            .region = of->span.region,
+                            .first = of->span.first,
+                            .count = of->span.count,
                             .raw_size = raw->size,
                             .stored_size = raw->size,
                             .content = *content,
@@ -110,9 +110,8 @@ ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, c
     return CKD_OK;
 }
 
-static ckd_status write_rows(shared_rows *to, save_append *before, ckd_save *save, const lossy_tile *panel,
-                             const tensor_context *whole, ckd_error *err) {
-    const lattice_block *plan = &panel->plan;
+static ckd_status write_rows(shared_rows *to, save_append *before, const lossy_region *r,
+                             const lattice_block *plan, ckd_error *err) {
     uint32_t rank = plan->factor ? plan->own.rank : 0;
     static const int32_t no_shift[LATTICE_MAX_RANK];
     lattice_columns rows = {.columns = to->rows,
@@ -120,29 +119,31 @@ static ckd_status write_rows(shared_rows *to, save_append *before, ckd_save *sav
                             .rank = rank,
                             .shift = no_shift,
                             .factor = rank ? plan->factor + to->row * rank : NULL};
-    return grid_side_record(&to->content, save, before, &rows, whole, &to->span, err);
+    shared_part of = {&rows, r->context.tensor, to->span};
+    return grid_side_record(&to->content, r->save, before, &of, err);
 }
 
-ckd_status grid_rows(shared_rows *out, row_records *known, save_append *before, ckd_save *save,
-                     const lossy_tile *panel, uint64_t at, uint64_t count, const tensor_context *whole,
-                     uint64_t columns, ckd_error *err) {
-    uint64_t row = at / panel->columns, rows = count / panel->columns;
+ckd_status grid_rows(block_job *job, save_slot *slot, row_records *known, const lossy_region *r,
+                     const save_panel *panel, ckd_error *err) {
+    const lossy_tile *t = &slot->region_job->lossy->tile;
+    uint64_t row = (job->first - t->first) / t->columns, rows = job->count / t->columns;
     for (size_t i = 0; i < known->count; i++) {
         if (known->items[i].row == row && known->items[i].rows == rows) {
-            *out = known->items[i];
+            job->rows = known->items[i];
             return CKD_OK;
         }
     }
     if (ARRAY_GROW(known->items, known->capacity, known->count + 1, "coding scratch", err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
-    *out = (shared_rows){
-        .row = row,
-        .rows = rows,
-        .span = {whole->region, (panel->first / panel->columns + row) * columns, rows * columns}};
-    ckd_status status = write_rows(out, before, save, panel, whole, err);
+    uint64_t above = t->first / t->columns; /* rows of the matrix before the tile */
+    job->rows =
+        (shared_rows){.row = row,
+                      .rows = rows,
+                      .span = {r->context.region, (above + row) * panel->columns, rows * panel->columns}};
+    ckd_status status = write_rows(&job->rows, &slot->append, r, &t->plan, err);
     if (status == CKD_OK) {
-        known->items[known->count++] = *out;
+        known->items[known->count++] = job->rows;
     }
     return status;
 }

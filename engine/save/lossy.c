@@ -59,13 +59,11 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
     job->try_delta = true;
     slot->input = given_of(t, job);
     if (t->plan.shared && at == 0) {
-        span all = {p->context->region, t->first, t->count};
-        status =
-            grid_side_record(&t->shared_content, save, &slot->append, &t->plan.own, p->context, &all, err);
+        shared_part columns = {&t->plan.own, p->context->tensor, {p->context->region, t->first, t->count}};
+        status = grid_side_record(&t->shared_content, save, &slot->append, &columns, err);
     }
     if (status == CKD_OK && t->plan.shared_rows) {
-        status = grid_rows(&job->rows, rows, &slot->append, save, t, at, job->count, &r->context,
-                           p->panel->columns, err);
+        status = grid_rows(job, slot, rows, r, p->panel, err);
     }
     return status;
 }
@@ -106,7 +104,8 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
         uint64_t first = p ? t->first / t->columns * p->rows.width : t->first;
         uint64_t count = p ? t->count / t->columns * p->rows.width : t->count;
         status = p ? save_exact_panel(r->save, r->tensor, p, first, first + count, err)
-                   : save_exact_span(r->save, r->tensor, &r->context, first, first + count, NULL, err);
+                   : save_exact_span(r->save, &(exact_span){r->tensor, &r->context, first, first + count},
+                                     NULL, err);
     }
     return status == CKD_OK ? save_flush(r->save, err) : status;
 }

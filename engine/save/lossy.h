@@ -216,18 +216,20 @@ bool grid_shares_rows(const lossy_tile *t);
 ckd_status grid_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, const save_panel *panel,
                          ckd_error *err);
 /*
- * Finds the shared rows of a block of `count` elements that begins at element `at` of the panel's tile. If no block
- * has them yet, they are written before this block.
+ * Sets job->rows, the shared rows of a block of a panel. If no block has them yet, they are written before this one.
+ * The slot's region job has the panel's tile.
  */
-ckd_status grid_rows(shared_rows *out, row_records *known, save_append *before, ckd_save *save,
-                     const lossy_tile *panel, uint64_t at, uint64_t count, const tensor_context *whole,
-                     uint64_t columns, ckd_error *err);
-/*
- * Makes a side record, to be written before a block, for the part of a matrix that several blocks share. Errors:
- * NOMEM.
- */
-ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const lattice_columns *shared,
-                            const tensor_context *context, const span *of, ckd_error *err);
+ckd_status grid_rows(block_job *job, save_slot *slot, row_records *known, const lossy_region *r,
+                     const save_panel *panel, ckd_error *err);
+/* A part of a matrix that several blocks share. */
+typedef struct shared_part {
+    const lattice_columns *factors;
+    const record_tensor *tensor;
+    span span; /* of the matrix */
+} shared_part;
+/* Makes a side record of the part, to be written before a block. *content: its hash. Errors: NOMEM. */
+ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const shared_part *of,
+                            ckd_error *err);
 
 /*
  * Ends the lossy tiles in progress; the workspace keeps their memory. Called when nobody works on the save any more.
@@ -265,12 +267,18 @@ void save_tiles_free(save_tiles *all);
 void save_tiles_give_back(save_tiles *all, uint64_t max);
 
 /* ---- parent.c: the parent's values of a tile ---- */
+/* The tile, and the parent whose values it needs. */
+typedef struct parent_request {
+    ckd_save *save;
+    const lossy_tile *tile;
+    const tile_parent *from;
+    const tensor_context *context;
+} parent_request;
 /*
  * Loads the parent's values as floats, into the buffers or context->decoded_values. *out == NULL: there is no parent,
  * or it cannot be read, which does not fail the save. Errors: NOMEM, CANCELLED.
  */
-ckd_status save_parent_load(const float **out, const tile_parent *from, ckd_save *save, lossy_buffers *b,
-                            const lossy_tile *t, const tensor_context *context, ckd_error *err);
+ckd_status save_parent_load(const float **out, const parent_request *of, lossy_buffers *b, ckd_error *err);
 /* Returns true if the values should be in the host's memory already. */
 bool save_parent_at_hand(const tile_parent *from, const tensor_context *context);
 /* The result of an attempt to decode the parent on the tile's device. */

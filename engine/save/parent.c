@@ -141,42 +141,42 @@ static ckd_status load_blocks(tile_load *l, ckd_error *err) {
     return status;
 }
 
-/* *loaded == false: there is no parent, or it cannot be read, which does not fail the save. */
-static ckd_status load_parent(bool *loaded, ckd_save *save, lossy_buffers *b, const lossy_tile *t,
-                              const tensor_context *context, const tile_parent *parent, float *to,
-                              ckd_error *err) {
+/* *loaded == false: the parent cannot be read, which does not fail the save. */
+static ckd_status load_parent(bool *loaded, tile_load *l, lossy_buffers *b, ckd_error *err) {
+    const lossy_tile *t = l->tile;
+    void *decoded = l->context->decoded_values;
+    size_t size = ckd_dtype_size(t->dtype);
     *loaded = false;
-    if (!parent->tensor) {
-        return CKD_OK;
+    if (t->dtype == CKD_F32) {
+        l->to = l->floats;
+    } else if (decoded) {
+        l->to = (uint8_t *)decoded + t->first * size;
+    } else {
+        l->to = bytes_scratch(&b->stored, t->count * size, "a tile of a tensor", err);
     }
-    tile_load l = {.save = save, .tile = t, .from = parent, .context = context, .to = to, .floats = to};
-    if (t->dtype != CKD_F32 && context->decoded_values) {
-        l.to = (uint8_t *)context->decoded_values + t->first * ckd_dtype_size(t->dtype);
-    } else if (t->dtype != CKD_F32) {
-        l.to = bytes_scratch(&b->stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor", err);
-    }
-    ckd_status status = l.to ? load_blocks(&l, err) : CKD_E_NOMEM;
+    ckd_status status = l->to ? load_blocks(l, err) : CKD_E_NOMEM;
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
-        atomic_store(&save->damaged, true);
+        atomic_store(&l->save->damaged, true);
         return CKD_OK;
     }
     *loaded = status == CKD_OK;
     return status;
 }
 
-ckd_status save_parent_load(const float **out, const tile_parent *from, ckd_save *save, lossy_buffers *b,
-                            const lossy_tile *t, const tensor_context *context, ckd_error *err) {
+ckd_status save_parent_load(const float **out, const parent_request *of, lossy_buffers *b, ckd_error *err) {
+    const lossy_tile *t = of->tile;
     bool loaded = false;
     *out = NULL;
-    if (!from->tensor) {
+    if (!of->from->tensor) {
         return CKD_OK;
     }
     /* The memory for decoded values holds the parent's until the tile's own replace them, block by block. */
-    bool kept = context->decoded_values && t->dtype == CKD_F32;
-    float *before = kept ? (float *)context->decoded_values + t->first
-                         : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
-    ckd_status status = before ? load_parent(&loaded, save, b, t, context, from, before, err) : CKD_E_NOMEM;
-    *out = loaded ? before : NULL;
+    bool kept = of->context->decoded_values && t->dtype == CKD_F32;
+    tile_load l = {.save = of->save, .tile = t, .from = of->from, .context = of->context};
+    l.floats = kept ? (float *)of->context->decoded_values + t->first
+                    : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
+    ckd_status status = l.floats ? load_parent(&loaded, &l, b, err) : CKD_E_NOMEM;
+    *out = loaded ? l.floats : NULL;
     return status;
 }
 

@@ -122,12 +122,17 @@ ckd_status save_copy_borrowed(struct ckd_save *save, ckd_error *err);
 /* context: what all blocks share. Errors: NOMEM. */
 ckd_status save_new_region_job(region_job **out, struct ckd_save *save, const tensor_context *t,
                                step_tensor *step, ckd_error *err);
+/* Elements first ... end - 1 of a region, which are saved bit for bit. */
+typedef struct exact_span {
+    const ckd_tensor *tensor; /* has the values of the region */
+    const tensor_context *context;
+    uint64_t first, end;
+} exact_span;
 /*
- * Saves elements first ... end - 1 of the region bit for bit; one empty block if there are none. Blocks may still be
- * in progress when it returns.
+ * Saves a span; one empty block if it has no elements. Blocks may still be in progress when it returns. step: NULL:
+ * none.
  */
-ckd_status save_exact_span(struct ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
-                           uint64_t first, uint64_t end, step_tensor *step, ckd_error *err);
+ckd_status save_exact_span(struct ckd_save *save, const exact_span *of, step_tensor *step, ckd_error *err);
 
 /* ---- order.c: called by one thread at a time, without the mutex ---- */
 /*

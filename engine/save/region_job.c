@@ -43,23 +43,24 @@ ckd_status save_new_region_job(region_job **out, ckd_save *save, const tensor_co
     return CKD_OK;
 }
 
-static ckd_status fetch_block(ckd_save *save, region_job *rj, const ckd_tensor *tensor,
-                              unchanged_blocks *staying, uint64_t first, uint64_t end, uint64_t *count,
-                              ckd_error *err) {
-    const tensor_context *t = &rj->context;
+/* Pushes the block that begins at element `first`. *count: its elements. */
+static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, unchanged_blocks *known,
+                             uint64_t first, ckd_error *err) {
+    const exact_span *of = known->span;
     save_slot *slot;
     block_job *job;
-    ckd_status status = save_device_code(save, tensor, t, staying, first, end, err);
+    ckd_status status = save_device_code(save, known, first, err);
     THEN(status, save_next_slot(&slot, &job, save, rj, err));
     if (status != CKD_OK) {
         return status;
     }
     job->first = first;
-    job->count = *count = save_block_at(t, first, end);
+    job->count = *count = save_block_at(of->context, first, of->end);
     job->values = NULL;
-    slot->borrowed = tensor->data && job->count > 0;
-    if (!device_dedup_next(staying, save, tensor, t, job) && !save_device_give(save, job, staying)) {
-        status = save_fetch(&job->values, save, &job->own, tensor, first, job->count, err);
+    slot->borrowed = of->tensor->data && job->count > 0;
+    if (!device_dedup_next(known, save, job) && !save_device_give(save, job, known)) {
+        tensor_elements block = {of->tensor, first, job->count};
+        status = save_fetch(&job->values, save, &job->own, &block, err);
     }
     if (status == CKD_OK) {
         save_push(save);
@@ -67,29 +68,28 @@ static ckd_status fetch_block(ckd_save *save, region_job *rj, const ckd_tensor *
     return status;
 }
 
-ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t first,
-                           uint64_t end, step_tensor *step, ckd_error *err) {
-    size_t size = ckd_dtype_size(tensor->dtype);
+ckd_status save_exact_span(ckd_save *save, const exact_span *of, step_tensor *step, ckd_error *err) {
+    size_t size = ckd_dtype_size(of->tensor->dtype);
     region_job *rj;
-    ckd_status status = save_new_region_job(&rj, save, t, step, err);
-    THEN(status, save_device_remember(save, rj, tensor, err));
-    uint64_t untold = 0, count = 0;
-    save->has_masters |= block_is_master(t);
-    unchanged_blocks staying = {0};
-    THEN(status, device_dedup_begin(&staying, save, tensor, t, first, end, err));
+    ckd_status status = save_new_region_job(&rj, save, of->context, step, err);
+    THEN(status, save_device_remember(save, rj, of->tensor, err));
+    uint64_t unreported = 0, count = 0, first = of->first;
+    save->has_masters |= block_is_master(of->context);
+    unchanged_blocks known = {0};
+    THEN(status, device_dedup_begin(&known, save, of, err));
     do {
-        THEN(status, fetch_block(save, rj, tensor, &staying, first, end, &count, err));
+        THEN(status, push_block(&count, save, rj, &known, first, err));
         if (status != CKD_OK) {
             break;
         }
         first += count;
-        untold += count * size;
-        if (untold >= size * (uint64_t)CKD_BLOCK_ELEMENTS || first >= end) {
-            status = save_report_progress(save, untold, err);
-            untold = 0;
+        unreported += count * size;
+        if (unreported >= size * (uint64_t)CKD_BLOCK_ELEMENTS || first >= of->end) {
+            status = save_report_progress(save, unreported, err);
+            unreported = 0;
         }
-    } while (status == CKD_OK && first < end);
-    device_dedup_free(&staying, tensor);
+    } while (status == CKD_OK && first < of->end);
+    device_dedup_free(&known);
     if (status == CKD_OK) {
         region_job_is_pushed(&save->pipeline, rj);
     }

@@ -226,12 +226,14 @@ void save_report_damage(ckd_save *save);
 void save_free(ckd_save *save, save_end end);
 
 /* ---- values.c ---- */
-/*
- * Returns `count` elements from `first` on: in the caller's memory, or read into `room` by the tensor's read
- * function.
- */
-ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
-                      uint64_t count, ckd_error *err);
+/* Elements of a tensor, counted in its region. */
+typedef struct tensor_elements {
+    const ckd_tensor *tensor;
+    uint64_t first, count;
+} tensor_elements;
+/* Returns elements: in the caller's memory, or read into `room` by the tensor's read function. */
+ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const tensor_elements *of,
+                      ckd_error *err);
 /* Keeps the place of values on a device for save_device_fetch. Errors: NOMEM. */
 ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor *tensor, ckd_error *err);
 /*

@@ -178,7 +178,8 @@ static ckd_status compare_region(ckd_save *save, const ckd_tensor *tensor, const
             job->first = at;
             job->count = elements - at < t->block_elements ? elements - at : t->block_elements;
             at += job->count;
-            status = save_fetch(&job->values, save, &job->own, tensor, job->first, job->count, err);
+            tensor_elements block = {tensor, job->first, job->count};
+            status = save_fetch(&job->values, save, &job->own, &block, err);
         }
         THEN(status, pool_run(save->store->pool, count, compare_one, &c, err));
         THEN(status, save_report_progress(save, (at - first) * ckd_dtype_size(tensor->dtype), err));
@@ -207,7 +208,7 @@ static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_
     }
     step_begin(&step, &save->steps, tensor->optimizer, t, elements, save->parent);
     t->step = step.source.available ? &step.source : NULL;
-    status = save_exact_span(save, tensor, t, 0, elements, &step, err);
+    status = save_exact_span(save, &(exact_span){tensor, t, 0, elements}, &step, err);
     THEN(status, save_flush(save, err));
     if (status != CKD_OK) {
         save_stop_helpers(save); /* they use `step` */
@@ -230,8 +231,9 @@ static ckd_status save_whole(ckd_save *save, const ckd_tensor *tensor, tensor_co
     if (status != CKD_OK) {
         return status;
     }
+    exact_span all = {tensor, t, 0, elements};
     return tensor->optimizer ? save_on_step(save, tensor, t, elements, err)
-                             : save_exact_span(save, tensor, t, 0, elements, NULL, err);
+                             : save_exact_span(save, &all, NULL, err);
 }
 
 static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {

@@ -240,7 +240,7 @@ static ckd_status begin_there(bool *begun, bool *looked, const float **before, c
     if (status != CKD_OK || *begun) {
         return status;
     }
-    status = save_parent_load(before, from, save, b, t, context, err);
+    status = save_parent_load(before, &(parent_request){save, t, from, context}, b, err);
     values.before = *before;
     *looked = true;
     if (status == CKD_OK && values.before) {
@@ -261,7 +261,8 @@ ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ck
 ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
                            ckd_error *err) {
     const kernels *k = save->tiles->loaders[0].kernels;
-    ckd_status status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
+    ckd_status status =
+        save_fetch(&t->values, save, &b->original, &(tensor_elements){tensor, t->first, t->count}, err);
     t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
     return status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
 }
@@ -282,7 +283,7 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, l
         status = begin_there(&there, &looked, &before, save, b, t, from, context, values, err);
     }
     if (status == CKD_OK && !looked && !there) {
-        status = save_parent_load(&before, from, save, b, t, context, err);
+        status = save_parent_load(&before, &(parent_request){save, t, from, context}, b, err);
     }
     if (status == CKD_OK && !there) {
         status = save_fetch_tile(save, b, t, tensor, err);

@@ -9,19 +9,20 @@ struct values_there {
     device_reader values;
 };
 
-ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
-                      uint64_t count, ckd_error *err) {
+ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const tensor_elements *of,
+                      ckd_error *err) {
+    const ckd_tensor *t = of->tensor;
     size_t size = ckd_dtype_size(t->dtype);
     if (t->data) {
-        *values = (const uint8_t *)t->data + first * size;
+        *values = (const uint8_t *)t->data + of->first * size;
         return CKD_OK;
     }
-    void *to = bytes_scratch(room, count * size + 1, "a tensor's elements", err);
+    void *to = bytes_scratch(room, of->count * size + 1, "a tensor's elements", err);
     if (!to) {
         return CKD_E_NOMEM;
     }
     *values = to;
-    if (count == 0) {
+    if (of->count == 0) {
         return CKD_OK;
     }
     if (err) {
@@ -29,7 +30,7 @@ ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ck
         err->offset = CKD_NO_OFFSET;
     }
     float_mode_leave(save->callers_mode);
-    ckd_status status = t->read(t->read_context, first, count, to, err);
+    ckd_status status = t->read(t->read_context, of->first, of->count, to, err);
     save->callers_mode = float_mode_enter();
     if (status != CKD_OK && err && err->status == CKD_OK) {
         err_set(err, status, "the read function of the tensor failed");
