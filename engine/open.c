@@ -4,7 +4,7 @@
 #include "engine/ranks/ranks.h"
 #include "engine/retain/retain.h"
 #include "engine/retain/trash.h"
-#include "engine/save/workspace.h"
+#include "engine/save/save.h"
 #include "engine/transfer/transfer.h"
 
 static ckd_status recover(ckd_store *store, ckd_error *err) {

@@ -94,8 +94,8 @@ typedef struct block_step {
 } block_step;
 
 /*
- * The results of a device for a block, set before the job is analysed (save/device.h, save/device_dedup.h). The
- * block's values may still be on the device.
+ * The results of a device for a block, set before the job is analysed (save/device.h). The block's values may still
+ * be on the device.
  */
 typedef struct block_precoded {
     bool coded;             /* the device has coded the block, or found its values in this save */
@@ -270,5 +270,18 @@ void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, cons
 ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
                                  bool may_estimate, ckd_error *err);
 void block_measure_parent(block_job *job, const tensor_context *tensor);
+
+/* ---- block_step.c: a block as one optimizer step from the parent's ---- */
+/*
+ * Sets job->step: the cost of loading the block as a step, without its own payload. Not available if the moments were
+ * not saved in the same blocks, here and in the parent.
+ */
+void block_step_measure(block_job *job, const tensor_context *tensor);
+/*
+ * Tries the step's rules. On entry, job->previous holds the parent's values. If a rule fits better than they do, sets
+ * job->step.chosen, replaces job->previous by the prediction, and sets the job's dependencies.
+ */
+ckd_status block_step_predict(block_job *job, const coding_context *save, const tensor_context *tensor,
+                              ckd_error *err);
 
 #endif

@@ -1,4 +1,5 @@
-#include "engine/encode/block_step.h"
+/* Codes a block as one optimizer step from the parent's. */
+#include "engine/encode/block_coder.h"
 
 #define SAMPLE_PIECES 16u
 #define SAMPLE_PIECE  256u

@@ -1,9 +1,8 @@
-#include "engine/save/device_dedup.h"
+#include "engine/save/device.h"
 
 #include <stdlib.h>
 
 #include "engine/device/device.h"
-#include "engine/save/pipeline.h"
 
 uint64_t save_block_at(const tensor_context *t, uint64_t first, uint64_t end) {
     uint64_t max = t->rows ? save_panel_block(t->rows, first) : t->block_elements;

@@ -185,7 +185,6 @@ void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *co
 void moment_stats_end(ckd_save *save);
 void moment_stats_free(moment_stats *k);
 
-/* ---- exact_moments.c ---- */
 /*
  * Called before a tensor is coded exactly. Handles a moment whose role is exact while the other moment's is lossy, so
  * that it never becomes a tile. If it comes first, the other moment is coded against its values. If it comes second,
@@ -194,7 +193,7 @@ void moment_stats_free(moment_stats *k);
 ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err);
 
-/* ---- figures.c ---- */
+/* ---- measures.c ---- */
 /*
  * Adds the values of a tile that is coded exactly after all. Without them, the region's relative error would refer to
  * fewer values.

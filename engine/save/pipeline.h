@@ -17,7 +17,7 @@
 
 #include <pthread.h>
 
-#include "engine/save/append.h"
+#include "engine/save/writer.h"
 
 /* How deltas of one tensor fare, so that a tensor for which they never win does not try one at every block. */
 typedef struct delta_record {

@@ -1,26 +1,29 @@
 /*
- * A save in progress. Internal to engine/.
+ * A save in progress. Internal to engine/. Its files, in the order in which a save passes through them:
  *
- *   begin.c         resolves the target (run, branch, duplicate) and the parent; writes the intent, creates the file
- *   tensor.c        takes tensors and blobs from the caller
- *   state.c         what all parts ask and report: if the save is open, its dependencies, progress
- *   values.c        reads the values of a block
- *   launch_check.c  detects another launch that saves to a session's run
- *   names.c         refuses a region or blob that is saved twice
- *   lossy.c         lossy tensors: statistics, steps and factors of a tile, then its blocks
- *   figures.c       errors, directions and updates of a lossy region
- *   exact_moments.c moments that are exact while the other moment is lossy
- *   region_job.c    exact spans, block by block into the pipeline
- *   pipeline.c      blocks: analyse, decide, encode, write, several at once
- *   device.c        exact blocks that a device codes before they enter the pipeline
- *   order.c         the stages that must run in block order
- *   append.c        encoded blocks into the chunk file
+ *   begin.c         the intent and the chunk file; at the end, what becomes of the files, and the memory
+ *   target.c        the run, the step and the parent; detects another launch that saves to a session's run
+ *   tensor.c        takes tensors and blobs from the caller: each region is compared, cut, lossy or exact
+ *   block_grid.c    a region's panels, and where their blocks end
+ *   region_job.c    an exact span, block by block into the pipeline
+ *     values.c        reads the values of a block
+ *     device_dedup.c  blocks on a device that need not be read
+ *     device.c        blocks that a device codes before they enter the pipeline
+ *   lossy.c         a lossy region, tile by tile: statistics, steps and factors, then its blocks into the pipeline
+ *     quant_params.c  which tensors are lossy, and how finely they are coded
+ *     tiles.c         how tiles are cut, and their memory
+ *     tile.c          loads a tile; parent.c: its parent's values; reference.c: those that its device has cached
+ *     grid_blocks.c   a tile's parts in panels, and what their blocks share
+ *     moment_stats.c  statistics of moments for later tensors; moment_pair.c: the two moments of a parameter
+ *   pipeline.c      the stages of a block: analyse, decide, encode, register, write
+ *   order.c         the stages that run in block order
+ *   writer.c        blocks into the chunk file; frees disk space when the disk is nearly full
  *   commit.c        seal (file durable) -> publish (manifest, the commit point) -> catalog
- *   end.c           removes the files that must go, and releases everything
- *   workspace.c     scratch that the next save uses again
- *   free_space.c    frees disk space when the disk is nearly full
- *   terms.c         the options on which all ranks must agree
- *   times.c         how long each stage took on each rank, for the catalog
+ *
+ * Used by all of them: state.c (is the save open, its dependencies, progress), names.c (refuses a region or blob that
+ * is saved twice), comparison.c (a checkpoint that exists already), measures.c (error figures), self_check.c (what a
+ * device made), terms.c (the options on which all ranks must agree), times.c (how long each stage took), workspace.c
+ * (scratch that the next save uses again).
  */
 #ifndef ENGINE_SAVE_H
 #define ENGINE_SAVE_H
@@ -30,7 +33,7 @@
 
 #include "base/float_mode.h"
 #include "engine/encode/block_coder.h"
-#include "engine/save/workspace.h"
+#include "engine/save/block_grid.h"
 #include "engine/save/measures.h"
 #include "engine/save/pipeline.h"
 #include "engine/save/self_check.h"
@@ -70,24 +73,27 @@ typedef struct comparison {
 /* Statistics of moments that other tensors need (moment_stats.c). */
 typedef struct moment_stats moment_stats;
 
-/* Sides of blocks, in elements (block_grid.c). */
-typedef struct block_sides {
-    uint64_t max, min;
-    uint64_t target; /* least average length of a side: small blocks cost bytes and time */
-} block_sides;
-/* Which lossy matrices are cut, and how. */
-typedef struct save_grid {
-    block_sides down, across; /* rows, columns */
-    /* least elements and columns of a matrix that is cut, or of each matrix of a stack */
-    uint64_t elements, columns;
-} save_grid;
-
 /* Names of the tensors and blobs saved so far: a hash table with open addressing (names.c). */
 typedef struct saved_name saved_name;
 typedef struct saved_names {
     saved_name **slots; /* the newest entry of each name; NULL: free */
     size_t count, capacity;
 } saved_names;
+
+/*
+ * Memory of a save that the next save of the same store uses again: scratch as large as its blocks and tiles. A
+ * session's store keeps it from save to save; others release it with the save.
+ */
+typedef struct save_workspace {
+    struct columns_cache *columns; /* of lossy parents */
+    uint32_t slots;
+    struct block_job *jobs;                  /* one for each place in the pipeline */
+    struct save_slot *places;                /* of the pipeline */
+    struct save_tiles *tiles;                /* of lossy tensors; NULL: none were saved yet */
+    struct chunk_scratch *writing, *copying; /* of the chunk file, and of materialized copies */
+    content_index dedup_index; /* moves to the save while that has the workspace, as does `arena` */
+    record_arena arena;
+} save_workspace;
 
 /*
  * When this rank worked on a stage (clock_monotonic_ns), and the work of all threads together. begun_ns == 0: not
@@ -221,7 +227,7 @@ ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
 /* Reports, once, that parts of the parent cannot be read. Called by the saving thread. */
 void save_report_damage(ckd_save *save);
 
-/* ---- end.c ---- */
+/* ---- begin.c ---- */
 /* Releases everything, and removes the files that must go. If a removal fails, the intent stays, for recovery. */
 void save_free(ckd_save *save, save_end end);
 
@@ -248,7 +254,7 @@ ckd_status save_finish_blocks(ckd_save *save, ckd_error *err);
 /* Returns when all lossy tiles are written (lossy.c). */
 ckd_status save_end_tiles(ckd_save *save, ckd_error *err);
 
-/* ---- launch_check.c ---- */
+/* ---- target.c ---- */
 /*
  * For a session's save: returns EXISTS if the run's newest checkpoint belongs to another launch. Called when the save
  * begins, and before its manifest is published. The caller holds the store's mutex and the publish lock.
@@ -274,53 +280,16 @@ void save_names_free(saved_names *n);
  */
 void save_stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share);
 
-/* ---- block_grid.c ---- */
-/* The grid that ckd_save_begin sets. */
-save_grid save_default_grid(void);
-/* The most elements of an exact block, for tensors that are not cut into panels. */
-uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
+/* ---- workspace.c ---- */
+/* Sets the save's jobs and pipeline, with the store's workspace if that is free. Errors: NOMEM. */
+ckd_status save_workspace_take(struct ckd_save *save, ckd_error *err);
 /*
- * Returns true if a region of `elements` is saved in panels of columns. save_is_cut: for exact regions;
- * save_is_cut_lossy: for lossy ones.
+ * Returns the workspace to the store, if the store keeps one and the save succeeded; else frees it. Called when
+ * nobody works on the save any more.
  */
-bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements);
-/* Records a tensor that is not cut. If it is a large master, its rounded copies are not cut either. Errors: NOMEM. */
-ckd_status save_record_whole(ckd_save *save, const tensor_context *t, uint64_t elements, ckd_error *err);
-bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements);
-/* Where the blocks of a panel end. */
-typedef struct save_places save_places;
-typedef struct save_panel_rows {
-    const view_shard *parent; /* the parent's shard, whose block ends are used; NULL: `places` has them */
-    const save_places *places;
-    uint64_t first, width; /* first row in the tensor, or in each matrix of a stack; columns of the panel */
-    uint64_t stacked;      /* rows of each matrix of the stack; 0: no stack */
-    uint64_t max;          /* most rows of a block, so that no block of the widest panel is too large */
-} save_panel_rows;
-/* Elements of the block that begins at element `first` of the panel, unless the panel ends before. */
-uint64_t save_panel_block(const save_panel_rows *rows, uint64_t first);
-/* Some columns of a region, as a region of their own. */
-typedef struct save_panel {
-    tensor_context context; /* its region is in the save's arena; context.rows points to `rows` below */
-    save_panel_rows rows;
-    uint64_t first; /* first column, and the number of columns of the whole region */
-    uint64_t columns;
-} save_panel;
-typedef struct save_panels {
-    save_panel *items;
-    size_t count;
-    save_places *places; /* of rows */
-} save_panels;
-/*
- * Cuts a region into panels, from the first column to the last. Release with save_panels_free, whatever the status.
- * Errors: NOMEM.
- */
-ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const block_sides *down,
-                    const block_sides *across, ckd_error *err);
-void save_panels_free(save_panels *p);
-/* Saves elements first ... end - 1 of a panel exactly. tensor: has the values of the whole region. */
-ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save_panel *panel, uint64_t first,
-                            uint64_t end, ckd_error *err);
-ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err);
+void save_workspace_return(struct ckd_save *save, bool well);
+/* in_child: see columns_cache_free. Accepts NULL. */
+void save_workspace_free(save_workspace *workspace, bool in_child);
 
 /* ---- commit.c ---- */
 /*
@@ -350,7 +319,7 @@ ckd_status save_keep_times(ckd_save *save, const part *told, ckd_error *err);
 /* Stores the times in the catalog. The caller has begun a transaction. */
 ckd_status save_add_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err);
 
-/* ---- free_space.c ---- */
+/* ---- writer.c ---- */
 /*
  * Returns true if the disk has space for `payload` bytes in the chunk file and `copies` bytes in the materialized copy.
  */

@@ -1,5 +1,3 @@
-#include "engine/save/workspace.h"
-
 #include <stdlib.h>
 #include <unistd.h>
 

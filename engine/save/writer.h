@@ -2,8 +2,8 @@
  * Writes encoded blocks into the chunk file. A block is registered first, in order: later blocks then know it. Its
  * bytes may then be written by any thread, in order. Internal to engine/.
  */
-#ifndef ENGINE_SAVE_APPEND_H
-#define ENGINE_SAVE_APPEND_H
+#ifndef ENGINE_SAVE_WRITER_H
+#define ENGINE_SAVE_WRITER_H
 
 #include "engine/encode/block_coder.h"
 
