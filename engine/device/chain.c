@@ -11,6 +11,7 @@
 
 void chain_sides_init(chain_sides *s) {
     s->first = NULL;
+    s->streams = false;
     pthread_mutex_init(&s->mutex, NULL);
 }
 
@@ -35,6 +36,15 @@ void device_chain_free(device_chain *c) {
     bytes_free(&c->streams);
     *c = (device_chain){.block = NULL};
 }
+
+/* A chain in the making: followed to `block`, the root of its links so far. */
+typedef struct chain_builder {
+    device_chain *c;
+    chain_sides *sides;
+    decoder *d;
+    const view *view;
+    const view_block *block;
+} chain_builder;
 
 /* ---- arrays to be sent ---- */
 
@@ -86,27 +96,42 @@ static void pad_rows(float *floats, uint64_t count, uint32_t rank, uint32_t padd
     }
 }
 
-/* Sends a factor (count x rank), padded with zeros, as products of bytes need it. largest: output, per component. */
-static ckd_status put_factor(chain_factor *out, bytes *to, float *largest, const int32_t *factor,
-                             uint64_t count, uint32_t rank, const int32_t *shift, decoder *d,
-                             ckd_error *err) {
-    uint32_t padded = device_bytes_rank(rank);
-    uint64_t n = count * padded;
+/* Where steps and a factor go. */
+typedef struct factor_output {
+    chain_factor *at;
+    bytes *to;
+    float *largest; /* magnitude, per component of the factor */
+} factor_output;
+
+/* A decoded factor, count x rank. shift: per component; NULL: none. */
+typedef struct factor_input {
+    const int32_t *factor;
+    uint64_t count;
+    uint32_t rank;
+    const int32_t *shift;
+} factor_input;
+
+/* Sends a factor, padded with zeros, as products of bytes need it. */
+static ckd_status put_factor(const factor_output *out, const factor_input *in, decoder *d, ckd_error *err) {
+    uint32_t rank = in->rank, padded = device_bytes_rank(rank);
+    uint64_t n = in->count * padded;
+    float *largest = out->largest;
     float *floats = bytes_scratch(&d->lattice.left, n * sizeof(float) + 1, "decoding scratch", err);
     if (!floats) {
         return CKD_E_NOMEM;
     }
     memset(largest, 0, rank * sizeof(float));
-    d->kernels->factor_values(floats, largest, factor, count, rank);
-    out->as = factor_dtype(largest, rank, shift);
-    out->count = n;
-    void *at = put_array(to, n * ckd_dtype_size(out->as), &out->factor, err);
-    if (at && out->as == CKD_I8) {
-        lattice_factor_bytes(at, factor, count, rank, padded, shift);
+    d->kernels->factor_values(floats, largest, in->factor, in->count, rank);
+    ckd_dtype as = factor_dtype(largest, rank, in->shift);
+    out->at->as = as;
+    out->at->count = n;
+    void *at = put_array(out->to, n * ckd_dtype_size(as), &out->at->factor, err);
+    if (at && as == CKD_I8) {
+        lattice_factor_bytes(at, in->factor, in->count, rank, padded, in->shift);
         return CKD_OK;
     }
-    pad_rows(floats, count, rank, padded, shift);
-    if (at && out->as == CKD_F16) {
+    pad_rows(floats, in->count, rank, padded, in->shift);
+    if (at && as == CKD_F16) {
         d->kernels->cast(CKD_F16, at, CKD_F32, floats, n);
     } else if (at) {
         memcpy(at, floats, n * sizeof(float));
@@ -115,12 +140,12 @@ static ckd_status put_factor(chain_factor *out, bytes *to, float *largest, const
 }
 
 /* Sends columns: steps as the device multiplies them, or levels as they are. */
-static ckd_status put_columns(chain_factor *out, bytes *to, float *largest, const lattice_columns *c,
-                              chain_side_kind kind, decoder *d, ckd_error *err) {
+static ckd_status put_columns(const factor_output *out, const lattice_columns *c, chain_side_kind kind,
+                              decoder *d, ckd_error *err) {
     ckd_status status = CKD_OK;
-    *out = (chain_factor){.has_step = c->step && kind != CHAIN_ROWS};
-    if (out->has_step) {
-        void *room = put_array(to, c->columns * sizeof(int32_t), &out->step, err);
+    *out->at = (chain_factor){.has_step = c->step && kind != CHAIN_ROWS};
+    if (out->at->has_step) {
+        void *room = put_array(out->to, c->columns * sizeof(int32_t), &out->at->step, err);
         if (!room) {
             return CKD_E_NOMEM;
         }
@@ -130,8 +155,8 @@ static ckd_status put_columns(chain_factor *out, bytes *to, float *largest, cons
         }
     }
     if (c->rank && kind != CHAIN_LEVEL_COLUMNS) {
-        status = put_factor(out, to, largest, c->factor, c->columns, c->rank,
-                            kind == CHAIN_COLUMNS ? c->shift : NULL, d, err);
+        const factor_input in = {c->factor, c->columns, c->rank, kind == CHAIN_COLUMNS ? c->shift : NULL};
+        status = put_factor(out, &in, d, err);
     }
     return status;
 }
@@ -148,8 +173,9 @@ static ckd_status make_side(chain_side **out, const cached_columns *from, chain_
     side->content = from->content;
     side->kind = kind;
     side->largest = malloc((from->columns.rank + 1) * sizeof(float));
+    const factor_output to = {&side->at, &side->sent, side->largest};
     ckd_status status = side->largest
-                            ? put_columns(&side->at, &side->sent, side->largest, &from->columns, kind, d, err)
+                            ? put_columns(&to, &from->columns, kind, d, err)
                             : err_nomem(err, from->columns.rank * sizeof(float), "what blocks share");
     if (status != CKD_OK) {
         free_side(side);
@@ -160,8 +186,9 @@ static ckd_status make_side(chain_side **out, const cached_columns *from, chain_
 }
 
 /* Finds or makes a side. Other threads wait meanwhile: it takes less than a block. */
-static ckd_status side_of(chain_side **out, chain_sides *sides, const cached_columns *from,
-                          chain_side_kind kind, decoder *d, ckd_error *err) {
+static ckd_status side_of(chain_side **out, const chain_builder *m, const cached_columns *from,
+                          chain_side_kind kind, ckd_error *err) {
+    chain_sides *sides = m->sides;
     ckd_status status = CKD_OK;
     pthread_mutex_lock(&sides->mutex);
     chain_side *side = sides->first;
@@ -169,7 +196,7 @@ static ckd_status side_of(chain_side **out, chain_sides *sides, const cached_col
         side = side->next;
     }
     if (!side) {
-        status = make_side(&side, from, kind, d, err);
+        status = make_side(&side, from, kind, m->d, err);
         if (status == CKD_OK) {
             side->next = sides->first;
             sides->first = side;
@@ -216,18 +243,20 @@ static ckd_status put_row_steps(chain_link *l, bytes *to, const lattice_block *b
  * Sends both factors, and the columns' steps. *fit = false: sums of their products may be inexact, which the
  * host will report.
  */
-static ckd_status put_factors(bool *fit, chain_link *l, bytes *to, chain_sides *sides, const lattice_parts *p,
-                              decoder *d, ckd_error *err) {
+static ckd_status put_factors(bool *fit, chain_link *l, const chain_builder *m, const lattice_parts *p,
+                              ckd_error *err) {
     const lattice_block *b = &p->block;
     float left[LATTICE_MAX_RANK], right[LATTICE_MAX_RANK];
-    ckd_status status = b->shared ? side_of(&l->right_side, sides, p->columns, CHAIN_COLUMNS, d, err)
-                                  : put_columns(&l->right, to, right, &b->own, CHAIN_COLUMNS, d, err);
+    const factor_output to_left = {&l->left, &m->c->sent, left}, to_right = {&l->right, &m->c->sent, right};
+    const factor_input rows = {b->factor, l->rows, b->own.rank, NULL};
+    ckd_status status = b->shared ? side_of(&l->right_side, m, p->columns, CHAIN_COLUMNS, err)
+                                  : put_columns(&to_right, &b->own, CHAIN_COLUMNS, m->d, err);
     if (status != CKD_OK || !b->factor) {
         return status;
     }
     l->rank = device_bytes_rank(b->own.rank);
-    status = b->shared_rows ? side_of(&l->left_side, sides, p->rows, CHAIN_ROWS, d, err)
-                            : put_factor(&l->left, to, left, b->factor, l->rows, b->own.rank, NULL, d, err);
+    status = b->shared_rows ? side_of(&l->left_side, m, p->rows, CHAIN_ROWS, err)
+                            : put_factor(&to_left, &rows, m->d, err);
     if (status == CKD_OK) {
         *fit = lattice_sums_exact(l->left_side ? l->left_side->largest : left,
                                   l->right_side ? l->right_side->largest : right, b->own.rank);
@@ -254,9 +283,10 @@ static ckd_status put_exceptions(bool *fit, chain_link *l, bytes *to, const latt
     return bits ? CKD_OK : CKD_E_NOMEM;
 }
 
-static ckd_status put_linear(bool *fit, chain_link *l, device_chain *c, chain_sides *sides,
-                             const lattice_parts *p, decoder *d, ckd_error *err) {
+static ckd_status put_linear(bool *fit, chain_link *l, const chain_builder *m, const lattice_parts *p,
+                             ckd_error *err) {
     const lattice_block *b = &p->block;
+    bytes *to = &m->c->sent;
     lattice_work none = {.step = {0}};
     if (l->delta && !b->q && !b->few && !b->factor && !b->exceptions) {
         l->form = CHAIN_SAME;
@@ -265,14 +295,15 @@ static ckd_status put_linear(bool *fit, chain_link *l, device_chain *c, chain_si
     }
     l->form = CHAIN_LINEAR;
     l->run = lattice_row_run(b, &none, 0);
-    ckd_status status = put_integers(fit, l, &c->sent, b, d->kernels, err);
-    status = status == CKD_OK && *fit ? put_row_steps(l, &c->sent, b, err) : status;
-    return status == CKD_OK && *fit ? put_factors(fit, l, &c->sent, sides, p, d, err) : status;
+    ckd_status status = put_integers(fit, l, to, b, m->d->kernels, err);
+    status = status == CKD_OK && *fit ? put_row_steps(l, to, b, err) : status;
+    return status == CKD_OK && *fit ? put_factors(fit, l, m, p, err) : status;
 }
 
-static ckd_status put_levels(bool *fit, chain_link *l, device_chain *c, chain_sides *sides,
-                             const lattice_parts *p, decoder *d, ckd_error *err) {
+static ckd_status put_levels(bool *fit, chain_link *l, const chain_builder *m, const lattice_parts *p,
+                             ckd_error *err) {
     const lattice_block *b = &p->block;
+    const factor_output columns = {&l->right, &m->c->sent, NULL};
     ckd_status status = CKD_OK;
     *fit = !l->delta;
     if (!*fit) {
@@ -282,33 +313,32 @@ static ckd_status put_levels(bool *fit, chain_link *l, device_chain *c, chain_si
     l->birth = b->birth;
     l->step = b->step;
     l->has_rows = b->row != NULL;
-    status = put_integers(fit, l, &c->sent, b, d->kernels, err);
+    status = put_integers(fit, l, columns.to, b, m->d->kernels, err);
     if (status == CKD_OK && b->row) {
-        status = put_copy(&c->sent, b->row, l->rows * sizeof(int32_t), &l->row, err);
+        status = put_copy(columns.to, b->row, l->rows * sizeof(int32_t), &l->row, err);
     }
     if (status != CKD_OK || !*fit) {
         return status;
     }
-    return b->shared ? side_of(&l->right_side, sides, p->columns, CHAIN_LEVEL_COLUMNS, d, err)
-                     : put_columns(&l->right, &c->sent, NULL, &b->own, CHAIN_LEVEL_COLUMNS, d, err);
+    return b->shared ? side_of(&l->right_side, m, p->columns, CHAIN_LEVEL_COLUMNS, err)
+                     : put_columns(&columns, &b->own, CHAIN_LEVEL_COLUMNS, m->d, err);
 }
 
-static ckd_status add_lossy(bool *fit, chain_link *l, device_chain *c, chain_sides *sides, decoder *d,
-                            const view *v, const view_block *b, ckd_error *err) {
+static ckd_status add_lossy(bool *fit, chain_link *l, const chain_builder *m, const view *v,
+                            const view_block *b, ckd_error *err) {
     lattice_parts p;
-    ckd_status status = values_lattice_read(&p, d, v, b, err);
+    ckd_status status = values_lattice_read(&p, m->d, v, b, err);
     if (status != CKD_OK) {
         return status;
     }
     l->columns = p.block.columns;
     l->phase = p.block.phase;
     l->rows = lattice_rows(&p.block);
-    status = p.block.map == LATTICE_LEVELS ? put_levels(fit, l, c, sides, &p, d, err)
-                                           : put_linear(fit, l, c, sides, &p, d, err);
+    status = p.block.map == LATTICE_LEVELS ? put_levels(fit, l, m, &p, err) : put_linear(fit, l, m, &p, err);
     if (status == CKD_OK && *fit) {
-        status = put_exceptions(fit, l, &c->sent, &p.block, ckd_dtype_size(b->record->tensor->dtype), err);
+        status = put_exceptions(fit, l, &m->c->sent, &p.block, ckd_dtype_size(b->record->tensor->dtype), err);
     }
-    values_lattice_release(d, &p);
+    values_lattice_release(m->d, &p);
     return status;
 }
 
@@ -363,8 +393,9 @@ static chain_link *next_link(device_chain *c, ckd_error *err) {
 }
 
 /* Adds the block as a link. *fit = false: it does not suit a device. v NULL: a copy that depends on nothing. */
-static ckd_status add_link(bool *fit, chain_link *l, device_chain *c, chain_sides *sides, decoder *d,
-                           const view *v, const view_block *b, bool streams, ckd_error *err) {
+static ckd_status add_link(bool *fit, chain_link *l, const chain_builder *m, const view *v,
+                           const view_block *b, ckd_error *err) {
+    device_chain *c = m->c;
     const record *r = b->record;
     bool lossy = r->coding == CODING_LATTICE;
     *fit = false;
@@ -384,18 +415,19 @@ static ckd_status add_link(bool *fit, chain_link *l, device_chain *c, chain_side
         /* Counted from the top; reversed at the end. */
         c->cast = l->form == CHAIN_CAST ? c->count + 1 : c->cast;
     } else if (lossy) {
-        status = add_lossy(fit, l, c, sides, d, v, b, err);
-    } else if (r->coding == CODING_SYMBOLS && streams) {
-        status = add_stream(fit, l, c, d, b, err);
+        status = add_lossy(fit, l, m, v, b, err);
+    } else if (r->coding == CODING_SYMBOLS && m->sides->streams) {
+        status = add_stream(fit, l, c, m->d, b, err);
     } else if (r->coding == CODING_RAW && !l->delta) {
-        status = add_raw(fit, l, c, d, b, err);
+        status = add_raw(fit, l, c, m->d, b, err);
     }
     return status;
 }
 
 /* Adds the block's record, or that of its materialized copy, which is compared with the block's own hash. */
-static ckd_status add_block(bool *fit, device_chain *c, chain_sides *sides, decoder *d, const view *v,
-                            const view_block *b, bool streams, ckd_error *err) {
+static ckd_status add_block(bool *fit, const chain_builder *m, const view *v, const view_block *b,
+                            ckd_error *err) {
+    device_chain *c = m->c;
     const view_block copy = {.record = b->materialized, .chunk = b->materialized_chunk};
     chain_link *l = next_link(c, err);
     size_t sent = c->sent.size, stream = c->streams.size;
@@ -403,8 +435,8 @@ static ckd_status add_block(bool *fit, device_chain *c, chain_sides *sides, deco
     if (!l) {
         return CKD_E_NOMEM;
     }
-    ckd_status status = b->materialized ? add_link(fit, l, c, sides, d, NULL, &copy, streams, err)
-                                        : add_link(fit, l, c, sides, d, v, b, streams, err);
+    ckd_status status =
+        b->materialized ? add_link(fit, l, m, NULL, &copy, err) : add_link(fit, l, m, v, b, err);
     if (status == CKD_OK && *fit) {
         l->record = b->record;
         c->count++;
@@ -474,16 +506,19 @@ ckd_status device_chain_filled(device_chain *c, ckd_error *err) {
                : status;
 }
 
-/* Makes the host's part at the root: the values that the last link, `b`, builds on. */
-static ckd_status add_parent_values(device_chain *c, decoder *d, const view *own, const view_block *b,
-                                    const view *in, const view_block *parent, ckd_error *err) {
-    void *to = put_values(c, parent ? parent->record : b->record, err);
+/*
+ * Makes the host's part at the root: the values that the last link builds on. parent: the block that has them, in view
+ * `in`; NULL: several have.
+ */
+static ckd_status add_parent_values(const chain_builder *m, const view *in, const view_block *parent,
+                                    ckd_error *err) {
+    void *to = put_values(m->c, parent ? parent->record : m->block->record, err);
     if (!to) {
         return CKD_E_NOMEM;
     }
-    ckd_status status =
-        parent ? values_of_input(d, in, parent, to, err) : values_dependency(d, own, b, to, err);
-    return status == CKD_OK ? device_chain_filled(c, err) : status;
+    ckd_status status = parent ? values_of_input(m->d, in, parent, to, err)
+                               : values_dependency(m->d, m->view, m->block, to, err);
+    return status == CKD_OK ? device_chain_filled(m->c, err) : status;
 }
 
 static bool rounds(const view_block *b, const view_block *from) {
@@ -492,59 +527,52 @@ static bool rounds(const view_block *b, const view_block *from) {
 }
 
 /* The values below a rounding do not suit a device. The host decodes and rounds them, and sends the narrow values. */
-static ckd_status drop_cast(device_chain *c, decoder *d, const view *v, const view_block *b, ckd_error *err) {
+static ckd_status drop_cast(const chain_builder *m, ckd_error *err) {
+    device_chain *c = m->c;
     c->count--;
     c->cast = 0;
     if (c->count == 0) {
         return CKD_OK;
     }
-    void *to = put_values(c, b->record, err);
-    ckd_status status = to ? values_of_input(d, v, b, to, err) : CKD_E_NOMEM;
+    void *to = put_values(c, m->block->record, err);
+    ckd_status status = to ? values_of_input(m->d, m->view, m->block, to, err) : CKD_E_NOMEM;
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 
-/* Follows the last link, `b`, to the block that it builds on. *more = false: the chain is complete. */
-static ckd_status follow_one(bool *more, const view **v, const view_block **b, device_chain *c,
-                             chain_sides *sides, decoder *d, bool streams, ckd_error *err) {
+/* Follows the last link to the block that it builds on. *more = false: the chain is complete. */
+static ckd_status follow_one(bool *more, chain_builder *m, ckd_error *err) {
+    device_chain *c = m->c;
     const view *in = NULL;
     const view_block *parent = NULL;
     bool cast = c->links[c->count - 1].form == CHAIN_CAST;
-    ckd_status status = view_parent_block(&parent, &in, d->views, *v, *b, err);
-    *more = parent && c->count < CHAIN_LINKS && (!cast || rounds(*b, parent));
+    ckd_status status = view_parent_block(&parent, &in, m->d->views, m->view, m->block, err);
+    *more = parent && c->count < CHAIN_LINKS && (!cast || rounds(m->block, parent));
     if (status == CKD_OK && *more) {
-        status = add_block(more, c, sides, d, in, parent, streams, err);
+        status = add_block(more, m, in, parent, err);
     }
     if (status == CKD_OK && !*more) {
-        status = cast ? drop_cast(c, d, *v, *b, err) : add_parent_values(c, d, *v, *b, in, parent, err);
+        status = cast ? drop_cast(m, err) : add_parent_values(m, in, parent, err);
     }
-    *v = in;
-    *b = parent;
+    m->view = in;
+    m->block = parent;
     return status;
 }
 
-static ckd_status follow(device_chain *c, chain_sides *sides, decoder *d, const view *v, const view_block *b,
-                         bool streams, ckd_error *err) {
+ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v, ckd_error *err) {
+    chain_builder m = {c, sides, d, v, c->block};
     bool more;
-    ckd_status status = add_block(&more, c, sides, d, v, b, streams, err);
-    while (status == CKD_OK && more && c->links[c->count - 1].delta) {
-        status = follow_one(&more, &v, &b, c, sides, d, streams, err);
-    }
-    return status;
-}
-
-ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v,
-                             const view_block *b, bool streams, ckd_error *err) {
-    c->block = b;
     c->count = c->cast = 0;
     d->steps = 0;
-    ckd_status status = follow(c, sides, d, v, b, streams, err);
+    ckd_status status = add_block(&more, &m, v, c->block, err);
+    while (status == CKD_OK && more && c->links[c->count - 1].delta) {
+        status = follow_one(&more, &m, err);
+    }
     turn_round(c);
     return status;
 }
 
-void *device_chain_values(device_chain *c, const view_block *b, ckd_error *err) {
-    c->block = b;
+void *device_chain_values(device_chain *c, ckd_error *err) {
     c->count = c->cast = 0;
     c->sent.size = c->streams.size = 0;
-    return put_values(c, b->record, err);
+    return put_values(c, c->block->record, err);
 }

@@ -48,9 +48,11 @@ typedef struct chain_side {
     /* Set by device_chains_run: where `sent` goes, and where the factor is widened to floats. */
     uint64_t base, wide;
 } chain_side;
+/* What the chains of a run share. */
 typedef struct chain_sides {
     pthread_mutex_t mutex;
     chain_side *first;
+    bool streams; /* dense streams are sent, too: a device reads many of them in the time of one */
 } chain_sides;
 void chain_sides_init(chain_sides *s);
 void chain_sides_free(chain_sides *s);
@@ -80,10 +82,10 @@ typedef struct chain_link {
 
 /* The chain of one block. Zero-initialise; release with device_chain_free. */
 typedef struct device_chain {
-    const view_block *block;
-    chain_link *links;    /* from the root on */
-    uint32_t count, room; /* count 0: a device cannot make the block */
-    uint32_t cast;        /* index of the link that rounds; 0: none */
+    const view_block *block; /* set by the caller */
+    chain_link *links;       /* from the root on */
+    uint32_t count, room;    /* count 0: a device cannot make the block */
+    uint32_t cast;           /* index of the link that rounds; 0: none */
     bytes sent, streams;
     void *to;      /* device memory for the values, contiguous; set by the caller */
     bool bad;      /* set by device_chains_run: the result is not what was saved */
@@ -93,19 +95,17 @@ typedef struct device_chain {
 void device_chain_free(device_chain *c);
 
 /*
- * Collects what a device needs to make the block's values. Some links do not suit a device. The host decodes
+ * Collects what a device needs to make the values of the chain's block, one of `v`. Some links do not suit a device. The host decodes
  * these, with all links below them, and sends values. They are links with sparse or framed streams, other
  * codings, wide integers, optimizer steps, or a parent in several blocks. If the block itself is such a link,
- * count is 0, and the caller uses device_chain_values. streams: send dense streams, too (a device reads many
- * of them in the time of one). Errors: as block_values, for what the host decodes.
+ * count is 0, and the caller uses device_chain_values. Errors: as block_values, for what the host decodes.
  */
-ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v,
-                             const view_block *b, bool streams, ckd_error *err);
+ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v, ckd_error *err);
 /*
  * Returns memory for the block's values, which the caller decodes and verifies. Only they are sent then.
  * NULL: out of memory.
  */
-void *device_chain_values(device_chain *c, const view_block *b, ckd_error *err);
+void *device_chain_values(device_chain *c, ckd_error *err);
 /*
  * Called when the values are there. Sends f32 values as bf16, in half the size, if nearly all of them are
  * exact as bf16. Errors: NOMEM.

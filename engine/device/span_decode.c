@@ -12,8 +12,7 @@
 
 static ckd_status make_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     span_decode *f = context;
-    return f->make(f->context, &f->chains[index], &f->sides, f->blocks[index], f->streams, false, worker,
-                   err);
+    return f->make(f->context, &f->chains[index], &f->sides, false, worker, err);
 }
 
 static ckd_status make_chains(span_decode *f, ckd_error *err) {
@@ -23,10 +22,11 @@ static ckd_status make_chains(span_decode *f, ckd_error *err) {
         return err_nomem(err, f->count * sizeof(*f->chains), "blocks for a device");
     }
     for (size_t i = 0; i < f->count; i++) {
+        f->chains[i].block = f->blocks[i];
         large += f->blocks[i]->record->count >= DEVICE_MIN_ELEMENTS;
     }
-    f->streams = large >= STREAMS_WORTH;
     chain_sides_init(&f->sides);
+    f->sides.streams = large >= STREAMS_WORTH;
     float_mode mode = float_mode_enter();
     ckd_status status = pool_run(f->pool, f->count, make_one, f, err);
     float_mode_leave(mode);
@@ -87,8 +87,7 @@ static ckd_status take_part(fill_part *p, span_decode *f, ckd_error *err) {
                            (unsigned long long)f->memory_size);
         }
         values = true;
-        status =
-            f->make(f->context, &f->chains[p->first], &f->sides, f->blocks[p->first], false, true, 0, err);
+        status = f->make(f->context, &f->chains[p->first], &f->sides, true, 0, err);
     }
     return status;
 }

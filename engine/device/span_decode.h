@@ -13,11 +13,11 @@
     1024u /* largest number of wanted stretches of a block, for regions that are cut in another way */
 
 /*
- * Makes what to send for block `b`, with the worker's decoder: its chain (device_chain_make, with `sides` and
- * `streams`), or its values (device_chain_values). values: it must be the values. Several threads call it.
+ * Makes what to send for the block of `c`, with the worker's decoder: its chain (device_chain_make), or its values
+ * (device_chain_values). values: it must be the values. Several threads call it.
  */
-typedef ckd_status (*span_decode_fn)(void *context, device_chain *c, chain_sides *sides, const view_block *b,
-                                     bool streams, bool values, uint32_t worker, ckd_error *err);
+typedef ckd_status (*span_decode_fn)(void *context, device_chain *c, chain_sides *sides, bool values,
+                                     uint32_t worker, ckd_error *err);
 
 /* Zero-initialise; the caller sets the fields up to memory_size. */
 typedef struct span_decode {
@@ -42,7 +42,6 @@ typedef struct span_decode {
     device_chain *chains;
     size_t count;
     chain_sides sides;
-    bool streams;
     span_run runs[DEVICE_FILL_RUNS];
 } span_decode;
 

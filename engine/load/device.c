@@ -20,19 +20,20 @@ static bool for_device(const filling *w, const decoder *d, const view_block *b) 
            !(load->shared.view && sibling_cache_has(&load->shared, b));
 }
 
-static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, const view_block *b,
-                           bool streams, bool values, uint32_t worker, ckd_error *err) {
+static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, bool values, uint32_t worker,
+                           ckd_error *err) {
     filling *w = context;
+    const view_block *b = c->block;
     decoder *d = &w->load->decoders[worker];
     if (!values && for_device(w, d, b)) {
-        ckd_status status = device_chain_make(c, sides, d, w->load->view, b, streams, err);
+        ckd_status status = device_chain_make(c, sides, d, w->load->view, err);
         if (status != CKD_OK || c->count) {
             return status;
         }
     }
     uint64_t copied = 0;
     span own = {b->record->region, b->record->first, b->record->count};
-    void *room = device_chain_values(c, b, err);
+    void *room = device_chain_values(c, err);
     if (!room) {
         return CKD_E_NOMEM;
     }

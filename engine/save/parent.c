@@ -188,24 +188,24 @@ typedef struct parent_filling {
     span_decode fill;
 } parent_filling;
 
-static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, const view_block *b,
-                           bool streams, bool values, uint32_t worker, ckd_error *err) {
+static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, bool values, uint32_t worker,
+                           ckd_error *err) {
     const parent_filling *w = context;
     ckd_save *save = w->save;
     decoder *d = &save->tiles->loaders[worker];
     /* 0: the saving thread itself */
     ckd_status status = worker == 0 ? cancel_poll(&save->stop, err) : CKD_OK;
-    if (status == CKD_OK && !values && b->record->count >= DEVICE_MIN_ELEMENTS) {
-        status = device_chain_make(c, sides, d, w->from->view, b, streams, err);
+    if (status == CKD_OK && !values && c->block->record->count >= DEVICE_MIN_ELEMENTS) {
+        status = device_chain_make(c, sides, d, w->from->view, err);
         if (c->count) {
             return status;
         }
     }
-    void *room = status == CKD_OK ? device_chain_values(c, b, err) : NULL;
+    void *room = status == CKD_OK ? device_chain_values(c, err) : NULL;
     if (status != CKD_OK || !room) {
         return status != CKD_OK ? status : CKD_E_NOMEM;
     }
-    status = block_values(d, w->from->view, b, room, err);
+    status = block_values(d, w->from->view, c->block, room, err);
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 

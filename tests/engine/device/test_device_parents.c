@@ -393,15 +393,15 @@ static void test_wrong_device(void **state) {
 
 /* ---- little memory of the device ---- */
 
-static ckd_status make_block(void *context, device_chain *c, chain_sides *sides, const view_block *b,
-                             bool streams, bool values, uint32_t worker, ckd_error *err) {
+static ckd_status make_block(void *context, device_chain *c, chain_sides *sides, bool values, uint32_t worker,
+                             ckd_error *err) {
     ckd_load *load = context;
     if (!values) {
-        return device_chain_make(c, sides, &load->decoders[worker], load->view, b, streams, err);
+        return device_chain_make(c, sides, &load->decoders[worker], load->view, err);
     }
-    void *to = device_chain_values(c, b, err);
+    void *to = device_chain_values(c, err);
     assert_non_null(to);
-    return block_values(&load->decoders[worker], load->view, b, to, err);
+    return block_values(&load->decoders[worker], load->view, c->block, to, err);
 }
 
 /* The weights, with so much memory to work in. */
