@@ -99,8 +99,9 @@ static void plain_sum(uint8_t *out, const uint8_t *row, const uint8_t *const *in
     }
 }
 
-static ckd_status isal_sums(uint8_t *const *out, size_t rows, const uint8_t *matrix, const uint8_t *const *in,
-                            size_t columns, size_t size, ckd_error *err) {
+/* Computes the rows from `first` on. */
+static ckd_status isal_sums(const erasure_product *p, size_t first, ckd_error *err) {
+    size_t rows = p->rows - first, columns = p->columns;
     ckd_status status = erasure_ready(err);
     if (status != CKD_OK) {
         return status;
@@ -109,20 +110,20 @@ static ckd_status isal_sums(uint8_t *const *out, size_t rows, const uint8_t *mat
     if (!tables) {
         return err_nomem(err, 32 * rows * columns, "tables of erasure coding");
     }
-    make_tables((int)columns, (int)rows, (unsigned char *)matrix, tables);
-    make_sums((int)size, (int)columns, (int)rows, tables, (unsigned char **)in, (unsigned char **)out);
+    make_tables((int)columns, (int)rows, (unsigned char *)p->matrix + first * columns, tables);
+    make_sums((int)p->size, (int)columns, (int)rows, tables, (unsigned char **)p->in,
+              (unsigned char **)p->out + first);
     free(tables);
     return CKD_OK;
 }
 
-ckd_status erasure_sums(uint8_t *const *out, size_t rows, const uint8_t *matrix, const uint8_t *const *in,
-                        size_t columns, size_t size, ckd_error *err) {
-    for (size_t r = 0; r < rows && columns; r++) {
-        const uint8_t *row = matrix + r * columns;
-        if (!is_plain(row, columns)) {
-            return isal_sums(out + r, rows - r, row, in, columns, size, err);
+ckd_status erasure_sums(const erasure_product *p, ckd_error *err) {
+    for (size_t r = 0; r < p->rows && p->columns; r++) {
+        const uint8_t *row = p->matrix + r * p->columns;
+        if (!is_plain(row, p->columns)) {
+            return isal_sums(p, r, err);
         }
-        plain_sum(out[r], row, in, columns, size);
+        plain_sum(p->out[r], row, p->in, p->columns, p->size);
     }
     return CKD_OK;
 }

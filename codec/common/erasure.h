@@ -22,12 +22,18 @@ uint8_t erasure_coefficient(unsigned row, unsigned column);
 ckd_status erasure_ready(ckd_error *err);
 
 /*
- * Computes out[r] = the sum over c of matrix[r * columns + c] * in[c], each of `size` bytes. All buffers are distinct.
- * Without ISA-L every coefficient must be 0 or 1. At most ERASURE_PARITY_MAX rows and ERASURE_DATA_MAX +
- * ERASURE_PARITY_MAX columns. Errors: UNSUPPORTED, NOMEM.
+ * out[r] = the sum over c of matrix[r * columns + c] * in[c]. All buffers are distinct. At most ERASURE_PARITY_MAX rows
+ * and ERASURE_DATA_MAX + ERASURE_PARITY_MAX columns.
  */
-ckd_status erasure_sums(uint8_t *const *out, size_t rows, const uint8_t *matrix, const uint8_t *const *in,
-                        size_t columns, size_t size, ckd_error *err);
+typedef struct erasure_product {
+    uint8_t *const *out;
+    const uint8_t *const *in;
+    const uint8_t *matrix;
+    size_t rows, columns;
+    size_t size; /* bytes of each buffer */
+} erasure_product;
+/* Without ISA-L every coefficient must be 0 or 1. Errors: UNSUPPORTED, NOMEM. */
+ckd_status erasure_sums(const erasure_product *p, ckd_error *err);
 
 /*
  * Makes the matrix that rebuilds the pieces of `count` lost columns (ascending) from `count` rows of parity and the

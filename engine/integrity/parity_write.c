@@ -108,7 +108,8 @@ static ckd_status encode_stripe(encoder *e, uint64_t first, uint64_t stripe, ckd
     for (size_t r = 0; r < e->row_count; r++) {
         out[r] = e->parity[r] + offset;
     }
-    ckd_status status = erasure_sums(out, e->row_count, e->matrix, in, g->member_count, size, err);
+    ckd_status status =
+        erasure_sums(&(erasure_product){out, in, e->matrix, e->row_count, g->member_count, size}, err);
     for (size_t i = 0; i < g->member_count && status == CKD_OK; i++) {
         uint64_t hash = hash64(in[i], parity_member_size(g, i, stripe));
         for (size_t r = 0; r < e->row_count; r++) {

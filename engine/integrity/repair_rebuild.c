@@ -166,8 +166,10 @@ static ckd_status solve(const rebuilder *r, const stripe_view *v, ckd_error *err
         in[v->lost_count + i] = r->data[v->known[i]] + v->at;
     }
     erasure_matrix(matrix, lost, v->rows, v->lost_count, known, v->known_count);
-    return erasure_sums((uint8_t *const[]){r->piece}, 1, matrix + v->target_place * columns, in, columns,
-                        parity_piece_size(g, v->number), err);
+    return erasure_sums(&(erasure_product){(uint8_t *const[]){r->piece}, in,
+                                           matrix + v->target_place * columns, 1, columns,
+                                           parity_piece_size(g, v->number)},
+                        err);
 }
 
 static ckd_status rebuild_stripe(bool *possible, rebuilder *r, uint64_t first, uint64_t stripe,

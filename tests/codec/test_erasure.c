@@ -38,7 +38,7 @@ static void encode(size_t rows) {
             in[c] = data[c];
         }
     }
-    assert_int_equal(erasure_sums(out, rows, matrix, in, COLUMNS, SIZE, NULL), CKD_OK);
+    assert_int_equal(erasure_sums(&(erasure_product){out, in, matrix, rows, COLUMNS, SIZE}, NULL), CKD_OK);
 }
 
 static void fill(void) {
@@ -112,7 +112,8 @@ static void rebuild(unsigned lost_bits, unsigned row_bits) {
         in[lost_count + i] = data[known[i]];
     }
     size_t columns = lost_count + known_count;
-    assert_int_equal(erasure_sums(out, lost_count, matrix, in, columns, SIZE, NULL), CKD_OK);
+    assert_int_equal(erasure_sums(&(erasure_product){out, in, matrix, lost_count, columns, SIZE}, NULL),
+                     CKD_OK);
     for (size_t i = 0; i < lost_count; i++) {
         assert_memory_equal(back[i], data[lost[i]], SIZE);
     }
