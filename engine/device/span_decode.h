@@ -1,7 +1,7 @@
 /*
  * Decodes the values of a span of a tensor in their place in device memory, from blocks' chains, as many at a
  * time as memory allows. Blocks whose values lie scattered there are made elsewhere, and copied in stretches.
- * Internal to engine/: load/device.c, save/parent.c.
+ * Internal to engine/: load/execute.c, save/parent.c.
  */
 #ifndef ENGINE_DEVICE_SPAN_DECODE_H
 #define ENGINE_DEVICE_SPAN_DECODE_H

@@ -85,11 +85,11 @@ ckd_status load_refuse(const load_differences *d, unsigned allowed, ckd_error *e
 static ckd_status check_sizes(const ckd_load *load, const ckd_load_request *requests, size_t count,
                               ckd_error *err) {
     for (size_t i = 0; i < count; i++) {
-        ckd_load_request q = load_request(&requests[i]);
-        const view_tensor *t = q.name ? view_find(load->view, q.name) : NULL;
+        ckd_load_request q;
+        const view_tensor *t = load_match(&q, load, &requests[i]);
         span want;
         ckd_region region;
-        ckd_status status = load_difference(&q, t) ? CKD_OK : load_span(&want, &region, &q, t, true, err);
+        ckd_status status = t ? load_span(&want, &region, &q, t, true, err) : CKD_OK;
         if (status != CKD_OK) {
             return err_in_tensor(err, status, q.name);
         }
@@ -124,8 +124,8 @@ static ckd_status load_planned(ckd_load *load, const ckd_load_request *requests,
     ckd_status status = load_plan_make(&plan, load, requests, count, err);
     load_set_plan(load, plan, NULL);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        ckd_load_request q = load_request(&requests[i]);
-        if (!load_difference(&q, q.name ? view_find(load->view, q.name) : NULL)) {
+        ckd_load_request q;
+        if (load_match(&q, load, &requests[i])) {
             status = ckd_load_tensor(load, &requests[i], err);
         }
     }

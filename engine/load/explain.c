@@ -166,11 +166,11 @@ static ckd_status visit(size_t *out, load_plan *x, const view *v, const view_blo
 }
 
 static ckd_status visit_request(load_plan *x, const ckd_load_request *request, ckd_error *err) {
-    ckd_load_request q = load_request(request);
-    const view_tensor *t = q.name ? view_find(x->load->view, q.name) : NULL;
+    ckd_load_request q;
+    const view_tensor *t = load_match(&q, x->load, request);
     span want;
     ckd_region region;
-    if (load_difference(&q, t)) {
+    if (!t) {
         return CKD_OK;
     }
     ckd_status status = load_span(&want, &region, &q, t, false, err);
@@ -217,10 +217,10 @@ static void add_reads(ckd_load_reads *to, const load_node *n) {
 
 static void count_raw(ckd_load_explanation *out, const ckd_load *load, const ckd_load_request *requests) {
     for (size_t i = 0; i < out->count; i++) {
-        ckd_load_request q = load_request(&requests[i]);
-        const view_tensor *t = q.name ? view_find(load->view, q.name) : NULL;
+        ckd_load_request q;
+        const view_tensor *t = load_match(&q, load, &requests[i]);
         uint64_t elements;
-        if (!load_difference(&q, t) && region_count(&elements, &t->shape, &q.region)) {
+        if (t && region_count(&elements, &t->shape, &q.region)) {
             out->requests[i].raw_bytes = elements * ckd_dtype_size(t->tensor->dtype);
             out->all.raw_bytes += out->requests[i].raw_bytes;
         }

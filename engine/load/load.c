@@ -1,8 +1,7 @@
-/* Loading: finds the blocks that intersect, decodes them in parallel, places them. */
+/* Loads: begin and end, requests and how they differ from the checkpoint, one tensor, blobs. */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/float_mode.h"
 #include "engine/load/load.h"
 
 #define STAGING_BYTES (UINT64_C(256) << 20)
@@ -123,6 +122,12 @@ ckd_load_request load_request(const ckd_load_request *request) {
     return q;
 }
 
+const view_tensor *load_match(ckd_load_request *q, const ckd_load *load, const ckd_load_request *request) {
+    *q = load_request(request);
+    const view_tensor *t = q->name ? view_find(load->view, q->name) : NULL;
+    return load_difference(q, t) ? NULL : t;
+}
+
 ckd_status load_check_requests(const ckd_load *load, const ckd_load_request *requests, size_t count,
                                ckd_error *err) {
     if (!load || (!requests && count > 0)) {
@@ -195,89 +200,21 @@ ckd_status load_span(span *want, ckd_region *region, const ckd_load_request *q, 
     return CKD_OK;
 }
 
-typedef struct placement {
-    ckd_load *load;
-    const view_tensor *tensor;
-    const span *want;
-    void *to;
-    const view_block *const *blocks;
-    uint64_t *copied; /* by block */
-} placement;
-
-ckd_status load_scatter_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
-                            const span *want, void *to, uint64_t *copied, ckd_error *err) {
-    decoder *d = &load->decoders[worker];
-    const span_target target = {t, want, to};
-    return load->shared.view ? sibling_cache_scatter(&load->shared, d, b, &target, copied, err)
-                             : block_into_span(d, load->view, b, &target, copied, err);
-}
-
-static ckd_status scatter_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
-    placement *p = context;
-    return load_scatter_one(p->load, worker, p->tensor, p->blocks[index], p->want, p->to, &p->copied[index],
-                            err);
-}
-
-ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
-                           ckd_error *err) {
-    ckd_status status = CKD_OK;
-    size_t s, last;
-    for (view_shards_for(&s, &last, t, want); s < last && status == CKD_OK; s++) {
-        size_t first, end;
-        view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
-        for (; first < end && status == CKD_OK; first++) {
-            status = each(context, &t->shards[s].blocks[first], err);
-        }
+static ckd_status find_tensor(const view_tensor **out, const ckd_load *load, const ckd_load_request *q,
+                              ckd_error *err) {
+    char what[256];
+    const view_tensor *t = *out = view_find(load->view, q->name);
+    if (!t) {
+        return err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no such tensor",
+                       load->view->manifest.checkpoint.run,
+                       (unsigned long long)load->view->manifest.checkpoint.step);
     }
-    return status;
-}
-
-static ckd_status add_block(void *context, const view_block *b, ckd_error *err) {
-    load_blocks *list = context;
-    if (ARRAY_GROW(list->items, list->capacity, list->count + 1, "a load's plan", err) != CKD_OK) {
-        return CKD_E_NOMEM;
+    ckd_difference differs = load_difference(q, t);
+    if (!differs) {
+        return CKD_OK;
     }
-    list->items[list->count++] = b;
-    return CKD_OK;
-}
-
-ckd_status load_list(load_blocks *out, const view_tensor *t, const span *want, ckd_error *err) {
-    *out = (load_blocks){NULL, 0, 0};
-    return load_each_block(t, want, add_block, out, err);
-}
-
-ckd_status load_scatter(ckd_load *load, const view_tensor *t, const span *want, void *to,
-                        const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err) {
-    placement p = {.load = load, .tensor = t, .want = want, .to = to, .blocks = blocks};
-    p.copied = calloc(count + 1, sizeof(*p.copied));
-    if (!p.copied) {
-        return err_nomem(err, count * sizeof(*p.copied), "a load's plan");
-    }
-    float_mode mode = float_mode_enter();
-    ckd_status status = pool_run(load->store->pool, count, scatter_one, &p, err);
-    float_mode_leave(mode);
-    for (size_t i = 0; status == CKD_OK && i < count; i++) {
-        *copied += p.copied[i];
-    }
-    free(p.copied);
-    return status;
-}
-
-ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err) {
-    return copied == want->count
-               ? CKD_OK
-               : err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of the %llu elements asked for",
-                         (unsigned long long)copied, (unsigned long long)want->count);
-}
-
-ckd_status load_scatter_all(ckd_load *load, const view_tensor *t, const span *want, void *to,
-                            ckd_error *err) {
-    load_blocks list;
-    uint64_t copied = 0;
-    ckd_status status = load_list(&list, t, want, err);
-    THEN(status, load_scatter(load, t, want, to, list.items, list.count, &copied, err));
-    free(list.items);
-    return status == CKD_OK ? load_check_complete(copied, want, err) : status;
+    load_describe_difference(what, sizeof(what), differs, q, t);
+    return err_set(err, CKD_E_MISMATCH, "%s", what);
 }
 
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
@@ -286,28 +223,13 @@ ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_
         return status;
     }
     ckd_load_request q = load_request(request);
-    const view_tensor *t = view_find(load->view, q.name);
-    if (!t) {
-        return err_in_tensor(err,
-                             err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no such tensor",
-                                     load->view->manifest.checkpoint.run,
-                                     (unsigned long long)load->view->manifest.checkpoint.step),
-                             q.name);
-    }
-    span want = {0};
-    ckd_region region;
-    ckd_difference differs = load_difference(&q, t);
-    if (differs) {
-        char what[256];
-        load_describe_difference(what, sizeof(what), differs, &q, t);
-        status = err_set(err, CKD_E_MISMATCH, "%s", what);
-    } else {
-        status = load_span(&want, &region, &q, t, true, err);
-    }
-    if (status == CKD_OK && want.count) {
-        status = q.device ? load_scatter_on_device(load, t, &want, &q, err)
-                          : load_scatter_all(load, t, &want, q.data, err);
-    }
+    load_task task = {.tensor = NULL};
+    const view_tensor *t;
+    status = find_tensor(&t, load, &q, err);
+    THEN(status, load_task_make(&task, load, &q, t, err));
+    THEN(status, load_task_execute(load, &task, task.count, err));
+    THEN(status, load_task_finish(load, &task, err));
+    load_task_free(&task);
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
 }
 

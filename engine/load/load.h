@@ -1,4 +1,4 @@
-/* A load in progress. Internal to engine/: load.c, device.c, batch.c, explain.c, ranks/collective_load.c. */
+/* A load in progress. Internal to engine/: load.c, execute.c, batch.c, explain.c, ranks/collective_load.c. */
 #ifndef ENGINE_LOAD_H
 #define ENGINE_LOAD_H
 
@@ -34,6 +34,8 @@ ckd_load_request load_request(const ckd_load_request *request);
 /* Every public call begins with it. Errors: INVALID (no load, no requests, or a request without a name or size). */
 ckd_status load_check_requests(const ckd_load *load, const ckd_load_request *requests, size_t count,
                                ckd_error *err);
+/* Finds the stored tensor of a request without differences, else NULL. *q: the request, in this version's struct. */
+const view_tensor *load_match(ckd_load_request *q, const ckd_load *load, const ckd_load_request *request);
 /* How a request differs from the stored tensor (NULL: the name is not stored); 0: not at all. */
 ckd_difference load_difference(const ckd_load_request *q, const view_tensor *t);
 /* Writes what differs into `text`, as the end of a sentence. */
@@ -73,51 +75,37 @@ void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_han
 typedef ckd_status (*load_block_fn)(void *context, const view_block *b, ckd_error *err);
 ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
                            ckd_error *err);
-/* The caller frees `items`, also on failure. */
-typedef struct load_blocks {
-    const view_block **items;
-    size_t count, capacity;
-} load_blocks;
-ckd_status load_list(load_blocks *out, const view_tensor *t, const span *want, ckd_error *err);
-/* Places one block's part of the span, with the worker's decoder. */
-ckd_status load_scatter_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
-                            const span *want, void *to, uint64_t *copied, ckd_error *err);
-/* Decodes these blocks in parallel and places them. Adds the number of elements placed to *copied. */
-ckd_status load_scatter(ckd_load *load, const view_tensor *t, const span *want, void *to,
-                        const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err);
-/* Decodes and places the whole span. */
-ckd_status load_scatter_all(ckd_load *load, const view_tensor *t, const span *want, void *to, ckd_error *err);
-ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err);
 
+/* ---- execute.c ---- */
 /*
- * device.c. The same into device memory (q->data on q->device), ordered before later work of the caller's stream. If
- * the device fails, out of memory included, the host decodes instead; the fallback is counted and reported. Errors: as
- * ckd_load_tensor; DEVICE.
+ * One request of a load: the span it asks for, its destination, and the blocks that may have its values. Made in place,
+ * as the span points to the region. Zero-initialise; release with load_task_free.
  */
-ckd_status load_scatter_on_device(ckd_load *load, const view_tensor *t, const span *want,
-                                  const ckd_load_request *q, ckd_error *err);
-
-/* For loads of several ranks, which go block by block: the device memory of one tensor's span. */
-typedef struct load_device_target {
+typedef struct load_task {
     const view_tensor *tensor;
-    const span *want;
-    void *data;
-} load_device_target;
-/* The outcome on a device. If it is not done, the host decodes instead and reports the error, if there is one. */
-typedef struct load_attempt {
-    bool done, bad; /* bad: the device's values are not the ones that were saved */
-    ckd_status status;
-    ckd_error why;
-} load_attempt;
-/* Whether the device should decode any of it. Removes blocks without elements of the span from the list. */
-bool load_suits_device(const view_tensor *t, const span *want, void *data, load_blocks *list);
-/* Decodes some blocks of the target. Adds the number of elements placed to *copied, if all succeed. */
-void load_decode_there(load_attempt *out, ckd_load *load, device_lease *lease,
-                       const load_device_target *there, const view_block **blocks, size_t count,
-                       uint64_t *copied);
-/* Counts and reports that the host decoded after the device failed. */
-void load_report_attempt(ckd_load *load, const view_tensor *t, const load_attempt *a);
-/* Orders the lease's work before later work of the caller's stream, and returns the lease. status: of that work. */
-ckd_status load_lease_done(ckd_load *load, device_lease *lease, ckd_status status, ckd_error *err);
+    span want;
+    ckd_region region;
+    void *to; /* host memory; the task's own if it is for a device. NULL: the device decodes the blocks */
+    const ckd_device *device; /* final destination; NULL: `to` */
+    void *on_device;
+    const view_block **blocks;
+    size_t count, capacity, done; /* the first `done` blocks are decoded */
+    uint64_t copied;              /* elements of these */
+} load_task;
+
+/* Sets span, destination and blocks for a request without differences to the tensor. Errors: INVALID, DEVICE, NOMEM. */
+ckd_status load_task_make(load_task *out, ckd_load *load, const ckd_load_request *q, const view_tensor *t,
+                          ckd_error *err);
+/* Adds the blocks that may have a part of the span. */
+ckd_status load_task_list(load_task *task, ckd_error *err);
+/*
+ * Decodes the next `count` blocks. If a device fails, out of memory included, the host decodes instead, from the first
+ * block on; that is counted and reported. After the last block, the whole span must be there. Errors: CORRUPT and
+ * others of decoding, NOMEM.
+ */
+ckd_status load_task_execute(ckd_load *load, load_task *task, size_t count, ckd_error *err);
+/* Copies values that were decoded in host memory to their device, before later work of the caller's stream. */
+ckd_status load_task_finish(ckd_load *load, const load_task *task, ckd_error *err);
+void load_task_free(load_task *task);
 
 #endif

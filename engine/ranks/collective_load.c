@@ -1,7 +1,6 @@
 /* Collective loads: what this rank requests, and what other ranks need as well; then the rounds. */
 #include <stdlib.h>
 
-#include "engine/device/device.h"
 #include "engine/ranks/collective_load.h"
 
 #define LIST_VERSION UINT32_C(0x314c444b) /* version of everything that ranks send each other here */
@@ -13,19 +12,10 @@
 
 /* ---- requests ---- */
 
-static ckd_status add_block(void *context, const view_block *b, ckd_error *err) {
-    collective_load *j = context;
-    asked_part *p = &j->parts[j->part_count];
-    size_t node = load_plan_find(j->plan, b->materialized ? b->materialized : b->record);
-    if (node == LOAD_NONE) {
-        return CKD_OK; /* it has none of the requested elements after all */
-    }
-    if (ARRAY_GROW(p->blocks, p->capacity, p->count + 1, "a load's plan", err) != CKD_OK) {
-        return CKD_E_NOMEM;
-    }
-    p->blocks[p->count++] = (scheduled_block){j->plan->nodes[node].turn, b};
-    return CKD_OK;
-}
+typedef struct scheduled_block {
+    uint32_t turn;
+    const view_block *block;
+} scheduled_block;
 
 static int by_turn(const void *a, const void *b) {
     const scheduled_block *x = a, *y = b;
@@ -35,86 +25,61 @@ static int by_turn(const void *a, const void *b) {
     return x->block < y->block ? -1 : x->block > y->block;
 }
 
-static ckd_status find_device(asked_part *p, const ckd_load_request *q, ckd_error *err) {
-    p->to = NULL;
-    if (p->want.count == 0) {
-        return CKD_OK;
+/* Sorts the task's blocks by turn. Those without elements of the span are not in the plan, and removed. */
+static ckd_status schedule(scheduled_task *s, const load_plan *plan, ckd_error *err) {
+    load_task *task = &s->task;
+    scheduled_block *all = malloc((task->count + 1) * sizeof(*all));
+    s->turns = malloc((task->count + 1) * sizeof(*s->turns));
+    size_t count = 0;
+    if (!all || !s->turns) {
+        free(all);
+        return err_nomem(err, task->count * sizeof(*all), "a load's plan");
     }
-    const device_backend *backend = device_backend_open(err);
-    ckd_status status =
-        backend ? device_check_address(backend, q->device->device, q->data, err) : CKD_E_DEVICE;
-    if (status == CKD_OK) {
-        p->device = q->device;
-        p->on_device = q->data;
-    }
-    return status;
-}
-
-/* Parts for a device that have no block better decoded there are assembled in host memory. */
-static ckd_status choose_positions(collective_load *j, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
-        asked_part *p = &j->parts[i];
-        load_blocks list = {j->scratch, p->count, p->count};
-        for (size_t k = 0; k < p->count; k++) {
-            j->scratch[k] = p->blocks[k].block;
-        }
-        if (p->device && !load_suits_device(p->tensor, &p->want, p->on_device, &list)) {
-            status = asked_part_on_host(p, err);
-            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, p->tensor->tensor->name);
+    for (size_t i = 0; i < task->count; i++) {
+        const view_block *b = task->blocks[i];
+        size_t node = load_plan_find(plan, b->materialized ? b->materialized : b->record);
+        if (node != LOAD_NONE) {
+            all[count++] = (scheduled_block){plan->nodes[node].turn, b};
         }
     }
-    return status;
+    qsort(all, count, sizeof(*all), by_turn);
+    for (size_t i = 0; i < count; i++) {
+        task->blocks[i] = all[i].block;
+        s->turns[i] = all[i].turn;
+    }
+    task->count = count;
+    free(all);
+    return CKD_OK;
 }
 
 /* All ranks are done: a failure now is this rank's alone. */
-static ckd_status write_to_devices(collective_load *j, ckd_error *err) {
+static ckd_status finish_tasks(collective_load *j, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
-        const asked_part *p = &j->parts[i];
-        if (p->device && p->to) {
-            const record_tensor *tensor = p->tensor->tensor;
-            status = device_load(j->load->store, p->device, p->on_device, p->to,
-                                 p->want.count * ckd_dtype_size(tensor->dtype), err);
-            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->name);
-        }
+    for (size_t i = 0; i < j->task_count && status == CKD_OK; i++) {
+        const load_task *task = &j->tasks[i].task;
+        status = err_in_tensor(err, load_task_finish(j->load, task, err), task->tensor->tensor->name);
     }
     return status;
 }
 
-static ckd_status find_parts(collective_load *j, const ckd_load_request *requests, size_t count,
+static ckd_status make_tasks(collective_load *j, const ckd_load_request *requests, size_t count,
                              ckd_error *err) {
-    size_t max = 0;
-    j->parts = calloc(count + 1, sizeof(*j->parts));
-    if (!j->parts) {
-        return err_nomem(err, count * sizeof(*j->parts), "a load's plan");
+    j->tasks = calloc(count + 1, sizeof(*j->tasks));
+    if (!j->tasks) {
+        return err_nomem(err, count * sizeof(*j->tasks), "a load's plan");
     }
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        ckd_load_request q = load_request(&requests[i]);
-        const view_tensor *t = q.name ? view_find(j->load->view, q.name) : NULL;
-        asked_part *p = &j->parts[j->part_count];
-        if (load_difference(&q, t)) {
-            continue;
+        ckd_load_request q;
+        const view_tensor *t = load_match(&q, j->load, &requests[i]);
+        if (t) {
+            scheduled_task *s = &j->tasks[j->task_count++];
+            status = load_task_make(&s->task, j->load, &q, t, err);
+            THEN(status, schedule(s, j->plan, err));
+            err_in_tensor(err, status, q.name);
         }
-        *p = (asked_part){.tensor = t, .to = q.data};
-        status = load_span(&p->want, &p->region, &q, t, true, err);
-        if (status == CKD_OK && q.device) {
-            status = find_device(p, &q, err);
-            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
-        }
-        THEN(status, load_each_block(t, &p->want, add_block, j, err));
-        if (p->count) {
-            qsort(p->blocks, p->count, sizeof(*p->blocks), by_turn);
-        }
-        max = p->count > max ? p->count : max;
-        j->part_count++;
     }
-    j->scratch = malloc((max + 1) * sizeof(*j->scratch));
-    if (status == CKD_OK && !j->scratch) {
-        return err_nomem(err, max * sizeof(*j->scratch), "a load's plan");
-    }
-    return status == CKD_OK ? choose_positions(j, err) : status;
+    return status;
 }
 
 /* Does everything that needs no other rank. */
@@ -126,7 +91,7 @@ static ckd_status prepare(collective_load *j, const ckd_load_request *requests, 
     THEN(status, payloads_init(&j->at_hand, j->plan, err));
     if (status == CKD_OK) {
         load_set_plan(j->load, j->plan, &j->at_hand);
-        status = find_parts(j, requests, count, err);
+        status = make_tasks(j, requests, count, err);
     }
     return status;
 }
@@ -397,14 +362,11 @@ static ckd_status exchange_lists(payload_list *n, collective_load *j, const ckd_
 }
 
 static void collective_load_free(collective_load *j) {
-    for (size_t i = 0; j->parts && i < j->part_count; i++) {
-        if (j->parts[i].device) {
-            free(j->parts[i].to);
-        }
-        free(j->parts[i].blocks);
+    for (size_t i = 0; j->tasks && i < j->task_count; i++) {
+        load_task_free(&j->tasks[i].task);
+        free(j->tasks[i].turns);
     }
-    free(j->parts);
-    free(j->scratch);
+    free(j->tasks);
     free(j->send_entries);
     free(j->receivers);
     payloads_free(&j->at_hand);
@@ -441,7 +403,7 @@ ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport,
     }
     halve_stores(load, true);
     status = exchange_lists(&n, &j, requests, count, allowed, err);
-    THEN(status, write_to_devices(&j, err));
+    THEN(status, finish_tasks(&j, err));
     halve_stores(load, false);
     load_set_plan(load, NULL, NULL);
     payload_list_free(&n, t.world);

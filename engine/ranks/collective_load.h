@@ -5,26 +5,11 @@
 #include "engine/load/load.h"
 #include "engine/ranks/collective.h"
 
-typedef struct scheduled_block {
-    uint32_t turn;
-    const view_block *block;
-} scheduled_block;
-
-/* The request for one tensor. `blocks` is ordered by turn; the first `done` of them are decoded. */
-typedef struct asked_part {
-    const view_tensor *tensor;
-    span want;
-    ckd_region region;        /* the span's */
-    void *to;                 /* in host memory; NULL: its blocks are decoded on the device */
-    const ckd_device *device; /* final destination; NULL: `to` */
-    void *on_device;
-    scheduled_block *blocks;
-    size_t count, capacity, done;
-    uint64_t copied;
-} asked_part;
-
-/* Allocates host memory for the whole part, which is finally copied to its device. Errors: NOMEM. */
-ckd_status asked_part_on_host(asked_part *p, ckd_error *err);
+/* The request for one tensor, and the turns of its blocks, in ascending order. */
+typedef struct scheduled_task {
+    load_task task;
+    uint32_t *turns;
+} scheduled_task;
 
 /* A payload that other ranks need, too. */
 typedef struct send_entry {
@@ -40,10 +25,9 @@ typedef struct collective_load {
     collective ranks;
     load_plan *plan;
     payloads at_hand;
-    asked_part *parts;
-    size_t part_count;
-    const view_block **scratch; /* as many as the largest part has */
-    send_entry *send_entries;   /* by position; those before `next` were exchanged */
+    scheduled_task *tasks;
+    size_t task_count;
+    send_entry *send_entries; /* by position; those before `next` were exchanged */
     size_t send_count, next;
     uint32_t *receivers;
     uint64_t seen_by_one;             /* how many payloads of all ranks one directory rank handles */

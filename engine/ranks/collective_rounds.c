@@ -207,68 +207,13 @@ static ckd_status take_all(collective_load *j, uint64_t end, ckd_error *err) {
 
 /* ---- decoding ---- */
 
-ckd_status asked_part_on_host(asked_part *p, ckd_error *err) {
-    uint64_t size = p->want.count * ckd_dtype_size(p->tensor->tensor->dtype);
-    p->to = malloc(size);
-    return p->to ? CKD_OK : err_nomem(err, size, "what is loaded to a device");
-}
-
-static void list_blocks(collective_load *j, const asked_part *p, size_t first, size_t end) {
-    for (size_t i = first; i < end; i++) {
-        j->scratch[i - first] = p->blocks[i].block;
-    }
-}
-
-/*
- * The device failed: the host decodes the part, including the blocks of earlier rounds. Payloads that are gone are read
- * again.
- */
-static ckd_status decode_here_instead(collective_load *j, asked_part *p, size_t end,
-                                      const load_attempt *attempt, ckd_error *err) {
-    ckd_status status = asked_part_on_host(p, err);
-    p->copied = 0;
-    list_blocks(j, p, 0, end);
-    THEN(status, load_scatter(j->load, p->tensor, &p->want, p->to, j->scratch, end, &p->copied, err));
-    if (status == CKD_OK) {
-        load_report_attempt(j->load, p->tensor, attempt);
-    }
-    return status;
-}
-
-static ckd_status decode_there(collective_load *j, asked_part *p, size_t count, ckd_error *err) {
-    const load_device_target there = {p->tensor, &p->want, p->on_device};
-    load_attempt attempt = {.done = false};
-    device_lease *lease;
-    attempt.status = device_take(&lease, j->load->store, p->device, p->on_device, &attempt.why);
-    if (attempt.status == CKD_OK) {
-        list_blocks(j, p, p->done, p->done + count);
-        load_decode_there(&attempt, j->load, lease, &there, j->scratch, count, &p->copied);
-        ckd_error why;
-        ckd_status status = load_lease_done(j->load, lease, attempt.done ? CKD_OK : CKD_E_DEVICE, &why);
-        if (attempt.done && status != CKD_OK) {
-            attempt = (load_attempt){.status = status, .why = why};
-        }
-    }
-    return attempt.done ? CKD_OK : decode_here_instead(j, p, p->done + count, &attempt, err);
-}
-
-static ckd_status decode_part(collective_load *j, asked_part *p, uint64_t turns, ckd_error *err) {
+static ckd_status decode_task(collective_load *j, scheduled_task *s, uint64_t turns, ckd_error *err) {
+    load_task *task = &s->task;
     size_t count = 0;
-    ckd_status status = CKD_OK;
-    while (p->done + count < p->count && p->blocks[p->done + count].turn < turns) {
+    while (task->done + count < task->count && s->turns[task->done + count] < turns) {
         count++;
     }
-    if (count && p->device && !p->to) {
-        status = decode_there(j, p, count, err);
-    } else if (count) {
-        list_blocks(j, p, p->done, p->done + count);
-        status = load_scatter(j->load, p->tensor, &p->want, p->to, j->scratch, count, &p->copied, err);
-    }
-    p->done += count;
-    if (status == CKD_OK && turns == UINT64_MAX) {
-        status = load_check_complete(p->copied, &p->want, err);
-    }
-    return err_in_tensor(err, status, p->tensor->tensor->name);
+    return err_in_tensor(err, load_task_execute(j->load, task, count, err), task->tensor->tensor->name);
 }
 
 static ckd_status one_round(collective_load *j, uint64_t end, ckd_error *why) {
@@ -278,8 +223,8 @@ static ckd_status one_round(collective_load *j, uint64_t end, ckd_error *why) {
         j->next++;
     }
     uint64_t turns = complete_turns(end);
-    for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
-        status = decode_part(j, &j->parts[i], turns, why);
+    for (size_t i = 0; i < j->task_count && status == CKD_OK; i++) {
+        status = decode_task(j, &j->tasks[i], turns, why);
     }
     payloads_settle(&j->at_hand, turns, j->held_bytes);
     return status;

@@ -475,7 +475,7 @@ static void test_failures(void **state) {
             break;
         }
     }
-    assert_true(went_on > 12 && failed > 2);
+    assert_true(went_on > 15 && failed > 0); /* only the check of the address ends a load */
     ckd_load_end(load);
     backend->release(0, there);
     free(values);

@@ -409,14 +409,14 @@ static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, con
     const view_tensor *t = view_find(load->view, "w");
     ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {ROWS, COLUMNS}};
     const span all = {&whole, 0, COUNT};
-    load_blocks list;
+    load_task task = {.tensor = t, .want = all};
     ckd_error err;
     ckd_device here = CKD_DEVICE_INIT;
     size_t size = COUNT * sizeof(float);
     void *got = malloc(size), *zeros = calloc(1, size), *there = to_device(zeros, size),
          *room = to_device(zeros, size);
     assert_true(got && memory <= size);
-    assert_int_equal(load_list(&list, t, &all, &err), CKD_OK);
+    assert_int_equal(load_task_list(&task, &err), CKD_OK);
     *f = (span_decode){.pool = load->store->pool,
                        .tensor = t,
                        .want = &all,
@@ -427,14 +427,14 @@ static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, con
                        .memory = room,
                        .memory_size = memory};
     assert_int_equal(device_take(&f->lease, load->store, &here, there, &err), CKD_OK);
-    assert_true(device_can_decode_span(f, list.items, &list.count));
-    ckd_status status = device_decode_span(f, list.items, list.count, &err);
+    assert_true(device_can_decode_span(f, task.blocks, &task.count));
+    ckd_status status = device_decode_span(f, task.blocks, task.count, &err);
     device_give_back(load->store, f->lease);
     from_device(got, there, size);
     assert_true(status != CKD_OK || (f->copied == COUNT && memcmp(got, values, size) == 0));
     backend->release(0, there);
     backend->release(0, room);
-    free(list.items);
+    load_task_free(&task);
     free(got);
     free(zeros);
     return status;
