@@ -62,6 +62,14 @@ typedef struct bundle_member {
     uint64_t before;
 } bundle_member;
 
+/* A bundle to decode. */
+typedef struct bundle_source {
+    const record *bundle;
+    const uint8_t *payload; /* bundle->stored_size bytes */
+    uint64_t outside;       /* number of unbundled records before the bundle in the file */
+    const char *path;       /* for messages */
+} bundle_source;
+
 /*
  * Appends a bundle's payload to `to`; on NOMEM to->failed is set. `heads` is scratch. The members belong to one
  * checkpoint, have no record_problem, and ascend by position. `payloads` holds their payloads back to back.
@@ -70,12 +78,11 @@ void bundle_encode(bytes *to, const bundle_member *members, size_t count, const 
                    bytes *heads);
 
 /*
- * Decodes the payload of `bundle`, which has bundle->stored_size bytes. *members is malloc'ed; its pointers belong to
- * the arena. Each member gets the bundle's offset and checksum 0. `outside` is the number of unbundled records before
- * the bundle in the file. Checks only the checksum of front, heads and hashes; damage in payloads shows when values are
+ * Decodes a bundle's payload. *members is malloc'ed; its pointers belong to the arena. Each member gets the bundle's
+ * offset and checksum 0. Checks only the checksum of front, heads and hashes; damage in payloads shows when values are
  * decoded. Errors: CORRUPT, UNSUPPORTED (a dtype, role or region kind), NOMEM.
  */
-ckd_status bundle_decode(bundle_member **members, size_t *count, const record *bundle, const uint8_t *payload,
-                         uint64_t outside, record_arena *arena, const char *path, ckd_error *err);
+ckd_status bundle_decode(bundle_member **members, size_t *count, const bundle_source *from,
+                         record_arena *arena, ckd_error *err);
 
 #endif

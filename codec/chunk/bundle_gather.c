@@ -41,7 +41,8 @@ static ckd_status decode_members(bundle_member *members, record_arena *arena, co
     for (size_t i = 0; i < g->count; i++) {
         const record *previous = i ? &members[i - 1].record : NULL;
         members[i].before = g->before[i];
-        ckd_status status = record_decode(&members[i].record, &in, arena, previous, "", 0, err);
+        ckd_status status =
+            record_decode(&members[i].record, &in, arena, previous, &(record_place){"", 0}, err);
         if (status != CKD_OK) {
             return status;
         }

@@ -358,14 +358,14 @@ static ckd_status finish_members(bundle_in *b, uint64_t outside) {
                : corrupt(b, "a bundle has bytes that belong to none of its records");
 }
 
-ckd_status bundle_decode(bundle_member **members, size_t *count, const record *bundle, const uint8_t *payload,
-                         uint64_t outside, record_arena *arena, const char *path, ckd_error *err) {
-    bundle_in b = {.bundle = bundle, .path = path, .err = err, .arena = arena};
+ckd_status bundle_decode(bundle_member **members, size_t *count, const bundle_source *from,
+                         record_arena *arena, ckd_error *err) {
+    bundle_in b = {.bundle = from->bundle, .path = from->path, .err = err, .arena = arena};
     *members = NULL;
     *count = 0;
-    ckd_status status = read_front(&b, payload);
+    ckd_status status = read_front(&b, from->payload);
     THEN(status, take_heads(&b));
-    THEN(status, finish_members(&b, outside));
+    THEN(status, finish_members(&b, from->outside));
     free(b.heads);
     free(b.flags);
     free(b.raw);

@@ -62,7 +62,8 @@ static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outsid
     ckd_status status = read_bundle(u, &payload, bundle);
     bundle_member *members = NULL;
     size_t count = 0;
-    THEN(status, bundle_decode(&members, &count, bundle, payload, outside, &u->c->arena, path, u->err));
+    THEN(status, bundle_decode(&members, &count, &(bundle_source){bundle, payload, outside, path},
+                               &u->c->arena, u->err));
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         status = chunk_check_rows(u->c, &members[i].record, u->err);
     }

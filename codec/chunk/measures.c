@@ -119,7 +119,7 @@ static bool take_shards(reader *in, measures_entry *entries, size_t count) {
 }
 
 ckd_status measures_decode(measures_entry **entries, size_t *count, const void *raw, size_t size,
-                           const char *path, uint64_t offset, ckd_error *err) {
+                           const record_place *place, ckd_error *err) {
     reader in = reader_of(raw, size);
     *entries = NULL;
     *count = 0;
@@ -127,7 +127,8 @@ ckd_status measures_decode(measures_entry **entries, size_t *count, const void *
     unsigned head = reader_u8(&in), bytes_each = head & 15, figures = FIGURES + (head >> 4);
     if (in.failed || n == 0 || bytes_each < 2 || bytes_each > 4 ||
         n > reader_left(&in) / (2 + figures * bytes_each)) {
-        return err_corrupt(err, path, offset, "the table of measures is too short for its entries");
+        return err_corrupt(err, place->path, place->offset,
+                           "the table of measures is too short for its entries");
     }
     measures_entry *all = calloc(n, sizeof(*all));
     if (!all) {
@@ -136,7 +137,7 @@ ckd_status measures_decode(measures_entry **entries, size_t *count, const void *
     if (!take_shards(&in, all, n) || !take_figures(&in, all, n, figures, bytes_each) ||
         reader_left(&in) != 0) {
         free(all);
-        return err_corrupt(err, path, offset, "the table of measures makes no sense");
+        return err_corrupt(err, place->path, place->offset, "the table of measures makes no sense");
     }
     *entries = all;
     *count = n;
@@ -212,7 +213,7 @@ ckd_status measures_read(measures_entry **entries, size_t *count, const chunk *c
         status = err_corrupt(err, path, r->offset,
                              "the measures do not have the content hash they were saved with");
     }
-    THEN(status, measures_decode(entries, count, to, r->raw_size, path, r->offset, err));
+    THEN(status, measures_decode(entries, count, to, r->raw_size, &(record_place){path, r->offset}, err));
     bytes_free(&stored);
     bytes_free(&raw);
     return status;

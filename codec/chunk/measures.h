@@ -28,9 +28,9 @@ typedef struct measures_entry {
 
 /* Appends the raw bytes of a record. The entries ascend by shard; there is at least one, at most MEASURES_ENTRIES. */
 void measures_encode(bytes *to, const measures_entry *entries, size_t count);
-/* Decodes the entries. *entries is malloc'ed. offset and path only serve messages. Errors: CORRUPT, NOMEM. */
+/* Decodes the entries. *entries is malloc'ed. place: the record's. Errors: CORRUPT, NOMEM. */
 ckd_status measures_decode(measures_entry **entries, size_t *count, const void *raw, size_t size,
-                           const char *path, uint64_t offset, ckd_error *err);
+                           const record_place *place, ckd_error *err);
 
 /*
  * Writes the record, at most one per checkpoint and file, after its blocks. Writes nothing if there are no entries.

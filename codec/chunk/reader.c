@@ -164,7 +164,8 @@ static ckd_status parse_index(chunk *c, const uint8_t *raw, const chunk_footer *
             return err_corrupt(err, path, f->index_offset,
                                "the index ends early, or leaves too large a gap in the file");
         }
-        ckd_status status = record_decode(r, &in, &c->arena, i ? r - 1 : NULL, path, start, err);
+        ckd_status status =
+            record_decode(r, &in, &c->arena, i ? r - 1 : NULL, &(record_place){path, start}, err);
         if (status != CKD_OK) {
             return status;
         }

@@ -131,16 +131,21 @@ void *arena_alloc(record_arena *a, size_t size); /* aligned to 16, zeroed; NULL 
 void arena_clear(record_arena *a);
 void arena_free(record_arena *a);
 
+/* The place of a record: its file, and its offset in it. The path only serves error messages. */
+typedef struct record_place {
+    const char *path;
+    uint64_t offset;
+} record_place;
+
 /*
  * Decodes one header from the cursor and validates it: lengths, counts, caps, dtype against sizes, region inside shape,
  * span inside region, raw size = count x dtype size (blocks), header checksum. Shares tensor and region with `previous`
  * (may be NULL) if equal. Accepts an unknown kind, coding, predictor or dependency kind: the block's decoder reports
- * it. path and base_offset (file offset of the cursor's next byte) only serve error messages. Encoding the result gives
- * the same bytes. On failure the cursor's position is undefined. Errors: CORRUPT, UNSUPPORTED (a dtype, role or region
- * kind), NOMEM.
+ * it. place: that of the cursor's next byte. Encoding the result gives the same bytes. On failure the cursor's position
+ * is undefined. Errors: CORRUPT, UNSUPPORTED (a dtype, role or region kind), NOMEM.
  */
 ckd_status record_decode(record *out, reader *from, record_arena *arena, const record *previous,
-                         const char *path, uint64_t base_offset, ckd_error *err);
+                         const record_place *place, ckd_error *err);
 
 /*
  * Computes the elements of a region of a tensor. Gives 0 and returns false if the region is not inside the shape, or on

@@ -223,7 +223,9 @@ ckd_status record_problem_at(const record *r, ckd_status status, const char *pro
 }
 
 ckd_status record_decode(record *out, reader *from, record_arena *arena, const record *previous,
-                         const char *path, uint64_t base_offset, ckd_error *err) {
+                         const record_place *place, ckd_error *err) {
+    const char *path = place->path;
+    uint64_t base_offset = place->offset;
     header_reader h = {.arena = arena, .previous = previous};
     record r = {.offset = base_offset};
     *out = (record){0};

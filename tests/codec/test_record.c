@@ -54,7 +54,7 @@ static ckd_status decode(const bytes *b, ckd_error *err) {
     uint8_t *copy = malloc(b->size);
     memcpy(copy, b->data, b->size);
     reader in = reader_of(copy, b->size);
-    ckd_status status = record_decode(&r, &in, &arena, NULL, "a/file", 500, err);
+    ckd_status status = record_decode(&r, &in, &arena, NULL, &(record_place){"a/file", 500}, err);
     if (status != CKD_OK) {
         static const record zero;
         assert_memory_equal(&r, &zero, sizeof(r));
@@ -182,7 +182,7 @@ static void test_round_trip(void **state) {
         records[i].checksum = 0x0123456789abcdef + i;
         bytes b = encode(&records[i]);
         reader in = reader_of(b.data, b.size);
-        assert_int_equal(record_decode(&r, &in, &arena, NULL, "f", 0, &err), CKD_OK);
+        assert_int_equal(record_decode(&r, &in, &arena, NULL, &(record_place){"f", 0}, &err), CKD_OK);
         assert_int_equal(reader_left(&in), 0);
         assert_int_equal(r.header_size, b.size);
         assert_int_equal(r.kind, records[i].kind);
@@ -517,7 +517,9 @@ static void test_equal_parts_are_shared(void **state) {
     record_encode(&b, &a);
     reader in = reader_of(b.data, b.size);
     for (size_t i = 0; i < 3; i++) {
-        assert_int_equal(record_decode(&got[i], &in, &arena, i ? &got[i - 1] : NULL, "f", 0, NULL), CKD_OK);
+        assert_int_equal(
+            record_decode(&got[i], &in, &arena, i ? &got[i - 1] : NULL, &(record_place){"f", 0}, NULL),
+            CKD_OK);
     }
     assert_int_equal(reader_left(&in), 0);
     assert_ptr_equal(got[0].tensor, got[1].tensor);

@@ -48,7 +48,8 @@ static void try_headers(const uint8_t *data, size_t size) {
     record_arena arena = {0};
     reader in = reader_of(data, size);
     record records[2], *r = &records[0], *previous = NULL;
-    for (size_t at = 0; record_decode(r, &in, &arena, previous, "fuzz", at, NULL) == CKD_OK; at = in.at) {
+    for (size_t at = 0; record_decode(r, &in, &arena, previous, &(record_place){"fuzz", at}, NULL) == CKD_OK;
+         at = in.at) {
         require(r->header_size == in.at - at);
         check_record(r);
         check_canonical(r, data + at);
@@ -66,7 +67,7 @@ static void try_bundle(const uint8_t *data, size_t size) {
     ckd_region whole = {.kind = CKD_REGION_WHOLE};
     record_tensor tensor = {.name = BUNDLE_NAME, .checkpoint = {{5}}, .role = CKD_ROLE_OTHER};
     record r = {.kind = RECORD_BUNDLE, .tensor = &tensor, .region = &whole, .stored_size = size};
-    ckd_status status = bundle_decode(&members, &count, &r, data, 3, &arena, "fuzz", NULL);
+    ckd_status status = bundle_decode(&members, &count, &(bundle_source){&r, data, 3, "fuzz"}, &arena, NULL);
     require((status == CKD_OK) == (members != NULL) && (count > 0) == (members != NULL));
     uint64_t end = 0;
     for (size_t i = 0; i < count; i++) {
@@ -86,7 +87,7 @@ static void try_bundle(const uint8_t *data, size_t size) {
 static void try_measures(const uint8_t *data, size_t size) {
     measures_entry *entries, *again;
     size_t count, count_again;
-    if (measures_decode(&entries, &count, data, size, "fuzz", 0, NULL) != CKD_OK) {
+    if (measures_decode(&entries, &count, data, size, &(record_place){"fuzz", 0}, NULL) != CKD_OK) {
         require(entries == NULL && count == 0);
         return;
     }
@@ -99,7 +100,8 @@ static void try_measures(const uint8_t *data, size_t size) {
     }
     measures_encode(&raw, entries, count);
     require(!raw.failed);
-    require(measures_decode(&again, &count_again, raw.data, raw.size, "fuzz", 0, NULL) == CKD_OK);
+    require(measures_decode(&again, &count_again, raw.data, raw.size, &(record_place){"fuzz", 0}, NULL) ==
+            CKD_OK);
     require(count_again == count && again[count - 1].shard == entries[count - 1].shard);
     free(entries);
     free(again);

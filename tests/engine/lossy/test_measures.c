@@ -68,7 +68,8 @@ static void test_tables_come_back(void **state) {
     measures_encode(&raw, entries, 300);
     assert_false(raw.failed);
     assert_in_range(raw.size, 300 * 12, 300 * 12 + 300 + 16);
-    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, "p", 0, NULL), CKD_OK);
+    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, &(record_place){"p", 0}, NULL),
+                     CKD_OK);
     assert_int_equal(count, 300);
     for (size_t i = 0; i < count; i++) {
         assert_true(got[i].shard == entries[i].shard);
@@ -93,7 +94,8 @@ static void test_further_figures(void **state) {
     longer.data[1] = 2 | 3 << 4;
     for (int turn = 0; turn < 2; turn++) {
         const bytes *b = turn ? &longer : &raw;
-        assert_int_equal(measures_decode(&got, &count, b->data, b->size, "p", 0, NULL), CKD_OK);
+        assert_int_equal(measures_decode(&got, &count, b->data, b->size, &(record_place){"p", 0}, NULL),
+                         CKD_OK);
         assert_int_equal(count, 3);
         for (size_t i = 0; i < count; i++) {
             expect_figures(&got[i].measures, &entries[i].measures);
@@ -110,7 +112,8 @@ static double through(double v, bool largest) {
     size_t count;
     bytes raw = {0};
     measures_encode(&raw, &e, 1);
-    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, "p", 0, NULL), CKD_OK);
+    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, &(record_place){"p", 0}, NULL),
+                     CKD_OK);
     double out = largest ? got->measures.max_error : got->measures.error_squares;
     free(got);
     bytes_free(&raw);
@@ -141,13 +144,15 @@ static void test_tables_that_lie(void **state) {
     for (size_t size = 0; size <= raw.size; size++) { /* cut off */
         ckd_error err = {0};
         ckd_status expected = size == raw.size ? CKD_OK : CKD_E_CORRUPT;
-        assert_int_equal(measures_decode(&got, &count, raw.data, size, "p", 77, &err), expected);
+        assert_int_equal(measures_decode(&got, &count, raw.data, size, &(record_place){"p", 77}, &err),
+                         expected);
         assert_true(expected == CKD_OK ||
                     (err.offset == 77 && strcmp(err.file, "p") == 0 && !got && count == 0));
         free(got);
     }
     bytes_put_u8(&raw, 0);
-    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, "p", 0, NULL), CKD_E_CORRUPT);
+    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, &(record_place){"p", 0}, NULL),
+                     CKD_E_CORRUPT);
     raw.size--;
     static const struct {
         size_t at;
@@ -157,7 +162,8 @@ static void test_tables_that_lie(void **state) {
     for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
         uint8_t old = raw.data[lies[i].at];
         raw.data[lies[i].at] = lies[i].value;
-        assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, "p", 0, NULL), CKD_E_CORRUPT);
+        assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, &(record_place){"p", 0}, NULL),
+                         CKD_E_CORRUPT);
         raw.data[lies[i].at] = old;
     }
     bytes_free(&raw);
@@ -171,7 +177,8 @@ static void test_tables_that_lie(void **state) {
         for (int k = 0; k < 23; k++) {
             bytes_put_u8(&b, 0);
         }
-        assert_int_equal(measures_decode(&got, &count, b.data, b.size, "p", 0, NULL), CKD_E_CORRUPT);
+        assert_int_equal(measures_decode(&got, &count, b.data, b.size, &(record_place){"p", 0}, NULL),
+                         CKD_E_CORRUPT);
         bytes_free(&b);
     }
     for (int bits = 10; bits < 64; bits += 3) {
@@ -179,7 +186,8 @@ static void test_tables_that_lie(void **state) {
         wire_put_varint(&b, UINT64_C(1) << bits);
         bytes_put_u8(&b, 2);
         bytes_put_u64(&b, 0);
-        assert_int_equal(measures_decode(&got, &count, b.data, b.size, "p", 0, NULL), CKD_E_CORRUPT);
+        assert_int_equal(measures_decode(&got, &count, b.data, b.size, &(record_place){"p", 0}, NULL),
+                         CKD_E_CORRUPT);
         bytes_free(&b);
     }
 }
