@@ -155,9 +155,8 @@ static void take_older(metadata_reader *n, manifest *m) {
 
 ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size,
                            const char *path, ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_MANIFEST, store, data, size, path, err);
     *out = (manifest){0};
-    metadata_open(&n, METADATA_MANIFEST, store, data, size, path, err);
     take_checkpoint(&n, out);
     out->dependencies = metadata_take_ids(&n, &out->dependency_count);
     out->files = metadata_take_files(&n, &out->file_count);

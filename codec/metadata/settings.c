@@ -12,9 +12,8 @@ void pin_encode(bytes *to, const ckd_id *store, const pin_setting *p) {
 
 ckd_status pin_decode(pin_setting *out, const ckd_id *store, const void *data, size_t size, const char *path,
                       ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_PIN, store, data, size, path, err);
     *out = (pin_setting){0};
-    metadata_open(&n, METADATA_PIN, store, data, size, path, err);
     out->generation = n.generation;
     out->checkpoint = metadata_take_id(&n);
     out->pinned_ns = reader_u64(&n.in);
@@ -32,9 +31,8 @@ void tag_encode(bytes *to, const ckd_id *store, const tag_setting *t) {
 
 ckd_status tag_decode(tag_setting *out, const ckd_id *store, const void *data, size_t size, const char *path,
                       ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_TAG, store, data, size, path, err);
     *out = (tag_setting){0};
-    metadata_open(&n, METADATA_TAG, store, data, size, path, err);
     out->generation = n.generation;
     metadata_take_tag(&n, out->tag);
     out->checkpoint = metadata_take_id(&n);
@@ -116,9 +114,8 @@ static void take_policy(metadata_reader *n, ckd_policy *k) {
 
 ckd_status policy_decode(policy_setting *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_POLICY, store, data, size, path, err);
     *out = (policy_setting){.generation = 0};
-    metadata_open(&n, METADATA_POLICY, store, data, size, path, err);
     out->generation = n.generation;
     metadata_take_any_run(&n, out->run);
     out->set_ns = reader_u64(&n.in);
@@ -137,9 +134,8 @@ void parity_encode(bytes *to, const ckd_id *store, const parity_setting *p) {
 
 ckd_status parity_decode(parity_setting *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_PARITY, store, data, size, path, err);
     *out = (parity_setting){.generation = 0};
-    metadata_open(&n, METADATA_PARITY, store, data, size, path, err);
     out->generation = n.generation;
     metadata_take_any_run(&n, out->run);
     out->set_ns = reader_u64(&n.in);

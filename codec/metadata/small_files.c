@@ -17,9 +17,8 @@ void intent_encode(bytes *to, const ckd_id *store, const intent *in) {
 
 ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, size_t size, const char *path,
                          ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_INTENT, store, data, size, path, err);
     *out = (intent){0};
-    metadata_open(&n, METADATA_INTENT, store, data, size, path, err);
     metadata_check_no_generation(&n);
     out->id = metadata_take_id(&n);
     metadata_take_run(&n, out->run);
@@ -126,9 +125,8 @@ void part_encode(bytes *to, const ckd_id *store, const part *p) {
 }
 
 ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_PART, store, data, size, NULL, err);
     *out = (part){0};
-    metadata_open(&n, METADATA_PART, store, data, size, NULL, err);
     metadata_check_no_generation(&n);
     out->checkpoint = metadata_take_id(&n);
     out->rank = reader_u32(&n.in);
@@ -167,9 +165,8 @@ void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t) {
 
 ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size,
                             const char *path, ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_TOMBSTONE, store, data, size, path, err);
     *out = (tombstone){0};
-    metadata_open(&n, METADATA_TOMBSTONE, store, data, size, path, err);
     out->generation = n.generation;
     out->checkpoint = metadata_take_id(&n);
     metadata_take_run(&n, out->run);
@@ -187,9 +184,8 @@ void deletions_encode(bytes *to, const ckd_id *store, const ckd_id *mark) {
 
 ckd_status deletions_decode(ckd_id *out, const ckd_id *store, const void *data, size_t size, const char *path,
                             ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_DELETIONS, store, data, size, path, err);
     *out = (ckd_id){0};
-    metadata_open(&n, METADATA_DELETIONS, store, data, size, path, err);
     metadata_check_no_generation(&n);
     *out = metadata_take_id(&n);
     return metadata_close(&n, out, sizeof(*out));
@@ -203,9 +199,8 @@ void store_identity_encode(bytes *to, const store_identity *s) {
 
 ckd_status store_identity_decode(store_identity *out, const void *data, size_t size, const char *path,
                                  ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_STORE, NULL, data, size, path, err);
     *out = (store_identity){0};
-    metadata_open(&n, METADATA_STORE, NULL, data, size, path, err);
     metadata_check_no_generation(&n);
     if (wire_id_zero(&n.store)) {
         metadata_fail(&n, CKD_E_CORRUPT, "the store's identity is zero");

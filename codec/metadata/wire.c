@@ -107,11 +107,12 @@ static ckd_status check_envelope(metadata_reader *n, metadata_kind kind, const c
     return CKD_OK;
 }
 
-void metadata_open(metadata_reader *n, metadata_kind kind, const ckd_id *store, const void *data, size_t size,
-                   const char *path, ckd_error *err) {
-    *n = (metadata_reader){.path = path, .err = err};
-    n->status = check_envelope(n, kind, store, data, size);
-    n->in.failed = n->status != CKD_OK;
+metadata_reader metadata_open(metadata_kind kind, const ckd_id *store, const void *data, size_t size,
+                              const char *path, ckd_error *err) {
+    metadata_reader n = {.path = path, .err = err};
+    n.status = check_envelope(&n, kind, store, data, size);
+    n.in.failed = n.status != CKD_OK;
+    return n;
 }
 
 void metadata_fail(metadata_reader *n, ckd_status status, const char *problem) {

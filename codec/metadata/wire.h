@@ -44,8 +44,8 @@ typedef struct metadata_reader {
  * Checks the envelope. `store` NULL: any store. After a failure all fields read as zeros, and metadata_close reports
  * it.
  */
-void metadata_open(metadata_reader *n, metadata_kind kind, const ckd_id *store, const void *data, size_t size,
-                   const char *path, ckd_error *err);
+metadata_reader metadata_open(metadata_kind kind, const ckd_id *store, const void *data, size_t size,
+                              const char *path, ckd_error *err);
 /*
  * Ends decoding. Returns CORRUPT if the payload was too short or too long, else the first problem of the envelope or a
  * field. After a failure the `size` bytes of `out` are zero.

@@ -49,9 +49,8 @@ static void take_member(metadata_reader *n, parity_group *g, size_t i) {
 
 ckd_status parity_group_decode(parity_group *out, const ckd_id *store, const void *data, size_t size,
                                const char *path, ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_PARITY_GROUP, store, data, size, path, err);
     memset(out, 0, sizeof(*out));
-    metadata_open(&n, METADATA_PARITY_GROUP, store, data, size, path, err);
     metadata_check_no_generation(&n);
     out->id = metadata_take_id(&n);
     out->rows = reader_u16(&n.in);
