@@ -107,6 +107,12 @@ enum { CATALOG_META = 200 };
 ckd_status catalog_meta(char out[CATALOG_META], catalog *c, const char *key, ckd_error *err);
 /* Needs a transaction. */
 ckd_status catalog_set_meta(catalog *c, const char *key, const char *text, ckd_error *err);
+/*
+ * Gives a checkpoint's row another run; its step and all its other rows stay. generation, stored_bytes and
+ * manifest_bytes are those of the new manifest. Errors: NOT_FOUND (no such id), EXISTS (that run has the step), STATE,
+ * NOSPACE.
+ */
+ckd_status catalog_move(catalog *c, const ckd_checkpoint *moved, uint64_t manifest_bytes, ckd_error *err);
 /* Removes a checkpoint with all its rows. Errors: NOT_FOUND, STATE, NOSPACE. */
 ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error *err);
 

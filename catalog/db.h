@@ -34,6 +34,7 @@ typedef enum statement {
     S_CHECKPOINT_KEY,
     S_CHECKPOINT_ADD,
     S_CHECKPOINT_REPLACE,
+    S_CHECKPOINT_MOVE,
     S_CHECKPOINT_DROP,
     S_FILES_DROP,
     S_FILE_ADD,

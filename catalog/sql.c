@@ -60,6 +60,9 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_CHECKPOINT_REPLACE] = {"UPDATE checkpoints SET (" CHECKPOINT_FIELDS ") = " CHECKPOINT_VALUES
                               " WHERE key = ?21",
                               "replace a checkpoint in the catalog"},
+    [S_CHECKPOINT_MOVE] =
+        {"UPDATE checkpoints SET (run, generation, stored_bytes, manifest_bytes) = (?1, ?2, ?3, ?4) WHERE key = ?5",
+         "rename a run in the catalog"},
     [S_CHECKPOINT_DROP] = {"DELETE FROM checkpoints WHERE key = ?1", "remove a checkpoint from the catalog"},
     [S_FILES_DROP] = {"DELETE FROM files WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
     [S_FILE_ADD] = {"INSERT INTO files (checkpoint, ordinal, name, rank, size, root) "

@@ -10,6 +10,7 @@
 static ckd_status recover(ckd_store *store, ckd_error *err) {
     ckd_status status = ranks_recover(store, err);
     THEN(status, transfer_recover(store, err));
+    THEN(status, rename_recover(store, err));
     return status == CKD_OK ? trash_collect_now(store, err) : status;
 }
 

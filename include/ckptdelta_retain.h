@@ -1,5 +1,5 @@
 /*
- * ckptdelta, retention: deleting and restoring checkpoints, freeing their space; pins, tags and policies. Part of
+ * ckptdelta, retention: deleting and restoring checkpoints, freeing their space; pins, tags and policies; names of runs. Part of
  * ckptdelta.h, which includes it; the same conventions hold.
  *
  * A deleted checkpoint first goes to the trash. It is no longer listed, but all its files remain, and it can be
@@ -273,6 +273,30 @@ CKD_API ckd_status ckd_store_policy(ckd_stored_policy *out, ckd_store *store, co
 /* Lists all stored policies. Release with ckd_policy_list_free. Errors: IO, NOMEM. */
 CKD_API ckd_status ckd_store_policies(ckd_policy_list **out, ckd_store *store, ckd_error *err);
 CKD_API void ckd_policy_list_free(ckd_policy_list *list);
+
+/* ------------------------------------------------------------------------------------------- names of runs */
+
+typedef struct ckd_rename_options {
+    size_t struct_size;
+    int dry_run; /* only check and count */
+} ckd_rename_options;
+#define CKD_RENAME_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_rename_options) }
+
+/*
+ * Renames a run: all its listed checkpoints, its own policy and its own parity setting. Ids, steps, tags, pins and
+ * values stay. Its deleted checkpoints keep the old name, and so do its branches (RUN~2), which are runs of their own.
+ * The old name is then free: a save under it begins a run.
+ *
+ * Durable on CKD_OK. If interrupted, the next writer that opens the store completes it; until then each checkpoint is
+ * listed once, under either name. *checkpoints (may be NULL): how many were renamed. options may be NULL.
+ *
+ * Errors: NOT_FOUND (no such run), EXISTS (a run, policy or parity setting has the new name), INVALID (a name), BUSY (a
+ * save or a compaction uses the run, or another process has the store's lock), STATE (a checkpoint builds on one whose
+ * manifest is lost), CORRUPT and UNSUPPORTED (an unreadable manifest or setting), READ_ONLY, NOSPACE, IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const char *from,
+                                        const char *to, const ckd_rename_options *options, ckd_error *err);
 
 #ifdef __cplusplus
 }

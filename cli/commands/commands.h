@@ -17,6 +17,7 @@ int cmd_repair(int argc, char **argv);
 int cmd_pin(int argc, char **argv);
 int cmd_tag(int argc, char **argv);
 int cmd_policy(int argc, char **argv);
+int cmd_rename(int argc, char **argv);
 int cmd_delete(int argc, char **argv);
 int cmd_prune(int argc, char **argv);
 int cmd_compact(int argc, char **argv);

@@ -32,6 +32,7 @@ static const struct command {
     {"repair", "ckptdelta repair", "rebuild what is lost or damaged, from parity", cmd_repair},
     {"pin", "ckptdelta pin", "pin checkpoints, so that nothing deletes them", cmd_pin},
     {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},
+    {"rename", "ckptdelta rename", "rename a run", cmd_rename},
     {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},
     {"prune", "ckptdelta prune", "delete all checkpoints that a policy does not keep", cmd_prune},
     {"compact", "ckptdelta compact", "shorten chains, and fold out what is no longer wanted", cmd_compact},

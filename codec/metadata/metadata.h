@@ -17,7 +17,7 @@
 #define METADATA_MAX (64u << 20)
 
 /*
- * Stored in files: numbers are stable, new ones are appended. RUN to PARITY are published by generation, like
+ * Stored in files: numbers are stable, new ones are appended. RENAME to PARITY are published by generation, like
  * manifests.
  */
 typedef enum metadata_kind {
@@ -26,7 +26,7 @@ typedef enum metadata_kind {
     METADATA_TOMBSTONE = 3,
     METADATA_INTENT = 4,
     METADATA_PART = 5,
-    METADATA_RUN = 6,
+    METADATA_RENAME = 6,
     METADATA_PIN = 7,
     METADATA_TAG = 8,
     METADATA_POLICY = 9,
@@ -168,6 +168,18 @@ typedef struct parity_setting {
 } parity_setting;
 void parity_encode(bytes *to, const ckd_id *store, const parity_setting *p);
 ckd_status parity_decode(parity_setting *out, const ckd_id *store, const void *data, size_t size,
+                         const char *path, ckd_error *err);
+
+/* A run that is being renamed. It exists from the decision until all manifests have the new name. */
+typedef struct rename_setting {
+    char run[CKD_RUN_MAX + 1]; /* the name before */
+    uint32_t generation;
+    char to[CKD_RUN_MAX + 1];
+    uint64_t renamed_ns;
+} rename_setting;
+void rename_encode(bytes *to, const ckd_id *store, const rename_setting *r);
+/* CORRUPT also if both names are equal. */
+ckd_status rename_decode(rename_setting *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err);
 
 /* The store's identity file. */

@@ -1,4 +1,6 @@
-/* Settings: pins, tags, policies, parity. codec/FORMAT.md, "Pin", "Tag", "Policy", "Parity setting". */
+/* Settings: pins, tags, policies, parity, renames. codec/FORMAT.md, "Pin" to "Rename". */
+#include <string.h>
+
 #include "codec/common/erasure.h"
 #include "codec/metadata/wire.h"
 
@@ -146,6 +148,29 @@ ckd_status parity_decode(parity_setting *out, const ckd_id *store, const void *d
         out->data && out->parity && out->data <= ERASURE_DATA_MAX && out->parity <= ERASURE_PARITY_MAX;
     if (!n.in.failed && !none && !some) {
         metadata_fail(&n, CKD_E_CORRUPT, "a parity setting has impossible numbers of files");
+    }
+    return metadata_close(&n, out, sizeof(*out));
+}
+
+void rename_encode(bytes *to, const ckd_id *store, const rename_setting *r) {
+    size_t start = metadata_begin(to, METADATA_RENAME, store, r->generation, 0);
+    bytes_put_string(to, r->run);
+    bytes_put_string(to, r->to);
+    bytes_put_u64(to, r->renamed_ns);
+    metadata_end(to, start);
+}
+
+ckd_status rename_decode(rename_setting *out, const ckd_id *store, const void *data, size_t size,
+                         const char *path, ckd_error *err) {
+    metadata_reader n;
+    *out = (rename_setting){.generation = 0};
+    metadata_open(&n, METADATA_RENAME, store, data, size, path, err);
+    out->generation = n.generation;
+    metadata_take_run(&n, out->run);
+    metadata_take_run(&n, out->to);
+    out->renamed_ns = reader_u64(&n.in);
+    if (!n.in.failed && strcmp(out->run, out->to) == 0) {
+        metadata_fail(&n, CKD_E_CORRUPT, "a run is renamed to the name that it has");
     }
     return metadata_close(&n, out, sizeof(*out));
 }

@@ -29,7 +29,9 @@ static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo
     uint64_t until = now + (undo_s < longest ? undo_s : longest) * UINT64_C(1000000000);
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &n->items[i].m.checkpoint;
-        if (!n->items[i].chosen || n->items[i].superseded) {
+        /* A tombstone covers the lower generations of its name. During a rename, there may be two names. */
+        bool covered = n->items[i].superseded && strcmp(n->items[i - 1].m.checkpoint.run, c->run) == 0;
+        if (!n->items[i].chosen || covered) {
             continue;
         }
         tombstone t = {.checkpoint = c->id,

@@ -4,6 +4,12 @@
 
 #include "engine/store/store.h"
 
+/*
+ * Completes renames of runs that were interrupted. Under the publish lock. Errors: NOMEM. Other failures are reported to
+ * on_message, and the work is left for another time.
+ */
+ckd_status rename_recover(ckd_store *store, ckd_error *err);
+
 /* Errors: INVALID if the policy keeps nothing. */
 ckd_status policy_check(const ckd_policy *p, ckd_error *err);
 

@@ -54,11 +54,29 @@ static bool next_pairing(pairing *out, cursor *c) {
     return has_manifest || has_known;
 }
 
-/* Removes the row unless catalog_add can replace it. A replaced row keeps its timings. */
-static ckd_status make_room(ckd_store *store, const ckd_checkpoint *known, const ckd_checkpoint *next,
-                            ckd_error *err) {
+/*
+ * Removes the rows that catalog_add cannot replace. A replaced row keeps its timings. *superseded: while a run is being
+ * renamed, a checkpoint may have manifests under both names; then the higher generation counts.
+ */
+static ckd_status make_room(bool *superseded, ckd_store *store, const ckd_checkpoint *known,
+                            const ckd_checkpoint *next, ckd_error *err) {
+    ckd_checkpoint same;
+    ckd_error why = {0};
     bool replaceable = !known || (known->generation < next->generation && id_equal(&known->id, &next->id));
-    return replaceable ? CKD_OK : catalog_remove(store->catalog, known->run, known->step, err);
+    *superseded = false;
+    ckd_status status = replaceable ? CKD_OK : catalog_remove(store->catalog, known->run, known->step, err);
+    ckd_status found = status == CKD_OK ? catalog_find_id(&same, store->catalog, &next->id, &why) : status;
+    if (status != CKD_OK || found == CKD_E_NOT_FOUND) {
+        return status;
+    }
+    if (found != CKD_OK) {
+        return err_from(err, found, &why);
+    }
+    bool elsewhere = same.step != next->step || strcmp(same.run, next->run) != 0;
+    *superseded = elsewhere && same.generation > next->generation;
+    return elsewhere && same.generation < next->generation
+               ? catalog_remove(store->catalog, same.run, same.step, err)
+               : CKD_OK;
 }
 
 static void skip(ckd_store *store, const manifest_name *name, const ckd_error *why) {
@@ -149,8 +167,9 @@ static ckd_status ingest_newest(ckd_store *store, size_t *rows_left, view **last
             return err_from(err, status, &why);
         }
         if (status == CKD_OK) {
-            status = make_room(store, p->known, &m.checkpoint, err);
-            if (status != CKD_OK) {
+            bool superseded;
+            status = make_room(&superseded, store, p->known, &m.checkpoint, err);
+            if (status != CKD_OK || superseded) {
                 manifest_free(&m);
                 return status;
             }

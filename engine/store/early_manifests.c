@@ -91,8 +91,8 @@ ckd_status manifest_set_complete(manifest_set *n, ckd_error *err) {
  * count again: the tombstone does not cover it, and its name may be another checkpoint's by now. So that manifest is
  * replaced in place; only the holder of the publish lock relies on it.
  */
-static ckd_status publish_complete(const manifest_entry *x, const bytes *data, const ckd_store *store,
-                                   ckd_error *err) {
+static ckd_status publish_bytes(const manifest_entry *x, const bytes *data, const ckd_store *store,
+                                ckd_error *err) {
     const ckd_checkpoint *c = &x->m.checkpoint;
     char hex[CKD_ID_TEXT], name[64];
     ckd_id_text(hex, &c->id);
@@ -108,6 +108,20 @@ static ckd_status publish_complete(const manifest_entry *x, const bytes *data, c
     return status;
 }
 
+ckd_status manifest_entry_publish(manifest_entry *x, const ckd_store *store, ckd_error *err) {
+    ckd_checkpoint *c = &x->m.checkpoint;
+    c->stored_bytes -= x->m.file_bytes; /* store_read_manifest has added them */
+    bytes data = {0};
+    manifest_encode(&data, &store->id, &x->m);
+    ckd_status status =
+        data.failed ? err_nomem(err, data.size, "a manifest") : publish_bytes(x, &data, store, err);
+    c->stored_bytes += data.size;
+    x->m.file_bytes = data.size;
+    x->was_own_only = status != CKD_OK;
+    bytes_free(&data);
+    return status;
+}
+
 ckd_status manifest_entry_name_files(manifest_entry *x, const ckd_store *store, ckd_error *err) {
     ckd_checkpoint *c = &x->m.checkpoint;
     if (!x->in_trash && c->generation == UINT32_MAX) {
@@ -115,16 +129,7 @@ ckd_status manifest_entry_name_files(manifest_entry *x, const ckd_store *store, 
                        (unsigned long long)c->step);
     }
     c->generation += !x->in_trash;
-    c->stored_bytes -= x->m.file_bytes; /* store_read_manifest has added them */
-    bytes data = {0};
-    manifest_encode(&data, &store->id, &x->m);
-    ckd_status status =
-        data.failed ? err_nomem(err, data.size, "a manifest") : publish_complete(x, &data, store, err);
-    c->stored_bytes += data.size;
-    x->m.file_bytes = data.size;
-    x->was_own_only = status != CKD_OK;
-    bytes_free(&data);
-    return status;
+    return manifest_entry_publish(x, store, err);
 }
 
 static bool can_name_files(const manifest_entry *x) {

@@ -155,6 +155,7 @@ static ckd_status mark_of_writer(manifest_set *n, const ckd_store *store, const 
         return CKD_OK;
     }
     THEN(status, intent_decode(&live, &store->id, data.data, data.size, p.text, err));
+    n->run_in_use = n->run_in_use || (status == CKD_OK && n->run && strcmp(live.run, n->run) == 0);
     for (size_t i = 0; i < live.dependency_count && status == CKD_OK; i++) {
         mark(n, &live.dependencies[i]);
     }

@@ -23,6 +23,8 @@ typedef struct manifest_entry {
 typedef struct manifest_set {
     manifest_entry *items; /* by checkpoint id, generations of one checkpoint together, highest first */
     size_t count;
+    const char *run; /* NULL, or the run for run_in_use; set by the caller before manifest_set_mark_in_use */
+    bool run_in_use; /* a save to that run, or a compaction of it, is at work */
 } manifest_set;
 
 /*
@@ -59,6 +61,12 @@ ckd_status manifest_set_mark_in_use(manifest_set *n, const ckd_store *store, ckd
  * lacks and held. Errors: NOMEM.
  */
 ckd_status manifest_set_complete(manifest_set *n, ckd_error *err);
+/*
+ * Publishes the manifest of x as it is now: with all files that it names, under its present run, step and generation.
+ * In the trash, the old manifest is replaced. Under the publish lock; the caller updates the catalog. Errors: EXISTS,
+ * IO, NOSPACE, NOMEM.
+ */
+ckd_status manifest_entry_publish(manifest_entry *x, const ckd_store *store, ckd_error *err);
 /*
  * Publishes a manifest that names all files of x, which must not have `lacks`. A listed checkpoint gets a next
  * generation; in the trash, the old manifest is replaced. Under the publish lock; the caller updates the catalog.

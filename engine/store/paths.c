@@ -91,8 +91,11 @@ bool manifest_name_parse(manifest_name *out, const char *name) {
 static const struct {
     metadata_kind kind;
     const char *word;
-} metadata_kinds[] = {
-    {METADATA_PIN, "pin"}, {METADATA_TAG, "tag"}, {METADATA_POLICY, "policy"}, {METADATA_PARITY, "parity"}};
+} metadata_kinds[] = {{METADATA_RENAME, "rename"},
+                      {METADATA_PIN, "pin"},
+                      {METADATA_TAG, "tag"},
+                      {METADATA_POLICY, "policy"},
+                      {METADATA_PARITY, "parity"}};
 
 static bool setting_subject_valid(metadata_kind kind, const char *subject) {
     ckd_id id;

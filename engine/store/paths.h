@@ -54,7 +54,7 @@ bool manifest_name_parse(manifest_name *out, const char *name);
 
 /*
  * Parses the name of a setting in data/n: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run
- * (policy, parity).
+ * (policy, parity, rename).
  */
 #define POLICY_OF_ALL "-" /* in place of a run */
 typedef struct setting_name {
@@ -63,7 +63,8 @@ typedef struct setting_name {
     uint32_t generation;
 } setting_name;
 bool setting_name_parse(setting_name *out, const char *name);
-const char *setting_word(metadata_kind kind); /* KIND: "pin", "tag", "policy", "parity"; "" for other kinds */
+const char *setting_word(
+    metadata_kind kind); /* KIND: "pin", "tag", "policy", "parity", "rename"; "" for other kinds */
 /* STORE/data/n/KIND.NAME.GENERATION */
 pathname path_setting(const char *store, const setting_name *name);
 

@@ -26,6 +26,9 @@ static setting_name name_within(const stored_setting *n) {
     } else if (name.kind == METADATA_TAG) {
         memcpy(name.name, n->tag.tag, sizeof(name.name));
         name.generation = n->tag.generation;
+    } else if (name.kind == METADATA_RENAME) {
+        memcpy(name.name, n->rename.run, sizeof(name.name));
+        name.generation = n->rename.generation;
     } else {
         const char *run = name.kind == METADATA_PARITY ? n->parity.run : n->policy.run;
         snprintf(name.name, sizeof(name.name), "%s", run[0] ? run : POLICY_OF_ALL);
@@ -41,6 +44,8 @@ static ckd_status decode_kind(stored_setting *n, const ckd_id *store, const byte
         return pin_decode(&n->pin, store, data->data, data->size, path, err);
     case METADATA_TAG:
         return tag_decode(&n->tag, store, data->data, data->size, path, err);
+    case METADATA_RENAME:
+        return rename_decode(&n->rename, store, data->data, data->size, path, err);
     case METADATA_PARITY:
         return parity_decode(&n->parity, store, data->data, data->size, path, err);
     default:
@@ -162,7 +167,7 @@ ckd_status settings_check(const setting_list *n, const ckd_store *store, ckd_err
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         ckd_error why = {0};
-        if (n->items[i].name.kind == METADATA_PARITY) {
+        if (n->items[i].name.kind == METADATA_PARITY || n->items[i].name.kind == METADATA_RENAME) {
             continue; /* it keeps nothing */
         }
         status = settings_why(&n->items[i], store, &why);

@@ -1,6 +1,6 @@
 /*
  * Settings in data/n, which say what a store keeps and what parity covers: pins, tags, policies and parity settings.
- * codec/FORMAT.md, "What is kept". Internal to engine/.
+ * Also runs that are being renamed. codec/FORMAT.md, "What is kept". Internal to engine/.
  *
  * Each has a name and generations. The highest generation counts even if it is unreadable, as lower ones are outdated.
  * Settings change only under the publish lock. A reader without the lock retries when a file has disappeared meanwhile.
@@ -17,6 +17,7 @@ typedef struct stored_setting {
     tag_setting tag;
     policy_setting policy;
     parity_setting parity;
+    rename_setting rename;
 } stored_setting;
 
 typedef struct setting_list {

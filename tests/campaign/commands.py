@@ -141,6 +141,10 @@ def tag(op):
     return ["tag", op["store"], *([op["tag"], op["name"], "--move"] if op.get("name") else ["--delete", op["tag"]])]
 
 
+def rename(op):
+    return ["rename", op["store"], op["run"], op["to"], "--json"]
+
+
 def copy(op):
     stores = ["pull", op["to"], op["from"]] if op.get("pull") else ["push", op["from"], op["to"]]
     return [*stores, *of_run(op), *op.get("args", []), "--json"]
@@ -162,7 +166,7 @@ def tell(op):
     return [op["args"][0], op["store"], *op["args"][1:], "--json"]
 
 
-LINES = {f.__name__: f for f in (save, delete, prune, compact, policy, restore, empty, pin, tag, copy, parity, repair, rebuild, tell)}
+LINES = {f.__name__: f for f in (save, delete, prune, compact, policy, restore, empty, pin, tag, rename, copy, parity, repair, rebuild, tell)}
 
 
 def line(op):

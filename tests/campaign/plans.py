@@ -10,18 +10,18 @@ UNDO = ["0s", "0s", "60s", "1h", "1h", "24h"]
 # How often what is done, by mode. Each mode leaves out and stresses something else.
 MODES = {
     "lossy": {"save": 50, "compact": 16, "delete": 6, "restore": 6, "prune": 3, "copy": 5, "load": 6, "empty": 2, "wait": 2},
-    "branches": {"save": 50, "compact": 10, "delete": 6, "restore": 4, "prune": 5, "copy": 3, "load": 6, "empty": 2, "wait": 2,
+    "branches": {"save": 50, "rename": 4, "compact": 10, "delete": 6, "restore": 4, "prune": 5, "copy": 3, "load": 6, "empty": 2, "wait": 2,
                  "pin": 3, "tag": 4, "tell": 3},
-    "copies": {"save": 40, "compact": 8, "delete": 8, "restore": 8, "prune": 3, "copy": 25, "load": 4, "empty": 3, "wait": 2, "tag": 3},
+    "copies": {"save": 40, "rename": 4, "compact": 8, "delete": 8, "restore": 8, "prune": 3, "copy": 25, "load": 4, "empty": 3, "wait": 2, "tag": 3},
     "steps": {"save": 60, "compact": 10, "delete": 5, "restore": 3, "prune": 4, "copy": 4, "load": 6, "empty": 2, "wait": 2},
-    "policies": {"save": 60, "policy": 8, "compact": 8, "prune": 8, "delete": 3, "restore": 4, "pin": 4, "tag": 4, "wait": 6, "empty": 3},
-    "catalogs": {"save": 50, "catalog": 14, "rebuild": 6, "compact": 8, "delete": 6, "restore": 4, "prune": 4, "copy": 6, "pin": 2,
+    "policies": {"save": 60, "rename": 3, "policy": 8, "compact": 8, "prune": 8, "delete": 3, "restore": 4, "pin": 4, "tag": 4, "wait": 6, "empty": 3},
+    "catalogs": {"save": 50, "rename": 4, "catalog": 14, "rebuild": 6, "compact": 8, "delete": 6, "restore": 4, "prune": 4, "copy": 6, "pin": 2,
                  "tag": 2, "tell": 6, "load": 4},
-    "damage": {"save": 45, "damage": 9, "repair": 5, "parity": 5, "compact": 8, "prune": 5, "delete": 5, "restore": 5, "empty": 3,
+    "damage": {"save": 45, "rename": 2, "damage": 9, "repair": 5, "parity": 5, "compact": 8, "prune": 5, "delete": 5, "restore": 5, "empty": 3,
                "copy": 3, "load": 4, "wait": 2, "tell": 2, "policy": 1},
     "ranks": {"save": 20, "ranks": 35, "compact": 10, "prune": 3, "delete": 5, "restore": 4, "copy": 6, "load": 8, "empty": 2, "parity": 2,
               "wait": 2, "pin": 1},
-    "faults": {"ranks": 6, "save": 45, "compact": 12, "prune": 5, "delete": 6, "restore": 5, "empty": 4, "copy": 9, "parity": 4, "repair": 2,
+    "faults": {"ranks": 6, "save": 45, "rename": 5, "compact": 12, "prune": 5, "delete": 6, "restore": 5, "empty": 4, "copy": 9, "parity": 4, "repair": 2,
                "rebuild": 3, "catalog": 2, "pin": 2, "tag": 2, "load": 3, "wait": 2},
 }
 
@@ -29,7 +29,7 @@ MODES = {
 ASKED = {"manifests": {**MODES["damage"], "manifest": 5}}
 
 FAULTS = ["kill"] * 6 + ["EIO", "EIO", "EIO+", "ENOSPC", "ENOSPC+", "EINTR", "short", "short", "size"]
-FAULTY = {"save", "ranks", "compact", "prune", "delete", "restore", "empty", "copy", "parity", "repair", "rebuild", "pin", "tag"}
+FAULTY = {"save", "ranks", "compact", "prune", "delete", "restore", "empty", "copy", "parity", "repair", "rebuild", "pin", "tag", "rename"}
 
 
 class Plan:
@@ -239,6 +239,14 @@ class Plan:
         if model.tags and self.rng.random() < 0.5:
             return {"op": "tag", "store": store, "tag": self.rng.choice(sorted(model.tags))}
         return {"op": "tag", "store": store, "tag": f"t{self.rng.randrange(3)}", "name": self.entry(world, store).name} if model.listed() else None
+
+    def draw_rename(self, world):
+        rng, store = self.rng, self.store(world)
+        runs = world.stores[store].runs()
+        if not runs:
+            return None
+        old, new = rng.choice(runs), rng.choice(["m0", "m1", "m2", "r0", rng.choice(runs)])
+        return {"op": "rename", "store": store, "run": old, "to": new} if old != new else None
 
     def draw_policy(self, world):
         rng, store = self.rng, "A"

@@ -257,6 +257,31 @@ class Player(Looker):
             self.expect(result, *([0] if fine else [0, 1, 3]), fault=op.get("fault"))
         self.look_marks(op, result, (set(model.pins), tags))
 
+    def do_rename(self, op):
+        """A rename that ends in the middle is completed by the next writer, or was never begun."""
+        store, model, old, new = op["store"], self.world.stores[op["store"]], op["run"], op["to"]
+        if not model.exists:
+            return
+        result = self.run_op(op)
+        policies = old in model.policies and new in model.policies
+        if not model.hurt:
+            self.expect(result, *([3] if old not in model.runs() else [1] if new in model.runs() or policies else [0]), fault=op.get("fault"))
+        ids = {e.id for e in model.listed(old)}
+        if result.code != 0 and (op.get("fault") or model.hurt):
+            self.run("trash", store, "--empty", show=False)
+        if new not in model.runs() and self.has_run(store, new, ids):
+            for e in model.listed(old):
+                e.run = new
+            if old in model.policies:
+                model.policies[new] = model.policies.pop(old)
+        self.look(store)
+        self.verify(store)
+
+    def has_run(self, store, run, ids):
+        listing = self.run("list", store, "--json", show=False)
+        self.expect(listing, 0)
+        return any(c["run"] == run and c["id"] in ids for c in listing.json()["checkpoints"])
+
     def look_marks(self, op, result, after):
         """Looks whether pins and tags are as after the command, or as before it if it may not have happened."""
         model = self.world.stores[op["store"]]

@@ -90,6 +90,7 @@ def test_all_documented_objects_are_printed(full):
         checked(full.json(command, full.folder / "copied"), command, seen)
     checked(full.json("pull", full.folder / "copied"), "pull", seen)
     checked(full.json("prune", "--keep-first", "--dry-run"), "prune", seen)
+    checked(full.json("rename", "tuned", "fine", "--dry-run"), "rename", seen)
     checked(full.json("delete", "tuned@3"), "delete", seen)
     assert checked(full.json("policy", "--keep-last", 3), "policy", seen)["policies"]
     checked(full.json("trash"), "trash", seen)

@@ -68,6 +68,7 @@ CHANGES = [
     (["repair"], "the repair is done"),
     (["rebuild"], "the catalog is rebuilt"),
     (["trash", "--empty"], "the trash is emptied"),
+    (["rename", "a", "b"], "a is renamed to b"),
 ]
 
 

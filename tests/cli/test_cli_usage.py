@@ -15,7 +15,7 @@ import pytest
 import support_safetensors as st
 from support_cli import COMMAND, DOC, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
-COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "timeline", "verify", "parity", "repair", "delete", "prune", "compact", "trash", "rebuild"]
+COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "timeline", "verify", "parity", "repair", "rename", "delete", "prune", "compact", "trash", "rebuild"]
 
 
 def test_general_help():
@@ -86,6 +86,7 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["load", "s", "--out", "x", "--region", "w=[0:1]", "--region", "w=[1:2]"],
     ["diff", "s"], ["diff", "s", "1"], ["diff", "s", "1", "2", "3"], ["diff", "s", "1", "x"], ["diff", "s", "1", "a@"],
     ["report"], ["report", "s", "x"], ["verify"], ["rebuild"], ["rebuild", "s", "x"],
+    ["rename"], ["rename", "s"], ["rename", "s", "a"], ["rename", "s", "a", "b", "c"],
     ["delete", "s"], ["delete", "s", "1"], ["delete", "s", "a@latest"], ["delete", "s", "a@1", "--undo", "1"],
     ["delete", "s", "a@1", "--undo", "1w"], ["delete", "s", "a@1", "--undo", "99999999999999999999d"],
     ["prune", "s", "--keep-last", "0"], ["prune", "s", "--keep-last", "x"], ["prune", "s", "--highest-is-best"],

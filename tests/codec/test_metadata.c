@@ -92,6 +92,8 @@ static const policy_setting sample_policy = {.run = "gpt",
                                                         .keep_new_s = 86400,
                                                         .automatic = 7,
                                                         .undo_s = 3600}};
+static const rename_setting sample_rename = {
+    .run = "gpt", .generation = 3, .to = "gpt.2~1", .renamed_ns = 321};
 static const ckd_id sample_mark = {{0x91}};
 static const store_identity sample_identity = {{{0xaa, 0xbb}}, 1234567890123456789};
 
@@ -122,6 +124,9 @@ static bytes encode(metadata_kind kind) {
     case METADATA_POLICY:
         policy_encode(&b, &store_id, &sample_policy);
         break;
+    case METADATA_RENAME:
+        rename_encode(&b, &store_id, &sample_rename);
+        break;
     case METADATA_DELETIONS:
         deletions_encode(&b, &store_id, &sample_mark);
         break;
@@ -143,6 +148,7 @@ static ckd_status decode(metadata_kind kind, const bytes *b, ckd_error *err) {
         pin_setting pin;
         tag_setting tag;
         policy_setting policy;
+        rename_setting rename;
         ckd_id mark;
         store_identity identity;
         char bytes[sizeof(manifest) + sizeof(intent)];
@@ -171,6 +177,9 @@ static ckd_status decode(metadata_kind kind, const bytes *b, ckd_error *err) {
     case METADATA_POLICY:
         status = policy_decode(&out.policy, &store_id, data, b->size, "a/note", err);
         break;
+    case METADATA_RENAME:
+        status = rename_decode(&out.rename, &store_id, data, b->size, "a/note", err);
+        break;
     case METADATA_DELETIONS:
         status = deletions_decode(&out.mark, &store_id, data, b->size, "a/note", err);
         break;
@@ -190,9 +199,9 @@ static ckd_status decode(metadata_kind kind, const bytes *b, ckd_error *err) {
     return status;
 }
 
-static const metadata_kind kinds[] = {METADATA_STORE,  METADATA_MANIFEST, METADATA_TOMBSTONE,
-                                      METADATA_INTENT, METADATA_PART,     METADATA_PIN,
-                                      METADATA_TAG,    METADATA_POLICY,   METADATA_DELETIONS};
+static const metadata_kind kinds[] = {METADATA_STORE,  METADATA_MANIFEST, METADATA_TOMBSTONE, METADATA_INTENT,
+                                      METADATA_PART,   METADATA_PIN,      METADATA_TAG,       METADATA_POLICY,
+                                      METADATA_RENAME, METADATA_DELETIONS};
 #define KIND_COUNT (sizeof(kinds) / sizeof(kinds[0]))
 
 static void reseal(bytes *b) {
@@ -361,6 +370,25 @@ static void test_what_pins_and_tags_must_not_say(void **state) {
     bytes_free(&b);
 }
 
+static void test_rename(void **state) {
+    (void)state;
+    rename_setting got, r = sample_rename;
+    bytes b = encode(METADATA_RENAME);
+    assert_int_equal(rename_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_string_equal(got.run, "gpt");
+    assert_string_equal(got.to, "gpt.2~1");
+    assert_true(got.generation == 3 && got.renamed_ns == 321);
+    strcpy(r.to, r.run);
+    bytes_clear(&b);
+    rename_encode(&b, &store_id, &r);
+    assert_int_equal(decode(METADATA_RENAME, &b, NULL), CKD_E_CORRUPT);
+    strcpy(r.to, ".x");
+    bytes_clear(&b);
+    rename_encode(&b, &store_id, &r);
+    assert_int_equal(decode(METADATA_RENAME, &b, NULL), CKD_E_CORRUPT);
+    bytes_free(&b);
+}
+
 static void test_policy(void **state) {
     (void)state;
     policy_setting got, p = sample_policy;
@@ -518,7 +546,7 @@ static void test_envelope(void **state) {
         store_le32(b.data + 32, 77); /* generation */
         reseal(&b);
         bool published = kind == METADATA_MANIFEST || kind == METADATA_TOMBSTONE ||
-                         (kind >= METADATA_RUN && kind != METADATA_DELETIONS);
+                         (kind >= METADATA_RENAME && kind != METADATA_DELETIONS);
         assert_int_equal(decode(kinds[k], &b, &err), published ? CKD_OK : CKD_E_CORRUPT);
         bytes_free(&b);
     }
@@ -837,6 +865,7 @@ int main(void) {
         cmocka_unit_test(test_times_that_are_none),
         cmocka_unit_test(test_pin_and_tag),
         cmocka_unit_test(test_what_pins_and_tags_must_not_say),
+        cmocka_unit_test(test_rename),
         cmocka_unit_test(test_policy),
         cmocka_unit_test(test_every_flipped_bit_is_found),
         cmocka_unit_test(test_every_truncation_is_found),

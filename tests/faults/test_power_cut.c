@@ -102,6 +102,46 @@ static void test_pinning_and_tagging(void **state) {
     disk_end("pins and tags", d, 3);
 }
 
+/* ---- a run is renamed ---- */
+
+enum { RENAMED = 512 }; /* of an expectation's flags: it has the new name */
+#define NEW_NAME "new"
+
+static power_check_fn check_steps; /* of SCENE_RUN */
+
+/* Whoever opens the store for writing completes the rename; nothing is left of the old name. Then it goes back. */
+static void check_renamed(const char *dir, const expectation *e, bool thorough, void *context) {
+    ckd_store *store;
+    ckd_error err = {0};
+    ckd_checkpoint c;
+    dir_list list;
+    disk_must(scene_open(&store, dir, CKD_OPEN_WRITE, &err), &err);
+    bool renamed = ckd_store_find(&c, store, NEW_NAME, CKD_LATEST, NULL) == CKD_OK;
+    assert_true(renamed || !(e->flags & RENAMED));
+    disk_must(dir_list_read(&list, store_path_of(dir, "data/m"), &err), &err);
+    assert_int_equal(list.count, 3);
+    dir_list_free(&list);
+    if (renamed) {
+        disk_must(ckd_store_rename_run(NULL, store, NEW_NAME, SCENE_RUN, NULL, &err), &err);
+    }
+    ckd_store_close(store);
+    check_steps(dir, e, thorough, context);
+}
+
+static void test_renaming(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    scene_make(d->p.dir, 0, 3);
+    check_steps = d->p.check;
+    d->p.check = check_renamed;
+    disk_begin(d, 7, 7);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    disk_must(ckd_store_rename_run(NULL, store, SCENE_RUN, NEW_NAME, NULL, &err), &err);
+    disk_flags(d, RENAMED);
+    ckd_store_close(store);
+    disk_end("rename", d, 3);
+}
+
 /* By itself, after a save. */
 static void test_pruning(void **state) {
     disk *d = *state;
@@ -318,6 +358,7 @@ int main(void) {
         disk_test(test_deleting),
         disk_test(test_emptying_the_trash),
         disk_test(test_pinning_and_tagging),
+        disk_test(test_renaming),
         disk_test(test_pruning),
         disk_test(test_compacting),
         disk_test(test_store_whose_creator_died),

@@ -82,6 +82,14 @@ static void try_kept(const uint8_t *data, size_t size, const ckd_id *store, byte
     }
 }
 
+static void try_rename(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
+    rename_setting r;
+    if (rename_decode(&r, NULL, data, size, "fuzz", NULL) == CKD_OK) {
+        rename_encode(again, store, &r);
+        check_same(again, data, size);
+    }
+}
+
 static void try_parity(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
     parity_setting p;
     parity_group g;
@@ -99,7 +107,7 @@ static void try_parity(const uint8_t *data, size_t size, const ckd_id *store, by
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static void (*const tries[])(const uint8_t *, size_t, const ckd_id *, bytes *) = {
-        try_manifest, try_intent, try_part, try_small, try_kept, try_parity};
+        try_manifest, try_intent, try_part, try_small, try_kept, try_rename, try_parity};
     ckd_id store = {{0}};
     if (size >= 32) {
         memcpy(store.bytes, data + 16, 16);

@@ -1,0 +1,364 @@
+/*
+ * Renames a run. Manifests never change, so each checkpoint gets a manifest of the next generation under the new name,
+ * and then its manifest under the old name is removed. A setting in data/n records the rename before that, and is
+ * removed last. Whoever opens the store for writing completes a rename that was interrupted.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/vocabulary.h"
+#include "engine/retain/retain.h"
+#include "engine/retain/trash.h"
+#include "engine/store/settings.h"
+
+typedef struct renaming {
+    ckd_store *store;
+    const char *from, *to;
+    manifest_set set;
+    manifest_list names, tombstones; /* of manifests that count */
+    manifest_name *old;              /* manifests to remove in the end */
+    manifest_entry **moved;          /* checkpoints that have the new name */
+    size_t old_count, moved_count;
+    ckd_status found; /* whether a checkpoint is listed under the old name */
+    ckd_error why;
+} renaming;
+
+static ckd_status open_renaming(renaming *r, ckd_error *err) {
+    ckd_status status = manifest_set_read(&r->set, r->store, err);
+    r->set.run = r->from;
+    THEN(status, manifest_set_mark_in_use(&r->set, r->store, err));
+    THEN(status, manifests_read(&r->names, r->store, err));
+    THEN(status, manifests_tombstones(&r->tombstones, r->store, err));
+    if (status != CKD_OK) {
+        return status;
+    }
+    r->old = calloc(r->set.count + 1, sizeof(*r->old));
+    r->moved = calloc(r->set.count + 1, sizeof(*r->moved));
+    return r->old && r->moved ? CKD_OK : err_nomem(err, r->set.count * sizeof(*r->old), "manifest names");
+}
+
+static void close_renaming(renaming *r) {
+    manifest_set_free(&r->set);
+    manifests_free(&r->names);
+    manifests_free(&r->tombstones);
+    free(r->old);
+    free(r->moved);
+}
+
+static bool is_of(const manifest_entry *x, const char *run) {
+    return !x->in_trash && strcmp(x->m.checkpoint.run, run) == 0;
+}
+
+/* ---- checks ---- */
+
+static ckd_status check_entry(const manifest_entry *x, const char *run, ckd_error *err) {
+    const ckd_checkpoint *c = &x->m.checkpoint;
+    unsigned long long step = c->step;
+    if (x->superseded && is_of(x - 1, run)) {
+        return err_set(
+            err, CKD_E_BUSY,
+            "%s@%llu was compacted, and its old files are not removed yet; rename the run when all "
+            "loads have ended, or after ckptdelta compact",
+            run, step);
+    }
+    if (x->lacks || x->held) {
+        return err_set(err, CKD_E_STATE,
+                       "%s@%llu belongs to a chain that has lost a manifest; run ckptdelta repair first", run,
+                       step);
+    }
+    return c->generation < UINT32_MAX
+               ? CKD_OK
+               : err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", run, step);
+}
+
+static ckd_status check_entries(const renaming *r, ckd_error *err) {
+    bool in_use = r->set.run_in_use;
+    for (size_t i = 0; i < r->set.count && !in_use; i++) {
+        in_use = r->set.items[i].in_use && is_of(&r->set.items[i], r->from);
+    }
+    ckd_status status =
+        in_use ? err_set(err, CKD_E_BUSY,
+                         "a save, a compaction or a copy is using run '%s'; rename it when that has ended",
+                         r->from)
+               : CKD_OK;
+    for (size_t i = 0; i < r->set.count && status == CKD_OK; i++) {
+        const manifest_entry *x = &r->set.items[i];
+        status = is_of(x, r->from) ? check_entry(x, r->from, err) : CKD_OK;
+    }
+    return status;
+}
+
+/* An unreadable manifest counts, too: its name is taken. */
+static ckd_status check_free(const renaming *r, ckd_error *err) {
+    for (size_t i = 0; i < r->names.count; i++) {
+        if (strcmp(r->names.items[i].run, r->to) == 0) {
+            return err_set(err, CKD_E_EXISTS, "the store has a run '%s' already; choose another name", r->to);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status check_setting(const renaming *r, const setting_list *all, metadata_kind kind,
+                                ckd_error *err) {
+    const stored_setting *own = settings_find(all, kind, r->from);
+    if (own && settings_find(all, kind, r->to)) {
+        return err_set(err, CKD_E_EXISTS, "'%s' and '%s' both have a %s setting; remove one of them first",
+                       r->from, r->to, setting_word(kind));
+    }
+    return own ? settings_why(own, r->store, err) : CKD_OK;
+}
+
+static ckd_status check_request(const renaming *r, ckd_error *err) {
+    setting_list all = {0};
+    ckd_status status = settings_read(&all, r->store, err);
+    /* What rename_recover left is unreadable, or waits for a writer. Both names may have manifests then. */
+    if (status == CKD_OK && !settings_find(&all, METADATA_RENAME, r->from)) {
+        status = err_from(err, r->found, &r->why);
+        THEN(status, check_free(r, err));
+        THEN(status, check_setting(r, &all, METADATA_POLICY, err));
+        THEN(status, check_setting(r, &all, METADATA_PARITY, err));
+    }
+    THEN(status, check_entries(r, err));
+    settings_free(&all);
+    return status;
+}
+
+/* ---- steps ---- */
+
+static void to_remove(renaming *r, const ckd_checkpoint *c) {
+    manifest_name *old = &r->old[r->old_count++];
+    *old = (manifest_name){.step = c->step, .generation = c->generation};
+    memcpy(old->run, c->run, sizeof(old->run));
+}
+
+/* Publishes one checkpoint under the new name, unless another one took that name after an interruption. */
+static ckd_status publish(renaming *r, manifest_entry *x, ckd_error *err) {
+    ckd_checkpoint *c = &x->m.checkpoint;
+    uint32_t generation;
+    ckd_error why = {0};
+    ckd_status status =
+        manifests_free_generation(&generation, &r->names, &r->tombstones, r->to, c->step, &why);
+    if (status == CKD_E_EXISTS) {
+        store_message(r->store, "%s@%llu keeps its name: there is another %s@%llu", c->run,
+                      (unsigned long long)c->step, r->to, (unsigned long long)c->step);
+        return CKD_OK;
+    }
+    if (status != CKD_OK) {
+        return err_from(err, status, &why);
+    }
+    to_remove(r, c);
+    snprintf(c->run, sizeof(c->run), "%s", r->to);
+    c->generation = generation > c->generation ? generation : c->generation + 1;
+    r->moved[r->moved_count++] = x;
+    return manifest_entry_publish(x, r->store, err);
+}
+
+static ckd_status publish_all(renaming *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->set.count && status == CKD_OK; i++) {
+        manifest_entry *x = &r->set.items[i];
+        if (is_of(x, r->from) && x->superseded) { /* published before an interruption */
+            to_remove(r, &x->m.checkpoint);
+        } else if (is_of(x, r->from)) {
+            status = publish(r, x, err);
+        }
+    }
+    return status;
+}
+
+/* Keeps what only the catalog knows, the timings. If it fails, the catalog follows the manifests later. */
+static void move_rows(const renaming *r) {
+    catalog *c = r->store->catalog;
+    if (!c || catalog_begin(c, NULL) != CKD_OK) {
+        return;
+    }
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->moved_count && status == CKD_OK; i++) {
+        status = catalog_move(c, &r->moved[i]->m.checkpoint, r->moved[i]->m.file_bytes, NULL);
+    }
+    if (status != CKD_OK || catalog_commit(c, NULL) != CKD_OK) {
+        catalog_rollback(c);
+    }
+}
+
+static ckd_status remove_old(const renaming *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->old_count && status == CKD_OK; i++) {
+        const manifest_name *n = &r->old[i];
+        status = file_remove(path_manifest(r->store->path, n->run, n->step, n->generation).text, true, err);
+    }
+    return status == CKD_OK ? dir_sync(path_in(r->store->path, DIR_MANIFESTS).text, err) : status;
+}
+
+static ckd_status publish_setting(const renaming *r, const stored_setting *own, ckd_error *err) {
+    setting_name next;
+    stored_setting before;
+    bytes encoded = {0};
+    ckd_status status = settings_next(&next, &before, r->store, own->name.kind, r->to, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (own->name.kind == METADATA_POLICY) {
+        policy_setting p = own->policy;
+        p.generation = next.generation;
+        snprintf(p.run, sizeof(p.run), "%s", r->to);
+        policy_encode(&encoded, &r->store->id, &p);
+    } else {
+        parity_setting p = own->parity;
+        p.generation = next.generation;
+        snprintf(p.run, sizeof(p.run), "%s", r->to);
+        parity_encode(&encoded, &r->store->id, &p);
+    }
+    status = settings_publish(r->store, &next, &encoded, err);
+    bytes_free(&encoded);
+    return status;
+}
+
+static ckd_status move_setting(const renaming *r, metadata_kind kind, ckd_error *err) {
+    setting_list all = {0};
+    ckd_status status = settings_read_kind(&all, r->store, kind, err);
+    const stored_setting *own = status == CKD_OK ? settings_find(&all, kind, r->from) : NULL;
+    if (own) {
+        status = settings_why(own, r->store, err);
+        THEN(status, publish_setting(r, own, err));
+        THEN(status, settings_remove(r->store, kind, r->from, err));
+    }
+    settings_free(&all);
+    return status;
+}
+
+/* Everything after the decision is on disk. May be repeated. */
+static ckd_status complete(renaming *r, ckd_error *err) {
+    ckd_status status = publish_all(r, err);
+    if (status == CKD_OK) {
+        move_rows(r);
+    }
+    THEN(status, remove_old(r, err));
+    THEN(status, move_setting(r, METADATA_POLICY, err));
+    THEN(status, move_setting(r, METADATA_PARITY, err));
+    return status == CKD_OK ? settings_remove(r->store, METADATA_RENAME, r->from, err) : status;
+}
+
+/* ---- recovery ---- */
+
+static ckd_status complete_interrupted(ckd_store *store, const stored_setting *s, ckd_error *err) {
+    renaming r = {.store = store, .from = s->rename.run, .to = s->rename.to};
+    ckd_status status = settings_why(s, store, err);
+    THEN(status, open_renaming(&r, err));
+    THEN(status, check_entries(&r, err));
+    THEN(status, complete(&r, err));
+    close_renaming(&r);
+    return status;
+}
+
+ckd_status rename_recover(ckd_store *store, ckd_error *err) {
+    setting_list all = {0};
+    ckd_status status = settings_read_kind(&all, store, METADATA_RENAME, err);
+    for (size_t i = 0; i < all.count && status == CKD_OK; i++) {
+        ckd_error why = {0};
+        ckd_status done = complete_interrupted(store, &all.items[i], &why);
+        if (done == CKD_E_NOMEM) {
+            status = err_from(err, done, &why);
+        } else if (done != CKD_OK) {
+            store_message(store, "run '%s' was being renamed, which cannot be completed now: %s",
+                          all.items[i].name.name, why.message);
+        }
+    }
+    settings_free(&all);
+    return status;
+}
+
+/* ---- on request ---- */
+
+/* Records the decision. */
+static ckd_status decide(const renaming *r, ckd_error *err) {
+    setting_name next;
+    stored_setting before;
+    bytes encoded = {0};
+    ckd_status status = settings_next(&next, &before, r->store, METADATA_RENAME, r->from, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    rename_setting s = {.generation = next.generation, .renamed_ns = clock_wall_ns()};
+    snprintf(s.run, sizeof(s.run), "%s", r->from);
+    snprintf(s.to, sizeof(s.to), "%s", r->to);
+    rename_encode(&encoded, &r->store->id, &s);
+    status = settings_publish(r->store, &next, &encoded, err);
+    bytes_free(&encoded);
+    return status;
+}
+
+static ckd_status carry_out(renaming *r, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = decide(r, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = complete(r, &why);
+    if (status != CKD_OK) {
+        char text[sizeof(why.message)];
+        snprintf(text, sizeof(text), "%.300s; the next command that writes to the store completes the rename",
+                 why.message);
+        memcpy(why.message, text, sizeof(text));
+    }
+    if (store_sync_catalog(r->store, NULL) != CKD_OK) {
+        store_message(r->store, "the catalog is behind the manifests");
+    }
+    return err_from(err, status, &why);
+}
+
+static uint64_t count_listed(const renaming *r) {
+    uint64_t count = 0;
+    for (size_t i = 0; i < r->set.count; i++) {
+        count += is_of(&r->set.items[i], r->from) && !r->set.items[i].superseded;
+    }
+    return count;
+}
+
+/* The caller holds the publish lock and the mutex. */
+static ckd_status rename_locked(uint64_t *count, renaming *r, bool dry_run, ckd_error *err) {
+    ckd_status status = rename_recover(r->store, err);
+    THEN(status, trash_collect_now(r->store, err)); /* what compactions replaced */
+    THEN(status, store_sync_catalog(r->store, err));
+    THEN(status, open_renaming(r, err));
+    THEN(status, check_request(r, err));
+    *count = count_listed(r);
+    return status != CKD_OK || dry_run ? status : carry_out(r, err);
+}
+
+static ckd_status check_names(const char *from, const char *to, ckd_error *err) {
+    const char *bad = !run_name_valid(from) ? from : !run_name_valid(to) ? to : NULL;
+    if (bad) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "'%.*s' is no run name: 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
+            CKD_RUN_MAX, bad, CKD_RUN_MAX);
+    }
+    return strcmp(from, to) != 0 ? CKD_OK
+                                 : err_set(err, CKD_E_INVALID, "the run has the name '%s' already", to);
+}
+
+ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const char *from, const char *to,
+                                const ckd_rename_options *options, ckd_error *err) {
+    ckd_rename_options o = CKD_RENAME_OPTIONS_INIT;
+    renaming r = {.store = store, .from = from, .to = to};
+    file_lock *lock;
+    uint64_t count = 0;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_rename_options", err);
+    THEN(status, check_names(from, to, err));
+    THEN(status, store_check_writable(store, err));
+    THEN(status, store_lock_publish(&lock, store, err));
+    if (status == CKD_OK) {
+        ckd_checkpoint newest;
+        r.found = store_find(&newest, store, from, CKD_LATEST, &r.why); /* the message lists the runs */
+        pthread_mutex_lock(&store->mutex);
+        status = rename_locked(&count, &r, o.dry_run != 0, err);
+        close_renaming(&r);
+        pthread_mutex_unlock(&store->mutex);
+        lock_release(lock);
+    }
+    if (checkpoints) {
+        *checkpoints = status == CKD_OK ? count : 0;
+    }
+    return status;
+}

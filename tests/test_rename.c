@@ -1,0 +1,472 @@
+/*
+ * Renaming a run: what moves with it, what keeps the old name, what is refused; and that a rename that ends anywhere lists
+ * every checkpoint once, and is completed by the next writer.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/support/level.h"
+#include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
+
+enum { STEPS = 3 };
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fail_msg("%s: %s (%s)", ckd_status_name(status), err->message, err->file);
+    }
+}
+
+static ckd_store *open_store(const char *dir, ckd_open_mode mode) {
+    ckd_store *store;
+    ckd_error err = {0};
+    must(scene_open(&store, dir, mode, &err), &err);
+    return store;
+}
+
+static ckd_status rename_run(ckd_store *store, const char *from, const char *to, ckd_error *err) {
+    uint64_t count = 77;
+    ckd_status status = ckd_store_rename_run(&count, store, from, to, NULL, err);
+    assert_int_equal(count == 0, status != CKD_OK);
+    return status;
+}
+
+static ckd_id id_of(ckd_store *store, const char *run, uint64_t step) {
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    must(ckd_store_find(&c, store, run, step, &err), &err);
+    return c.id;
+}
+
+static size_t listed(ckd_store *store, const char *run) {
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, store, run, NULL), CKD_OK);
+    size_t count = list->count;
+    ckd_checkpoint_list_free(list);
+    return count;
+}
+
+static void check_values(ckd_store *store, const ckd_id *id, uint64_t step) {
+    scene s = scene_of(step);
+    ckd_error err = {0};
+    must(scene_load_id(store, id, &s, &err), &err);
+}
+
+/* The files in data/n or data/m whose name has the prefix. */
+static size_t files_like(const char *dir, const char *folder, const char *prefix) {
+    dir_list list;
+    size_t count = 0;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, folder), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) {
+        count += strncmp(list.names[i], prefix, strlen(prefix)) == 0;
+    }
+    dir_list_free(&list);
+    return count;
+}
+
+static void set_policy(ckd_store *store, const char *run, uint32_t keep_last) {
+    ckd_policy p = CKD_POLICY_INIT;
+    ckd_error err = {0};
+    p.run = run;
+    p.keep_last = keep_last;
+    must(ckd_store_set_policy(store, &p, &err), &err);
+}
+
+static uint32_t policy_of(ckd_store *store, const char *run) {
+    ckd_stored_policy p;
+    return ckd_store_policy(&p, store, run, NULL) == CKD_OK ? p.policy.keep_last : 0;
+}
+
+static void set_parity(ckd_store *store, const char *run) {
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    ckd_error err = {0};
+    o.run = run;
+    o.data = 2;
+    o.parity = 1;
+    ckd_parity_result *made;
+    must(ckd_store_parity(&made, store, &o, &err), &err);
+    ckd_parity_result_free(made);
+}
+
+/* ---- what moves ---- */
+
+static void check_same_as_rebuilt(const char *dir) {
+    ckd_store *store = open_store(dir, CKD_OPEN_READ);
+    ckd_checkpoint_list *before, *after;
+    assert_int_equal(ckd_store_list(&before, store, NULL, NULL), CKD_OK);
+    ckd_store_close(store);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(dir, ""), NULL, NULL), CKD_OK);
+    store = open_store(dir, CKD_OPEN_READ);
+    assert_int_equal(ckd_store_list(&after, store, NULL, NULL), CKD_OK);
+    lists_check_equal(before, after);
+    ckd_checkpoint_list_free(before);
+    ckd_checkpoint_list_free(after);
+    ckd_store_close(store);
+}
+
+static void test_all_of_a_run_moves(void **state) {
+    ckd_store *store, *seen;
+    ckd_id ids[STEPS];
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    scene_make(*state, 0, STEPS);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    seen = open_store(*state, CKD_OPEN_READ);
+    for (uint64_t i = 0; i < STEPS; i++) {
+        ids[i] = id_of(store, SCENE_RUN, i);
+    }
+    set_policy(store, SCENE_RUN, 5);
+    set_policy(store, NULL, 9);
+    set_parity(store, SCENE_RUN);
+    must(ckd_store_set_tag(store, "best", &ids[1], 0, &err), &err);
+    must(rename_run(store, SCENE_RUN, "other.1", &err), &err);
+    for (uint64_t i = 0; i < STEPS; i++) {
+        ckd_id id = id_of(store, "other.1", i);
+        assert_memory_equal(&id, &ids[i], sizeof(id));
+        id = id_of(seen, "other.1", i); /* open since before */
+        assert_memory_equal(&id, &ids[i], sizeof(id));
+        check_values(seen, &id, i);
+    }
+    assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, CKD_LATEST, &err), CKD_E_NOT_FOUND);
+    must(ckd_store_find_tag(&c, store, "best", &err), &err);
+    assert_string_equal(c.run, "other.1");
+    assert_int_equal(policy_of(store, "other.1"), 5);
+    assert_int_equal(policy_of(store, SCENE_RUN), 9); /* that of all runs */
+    assert_int_equal(files_like(*state, "data/n", "parity.other.1."), 1);
+    assert_int_equal(files_like(*state, "data/n", "parity." SCENE_RUN "."), 0);
+    assert_int_equal(files_like(*state, "data/n", "rename."), 0);
+    assert_int_equal(files_like(*state, "data/m", SCENE_RUN "."), 0);
+    ckd_store_close(seen);
+    ckd_store_close(store);
+    store_check_clean(*state);
+    check_same_as_rebuilt(*state);
+}
+
+static void test_saves_after_a_rename(void **state) {
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    scene s = scene_of(STEPS);
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    ckd_id last = id_of(store, SCENE_RUN, STEPS - 1);
+    must(rename_run(store, SCENE_RUN, "b", &err), &err);
+    s.run = "b";
+    must(scene_save(&c, store, &s, &err), &err);
+    assert_int_equal(c.kind, CKD_DELTA);
+    assert_memory_equal(&c.parent, &last, sizeof(last));
+    s.run = SCENE_RUN; /* the old name is free: a run begins */
+    must(scene_save(&c, store, &s, &err), &err);
+    assert_int_equal(c.kind, CKD_BASE);
+    assert_int_equal(rename_run(store, "b", SCENE_RUN, &err), CKD_E_EXISTS);
+    must(rename_run(store, SCENE_RUN, "c", &err), &err);
+    must(rename_run(store, "b", SCENE_RUN, &err), &err); /* back */
+    assert_int_equal(listed(store, SCENE_RUN), STEPS + 1);
+    assert_int_equal(listed(store, "c"), 1);
+    for (uint64_t i = 0; i < STEPS; i++) {
+        ckd_id id = id_of(store, SCENE_RUN, i);
+        check_values(store, &id, i);
+    }
+    ckd_store_close(store);
+    store_check_clean(*state);
+    check_same_as_rebuilt(*state);
+}
+
+static void test_the_trash_keeps_the_old_name(void **state) {
+    ckd_trash *trash;
+    ckd_error err = {0};
+    scene_make(*state, 0, STEPS);
+    scene_trash(*state, 1, 1);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    must(rename_run(store, SCENE_RUN, "b", &err), &err);
+    assert_int_equal(listed(store, NULL), 2);
+    assert_int_equal(ckd_store_trash(&trash, store, &err), CKD_OK);
+    assert_int_equal(trash->count, 1);
+    assert_string_equal(trash->items[0].checkpoint.run, SCENE_RUN);
+    ckd_id id = trash->items[0].checkpoint.id;
+    ckd_trash_free(trash);
+    must(ckd_store_undelete(store, &id, 1, &err), &err);
+    check_values(store, &id, 1);
+    must(rename_run(store, SCENE_RUN, "c", &err), &err);
+    id = id_of(store, "b",
+               2); /* a step of b in the trash is no obstacle, and does not hide what comes to its place */
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_id both[] = {id_of(store, "b", 0), id};
+    must(ckd_store_delete(store, both, 2, &o, &err), &err);
+    scene s = scene_of(2);
+    must(scene_save(NULL, store, &s, &err), &err);
+    must(rename_run(store, SCENE_RUN, "b", &err), &err);
+    id = id_of(store, "b", 2);
+    check_values(store, &id, 2);
+    assert_int_equal(listed(store, NULL), 2);
+    ckd_store_close(store);
+    check_same_as_rebuilt(*state);
+}
+
+/* ---- what is refused ---- */
+
+static void expect(ckd_store *store, const char *from, const char *to, ckd_status expected,
+                   const char *text) {
+    ckd_error err = {0};
+    assert_int_equal(rename_run(store, from, to, &err), expected);
+    if (!strstr(err.message, text)) {
+        fail_msg("'%s' does not say '%s'", err.message, text);
+    }
+}
+
+static void test_refusals(void **state) {
+    char longest[CKD_RUN_MAX + 2];
+    ckd_error err = {0};
+    scene s = scene_of(0);
+    memset(longest, 'x', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = '\0';
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    s.run = "b";
+    must(scene_save(NULL, store, &s, &err), &err);
+    set_policy(store, SCENE_RUN, 5);
+    set_policy(store, "c", 5);
+    ckd_store_close(store);
+    char *before = tree_describe(store_path_of(*state, "data/m"));
+    store = open_store(*state, CKD_OPEN_WRITE);
+    expect(store, SCENE_RUN, "b", CKD_E_EXISTS, "has a run 'b' already");
+    expect(store, "nobody", "d", CKD_E_NOT_FOUND, "no run 'nobody'");
+    expect(store, SCENE_RUN, SCENE_RUN, CKD_E_INVALID, "already");
+    expect(store, SCENE_RUN, "", CKD_E_INVALID, "no run name");
+    expect(store, SCENE_RUN, "-", CKD_E_INVALID, "no run name");
+    expect(store, SCENE_RUN, longest, CKD_E_INVALID, "no run name");
+    expect(store, SCENE_RUN, "c", CKD_E_EXISTS, "both have a policy");
+    ckd_rename_options dry = CKD_RENAME_OPTIONS_INIT;
+    uint64_t count = 0;
+    dry.dry_run = 1;
+    must(ckd_store_rename_run(&count, store, SCENE_RUN, "d", &dry, &err), &err);
+    assert_int_equal(count, STEPS);
+    ckd_save *save;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = SCENE_RUN;
+    o.step = STEPS;
+    must(ckd_save_begin(&save, store, &o, &err), &err);
+    expect(store, SCENE_RUN, "d", CKD_E_BUSY, "is using run");
+    ckd_save_abort(save);
+    o.parent_run = SCENE_RUN; /* another run's save that builds on it */
+    o.parent_step = 0;
+    o.run = "e";
+    must(ckd_save_begin(&save, store, &o, &err), &err);
+    expect(store, SCENE_RUN, "d", CKD_E_BUSY, "is using run");
+    ckd_save_abort(save);
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_READ);
+    expect(store, SCENE_RUN, "d", CKD_E_READ_ONLY, "");
+    ckd_store_close(store);
+    char *after = tree_describe(store_path_of(*state, "data/m"));
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+}
+
+/* ---- interruptions ---- */
+
+typedef struct interruption {
+    unsigned long at, seen;
+    bool dies; /* else the step fails, and all later ones */
+} interruption;
+
+static int interrupt_hook(void *context, file_step step, const char *path) {
+    interruption *i = context;
+    (void)path;
+    if (step == STEP_READ || step == STEP_OPEN || ++i->seen < i->at) {
+        return 0;
+    }
+    if (i->dies) {
+        raise(SIGKILL);
+    }
+    return 28; /* ENOSPC */
+}
+
+/* Makes DIR/store as a rename leaves it that ends at a step. Returns whether it came to its end. */
+static bool rename_until(const char *dir, interruption *i) {
+    int state;
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        ckd_store *store;
+        int code = scene_open(&store, dir, CKD_OPEN_WRITE, NULL) == CKD_OK ? 0 : 1;
+        file_set_fault_hook(interrupt_hook, i);
+        if (code == 0) {
+            code = ckd_store_rename_run(NULL, store, SCENE_RUN, "b", NULL, NULL) == CKD_OK ? 0 : 2;
+        }
+        file_set_fault_hook(NULL, NULL);
+        ckd_store_close(store);
+        _exit(code);
+    }
+    assert_int_equal(waitpid(pid, &state, 0), pid);
+    if (!WIFEXITED(state) && !(i->dies && WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL)) {
+        fail_msg("the child ended with status %d", state);
+    }
+    return WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+/* Every checkpoint is listed once, under either name, and can be loaded. */
+static void check_each_once(ckd_store *store, const ckd_id ids[STEPS]) {
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    assert_int_equal(list->count, STEPS);
+    for (size_t i = 0; i < STEPS; i++) {
+        const ckd_checkpoint *c = &list->items[i];
+        assert_true(strcmp(c->run, SCENE_RUN) == 0 || strcmp(c->run, "b") == 0);
+        assert_memory_equal(&c->id, &ids[c->step], sizeof(ckd_id));
+        check_values(store, &c->id, c->step);
+    }
+    ckd_checkpoint_list_free(list);
+}
+
+static void check_completed(const char *dir, const ckd_id ids[STEPS], bool finished) {
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    check_each_once(store, ids);
+    size_t moved = listed(store, "b");
+    assert_true(moved == STEPS || (moved == 0 && !finished));
+    assert_int_equal(policy_of(store, moved ? "b" : SCENE_RUN), 5);
+    assert_int_equal(policy_of(store, moved ? SCENE_RUN : "b"), 0);
+    assert_int_equal(files_like(dir, "data/n", "rename."), 0);
+    assert_int_equal(files_like(dir, "data/m", ""), STEPS);
+    ckd_store_close(store);
+    store_check_clean(dir);
+    check_same_as_rebuilt(dir);
+}
+
+/* Returns whether the rename came to its end before the step. */
+static bool interrupt_once(const char *template, const ckd_id ids[STEPS], unsigned long at, bool dies) {
+    char *dir = tempdir_create(), store[1024];
+    interruption i = {.at = at, .dies = dies};
+    snprintf(store, sizeof(store), "%s/store", dir);
+    tree_copy(store_path_of(template, ""), store);
+    bool finished = rename_until(dir, &i);
+    if (at % 2) { /* the catalog is no better than none */
+        unlink(store_path_of(dir, "catalog.db"));
+    }
+    ckd_store *seen = open_store(dir, CKD_OPEN_READ);
+    check_each_once(seen, ids);
+    ckd_store_close(seen);
+    check_completed(dir, ids, finished);
+    tempdir_remove(dir);
+    return finished;
+}
+
+static void interrupt_everywhere(const char *dir, bool dies) {
+    ckd_id ids[STEPS];
+    scene_make(dir, 0, STEPS);
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    for (uint64_t i = 0; i < STEPS; i++) {
+        ids[i] = id_of(store, SCENE_RUN, i);
+    }
+    set_policy(store, SCENE_RUN, 5);
+    ckd_store_close(store);
+    unsigned long stride = under_sanitizer() ? 7 : test_pick(3, 1, 1), at = test_first("rename", stride);
+    unsigned long count = 0;
+    for (; !interrupt_once(dir, ids, at, dies); at += stride) {
+        count++;
+    }
+    print_message("interrupted at %lu steps\n", count);
+    assert_true(count * stride >= 20);
+}
+
+static void test_killed_anywhere(void **state) {
+    interrupt_everywhere(*state, true);
+}
+
+static void test_failing_anywhere(void **state) {
+    interrupt_everywhere(*state, false);
+}
+
+/* Fails when the first manifest under the old name is to be removed: then all have two names. */
+static int keep_old_names(void *context, file_step step, const char *path) {
+    (void)context;
+    return step == STEP_REMOVE && strstr(path, "data/m/" SCENE_RUN ".") ? 5 : 0; /* EIO */
+}
+
+static void test_deleting_before_it_is_completed(void **state) {
+    ckd_error err = {0};
+    ckd_trash *trash;
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    file_set_fault_hook(keep_old_names, NULL);
+    assert_int_equal(rename_run(store, SCENE_RUN, "b", &err), CKD_E_IO);
+    file_set_fault_hook(NULL, NULL);
+    assert_non_null(strstr(err.message, "completes the rename"));
+    assert_int_equal(files_like(*state, "data/m", ""), 2 * STEPS);
+    assert_int_equal(listed(store, "b"), STEPS);
+    assert_int_equal(listed(store, NULL), STEPS);
+    ckd_id id = id_of(store, "b", 0);
+    must(ckd_store_delete(store, &id, 1, NULL, &err), &err);
+    assert_int_equal(listed(store, NULL), STEPS - 1); /* its old name does not bring it back */
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    assert_int_equal(listed(store, "b"), STEPS - 1);
+    assert_int_equal(listed(store, NULL), STEPS - 1);
+    assert_int_equal(ckd_store_trash(&trash, store, &err), CKD_OK);
+    assert_int_equal(trash->count, 1);
+    ckd_trash_free(trash);
+    assert_int_equal(files_like(*state, "data/n", "rename."), 0);
+    ckd_store_close(store);
+    check_same_as_rebuilt(*state);
+}
+
+static void test_a_damaged_setting_is_no_dead_end(void **state) {
+    size_t size;
+    ckd_error err = {0};
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    file_set_fault_hook(keep_old_names, NULL);
+    assert_int_equal(rename_run(store, SCENE_RUN, "z", &err), CKD_E_IO);
+    file_set_fault_hook(NULL, NULL);
+    ckd_store_close(store);
+    char path[1024];
+    snprintf(path, sizeof(path), "%s", store_path_of(*state, "data/n/rename." SCENE_RUN ".0"));
+    unsigned char *data = read_whole_file(path, &size);
+    data[45] ^= 1;
+    write_whole_file(path, data, size);
+    free(data);
+    ckd_rebuild_result
+        rebuilt; /* of two manifests of a checkpoint the higher generation counts, which has the later name */
+    must(ckd_store_rebuild(&rebuilt, store_path_of(*state, ""), NULL, &err), &err);
+    assert_true(rebuilt.checkpoints == STEPS && rebuilt.skipped == 0);
+    ckd_verify_result *found;
+    store = open_store(*state, CKD_OPEN_WRITE);
+    assert_int_equal(listed(store, "z"), STEPS);
+    assert_int_equal(listed(store, NULL), STEPS);
+    must(ckd_store_verify(&found, store, NULL, &err), &err);
+    assert_int_equal(found->damage_count, 1);
+    assert_non_null(strstr(found->damage[0].file, "rename." SCENE_RUN ".0"));
+    ckd_verify_result_free(found);
+    must(ckd_store_rename_run(NULL, store, SCENE_RUN, "z", NULL, &err), &err);
+    assert_int_equal(listed(store, "z"), STEPS);
+    assert_int_equal(files_like(*state, "data/m", ""), STEPS);
+    assert_int_equal(files_like(*state, "data/n", ""), 0);
+    ckd_store_close(store);
+    check_same_as_rebuilt(*state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_all_of_a_run_moves),
+        tempdir_test(test_saves_after_a_rename),
+        tempdir_test(test_the_trash_keeps_the_old_name),
+        tempdir_test(test_refusals),
+        tempdir_test(test_killed_anywhere),
+        tempdir_test(test_failing_anywhere),
+        tempdir_test(test_deleting_before_it_is_completed),
+        tempdir_test(test_a_damaged_setting_is_no_dead_end),
+    };
+    return cmocka_run_group_tests_name("rename", tests, NULL, NULL);
+}
