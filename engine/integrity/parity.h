@@ -96,17 +96,21 @@ typedef struct parity_plan {
     size_t count;
     uint64_t files, file_bytes;
 } parity_plan;
+/* What a store has, and the settings that say what it should have. */
+typedef struct parity_inputs {
+    const ckd_store *store;
+    const live_files *files;
+    const parity_sets *sets;
+    const setting_list *settings;
+} parity_inputs;
 /*
- * Plans new groups for the files of a run (NULL: of all runs), by the settings in the list. Release with
- * parity_plan_free, also after failures. Errors: those of reading a setting, NOMEM.
+ * Plans new groups for the files of a run (NULL: of all runs). Release with parity_plan_free, also after failures.
+ * Errors: those of reading a setting, NOMEM.
  */
-ckd_status parity_plan_make(parity_plan *out, const ckd_store *store, const live_files *files,
-                            const parity_sets *sets, const setting_list *settings, const char *run,
-                            ckd_error *err);
+ckd_status parity_plan_make(parity_plan *out, const parity_inputs *in, const char *run, ckd_error *err);
 void parity_plan_free(parity_plan *p);
-/* Sets needed[i] if sets->items[i] is the best group of some listed file. Errors: as parity_plan_make. */
-ckd_status parity_plan_needed(bool *needed, const ckd_store *store, const live_files *files,
-                              const parity_sets *sets, const setting_list *settings, ckd_error *err);
+/* Sets needed[i] if in->sets->items[i] is the best group of some listed file. Errors: as parity_plan_make. */
+ckd_status parity_plan_needed(bool *needed, const parity_inputs *in, ckd_error *err);
 
 /* ---- parity_write.c ---- */
 /*

@@ -159,6 +159,10 @@ static ckd_status remove_useless(making *m, const bool *needed, ckd_error *err) 
     return status;
 }
 
+static parity_inputs inputs_of(const making *m) {
+    return (parity_inputs){m->store, &m->files, &m->sets, &m->settings};
+}
+
 /* The caller has read all manifests. With one missing, it would not be known which groups are of use. */
 static ckd_status clean_up(making *m, ckd_error *err) {
     damage_list again = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = m->store->path};
@@ -171,7 +175,8 @@ static ckd_status clean_up(making *m, ckd_error *err) {
     if (status == CKD_OK && !needed) {
         status = err_nomem(err, m->sets.count, "parity groups");
     }
-    THEN(status, parity_plan_needed(needed, m->store, &m->files, &m->sets, &m->settings, err));
+    const parity_inputs in = inputs_of(m);
+    THEN(status, parity_plan_needed(needed, &in, err));
     THEN(status, remove_useless(m, needed, err));
     free(needed);
     ckd_verify_result_free(again.result); /* the damage was reported already */
@@ -208,10 +213,8 @@ static ckd_status look_around(making *m, ckd_error *err) {
     }
     THEN(status, live_files_read(&m->files, m->store, &m->damage, err));
     THEN(status, parity_sets_read(&m->sets, m->store, &m->damage, err));
-    if (status == CKD_OK) {
-        status =
-            parity_plan_make(&m->plan, m->store, &m->files, &m->sets, &m->settings, m->options->run, err);
-    }
+    const parity_inputs in = inputs_of(m);
+    THEN(status, parity_plan_make(&m->plan, &in, m->options->run, err));
     return status;
 }
 

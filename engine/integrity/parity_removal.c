@@ -66,9 +66,10 @@ static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *
                               ckd_error *err) {
     const parity_member *m = &s->group.members[member];
     file_ref expected = {.id = m->file, .size = m->size, .root = m->root};
-    rate_limiter p = {0};
+    rate_limiter unlimited = {0};
+    rebuild_request q = {.set = s, .member = member, .expected = &expected, .limiter = &unlimited};
     ckd_error why = {0};
-    ckd_status status = repair_rebuild(can, f->store, s, member, &expected, false, &p, &why, err);
+    ckd_status status = repair_rebuild(can, f->store, &q, &why, err);
     *can = *can || status == CKD_E_UNSUPPORTED;
     return status == CKD_E_NOMEM ? status : CKD_OK;
 }

@@ -60,7 +60,7 @@ static ckd_status make_plan(parity_plan *plan, live_files *files, setting_list *
     THEN(status, live_files_read(files, store, &ignored, err));
     if (status == CKD_OK) {
         keep_only(files, wanted);
-        status = parity_plan_make(plan, store, files, &none, settings, NULL, err);
+        status = parity_plan_make(plan, &(parity_inputs){store, files, &none, settings}, NULL, err);
     }
     ckd_verify_result_free(ignored.result);
     return status;

@@ -145,8 +145,8 @@ static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const p
     ckd_error why = {.offset = CKD_NO_OFFSET}, local = {.offset = CKD_NO_OFFSET};
     pathname path = path_chunk(r->store->path, &b->f->file.id, ""), aside = {.text = ""};
     bool write = !r->options->dry_run, possible;
-    ckd_status status =
-        repair_rebuild(&possible, r->store, c->set, c->member, &b->f->file, write, &r->limiter, &why, &local);
+    rebuild_request q = {c->set, c->member, &b->f->file, write, &r->limiter};
+    ckd_status status = repair_rebuild(&possible, r->store, &q, &why, &local);
     if (status == CKD_E_UNSUPPORTED) { /* ISA-L is missing */
         possible = false;
         why = local;
@@ -335,7 +335,8 @@ static ckd_status repair_vanished(bool *done, repairing *r, const vanished *gone
                                   ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_manifest(r->store->path, c->run, c->step, c->generation);
-    ckd_status status = repair_manifest(done, r->store, c, gone, &r->files, !r->options->dry_run, &why, err);
+    manifest_request q = {c, gone, &r->files, !r->options->dry_run};
+    ckd_status status = repair_manifest(done, r->store, &q, &why, err);
     if (status == CKD_OK && *done) {
         status = report_repaired(r, p.text, "", 0, err);
     } else if (status == CKD_OK) {

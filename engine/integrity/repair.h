@@ -8,23 +8,36 @@
 /* Path at which a chunk file is rebuilt: STORE/data/p/HEX.ckd.tmp */
 pathname path_rebuilt(const char *store, const ckd_id *file);
 
+/* A chunk file to rebuild from parity. */
+typedef struct rebuild_request {
+    const parity_set *set;
+    size_t member;            /* its index in the group */
+    const file_ref *expected; /* as its manifest names it */
+    bool write;               /* false: only looks whether it is possible */
+    rate_limiter *limiter;
+} rebuild_request;
 /*
  * repair_rebuild.c: Rebuilds a member of a group from the other members, and from what is left of it. *possible: the
- * result is what its manifest names (`expected`); with `write` it is durable at path_rebuilt. Otherwise *why says
- * what is missing, and there is no file. Without `write` it only looks at what exists. Errors: those of the rate
- * limiter, NOSPACE, IO, NOMEM.
+ * result is the expected file; with `write` it is durable at path_rebuilt. Otherwise *why says what is missing, and
+ * there is no file. Errors: those of the rate limiter, NOSPACE, IO, NOMEM.
  */
-ckd_status repair_rebuild(bool *possible, const ckd_store *store, const parity_set *s, size_t member,
-                          const file_ref *expected, bool write, rate_limiter *p, ckd_error *why,
+ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_request *q, ckd_error *why,
                           ckd_error *err);
 
+/* A vanished checkpoint to list again. */
+typedef struct manifest_request {
+    const ckd_checkpoint *known; /* what a catalog knew of it */
+    const vanished *gone;        /* has the files that no manifest names */
+    const live_files *live;
+    bool write; /* false: only looks whether it is possible */
+} manifest_request;
 /*
  * repair_manifest.c: Writes the manifest of a vanished checkpoint again, as its next generation. *possible: every
  * value of it could be rebuilt; with `write` the checkpoint is listed again. Otherwise *why says what is missing.
  * Errors: BUSY, NOSPACE, IO, NOMEM.
  */
-ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoint *known, const vanished *v,
-                           const live_files *live, bool write, ckd_error *why, ckd_error *err);
+ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_request *q, ckd_error *why,
+                           ckd_error *err);
 
 /* repair_catalog.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why);

@@ -14,7 +14,8 @@
 
 typedef struct rewriting {
     ckd_store *store;
-    const ckd_checkpoint *known;
+    const manifest_request *q;
+    const ckd_checkpoint *known; /* q->known */
     manifest m;
     view_cache views;
     bytes values;
@@ -85,8 +86,9 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
  * file. It may be a file without a manifest, as other manifests may have vanished with this one. The proof drops
  * files that are not read.
  */
-static ckd_status find_files(rewriting *w, const vanished *v, const live_files *live, bool any,
-                             const selection *s, ckd_error *err) {
+static ckd_status find_files(rewriting *w, bool any, const selection *s, ckd_error *err) {
+    const vanished *v = w->q->gone;
+    const live_files *live = w->q->live;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
         status = add_file(w, &v->strays[i].id, s, false, err);
@@ -256,10 +258,9 @@ static void fill(rewriting *w) {
     c->stored_bytes = 0;
 }
 
-static ckd_status try_files(rewriting *w, const vanished *v, const live_files *live, bool any,
-                            const selection *s, ckd_error *err) {
+static ckd_status try_files(rewriting *w, bool any, const selection *s, ckd_error *err) {
     manifest_free(&w->m);
-    ckd_status status = find_files(w, v, live, any, s, err);
+    ckd_status status = find_files(w, any, s, err);
     if (status == CKD_OK) {
         fill(w);
         status = prove(w, err);
@@ -272,35 +273,33 @@ static ckd_status try_files(rewriting *w, const vanished *v, const live_files *l
  * checkpoint. One writer wrote all files of its generation. So the files of each writer are tried separately, and so
  * are the files of all others. Reports the error of all files together.
  */
-static ckd_status try_generations(rewriting *w, const vanished *v, const live_files *live, bool any,
-                                  ckd_error *err) {
+static ckd_status try_generations(rewriting *w, bool any, ckd_error *err) {
     const selection all = {.writer = NULL};
     w->writers.size = 0;
-    ckd_status status = try_files(w, v, live, any, &all, err);
+    ckd_status status = try_files(w, any, &all, err);
     size_t count = w->writers.size / sizeof(ckd_id);
     for (size_t i = 0; i < 2 * count && count > 1 && count <= WRITERS_MAX && status == CKD_E_CORRUPT; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_id writer;
         memcpy(&writer, w->writers.data + i / 2 * sizeof(writer), sizeof(writer));
         const selection some = {.writer = &writer, .others = i % 2};
-        ckd_status tried = try_files(w, v, live, any, &some, &why);
+        ckd_status tried = try_files(w, any, &some, &why);
         status = tried == CKD_OK || tried == CKD_E_CORRUPT ? tried : err_from(err, tried, &why);
     }
     return status;
 }
 
-static ckd_status rewrite(rewriting *w, const vanished *v, const live_files *live, bool write,
-                          ckd_error *err) {
+static ckd_status rewrite(rewriting *w, ckd_error *err) {
     ckd_status status = CKD_E_CORRUPT;
     for (int any = 0; any < 2 && status == CKD_E_CORRUPT; any++) {
-        status = try_generations(w, v, live, any, err);
+        status = try_generations(w, any, err);
     }
-    return status == CKD_OK && write ? publish(w, err) : status;
+    return status == CKD_OK && w->q->write ? publish(w, err) : status;
 }
 
-ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoint *known, const vanished *v,
-                           const live_files *live, bool write, ckd_error *why, ckd_error *err) {
-    rewriting w = {.store = store, .known = known};
+ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_request *q, ckd_error *why,
+                           ckd_error *err) {
+    rewriting w = {.store = store, .q = q, .known = q->known};
     file_lock *lock;
     *possible = false;
     ckd_status status = store_lock_reader(&lock, store, err);
@@ -309,7 +308,7 @@ ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoin
     }
     views_init(&w.views, store);
     w.views.use_materialized = false;
-    status = rewrite(&w, v, live, write, why);
+    status = rewrite(&w, why);
     views_free(&w.views);
     manifest_free(&w.m);
     bytes_free(&w.values);

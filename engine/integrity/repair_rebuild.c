@@ -240,20 +240,19 @@ static ckd_status check_rebuilt(bool *right, const rebuilder *r, const file_ref 
     return status;
 }
 
-static ckd_status rebuild(bool *possible, rebuilder *r, const parity_set *s, const file_ref *expected,
-                          bool write, ckd_error *err) {
-    pathname p = path_rebuilt(r->store->path, &expected->id);
+static ckd_status rebuild(bool *possible, rebuilder *r, const rebuild_request *q, ckd_error *err) {
+    pathname p = path_rebuilt(r->store->path, &q->expected->id);
     ckd_status status = take_memory(r, err);
-    if (status == CKD_OK && write) {
+    if (status == CKD_OK && q->write) {
         status = file_create(&r->out, p.text, r->g->piece, err);
     }
     if (status != CKD_OK) {
         return status;
     }
-    open_all(r, s);
+    open_all(r, q->set);
     *possible = true;
     status = rebuild_stripes(possible, r, err);
-    if (status != CKD_OK || !*possible || !write) {
+    if (status != CKD_OK || !*possible || !q->write) {
         return status;
     }
     status = file_sync(r->out, err);
@@ -261,7 +260,7 @@ static ckd_status rebuild(bool *possible, rebuilder *r, const parity_set *s, con
         file_writer *out = r->out;
         r->out = NULL;
         status = file_close(out, err);
-        THEN(status, check_rebuilt(possible, r, expected, err));
+        THEN(status, check_rebuilt(possible, r, q->expected, err));
         if (status != CKD_OK || !*possible) {
             file_remove(p.text, true, NULL);
         }
@@ -269,12 +268,12 @@ static ckd_status rebuild(bool *possible, rebuilder *r, const parity_set *s, con
     return status;
 }
 
-ckd_status repair_rebuild(bool *possible, const ckd_store *store, const parity_set *s, size_t member,
-                          const file_ref *expected, bool write, rate_limiter *p, ckd_error *why,
+ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_request *q, ckd_error *why,
                           ckd_error *err) {
-    const parity_member *m = &s->group.members[member];
+    const parity_group *g = &q->set->group;
+    const parity_member *m = &g->members[q->member];
     *possible = false;
-    if (m->size != expected->size || !hash128_equal(&m->root, &expected->root)) {
+    if (m->size != q->expected->size || !hash128_equal(&m->root, &q->expected->root)) {
         err_set(why, CKD_E_CORRUPT, "its parity is that of another file of this name");
         return CKD_OK;
     }
@@ -282,13 +281,13 @@ ckd_status repair_rebuild(bool *possible, const ckd_store *store, const parity_s
     if (!r) {
         return err_nomem(err, sizeof(*r), "rebuilding a file");
     }
-    *r = (rebuilder){.store = store, .g = &s->group, .target = member, .limiter = p, .why = why};
-    ckd_status status = rebuild(possible, r, s, expected, write, err);
+    *r = (rebuilder){.store = store, .g = g, .target = q->member, .limiter = q->limiter, .why = why};
+    ckd_status status = rebuild(possible, r, q, err);
     file_discard(r->out);
-    for (size_t i = 0; i < s->group.member_count; i++) {
+    for (size_t i = 0; i < g->member_count; i++) {
         file_close_read(r->in[i]);
     }
-    for (uint32_t row = 0; row < s->group.rows; row++) {
+    for (uint32_t row = 0; row < g->rows; row++) {
         parity_close(r->rows[row]);
     }
     free(r->memory);
