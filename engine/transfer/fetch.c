@@ -230,18 +230,28 @@ static ckd_status append_zeros(file_writer *to, uint64_t count, ckd_error *err) 
     return status;
 }
 
+/* A file on its way. */
+typedef struct file_copy {
+    transfer *t;
+    transfer_file *f;
+    const transfer_item *item; /* the checkpoint that it is fetched for */
+    const chunk *from;
+    file_writer *to;
+} file_copy;
+
 /*
  * Copies a record with the gap in front of it. The header is encoded again; reading the record has compared it with
  * the one in the file.
  */
-static ckd_status copy_record(transfer *t, transfer_file *f, file_writer *to, const chunk *c, size_t number,
-                              ckd_error *err) {
-    const record *r = &c->outer[number];
+static ckd_status copy_record(const file_copy *k, size_t number, ckd_error *err) {
+    transfer *t = k->t;
+    file_writer *to = k->to;
+    const record *r = &k->from->outer[number];
     uint64_t begin = number ? end_of(r - 1) : CHUNK_FILE_HEADER;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = record_read_through(&t->payload, c, r, &why);
+    ckd_status status = record_read_through(&t->payload, k->from, r, &why);
     if (is_damage(status, &why)) {
-        status = take_damaged(t, f, c, r, &why, err);
+        status = take_damaged(t, k->f, k->from, r, &why, err);
     } else {
         err_from(err, status, &why);
     }
@@ -260,8 +270,9 @@ static ckd_status copy_record(transfer *t, transfer_file *f, file_writer *to, co
 }
 
 /* Copies index and footer. */
-static ckd_status copy_end(transfer *t, file_writer *to, const chunk *c, const transfer_item *item,
-                           ckd_error *err) {
+static ckd_status copy_end(const file_copy *k, ckd_error *err) {
+    transfer *t = k->t;
+    const chunk *c = k->from;
     size_t size = (size_t)(c->size - c->index_offset);
     bytes_clear(&t->payload);
     void *data = bytes_extend(&t->payload, size);
@@ -271,9 +282,9 @@ static ckd_status copy_end(transfer *t, file_writer *to, const chunk *c, const t
     }
     ckd_status status = file_read_at(c->file, c->index_offset, data, size, err);
     if (status != CKD_OK) {
-        return transfer_blame(t, item, status, err);
+        return transfer_blame(t, k->item, status, err);
     }
-    status = file_append(to, data, size, err);
+    status = file_append(k->to, data, size, err);
     return status == CKD_OK ? keep_pace(t, size, err) : status;
 }
 
@@ -294,18 +305,18 @@ static uint64_t arrived_before(const char *path, const chunk *c, const uint8_t h
     return !same ? 0 : size == c->size ? size : keep;
 }
 
-static ckd_status copy_rest(transfer *t, transfer_file *f, file_writer *to, const chunk *c, uint64_t keep,
-                            const transfer_item *item, ckd_error *err) {
+static ckd_status copy_rest(const file_copy *k, uint64_t keep, ckd_error *err) {
+    const chunk *c = k->from;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         if (end_of(&c->outer[i]) > keep) {
-            status = copy_record(t, f, to, c, i, err);
+            status = copy_record(k, i, err);
         }
     }
     if (status == CKD_OK && keep < c->size) {
-        status = copy_end(t, to, c, item, err);
+        status = copy_end(k, err);
     }
-    return status == CKD_OK ? file_sync(to, err) : status;
+    return status == CKD_OK ? file_sync(k->to, err) : status;
 }
 
 /*
@@ -325,32 +336,31 @@ static ckd_status end_file(file_writer *to, ckd_status status, ckd_error *err) {
 }
 
 /* *resumed: a part of the file was there already. */
-static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char *path, const chunk *c,
-                       const transfer_item *item, ckd_error *err) {
+static ckd_status fill(bool *resumed, file_copy *k, const char *path, ckd_error *err) {
     uint8_t header[CHUNK_FILE_HEADER];
-    file_writer *to;
-    ckd_status status = chunk_header_in_store(header, c, &t->to->id, err);
+    transfer *t = k->t;
+    ckd_status status = chunk_header_in_store(header, k->from, &t->to->id, err);
     if (status != CKD_OK) {
-        return transfer_blame(t, item, status, err);
+        return transfer_blame(t, k->item, status, err);
     }
-    uint64_t keep = arrived_before(path, c, header);
+    uint64_t keep = arrived_before(path, k->from, header);
     *resumed = keep > 0;
     if (!keep) {
         status = file_remove(path, true, err);
-        THEN(status, file_create(&to, path, WRITE_BUFFER, err));
+        THEN(status, file_create(&k->to, path, WRITE_BUFFER, err));
     } else {
-        status = file_continue(&to, path, keep, WRITE_BUFFER, err);
+        status = file_continue(&k->to, path, keep, WRITE_BUFFER, err);
         t->done += keep;
     }
     if (status != CKD_OK) {
         return status;
     }
     if (!keep) {
-        status = file_append(to, header, sizeof(header), err);
+        status = file_append(k->to, header, sizeof(header), err);
         THEN(status, keep_pace(t, sizeof(header), err));
     }
-    THEN(status, copy_rest(t, f, to, c, keep, item, err));
-    return end_file(to, status, err);
+    THEN(status, copy_rest(k, keep, err));
+    return end_file(k->to, status, err);
 }
 
 /* Checks the file that arrived: the records of one checkpoint (only), or all except those of damaged ones (NULL). */
@@ -379,7 +389,7 @@ static ckd_status fetch_once(bool *resumed, transfer *t, transfer_file *f, const
     if (status != CKD_OK) {
         return transfer_blame(t, item, status, err);
     }
-    status = fill(resumed, t, f, path.text, c, item, err);
+    status = fill(resumed, &(file_copy){t, f, item, c, NULL}, path.text, err);
     chunk_close(c);
     if (status == CKD_OK) {
         status = check_arrived(t, path.text, f, NULL, err);
