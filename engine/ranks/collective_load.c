@@ -83,15 +83,14 @@ static ckd_status make_tasks(collective_load *j, const ckd_load_request *request
 }
 
 /* Does everything that needs no other rank. */
-static ckd_status prepare(collective_load *j, const ckd_load_request *requests, size_t count,
-                          unsigned allowed, ckd_error *err) {
-    ckd_status status = load_check(j->load, requests, count, allowed | CKD_DIFFERS_UNEXPECTED, err);
-    THEN(status, load_plan_make(&j->plan, j->load, requests, count, err));
+static ckd_status prepare(collective_load *j, const collective_request *q, ckd_error *err) {
+    ckd_status status = load_check(j->load, q->items, q->count, q->allowed | CKD_DIFFERS_UNEXPECTED, err);
+    THEN(status, load_plan_make(&j->plan, j->load, q->items, q->count, err));
     THEN(status, load_plan_order(j->plan, j->round_bytes / 4, err));
     THEN(status, payloads_init(&j->at_hand, j->plan, err));
     if (status == CKD_OK) {
         load_set_plan(j->load, j->plan, &j->at_hand);
-        status = make_tasks(j, requests, count, err);
+        status = make_tasks(j, q->items, q->count, err);
     }
     return status;
 }
@@ -193,17 +192,17 @@ static void list_nodes(payload_list *n, const collective_load *j) {
 }
 
 /* Rank 0 also learns which tensors this rank requests. */
-static ckd_status write_lists(payload_list *n, collective_load *j, const ckd_load_request *requests,
-                              size_t count, unsigned allowed, ckd_error *err) {
+static ckd_status write_lists(payload_list *n, collective_load *j, const collective_request *q,
+                              ckd_error *err) {
     const view *v = j->load->view;
     for (uint32_t r = 0; r < j->ranks.world; r++) {
         bytes *to = &n->lists[r];
         bytes_put_u32(to, LIST_VERSION);
         bytes_put(to, v->manifest.checkpoint.id.bytes, sizeof(ckd_id));
         bytes_put_u64(to, v->tensor_count);
-        bytes_put_u8(to, (allowed & CKD_DIFFERS_UNEXPECTED) != 0);
+        bytes_put_u8(to, (q->allowed & CKD_DIFFERS_UNEXPECTED) != 0);
         if (r == 0) {
-            put_asked(to, j, requests, count);
+            put_asked(to, j, q->items, q->count);
         }
     }
     list_nodes(n, j);
@@ -333,10 +332,10 @@ static ckd_status take_replies(collective_load *j, const payload_list *n, ckd_er
 
 /* ---- the whole load ---- */
 
-static ckd_status exchange_lists(payload_list *n, collective_load *j, const ckd_load_request *requests,
-                                 size_t count, unsigned allowed, ckd_error *err) {
+static ckd_status exchange_lists(payload_list *n, collective_load *j, const collective_request *q,
+                                 ckd_error *err) {
     ckd_error why = {0};
-    ckd_status status = prepare(j, requests, count, allowed, &why);
+    ckd_status status = prepare(j, q, &why);
     THEN(status, payload_list_init(n, j, &why));
     uint64_t max = UINT64_MAX - (status == CKD_OK ? j->plan->node_count : 0);
     ckd_status agreed = all_reduce_min(&j->ranks, &max, status, &why, err);
@@ -344,7 +343,7 @@ static ckd_status exchange_lists(payload_list *n, collective_load *j, const ckd_
         return agreed;
     }
     n->directory_ranks = directory_ranks(UINT64_MAX - max, j->seen_by_one, j->ranks.world);
-    status = write_lists(n, j, requests, count, allowed, &why);
+    status = write_lists(n, j, q, &why);
     agreed = all_to_all(&j->ranks, status, &why, err);
     if (agreed != CKD_OK) {
         return agreed;
@@ -380,9 +379,8 @@ static void halve_stores(ckd_load *load, bool halve) {
     load->shared.limit = staging / 2;
 }
 
-ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport,
-                               const ckd_load_request *requests, size_t count, unsigned allowed,
-                               uint64_t seen_by_one, ckd_error *err) {
+ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport, const collective_request *q,
+                               ckd_error *err) {
     ckd_transport t;
     ckd_status status = rank_transport(&t, transport, err);
     if (status != CKD_OK) {
@@ -395,14 +393,14 @@ ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport,
     collective_load j = {.load = load,
                          .round_bytes = load->staging / 8,
                          .held_bytes = load->staging / 8,
-                         .seen_by_one = seen_by_one};
+                         .seen_by_one = q->seen_by_one};
     payload_list n = {NULL};
     status = collective_begin(&j.ranks, &t, err);
     if (status != CKD_OK) {
         return status;
     }
     halve_stores(load, true);
-    status = exchange_lists(&n, &j, requests, count, allowed, err);
+    status = exchange_lists(&n, &j, q, err);
     THEN(status, finish_tasks(&j, err));
     halve_stores(load, false);
     load_set_plan(load, NULL, NULL);
@@ -415,5 +413,6 @@ ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport,
 ckd_status ckd_load_all_together(ckd_load *load, const ckd_transport *transport,
                                  const ckd_load_request *requests, size_t count, unsigned allowed,
                                  ckd_error *err) {
-    return collective_load_run(load, transport, requests, count, allowed, SEEN_BY_ONE, err);
+    const collective_request q = {requests, count, allowed, SEEN_BY_ONE};
+    return collective_load_run(load, transport, &q, err);
 }

@@ -40,12 +40,16 @@ typedef struct collective_load {
  */
 ckd_status rounds_run(collective_load *j, ckd_status status, ckd_error *why, ckd_error *err);
 
-/*
- * Implements ckd_load_all_together. seen_by_one: how many payloads of all ranks one directory rank handles and assigns,
- * at least 1.
- */
-ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport,
-                               const ckd_load_request *requests, size_t count, unsigned allowed,
-                               uint64_t seen_by_one, ckd_error *err);
+/* What one rank asks for: as in ckd_load_all_together. */
+typedef struct collective_request {
+    const ckd_load_request *items;
+    size_t count;
+    unsigned allowed;
+    uint64_t
+        seen_by_one; /* how many payloads of all ranks one directory rank handles and assigns, at least 1 */
+} collective_request;
+/* Implements ckd_load_all_together. */
+ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport, const collective_request *q,
+                               ckd_error *err);
 
 #endif

@@ -93,19 +93,20 @@ ckd_region region_as_box(const geometry *g, const ckd_region *region);
 
 /* A place where regions do not tile a tensor. */
 typedef struct plan_defect {
+    bool found;     /* false: there is none */
     bool overlap;   /* false: no region holds these elements */
     ckd_region box; /* the elements concerned */
     size_t a, b;    /* of an overlap: indexes of two regions that hold them */
 } plan_defect;
 /*
- * Finds the first defect. *found is false if the regions tile the tensor. It follows common/coverage_check.h dimension
+ * Finds the first defect, if the regions do not tile the tensor. It follows common/coverage_check.h dimension
  * by dimension: along one, all cross-sections must be tiled, and it descends into the first that is not. O(d n log n)
  * for n boxes in d dimensions. The tensor and the regions must not be empty, and the regions must lie in the tensor.
  * Errors: NOMEM.
  */
 typedef void (*region_fn)(ckd_region *out, const void *context, size_t index);
-ckd_status plan_find_defect(plan_defect *out, bool *found, const geometry *g, region_fn region,
-                            const void *context, size_t count, ckd_error *err);
+ckd_status plan_find_defect(plan_defect *out, const geometry *g, region_fn region, const void *context,
+                            size_t count, ckd_error *err);
 /* Writes text like "[0:4, 2:8]", truncated to fit. */
 void region_text(char *text, size_t size, const ckd_region *box, uint32_t ndim);
 

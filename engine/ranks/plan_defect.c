@@ -235,12 +235,11 @@ static size_t boxes_of(ckd_region *boxes, const geometry *g, region_fn region, c
                                       : flat_boxes(boxes, g, r.start, r.count);
 }
 
-ckd_status plan_find_defect(plan_defect *out, bool *found, const geometry *g, region_fn region,
-                            const void *context, size_t count, ckd_error *err) {
+ckd_status plan_find_defect(plan_defect *out, const geometry *g, region_fn region, const void *context,
+                            size_t count, ckd_error *err) {
     *out = (plan_defect){.box = {.kind = CKD_REGION_BOX}};
-    *found = false;
     if (g->ndim == 0) { /* one element */
-        *found = count != 1;
+        out->found = count != 1;
         out->overlap = count > 1;
         out->b = count > 1;
         return CKD_OK;
@@ -261,7 +260,7 @@ ckd_status plan_find_defect(plan_defect *out, bool *found, const geometry *g, re
             }
         }
         sweep s = {g, 0, orders, orders + total, total, out};
-        *found = find(&s);
+        out->found = find(&s);
     }
     ckd_status status = owned && orders ? CKD_OK : err_nomem(err, total * sizeof(*owned), "regions");
     free(owned);

@@ -228,14 +228,13 @@ static void distinct_region(ckd_region *out, const void *context, size_t index) 
 static ckd_status explain(const planner *p, const tensor_work *w, size_t count, ckd_error *err) {
     distinct d = {p, w};
     plan_defect defect;
-    bool found;
-    ckd_status status = plan_find_defect(&defect, &found, &w->shape, distinct_region, &d, count, err);
+    ckd_status status = plan_find_defect(&defect, &w->shape, distinct_region, &d, count, err);
     if (status != CKD_OK) {
         return status;
     }
     char where[128];
     region_text(where, sizeof(where), &defect.box, w->shape.ndim);
-    if (!found) {
+    if (!defect.found) {
         err_set(err, CKD_E_MISMATCH, "the ranks' regions do not tile it");
     } else if (defect.overlap) {
         err_set(

@@ -72,7 +72,7 @@ static ckd_status load_there(void *context, thread_rank *rank, ckd_error *err) {
         }
     }
     if (status == CKD_OK) {
-        status = collective_load_run(load, &rank->transport, q, PARTS, 0, 1000, err);
+        status = collective_load_run(load, &rank->transport, &(collective_request){q, PARTS, 0, 1000}, err);
         j->decoded[me] = load->device.decoded;
         j->given_up[me] = load->device.given_up;
         ckd_load_end(load);

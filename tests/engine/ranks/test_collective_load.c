@@ -236,10 +236,10 @@ static ckd_status act_loads(void *context, thread_rank *rank, ckd_error *err) {
     if (status == CKD_OK) {
         allocations = 0;
         fail_allocation = j->poor_rank == rank->rank ? j->fail_at : 0;
-        status =
-            j->seen_by_one
-                ? collective_load_run(load, &rank->transport, w->q, w->count, w->allowed, j->seen_by_one, err)
-                : ckd_load_all_together(load, &rank->transport, w->q, w->count, w->allowed, err);
+        const collective_request q = {w->q, w->count, w->allowed, j->seen_by_one};
+        status = j->seen_by_one
+                     ? collective_load_run(load, &rank->transport, &q, err)
+                     : ckd_load_all_together(load, &rank->transport, w->q, w->count, w->allowed, err);
         fail_allocation = 0;
         w->bytes_read = ckd_load_bytes_read(load);
         if (j->fail_at &&

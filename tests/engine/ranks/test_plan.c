@@ -341,7 +341,7 @@ static void test_defects_are_real(void **state) {
             }
         }
         uint8_t *grid = calloc(l.g.elements, 1);
-        bool bad = false, found;
+        bool bad = false;
         for (size_t k = 0; k < l.count; k++) {
             paint(grid, &l.g, &l.regions[k]);
         }
@@ -349,14 +349,13 @@ static void test_defects_are_real(void **state) {
             bad = bad || grid[k] != 1;
         }
         plan_defect defect;
-        assert_int_equal(plan_find_defect(&defect, &found, &l.g, region_at, l.regions, l.count, NULL),
-                         CKD_OK);
-        assert_int_equal(found, bad);
-        if (found) {
+        assert_int_equal(plan_find_defect(&defect, &l.g, region_at, l.regions, l.count, NULL), CKD_OK);
+        assert_int_equal(defect.found, bad);
+        if (defect.found) {
             check_defect(&l, &defect, grid);
         }
-        found_some += found;
-        none += !found;
+        found_some += defect.found;
+        none += !defect.found;
         free(grid);
     }
     assert_true(found_some > 5000 && none > 5000);
