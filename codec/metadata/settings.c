@@ -162,9 +162,8 @@ void rename_encode(bytes *to, const ckd_id *store, const rename_setting *r) {
 
 ckd_status rename_decode(rename_setting *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err) {
-    metadata_reader n;
+    metadata_reader n = metadata_open(METADATA_RENAME, store, data, size, path, err);
     *out = (rename_setting){.generation = 0};
-    metadata_open(&n, METADATA_RENAME, store, data, size, path, err);
     out->generation = n.generation;
     metadata_take_run(&n, out->run);
     metadata_take_run(&n, out->to);

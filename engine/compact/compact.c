@@ -170,7 +170,7 @@ static ckd_status add_item(ckd_compacted **item, compacting *x, const ckd_checkp
     return CKD_OK;
 }
 
-static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewrite_plan *p, uint64_t stored,
+static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewrite_plan *p,
                               ckd_status status, const ckd_error *why, ckd_error *err) {
     ckd_compacted *item = NULL;
     if (status != CKD_OK && !compact_concerns_one(status, why)) {
@@ -192,10 +192,10 @@ static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewr
         x->out->left++;
         return CKD_OK;
     }
-    item->bytes = stored;
+    item->bytes = p->about;
     item->depth = p->depth;
     x->out->before += k->stored_bytes;
-    x->out->after += stored;
+    x->out->after += p->about;
     return CKD_OK;
 }
 
@@ -229,15 +229,18 @@ static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) 
  * Rewrites the checkpoint, or only publishes a manifest that names newer files. The latter costs little and releases
  * the old files.
  */
-static ckd_status carry_out(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
-    *stored = p->about;
+static ckd_status carry_out(compaction *c, rewrite_plan *p, ckd_error *err) {
     p->why = compact_is_over(c) ? 0 : p->why;
     if (c->options.estimate) {
         return p->why ? record_estimate(c, p, err) : CKD_OK;
     }
-    ckd_status status = p->why ? compact_rewrite(stored, c, p, err) : CKD_OK;
-    return status == CKD_OK && !p->why && compact_is_stale(p) ? compact_update_manifest(stored, c, p, err)
-                                                              : status;
+    uint64_t stored = p->about;
+    ckd_status status = p->why ? compact_rewrite(&stored, c, p, err) : CKD_OK;
+    if (status == CKD_OK && !p->why && compact_is_stale(p)) {
+        status = compact_update_manifest(&stored, c, p, err);
+    }
+    p->about = stored;
+    return status;
 }
 
 static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error *err) {
@@ -246,7 +249,7 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
     rewrite_plan p = {.view = NULL};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     file_lock *readers;
-    uint64_t stored = 0, done = c->done, moved = c->moved;
+    uint64_t done = c->done, moved = c->moved;
     ckd_status status = store_lock_reader_within(&readers, c->store, c->limits.timeout_ms, err);
     if (status != CKD_OK) {
         return status;
@@ -254,10 +257,10 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
     status = compact_plan_rewrite(&p, c, &k->id, is_cold(x, k), &why);
     bool writes = status == CKD_OK && (p.why || compact_is_stale(&p)) && !c->options.estimate;
     if (status == CKD_OK) {
-        status = carry_out(&stored, c, &p, &why);
+        status = carry_out(c, &p, &why);
         c->spent += p.why ? c->moved - moved : 0;
     }
-    status = finish_item(x, k, &p, stored, status, &why, err);
+    status = finish_item(x, k, &p, status, &why, err);
     rewrite_plan_free(&p);
     lock_release(readers);
     if ((writes && !c->options.dry_run) || c->views.count > COMPACT_VIEWS_MAX) {
@@ -274,8 +277,8 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
 
 static ckd_status record_gathered(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
                                   const ckd_error *why, ckd_error *err) {
-    rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = was->depth};
-    return finish_item(context, was, &p, stored, left, why, err);
+    rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = was->depth, .about = stored};
+    return finish_item(context, was, &p, left, why, err);
 }
 
 /* Reads the manifests again: the rewrites have replaced them. */

@@ -164,7 +164,7 @@ typedef struct rewrite_plan {
     unsigned why;            /* reasons to rewrite (CKD_COMPACT_*); 0: nothing to do */
     size_t recoded;
     uint32_t depth; /* after the rewrite */
-    uint64_t about; /* stored bytes afterwards, estimated */
+    uint64_t about; /* stored bytes afterwards, estimated until it is done */
 } rewrite_plan;
 /*
  * Plans the rewrite of a checkpoint. cold: exact blocks are coded as small as possible. Release with

@@ -201,10 +201,20 @@ static ckd_status check_bundles(const view *v, size_t number, bytes *room, bool 
     return CKD_OK;
 }
 
-/* Writes the shared records of file `number`, or all others. needed: by record of the part; NULL: all. */
-static ckd_status write_records(rewrite *r, size_t number, chunk_writer *w, batch *b, const size_t *numbers,
-                                bool shared, const bool *needed, ckd_error *err) {
-    const chunk_part *own = r->plan->view->parts[number];
+/* The rewriting of one own file. */
+typedef struct file_rewrite {
+    rewrite *r;
+    size_t number; /* of the file in the view */
+    chunk_writer *to;
+    batch b;
+    size_t *blocks; /* as number_blocks returns */
+} file_rewrite;
+
+/* Writes the shared records of the file, or all others. needed: by record of the part; NULL: all. */
+static ckd_status write_records(file_rewrite *x, bool shared, const bool *needed, ckd_error *err) {
+    rewrite *r = x->r;
+    batch *b = &x->b;
+    const chunk_part *own = r->plan->view->parts[x->number];
     ckd_status status = CKD_OK;
     uint64_t raw = 0;
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
@@ -215,37 +225,40 @@ static ckd_status write_records(rewrite *r, size_t number, chunk_writer *w, batc
         }
         compact_item *item = &b->items[b->count++];
         item->from = from;
-        item->chunk = r->plan->view->chunks[number];
-        item->block = numbers[i];
+        item->chunk = r->plan->view->chunks[x->number];
+        item->block = x->blocks[i];
         raw += from->raw_size;
         if (shared) {
             status = compact_written_add(&r->written, from, err);
         }
         if (status == CKD_OK && (b->count == BATCH_ITEMS || raw >= BATCH_BYTES)) {
-            status = write_batch(b, w, err);
+            status = write_batch(b, x->to, err);
             raw = 0;
         }
     }
-    return status == CKD_OK ? write_batch(b, w, err) : status;
+    return status == CKD_OK ? write_batch(b, x->to, err) : status;
 }
 
 /* Shared records come last, when it is known which of them are needed. */
-static ckd_status write_all(rewrite *r, size_t number, chunk_writer *w, batch *b, const size_t *numbers,
-                            ckd_error *err) {
+static ckd_status write_all(file_rewrite *x, ckd_error *err) {
     bool *needed = NULL;
-    ckd_status status = write_records(r, number, w, b, numbers, false, NULL, err);
-    THEN(status, find_needed(&needed, r, number, err));
-    THEN(status, write_records(r, number, w, b, numbers, true, needed, err));
+    ckd_status status = write_records(x, false, NULL, err);
+    THEN(status, find_needed(&needed, x->r, x->number, err));
+    THEN(status, write_records(x, true, needed, err));
     free(needed);
     return status;
 }
 
 static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_error *err) {
-    batch b = {.r = r, .items = calloc(BATCH_ITEMS, sizeof(compact_item))};
-    size_t *numbers = number_blocks(r->plan->view, number, err);
-    ckd_status status = !b.items  ? err_nomem(err, BATCH_ITEMS * sizeof(compact_item), "records")
-                        : numbers ? CKD_OK
-                                  : CKD_E_NOMEM;
+    file_rewrite x = {.r = r,
+                      .number = number,
+                      .to = w,
+                      .b = {.r = r, .items = calloc(BATCH_ITEMS, sizeof(compact_item))},
+                      .blocks = number_blocks(r->plan->view, number, err)};
+    compact_item *items = x.b.items;
+    ckd_status status = !items     ? err_nomem(err, BATCH_ITEMS * sizeof(compact_item), "records")
+                        : x.blocks ? CKD_OK
+                                   : CKD_E_NOMEM;
     bool bundles = false;
     bytes room = {0};
     THEN(status, check_bundles(r->plan->view, number, &room, &bundles, err));
@@ -253,14 +266,14 @@ static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_erro
         if (bundles || r->m.checkpoint.fidelity != CKD_EXACT) {
             chunk_writer_gather(w);
         }
-        status = write_all(r, number, w, &b, numbers, err);
+        status = write_all(&x, err);
     }
-    for (size_t i = 0; b.items && i < BATCH_ITEMS; i++) {
-        bytes_free(&b.items[i].payload);
+    for (size_t i = 0; items && i < BATCH_ITEMS; i++) {
+        bytes_free(&items[i].payload);
     }
     bytes_free(&room);
-    free(b.items);
-    free(numbers);
+    free(items);
+    free(x.blocks);
     return status;
 }
 

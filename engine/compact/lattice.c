@@ -83,12 +83,17 @@ static void add_stray(strays *s, uint64_t i) {
     bytes_put(s->bits, &bits, sizeof(bits));
 }
 
-/*
- * q: integers of t->values, minus those of `before` (NULL: zeros). Returns false if too many values are off the
- * lattice.
- */
-static bool integers(int32_t *q, strays *s, const lattice_try *t, const float *now, const float *before,
-                     int spacing) {
+/* A block's values, and the lattice on which they lie. */
+typedef struct lattice_floats {
+    const float *now;
+    const float *before; /* NULL: zeros */
+    int spacing;         /* exponent */
+} lattice_floats;
+
+/* q: integers of the values, minus those of `before`. Returns false if too many values are off the lattice. */
+static bool integers(int32_t *q, strays *s, const lattice_try *t, const lattice_floats *f) {
+    const float *now = f->now, *before = f->before;
+    int spacing = f->spacing;
     uint64_t count = 0;
     float per_unit = ldexpf(1, -spacing);
     for (uint64_t i = 0; i < t->count; i++) {
@@ -129,8 +134,8 @@ static ckd_status check(bool *good, const lattice_try *t, const bytes *payload, 
 }
 
 /* *possible is false if these values cannot be stored as integers. */
-static ckd_status encode(bool *possible, bytes *payload, const lattice_try *t, const float *now,
-                         const float *before, int spacing, compact_worker *w, ckd_error *err) {
+static ckd_status encode(bool *possible, bytes *payload, const lattice_try *t, const lattice_floats *f,
+                         compact_worker *w, ckd_error *err) {
     strays s = {&w->at, &w->bits, t};
     bytes_clear(&w->at);
     bytes_clear(&w->bits);
@@ -139,14 +144,14 @@ static ckd_status encode(bool *possible, bytes *payload, const lattice_try *t, c
     if (!q) {
         return CKD_E_NOMEM;
     }
-    if (!integers(q, &s, t, now, before, spacing)) {
+    if (!integers(q, &s, t, f)) {
         return CKD_OK;
     }
     lattice_block b = {.map = LATTICE_LINEAR,
                        .count = t->count,
                        .columns = t->small ? t->grid.columns : t->count,
                        .phase = t->small ? t->grid.phase : 0,
-                       .exponent = spacing,
+                       .exponent = f->spacing,
                        .q = q,
                        .exceptions = (uint32_t)(w->at.size / sizeof(uint32_t)),
                        .exception_at = (const uint32_t *)(const void *)w->at.data,
@@ -173,18 +178,18 @@ ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err) {
     if (!lattice_dtype(t->dtype) || t->count == 0) {
         return CKD_OK;
     }
-    const float *now = floats_of(&w->now_floats, t->values, t, k, err);
-    if (!now) {
+    lattice_floats f = {.now = floats_of(&w->now_floats, t->values, t, k, err)};
+    if (!f.now) {
         return CKD_E_NOMEM;
     }
-    int spacing = find_spacing(now, t->count);
-    if (spacing < LEAST || spacing > MOST) {
+    f.spacing = find_spacing(f.now, t->count);
+    if (f.spacing < LEAST || f.spacing > MOST) {
         return CKD_OK;
     }
-    ckd_status status = encode(&t->standalone_possible, &w->standalone, t, now, NULL, spacing, w, err);
+    ckd_status status = encode(&t->standalone_possible, &w->standalone, t, &f, w, err);
     if (status != CKD_OK || !t->before) {
         return status;
     }
-    const float *before = floats_of(&w->before_floats, t->before, t, k, err);
-    return before ? encode(&t->delta_possible, &w->delta, t, now, before, spacing, w, err) : CKD_E_NOMEM;
+    f.before = floats_of(&w->before_floats, t->before, t, k, err);
+    return f.before ? encode(&t->delta_possible, &w->delta, t, &f, w, err) : CKD_E_NOMEM;
 }

@@ -80,14 +80,25 @@ static double work_of(const record *r, uint64_t symbols) {
                        r->raw_size, r->stored_size, symbols);
 }
 
+/* One block at work. */
+typedef struct recoding {
+    compact_item *item;
+    compaction *c;
+    const rewrite_plan *p;
+    const block_rewrite *f;
+    compact_worker *w;
+} recoding;
+
 /* ---- lossy checkpoints: values on a lattice ---- */
 
 /*
  * Reads the values to take differences to; *content is their hash. *out = NULL if there are none or they cannot be
  * read: the block is coded standalone then.
  */
-static ckd_status read_before(const void **out, hash128 *content, const block_rewrite *f, compact_worker *w,
-                              const record *r, ckd_error *err) {
+static ckd_status read_before(const void **out, hash128 *content, const recoding *x, ckd_error *err) {
+    const block_rewrite *f = x->f;
+    compact_worker *w = x->w;
+    const record *r = x->item->from;
     *out = NULL;
     if (!f->new_base) {
         return CKD_OK;
@@ -109,16 +120,18 @@ static ckd_status read_before(const void **out, hash128 *content, const block_re
     return CKD_OK;
 }
 
-static ckd_status code_on_lattice(bool *done, compact_item *item, compaction *c, const block_rewrite *f,
-                                  compact_worker *w, const lattice_try *t, const hash128 *content,
+static ckd_status code_on_lattice(bool *done, const recoding *x, const lattice_try *t, const hash128 *content,
                                   ckd_error *err) {
+    compact_item *item = x->item;
+    const block_rewrite *f = x->f;
+    const compact_worker *w = x->w;
     const record *r = item->from;
     load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
     load_cost chain = f->new_base_load.chain;
     chain.stored += (double)w->delta.size;
     uint64_t alone =
         t->standalone_possible && w->standalone.size < r->raw_size ? w->standalone.size : r->raw_size;
-    bool delta = t->delta_possible && compact_pays(c, &chain, &base, w->delta.size, alone);
+    bool delta = t->delta_possible && compact_pays(x->c, &chain, &base, w->delta.size, alone);
     *done = delta || alone < r->raw_size;
     if (!*done) {
         return CKD_OK;
@@ -147,10 +160,11 @@ static tensor_context context_of(const rewrite_plan *p, const view_block *b, con
 /*
  * A block with the values of its base names the checkpoint that holds them. If that is a victim, it names the base.
  */
-static ckd_status code_copy(compact_item *item, compaction *c, const block_rewrite *f, const block_job *job,
-                            ckd_error *err) {
-    const ckd_id *holder = &job->dependencies[0].checkpoint;
-    if (compact_is_victim(c, holder)) {
+static ckd_status code_copy(const recoding *x, ckd_error *err) {
+    compact_item *item = x->item;
+    const block_rewrite *f = x->f;
+    const ckd_id *holder = &x->w->job.dependencies[0].checkpoint;
+    if (compact_is_victim(x->c, holder)) {
         holder = &f->new_base->manifest.checkpoint.id;
     }
     build_on(item, PREDICT_COPY, holder, &item->from->content);
@@ -171,25 +185,26 @@ static void choose(block_job *job, compaction *c, const block_rewrite *f) {
     job->materialize = false;
 }
 
-static ckd_status code_exactly(compact_item *item, compaction *c, const rewrite_plan *p,
-                               const block_rewrite *f, compact_worker *w, ckd_error *err) {
-    const view_block *b = &p->view->blocks[item->block];
+static ckd_status code_exactly(const recoding *x, ckd_error *err) {
+    compact_item *item = x->item;
+    compaction *c = x->c;
+    const block_rewrite *f = x->f;
     const record *r = item->from;
-    block_job *job = &w->job;
-    tensor_context t = context_of(p, b, f);
+    block_job *job = &x->w->job;
+    tensor_context t = context_of(x->p, &x->p->view->blocks[item->block], f);
     coding_context how = {.level = f->why & CKD_COMPACT_COLD ? ARCHIVE_LEVEL : 0,
                           .views = &c->views,
                           .parent = f->new_base,
                           .dedup_index = &c->nothing,
-                          .checkpoint = p->view->manifest.checkpoint.id};
+                          .checkpoint = x->p->view->manifest.checkpoint.id};
     load_budget budget = {.limit = c->options.max_load_cost, .newest_limit = c->options.max_load_cost};
-    job->values = w->values.data;
+    job->values = x->w->values.data;
     job->first = r->first;
     job->count = r->count;
     job->try_delta = true;
     ckd_status status = block_analyse(job, &how, &t, &budget, err);
     if (status == CKD_OK && job->is_duplicate) {
-        return code_copy(item, c, f, job, err);
+        return code_copy(x, err);
     }
     if (status == CKD_OK) {
         choose(job, c, f);
@@ -223,28 +238,27 @@ static bool keep_as_it_is(const compact_item *item, const block_rewrite *f) {
             item->to.stored_size >= (item->from->stored_size + f->retained_bytes) / 8 * 7);
 }
 
-static ckd_status code_values(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
-                              ckd_error *err) {
-    const block_rewrite *f = &p->rewrites[item->block];
-    const record *r = item->from;
+static ckd_status code_values(const recoding *x, ckd_error *err) {
+    const view *v = x->p->view;
+    const record *r = x->item->from;
     lattice_try t = {.dtype = r->tensor->dtype,
                      .count = r->count,
-                     .small = f->why & CKD_COMPACT_COLD,
-                     .values = w->values.data};
+                     .small = x->f->why & CKD_COMPACT_COLD,
+                     .values = x->w->values.data};
     hash128 content = {0};
     bool done = false;
     ckd_status status = CKD_OK;
-    if (p->view->manifest.checkpoint.fidelity != CKD_EXACT && lattice_dtype(r->tensor->dtype)) {
-        t.grid = block_grid(&view_find(p->view, r->tensor->name)->shape, r->region, r->first);
-        status = read_before(&t.before, &content, f, w, r, err);
+    if (v->manifest.checkpoint.fidelity != CKD_EXACT && lattice_dtype(r->tensor->dtype)) {
+        t.grid = block_grid(&view_find(v, r->tensor->name)->shape, r->region, r->first);
+        status = read_before(&t.before, &content, x, err);
         if (status == CKD_OK && !(t.before && hash128_equal(&content, &r->content))) {
-            status = compact_lattice(&t, w, err);
+            status = compact_lattice(&t, x->w, err);
         }
         if (status == CKD_OK && (t.standalone_possible || t.delta_possible)) {
-            status = code_on_lattice(&done, item, c, f, w, &t, &content, err);
+            status = code_on_lattice(&done, x, &t, &content, err);
         }
     }
-    return status == CKD_OK && !done ? code_exactly(item, c, p, f, w, err) : status;
+    return status == CKD_OK && !done ? code_exactly(x, err) : status;
 }
 
 ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
@@ -253,7 +267,8 @@ ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p
     void *values = bytes_scratch(&w->values, b->record->raw_size + 1, "a block's values", err);
     begin_record(item);
     ckd_status status = values ? block_values(&w->job.decoder, p->view, b, values, err) : CKD_E_NOMEM;
-    THEN(status, code_values(item, c, p, w, err));
-    item->is_coded = status == CKD_OK && !keep_as_it_is(item, &p->rewrites[item->block]);
+    const recoding x = {item, c, p, &p->rewrites[item->block], w};
+    THEN(status, code_values(&x, err));
+    item->is_coded = status == CKD_OK && !keep_as_it_is(item, x.f);
     return status;
 }

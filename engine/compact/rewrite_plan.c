@@ -47,12 +47,15 @@ static block_load known_load(compaction *c, const view *v, const view_block *b) 
                                   : (block_load){b->record->depth, record_chain(b->record)};
 }
 
-/*
- * Adds the load of the values that a dependency names. A block that is needed only in part counts in full. x ==
- * NULL: uses the rewrites as planned so far.
- */
-static ckd_status add_source(block_load *to, compaction *c, const rewrite_plan *p, examination *x,
-                             const view_source *s, ckd_error *err) {
+/* Whose loads are counted. */
+typedef struct load_query {
+    compaction *c;
+    const rewrite_plan *p;
+    examination *x; /* plans blocks that are not planned yet; NULL: uses the rewrites as planned so far */
+} load_query;
+
+/* Adds the load of the values that a dependency names. A block that is needed only in part counts in full. */
+static ckd_status add_source(block_load *to, const load_query *q, const view_source *s, ckd_error *err) {
     size_t k, last;
     for (view_shards_for(&k, &last, s->tensor, &s->want); k < last; k++) {
         const view_shard *shard = &s->tensor->shards[k];
@@ -60,13 +63,13 @@ static ckd_status add_source(block_load *to, compaction *c, const rewrite_plan *
         view_shard_range(&first, &end, shard, &s->tensor->shape, &s->want);
         for (; first < end; first++) {
             const view_block *b = &shard->blocks[first];
-            bool own = s->view == p->view;
+            bool own = s->view == q->p->view;
             size_t number = (size_t)(b - s->view->blocks);
-            ckd_status status = own && x ? plan_block(x, number, err) : CKD_OK;
+            ckd_status status = own && q->x ? plan_block(q->x, number, err) : CKD_OK;
             if (status != CKD_OK) {
                 return status;
             }
-            block_load load = own ? p->rewrites[number].load : known_load(c, s->view, b);
+            block_load load = own ? q->p->rewrites[number].load : known_load(q->c, s->view, b);
             to->depth = load.depth > to->depth ? load.depth : to->depth;
             to->chain.stored += load.chain.stored;
             to->chain.work += load.chain.work;
@@ -84,21 +87,21 @@ double compact_own_work(const record *r) {
                        r->raw_size / size);
 }
 
-static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p, examination *x,
-                          const view_block *b, uint32_t nested, ckd_error *err);
+static ckd_status load_of(block_load *out, const load_query *q, const view_block *b, uint32_t nested,
+                          ckd_error *err);
 
-static ckd_status add_link(block_load *to, compaction *c, const rewrite_plan *p, examination *x,
-                           const view_block *b, const dependency *on, uint32_t nested, ckd_error *err) {
-    const view *in = p->view;
+static ckd_status add_link(block_load *to, const load_query *q, const view_block *b, const dependency *on,
+                           uint32_t nested, ckd_error *err) {
+    const view *in = q->p->view;
     bool own = id_equal(&on->checkpoint, &in->manifest.checkpoint.id);
-    ckd_status status = own ? CKD_OK : views_within(&in, &c->views, p->view, &on->checkpoint, err);
+    ckd_status status = own ? CKD_OK : views_within(&in, &q->c->views, q->p->view, &on->checkpoint, err);
     const view_block *link = status == CKD_OK ? view_find_link(in, b->record, &on->content) : NULL;
     if (status != CKD_OK || !link || nested >= 4 * MAX_NESTED) {
         return status != CKD_OK ? status : circle(b, err);
     }
     block_load load = {link->record->depth, record_chain(link->record)};
     if (own) {
-        status = load_of(&load, c, p, x, link, nested + 1, err);
+        status = load_of(&load, q, link, nested + 1, err);
     }
     to->depth = load.depth > to->depth ? load.depth : to->depth;
     to->chain.stored += load.chain.stored;
@@ -106,8 +109,8 @@ static ckd_status add_link(block_load *to, compaction *c, const rewrite_plan *p,
     return status;
 }
 
-static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p, examination *x,
-                          const view_block *b, uint32_t nested, ckd_error *err) {
+static ckd_status load_of(block_load *out, const load_query *q, const view_block *b, uint32_t nested,
+                          ckd_error *err) {
     const record *r = b->record;
     bool delta = r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP;
     *out = (block_load){0, {0, 0}};
@@ -122,10 +125,10 @@ static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p,
             continue;
         }
         bool link = on->kind == DEPENDS_LINK;
-        ckd_status status = link ? add_link(out, c, p, x, b, on, nested, err)
-                                 : view_source_of(&s, &c->views, p->view, b, k, CKD_DTYPE_NONE, err);
+        ckd_status status = link ? add_link(out, q, b, on, nested, err)
+                                 : view_source_of(&s, &q->c->views, q->p->view, b, k, err);
         if (status == CKD_OK && !link) {
-            status = add_source(out, c, p, x, &s, err);
+            status = add_source(out, q, &s, err);
         }
         if (status != CKD_OK) {
             return status;
@@ -140,7 +143,7 @@ static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p,
 }
 
 ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err) {
-    return load_of(out, c, p, NULL, &p->view->blocks[i], 0, err);
+    return load_of(out, &(load_query){c, p, NULL}, &p->view->blocks[i], 0, err);
 }
 
 /* ---- a new base ---- */
@@ -183,7 +186,7 @@ static ckd_status find_new_base(block_rewrite *f, compaction *c, const rewrite_p
         block_load load = {0, {0, 0}};
         rewrite_plan none = {.view = NULL};
         view_source s = {.view = older, .tensor = t, .want = {r->region, r->first, r->count}};
-        status = add_source(&load, c, &none, NULL, &s, err);
+        status = add_source(&load, &(load_query){c, &none, NULL}, &s, err);
         if (status == CKD_OK && (i == 0 || load.depth == 0) && allows(c, &load, r)) {
             f->new_base = older;
             f->new_base_tensor = t;
@@ -232,7 +235,7 @@ static ckd_status plan_block(examination *x, size_t i, ckd_error *err) {
     }
     f->state = REWRITE_ASKED;
     x->nested++;
-    ckd_status status = load_of(&f->load, x->c, p, x, b, 0, err);
+    ckd_status status = load_of(&f->load, &(load_query){x->c, p, x}, b, 0, err);
     x->nested--;
     if (status != CKD_OK) {
         return status;

@@ -147,15 +147,17 @@ ckd_status values_dependency(decoder *d, const view *own, const view_block *b, v
         return status == CKD_OK ? values_of_block(d, in, link, to, err) : status;
     }
     view_source s;
-    ckd_dtype dtype = b->record->predictor == PREDICT_CAST ? CKD_DTYPE_NONE : b->record->tensor->dtype;
-    ckd_status status = view_source_of(&s, d->views, own, b, 0, dtype, err);
+    ckd_status status = view_source_of(&s, d->views, own, b, 0, err);
+    if (status == CKD_OK && b->record->predictor != PREDICT_CAST) {
+        status = view_source_check_dtype(&s, b, b->record->tensor->dtype, err);
+    }
     return status == CKD_OK ? span_values(d, &s, to, err) : status;
 }
 
 static ckd_status cast_dependency(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
     view_source s;
-    ckd_status status = view_source_of(&s, d->views, v, b, 0, CKD_DTYPE_NONE, err);
+    ckd_status status = view_source_of(&s, d->views, v, b, 0, err);
     if (status != CKD_OK) {
         return status;
     }

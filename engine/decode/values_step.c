@@ -127,7 +127,8 @@ static ckd_status cache_block(input *in, decoder *d, const view *v, const view_b
 static ckd_status read_input(input *in, decoder *d, const view *v, const view_block *b, uint32_t index,
                              ckd_error *err) {
     view_source s;
-    ckd_status status = view_source_of(&s, d->views, v, b, index, CKD_F32, err);
+    ckd_status status = view_source_of(&s, d->views, v, b, index, err);
+    THEN(status, view_source_check_dtype(&s, b, CKD_F32, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -152,7 +153,8 @@ static ckd_status read_input(input *in, decoder *d, const view *v, const view_bl
 static ckd_status read_before(input *in, decoder *d, const view *v, const view_block *b, void *to,
                               ckd_error *err) {
     view_source s;
-    ckd_status status = view_source_of(&s, d->views, v, b, 0, CKD_F32, err);
+    ckd_status status = view_source_of(&s, d->views, v, b, 0, err);
+    THEN(status, view_source_check_dtype(&s, b, CKD_F32, err));
     const view_block *exact = status == CKD_OK ? view_source_block(&s) : NULL;
     cached_block *k = exact ? find_cached(d, exact->record) : NULL;
     if (k) {

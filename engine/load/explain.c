@@ -124,7 +124,7 @@ static ckd_status follow(load_plan *x, size_t from, const view *v, const view_bl
     const dependency *on = &b->record->dependencies[index];
     if (on->kind == DEPENDS_VALUES) {
         view_source s;
-        ckd_status status = view_source_of(&s, &x->load->views, v, b, index, CKD_DTYPE_NONE, err);
+        ckd_status status = view_source_of(&s, &x->load->views, v, b, index, err);
         building k = {x, s.view, s.tensor, &s.want, from};
         return status == CKD_OK ? load_each_block(s.tensor, &s.want, build_on, &k, err) : status;
     }

@@ -73,7 +73,7 @@ static ckd_status push(walk *w, const view *in, const view_block *b, ckd_error *
 /* Pushes the blocks that hold the values of a dependency; all of them must be there. */
 static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_error *err) {
     view_source s;
-    ckd_status status = view_source_of(&s, w->cache, x->in, x->block, index, CKD_DTYPE_NONE, err);
+    ckd_status status = view_source_of(&s, w->cache, x->in, x->block, index, err);
     uint64_t found = 0;
     size_t k, last;
     if (status != CKD_OK) {

@@ -49,27 +49,38 @@ static bool names_file(const dependency_info *l, const ckd_id *file) {
     return found;
 }
 
+/* The outcome of a check: CKD_OK, or damage. */
+typedef struct finding {
+    ckd_status status;
+    const ckd_error *why;
+    uint64_t number; /* of the record in the file; CKD_NO_OFFSET: none */
+} finding;
+
+static ckd_status record_for(const file_check *f, const finding *found, const char *checkpoint,
+                             ckd_error *err) {
+    return damage_record(f->damage, found->status, found->why, found->number, checkpoint, err);
+}
+
 /*
  * Records damage to a file, or to something in it, for every checkpoint whose manifest names the file, as each may need
  * it.
  */
-static ckd_status record_for_all(const file_check *f, const ckd_id *file, ckd_status found,
-                                 const ckd_error *why, uint64_t number, ckd_error *err) {
-    ckd_status status = damage_record(f->damage, found, why, number, "", err);
-    for (size_t i = 0; i < f->lineage_count && found != CKD_OK && status == CKD_OK; i++) {
+static ckd_status record_for_all(const file_check *f, const ckd_id *file, const finding *found,
+                                 ckd_error *err) {
+    ckd_status status = record_for(f, found, "", err);
+    for (size_t i = 0; i < f->lineage_count && found->status != CKD_OK && status == CKD_OK; i++) {
         if (names_file(&f->lineages[i], file)) {
-            status = damage_record(f->damage, found, why, number, f->lineages[i].name, err);
+            status = record_for(f, found, f->lineages[i].name, err);
         }
     }
     return status;
 }
 
 /* Records damage for the record's checkpoint; if that is gone, for all that may need it. */
-static ckd_status damage_of_record(const file_check *f, const chunk *c, const record *r, ckd_status found,
-                                   const ckd_error *why, uint64_t number, ckd_error *err) {
+static ckd_status damage_of_record(const file_check *f, const chunk *c, const record *r, const finding *found,
+                                   ckd_error *err) {
     const dependency_info *owner = owner_of(f, r);
-    return owner ? damage_record(f->damage, found, why, number, owner->name, err)
-                 : record_for_all(f, &c->identity.file, found, why, number, err);
+    return owner ? record_for(f, found, owner->name, err) : record_for_all(f, &c->identity.file, found, err);
 }
 
 /* Checks measures here, as decoding values does not read them. Damaged measures make nothing unloadable. */
@@ -102,9 +113,9 @@ static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) 
         if (i && id_equal(&r->tensor->checkpoint, &r[-1].tensor->checkpoint)) {
             continue;
         }
-        ckd_status found = chunk_part_of(&own, c, &r->tensor->checkpoint, &why);
-        status = found == CKD_OK ? check_measures(f, c, own, err)
-                                 : damage_of_record(f, c, r, found, &why, CKD_NO_OFFSET, err);
+        finding found = {chunk_part_of(&own, c, &r->tensor->checkpoint, &why), &why, CKD_NO_OFFSET};
+        status =
+            found.status == CKD_OK ? check_measures(f, c, own, err) : damage_of_record(f, c, r, &found, err);
     }
     return status;
 }
@@ -112,16 +123,16 @@ static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) 
 static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd_error *err) {
     const record *r = &c->outer[number];
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status found = record_read_through(f->payload, c, r, &why);
-    if (is_damage(found, &why)) {
+    finding found = {record_read_through(f->payload, c, r, &why), &why, number};
+    if (is_damage(found.status, &why)) {
         why.offset = r->offset; /* one entry per record, however the damage shows */
         if (r->kind == RECORD_BUNDLE) {
             name_members(c, r, &why);
         } else {
-            err_in_tensor(&why, found, r->tensor->name);
+            err_in_tensor(&why, found.status, r->tensor->name);
         }
     }
-    ckd_status status = damage_of_record(f, c, r, found, &why, number, err);
+    ckd_status status = damage_of_record(f, c, r, &found, err);
     return status == CKD_OK && f->pace ? f->pace(f->throttle_context, r->stored_size, err) : status;
 }
 
@@ -149,8 +160,9 @@ ckd_status check_named_file(const file_check *f, const file_ref *file, const cha
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = open_file(&c, f, file, &why);
     if (status != CKD_OK) {
-        ckd_status noted = damage_record(f->damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
-        return noted == CKD_OK ? record_for_all(f, &file->id, status, &why, CKD_NO_OFFSET, err) : noted;
+        finding found = {status, &why, CKD_NO_OFFSET};
+        ckd_status noted = record_for(f, &found, checkpoint, err);
+        return noted == CKD_OK ? record_for_all(f, &file->id, &found, err) : noted;
     }
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         status = check_record(f, c, i, err);

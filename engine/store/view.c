@@ -192,8 +192,8 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
     return CKD_OK;
 }
 
-ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chunk *const *chunks,
-                            const uint32_t *files, size_t count, ckd_error *err) {
+ckd_status view_open_within(view **out, const view *root, const ckd_id *id, const view_files *files,
+                            ckd_error *err) {
     view *v = calloc(1, sizeof(*v));
     *out = NULL;
     if (!v) {
@@ -202,12 +202,12 @@ ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chun
     v->manifest.checkpoint.id = *id;
     v->root = root;
     v->serial = root->serial;
-    ckd_status status = make_room(v, count, err);
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        v->chunks[v->chunk_count++] = chunk_hold(chunks[i]);
+    ckd_status status = make_room(v, files->count, err);
+    for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
+        v->chunks[v->chunk_count++] = chunk_hold(files->chunks[i]);
     }
     THEN(status, find_parts(v, err));
-    THEN(status, collect_records(v, files, err));
+    THEN(status, collect_records(v, files->numbers, err));
     THEN(status, view_arrange(v, NULL, CKD_E_CORRUPT, err));
     if (status != CKD_OK) {
         view_close(v);

@@ -91,13 +91,19 @@ ckd_status view_arrange(view *v, const view *like, ckd_status inconsistent, ckd_
 ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *file,
                            const ckd_checkpoint *of, ckd_error *err);
 void view_close(view *v); /* accepts NULL */
+/* Chunk files of a root that have records of one checkpoint. */
+typedef struct view_files {
+    chunk **chunks;
+    uint32_t *numbers; /* the index of each in the root's manifest */
+    size_t count;
+} view_files;
 /*
- * Opens the records of checkpoint `id` in these chunks, within `root`; blocks may be missing. If a block is there
- * twice, the one in the first chunk is read and v->others lists the rest. Holds the chunks. files: the index of each
- * chunk in the root's manifest. Errors: CORRUPT (records that contradict each other), UNSUPPORTED, IO, NOMEM.
+ * Opens the records of checkpoint `id` in these files, within `root`; blocks may be missing. If a block is there twice,
+ * the one in the first file is read and v->others lists the rest. Holds the chunks. Errors: CORRUPT (records that
+ * contradict each other), UNSUPPORTED, IO, NOMEM.
  */
-ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chunk *const *chunks,
-                            const uint32_t *files, size_t count, ckd_error *err);
+ckd_status view_open_within(view **out, const view *root, const ckd_id *id, const view_files *files,
+                            ckd_error *err);
 /* Closes its materialized copies (materialized.h). */
 void view_drop_materialized(view *v);
 
@@ -206,15 +212,15 @@ typedef struct view_source {
     const hash128 *content;
 } view_source;
 /*
- * Finds the values of dependency `index` of the block; they have as many elements as the block. dtype NONE: any.
- * Errors: CORRUPT (names the block), those of views_within.
+ * Finds the values of dependency `index` of the block; they have as many elements as the block. Errors: CORRUPT (names
+ * the block), those of views_within.
  */
 ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, const view_block *b,
-                          uint32_t index, ckd_dtype dtype, ckd_error *err);
-/*
- * Reads from the catalog when each chunk file was last verified; the caller frees the array. Never fails: what cannot
- * be read is missing from the array. Takes the mutex.
- */
+                          uint32_t index, ckd_error *err);
+/* Returns CORRUPT and names the block if what it builds on has another dtype. */
+ckd_status view_source_check_dtype(const view_source *s, const view_block *b, ckd_dtype dtype,
+                                   ckd_error *err);
+/* Returns the block with exactly these values; NULL: they are spread over several, or are a part of one. */
 const view_block *view_source_block(const view_source *s);
 /* Whether the block builds on a link, which only early versions wrote. */
 bool view_builds_on_link(const record *r);

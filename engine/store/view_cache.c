@@ -241,27 +241,27 @@ static bool has_checkpoint(const older_file *f, const ckd_id *id) {
 
 static ckd_status open_within(view **out, view_cache *cache, const view *root, const ckd_id *id,
                               ckd_error *err) {
-    size_t total = root->manifest.file_count, count = 0;
-    chunk **chunks = calloc(total + 1, sizeof(*chunks) + sizeof(uint32_t));
-    uint32_t *files = chunks ? (uint32_t *)(void *)(chunks + total + 1) : NULL;
-    ckd_status status = chunks ? CKD_OK : err_nomem(err, total * sizeof(*chunks), "chunk handles");
+    size_t total = root->manifest.file_count;
+    view_files files = {.chunks = calloc(total + 1, sizeof(chunk *) + sizeof(uint32_t))};
+    files.numbers = files.chunks ? (uint32_t *)(void *)(files.chunks + total + 1) : NULL;
+    ckd_status status = files.chunks ? CKD_OK : err_nomem(err, total * sizeof(chunk *), "chunk handles");
     for (size_t i = 0; i < total && status == CKD_OK; i++) {
         const older_file *f;
         status = open_older(&f, cache, root, i, err);
         if (status == CKD_OK && has_checkpoint(f, id)) {
-            chunks[count] = f->chunk;
-            files[count++] = (uint32_t)i;
+            files.chunks[files.count] = f->chunk;
+            files.numbers[files.count++] = (uint32_t)i;
         }
     }
-    if (status == CKD_OK && count == 0) {
+    if (status == CKD_OK && files.count == 0) {
         char hex[CKD_ID_TEXT];
         ckd_id_text(hex, id);
         status =
             err_set(err, CKD_E_NOT_FOUND, "no file of %s@%llu holds anything of checkpoint %s",
                     root->manifest.checkpoint.run, (unsigned long long)root->manifest.checkpoint.step, hex);
     }
-    THEN(status, view_open_within(out, root, id, chunks, files, count, err));
-    free(chunks);
+    THEN(status, view_open_within(out, root, id, &files, err));
+    free(files.chunks);
     return status;
 }
 

@@ -7,12 +7,12 @@ ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *w
 }
 
 /* Finds the tensor that a VALUES dependency names, and its view. */
-static ckd_status find_dependency(const view **v, const view_tensor **t, view_cache *cache, const view *own,
-                                  const view_block *b, const dependency *on, ckd_error *err) {
+static ckd_status find_dependency(view_source *out, view_cache *cache, const view *own, const view_block *b,
+                                  const dependency *on, ckd_error *err) {
     ckd_status status = CKD_OK;
-    *v = own;
+    out->view = own;
     if (!id_equal(&on->checkpoint, &own->manifest.checkpoint.id)) {
-        status = views_within(v, cache, own, &on->checkpoint, err);
+        status = views_within(&out->view, cache, own, &on->checkpoint, err);
         if (status == CKD_E_NOT_FOUND) {
             char hex[CKD_ID_TEXT];
             ckd_id_text(hex, &on->checkpoint);
@@ -27,20 +27,23 @@ static ckd_status find_dependency(const view **v, const view_tensor **t, view_ca
         return status;
     }
     const char *name = on->tensor && *on->tensor ? on->tensor : b->record->tensor->name;
-    *t = view_find(*v, name);
-    return *t ? CKD_OK
-              : view_block_corrupt(b, err, "the block builds on a tensor that is not in its checkpoint");
+    out->tensor = view_find(out->view, name);
+    return out->tensor
+               ? CKD_OK
+               : view_block_corrupt(b, err, "the block builds on a tensor that is not in its checkpoint");
 }
 
+static const char other_values[] = "the block builds on values of another shape or dtype";
+
 ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, const view_block *b,
-                          uint32_t index, ckd_dtype dtype, ckd_error *err) {
+                          uint32_t index, ckd_error *err) {
     const record *r = b->record;
     *out = (view_source){.view = NULL};
     if (r->dependency_count <= index || r->dependencies[index].kind != DEPENDS_VALUES) {
         return view_block_corrupt(b, err, "the block names nothing to build on");
     }
     const dependency *on = &r->dependencies[index];
-    ckd_status status = find_dependency(&out->view, &out->tensor, cache, own, b, on, err);
+    ckd_status status = find_dependency(out, cache, own, b, on, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -50,14 +53,19 @@ ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, 
     span want =
         on->same_span ? (span){r->region, r->first, r->count} : (span){&on->region, on->first, on->count};
     uint64_t elements;
-    if ((on->same_span && !same_shape) || (dtype != CKD_DTYPE_NONE && t->tensor->dtype != dtype) ||
-        want.count != r->count || !region_count(&elements, &t->shape, want.region) || want.first > elements ||
+    if ((on->same_span && !same_shape) || want.count != r->count ||
+        !region_count(&elements, &t->shape, want.region) || want.first > elements ||
         want.count > elements - want.first) {
-        return view_block_corrupt(b, err, "the block builds on values of another shape or dtype");
+        return view_block_corrupt(b, err, other_values);
     }
     out->want = want;
     out->content = &on->content;
     return CKD_OK;
+}
+
+ckd_status view_source_check_dtype(const view_source *s, const view_block *b, ckd_dtype dtype,
+                                   ckd_error *err) {
+    return s->tensor->tensor->dtype == dtype ? CKD_OK : view_block_corrupt(b, err, other_values);
 }
 
 const view_block *view_source_block(const view_source *s) {
@@ -78,8 +86,9 @@ const view_block *view_source_block(const view_source *s) {
 
 /* Finds a link: values that are in the checkpoint only for blocks that build on them. */
 static ckd_status find_link(const view_block **out, const view **in, view_cache *cache, const view *own,
-                            const view_block *b, const dependency *on, ckd_error *err) {
+                            const view_block *b, ckd_error *err) {
     const record *r = b->record;
+    const dependency *on = &r->dependencies[0];
     bool elsewhere = !id_equal(&on->checkpoint, &own->manifest.checkpoint.id);
     *in = own;
     ckd_status status = elsewhere ? views_within(in, cache, own, &on->checkpoint, err) : CKD_OK;
@@ -99,10 +108,12 @@ ckd_status view_parent_block(const view_block **out, const view **in, view_cache
     const record *r = b->record;
     view_source s;
     if (view_builds_on_link(r)) {
-        return find_link(out, in, cache, own, b, &r->dependencies[0], err);
+        return find_link(out, in, cache, own, b, err);
     }
-    ckd_dtype dtype = r->predictor == PREDICT_CAST ? CKD_DTYPE_NONE : r->tensor->dtype;
-    ckd_status status = view_source_of(&s, cache, own, b, 0, dtype, err);
+    ckd_status status = view_source_of(&s, cache, own, b, 0, err);
+    if (status == CKD_OK && r->predictor != PREDICT_CAST) {
+        status = view_source_check_dtype(&s, b, r->tensor->dtype, err);
+    }
     *out = status == CKD_OK ? view_source_block(&s) : NULL;
     *in = s.view;
     return status;

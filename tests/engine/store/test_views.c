@@ -43,10 +43,11 @@ static void test_first_file_counts(void **state) {
     assert_true(root->shared_count > 0);
     assert_int_equal(view_open_chunk(&again, store, &root->manifest.files[0], &c, NULL), CKD_OK);
     for (int order = 0; order < 2; order++) {
-        chunk *const chunks[] = {order ? again : root->chunks[0], order ? root->chunks[0] : again};
-        const uint32_t files[] = {0, 1};
+        chunk *chunks[] = {order ? again : root->chunks[0], order ? root->chunks[0] : again};
+        uint32_t numbers[] = {0, 1};
         view *v;
-        assert_int_equal(view_open_within(&v, root, &c.id, chunks, files, 2, NULL), CKD_OK);
+        const view_files files = {chunks, numbers, 2};
+        assert_int_equal(view_open_within(&v, root, &c.id, &files, NULL), CKD_OK);
         assert_int_equal(count_in_both(v), root->shared_count);
         view_close(v);
     }
