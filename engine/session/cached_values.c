@@ -26,7 +26,7 @@ uint64_t cached_values_size(const ckd_session *s) {
 }
 
 ckd_status cached_values_make(ckd_session *s, ckd_error *err) {
-    cached_values *k = &s->cached;
+    cached_values *k = &s->saver.cached;
     uint64_t need = cached_values_size(s), at = 0;
     k->places = calloc(s->item_count + 1, sizeof(*k->places));
     k->memory = k->places ? snapshot_memory(&k->size, need) : NULL;
@@ -40,15 +40,15 @@ ckd_status cached_values_make(ckd_session *s, ckd_error *err) {
         k->places[i] = kept ? at : NOWHERE;
         at += kept ? taken_by(&s->items[i]) : 0;
     }
-    pthread_mutex_lock(&s->mutex);
-    s->state.snapshot_bytes += need;
-    s->state.kept_bytes = need;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.state.snapshot_bytes += need;
+    s->shared.state.kept_bytes = need;
+    pthread_mutex_unlock(&s->shared.mutex);
     return CKD_OK;
 }
 
 void cached_values_free(ckd_session *s, bool in_child) {
-    cached_values *k = &s->cached;
+    cached_values *k = &s->saver.cached;
     if (!in_child) {
         snapshot_memory_free(k->memory, k->size);
     }
@@ -57,6 +57,6 @@ void cached_values_free(ckd_session *s, bool in_child) {
 }
 
 void *cached_values_of(const ckd_session *s, size_t i) {
-    const cached_values *k = &s->cached;
+    const cached_values *k = &s->saver.cached;
     return k->memory && k->places[i] != NOWHERE ? k->memory + k->places[i] : NULL;
 }

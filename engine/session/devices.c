@@ -37,23 +37,23 @@ device_snapshot_bytes session_device_size(const ckd_session *s, uint32_t behind)
 
 ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *err) {
     ckd_status status = device_snapshot_new(&slot->devices, s->device_sources, s->device_count,
-                                            session_device_size(s, s->slot_count).on_one_device, err);
+                                            session_device_size(s, s->shared.slot_count).on_one_device, err);
     if (status != CKD_OK) {
         return status;
     }
     device_snapshot_size size = device_snapshot_sizes(slot->devices);
-    pthread_mutex_lock(&s->mutex);
-    s->state.device_bytes += size.on_devices;
-    s->state.snapshot_bytes += size.on_host;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.state.device_bytes += size.on_devices;
+    s->shared.state.snapshot_bytes += size.on_host;
+    pthread_mutex_unlock(&s->shared.mutex);
     if (size.refused) {
-        pthread_mutex_lock(&s->store_turn);
+        pthread_mutex_lock(&s->saver.store_turn);
         store_message(
-            s->store,
+            s->saver.store,
             "a snapshot takes %llu bytes of a device that has less left: it goes to host memory, and training waits as "
             "long as that takes",
             (unsigned long long)size.refused);
-        pthread_mutex_unlock(&s->store_turn);
+        pthread_mutex_unlock(&s->saver.store_turn);
     }
     return CKD_OK;
 }
@@ -72,17 +72,17 @@ void session_device_hold(ckd_session *s, session_slot *slot, uint32_t group) {
     ckd_error why;
     ckd_status status = slot->devices ? device_snapshot_before(slot->devices, group, &why) : CKD_OK;
     if (status != CKD_OK) {
-        pthread_mutex_lock(&s->mutex);
+        pthread_mutex_lock(&s->shared.mutex);
         slot->device_status =
             slot->device_status == CKD_OK ? err_from(&slot->device_error, status, &why) : slot->device_status;
-        pthread_mutex_unlock(&s->mutex);
+        pthread_mutex_unlock(&s->shared.mutex);
     }
 }
 
 ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_error *err) {
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
     ckd_status status = err_from(err, slot->device_status, &slot->device_error);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->shared.mutex);
     return status;
 }
 

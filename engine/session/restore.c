@@ -66,7 +66,7 @@ static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_erro
         return err_nomem(err, s->item_count * sizeof(*found), "what is to be restored");
     }
     ckd_load *load = NULL;
-    ckd_status status = ckd_load_begin(&load, s->store, &from->id, err);
+    ckd_status status = ckd_load_begin(&load, s->saver.store, &from->id, err);
     THEN(status, read_bytes(found, s, load, err));
     THEN(status, load_tensors(s, load, err));
     for (size_t i = 0; i < s->item_count; i++) {
@@ -96,9 +96,9 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
     bool rewound = !id_equal(&from->id, &newest->id);
     s->save.on_duplicate =
         rewound && s->on_duplicate == CKD_DUPLICATE_ERROR ? CKD_DUPLICATE_BRANCH : s->on_duplicate;
-    pthread_mutex_lock(&s->mutex);
-    s->state.durable_step = from->step;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.state.durable_step = from->step;
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 /*
@@ -111,7 +111,7 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     unsigned first, number;
     ckd_checkpoint_list *list;
     branch_root(mine, &first, s->opened_run);
-    ckd_status status = ckd_store_list(&list, s->store, NULL, err);
+    ckd_status status = ckd_store_list(&list, s->saver.store, NULL, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -136,12 +136,12 @@ static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
     unsigned number;
     ckd_error first = {0};
-    ckd_status status = ckd_store_find(out, s->store, s->run, step, &first);
+    ckd_status status = ckd_store_find(out, s->saver.store, s->run, step, &first);
     snprintf(name, sizeof(name), "%s", s->run);
     while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
         (void)branch_name(name, root, number - 1, NULL); /* not longer than before */
         ckd_error why = {0};
-        status = ckd_store_find(out, s->store, name, step, &why);
+        status = ckd_store_find(out, s->saver.store, name, step, &why);
         first = status == CKD_E_NOT_FOUND ? first : why;
     }
     if (status == CKD_E_NOT_FOUND) {
@@ -160,10 +160,10 @@ static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
 static bool take_older(ckd_checkpoint *from, const ckd_session *s, const ckd_error *why) {
     ckd_checkpoint older;
     if (!s->options.restore_older || !ckd_error_is_damage(why) ||
-        ckd_store_previous(&older, s->store, from->run, from->step, NULL) != CKD_OK) {
+        ckd_store_previous(&older, s->saver.store, from->run, from->step, NULL) != CKD_OK) {
         return false;
     }
-    store_message(s->store, "%s@%llu is damaged (%s): %s@%llu is restored instead", from->run,
+    store_message(s->saver.store, "%s@%llu is damaged (%s): %s@%llu is restored instead", from->run,
                   (unsigned long long)from->step, why->message, older.run, (unsigned long long)older.step);
     *from = older;
     return true;
@@ -172,9 +172,9 @@ static bool take_older(ckd_checkpoint *from, const ckd_session *s, const ckd_err
 /* With CKD_LATEST: an unreadable checkpoint may be newer. */
 static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = ckd_store_check_newest(s->store, from, &why);
+    ckd_status status = ckd_store_check_newest(s->saver.store, from, &why);
     if (status != CKD_OK && s->options.restore_older && ckd_error_is_damage(&why)) {
-        store_message(s->store, "%s", why.message);
+        store_message(s->saver.store, "%s", why.message);
         return CKD_OK;
     }
     return err_from(err, status, &why);
@@ -188,7 +188,7 @@ static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, c
     if (status == CKD_OK && step == CKD_LATEST) {
         status = check_last(s, from, err);
     }
-    THEN(status, ckd_store_find(&newest, s->store, from->run, CKD_LATEST, err));
+    THEN(status, ckd_store_find(&newest, s->saver.store, from->run, CKD_LATEST, err));
     if (status == CKD_OK) {
         do {
             status = load_into(s, from, &why);
@@ -197,7 +197,7 @@ static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, c
     }
     if (status == CKD_OK) {
         resume_from(s, from, &newest);
-        s->reference = NULL;
+        s->saver.reference = NULL;
     }
     return status;
 }
@@ -213,12 +213,13 @@ ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *s, uint64_t st
     }
     session_fence(s, SNAPSHOT_ALL);
     session_drain(s);
-    pthread_mutex_lock(&s->store_turn);
+    pthread_mutex_lock(&s->saver.store_turn);
     status = restore(&found, s, step, err);
-    pthread_mutex_unlock(&s->store_turn);
+    pthread_mutex_unlock(&s->saver.store_turn);
     if (status == CKD_OK) {
-        s->last_step = found.step; /* the next step must be higher; a trainer that went back starts over */
-        s->left_ns = 0;
+        s->trainer.last_step =
+            found.step; /* the next step must be higher; a trainer that went back starts over */
+        s->trainer.left_ns = 0;
         if (from) {
             *from = found;
         }

@@ -4,18 +4,18 @@
 #include "engine/session/session.h"
 
 static void report_doubts(ckd_session *s, size_t count, const char *first) {
-    pthread_mutex_lock(&s->store_turn);
+    pthread_mutex_lock(&s->saver.store_turn);
     store_message(
-        s->store,
+        s->saver.store,
         "%zu of the registered tensors look like an optimizer's and belong to no weight of the same shape, the first is '%s': "
         "they are stored exactly unless they are given a role",
         count, first);
-    pthread_mutex_unlock(&s->store_turn);
+    pthread_mutex_unlock(&s->saver.store_turn);
 }
 
 /* Ranks hold different tensors but must agree on roles. With ranks, each name is therefore taken by itself. */
 ckd_status session_find_roles(ckd_session *s, bool lossy, ckd_error *err) {
-    if (s->ranks) {
+    if (s->saver.ranks) {
         return CKD_OK;
     }
     ckd_tensor_name *tensors = calloc(s->item_count + 1, sizeof(*tensors));

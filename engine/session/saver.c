@@ -24,8 +24,8 @@ static void choose_lineage(ckd_session *s, const session_slot *slot) {
 }
 
 void session_follow(ckd_session *s, const ckd_checkpoint *last) {
-    s->follow = (save_follow){.has_last = true, .own = true, .last = last->id, .step = last->step};
-    memcpy(s->follow.run, last->run, sizeof(s->follow.run));
+    s->saver.follow = (save_follow){.has_last = true, .own = true, .last = last->id, .step = last->step};
+    memcpy(s->saver.follow.run, last->run, sizeof(s->saver.follow.run));
 }
 
 static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
@@ -37,29 +37,30 @@ static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
 
 /* Pauses while training is busy, within the limit of this save. */
 static void give_way(ckd_session *s, session_slot *slot) {
-    uint64_t begun = clock_monotonic_ns(), max = s->unthrottled_ns ? s->unthrottled_ns : FIRST_PAUSE_NS;
-    pthread_mutex_lock(&s->mutex);
-    while (s->phase == CKD_PHASE_BUSY && !s->waiting && !s->ending) {
+    uint64_t begun = clock_monotonic_ns(),
+             max = s->saver.unthrottled_ns ? s->saver.unthrottled_ns : FIRST_PAUSE_NS;
+    pthread_mutex_lock(&s->shared.mutex);
+    while (s->shared.phase == CKD_PHASE_BUSY && !s->shared.waiting && !s->shared.ending) {
         uint64_t paused = slot->paused_ns + (clock_monotonic_ns() - begun);
         if (paused >= max) {
             break;
         }
         uint64_t until = clock_monotonic_ns() + (max - paused);
         struct timespec at = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
-        pthread_cond_timedwait(&s->changed, &s->mutex, &at);
+        pthread_cond_timedwait(&s->shared.changed, &s->shared.mutex, &at);
     }
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->shared.mutex);
     slot->paused_ns += clock_monotonic_ns() - begun;
 }
 
 /* Returns the parent's values of an item if they are still in memory, else NULL. */
 static const void *values_before(const ckd_session *s, const ckd_save *save, size_t i) {
     const ckd_id *parent = save->parent ? &save->parent->manifest.checkpoint.id : NULL;
-    if (s->cached.memory) {
-        return parent && id_equal(parent, &s->cached.of) ? cached_values_of(s, i) : NULL;
+    if (s->saver.cached.memory) {
+        return parent && id_equal(parent, &s->saver.cached.of) ? cached_values_of(s, i) : NULL;
     }
-    bool known = s->reference && parent && id_equal(parent, &s->reference_id);
-    return known ? snapshot_read(s->reference->snapshot, i) : NULL;
+    bool known = s->saver.reference && parent && id_equal(parent, &s->saver.reference_id);
+    return known ? snapshot_read(s->saver.reference->snapshot, i) : NULL;
 }
 
 /* Saves a tensor as soon as it is copied. one_step: the save is one step after the last one. */
@@ -102,13 +103,13 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
 
 /* Waits until the trainer has shown that the snapshot is of one step (session.h, invariant 2). */
 static ckd_status await_fence(save_stage *copied, ckd_session *s, session_slot *slot, ckd_error *err) {
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
     while (!slot->fenced) {
-        pthread_cond_wait(&s->changed, &s->mutex);
+        pthread_cond_wait(&s->shared.changed, &s->shared.mutex);
     }
     bool torn = slot->torn;
     *copied = (save_stage){slot->begun_ns, slot->copied_ns, slot->stall_ns};
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->shared.mutex);
     ckd_status status = session_device_check(s, slot, err);
     if (status != CKD_OK) {
         return status;
@@ -124,11 +125,12 @@ static ckd_status await_fence(save_stage *copied, ckd_session *s, session_slot *
 /* A run that has gone further belongs to another training, unless it was restored from, or a branch was requested. */
 static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
     ckd_checkpoint newest;
-    pthread_mutex_lock(&s->mutex);
-    bool goes_on = s->state.durable_step != CKD_LATEST;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    bool goes_on = s->shared.state.durable_step != CKD_LATEST;
+    pthread_mutex_unlock(&s->shared.mutex);
     if (goes_on || s->on_duplicate != CKD_DUPLICATE_ERROR ||
-        ckd_store_find(&newest, s->store, s->run, CKD_LATEST, NULL) != CKD_OK || newest.step < slot->step) {
+        ckd_store_find(&newest, s->saver.store, s->run, CKD_LATEST, NULL) != CKD_OK ||
+        newest.step < slot->step) {
         return CKD_OK;
     }
     return err_set(err, CKD_E_EXISTS,
@@ -140,14 +142,14 @@ static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd
 static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
                               ckd_error *err) {
     ckd_save *save;
-    ckd_status status = ckd_save_begin(&save, s->store, &s->save, err);
+    ckd_status status = ckd_save_begin(&save, s->saver.store, &s->save, err);
     if (status != CKD_OK) {
         return status;
     }
     status = save_items(s, slot, NULL, save, one_step, err);
     THEN(status, await_fence(&save->snapshot, s, slot, err));
     if (status == CKD_OK) {
-        s->follow.tried = save->checkpoint;
+        s->saver.follow.tried = save->checkpoint;
         return ckd_save_commit(saved, save, err);
     }
     ckd_save_abort(save);
@@ -165,7 +167,7 @@ static ckd_status plan_collective(const ckd_plan **out, const ckd_session *s, ck
             tensors[count++] = s->items[i].tensor;
         }
     }
-    ckd_status status = ckd_ranks_plan(out, s->ranks, tensors, count, err);
+    ckd_status status = ckd_ranks_plan(out, s->saver.ranks, tensors, count, err);
     free(tensors);
     return status;
 }
@@ -176,38 +178,39 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
     ckd_save *save;
     ckd_error why = {0};
     ckd_status status = plan_collective(&plan, s, err);
-    THEN(status, ckd_ranks_begin(&save, s->ranks, &s->save, err));
+    THEN(status, ckd_ranks_begin(&save, s->saver.ranks, &s->save, err));
     if (status != CKD_OK) {
         return status;
     }
     status = save_items(s, slot, plan, save, one_step, &why);
     THEN(status, await_fence(&save->snapshot, s, slot, &why));
     if (status != CKD_OK) {
-        return err_from(err, ckd_ranks_abort(s->ranks, save, &why), &why);
+        return err_from(err, ckd_ranks_abort(s->saver.ranks, save, &why), &why);
     }
-    s->follow.tried = save->checkpoint;
-    return ckd_ranks_commit(saved, s->ranks, save, err);
+    s->saver.follow.tried = save->checkpoint;
+    return ckd_ranks_commit(saved, s->saver.ranks, save, err);
 }
 
 static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot) {
-    pthread_mutex_lock(&s->store_turn);
+    pthread_mutex_lock(&s->saver.store_turn);
     choose_lineage(s, slot);
-    bool one_step = s->state.durable_step != CKD_LATEST && slot->step == s->state.durable_step + 1;
+    bool one_step =
+        s->shared.state.durable_step != CKD_LATEST && slot->step == s->shared.state.durable_step + 1;
     saved->status = check_run_is_new(s, slot, &saved->error);
     if (saved->status == CKD_OK) {
-        saved->status =
-            (s->ranks ? save_collective : save_single)(&saved->checkpoint, s, slot, one_step, &saved->error);
+        saved->status = (s->saver.ranks ? save_collective : save_single)(&saved->checkpoint, s, slot,
+                                                                         one_step, &saved->error);
     }
-    s->reference = NULL;
+    s->saver.reference = NULL;
     if (saved->status == CKD_OK) {
         continue_lineage(s, &saved->checkpoint);
-        s->reference = s->rooms < s->slot_count ? slot : NULL;
-        s->reference_id = s->cached.of = saved->checkpoint.id;
+        s->saver.reference = s->shared.staged_max < s->shared.slot_count ? slot : NULL;
+        s->saver.reference_id = s->saver.cached.of = saved->checkpoint.id;
     } else if (saved->status == CKD_E_NOT_FOUND && s->save.parent_run) {
         /* it was deleted: the next save continues without it */
         s->save.parent_run = s->save.resumed_from_run = NULL;
     }
-    pthread_mutex_unlock(&s->store_turn);
+    pthread_mutex_unlock(&s->saver.store_turn);
 }
 
 /* ----------------------------------------------------------------------------------------------------- the queue */
@@ -224,30 +227,31 @@ static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *sl
 }
 
 static void keep_result(ckd_session *s, const ckd_saved *saved) {
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
     bool good = saved->status == CKD_OK;
-    s->state.device_reference_bytes = s->store->device_references_held;
-    s->state.saved += good;
-    s->state.failed += !good;
+    s->shared.state.device_reference_bytes = s->saver.store->device_references_held;
+    s->shared.state.saved += good;
+    s->shared.state.failed += !good;
     if (good) {
-        s->state.durable_step = saved->step;
+        s->shared.state.durable_step = saved->step;
     } else {
-        s->failed = saved->status;
-        s->failure = saved->error;
-        snprintf(s->failure.message, sizeof(s->failure.message), "the save of step %llu failed: %.440s",
-                 (unsigned long long)saved->step, saved->error.message);
+        s->shared.failed = saved->status;
+        s->shared.failure = saved->error;
+        snprintf(s->shared.failure.message, sizeof(s->shared.failure.message),
+                 "the save of step %llu failed: %.440s", (unsigned long long)saved->step,
+                 saved->error.message);
     }
-    s->state.last_stall_ns = saved->stall_ns;
-    s->state.last_persist_ns = s->ended_persist_ns = saved->persist_ns;
-    pthread_mutex_unlock(&s->mutex);
+    s->shared.state.last_stall_ns = saved->stall_ns;
+    s->shared.state.last_persist_ns = s->shared.ended_persist_ns = saved->persist_ns;
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 static void free_first(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
-    s->first = (s->first + 1) % s->slot_count;
-    s->used--;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.first = (s->shared.first + 1) % s->shared.slot_count;
+    s->shared.used--;
+    pthread_cond_broadcast(&s->shared.changed);
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 static void save_staged(ckd_session *s, session_slot *slot) {
@@ -255,7 +259,7 @@ static void save_staged(ckd_session *s, session_slot *slot) {
     make_checkpoint(&saved, s, slot);
     let_copying_end(&saved.stall_ns, s, slot);
     saved.persist_ns = clock_monotonic_ns() - slot->begun_ns;
-    s->unthrottled_ns = saved.persist_ns - slot->paused_ns;
+    s->saver.unthrottled_ns = saved.persist_ns - slot->paused_ns;
     keep_result(s, &saved);
     if (s->options.on_saved) {
         s->options.on_saved(s->options.saved_context, &saved);
@@ -270,40 +274,40 @@ static void save_staged(ckd_session *s, session_slot *slot) {
  */
 static void begin_to_follow(ckd_session *s) {
     ckd_checkpoint newest;
-    snprintf(s->follow.run, sizeof(s->follow.run), "%s", s->run);
-    if (ckd_store_find(&newest, s->store, s->run, CKD_LATEST, NULL) == CKD_OK) {
+    snprintf(s->saver.follow.run, sizeof(s->saver.follow.run), "%s", s->run);
+    if (ckd_store_find(&newest, s->saver.store, s->run, CKD_LATEST, NULL) == CKD_OK) {
         session_follow(s, &newest);
-        s->follow.own = false;
+        s->saver.follow.own = false;
     }
-    s->store->follow = s->save.rank == 0 ? &s->follow : NULL;
+    s->saver.store->follow = s->save.rank == 0 ? &s->saver.follow : NULL;
 }
 
 static void open_store(ckd_session *s) {
     ckd_status status =
-        ckd_store_open(&s->store, s->path, CKD_OPEN_CREATE, &s->store_options, &s->open_error);
+        ckd_store_open(&s->saver.store, s->path, CKD_OPEN_CREATE, &s->store_options, &s->shared.open_error);
     if (status == CKD_OK && s->options.ranks) {
-        status = ckd_ranks_join(&s->ranks, s->store, s->options.ranks, &s->open_error);
+        status = ckd_ranks_join(&s->saver.ranks, s->saver.store, s->options.ranks, &s->shared.open_error);
     }
     if (status == CKD_OK) {
-        s->store->keeps_workspace = true;
+        s->saver.store->keeps_workspace = true;
         begin_to_follow(s);
-        s->store->device_reference_bytes = s->options.device_reference_bytes;
+        s->saver.store->device_reference_bytes = s->options.device_reference_bytes;
     }
-    pthread_mutex_lock(&s->mutex);
-    s->open_status = status;
-    s->opened = true;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.open_status = status;
+    s->shared.opened = true;
+    pthread_cond_broadcast(&s->shared.changed);
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 /* Returns NULL when the session is being closed and nothing is left to save. */
 static session_slot *next_slot(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
-    while (s->used == 0 && !s->ending) {
-        pthread_cond_wait(&s->changed, &s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    while (s->shared.used == 0 && !s->shared.ending) {
+        pthread_cond_wait(&s->shared.changed, &s->shared.mutex);
     }
-    session_slot *slot = s->used ? &s->slots[s->first] : NULL;
-    pthread_mutex_unlock(&s->mutex);
+    session_slot *slot = s->shared.used ? &s->shared.slots[s->shared.first] : NULL;
+    pthread_mutex_unlock(&s->shared.mutex);
     return slot;
 }
 
@@ -313,12 +317,12 @@ void *session_saver_main(void *context) {
         thread_lower(s->options.nice ? s->options.nice : DEFAULT_NICE);
     }
     open_store(s);
-    if (s->open_status == CKD_OK) {
+    if (s->shared.open_status == CKD_OK) {
         for (session_slot *slot; (slot = next_slot(s)) != NULL;) {
             save_staged(s, slot);
         }
     }
-    ckd_ranks_leave(s->ranks);
-    ckd_store_close(s->store);
+    ckd_ranks_leave(s->saver.ranks);
+    ckd_store_close(s->saver.store);
     return NULL;
 }

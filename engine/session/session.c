@@ -96,7 +96,7 @@ static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *give
     s->save.parent_run = keep(s->parent_run, sizeof(s->parent_run), s->save.parent_run);
     s->save.resumed_from_run = keep(s->resumed_run, sizeof(s->resumed_run), s->save.resumed_from_run);
     s->save.metric_name = keep(s->metric_name, sizeof(s->metric_name), s->save.metric_name);
-    s->metric = s->save.metric_name ? s->save.metric : NAN;
+    s->trainer.metric = s->save.metric_name ? s->save.metric : NAN;
     s->on_duplicate = s->save.on_duplicate;
     return CKD_OK;
 }
@@ -118,10 +118,10 @@ static ckd_status copy_options(ckd_session *s, const char *path, const ckd_sessi
         return status;
     }
     s->save.rank = s->options.ranks ? s->options.ranks->rank : 0;
-    interval_init(&s->interval, s->options.every_steps, s->options.every_s, s->options.overhead,
+    interval_init(&s->trainer.interval, s->options.every_steps, s->options.every_s, s->options.overhead,
                   s->options.mtbf_s);
     if (s->options.ranks) {
-        s->interval.overhead = 0; /* ranks do not use the default either */
+        s->trainer.interval.overhead = 0; /* ranks do not use the default either */
     }
     s->path = path ? strdup(path) : NULL;
     return s->path ? CKD_OK
@@ -139,27 +139,27 @@ static uint32_t copy_thread_count(const ckd_session_options *o) {
 
 /* Starts the saver thread and waits until it has opened the store. */
 static ckd_status start_saver(ckd_session *s, ckd_error *err) {
-    ckd_status status = thread_start(&s->saver, session_saver_main, s, err);
+    ckd_status status = thread_start(&s->saver.thread, session_saver_main, s, err);
     if (status != CKD_OK) {
         return status;
     }
-    s->saver_started = true;
-    pthread_mutex_lock(&s->mutex);
-    while (!s->opened) {
-        pthread_cond_wait(&s->changed, &s->mutex);
+    s->saver.started = true;
+    pthread_mutex_lock(&s->shared.mutex);
+    while (!s->shared.opened) {
+        pthread_cond_wait(&s->shared.changed, &s->shared.mutex);
     }
-    pthread_mutex_unlock(&s->mutex);
-    s->options.ranks = s->ranks ? s->options.ranks : NULL;
-    return err_from(err, s->open_status, &s->open_error);
+    pthread_mutex_unlock(&s->shared.mutex);
+    s->options.ranks = s->saver.ranks ? s->options.ranks : NULL;
+    return err_from(err, s->shared.open_status, &s->shared.open_error);
 }
 
 /* Called by a copy thread when a snapshot has begun. */
 static void wake_saver(void *context) {
     ckd_session *s = context;
     /* the thread that began the snapshot has counted it in `used` by the time this lock is taken */
-    pthread_mutex_lock(&s->mutex);
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    pthread_cond_broadcast(&s->shared.changed);
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 static ckd_status start(ckd_session *s, ckd_error *err) {
@@ -176,13 +176,13 @@ ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_sessi
         return err_nomem(err, sizeof(*s), "a session");
     }
     s->process = getpid();
-    s->state.staged_step = s->state.durable_step = CKD_LATEST;
-    pthread_mutex_init(&s->mutex, NULL);
-    pthread_mutex_init(&s->store_turn, NULL);
+    s->shared.state.staged_step = s->shared.state.durable_step = CKD_LATEST;
+    pthread_mutex_init(&s->shared.mutex, NULL);
+    pthread_mutex_init(&s->saver.store_turn, NULL);
     pthread_condattr_t monotonic; /* pauses must not depend on a clock that can be set */
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &monotonic);
+    pthread_cond_init(&s->shared.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     ckd_status status = copy_options(s, path, options, err);
     THEN(status, start(s, err));
@@ -197,18 +197,18 @@ ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_sessi
 /* -------------------------------------------------------------------------------------------------------- close */
 
 static void end_saver(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
-    s->ending = true;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->mutex);
-    pthread_join(s->saver, NULL);
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.ending = true;
+    pthread_cond_broadcast(&s->shared.changed);
+    pthread_mutex_unlock(&s->shared.mutex);
+    pthread_join(s->saver.thread, NULL);
 }
 
 static void free_memory(ckd_session *s, bool in_child) {
     for (uint32_t i = 0; i < SESSION_SLOTS; i++) {
-        snapshot_free(s->slots[i].snapshot, in_child);
-        device_snapshot_free(s->slots[i].devices, in_child);
-        free(s->slots[i].optimizers);
+        snapshot_free(s->shared.slots[i].snapshot, in_child);
+        device_snapshot_free(s->shared.slots[i].devices, in_child);
+        free(s->shared.slots[i].optimizers);
     }
     for (size_t i = 0; i < s->item_count; i++) {
         free((void *)(uintptr_t)s->items[i].tensor.name);
@@ -234,14 +234,14 @@ ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
         return status;
     }
     session_fence(s, SNAPSHOT_ALL);
-    if (s->saver_started) {
+    if (s->saver.started) {
         end_saver(s);
     }
     copy_threads_end(s->copy_threads, false);
     status = session_report_failure(s, err);
-    pthread_cond_destroy(&s->changed);
-    pthread_mutex_destroy(&s->store_turn);
-    pthread_mutex_destroy(&s->mutex);
+    pthread_cond_destroy(&s->shared.changed);
+    pthread_mutex_destroy(&s->saver.store_turn);
+    pthread_mutex_destroy(&s->shared.mutex);
     free_memory(s, false);
     return status;
 }

@@ -73,14 +73,66 @@ typedef struct cached_values {
     ckd_id of;
 } cached_values;
 
+/* What only the trainer's thread uses. */
+typedef struct session_trainer {
+    interval interval;
+    double metric; /* of the next snapshot */
+    /* left_ns: when the last step returned to the trainer; 0: before the first step */
+    uint64_t last_step, left_ns;
+    uint64_t fence_ns;    /* time since then in fences and requested waits */
+    bool pending;         /* a save is due as soon as a slot is free */
+    bool busy_since_step; /* a save was in progress at some time since the last step */
+    bool fenced_some;     /* some group was fenced since the newest snapshot began */
+    bool stop_asked;
+    bool save_asked; /* of this rank; the trainer makes all ranks save */
+} session_trainer;
+
+/*
+ * What the trainer's thread and the saver share. The mutex guards it, but for the contents of slots (invariant 1).
+ * `changed` signals changes.
+ */
+typedef struct session_shared {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    session_slot slots[SESSION_SLOTS];
+    uint32_t slot_count; /* slots that have a snapshot */
+    /* How many slots may be staged at once: one less than slot_count if the last saved one is retained. */
+    uint32_t staged_max;
+    uint32_t first, used; /* staged slots, as a ring */
+    ckd_phase phase;
+    uint32_t waiting; /* number of calls that wait for saves */
+    bool ending;
+    ckd_status failed; /* of a save; not reported yet */
+    ckd_error failure;
+    ckd_session_state state;   /* counters and times */
+    uint64_t ended_persist_ns; /* persist time of a save that ended since the trainer last looked; 0: none */
+    bool opened;               /* the saver has tried to open the store, with this result */
+    ckd_status open_status;
+    ckd_error open_error;
+} session_shared;
+
+/* What belongs to the saver. Other threads use it only under store_turn. */
+typedef struct session_saver {
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t store_turn;
+    ckd_store *store;
+    ckd_ranks *ranks;
+    session_slot *reference; /* the last saved slot if it is still in memory, else NULL */
+    ckd_id reference_id;
+    save_follow follow; /* of rank 0 and of sessions without ranks */
+    cached_values cached;
+    uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known */
+} session_saver;
+
+/* What stands in no part is set by open and registration, and fixed from the first step on, but for `save`. */
 struct ckd_session {
     pid_t process;
     ckd_session_options options;      /* its pointers become invalid after open */
-    ckd_save_options save;            /* of the next save; the strings are below */
+    ckd_save_options save;            /* of the next save, under store_turn; the strings are below */
     char opened_run[CKD_RUN_MAX + 1]; /* as requested; `run` may be a branch of it */
     char run[CKD_RUN_MAX + 1], parent_run[CKD_RUN_MAX + 1], resumed_run[CKD_RUN_MAX + 1], metric_name[32];
     ckd_on_duplicate on_duplicate; /* as requested */
-    double metric;
     ckd_store_options store_options;
     char *path;
 
@@ -93,45 +145,10 @@ struct ckd_session {
     size_t device_count;
     copy_threads *copy_threads;
 
-    interval interval; /* used by the trainer's thread only */
-    /* left_ns: when the last step returned to the trainer; 0: before the first step */
-    uint64_t last_step, left_ns;
-    uint64_t fence_ns;    /* time since then in fences and requested waits */
-    bool pending;         /* a save is due as soon as a slot is free */
-    bool busy_since_step; /* a save was in progress at some time since the last step */
-    bool fenced_some;     /* some group was fenced since the newest snapshot began */
-    bool stop_asked;
-    bool save_asked;     /* of this rank; the trainer makes all ranks save */
-    atomic_int requests; /* ckd_request bits */
-
-    pthread_mutex_t mutex; /* guards the members below, except the saver's */
-    pthread_cond_t changed;
-    session_slot slots[SESSION_SLOTS];
-    uint32_t slot_count; /* slots that have a snapshot */
-    /* How many slots may be staged at once: one less than slot_count if the last saved one is retained. */
-    uint32_t rooms;
-    uint32_t first, used; /* staged slots, as a ring */
-    ckd_phase phase;
-    uint32_t waiting; /* number of calls that wait for saves */
-    bool ending;
-    ckd_status failed; /* of a save; not reported yet */
-    ckd_error failure;
-    ckd_session_state state;   /* counters and times */
-    uint64_t ended_persist_ns; /* persist time of a save that ended since the trainer last looked; 0: none */
-
-    pthread_t saver;
-    bool saver_started, opened;
-    ckd_status open_status;
-    ckd_error open_error;
-    pthread_mutex_t store_turn;
-    ckd_store *store;
-    ckd_ranks *ranks;
-    /* The last saved slot if it is still in memory, else NULL. Like store, it belongs to the saver. */
-    session_slot *reference;
-    ckd_id reference_id;
-    save_follow follow;      /* of rank 0 and of sessions without ranks; the saver's */
-    cached_values cached;    /* the saver's */
-    uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known; the saver's */
+    atomic_int requests; /* ckd_request bits; any thread, and signal handlers */
+    session_trainer trainer;
+    session_shared shared;
+    session_saver saver;
 };
 
 /* Returns STATE in a forked child of the process that opened the session, INVALID for NULL. */

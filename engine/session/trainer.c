@@ -37,7 +37,7 @@ static ckd_status make_sources(ckd_session *s, ckd_error *err) {
 }
 
 static ckd_status make_slot(ckd_session *s, ckd_error *err) {
-    session_slot *slot = &s->slots[s->slot_count];
+    session_slot *slot = &s->shared.slots[s->shared.slot_count];
     slot->optimizers = calloc(s->item_count + 1, sizeof(*slot->optimizers));
     if (!slot->optimizers) {
         return err_nomem(err, s->item_count * sizeof(*slot->optimizers), "the optimizers' numbers");
@@ -52,25 +52,25 @@ static ckd_status make_slot(ckd_session *s, ckd_error *err) {
         *slot = (session_slot){.snapshot = NULL};
         return status;
     }
-    s->slot_count++;
-    pthread_mutex_lock(&s->mutex);
-    s->state.snapshot_bytes += snapshot_size(s->sources, s->item_count);
-    pthread_mutex_unlock(&s->mutex);
+    s->shared.slot_count++;
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.state.snapshot_bytes += snapshot_size(s->sources, s->item_count);
+    pthread_mutex_unlock(&s->shared.mutex);
     return CKD_OK;
 }
 
 /* Returns the bytes of host memory that one more snapshot takes. */
 static uint64_t host_part(const ckd_session *s) {
-    device_snapshot_bytes need = session_device_size(s, s->slot_count);
+    device_snapshot_bytes need = session_device_size(s, s->shared.slot_count);
     return snapshot_size(s->sources, s->item_count) + need.on_host + need.carried;
 }
 
 /* Returns whether one more snapshot fits. If the host has no limit, device_bytes decides. */
 static bool fits_one_more(const ckd_session *s) {
-    uint64_t budget = s->options.snapshot_bytes, held = s->state.snapshot_bytes;
+    uint64_t budget = s->options.snapshot_bytes, held = s->shared.state.snapshot_bytes;
     if (budget == 0) {
         return s->options.device_bytes > 0 && s->device_count > 0 &&
-               session_device_size(s, s->slot_count).on_host == 0;
+               session_device_size(s, s->shared.slot_count).on_host == 0;
     }
     return held <= budget && host_part(s) <= budget - held;
 }
@@ -78,7 +78,7 @@ static bool fits_one_more(const ckd_session *s) {
 /* At the first step, so that nothing is allocated later: makes one snapshot, and more if they fit. */
 static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     ckd_status status = s->sources ? CKD_OK : make_sources(s, err);
-    if (status != CKD_OK || s->slot_count > 0) {
+    if (status != CKD_OK || s->shared.slot_count > 0) {
         return status;
     }
     uint64_t size = host_part(s), budget = s->options.snapshot_bytes;
@@ -90,21 +90,22 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     status = make_slot(s, err);
     /* The last snapshot is retained only if the next save is coded against it: in host memory. */
     bool exact = saves_exactly(&s->save), keeps = exact && s->device_count == 0;
-    uint64_t kept = exact ? 0 : cached_values_size(s), held = s->state.snapshot_bytes;
+    uint64_t kept = exact ? 0 : cached_values_size(s), held = s->shared.state.snapshot_bytes;
     if (status == CKD_OK && kept > 0 && held <= budget && kept <= budget - held) {
         status = cached_values_make(s, err);
     }
     uint32_t at_once = s->options.saves_under_way > 1 ? 2 : 1, useful = at_once + keeps;
-    while (status == CKD_OK && s->slot_count < useful && fits_one_more(s)) {
+    while (status == CKD_OK && s->shared.slot_count < useful && fits_one_more(s)) {
         status = make_slot(s, err);
     }
-    s->rooms = s->slot_count - (keeps && s->slot_count > 1); /* at most at_once */
+    s->shared.staged_max = s->shared.slot_count - (keeps && s->shared.slot_count > 1); /* at most at_once */
     return status;
 }
 
 /* Returns the newest staged slot. The caller holds the mutex. */
 static session_slot *newest(ckd_session *s) {
-    return s->used ? &s->slots[(s->first + s->used - 1) % s->slot_count] : NULL;
+    return s->shared.used ? &s->shared.slots[(s->shared.first + s->shared.used - 1) % s->shared.slot_count]
+                          : NULL;
 }
 
 static void keep_optimizers(const ckd_session *s, session_slot *slot) {
@@ -118,27 +119,27 @@ static void keep_optimizers(const ckd_session *s, session_slot *slot) {
 
 /* Takes a free slot, which must exist, and starts copying. A lazy snapshot is left to the copy threads. */
 static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
     /* owned by this thread until `used` counts it */
-    session_slot *slot = &s->slots[(s->first + s->used) % s->slot_count];
-    pthread_mutex_unlock(&s->mutex);
+    session_slot *slot = &s->shared.slots[(s->shared.first + s->shared.used) % s->shared.slot_count];
+    pthread_mutex_unlock(&s->shared.mutex);
     session_device_stage(s, slot);
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
     bool lazy = s->options.snapshot == CKD_SNAPSHOT_LAZY;
     slot->step = step;
-    slot->metric = s->metric;
+    slot->metric = s->trainer.metric;
     slot->begun_ns = begun_ns;
     slot->stall_ns = slot->paused_ns = 0;
     slot->fenced = false;
     slot->torn = false;
     keep_optimizers(s, slot);
     copy_threads_begin(s->copy_threads, slot->snapshot);
-    s->used++;
-    s->state.staged_step = step;
-    pthread_mutex_unlock(&s->mutex);
+    s->shared.used++;
+    s->shared.state.staged_step = step;
+    pthread_mutex_unlock(&s->shared.mutex);
     copy_threads_wake(s->copy_threads);
-    s->fenced_some = false;
-    s->busy_since_step = true;
+    s->trainer.fenced_some = false;
+    s->trainer.busy_since_step = true;
     snapshot_finish(slot->snapshot, lazy ? SNAPSHOT_AT_ONCE : SNAPSHOT_ALL);
 }
 
@@ -146,21 +147,21 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
 
 /* The slot is not fenced yet, so the saver waits for this value. */
 static void charge_stall(ckd_session *s, session_slot *slot, uint64_t waited_ns) {
-    s->fence_ns += waited_ns;
-    interval_stalled(&s->interval, (double)waited_ns / SECOND);
-    pthread_mutex_lock(&s->mutex);
+    s->trainer.fence_ns += waited_ns;
+    interval_stalled(&s->trainer.interval, (double)waited_ns / SECOND);
+    pthread_mutex_lock(&s->shared.mutex);
     slot->stall_ns += waited_ns;
-    s->state.stall_ns += waited_ns;
-    pthread_mutex_unlock(&s->mutex);
+    s->shared.state.stall_ns += waited_ns;
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 /* The snapshot is complete: releases it to the saver. */
 static void let_go(ckd_session *s, session_slot *slot) {
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
     slot->fenced = true;
     slot->copied_ns = clock_monotonic_ns();
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_cond_broadcast(&s->shared.changed);
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 /*
@@ -169,14 +170,14 @@ static void let_go(ckd_session *s, session_slot *slot) {
  * unchanged.
  */
 static void settle_lazy(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
     session_slot *slot = newest(s);
     bool open = slot && !slot->fenced;
-    if (open && !s->fenced_some) {
+    if (open && !s->trainer.fenced_some) {
         slot->torn = true;
     }
     snapshot *copying = open ? slot->snapshot : NULL;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->shared.mutex);
     if (copying) {
         uint64_t begun = clock_monotonic_ns();
         session_device_hold(s, slot, SNAPSHOT_ALL);
@@ -188,10 +189,10 @@ static void settle_lazy(ckd_session *s) {
 
 /* Returns the newest snapshot if it may still be copying from the trainer's memory; else NULL. */
 static session_slot *unfenced(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
     session_slot *slot = newest(s);
     slot = slot && !slot->fenced ? slot : NULL;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->shared.mutex);
     return slot;
 }
 
@@ -206,7 +207,7 @@ void session_fence(ckd_session *s, uint32_t group) {
     uint64_t begun = clock_monotonic_ns();
     session_device_hold(s, slot, group);
     snapshot_finish(slot->snapshot, group);
-    s->fenced_some = true;
+    s->trainer.fenced_some = true;
     charge_stall(s, slot, clock_monotonic_ns() - begun);
     if (group == SNAPSHOT_ALL) {
         let_go(s, slot);
@@ -229,104 +230,104 @@ void ckd_session_fence_group(ckd_session *s, uint32_t group) {
 
 /* Takes over the measured cost of saves that ended. */
 static void learn(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
-    uint64_t persist = s->ended_persist_ns;
-    bool under_way = s->used > 0;
+    pthread_mutex_lock(&s->shared.mutex);
+    uint64_t persist = s->shared.ended_persist_ns;
+    bool under_way = s->shared.used > 0;
     if (!under_way) {
-        s->ended_persist_ns = 0;
+        s->shared.ended_persist_ns = 0;
     }
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->shared.mutex);
     if (persist && !under_way) {
-        interval_ended(&s->interval, (double)persist / SECOND);
+        interval_ended(&s->trainer.interval, (double)persist / SECOND);
     }
 }
 
 static bool under_way(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
-    bool yes = s->used > 0;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    bool yes = s->shared.used > 0;
+    pthread_mutex_unlock(&s->shared.mutex);
     return yes;
 }
 
 static void measure_iteration(ckd_session *s, uint64_t now) {
-    if (s->left_ns) {
-        uint64_t took = now - s->left_ns;
-        took -= took < s->fence_ns ? took : s->fence_ns;
-        interval_iteration(&s->interval, (double)took / SECOND, s->busy_since_step);
+    if (s->trainer.left_ns) {
+        uint64_t took = now - s->trainer.left_ns;
+        took -= took < s->trainer.fence_ns ? took : s->trainer.fence_ns;
+        interval_iteration(&s->trainer.interval, (double)took / SECOND, s->trainer.busy_since_step);
     }
-    s->fence_ns = 0;
-    s->busy_since_step = under_way(s);
+    s->trainer.fence_ns = 0;
+    s->trainer.busy_since_step = under_way(s);
 }
 
 /* Waits until something changes. Saves do not pause meanwhile. The caller holds the mutex. */
 static void wait_for_saves(ckd_session *s) {
-    s->waiting++;
-    pthread_cond_broadcast(&s->changed);
-    pthread_cond_wait(&s->changed, &s->mutex);
-    s->waiting--;
+    s->shared.waiting++;
+    pthread_cond_broadcast(&s->shared.changed);
+    pthread_cond_wait(&s->shared.changed, &s->shared.mutex);
+    s->shared.waiting--;
 }
 
 /* Returns false if no slot is free and the caller does not want to wait. */
-static bool find_room(ckd_session *s, bool wait) {
-    pthread_mutex_lock(&s->mutex);
-    while (wait && s->used == s->rooms) {
+static bool find_free_slot(ckd_session *s, bool wait) {
+    pthread_mutex_lock(&s->shared.mutex);
+    while (wait && s->shared.used == s->shared.staged_max) {
         wait_for_saves(s);
     }
-    bool room = s->used < s->rooms;
-    pthread_mutex_unlock(&s->mutex);
-    return room;
+    bool found = s->shared.used < s->shared.staged_max;
+    pthread_mutex_unlock(&s->shared.mutex);
+    return found;
 }
 
 static void put_off(ckd_session *s) {
     bool skip = s->options.when_busy == CKD_BUSY_SKIP;
-    pthread_mutex_lock(&s->mutex);
-    s->state.skipped += skip;
-    s->state.coalesced += !skip && !s->pending;
-    pthread_mutex_unlock(&s->mutex);
-    s->pending = !skip;
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.state.skipped += skip;
+    s->shared.state.coalesced += !skip && !s->trainer.pending;
+    pthread_mutex_unlock(&s->shared.mutex);
+    s->trainer.pending = !skip;
 }
 
 static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wait) {
-    if (!find_room(s, wait || s->options.when_busy == CKD_BUSY_BLOCK)) {
+    if (!find_free_slot(s, wait || s->options.when_busy == CKD_BUSY_BLOCK)) {
         put_off(s);
         return;
     }
     learn(s); /* a save may have ended meanwhile */
-    s->pending = s->save_asked = false;
-    interval_begun(&s->interval);
+    s->trainer.pending = s->trainer.save_asked = false;
+    interval_begun(&s->trainer.interval);
     stage(s, step, called_ns);
     uint64_t stalled = clock_monotonic_ns() - called_ns;
-    interval_stalled(&s->interval, (double)stalled / SECOND);
-    pthread_mutex_lock(&s->mutex);
+    interval_stalled(&s->trainer.interval, (double)stalled / SECOND);
+    pthread_mutex_lock(&s->shared.mutex);
     session_slot *slot = newest(s);
     slot->stall_ns += stalled;
     slot->fenced = s->options.snapshot != CKD_SNAPSHOT_LAZY;
     slot->copied_ns = called_ns + stalled;
-    s->state.stall_ns += stalled;
+    s->shared.state.stall_ns += stalled;
     if (slot->fenced) {
-        pthread_cond_broadcast(&s->changed);
+        pthread_cond_broadcast(&s->shared.changed);
     }
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 /* Returns whether a save was requested since the last step. With ranks it only records the request. */
 static bool requested(ckd_session *s) {
     int asked = atomic_exchange(&s->requests, 0);
-    s->stop_asked |= (asked & CKD_REQUEST_STOP) != 0;
-    s->save_asked |= asked != 0 && s->ranks;
-    return asked != 0 && !s->ranks;
+    s->trainer.stop_asked |= (asked & CKD_REQUEST_STOP) != 0;
+    s->trainer.save_asked |= asked != 0 && s->saver.ranks;
+    return asked != 0 && !s->saver.ranks;
 }
 
 static void publish_figures(ckd_session *s) {
-    const interval *v = &s->interval;
-    pthread_mutex_lock(&s->mutex);
-    s->state.stop_asked = s->stop_asked;
-    s->state.save_asked = s->save_asked;
-    s->state.step_ns = (uint64_t)(v->step_s * SECOND);
-    s->state.interference_ns = (uint64_t)(fmax(v->interference_s, 0) * SECOND);
-    s->state.trained_ns = (uint64_t)(v->trained_s * SECOND);
-    s->state.interval_steps = interval_steps(v);
-    pthread_mutex_unlock(&s->mutex);
+    const interval *v = &s->trainer.interval;
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.state.stop_asked = s->trainer.stop_asked;
+    s->shared.state.save_asked = s->trainer.save_asked;
+    s->shared.state.step_ns = (uint64_t)(v->step_s * SECOND);
+    s->shared.state.interference_ns = (uint64_t)(fmax(v->interference_s, 0) * SECOND);
+    s->shared.state.trained_ns = (uint64_t)(v->trained_s * SECOND);
+    s->shared.state.interval_steps = interval_steps(v);
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error *err) {
@@ -339,9 +340,9 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
         return err_set(err, CKD_E_INVALID, "step %llu is too large; steps go up to 2^63 - 1",
                        (unsigned long long)step);
     }
-    if (s->left_ns && step <= s->last_step) {
+    if (s->trainer.left_ns && step <= s->trainer.last_step) {
         return err_set(err, CKD_E_INVALID, "step %llu is not after step %llu, the last one",
-                       (unsigned long long)step, (unsigned long long)s->last_step);
+                       (unsigned long long)step, (unsigned long long)s->trainer.last_step);
     }
     status = make_slots(s, err);
     if (status != CKD_OK) {
@@ -349,16 +350,16 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     }
     measure_iteration(s, called);
     settle_lazy(s);
-    s->fence_ns = 0; /* not part of the next iteration */
+    s->trainer.fence_ns = 0; /* not part of the next iteration */
     uint64_t settled = clock_monotonic_ns();
     learn(s);
-    s->last_step = step;
+    s->trainer.last_step = step;
     bool asked = requested(s);
-    if (save || asked || s->pending || interval_due(&s->interval, step)) {
+    if (save || asked || s->trainer.pending || interval_due(&s->trainer.interval, step)) {
         save_now(s, step, settled, save || asked);
     }
     publish_figures(s);
-    s->left_ns = clock_monotonic_ns();
+    s->trainer.left_ns = clock_monotonic_ns();
     return session_report_failure(s, err);
 }
 
@@ -373,26 +374,26 @@ ckd_status ckd_session_save(ckd_session *s, uint64_t step, ckd_error *err) {
 /* ------------------------------------------------------------------------------------------- asking and waiting */
 
 ckd_status session_report_failure(ckd_session *s, ckd_error *err) {
-    pthread_mutex_lock(&s->mutex);
-    ckd_status status = err_from(err, s->failed, &s->failure);
-    s->failed = CKD_OK;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    ckd_status status = err_from(err, s->shared.failed, &s->shared.failure);
+    s->shared.failed = CKD_OK;
+    pthread_mutex_unlock(&s->shared.mutex);
     return status;
 }
 
 void session_drain(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
-    while (s->used > 0) {
+    pthread_mutex_lock(&s->shared.mutex);
+    while (s->shared.used > 0) {
         wait_for_saves(s);
     }
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 /* A fence makes streams wait; this waits on the calling thread. The save reports any failure. */
 static void wait_for_devices(ckd_session *s) {
-    pthread_mutex_lock(&s->mutex);
-    device_snapshot *copying = s->used ? newest(s)->devices : NULL;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    device_snapshot *copying = s->shared.used ? newest(s)->devices : NULL;
+    pthread_mutex_unlock(&s->shared.mutex);
     if (copying) {
         (void)device_snapshot_wait(copying, NULL);
     }
@@ -412,7 +413,7 @@ ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
         uint64_t begun = clock_monotonic_ns();
         session_drain(s);
         /* the caller asked for it: it counts neither as training nor as loss */
-        s->fence_ns += clock_monotonic_ns() - begun;
+        s->trainer.fence_ns += clock_monotonic_ns() - begun;
     }
     return session_report_failure(s, err);
 }
@@ -422,16 +423,16 @@ void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
     if (session_check(s, NULL) != CKD_OK) { /* in a child the mutex may be held forever */
         return;
     }
-    pthread_mutex_lock(&s->mutex);
-    *out = s->state;
-    out->under_way = s->used;
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    *out = s->shared.state;
+    out->under_way = s->shared.used;
+    pthread_mutex_unlock(&s->shared.mutex);
     out->stop_asked |= (atomic_load(&s->requests) & CKD_REQUEST_STOP) != 0;
 }
 
 void ckd_session_metric(ckd_session *s, double metric) {
     if (session_check(s, NULL) == CKD_OK) {
-        s->metric = metric;
+        s->trainer.metric = metric;
     }
 }
 
@@ -439,10 +440,10 @@ void ckd_session_phase(ckd_session *s, ckd_phase phase) {
     if (session_check(s, NULL) != CKD_OK) {
         return;
     }
-    pthread_mutex_lock(&s->mutex);
-    s->phase = phase;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.phase = phase;
+    pthread_cond_broadcast(&s->shared.changed);
+    pthread_mutex_unlock(&s->shared.mutex);
 }
 
 void ckd_session_request(ckd_session *s, ckd_request request) {

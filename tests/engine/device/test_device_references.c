@@ -309,7 +309,7 @@ static void test_spoilt(void **state) {
     device_queue queue = {.device = 0};
     session_begin(k, *state, CKD_SNAPSHOT_COPY, weight_bytes(k));
     train_well(k);
-    for (const device_reference *r = k->session->store->references; r; r = r->next) {
+    for (const device_reference *r = k->session->saver.store->references; r; r = r->next) {
         assert_int_equal(backend->copy(&queue, r->memory, nonsense, sizeof(nonsense), DEVICE_TO_DEVICE, &why),
                          DEVICE_DONE);
     }

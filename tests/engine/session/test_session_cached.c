@@ -239,7 +239,7 @@ static outcome run_session(const setting *how, model *m, bool scribble, bool aga
         assert_int_equal(now.kept_bytes, how->room ? KEPT_BYTES : 0);
         assert_true(now.snapshot_bytes >= ALL_BYTES + now.kept_bytes);
         if (scribble) {
-            memset(s->cached.memory, (int)step, s->cached.size);
+            memset(s->saver.cached.memory, (int)step, s->saver.cached.size);
         }
         if (again && step == SAVES / 2) {
             ckd_error err = {0};

@@ -192,7 +192,7 @@ static void test_children_have_no_snapshot(void **state) {
     must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
     int ends[2];
     assert_int_equal(pipe(ends), 0);
-    const void *memory = s->slots[0].snapshot->memory;
+    const void *memory = s->shared.slots[0].snapshot->memory;
     assert_int_equal(write(ends[1], memory, 1), 1);
     pid_t child = fork();
     assert_true(child >= 0);
