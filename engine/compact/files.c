@@ -6,7 +6,7 @@
 
 #include "engine/store/closure.h"
 #include "engine/compact/compact.h"
-#include "engine/decode/totals.h"
+#include "engine/decode/cost.h"
 
 #define BATCH_ITEMS 256u
 #define BATCH_BYTES (UINT64_C(16) << 20) /* of values, or one block */

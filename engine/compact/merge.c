@@ -9,7 +9,7 @@
 #include "engine/store/damage.h"
 #include "engine/store/file_scan.h"
 #include "engine/store/record_copy.h"
-#include "engine/decode/totals.h"
+#include "engine/decode/cost.h"
 
 static uint64_t file_hash(const file_ref *f) {
     return hash64(&f->id, sizeof(ckd_id));

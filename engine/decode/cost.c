@@ -1,6 +1,7 @@
 #include "engine/decode/cost.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /*
  * Nanoseconds per byte of raw values on one core, measured by bench_exact (decode columns). Only their ratios matter,
@@ -92,9 +93,10 @@ static load_cost sum(const load_cost *a, const load_cost *b, const load_cost *c)
     return (load_cost){a->stored + b->stored + c->stored, a->work + b->work + c->work};
 }
 
-bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base, double part) {
+bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base,
+                         double time_factor) {
     return chain->stored <= MARGIN * b->limit * base->stored &&
-           chain->work <= MARGIN * part * b->limit * base->work;
+           chain->work <= MARGIN * time_factor * b->limit * base->work;
 }
 
 /* Checks the bound of the whole checkpoint, with this chain and the estimate of the rest. */
@@ -104,8 +106,9 @@ static bool whole_within(const load_budget *b, const load_cost *chain, const loa
     return within(&all_chain, &all_base, MARGIN * b->limit);
 }
 
-bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double part) {
-    return budget_allows_chain(b, chain, base, part) && whole_within(b, chain, base);
+bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base,
+                     double time_factor) {
+    return budget_allows_chain(b, chain, base, time_factor) && whole_within(b, chain, base);
 }
 
 bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size) {
@@ -118,9 +121,9 @@ static bool pays(const load_cost *chain, uint64_t delta_size, uint64_t standalon
     return delta_may_pay(delta_size, standalone_size) && saving >= MIN_SAVING_PER_LOAD * added;
 }
 
-bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,
-                         uint64_t delta_size, uint64_t standalone_size) {
-    return pays(chain, delta_size, standalone_size) && budget_has_room(b, chain, base, part);
+bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
+                         double time_factor, uint64_t delta_size, uint64_t standalone_size) {
+    return pays(chain, delta_size, standalone_size) && budget_has_room(b, chain, base, time_factor);
 }
 
 bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t delta_size,
@@ -163,4 +166,104 @@ double budget_load_cost(const load_budget *b) {
     double time = b->base.work > 0 ? b->chain.work / b->base.work : 1;
     double cost = stored > time ? stored : time;
     return cost > 1 ? cost : 1;
+}
+
+/* ---- a checkpoint: its optimizer steps, and the totals that its manifest states ---- */
+
+static const view_block *same_span_in(const view *v, const char *name, const record *of) {
+    const view_tensor *t = view_find(v, name);
+    for (size_t s = 0; t && s < t->shard_count; s++) {
+        const view_shard *shard = &t->shards[s];
+        if (t->shape.ndim != of->tensor->ndim || !region_equal(shard->region, of->region, t->shape.ndim)) {
+            continue;
+        }
+        size_t first, end;
+        span wanted = {of->region, of->first, of->count};
+        view_shard_range(&first, &end, shard, &t->shape, &wanted);
+        const view_block *b = first < end ? &shard->blocks[first] : NULL;
+        return b && b->record->first == of->first && b->record->count == of->count ? b : NULL;
+    }
+    return NULL;
+}
+
+const view_block *step_input(const view *v, const view_block *b, uint32_t index) {
+    const record *r = b->record;
+    if (r->predictor != PREDICT_STEP || index >= r->dependency_count) {
+        return NULL;
+    }
+    const dependency *on = &r->dependencies[index];
+    bool inside = on->kind == DEPENDS_VALUES && on->same_span && on->tensor && *on->tensor &&
+                  id_equal(&on->checkpoint, &r->tensor->checkpoint);
+    return inside ? same_span_in(v, on->tensor, r) : NULL;
+}
+
+load_cost step_share(const view *v, const view_block *b) {
+    load_cost chain = record_chain(b->record), max = {0, 0};
+    for (uint32_t i = 1; b->record->predictor == PREDICT_STEP && i < b->record->dependency_count; i++) {
+        const view_block *input = step_input(v, b, i);
+        load_cost c = input ? record_chain(input->record) : max;
+        max = c.stored > max.stored ? c : max;
+    }
+    chain.stored -= max.stored < chain.stored ? max.stored : chain.stored;
+    chain.work -= max.work < chain.work ? max.work : chain.work;
+    return chain;
+}
+
+static uint64_t bytes_of(const record *r) {
+    return r->header_size + r->stored_size;
+}
+
+static uint64_t share_of(const chunk *c, const ckd_id *checkpoint) {
+    uint64_t own = 0, all = 0;
+    for (size_t i = 0; i < c->outer_count; i++) {
+        bool ours = memcmp(&c->outer[i].tensor->checkpoint, checkpoint, sizeof(ckd_id)) == 0;
+        all += bytes_of(&c->outer[i]);
+        own += ours ? bytes_of(&c->outer[i]) : 0;
+    }
+    return own == all ? c->size : (uint64_t)((double)c->size * ((double)own / (double)all));
+}
+
+static void add_totals(manifest *m, const view *v, role_total totals[CKD_ROLE_OTHER + 1]) {
+    ckd_checkpoint *c = &m->checkpoint;
+    load_budget cost = {0};
+    c->tensors = v->tensor_count;
+    c->depth = 0;
+    c->raw_bytes = c->stored_bytes = 0;
+    for (size_t i = 0; i < v->tensor_count; i++) {
+        totals[v->tensors[i].tensor->role].tensors++;
+    }
+    for (size_t i = 0; i < v->block_count; i++) {
+        const record *r = v->blocks[i].record;
+        load_cost chain = step_share(v, &v->blocks[i]), base = record_base(r);
+        budget_add(&cost, &chain, &chain, &base);
+        c->raw_bytes += r->raw_size;
+        c->depth = r->depth > c->depth ? r->depth : c->depth;
+        totals[r->tensor->role].raw_bytes += r->raw_size;
+        totals[r->tensor->role].stored_bytes += view_stored_bytes(&v->blocks[i]);
+    }
+    for (size_t i = 0; i < v->blob_count; i++) {
+        c->raw_bytes += v->blobs[i].record->raw_size;
+    }
+    for (size_t i = 0; i < v->chunk_count; i++) {
+        c->stored_bytes += share_of(v->chunks[i], &c->id);
+    }
+    c->load_cost = budget_load_cost(&cost);
+}
+
+ckd_status totals_set(manifest *m, const view *v, ckd_error *err) {
+    role_total totals[CKD_ROLE_OTHER + 1] = {0};
+    free(m->roles);
+    m->role_count = 0;
+    m->roles = calloc(CKD_ROLE_OTHER + 1, sizeof(*m->roles));
+    if (!m->roles) {
+        return err_nomem(err, sizeof(totals), "role totals");
+    }
+    add_totals(m, v, totals);
+    for (uint32_t role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
+        totals[role].role = role;
+        if (totals[role].tensors) {
+            m->roles[m->role_count++] = totals[role];
+        }
+    }
+    return CKD_OK;
 }

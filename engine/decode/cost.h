@@ -21,6 +21,7 @@
 
 #include "codec/entropy/codings.h"
 #include "codec/chunk/record.h"
+#include "engine/store/view.h"
 
 typedef struct load_cost {
     double stored; /* payload bytes to read */
@@ -60,16 +61,17 @@ typedef struct load_budget {
 #define PART_LOSSY 3.0
 
 /* Whether a part with this chain stays within its own bound. */
-bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base, double part);
+bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base,
+                         double time_factor);
 /* Whether it does, and the whole checkpoint with it. */
-bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double part);
+bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double time_factor);
 /* Whether a delta of this size can save enough at all. */
 bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size);
 /* Whether the newest checkpoint exceeds its bound unless this block gets a materialized copy. */
 bool budget_wants_materialized(const load_budget *b, const load_cost *chain, const load_cost *base);
 /* Whether a delta of this size is worth its chain cost and within both bounds. */
-bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,
-                         uint64_t delta_size, uint64_t standalone_size);
+bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
+                         double time_factor, uint64_t delta_size, uint64_t standalone_size);
 /* The cost of an optimizer step, each with the base load to compare it with. */
 typedef struct step_cost {
     load_cost alone, alone_base; /* of loading it by itself, inputs included */
@@ -82,5 +84,20 @@ bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t de
 void budget_add(load_budget *b, const load_cost *chain, const load_cost *materialized, const load_cost *base);
 /* chain / base of bytes or of time, whichever is larger; 1 if there is nothing to load. */
 double budget_load_cost(const load_budget *b);
+
+/* ---- of a checkpoint ---- */
+/* The step's dependency `index`, if that is one block of the same checkpoint over the same span; else NULL. Thread-safe. */
+const view_block *step_input(const view *v, const view_block *b, uint32_t index);
+/*
+ * The cost that the block adds to loading the rest of its checkpoint. For a step, this excludes the moments that it is
+ * predicted from, as they are loaded with it (sibling_cache.h). Thread-safe.
+ */
+load_cost step_share(const view *v, const view_block *b);
+/*
+ * Sets tensors, depth, raw_bytes, stored_bytes and load_cost of m->checkpoint, and m->roles, from the records in the
+ * checkpoint's files. v is opened from the same files. A file with other checkpoints' records counts by the share of
+ * this checkpoint's records. Errors: NOMEM.
+ */
+ckd_status totals_set(manifest *m, const view *v, ckd_error *err);
 
 #endif

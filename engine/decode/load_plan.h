@@ -1,6 +1,6 @@
 /*
- * The plan of a load: which blocks it reads, how often each is needed, and in what order. Internal to engine/:
- * load/explain.c follows the dependencies of blocks, load_schedule.c orders them.
+ * The plan of a load: which blocks it reads, how often each is needed, in what order, and which of their payloads are
+ * in memory. Internal to engine/. load/explain.c makes it.
  */
 #ifndef ENGINE_LOAD_PLAN_H
 #define ENGINE_LOAD_PLAN_H
@@ -60,5 +60,30 @@ void load_plan_free(load_plan *plan); /* accepts NULL */
  * only on the checkpoint and the requests, so ranks with equal requests agree. Errors: NOMEM.
  */
 ckd_status load_plan_order(load_plan *plan, uint64_t max, ckd_error *err);
+
+/*
+ * Payloads of a load that are in memory: received from other ranks, or read for them. A decoder takes them from here
+ * instead of the files. Decoders only read; nothing is added or dropped while one of them runs.
+ */
+typedef struct payloads {
+    const load_plan *plan;
+    void **data;  /* indexed by node of the plan; NULL: not here */
+    size_t *held; /* nodes whose payloads are here */
+    size_t held_count;
+    uint64_t bytes;
+} payloads;
+
+/* The plan must outlive it. Errors: NOMEM. */
+ckd_status payloads_init(payloads *out, const load_plan *plan, ckd_error *err);
+void payloads_free(payloads *p);
+/* The record's verified payload, valid until it is dropped; NULL: not here. p may be NULL. */
+const void *payloads_find(const payloads *p, const record *r);
+/* Takes ownership of `data` (from malloc, of the node's stored size). The node must have none yet. */
+void payloads_add(payloads *p, size_t node, void *data);
+/*
+ * Drops payloads that no block of turn `done` or later needs. If the rest exceeds `max` bytes, drops those that are
+ * needed the longest; they will be read again.
+ */
+void payloads_settle(payloads *p, uint64_t done, uint64_t max);
 
 #endif

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "engine/decode/step_inputs.h"
+#include "engine/decode/cost.h"
 
 static size_t number_of(const sibling_cache *s, const view_block *b) {
     return (size_t)(b - s->view->blocks);

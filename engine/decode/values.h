@@ -8,7 +8,6 @@
 #include "codec/entropy/codings.h"
 #include "engine/decode/columns_cache.h"
 #include "engine/decode/load_plan.h"
-#include "engine/decode/payloads.h"
 #include "engine/decode/values_store.h"
 #include "engine/store/view.h"
 #include "kernels/kernels.h"

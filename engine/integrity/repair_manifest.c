@@ -9,7 +9,7 @@
 #include "codec/chunk/chunk.h"
 #include "engine/store/closure.h"
 #include "engine/integrity/repair.h"
-#include "engine/decode/totals.h"
+#include "engine/decode/cost.h"
 #include "engine/decode/values.h"
 
 typedef struct rewriting {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/decode/step_inputs.h"
+#include "engine/decode/cost.h"
 #include "engine/save/device.h"
 #include "engine/store/materialized.h"
 

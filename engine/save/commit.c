@@ -11,7 +11,7 @@
 #include "engine/store/closure.h"
 #include "engine/store/materialized.h"
 #include "engine/save/save.h"
-#include "engine/decode/totals.h"
+#include "engine/decode/cost.h"
 
 /* Closes the copies' file. It keeps its temporary name until the checkpoint is committed. */
 static void close_materialized(ckd_save *save) {

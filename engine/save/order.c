@@ -17,7 +17,7 @@
 #include "engine/encode/block_lossy.h"
 #include "engine/save/device.h"
 #include "engine/save/lossy.h"
-#include "engine/decode/step_inputs.h"
+#include "engine/decode/cost.h"
 
 #define SKIP_AFTER \
     4u /* deltas that lost in a row; after that, a delta is tried for one block in RETRY_EVERY of the tensor only */

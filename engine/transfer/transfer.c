@@ -4,7 +4,7 @@
 
 #include "engine/store/closure.h"
 #include "engine/store/damage.h"
-#include "engine/decode/totals.h"
+#include "engine/decode/cost.h"
 #include "engine/transfer/transfer.h"
 
 /* ---- the intent ---- */

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "engine/decode/payloads.h"
+#include "engine/decode/load_plan.h"
 #include "engine/ranks/collective.h"
 #include "tests/support/xorshift.h"
 
