@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 9
+#define DEVICE_VERSION 10
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -301,6 +301,31 @@ static inline uint64_t device_error_blocks(uint64_t count) {
     return (count + DEVICE_ERROR_ELEMENTS - 1) / DEVICE_ERROR_ELEMENTS;
 }
 
+/*
+ * The high halves of a moment's values, in 2 bytes each: half the bytes for the bus. Input values are rounded so that
+ * their updates do not grow, decoded values so that their updates do not shrink (scalar_moment_half).
+ */
+typedef struct device_halves {
+    uint16_t *to;
+    const float *from;
+    uint64_t count;
+    bool second;  /* second moments */
+    bool decoded; /* else input values */
+} device_halves;
+
+/* Updates of an optimizer, |m| / (sqrt(v) + eps), with each eps. An element without a finite one counts as 0. */
+#define DEVICE_UPDATE_BOUNDS 2
+typedef struct device_updates {
+    const float *here;     /* values of one moment */
+    const uint16_t *other; /* the halves of the other one */
+    uint64_t count;
+    bool second; /* `here` are second moments */
+    double eps[DEVICE_UPDATE_BOUNDS];
+    double per[DEVICE_UPDATE_BOUNDS]; /* 1 / the limit of updates with that eps; 0: no limit */
+    double *largest;                  /* DEVICE_UPDATE_BOUNDS; raised to the largest update */
+    uint64_t *above;                  /* number of elements beyond any limit, added to */
+} device_updates;
+
 /* sums (rows x columns) = left (rows x rank) times right (rank x columns). */
 typedef struct device_product {
     float *sums;
@@ -408,6 +433,8 @@ typedef struct device_backend {
     device_result (*sums)(const device_queue *queue, const device_pass *pass, device_failure *why);
     device_result (*columns)(const device_queue *queue, const device_columns *columns, device_failure *why);
     device_result (*errors)(const device_queue *queue, const device_errors *errors, device_failure *why);
+    device_result (*halves)(const device_queue *queue, const device_halves *halves, device_failure *why);
+    device_result (*updates)(const device_queue *queue, const device_updates *updates, device_failure *why);
     /*
      * In single precision throughout: exact for integers below 2^24 whose sums are, too. Rows, columns and
      * rank are below 2^31.

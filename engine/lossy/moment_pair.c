@@ -7,30 +7,25 @@
 
 #include "base/file.h"
 #include "codec/common/cpu.h"
-#include "kernels/scalar_lattice.h"
+#include "kernels/scalar_moments.h"
 
 #define SOME        512u /* elements at a time */
 #define MOST_CHOSEN 64   /* at most one first moment in 64 is kept for its update; with more, they become 0 */
 #define RAISED_STEP 8    /* step in levels where second moments had no integers: an octave */
-#define NONE        UINT16_C(0x7fc0)
 
 /* ---- stored values ---- */
 
 CPU_PLAIN void pair_record(uint16_t *to, lossy_part part, bool decoded, const float *values, uint64_t n) {
     bool second = part == LOSSY_SECOND;
-    /* A small first moment and a large second one make small updates. */
-    uint32_t up = second == decoded ? 0 : UINT32_C(0xffff);
+    uint32_t up = scalar_moment_up(second, decoded);
     for (uint64_t i = 0; i < n; i++) {
-        uint32_t bits = scalar_bits(values[i]), magnitude = bits & UINT32_C(0x7fffffff);
-        uint32_t high = ((second ? magnitude : bits) + up) >> 16;
-        bool none = magnitude >= UINT32_C(0x7f800000) || (second && bits > UINT32_C(0x80000000));
-        to[i] = (uint16_t)(none ? NONE : high);
+        to[i] = scalar_moment_half(values[i], second, up);
     }
 }
 
 CPU_PLAIN static void widen(float *to, const uint16_t *from, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
-        to[i] = scalar_float((uint32_t)from[i] << 16);
+        to[i] = scalar_moment_widen(from[i]);
     }
 }
 
@@ -48,21 +43,15 @@ CPU_PLAIN static bool any_larger(const float *first, const float *second, uint64
     int any = 0;
     double per = 1 / max;
     for (uint64_t i = 0; i < n; i++) {
-        double root = (double)scalar_magnitude(first[i]) * per - eps;
-        any |= (root > 0) & (root < INFINITY) & (root * root > (double)second[i]) & (second[i] >= 0.0f);
+        any |= scalar_update_exceeds(first[i], second[i], per, eps);
     }
     return any;
 }
 
-static double update_of(float first, float second, double eps) {
-    double update = fabs((double)first) / (sqrt((double)second) + eps);
-    return second >= 0 && isfinite(first) ? update : 0;
-}
-
 static double largest_of(double so_far, const float *first, const float *second, uint64_t n, double eps) {
     for (uint64_t i = 0; i < n; i++) {
-        double update = update_of(first[i], second[i], eps);
-        so_far = update > so_far && isfinite(update) ? update : so_far;
+        double update = scalar_update(first[i], second[i], eps);
+        so_far = update > so_far ? update : so_far;
     }
     return so_far;
 }

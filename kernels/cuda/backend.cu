@@ -40,6 +40,8 @@ static const device_backend backend = {
     run_sums,
     run_columns,
     run_errors,
+    run_halves,
+    run_updates,
     cuda_product,
     cuda_byte_product,
     run_round,

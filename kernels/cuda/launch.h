@@ -57,6 +57,10 @@ static __device__ __forceinline__ void or_u32(uint32_t *to, uint32_t bits) {
 static __device__ __forceinline__ void raise_u32(uint32_t *to, uint32_t n) {
     atomicMax(to, n);
 }
+/* Of numbers that are not negative, which are ordered as their bits. */
+static __device__ __forceinline__ void raise_double(double *to, double n) {
+    atomicMax((unsigned long long *)to, (unsigned long long)__double_as_longlong(n));
+}
 
 #define KERNEL(name, arguments)                                                                        \
     static __global__ void __launch_bounds__(256) name##_kernel(const __grid_constant__ arguments a) { \
@@ -104,6 +108,9 @@ static inline __attribute__((unused)) void or_u32(uint32_t *to, uint32_t bits) {
     *to |= bits;
 }
 static inline __attribute__((unused)) void raise_u32(uint32_t *to, uint32_t n) {
+    *to = n > *to ? n : *to;
+}
+static inline __attribute__((unused)) void raise_double(double *to, double n) {
     *to = n > *to ? n : *to;
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/hash.h"
 #include "kernels/cuda/lattice.h"
+#include "kernels/cuda/moments.h"
 #include "kernels/cuda/split.h"
 #include "kernels/cuda/sums.h"
 #include "kernels/cuda/symbols.h"
@@ -92,6 +93,21 @@ static device_result run_errors(const device_queue *queue, const device_errors *
         result = error_tile_launch(queue, (uint32_t)join.count, 1, errors, why);
     }
     return result == DEVICE_DONE ? join_blocks_launch(queue, 1, 1, &join, why) : result;
+}
+
+static uint32_t blocks_of_moments(uint64_t count) {
+    return launch_blocks((count + MOMENTS_EACH - 1) / MOMENTS_EACH);
+}
+
+static device_result run_halves(const device_queue *queue, const device_halves *halves, device_failure *why) {
+    return halves->count ? halve_moments_launch(queue, blocks_of_moments(halves->count), 1, halves, why)
+                         : DEVICE_DONE;
+}
+
+static device_result run_updates(const device_queue *queue, const device_updates *updates,
+                                 device_failure *why) {
+    return updates->count ? find_updates_launch(queue, blocks_of_moments(updates->count), 1, updates, why)
+                          : DEVICE_DONE;
 }
 
 static device_result run_classify(const device_queue *queue, const device_classes *all, uint32_t count,

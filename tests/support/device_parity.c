@@ -13,7 +13,8 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "kernels/scalar_lattice.h"
+#include "engine/lossy/moment_pair.h"
+#include "kernels/scalar_moments.h"
 #include "tests/support/device_arrays.h"
 
 /* Like weights and moments, with a few that are not. */
@@ -1010,6 +1011,85 @@ static void test_errors(void **state) {
     }
 }
 
+/* ---- moments ---- */
+
+static array halves_new(const array *from, size_t n, lossy_part part, bool decoded) {
+    array halves = array_new(n, sizeof(uint16_t), 1);
+    const float *values = (const float *)(const void *)from->device;
+    device_halves h = {(uint16_t *)(void *)halves.device, values, n, part == LOSSY_SECOND, decoded};
+    must(backend->halves(&queue, &h, &why));
+    uint16_t *want = malloc(n * sizeof(*want) + 1);
+    assert_non_null(want);
+    array_take(&halves, halves.host);
+    pair_record(want, part, decoded, (const float *)(const void *)from->host, n);
+    assert_memory_equal(halves.host, want, n * sizeof(*want));
+    free(want);
+    return halves;
+}
+
+/* The largest updates, and whether one is beyond a limit, which is that of the first eps times `of_largest`. */
+static void compare_updates(size_t n, lossy_part part, double of_largest) {
+    bool is_second = part == LOSSY_SECOND;
+    array here = array_new(n, 4, 1), from = array_new(n, 4, 0), found = array_new(3, 8, 0);
+    fill_floats(&here, 1e-4f, is_second);
+    fill_floats(&from, 1e-3f, !is_second);
+    array_give(&here);
+    array_give(&from);
+    array_give(&found);
+    array other = halves_new(&from, n, is_second ? LOSSY_MOMENT : LOSSY_SECOND, true);
+    const uint16_t *halves = (const uint16_t *)(const void *)other.host;
+    const float *values = (const float *)(const void *)here.host;
+    pair_bound bounds[PAIR_BOUNDS] = {{.eps = 1e-8}, {.eps = 3e-10}};
+    double want[PAIR_BOUNDS] = {0}, got[PAIR_BOUNDS + 1];
+    pair_largest(want, part, values, halves, n, bounds);
+    double per = 1 / (of_largest * want[0]);
+    device_updates u = {.here = (const float *)(const void *)here.device,
+                        .other = (const uint16_t *)(const void *)other.device,
+                        .count = n,
+                        .second = is_second,
+                        .eps = {bounds[0].eps, bounds[1].eps},
+                        .per = {want[0] > 0 ? per : 0, 0},
+                        .largest = (double *)(void *)found.device,
+                        .above = (uint64_t *)(void *)(found.device + sizeof(want))};
+    must(backend->updates(&queue, &u, &why));
+    array_take(&found, got);
+    uint64_t above = 0, above_want = 0;
+    memcpy(&above, &got[PAIR_BOUNDS], sizeof(above));
+    for (size_t i = 0; i < n; i++) {
+        float half = scalar_moment_widen(halves[i]), first = is_second ? half : values[i],
+              second = is_second ? values[i] : half;
+        above_want += (uint64_t)scalar_update_exceeds(first, second, u.per[0], u.eps[0]);
+    }
+    for (size_t b = 0; b < PAIR_BOUNDS; b++) { /* the host skips what is larger by rounding alone */
+        assert_true(got[b] >= want[b] && got[b] <= want[b] * (1 + 1e-14));
+    }
+    assert_int_equal(above, above_want);
+    assert_true((above > 0) == (of_largest < 1 && want[0] > 0));
+    array *arrays[] = {&here, &from, &found, &other};
+    for (size_t i = 0; i < 4; i++) {
+        array_free(arrays[i]);
+    }
+}
+
+static void test_moments(void **state) {
+    static const lossy_part parts[] = {LOSSY_MOMENT, LOSSY_SECOND};
+    (void)state;
+    EACH(n, COUNTS) {
+        for (size_t i = 0; i < 2; i++) {
+            array from = array_new(n, 4, 1);
+            fill_floats(&from, 1e-3f, false);
+            array_give(&from);
+            for (int decoded = 0; decoded < 2; decoded++) {
+                array halves = halves_new(&from, n, parts[i], decoded);
+                array_free(&halves);
+            }
+            array_free(&from);
+            compare_updates(n, parts[i], 0.5);
+            compare_updates(n, parts[i], 1.01);
+        }
+    }
+}
+
 /* ---- factors ---- */
 
 /* Whole numbers over powers of two, as engine/lossy/low_rank.c makes them; some are larger than may be. */
@@ -1166,15 +1246,12 @@ static void test_byte_products(void **state) {
 
 int device_parity(const char *name, const device_backend *of) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elements),  cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_casts),     cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_hashes),    cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_levels),    cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_columns),   cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_products),  cmocka_unit_test(test_byte_products),
-        cmocka_unit_test(test_kept),      cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_residuals), cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_elements),      cmocka_unit_test(test_copies),  cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_steps),         cmocka_unit_test(test_hashes),  cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_levels),        cmocka_unit_test(test_sums),    cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_errors),        cmocka_unit_test(test_moments), cmocka_unit_test(test_products),
+        cmocka_unit_test(test_byte_products), cmocka_unit_test(test_kept),    cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_residuals),     cmocka_unit_test(test_gather),  cmocka_unit_test(test_packing),
     };
     return run_queue_tests(name, of, tests);
 }

@@ -563,6 +563,8 @@ const device_backend *emulated_device(void) {
                                            .sums = run_sums,
                                            .columns = run_columns,
                                            .errors = run_errors,
+                                           .halves = run_halves,
+                                           .updates = run_updates,
                                            .product = product,
                                            .byte_product = byte_product,
                                            .round = run_round,
