@@ -186,9 +186,22 @@ double lossy_copy_bound(const lossy_tile *tile) {
     return tile->part == LOSSY_WEIGHT ? tile->bound : -1;
 }
 
-/* Measures the updates of a block of moments that is coded exactly or is a duplicate. */
+/*
+ * Measures the updates of a block of moments that is coded exactly or is a duplicate. Its input is on the host. Of a
+ * tile on a device it becomes floats, as lossy_job.decoded.
+ */
 static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
-    return pair_known(&tile->pair) ? pair_measure(&job->lossy_work, tile, at, tile->now + at, job->count, err)
+    const float *given = tile->now + at;
+    if (tile->device && tile->part != LOSSY_WEIGHT) {
+        float *to =
+            bytes_scratch(&job->lossy_work.rebuilt, job->count * sizeof(float), "coding scratch", err);
+        if (!to) {
+            return CKD_E_NOMEM;
+        }
+        job->decoder.kernels->widen(to, tile->dtype, job->values, job->count);
+        job->lossy_work.decoded = given = to;
+    }
+    return pair_known(&tile->pair) ? pair_measure(&job->lossy_work, tile, at, given, job->count, err)
                                    : CKD_OK;
 }
 
@@ -202,7 +215,11 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     job->content = job->original;
     job->lossy_work.update = NAN;
     if (status != CKD_OK || block_find_in_save(job, save, tensor, lossy_copy_bound(tile))) {
-        return status == CKD_OK ? measure_given(job, tile, at, err) : status;
+        if (status == CKD_OK && tile->part != LOSSY_WEIGHT) {
+            status = fetch_given(job, tile, raw, err);
+            THEN(status, measure_given(job, tile, at, err));
+        }
+        return status;
     }
     bytes *payload = tile->before ? &job->delta.payload : &job->standalone.payload;
     status = code_block(job, payload, tile, at, err);

@@ -194,6 +194,21 @@ ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64
 ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
                                   ckd_error *err);
 
+/* ---- device_moments.c ---- */
+/* Converts the input and the decoded values of a coded tile to halves (pair_record), for the other moment. */
+ckd_status lossy_device_halves(const lossy_tile *t, ckd_error *err);
+/* Copies n halves from index `at` on: of the input, followed by those of the decoded values. */
+ckd_status lossy_device_get_halves(uint16_t *to, const lossy_tile *t, uint64_t at, uint64_t n,
+                                   ckd_error *err);
+/* Puts n halves of the other moment, from index `at` on, on the device. */
+ckd_status lossy_device_put_halves(const lossy_tile *t, const uint16_t *from, uint64_t at, uint64_t n,
+                                   ckd_error *err);
+/*
+ * Finds the largest updates with the other moment, whose halves are all on the device: sets t->pair.bounds, whose eps
+ * are known, and t->pair.decoded. *within = false: an update of the decoded values is too large.
+ */
+ckd_status lossy_device_updates(bool *within, lossy_tile *t, ckd_error *err);
+
 /* ---- device_blocks.c ---- */
 /*
  * lossy_device_add_block adds the next block of the tile or panel; at 0 starts a new list.

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/lossy/device.h"
+#include "engine/lossy/moment_pair.h"
 #include "kernels/scalar_lattice.h"
 
 /* ---- integers and values ---- */
@@ -340,6 +341,7 @@ ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_t
     }
     j->error = b->error;
     j->decoded = NULL;
+    j->update = pair_known(&t->pair) ? t->pair.decoded : (double)NAN;
     lossy_judge(j, t);
     bytes_clear(payload);
     THEN(status, exceptions_in_block(j, &d->at, at, count, err));

@@ -92,6 +92,7 @@ typedef struct lossy_pair {
     /* Of a panel: columns of the tile, first column of the panel, columns of the panel. width 0: not a panel. */
     uint64_t stride, first, width;
     pair_bound bounds[PAIR_BOUNDS];
+    double decoded; /* of a tile on a device: the largest update of its decoded values */
 } lossy_pair;
 
 /* Elements first ... first + count - 1 of a region, as a matrix. */

@@ -28,6 +28,12 @@ void pair_record(uint16_t *to, lossy_part part, bool decoded, const float *value
 void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *here, const uint16_t *other,
                   uint64_t n, const pair_bound bounds[PAIR_BOUNDS]);
 
+/* Sets the largest update of the input, and the limit that follows from it. */
+static inline void pair_set_bound(pair_bound *b, double largest) {
+    b->largest = largest;
+    b->max = PAIR_MAX * largest;
+}
+
 static inline bool pair_known(const lossy_pair *p) {
     return p->values || p->file;
 }

@@ -154,29 +154,33 @@ static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_par
     return status;
 }
 
-/* *worth == false: better coded exactly. *here == false: the tile is on a device, and the host must code it. */
-static ckd_status prepare_tile(bool *worth, bool *here, moment_stats **kept, ckd_save *save, lossy_tile *t,
-                               const tensor_context *context, ckd_error *err) {
-    const kernels *k = save->tiles->loaders[0].kernels;
-    moment_stats *second = NULL;
+/*
+ * *worth == false: better coded exactly. *here == false: the tile is on a device, and the host must code it. Sets
+ * held->second.
+ */
+static ckd_status prepare_tile(bool *worth, bool *here, inflight_tile *held, const lossy_region *r,
+                               ckd_error *err) {
+    ckd_save *save = r->save;
+    lossy_tile *t = &held->tile;
     ckd_status status = CKD_OK;
     if (t->part == LOSSY_WEIGHT) {
-        *kept = second = find_moment_stats(save, t, context);
-        t->scales = second && second->scales.row ? &second->scales : NULL;
-    } else {
-        status = *kept ? CKD_OK : moment_stats_get(kept, save, t, context, err);
-        second = *kept;
+        held->second = find_moment_stats(save, t, &r->context);
+        t->scales = held->second && held->second->scales.row ? &held->second->scales : NULL;
+    } else if (!held->second) {
+        status = moment_stats_get(&held->second, save, t, &r->context, err);
     }
+    moment_stats *second = held->second;
     if (second && t->part == LOSSY_SECOND) {
         t->found = &second->scales;
         second->scales.row = second->scales.column = NULL; /* of an earlier attempt */
     }
-    THEN(status, lossy_tile_prepare(t, worth, k, err));
-    *here = true;
+    THEN(status, lossy_tile_prepare(t, worth, save->tiles->loaders[0].kernels, err));
+    *here = *worth || !t->device;
     if (status == CKD_OK && *worth && t->device) {
         status = lossy_device_code(here, t, err);
-    } else if (t->device) {
-        *here = false;
+    }
+    if (status == CKD_OK && *worth && *here) {
+        status = pair_tile(here, save, held, r->eps, err);
     }
     return status;
 }
@@ -271,7 +275,7 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile
         if (status == CKD_OK && !here) {
             status = save_load_tile(from, save, &held->buffers, t, &budget, r->tensor, &r->context,
                                     device ? widest_of(r) : 0, err);
-            THEN(status, prepare_tile(worth, &here, &held->second, save, t, &r->context, err));
+            THEN(status, prepare_tile(worth, &here, held, r, err));
         }
         /* If the device is broken, reading from it fails on the host, too. */
         if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
@@ -417,8 +421,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     if (status == CKD_OK && worth) {
         held->in_use = true;
         r->users++;
-        status = pair_tile(save, held, r->eps, err);
-        THEN(status, push_tile(r, held, &from, err));
+        status = push_tile(r, held, &from, err);
         held->end = save->pipeline.pushed;
         if (held->second && held->second->held == held->tile.part) {
             held->second->end = held->end;

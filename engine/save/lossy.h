@@ -159,10 +159,13 @@ struct moment_stats {
 ckd_status moment_stats_get(moment_stats **out, ckd_save *save, const lossy_tile *t,
                             const tensor_context *context, ckd_error *err);
 /*
- * Called for a prepared tile of moments. The first moment of a pair: its input is kept. The second one: it gets the
- * first one's values, after waiting for them. Errors: NOMEM, and those of save_await.
+ * Called for a prepared tile of moments. The first moment of a pair: its input is kept, and of a tile on a device its
+ * decoded values, too. The second one: it gets the first one's values, after waiting for them. A tile on a device is
+ * coded already. *within == false: one of its updates is too large, and the host must code it. Errors: NOMEM, DEVICE,
+ * and those of save_await.
  */
-ckd_status pair_tile(ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS], ckd_error *err);
+ckd_status pair_tile(bool *within, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
+                     ckd_error *err);
 /* Releases the values of the first moment of a pair, which nobody needs any more. */
 void pair_end(save_tiles *all, moment_stats *k);
 /* Keeps the decoded values of a decided block, if it belongs to the first moment of a pair. */
@@ -188,7 +191,7 @@ void moment_stats_free(moment_stats *k);
 /*
  * Called before a tensor is coded exactly. Handles a moment whose role is exact while the other moment's is lossy, so
  * that it never becomes a tile. If it comes first, the other moment is coded against its values. If it comes second,
- * the largest update is only measured. Does nothing for other tensors, nor for values on a device.
+ * the largest update is only measured. Values on a device are read to the host. Does nothing for other tensors.
  */
 ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err);

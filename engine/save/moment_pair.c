@@ -4,8 +4,10 @@
  */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
+#include "engine/lossy/device.h"
 #include "engine/lossy/moment_pair.h"
 #include "engine/lossy/sums.h"
 #include "engine/save/lossy.h"
@@ -71,6 +73,16 @@ void pair_end(save_tiles *all, moment_stats *k) {
     k->held = LOSSY_NONE;
 }
 
+/* Stores n halves from index `to` on. */
+static ckd_status halves_put(const moment_stats *k, uint64_t to, const uint16_t *halves, uint64_t n,
+                             ckd_error *err) {
+    if (k->file) {
+        return file_scratch_write(k->file, to * sizeof(*halves), halves, n * sizeof(*halves), err);
+    }
+    memcpy((uint16_t *)(void *)k->values.data + to, halves, n * sizeof(*halves));
+    return CKD_OK;
+}
+
 /* Stores n values at index `at` of the input (or decoded) values. */
 static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, const float *values,
                              uint64_t n, ckd_error *err) {
@@ -84,7 +96,7 @@ static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, c
     for (uint64_t i = 0; i < n && status == CKD_OK; i += PAIR_SOME) {
         uint64_t here = n - i < PAIR_SOME ? n - i : PAIR_SOME;
         pair_record(some, k->held, decoded, values + i, here);
-        status = file_scratch_write(k->file, (to + i) * sizeof(*some), some, here * sizeof(*some), err);
+        status = halves_put(k, to + i, some, here, err);
     }
     return status;
 }
@@ -136,45 +148,98 @@ static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
                              : err_nomem(err, pieces * sizeof(*s.of), "coding scratch");
     for (size_t b = 0; b < PAIR_BOUNDS && status == CKD_OK; b++) {
         pair_bound *bound = &t->pair.bounds[b];
+        double largest = 0;
         for (uint64_t i = 0; i < pieces; i++) {
-            bound->largest = fmax(bound->largest, s.of[i][b]);
+            largest = fmax(largest, s.of[i][b]);
         }
-        bound->max = PAIR_MAX * bound->largest;
+        pair_set_bound(bound, largest);
     }
     free(s.of);
     return status;
 }
 
-ckd_status pair_tile(ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS], ckd_error *err) {
+/* ---- tiles on a device ---- */
+
+/* Copies the halves of a tile on a device: to where they are kept, or, of the other moment, to the device. */
+static ckd_status copy_halves(const lossy_tile *t, const moment_stats *k, bool to_device, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    uint64_t all = 2 * k->count;
+    uint16_t *piece = malloc(PAIR_PIECE * sizeof(*piece));
+    if (!piece) {
+        return err_nomem(err, PAIR_PIECE * sizeof(*piece), "coding scratch");
+    }
+    for (uint64_t at = 0; at < all && status == CKD_OK; at += PAIR_PIECE) {
+        uint64_t n = all - at < PAIR_PIECE ? all - at : PAIR_PIECE;
+        if (to_device) {
+            status = pair_read(piece, &t->pair, false, at, n, err);
+            THEN(status, lossy_device_put_halves(t, piece, at, n, err));
+        } else {
+            status = lossy_device_get_halves(piece, t, at, n, err);
+            THEN(status, halves_put(k, at, piece, n, err));
+        }
+    }
+    free(piece);
+    return status;
+}
+
+static ckd_status record_on_device(const lossy_tile *t, const moment_stats *k, ckd_error *err) {
+    ckd_status status = lossy_device_halves(t, err);
+    return status == CKD_OK ? copy_halves(t, k, false, err) : status;
+}
+
+static ckd_status check_on_device(bool *within, lossy_tile *t, const moment_stats *k, ckd_error *err) {
+    ckd_status status = copy_halves(t, k, true, err);
+    return status == CKD_OK ? lossy_device_updates(within, t, err) : status;
+}
+
+/* ---- both moments ---- */
+
+static ckd_status begin_pair(ckd_save *save, inflight_tile *held, ckd_error *err) {
     moment_stats *k = held->second;
+    const lossy_tile *t = &held->tile;
+    ckd_status status = values_begin(save, k, err);
+    if (status == CKD_OK) {
+        k->held = t->part;
+        status = t->device ? record_on_device(t, k, err) : tile_run(t, pieces_of(t), record_piece, held, err);
+    }
+    if (status != CKD_OK) {
+        pair_end(save->tiles, k);
+    }
+    return status;
+}
+
+static ckd_status end_pair(bool *within, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
+                           ckd_error *err) {
+    const moment_stats *k = held->second;
     lossy_tile *t = &held->tile;
-    if (!k || t->part == LOSSY_WEIGHT || t->device) {
+    ckd_status status = save_await(save, k->end, err);
+    t->pair = (lossy_pair){.values = k->file ? NULL : (const uint16_t *)(const void *)k->values.data,
+                           .file = k->file,
+                           .count = k->count,
+                           .bounds = {{.eps = eps[PAIR_EPS]}, {.eps = eps[PAIR_LOW_EPS]}}};
+    THEN(status, t->device ? check_on_device(within, t, k, err) : find_largest(t, err));
+    return status;
+}
+
+ckd_status pair_tile(bool *within, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
+                     ckd_error *err) {
+    moment_stats *k = held->second;
+    const lossy_tile *t = &held->tile;
+    *within = true;
+    if (!k || t->part == LOSSY_WEIGHT) {
         return CKD_OK;
     }
     if (k->held == t->part) { /* another tensor claims to be the same moment of this weight */
         held->second = NULL;
         return CKD_OK;
     }
-    if (k->held != LOSSY_NONE) {
-        ckd_status status = save_await(save, k->end, err);
-        t->pair = (lossy_pair){.values = k->file ? NULL : (const uint16_t *)(const void *)k->values.data,
-                               .file = k->file,
-                               .count = k->count,
-                               .bounds = {{.eps = eps[PAIR_EPS]}, {.eps = eps[PAIR_LOW_EPS]}}};
-        return status == CKD_OK ? find_largest(t, err) : status;
-    }
-    ckd_status status = values_begin(save, k, err);
-    if (status == CKD_OK) {
-        k->held = t->part;
-        status = tile_run(t, pieces_of(t), record_piece, held, err);
-    }
-    return status;
+    return k->held == LOSSY_NONE ? begin_pair(save, held, err) : end_pair(within, save, held, eps, err);
 }
 
 /* ---- blocks ---- */
 
 static bool is_first_of_pair(const inflight_tile *held, const lossy_tile *t) {
-    return held->second && held->second->held == t->part && !t->device;
+    return held->second && held->second->held == t->part;
 }
 
 static ckd_status record_decoded(const inflight_tile *held, const lossy_tile *t, uint64_t at, uint64_t count,
@@ -190,16 +255,21 @@ static ckd_status record_decoded(const inflight_tile *held, const lossy_tile *t,
 ckd_status pair_record_block(const inflight_tile *held, const lossy_tile *t, const block_job *job,
                              ckd_error *err) {
     uint64_t at = job->first - t->first;
-    return is_first_of_pair(held, t) ? record_decoded(held, t, at, job->count,
-                                                      job->lossy ? job->lossy_work.decoded : t->now + at, err)
-                                     : CKD_OK;
+    bool recorded = t->device && job->lossy; /* with all of the tile */
+    if (!is_first_of_pair(held, t) || recorded) {
+        return CKD_OK;
+    }
+    /* Analysis brings the values of other blocks of a device to the host. */
+    const float *decoded = job->lossy || t->device ? job->lossy_work.decoded : t->now + at;
+    return record_decoded(held, t, at, job->count, decoded, err);
 }
 
 ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
                       ckd_error *err) {
     lossy_tile *t = &held->tile;
     lossy_job job = {.update = NAN};
-    ckd_status status = t->now ? pair_tile(save, held, eps, err) : CKD_OK;
+    bool within;
+    ckd_status status = t->now ? pair_tile(&within, save, held, eps, err) : CKD_OK;
     if (status == CKD_OK && pair_known(&t->pair)) {
         status = pair_measure(&job, t, 0, t->now, t->count, err);
     } else if (status == CKD_OK && t->now && is_first_of_pair(held, t)) {

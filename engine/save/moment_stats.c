@@ -131,10 +131,10 @@ moment_stats *find_moment_stats(const ckd_save *save, const lossy_tile *t, const
  * Moments whose role is exact while the role of the other moment is lossy never become tiles, but the other moment is
  * coded against their values.
  */
-static bool is_beside_lossy(const ckd_save *save, const ckd_tensor *tensor, const record_tensor *described) {
+static bool is_beside_lossy(const ckd_save *save, const record_tensor *described) {
     ckd_role role = described->role,
              other = role == CKD_ROLE_EXP_AVG ? CKD_ROLE_EXP_AVG_SQ : CKD_ROLE_EXP_AVG;
-    return (role == CKD_ROLE_EXP_AVG || role == CKD_ROLE_EXP_AVG_SQ) && tensor->read != device_read &&
+    return (role == CKD_ROLE_EXP_AVG || role == CKD_ROLE_EXP_AVG_SQ) &&
            save_fidelity(save, role) == CKD_EXACT && save_fidelity(save, other) != CKD_EXACT &&
            lossy_part_of(role, described->dtype) != LOSSY_NONE;
 }
@@ -165,7 +165,7 @@ static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, inflight_ti
 ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err) {
     region_figures f = {.paired = false};
-    if (!is_beside_lossy(save, tensor, context->tensor)) {
+    if (!is_beside_lossy(save, context->tensor)) {
         return CKD_OK;
     }
     ckd_status status = save_begin_tiles(save, err);

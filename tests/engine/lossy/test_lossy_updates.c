@@ -13,8 +13,11 @@
 
 #include "engine/save/save.h"
 #include "kernels/cpu.h"
+#include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/device_tensors.h"
 #include "tests/support/drift.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
@@ -94,6 +97,8 @@ static double largest_update(const float *first, const float *second, double eps
     return largest;
 }
 
+enum { FIRST_MOMENT = 1, SECOND_MOMENT = 2, BOTH_MOMENTS = 3 };
+
 typedef struct saving {
     ckd_fidelity fidelity;
     bool second_first;         /* else the first moment is saved first */
@@ -103,22 +108,29 @@ typedef struct saving {
     bool faded;                /* embedding_fade */
     const ckd_optimizer *rule; /* NULL: not told */
     ckd_role exact;            /* this moment's role is; CKD_ROLE_AUTO: none */
+    unsigned on_device;        /* FIRST_MOMENT, SECOND_MOMENT: it is in a device's memory */
 } saving;
 
-static void add_moment(ckd_save *save, const char *name, ckd_dtype dtype, const void *values,
-                       const ckd_optimizer *rule) {
+static ckd_status add_moment(ckd_save *save, const char *name, ckd_dtype dtype, const void *values,
+                             const saving *how, bool there, ckd_error *err) {
     static const uint64_t shape[2] = {ROWS, COLUMNS};
+    void *memory = there ? to_device(values, ELEMENTS * ckd_dtype_size(dtype)) : NULL;
     ckd_tensor t = CKD_TENSOR_INIT;
     t.name = name;
     t.dtype = dtype;
     t.ndim = 2;
     t.shape = shape;
-    t.data = values;
-    t.optimizer = rule;
-    assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+    t.data = there ? memory : values;
+    t.device = there ? &on_device : NULL;
+    t.optimizer = how->rule;
+    ckd_status status = ckd_save_tensor(save, &t, err);
+    backend->release(0, memory);
+    return status;
 }
 
-static void save_moments(ckd_store *store, const char *run, uint64_t step, const embedding *e, saving how) {
+static ckd_status try_to_save(ckd_store *store, const char *run, uint64_t step, const embedding *e,
+                              saving how) {
+    ckd_error err;
     ckd_save_options o = lossy_options(run, step, how.fidelity);
     if (how.exact != CKD_ROLE_AUTO) {
         o.role_fidelity[how.exact] = CKD_EXACT;
@@ -130,14 +142,24 @@ static void save_moments(ckd_store *store, const char *run, uint64_t step, const
     }
     save->staging = how.file ? 1 : save->staging;
     uint16_t *half = how.bf16 ? round_to_bf16(e->moment[0], ELEMENTS) : NULL;
-    for (int turn = 0; turn < 2; turn++) {
+    ckd_status status = CKD_OK;
+    for (int turn = 0; turn < 2 && status == CKD_OK; turn++) {
         int which = turn ^ how.second_first;
         bool is_half = half && which == 0;
-        add_moment(save, names[which], is_half ? CKD_BF16 : CKD_F32,
-                   is_half ? (const void *)half : e->moment[which], how.rule);
+        status = add_moment(save, names[which], is_half ? CKD_BF16 : CKD_F32,
+                            is_half ? (const void *)half : e->moment[which], &how, how.on_device >> which & 1,
+                            &err);
     }
-    commit_save(save);
     free(half);
+    if (status != CKD_OK) {
+        ckd_save_abort(save);
+        return status;
+    }
+    return ckd_save_commit(NULL, save, &err);
+}
+
+static void save_moments(ckd_store *store, const char *run, uint64_t step, const embedding *e, saving how) {
+    assert_int_equal(try_to_save(store, run, step, e, how), CKD_OK);
 }
 
 /*
@@ -251,6 +273,117 @@ static void test_rare_rows(void **state) {
     ckd_store_close(store);
 }
 
+/* Moments in a device's memory: the same bound, and of the same input. */
+static void test_rare_rows_on_a_device(void **state) {
+    ckd_store *store = store_create(*state);
+    const struct {
+        const char *run;
+        saving how;
+    } runs[] = {
+        {"near", {.fidelity = CKD_NEAR, .on_device = BOTH_MOMENTS}},
+        {"near-second-first", {.fidelity = CKD_NEAR, .second_first = true, .on_device = BOTH_MOMENTS}},
+        {"coarse", {.fidelity = CKD_COARSE, .on_device = BOTH_MOMENTS}},
+        {"coarse-bf16",
+         {.fidelity = CKD_COARSE, .bf16 = true, .second_first = true, .on_device = BOTH_MOMENTS}},
+        {"cells", {.fidelity = CKD_NEAR, .cells = true, .on_device = BOTH_MOMENTS}},
+        {"file", {.fidelity = CKD_NEAR, .second_first = true, .file = true, .on_device = BOTH_MOMENTS}},
+        {"faded", {.fidelity = CKD_NEAR, .faded = true, .on_device = BOTH_MOMENTS}},
+        {"first-there", {.fidelity = CKD_NEAR, .on_device = FIRST_MOMENT}},
+        {"second-there", {.fidelity = CKD_NEAR, .on_device = SECOND_MOMENT}},
+        {"first-exact", {.fidelity = CKD_NEAR, .exact = CKD_ROLE_EXP_AVG, .on_device = BOTH_MOMENTS}},
+        {"second-exact",
+         {.fidelity = CKD_COARSE,
+          .exact = CKD_ROLE_EXP_AVG_SQ,
+          .second_first = true,
+          .on_device = BOTH_MOMENTS}},
+    };
+    for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
+        run_saves(store, runs[i].run, runs[i].how);
+    }
+    ckd_store_close(store);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
+/* A call of the device that fails may fail the save, but no save has larger updates than it may. */
+static void test_failing_devices(void **state) {
+    ckd_store *store = store_create(*state);
+    embedding *e = embedding_new();
+    const uint64_t each = test_pick(11, 3, 1);
+    unsigned failed = 0, went_on = 0;
+    bool happened = true;
+    for (uint64_t n = test_first("updates of failing devices", each); happened; n += each) {
+        saving how = {.fidelity = CKD_NEAR, .second_first = n % 4 < 2, .on_device = BOTH_MOMENTS};
+        emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
+        emulated_fail_after = (int)n;
+        ckd_status status = try_to_save(store, "run", n, e, how);
+        happened = emulated_fail_after == 0;
+        emulated_fail_after = 0;
+        assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));
+        failed += status != CKD_OK;
+        went_on += status == CKD_OK && happened;
+        if (status == CKD_OK) {
+            check_updates(store, "run", n, e, how);
+        }
+    }
+    assert_true(failed > 0 && went_on > 0);
+    embedding_free(e);
+    ckd_store_close(store);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
+/* Where the largest update is. */
+static uint64_t place_of_largest(const embedding *e) {
+    uint64_t place = 0;
+    double largest = 0;
+    for (uint64_t i = 0; i < ELEMENTS; i++) {
+        double update = fabs((double)e->moment[0][i]) / (sqrt((double)e->moment[1][i]) + usual_eps);
+        place = update > largest ? i : place;
+        largest = update > largest ? update : largest;
+    }
+    return place;
+}
+
+/*
+ * A block with many NaNs is coded exactly, although the rest of its tile stays on the device. Its largest update is
+ * that of the values that were saved.
+ */
+static void test_exact_blocks_on_a_device(void **state) {
+    enum { NONE = 480 }; /* more than one in 16 of a cell, less than one in 256 of all */
+    ckd_store *store = store_create(*state);
+    embedding *e = embedding_new();
+    uint64_t spared = place_of_largest(e), row = spared / COLUMNS, column = spared % COLUMNS, none = 0;
+    for (uint64_t r = row / 96 * 96; r < row / 96 * 96 + 96 && r < ROWS; r++) {
+        for (uint64_t c = column / 48 * 48; c < column / 48 * 48 + 48; c++) {
+            bool takes = (r * 48 + c) % 8 == 0 && r * COLUMNS + c != spared && none < NONE;
+            e->moment[0][r * COLUMNS + c] = takes ? NAN : e->moment[0][r * COLUMNS + c];
+            none += takes;
+        }
+    }
+    for (unsigned turn = 0; turn < 4; turn++) {
+        saving how = {.fidelity = turn & 1 ? CKD_NEAR : CKD_COARSE,
+                      .second_first = turn & 2,
+                      .cells = true,
+                      .on_device = BOTH_MOMENTS};
+        save_moments(store, "exact", turn, e, how);
+        float *first = load_floats(store, "exact", turn, names[0], CKD_F32, ELEMENTS),
+              *second = load_floats(store, "exact", turn, names[1], CKD_F32, ELEMENTS);
+        assert_memory_equal(&first[row * COLUMNS + column / 48 * 48],
+                            &e->moment[0][row * COLUMNS + column / 48 * 48], 48 * sizeof(float));
+        double is = 0, was = 0;
+        for (uint64_t i = 0; i < ELEMENTS; i++) {
+            is = fmax(is, fabs((double)first[i]) / (sqrt((double)second[i]) + usual_eps));
+            was = fmax(was, fabs((double)e->moment[0][i]) / (sqrt((double)e->moment[1][i]) + usual_eps));
+        }
+        ckd_tensor_info told = tensor_info(store, "exact", turn, names[!how.second_first]);
+        assert_true(told.largest_update_given > 0.98 * was && told.largest_update_given < 1.01 * was);
+        assert_true(told.largest_update >= is && told.largest_update <= 1.02 * is);
+        free(first);
+        free(second);
+    }
+    embedding_free(e);
+    ckd_store_close(store);
+}
+
 /* Of an exact moment that comes last nothing can be changed. The update that it makes with the other one is told. */
 static void test_exact_moments_that_come_last(void **state) {
     ckd_store *store = store_create(*state);
@@ -304,8 +437,13 @@ static void test_odd_seconds(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_rare_rows),
+        tempdir_test(test_rare_rows_on_a_device),
+        tempdir_test(test_failing_devices),
+        tempdir_test(test_exact_blocks_on_a_device),
         tempdir_test(test_exact_moments_that_come_last),
         tempdir_test(test_odd_seconds),
     };
+    backend = emulated_device();
+    device_backend_use(backend);
     return cmocka_run_group_tests_name("lossy_updates", tests, NULL, NULL);
 }
