@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/retain/retain.h"
+#include "engine/retain/trash.h"
 
 #define DEFAULT_DEPTH     16
 #define DEFAULT_LOAD_COST 4.0
@@ -211,6 +212,10 @@ static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_erro
     return compact_record_loads(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
+static ckd_status remove_old(compacting *x, uint32_t timeout_ms, ckd_error *err) {
+    return trash_remove_replaced(&x->out->old_files, x->c.store, x->c.limits.timeout_ms, timeout_ms, err);
+}
+
 /*
  * Removes replaced generations from time to time. Finding them reads all manifests, which takes longer than
  * rewriting a small checkpoint. So it waits until they are large, or space is short.
@@ -222,7 +227,7 @@ static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) 
         return CKD_OK;
     }
     x->old_bytes = 0;
-    return compact_remove_old(&x->out->old_files, &x->c, 0, err);
+    return remove_old(x, 0, err);
 }
 
 /*
@@ -400,7 +405,7 @@ static ckd_status compact(compacting *x, ckd_error *err) {
     THEN(status, prune(x, err));
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
     uint32_t patience = x->c.limits.timeout_ms < LAST_PATIENCE_MS ? x->c.limits.timeout_ms : LAST_PATIENCE_MS;
-    return status == CKD_OK && wrote ? compact_remove_old(&x->out->old_files, &x->c, patience, err) : status;
+    return status == CKD_OK && wrote ? remove_old(x, patience, err) : status;
 }
 
 static void end(compacting *x) {

@@ -17,7 +17,6 @@
  *   manifest_update.c  makes a manifest name newer files of the checkpoints that its blocks build on
  *   gather.c           finds small and wasteful chunk files, and decides which are merged
  *   merge.c            copies the live records of such files into one
- *   old_generations.c  removes generations that were replaced
  *   dead_share.c       after a deletion by a policy: compacts if the share of dead bytes is too large
  *
  * Invariants:
@@ -343,13 +342,6 @@ typedef ckd_status (*gathered_fn)(void *context, const ckd_checkpoint *was, uint
  */
 ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t count, gathered_fn gathered,
                           void *context, ckd_error *err);
-
-/* ---- old_generations.c ---- */
-/*
- * Removes generations that newer ones have replaced, if nobody reads. Waits at most timeout_ms for readers. *left:
- * files that could not be removed yet.
- */
-ckd_status compact_remove_old(uint64_t *left, const compaction *c, uint32_t timeout_ms, ckd_error *err);
 
 /* ---- dead_share.c ---- */
 /*

@@ -6,7 +6,7 @@
  * 4. The publish lock is taken. The checkpoint must still be of the generation that was read.
  * 5. The manifest of the next generation is published. This is the commit point.
  * 6. The catalog follows.
- * The generation before stays until nobody reads it (old_generations.c).
+ * The generation before stays until nobody reads it (retain/trash.c).
  */
 #include <stdio.h>
 #include <stdlib.h>

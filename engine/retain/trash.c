@@ -249,8 +249,14 @@ static size_t choose_replaced(manifest_set *n, const ckd_store *store) {
     return count;
 }
 
-ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool force,
-                                 ckd_error *err) {
+/*
+ * Removes generations of listed checkpoints that newer ones have replaced. Chunk files go first, then manifests: an old
+ * manifest without files does no harm below a newer one, and a file that no manifest names would stay forever. The
+ * caller holds the publish lock and the exclusive reader lock. dry: only counts, and needs no reader lock. Errors: as
+ * manifest_set_read; IO.
+ */
+static ckd_status remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool force,
+                                  ckd_error *err) {
     manifest_set n = {0};
     file_uses files = {0};
     ckd_status status = manifest_set_read(&n, store, err);
@@ -285,7 +291,7 @@ ckd_status trash_would_free(ckd_collected *out, const manifest_set *chosen, ckd_
 }
 
 /* Is there a newest generation with another one below it? Looks at file names alone. */
-bool trash_any_replaced(const ckd_store *store) {
+static bool any_replaced(const ckd_store *store) {
     manifest_list list = {0};
     bool any = false;
     if (manifests_read(&list, store, NULL) != CKD_OK) {
@@ -302,7 +308,9 @@ bool trash_any_replaced(const ckd_store *store) {
 
 typedef struct attempt {
     const ckd_store *store;
+    uint32_t lock_ms; /* for the publish lock */
     bool all, force;
+    bool only_replaced; /* leaves the trash alone */
     ckd_collected *out;
     unlinker_wait wait;
 } attempt;
@@ -314,17 +322,15 @@ typedef struct attempt {
 static ckd_status try_collect(void *context, ckd_error *err) {
     attempt *a = context;
     file_lock *publish, *readers;
-    ckd_status status = store_lock_publish(&publish, a->store, err);
+    ckd_status status = store_lock_publish_within(&publish, a->store, a->lock_ms, err);
     if (status != CKD_OK) {
         return status;
     }
     status = store_lock_unlinker(&readers, &a->wait, a->store, err);
     if (status == CKD_OK) {
         ckd_collected replaced = {0};
-        status = trash_any_replaced(a->store)
-                     ? trash_remove_replaced(&replaced, a->store, false, a->force, err)
-                     : CKD_OK;
-        if (status == CKD_OK) {
+        status = any_replaced(a->store) ? remove_replaced(&replaced, a->store, false, a->force, err) : CKD_OK;
+        if (status == CKD_OK && !a->only_replaced) {
             status = collect(a->out, a->store, a->all, false, a->force, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
@@ -335,11 +341,12 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     return status;
 }
 
-static ckd_status count_only(ckd_collected *out, const ckd_store *store, bool all, ckd_error *err) {
+static ckd_status count_only(const attempt *a, ckd_error *err) {
     file_lock *publish;
-    ckd_status status = store_lock_publish(&publish, store, err);
+    ckd_status status = store_lock_publish_within(&publish, a->store, a->lock_ms, err);
     if (status == CKD_OK) {
-        status = collect(out, store, all, true, false, err);
+        status = a->only_replaced ? remove_replaced(a->out, a->store, true, false, err)
+                                  : collect(a->out, a->store, a->all, true, false, err);
         lock_release(publish);
     }
     return status;
@@ -355,14 +362,35 @@ ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_col
     }
     THEN(status, store_check_writable(store, err));
     if (status == CKD_OK) {
-        attempt a = {store, o.all != 0, o.give_up != 0, &result, {0}};
         uint32_t timeout = store->options.lock_timeout_ms;
-        status =
-            o.dry_run ? count_only(&result, store, a.all, err) : keep_trying(try_collect, &a, timeout, err);
+        attempt a = {.store = store, .lock_ms = timeout, .all = o.all, .force = o.give_up, .out = &result};
+        status = o.dry_run ? count_only(&a, err) : keep_trying(try_collect, &a, timeout, err);
     }
     if (out && status == CKD_OK) {
         *out = result;
     }
+    return status;
+}
+
+ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, uint32_t lock_ms, uint32_t timeout_ms,
+                                 ckd_error *err) {
+    ckd_collected result = {0};
+    attempt a = {.store = store, .lock_ms = lock_ms, .only_replaced = true, .out = &result};
+    *left = 0;
+    if (!any_replaced(store)) {
+        return CKD_OK;
+    }
+    ckd_error why = {0};
+    ckd_status status = keep_trying(try_collect, &a, timeout_ms, &why);
+    if (status == CKD_E_STATE) { /* a repair needs them */
+        store_message(store, "files that were replaced stay for now: %s (%s)", why.message, why.file);
+        status = CKD_E_BUSY;
+    }
+    if (status != CKD_E_BUSY) {
+        return err_from(err, status, &why);
+    }
+    status = count_only(&a, err);
+    *left = result.files;
     return status;
 }
 
@@ -385,15 +413,14 @@ static bool any_expired(const ckd_store *store) {
 ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
     file_lock *readers;
     ckd_collected result = {0};
-    bool expired = any_expired(store), replaced = trash_any_replaced(store);
+    bool expired = any_expired(store), replaced = any_replaced(store);
     if ((!expired && !replaced) || lock_acquire(&readers, path_in(store->path, FILE_READER_LOCK).text,
                                                 LOCK_EXCLUSIVE, true, 0, NULL) != CKD_OK) {
         /* Somebody reads; the work is left for another time. */
         return CKD_OK;
     }
     ckd_error why = {0};
-    ckd_status status =
-        replaced ? trash_remove_replaced(&(ckd_collected){0}, store, false, false, &why) : CKD_OK;
+    ckd_status status = replaced ? remove_replaced(&(ckd_collected){0}, store, false, false, &why) : CKD_OK;
     if (status == CKD_OK && expired) {
         status = collect(&result, store, false, false, false, &why);
     }

@@ -27,18 +27,16 @@ ckd_status trash_put(ckd_store *store, trash_choose_fn choose, void *context, ui
 ckd_status trash_collect_now(ckd_store *store, ckd_error *err);
 
 /*
- * Removes generations of listed checkpoints that newer ones have replaced, if all files of the newer one exist. The
- * caller holds the publish lock and the exclusive reader lock. dry: only counts, and needs no reader lock. Errors:
- * as manifest_set_read; IO.
+ * Removes generations of listed checkpoints that newer ones have replaced, if all files of the newer one exist. Waits
+ * at most lock_ms for the publish lock, and timeout_ms for readers. *left: files that could not be removed yet, because
+ * somebody reads, or a repair needs them. Errors: as manifest_set_read; BUSY, IO.
  */
-ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool force,
+ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, uint32_t lock_ms, uint32_t timeout_ms,
                                  ckd_error *err);
 /*
  * Counts what removing the chosen checkpoints would free: their manifests, and files that no other manifest names.
  * Errors: NOMEM.
  */
 ckd_status trash_would_free(ckd_collected *out, const manifest_set *chosen, ckd_error *err);
-/* Is there a replaced generation? Looks at file names alone. */
-bool trash_any_replaced(const ckd_store *store);
 
 #endif
