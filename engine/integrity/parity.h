@@ -127,16 +127,12 @@ void parity_write_undo(const ckd_store *store, const parity_group *g, uint32_t r
 uint64_t parity_batch(const parity_group *g);
 
 /* ---- parity_check.c ---- */
-/* Reads a parity file through, and records damage. p: may be NULL. Errors: those of the rate limiter, IO, NOMEM. */
+/*
+ * Reads a parity file through, and records damage, also if it is missing. p: may be NULL. Errors: those of the rate
+ * limiter, IO, NOMEM.
+ */
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                             rate_limiter *p, ckd_error *err);
-
-/*
- * Records that a file of the group is missing, unless it exists and cannot be read, or the whole group was removed
- * meanwhile. Errors: IO, NOMEM.
- */
-ckd_status parity_record_missing(const parity_set *s, uint32_t row, const ckd_store *store,
-                                 damage_list *damage, ckd_error *err);
 
 /* Chunk files of a store, sorted by id. */
 typedef struct parity_files {

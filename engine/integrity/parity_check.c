@@ -73,8 +73,28 @@ static ckd_status check_stripes(row_check *c, rate_limiter *p, ckd_error *err) {
     return status;
 }
 
+/* Unless the file exists and cannot be read, or the whole group was removed meanwhile. */
+static ckd_status record_missing(const parity_set *s, uint32_t row, const ckd_store *store,
+                                 damage_list *damage, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pathname p = path_parity(store->path, &s->group.id, row, "");
+    bool others = false; /* other rows exist; if none does, the group was removed meanwhile */
+    for (uint32_t i = 0; i < s->group.rows && !others; i++) {
+        others = (s->present >> i & 1) && file_exists(path_parity(store->path, &s->group.id, i, "").text);
+    }
+    if (file_exists(p.text) || !others) {
+        /* The file may also exist and be unreadable, which was recorded before. */
+        return CKD_OK;
+    }
+    err_corrupt(&why, p.text, CKD_NO_OFFSET, "a file of a parity group is missing");
+    return damage_record(damage, CKD_E_CORRUPT, &why, CKD_NO_OFFSET, "", err);
+}
+
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                             rate_limiter *p, ckd_error *err) {
+    if (!(s->present >> row & 1)) {
+        return record_missing(s, row, store, damage, err);
+    }
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname path = path_parity(store->path, &s->group.id, row, "");
     row_check c = {.s = s, .row = row, .path = path.text, .damage = damage};
@@ -91,20 +111,4 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
     THEN(status, check_stripes(&c, p, err));
     parity_close(c.file);
     return status;
-}
-
-ckd_status parity_record_missing(const parity_set *s, uint32_t row, const ckd_store *store,
-                                 damage_list *damage, ckd_error *err) {
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    pathname p = path_parity(store->path, &s->group.id, row, "");
-    bool others = false; /* other rows exist; if none does, the group was removed meanwhile */
-    for (uint32_t i = 0; i < s->group.rows && !others; i++) {
-        others = (s->present >> i & 1) && file_exists(path_parity(store->path, &s->group.id, i, "").text);
-    }
-    if (file_exists(p.text) || !others) {
-        /* The file may also exist and be unreadable, which was recorded before. */
-        return CKD_OK;
-    }
-    err_corrupt(&why, p.text, CKD_NO_OFFSET, "a file of a parity group is missing");
-    return damage_record(damage, CKD_E_CORRUPT, &why, CKD_NO_OFFSET, "", err);
 }

@@ -103,8 +103,7 @@ static ckd_status look_at_rows(repairing *r, ckd_error *err) {
         for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
             size_t before = r->result->left->damage_count;
             bool there = s->present >> row & 1;
-            status = there ? parity_check_row(s, row, r->store, &r->damage, &r->limiter, err)
-                           : parity_record_missing(s, row, r->store, &r->damage, err);
+            status = parity_check_row(s, row, r->store, &r->damage, &r->limiter, err);
             bad |= !there || r->result->left->damage_count > before ? UINT32_C(1) << row : 0;
         }
         if (bad) {

@@ -32,10 +32,6 @@ typedef struct selection {
 
 /* ---- its files ---- */
 
-static int by_file(const void *a, const void *b) {
-    return memcmp(&((const file_ref *)a)->id, &((const file_ref *)b)->id, sizeof(ckd_id));
-}
-
 static bool is_selected(const selection *s, const ckd_id *writer) {
     return !s->writer || id_equal(s->writer, writer) != s->others;
 }
@@ -97,7 +93,7 @@ static ckd_status find_files(rewriting *w, bool any, const selection *s, ckd_err
         status = add_file(w, &live->items[i].file.id, s, false, err);
     }
     if (w->m.own_count) {
-        qsort(w->m.files, w->m.own_count, sizeof(*w->m.files), by_file);
+        qsort(w->m.files, w->m.own_count, sizeof(*w->m.files), id_compare);
     }
     for (size_t i = 0; i < w->m.own_count; i++) {
         w->m.files[i].rank = (uint32_t)i;

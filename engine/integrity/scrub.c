@@ -184,8 +184,7 @@ static ckd_status scrub_parity(scrubbing *s, ckd_error *err) {
     for (size_t i = 0; i < sets.count && status == CKD_OK && !out_of_time(s); i++) {
         const parity_set *set = sets.items[(random % sets.count + i) % sets.count];
         for (uint32_t row = 0; row < set->group.rows && status == CKD_OK; row++) {
-            status = set->present >> row & 1 ? parity_check_row(set, row, s->store, &s->damage, &p, err)
-                                             : parity_record_missing(set, row, s->store, &s->damage, err);
+            status = parity_check_row(set, row, s->store, &s->damage, &p, err);
         }
     }
     parity_sets_free(&sets);

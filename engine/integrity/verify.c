@@ -235,9 +235,7 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
         const parity_set *s = sets.items[i];
         v->result->weak_groups += parity_set_redundancy(s, v->store) < (int)s->group.rows;
         for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
-            bool there = s->present >> row & 1;
-            status = there ? parity_check_row(s, row, v->store, &v->damage, NULL, err)
-                           : parity_record_missing(s, row, v->store, &v->damage, err);
+            status = parity_check_row(s, row, v->store, &v->damage, NULL, err);
             THEN(status, progress(v, 0, err));
         }
     }

@@ -136,20 +136,19 @@ static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd
     return status == CKD_OK && f->pace ? f->pace(f->throttle_context, r->stored_size, err) : status;
 }
 
-static ckd_status open_file(chunk **out, const file_check *f, const file_ref *expected, ckd_error *why) {
-    pathname p = path_chunk(f->store->path, &expected->id, "");
-    const char *path = f->path ? f->path : p.text;
-    ckd_status status = chunk_open_outer(out, path, why);
+ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path, const file_ref *file,
+                           ckd_error *err) {
+    ckd_status status = chunk_open_outer(out, path, err);
     if (status != CKD_OK) {
-        return err_in_file(why, status, path);
+        return err_in_file(err, status, path);
     }
     const chunk *c = *out;
-    bool same = hash128_equal(&c->root, &expected->root) && c->size == expected->size &&
-                id_equal(&c->identity.file, &expected->id) && id_equal(&c->identity.store, &f->store->id);
+    bool same = hash128_equal(&c->root, &file->root) && c->size == file->size &&
+                id_equal(&c->identity.file, &file->id) && id_equal(&c->identity.store, &store->id);
     if (!same) {
         chunk_close(*out);
         *out = NULL;
-        return err_corrupt(why, path, CKD_NO_OFFSET, "this is not the chunk file that its manifest names");
+        return err_corrupt(err, path, CKD_NO_OFFSET, "this is not the chunk file that its manifest names");
     }
     return CKD_OK;
 }
@@ -158,7 +157,8 @@ ckd_status check_named_file(const file_check *f, const file_ref *file, const cha
                             ckd_error *err) {
     chunk *c;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = open_file(&c, f, file, &why);
+    pathname p = path_chunk(f->store->path, &file->id, "");
+    ckd_status status = open_named_file(&c, f->store, f->path ? f->path : p.text, file, &why);
     if (status != CKD_OK) {
         finding found = {status, &why, CKD_NO_OFFSET};
         ckd_status noted = record_for(f, &found, checkpoint, err);

@@ -17,6 +17,13 @@ typedef struct file_check {
 } file_check;
 
 /*
+ * Opens a chunk file, at this path, that a manifest names. Errors: CORRUPT (also: another file), NOT_FOUND, UNSUPPORTED,
+ * IO, NOMEM.
+ */
+ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path, const file_ref *file,
+                           ckd_error *err);
+
+/*
  * Checks that it is the file that the manifest names, and that its contents are intact. Adds damage to the list;
  * `checkpoint` is named if the file cannot be opened. Decodes nothing. Errors: those of pace, IO, NOMEM.
  */

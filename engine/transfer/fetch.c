@@ -7,6 +7,7 @@
 
 #include "engine/common/rate_limiter.h"
 #include "engine/store/damage.h"
+#include "engine/store/file_check.h"
 #include "engine/store/file_scan.h"
 #include "engine/store/record_copy.h"
 #include "engine/transfer/transfer.h"
@@ -155,22 +156,6 @@ ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_stat
     snprintf(err->message, sizeof(err->message), "%s in '%.100s' is damaged, and was not copied: %.200s",
              item->source, t->from->path, why);
     return err->status = status == CKD_E_NOT_FOUND ? CKD_E_CORRUPT : status;
-}
-
-static ckd_status open_named(chunk **out, const ckd_store *store, const char *path, const file_ref *file,
-                             ckd_error *err) {
-    ckd_status status = chunk_open_outer(out, path, err);
-    if (status != CKD_OK) {
-        return err_in_file(err, status, path);
-    }
-    const chunk *c = *out;
-    if (!hash128_equal(&c->root, &file->root) || c->size != file->size ||
-        !id_equal(&c->identity.file, &file->id) || !id_equal(&c->identity.store, &store->id)) {
-        chunk_close(*out);
-        *out = NULL;
-        return err_corrupt(err, path, CKD_NO_OFFSET, "this is not the chunk file that its manifest names");
-    }
-    return CKD_OK;
 }
 
 static uint64_t end_of(const record *r) {
@@ -367,7 +352,7 @@ static ckd_status fill(bool *resumed, file_copy *k, const char *path, ckd_error 
 static ckd_status check_arrived(transfer *t, const char *path, const transfer_file *f, const ckd_id *only,
                                 ckd_error *err) {
     chunk *c = NULL;
-    ckd_status status = open_named(&c, t->to, path, &f->file, err);
+    ckd_status status = open_named_file(&c, t->to, path, &f->file, err);
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
         const ckd_id *of = &c->outer[i].tensor->checkpoint;
         if (only ? id_equal(of, only) : !damaged_parts_of(f, of)) {
@@ -385,7 +370,7 @@ static ckd_status fetch_once(bool *resumed, transfer *t, transfer_file *f, const
     pathname path = transfer_path(t, &f->file.id);
     *resumed = false;
     ckd_status status =
-        open_named(&c, t->from, path_chunk(t->from->path, &f->file.id, "").text, &f->file, err);
+        open_named_file(&c, t->from, path_chunk(t->from->path, &f->file.id, "").text, &f->file, err);
     if (status != CKD_OK) {
         return transfer_blame(t, item, status, err);
     }
@@ -450,7 +435,7 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
     uint64_t end = t->done + f->part->file.size;
     ckd_status status = CKD_OK;
     if (!f->part->is_complete) {
-        status = open_named(&c, t->from, path_chunk(t->from->path, &source->id, "").text, source, err);
+        status = open_named_file(&c, t->from, path_chunk(t->from->path, &source->id, "").text, source, err);
         if (status != CKD_OK) {
             return transfer_blame(t, item, status, err);
         }
@@ -540,7 +525,7 @@ ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, c
     if (all) {
         return check_arrived(t, p.text, f, NULL, err);
     }
-    ckd_status status = open_named(&c, t->to, p.text, &f->file, err);
+    ckd_status status = open_named_file(&c, t->to, p.text, &f->file, err);
     chunk_close(c);
     return status;
 }
@@ -549,7 +534,7 @@ ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, co
                                    ckd_error *err) {
     chunk *c = NULL;
     pathname p = path_chunk(t->from->path, &f->file.id, "");
-    ckd_status status = open_named(&c, t->from, p.text, &f->file, err);
+    ckd_status status = open_named_file(&c, t->from, p.text, &f->file, err);
     chunk_close(c);
     return status == CKD_OK ? status : transfer_blame(t, item, status, err);
 }
