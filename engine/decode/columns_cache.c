@@ -56,8 +56,8 @@ static cached_columns *find_place(columns_cache *c) {
     }
 }
 
-cached_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content) {
-    *mine = false;
+cached_columns *columns_claim(columns_cache *c, bool *must_fill, const hash128 *content) {
+    *must_fill = false;
     pthread_mutex_lock(&c->mutex);
     cached_columns *k;
     for (;;) {
@@ -65,8 +65,8 @@ cached_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *conte
         if (k && !k->filling) {
             break;
         }
-        *mine = !k && (k = find_place(c)) != NULL;
-        if (*mine) {
+        *must_fill = !k && (k = find_place(c)) != NULL;
+        if (*must_fill) {
             k->content = *content;
             k->filling = true;
             break;

@@ -40,12 +40,12 @@ void columns_cache_init(columns_cache *c);
 void columns_cache_free(columns_cache *c, bool in_child);
 
 /*
- * Pins the entry with this content, until columns_release. *mine: the entry is new, and the caller must decode into
- * `columns`, put the memory behind it into step, shift and factor, and call columns_filled before anything else. Waits
- * while another worker decodes it, or while all entries are in use. So a caller that holds an entry may wait only for
- * the disk, and for one second entry.
+ * Pins the entry with this content, until columns_release. *must_fill: the entry is new, and the caller must decode
+ * into `columns`, put the memory behind it into step, shift and factor, and call columns_filled before anything else.
+ * Waits while another worker decodes it, or while all entries are in use. So a caller that holds an entry may wait only
+ * for the disk, and for one second entry.
  */
-cached_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content);
+cached_columns *columns_claim(columns_cache *c, bool *must_fill, const hash128 *content);
 /* good: false if decoding failed; the entry is then released and removed. */
 void columns_filled(columns_cache *c, cached_columns *k, bool good);
 void columns_release(columns_cache *c, cached_columns *k);

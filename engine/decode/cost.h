@@ -86,7 +86,10 @@ void budget_add(load_budget *b, const load_cost *chain, const load_cost *materia
 double budget_load_cost(const load_budget *b);
 
 /* ---- of a checkpoint ---- */
-/* The step's dependency `index`, if that is one block of the same checkpoint over the same span; else NULL. Thread-safe. */
+/*
+ * The step's dependency `index`, if that is one block of the same checkpoint over the same span; else NULL.
+ * Thread-safe.
+ */
 const view_block *step_input(const view *v, const view_block *b, uint32_t index);
 /*
  * The cost that the block adds to loading the rest of its checkpoint. For a step, this excludes the moments that it is

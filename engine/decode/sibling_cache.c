@@ -70,34 +70,34 @@ bool sibling_cache_has(const sibling_cache *s, const view_block *b) {
 /* ---- keeping ---- */
 
 /* Reserves memory for the block's values. NULL if they are cached or were handed out, or if the limit is reached. */
-static void *make_room(sibling_cache *s, const view_block *b) {
+static void *reserve(sibling_cache *s, const view_block *b) {
     size_t number = number_of(s, b);
     uint64_t size = b->record->raw_size;
     pthread_mutex_lock(&s->mutex);
-    bool wanted =
+    bool reserved =
         !s->cached[number] && !s->handed_out[number] && size <= s->limit && s->bytes <= s->limit - size;
-    s->bytes += wanted ? size : 0;
+    s->bytes += reserved ? size : 0;
     pthread_mutex_unlock(&s->mutex);
-    void *room = wanted ? malloc(size + 1) : NULL;
-    if (wanted && !room) {
+    void *memory = reserved ? malloc(size + 1) : NULL;
+    if (reserved && !memory) {
         pthread_mutex_lock(&s->mutex);
         s->bytes -= size;
         pthread_mutex_unlock(&s->mutex);
     }
-    return room;
+    return memory;
 }
 
-/* filled: false if the memory from make_room is not needed after all. */
-static void keep(sibling_cache *s, const view_block *b, void *room, bool filled) {
+/* filled: false if the memory from reserve is not needed after all. */
+static void keep(sibling_cache *s, const view_block *b, void *memory, bool filled) {
     size_t number = number_of(s, b);
     pthread_mutex_lock(&s->mutex);
     if (filled && !s->cached[number]) {
-        s->cached[number] = room;
-        room = NULL;
+        s->cached[number] = memory;
+        memory = NULL;
     }
-    s->bytes -= room ? b->record->raw_size : 0;
+    s->bytes -= memory ? b->record->raw_size : 0;
     pthread_mutex_unlock(&s->mutex);
-    free(room);
+    free(memory);
 }
 
 /* Caches the inputs that the leading block was rebuilt from, as far as the decoder still has them. */
@@ -105,9 +105,9 @@ static void keep_inputs(sibling_cache *s, decoder *d, const view_block *dependen
                         const view_block *except) {
     for (uint32_t i = 1; i < dependent_weight->record->dependency_count; i++) {
         const view_block *input = step_input(s->view, dependent_weight, i);
-        void *room = input && input != except ? make_room(s, input) : NULL;
-        if (room) {
-            keep(s, input, room, values_cached(d, input, room));
+        void *memory = input && input != except ? reserve(s, input) : NULL;
+        if (memory) {
+            keep(s, input, memory, values_cached(d, input, memory));
         }
     }
 }
@@ -139,13 +139,13 @@ static bool scatter_with_weight(sibling_cache *s, decoder *d, const view_block *
     const view_block *dependent_weight = s->dependent_weights[number_of(s, b)];
     bool square = b->record->tensor->role == CKD_ROLE_EXP_AVG_SQ && !b->materialized;
     bool planned = dependent_weight && (!d->plan || load_plan_uses(d->plan, dependent_weight->record) > 0);
-    void *room = square && planned ? make_room(s, dependent_weight) : NULL;
-    if (!room) {
+    void *memory = square && planned ? reserve(s, dependent_weight) : NULL;
+    if (!memory) {
         return false;
     }
     d->steps = 0;
-    bool placed = values_of_input(d, s->view, dependent_weight, room, NULL) == CKD_OK;
-    keep(s, dependent_weight, room, placed);
+    bool placed = values_of_input(d, s->view, dependent_weight, memory, NULL) == CKD_OK;
+    keep(s, dependent_weight, memory, placed);
     void *values = placed ? malloc(b->record->raw_size + 1) : NULL;
     placed = values && values_cached(d, b, values);
     if (placed) {

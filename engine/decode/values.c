@@ -75,11 +75,12 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
 
 /* For a record that many blocks name. */
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
-    bool mine = false; /* a thread that reads such a record waits for nothing, so no circle can arise */
+    bool must_fill = false; /* a thread that reads such a record waits for nothing, so no circle can arise */
     stored_values *v =
-        d->store ? values_store_claim(d->store, &mine, b->record, b->record->raw_size, UINT32_MAX) : NULL;
-    ckd_status status = v && !mine ? CKD_OK : blob_bytes(d, b, to, err);
-    if (v && mine) {
+        d->store ? values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, UINT32_MAX)
+                 : NULL;
+    ckd_status status = v && !must_fill ? CKD_OK : blob_bytes(d, b, to, err);
+    if (v && must_fill) {
         memcpy(v->values, to, status == CKD_OK ? b->record->raw_size : 0);
         values_store_filled(d->store, v, status == CKD_OK);
     } else if (v) {
@@ -276,9 +277,9 @@ ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to
  */
 static ckd_status values_in_store(stored_values **out, decoder *d, const view *v, const view_block *b,
                                   ckd_error *err) {
-    bool mine = false;
-    *out = values_store_claim(d->store, &mine, b->record, b->record->raw_size, d->filling);
-    if (!mine) {
+    bool must_fill = false;
+    *out = values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, d->filling);
+    if (!must_fill) {
         return CKD_OK;
     }
     uint32_t filling = d->filling, inside = d->lossy_depth;
@@ -323,7 +324,7 @@ static ckd_status scatter_part(decoder *d, const view *v, const view_block *b, c
  * Whether the block will be needed again. Without a plan: if only a part is needed now, or if another tensor is known
  * to be built from it.
  */
-static bool wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
+static bool needed_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
                          bool all) {
     if (d->plan) {
         return load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) > 1;
@@ -344,7 +345,7 @@ static ckd_status scatter_block(decoder *d, const view *v, const view_block *b, 
         return CKD_OK;
     }
     stored_values *stored = NULL;
-    ckd_status status = wanted_again(d, v, target->tensor, b, common == have.count)
+    ckd_status status = needed_again(d, v, target->tensor, b, common == have.count)
                             ? values_in_store(&stored, d, v, b, err)
                             : CKD_OK;
     if (status != CKD_OK) {

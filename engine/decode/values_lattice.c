@@ -32,9 +32,9 @@ static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, c
     if (!on || on->kind != DEPENDS_SIDE) {
         return CKD_OK;
     }
-    bool mine, own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
-    cached_columns *kept = columns_claim(d->columns, &mine, &on->content);
-    if (mine) {
+    bool must_fill, own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
+    cached_columns *kept = columns_claim(d->columns, &must_fill, &on->content);
+    if (must_fill) {
         const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
         ckd_status status =
             side ? read_columns(kept, d, side, err)

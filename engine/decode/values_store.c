@@ -92,9 +92,9 @@ static stored_values *add(values_store *s, const record *r, uint64_t size) {
     return v;
 }
 
-stored_values *values_store_claim(values_store *s, bool *mine, const record *r, uint64_t size,
+stored_values *values_store_claim(values_store *s, bool *must_fill, const record *r, uint64_t size,
                                   uint32_t floor) {
-    *mine = false;
+    *must_fill = false;
     pthread_mutex_lock(&s->mutex);
     stored_values *v = find(s, r);
     while (v && v->filling && r->depth < floor) {
@@ -103,7 +103,7 @@ stored_values *values_store_claim(values_store *s, bool *mine, const record *r, 
     }
     if (!v) {
         v = add(s, r, size);
-        *mine = v != NULL;
+        *must_fill = v != NULL;
     } else if (v->filling) {
         v = NULL;
     } else {

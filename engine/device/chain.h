@@ -95,9 +95,9 @@ typedef struct device_chain {
 void device_chain_free(device_chain *c);
 
 /*
- * Collects what a device needs to make the values of the chain's block, one of `v`. Some links do not suit a device. The host decodes
- * these, with all links below them, and sends values. They are links with sparse or framed streams, other
- * codings, wide integers, optimizer steps, or a parent in several blocks. If the block itself is such a link,
+ * Collects what a device needs to make the values of the chain's block, one of `v`. Some links do not suit a device.
+ * The host decodes these, with all links below them, and sends values. They are links with sparse or framed streams,
+ * other codings, wide integers, optimizer steps, or a parent in several blocks. If the block itself is such a link,
  * count is 0, and the caller uses device_chain_values. Errors: as block_values, for what the host decodes.
  */
 ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v, ckd_error *err);

@@ -88,7 +88,7 @@ typedef struct device_task {
 static bool for_device(const device_task *w, const decoder *d, const view_block *b) {
     const ckd_load *load = w->load;
     /* the rounded copy, which the device computes itself */
-    uint32_t rounded = load->again[w->span.tensor - load->view->tensors];
+    uint32_t rounded = load->has_derived[w->span.tensor - load->view->tensors];
     bool once =
         !d->plan || load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) <= 1 + rounded;
     return b->record->count >= DEVICE_MIN_ELEMENTS && once &&

@@ -18,7 +18,7 @@ static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
         status = decoder_init(d, &load->views, &load->columns, err);
         d->store = &load->cached;
         d->top = load->view;
-        d->has_derived = load->again;
+        d->has_derived = load->has_derived;
     }
     return status;
 }
@@ -26,8 +26,8 @@ static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
 /* Finds tensors that other tensors of the checkpoint copy or round. */
 static ckd_status find_sources(ckd_load *load, ckd_error *err) {
     const view *v = load->view;
-    load->again = calloc(v->tensor_count + 1, sizeof(*load->again));
-    if (!load->again) {
+    load->has_derived = calloc(v->tensor_count + 1, sizeof(*load->has_derived));
+    if (!load->has_derived) {
         return err_nomem(err, v->tensor_count, "a list of tensors");
     }
     const char *last = "";
@@ -41,7 +41,7 @@ static ckd_status find_sources(ckd_load *load, ckd_error *err) {
         const char *name = on->tensor && *on->tensor ? on->tensor : r->tensor->name;
         const view_tensor *source = strcmp(name, last) == 0 ? NULL : view_find(v, name);
         if (source) {
-            load->again[source - v->tensors] = true;
+            load->has_derived[source - v->tensors] = true;
         }
         last = name;
     }
@@ -307,7 +307,7 @@ void ckd_load_end(ckd_load *load) {
     }
     free(load->decoders);
     free(load->tensors.items);
-    free(load->again);
+    free(load->has_derived);
     sibling_cache_free(&load->shared);
     values_store_free(&load->cached);
     columns_cache_free(&load->columns, false);

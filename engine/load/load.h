@@ -18,7 +18,7 @@ struct ckd_load {
     values_store cached;  /* likewise */
     uint64_t staging;     /* bytes that may be held besides the caller's and the workers' */
     columns_cache columns;
-    bool *again; /* by tensor of the view: other tensors of the checkpoint are built from it */
+    bool *has_derived; /* by tensor of the view: other tensors of the checkpoint are built from it */
     struct {
         /*
          * Counts blocks of tensors that a device completed. `decoded`: the device decoded them, from the root of what
