@@ -163,7 +163,7 @@ static tensor_context context_of(const rewrite_plan *p, const view_block *b, con
 static ckd_status code_copy(const recoding *x, ckd_error *err) {
     compact_item *item = x->item;
     const block_rewrite *f = x->f;
-    const ckd_id *holder = &x->w->job.dependencies[0].checkpoint;
+    const ckd_id *holder = &x->w->job.decision.dependencies[0].checkpoint;
     if (compact_is_victim(x->c, holder)) {
         holder = &f->new_base->manifest.checkpoint.id;
     }
@@ -176,13 +176,14 @@ static ckd_status code_copy(const recoding *x, ckd_error *err) {
 
 static void choose(block_job *job, compaction *c, const block_rewrite *f) {
     load_cost chain = f->new_base_load.chain;
-    chain.stored += (double)job->delta.size;
+    chain.stored += (double)job->analysis.delta.size;
     bool delta =
-        job->delta.available && compact_pays(c, &chain, &job->base, job->delta.size, job->standalone.size);
-    job->chosen = delta ? &job->delta : &job->standalone;
-    job->predictor = delta ? PREDICT_PARENT : PREDICT_NONE;
-    job->depth = delta ? f->new_base_load.depth + 1 : 0;
-    job->materialize = false;
+        job->analysis.delta.available &&
+        compact_pays(c, &chain, &job->decision.base, job->analysis.delta.size, job->analysis.standalone.size);
+    job->decision.chosen = delta ? &job->analysis.delta : &job->analysis.standalone;
+    job->decision.predictor = delta ? PREDICT_PARENT : PREDICT_NONE;
+    job->decision.depth = delta ? f->new_base_load.depth + 1 : 0;
+    job->decision.materialize = false;
 }
 
 static ckd_status code_exactly(const recoding *x, ckd_error *err) {
@@ -198,12 +199,12 @@ static ckd_status code_exactly(const recoding *x, ckd_error *err) {
                           .dedup_index = &c->nothing,
                           .checkpoint = x->p->view->manifest.checkpoint.id};
     load_budget budget = {.limit = c->options.max_load_cost, .newest_limit = c->options.max_load_cost};
-    job->values = x->w->values.data;
-    job->first = r->first;
-    job->count = r->count;
-    job->try_delta = true;
+    job->input.values = x->w->values.data;
+    job->input.first = r->first;
+    job->input.count = r->count;
+    job->input.try_delta = true;
     ckd_status status = block_analyse(job, &how, &t, &budget, err);
-    if (status == CKD_OK && job->is_duplicate) {
+    if (status == CKD_OK && block_is_duplicate(job)) {
         return code_copy(x, err);
     }
     if (status == CKD_OK) {
@@ -213,14 +214,15 @@ static ckd_status code_exactly(const recoding *x, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    const candidate *chosen = job->chosen;
-    bool raw = chosen->coding == CODING_RAW, delta = job->predictor == PREDICT_PARENT;
+    const candidate *chosen = job->decision.chosen;
+    bool raw = chosen->coding == CODING_RAW, delta = job->decision.predictor == PREDICT_PARENT;
     if (delta) {
-        build_on(item, PREDICT_PARENT, &f->new_base->manifest.checkpoint.id, &job->dependencies[0].content);
+        build_on(item, PREDICT_PARENT, &f->new_base->manifest.checkpoint.id,
+                 &job->decision.dependencies[0].content);
     }
-    status = set_payload(item, chosen->coding, raw ? job->values : chosen->payload.data,
+    status = set_payload(item, chosen->coding, raw ? job->input.values : chosen->payload.data,
                          raw ? r->raw_size : chosen->size, err);
-    item->to.base_stored = job->standalone.size;
+    item->to.base_stored = job->analysis.standalone.size;
     set_load(item, delta ? &f->new_base_load : NULL,
              work_of(&item->to, delta ? job->plan.delta_symbols : r->count));
     return status;

@@ -21,9 +21,13 @@ ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err
 void block_job_free(block_job *job) {
     decoder_free(&job->decoder);
     block_plan_free(&job->plan);
-    lossy_job_free(&job->lossy_work);
-    bytes *const buffers[] = {&job->own,           &job->previous,   &job->standalone.payload,
-                              &job->delta.payload, &job->step_first, &job->step_before};
+    lossy_job_free(&job->scratch.lossy);
+    bytes *const buffers[] = {&job->input.own,
+                              &job->scratch.previous,
+                              &job->analysis.standalone.payload,
+                              &job->analysis.delta.payload,
+                              &job->scratch.step_first,
+                              &job->scratch.step_before};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
         bytes_free(buffers[i]);
     }
@@ -86,7 +90,7 @@ static ckd_status ask_sample(bool *promising, coder *by, coding c, int level, co
 
 static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level,
                                    const coder_source *in, ckd_error *err) {
-    block_probe at = block_probe_of(job->in_panel, in->width, in->size);
+    block_probe at = block_probe_of(job->input.in_panel, in->width, in->size);
     block_sample sample = {.data = (const uint8_t *)in->data + at.at,
                            .size = at.size,
                            .width = in->width,
@@ -141,31 +145,31 @@ uint64_t block_expected_standalone(const record *parent_block, uint64_t raw) {
 /* may_estimate: a delta is tried next, and its size decides whether this size must be known exactly. */
 ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
                                  bool may_estimate, ckd_error *err) {
-    candidate *own = &job->standalone;
+    candidate *own = &job->analysis.standalone;
     uint64_t raw = block_raw_size(job, tensor);
     own->available = own->encoded = false;
     keep_smaller(own, CODING_RAW, raw);
     if (save->codec == CKD_CODEC_AUTO) {
         plan_input in = {.dtype = tensor->tensor->dtype,
-                         .values = job->values,
-                         .count = job->count,
-                         .grid = block_grid(&tensor->shape, tensor->region, job->first)};
+                         .values = job->input.values,
+                         .count = job->input.count,
+                         .grid = block_grid(&tensor->shape, tensor->region, job->input.first)};
         ckd_status status = block_plan_begin(&job->plan, &in, may_estimate,
-                                             block_expected_standalone(job->parent_block, raw), err);
+                                             block_expected_standalone(job->analysis.parent_block, raw), err);
         if (status != CKD_OK) {
             return status;
         }
         keep_smaller(own, CODING_SYMBOLS, job->plan.standalone);
     }
     if (save->codec != CKD_CODEC_RAW) {
-        coder_source in = {job->values, raw, width_of(tensor)};
+        coder_source in = {job->input.values, raw, width_of(tensor)};
         return try_byte_codecs(job, own, save, &in, err);
     }
     return CKD_OK;
 }
 
 static bool values_missing(const block_job *job) {
-    return job->precoded.coded && !job->values;
+    return job->input.precoded.coded && !job->input.values;
 }
 
 /*
@@ -173,7 +177,7 @@ static bool values_missing(const block_job *job) {
  * not promise more.
  */
 static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
-    candidate *own = &job->standalone;
+    candidate *own = &job->analysis.standalone;
     own->available = own->encoded = false;
     job->plan.standalone = (size_t)size;
     keep_smaller(own, CODING_RAW, raw);
@@ -184,14 +188,15 @@ static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
 
 /* Sets depth and chain cost of the parent's values over this span. A block that is used in part counts in full. */
 void block_measure_parent(block_job *job, const tensor_context *tensor) {
-    job->parent_depth = 0;
-    job->parent_chain = (load_cost){0, 0};
-    if (job->parent_block) {
-        job->parent_depth = job->parent_block->depth;
-        job->parent_chain = record_chain(job->parent_block);
+    block_analysis *a = &job->analysis;
+    a->parent_depth = 0;
+    a->parent_chain = (load_cost){0, 0};
+    if (a->parent_block) {
+        a->parent_depth = a->parent_block->depth;
+        a->parent_chain = record_chain(a->parent_block);
         return;
     }
-    span mine = {tensor->region, job->first, job->count};
+    span mine = {tensor->region, job->input.first, job->input.count};
     size_t s, last;
     for (view_shards_for(&s, &last, tensor->parent, &mine); s < last; s++) {
         size_t first, end;
@@ -199,9 +204,9 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
         for (size_t i = first; i < end; i++) {
             const record *r = tensor->parent->shards[s].blocks[i].record;
             load_cost chain = record_chain(r);
-            job->parent_chain.stored += chain.stored;
-            job->parent_chain.work += chain.work;
-            job->parent_depth = r->depth > job->parent_depth ? r->depth : job->parent_depth;
+            a->parent_chain.stored += chain.stored;
+            a->parent_chain.work += chain.work;
+            a->parent_depth = r->depth > a->parent_depth ? r->depth : a->parent_depth;
         }
     }
 }
@@ -209,24 +214,25 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
 /* Plans the delta as symbols. Afterwards the standalone size is known better, too. */
 static ckd_status plan_delta_symbols(block_job *job, const coding_context *save, unsigned width, uint64_t raw,
                                      ckd_error *err) {
-    ckd_status status = block_plan_delta(&job->plan, job->previous.data, err);
+    block_analysis *a = &job->analysis;
+    ckd_status status = block_plan_delta(&job->plan, job->scratch.previous.data, err);
     if (status != CKD_OK) {
         return status;
     }
-    candidate *own = &job->standalone;
+    candidate *own = &a->standalone;
     if (own->coding == CODING_SYMBOLS) { /* its size may have been expected too small */
         own->available = own->encoded = false;
         keep_smaller(own, CODING_RAW, raw);
     }
     keep_smaller(own, CODING_SYMBOLS, job->plan.standalone);
-    job->delta_lost = !job->plan.delta_planned;
-    if (job->delta_lost) {
+    a->delta_lost = !job->plan.delta_planned;
+    if (a->delta_lost) {
         return CKD_OK;
     }
-    keep_smaller(&job->delta, CODING_SYMBOLS, job->plan.delta);
+    keep_smaller(&a->delta, CODING_SYMBOLS, job->plan.delta);
     /* Byte codecs see few and clustered changes (rows of an embedding) that symbols do not. */
     coder_source in = {job->plan.residual.data, raw, width};
-    return 4 * job->plan.delta < raw ? try_byte_codecs(job, &job->delta, save, &in, err) : CKD_OK;
+    return 4 * job->plan.delta < raw ? try_byte_codecs(job, &job->analysis.delta, save, &in, err) : CKD_OK;
 }
 
 /*
@@ -234,22 +240,22 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
  * Without a parent block of the same span there is no hash to compare with.
  */
 static bool values_in_memory(const block_job *job, const tensor_context *tensor, const span *mine, void *to) {
-    if (!tensor->parent_values || !job->parent_block) {
+    if (!tensor->parent_values || !job->analysis.parent_block) {
         return false;
     }
     uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, mine,
                                 tensor->parent_values, &tensor->held);
     hash128 content = content_hash(to, block_raw_size(job, tensor));
-    return copied == job->count && hash128_equal(&content, &job->parent_block->content);
+    return copied == job->input.count && hash128_equal(&content, &job->analysis.parent_block->content);
 }
 
 static void delta_precoded(block_job *job, const coding_context *save) {
-    job->delta_lost = job->precoded.lost;
-    if (job->precoded.delta) {
+    job->analysis.delta_lost = job->input.precoded.lost;
+    if (job->input.precoded.delta) {
         block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "",
-                        &job->parent_block->content);
-        keep_smaller(&job->delta, CODING_SYMBOLS, job->precoded.planned);
-        job->plan.delta_symbols = job->count;
+                        &job->analysis.parent_block->content);
+        keep_smaller(&job->analysis.delta, CODING_SYMBOLS, job->input.precoded.planned);
+        job->plan.delta_symbols = job->input.count;
     }
 }
 
@@ -258,29 +264,31 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
                              bool plain, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     unsigned width = width_of(tensor);
-    if (job->precoded.coded) {
+    if (job->input.precoded.coded) {
         delta_precoded(job, save);
         return CKD_OK;
     }
-    void *previous = bytes_scratch(&job->previous, raw, "coding scratch", err);
+    void *previous = bytes_scratch(&job->scratch.previous, raw, "coding scratch", err);
     if (!previous) {
         return CKD_E_NOMEM;
     }
-    const view_source from = {save->parent, tensor->parent, {tensor->region, job->first, job->count}, NULL};
+    const view_source from = {
+        save->parent, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
     ckd_status status = values_in_memory(job, tensor, &from.want, previous)
                             ? CKD_OK
                             : span_values(&job->decoder, &from, previous, err);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
-        job->parent_damaged = true; /* old damage must not fail the new save */
+        job->analysis.parent_damaged = true; /* old damage must not fail the new save */
         return CKD_OK;
     }
     if (status != CKD_OK) {
         return status;
     }
-    hash128 parent_content = job->parent_block ? job->parent_block->content : content_hash(previous, raw);
+    hash128 parent_content =
+        job->analysis.parent_block ? job->analysis.parent_block->content : content_hash(previous, raw);
     block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent_content);
-    status = job->step.available ? block_step_predict(job, save, tensor, err) : CKD_OK;
-    if (status != CKD_OK || (!job->step.chosen && !plain)) {
+    status = job->analysis.step.available ? block_step_predict(job, save, tensor, err) : CKD_OK;
+    if (status != CKD_OK || (!job->analysis.step.chosen && !plain)) {
         return status;
     }
     if (save->codec == CKD_CODEC_AUTO) {
@@ -290,10 +298,10 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     if (!residual) {
         return CKD_E_NOMEM;
     }
-    job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->values, previous,
-                                           job->count);
+    job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->input.values, previous,
+                                           job->input.count);
     coder_source in = {residual, raw, width};
-    return try_byte_codecs(job, &job->delta, save, &in, err);
+    return try_byte_codecs(job, &job->analysis.delta, save, &in, err);
 }
 
 bool block_is_master(const tensor_context *tensor) {
@@ -301,15 +309,15 @@ bool block_is_master(const tensor_context *tensor) {
 }
 
 ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
-    void *rounded = bytes_scratch(&job->previous, 2 * job->count, "coding scratch", err);
+    void *rounded = bytes_scratch(&job->scratch.previous, 2 * job->input.count, "coding scratch", err);
     if (!rounded) {
         return CKD_E_NOMEM;
     }
     const kernels *k = job->decoder.kernels;
-    k->cast(CKD_BF16, rounded, CKD_F32, job->values, job->count);
-    job->rounded_bf16 = content_hash(rounded, 2 * job->count);
-    k->cast(CKD_F16, rounded, CKD_F32, job->values, job->count);
-    job->rounded_f16 = content_hash(rounded, 2 * job->count);
+    k->cast(CKD_BF16, rounded, CKD_F32, job->input.values, job->input.count);
+    job->analysis.rounded_bf16 = content_hash(rounded, 2 * job->input.count);
+    k->cast(CKD_F16, rounded, CKD_F32, job->input.values, job->input.count);
+    job->analysis.rounded_f16 = content_hash(rounded, 2 * job->input.count);
     return CKD_OK;
 }
 
@@ -318,89 +326,100 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
  * the third of the three tensors.
  */
 static load_cost block_step_base(const block_job *job) {
-    double times = job->step.two_inputs ? 1 : 2;
-    return (load_cost){job->step.base.stored + times * job->base.stored,
-                       job->step.base.work + times * job->base.work};
+    double times = job->analysis.step.two_inputs ? 1 : 2;
+    return (load_cost){job->analysis.step.base.stored + times * job->decision.base.stored,
+                       job->analysis.step.base.work + times * job->decision.base.work};
 }
 
 void block_begin(block_job *job, const tensor_context *tensor) {
-    job->is_duplicate = false;
-    job->in_panel = tensor->rows != NULL;
-    job->chosen = NULL;
-    job->predictor = PREDICT_NONE;
-    job->depth = 0;
-    job->standalone_dependencies = 0;
+    block_analysis *a = &job->analysis;
+    block_decision *d = &job->decision;
+    block_output *out = &job->output;
+    const block_precoded *made = &job->input.precoded;
+    job->state = BLOCK_NEW;
+    job->input.in_panel = tensor->rows != NULL;
+    d->chosen = NULL;
+    d->predictor = PREDICT_NONE;
+    d->depth = 0;
+    d->standalone_dependencies = 0;
     job->decoder.steps = 0;
-    job->parent_damaged = job->delta_lost = job->blocked_on_in_flight = job->wants_values = false;
-    job->step.available = job->step.chosen = false;
-    job->standalone.available = job->delta.available = job->delta.encoded = false;
-    job->lossy = false;
-    job->rounded_bf16 = job->result_bf16 = job->precoded.rounded ? job->precoded.bf16 : (hash128){0};
-    job->rounded_f16 = job->result_f16 = job->precoded.rounded ? job->precoded.f16 : (hash128){0};
-    job->error = job->error_bf16 = job->error_f16 = (lossy_error){0};
-    job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
+    a->parent_damaged = a->delta_lost = false;
+    a->step.available = a->step.chosen = false;
+    a->standalone.available = a->delta.available = a->delta.encoded = false;
+    out->lossy = false;
+    a->rounded_bf16 = out->result_bf16 = made->rounded ? made->bf16 : (hash128){0};
+    a->rounded_f16 = out->result_f16 = made->rounded ? made->f16 : (hash128){0};
+    out->error = out->error_bf16 = out->error_f16 = (lossy_error){0};
+    a->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
 }
 
 /* Plans a duplicate on its own if it has a chain, as it may need a materialized copy. */
 static ckd_status plan_known(block_job *job, const coding_context *save, const tensor_context *tensor,
                              ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
-    if (job->depth > 0 && values_missing(job)) { /* if it does, its values are read then */
-        expect_standalone(job, raw, job->precoded.standalone ? job->precoded.planned_standalone : raw);
+    if (job->decision.depth > 0 && values_missing(job)) { /* if it does, its values are read then */
+        expect_standalone(job, raw,
+                          job->input.precoded.standalone ? job->input.precoded.planned_standalone : raw);
         return CKD_OK;
     }
-    return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
+    return job->decision.depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
 }
 
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
-    if (job->unchanged) {
+    if (job->state == BLOCK_UNCHANGED) {
         return CKD_OK;
     }
     block_begin(job, tensor);
-    job->content = job->precoded.coded ? job->precoded.content : content_hash(job->values, raw);
-    bool rounds = block_is_master(tensor) && !job->precoded.rounded;
+    job->output.content =
+        job->input.precoded.coded ? job->input.precoded.content : content_hash(job->input.values, raw);
+    bool rounds = block_is_master(tensor) && !job->input.precoded.rounded;
     ckd_status status = rounds ? block_hash_rounded(job, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
-    job->original = job->content;
-    job->result_bf16 = job->rounded_bf16;
-    job->result_f16 = job->rounded_f16;
+    job->analysis.original = job->output.content;
+    job->output.result_bf16 = job->analysis.rounded_bf16;
+    job->output.result_f16 = job->analysis.rounded_f16;
     if (block_may_be_named(job, save, tensor) &&
         (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
         return plan_known(job, save, tensor, err);
     }
-    job->blocked_on_in_flight = block_is_in_flight(job, save, tensor, -1);
-    if (job->blocked_on_in_flight) {
+    if (block_is_in_flight(job, save, tensor, -1)) {
+        job->state = BLOCK_BLOCKED;
         return CKD_OK;
     }
-    bool delta = tensor->parent && job->try_delta && block_may_be_named(job, save, tensor);
+    bool delta = tensor->parent && job->input.try_delta && block_may_be_named(job, save, tensor);
     if (delta) {
         block_measure_parent(job, tensor);
-        delta = job->parent_depth < MAX_SAVE_DEPTH;
+        delta = job->analysis.parent_depth < MAX_SAVE_DEPTH;
         block_step_measure(job, tensor);
     }
     if (values_missing(job)) {
-        uint64_t expected = block_expected_standalone(job->parent_block, raw);
-        expect_standalone(job, raw, job->precoded.delta ? expected : job->precoded.planned_standalone);
+        uint64_t expected = block_expected_standalone(job->analysis.parent_block, raw);
+        expect_standalone(job, raw,
+                          job->input.precoded.delta ? expected : job->input.precoded.planned_standalone);
     } else {
         status = block_plan_standalone(job, save, tensor, delta, err);
     }
     if (status != CKD_OK) {
         return status;
     }
-    job->base = base_cost(width_of(tensor), raw, job->standalone.size);
-    bool plain = delta && budget_allows_chain(budget, &job->parent_chain, &job->base, PART_EXACT);
-    load_cost step_base = job->step.available ? block_step_base(job) : job->base;
-    job->step.available =
-        job->step.available && budget_allows_chain(budget, &job->step.chain, &step_base, PART_EXACT);
-    if (plain || job->step.available) {
+    job->decision.base = base_cost(width_of(tensor), raw, job->analysis.standalone.size);
+    bool plain =
+        delta && budget_allows_chain(budget, &job->analysis.parent_chain, &job->decision.base, PART_EXACT);
+    load_cost step_base = job->analysis.step.available ? block_step_base(job) : job->decision.base;
+    job->analysis.step.available =
+        job->analysis.step.available &&
+        budget_allows_chain(budget, &job->analysis.step.chain, &step_base, PART_EXACT);
+    if (plain || job->analysis.step.available) {
         status = plan_delta(job, save, tensor, plain, err);
     }
-    job->base_stored = job->standalone.size;
-    job->wants_values = values_missing(job) && !job->delta.available && !job->precoded.standalone;
+    job->decision.base_stored = job->analysis.standalone.size;
+    bool wants_values =
+        values_missing(job) && !job->analysis.delta.available && !job->input.precoded.standalone;
+    job->state = wants_values ? BLOCK_WANTS_VALUES : BLOCK_PLANNED;
     return status;
 }
 
@@ -411,14 +430,16 @@ static load_cost chain_with(const load_cost *parent, predictor p, const candidat
 }
 
 static uint64_t lossy_rank(const block_job *job) {
-    return job->tile->plan.factor ? job->tile->plan.own.rank : 0;
+    return job->output.tile->plan.factor ? job->output.tile->plan.own.rank : 0;
 }
 
 /* A duplicate is planned on its own only if its chain may need a materialized copy. */
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
-    uint64_t symbols = job->lossy ? (job->tile->before ? 0 : lossy_rank(job)) : job->count;
-    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, block_raw_size(job, tensor), symbols);
+    uint64_t symbols =
+        job->output.lossy ? (job->output.tile->before ? 0 : lossy_rank(job)) : job->input.count;
+    return chain_with(&nothing, PREDICT_NONE, &job->analysis.standalone, tensor, block_raw_size(job, tensor),
+                      symbols);
 }
 
 /*
@@ -426,66 +447,71 @@ static load_cost standalone_cost(const block_job *job, const tensor_context *ten
  * inputs may.
  */
 static void choose_step(block_job *job, const tensor_context *tensor, const load_budget *budget) {
-    job->delta.chain = chain_with(&job->step.chain, PREDICT_STEP, &job->delta, tensor,
-                                  block_raw_size(job, tensor), job->plan.delta_symbols);
-    load_cost share = {job->delta.chain.stored - job->step.shared.stored,
-                       job->delta.chain.work - job->step.shared.work};
-    const step_cost cost = {job->delta.chain, block_step_base(job), share, job->base};
-    bool pays = job->delta.size + STEP_HEADER < job->standalone.size;
-    if (pays && budget_allows_step(budget, &cost, job->delta.size, job->standalone.size)) {
-        job->chosen = &job->delta;
-        job->predictor = PREDICT_STEP;
-        job->depth = job->step.depth + 1;
-        job->own_cost = share;
+    job->analysis.delta.chain = chain_with(&job->analysis.step.chain, PREDICT_STEP, &job->analysis.delta,
+                                           tensor, block_raw_size(job, tensor), job->plan.delta_symbols);
+    load_cost share = {job->analysis.delta.chain.stored - job->analysis.step.shared.stored,
+                       job->analysis.delta.chain.work - job->analysis.step.shared.work};
+    const step_cost cost = {job->analysis.delta.chain, block_step_base(job), share, job->decision.base};
+    bool pays = job->analysis.delta.size + STEP_HEADER < job->analysis.standalone.size;
+    if (pays && budget_allows_step(budget, &cost, job->analysis.delta.size, job->analysis.standalone.size)) {
+        job->decision.chosen = &job->analysis.delta;
+        job->decision.predictor = PREDICT_STEP;
+        job->decision.depth = job->analysis.step.depth + 1;
+        job->decision.own_cost = share;
     }
 }
 
 static void choose(block_job *job, const tensor_context *tensor, const load_budget *budget) {
-    job->standalone.chain = standalone_cost(job, tensor);
-    job->chosen = &job->standalone;
-    job->base = job->lossy ? job->base : job->standalone.chain;
-    job->predictor = PREDICT_NONE;
-    job->depth = 0;
-    job->own_cost = job->standalone.chain;
-    if (job->delta.available && job->step.chosen) {
+    block_analysis *a = &job->analysis;
+    block_decision *d = &job->decision;
+    a->standalone.chain = standalone_cost(job, tensor);
+    d->chosen = &a->standalone;
+    d->base = job->output.lossy ? d->base : a->standalone.chain;
+    d->predictor = PREDICT_NONE;
+    d->depth = 0;
+    d->own_cost = a->standalone.chain;
+    if (a->delta.available && a->step.chosen) {
         choose_step(job, tensor, budget);
-    } else if (job->delta.available) {
-        job->delta.chain =
-            chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, block_raw_size(job, tensor),
-                       job->lossy ? lossy_rank(job) : job->plan.delta_symbols);
-        if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->lossy ? PART_LOSSY : PART_EXACT,
-                                job->delta.size, job->standalone.size)) {
-            job->chosen = &job->delta;
-            job->predictor = PREDICT_PARENT;
-            job->depth = job->parent_depth + 1;
-            job->own_cost = job->delta.chain;
+    } else if (a->delta.available) {
+        a->delta.chain =
+            chain_with(&a->parent_chain, PREDICT_PARENT, &a->delta, tensor, block_raw_size(job, tensor),
+                       job->output.lossy ? lossy_rank(job) : job->plan.delta_symbols);
+        if (budget_allows_delta(budget, &a->delta.chain, &d->base,
+                                job->output.lossy ? PART_LOSSY : PART_EXACT, a->delta.size,
+                                a->standalone.size)) {
+            d->chosen = &a->delta;
+            d->predictor = PREDICT_PARENT;
+            d->depth = a->parent_depth + 1;
+            d->own_cost = a->delta.chain;
         }
     }
-    job->chain = job->chosen->chain;
+    d->chain = d->chosen->chain;
 }
 
 void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
                   load_budget *budget) {
+    block_decision *d = &job->decision;
     block_add_referenced(job, save);
-    if (!job->is_duplicate) {
+    if (!block_is_duplicate(job)) {
         choose(job, tensor, budget);
     }
-    job->materialize = job->depth > 0 && job->standalone.available &&
-                       budget_wants_materialized(budget, &job->chain, &job->base);
-    load_cost share = job->is_duplicate ? job->chain : job->own_cost;
-    load_cost materialized = job->materialize ? standalone_cost(job, tensor) : share;
-    budget_add(budget, &share, &materialized, &job->base);
+    d->materialize = d->depth > 0 && job->analysis.standalone.available &&
+                     budget_wants_materialized(budget, &d->chain, &d->base);
+    load_cost share = block_is_duplicate(job) ? d->chain : d->own_cost;
+    load_cost materialized = d->materialize ? standalone_cost(job, tensor) : share;
+    budget_add(budget, &share, &materialized, &d->base);
 }
 
 bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
                         const load_budget *budget) {
     load_budget trial = *budget;
-    if (!values_missing(job) || job->wants_values) {
-        return job->wants_values;
+    if (!values_missing(job) || job->state == BLOCK_WANTS_VALUES) {
+        return job->state == BLOCK_WANTS_VALUES;
     }
     block_decide(job, save, tensor, &trial);
-    bool alone = job->materialize || (!job->is_duplicate && job->chosen != &job->delta);
-    return alone && !job->precoded.standalone;
+    bool alone = job->decision.materialize ||
+                 (!block_is_duplicate(job) && job->decision.chosen != &job->analysis.delta);
+    return alone && !job->input.precoded.standalone;
 }
 
 /*
@@ -496,8 +522,8 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
     if (c->encoded || c->coding == CODING_RAW) {
         return CKD_OK; /* raw payloads are written from the values themselves */
     }
-    bool is_delta = c == &job->delta;
-    if (is_delta ? job->precoded.delta : job->precoded.standalone && values_missing(job)) {
+    bool is_delta = c == &job->analysis.delta;
+    if (is_delta ? job->input.precoded.delta : job->input.precoded.standalone && values_missing(job)) {
         c->size = c->payload.size;
         c->encoded = true;
         return CKD_OK;
@@ -532,28 +558,30 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
 
 /* Replaces the estimated standalone size by the real one, on which later saves rely. */
 static void finish_standalone(block_job *job, const tensor_context *tensor) {
-    bool chosen = job->chosen == &job->standalone;
-    if (chosen) {
-        job->chain = standalone_cost(job, tensor);
+    const candidate *own = &job->analysis.standalone;
+    block_decision *d = &job->decision;
+    if (d->chosen == own) {
+        d->chain = standalone_cost(job, tensor);
     }
-    if (!job->lossy && (chosen || (job->chosen && job->standalone.coding != CODING_RAW))) {
-        job->base_stored = job->standalone.size;
+    if (!job->output.lossy && d->chosen && (d->chosen == own || own->coding != CODING_RAW)) {
+        d->base_stored = own->size;
     }
 }
 
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err) {
+    block_decision *d = &job->decision;
     uint64_t raw = block_raw_size(job, tensor);
-    ckd_status status = job->chosen ? encode_candidate(job, job->chosen, raw, err) : CKD_OK;
-    if (status == CKD_OK && job->chosen == &job->delta && !job->delta.available) {
-        job->chosen = &job->standalone;
-        job->predictor = PREDICT_NONE;
-        job->depth = 0;
-        job->chain = job->standalone.chain;
-        job->materialize = false;
-        job->step.chosen = false;
+    ckd_status status = d->chosen ? encode_candidate(job, d->chosen, raw, err) : CKD_OK;
+    if (status == CKD_OK && d->chosen == &job->analysis.delta && !job->analysis.delta.available) {
+        d->chosen = &job->analysis.standalone;
+        d->predictor = PREDICT_NONE;
+        d->depth = 0;
+        d->chain = job->analysis.standalone.chain;
+        d->materialize = false;
+        job->analysis.step.chosen = false;
     }
-    if (status == CKD_OK && (job->materialize || job->chosen == &job->standalone)) {
-        status = encode_candidate(job, &job->standalone, raw, err);
+    if (status == CKD_OK && (d->materialize || d->chosen == &job->analysis.standalone)) {
+        status = encode_candidate(job, &job->analysis.standalone, raw, err);
         finish_standalone(job, tensor);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->tensor->name);

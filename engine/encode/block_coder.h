@@ -114,24 +114,56 @@ typedef struct shared_rows {
     hash128 content;
 } shared_rows;
 
-typedef struct block_job {
-    decoder decoder; /* reads the parent; its coder also plans and encodes, as decoding leaves plans alone */
-    uint64_t first, count;
-    const void *values; /* the caller's, or `own` */
-    bytes own, previous;
-    block_plan plan;
-    bool in_panel;              /* the block belongs to a panel of a large matrix */
-    bool try_delta, delta_lost; /* delta_lost: it was tried, and does not save enough */
+/*
+ * What is known of a block between its input and its decision:
+ *
+ *   BLOCK_NEW --- block_find_unchanged ---> BLOCK_UNCHANGED ----------------------> block_decide
+ *       |
+ *   block_analyse ---> BLOCK_DUPLICATE -------------------------------------------> block_decide
+ *       ^         ---> BLOCK_PLANNED ---------------------------------------------> block_decide
+ *       |         ---> BLOCK_BLOCKED ------ that block is registered ------+
+ *       |         ---> BLOCK_WANTS_VALUES - they are read from the device -+
+ *       +------------------------------------------------------------------+
+ *
+ * An analysis may also be repeated because other blocks have made it outdated (save/order.c).
+ */
+typedef enum block_state {
+    BLOCK_NEW,
+    BLOCK_UNCHANGED,    /* found in the parent by its hash alone: a duplicate whose values are not set */
+    BLOCK_BLOCKED,      /* a block in flight may have its values: analyse again once that one is registered */
+    BLOCK_WANTS_VALUES, /* precoded, and it cannot be decided without its values */
+    BLOCK_DUPLICATE,    /* stored already: predictor and dependency are set, nothing else to do */
+    BLOCK_PLANNED       /* one of its candidates will be stored */
+} block_state;
 
-    hash128 content;
+/* Set by the caller, before the analysis. */
+typedef struct block_input {
+    uint64_t first, count; /* elements of the region */
+    const void *values;    /* the caller's, or `own`; of an analysed lossy block, the decoded ones */
+    bytes own;
+    bool try_delta;
+    bool in_panel; /* the block belongs to a panel of a large matrix */
+    block_precoded precoded;
+} block_input;
+
+/* Set by the analysis: the hashes of the input, the parent's block, and the ways to store the block. */
+typedef struct block_analysis {
+    hash128 original;
     /* a master's values, rounded: its low-precision copy will have one of these hashes */
     hash128 rounded_bf16, rounded_f16;
-    /* a block in flight may have its values: analyse again once that one is registered */
-    bool blocked_on_in_flight;
-    bool unchanged; /* found in the parent by its hash alone; `values` is not set */
-    block_precoded precoded;
-    bool wants_values; /* after analysis of a precoded block: it cannot be decided without its values */
-    bool is_duplicate; /* stored already: predictor and dependency are set, nothing else to do */
+    const record *parent_block; /* the parent's block over the same span; NULL: none */
+    uint32_t parent_depth;
+    load_cost parent_chain;
+    bool parent_damaged; /* the parent's values could not be read, so the block is coded on its own */
+    bool delta_lost;     /* a delta was tried, and does not save enough */
+    candidate standalone, delta;
+    block_step step;
+} block_analysis;
+
+/* How the block is stored: set by the analysis of a duplicate, and by block_decide for others. */
+typedef struct block_decision {
+    candidate *chosen; /* NULL: a duplicate */
+    bool materialize;  /* also write `standalone` as a materialized copy */
     predictor predictor;
     dependency dependencies[4];
     uint32_t dependency_count;
@@ -140,27 +172,42 @@ typedef struct block_job {
     load_cost chain, base;
     /* the part of `chain` that a load of the rest of the checkpoint does not pay anyway */
     load_cost own_cost;
-    const record *parent_block; /* the parent's block over the same span; NULL: none */
-    uint32_t parent_depth;
-    load_cost parent_chain;
-    candidate standalone, delta;
-    block_step step;
-    bytes step_first, step_before;
-    candidate *chosen; /* NULL: a duplicate */
-    bool materialize;  /* also write `standalone` as a materialized copy */
     uint64_t base_stored;
-    bool parent_damaged; /* the parent's values could not be read, so the block is coded on its own */
+} block_decision;
 
-    /* values and content are the decoded ones; `original` is the content of the input */
+/* The values as a load will have them; of an exact block, those of the input. */
+typedef struct block_output {
+    hash128 content;
     bool lossy;
-    const lossy_tile *tile;
-    shared_rows rows; /* if the tile's plan shares rows */
-    lossy_job lossy_work;
-    hash128 original;
+    const lossy_tile *tile;            /* of a lossy block */
+    shared_rows rows;                  /* if the tile's plan shares rows */
     hash128 result_bf16, result_f16;   /* of a master's decoded values, rounded */
     lossy_error error;                 /* of the decoded values; 0: exact */
     lossy_error error_bf16, error_f16; /* of a master's decoded values, rounded */
+} block_output;
+
+/* Memory that is used again from block to block. */
+typedef struct block_scratch {
+    bytes previous; /* the parent's values, or the prediction */
+    bytes step_first, step_before;
+    lossy_job lossy;
+} block_scratch;
+
+/* One block, and the tools of the thread that works on it. */
+typedef struct block_job {
+    decoder decoder; /* reads the parent; its coder also plans and encodes, as decoding leaves plans alone */
+    block_plan plan;
+    block_scratch scratch;
+    block_state state;
+    block_input input;
+    block_analysis analysis;
+    block_decision decision;
+    block_output output;
 } block_job;
+
+static inline bool block_is_duplicate(const block_job *job) {
+    return job->state == BLOCK_DUPLICATE || job->state == BLOCK_UNCHANGED;
+}
 
 /* columns: the save's, shared by all jobs. */
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err);
@@ -168,8 +215,8 @@ void block_job_free(block_job *job);
 
 /* Records that the values have been copied to another place. The job may be in any state. */
 static inline void block_job_move(block_job *job, const void *values) {
-    job->plan.input.values = job->plan.input.values == job->values ? values : job->plan.input.values;
-    job->values = values;
+    job->plan.input.values = job->plan.input.values == job->input.values ? values : job->plan.input.values;
+    job->input.values = values;
 }
 
 /*
@@ -243,7 +290,7 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
 
 /* ---- between block_coder.c, block_dedup.c and block_lossy.c ---- */
 static inline uint64_t block_raw_size(const block_job *job, const tensor_context *tensor) {
-    return job->count * ckd_dtype_size(tensor->tensor->dtype);
+    return job->input.count * ckd_dtype_size(tensor->tensor->dtype);
 }
 /* Resets the job, and looks up the parent's block. Takes over the hashes of a master that a device has made. */
 void block_begin(block_job *job, const tensor_context *tensor);

@@ -7,14 +7,16 @@
 
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
                      const hash128 *content) {
-    job->is_duplicate = p == PREDICT_COPY || p == PREDICT_CAST;
-    job->predictor = p;
-    job->dependency_count = 1;
-    job->dependencies[0] = (dependency){.kind = DEPENDS_VALUES,
-                                        .checkpoint = *checkpoint,
-                                        .tensor = tensor,
-                                        .same_span = true,
-                                        .content = *content};
+    if (p == PREDICT_COPY || p == PREDICT_CAST) {
+        job->state = BLOCK_DUPLICATE;
+    }
+    job->decision.predictor = p;
+    job->decision.dependency_count = 1;
+    job->decision.dependencies[0] = (dependency){.kind = DEPENDS_VALUES,
+                                                 .checkpoint = *checkpoint,
+                                                 .tensor = tensor,
+                                                 .same_span = true,
+                                                 .content = *content};
 }
 
 static const record *matching(const tensor_context *tensor, const view_tensor *in, uint64_t at,
@@ -35,7 +37,7 @@ static const record *matching(const tensor_context *tensor, const view_tensor *i
 }
 
 const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
-    return matching(tensor, in, job->first, job->count);
+    return matching(tensor, in, job->input.first, job->input.count);
 }
 
 const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint64_t count) {
@@ -72,12 +74,12 @@ static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
 
 /* The other checkpoint that a copy names; NULL: none, or this one. */
 static const ckd_id *holder_of(const block_job *job, const coding_context *save) {
-    const ckd_id *named = &job->dependencies[0].checkpoint;
-    return job->is_duplicate && !id_equal(named, &save->checkpoint) ? named : NULL;
+    const ckd_id *named = &job->decision.dependencies[0].checkpoint;
+    return block_is_duplicate(job) && !id_equal(named, &save->checkpoint) ? named : NULL;
 }
 
 bool block_names_own(const block_job *job, const coding_context *save) {
-    return job->is_duplicate && id_equal(&job->dependencies[0].checkpoint, &save->checkpoint);
+    return block_is_duplicate(job) && id_equal(&job->decision.dependencies[0].checkpoint, &save->checkpoint);
 }
 
 bool block_names_too_many(const block_job *job, const coding_context *save) {
@@ -110,7 +112,7 @@ static bool is_referenced(const coding_context *save, const ckd_id *holder, cons
         t = view_find(v, tensor->tensor->name);
     }
     const record *r = t ? block_matching(job, tensor, t) : NULL;
-    return r && hash128_equal(&r->content, &job->content);
+    return r && hash128_equal(&r->content, &job->output.content);
 }
 
 /*
@@ -118,8 +120,8 @@ static bool is_referenced(const coding_context *save, const ckd_id *holder, cons
  * that frozen tensors do not grow chains.
  */
 bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
-    const record *r = job->parent_block;
-    if (!r || !hash128_equal(&r->content, &job->content)) {
+    const record *r = job->analysis.parent_block;
+    if (!r || !hash128_equal(&r->content, &job->output.content)) {
         return false;
     }
     const ckd_id *holder = &save->parent->manifest.checkpoint.id;
@@ -131,28 +133,27 @@ bool block_find_in_parent(block_job *job, const coding_context *save, const tens
         return false;
     }
     if (!is_referenced(save, holder, job, tensor)) {
-        job->parent_damaged = true;
+        job->analysis.parent_damaged = true;
         return false;
     }
-    block_depend_on(job, PREDICT_COPY, holder, "", &job->content);
-    job->depth = r->depth;
-    job->chain = record_chain(r);
-    job->base_stored = r->base_stored;
-    job->base = record_base(r);
+    block_depend_on(job, PREDICT_COPY, holder, "", &job->output.content);
+    job->decision.depth = r->depth;
+    job->decision.chain = record_chain(r);
+    job->decision.base_stored = r->base_stored;
+    job->decision.base = record_base(r);
     return true;
 }
 
 bool block_find_unchanged(block_job *job, const coding_context *save, const tensor_context *tensor,
                           const hash128 *content, uint32_t jobs) {
     block_begin(job, tensor);
-    job->content = job->original = *content;
-    job->unchanged =
-        job->parent_block && block_may_be_named(job, save, tensor) && block_find_in_parent(job, save, tensor);
-    if (job->unchanged && !may_name_with(save, &job->dependencies[0].checkpoint, jobs)) {
-        /* the limit may be reached before it is decided, and then its values would be needed */
-        job->unchanged = job->is_duplicate = false;
-    }
-    return job->unchanged;
+    job->output.content = job->analysis.original = *content;
+    bool found = job->analysis.parent_block && block_may_be_named(job, save, tensor) &&
+                 block_find_in_parent(job, save, tensor);
+    /* else the limit may be reached before it is decided, and then its values would be needed */
+    found = found && may_name_with(save, &job->decision.dependencies[0].checkpoint, jobs);
+    job->state = found ? BLOCK_UNCHANGED : BLOCK_NEW;
+    return found;
 }
 
 bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor) {
@@ -178,9 +179,9 @@ bool block_is_registered(const span *block, const hash128 *original, const codin
 
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
                       double bound) {
-    span mine = {tensor->region, job->first, job->count};
+    span mine = {tensor->region, job->input.first, job->input.count};
     return (bound >= 0 || block_may_be_named(job, save, tensor)) &&
-           block_is_registered(&mine, &job->original, save, tensor, bound);
+           block_is_registered(&mine, &job->analysis.original, save, tensor, bound);
 }
 
 bool block_is_in_flight(const block_job *job, const coding_context *save, const tensor_context *tensor,
@@ -192,10 +193,10 @@ bool block_is_in_flight(const block_job *job, const coding_context *save, const 
     read_noted(save);
     for (size_t i = 0; i < save->in_flight->count && !is; i++) {
         const block_job *c = save->in_flight->jobs[i];
-        is =
-            c != job && c->count == job->count &&
-            (hash128_equal(&c->original, &job->original) || hash128_equal(&c->rounded_bf16, &job->original) ||
-             hash128_equal(&c->rounded_f16, &job->original));
+        is = c != job && c->input.count == job->input.count &&
+             (hash128_equal(&c->analysis.original, &job->analysis.original) ||
+              hash128_equal(&c->analysis.rounded_bf16, &job->analysis.original) ||
+              hash128_equal(&c->analysis.rounded_f16, &job->analysis.original));
     }
     leave_noted(save);
     return is;
@@ -203,24 +204,24 @@ bool block_is_in_flight(const block_job *job, const coding_context *save, const 
 
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound) {
-    span mine = {tensor->region, job->first, job->count};
+    span mine = {tensor->region, job->input.first, job->input.count};
     read_noted(save);
-    const content_entry *found = entry_with(&mine, &job->content, save, tensor, bound);
+    const content_entry *found = entry_with(&mine, &job->output.content, save, tensor, bound);
     content_entry e = found ? *found : (content_entry){0};
     leave_noted(save);
     if (!found) {
         return false;
     }
     block_depend_on(job, e.rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e.tensor, &e.stored);
-    job->content = e.values;
-    job->error = e.error;
-    job->depth = e.depth;
+    job->output.content = e.values;
+    job->output.error = e.error;
+    job->decision.depth = e.depth;
     /*
      * A load of the whole checkpoint loads what the block depends on anyway. Loaded alone, the block costs as much as
      * that.
      */
-    job->chain = (load_cost){e.chain_stored, e.chain_work};
-    job->base_stored = (uint64_t)e.chain_stored;
-    job->base = job->chain;
+    job->decision.chain = (load_cost){e.chain_stored, e.chain_work};
+    job->decision.base_stored = (uint64_t)e.chain_stored;
+    job->decision.base = job->decision.chain;
     return true;
 }

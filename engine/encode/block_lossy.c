@@ -30,10 +30,10 @@ static lossy_error error_of_rounded(const block_job *job, const void *original, 
     uint16_t given[SOME], decoded[SOME];
     float from[SOME], to[SOME];
     lossy_error e = {0};
-    for (uint64_t at = 0; at < job->count; at += SOME) {
-        uint64_t n = job->count - at < SOME ? job->count - at : SOME;
+    for (uint64_t at = 0; at < job->input.count; at += SOME) {
+        uint64_t n = job->input.count - at < SOME ? job->input.count - at : SOME;
         k->cast(dtype, given, CKD_F32, (const uint8_t *)original + 4 * at, n);
-        k->cast(dtype, decoded, CKD_F32, (const uint8_t *)job->values + 4 * at, n);
+        k->cast(dtype, decoded, CKD_F32, (const uint8_t *)job->input.values + 4 * at, n);
         k->widen(from, dtype, given, n);
         k->widen(to, dtype, decoded, n);
         lossy_error_add(&e, from, to, n, k);
@@ -49,14 +49,15 @@ static ckd_status hash_rounded(block_job *job, const lossy_tile *tile, const ten
                                ckd_error *err) {
     ckd_status status = CKD_OK;
     if (block_is_master(tensor) && tile->device) {
-        const lossy_device_block *b = lossy_device_block_of(tile, job->first - tile->first);
-        job->rounded_bf16 = b->bf16.original;
-        job->rounded_f16 = b->f16.original;
+        const lossy_device_block *b = lossy_device_block_of(tile, job->input.first - tile->first);
+        job->analysis.rounded_bf16 = b->bf16.original;
+        job->analysis.rounded_f16 = b->f16.original;
     } else if (block_is_master(tensor)) {
         status = block_hash_rounded(job, err);
     }
-    job->result_bf16 = job->rounded_bf16; /* for exact values; a lossy block sets these later */
-    job->result_f16 = job->rounded_f16;
+    job->output.result_bf16 =
+        job->analysis.rounded_bf16; /* for exact values; a lossy block sets these later */
+    job->output.result_f16 = job->analysis.rounded_f16;
     return status;
 }
 
@@ -67,21 +68,21 @@ static ckd_status hash_rounded_result(block_job *job, const lossy_tile *tile, co
         return CKD_OK;
     }
     if (tile->device) {
-        const lossy_device_block *b = lossy_device_block_of(tile, job->first - tile->first);
-        job->result_bf16 = b->bf16.content;
-        job->result_f16 = b->f16.content;
-        job->error_bf16 = b->bf16.error;
-        job->error_f16 = b->f16.error;
+        const lossy_device_block *b = lossy_device_block_of(tile, job->input.first - tile->first);
+        job->output.result_bf16 = b->bf16.content;
+        job->output.result_f16 = b->f16.content;
+        job->output.error_bf16 = b->bf16.error;
+        job->output.error_f16 = b->f16.error;
         return CKD_OK;
     }
-    hash128 bf16 = job->rounded_bf16, f16 = job->rounded_f16;
+    hash128 bf16 = job->analysis.rounded_bf16, f16 = job->analysis.rounded_f16;
     ckd_status status = block_hash_rounded(job, err);
-    job->result_bf16 = job->rounded_bf16;
-    job->result_f16 = job->rounded_f16;
-    job->rounded_bf16 = bf16;
-    job->rounded_f16 = f16;
-    job->error_bf16 = error_of_rounded(job, original, CKD_BF16);
-    job->error_f16 = error_of_rounded(job, original, CKD_F16);
+    job->output.result_bf16 = job->analysis.rounded_bf16;
+    job->output.result_f16 = job->analysis.rounded_f16;
+    job->analysis.rounded_bf16 = bf16;
+    job->analysis.rounded_f16 = f16;
+    job->output.error_bf16 = error_of_rounded(job, original, CKD_BF16);
+    job->output.error_f16 = error_of_rounded(job, original, CKD_F16);
     return status;
 }
 
@@ -100,10 +101,11 @@ static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *
                              const coding_context *save, const tensor_context *tensor) {
     span columns = {tensor->region, tile->first, tile->count};
     if (tile->plan.shared_rows) {
-        job->dependencies[(*count)++] = on_side(save, &job->rows.span, &job->rows.content);
+        job->decision.dependencies[(*count)++] =
+            on_side(save, &job->output.rows.span, &job->output.rows.content);
     }
     if (tile->plan.shared) {
-        job->dependencies[(*count)++] = on_side(save, &columns, &tile->shared_content);
+        job->decision.dependencies[(*count)++] = on_side(save, &columns, &tile->shared_content);
     }
 }
 
@@ -111,17 +113,18 @@ static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *
 static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile *tile,
                                  const coding_context *save, const tensor_context *tensor, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
-    if (job->parent_block) {
-        *out = job->parent_block->content;
+    if (job->analysis.parent_block) {
+        *out = job->analysis.parent_block->content;
         return CKD_OK;
     }
     if (tile->dtype == CKD_F32) {
-        uint64_t at = job->first - tile->first;
+        uint64_t at = job->input.first - tile->first;
         *out = tile->device ? lossy_device_block_of(tile, at)->before : content_hash(tile->before + at, raw);
         return CKD_OK;
     }
-    void *values = bytes_scratch(&job->previous, raw, "coding scratch", err);
-    const view_source from = {save->parent, tensor->parent, {tensor->region, job->first, job->count}, NULL};
+    void *values = bytes_scratch(&job->scratch.previous, raw, "coding scratch", err);
+    const view_source from = {
+        save->parent, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
     ckd_status status = values ? span_values(&job->decoder, &from, values, err) : CKD_E_NOMEM;
     *out = status == CKD_OK ? content_hash(values, raw) : (hash128){0};
     return status;
@@ -129,15 +132,15 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
 
 /* Fetches the decoded values of a tile on a device; other tiles have them on the host. */
 static ckd_status fetch_decoded(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
-    bytes *room = &job->lossy_work.values;
-    if (!tile->device || job->values) {
+    bytes *room = &job->scratch.lossy.values;
+    if (!tile->device || job->input.values) {
         return CKD_OK;
     }
     void *values = bytes_scratch(room, raw, "coding scratch", err);
     ckd_status status =
-        values ? lossy_device_fetch(values, tile, job->first - tile->first, job->count, true, err)
+        values ? lossy_device_fetch(values, tile, job->input.first - tile->first, job->input.count, true, err)
                : CKD_E_NOMEM;
-    job->values = status == CKD_OK ? values : NULL;
+    job->input.values = status == CKD_OK ? values : NULL;
     return status;
 }
 
@@ -145,9 +148,10 @@ static ckd_status fetch_given(block_job *job, const lossy_tile *tile, uint64_t r
     if (!tile->device) {
         return CKD_OK;
     }
-    void *values = bytes_scratch(&job->own, raw, "a tensor's elements", err);
-    job->values = values;
-    return values ? lossy_device_fetch(values, tile, job->first - tile->first, job->count, false, err)
+    void *values = bytes_scratch(&job->input.own, raw, "a tensor's elements", err);
+    job->input.values = values;
+    return values ? lossy_device_fetch(values, tile, job->input.first - tile->first, job->input.count, false,
+                                       err)
                   : CKD_E_NOMEM;
 }
 
@@ -155,10 +159,10 @@ static ckd_status fetch_given(block_job *job, const lossy_tile *tile, uint64_t r
 static ckd_status code_block(block_job *job, bytes *payload, const lossy_tile *tile, uint64_t at,
                              ckd_error *err) {
     symbols_workspace *work = coder_symbols(job->decoder.coder);
-    return tile->device
-               ? lossy_device_block_encode(&job->lossy_work, payload, tile, at, job->count, work, err)
-               : lossy_block(&job->lossy_work, payload, tile, at, job->count, job->values,
-                             job->decoder.kernels, work, err);
+    return tile->device ? lossy_device_block_encode(&job->scratch.lossy, payload, tile, at, job->input.count,
+                                                    work, err)
+                        : lossy_block(&job->scratch.lossy, payload, tile, at, job->input.count,
+                                      job->input.values, job->decoder.kernels, work, err);
 }
 
 static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,
@@ -170,15 +174,16 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
     }
     block_measure_parent(job, tensor);
     block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent);
-    depend_on_shared(job, &job->dependency_count, tile, save, tensor);
-    offer(&job->delta, job->delta.payload.size, true);
-    job->delta.available = job->parent_depth < MAX_SAVE_DEPTH &&
-                           budget_allows_chain(budget, &job->parent_chain, &job->base, PART_LOSSY);
+    depend_on_shared(job, &job->decision.dependency_count, tile, save, tensor);
+    offer(&job->analysis.delta, job->analysis.delta.payload.size, true);
+    job->analysis.delta.available =
+        job->analysis.parent_depth < MAX_SAVE_DEPTH &&
+        budget_allows_chain(budget, &job->analysis.parent_chain, &job->decision.base, PART_LOSSY);
     if (!tile->on_lattice) {
         status = fetch_decoded(job, tile, block_raw_size(job, tensor), err);
         return status == CKD_OK ? block_plan_standalone(job, save, tensor, false, err) : status;
     }
-    offer(&job->standalone, lossy_standalone_size(tile, job->count), false);
+    offer(&job->analysis.standalone, lossy_standalone_size(tile, job->input.count), false);
     return CKD_OK;
 }
 
@@ -193,27 +198,28 @@ double lossy_copy_bound(const lossy_tile *tile) {
 static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
     const float *given = tile->now + at;
     if (tile->device && tile->part != LOSSY_WEIGHT) {
-        float *to =
-            bytes_scratch(&job->lossy_work.rebuilt, job->count * sizeof(float), "coding scratch", err);
+        float *to = bytes_scratch(&job->scratch.lossy.rebuilt, job->input.count * sizeof(float),
+                                  "coding scratch", err);
         if (!to) {
             return CKD_E_NOMEM;
         }
-        job->decoder.kernels->widen(to, tile->dtype, job->values, job->count);
-        job->lossy_work.decoded = given = to;
+        job->decoder.kernels->widen(to, tile->dtype, job->input.values, job->input.count);
+        job->scratch.lossy.decoded = given = to;
     }
-    return pair_known(&tile->pair) ? pair_measure(&job->lossy_work, tile, at, given, job->count, err)
+    return pair_known(&tile->pair) ? pair_measure(&job->scratch.lossy, tile, at, given, job->input.count, err)
                                    : CKD_OK;
 }
 
 ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
                                const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
-    uint64_t raw = block_raw_size(job, tensor), at = job->first - tile->first;
-    const void *original = job->values;
+    uint64_t raw = block_raw_size(job, tensor), at = job->input.first - tile->first;
+    const void *original = job->input.values;
     block_begin(job, tensor);
-    job->original = tile->device ? lossy_device_block_of(tile, at)->original : content_hash(original, raw);
+    job->analysis.original =
+        tile->device ? lossy_device_block_of(tile, at)->original : content_hash(original, raw);
     ckd_status status = hash_rounded(job, tile, tensor, err);
-    job->content = job->original;
-    job->lossy_work.update = NAN;
+    job->output.content = job->analysis.original;
+    job->scratch.lossy.update = NAN;
     if (status != CKD_OK || block_find_in_save(job, save, tensor, lossy_copy_bound(tile))) {
         if (status == CKD_OK && tile->part != LOSSY_WEIGHT) {
             status = fetch_given(job, tile, raw, err);
@@ -221,45 +227,48 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         }
         return status;
     }
-    bytes *payload = tile->before ? &job->delta.payload : &job->standalone.payload;
+    bytes *payload = tile->before ? &job->analysis.delta.payload : &job->analysis.standalone.payload;
     status = code_block(job, payload, tile, at, err);
     if (status != CKD_OK) {
         return status;
     }
-    const lossy_job *made = &job->lossy_work;
-    if (!made->within || made->block.exceptions > job->count / MOST_KEPT || payload->size >= raw) {
+    const lossy_job *made = &job->scratch.lossy;
+    if (!made->within || made->block.exceptions > job->input.count / MOST_KEPT || payload->size >= raw) {
         status = fetch_given(job, tile, raw, err);
         THEN(status, measure_given(job, tile, at, err));
         THEN(status, block_analyse(job, save, tensor, budget, err));
         /* the block is exact */
-        job->error = (lossy_error){.energy = made->error.energy, .exceptions = made->error.exceptions};
+        job->output.error = (lossy_error){.energy = made->error.energy, .exceptions = made->error.exceptions};
         return status;
     }
-    job->lossy = true;
-    job->tile = tile;
-    job->values = tile->device ? NULL : made->values.data;
-    job->content = tile->device ? lossy_device_block_of(tile, at)->content : content_hash(job->values, raw);
-    job->error = made->error;
+    job->state = BLOCK_PLANNED;
+    job->output.lossy = true;
+    job->output.tile = tile;
+    job->input.values = tile->device ? NULL : made->values.data;
+    job->output.content =
+        tile->device ? lossy_device_block_of(tile, at)->content : content_hash(job->input.values, raw);
+    job->output.error = made->error;
     status = hash_rounded_result(job, tile, tensor, original, err);
     if (status != CKD_OK || block_find_in_parent(job, save, tensor)) {
         return status;
     }
-    job->base = lossy_base_cost(tensor->tensor->dtype, raw);
-    job->base_stored = (uint64_t)job->base.stored;
+    job->decision.base = lossy_base_cost(tensor->tensor->dtype, raw);
+    job->decision.base_stored = (uint64_t)job->decision.base.stored;
     if (tile->before) {
         return offer_delta(job, tile, save, tensor, budget, err);
     }
-    offer(&job->standalone, payload->size, true);
-    depend_on_shared(job, &job->standalone_dependencies, tile, save, tensor);
+    offer(&job->analysis.standalone, payload->size, true);
+    depend_on_shared(job, &job->decision.standalone_dependencies, tile, save, tensor);
     return CKD_OK;
 }
 
 ckd_status block_lossy_standalone(block_job *job, candidate *c, ckd_error *err) {
-    ckd_status status = fetch_decoded(job, job->tile, job->count * ckd_dtype_size(job->tile->dtype), err);
+    ckd_status status =
+        fetch_decoded(job, job->output.tile, job->input.count * ckd_dtype_size(job->output.tile->dtype), err);
     if (status != CKD_OK) {
         return status;
     }
-    status = lossy_block_standalone(&job->lossy_work, &c->payload, job->tile, job->decoder.kernels,
+    status = lossy_block_standalone(&job->scratch.lossy, &c->payload, job->output.tile, job->decoder.kernels,
                                     coder_symbols(job->decoder.coder), err);
     c->size = c->payload.size;
     c->encoded = status == CKD_OK;

@@ -21,25 +21,25 @@ static void add(load_cost *to, const load_cost *cost) {
  */
 void block_step_measure(block_job *job, const tensor_context *tensor) {
     const step_source *s = tensor->step;
-    block_step *out = &job->step;
+    block_step *out = &job->analysis.step;
     *out = (block_step){.available = false};
-    if (!s || !s->available || !job->parent_block) {
+    if (!s || !s->available || !job->analysis.parent_block) {
         return;
     }
     bool weight = s->inputs == INPUTS_MOMENT_SQUARE;
-    const pinned_block *first = &s->first->blocks[job->first / CKD_BLOCK_ELEMENTS];
-    const pinned_block *square = weight ? &s->square->blocks[job->first / CKD_BLOCK_ELEMENTS] : NULL;
+    const pinned_block *first = &s->first->blocks[job->input.first / CKD_BLOCK_ELEMENTS];
+    const pinned_block *square = weight ? &s->square->blocks[job->input.first / CKD_BLOCK_ELEMENTS] : NULL;
     const record *before = s->before ? block_matching(job, tensor, s->before) : NULL;
     if (s->before && !before) {
         return;
     }
     const load_cost nothing = {0, 0};
     load_cost chain_before = before && !first->on_parent ? record_chain(before) : nothing;
-    out->chain = job->parent_chain;
+    out->chain = job->analysis.parent_chain;
     out->shared = weight ? square->chain : first->chain;
     out->base = first->base;
-    out->depth = first->depth > job->parent_depth ? first->depth : job->parent_depth;
-    if (job->parent_block->predictor == PREDICT_STEP) {
+    out->depth = first->depth > job->analysis.parent_depth ? first->depth : job->analysis.parent_depth;
+    if (job->analysis.parent_block->predictor == PREDICT_STEP) {
         add(&out->chain, &first->own);
         add(&out->chain, weight ? &square->own : &nothing);
     } else {
@@ -78,9 +78,9 @@ static double difference_bits(const float *a, const float *b, size_t n) {
 }
 
 static double sampled_bits(const block_job *job, const inputs *in, const step_rule *rule) {
-    size_t pieces = job->count > SAMPLE_PIECES * SAMPLE_PIECE ? SAMPLE_PIECES : 1;
-    size_t length = pieces > 1 ? SAMPLE_PIECE : (size_t)job->count;
-    size_t step = (size_t)job->count / pieces;
+    size_t pieces = job->input.count > SAMPLE_PIECES * SAMPLE_PIECE ? SAMPLE_PIECES : 1;
+    size_t length = pieces > 1 ? SAMPLE_PIECE : (size_t)job->input.count;
+    size_t step = (size_t)job->input.count / pieces;
     double total = 0;
     float guess[SAMPLE_PIECES * SAMPLE_PIECE], now[SAMPLE_PIECES * SAMPLE_PIECE];
     for (size_t i = 0; i < pieces; i++) {
@@ -93,7 +93,7 @@ static double sampled_bits(const block_job *job, const inputs *in, const step_ru
         }
         total += difference_bits(now, guess, length);
     }
-    return total / (double)(pieces * length) * (double)job->count;
+    return total / (double)(pieces * length) * (double)job->input.count;
 }
 
 static double best_rule(step_rule *rule, const block_job *job, const step_source *s, const inputs *in) {
@@ -121,19 +121,19 @@ static void name_inputs(block_job *job, const coding_context *save, const tensor
     const step_source *s = tensor->step;
     const ckd_id *parent = &save->parent->manifest.checkpoint.id;
     const dependency values = {.kind = DEPENDS_VALUES, .same_span = true};
-    dependency *on = job->dependencies;
+    dependency *on = job->decision.dependencies;
     on[0] = on[1] = on[2] = values;
     on[0].checkpoint = *parent;
     on[0].tensor = "";
-    on[0].content = job->parent_block->content;
+    on[0].content = job->analysis.parent_block->content;
     on[1].checkpoint = save->checkpoint;
     on[1].tensor = s->first->name;
-    on[1].content = s->first->blocks[job->first / CKD_BLOCK_ELEMENTS].content;
+    on[1].content = s->first->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
     uint32_t count = 2;
     if (s->inputs == INPUTS_MOMENT_SQUARE) {
         on[2].checkpoint = save->checkpoint;
         on[2].tensor = s->square->name;
-        on[2].content = s->square->blocks[job->first / CKD_BLOCK_ELEMENTS].content;
+        on[2].content = s->square->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
         count++;
     } else if (s->before) {
         on[2].checkpoint = *parent;
@@ -143,40 +143,41 @@ static void name_inputs(block_job *job, const coding_context *save, const tensor
     }
     group g = s->group;
     g.rule = rule;
-    group_encode(job->step.group, &g);
-    job->step.rule = rule;
-    job->step.content = content_hash(job->step.group, GROUP_BYTES);
+    group_encode(job->analysis.step.group, &g);
+    job->analysis.step.rule = rule;
+    job->analysis.step.content = content_hash(job->analysis.step.group, GROUP_BYTES);
     on[count++] = (dependency){.kind = DEPENDS_GROUP,
                                .checkpoint = save->checkpoint,
                                .tensor = GROUP_NAME,
                                .same_span = true,
-                               .content = job->step.content};
-    job->dependency_count = count;
-    job->predictor = PREDICT_STEP;
+                               .content = job->analysis.step.content};
+    job->decision.dependency_count = count;
+    job->decision.predictor = PREDICT_STEP;
 }
 
 /* Reads the parent's first moment. */
 static ckd_status read_before(block_job *job, const coding_context *save, const tensor_context *tensor,
                               const float **before, ckd_error *err) {
-    void *to = bytes_scratch(&job->step_before, job->count * sizeof(float), "coding scratch", err);
+    void *to =
+        bytes_scratch(&job->scratch.step_before, job->input.count * sizeof(float), "coding scratch", err);
     *before = to;
     if (!to) {
         return CKD_E_NOMEM;
     }
     const view_source from = {
-        save->parent, tensor->step->before, {tensor->region, job->first, job->count}, NULL};
+        save->parent, tensor->step->before, {tensor->region, job->input.first, job->input.count}, NULL};
     return span_values(&job->decoder, &from, to, err);
 }
 
 ckd_status block_step_predict(block_job *job, const coding_context *save, const tensor_context *tensor,
                               ckd_error *err) {
     const step_source *s = tensor->step;
-    float *previous = (float *)(void *)job->previous.data;
-    inputs in = {.now = job->values,
+    float *previous = (float *)(void *)job->scratch.previous.data;
+    inputs in = {.now = job->input.values,
                  .before = previous,
-                 .first = step_held(s->first, &job->step_first, job->first, job->count)};
+                 .first = step_held(s->first, &job->scratch.step_first, job->input.first, job->input.count)};
     if (s->inputs == INPUTS_MOMENT_SQUARE) {
-        in.second = step_held(s->square, &job->step_before, job->first, job->count);
+        in.second = step_held(s->square, &job->scratch.step_before, job->input.first, job->input.count);
     }
     if (!in.first || (s->inputs == INPUTS_MOMENT_SQUARE && !in.second)) {
         return CKD_OK; /* no prediction, but a delta */
@@ -184,7 +185,7 @@ ckd_status block_step_predict(block_job *job, const coding_context *save, const 
     if (s->inputs != INPUTS_MOMENT_SQUARE && s->before) {
         ckd_status status = read_before(job, save, tensor, &in.second, err);
         if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
-            job->parent_damaged = true; /* no prediction, but a delta */
+            job->analysis.parent_damaged = true; /* no prediction, but a delta */
             return CKD_OK;
         }
         if (status != CKD_OK) {
@@ -193,11 +194,11 @@ ckd_status block_step_predict(block_job *job, const coding_context *save, const 
     }
     step_rule rule;
     double bits = best_rule(&rule, job, s, &in), plain = sampled_bits(job, &in, NULL);
-    if (bits + CLEARLY * (double)job->count >= plain) {
+    if (bits + CLEARLY * (double)job->input.count >= plain) {
         return CKD_OK;
     }
-    job->step.chosen =
-        job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first, in.second, job->count);
+    job->analysis.step.chosen = job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first,
+                                                                     in.second, job->input.count);
     name_inputs(job, save, tensor, rule.rule);
     return CKD_OK;
 }

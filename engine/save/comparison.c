@@ -53,17 +53,18 @@ ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_conte
     if (!tensor->parent) {
         return differs(save, "tensor", tensor->tensor->name, "differs", err);
     }
-    uint64_t size = job->count * ckd_dtype_size(tensor->tensor->dtype);
-    bytes_clear(&job->previous);
-    void *stored = bytes_extend(&job->previous, size + 1);
+    uint64_t size = job->input.count * ckd_dtype_size(tensor->tensor->dtype);
+    bytes_clear(&job->scratch.previous);
+    void *stored = bytes_extend(&job->scratch.previous, size + 1);
     if (!stored) {
-        job->previous.failed = false;
+        job->scratch.previous.failed = false;
         return err_nomem(err, size, "stored values to compare with");
     }
-    const view_source from = {save->existing, tensor->parent, {tensor->region, job->first, job->count}, NULL};
+    const view_source from = {
+        save->existing, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
     job->decoder.steps = 0;
     ckd_status status = span_values(&job->decoder, &from, stored, err);
-    if (status == CKD_OK && size && memcmp(stored, job->values, size) != 0) {
+    if (status == CKD_OK && size && memcmp(stored, job->input.values, size) != 0) {
         status = differs(save, "tensor", tensor->tensor->name, "differs", err);
     }
     return status;

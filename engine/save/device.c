@@ -154,9 +154,9 @@ static void leave_duplicates(batch *b) {
     for (uint32_t i = 0; i < b->s->count; i++) {
         coded_block *c = &b->s->blocks[i];
         block_job *job = &b->save->jobs[0];
-        job->first = c->first;
-        job->count = c->count;
-        job->original = b->u->content[c->number];
+        job->input.first = c->first;
+        job->input.count = c->count;
+        job->analysis.original = b->u->content[c->number];
         c->known = block_is_in_save(job, &b->save->coding, b->t, -1);
         c->wants[ALONE] &= !c->known;
         if (i < b->s->deltas.count) {
@@ -170,7 +170,8 @@ static ckd_status decode_one(void *context, size_t i, uint32_t worker, ckd_error
     batch *b = context;
     device_delta *d = &b->s->deltas.blocks[b->absent[b->decoded + i]];
     block_job *job = &b->save->jobs[i];
-    void *previous = bytes_scratch(&job->previous, d->count * b->s->deltas.r->element, "coding scratch", err);
+    void *previous =
+        bytes_scratch(&job->scratch.previous, d->count * b->s->deltas.r->element, "coding scratch", err);
     if (!previous) {
         return CKD_E_NOMEM;
     }
@@ -198,8 +199,9 @@ static ckd_status fetch_parent(batch *b, ckd_error *err) {
         status = pool_run(b->save->store->pool, n, decode_one, b, err);
         for (uint32_t i = 0; i < n && status == CKD_OK; i++) {
             device_delta *d = &s->deltas.blocks[b->absent[b->decoded + i]];
-            status = d->stream->left ? CKD_OK
-                                     : device_deltas_put(&s->deltas, d, b->save->jobs[i].previous.data, err);
+            status = d->stream->left
+                         ? CKD_OK
+                         : device_deltas_put(&s->deltas, d, b->save->jobs[i].scratch.previous.data, err);
         }
     }
     return status;
@@ -457,18 +459,18 @@ static void exchange(bytes *a, bytes *b) {
 }
 
 static void hand_over(block_job *job, coded_block *c, const hash128 *content) {
-    exchange(&job->delta.payload, &c->payload[DELTA]);
-    exchange(&job->standalone.payload, &c->payload[ALONE]);
-    job->precoded = (block_precoded){.coded = true,
-                                     .delta = c->has[DELTA],
-                                     .standalone = c->has[ALONE],
-                                     .lost = c->lost,
-                                     .rounded = job->precoded.rounded,
-                                     .bf16 = job->precoded.bf16,
-                                     .f16 = job->precoded.f16,
-                                     .content = *content,
-                                     .planned = c->planned[DELTA],
-                                     .planned_standalone = c->planned[ALONE]};
+    exchange(&job->analysis.delta.payload, &c->payload[DELTA]);
+    exchange(&job->analysis.standalone.payload, &c->payload[ALONE]);
+    job->input.precoded = (block_precoded){.coded = true,
+                                           .delta = c->has[DELTA],
+                                           .standalone = c->has[ALONE],
+                                           .lost = c->lost,
+                                           .rounded = job->input.precoded.rounded,
+                                           .bf16 = job->input.precoded.bf16,
+                                           .f16 = job->input.precoded.f16,
+                                           .content = *content,
+                                           .planned = c->planned[DELTA],
+                                           .planned_standalone = c->planned[ALONE]};
     c->has[DELTA] = c->has[ALONE] = false;
 }
 

@@ -130,12 +130,12 @@ static ckd_status name_all(unchanged_blocks *u, ckd_save *save, ckd_error *err) 
     uint64_t first = u->span->first, end = u->span->end;
     ckd_status status = save_await(save, save->pipeline.pushed, err);
     block_job *job = &save->jobs[0];
-    for (uint32_t i = 0; first < end && status == CKD_OK; i++, first += job->count) {
-        job->first = first;
-        job->count = save_block_at(t, first, end);
-        job->original = u->content[i];
+    for (uint32_t i = 0; first < end && status == CKD_OK; i++, first += job->input.count) {
+        job->input.first = first;
+        job->input.count = save_block_at(t, first, end);
+        job->analysis.original = u->content[i];
         u->named[i] = !u->same[i] && block_is_in_save(job, &save->coding, t, -1);
-        save->named_elements += u->named[i] || u->same[i] ? job->count : 0;
+        save->named_elements += u->named[i] || u->same[i] ? job->input.count : 0;
     }
     return status;
 }
@@ -180,19 +180,18 @@ void device_dedup_free(unchanged_blocks *u) {
 
 bool device_dedup_next(unchanged_blocks *u, ckd_save *save, block_job *job) {
     const tensor_context *t = u->span->context;
-    job->unchanged = false;
     if (!u->content) {
         return false;
     }
     uint32_t i = u->next++;
     if (u->rounded && u->hashed) {
-        job->precoded.rounded = true;
-        job->precoded.bf16 = u->rounded[2 * i];
-        job->precoded.f16 = u->rounded[2 * i + 1];
+        job->input.precoded.rounded = true;
+        job->input.precoded.bf16 = u->rounded[2 * i];
+        job->input.precoded.f16 = u->rounded[2 * i + 1];
     }
     if (u->named[i]) {
-        job->precoded.coded = true; /* nothing else is needed */
-        job->precoded.content = u->content[i];
+        job->input.precoded.coded = true; /* nothing else is needed */
+        job->input.precoded.content = u->content[i];
         save->has_pending_values = true;
         return true;
     }
@@ -201,7 +200,7 @@ bool device_dedup_next(unchanged_blocks *u, ckd_save *save, block_job *job) {
         return true;
     }
     device_reader *r = u->span->tensor->read_context;
-    uint64_t end = job->first + job->count;
+    uint64_t end = job->input.first + job->input.count;
     uint32_t known = u->looked ? u->looked : u->count;
     for (i++; i < known && !u->same[i] && !u->named[i] && !u->unread[i]; i++) {
         end += save_block_at(t, end, r->elements);

@@ -126,10 +126,10 @@ static ckd_status write_rows(shared_rows *to, save_append *before, const lossy_r
 ckd_status grid_rows(block_job *job, save_slot *slot, row_records *known, const lossy_region *r,
                      const save_panel *panel, ckd_error *err) {
     const lossy_tile *t = &slot->region_job->lossy->tile;
-    uint64_t row = (job->first - t->first) / t->columns, rows = job->count / t->columns;
+    uint64_t row = (job->input.first - t->first) / t->columns, rows = job->input.count / t->columns;
     for (size_t i = 0; i < known->count; i++) {
         if (known->items[i].row == row && known->items[i].rows == rows) {
-            job->rows = known->items[i];
+            job->output.rows = known->items[i];
             return CKD_OK;
         }
     }
@@ -137,13 +137,13 @@ ckd_status grid_rows(block_job *job, save_slot *slot, row_records *known, const 
         return CKD_E_NOMEM;
     }
     uint64_t above = t->first / t->columns; /* rows of the matrix before the tile */
-    job->rows =
+    job->output.rows =
         (shared_rows){.row = row,
                       .rows = rows,
                       .span = {r->context.region, (above + row) * panel->columns, rows * panel->columns}};
-    ckd_status status = write_rows(&job->rows, &slot->append, r, &t->plan, err);
+    ckd_status status = write_rows(&job->output.rows, &slot->append, r, &t->plan, err);
     if (status == CKD_OK) {
-        known->items[known->count++] = job->rows;
+        known->items[known->count++] = job->output.rows;
     }
     return status;
 }

@@ -23,7 +23,8 @@ static void free_region(lossy_region *r) {
 
 /* The input elements of a block; NULL: they are on a device. */
 static const void *given_of(const lossy_tile *t, const block_job *job) {
-    return t->device ? NULL : (const uint8_t *)t->values + (job->first - t->first) * ckd_dtype_size(t->dtype);
+    return t->device ? NULL
+                     : (const uint8_t *)t->values + (job->input.first - t->first) * ckd_dtype_size(t->dtype);
 }
 
 /* Elements of the block that begins at element `at` of the tile. panel: the tile's; NULL: the tile is whole. */
@@ -54,9 +55,9 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
                              lossy_tile *t, uint64_t at, row_records *rows, ckd_error *err) {
     ckd_save *save = r->save;
     ckd_status status = CKD_OK;
-    job->first = t->first + at;
-    job->count = block_count(p->panel, t, at);
-    job->try_delta = true;
+    job->input.first = t->first + at;
+    job->input.count = block_count(p->panel, t, at);
+    job->input.try_delta = true;
     slot->input = given_of(t, job);
     if (t->plan.shared && at == 0) {
         shared_part columns = {&t->plan.own, p->context->tensor, {p->context->region, t->first, t->count}};
@@ -89,7 +90,7 @@ static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, cons
         status = save_next_slot(&slot, &job, save, rj, err);
         THEN(status, fill_place(slot, job, r, p, t, at, rows, err));
         if (status == CKD_OK) {
-            at += job->count;
+            at += job->input.count;
             save_push(save);
         }
     }

@@ -13,12 +13,12 @@
 /* Records second moments, and compares first moments with them. */
 static void record_direction(region_figures *f, moment_stats *second, const lossy_tile *t,
                              const block_job *job, double eps) {
-    const float *decoded = job->lossy_work.decoded;
-    uint64_t at = job->first - t->first, of = t->sampled + at;
+    const float *decoded = job->scratch.lossy.decoded;
+    uint64_t at = job->input.first - t->first, of = t->sampled + at;
     if (second && t->part == LOSSY_SECOND) {
-        direction_record(&second->sample, of, job->count, t->now + at, decoded);
+        direction_record(&second->sample, of, job->input.count, t->now + at, decoded);
     } else if (second && second->sample.count && t->part == LOSSY_MOMENT) {
-        direction_add(&f->direction, &second->sample, of, job->count, t->now + at, decoded, eps);
+        direction_add(&f->direction, &second->sample, of, job->input.count, t->now + at, decoded, eps);
     }
 }
 
@@ -47,9 +47,9 @@ void figures_add_exact(lossy_region *r, const lossy_tile *t) {
 
 ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err) {
     inflight_tile *held = of->held;
-    add_error(of->figures, &job->error);
-    pair_add_update(of->figures, &of->tile.pair, job->lossy_work.update);
-    if (job->lossy && !of->tile.device) {
+    add_error(of->figures, &job->output.error);
+    pair_add_update(of->figures, &of->tile.pair, job->scratch.lossy.update);
+    if (job->output.lossy && !of->tile.device) {
         record_direction(of->figures, held->second, &of->tile, job, held->region->eps[PAIR_EPS]);
     }
     held->seen = save->budget;

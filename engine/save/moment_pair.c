@@ -254,14 +254,14 @@ static ckd_status record_decoded(const inflight_tile *held, const lossy_tile *t,
 
 ckd_status pair_record_block(const inflight_tile *held, const lossy_tile *t, const block_job *job,
                              ckd_error *err) {
-    uint64_t at = job->first - t->first;
-    bool recorded = t->device && job->lossy; /* with all of the tile */
+    uint64_t at = job->input.first - t->first;
+    bool recorded = t->device && job->output.lossy; /* with all of the tile */
     if (!is_first_of_pair(held, t) || recorded) {
         return CKD_OK;
     }
     /* Analysis brings the values of other blocks of a device to the host. */
-    const float *decoded = job->lossy || t->device ? job->lossy_work.decoded : t->now + at;
-    return record_decoded(held, t, at, job->count, decoded, err);
+    const float *decoded = job->output.lossy || t->device ? job->scratch.lossy.decoded : t->now + at;
+    return record_decoded(held, t, at, job->input.count, decoded, err);
 }
 
 ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],

@@ -34,8 +34,8 @@ static bool self_check_is_due(delta_record *tried) {
 }
 
 static void record_for_self_check(const block_job *job, delta_record *tried) {
-    if (!job->is_duplicate && (job->delta.available || job->delta_lost)) {
-        bool won = job->delta.available && job->delta.size < job->standalone.size;
+    if (!block_is_duplicate(job) && (job->analysis.delta.available || job->analysis.delta_lost)) {
+        bool won = job->analysis.delta.available && job->analysis.delta.size < job->analysis.standalone.size;
         tried->lost = won ? 0 : tried->lost + 1;
     }
 }
@@ -79,7 +79,7 @@ ckd_status save_analyse(ckd_save *save, block_job *job, const save_slot *slot, c
     if (!rj->lossy) {
         return block_analyse(job, c, &rj->context, &save->budget, err);
     }
-    job->values = slot->input;
+    job->input.values = slot->input;
     return block_lossy_analyse(job, &rj->lossy->tile, c, &rj->context, &save->budget, err);
 }
 
@@ -90,14 +90,14 @@ static double bound_of(const region_job *rj) {
 
 /* Returns true if a new analysis would have the same result. */
 static bool still_holds(const block_job *job, const coding_context *c, const region_job *rj, bool due) {
-    bool settled_search = rj->lossy ? block_names_own(job, c) : job->is_duplicate;
-    return !job->blocked_on_in_flight && job->try_delta == due && !block_names_too_many(job, c) &&
+    bool settled_search = rj->lossy ? block_names_own(job, c) : block_is_duplicate(job);
+    return job->state != BLOCK_BLOCKED && job->input.try_delta == due && !block_names_too_many(job, c) &&
            (settled_search || !block_is_in_save(job, c, &rj->context, bound_of(rj)));
 }
 
 /* Returns true if earlier blocks that are not registered yet may have its values: then it cannot be decided yet. */
 static bool has_to_wait(const block_job *job, const coding_context *c, const region_job *rj) {
-    bool search = rj->lossy ? !block_names_own(job, c) : !job->is_duplicate;
+    bool search = rj->lossy ? !block_names_own(job, c) : !block_is_duplicate(job);
     return (search || block_names_too_many(job, c)) && block_is_in_flight(job, c, &rj->context, bound_of(rj));
 }
 
@@ -106,7 +106,7 @@ static ckd_status analyse_again(ckd_save *save, block_job *job, const save_slot 
     uint64_t begun = clock_monotonic_ns();
     coding_context c = save_coding_of(save, slot->region_job);
     c.in_flight = NULL;
-    job->try_delta = due;
+    job->input.try_delta = due;
     ckd_status status = save_analyse(save, job, slot, &c, err);
     save_add_analysis(save, clock_monotonic_ns() - begun);
     return status;
@@ -142,7 +142,7 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
         return CKD_OK;
     }
     delta_record tried = rj->tried;
-    bool due = rj->lossy || self_check_is_due(&tried) || job->precoded.delta;
+    bool due = rj->lossy || self_check_is_due(&tried) || job->input.precoded.delta;
     if (!still_holds(job, &c, rj, due)) {
         ckd_status status = analyse_again(save, job, slot, due, err);
         if (status != CKD_OK) {
@@ -163,7 +163,7 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
     if (noted != CKD_OK) {
         return noted;
     }
-    if (job->parent_damaged) {
+    if (job->analysis.parent_damaged) {
         atomic_store(&save->damaged, true);
     }
     self_check_record(save, job, rj);

@@ -98,7 +98,7 @@ static task begin_task(ckd_save *save) {
         s->busy = true;
         if (t.kind == TASK_ANALYSE && !s->region_job->lossy) {
             block_job *job = &save->jobs[t.block % p->slot_count];
-            job->try_delta = order_guess(p, t.block) || job->precoded.delta;
+            job->input.try_delta = order_guess(p, t.block) || job->input.precoded.delta;
         }
     }
     return t;
@@ -128,10 +128,10 @@ static ckd_status write_registered(uint64_t *block, ckd_save *save, ckd_error *e
 
 /* Keeps the decoded values of a decided block for the next save. Each block has its own place there. */
 static void keep_values(const block_job *job, const tensor_context *t) {
-    bool known = job->lossy || hash128_equal(&job->content, &job->original);
-    if (t->decoded_values && job->values && known && job->count > 0) {
-        span mine = {t->region, job->first, job->count};
-        span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->held, job->values,
+    bool known = job->output.lossy || hash128_equal(&job->output.content, &job->analysis.original);
+    if (t->decoded_values && job->input.values && known && job->input.count > 0) {
+        span mine = {t->region, job->input.first, job->input.count};
+        span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->held, job->input.values,
                   &mine);
     }
 }
@@ -300,8 +300,8 @@ ckd_status save_next_slot(save_slot **slot, block_job **job, ckd_save *save, reg
     }
     *slot = slot_of(p, block);
     *job = &save->jobs[block % p->slot_count];
-    (*job)->unchanged = false;
-    (*job)->precoded = (block_precoded){.coded = false};
+    (*job)->state = BLOCK_NEW;
+    (*job)->input.precoded = (block_precoded){.coded = false};
     bytes kept[2] = {(*slot)->append.before[0].data, (*slot)->append.before[1].data};
     **slot = (save_slot){.region_job = rj, .append.before = {{.data = kept[0]}, {.data = kept[1]}}};
     return CKD_OK;
@@ -325,12 +325,12 @@ ckd_status save_copy_borrowed(ckd_save *save, ckd_error *err) {
         if (!slot->borrowed) {
             continue;
         }
-        size_t raw = job->count * ckd_dtype_size(slot->region_job->context.tensor->dtype);
-        void *own = bytes_scratch(&job->own, raw, "a tensor's elements", err);
+        size_t raw = job->input.count * ckd_dtype_size(slot->region_job->context.tensor->dtype);
+        void *own = bytes_scratch(&job->input.own, raw, "a tensor's elements", err);
         if (!own) {
             return CKD_E_NOMEM;
         }
-        memcpy(own, job->values, raw);
+        memcpy(own, job->input.values, raw);
         block_job_move(job, own);
         slot->borrowed = false;
     }

@@ -54,13 +54,13 @@ static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, un
     if (status != CKD_OK) {
         return status;
     }
-    job->first = first;
-    job->count = *count = save_block_at(of->context, first, of->end);
-    job->values = NULL;
-    slot->borrowed = of->tensor->data && job->count > 0;
+    job->input.first = first;
+    job->input.count = *count = save_block_at(of->context, first, of->end);
+    job->input.values = NULL;
+    slot->borrowed = of->tensor->data && job->input.count > 0;
     if (!device_dedup_next(known, save, job) && !save_device_give(save, job, known)) {
-        tensor_elements block = {of->tensor, first, job->count};
-        status = save_fetch(&job->values, save, &job->own, &block, err);
+        tensor_elements block = {of->tensor, first, job->input.count};
+        status = save_fetch(&job->input.values, save, &job->input.own, &block, err);
     }
     if (status == CKD_OK) {
         save_push(save);

@@ -9,8 +9,9 @@ static bool coded_there(const block_job *job, const region_job *rj) {
     if (rj->lossy) {
         return rj->lossy->tile.device != NULL;
     }
-    return job->precoded.coded &&
-           (job->chosen == &job->delta ? job->precoded.delta : job->precoded.standalone);
+    return job->input.precoded.coded &&
+           (job->decision.chosen == &job->analysis.delta ? job->input.precoded.delta
+                                                         : job->input.precoded.standalone);
 }
 
 /*
@@ -18,15 +19,16 @@ static bool coded_there(const block_job *job, const region_job *rj) {
  * codes them after all. Among copies, only rounded masters count, as a load must round to the same values.
  */
 static bool made_there(const block_job *job, const region_job *rj) {
-    bool copy = !job->chosen; /* a duplicate */
-    return copy ? job->predictor == PREDICT_CAST && job->precoded.coded
-                : job->precoded.coded || coded_there(job, rj);
+    bool copy = !job->decision.chosen; /* a duplicate */
+    return copy ? job->decision.predictor == PREDICT_CAST && job->input.precoded.coded
+                : job->input.precoded.coded || coded_there(job, rj);
 }
 
 static uint32_t kind_of(const block_job *job, const region_job *rj) {
     const record_tensor *t = rj->context.tensor;
-    bool delta = job->chosen == &job->delta;
-    uint32_t coded = coded_there(job, rj), how = job->chosen ? (uint32_t)job->chosen->coding : UINT8_MAX;
+    bool delta = job->decision.chosen == &job->analysis.delta;
+    uint32_t coded = coded_there(job, rj),
+             how = job->decision.chosen ? (uint32_t)job->decision.chosen->coding : UINT8_MAX;
     return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | how << 8 | coded << 1 | delta;
 }
 
@@ -42,15 +44,16 @@ void self_check_record(ckd_save *save, const block_job *job, const region_job *r
             return;
         }
     }
-    all->blocks[all->count++] = (self_check_block){t->tensor, *t->region, job->first, job->count, kind};
+    all->blocks[all->count++] =
+        (self_check_block){t->tensor, *t->region, job->input.first, job->input.count, kind};
 }
 
 static ckd_status try_one(ckd_save *save, const view *v, const self_check_block *b, ckd_error *err) {
     block_job *job = &save->jobs[0];
     const view_tensor *t = view_find(v, b->tensor->name);
     const view_source from = {v, t, {&b->region, b->first, b->count}, NULL};
-    void *to =
-        bytes_scratch(&job->own, b->count * ckd_dtype_size(b->tensor->dtype), "a tensor's elements", err);
+    void *to = bytes_scratch(&job->input.own, b->count * ckd_dtype_size(b->tensor->dtype),
+                             "a tensor's elements", err);
     if (!t || !to) {
         return t ? CKD_E_NOMEM : err_set(err, CKD_E_CORRUPT, "it is not there");
     }

@@ -175,11 +175,11 @@ static ckd_status compare_region(ckd_save *save, const ckd_tensor *tensor, const
         status = cancel_poll(&save->stop, err);
         while (status == CKD_OK && count < save->job_count && (at < elements || count == 0)) {
             block_job *job = &save->jobs[count++];
-            job->first = at;
-            job->count = elements - at < t->block_elements ? elements - at : t->block_elements;
-            at += job->count;
-            tensor_elements block = {tensor, job->first, job->count};
-            status = save_fetch(&job->values, save, &job->own, &block, err);
+            job->input.first = at;
+            job->input.count = elements - at < t->block_elements ? elements - at : t->block_elements;
+            at += job->input.count;
+            tensor_elements block = {tensor, job->input.first, job->input.count};
+            status = save_fetch(&job->input.values, save, &job->input.own, &block, err);
         }
         THEN(status, pool_run(save->store->pool, count, compare_one, &c, err));
         THEN(status, save_report_progress(save, (at - first) * ckd_dtype_size(tensor->dtype), err));

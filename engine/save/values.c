@@ -56,17 +56,17 @@ ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor
 ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *rj, ckd_error *err) {
     const struct values_there *there = rj->there;
     device_reader r = there->values;
-    uint64_t raw = job->count * r.element;
-    void *to = bytes_scratch(&job->own, raw, "a tensor's elements", err);
+    uint64_t raw = job->input.count * r.element;
+    void *to = bytes_scratch(&job->input.own, raw, "a tensor's elements", err);
     ckd_status status = to ? device_take(&r.lease, save->store, &there->device, r.data, err) : CKD_E_NOMEM;
     if (status != CKD_OK) {
         return status;
     }
-    r.end = job->first + job->count;
+    r.end = job->input.first + job->input.count;
     r.piece[0].count = r.piece[1].count = 0;
-    status = device_read(&r, job->first, job->count, to, err);
+    status = device_read(&r, job->input.first, job->input.count, to, err);
     r.lease->reader = NULL;
     device_give_back(save->store, r.lease);
-    job->values = to;
+    job->input.values = to;
     return status;
 }

@@ -29,32 +29,33 @@ static ckd_status add_duplicate(ckd_save *save, const content_entry *entry, ckd_
 
 static ckd_status remember(ckd_save *save, const block_job *job, const tensor_context *t, const record *r,
                            ckd_error *err) {
-    content_entry entry = {.content = job->original,
-                           .stored = job->content,
-                           .values = job->content,
-                           .error = job->error,
+    content_entry entry = {.content = job->analysis.original,
+                           .stored = job->output.content,
+                           .values = job->output.content,
+                           .error = job->output.error,
                            .dtype = t->tensor->dtype,
                            .tensor = t->tensor->name,
                            .region = t->region,
-                           .first = job->first,
-                           .count = job->count,
+                           .first = job->input.first,
+                           .count = job->input.count,
                            .ndim = t->shape.ndim,
                            .shape = t->tensor->shape,
                            .depth = r->depth,
-                           .chain_stored = job->chain.stored,
-                           .chain_work = job->chain.work};
+                           .chain_stored = job->decision.chain.stored,
+                           .chain_work = job->decision.chain.work};
     ckd_status status = add_duplicate(save, &entry, err);
-    bool rounds = !job->is_duplicate || job->lossy || hash128_equal(&job->content, &job->original);
+    bool rounds = !block_is_duplicate(job) || job->output.lossy ||
+                  hash128_equal(&job->output.content, &job->analysis.original);
     if (status == CKD_OK && rounds && t->tensor->role == CKD_ROLE_MASTER && t->tensor->dtype == CKD_F32) {
         entry.rounded = true;
-        entry.content = job->rounded_bf16;
-        entry.values = job->result_bf16;
-        entry.error = job->error_bf16;
+        entry.content = job->analysis.rounded_bf16;
+        entry.values = job->output.result_bf16;
+        entry.error = job->output.error_bf16;
         entry.dtype = CKD_BF16;
         status = add_duplicate(save, &entry, err);
-        entry.content = job->rounded_f16;
-        entry.values = job->result_f16;
-        entry.error = job->error_f16;
+        entry.content = job->analysis.rounded_f16;
+        entry.values = job->output.result_f16;
+        entry.error = job->output.error_f16;
         entry.dtype = CKD_F16;
         THEN(status, add_duplicate(save, &entry, err));
     }
@@ -65,7 +66,7 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
  * Writes the block once more, coded on its own. A failure costs speed, never data: the save continues without copies.
  */
 static void append_materialized(ckd_save *save, const block_job *job, const record *of) {
-    const candidate *c = &job->standalone;
+    const candidate *c = &job->analysis.standalone;
     bool is_raw = c->coding == CODING_RAW;
     record r = *of;
     r.coding = (uint32_t)c->coding;
@@ -82,7 +83,8 @@ static void append_materialized(ckd_save *save, const block_job *job, const reco
         status =
             chunk_writer_create_in(&save->materialized, p.text, &identity, save->workspace->copying, NULL);
     }
-    THEN(status, chunk_writer_append(save->materialized, &r, is_raw ? job->values : c->payload.data, NULL));
+    THEN(status,
+         chunk_writer_append(save->materialized, &r, is_raw ? job->input.values : c->payload.data, NULL));
     if (status != CKD_OK) {
         chunk_writer_abort(save->materialized);
         save->materialized = NULL;
@@ -99,53 +101,55 @@ static ckd_status write_group(ckd_save *save, const block_job *job, ckd_error *e
                 .region = &region,
                 .raw_size = GROUP_BYTES,
                 .stored_size = GROUP_BYTES,
-                .content = job->step.content,
+                .content = job->analysis.step.content,
                 .chain_stored = GROUP_BYTES,
                 .base_stored = GROUP_BYTES};
-    return chunk_writer_append(save->writer, &r, job->step.group, err);
+    return chunk_writer_append(save->writer, &r, job->analysis.step.group, err);
 }
 
 static void hold(step_tensor *step, const block_job *job, const tensor_context *t, const record *r) {
-    uint64_t symbols = job->chosen == &job->delta ? job->plan.delta_symbols : job->count;
+    uint64_t symbols =
+        job->decision.chosen == &job->analysis.delta ? job->plan.delta_symbols : job->input.count;
     load_cost own = {(double)r->stored_size,
                      decode_work((predictor)r->predictor, (coding)r->coding, ckd_dtype_size(t->tensor->dtype),
                                  r->raw_size, r->stored_size, symbols)};
-    pinned_block block = {.content = job->content,
+    pinned_block block = {.content = job->output.content,
                           .own = own,
-                          .chain = job->chain,
-                          .base = job->base,
+                          .chain = job->decision.chain,
+                          .base = job->decision.base,
                           .depth = r->depth,
                           .on_step = r->predictor == PREDICT_STEP,
                           .on_parent = r->predictor == PREDICT_PARENT};
-    step_hold(step, job->first, job->count, job->values, &block);
+    step_hold(step, job->input.first, job->input.count, job->input.values, &block);
 }
 
 static bool is_raw(const block_job *job) {
-    return job->chosen && job->chosen->coding == CODING_RAW;
+    return job->decision.chosen && job->decision.chosen->coding == CODING_RAW;
 }
 
 static record describe(const block_job *job, const tensor_context *t) {
-    const candidate *c = job->chosen;
-    uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
+    const candidate *c = job->decision.chosen;
+    uint64_t raw = job->input.count * ckd_dtype_size(t->tensor->dtype);
     return (record){.kind = RECORD_BLOCK,
                     .coding = c ? (uint32_t)c->coding : CODING_RAW,
-                    .predictor = (uint32_t)job->predictor,
+                    .predictor = (uint32_t)job->decision.predictor,
                     .tensor = t->tensor,
                     .region = t->region,
-                    .first = job->first,
-                    .count = job->count,
+                    .first = job->input.first,
+                    .count = job->input.count,
                     .raw_size = raw,
                     .stored_size = is_raw(job) ? raw
                                    : c         ? c->size
                                                : 0,
-                    .content = job->content,
-                    .depth = job->depth,
-                    .chain_stored = (uint64_t)job->chain.stored,
-                    .chain_work = (uint64_t)job->chain.work,
-                    .base_stored = job->base_stored,
-                    .dependencies = job->dependencies,
-                    .dependency_count = job->predictor == PREDICT_NONE ? job->standalone_dependencies
-                                                                       : job->dependency_count};
+                    .content = job->output.content,
+                    .depth = job->decision.depth,
+                    .chain_stored = (uint64_t)job->decision.chain.stored,
+                    .chain_work = (uint64_t)job->decision.chain.work,
+                    .base_stored = job->decision.base_stored,
+                    .dependencies = job->decision.dependencies,
+                    .dependency_count = job->decision.predictor == PREDICT_NONE
+                                            ? job->decision.standalone_dependencies
+                                            : job->decision.dependency_count};
 }
 
 ckd_status save_register(save_append *out, ckd_save *save, const block_job *job, const tensor_context *t,
@@ -155,14 +159,14 @@ ckd_status save_register(save_append *out, ckd_save *save, const block_job *job,
     const record *r = &out->record;
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < r->dependency_count && status == CKD_OK; i++) {
-        const ckd_id *on = &job->dependencies[i].checkpoint;
+        const ckd_id *on = &job->decision.dependencies[i].checkpoint;
         status = id_equal(on, &save->checkpoint) ? CKD_OK : save_depend(save, on, err);
     }
-    if (status == CKD_OK && job->predictor == PREDICT_STEP) {
+    if (status == CKD_OK && job->decision.predictor == PREDICT_STEP) {
         bool written;
-        status = step_record_group(&written, &save->steps, &job->step.content, err);
+        status = step_record_group(&written, &save->steps, &job->analysis.step.content, err);
         out->group = !written;
-        step->used = job->step.rule;
+        step->used = job->analysis.step.rule;
     }
     if (status != CKD_OK) {
         return status;
@@ -174,32 +178,33 @@ ckd_status save_register(save_append *out, ckd_save *save, const block_job *job,
 }
 
 ckd_status save_write_block(ckd_save *save, const block_job *job, save_append *a, ckd_error *err) {
-    const candidate *c = job->chosen;
+    const candidate *c = job->decision.chosen;
     ckd_status status = a->group ? write_group(save, job, err) : CKD_OK;
     for (uint32_t i = 0; i < a->before_count && status == CKD_OK; i++) {
         status = chunk_writer_append(save->writer, &a->before[i].record, a->before[i].data.data, err);
     }
     THEN(status, chunk_writer_append(save->writer, &a->record,
-                                     is_raw(job) ? job->values
+                                     is_raw(job) ? job->input.values
                                      : c         ? c->payload.data
                                                  : NULL,
                                      err));
-    if (status == CKD_OK && job->materialize && !save->materialized_failed) {
+    if (status == CKD_OK && job->decision.materialize && !save->materialized_failed) {
         append_materialized(save, job, &a->record);
     }
     return status;
 }
 
 static uint64_t payload_size(const block_job *job, const candidate *c, const tensor_context *t) {
-    uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
+    uint64_t raw = job->input.count * ckd_dtype_size(t->tensor->dtype);
     return c && c->coding != CODING_RAW ? c->size : c ? raw : 0;
 }
 
 void save_free_space_for(ckd_save *save, const block_job *job, const tensor_context *t, disk_space *space) {
     uint64_t header = HEADER_BYTES + strlen(t->tensor->name);
-    space->payload += header + payload_size(job, job->chosen, t);
-    space->copies +=
-        job->materialize && !save->materialized_failed ? header + payload_size(job, &job->standalone, t) : 0;
+    space->payload += header + payload_size(job, job->decision.chosen, t);
+    space->copies += job->decision.materialize && !save->materialized_failed
+                         ? header + payload_size(job, &job->analysis.standalone, t)
+                         : 0;
     save->index_bytes += header;
 }
 
