@@ -159,10 +159,9 @@ static ckd_status fetch_given(block_job *job, const lossy_tile *tile, uint64_t r
 static ckd_status code_block(block_job *job, bytes *payload, const lossy_tile *tile, uint64_t at,
                              ckd_error *err) {
     symbols_workspace *work = coder_symbols(job->decoder.coder);
-    return tile->device ? lossy_device_block_encode(&job->scratch.lossy, payload, tile, at, job->input.count,
-                                                    work, err)
-                        : lossy_block(&job->scratch.lossy, payload, tile, at, job->input.count,
-                                      job->input.values, job->decoder.kernels, work, err);
+    lossy_elements e = {tile, at, job->input.count, job->input.values, job->decoder.kernels};
+    return tile->device ? lossy_device_block_encode(&job->scratch.lossy, payload, &e, work, err)
+                        : lossy_block(&job->scratch.lossy, payload, &e, work, err);
 }
 
 static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,

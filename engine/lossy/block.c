@@ -31,17 +31,25 @@ lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count) {
 #define PIECE 2048u
 
 typedef struct source {
-    const float *now, *before; /* of the block; before NULL: zeros */
-    const float *products;     /* or NULL */
+    const lossy_job *job; /* block, work */
+    const lossy_elements *elements;
+    const float *products; /* or NULL */
 } source;
 
-static void residual_of(float *to, const source *from, const lattice_block *b, const lattice_run *run,
-                        uint64_t row, uint64_t first, uint64_t column, uint64_t n, const kernels *k) {
+/* Some elements of a row of the block. */
+typedef struct row_piece {
+    uint64_t row, first, column, n;
+} row_piece;
+
+static void residual_of(float *to, const source *from, const lattice_run *run, const row_piece *p) {
     static const float none[PIECE] = {0};
+    const lossy_elements *e = from->elements;
+    const float *now = e->tile->now + e->at, *before = e->tile->before;
     lattice_run here = *run;
-    here.column_step = run->column_step ? run->column_step + column : NULL;
-    k->lattice_residual(to, from->now + first, from->before ? from->before + first : none,
-                        from->products ? from->products + row * b->columns + column : NULL, n, &here);
+    here.column_step = run->column_step ? run->column_step + p->column : NULL;
+    e->kernels->lattice_residual(
+        to, now + p->first, before ? before + e->at + p->first : none,
+        from->products ? from->products + p->row * from->job->block.columns + p->column : NULL, p->n, &here);
 }
 
 uint8_t lossy_offset(double below) {
@@ -67,21 +75,24 @@ static void add_levels(level_sums *s, const int32_t *q, const float *residual, u
 }
 
 /* Integers go to `few`, or to q if `few` is NULL. Returns false if one does not fit a byte. */
-static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const source *from, const lossy_tile *t,
-                          const lattice_block *b, const lattice_work *w, const kernels *k) {
+static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const source *from) {
     float residual[PIECE];
+    const lattice_block *b = &from->job->block;
+    const float *up = from->elements->tile->up;
+    const kernels *k = from->elements->kernels;
     for (uint64_t row = 0; row < lattice_rows(b); row++) {
         uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
-        lattice_run run = lattice_row_run(b, w, row);
+        lattice_run run = lattice_row_run(b, &from->job->work, row);
         for (uint64_t at = 0; at < n; at += PIECE) {
-            uint64_t here = n - at < PIECE ? n - at : PIECE;
-            residual_of(residual, from, b, &run, row, first + at, column + at, here, k);
-            if (few && !k->quantise_few(few + first + at, sums, residual, t->up, here)) {
+            uint64_t left = n - at;
+            row_piece p = {row, first + at, column + at, left < PIECE ? left : PIECE};
+            residual_of(residual, from, &run, &p);
+            if (few && !k->quantise_few(few + p.first, sums, residual, up, p.n)) {
                 return false;
             }
             if (!few) {
-                k->quantise(q + first + at, residual, t->up, here);
-                add_levels(sums, q + first + at, residual, here);
+                k->quantise(q + p.first, residual, up, p.n);
+                add_levels(sums, q + p.first, residual, p.n);
             }
         }
     }
@@ -93,21 +104,21 @@ static lattice_effort effort_of(const lossy_tile *t) {
 }
 
 /* Uses bytes if they hold all integers, which is nearly always so. Planes are made of wider integers. */
-static ckd_status quantise_linear(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
-                                  ckd_error *err) {
+static ckd_status quantise_linear(lossy_job *j, const lossy_elements *e, ckd_error *err) {
+    const lossy_tile *t = e->tile;
     lattice_block *b = &j->block;
     if (!(t->up[0] < INFINITY)) {
         return CKD_OK; /* all integers are 0 */
     }
-    source from = {t->now + at, t->before ? t->before + at : NULL, NULL};
+    source from = {j, e, NULL};
     level_sums sums = {{0}, {0}};
     int8_t *few = bytes_scratch(&j->few, b->count, "coding scratch", err);
-    ckd_status status = few ? lattice_products(&from.products, b, &j->work, k, err) : CKD_E_NOMEM;
+    ckd_status status = few ? lattice_products(&from.products, b, &j->work, e->kernels, err) : CKD_E_NOMEM;
     THEN(status, lattice_steps(b, &j->work, err));
     if (status != CKD_OK) {
         return status;
     }
-    if (effort_of(t) == LATTICE_FAST && quantise_rows(&sums, few, NULL, &from, t, b, &j->work, k)) {
+    if (effort_of(t) == LATTICE_FAST && quantise_rows(&sums, few, NULL, &from)) {
         b->few = few;
     } else {
         sums = (level_sums){{0}, {0}};
@@ -115,7 +126,7 @@ static ckd_status quantise_linear(lossy_job *j, const lossy_tile *t, uint64_t at
         if (!q) {
             return CKD_E_NOMEM;
         }
-        quantise_rows(&sums, NULL, q, &from, t, b, &j->work, k);
+        quantise_rows(&sums, NULL, q, &from);
         b->q = q;
     }
     if (sums.count[0] + sums.count[1] + sums.count[2] == 0) {
@@ -137,8 +148,8 @@ static bool any_set(const int32_t *q, uint64_t n) {
 }
 
 /* Makes integers only if one is not 0; mostly rows and columns suffice. */
-static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
-                                  ckd_error *err) {
+static ckd_status quantise_levels(lossy_job *j, const lossy_elements *e, ckd_error *err) {
+    const float *now = e->tile->now + e->at;
     lattice_block *b = &j->block;
     int32_t piece[PIECE], *q = NULL;
     ckd_status status = lattice_steps(b, &j->work, err);
@@ -149,7 +160,7 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at
             uint64_t here = n - i < PIECE ? n - i : PIECE, to = first + i;
             level_run of = run;
             of.column += b->own.step ? column + i : 0;
-            k->level_quantise(piece, t->now + at + to, t->now + at + to, LOSSY_LEVEL_UP, here, &of);
+            e->kernels->level_quantise(piece, now + to, now + to, LOSSY_LEVEL_UP, here, &of);
             if (!q && any_set(piece, here)) {
                 q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
                 status = q ? CKD_OK : CKD_E_NOMEM;
@@ -168,7 +179,8 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at
 
 /* ---- errors ---- */
 
-static ckd_status measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {
+static ckd_status measure(lossy_job *j, const lossy_elements *e, ckd_error *err) {
+    const lossy_tile *t = e->tile;
     uint64_t n = j->block.count;
     const float *got = (const float *)(const void *)j->values.data;
     if (t->dtype != CKD_F32) {
@@ -176,51 +188,48 @@ static ckd_status measure(lossy_job *j, const lossy_tile *t, uint64_t at, const 
         if (!wide) {
             return CKD_E_NOMEM;
         }
-        k->widen(wide, t->dtype, j->values.data, n);
+        e->kernels->widen(wide, t->dtype, j->values.data, n);
         got = wide;
     }
     j->decoded = got;
     j->error = (lossy_error){0};
-    lossy_error_add(&j->error, t->now + at, got, n, k);
+    lossy_error_add(&j->error, t->now + e->at, got, n, e->kernels);
     lossy_judge(j, t);
     return CKD_OK;
 }
 
-static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {
+static ckd_status rebuild(lossy_job *j, const lossy_elements *e, ckd_error *err) {
+    const lossy_tile *t = e->tile;
+    const float *before = t->before ? t->before + e->at : NULL;
     uint64_t n = j->block.count;
     size_t size = ckd_dtype_size(t->dtype);
     void *values = bytes_scratch(&j->values, n * size, "coding scratch", err);
     if (!values) {
         return CKD_E_NOMEM;
     }
-    if (t->before) {
-        if (t->dtype == CKD_F32) {
-            memcpy(values, t->before + at, n * size);
-        } else {
-            k->cast(t->dtype, values, CKD_F32, t->before + at, n);
-        }
+    if (before && t->dtype == CKD_F32) {
+        memcpy(values, before, n * size);
+    } else if (before) {
+        e->kernels->cast(t->dtype, values, CKD_F32, before, n);
     }
-    const lattice_target target = {values, t->dtype, t->before != NULL};
-    return lattice_rebuild_values(&target, &j->block, &j->work, k, err);
+    const lattice_target target = {values, t->dtype, before != NULL};
+    return lattice_rebuild_values(&target, &j->block, &j->work, e->kernels, err);
 }
 
-ckd_status lossy_block_rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
-                               ckd_error *err) {
-    ckd_status status = rebuild(j, t, at, k, err);
-    return status == CKD_OK ? measure(j, t, at, k, err) : status;
+ckd_status lossy_block_rebuild(lossy_job *j, const lossy_elements *e, ckd_error *err) {
+    ckd_status status = rebuild(j, e, err);
+    return status == CKD_OK ? measure(j, e, err) : status;
 }
 
-static ckd_status in_steps(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
-                           const kernels *k, ckd_error *err) {
+static ckd_status in_steps(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     ckd_status status =
-        t->part == LOSSY_SECOND ? quantise_levels(j, t, at, k, err) : quantise_linear(j, t, at, k, err);
+        e->tile->part == LOSSY_SECOND ? quantise_levels(j, e, err) : quantise_linear(j, e, err);
     lossy_no_exceptions(j);
-    THEN(status, lossy_find_exceptions(j, t, at, 0, j->block.count, original, k, err));
-    return status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
+    THEN(status, lossy_find_exceptions(j, e, 0, j->block.count, err));
+    return status == CKD_OK ? lossy_block_rebuild(j, e, err) : status;
 }
 
-ckd_status lossy_block_without_factor(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
-                                      const kernels *k, ckd_error *err) {
+ckd_status lossy_block_without_factor(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     lattice_block *b = &j->block;
     b->factor = NULL;
     if (!b->shared) { /* shared parts may be left unused */
@@ -229,21 +238,21 @@ ckd_status lossy_block_without_factor(lossy_job *j, const lossy_tile *t, uint64_
     }
     b->q = NULL;
     b->few = NULL;
-    return in_steps(j, t, at, original, k, err);
+    return in_steps(j, e, err);
 }
 
-ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
-                       const void *original, const kernels *k, symbols_workspace *work, ckd_error *err) {
+ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_elements *e, symbols_workspace *work,
+                       ckd_error *err) {
     bool done;
-    j->block = lossy_block_of(t, at, count);
-    ckd_status status = lossy_stream(&done, j, t, at, original, k, err);
+    j->block = lossy_block_of(e->tile, e->at, e->count);
+    ckd_status status = lossy_stream(&done, j, e, err);
     if (status == CKD_OK && !done) {
-        status = in_steps(j, t, at, original, k, err);
+        status = in_steps(j, e, err);
     }
-    THEN(status, pair_finish(j, t, at, original, k, err));
+    THEN(status, pair_finish(j, e, err));
     if (status == CKD_OK) {
         bytes_clear(payload);
-        status = lattice_encode(payload, &j->block, effort_of(t), &j->work.scratch, work, err);
+        status = lattice_encode(payload, &j->block, effort_of(e->tile), &j->work.scratch, work, err);
     }
     return status;
 }

@@ -33,22 +33,18 @@ uint8_t lossy_offset(double below);
 
 /*
  * Quantises and rebuilds a block whose tile determines everything but its integers. It works in chunks that
- * stay in the nearer caches. j->block: the tile's plan for the block; `at`: the block's first element in the
- * tile. *done = false: the block is not of this kind, or an integer does not fit a byte. Errors: NOMEM
- * (stream.c).
+ * stay in the nearer caches. j->block: the tile's plan for the block. *done = false: the block is not of this kind,
+ * or an integer does not fit a byte. Errors: NOMEM (stream.c).
  */
-ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
-                        const kernels *k, ckd_error *err);
+ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_elements *e, ckd_error *err);
 
 /*
  * Recomputes j->values, j->decoded, the error and `within` from the integers and exceptions in j->block.
  * Errors: NOMEM.
  */
-ckd_status lossy_block_rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
-                               ckd_error *err);
+ckd_status lossy_block_rebuild(lossy_job *j, const lossy_elements *e, ckd_error *err);
 /* Quantises and rebuilds the block again, as if the tile had no factors. Errors: NOMEM. */
-ckd_status lossy_block_without_factor(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
-                                      const kernels *k, ckd_error *err);
+ckd_status lossy_block_without_factor(lossy_job *j, const lossy_elements *e, ckd_error *err);
 
 /* ---- exceptions.c ---- */
 void lossy_no_exceptions(lossy_job *j);
@@ -60,10 +56,10 @@ void lossy_add_exception(lossy_job *j, uint32_t place, uint32_t bits);
 ckd_status lossy_exceptions_done(lossy_job *j, ckd_error *err);
 /*
  * Finds the exceptions among elements from ... to - 1 of the block, appends them, and sets their integers to
- * 0. `at`: the block's first element in the tile. Errors: NOMEM.
+ * 0. Errors: NOMEM.
  */
-ckd_status lossy_find_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at, uint64_t from, uint64_t to,
-                                 const void *original, const kernels *k, ckd_error *err);
+ckd_status lossy_find_exceptions(lossy_job *j, const lossy_elements *e, uint64_t from, uint64_t to,
+                                 ckd_error *err);
 /* Sets j->within from j->error. */
 void lossy_judge(lossy_job *j, const lossy_tile *t);
 

@@ -185,8 +185,8 @@ ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err);
  */
 ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err);
 /* Does the work of lossy_block with the device's results. */
-ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at,
-                                     uint64_t count, symbols_workspace *work, ckd_error *err);
+ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_elements *e,
+                                     symbols_workspace *work, ckd_error *err);
 /* Copies elements of a block in their dtype to `to`: the input, or the decoded values. Thread-safe. */
 ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,
                               ckd_error *err);

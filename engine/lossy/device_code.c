@@ -327,15 +327,16 @@ static ckd_status levels_of(lossy_job *j, const int8_t *few, uint64_t count, ckd
     return q ? CKD_OK : CKD_E_NOMEM;
 }
 
-ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at,
-                                     uint64_t count, symbols_workspace *work, ckd_error *err) {
+ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_elements *e,
+                                     symbols_workspace *work, ckd_error *err) {
+    const lossy_tile *t = e->tile;
     const struct lossy_device *d = t->device;
-    const lossy_device_block *b = lossy_device_block_of(t, at);
-    const int8_t *few = b->any ? d->at.integers + at : NULL;
+    const lossy_device_block *b = lossy_device_block_of(t, e->at);
+    const int8_t *few = b->any ? d->at.integers + e->at : NULL;
     ckd_status status = CKD_OK;
-    j->block = lossy_block_of(t, at, count);
+    j->block = lossy_block_of(t, e->at, e->count);
     if (t->part == LOSSY_SECOND && few) {
-        status = levels_of(j, few, count, err);
+        status = levels_of(j, few, e->count, err);
     } else {
         j->block.few = few;
     }
@@ -344,7 +345,7 @@ ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_t
     j->update = pair_known(&t->pair) ? t->pair.decoded : (double)NAN;
     lossy_judge(j, t);
     bytes_clear(payload);
-    THEN(status, exceptions_in_block(j, &d->at, at, count, err));
+    THEN(status, exceptions_in_block(j, &d->at, e->at, e->count, err));
     return status == CKD_OK ? lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err)
                             : status;
 }

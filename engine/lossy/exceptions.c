@@ -52,8 +52,8 @@ ckd_status lossy_exceptions_done(lossy_job *j, ckd_error *err) {
     return CKD_OK;
 }
 
-static void add_exception(lossy_job *j, const lossy_tile *t, uint64_t i, const void *original) {
-    lossy_add_exception(j, (uint32_t)i, bits_of(original, t->dtype, i));
+static void add_exception(lossy_job *j, const lossy_elements *e, uint64_t i) {
+    lossy_add_exception(j, (uint32_t)i, bits_of(e->original, e->tile->dtype, i));
     if (j->block.q) {
         ((int32_t *)(void *)j->q.data)[i] = 0;
     }
@@ -76,21 +76,21 @@ void lossy_no_exceptions(lossy_job *j) {
     bytes_clear(&j->bits);
 }
 
-ckd_status lossy_find_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at, uint64_t from, uint64_t to,
-                                 const void *original, const kernels *k, ckd_error *err) {
+ckd_status lossy_find_exceptions(lossy_job *j, const lossy_elements *e, uint64_t from, uint64_t to,
+                                 ckd_error *err) {
+    const lossy_tile *t = e->tile;
+    const float *now = t->now + e->at, *before = t->before ? t->before + e->at : NULL;
     lattice_block *b = &j->block;
     float max = ldexpf(1, b->exponent + 29), limits[3];
     bool ordinary = t->ordinary && t->largest < max; /* bounds `before`, too */
     limits_of(limits, t, max);
     for (uint64_t i = from; i < to && !ordinary; i += SOME) {
         uint64_t n = to - i < SOME ? to - i : SOME;
-        if (!k->beyond(t->now + at + i, t->before ? t->before + at + i : NULL, limits,
-                       t->part == LOSSY_SECOND, n)) {
-            continue;
-        }
-        for (uint64_t e = i; e < i + n; e++) {
-            if (is_exception(t, at + e, max)) {
-                add_exception(j, t, e, original);
+        bool any =
+            e->kernels->beyond(now + i, before ? before + i : NULL, limits, t->part == LOSSY_SECOND, n);
+        for (uint64_t at = i; any && at < i + n; at++) {
+            if (is_exception(t, e->at + at, max)) {
+                add_exception(j, e, at);
             }
         }
     }

@@ -173,6 +173,14 @@ typedef struct lossy_error {
 /* Adds the error of n more values. */
 void lossy_error_add(lossy_error *e, const float *input, const float *decoded, uint64_t n, const kernels *k);
 
+/* The elements of a tile that become one block: at ... at + count - 1. */
+typedef struct lossy_elements {
+    const lossy_tile *tile;
+    uint64_t at, count;
+    const void *original; /* in their dtype; not for a tile on a device */
+    const kernels *kernels;
+} lossy_elements;
+
 /* Scratch of one worker, and its result for one block. */
 typedef struct lossy_job {
     lattice_work work;
@@ -186,12 +194,9 @@ typedef struct lossy_job {
 } lossy_job;
 void lossy_job_free(lossy_job *j);
 
-/*
- * Codes elements at ... at + count - 1 of the tile: sets j->values, error and within, and writes the payload.
- * original: these elements in their dtype. Errors: NOMEM.
- */
-ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
-                       const void *original, const kernels *k, symbols_workspace *work, ckd_error *err);
+/* Codes a block: sets j->values, error and within, and writes the payload. Errors: NOMEM. */
+ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_elements *e, symbols_workspace *work,
+                       ckd_error *err);
 /*
  * Codes the values of the last lossy_block without a parent. They stay the same. An empty payload: no lattice
  * holds them.

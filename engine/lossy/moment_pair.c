@@ -240,16 +240,17 @@ static ckd_status raise_seconds(lossy_job *j, const block_pair *p, ckd_error *er
 /* ---- first moments ---- */
 
 /* Returns the bits of the value in the dtype, limited to magnitude `max` and rounded towards zero. */
-static uint32_t within_bits(const lossy_tile *t, float value, double max, const kernels *k) {
+static uint32_t within_bits(const lossy_elements *e, float value, double max) {
+    ckd_dtype dtype = e->tile->dtype;
     float min = fabs((double)value) <= max ? fabsf(value) : (float)max;
     min = (double)min > max && fabs((double)value) > max ? nextafterf(min, 0) : min;
     float of = value < 0 ? -min : min, back;
-    if (t->dtype == CKD_F32) {
+    if (dtype == CKD_F32) {
         return scalar_bits(of);
     }
     uint16_t half;
-    k->cast(t->dtype, &half, CKD_F32, &of, 1);
-    k->widen(&back, t->dtype, &half, 1);
+    e->kernels->cast(dtype, &half, CKD_F32, &of, 1);
+    e->kernels->widen(&back, dtype, &half, 1);
     return (uint32_t)half - (fabsf(back) > min && (half & 0x7fff));
 }
 
@@ -265,8 +266,9 @@ static double max_first(const block_pair *p, uint64_t i) {
  * Rebuilds the block's exceptions. Those with too large an update shrink. chosen: other elements with too
  * large an update become exceptions, too. Either way their integers become 0.
  */
-static ckd_status keep_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, const block_pair *p,
-                              bool chosen, const kernels *k, ckd_error *err) {
+static ckd_status keep_firsts(lossy_job *j, const lossy_elements *e, const block_pair *p, bool chosen,
+                              ckd_error *err) {
+    const float *now = e->tile->now + e->at;
     lattice_block *b = &j->block;
     uint32_t kept = b->exceptions, next = 0;
     uint32_t *old = malloc(2 * ((size_t)kept + 1) * sizeof(*old));
@@ -285,7 +287,7 @@ static ckd_status keep_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, co
         uint32_t bits = was ? old[kept + next] : 0;
         next += was;
         if (large && (was || chosen)) {
-            bits = within_bits(t, was ? p->first[i] : t->now[at + i], max_first(p, i), k);
+            bits = within_bits(e, was ? p->first[i] : now[i], max_first(p, i));
         }
         if (was || (large && chosen)) {
             lossy_add_exception(j, (uint32_t)i, bits);
@@ -303,27 +305,27 @@ static ckd_status keep_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, co
 
 /* ---- a block ---- */
 
-static ckd_status finish_firsts(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
-                                const float *other, uint64_t large, const kernels *k, ckd_error *err) {
+static ckd_status finish_firsts(lossy_job *j, const lossy_elements *e, const float *other, uint64_t large,
+                                ckd_error *err) {
     lattice_block *b = &j->block;
     /* Without factors it would use nothing of its shared rows. */
     bool needs_factor = b->shared_rows && !b->row;
     bool chosen = large <= b->count / MOST_CHOSEN || (b->factor && needs_factor);
     ckd_status status = CKD_OK;
     if (!chosen && b->factor) {
-        status = lossy_block_without_factor(j, t, at, original, k, err);
+        status = lossy_block_without_factor(j, e, err);
     }
-    block_pair p = pair_of(t, j->decoded, other);
-    THEN(status, keep_firsts(j, t, at, &p, chosen, k, err));
-    return status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
+    block_pair p = pair_of(e->tile, j->decoded, other);
+    THEN(status, keep_firsts(j, e, &p, chosen, err));
+    return status == CKD_OK ? lossy_block_rebuild(j, e, err) : status;
 }
 
-ckd_status pair_finish(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original, const kernels *k,
-                       ckd_error *err) {
+ckd_status pair_finish(lossy_job *j, const lossy_elements *e, ckd_error *err) {
+    const lossy_tile *t = e->tile;
     uint64_t n = j->block.count;
     const float *other;
     j->update = NAN;
-    ckd_status status = pair_known(&t->pair) ? other_of(&other, j, t, at, n, err) : CKD_OK;
+    ckd_status status = pair_known(&t->pair) ? other_of(&other, j, t, e->at, n, err) : CKD_OK;
     if (status != CKD_OK || !pair_known(&t->pair)) {
         return status;
     }
@@ -331,9 +333,9 @@ ckd_status pair_finish(lossy_job *j, const lossy_tile *t, uint64_t at, const voi
     uint64_t large = t->pair.bounds[PAIR_EPS].max > 0 ? count_too_large(&p, n) : 0;
     if (large && t->part == LOSSY_SECOND) {
         status = raise_seconds(j, &p, err);
-        THEN(status, lossy_block_rebuild(j, t, at, k, err));
+        THEN(status, lossy_block_rebuild(j, e, err));
     } else if (large) {
-        status = finish_firsts(j, t, at, original, other, large, k, err);
+        status = finish_firsts(j, e, other, large, err);
     }
     p = pair_of(t, j->decoded, other);
     j->update = largest_in(&p, n);

@@ -57,8 +57,7 @@ static inline uint64_t pair_in_row(const lossy_pair *p, uint64_t at, uint64_t n)
  * second moments by their integers. It makes first moments exceptions, shrunk as far as necessary. If these
  * would be too many, it sets their integers to 0 and drops the factors. Errors: NOMEM.
  */
-ckd_status pair_finish(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original, const kernels *k,
-                       ckd_error *err);
+ckd_status pair_finish(lossy_job *j, const lossy_elements *e, ckd_error *err);
 /* Only sets j->update, for values that stay as they are. Errors: NOMEM. */
 ckd_status pair_measure(lossy_job *j, const lossy_tile *t, uint64_t at, const float *decoded, uint64_t n,
                         ckd_error *err);

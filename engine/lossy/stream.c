@@ -9,9 +9,8 @@
 
 typedef struct stream {
     lossy_job *job;
+    const lossy_elements *elements;
     const lossy_tile *tile;
-    uint64_t at; /* of the block, in the tile */
-    const void *original;
     const kernels *k;
     int8_t *few;     /* NULL: levels, which have no integers */
     float *floats;   /* decoded values of the block */
@@ -42,7 +41,7 @@ static lattice_run run_of(const stream *s, const row_part *r) {
 /* Returns false if an integer does not fit a byte. */
 static bool quantise_chunk(stream *s, uint64_t from, uint64_t end) {
     const lossy_tile *t = s->tile;
-    const float *now = t->now + s->at, *before = t->before ? t->before + s->at : NULL;
+    const float *now = t->now + s->elements->at, *before = t->before ? t->before + s->elements->at : NULL;
     for (row_part r = {.first = from}; next_part(&r, &s->job->block, end);) {
         lattice_run run = run_of(s, &r);
         int32_t largest = s->k->quantise_run(s->few + r.first, now + r.first,
@@ -61,7 +60,7 @@ static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     const lattice_block *b = &s->job->block;
     size_t size = (end - from) * sizeof(float);
     if (s->few && t->before) {
-        memcpy(s->floats + from, t->before + s->at + from, size);
+        memcpy(s->floats + from, t->before + s->elements->at + from, size);
     } else if (s->few) {
         memset(s->floats + from, 0, size);
     }
@@ -87,8 +86,8 @@ static void finish_chunk(stream *s, uint64_t from, uint64_t end, uint32_t kept) 
         s->k->cast(dtype, values + from * size, CKD_F32, s->floats + from, end - from);
     }
     for (uint32_t i = kept; i < b->exceptions; i++) {
-        memcpy(values + b->exception_at[i] * size, (const uint8_t *)s->original + b->exception_at[i] * size,
-               size);
+        memcpy(values + b->exception_at[i] * size,
+               (const uint8_t *)s->elements->original + b->exception_at[i] * size, size);
     }
     if (dtype != CKD_F32) {
         s->k->widen(s->floats + from, dtype, values + from * size, end - from);
@@ -99,12 +98,11 @@ static ckd_status code_chunk(bool *fits, stream *s, uint64_t from, uint64_t end,
     lossy_job *j = s->job;
     uint32_t kept = j->block.exceptions;
     *fits = !s->few || quantise_chunk(s, from, end);
-    ckd_status status =
-        *fits ? lossy_find_exceptions(j, s->tile, s->at, from, end, s->original, s->k, err) : CKD_OK;
+    ckd_status status = *fits ? lossy_find_exceptions(j, s->elements, from, end, err) : CKD_OK;
     if (status == CKD_OK && *fits) {
         rebuild_chunk(s, from, end);
         finish_chunk(s, from, end, kept);
-        lossy_error_add(&j->error, s->tile->now + s->at + from, s->floats + from, end - from, s->k);
+        lossy_error_add(&j->error, s->tile->now + s->elements->at + from, s->floats + from, end - from, s->k);
     }
     return status;
 }
@@ -124,9 +122,9 @@ static ckd_status stream_scratch(stream *s, ckd_error *err) {
     return all ? lattice_steps(&j->block, &j->work, err) : CKD_E_NOMEM;
 }
 
-ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
-                        const kernels *k, ckd_error *err) {
-    stream s = {.job = j, .tile = t, .at = at, .original = original, .k = k};
+ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_elements *e, ckd_error *err) {
+    const lossy_tile *t = e->tile;
+    stream s = {.job = j, .elements = e, .tile = t, .k = e->kernels};
     lattice_block *b = &j->block;
     *done = t->part == LOSSY_SECOND ? t->levels_known : t->offsets_known && !b->factor;
     ckd_status status = *done ? stream_scratch(&s, err) : CKD_OK;
