@@ -112,11 +112,11 @@ static const float most[2] = {1e30f, 1e30f};
 
 static void sums_of(const arrays *a, size_t i, size_t n) {
     lattice_sums s = LATTICE_SUMS_INIT;
-    a->k->sums_of(&s, a->now + i, a->before + i, a->step + i, 1, most, true, n);
+    a->k->sums_of(&s, &(sums_run){a->now + i, a->before + i, a->step + i, 1, most, true}, n);
 }
 static void sums_of_error(const arrays *a, size_t i, size_t n) {
     lattice_sums s = LATTICE_SUMS_INIT;
-    a->k->sums_of(&s, a->now + i, a->before + i, NULL, 1, most, false, n);
+    a->k->sums_of(&s, &(sums_run){a->now + i, a->before + i, NULL, 1, most, false}, n);
 }
 static void moment_row(const arrays *a, size_t i, size_t n) {
     double sums[2] = {0, 0};
@@ -127,7 +127,8 @@ static void moment_columns(const arrays *a, size_t i, size_t n) {
     uint32_t count[COLUMNS] = {0};
     moment_sums to = {sum, scales, count};
     for (size_t at = 0; at < n; at += GROUP * COLUMNS) {
-        a->k->moment_columns(&to, a->now + i + at, COLUMNS, GROUP, scale, false, 1e30f, COLUMNS);
+        a->k->moment_columns(&to, &(moment_rows){a->now + i + at, COLUMNS, GROUP, scale, false, 1e30f},
+                             COLUMNS);
     }
 }
 static void quantise_few(const arrays *a, size_t i, size_t n) {

@@ -14,7 +14,7 @@
 
 #include "include/ckptdelta.h"
 
-#define KERNELS_VERSION 6
+#define KERNELS_VERSION 7
 
 /* A rule of FORMAT.md, "Optimizer steps", and the coefficients of its group record, in the record's order. */
 #define STEP_COEFFICIENTS 15
@@ -51,6 +51,17 @@ typedef struct lattice_sums {
 #define LATTICE_SUMS_INIT \
     { .least = __builtin_inff(), .lowest_bit = INT32_MAX }
 
+/*
+ * A run of one row, to be summed. before, weight (of columns): may be NULL; without `before` differences are to zero.
+ * Only magnitudes of now up to limits[0], and differences up to limits[1], count.
+ */
+typedef struct sums_run {
+    const float *now, *before, *weight;
+    float row_weight;
+    const float *limits;
+    bool lattice; /* sums before_bits and lowest_bit as well */
+} sums_run;
+
 /* Distances of |residual| below |q|, and their numbers, for |q| = 1, 2, more. */
 typedef struct level_sums {
     double below[3];
@@ -72,6 +83,27 @@ typedef struct moment_sums {
     double *sum, *scales;
     uint32_t *count;
 } moment_sums;
+/* Rows of columns to be summed, `stride` elements apart. */
+typedef struct moment_rows {
+    const float *now;
+    size_t stride, rows;
+    const double *scale; /* per row */
+    bool magnitudes;     /* sums |now| */
+    float limit;         /* larger elements do not count */
+} moment_rows;
+
+/*
+ * Whole rows of a lossy block, and the factors of their low-rank part: left (rows x rank) and right (rank x columns),
+ * integers in floats as for `products`. right is packed: for every LOW_RANK_PANEL columns all components, one after the
+ * other, and zeros beyond the last column.
+ */
+typedef struct low_rank_tile {
+    float *values;
+    const int8_t *few; /* NULL: all are zero */
+    const float *left, *right;
+    const float *row_step; /* per row; replaces the run's */
+    size_t rows, rank, columns;
+} low_rank_tile;
 
 #define LOW_RANK_PANEL 16 /* columns */
 
@@ -143,15 +175,8 @@ typedef struct kernels {
      */
     void (*gemm)(float *sums, const float *left, const float *right, size_t rows, size_t rank,
                  size_t columns);
-    /*
-     * Whole rows of a lossy block: lattice_apply with the sums of products of left (rows x rank) and right
-     * (rank x columns), under the conditions of `products`. right is packed: for every LOW_RANK_PANEL columns
-     * all components, one after the other, and zeros beyond the last column. few: NULL if all are zero.
-     * row_step: per row; replaces the run's.
-     */
-    void (*low_rank_apply)(float *values, const int8_t *few, const float *left, const float *right,
-                           const float *row_step, size_t rows, size_t rank, size_t columns,
-                           const lattice_run *run);
+    /* lattice_apply for whole rows, with the sums of products of their factors. */
+    void (*low_rank_apply)(const low_rank_tile *tile, const lattice_run *run);
     /*
      * Converts a factor (count x rank) to floats, in the same order. Raises largest[rank] to the largest
      * magnitude of each component. Integers are below 2^24; in place allowed.
@@ -179,24 +204,18 @@ typedef struct kernels {
                            const level_run *run);
     void (*level_of)(int32_t *level, const float *values, size_t n);
 
-    /*
-     * Statistics for encoders, a run of one row at a time. before, weight (of columns): may be NULL; without
-     * `before` differences are to zero. Only magnitudes of now up to most[0], and differences up to most[1],
-     * count. lattice: before_bits and lowest_bit as well.
-     */
-    void (*sums_of)(lattice_sums *s, const float *now, const float *before, const float *weight,
-                    float row_weight, const float most[2], bool lattice, size_t n);
+    /* Statistics for encoders, n elements of one row at a time. */
+    void (*sums_of)(lattice_sums *s, const sums_run *run, size_t n);
     /*
      * Adds the positive finite elements of now, and their number, to two sums. magnitudes: uses |now|. most:
      * larger elements do not count.
      */
     void (*moment_row)(double sums[2], const float *now, bool magnitudes, float most, size_t n);
     /*
-     * moment_row for columns, over `rows` rows that begin `stride` elements apart. Adds to to->sum, to->count
-     * and, unless it is NULL, to->scales, where an element counts as its row's scale.
+     * moment_row for n columns of some rows. Adds to to->sum, to->count and, unless it is NULL, to->scales,
+     * where an element counts as its row's scale.
      */
-    void (*moment_columns)(const moment_sums *to, const float *now, size_t stride, size_t rows,
-                           const double *scale, bool magnitudes, float most, size_t n);
+    void (*moment_columns)(const moment_sums *to, const moment_rows *rows, size_t n);
     /* quantise to bytes. Returns false, and q is of no use, if an integer does not fit a byte (or is -128). */
     bool (*quantise_few)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
     /*

@@ -113,10 +113,12 @@ CPU_TARGET static void move_part(const low_rank_rows *to, const float *sums, siz
     }
 }
 
-CPU_LOOP static void low_rank_apply(float *values, const int8_t *few, const float *left, const float *right,
-                                    const float *row_step, size_t rows, size_t rank, size_t columns,
-                                    const lattice_run *run) {
+CPU_LOOP static void low_rank_apply(const low_rank_tile *tile, const lattice_run *run) {
     const lattice_run own = *run;
+    float *const values = tile->values;
+    const int8_t *const few = tile->few;
+    const float *const left = tile->left, *const row_step = tile->row_step, *right = tile->right;
+    const size_t rows = tile->rows, rank = tile->rank, columns = tile->columns;
     float sums[LOW_RANK_ROWS * LOW_RANK_PANEL];
     for (size_t j = 0; j < columns; j += LOW_RANK_PANEL, right += rank * LOW_RANK_PANEL) {
         size_t width = columns - j < LOW_RANK_PANEL ? columns - j : LOW_RANK_PANEL;

@@ -54,12 +54,19 @@ SUMS_INLINE void add_lowest(lanes *l, const few_floats *of) {
     l->bits |= bits;
 }
 
+/* Which elements of a run count, and how. */
+typedef struct lane_rules {
+    int32_t limits[2]; /* as bits */
+    float row_weight;
+    bool lattice;
+} lane_rules;
+
 /* before, weight: may be NULL. */
 SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *before, const float *weight,
-                           float row_weight, const int32_t most[2], bool lattice) {
+                           const lane_rules *rules) {
     few_floats v, b, w;
     memcpy(&v, now, sizeof(v));
-    few_integers finite = WITHIN(v, most[0]), less = (v < l->least) & finite;
+    few_integers finite = WITHIN(v, rules->limits[0]), less = (v < l->least) & finite;
     few_floats kept = AS_FLOATS(AS_INTEGERS(v) & finite),
                magnitude = AS_FLOATS(AS_INTEGERS(kept) & INT32_MAX);
     l->largest = CHOOSE(magnitude > l->largest, magnitude, l->largest);
@@ -69,19 +76,19 @@ SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *before, cons
     if (before) {
         memcpy(&b, before, sizeof(b));
         v = v - b;
-        finite = WITHIN(v, most[1]);
+        finite = WITHIN(v, rules->limits[1]);
         kept = AS_FLOATS(AS_INTEGERS(v) & finite);
         magnitude = AS_FLOATS(AS_INTEGERS(kept) & INT32_MAX);
         l->farthest = CHOOSE(magnitude > l->farthest, magnitude, l->farthest);
         l->compared -= finite;
         add_squares(l->moved, &kept);
-        if (lattice) {
+        if (rules->lattice) {
             add_lowest(l, &b);
         }
     }
     if (weight) {
         memcpy(&w, weight, sizeof(w));
-        kept = kept * (w * row_weight);
+        kept = kept * (w * rules->row_weight);
         add_squares(l->weighted, &kept);
     }
 }
@@ -108,14 +115,18 @@ SUMS_INLINE void take_lanes(lattice_sums *s, const lanes *l, bool before, bool w
     s->weighted += weight ? lane_total(l->weighted) : moved;
 }
 
-SUMS_INLINE void add_run(lattice_sums *s, const float *now, const float *before, const float *weight,
-                         float row_weight, const float most[2], bool lattice, size_t n) {
-    const int32_t bits[2] = {(int32_t)scalar_bits(most[0]), (int32_t)scalar_bits(most[1])};
+/* Inlined for the constants has_before, has_weight and lattice. */
+SUMS_INLINE void add_run(lattice_sums *s, const sums_run *run, bool has_before, bool has_weight, bool lattice,
+                         size_t n) {
+    const float *const now = run->now, *const before = has_before ? run->before : NULL,
+                       *const weight = has_weight ? run->weight : NULL;
+    const lane_rules rules = {{(int32_t)scalar_bits(run->limits[0]), (int32_t)scalar_bits(run->limits[1])},
+                              run->row_weight,
+                              lattice};
     lanes l = {.least = INFINITY - (few_floats){0}, .lowest = INFINITY - (few_floats){0}};
     size_t i = 0;
     for (; i + FEW <= n; i += FEW) {
-        add_lanes(&l, now + i, before ? before + i : NULL, weight ? weight + i : NULL, row_weight, bits,
-                  lattice);
+        add_lanes(&l, now + i, before ? before + i : NULL, weight ? weight + i : NULL, &rules);
     }
     if (i < n) { /* NaNs count for nothing */
         float rest[3][FEW] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
@@ -127,23 +138,22 @@ SUMS_INLINE void add_run(lattice_sums *s, const float *now, const float *before,
         if (weight) {
             memcpy(rest[2], weight + i, left);
         }
-        add_lanes(&l, rest[0], before ? rest[1] : NULL, weight ? rest[2] : NULL, row_weight, bits, lattice);
+        add_lanes(&l, rest[0], before ? rest[1] : NULL, weight ? rest[2] : NULL, &rules);
     }
     take_lanes(s, &l, before, weight);
 }
 
-CPU_LOOP static void sums_of(lattice_sums *s, const float *now, const float *before, const float *weight,
-                             float row_weight, const float most[2], bool lattice, size_t n) {
-    if (before && weight) {
-        add_run(s, now, before, weight, row_weight, most, lattice, n);
-    } else if (before && lattice) {
-        add_run(s, now, before, NULL, 1, most, true, n);
-    } else if (before) {
-        add_run(s, now, before, NULL, 1, most, false, n);
-    } else if (weight) {
-        add_run(s, now, NULL, weight, row_weight, most, false, n);
+CPU_LOOP static void sums_of(lattice_sums *s, const sums_run *run, size_t n) {
+    if (run->before && run->weight) {
+        add_run(s, run, true, true, run->lattice, n);
+    } else if (run->before && run->lattice) {
+        add_run(s, run, true, false, true, n);
+    } else if (run->before) {
+        add_run(s, run, true, false, false, n);
+    } else if (run->weight) {
+        add_run(s, run, false, true, false, n);
     } else {
-        add_run(s, now, NULL, NULL, 1, most, false, n);
+        add_run(s, run, false, false, false, n);
     }
 }
 
@@ -261,8 +271,14 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
         STORE_NARROW(few, (level_ ^ sign_) - sign_);                                                   \
     } while (0)
 
-SUMS_INLINE int32_t quantise_values(int8_t *few, const float *now, const float *before, const float *column,
-                                    const float up[3], size_t n, const lattice_run *run) {
+/* Values to quantise. before, column (steps): may be NULL. */
+typedef struct quantise_source {
+    const float *now, *before, *column;
+} quantise_source;
+
+SUMS_INLINE int32_t quantise_values(int8_t *few, const quantise_source *from, const float up[3], size_t n,
+                                    const lattice_run *run) {
+    const float *const now = from->now, *const before = from->before, *const column = from->column;
     const lattice_run r = *run;
     const float one = up[0], two = 1.0f + up[1], add = 1.0f - up[2], less = one * SURELY_LESS;
     few_integers largest = {0};
@@ -316,11 +332,11 @@ CPU_LOOP static int32_t quantise_run(int8_t *few, const float *now, const float 
                                      size_t n, const lattice_run *run) {
     const float *column = run->column_step;
     if (before) {
-        return column ? quantise_values(few, now, before, column, up, n, run)
-                      : quantise_values(few, now, before, NULL, up, n, run);
+        return column ? quantise_values(few, &(quantise_source){now, before, column}, up, n, run)
+                      : quantise_values(few, &(quantise_source){now, before, NULL}, up, n, run);
     }
-    return column ? quantise_values(few, now, NULL, column, up, n, run)
-                  : quantise_values(few, now, NULL, NULL, up, n, run);
+    return column ? quantise_values(few, &(quantise_source){now, NULL, column}, up, n, run)
+                  : quantise_values(few, &(quantise_source){now, NULL, NULL}, up, n, run);
 }
 
 /* ---- errors ---- */

@@ -104,9 +104,12 @@ typedef struct moment_columns_at {
     int32_t mask, most;
 } moment_columns_at;
 
-/* Eight columns: their sums stay in registers for all rows. */
-SUMS_INLINE void add_columns(const moment_columns_at *c, const float *now, size_t stride, size_t rows,
-                             double *sum, double *scales, uint32_t *count) {
+/* Eight columns from `first` on: their sums stay in registers for all rows. */
+SUMS_INLINE void add_columns(const moment_columns_at *c, size_t first, size_t rows, bool has_scales) {
+    const float *const now = c->now + first;
+    const size_t stride = c->stride;
+    double *const sum = c->sum + first, *const scales = has_scales ? c->scales + first : NULL;
+    uint32_t *const count = c->count + first;
     half_doubles sums[2], of[2] = {{0}, {0}};
     few_integers counts;
     memcpy(sums, sum, sizeof(sums));
@@ -147,9 +150,8 @@ SUMS_INLINE void add_last_columns(const moment_columns_at *c, size_t rows, size_
     for (size_t r = 0; r < rows; r++) {
         float now[FEW] = {0};
         memcpy(now, c->now + r * c->stride + i, (n - i) * sizeof(float));
-        moment_columns_at one = *c;
-        one.scale = c->scale + r;
-        add_columns(&one, now, 0, 1, sum, c->scales ? scales : NULL, count);
+        moment_columns_at one = {now, 0, c->scale + r, sum, scales, count, c->mask, c->most};
+        add_columns(&one, 0, 1, c->scales != NULL);
     }
     memcpy(c->sum + i, sum, (n - i) * sizeof(double));
     memcpy(c->count + i, count, (n - i) * sizeof(uint32_t));
@@ -158,29 +160,28 @@ SUMS_INLINE void add_last_columns(const moment_columns_at *c, size_t rows, size_
     }
 }
 
-SUMS_INLINE void add_all_columns(const moment_columns_at *c, double *scales, size_t rows, size_t n) {
+SUMS_INLINE void add_all_columns(const moment_columns_at *c, bool has_scales, size_t rows, size_t n) {
     size_t i = 0;
     for (; i + FEW <= n; i += FEW) {
-        add_columns(c, c->now + i, c->stride, rows, c->sum + i, scales ? scales + i : NULL, c->count + i);
+        add_columns(c, i, rows, has_scales);
     }
     if (i < n) {
         add_last_columns(c, rows, i, n);
     }
 }
 
-CPU_LOOP static void moment_columns(const moment_sums *to, const float *now, size_t stride, size_t rows,
-                                    const double *scale, bool magnitudes, float most, size_t n) {
-    moment_columns_at c = {now,
-                           stride,
-                           scale,
+CPU_LOOP static void moment_columns(const moment_sums *to, const moment_rows *rows, size_t n) {
+    moment_columns_at c = {rows->now,
+                           rows->stride,
+                           rows->scale,
                            to->sum,
                            to->scales,
                            to->count,
-                           magnitudes ? INT32_MAX : -1,
-                           (int32_t)scalar_bits(most)};
+                           rows->magnitudes ? INT32_MAX : -1,
+                           (int32_t)scalar_bits(rows->limit)};
     if (to->scales) {
-        add_all_columns(&c, to->scales, rows, n);
+        add_all_columns(&c, true, rows->rows, n);
     } else {
-        add_all_columns(&c, NULL, rows, n);
+        add_all_columns(&c, false, rows->rows, n);
     }
 }

@@ -242,9 +242,11 @@ static ckd_status move_part_of_row(float *values, const lattice_block *b, uint64
     if (b->few) {
         memcpy(few + column, b->few + first, n);
     }
-    k->low_rank_apply(copy, b->few ? few : NULL,
-                      (const float *)(const void *)w->left.data + row * b->own.rank,
-                      (const float *)(const void *)w->right.data, row_step, 1, b->own.rank, b->columns, &run);
+    k->low_rank_apply(&(low_rank_tile){copy, b->few ? few : NULL,
+                                       (const float *)(const void *)w->left.data + row * b->own.rank,
+                                       (const float *)(const void *)w->right.data, row_step, 1, b->own.rank,
+                                       b->columns},
+                      &run);
     memcpy(values + first, copy + column, n * sizeof(float));
     return CKD_OK;
 }
@@ -268,10 +270,11 @@ static ckd_status rebuild_low_rank(float *values, const lattice_block *b, lattic
     }
     if (from < to) {
         uint64_t first = from * b->columns - b->phase;
-        k->low_rank_apply(values + first, b->few ? b->few + first : NULL,
-                          (const float *)(const void *)w->left.data + from * b->own.rank,
-                          (const float *)(const void *)w->right.data, row_step + from, to - from, b->own.rank,
-                          b->columns, &run);
+        k->low_rank_apply(&(low_rank_tile){values + first, b->few ? b->few + first : NULL,
+                                           (const float *)(const void *)w->left.data + from * b->own.rank,
+                                           (const float *)(const void *)w->right.data, row_step + from,
+                                           to - from, b->own.rank, b->columns},
+                          &run);
     }
     if (status == CKD_OK && to < rows && (to > 0 || !b->phase)) {
         status = move_part_of_row(values, b, to, w, k, err);

@@ -101,11 +101,11 @@ static float usual_of(const float *values, uint64_t n, const kernels *k) {
     float limit = FLT_MAX, next;
     uint64_t trimmed = 0;
     lattice_sums all = LATTICE_SUMS_INIT, s;
-    k->sums_of(&all, values, NULL, NULL, 1, (float[2]){FLT_MAX, FLT_MAX}, false, n);
+    k->sums_of(&all, &(sums_run){values, NULL, NULL, 1, (float[2]){FLT_MAX, FLT_MAX}, false}, n);
     s = all;
     while (next_limit(&next, all.largest, s.now, s.finite)) {
         s = (lattice_sums)LATTICE_SUMS_INIT;
-        k->sums_of(&s, values, NULL, NULL, 1, (float[2]){next, FLT_MAX}, false, n);
+        k->sums_of(&s, &(sums_run){values, NULL, NULL, 1, (float[2]){next, FLT_MAX}, false}, n);
         uint64_t far = all.finite - s.finite;
         if (far <= trimmed || far > max_outliers(n)) {
             break;
@@ -202,8 +202,10 @@ ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight
     tile_sample s;
     ckd_status status = sample_begin(&s, t, 2 * SAMPLE_ELEMENTS, err);
     for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
-        k->sums_of(&sums, p.now, NULL, weight + p.column, scalar_quarter_octaves(-t->plan.row[p.row]), max,
-                   false, p.n);
+        k->sums_of(&sums,
+                   &(sums_run){p.now, NULL, weight + p.column, scalar_quarter_octaves(-t->plan.row[p.row]),
+                               max, false},
+                   p.n);
     }
     sample_end(&s);
     *out = sums.compared ? sqrt(sums.weighted / (double)sums.compared) : 0;

@@ -112,9 +112,11 @@ static double add_row(panel *to, const panels *all, uint64_t row) {
     uint64_t first, column, n = tile_span(t, row, &first, &column), finite = to->all.finite;
     const float *now = t->now + first;
     const int32_t *steps = p->weight ? t->plan.row : NULL;
-    all->k->sums_of(&to->all, now, t->before ? t->before + first : NULL,
-                    p->weight ? p->weight + column : NULL, steps ? scalar_quarter_octaves(-steps[row]) : 1,
-                    p->max, p->lattice, n);
+    all->k->sums_of(&to->all,
+                    &(sums_run){now, t->before ? t->before + first : NULL,
+                                p->weight ? p->weight + column : NULL,
+                                steps ? scalar_quarter_octaves(-steps[row]) : 1, p->max, p->lattice},
+                    n);
     if (!p->means) {
         return 0;
     }
@@ -144,8 +146,10 @@ static void add_rows(panel *to, const panels *all, uint64_t row, uint64_t rows) 
         moment_sums columns = {to->columns.sum + column,
                                to->columns.scales ? to->columns.scales + column : NULL,
                                to->columns.count + column};
-        all->k->moment_columns(&columns, all->tile->now + first, width_of(all->tile), rows, scale,
-                               p->magnitudes, p->max[0], n);
+        all->k->moment_columns(&columns,
+                               &(moment_rows){all->tile->now + first, width_of(all->tile), rows, scale,
+                                              p->magnitudes, p->max[0]},
+                               n);
     }
 }
 

@@ -235,8 +235,9 @@ static void test_low_rank(void **state) {
             tables[t]->factor_panels(panels, right, c.scale, c.columns, c.rank, LOW_RANK_PANEL);
             assert_true(panels[padded * c.rank] == 77);
             memcpy(values, c.values, sizeof(values));
-            tables[t]->low_rank_apply(values, c.few ? c.integers : NULL, left, panels, c.row_step, c.rows,
-                                      c.rank, c.columns, &run);
+            tables[t]->low_rank_apply(&(low_rank_tile){values, c.few ? c.integers : NULL, left, panels,
+                                                       c.row_step, c.rows, c.rank, c.columns},
+                                      &run);
             assert_bits(values, expected, sizeof(values));
         }
     }
@@ -397,7 +398,7 @@ static void test_sums(void **state) {
             lattice_sums expected = plain_sums(now, b, w, w ? 0.7f : 1, most, n), first = {0};
             for (size_t t = 0; t < table_count; t++) {
                 lattice_sums s = LATTICE_SUMS_INIT;
-                tables[t]->sums_of(&s, now, b, w, 0.7f, most, lattice, n);
+                tables[t]->sums_of(&s, &(sums_run){now, b, w, 0.7f, most, lattice}, n);
                 assert_true(close_to(s.now, expected.now) && close_to(s.moved, expected.moved));
                 assert_true(close_to(s.weighted, expected.weighted));
                 assert_true(s.largest == expected.largest && s.least == expected.least &&

@@ -223,7 +223,7 @@ static void test_moment_columns(void **state) {
                     got_count[j] = (uint32_t)j;
                 }
                 moment_sums to = {got[0], kind & 2 ? got[1] : NULL, got_count};
-                tables[t]->moment_columns(&to, now, STRIDE, rows, scale, magnitudes, most, n);
+                tables[t]->moment_columns(&to, &(moment_rows){now, STRIDE, rows, scale, magnitudes, most}, n);
                 assert_memory_equal(got[0], sum, sizeof(sum));
                 assert_memory_equal(got_count, count, sizeof(count));
                 if (kind & 2) {

@@ -872,9 +872,12 @@ static void test_sums(void **state) {
             uint64_t n = s->columns - column < s->count - at ? s->columns - column : s->count - at;
             const float *now = (float *)(void *)c.t.now.host + at;
             double sums[2] = {0, 0};
-            cpu->sums_of(&want, now, c.p.before ? (float *)(void *)c.t.before.host + at : NULL,
-                         c.p.weight ? (float *)(void *)c.t.column.host + column : NULL,
-                         c.p.row_weight ? ((float *)(void *)c.t.row.host)[row] : 1, c.p.most, c.p.lattice, n);
+            cpu->sums_of(&want,
+                         &(sums_run){now, c.p.before ? (float *)(void *)c.t.before.host + at : NULL,
+                                     c.p.weight ? (float *)(void *)c.t.column.host + column : NULL,
+                                     c.p.row_weight ? ((float *)(void *)c.t.row.host)[row] : 1, c.p.most,
+                                     c.p.lattice},
+                         n);
             cpu->moment_row(sums, now, c.p.magnitudes, c.p.most[0], n);
             near_enough(rows[row], sums[0]);
             assert_true(numbers[row] == sums[1]);
@@ -926,8 +929,10 @@ static void compare_columns(const shape *s, bool scaled, uint64_t panels) {
         uint64_t place = s->phase + at, column = place % s->columns;
         uint64_t n = s->columns - column < s->count - at ? s->columns - column : s->count - at;
         moment_sums to = {want + column, scaled ? want_scales + column : NULL, want_number + column};
-        cpu->moment_columns(&to, (float *)(void *)now.host + at, s->columns, 1,
-                            (double *)(void *)scale.host + place / s->columns, !scaled, 0.25f, n);
+        cpu->moment_columns(&to,
+                            &(moment_rows){(float *)(void *)now.host + at, s->columns, 1,
+                                           (double *)(void *)scale.host + place / s->columns, !scaled, 0.25f},
+                            n);
         at += n;
     }
     for (uint64_t j = 0; j < s->columns; j++) {
