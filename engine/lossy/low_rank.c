@@ -56,8 +56,8 @@ typedef struct search {
     const double **sorted;
 } search;
 
-static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const kernels *k,
-                               low_rank_scratch *scratch, ckd_error *err) {
+static ckd_status search_begin(search *s, size_t count, const low_rank_search *how, ckd_error *err) {
+    low_rank_scratch *scratch = how->scratch;
     size_t square = count * count;
     size_t each = 3 * sizeof(double) + sizeof(*s->order) + sizeof(*s->sorted);
     s->count = count;
@@ -77,9 +77,8 @@ static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const
     if (status == CKD_OK && s->x->elsewhere) {
         status = s->x->elsewhere->begin(s->x->context, &s->left, &s->right, err);
     }
-    return status == CKD_OK
-               ? product_context_begin(&s->products, s->x, count, pool, k, &scratch->scratch, err)
-               : status;
+    s->products = (product_context){.x = s->x, .pool = how->pool, .k = how->kernels, .count = count};
+    return status == CKD_OK ? product_context_begin(&s->products, &scratch->scratch, err) : status;
 }
 
 /* gram = products of all pairs of vectors. */
@@ -367,22 +366,20 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_erro
     return CKD_OK;
 }
 
-ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t max, unsigned rounds,
-                       thread_pool *pool, const kernels *k, low_rank_scratch *scratch, cancel_check *stop,
-                       ckd_error *err) {
+ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, const low_rank_search *how, ckd_error *err) {
     *out = (low_rank){.memory = out->memory};
     size_t shorter = x->rows < x->columns ? x->rows : x->columns;
-    max = max < shorter ? max : (uint32_t)shorter;
+    size_t max = how->max < shorter ? how->max : shorter;
     size_t count = FIRST_GUESS + OVERSAMPLED;
     for (;;) {
         count = count < max ? count : max;
-        search s = {.x = x, .stop = stop};
-        ckd_status status = search_begin(&s, count, pool, k, scratch, err);
+        search s = {.x = x, .stop = how->stop};
+        ckd_status status = search_begin(&s, count, how, err);
         uint32_t rank = 0;
-        THEN(status, iterate(&s, rounds, err));
+        THEN(status, iterate(&s, how->rounds, err));
         THEN(status, decompose(&s, err));
         if (status == CKD_OK) {
-            rank = components_that_pay(&s, lambda, &out->bits);
+            rank = components_that_pay(&s, how->lambda, &out->bits);
         }
         /* Could more components pay? */
         bool enough = status != CKD_OK || rank + OVERSAMPLED / 2 <= count || count == max;

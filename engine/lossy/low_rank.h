@@ -33,14 +33,20 @@ typedef struct low_rank_scratch {
 } low_rank_scratch;
 void low_rank_scratch_free(low_rank_scratch *r);
 
+/* A search for factors. */
+typedef struct low_rank_search {
+    double lambda;     /* squared steps that a bit is worth */
+    uint32_t max;      /* largest rank */
+    unsigned rounds;   /* of subspace iteration, beyond the first */
+    thread_pool *pool; /* may be NULL; the result does not depend on it */
+    const kernels *kernels;
+    low_rank_scratch *scratch; /* takes `max` vectors of rows and of columns, and half a MiB per thread */
+    cancel_check *stop;        /* may be NULL */
+} low_rank_search;
 /*
  * Searches for factors of x, whose elements are in steps. out: zero, or an earlier result, whose memory is
- * reused. lambda: squared steps that a bit is worth. max: largest rank. rounds: of subspace iteration, beyond
- * the first. pool: may be NULL; the result does not depend on it. stop: may be NULL. The scratch takes `max`
- * vectors of rows and of columns, and half a MiB per thread. Errors: NOMEM, and those of stop.
+ * reused. Errors: NOMEM, and those of stop.
  */
-ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t max, unsigned rounds,
-                       thread_pool *pool, const kernels *k, low_rank_scratch *scratch, cancel_check *stop,
-                       ckd_error *err);
+ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, const low_rank_search *how, ckd_error *err);
 
 #endif

@@ -11,13 +11,11 @@ ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_er
     return v->at ? CKD_OK : CKD_E_NOMEM;
 }
 
-ckd_status product_context_begin(product_context *c, const low_rank_matrix *x, size_t count,
-                                 thread_pool *pool, const kernels *k, bytes *room, ckd_error *err) {
-    size_t matrix = 2 * (size_t)PIECE_ELEMENTS + count * PIECE_SIDE, pairs = count * (PIECE_SIDE + count);
-    *c = (product_context){.x = x, .pool = pool, .k = k, .count = count};
+ckd_status product_context_begin(product_context *c, bytes *memory, ckd_error *err) {
+    size_t matrix = 2 * (size_t)PIECE_ELEMENTS + c->count * PIECE_SIDE,
+           pairs = c->count * (PIECE_SIDE + c->count), threads = c->pool ? pool_threads(c->pool) : 1;
     c->scratch_of_one = matrix > pairs ? matrix : pairs;
-    c->scratch = bytes_scratch(room, (pool ? pool_threads(pool) : 1) * c->scratch_of_one * sizeof(float),
-                               FACTORS, err);
+    c->scratch = bytes_scratch(memory, threads * c->scratch_of_one * sizeof(float), FACTORS, err);
     return c->scratch ? CKD_OK : CKD_E_NOMEM;
 }
 

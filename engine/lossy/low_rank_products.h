@@ -94,9 +94,8 @@ typedef struct product_context {
     float *scratch;
     size_t scratch_of_one;
 } product_context;
-/* Sets up products with x, in `room`, which stays the caller's. Errors: NOMEM. */
-ckd_status product_context_begin(product_context *c, const low_rank_matrix *x, size_t count,
-                                 thread_pool *pool, const kernels *k, bytes *room, ckd_error *err);
+/* Sets the scratch of c, which has all else, in `memory`, which stays the caller's. Errors: NOMEM. */
+ckd_status product_context_begin(product_context *c, bytes *memory, ckd_error *err);
 
 void transpose(float *to, const float *from, size_t rows, size_t columns);
 /*

@@ -56,8 +56,14 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const ke
         x = (low_rank_matrix){lattice_rows(&t->plan), t->columns, NULL, t, &lossy_device_vectors};
     }
     ckd_status status = lossy_matrix_begin(&residual, t, k, &p->scratches->work, err);
-    THEN(status, low_rank_of(&t->factors, &x, lambda, t->params->max_rank, t->params->rounds, t->pool, k,
-                             &p->scratches->search, t->stop, err));
+    low_rank_search how = {.lambda = lambda,
+                           .max = t->params->max_rank,
+                           .rounds = t->params->rounds,
+                           .pool = t->pool,
+                           .kernels = k,
+                           .scratch = &p->scratches->search,
+                           .stop = t->stop};
+    THEN(status, low_rank_of(&t->factors, &x, &how, err));
     if (status != CKD_OK || t->factors.rank == 0) {
         return status;
     }

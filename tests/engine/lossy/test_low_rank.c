@@ -112,8 +112,8 @@ static void test_factors(void **state) {
         low_rank_matrix m = {rows, columns, piece_of_array, &a, NULL};
         low_rank f = {0};
         ckd_error err = {0};
-        assert_int_equal(low_rank_of(&f, &m, 0.15, 256, 0, NULL, kernels_cpu(), &scratch, NULL, &err),
-                         CKD_OK);
+        low_rank_search how = {.lambda = 0.15, .max = 256, .kernels = kernels_cpu(), .scratch = &scratch};
+        assert_int_equal(low_rank_of(&f, &m, &how, &err), CKD_OK);
         assert_int_equal(f.rank, rank);
         for (size_t i = 0; i < rows * columns; i++) {
             double sum = 0;
@@ -152,7 +152,13 @@ static void test_it_stops_when_told(void **state) {
         low_rank f = {0};
         int left = looks;
         cancel_check stop = {.poll = count_down, .context = &left};
-        status = low_rank_of(&f, &m, 0.15, 256, 2, NULL, kernels_cpu(), &scratch, &stop, NULL);
+        low_rank_search how = {.lambda = 0.15,
+                               .max = 256,
+                               .rounds = 2,
+                               .kernels = kernels_cpu(),
+                               .scratch = &scratch,
+                               .stop = &stop};
+        status = low_rank_of(&f, &m, &how, NULL);
         assert_true(status == CKD_OK ? f.rank > 0 : status == CKD_E_CANCELLED && !f.left);
         low_rank_free(&f);
     }
