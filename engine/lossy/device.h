@@ -13,7 +13,7 @@
 
 #include "engine/device/reference.h"
 #include "engine/lossy/block.h"
-#include "engine/lossy/direction.h"
+#include "engine/lossy/moment_pair.h"
 #include "engine/lossy/sums.h"
 #include "engine/lossy/low_rank_products.h"
 

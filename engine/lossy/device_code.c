@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "engine/lossy/device.h"
-#include "engine/lossy/moment_pair.h"
 #include "kernels/scalar_lattice.h"
 
 /* ---- integers and values ---- */
@@ -378,7 +377,8 @@ ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, con
     ckd_status status = lossy_device_gather(input, t, d->at.now, pieces, n, err);
     THEN(status, lossy_device_gather(decoded, t, d->at.values, pieces, n, err));
     if (status == CKD_OK) {
-        direction_take(sums, s, from, n, input, decoded, eps);
+        direction_values v = {input, decoded, from, n};
+        direction_take(sums, s, &v, eps);
     }
     free(pieces);
     return status;

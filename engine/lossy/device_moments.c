@@ -3,7 +3,6 @@
  * in the matrix's memory, which is free once the tile is coded: those of the input, then those of the decoded values.
  */
 #include "engine/lossy/device.h"
-#include "engine/lossy/moment_pair.h"
 
 static uint16_t *halves_of(const struct lossy_device *d) {
     return (uint16_t *)(void *)d->matrix;

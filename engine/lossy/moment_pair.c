@@ -352,3 +352,63 @@ ckd_status pair_measure(lossy_job *j, const lossy_tile *t, uint64_t at, const fl
     }
     return status;
 }
+
+/* ---- direction ---- */
+
+ckd_status direction_begin(direction_sample *s, uint64_t count, ckd_error *err) {
+    *s = (direction_sample){.count = count, .stride = count / DIRECTION_SAMPLE + 1, .memory = s->memory};
+    size_t n = count / s->stride + 1, size = 2 * n * sizeof(float);
+    float *at = bytes_scratch(&s->memory, size, "a sample of second moments", err);
+    if (!at) {
+        return CKD_E_NOMEM;
+    }
+    s->input = memset(at, 0, size);
+    s->decoded = at + n;
+    return CKD_OK;
+}
+
+void direction_free(direction_sample *s) {
+    bytes_free(&s->memory);
+    *s = (direction_sample){0};
+}
+
+static uint64_t first_sampled(const direction_sample *s, uint64_t at) {
+    return (at + s->stride - 1) / s->stride * s->stride;
+}
+
+void direction_record(direction_sample *s, const direction_values *v) {
+    for (uint64_t i = first_sampled(s, v->at); i < v->at + v->count; i += s->stride) {
+        s->input[i / s->stride] = v->input[i - v->at];
+        s->decoded[i / s->stride] = v->decoded[i - v->at];
+    }
+}
+
+/* 0 where there is no second moment, or no finite quotient. */
+static double direction_of(double first, double second, double eps) {
+    double d = second > 0 ? first / (sqrt(second) + eps) : 0;
+    return isfinite(d) ? d : 0;
+}
+
+void direction_add(direction_sums *sums, const direction_sample *s, const direction_values *v, double eps) {
+    for (uint64_t i = first_sampled(s, v->at); i < v->at + v->count; i += s->stride) {
+        double was = direction_of(v->input[i - v->at], s->input[i / s->stride], eps);
+        double is = direction_of(v->decoded[i - v->at], s->decoded[i / s->stride], eps);
+        sums->change += (is - was) * (is - was);
+        sums->all += was * was;
+    }
+}
+
+void direction_take(direction_sums *sums, direction_sample *s, const direction_values *v, double eps) {
+    for (uint64_t i = 0; i < v->count; i++) {
+        direction_values one = {v->input + i, v->decoded + i, (v->at + i) * s->stride, 1};
+        if (sums) {
+            direction_add(sums, s, &one, eps);
+        } else {
+            direction_record(s, &one);
+        }
+    }
+}
+
+double direction_change(const direction_sums *sums) {
+    return sums->all > 0 ? sqrt(sums->change / sums->all) : NAN;
+}

@@ -62,4 +62,41 @@ ckd_status pair_finish(lossy_job *j, const lossy_elements *e, ckd_error *err);
 ckd_status pair_measure(lossy_job *j, const lossy_tile *t, uint64_t at, const float *decoded, uint64_t n,
                         ckd_error *err);
 
+/* ---- direction ---- */
+/*
+ * How far lossy moments change the direction of an Adam step, m / (sqrt(v) + eps), is estimated on a sample of
+ * elements, as first and second moments are saved one after the other.
+ */
+#define DIRECTION_SAMPLE 4096u /* approximate number of elements per tile */
+
+/* Every stride-th element of a tile of second moments: input and decoded. Zero-initialise. */
+typedef struct direction_sample {
+    uint64_t count, stride; /* of the tile */
+    float *input, *decoded; /* point into `memory` */
+    bytes memory;
+} direction_sample;
+/* s: zero, or an earlier tile's sample, whose memory is reused. Errors: NOMEM. */
+ckd_status direction_begin(direction_sample *s, uint64_t count, ckd_error *err);
+void direction_free(direction_sample *s);
+/* Input and decoded values of elements at ... at + count - 1 of a tile. */
+typedef struct direction_values {
+    const float *input, *decoded;
+    uint64_t at, count;
+} direction_values;
+/* Records second moments where the sample has them. */
+void direction_record(direction_sample *s, const direction_values *v);
+
+/* Sums over the sample, with the first moments of the same tile. */
+typedef struct direction_sums {
+    double change, all; /* sums of squares */
+} direction_sums;
+void direction_add(direction_sums *sums, const direction_sample *s, const direction_values *v, double eps);
+/*
+ * Handles values of the sample's elements alone: `at` and `count` are those in the sample. sums == NULL: records them
+ * as second moments. Else compares them, as first moments, with the recorded second moments.
+ */
+void direction_take(direction_sums *sums, direction_sample *s, const direction_values *v, double eps);
+/* Returns the relative change; NaN if there is nothing to compare. */
+double direction_change(const direction_sums *sums);
+
 #endif

@@ -13,12 +13,12 @@
 /* Records second moments, and compares first moments with them. */
 static void record_direction(region_figures *f, moment_stats *second, const lossy_tile *t,
                              const block_job *job, double eps) {
-    const float *decoded = job->scratch.lossy.decoded;
-    uint64_t at = job->input.first - t->first, of = t->sampled + at;
+    uint64_t at = job->input.first - t->first;
+    direction_values v = {t->now + at, job->scratch.lossy.decoded, t->sampled + at, job->input.count};
     if (second && t->part == LOSSY_SECOND) {
-        direction_record(&second->sample, of, job->input.count, t->now + at, decoded);
+        direction_record(&second->sample, &v);
     } else if (second && second->sample.count && t->part == LOSSY_MOMENT) {
-        direction_add(&f->direction, &second->sample, of, job->input.count, t->now + at, decoded, eps);
+        direction_add(&f->direction, &second->sample, &v, eps);
     }
 }
 

@@ -8,7 +8,6 @@
 
 #include "base/file.h"
 #include "engine/lossy/device.h"
-#include "engine/lossy/moment_pair.h"
 #include "engine/lossy/sums.h"
 #include "engine/save/lossy.h"
 

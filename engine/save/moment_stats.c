@@ -151,10 +151,11 @@ static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, inflight_ti
     moment_stats *k = held->second;
     THEN(status, pair_exact(&update, save, held, eps, err));
     if (status == CKD_OK && k) {
+        direction_values v = {t->now, t->now, 0, t->count};
         if (t->part == LOSSY_SECOND) {
-            direction_record(&k->sample, 0, t->count, t->now, t->now);
+            direction_record(&k->sample, &v);
         } else if (k->sample.count) {
-            direction_add(&f->direction, &k->sample, 0, t->count, t->now, t->now, eps[PAIR_EPS]);
+            direction_add(&f->direction, &k->sample, &v, eps[PAIR_EPS]);
         }
         pair_add_update(f, &t->pair, update);
         moment_stats_used(save, k, context);
