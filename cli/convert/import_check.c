@@ -199,17 +199,18 @@ ckd_status import_totals(uint64_t **out, const import_tensor *t, const layout_ru
     return CKD_OK;
 }
 
-ckd_status import_share(layout_share *out, const import_plan *plan, const import_tensor *t,
-                        const layout_rule *rule, uint32_t rank, const uint64_t *totals, ckd_error *err) {
+ckd_status import_share(layout_share *out, const layout *l, const layout_rule *rule, uint32_t rank,
+                        const layout_whole *whole, ckd_error *err) {
     uint32_t at[LAYOUT_AXES];
-    layout_coordinates(at, plan->layout, rank);
-    return layout_share_make(out, plan->layout, rule, at, t->tensor.ndim, t->tensor.shape, totals, err);
+    layout_coordinates(at, l, rank);
+    return layout_share_make(out, l, rule, at, whole, err);
 }
 
 static ckd_status check_share(const import_plan *plan, const import_tensor *t, const import_entry *e,
                               const uint64_t *totals, ckd_error *err) {
     layout_share share;
-    ckd_status status = import_share(&share, plan, t, e->rule, e->rank, totals, err);
+    layout_whole whole = {t->tensor.ndim, t->tensor.shape, totals};
+    ckd_status status = import_share(&share, plan->layout, e->rule, e->rank, &whole, err);
     if (status == CKD_E_MISMATCH) {
         return report_lengths(err, t, e, layout_main_dim(e->rule, t->tensor.ndim));
     }
@@ -252,20 +253,21 @@ static bool has_none(const layout_share *s) {
 
 /* A rank that should hold nothing of the tensor need not have it. */
 static ckd_status check_absent(const import_plan *plan, const import_tensor *t,
-                               const layout_binding *expected, const uint32_t at[LAYOUT_AXES],
-                               const uint64_t numbers[LAYOUT_NUMBERS], uint32_t rank, ckd_error *err) {
+                               const layout_binding *expected, const layout_name_values *values,
+                               uint32_t rank, ckd_error *err) {
     uint64_t *totals = NULL;
     layout_share share = {0};
     ckd_error ignored;
     ckd_status status = import_totals(&totals, t, expected->rule, expected->part, err);
+    layout_whole whole = {t->tensor.ndim, t->tensor.shape, totals};
     bool lacking = status != CKD_OK ||
-                   import_share(&share, plan, t, expected->rule, rank, totals, &ignored) != CKD_OK ||
+                   import_share(&share, plan->layout, expected->rule, rank, &whole, &ignored) != CKD_OK ||
                    !has_none(&share);
     layout_share_free(&share);
     free(totals);
     char *name = NULL;
     if (status == CKD_OK && lacking) {
-        status = layout_other_name(&name, plan->layout, expected, at, numbers, expected->part, err);
+        status = layout_other_name(&name, plan->layout, expected, values, err);
     }
     if (status == CKD_OK && lacking) {
         layout_error(plan->layout, expected->rule->line, err, CKD_E_MISMATCH,
@@ -280,8 +282,7 @@ static ckd_status check_absent(const import_plan *plan, const import_tensor *t,
 
 /* Checks that load would write for this rank what was read. */
 static ckd_status check_back(const import_plan *plan, const import_entry *e, const layout_binding *expected,
-                             const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
-                             ckd_error *err) {
+                             const layout_name_values *values, ckd_error *err) {
     const char *from = e->tensor->name;
     if (!expected) {
         return wrong(plan, e, err,
@@ -299,7 +300,7 @@ static ckd_status check_back(const import_plan *plan, const import_entry *e, con
                      e->name);
     }
     char *name;
-    ckd_status status = layout_other_name(&name, plan->layout, expected, at, numbers, e->part, err);
+    ckd_status status = layout_other_name(&name, plan->layout, expected, values, err);
     if (status == CKD_OK && strcmp(name, from) != 0) {
         status = wrong(plan, e, err, "'%.100s' of rank %u becomes '%.100s', which load would make '%.100s'",
                        from, e->rank, e->name, name);
@@ -317,8 +318,9 @@ static ckd_status check_rank(const import_plan *plan, const import_tensor *t, co
     if (expected && expected->rule->kind == LAYOUT_SKIPPED) {
         expected = e ? expected : NULL;
     }
-    return e          ? check_back(plan, e, expected, at, numbers, err)
-           : expected ? check_absent(plan, t, expected, at, numbers, rank, err)
+    layout_name_values values = {at, numbers, expected ? expected->part : LAYOUT_NONE};
+    return e          ? check_back(plan, e, expected, &values, err)
+           : expected ? check_absent(plan, t, expected, &values, rank, err)
                       : CKD_OK;
 }
 

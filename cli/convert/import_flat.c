@@ -12,8 +12,7 @@
 
 typedef struct reading {
     import_plan *plan;
-    const import_reference *all;
-    size_t count;
+    const import_references *all;
     const import_reference *first; /* of the buffers with this name */
     /* The last bindings, by index in the buffer: most ranks have the same parameters. */
     layout_bindings *bound;
@@ -99,11 +98,12 @@ static ckd_status choose_rule(const layout_binding **out, uint64_t numbers[LAYOU
 static ckd_status find_shape(safetensors_tensor *out, const taking *t, const layout_rule *rule,
                              const layout_parameter *p, ckd_error *err) {
     const layout *l = t->r->plan->layout;
-    const import_reference *beside = import_find_reference(t->r->all, t->r->count, p->plain, t->rank);
+    const import_reference *beside = import_find_reference(t->r->all, p->plain, t->rank);
     ckd_status status = CKD_OK;
     if (p->member->shaped) {
         out->ndim = p->member->ndim;
-        status = layout_rank_shape(out->shape, l, rule, t->at, out->ndim, p->member->shape, err);
+        status = layout_rank_shape(out->shape, l, rule, t->at,
+                                   &(layout_whole){out->ndim, p->member->shape, NULL}, err);
     } else if (beside) {
         out->ndim = beside->tensor->ndim;
         memcpy(out->shape, beside->tensor->shape, sizeof(out->shape));
@@ -219,10 +219,9 @@ static ckd_status take_parameters(taking *t, ckd_error *err) {
         THEN(status, make_parameter(&t->tensors[i], t, chosen->rule, &t->buffer.parameters[i], err));
         t->sizes[i] = status == CKD_OK ? t->tensors[i]->elements : 0;
     }
-    uint64_t length = 0;
-    THEN(status, layout_ranges_make(t->ranges, &length, t->r->plan->layout, t->buffer.rule, t->at, t->sizes,
-                                    count, err));
-    THEN(status, check_buffer(t, length, err));
+    layout_ranges ranges = {t->sizes, count, t->ranges, 0};
+    THEN(status, layout_ranges_make(&ranges, t->r->plan->layout, t->buffer.rule, t->at, err));
+    THEN(status, check_buffer(t, ranges.length, err));
     return status == CKD_OK ? add_parameters(t, err) : status;
 }
 
@@ -236,8 +235,9 @@ static ckd_status take_buffer(reading *r, uint32_t rank, const import_reference 
         return CKD_OK;
     }
     taking t = {.r = r, .rank = rank, .at = at, .found = found};
+    layout_name_values values = {.at = at, .numbers = chosen->numbers};
     ckd_status status =
-        layout_buffer_make(&t.buffer, r->plan->layout, chosen->rule, chosen->state, chosen->numbers, at, err);
+        layout_buffer_make(&t.buffer, r->plan->layout, chosen->rule, chosen->state, &values, err);
     THEN(status, take_parameters(&t, err));
     layout_buffer_free(&t.buffer);
     free(t.tensors);
@@ -246,14 +246,14 @@ static ckd_status take_buffer(reading *r, uint32_t rank, const import_reference 
     return status;
 }
 
-ckd_status import_add_buffers(import_plan *plan, const import_reference *all, size_t count, size_t first,
-                              size_t end, const layout_bindings *b, ckd_error *err) {
-    reading r = {.plan = plan, .all = all, .count = count, .first = &all[first]};
+ckd_status import_add_buffers(import_plan *plan, const import_references *all, size_t first, size_t end,
+                              const layout_bindings *b, ckd_error *err) {
+    reading r = {.plan = plan, .all = all, .first = &all->items[first]};
     ckd_status status = CKD_OK;
     size_t next = first;
     for (uint32_t rank = 0; rank < plan->layout->world && status == CKD_OK; rank++) {
-        bool has = next < end && all[next].rank == rank;
-        status = take_buffer(&r, rank, has ? &all[next] : NULL, b, err);
+        bool has = next < end && all->items[next].rank == rank;
+        status = take_buffer(&r, rank, has ? &all->items[next] : NULL, b, err);
         next += has;
     }
     free_bound(&r);
@@ -270,15 +270,14 @@ static int by_name_and_rank(const void *left, const void *right) {
 
 typedef struct checking {
     const import_plan *plan;
-    const import_reference *all;
-    size_t count;
+    const import_references *all;
     uint32_t rank;
 } checking;
 
 static ckd_status check_one(const checking *c, const layout_buffer *b, const layout_parameter *p,
                             ckd_error *err) {
     const layout *l = c->plan->layout;
-    const import_reference *r = import_find_reference(c->all, c->count, p->name, c->rank);
+    const import_reference *r = import_find_reference(c->all, p->name, c->rank);
     import_parameter key = {.tensor.name = p->name, .rank = c->rank}, *wanted = &key;
     import_parameter **found = bsearch(&wanted, c->plan->parameters, c->plan->parameter_count,
                                        sizeof(import_parameter *), by_name_and_rank);
@@ -323,8 +322,7 @@ static ckd_status check_once(const import_plan *plan, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status import_check_buffers(import_plan *plan, const import_reference *all, size_t count,
-                                ckd_error *err) {
+ckd_status import_check_buffers(import_plan *plan, const import_references *all, ckd_error *err) {
     if (plan->layout->list_count == 0) {
         return CKD_OK;
     }
@@ -333,7 +331,7 @@ ckd_status import_check_buffers(import_plan *plan, const import_reference *all, 
     }
     ckd_status status = check_once(plan, err);
     for (uint32_t rank = 0; rank < plan->layout->world && status == CKD_OK; rank++) {
-        checking c = {plan, all, count, rank};
+        checking c = {plan, all, rank};
         uint32_t at[LAYOUT_AXES];
         layout_coordinates(at, plan->layout, rank);
         status = layout_each_buffer(plan->layout, at, check_parameters, &c, err);

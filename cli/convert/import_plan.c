@@ -197,7 +197,8 @@ ckd_status import_add_entries(import_plan *plan, const import_reference *r, cons
                             .range = r->range,
                             .order = r->order,
                             .member = r->member};
-        ckd_status status = layout_other_name(&e->name, plan->layout, b, at, numbers, part, err);
+        ckd_status status =
+            layout_other_name(&e->name, plan->layout, b, &(layout_name_values){at, numbers, part}, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -258,20 +259,19 @@ static ckd_status take_reference(import_plan *plan, import_reference *r, const l
                                                 : import_add_entries(plan, r, chosen, numbers, at, err);
 }
 
-const import_reference *import_find_reference(const import_reference *all, size_t count, const char *name,
-                                              uint32_t rank) {
-    size_t low = 0, high = count;
+const import_reference *import_find_reference(const import_references *all, const char *name, uint32_t rank) {
+    size_t low = 0, high = all->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        int order = strcmp(all[middle].tensor->name, name);
-        if (order < 0 || (order == 0 && all[middle].rank < rank)) {
+        int order = strcmp(all->items[middle].tensor->name, name);
+        if (order < 0 || (order == 0 && all->items[middle].rank < rank)) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    bool found = low < count && all[low].rank == rank && strcmp(all[low].tensor->name, name) == 0;
-    return found ? &all[low] : NULL;
+    const import_reference *found = low < all->count ? &all->items[low] : NULL;
+    return found && found->rank == rank && strcmp(found->tensor->name, name) == 0 ? found : NULL;
 }
 
 /* References first ... end - 1 have the same name, which is matched once for all ranks. */
@@ -290,7 +290,7 @@ static ckd_status take_name(import_plan *plan, import_reference *all, size_t cou
         status = take_reference(plan, &all[i], &b, &buffers, err);
     }
     if (status == CKD_OK && buffers) {
-        status = import_add_buffers(plan, all, count, first, end, &b, err);
+        status = import_add_buffers(plan, &(import_references){all, count}, first, end, &b, err);
     }
     layout_bindings_free(&b);
     return status;
@@ -304,7 +304,7 @@ static ckd_status take_references(import_plan *plan, import_reference *all, size
         }
         status = take_name(plan, all, count, i, end, err);
     }
-    return status == CKD_OK ? import_check_buffers(plan, all, count, err) : status;
+    return status == CKD_OK ? import_check_buffers(plan, &(import_references){all, count}, err) : status;
 }
 
 static ckd_status find_entries(import_plan *plan, ckd_error *err) {

@@ -44,6 +44,11 @@ typedef struct import_reference {
     size_t order, member;
 } import_reference;
 
+typedef struct import_references {
+    const import_reference *items; /* sorted by name and rank */
+    size_t count;
+} import_references;
+
 /* A parameter as if it were a rank's tensor. */
 typedef struct import_parameter {
     safetensors_tensor tensor; /* it owns its name */
@@ -97,16 +102,15 @@ ckd_status import_add_entries(import_plan *plan, const import_reference *r, cons
                               const uint64_t numbers[LAYOUT_NUMBERS], const uint32_t at[LAYOUT_AXES],
                               ckd_error *err);
 /*
- * Adds the parameters of the flat buffers with one name: references first ... end - 1 of `all`, which is sorted by name
- * and rank. b: the rules that match the name.
+ * Adds the parameters of the flat buffers with one name: references first ... end - 1 of `all`. b: the rules that match
+ * the name.
  */
-ckd_status import_add_buffers(import_plan *plan, const import_reference *all, size_t count, size_t first,
-                              size_t end, const layout_bindings *b, ckd_error *err);
+ckd_status import_add_buffers(import_plan *plan, const import_references *all, size_t first, size_t end,
+                              const layout_bindings *b, ckd_error *err);
 /* Checks that no tensor found elsewhere is one that load would put into a flat buffer. */
-ckd_status import_check_buffers(import_plan *plan, const import_reference *all, size_t count, ckd_error *err);
+ckd_status import_check_buffers(import_plan *plan, const import_references *all, ckd_error *err);
 /* Returns the first reference with this name and rank; NULL if there is none. */
-const import_reference *import_find_reference(const import_reference *all, size_t count, const char *name,
-                                              uint32_t rank);
+const import_reference *import_find_reference(const import_references *all, const char *name, uint32_t rank);
 /* Finds shapes. Checks that each rank has exactly what it should have. */
 ckd_status import_check(import_plan *plan, import_tensor *t, ckd_error *err);
 /* Checks that the first copy has every element of every tensor exactly once. Counts copies. */
@@ -129,11 +133,9 @@ ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const
                               ckd_error *err);
 void import_pieces_free(import_pieces *p);
 
-/*
- * Computes the shape of the tensor of this entry's rank, and its content by the rule. Release with layout_share_free.
- */
-ckd_status import_share(layout_share *out, const import_plan *plan, const import_tensor *t,
-                        const layout_rule *rule, uint32_t rank, const uint64_t *totals, ckd_error *err);
+/* Computes the shape of a rank's tensor, and its content by the rule. Release with layout_share_free. */
+ckd_status import_share(layout_share *out, const layout *l, const layout_rule *rule, uint32_t rank,
+                        const layout_whole *whole, ckd_error *err);
 /* Returns the parts' totals along the main dimension: from the rule, else from the shape of tensor t. */
 ckd_status import_totals(uint64_t **out, const import_tensor *t, const layout_rule *rule, size_t part,
                          ckd_error *err);

@@ -126,32 +126,38 @@ static uint64_t first_run(const runs *r, uint64_t element) {
 
 /* ---- reading them ---- */
 
-/* Reads elements from `first` on of a rank's tensor; nothing after `last` will be needed. */
-static ckd_status read_window(import_reader *r, const import_entry *e, uint64_t first, uint64_t count,
-                              uint64_t last, void *to, ckd_error *err) {
+/* Elements first ... first + count - 1 of a tensor, and where they go. */
+typedef struct elements {
+    uint64_t first, count;
+    char *to;
+} elements;
+
+/* Reads elements of a rank's tensor; nothing after `last` will be needed. */
+static ckd_status read_window(import_reader *r, const import_entry *e, const elements *w, uint64_t last,
+                              ckd_error *err) {
     size_t element = ckd_dtype_size(e->stored->dtype);
-    if (r->window_of != e->stored || first < r->window_first ||
-        first + count > r->window_first + r->window_count) {
+    if (r->window_of != e->stored || w->first < r->window_first ||
+        w->first + w->count > r->window_first + r->window_count) {
         uint64_t max = WINDOW_BYTES / element;
         r->window_of = NULL;
-        r->window_first = first;
-        r->window_count = last - first < max ? last - first : max;
-        ckd_status status = safetensors_read(e->file, e->stored, first, r->window_count, r->window, err);
+        r->window_first = w->first;
+        r->window_count = last - w->first < max ? last - w->first : max;
+        ckd_status status = safetensors_read(e->file, e->stored, w->first, r->window_count, r->window, err);
         if (status != CKD_OK) {
             return status;
         }
         r->window_of = e->stored;
     }
-    memcpy(to, r->window + (first - r->window_first) * element, (size_t)count * element);
+    memcpy(w->to, r->window + (w->first - r->window_first) * element, (size_t)w->count * element);
     return CKD_OK;
 }
 
-/* Reads the piece's elements among first ... first + count - 1; adds their number to *found. */
-static ckd_status read_piece(uint64_t *found, import_reader *r, const import_piece *p, uint64_t first,
-                             uint64_t count, char *to, ckd_error *err) {
+/* Reads those of the elements that the piece has; adds their number to *found. */
+static ckd_status read_piece(uint64_t *found, import_reader *r, const import_piece *p, const elements *wanted,
+                             ckd_error *err) {
     runs all = runs_of(p, &r->tensor->tensor);
     size_t element = ckd_dtype_size(all.local->dtype);
-    uint64_t end = first + count, begin_run = first_run(&all, first);
+    uint64_t first = wanted->first, end = first + wanted->count, begin_run = first_run(&all, first);
     uint64_t end_run = first_run(&all, end + all.length - 1); /* the first run that starts there or later */
     if (begin_run == end_run) {
         return CKD_OK;
@@ -165,24 +171,23 @@ static ckd_status read_piece(uint64_t *found, import_reader *r, const import_pie
         run_place at = place_of_run(&all, i);
         uint64_t a = at.global > first ? at.global : first;
         uint64_t b = at.global + all.length < end ? at.global + all.length : end;
-        uint64_t local = at.local + (a - at.global);
-        char *place = to + (a - first) * element;
+        elements run = {at.local + (a - at.global), b - a, wanted->to + (a - first) * element};
         *found += b - a;
         status = (b - a) * element >= DIRECT_BYTES || spread >= SPREAD
-                     ? safetensors_read(p->entry->file, p->entry->stored, local, b - a, place, err)
-                     : read_window(r, p->entry, local, b - a, last, place, err);
+                     ? safetensors_read(p->entry->file, p->entry->stored, run.first, run.count, run.to, err)
+                     : read_window(r, p->entry, &run, last, err);
     }
     return status;
 }
 
 /* Reads the elements that the copy has; adds their number to *found. */
-static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, uint64_t first, uint64_t count,
-                              void *to, ckd_error *err) {
+static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, const elements *wanted,
+                              ckd_error *err) {
     *found = 0;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->pieces.count && status == CKD_OK; i++) {
         if (r->pieces.items[i].copy == copy) {
-            status = read_piece(found, r, &r->pieces.items[i], first, count, to, err);
+            status = read_piece(found, r, &r->pieces.items[i], wanted, err);
         }
     }
     return status;
@@ -192,7 +197,8 @@ static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, ui
 static ckd_status read_copy(import_reader *r, size_t copy, uint64_t first, uint64_t count, void *to,
                             ckd_error *err) {
     uint64_t found;
-    ckd_status status = read_pieces(&found, r, copy, first, count, to, err);
+    elements wanted = {first, count, to};
+    ckd_status status = read_pieces(&found, r, copy, &wanted, err);
     if (status == CKD_OK && found != count) {
         status = layout_error(r->plan->layout, r->tensor->entries->rule->line, err, CKD_E_MISMATCH,
                               "of %" PRIu64 " elements the ranks have %" PRIu64, count, found);
@@ -235,7 +241,8 @@ static ckd_status compare_copy(import_reader *r, size_t copy, uint64_t first, ui
     size_t element = ckd_dtype_size(r->tensor->tensor.dtype);
     uint64_t found;
     memcpy(r->copy, with, (size_t)count * element); /* so elements that the copy lacks compare as equal */
-    ckd_status status = read_pieces(&found, r, copy, first, count, r->copy, err);
+    elements wanted = {first, count, r->copy};
+    ckd_status status = read_pieces(&found, r, copy, &wanted, err);
     if (status == CKD_OK && memcmp(r->copy, with, (size_t)count * element) != 0) {
         uint64_t i = 0;
         while (memcmp(r->copy + i * element, with + i * element, element) == 0) {

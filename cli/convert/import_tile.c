@@ -90,7 +90,8 @@ ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const
             status = import_totals(&totals, t, e->rule, e->part, err);
         }
         layout_share share = {0};
-        THEN(status, import_share(&share, plan, t, e->rule, e->rank, totals, err));
+        layout_whole whole = {t->tensor.ndim, t->tensor.shape, totals};
+        THEN(status, import_share(&share, plan->layout, e->rule, e->rank, &whole, err));
         THEN(status, add_entry(out, e, &share, first, err));
         layout_share_free(&share);
     }

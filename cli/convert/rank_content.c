@@ -102,7 +102,8 @@ static ckd_status find_held(held *out, size_t *count, const bound_checkpoint *b,
         }
         held *h = &out[*count];
         *h = (held){.rule = chosen->rule, .info = &b->list->items[i], .part = chosen->part, .order = i};
-        ckd_status status = layout_other_name(&h->name, b->layout, chosen, at, numbers, chosen->part, err);
+        layout_name_values values = {at, numbers, chosen->part};
+        ckd_status status = layout_other_name(&h->name, b->layout, chosen, &values, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -151,7 +152,8 @@ static ckd_status find_share(rank_tensor *t, const layout *l, uint32_t rank, ckd
     }
     if (status == CKD_OK) {
         layout_coordinates(at, l, rank);
-        status = layout_share_make(&t->share, l, t->rule, at, first->ndim, first->shape, totals, err);
+        layout_whole whole = {first->ndim, first->shape, totals};
+        status = layout_share_make(&t->share, l, t->rule, at, &whole, err);
         if (status == CKD_E_MISMATCH) {
             cli_error_tensor(err, first->name);
         }
@@ -250,11 +252,12 @@ static bool meet(uint64_t *begin, uint64_t *end, uint64_t at, uint64_t length, u
     return *begin < *end;
 }
 
-/* Calls `each` for each section of the part that meets low ... high - 1 of the rank's main dimension. */
+/* Calls `call` for each section of the part that meets the box of the rank's tensor. */
 typedef ckd_status (*section_fn)(void *context, const section *s, ckd_error *err);
-static ckd_status each_section(const rank_tensor *t, size_t part, uint64_t low, uint64_t high,
-                               section_fn call, void *context, ckd_error *err) {
+static ckd_status each_section(const rank_tensor *t, size_t part, const ckd_region *box, section_fn call,
+                               void *context, ckd_error *err) {
     section s = {.part = part};
+    uint64_t low = box->offsets[t->share.dim], high = low + box->lengths[t->share.dim];
     uint64_t at = 0, begin, end;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < t->share.count && status == CKD_OK; i++) {
@@ -352,10 +355,9 @@ ckd_status rank_tensor_load(void *to, void *room, const rank_tensor *t, const ck
         f.outer *= d < t->share.dim ? box->lengths[d] : 1;
         f.inner *= d > t->share.dim ? box->lengths[d] : 1;
     }
-    uint64_t low = box->offsets[t->share.dim], high = low + box->lengths[t->share.dim];
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < layout_tensors_of(t->rule) && status == CKD_OK; i++) {
-        status = each_section(t, i, low, high, load_section, &f, err);
+        status = each_section(t, i, box, load_section, &f, err);
     }
     clear_padding(&f);
     return status;
@@ -390,10 +392,9 @@ static ckd_status ask_section(void *context, const section *s, ckd_error *err) {
 ckd_status rank_tensor_box_requests(ckd_load_request **requests, size_t *count, const rank_tensor *t,
                                     const ckd_region *box, ckd_error *err) {
     asking a = {t, *box, requests, count};
-    uint64_t low = box->offsets[t->share.dim], high = low + box->lengths[t->share.dim];
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < layout_tensors_of(t->rule) && status == CKD_OK; i++) {
-        status = each_section(t, i, low, high, ask_section, &a, err);
+        status = each_section(t, i, box, ask_section, &a, err);
     }
     return status;
 }

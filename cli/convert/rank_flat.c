@@ -109,8 +109,9 @@ static ckd_status set_ranges(rank_tensor *buffer, const flattening *f, const lay
     for (size_t i = 0; i < b->count; i++) {
         sizes[i] = elements_of(&buffer->members[i]);
     }
-    ckd_status status = layout_ranges_make(buffer->ranges, &buffer->share.lengths[0], f->b->layout, b->rule,
-                                           f->at, sizes, b->count, err);
+    layout_ranges ranges = {sizes, b->count, buffer->ranges, 0};
+    ckd_status status = layout_ranges_make(&ranges, f->b->layout, b->rule, f->at, err);
+    buffer->share.lengths[0] = ranges.length;
     free(sizes);
     return status;
 }
@@ -252,20 +253,20 @@ static ckd_load_request request_of(const rank_tensor *t, uint64_t first, uint64_
     return q;
 }
 
-/* Loads elements from `first` on of a rank's tensor. */
-static ckd_status load_range(char *to, void *room, const rank_tensor *t, uint64_t first, uint64_t count,
+/* Loads some elements of a rank's tensor. */
+static ckd_status load_range(char *to, void *room, const rank_tensor *t, const layout_range *r,
                              ckd_load *load, ckd_error *err) {
     size_t element = ckd_dtype_size(rank_tensor_dtype(t));
     if (is_whole(t)) {
-        ckd_load_request q = request_of(t, first, count);
+        ckd_load_request q = request_of(t, r->first, r->count);
         q.data = to;
-        q.size = (size_t)count * element;
+        q.size = (size_t)r->count * element;
         return ckd_load_tensor(load, &q, err);
     }
     ckd_status status = CKD_OK;
-    for (uint64_t done = 0, more; done < count && status == CKD_OK; done += more) {
+    for (uint64_t done = 0, more; done < r->count && status == CKD_OK; done += more) {
         ckd_region box;
-        more = layout_next_box(&box, t->share.ndim, t->share.lengths, first + done, count - done);
+        more = layout_next_box(&box, t->share.ndim, t->share.lengths, r->first + done, r->count - done);
         status = rank_tensor_load(to + done * element, room, t, &box, load, err);
     }
     return status;
@@ -281,8 +282,8 @@ ckd_status rank_flat_load(void *to, void *room, const rank_tensor *t, const ckd_
         const layout_range *r = &t->ranges[i];
         uint64_t begin = r->at > low ? r->at : low, end = r->at + r->count < high ? r->at + r->count : high;
         if (begin < end) {
-            status = load_range((char *)to + (begin - low) * element, room, &t->members[i],
-                                r->first + (begin - r->at), end - begin, load, err);
+            layout_range part = {.first = r->first + (begin - r->at), .count = end - begin};
+            status = load_range((char *)to + (begin - low) * element, room, &t->members[i], &part, load, err);
         }
     }
     return status;

@@ -88,7 +88,7 @@ static char *write_name(const layout *l, const layout_template *t, const uint64_
     }
     const layout_binding none = {.state = LAYOUT_NONE}; /* the template has numbers, but no groups or parts */
     fputs(before, to);
-    layout_template_write(to, l, t, &none, NULL, numbers, 0);
+    layout_template_write(to, l, t, &none, &(layout_name_values){.numbers = numbers});
     fputs(after, to);
     bool failed = ferror(to) != 0;
     if (fclose(to) != 0 || failed) {
@@ -98,20 +98,21 @@ static char *write_name(const layout *l, const layout_template *t, const uint64_
     return text;
 }
 
-static ckd_status add_parameter(layout_buffer *b, size_t *room, const layout *l, const layout_list_line *line,
+static ckd_status add_parameter(layout_buffer *b, const layout *l, const layout_list_line *line,
                                 const layout_member *m, const uint64_t numbers[LAYOUT_NUMBERS],
                                 ckd_error *err) {
     if (b->count == PARAMETERS_MAX) {
         return layout_error(l, line->line, err, CKD_E_MISMATCH, "a buffer has more than %u parameters",
                             PARAMETERS_MAX);
     }
-    if (b->count == *room) {
-        *room = 2 * *room + 16;
-        layout_parameter *grown = realloc(b->parameters, *room * sizeof(*grown));
+    if (b->count == b->capacity) {
+        size_t capacity = 2 * b->capacity + 16;
+        layout_parameter *grown = realloc(b->parameters, capacity * sizeof(*grown));
         if (!grown) {
             return cli_error_nomem(err);
         }
         b->parameters = grown;
+        b->capacity = capacity;
     }
     const layout_state *s = b->state == LAYOUT_NONE ? NULL : &l->states[b->state];
     layout_parameter *p = &b->parameters[b->count++];
@@ -122,43 +123,41 @@ static ckd_status add_parameter(layout_buffer *b, size_t *room, const layout *l,
 }
 
 /* Adds a line's parameters for all combinations of its numbers. */
-static ckd_status add_line(layout_buffer *b, size_t *room, const layout *l, const layout_list_line *line,
-                           const uint64_t numbers[LAYOUT_NUMBERS], const uint32_t at[LAYOUT_AXES],
-                           ckd_error *err) {
+static ckd_status add_line(layout_buffer *b, const layout *l, const layout_list_line *line,
+                           const layout_name_values *values, ckd_error *err) {
     for (uint32_t axis = 0; axis < l->axis_count; axis++) {
-        if (line->only[axis] && !line->only[axis][at[axis]]) {
+        if (line->only[axis] && !line->only[axis][values->at[axis]]) {
             return CKD_OK;
         }
     }
-    counting c = {.l = l, .at = at, .numbers = line->numbers, .count = line->number_count};
+    counting c = {.l = l, .at = values->at, .numbers = line->numbers, .count = line->number_count};
     for (uint32_t i = 0; i < line->number_count; i++) {
         for (uint32_t k = 0; k < b->rule->number_count; k++) {
             if (b->rule->numbers[k] == line->numbers[i]) {
                 c.fixed[i] = true;
-                c.values[i] = numbers[k];
+                c.values[i] = values->numbers[k];
             }
         }
     }
     ckd_status status = CKD_OK;
     for (bool more = count_first(&c); more && status == CKD_OK; more = count_next(&c)) {
         for (size_t i = 0; i < line->count && status == CKD_OK; i++) {
-            status = add_parameter(b, room, l, line, &line->members[i], c.values, err);
+            status = add_parameter(b, l, line, &line->members[i], c.values, err);
         }
     }
     return status;
 }
 
 ckd_status layout_buffer_make(layout_buffer *out, const layout *l, const layout_rule *rule, size_t state,
-                              const uint64_t numbers[LAYOUT_NUMBERS], const uint32_t at[LAYOUT_AXES],
-                              ckd_error *err) {
+                              const layout_name_values *values, ckd_error *err) {
     *out = (layout_buffer){.rule = rule, .state = state};
     const layout_state *s = state == LAYOUT_NONE ? NULL : &l->states[state];
-    out->name = write_name(l, &rule->local_name, numbers, s ? s->local_before : "", s ? s->local_after : "");
+    out->name =
+        write_name(l, &rule->local_name, values->numbers, s ? s->local_before : "", s ? s->local_after : "");
     const layout_list *list = &l->lists[rule->flat.list];
-    size_t room = 0;
     ckd_status status = out->name ? CKD_OK : cli_error_nomem(err);
     for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
-        status = add_line(out, &room, l, &list->lines[i], numbers, at, err);
+        status = add_line(out, l, &list->lines[i], values, err);
     }
     return status;
 }
@@ -174,7 +173,8 @@ static ckd_status call_for_states(const layout *l, const layout_rule *rule, cons
             continue;
         }
         layout_buffer b;
-        status = layout_buffer_make(&b, l, rule, i ? i - 1 : LAYOUT_NONE, c->values, c->at, err);
+        layout_name_values values = {.at = c->at, .numbers = c->values};
+        status = layout_buffer_make(&b, l, rule, i ? i - 1 : LAYOUT_NONE, &values, err);
         THEN(status, call(context, &b, err));
         layout_buffer_free(&b);
     }
@@ -278,15 +278,15 @@ static uint64_t range_all(layout_range *out, const layout_flat *flat, uint32_t p
     return !flat->stripped ? share : low >= total ? 0 : (total < high ? total : high) - low;
 }
 
-ckd_status layout_ranges_make(layout_range *out, uint64_t *length, const layout *l, const layout_rule *flat,
-                              const uint32_t at[LAYOUT_AXES], const uint64_t *sizes, size_t count,
-                              ckd_error *err) {
+ckd_status layout_ranges_make(layout_ranges *r, const layout *l, const layout_rule *flat,
+                              const uint32_t at[LAYOUT_AXES], ckd_error *err) {
     uint64_t step = padding_step(&flat->flat);
     if (step == 0) {
         return layout_error(l, flat->line, err, CKD_E_MISMATCH, "elements cannot be padded so");
     }
     uint32_t place = layout_place(&flat->flat.over, l, at);
-    *length = (flat->flat.each ? range_each : range_all)(out, &flat->flat, place, step, sizes, count);
+    r->length =
+        (flat->flat.each ? range_each : range_all)(r->items, &flat->flat, place, step, r->sizes, r->count);
     return CKD_OK;
 }
 

@@ -274,10 +274,15 @@ bool layout_applies(uint64_t numbers[LAYOUT_NUMBERS], const layout *l, const lay
 /* Returns the first binding that applies; NULL if none does. */
 const layout_binding *layout_choose(uint64_t numbers[LAYOUT_NUMBERS], const layout *l,
                                     const layout_bindings *b, const uint32_t at[LAYOUT_AXES]);
-/* Makes the name on the other side for this rank. part: for parts stored separately. free() it. Errors: NOMEM. */
+/* What a name is made with: a rank's coordinates, the numbers in the name, and for parts stored separately the part. */
+typedef struct layout_name_values {
+    const uint32_t *at;
+    const uint64_t *numbers;
+    size_t part;
+} layout_name_values;
+/* Makes the name on the other side for this rank. free() it. Errors: NOMEM. */
 ckd_status layout_other_name(char **out, const layout *l, const layout_binding *b,
-                             const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
-                             size_t part, ckd_error *err);
+                             const layout_name_values *values, ckd_error *err);
 
 /* ---- elements ---- */
 
@@ -302,22 +307,25 @@ typedef struct layout_share {
 size_t layout_tensors_of(const layout_rule *rule);
 /* Dimension of the stretches; 0 if nothing is cut; CKD_MAX_DIMS if a tensor of ndim dimensions lacks it. */
 uint32_t layout_main_dim(const layout_rule *rule, uint32_t ndim);
+/* What is to be cut. */
+typedef struct layout_whole {
+    uint32_t ndim;
+    const uint64_t *shape;  /* the main dimension is ignored where totals are needed */
+    const uint64_t *totals; /* lengths along the main dimension, one for each of layout_tensors_of */
+} layout_whole;
 /*
- * Computes what a rank holds of tensors of this shape. totals: lengths along the main dimension, one for each of
- * layout_tensors_of; that dimension of `shape` is ignored. Errors: MISMATCH (it cannot be cut this way; the message
- * says why, with file and line), NOMEM. Release with layout_share_free.
+ * Computes what a rank holds of such tensors. Errors: MISMATCH (it cannot be cut this way; the message says why, with
+ * file and line), NOMEM. Release with layout_share_free.
  */
 ckd_status layout_share_make(layout_share *out, const layout *l, const layout_rule *rule,
-                             const uint32_t at[LAYOUT_AXES], uint32_t ndim, const uint64_t *shape,
-                             const uint64_t *totals, ckd_error *err);
+                             const uint32_t at[LAYOUT_AXES], const layout_whole *whole, ckd_error *err);
 void layout_share_free(layout_share *share);
 /*
  * Computes the shape of a rank's tensor from the full shape without padding and repetition; parts are side by side.
- * Errors: as above.
+ * The totals follow from the shape. Errors: as above.
  */
 ckd_status layout_rank_shape(uint64_t lengths[CKD_MAX_DIMS], const layout *l, const layout_rule *rule,
-                             const uint32_t at[LAYOUT_AXES], uint32_t ndim, const uint64_t *shape,
-                             ckd_error *err);
+                             const uint32_t at[LAYOUT_AXES], const layout_whole *whole, ckd_error *err);
 
 /* ---- flat buffers ---- */
 
@@ -333,16 +341,15 @@ typedef struct layout_buffer {
     size_t state; /* state that it holds; LAYOUT_NONE: the parameters themselves */
     char *name;   /* the rank's name */
     layout_parameter *parameters;
-    size_t count;
+    size_t count, capacity;
 } layout_buffer;
 
 /*
- * Makes a buffer. numbers: of the rule's pattern, as in the rank's names. Errors: MISMATCH (too many parameters),
+ * Makes a buffer. values: the rank, and the numbers of the rule's pattern as in its names. Errors: MISMATCH (too many parameters),
  * NOMEM. Release with layout_buffer_free, also after a failure.
  */
 ckd_status layout_buffer_make(layout_buffer *out, const layout *l, const layout_rule *rule, size_t state,
-                              const uint64_t numbers[LAYOUT_NUMBERS], const uint32_t at[LAYOUT_AXES],
-                              ckd_error *err);
+                              const layout_name_values *values, ckd_error *err);
 void layout_buffer_free(layout_buffer *b);
 /* Calls `each` for all buffers that the rank may have. Errors: as above, and those of `each`. */
 typedef ckd_status (*layout_buffer_fn)(void *context, const layout_buffer *b, ckd_error *err);
@@ -356,13 +363,16 @@ ckd_status layout_check_parameter(const layout *l, const layout_rule *flat, cons
 typedef struct layout_range {
     uint64_t first, count, at;
 } layout_range;
-/*
- * Computes a rank's ranges of parameters with these element counts. *length: length of its buffer, with padding.
- * Errors: MISMATCH.
- */
-ckd_status layout_ranges_make(layout_range *out, uint64_t *length, const layout *l, const layout_rule *flat,
-                              const uint32_t at[LAYOUT_AXES], const uint64_t *sizes, size_t count,
-                              ckd_error *err);
+/* A rank's ranges of the parameters in its buffer. */
+typedef struct layout_ranges {
+    const uint64_t *sizes; /* elements of each parameter */
+    size_t count;
+    layout_range *items; /* as many; the caller's memory */
+    uint64_t length;     /* of the buffer, with padding */
+} layout_ranges;
+/* Computes the items and the length from the sizes. Errors: MISMATCH. */
+ckd_status layout_ranges_make(layout_ranges *r, const layout *l, const layout_rule *flat,
+                              const uint32_t at[LAYOUT_AXES], ckd_error *err);
 /*
  * Finds the largest box of a tensor that starts at element `first` and consists of the next elements in order, at most
  * `count` (which must exist). Returns its number of elements. A scalar's box has one, in lengths[0].

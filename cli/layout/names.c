@@ -244,18 +244,18 @@ static void write_captured(FILE *to, const layout_binding *b, uint32_t capture) 
 }
 
 void layout_template_write(FILE *to, const layout *l, const layout_template *t, const layout_binding *b,
-                           const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
-                           size_t part) {
+                           const layout_name_values *values) {
     for (size_t i = 0; i < t->count; i++) {
         const layout_item *item = &t->items[i];
         if (item->kind == LAYOUT_GROUP) {
             write_captured(to, b, item->index);
         } else if (item->kind == LAYOUT_NUMBER) {
-            fprintf(to, "%llu", (unsigned long long)numbers[item->index]);
+            fprintf(to, "%llu", (unsigned long long)values->numbers[item->index]);
         } else if (item->kind == LAYOUT_AXIS || item->kind == LAYOUT_RANK) {
-            fprintf(to, "%u", item->kind == LAYOUT_RANK ? layout_rank(l, at) : at[item->index]);
+            fprintf(to, "%u",
+                    item->kind == LAYOUT_RANK ? layout_rank(l, values->at) : values->at[item->index]);
         } else if (item->kind == LAYOUT_PART) {
-            fputs(b->rule->parts[part].name, to);
+            fputs(b->rule->parts[values->part].name, to);
         } else {
             fputs(item->text, to);
         }
@@ -277,8 +277,7 @@ static void write_renumbered(FILE *to, const layout_binding *b, const uint64_t n
 }
 
 ckd_status layout_other_name(char **out, const layout *l, const layout_binding *b,
-                             const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
-                             size_t part, ckd_error *err) {
+                             const layout_name_values *values, ckd_error *err) {
     *out = NULL;
     char *text = NULL;
     size_t size = 0;
@@ -289,10 +288,9 @@ ckd_status layout_other_name(char **out, const layout *l, const layout_binding *
     const layout_state *s = b->state == LAYOUT_NONE ? NULL : &l->states[b->state];
     fputs(!s ? "" : b->global ? s->local_before : s->global_before, to);
     if (b->rule->renamed) {
-        layout_template_write(to, l, b->global ? &b->rule->local_name : &b->rule->global_name, b, at, numbers,
-                              part);
+        layout_template_write(to, l, b->global ? &b->rule->local_name : &b->rule->global_name, b, values);
     } else {
-        write_renumbered(to, b, numbers);
+        write_renumbered(to, b, values->numbers);
     }
     fputs(!s ? "" : b->global ? s->local_after : s->global_after, to);
     bool failed = ferror(to) != 0;

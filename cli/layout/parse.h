@@ -62,8 +62,7 @@ ckd_status layout_template_add(layout_template *t, layout_item item, const char 
  * parts.
  */
 void layout_template_write(FILE *to, const layout *l, const layout_template *t, const layout_binding *b,
-                           const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
-                           size_t part);
+                           const layout_name_values *values);
 
 /* Compiles the rule's pattern, and as= unless it is NULL. */
 ckd_status layout_compile(layout_parsing *p, layout_rule *rule, const char *as);

@@ -331,11 +331,10 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
 }
 
 ckd_status layout_share_make(layout_share *out, const layout *l, const layout_rule *rule,
-                             const uint32_t at[LAYOUT_AXES], uint32_t ndim, const uint64_t *shape,
-                             const uint64_t *totals, ckd_error *err) {
-    *out = (layout_share){.ndim = ndim};
-    memcpy(out->lengths, shape, ndim * sizeof(*shape));
-    ckd_status status = share_dims(out, l, rule, at, totals, err);
+                             const uint32_t at[LAYOUT_AXES], const layout_whole *whole, ckd_error *err) {
+    *out = (layout_share){.ndim = whole->ndim};
+    memcpy(out->lengths, whole->shape, whole->ndim * sizeof(*whole->shape));
+    ckd_status status = share_dims(out, l, rule, at, whole->totals, err);
     if (status != CKD_OK) {
         layout_share_free(out);
     }
@@ -357,16 +356,16 @@ static ckd_status split_total(uint64_t *totals, const layout *l, const layout_ru
 }
 
 ckd_status layout_rank_shape(uint64_t lengths[CKD_MAX_DIMS], const layout *l, const layout_rule *rule,
-                             const uint32_t at[LAYOUT_AXES], uint32_t ndim, const uint64_t *shape,
-                             ckd_error *err) {
-    uint32_t dim = layout_main_dim(rule, ndim);
+                             const uint32_t at[LAYOUT_AXES], const layout_whole *whole, ckd_error *err) {
+    uint32_t dim = layout_main_dim(rule, whole->ndim);
     uint64_t *totals = calloc(layout_tensors_of(rule), sizeof(*totals));
     layout_share share = {0};
     ckd_status status = totals ? CKD_OK : cli_error_nomem(err);
-    if (status == CKD_OK && dim < ndim) {
-        status = split_total(totals, l, rule, shape[dim], err);
+    if (status == CKD_OK && dim < whole->ndim) {
+        status = split_total(totals, l, rule, whole->shape[dim], err);
     }
-    THEN(status, layout_share_make(&share, l, rule, at, ndim, shape, totals, err));
+    layout_whole split = {whole->ndim, whole->shape, totals};
+    THEN(status, layout_share_make(&share, l, rule, at, &split, err));
     memcpy(lengths, share.lengths, sizeof(share.lengths));
     layout_share_free(&share);
     free(totals);

@@ -127,19 +127,18 @@ static void print_grid(const html_chart *c) {
     }
 }
 
-void html_chart_begin(html_chart *c, FILE *to, const char *title, size_t places, double least, double max,
-                      html_label_fn label) {
-    *c = (html_chart){.to = to, .places = places};
+void html_chart_begin(html_chart *c, double least, double max) {
+    FILE *to = c->to;
     find_axis(c, least, max);
     fputs("<div class=\"plot\">" LABELS, to);
     for (int e = c->low; e <= c->high; e += c->every) {
         fprintf(to, "<span style=\"bottom:%.2f%%\">", 100.0 * (e - c->low) / (c->high - c->low));
-        html_text(to, label(exp2(e)).text);
+        html_text(to, c->label(exp2(e)).text);
         fputs("</span>", to);
     }
     fprintf(to, "</div>\n<svg viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"",
             WIDTH, HEIGHT);
-    html_text(to, title);
+    html_text(to, c->title);
     fputs("\">\n", to);
     print_grid(c);
 }

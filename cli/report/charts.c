@@ -103,8 +103,9 @@ static void print_sizes(const places *p) {
         widen(&least, &max, (double)at_time(p->d, i)->stored_bytes);
     }
     begin_figure(p, "Size of each checkpoint", "Stored bytes, in the order in which they were saved.");
-    html_chart_begin(&c, p->to, "Stored bytes of each checkpoint", p->count, fmin(least, max), max,
-                     size_label);
+    c = (html_chart){
+        .to = p->to, .title = "Stored bytes of each checkpoint", .places = p->count, .label = size_label};
+    html_chart_begin(&c, fmin(least, max), max);
     print_size_dots(p, &c);
     end_chart(p, &c);
     html_legend(p->to, "1base|3delta|2lossy base");
@@ -130,8 +131,9 @@ static void print_sums(const places *p) {
         widen(&least, &max, p->values[i]);
     }
     begin_figure(p, "All checkpoints so far", "What full copies would take, and what is stored.");
-    html_chart_begin(&c, p->to, "Logical and stored bytes so far", p->count, fmin(least, max), max,
-                     size_label);
+    c = (html_chart){
+        .to = p->to, .title = "Logical and stored bytes so far", .places = p->count, .label = size_label};
+    html_chart_begin(&c, fmin(least, max), max);
     html_chart_line(&c, logical, 2);
     html_chart_line(&c, taken, 1);
     end_chart(p, &c);
@@ -174,7 +176,11 @@ static void print_bits(const places *p) {
     }
     begin_figure(p, "Bits for each element",
                  "Stored bits of a checkpoint by the elements of its tensors, for each role.");
-    html_chart_begin(&c, p->to, "Stored bits for each element, by role", p->count, least, max, bits_label);
+    c = (html_chart){.to = p->to,
+                     .title = "Stored bits for each element, by role",
+                     .places = p->count,
+                     .label = bits_label};
+    html_chart_begin(&c, least, max);
     for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
         html_chart_line(&c, p->values + (size_t)(role - CKD_ROLE_WEIGHT) * p->count, (int)role);
     }
@@ -218,8 +224,11 @@ static void print_times(const places *p) {
         "<figure><figcaption>Time of saves<small>From the beginning of a save until it was durable, and what training "
         "stood still for: sessions know that.</small></figcaption>\n",
         p->to);
-    html_chart_begin(&c, p->to, "Seconds that saves took, and that training waited", count, least, max,
-                     seconds_label);
+    c = (html_chart){.to = p->to,
+                     .title = "Seconds that saves took, and that training waited",
+                     .places = count,
+                     .label = seconds_label};
+    html_chart_begin(&c, least, max);
     html_chart_line(&c, whole, 1);
     html_chart_line(&c, waited, 5);
     html_chart_end(&c, cli_text_time(t->items[0].created_ns).text,

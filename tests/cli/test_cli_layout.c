@@ -96,13 +96,14 @@ static void check_name(const layout *l, uint32_t rank, const char *local, const 
     const layout_binding *b = layout_choose(numbers, l, &there, at);
     assert_int_equal(b != NULL, strcmp(global, "-") != 0);
     if (b) {
-        assert_int_equal(layout_other_name(&name, l, b, at, numbers, 0, NULL), CKD_OK);
+        assert_int_equal(layout_other_name(&name, l, b, &(layout_name_values){at, numbers, 0}, NULL), CKD_OK);
         assert_string_equal(name, global);
         assert_int_equal(layout_bind(&back, l, global, true, NULL), CKD_OK);
         const layout_binding *c = layout_choose(numbers, l, &back, at);
         assert_non_null(c);
         assert_ptr_equal(c->rule, b->rule);
-        assert_int_equal(layout_other_name(&again, l, c, at, numbers, c->part, NULL), CKD_OK);
+        assert_int_equal(layout_other_name(&again, l, c, &(layout_name_values){at, numbers, c->part}, NULL),
+                         CKD_OK);
         assert_string_equal(again, local);
         layout_bindings_free(&back);
     }
@@ -175,7 +176,7 @@ static void describe(char *to, size_t room, const layout *l, uint64_t total) {
         layout_share s;
         ckd_error err;
         layout_coordinates(at, l, rank);
-        if (layout_share_make(&s, l, rule, at, 2, shape, totals, &err) != CKD_OK) {
+        if (layout_share_make(&s, l, rule, at, &(layout_whole){2, shape, totals}, &err) != CKD_OK) {
             snprintf(to, room, "%s", err.message);
             return;
         }
@@ -272,7 +273,7 @@ static void test_a_grid(void **state) {
     uint64_t shape[3] = {4, 7, 8}, total = 8;
     layout_share s;
     layout_coordinates(at, l, 4);
-    assert_int_equal(layout_share_make(&s, l, l->rules, at, 3, shape, &total, NULL), CKD_OK);
+    assert_int_equal(layout_share_make(&s, l, l->rules, at, &(layout_whole){3, shape, &total}, NULL), CKD_OK);
     assert_int_equal(s.dim, 2);
     assert_int_equal(s.offsets[0], 2);
     assert_int_equal(s.lengths[0], 2);
@@ -335,7 +336,7 @@ static void test_random_cuts_hold_each_element_once(void **state) {
             uint32_t at[LAYOUT_AXES] = {rank};
             layout_share s;
             ckd_error err;
-            if (layout_share_make(&s, l, l->rules, at, 1, shape, &total, &err) != CKD_OK)
+            if (layout_share_make(&s, l, l->rules, at, &(layout_whole){1, shape, &total}, &err) != CKD_OK)
                 fail_msg("%s: %s", text, err.message);
             uint64_t length = 0;
             for (size_t i = 0; i < s.count; length += s.stretches[i++].length) {

@@ -111,14 +111,14 @@ static void describe(char *to, size_t room, const layout *l, const uint64_t *siz
     for (uint32_t rank = 0; rank < l->world; rank++) {
         uint32_t at[LAYOUT_AXES];
         layout_range ranges[8];
-        uint64_t length;
+        layout_ranges r = {sizes, count, ranges, 0};
         ckd_error err;
         layout_coordinates(at, l, rank);
-        if (layout_ranges_make(ranges, &length, l, l->rules, at, sizes, count, &err) != CKD_OK) {
+        if (layout_ranges_make(&r, l, l->rules, at, &err) != CKD_OK) {
             snprintf(to, room, "%s", err.message);
             return;
         }
-        used += (size_t)snprintf(to + used, room - used, "%s%u:", rank ? "|" : "", (unsigned)length);
+        used += (size_t)snprintf(to + used, room - used, "%s%u:", rank ? "|" : "", (unsigned)r.length);
         for (size_t i = 0; i < count; i++)
             if (ranges[i].count)
                 used += (size_t)snprintf(to + used, room - used, " %u=%u+%u", (unsigned)ranges[i].at,
@@ -171,11 +171,12 @@ static void test_ranges(void **state) {
 
 /* Places together have each element once, in order, and nothing lies upon something else. */
 static void check_cover(const layout *l, const uint64_t *sizes, size_t count) {
-    uint64_t next[6] = {0}, length;
+    uint64_t next[6] = {0};
     layout_range ranges[6];
+    layout_ranges r = {sizes, count, ranges, 0};
     for (uint32_t rank = 0; rank < l->world; rank++) {
         uint32_t at[LAYOUT_AXES] = {rank};
-        assert_int_equal(layout_ranges_make(ranges, &length, l, l->rules, at, sizes, count, NULL), CKD_OK);
+        assert_int_equal(layout_ranges_make(&r, l, l->rules, at, NULL), CKD_OK);
         uint64_t used = 0;
         for (size_t i = 0; i < count; i++) {
             if (ranges[i].count) {
@@ -185,7 +186,7 @@ static void check_cover(const layout *l, const uint64_t *sizes, size_t count) {
                 next[i] += ranges[i].count;
             }
         }
-        assert_true(used <= length);
+        assert_true(used <= r.length);
     }
     for (size_t i = 0; i < count; i++)
         assert_int_equal(next[i], sizes[i]);

@@ -51,7 +51,7 @@ static void check_name(const layout *l, const char *name) {
             layout_coordinates(at, l, rank);
             if (!layout_applies(numbers, l, b, at))
                 continue;
-            check(layout_other_name(&other, l, b, at, numbers, 0, &err) == CKD_OK);
+            check(layout_other_name(&other, l, b, &(layout_name_values){at, numbers, 0}, &err) == CKD_OK);
             check(layout_bind(&back, l, other, true, &err) == CKD_OK);
             check(b->rule->renamed || b->state != LAYOUT_NONE || b->rule->number_count ||
                   knows(&back, b->rule));
@@ -89,7 +89,8 @@ static void check_cover(const layout *l, const layout_rule *rule, uint64_t size)
         ckd_error err;
         if (elsewhere)
             continue;
-        if (layout_share_make(&share, l, rule, at, CKD_MAX_DIMS, shape, totals, &err) != CKD_OK) {
+        if (layout_share_make(&share, l, rule, at, &(layout_whole){CKD_MAX_DIMS, shape, totals}, &err) !=
+            CKD_OK) {
             check(err.message[0] && err.status != CKD_OK);
             return;
         }
@@ -122,18 +123,18 @@ static void check_ranges(const layout *l, const layout_buffer *b, const uint32_t
     const layout_over *over = &b->rule->flat.over;
     for (uint32_t place = 0; place < over->places && over->places <= RANKS_TRIED; place++) {
         uint32_t at[LAYOUT_AXES], rest = place;
-        uint64_t length;
+        layout_ranges r = {sizes, count, ranges, 0};
         ckd_error err;
         memcpy(at, here, sizeof(at));
         for (uint32_t i = over->count; i-- > 0; rest /= l->axes[over->axes[i]].size)
             at[over->axes[i]] = rest % l->axes[over->axes[i]].size;
-        if (layout_ranges_make(ranges, &length, l, b->rule, at, sizes, count, &err) != CKD_OK) {
+        if (layout_ranges_make(&r, l, b->rule, at, &err) != CKD_OK) {
             check(err.message[0] && place == 0);
             return;
         }
         for (size_t i = 0; i < count; i++) {
             check(ranges[i].count == 0 ||
-                  (ranges[i].first == next[i] && ranges[i].at + ranges[i].count <= length));
+                  (ranges[i].first == next[i] && ranges[i].at + ranges[i].count <= r.length));
             next[i] += ranges[i].count;
         }
     }
