@@ -369,6 +369,14 @@ typedef struct device_rounding {
 
 typedef enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_ON_DEVICE } device_direction;
 
+/* Rows of `bytes` bytes on a device, `stride` bytes apart, and the contiguous memory that they are copied to. */
+typedef struct device_rows {
+    void *to;
+    const void *from;
+    size_t bytes, stride, rows;
+    device_direction direction;
+} device_rows;
+
 typedef struct device_backend {
     uint32_t version; /* DEVICE_VERSION; a backend of another version is not used */
     const char *name;
@@ -409,9 +417,7 @@ typedef struct device_backend {
 
     device_result (*copy)(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why);
-    /* Copies `rows` times `bytes` bytes from a device, where they lie `stride` bytes apart, to contiguous memory. */
-    device_result (*copy_rows)(const device_queue *queue, void *to, const void *from, size_t bytes,
-                               size_t stride, size_t rows, device_direction direction, device_failure *why);
+    device_result (*copy_rows)(const device_queue *queue, const device_rows *rows, device_failure *why);
     device_result (*zero)(const device_queue *queue, void *memory, size_t bytes, device_failure *why);
 
     /* Takes up to DEVICE_SPANS spans. *known = false: there is no such operation for these dtypes. */

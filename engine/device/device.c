@@ -171,9 +171,12 @@ static ckd_status copy_elements(const device_reader *r, const element_copy *copy
                                                                 : left < count ? left
                                                                                : count;
         const uint8_t *from = copy->data + (row * r->stride + column) * r->element;
-        result = rows ? lease->backend->copy_rows(&lease->queue, to, from, r->width * r->element,
-                                                  r->stride * r->element, rows, copy->direction, &why)
-                      : lease->backend->copy(&lease->queue, to, from, n * r->element, copy->direction, &why);
+        result =
+            rows ? lease->backend->copy_rows(&lease->queue,
+                                             &(device_rows){to, from, r->width * r->element,
+                                                            r->stride * r->element, rows, copy->direction},
+                                             &why)
+                 : lease->backend->copy(&lease->queue, to, from, n * r->element, copy->direction, &why);
         to += n * r->element;
         first += n;
         count -= n;

@@ -162,8 +162,10 @@ static const void *gather_part(const struct lossy_device *d, const lossy_device_
     uint8_t *to = (uint8_t *)(void *)d->matrix + *used;
     *used += p->count * size;
     if (why->result == DEVICE_DONE) {
-        d->lease->backend->copy_rows(&d->lease->queue, to, from, p->width * size, d->columns * size,
-                                     p->count / p->width, DEVICE_ON_DEVICE, why);
+        d->lease->backend->copy_rows(&d->lease->queue,
+                                     &(device_rows){to, from, p->width * size, d->columns * size,
+                                                    p->count / p->width, DEVICE_ON_DEVICE},
+                                     why);
     }
     return to;
 }

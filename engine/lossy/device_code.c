@@ -267,8 +267,11 @@ static void *gather_columns(panel_scratch *p, const void *from, size_t size) {
     void *to = d->panel + p->used;
     p->used += lossy_device_aligned(d->rows * p->width * size);
     if (p->why.result == DEVICE_DONE) {
-        d->lease->backend->copy_rows(&d->lease->queue, to, (const uint8_t *)from + p->first * size,
-                                     p->width * size, d->columns * size, d->rows, DEVICE_ON_DEVICE, &p->why);
+        d->lease->backend->copy_rows(&d->lease->queue,
+                                     &(device_rows){to, (const uint8_t *)from + p->first * size,
+                                                    p->width * size, d->columns * size, d->rows,
+                                                    DEVICE_ON_DEVICE},
+                                     &p->why);
     }
     return to;
 }

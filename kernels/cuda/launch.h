@@ -29,12 +29,17 @@ typedef struct place {
 #define ALIGNED(n)   __align__(n)
 #define UNROLL       _Pragma("unroll")
 
+typedef struct cuda_kernel {
+    const char *name;
+    const void *function;
+} cuda_kernel;
+
 /*
  * Launches LAUNCH_THREADS threads per block; failures of the kernel appear later, at device_backend.finish.
  * It does not use <<<>>>: only cudaGetLastError reports the outcome of that, and also errors that the host
  * program left there before (cudaErrorNotReady of an event that it polled).
  */
-device_result cuda_launch(const char *name, const void *kernel, const device_queue *queue, uint32_t blocks,
+device_result cuda_launch(const cuda_kernel *kernel, const device_queue *queue, uint32_t blocks,
                           uint32_t spans, const void *arguments, device_failure *why);
 
 static __device__ __forceinline__ place here(void) {
@@ -84,7 +89,8 @@ static __device__ __forceinline__ void raise_double(double *to, double n) {
 #define LAUNCHER(name, arguments)                                                                  \
     static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans, \
                                        const arguments *a, device_failure *why) {                  \
-        return cuda_launch(#name, (const void *)name##_kernel, queue, blocks, spans, a, why);      \
+        static const cuda_kernel kernel = {#name, (const void *)name##_kernel};                    \
+        return cuda_launch(&kernel, queue, blocks, spans, a, why);                                 \
     }
 
 #else /* EMULATED */

@@ -88,16 +88,16 @@ static device_result scope_leave(const device_scope *s, device_result result) {
     return result;
 }
 
-device_result cuda_launch(const char *name, const void *kernel, const device_queue *queue, uint32_t blocks,
+device_result cuda_launch(const cuda_kernel *kernel, const device_queue *queue, uint32_t blocks,
                           uint32_t spans, const void *arguments, device_failure *why) {
     void *all[] = {(void *)arguments};
     char call[sizeof(why->call)];
     device_scope s = scope_enter(queue->device, why);
     if (s.result == DEVICE_DONE) {
-        cudaError_t error = cudaLaunchKernel(kernel, dim3(blocks, spans), dim3(LAUNCH_THREADS), all, 0,
-                                             (cudaStream_t)queue->stream);
+        cudaError_t error = cudaLaunchKernel(kernel->function, dim3(blocks, spans), dim3(LAUNCH_THREADS), all,
+                                             0, (cudaStream_t)queue->stream);
         if (error != cudaSuccess) {
-            snprintf(call, sizeof(call), "launch of %s", name);
+            snprintf(call, sizeof(call), "launch of %s", kernel->name);
             s.result = failed(why, call, error);
         }
     }
@@ -445,16 +445,15 @@ device_result cuda_copy(const device_queue *queue, void *to, const void *from, s
     return scope_leave(&s, result);
 }
 
-device_result cuda_copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
-                             size_t stride, size_t rows, device_direction direction, device_failure *why) {
+device_result cuda_copy_rows(const device_queue *queue, const device_rows *r, device_failure *why) {
     device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
-    if (result == DEVICE_DONE && bytes && rows) {
-        result = failed(
-            why, "cudaMemcpy2DAsync",
-            cudaMemcpy2DAsync(to, bytes, from, stride, bytes, rows,
-                              direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice,
-                              (cudaStream_t)queue->stream));
+    if (result == DEVICE_DONE && r->bytes && r->rows) {
+        result = failed(why, "cudaMemcpy2DAsync",
+                        cudaMemcpy2DAsync(r->to, r->bytes, r->from, r->stride, r->bytes, r->rows,
+                                          r->direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost
+                                                                         : cudaMemcpyDeviceToDevice,
+                                          (cudaStream_t)queue->stream));
     }
     return scope_leave(&s, result);
 }

@@ -26,8 +26,7 @@ device_result cuda_mark_before(void *mark, int device, void *stream, device_fail
 device_result cuda_mark_wait(void *mark, int device, device_failure *why);
 device_result cuda_copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                         device_direction direction, device_failure *why);
-device_result cuda_copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
-                             size_t stride, size_t rows, device_direction direction, device_failure *why);
+device_result cuda_copy_rows(const device_queue *queue, const device_rows *rows, device_failure *why);
 device_result cuda_zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why);
 device_result cuda_product(const device_queue *queue, const device_product *product, device_failure *why);
 device_result cuda_byte_product(const device_queue *queue, bool *known, const device_byte_product *product,

@@ -423,17 +423,16 @@ static device_result copy(const device_queue *queue, void *to, const void *from,
     return result;
 }
 
-static device_result copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
-                               size_t stride, size_t rows, device_direction direction, device_failure *why) {
+static device_result copy_rows(const device_queue *queue, const device_rows *r, device_failure *why) {
     device_result result = call("copy_rows", queue->device, why);
-    note_call(&called.copies[direction]);
+    note_call(&called.copies[r->direction]);
     if (result == DEVICE_DONE) {
-        put_off(stream_of(queue->stream), (waiting_copy){.to = to,
-                                                         .from = from,
-                                                         .bytes = bytes,
-                                                         .stride = stride,
-                                                         .rows = rows,
-                                                         .direction = direction});
+        put_off(stream_of(queue->stream), (waiting_copy){.to = r->to,
+                                                         .from = r->from,
+                                                         .bytes = r->bytes,
+                                                         .stride = r->stride,
+                                                         .rows = r->rows,
+                                                         .direction = r->direction});
     }
     return result;
 }
