@@ -127,10 +127,8 @@ static void record_decision(ckd_save *save, block_job *job, save_slot *slot, con
     pthread_mutex_unlock(&p->mutex);
 }
 
-/* Decides the next block, which is analysed, unless it has to wait. */
-static ckd_status decide(ckd_save *save, ckd_error *err) {
+ckd_status save_decide_block(ckd_save *save, uint64_t block, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
-    uint64_t block = p->decided;
     save_slot *slot = slot_of(p, block);
     region_job *rj = slot->region_job;
     block_job *job = &save->jobs[block % p->slot_count];
@@ -198,9 +196,8 @@ static bool has_room(ckd_save *save, const save_slot *slot, uint64_t block) {
     return room;
 }
 
-static ckd_status register_block(ckd_save *save, ckd_error *err) {
+ckd_status save_register_block(ckd_save *save, uint64_t block, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
-    uint64_t block = p->registered;
     save_slot *slot = slot_of(p, block);
     block_job *job = &save->jobs[block % p->slot_count];
     count_space(save, slot, job);
@@ -220,30 +217,12 @@ static ckd_status register_block(ckd_save *save, ckd_error *err) {
     return status;
 }
 
-static bool may_register(const save_pipeline *p) {
+bool order_may_register(const save_pipeline *p) {
     const save_slot *s = &p->slots[p->registered % p->slot_count];
     return p->registered < p->decided && s->stage == SLOT_ENCODED && !p->wants_space;
 }
 
-static bool may_decide(const save_pipeline *p) {
+bool order_may_decide(const save_pipeline *p) {
     const save_slot *s = &p->slots[p->decided % p->slot_count];
     return p->decided < p->pushed && s->stage == SLOT_ANALYSED && p->registered >= p->wait_registered;
-}
-
-bool order_is_due(const save_pipeline *p) {
-    return may_register(p) || may_decide(p);
-}
-
-ckd_status save_put_in_order(uint64_t *block, ckd_save *save, ckd_error *err) {
-    save_pipeline *p = &save->pipeline;
-    ckd_status status = CKD_OK;
-    for (bool more = true; more && status == CKD_OK;) {
-        pthread_mutex_lock(&p->mutex);
-        bool settles = may_register(p), decides = !settles && may_decide(p);
-        *block = settles ? p->registered : p->decided;
-        pthread_mutex_unlock(&p->mutex);
-        status = settles ? register_block(save, err) : decides ? decide(save, err) : CKD_OK;
-        more = settles || decides;
-    }
-    return status;
 }

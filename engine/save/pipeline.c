@@ -1,4 +1,4 @@
-/* The pipeline: chooses the next task of each thread, and runs it. */
+/* The pipeline: the stages of a block, the next task of each thread, and the saving thread's share. */
 #include "engine/save/pipeline.h"
 
 #include <stdlib.h>
@@ -37,13 +37,99 @@ static save_slot *slot_of(save_pipeline *p, uint64_t block) {
     return &p->slots[block % p->slot_count];
 }
 
+static block_job *job_of(const ckd_save *save, uint64_t block) {
+    return &save->jobs[block % save->pipeline.slot_count];
+}
+
+/* ---- the stages of a block ---- */
+
+/* Ends a stage that runs in parallel. */
+static void leave_stage(ckd_save *save, save_slot *slot, save_stage *time, uint64_t begun_ns) {
+    uint64_t took = clock_monotonic_ns() - begun_ns;
+    pthread_mutex_lock(&save->pipeline.mutex);
+    save_worked(time, took);
+    slot->stage++;
+    slot->busy = false;
+    pthread_mutex_unlock(&save->pipeline.mutex);
+}
+
+static ckd_status analyse_block(ckd_save *save, uint64_t block, ckd_error *err) {
+    save_slot *slot = slot_of(&save->pipeline, block);
+    coding_context c = save_coding_of(save, slot->region_job);
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status = save_analyse(save, job_of(save, block), slot, &c, err);
+    err_in_tensor(err, status, slot->region_job->context.tensor->name);
+    leave_stage(save, slot, &save->analyse, begun);
+    return status;
+}
+
+/* Keeps the decoded values of a decided block for the next save. Each block has its own place there. */
+static void keep_values(const block_job *job, const tensor_context *t) {
+    bool known = job->output.lossy || hash128_equal(&job->output.content, &job->analysis.original);
+    if (t->decoded_values && job->input.values && known && job->input.count > 0) {
+        span mine = {t->region, job->input.first, job->input.count};
+        span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->held, job->input.values,
+                  &mine);
+    }
+}
+
+static ckd_status encode_block(ckd_save *save, uint64_t block, ckd_error *err) {
+    save_slot *slot = slot_of(&save->pipeline, block);
+    const tensor_context *t = &slot->region_job->context;
+    block_job *job = job_of(save, block);
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status = block_encode(job, t, err);
+    if (status == CKD_OK) {
+        keep_values(job, t);
+    }
+    err_in_tensor(err, status, t->tensor->name);
+    leave_stage(save, slot, &save->encode, begun);
+    return status;
+}
+
+static ckd_status write_block(ckd_save *save, uint64_t block, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    save_slot *slot = slot_of(p, block);
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status = save_write_block(save, job_of(save, block), &slot->append, err);
+    uint64_t took = clock_monotonic_ns() - begun;
+    pthread_mutex_lock(&p->mutex);
+    save_worked(&save->append, took);
+    p->unwritten.payload -= slot->space.payload;
+    p->unwritten.copies -= slot->space.copies;
+    p->written += status == CKD_OK;
+    pthread_mutex_unlock(&p->mutex);
+    return status;
+}
+
+/* What is done next with a block that has come so far, from the caller's values to the chunk file. */
+static const struct stage {
+    stage_lane lane;
+    ckd_status (*run)(ckd_save *save, uint64_t block, ckd_error *err);
+} stages[] = {
+    [SLOT_FETCHED] = {LANE_PARALLEL, analyse_block}, [SLOT_ANALYSED] = {LANE_ORDER, save_decide_block},
+    [SLOT_DECIDED] = {LANE_PARALLEL, encode_block},  [SLOT_ENCODED] = {LANE_ORDER, save_register_block},
+    [SLOT_REGISTERED] = {LANE_WRITE, write_block},
+};
+
 /* ---- choosing a task. The caller holds the mutex ---- */
 
-typedef enum task_kind { TASK_NONE, TASK_ORDER, TASK_WRITE, TASK_ENCODE, TASK_ANALYSE } task_kind;
 typedef struct task {
-    task_kind kind;
-    uint64_t block; /* of the last two kinds */
+    bool due; /* false: there is none */
+    slot_stage stage;
+    uint64_t block;
 } task;
+
+/* Returns the next block of a lane that has an order. */
+static task next_in_lane(const save_pipeline *p, stage_lane lane) {
+    if (lane == LANE_WRITE) {
+        return (task){p->written < p->registered, SLOT_REGISTERED, p->written};
+    }
+    if (lane == LANE_ORDER && order_may_register(p)) {
+        return (task){true, SLOT_ENCODED, p->registered};
+    }
+    return (task){lane == LANE_ORDER && order_may_decide(p), SLOT_ANALYSED, p->decided};
+}
 
 /* Rounded copies are found by the hashes of their masters, which must be decided first. */
 static bool waits_for_masters(save_pipeline *p, uint64_t block) {
@@ -56,24 +142,26 @@ static bool waits_for_masters(save_pipeline *p, uint64_t block) {
     return false;
 }
 
+/* What frees slots comes first: blocks in order, then those that are nearest to their end. */
 static task next_task(save_pipeline *p) {
+    task none = {.due = false};
     if (p->status != CKD_OK || p->wants_space) {
-        return (task){TASK_NONE, 0};
+        return none;
     }
-    if (!p->ordering && order_is_due(p)) {
-        return (task){TASK_ORDER, 0};
-    }
-    if (!p->writing && p->written < p->registered) {
-        return (task){TASK_WRITE, 0};
+    for (stage_lane lane = LANE_ORDER; lane < LANES; lane++) {
+        task t = p->lane_taken[lane] ? none : next_in_lane(p, lane);
+        if (t.due) {
+            return t;
+        }
     }
     for (uint64_t n = p->registered; n < p->pushed; n++) {
         const save_slot *s = slot_of(p, n);
-        bool encode = s->stage == SLOT_DECIDED;
-        if (!s->busy && (encode || (s->stage == SLOT_FETCHED && !waits_for_masters(p, n)))) {
-            return (task){encode ? TASK_ENCODE : TASK_ANALYSE, n};
+        if (!s->busy &&
+            (s->stage == SLOT_DECIDED || (s->stage == SLOT_FETCHED && !waits_for_masters(p, n)))) {
+            return (task){true, s->stage, n};
         }
     }
-    return (task){TASK_NONE, 0};
+    return none;
 }
 
 /* Wakes the threads that may have a task now. */
@@ -90,83 +178,40 @@ static void tell(ckd_save *save) {
 static task begin_task(ckd_save *save) {
     save_pipeline *p = &save->pipeline;
     task t = next_task(p);
-    p->running += t.kind != TASK_NONE;
-    p->ordering |= t.kind == TASK_ORDER;
-    p->writing |= t.kind == TASK_WRITE;
-    if (t.kind == TASK_ENCODE || t.kind == TASK_ANALYSE) {
-        save_slot *s = slot_of(p, t.block);
+    if (!t.due) {
+        return t;
+    }
+    p->running++;
+    save_slot *s = slot_of(p, t.block);
+    if (stages[t.stage].lane == LANE_PARALLEL) {
         s->busy = true;
-        if (t.kind == TASK_ANALYSE && !s->region_job->lossy) {
-            block_job *job = &save->jobs[t.block % p->slot_count];
-            job->input.try_delta = order_guess(p, t.block) || job->input.precoded.delta;
-        }
+    } else {
+        p->lane_taken[stages[t.stage].lane] = true;
+    }
+    if (t.stage == SLOT_FETCHED && !s->region_job->lossy) {
+        block_job *job = job_of(save, t.block);
+        job->input.try_delta = order_guess(p, t.block) || job->input.precoded.delta;
     }
     return t;
 }
 
-/* ---- running a task, without the mutex ---- */
-
-static ckd_status write_registered(uint64_t *block, ckd_save *save, ckd_error *err) {
-    save_pipeline *p = &save->pipeline;
-    ckd_status status = CKD_OK;
-    pthread_mutex_lock(&p->mutex);
-    for (*block = p->written; status == CKD_OK && *block < p->registered; *block = p->written) {
-        pthread_mutex_unlock(&p->mutex);
-        save_slot *slot = slot_of(p, *block);
-        uint64_t begun = clock_monotonic_ns();
-        status = save_write_block(save, &save->jobs[*block % p->slot_count], &slot->append, err);
-        uint64_t took = clock_monotonic_ns() - begun;
-        pthread_mutex_lock(&p->mutex);
-        save_worked(&save->append, took);
-        p->unwritten.payload -= slot->space.payload;
-        p->unwritten.copies -= slot->space.copies;
-        p->written += status == CKD_OK;
-    }
-    pthread_mutex_unlock(&p->mutex);
-    return status;
-}
-
-/* Keeps the decoded values of a decided block for the next save. Each block has its own place there. */
-static void keep_values(const block_job *job, const tensor_context *t) {
-    bool known = job->output.lossy || hash128_equal(&job->output.content, &job->analysis.original);
-    if (t->decoded_values && job->input.values && known && job->input.count > 0) {
-        span mine = {t->region, job->input.first, job->input.count};
-        span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->held, job->input.values,
-                  &mine);
-    }
-}
-
-static ckd_status code(ckd_save *save, const task *t, ckd_error *err) {
-    save_pipeline *p = &save->pipeline;
-    save_slot *slot = slot_of(p, t->block);
-    block_job *job = &save->jobs[t->block % p->slot_count];
-    bool encode = t->kind == TASK_ENCODE;
-    coding_context c = save_coding_of(save, slot->region_job);
-    uint64_t begun = clock_monotonic_ns();
-    ckd_status status =
-        encode ? block_encode(job, &slot->region_job->context, err) : save_analyse(save, job, slot, &c, err);
-    if (encode && status == CKD_OK) {
-        keep_values(job, &slot->region_job->context);
-    }
-    uint64_t took = clock_monotonic_ns() - begun;
-    err_in_tensor(err, status, slot->region_job->context.tensor->name);
-    pthread_mutex_lock(&p->mutex);
-    save_worked(encode ? &save->encode : &save->analyse, took);
-    slot->stage = encode ? SLOT_ENCODED : SLOT_ANALYSED;
-    slot->busy = false;
-    pthread_mutex_unlock(&p->mutex);
-    return status;
-}
-
+/* Runs a task, without the mutex. A thread that has a lane stays in it as long as there are blocks for it. */
 static void do_task(ckd_save *save, task t) {
     save_pipeline *p = &save->pipeline;
+    stage_lane lane = stages[t.stage].lane;
     ckd_error error = {.offset = CKD_NO_OFFSET};
-    ckd_status status = t.kind == TASK_ORDER   ? save_put_in_order(&t.block, save, &error)
-                        : t.kind == TASK_WRITE ? write_registered(&t.block, save, &error)
-                                               : code(save, &t, &error);
-    pthread_mutex_lock(&p->mutex);
-    p->ordering &= t.kind != TASK_ORDER;
-    p->writing &= t.kind != TASK_WRITE;
+    ckd_status status = CKD_OK;
+    for (task next = t; next.due;) {
+        t = next;
+        status = stages[t.stage].run(save, t.block, &error);
+        pthread_mutex_lock(&p->mutex);
+        next = next_in_lane(p, lane);
+        next.due = next.due && status == CKD_OK;
+        if (next.due) {
+            pthread_mutex_unlock(&p->mutex);
+        }
+    }
+    p->lane_taken[lane] = false;
     p->running--;
     if (status != CKD_OK && (p->status == CKD_OK || t.block < p->failed_block)) {
         p->status = status;
@@ -181,16 +226,16 @@ static void do_task(ckd_save *save, task t) {
 static bool help(void *context) {
     ckd_save *save = context;
     save_pipeline *p = &save->pipeline;
-    task t = {TASK_NONE, 0};
+    task t = {.due = false};
     pthread_mutex_lock(&p->mutex);
     if (!p->paused) {
         t = begin_task(save);
     }
     pthread_mutex_unlock(&p->mutex);
-    if (t.kind != TASK_NONE) {
+    if (t.due) {
         do_task(save, t);
     }
-    return t.kind != TASK_NONE;
+    return t.due;
 }
 
 /* ---- the saving thread ---- */
@@ -219,7 +264,7 @@ static ckd_status do_or_wait(ckd_save *save, ckd_error *err) {
         return CKD_OK;
     }
     task t = begin_task(save);
-    if (t.kind == TASK_NONE) {
+    if (!t.due) {
         p->waiting = true;
         pthread_cond_wait(&p->changed, &p->mutex);
         p->waiting = false;
@@ -299,7 +344,7 @@ ckd_status save_next_slot(save_slot **slot, block_job **job, ckd_save *save, reg
         return status;
     }
     *slot = slot_of(p, block);
-    *job = &save->jobs[block % p->slot_count];
+    *job = job_of(save, block);
     (*job)->state = BLOCK_NEW;
     (*job)->input.precoded = (block_precoded){.coded = false};
     bytes kept[2] = {(*slot)->append.before[0].data, (*slot)->append.before[1].data};
@@ -321,7 +366,7 @@ ckd_status save_copy_borrowed(ckd_save *save, ckd_error *err) {
     save_stop_helpers(save);
     for (uint64_t n = p->written; n < p->pushed; n++) {
         save_slot *slot = slot_of(p, n);
-        block_job *job = &save->jobs[n % p->slot_count];
+        block_job *job = job_of(save, n);
         if (!slot->borrowed) {
             continue;
         }

@@ -4,6 +4,8 @@
  *
  *   fetched -> analysed -> decided -> encoded -> registered -> written
  *
+ * `stages` in pipeline.c lists what is done with a block at each of these points.
+ *
  * Each thread takes the next task that is ready. The threads are the saving thread, while it waits, and the store's
  * workers, which the save borrows as long as blocks are in progress. There are no rounds: a thread waits only where
  * block order demands it.
@@ -48,6 +50,14 @@ typedef enum slot_stage {
     SLOT_REGISTERED
 } slot_stage;
 
+/* How many threads work on the blocks of a stage. */
+typedef enum stage_lane {
+    LANE_PARALLEL, /* several, on any blocks */
+    LANE_ORDER,    /* one, in block order: it decides and registers blocks */
+    LANE_WRITE,    /* one, in block order */
+    LANES
+} stage_lane;
+
 /* One block's place; its job has the same number. */
 typedef struct save_slot {
     region_job *region_job;
@@ -74,7 +84,7 @@ typedef struct save_pipeline {
     /* exact jobs, used again once they are written; only the saving thread uses these */
     region_job *first_pushed, *last_pushed;
     uint64_t wait_registered; /* the next decision waits until this many blocks are registered */
-    bool writing, ordering;   /* a thread is doing so */
+    bool lane_taken[LANES];   /* a thread works in that lane */
     bool paused;              /* only the saving thread begins new tasks */
     bool workers_attached;    /* the store's workers help */
     bool waiting;             /* the saving thread waits */
@@ -140,10 +150,13 @@ ckd_status save_exact_span(struct ckd_save *save, const exact_span *of, step_ten
  * nothing. The caller holds the mutex.
  */
 bool order_guess(const save_pipeline *p, uint64_t block);
-/* Returns true if a block can be registered or decided. The caller holds the mutex. */
-bool order_is_due(const save_pipeline *p);
-/* Registers and decides as many blocks as possible. *block: where it failed. */
-ckd_status save_put_in_order(uint64_t *block, struct ckd_save *save, ckd_error *err);
+/* Return true if the next block can be registered or decided. The caller holds the mutex. */
+bool order_may_register(const save_pipeline *p);
+bool order_may_decide(const save_pipeline *p);
+/* Decides the next block, which is analysed, unless it has to wait. */
+ckd_status save_decide_block(struct ckd_save *save, uint64_t block, ckd_error *err);
+/* Registers the next block, which is encoded, unless disk space must be made first. */
+ckd_status save_register_block(struct ckd_save *save, uint64_t block, ckd_error *err);
 /* The coding context for the blocks of a region job. */
 coding_context save_coding_of(const struct ckd_save *save, const region_job *rj);
 /* Analyses the job, for the first time or again. */

@@ -310,7 +310,7 @@ ckd_status save_terms_compare(const ckd_bytes *first, uint32_t first_rank, const
                               uint32_t rank, ckd_error *err);
 
 /* ---- times.c ---- */
-/* Adds the time of an analysis outside do_task. */
+/* Adds the time of an analysis outside the pipeline's stage. */
 void save_add_analysis(ckd_save *save, uint64_t ns);
 /* Adds this rank's times to its part, which is about to be sent. */
 void save_report_times(part *to, const ckd_save *save);
