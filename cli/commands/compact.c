@@ -5,7 +5,6 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/damage.h"
-#include "cli/output/interrupt.h"
 #include "cli/output/json_out.h"
 #include "cli/report/policies.h"
 #include "cli/output/progress.h"

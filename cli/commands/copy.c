@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/interrupt.h"
 #include "cli/output/json_out.h"
 #include "cli/output/options.h"
 #include "cli/output/progress.h"

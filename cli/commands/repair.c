@@ -4,7 +4,6 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/damage.h"
-#include "cli/output/interrupt.h"
 #include "cli/output/options.h"
 #include "cli/output/progress.h"
 #include "cli/output/text.h"

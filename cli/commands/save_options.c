@@ -9,7 +9,6 @@
 
 #include "cli/commands/fidelity.h"
 #include "cli/commands/missing.h"
-#include "cli/output/interrupt.h"
 #include "cli/output/json_out.h"
 #include "cli/output/text.h"
 

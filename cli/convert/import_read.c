@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "cli/convert/import_plan.h"
-#include "cli/files/mean.h"
+#include "cli/files/cast.h"
 
 #define WINDOW_BYTES (1u << 20)
 /* runs of at least this many bytes are read directly to their destination */

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "cli/files/cast.h"
-#include "cli/output/interrupt.h"
 #include "cli/files/output_file.h"
 #include "cli/files/regions.h"
 

@@ -155,3 +155,19 @@ void cli_cast(void *to, ckd_dtype to_dtype, const void *from, ckd_dtype from_dty
                         cli_float_read((const char *)from + i * from_size, from_dtype), to_dtype);
     }
 }
+
+/* ---- means ---- */
+
+void cli_mean_add(double *sums, const void *values, ckd_dtype dtype, size_t count) {
+    size_t element = ckd_dtype_size(dtype);
+    for (size_t i = 0; i < count; i++) {
+        sums[i] += cli_float_read((const char *)values + i * element, dtype);
+    }
+}
+
+void cli_mean_end(void *values, const double *sums, ckd_dtype dtype, size_t count, size_t copies) {
+    size_t element = ckd_dtype_size(dtype);
+    for (size_t i = 0; i < count; i++) {
+        cli_float_write((char *)values + i * element, sums[i] / (double)copies, dtype);
+    }
+}

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/output/interrupt.h"
+#include "cli/output/progress.h"
 #include "cli/output/json_out.h"
 #include "cli/output/options.h"
 #include "cli/output/text.h"

@@ -1,11 +1,11 @@
 #include "cli/output/progress.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "cli/output/interrupt.h"
 #include "cli/output/text.h"
 
 #define SECOND     UINT64_C(1000000000)
@@ -64,4 +64,28 @@ void cli_progress_end(cli_progress *p) {
         p->drawn = false;
         p->enabled = false;
     }
+}
+
+/* ---- interruption ---- */
+
+/* A global variable, since a signal handler can write nowhere else. */
+static volatile sig_atomic_t caught;
+
+static void on_signal(int number) {
+    caught = number;
+}
+
+void cli_interrupt_catch(void) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
+        struct sigaction old;
+        struct sigaction new = {.sa_handler = on_signal, .sa_flags = SA_RESTART | (int)SA_RESETHAND};
+        if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN) {
+            sigaction(signals[i], &new, NULL);
+        }
+    }
+}
+
+int cli_interrupted(void) {
+    return caught;
 }

@@ -1,4 +1,7 @@
-/* A progress line on stderr: only on a terminal, and only if the operation takes longer than a second. */
+/*
+ * Long operations: a progress line on stderr, only on a terminal and only after a second; and SIGINT, SIGTERM and SIGHUP,
+ * after which the command cleans up before it exits.
+ */
 #ifndef CLI_PROGRESS_H
 #define CLI_PROGRESS_H
 
@@ -24,5 +27,14 @@ bool cli_progress_due(const cli_progress *p, uint64_t now_ns);
 /* Formats "saving  312.0 MiB of 1.2 GiB  26 %  410.0 MiB/s  2 s left"; total 0: unknown. */
 void cli_progress_line(char *to, size_t room, const cli_progress *p, uint64_t done, uint64_t total,
                        uint64_t now_ns);
+
+/*
+ * From now on the first of these signals is only recorded. Long operations check cli_interrupted(), remove what they
+ * have written, and the command exits with 128 + the signal. A second signal kills. Signals that were ignored (nohup)
+ * stay ignored.
+ */
+void cli_interrupt_catch(void);
+/* Returns the signal that asked to stop, or 0. */
+int cli_interrupted(void);
 
 #endif

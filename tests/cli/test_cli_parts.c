@@ -13,7 +13,6 @@
 #include <cmocka.h>
 
 #include "cli/commands/damage.h"
-#include "cli/output/interrupt.h"
 #include "cli/output/options.h"
 #include "cli/files/output_file.h"
 #include "cli/output/progress.h"
