@@ -3,7 +3,7 @@
 
 #include "engine/compact/compact.h"
 #include "engine/retain/retain.h"
-#include "engine/store/waste.h"
+#include "engine/store/manifest_set.h"
 
 /*
  * After a save, a compaction moves at most this many times the raw size of the newest state, unless a single

@@ -8,7 +8,6 @@
 #include "engine/compact/gather.h"
 #include "engine/store/damage.h"
 #include "engine/store/file_scan.h"
-#include "engine/store/record_copy.h"
 #include "engine/decode/cost.h"
 
 static uint64_t file_hash(const file_ref *f) {

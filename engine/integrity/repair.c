@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "engine/integrity/checkpoint_check.h"
-#include "engine/store/settings_check.h"
+#include "engine/store/damage.h"
 #include "engine/integrity/throttled_check.h"
 
 typedef struct bad_file {

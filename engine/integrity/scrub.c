@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "engine/integrity/throttled_check.h"
-#include "engine/store/settings_check.h"
+#include "engine/store/damage.h"
 #include "engine/integrity/parity.h"
 
 /* How often verified files are recorded in the catalog. A crash loses this much. */

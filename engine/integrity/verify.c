@@ -10,7 +10,7 @@
 #include "engine/integrity/checkpoint_check.h"
 #include "engine/store/file_check.h"
 #include "engine/store/live_files.h"
-#include "engine/store/settings_check.h"
+#include "engine/store/damage.h"
 #include "engine/integrity/repair.h"
 #include "engine/decode/values.h"
 #include "engine/store/vanished.h"

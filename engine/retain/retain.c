@@ -6,7 +6,7 @@
 #include "engine/retain/calendar.h"
 #include "engine/retain/retain.h"
 #include "engine/retain/trash.h"
-#include "engine/store/waste.h"
+#include "engine/store/manifest_set.h"
 
 #define SAFE 2 /* checkpoints of a run that always stay */
 

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/store/settings.h"
+
 /* The path inside the store. Errors truncate long paths on the left, so the store's path may be missing already. */
 static const char *inside(const damage_list *list, const char *file) {
     size_t length = strlen(list->store_path);
@@ -256,4 +258,21 @@ void dependency_infos_free(dependency_info *all, size_t count) {
 ckd_status damage_make_folder(const ckd_store *store, ckd_error *err) {
     ckd_status status = dir_create(path_in(store->path, DIR_DAMAGED).text, true, err);
     return status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
+}
+
+/* ---- pins, tags, policies and parity settings ---- */
+
+ckd_status settings_damage(damage_list *damage, const ckd_store *store, ckd_error *err) {
+    setting_list n = {0};
+    ckd_status status = settings_read(&n, store, err);
+    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status found = settings_why(&n.items[i], store, &why);
+        if (found != CKD_OK) {
+            err_in_file(&why, found, path_setting(store->path, &n.items[i].name).text);
+        }
+        status = damage_record(damage, found, &why, CKD_NO_OFFSET, "", err);
+    }
+    settings_free(&n);
+    return status;
 }

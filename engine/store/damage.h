@@ -58,4 +58,7 @@ ckd_status damage_spread(damage_list *list, const dependency_info *all, size_t c
 /* Adds to each entry the checkpoints in the trash whose manifests name its file, as their values are not decoded. */
 ckd_status damage_name_trash(damage_list *list, const dependency_info *all, size_t count, ckd_error *err);
 
+/* Adds unreadable settings to the damage. They harm no checkpoint, but block deletions. Errors: IO, NOMEM. */
+ckd_status settings_damage(damage_list *damage, const ckd_store *store, ckd_error *err);
+
 #endif

@@ -3,6 +3,7 @@
 #define ENGINE_STORE_FILE_SCAN_H
 
 #include "engine/store/view.h"
+#include "codec/chunk/chunk.h"
 
 /* Checks one record of c->outer: its header, and its payload, which stays in `payload`. Errors: CORRUPT, IO, NOMEM. */
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err);
@@ -24,5 +25,28 @@ ckd_status read_safe_through(safe_reading *done, ckd_store *store, const ckd_pru
                              uint32_t timeout_ms, ckd_error *err);
 /* Whether *done has every checkpoint that read_safe_through would read for the plan. */
 bool safe_all_read(const safe_reading *done, const ckd_prune *plan);
+
+/* ---- copying records unchanged from one chunk file to another ---- */
+/*
+ * Called for each record of a file in copying order, one checkpoint after the other. Bundles are replaced by their
+ * members.
+ */
+typedef ckd_status (*record_fn)(void *context, const chunk *c, const record *r, ckd_error *err);
+
+/*
+ * Skips bundles that cannot be unpacked, as no reader could open their checkpoints. Errors: those of `each`, IO, NOMEM.
+ */
+ckd_status chunk_each_record(chunk *c, record_fn each, void *context, ckd_error *err);
+
+/* State between copied records. Zero-initialise for each source file; the caller frees the payload. */
+typedef struct record_copier {
+    bytes payload;
+    const record *checked; /* the last bundle that was verified */
+} record_copier;
+/* Appends a record of c. Errors: CORRUPT (its payload or its bundle is damaged), IO, NOSPACE, NOMEM. */
+ckd_status record_copy(record_copier *k, chunk_writer *to, const chunk *c, const record *r, ckd_error *err);
+
+/* Equal for records of the same values with the same coding, in any file. */
+uint64_t record_hash(const record *r);
 
 #endif

@@ -5,6 +5,59 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+
+/* ---- folders ---- */
+
+ckd_status store_make_directories(const char *root, ckd_error *err) {
+    static const char *const dirs[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,
+                                       DIR_TOMBSTONES, DIR_MATERIALIZED, DIR_SETTINGS};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
+        status = dir_create(path_in(root, dirs[i]).text, true, err);
+    }
+    return status;
+}
+
+/*
+ * A folder that is a link leads to files outside the store: recovery would remove everything there that no manifest
+ * names. The path of the store itself may contain links.
+ */
+static ckd_status check_folders(const ckd_store *store, ckd_error *err) {
+    static const char *const folders[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,
+                                          DIR_TOMBSTONES, DIR_MATERIALIZED, DIR_RANKS,     DIR_SETTINGS,
+                                          DIR_INCOMING,   DIR_PARITY,       DIR_DAMAGED};
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
+        pathname p = path_in(store->path, folders[i]);
+        struct stat st;
+        if (lstat(p.text, &st) == 0 && S_ISLNK(st.st_mode)) {
+            return err_corrupt(
+                err, p.text, CKD_NO_OFFSET,
+                "a folder of the store is a symbolic link, which is not followed: put the folder "
+                "itself there, or mount it there");
+        }
+    }
+    return CKD_OK;
+}
+
+/* Reports a store that every user of the machine can write to. */
+static void warn_open_to_all(const ckd_store *store) {
+    static const char *const folders[] = {"data", DIR_CHUNKS, DIR_MANIFESTS};
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
+        pathname p = path_in(store->path, folders[i]);
+        struct stat st;
+        if (stat(p.text, &st) == 0 && (st.st_mode & S_IWOTH) && !(st.st_mode & S_ISVTX)) {
+            store_message(
+                store,
+                "every user of this machine can remove and replace the checkpoints of this store, as %s is "
+                "writable by all; chmod -R o-w takes that away",
+                p.text);
+            return;
+        }
+    }
+}
+
+/* ---- opening ---- */
 
 #define IDENTITY_MAX     4096
 #define CATALOG_PATH_MAX 504 /* bytes: SQLite allows 512, with its journal's suffix */
@@ -217,7 +270,7 @@ static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mo
     if (status == CKD_OK && mode != CKD_OPEN_READ) {
         status = check_length(root, err);
     }
-    THEN(status, store_check_folders(*out, err));
+    THEN(status, check_folders(*out, err));
     if (status == CKD_OK && mode == CKD_OPEN_CREATE) {
         status = create_store(*out, err);
     }
@@ -228,7 +281,7 @@ static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mo
         *out = NULL;
         return status;
     }
-    store_warn_open_to_all(*out);
+    warn_open_to_all(*out);
     return CKD_OK;
 }
 
@@ -244,6 +297,41 @@ ckd_status store_open(ckd_store **out, const char *root, ckd_open_mode mode, con
     if (status != CKD_OK) {
         ckd_store_close(*out);
         *out = NULL;
+    }
+    return status;
+}
+
+/* ---- rebuilding the catalog ---- */
+
+static ckd_status renew(ckd_rebuild_result *result, ckd_store *store, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status == CKD_OK) {
+        status = store_recover(store, err);
+        THEN(status, store_rebuild_catalog(store, true, err));
+        lock_release(lock);
+    }
+    ckd_checkpoint_list list = {0};
+    if (status == CKD_OK && result) {
+        status = catalog_list(&list, store->catalog, NULL, err);
+        if (status == CKD_OK) {
+            *result = (ckd_rebuild_result){.checkpoints = list.count, .skipped = store->manifests_skipped};
+        }
+        catalog_list_free(&list);
+    }
+    return status;
+}
+
+ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
+                         const store_hooks *hooks, ckd_error *err) {
+    if (result) {
+        memset(result, 0, sizeof(*result));
+    }
+    ckd_store *store;
+    ckd_status status = store_open_without_catalog(&store, path, options, hooks, err);
+    if (status == CKD_OK) {
+        status = renew(result, store, err);
+        ckd_store_close(store);
     }
     return status;
 }

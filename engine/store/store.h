@@ -23,7 +23,7 @@
 #include "codec/metadata/metadata.h"
 #include "engine/store/paths.h"
 
-/* ---- scrub_times.c: when chunk files were last read in full and found intact ---- */
+/* ---- catalog.c: when chunk files were last read in full and found intact ---- */
 typedef struct scrubbed_files {
     ckd_id *ids;
     size_t count, capacity;
@@ -91,19 +91,13 @@ void store_message(const ckd_store *store, const char *format, ...) __attribute_
 /* Errors: READ_ONLY (the store is not open for writing). */
 ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
 
-/* ---- folders.c ---- */
+/* ---- store.c ---- */
 /* Makes the folders of a store that are missing; copies and archives drop empty ones. */
 ckd_status store_make_directories(const char *root, ckd_error *err);
-/* Refuses a store in which a folder is a symbolic link. Errors: CORRUPT. */
-ckd_status store_check_folders(const ckd_store *store, ckd_error *err);
-/* Reports a store that every user of the machine can write to. */
-void store_warn_open_to_all(const ckd_store *store);
-
-/* ---- store.c ---- */
 /* Implements ckd_store_open. */
 ckd_status store_open(ckd_store **out, const char *path, ckd_open_mode mode, const ckd_store_options *options,
                       const store_hooks *hooks, ckd_error *err);
-/* Implements ckd_store_rebuild (rebuild.c). */
+/* Implements ckd_store_rebuild. */
 ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
                          const store_hooks *hooks, ckd_error *err);
 /* Opens an existing store for writing, without its catalog. For rebuilding. */
@@ -196,7 +190,7 @@ ckd_status store_use_memory(ckd_store *store, ckd_error *err);
 typedef ckd_status (*store_query_fn)(void *context, catalog *c, ckd_error *err);
 ckd_status store_query(ckd_store *store, store_query_fn question, void *context, ckd_error *err);
 
-/* ---- scrub_times.c ---- */
+/* ---- catalog.c: scrub times ---- */
 /*
  * Reads from the catalog when each chunk file was last verified; the caller frees the array. Never fails: what cannot
  * be read is missing from the array. Takes the mutex.

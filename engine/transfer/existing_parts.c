@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "engine/store/file_scan.h"
-#include "engine/store/record_copy.h"
 #include "engine/transfer/parts.h"
 
 enum { PREFIX = 8 };

@@ -9,7 +9,6 @@
 #include "engine/store/damage.h"
 #include "engine/store/file_check.h"
 #include "engine/store/file_scan.h"
-#include "engine/store/record_copy.h"
 #include "engine/transfer/transfer.h"
 
 #define WRITE_BUFFER ((size_t)1 << 20)

@@ -15,7 +15,7 @@
 
 #include "engine/store/closure.h"
 #include "engine/store/damage.h"
-#include "engine/store/record_copy.h"
+#include "engine/store/file_scan.h"
 #include "engine/transfer/parts.h"
 
 #define MOSTLY_READ 0.9

@@ -15,7 +15,7 @@
 
 #include "base/file.h"
 #include "engine/compact/compact.h"
-#include "engine/store/waste.h"
+#include "engine/store/manifest_set.h"
 #include "tests/support/drift.h"
 #include "tests/support/early.h"
 #include "tests/support/scenes.h"
