@@ -5,13 +5,11 @@
  *   compact.c          the call: options, order, what is removed afterwards
  *   state.c            what the other files ask of a compaction: what stays, loads, views, limits, pace
  *   early_versions.c   completes manifests of early versions first
- *   order.c            the order in which checkpoints are rewritten
  *   rewrite_plan.c     one checkpoint: which blocks are copied, which recoded
  *   retained_bytes.c   records of deleted checkpoints: is it cheaper to keep them, or to recode what builds on them?
  *   recode.c           recodes one block
  *   lattice.c          recodes values that lie on a lattice
  *   files.c            writes the new chunk files of a checkpoint
- *   record_set.c       the shared records that the new files have
  *   intent.c           the intent of a rewrite: files to come, files that are needed
  *   publish.c          publishes the next generation, updates the catalog
  *   manifest_update.c  makes a manifest name newer files of the checkpoints that its blocks build on
@@ -127,13 +125,6 @@ void compact_forget_views(compaction *c);
  * publish lock. Errors: as manifest_set_read and manifest_entry_name_files.
  */
 ckd_status compact_upgrade_early(compaction *c, ckd_error *err);
-
-/* ---- order.c ---- */
-/*
- * Sorts `count` entries of n so that each checkpoint comes before its parent and its dependencies. If they form a
- * cycle, the order stays as it is. Overwrites `order_index` of all entries. Errors: NOMEM.
- */
-ckd_status compact_order(manifest_entry **order, size_t count, manifest_set *n, ckd_error *err);
 
 /* ---- rewrite_plan.c ---- */
 typedef enum rewrite_state { REWRITE_UNKNOWN, REWRITE_ASKED, REWRITE_KNOWN } rewrite_state;
@@ -255,7 +246,7 @@ typedef struct lattice_try {
 } lattice_try;
 ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err);
 
-/* ---- record_set.c: shared records in the new files; each is written once ---- */
+/* ---- files.c: shared records in the new files, a set; each is written once ---- */
 typedef struct written_record {
     hash128 content;
     uint32_t kind; /* 0: the slot is free */
@@ -264,10 +255,6 @@ typedef struct compact_written {
     written_record *slots; /* open addressing */
     size_t count, capacity;
 } compact_written;
-/* Is there a group or side record that a reader would take for r? */
-bool compact_written_has(const compact_written *w, const record *r);
-/* Errors: NOMEM. */
-ckd_status compact_written_add(compact_written *w, const record *r, ckd_error *err);
 void compact_written_free(compact_written *w);
 
 /* ---- intent.c ---- */

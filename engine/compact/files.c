@@ -159,6 +159,66 @@ static ckd_status write_batch(batch *b, chunk_writer *w, ckd_error *err) {
                             : status;
 }
 
+/* ---- shared records that were written ---- */
+
+static written_record key_of(const record *r) {
+    return (written_record){r->content, r->kind};
+}
+
+static bool same_record(const written_record *a, const written_record *b) {
+    return a->kind == b->kind && hash128_equal(&a->content, &b->content);
+}
+
+/* The slot of the key, or a free one for it. There is always a free slot. */
+static written_record *slot_of(const compact_written *w, const written_record *key) {
+    uint64_t at;
+    memcpy(&at, &key->content, sizeof(at));
+    for (;; at++) {
+        written_record *slot = &w->slots[at & (w->capacity - 1)];
+        if (!slot->kind || same_record(slot, key)) {
+            return slot;
+        }
+    }
+}
+
+/* Is there a group or side record that a reader would take for r? */
+static bool was_written(const compact_written *w, const record *r) {
+    written_record key = key_of(r);
+    return w->count && slot_of(w, &key)->kind;
+}
+
+static ckd_status grow_written(compact_written *w, ckd_error *err) {
+    compact_written wider = {.capacity = w->capacity ? 2 * w->capacity : 256, .count = w->count};
+    wider.slots = calloc(wider.capacity, sizeof(*wider.slots));
+    if (!wider.slots) {
+        return err_nomem(err, wider.capacity * sizeof(*wider.slots), "what was written");
+    }
+    for (size_t i = 0; i < w->capacity; i++) {
+        if (w->slots[i].kind) {
+            *slot_of(&wider, &w->slots[i]) = w->slots[i];
+        }
+    }
+    free(w->slots);
+    *w = wider;
+    return CKD_OK;
+}
+
+static ckd_status set_written(compact_written *w, const record *r, ckd_error *err) {
+    written_record key = key_of(r);
+    ckd_status status = 2 * (w->count + 1) > w->capacity ? grow_written(w, err) : CKD_OK;
+    if (status == CKD_OK) {
+        written_record *slot = slot_of(w, &key);
+        w->count += !slot->kind;
+        *slot = key;
+    }
+    return status;
+}
+
+void compact_written_free(compact_written *w) {
+    free(w->slots);
+    *w = (compact_written){.slots = NULL};
+}
+
 /* ---- one file ---- */
 
 /* Indices of the view's blocks, by record of the part. SIZE_MAX: not a block. */
@@ -220,7 +280,7 @@ static ckd_status write_records(file_rewrite *x, bool shared, const bool *needed
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
         const record *from = &own->records[i];
         if (is_shared(from) != shared || (needed && !needed[i]) ||
-            (shared && compact_written_has(&r->written, from))) {
+            (shared && was_written(&r->written, from))) {
             continue;
         }
         compact_item *item = &b->items[b->count++];
@@ -229,7 +289,7 @@ static ckd_status write_records(file_rewrite *x, bool shared, const bool *needed
         item->block = x->blocks[i];
         raw += from->raw_size;
         if (shared) {
-            status = compact_written_add(&r->written, from, err);
+            status = set_written(&r->written, from, err);
         }
         if (status == CKD_OK && (b->count == BATCH_ITEMS || raw >= BATCH_BYTES)) {
             status = write_batch(b, x->to, err);

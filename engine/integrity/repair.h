@@ -39,10 +39,8 @@ typedef struct manifest_request {
 ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_request *q, ckd_error *why,
                            ckd_error *err);
 
-/* repair_catalog.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
+/* repair.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why);
-/* Moves the catalog to catalog.db.old and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
-ckd_status repair_catalog(ckd_store *store, ckd_error *err);
 
 /*
  * repair_publish.c: Gives a rebuilt file (at `from`, durable) its name. A file that has this name is kept as *aside

@@ -2,12 +2,10 @@
  * A session: the trainer's side and the saver thread. Internal to engine/.
  *
  *   session.c        open, close
- *   registration.c   registration of tensors and bytes
- *   roles.c          roles of the registered tensors
+ *   registration.c   registration of tensors and bytes, and their roles
  *   trainer.c        the trainer's thread: is a save due? find memory for a snapshot, copy, fence, wait
  *   devices.c        the same for tensors in device memory
- *   saver.c          the saver thread: turns a snapshot into a checkpoint
- *   cached_values.c  decoded values of the newest checkpoint, retained for the next save of a lossy session
+ *   saver.c          the saver thread: turns a snapshot into a checkpoint; decoded values, retained for the next save
  *   restore.c        loads a checkpoint into the registered memory
  *
  * Invariants:
@@ -165,7 +163,7 @@ void session_drain(ckd_session *s);
 /* Returns the failure of a save that was not reported yet, and clears it. */
 ckd_status session_report_failure(ckd_session *s, ckd_error *err);
 
-/* ---- roles.c, devices.c ---- */
+/* ---- registration.c, devices.c ---- */
 /*
  * Sets the roles and weights of the registered tensors. lossy: the store's on_message names those in doubt. A
  * failure changes nothing. Errors: INVALID (a name), NOMEM.
@@ -189,7 +187,7 @@ ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_er
 ckd_status session_device_read(ckd_tensor *t, ckd_device *device, const session_slot *slot,
                                const session_item *item, ckd_error *err);
 
-/* ---- cached_values.c ---- */
+/* ---- saver.c ---- */
 /* Returns the bytes that retaining values takes. */
 uint64_t cached_values_size(const ckd_session *s);
 /* Allocates the memory and touches its pages. Errors: NOMEM. */
@@ -198,7 +196,6 @@ void cached_values_free(ckd_session *s, bool in_child);
 /* Returns the memory for an item's values; NULL: not retained. */
 void *cached_values_of(const ckd_session *s, size_t i);
 
-/* ---- saver.c ---- */
 /* Records the checkpoint that the session saved or restored last, which the next save follows. */
 void session_follow(ckd_session *s, const ckd_checkpoint *last);
 void *session_saver_main(void *context);
