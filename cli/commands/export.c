@@ -57,14 +57,6 @@ typedef struct arguments {
     bool overwrite, dry_run;
 } arguments;
 
-/* Reports an invalid option value as wrong usage. */
-static error_t check_option(struct argp_state *state, ckd_status status, const ckd_error *err) {
-    if (status != CKD_OK) {
-        argp_error(state, "%s", err->message);
-    }
-    return 0;
-}
-
 static error_t parse(int key, char *arg, struct argp_state *state) {
     arguments *a = state->input;
     ckd_error err;
@@ -86,11 +78,14 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         }
         return 0;
     case OPT_ONLY:
-        return check_option(state, export_choice_roles(&a->choice, arg, &err), &err);
+        cli_check_value(state, export_choice_roles(&a->choice, arg, &err), &err);
+        return 0;
     case OPT_MATCH:
-        return check_option(state, export_choice_match(&a->choice, arg, &err), &err);
+        cli_check_value(state, export_choice_match(&a->choice, arg, &err), &err);
+        return 0;
     case OPT_DTYPE:
-        return check_option(state, export_choice_dtype(&a->choice, arg, &err), &err);
+        cli_check_value(state, export_choice_dtype(&a->choice, arg, &err), &err);
+        return 0;
     case OPT_OVERWRITE:
         a->overwrite = true;
         return 0;
@@ -154,27 +149,24 @@ static ckd_status write_all(const arguments *a, const export_plan *p, ckd_load *
 
 static ckd_status print_json(const arguments *a, const export_plan *p, ckd_store *store, const ckd_load *load,
                              ckd_error *err) {
-    ckd_checkpoint_list *all;
-    ckd_status status = ckd_store_list(&all, store, NULL, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    json_t *files = json_array();
+    json_t *checkpoint, *files = json_array();
+    ckd_status status = cli_json_checkpoint_of(&checkpoint, ckd_load_checkpoint(load), store, err);
     for (size_t i = 0; i < p->count; i++) {
         const export_file *f = &p->files[i];
         cli_json_append(&files, json_pack("{s:o, s:I, s:I, s:o}", "name", cli_json_text(f->name),
                                           "tensor_count", (json_int_t)f->tensors, "bytes",
                                           (json_int_t)f->bytes, "blob", cli_json_text(f->blob)));
     }
-    status = cli_json_print(
+    json_t *root =
         json_pack("{s:i, s:b, s:[o], s:o, s:I, s:I, s:I, s:I, s:I, s:o}", "schema", 1, "dry_run", a->dry_run,
-                  "checkpoints", cli_json_checkpoint(ckd_load_checkpoint(load), all), "out",
-                  cli_json_text(a->out), "tensor_count", (json_int_t)p->tensors, "left_out",
-                  (json_int_t)p->left_out, "rounded", (json_int_t)p->cast, "tensor_bytes",
-                  (json_int_t)p->tensor_bytes, "bytes", (json_int_t)p->bytes, "files", files),
-        err);
-    ckd_checkpoint_list_free(all);
-    return status;
+                  "checkpoints", checkpoint, "out", cli_json_text(a->out), "tensor_count",
+                  (json_int_t)p->tensors, "left_out", (json_int_t)p->left_out, "rounded", (json_int_t)p->cast,
+                  "tensor_bytes", (json_int_t)p->tensor_bytes, "bytes", (json_int_t)p->bytes, "files", files);
+    if (status != CKD_OK) {
+        json_decref(root);
+        return status;
+    }
+    return cli_json_print(root, err);
 }
 
 static ckd_status print_files(const export_plan *p, ckd_error *err) {
@@ -218,10 +210,8 @@ static ckd_status export_checkpoint(const arguments *a, ckd_store *store, ckd_er
     ckd_checkpoint from;
     ckd_load *load = NULL;
     export_plan plan = {0};
-    ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
-    options.staging_bytes = a->common.staging;
     ckd_status status = cli_find_pick(&from, store, &a->pick, err);
-    THEN(status, ckd_load_begin_with(&load, store, &from.id, &options, err));
+    THEN(status, cli_load_begin(&load, store, &from.id, &a->common, err));
     THEN(status, export_plan_make(&plan, &a->choice, load, err));
     if (status == CKD_OK && !a->dry_run) {
         status = write_all(a, &plan, load, err);

@@ -85,12 +85,10 @@ static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
     cli_table *t = cli_table_new(columns);
     for (size_t i = 0; i < l->list->count; i++) {
         const ckd_checkpoint *c = &l->list->items[i];
-        cli_table_cell(t, "%s", c->run);
-        cli_table_cell(t, "%" PRIu64, c->step);
+        cli_table_checkpoint(t, c->run, c->step);
         cli_table_cell(t, "%s", ckd_kind_name(c->kind));
         cli_table_cell(t, "%s", ckd_fidelity_name(c->fidelity));
-        cli_table_cell(t, "%s", cli_text_size(c->raw_bytes).text);
-        cli_table_cell(t, "%s", cli_text_size(c->stored_bytes).text);
+        cli_table_sizes(t, c->raw_bytes, c->stored_bytes);
         cli_table_cell(t, "%s", cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
         cli_table_cell(t, "%" PRIu32, c->depth);
         cli_table_cell(t, "%s", cli_text_time(c->created_ns).text);
@@ -109,12 +107,9 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     listing l = {.one_run = a->run != NULL};
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
+    THEN(status, cli_check_run(store, a->run, err));
     THEN(status, ckd_store_list(&l.all, store, NULL, err));
     THEN(status, ckd_store_list(&l.list, store, a->run, err));
-    if (status == CKD_OK && a->run && l.list->count == 0) {
-        status = cli_error(err, CKD_E_NOT_FOUND,
-                           "the store has no run '%.128s'; ckptdelta list shows what there is", a->run);
-    }
     THEN(status, cli_marks_read(&l.marks, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(store, &l, err);

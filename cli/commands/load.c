@@ -85,13 +85,6 @@ static bool writes_all_ranks(const arguments *a) {
     return a->layout_path && !a->choice.regions.shards;
 }
 
-/* Reports an invalid option value as wrong usage. */
-static void check_option(struct argp_state *state, ckd_status status, const ckd_error *err) {
-    if (status != CKD_OK) {
-        argp_error(state, "%s", err->message);
-    }
-}
-
 /* Standard output takes one file and nothing else, and bytes written to it cannot be taken back. */
 static void check_standard_output(const arguments *a, struct argp_state *state) {
     if (a->common.json) {
@@ -161,19 +154,19 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->explain = true;
         return 0;
     case OPT_BLOB:
-        check_option(state, cli_blobs_add(&a->blobs, arg, &err), &err);
+        cli_check_value(state, cli_blobs_add(&a->blobs, arg, &err), &err);
         return 0;
     case OPT_OLDER:
         a->or_older = true;
         return 0;
     case OPT_SHARD:
-        check_option(state, cli_regions_set_shard(&a->choice.regions, arg, &err), &err);
+        cli_check_value(state, cli_regions_set_shard(&a->choice.regions, arg, &err), &err);
         return 0;
     case OPT_DIM:
-        check_option(state, cli_regions_set_dim(&a->choice.regions, arg, &err), &err);
+        cli_check_value(state, cli_regions_set_dim(&a->choice.regions, arg, &err), &err);
         return 0;
     case OPT_REGION:
-        check_option(state, cli_regions_add(&a->choice.regions, arg, &err), &err);
+        cli_check_value(state, cli_regions_add(&a->choice.regions, arg, &err), &err);
         return 0;
     case OPT_LAYOUT:
         a->layout_path = arg;
@@ -217,17 +210,15 @@ static ckd_status tell(const arguments *a, const written *w, ckd_store *store, c
                        ckd_error *err) {
     const ckd_checkpoint *from = ckd_load_checkpoint(load);
     if (a->common.json) {
-        ckd_checkpoint_list *all;
-        ckd_status status = ckd_store_list(&all, store, NULL, err);
-        if (status == CKD_OK) {
-            status = cli_json_print(json_pack("{s:i, s:[o], s:o, s:I, s:I, s:O}", "schema", 1, "checkpoints",
-                                              cli_json_checkpoint(from, all), "out", cli_json_text(a->out),
-                                              "tensor_count", (json_int_t)w->tensors, "bytes",
-                                              (json_int_t)w->bytes, "skipped", a->skipped),
+        json_t *checkpoint;
+        ckd_status status = cli_json_checkpoint_of(&checkpoint, from, store, err);
+        return status != CKD_OK
+                   ? status
+                   : cli_json_print(json_pack("{s:i, s:[o], s:o, s:I, s:I, s:O}", "schema", 1, "checkpoints",
+                                              checkpoint, "out", cli_json_text(a->out), "tensor_count",
+                                              (json_int_t)w->tensors, "bytes", (json_int_t)w->bytes,
+                                              "skipped", a->skipped),
                                     err);
-        }
-        ckd_checkpoint_list_free(all);
-        return status;
     }
     if (talks(a)) {
         if (a->blobs.count) {
@@ -349,9 +340,7 @@ static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_chec
                                   ckd_error *err) {
     ckd_load *load = NULL;
     bound_checkpoint bound = {0};
-    ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
-    options.staging_bytes = a->common.staging;
-    ckd_status status = ckd_load_begin_with(&load, store, &from->id, &options, err);
+    ckd_status status = cli_load_begin(&load, store, &from->id, &a->common, err);
     if (status == CKD_OK && a->choice.layout) {
         status = bound_checkpoint_make(&bound, a->choice.layout, ckd_load_tensors(load), err);
     }

@@ -122,9 +122,7 @@ static void parse_cost(double *cost, const char *name, const char *arg, struct a
 static void parse_optimizer(cli_saving *a, ckd_optimizer_kind kind, const char *arg,
                             struct argp_state *state) {
     ckd_error err;
-    if (cli_optimizers_add(&a->optimizers, kind, arg, &err) != CKD_OK) {
-        argp_error(state, "%s", err.message);
-    }
+    cli_check_value(state, cli_optimizers_add(&a->optimizers, kind, arg, &err), &err);
 }
 
 /* Parses the options about how to store. */
@@ -224,14 +222,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->save.on_duplicate = (ckd_on_duplicate)index;
         return 0;
     case OPT_ROLE:
-        if (cli_roles_add(&a->roles, arg, &err) != CKD_OK) {
-            argp_error(state, "%s", err.message);
-        }
+        cli_check_value(state, cli_roles_add(&a->roles, arg, &err), &err);
         return 0;
     case OPT_BLOB:
-        if (cli_blobs_add(&a->blobs, arg, &err) != CKD_OK) {
-            argp_error(state, "%s", err.message);
-        }
+        cli_check_value(state, cli_blobs_add(&a->blobs, arg, &err), &err);
         return 0;
     case OPT_METRIC:
         parse_metric(a, arg, state);

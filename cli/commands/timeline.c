@@ -160,13 +160,11 @@ static void time_cells(cli_table *t, const uint64_t *times, size_t count) {
 
 static void save_row(cli_table *t, const ckd_save_times *s, bool ranks) {
     const uint64_t times[] = {s->stall_ns, s->analyse_ns, s->encode_ns, s->write_ns, s->sync_ns};
-    cli_table_cell(t, "%s", s->run);
-    cli_table_cell(t, "%" PRIu64, s->step);
+    cli_table_checkpoint(t, s->run, s->step);
     if (ranks) {
         cli_table_cell(t, "-");
     }
-    cli_table_cell(t, "%s", cli_text_size(s->raw_bytes).text);
-    cli_table_cell(t, "%s", cli_text_size(s->stored_bytes).text);
+    cli_table_sizes(t, s->raw_bytes, s->stored_bytes);
     time_cells(t, times, sizeof(times) / sizeof(times[0]));
     if (ranks) {
         time_cells(t, (const uint64_t[]){0, 0}, 2);
@@ -187,11 +185,9 @@ static void rank_row(cli_table *t, const ckd_save_times *s, const ckd_stage_time
         begin = of->begin_ns < begin ? of->begin_ns : begin;
         end = of->end_ns > end ? of->end_ns : end;
     }
-    cli_table_cell(t, "%s", s->run);
-    cli_table_cell(t, "%" PRIu64, s->step);
+    cli_table_checkpoint(t, s->run, s->step);
     cli_table_cell(t, "%u", (unsigned)stages[0].rank);
-    cli_table_cell(t, "%s", cli_text_size(raw).text);
-    cli_table_cell(t, "%s", cli_text_size(stored).text);
+    cli_table_sizes(t, raw, stored);
     time_cells(t, times + CKD_STAGE_SNAPSHOT, CKD_STAGE_LAST);
     time_cell(t, end - begin);
     cli_table_cell(t, "%s", cli_text_time(s->created_ns).text);
@@ -264,10 +260,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_timeline *timeline = NULL;
     ckd_status status = a->svg ? cli_output_check(a->svg, a->force, err) : CKD_OK;
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, err));
-    if (status == CKD_OK && a->run) { /* an error that lists the runs if this one does not exist */
-        ckd_checkpoint newest;
-        status = cli_find(&newest, store, a->run, CKD_LATEST, err);
-    }
+    THEN(status, cli_check_run(store, a->run, err));
     THEN(status, ckd_store_timeline(&timeline, store, a->run, err));
     THEN(status, show(a, timeline, err));
     ckd_timeline_free(timeline);

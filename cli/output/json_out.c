@@ -67,6 +67,14 @@ json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *
     return object;
 }
 
+ckd_status cli_json_checkpoint_of(json_t **out, const ckd_checkpoint *c, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint_list *all;
+    ckd_status status = ckd_store_list(&all, store, NULL, err);
+    *out = status == CKD_OK ? cli_json_checkpoint(c, all) : NULL;
+    ckd_checkpoint_list_free(all);
+    return status;
+}
+
 json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all) {
     return json_pack("{s:i, s:[o]}", "schema", 1, "checkpoints", cli_json_checkpoint(c, all));
 }

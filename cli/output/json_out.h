@@ -19,6 +19,8 @@ void cli_json_append(json_t **array, json_t *item);
 
 /* Makes a checkpoint's object. `all` is searched for its relatives. */
 json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all);
+/* The same, with the store's checkpoints as relatives. *out is NULL on failure. */
+ckd_status cli_json_checkpoint_of(json_t **out, const ckd_checkpoint *c, ckd_store *store, ckd_error *err);
 /* {"schema": 1, "checkpoints": [c]} */
 json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all);
 

@@ -125,6 +125,12 @@ uint64_t cli_rate(struct argp_state *state, const char *text) {
     return bytes_per_s;
 }
 
+void cli_check_value(struct argp_state *state, ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        argp_error(state, "%s", err->message);
+    }
+}
+
 /* ----------------------------------------------------------------------------------------------------- parsers */
 
 static const struct argp_option common_options[] = {
@@ -309,6 +315,13 @@ ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_
     return ckd_store_open(out, options->store, mode, &store_options, err);
 }
 
+ckd_status cli_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkpoint,
+                          const cli_options *options, ckd_error *err) {
+    ckd_load_options o = CKD_LOAD_OPTIONS_INIT;
+    o.staging_bytes = options->staging;
+    return ckd_load_begin_with(out, store, checkpoint, &o, err);
+}
+
 void cli_deleted(ckd_store *store, bool now) {
     ckd_error why;
     cli_committed("the checkpoints are deleted");
@@ -367,6 +380,11 @@ ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint
         run = only;
     }
     return ckd_store_find(out, store, run, step, err);
+}
+
+ckd_status cli_check_run(ckd_store *store, const char *run, ckd_error *err) {
+    ckd_checkpoint newest;
+    return run ? cli_find(&newest, store, run, CKD_LATEST, err) : CKD_OK;
 }
 
 ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err) {

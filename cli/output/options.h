@@ -66,6 +66,9 @@ uint64_t cli_seconds(struct argp_state *state, const char *name, const char *tex
 /* Parses --rate, in bytes per second; ends the process if it is not a size, or 0. */
 uint64_t cli_rate(struct argp_state *state, const char *text);
 
+/* Ends the process if the value of an option was refused: a status that is not CKD_OK is wrong usage. */
+void cli_check_value(struct argp_state *state, ckd_status status, const ckd_error *err);
+
 /* Parsers of values; they return false for invalid text. Numbers have decimal digits only. */
 bool cli_parse_u64(uint64_t *out, const char *text);
 bool cli_parse_double(double *out, const char *text);
@@ -82,6 +85,9 @@ int cli_fail_reading(const ckd_error *err, const cli_options *options);
 
 /* Opens the store. The library's messages become notes. */
 ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err);
+/* Begins a load with the memory that --staging allows. */
+ckd_status cli_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkpoint,
+                          const cli_options *options, ckd_error *err);
 /*
  * Marks a deletion of checkpoints as committed (cli_committed). now: removes their files, too. If they must stay for
  * now, a note says so; that is no failure.
@@ -93,6 +99,8 @@ void cli_deleted(ckd_store *store, bool now);
  */
 ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
 ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err);
+/* Fails as cli_find if the store has no checkpoint of the run. run NULL: all runs, of which there need be none. */
+ckd_status cli_check_run(ckd_store *store, const char *run, ckd_error *err);
 /* run: used for a place without a run; may be NULL. */
 ckd_status cli_find_place(ckd_checkpoint *out, ckd_store *store, const cli_place *place, const char *run,
                           ckd_error *err);

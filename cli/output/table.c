@@ -1,5 +1,6 @@
 #include "cli/output/table.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,6 +136,16 @@ ckd_status cli_table_print_html(FILE *to, cli_table *t, ckd_error *err) {
         fputs("</tbody></table></div>\n", to);
     }
     return free_table(t, err);
+}
+
+void cli_table_checkpoint(cli_table *t, const char *run, uint64_t step) {
+    cli_table_cell(t, "%s", run);
+    cli_table_cell(t, "%" PRIu64, step);
+}
+
+void cli_table_sizes(cli_table *t, uint64_t raw, uint64_t stored) {
+    cli_table_cell(t, "%s", cli_text_size(raw).text);
+    cli_table_cell(t, "%s", cli_text_size(stored).text);
 }
 
 ckd_status cli_table_print(cli_table *t, ckd_error *err) {

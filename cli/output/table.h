@@ -15,6 +15,9 @@ typedef struct cli_table cli_table;
 cli_table *cli_table_new(const char *columns);
 /* Adds the next cell, row by row. */
 void cli_table_cell(cli_table *t, const char *format, ...) CLI_PRINTF(2, 3);
+/* Two cells: a run and a step; sizes in memory and in the store. */
+void cli_table_checkpoint(cli_table *t, const char *run, uint64_t step);
+void cli_table_sizes(cli_table *t, uint64_t raw, uint64_t stored);
 /* Prints and frees the table. Prints nothing if it has no rows or a cell was lost (NOMEM). */
 ckd_status cli_table_print(cli_table *t, ckd_error *err);
 /* As cli_table_print, as HTML. */

@@ -10,8 +10,7 @@
 static void usage_cells(cli_table *t, const ckd_usage *u) {
     cli_table_cell(t, "%s", u->name);
     cli_table_cell(t, "%" PRIu64, u->checkpoints);
-    cli_table_cell(t, "%s", cli_text_size(u->raw_bytes).text);
-    cli_table_cell(t, "%s", cli_text_size(u->stored_bytes).text);
+    cli_table_sizes(t, u->raw_bytes, u->stored_bytes);
     cli_table_cell(t, "%s", cli_text_ratio(u->raw_bytes, u->stored_bytes).text);
 }
 
@@ -75,8 +74,7 @@ cli_table *report_periods(const report_data *d) {
         const report_period *p = &d->periods[i];
         cli_table_cell(t, "%s", p->label);
         cli_table_cell(t, "%" PRIu64, p->checkpoints);
-        cli_table_cell(t, "%s", cli_text_size(p->raw_bytes).text);
-        cli_table_cell(t, "%s", cli_text_size(p->stored_bytes).text);
+        cli_table_sizes(t, p->raw_bytes, p->stored_bytes);
         cli_table_cell(t, "%s", cli_text_size(p->raw_so_far).text);
         cli_table_cell(t, "%s", cli_text_size(p->stored_so_far).text);
     }
@@ -91,8 +89,7 @@ cli_table *report_tensors(const report_data *d, size_t max) {
         cli_table_cell(t, "%s", u->run);
         cli_table_cell(t, "%s", ckd_role_name(u->role));
         cli_table_cell(t, "%" PRIu64, u->checkpoints);
-        cli_table_cell(t, "%s", cli_text_size(u->raw_bytes).text);
-        cli_table_cell(t, "%s", cli_text_size(u->stored_bytes).text);
+        cli_table_sizes(t, u->raw_bytes, u->stored_bytes);
         cli_table_cell(t, "%s", cli_text_ratio(u->raw_bytes, u->stored_bytes).text);
         cli_table_cell(t, "%s", cli_text_number(report_bits(u->stored_bytes, u->elements)).text);
     }
@@ -107,8 +104,7 @@ cli_table *report_checkpoints(const report_data *d, size_t max) {
         cli_table_cell(t, "%s", cli_place_of(c).text);
         cli_table_cell(t, "%s", ckd_kind_name(c->kind));
         cli_table_cell(t, "%s", ckd_fidelity_name(c->fidelity));
-        cli_table_cell(t, "%s", cli_text_size(c->raw_bytes).text);
-        cli_table_cell(t, "%s", cli_text_size(c->stored_bytes).text);
+        cli_table_sizes(t, c->raw_bytes, c->stored_bytes);
         cli_table_cell(t, "%s", cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
     }
     return t;
@@ -124,8 +120,7 @@ cli_table *report_projections(const report_data *d) {
         cli_table_cell(t, "%" PRIu64, p->until);
         cli_table_cell(t, "%s", p->reached_ns ? cli_text_time(p->reached_ns).text : "-");
         cli_table_cell(t, "%" PRIu64, p->growth->run->checkpoints + p->more);
-        cli_table_cell(t, "%s", cli_text_size(p->raw_bytes).text);
-        cli_table_cell(t, "%s", cli_text_size(p->stored_bytes).text);
+        cli_table_sizes(t, p->raw_bytes, p->stored_bytes);
         cli_table_cell(t, "%s", cli_text_ratio(p->raw_bytes, p->stored_bytes).text);
         if (d->prices) {
             cli_table_cell(t, "%s",
