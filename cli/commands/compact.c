@@ -24,30 +24,29 @@ enum {
 };
 
 static const struct argp_option options_table[] = {
-    {"max-depth", OPT_DEPTH, "N", 0, "Deltas to apply to any block at most [default: 16]", 1},
+    {"max-depth", OPT_DEPTH, "N", 0, "Apply at most N deltas to any block [default: 16]", 1},
     {"max-load-cost", OPT_LOAD_COST, "X", 0,
-     "A recoded block takes at most X times the bytes of a load of it on its own [default: 4]", 1},
-    {"fold", OPT_FOLD, 0, 0, "Fold out what the stored policies let go, then delete it", 1},
+     "A load of a recoded block reads at most X times the bytes of a standalone block [default: 4]", 1},
+    {"fold", OPT_FOLD, 0, 0,
+     "Delete what the stored policies do not keep, after folding it into what builds on it", 1},
     {"undo", OPT_UNDO, "TIME", 0,
-     "For how long that can be taken back; 0s: not at all [default: 24h, or as the stored policy says]", 1},
+     "How long the deletion can be undone; 0s: not at all [default: 24h, or as the stored policy says]", 1},
     {"recode-older", OPT_COLD, "TIME", 0,
-     "Code what was saved longer ago than this as small as can be, such as 7d", 1},
-    {"recode-but", OPT_COLD_BUT, "N", 0, "The same of all but the N newest of each run", 1},
+     "Recode what was saved longer ago than this, such as 7d, as small as possible", 1},
+    {"recode-but", OPT_COLD_BUT, "N", 0, "Recode all but the N newest of each run as small as possible", 1},
     {"pack-below", OPT_PACK, "SIZE", 0,
-     "Put chunk files smaller than this together, but for those of each run's newest four checkpoints; 0: none [default: 256K]",
+     "Combine chunk files smaller than this, except those of each run's newest four checkpoints; 0: none [default: 256K]",
      1},
-    {"rate", OPT_RATE, "SIZE", 0, "Read and write at most so much a second, such as 50M [default: no limit]",
+    {"rate", OPT_RATE, "SIZE", 0,
+     "Read and write at most this much per second, such as 50M [default: no limit]", 2},
+    {"dry-run", 'n', 0, 0, "Do everything, and discard the result: figures are exact, and nothing is changed",
      2},
-    {"dry-run", 'n', 0, 0, "Do all of it and throw it away: figures are exact, and nothing is changed", 2},
-    {"plan", OPT_PLAN, 0, 0, "Only say what would be done and why; quick, and figures are about", 2},
+    {"plan", OPT_PLAN, 0, 0, "Only show what would be done and why: quick, with approximate figures", 2},
     {0},
 };
 
 static const char doc[] =
-    "Rewrite checkpoints whose chains are too long, put small chunk files together, and delete those that are no longer wanted: with --keep options, or --fold for the stored policies, as ckptdelta prune. "
-    "What builds on them is rewritten where that takes less room than their records. What stays loads to the same bits as before. Each "
-    "checkpoint is rewritten by itself, read back and verified before its old files go, so this can be ended at any time, goes on where it ended, and can run beside a training that saves. "
-    "What is damaged is left as it is, and told: exit status 4."
+    "Rewrite checkpoints whose chains are too long, combine small chunk files, and delete checkpoints that are no longer wanted: by --keep options, or with --fold by the stored policies, as ckptdelta prune does. Checkpoints that build on deleted ones are rewritten where that takes less space than the records of those. All checkpoints that stay load to the same bits as before. Each is rewritten separately, and read back and verified before its old files are removed. So this can be stopped at any time, continues where it stopped, and can run while training saves. Damaged checkpoints are left as they are and reported: exit status 4."
     "\vExamples:\n"
     "  ckptdelta compact ckpts --plan\n"
     "  ckptdelta compact ckpts gpt --max-depth 8 --rate 100M\n"
@@ -103,7 +102,7 @@ static error_t take_run(arguments *a, char *arg, struct argp_state *state) {
         return 0;
     }
     if (a->policy.run) {
-        argp_error(state, "one run, or all");
+        argp_error(state, "name one run, or none for all runs");
     }
     a->policy.run = arg;
     return 0;
@@ -115,13 +114,13 @@ static void check_together(arguments *a, struct argp_state *state) {
     a->compact.policy = kept ? &a->policy : NULL;
     a->compact.deletion = a->undo_given ? &a->deletion : NULL;
     if (kept && a->compact.stored_policies) {
-        argp_error(state, "either --fold or --keep options");
+        argp_error(state, "--fold and --keep options exclude each other");
     }
     if (a->undo_given && !kept && !a->compact.stored_policies) {
-        argp_error(state, "--undo is for what --fold or --keep options let go");
+        argp_error(state, "--undo goes with --fold or --keep options, which delete");
     }
     if (a->compact.dry_run && a->compact.estimate) {
-        argp_error(state, "either --dry-run or --plan");
+        argp_error(state, "--dry-run and --plan exclude each other");
     }
 }
 

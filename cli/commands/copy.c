@@ -19,15 +19,15 @@ static const struct argp_option options_table[] = {
     {"tag", OPT_TAG, "TAG", 0, "The checkpoint that has this tag; may be repeated", 1},
     {"as", OPT_AS, "RUN", 0, "Give the run another name in the destination", 2},
     {"tags", OPT_TAGS, 0, 0, "Copy the tags of these checkpoints, too", 2},
-    {"rate", OPT_RATE, "SIZE", 0, "Move at most so much a second, such as 20M [default: no limit]", 2},
-    {"dry-run", 'n', 0, 0, "Copy nothing; say what would be, and how large", 2},
+    {"rate", OPT_RATE, "SIZE", 0, "Move at most this much per second, such as 20M [default: no limit]", 2},
+    {"dry-run", 'n', 0, 0, "Copy nothing; show what would be copied, and its size", 2},
     {0},
 };
 
-#define DOC_COMMON                                                                                                                                                      \
-    " each with all that a load of it reads: all of them, or those of a run, some steps, some tags. What is there is not moved again, and every "                       \
-    "record is verified on its way and once more when it has arrived. It can be ended at any time; the next call goes on where it was. A store that does not exist is " \
-    "created. Nothing is overwritten: if the destination has another checkpoint at the same run and step, nothing is copied."
+#define DOC_COMMON                                                                                                                                     \
+    " each with everything that a load of it reads: all of them, or those of a run, some steps, some tags. What is already there is not moved again. " \
+    "Every record is verified when it is read and again when it has arrived. It can be stopped at any time; the next call continues. "                 \
+    "A destination that does not exist is created. Nothing is overwritten: if the destination has another checkpoint at the same run and step, nothing is copied."
 
 static const char copy_doc[] =
     "Copy checkpoints from the store SOURCE to the store DESTINATION," DOC_COMMON "\vExamples:\n"
@@ -148,7 +148,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return take_argument(a, arg, state);
     case ARGP_KEY_END:
         if (!a->other) {
-            argp_error(state, "name two stores, directories; CKPTDELTA_STORE may name the first one");
+            argp_error(state, "name two stores (directories); CKPTDELTA_STORE may name the first one");
         }
         return 0;
     default:

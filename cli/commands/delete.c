@@ -12,14 +12,12 @@ enum { OPT_UNDO = 0x200 };
 
 static const struct argp_option options_table[] = {
     {"undo", OPT_UNDO, "TIME", 0,
-     "For how long that can be taken back: 90m, 36h, 7d; 0s: not at all [default: 24h]", 1},
+     "How long the deletion can be undone: 90m, 36h, 7d; 0s: not at all [default: 24h]", 1},
     {0},
 };
 
 static const char doc[] =
-    "Delete checkpoints. Others that are deltas on them load as before. One that is pinned or tagged cannot go before "
-    "that is taken away: ckptdelta help pin, ckptdelta help tag. What is deleted lies in the trash until its time is over: "
-    "ckptdelta help trash. To delete by rules: ckptdelta help prune."
+    "Delete checkpoints. Others that are deltas on them load as before. A pinned or tagged checkpoint must lose its pin or tag first: ckptdelta help pin, ckptdelta help tag. Deleted checkpoints stay in the trash until their time is over: ckptdelta help trash. To delete by rules: ckptdelta help prune."
     "\vExamples:\n"
     "  ckptdelta delete ckpts gpt@300\n"
     "  ckptdelta delete ckpts gpt@200 gpt@300 --undo 7d\n";
@@ -35,9 +33,10 @@ static error_t take_place(arguments *a, const char *arg, struct argp_state *stat
     error_t failed = cli_places_add_any(&a->places, arg, state);
     if (!failed && !a->places.items[a->places.count - 1].tag[0] &&
         a->places.items[a->places.count - 1].step == CKD_LATEST) {
-        argp_error(state,
-                   "the newest checkpoint is another one next time; name its step, as in gpt@100, not '%s'",
-                   arg);
+        argp_error(
+            state,
+            "'latest' would delete another checkpoint each time; name the step, as in gpt@100, not '%s'",
+            arg);
     }
     return failed;
 }
@@ -89,7 +88,7 @@ static ckd_status tell(const arguments *a, uint64_t bytes, ckd_error *err) {
         printf("deleted %zu checkpoint%s, %s\n", a->places.count, a->places.count == 1 ? "" : "s",
                cli_text_size(bytes).text);
         if (a->deletion.undo_s) {
-            printf("to take that back within %s: ckptdelta trash %s --restore\n",
+            printf("to undo this within %s: ckptdelta trash %s --restore\n",
                    cli_text_duration((double)a->deletion.undo_s).text, a->common.store);
         }
     }

@@ -16,13 +16,12 @@
 enum { OPT_SHARD_SIZE = 0x200, OPT_ONLY, OPT_MATCH, OPT_DTYPE, OPT_OVERWRITE };
 
 static const struct argp_option options_table[] = {
-    {"out", 'o', "DIR", 0, "The folder to write (required); it appears complete or not at all", 2},
+    {"out", 'o', "DIR", 0, "The folder to write (required); it is written completely or not at all", 2},
     {"overwrite", OPT_OVERWRITE, 0, 0,
-     "Replace DIR, if there is nothing in it but what an export writes; the old one stays until the new one is complete",
+     "Replace DIR if it contains only what an export writes; the old one stays until the new one is complete",
      2},
     {"max-shard-size", OPT_SHARD_SIZE, "SIZE", 0,
-     "Begin another file rather than have more than this in one, such as 500M; a larger tensor has a file of its own [default: 5G]",
-     2},
+     "Largest size of a file, such as 500M; a larger tensor gets a file of its own [default: 5G]", 2},
     {"only", OPT_ONLY, "ROLE,...", 0,
      "Only tensors with these roles: weight, exp_avg, exp_avg_sq, master, other; no blobs", 3},
     {"match", OPT_MATCH, "REGEX", 0,
@@ -30,7 +29,7 @@ static const struct argp_option options_table[] = {
      3},
     {"dtype", OPT_DTYPE, "DTYPE", 0,
      "Round floats with the roles weight and master to bf16, f16 or f32 (as they are, bit for bit)", 3},
-    {"dry-run", 'n', 0, 0, "Write nothing; say what would be written, to the byte", 4},
+    {"dry-run", 'n', 0, 0, "Write nothing; show what would be written, with exact sizes", 4},
     {0},
 };
 
@@ -38,9 +37,7 @@ static const char doc[] =
     "Write a checkpoint as a folder that other programs read as a model: model.safetensors; or, if that would be larger than "
     "--max-shard-size, model-00001-of-0000N.safetensors and so on, and model.safetensors.index.json, which says where each tensor is. "
     "Every value is verified. Without --run: the only run; without --step: the newest checkpoint."
-    "\vMetadata of the files that were saved stands in each file, with format=pt if they had none. What else was saved under a "
-    "name that is not a tensor's (blobs: a configuration, a data loader's position) goes into DIR/blobs/NAME, characters other than letters, "
-    "digits and . _ - as %XX.\n"
+    "\vEach file has the metadata of the saved files, or format=pt if they had none. Blobs (a configuration, a data loader's position) are written to DIR/blobs/NAME; characters other than letters, digits and . _ - become %XX.\n"
     "Optimizer state is exported like everything else; --only weight leaves it out.\n"
     "\n"
     "Examples:\n"

@@ -30,7 +30,8 @@ static const struct argp_option options_table[] = {
      "No value of a lossy tensor is off by more than X times the root mean square of the tensor; between 0 and 1",
      6},
     {"step-scale", OPT_STEP_SCALE, "X", 0,
-     "Weights and first moments X times as coarse as the fidelity has them, from 1/64 to 64 [default: 1]", 6},
+     "Quantize weights and first moments X times as coarsely as the fidelity says, from 1/64 to 64 [default: 1]",
+     6},
     {0},
 };
 

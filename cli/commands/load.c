@@ -27,14 +27,14 @@ enum {
 
 static const struct argp_option options_table[] = {
     {"explain", OPT_EXPLAIN, 0, 0,
-     "Load nothing, write nothing: say how much would be read, from how many checkpoints, and how deep the chain is; -v: for each tensor",
+     "Load and write nothing: show how much would be read, from how many checkpoints, and how deep the chain is; -v: for each tensor",
      2},
     {"out", 'o', "FILE", 0,
-     "The file to write (required, but for --explain); it appears complete or not at all. -: standard output, as it comes",
+     "The file to write (required, except with --explain or --blob); it is written completely or not at all. -: standard output",
      2},
     {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
     {"blob", OPT_BLOB, "NAME=FILE", 0,
-     "Also write the blob NAME, as save --blob or a program stored it, into FILE; without --out nothing else. May be repeated",
+     "Also write the blob NAME, stored by save --blob or a program, to FILE. Without --out, only blobs are written. May be repeated",
      2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
     {"or-older", OPT_OLDER, 0, 0,
@@ -49,8 +49,7 @@ static const struct argp_option options_table[] = {
      "end may be left out. May be given for several tensors; chooses them as --tensor does",
      3},
     {"layout", OPT_LAYOUT, "FILE", 0,
-     "Write what rank I of the N that FILE describes is to hold, named and cut as its rules say (docs/layouts.md): --shard I/N. Without "
-     "--shard, all ranks: --out is then a folder, in which each gets a file",
+     "Write the tensors of rank I, named and cut by the rules in FILE (docs/layouts.md), with --shard I/N. Without --shard: those of all ranks; --out is then a folder with a file for each",
      3},
     {0},
 };
@@ -94,7 +93,7 @@ static void check_standard_output(const arguments *a, struct argp_state *state) 
         argp_error(state, "standard output takes the file of one rank: say --shard I/N");
     }
     if (a->or_older) {
-        argp_error(state, "--or-older may have to begin again, which standard output cannot; name a file");
+        argp_error(state, "--or-older may have to start over, which standard output cannot; name a file");
     }
 }
 

@@ -23,25 +23,25 @@ static const struct command {
     {"list", "ckptdelta list", "list the checkpoints of a store", cmd_list},
     {"show", "ckptdelta show", "show a checkpoint: its tensors, how they are stored, its chain", cmd_show},
     {"diff", "ckptdelta diff", "compare two checkpoints tensor by tensor", cmd_diff},
-    {"report", "ckptdelta report", "tell how much a store holds and takes, by run and by role", cmd_report},
-    {"timeline", "ckptdelta timeline", "tell how long saves took, and what training waited for",
+    {"report", "ckptdelta report", "show how much space checkpoints take, by run and by role", cmd_report},
+    {"timeline", "ckptdelta timeline", "show how long saves took, and how long training waited",
      cmd_timeline},
     {"verify", "ckptdelta verify", "check every hash, down to the reconstructed values", cmd_verify},
-    {"scrub", "ckptdelta scrub", "verify what is stored little by little", cmd_scrub},
-    {"parity", "ckptdelta parity", "make files from which lost ones can be rebuilt", cmd_parity},
-    {"repair", "ckptdelta repair", "rebuild what is lost or damaged, from parity", cmd_repair},
-    {"pin", "ckptdelta pin", "pin checkpoints, so that nothing deletes them", cmd_pin},
-    {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},
+    {"scrub", "ckptdelta scrub", "verify stored files, a part at a time", cmd_scrub},
+    {"parity", "ckptdelta parity", "make parity, from which lost files can be rebuilt", cmd_parity},
+    {"repair", "ckptdelta repair", "rebuild lost and damaged files from parity", cmd_repair},
+    {"pin", "ckptdelta pin", "protect checkpoints from deletion", cmd_pin},
+    {"tag", "ckptdelta tag", "name checkpoints; tagged ones are not deleted", cmd_tag},
     {"rename", "ckptdelta rename", "rename a run", cmd_rename},
-    {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},
+    {"delete", "ckptdelta delete", "delete checkpoints; trash restores them", cmd_delete},
     {"prune", "ckptdelta prune", "delete all checkpoints that a policy does not keep", cmd_prune},
-    {"compact", "ckptdelta compact", "shorten chains, and fold out what is no longer wanted", cmd_compact},
-    {"policy", "ckptdelta policy", "store what to keep with the store", cmd_policy},
-    {"trash", "ckptdelta trash", "list what was deleted; take it back, or remove it for good", cmd_trash},
-    {"copy", "ckptdelta copy", "copy checkpoints to another store, moving only what it lacks", cmd_copy},
-    {"push", "ckptdelta push", "the same, from this store to another one", cmd_push},
-    {"pull", "ckptdelta pull", "the same, from another store to this one", cmd_pull},
-    {"rebuild", "ckptdelta rebuild", "make the catalog anew from the data files", cmd_rebuild},
+    {"compact", "ckptdelta compact", "rewrite checkpoints: shorter chains, fewer files", cmd_compact},
+    {"policy", "ckptdelta policy", "store a retention policy", cmd_policy},
+    {"trash", "ckptdelta trash", "list deleted checkpoints; restore or remove them", cmd_trash},
+    {"copy", "ckptdelta copy", "copy checkpoints to another store, only what it lacks", cmd_copy},
+    {"push", "ckptdelta push", "copy checkpoints from this store to another one", cmd_push},
+    {"pull", "ckptdelta pull", "copy checkpoints from another store to this one", cmd_pull},
+    {"rebuild", "ckptdelta rebuild", "rebuild the catalog from the data files", cmd_rebuild},
     /* Without a summary it is not listed: it is not meant for people. */
     {"complete", "ckptdelta complete", NULL, cmd_complete},
 };
@@ -54,13 +54,13 @@ static const struct alias {
 #define ALIAS_COUNT (sizeof(aliases) / sizeof(aliases[0]))
 
 static void print_help(FILE *to) {
-    fputs("Usage: ckptdelta COMMAND [STORE] [OPTION...]\n"
-          "\n"
-          "Keeps the checkpoints of training runs in a store, a directory. Each is stored\n"
-          "as what changed since an earlier one, and any of them comes back bit for bit.\n"
-          "\n"
-          "Commands:\n",
-          to);
+    fputs(
+        "Usage: ckptdelta COMMAND [STORE] [OPTION...]\n"
+        "\n"
+        "Keeps checkpoints of training runs in a directory, the store. Each is stored as\nits difference from an earlier one, and each can be restored bit for bit.\n"
+        "\n"
+        "Commands:\n",
+        to);
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
         if (commands[i].summary) {
             fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);

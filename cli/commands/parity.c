@@ -15,22 +15,19 @@ enum { OPT_GROUP = 0x200, OPT_STATUS, OPT_OFF, OPT_RATE };
 
 static const struct argp_option options_table[] = {
     {"group", OPT_GROUP, "K+M", 0,
-     "M files of parity for each K chunk files, of which any M together may be lost, such as 8+1; stored with the store, and what later calls "
-     "without it keep up",
+     "M parity files for each K chunk files, such as 8+1: any M of these files may be lost. The store records it for later calls",
      1},
-    {"run", 'r', "RUN", 0, "Only files of this run; with --group or --off a setting of its own (all runs)",
-     1},
-    {"off", OPT_OFF, 0, 0, "No parity from now on; remove what there is", 2},
-    {"status", OPT_STATUS, 0, 0, "Make nothing; say what is covered", 2},
-    {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M [default: no limit]", 3},
-    {"dry-run", 'n', 0, 0, "Make nothing; say what would be", 3},
+    {"run", 'r', "RUN", 0,
+     "Only files of this run; --group and --off then apply to this run only [default: all runs]", 1},
+    {"off", OPT_OFF, 0, 0, "Make no parity from now on, and remove existing parity", 2},
+    {"status", OPT_STATUS, 0, 0, "Make nothing; show what is covered", 2},
+    {"rate", OPT_RATE, "SIZE", 0, "Read at most this much per second, such as 20M [default: no limit]", 3},
+    {"dry-run", 'n', 0, 0, "Make nothing; show what would be made", 3},
     {0},
 };
 
 static const char doc[] =
-    "Make parity: files from which ckptdelta repair rebuilds chunk files that are lost or damaged, bit for bit. What is not covered yet is read through and covered, group after group; it can be ended at any time and "
-    "goes on there the next time, beside a training run that saves, and is meant to run every night: what was saved since is covered then, and what was deleted is left out before it is removed. "
-    "--status also says how strong what there is still is; ckptdelta verify looks into it. Exit status 4 if damage is met, which no parity is made of."
+    "Make parity: files from which ckptdelta repair rebuilds lost and damaged chunk files, bit for bit. Files that are not covered yet are read and covered, group by group. It can be stopped at any time, and the next call continues. It can run while training saves, and is meant to run every night: it covers what was saved since, and leaves out deleted files before they are removed. --status also shows how many losses the existing parity can still repair; ckptdelta verify reads it. Exit status 4 if damage is found; damaged files are not covered."
     "\vExamples:\n"
     "  ckptdelta parity ckpts --group 8+1\n"
     "  ckptdelta parity ckpts --rate 50M\n"
@@ -125,7 +122,7 @@ static ckd_status print_status_json(const ckd_parity_status *s, ckd_error *err) 
 static void print_setting(const ckd_parity_setting *s) {
     printf("%s%s: ", s->run[0] ? "run " : "every run", s->run[0] ? s->run : "");
     if (s->status != CKD_OK) {
-        puts("the setting cannot be read; --group stores it anew");
+        puts("the setting cannot be read; --group replaces it");
     } else if (!s->data) {
         puts("no parity");
     } else {
@@ -138,7 +135,7 @@ static void print_status(const ckd_parity_status *s) {
         print_setting(&s->settings[i]);
     }
     if (!s->setting_count) {
-        puts("the store does not say what parity it should have: --group does");
+        puts("the store has no parity setting; --group sets one");
     }
     printf("%" PRIu64 " of %" PRIu64 " chunk files are covered, %s of %s, by %s of parity in %" PRIu64
            " groups\n",
@@ -151,7 +148,7 @@ static void print_status(const ckd_parity_status *s) {
                s->weak_groups, s->spent_groups);
     }
     if (s->unreadable) {
-        printf("%" PRIu64 " files of parity cannot be read: ckptdelta repair cares for them\n",
+        printf("%" PRIu64 " parity files cannot be read: ckptdelta repair rebuilds or removes them\n",
                s->unreadable);
     }
 }
@@ -196,7 +193,7 @@ static void print_text(const ckd_parity_result *r, const cli_survivors *left, co
         puts(a->parity.off ? "no parity is made from now on" : "everything is covered");
     }
     if (r->removed_groups) {
-        printf("removed %" PRIu64 " groups that were of no use any more, %s\n", r->removed_groups,
+        printf("removed %" PRIu64 " obsolete groups, %s\n", r->removed_groups,
                cli_text_size(r->removed_bytes).text);
     }
 }

@@ -11,15 +11,14 @@
 enum { OPT_REASON = 0x200, OPT_DELETE };
 
 static const struct argp_option options_table[] = {
-    {"reason", OPT_REASON, "TEXT", 0, "Why, for whoever wonders later", 1},
+    {"reason", OPT_REASON, "TEXT", 0, "A note that says why", 1},
     {"delete", OPT_DELETE, 0, 0,
-     "Take the pins away; the checkpoints stay. One that is gone is named by its id", 1},
+     "Remove the pins; the checkpoints stay. A checkpoint that no longer exists is named by its id", 1},
     {0},
 };
 
 static const char doc[] =
-    "Pin checkpoints, each named as RUN@STEP (RUN@latest: the newest of it) or as @TAG: none of them can be deleted, by hand or by a policy, before it is unpinned, nor what it is "
-    "a delta on. Without checkpoints: list the pins. They are files of the store and survive the loss of its catalog."
+    "Pin checkpoints, each named as RUN@STEP, RUN@latest (the newest of the run) or @TAG. A pinned checkpoint cannot be deleted, by hand or by a policy, until it is unpinned. The data that it builds on stays with it. Without checkpoints: list the pins. Pins are files of the store and survive the loss of its catalog."
     "\vExamples:\n"
     "  ckptdelta pin ckpts gpt@1000 --reason 'published with the paper'\n"
     "  ckptdelta pin ckpts --delete gpt@1000\n"

@@ -13,21 +13,18 @@ enum { OPT_AUTO = 0x200, OPT_COMPACT, OPT_UNDO, OPT_CLEAR };
 
 static const struct argp_option options_table[] = {
     {"auto", OPT_AUTO, "N", OPTION_ARG_OPTIONAL,
-     "Apply it by itself after each save to one of its runs, as soon as N checkpoints can go [default: 1]",
+     "Apply it automatically after each save to one of its runs, once N checkpoints can be deleted [default: 1]",
      3},
     {"compact", OPT_COMPACT, "PERCENT", OPTION_ARG_OPTIONAL,
-     "With --auto: compact a run once more than PERCENT of its chunk files are what deleted checkpoints left; off: never [default: 25]",
+     "With --auto: compact a run once deleted checkpoints still take more than PERCENT of its chunk files; off: never [default: 25]",
      3},
-    {"undo", OPT_UNDO, "TIME", 0,
-     "For how long what it deletes can be taken back; 0s: not at all [default: 24h]", 3},
-    {"clear", OPT_CLEAR, 0, 0, "Take away the policy of the RUN, or the one for every run", 4},
+    {"undo", OPT_UNDO, "TIME", 0, "How long its deletions can be undone; 0s: not at all [default: 24h]", 3},
+    {"clear", OPT_CLEAR, 0, 0, "Remove the policy of the RUN, or the one for all runs", 4},
     {0},
 };
 
 static const char doc[] =
-    "Store what to keep with the store, for one run or for every run that has no policy of its own; without a --keep option: show the policies. A policy deletes nothing by itself: "
-    "ckptdelta prune without --keep options applies it; with --auto so does each save, which never fails nor waits because of it, and then compacts its run if too much of what was deleted is left in files that others need. What stays whatever a policy says, "
-    "and what is verified before anything goes: ckptdelta help prune."
+    "Record in the store what to keep, for one run or for all runs without a policy of their own; without a --keep option: show the policies. A policy deletes nothing by itself: ckptdelta prune without --keep options applies it. With --auto so does each save, which never fails or waits because of it; it then compacts its run if too much deleted data is left in files that others need. What is kept in any case, and what is verified before a deletion: ckptdelta help prune."
     "\vExamples:\n"
     "  ckptdelta policy ckpts --keep-last 5 --keep-every 10000 --auto\n"
     "  ckptdelta policy ckpts --run tuned --keep-best 3 --keep-last 2 --auto=10 --undo 7d\n"
@@ -83,7 +80,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_END:
         a->sets = cli_policy_given(&a->policy, state);
         if (a->clears && (a->sets || a->has_more)) {
-            argp_error(state, "--clear takes a policy away; leave out what to keep");
+            argp_error(state, "--clear removes a policy; leave out what to keep");
         }
         if (a->compact_given && !a->policy.automatic) {
             argp_error(state, "--compact goes with --auto; ckptdelta compact does it on request");
@@ -152,7 +149,7 @@ static ckd_status print_text(const ckd_policy_list *list, ckd_error *err) {
     }
     ckd_status status = cli_table_print(t, err);
     if (status == CKD_OK && !list->count) {
-        puts("the store has no policy; nothing is deleted unasked");
+        puts("the store has no policy; nothing is deleted automatically");
     }
     return status;
 }

@@ -12,16 +12,13 @@ enum { OPT_UNDO = 0x200 };
 
 static const struct argp_option options_table[] = {
     {"undo", OPT_UNDO, "TIME", 0,
-     "For how long the deletion can be taken back; 0s: not at all [default: 24h, or as the stored policy says]",
-     3},
-    {"dry-run", 'n', 0, 0, "Delete nothing; say what would be", 3},
+     "How long the deletion can be undone; 0s: not at all [default: 24h, or as the stored policy says]", 3},
+    {"dry-run", 'n', 0, 0, "Delete nothing; show what would be deleted", 3},
     {0},
 };
 
 static const char doc[] =
-    "Delete the checkpoints that nothing below says to keep; without a --keep option: those that the stored policies do not keep (ckptdelta help policy). What is pinned or tagged stays as well, and so do "
-    "the two newest of each run, which are verified first. Deltas on what goes load as before. What is deleted lies in the trash, "
-    "and can be taken back, until its time is over: ckptdelta help trash."
+    "Delete the checkpoints that no --keep option keeps; without such an option: those that the stored policies do not keep (ckptdelta help policy). Pinned and tagged checkpoints and the two newest of each run are always kept; the latter are verified first. Deltas on deleted checkpoints load as before. Deleted checkpoints stay in the trash, and can be restored, until their time is over: ckptdelta help trash."
     "\vExamples:\n"
     "  ckptdelta prune ckpts --keep-last 5 --keep-every 10000 --dry-run\n"
     "  ckptdelta prune ckpts --run gpt --keep-best 3 --keep-newer 7d\n"
@@ -137,7 +134,7 @@ static ckd_status print_text(const arguments *a, const ckd_prune *p, ckd_error *
     }
     print_freed(a, p);
     if (p->deleted && !a->dry_run && a->deletion.undo_s) {
-        printf("to take that back within %s: ckptdelta trash %s --restore\n",
+        printf("to undo this within %s: ckptdelta trash %s --restore\n",
                cli_text_duration((double)a->deletion.undo_s).text, a->common.store);
     }
     return CKD_OK;

@@ -7,7 +7,7 @@
 #include "cli/output/options.h"
 
 static const char doc[] =
-    "Make the catalog anew from manifests and chunk files, when it is lost or in doubt. The old one is kept as "
+    "Rebuild the catalog from manifests and chunk files, if it is lost or in doubt. The old one is kept as "
     "catalog.db.old. Exit status 4 if a damaged manifest had to be left out: its checkpoint is not in the new catalog."
     "\vExample:\n"
     "  ckptdelta rebuild ckpts\n";

@@ -7,7 +7,7 @@
 #include "cli/output/options.h"
 
 static const struct argp_option options_table[] = {
-    {"dry-run", 'n', 0, 0, "Only say what would be renamed", 1},
+    {"dry-run", 'n', 0, 0, "Rename nothing; show what would be renamed", 1},
     {0},
 };
 

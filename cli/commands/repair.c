@@ -11,18 +11,17 @@
 enum { OPT_PURGE = 0x200, OPT_RATE, OPT_MANIFEST };
 
 static const struct argp_option options_table[] = {
-    {"dry-run", 'n', 0, 0, "Change nothing; say what could be repaired, and what could not", 1},
+    {"dry-run", 'n', 0, 0, "Change nothing; show what could be repaired, and what could not", 1},
     {"manifest", OPT_MANIFEST, "RUN@STEP", 0,
-     "Also bring back this checkpoint, whose manifest is lost unless it was deleted: a message of verify names it",
+     "Also restore this checkpoint, which has lost its manifest or was deleted; a message of verify names it",
      1},
     {"purge", OPT_PURGE, 0, 0, "Also remove the damaged files that repairs have put aside (data/q)", 1},
-    {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M [default: no limit]", 1},
+    {"rate", OPT_RATE, "SIZE", 0, "Read at most this much per second, such as 20M [default: no limit]", 1},
     {0},
 };
 
 static const char doc[] =
-    "Read a store through, and rebuild what is lost or damaged from its parity (ckptdelta parity), bit for bit. A file is rebuilt beside the damaged one, checked down to each record, and made durable before it takes its "
-    "name; the damaged one is put aside. Training may save meanwhile. What cannot be repaired is told with the checkpoints that cannot be loaded because of it: exit status 4."
+    "Read the whole store, and rebuild lost and damaged files from parity (ckptdelta parity), bit for bit. A file is rebuilt beside the damaged one, checked down to each record, and made durable before it takes its name; the damaged one is put aside. Training may save meanwhile. What cannot be repaired is reported with the checkpoints that cannot be loaded because of it: exit status 4."
     "\vExamples:\n"
     "  ckptdelta repair ckpts --dry-run\n"
     "  ckptdelta repair ckpts\n"

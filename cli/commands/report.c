@@ -10,18 +10,16 @@ enum { OPT_CSV = 0x200, OPT_HTML, OPT_PRICES, OPT_UNTIL };
 static const struct argp_option options_table[] = {
     {"csv", OPT_CSV, 0, 0, "Print one CSV table instead of text", -2},
     {"html", OPT_HTML, "FILE", 0,
-     "Also write a page with charts, without anything outside of it; replaces FILE if it is such a page", -2},
-    {"prices", OPT_PRICES, "FILE", 0, "Say what it costs, by this price table (docs/cli.md)", 3},
+     "Also write a self-contained page with charts; replaces FILE if it is such a page", -2},
+    {"prices", OPT_PRICES, "FILE", 0, "Show what it costs, by this price table (docs/cli.md)", 3},
     {"until", OPT_UNTIL, "STEP", 0,
-     "Say what there will be at this step, if runs go on as their newest checkpoints do", 3},
+     "Project the sizes at this step, assuming that runs continue as their newest checkpoints do", 3},
     {0},
 };
 
 static const char doc[] =
-    "Tell how many bytes the checkpoints of a store would take as full copies (logical), and how many the store takes (stored: "
-    "all of its files, catalog and manifests included): by run and how it grows, by role, by fidelity; with -v by time, tensor and "
-    "checkpoint, too. With --keep-...: what `prune` would save. Changes nothing."
-    "\vEvery run counts by itself in --keep-... and --until; --run chooses one.\n"
+    "Report how many bytes the checkpoints of a store would take as full copies (logical), and how many the store takes (stored: all of its files, catalog and manifests included): by run and its growth, by role, by fidelity; with -v also by time, tensor and checkpoint. With --keep-...: what `prune` would free. Changes nothing."
+    "\v--keep-... and --until apply to each run separately; --run chooses one.\n"
     "\n"
     "Examples:\n"
     "  ckptdelta report ckpts\n"

@@ -38,43 +38,38 @@ static const struct argp_option options_table[] = {
     {"run", 'r', "RUN", 0, "The run it belongs to: letters, digits and . _ - ~", 1},
     {"step", OPT_STEP, "N", 0, "Its step", 1},
     {0, 0, 0, 0, "Where it comes from:", 2},
-    {"base", OPT_BASE, 0, 0, "Store it whole, depending on no other checkpoint", 2},
+    {"base", OPT_BASE, 0, 0, "Store it as a base, which depends on no other checkpoint", 2},
     {"parent", OPT_PARENT, "RUN@STEP", 0,
-     "Store it as a difference from this checkpoint, also @TAG [default: the run's newest before the step]. From another run: RUN becomes a "
-     "branch of it",
+     "Store it as a delta on this checkpoint, RUN@STEP or @TAG [default: the run's newest before the step]. If that is of another run, RUN becomes a branch of it",
      2},
     {"resumed-from", OPT_RESUMED_FROM, "RUN@STEP", 0,
-     "Record which checkpoint, also @TAG, the training was resumed from", 2},
+     "Record the checkpoint, RUN@STEP or @TAG, from which training was resumed", 2},
     {"on-duplicate", OPT_ON_DUPLICATE, "WHAT", 0,
-     "If the run has this step already: error [default]; same-ok: fine if the content is identical; branch: the run was "
-     "rewound, go on as RUN~2",
+     "What to do if the run already has this step: error [default]; same-ok: succeed if the content is identical; branch: the run was rewound, continue as RUN~2",
      2},
     {0, 0, 0, 0, "What is in it:", 3},
     {"role", OPT_ROLE, "PATTERN=ROLE", 0,
-     "Tensors whose name matches the glob PATTERN have this ROLE: weight, exp_avg, exp_avg_sq, master, other. The first "
-     "match wins; without one the names say it, those of PyTorch, DeepSpeed, Megatron and Optax and others: exp_avg.X, "
+     "Tensors whose name matches the glob PATTERN have this ROLE: weight, exp_avg, exp_avg_sq, master, other. The first match wins. Otherwise the role follows from the name, as in PyTorch, DeepSpeed, Megatron, Optax and others: exp_avg.X, "
      "optimizer.state.X.exp_avg_sq and so on belong to X",
      3},
     {"blob", OPT_BLOB, "NAME=FILE", 0,
      "Store FILE with it, up to 1 GiB, as NAME: a configuration, a data loader's position. May be repeated",
      3},
     {"metric", OPT_METRIC, "NAME=VALUE", 0, "Record a figure with it, for example val_loss=2.71", 3},
-    {0, 0, 0, 0,
-     "What led to it, if that was exactly one optimizer step from the checkpoint before (see below):", 5},
+    {0, 0, 0, 0, "The optimizer step since the previous checkpoint, if it was exactly one (see below):", 5},
     {"adamw", OPT_ADAMW, "[GLOB:]lr=X,step=N,...", 0,
-     "AdamW with this learning rate, in its Nth update; and beta1=, beta2=, eps=, weight_decay=, where they are not 0.9, "
-     "0.999, 1e-8, 0.01. GLOB: for weights with such names; the first option that matches counts",
+     "AdamW with this learning rate, at its Nth update. Also beta1=, beta2=, eps=, weight_decay=, if they are not 0.9, 0.999, 1e-8, 0.01. GLOB: for weights whose names match; the first option that matches counts",
      5},
     {"adam", OPT_ADAM, "[GLOB:]lr=X,step=N,...", 0, "Adam, with weight decay (0) added to the gradient", 5},
     {"sgd", OPT_SGD, "[GLOB:]lr=X,momentum=X,...", 0,
-     "SGD with momentum, which is in exp_avg.X; and dampening=, nesterov=1", 5},
+     "SGD with momentum, which is in exp_avg.X. Also dampening=, nesterov=1", 5},
     {0, 0, 0, 0, "How it is stored:", 4},
     {"codec", OPT_CODEC, "NAME", 0, "auto, zstd, lz4 or raw [default: auto]", 4},
     {"level", OPT_LEVEL, "N", 0, "Effort of zstd (1 to 19) or LZ4 (1 to 12)", 4},
-    {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0, "It may not take longer to load than X bases [default: 4]",
-     4},
+    {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0,
+     "Loading it may cost at most as much as loading X bases [default: 4]", 4},
     {"newest-load-cost", OPT_NEWEST_LOAD_COST, "X", 0,
-     "The same as long as it is the newest of its run: what costs too much is materialized in a copy [default: 2]",
+     "The same while it is the newest of its run: blocks that cost more also get a materialized copy [default: 2]",
      4},
     {0},
 };
@@ -347,7 +342,7 @@ static ckd_status set_lineage(cli_saving *a, ckd_store *store, ckd_error *err) {
 static void print_saved(const cli_saving *a, const ckd_checkpoint *c, const ckd_checkpoint_list *all,
                         bool was_there) {
     if (was_there) {
-        printf("%s is there already, with the same content\n", cli_place_of(c).text);
+        printf("%s exists already, with the same content\n", cli_place_of(c).text);
         return;
     }
     const ckd_checkpoint *parent = cli_by_id(all, &c->parent);
@@ -397,7 +392,7 @@ static json_t *json_saved(const ckd_checkpoint *info, const ckd_checkpoint_list 
 static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *store, const cli_inputs *inputs,
                 bool was_there) {
     if (strcmp(info->run, a->save.run) != 0) {
-        cli_note("run '%s' was rewound: step %" PRIu64 " goes on as run '%s'", a->save.run, a->save.step,
+        cli_note("run '%s' was rewound: step %" PRIu64 " continues as run '%s'", a->save.run, a->save.step,
                  info->run);
     }
     ckd_error err;
@@ -449,7 +444,7 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     int code = status == CKD_OK ? tell(a, &info, store, inputs, was_there) : cli_fail(&err);
     if (status == CKD_E_EXISTS) {
         cli_note(
-            "--on-duplicate same-ok accepts identical content, --on-duplicate branch goes on as another run");
+            "--on-duplicate same-ok accepts identical content, --on-duplicate branch continues as another run");
     }
     ckd_store_close(store);
     return code;

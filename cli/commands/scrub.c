@@ -13,17 +13,16 @@ enum { OPT_RATE = 0x200, OPT_OLDER, OPT_MAX_TIME };
 
 static const struct argp_option options_table[] = {
     {"rate", OPT_RATE, "SIZE", 0,
-     "Read at most so much a second, such as 20M; max: as fast as it goes [default: 50M]", 1},
+     "Read at most this much per second, such as 20M; max: no limit [default: 50M]", 1},
     {"older-than", OPT_OLDER, "TIME", 0,
-     "Leave out what was verified this long ago or less, such as 36h; 0s: nothing [default: 7d]", 1},
-    {"max-time", OPT_MAX_TIME, "TIME", 0, "Begin no further file after this long, such as 1h (no limit)", 1},
+     "Skip files that were verified this long ago or less, such as 36h; 0s: none [default: 7d]", 1},
+    {"max-time", OPT_MAX_TIME, "TIME", 0,
+     "Start no further file after this time, such as 1h [default: no limit]", 1},
     {0},
 };
 
 static const char doc[] =
-    "Verify what is stored little by little: read chunk files through, the one first that was not verified for the longest, and remember when each was found right. It can be ended at any time "
-    "and goes on there the next time, hinders no training, no save and no deletion, and is meant to run every night. Nothing is decoded: ckptdelta verify does that. "
-    "Exit status 4 if anything is damaged, which is told as by verify; damaged files are looked at again each time."
+    "Verify stored files, a part at a time: read the chunk files whose last verification is the oldest, and record when each was found intact. It can be stopped at any time; the next call continues. It blocks no training, save or deletion, and is meant to run every night. Nothing is decoded; ckptdelta verify does that. Exit status 4 if anything is damaged, which is reported as by verify; damaged files are read again each time."
     "\vExamples:\n"
     "  ckptdelta scrub ckpts --max-time 1h\n"
     "  ckptdelta scrub ckpts --rate 200M --older-than 30d\n";

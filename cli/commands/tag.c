@@ -8,15 +8,13 @@
 enum { OPT_MOVE = 0x200, OPT_DELETE };
 
 static const struct argp_option options_table[] = {
-    {"move", OPT_MOVE, 0, 0, "The TAG may be another checkpoint's, which loses it then", 1},
-    {"delete", OPT_DELETE, 0, 0, "Take the TAG away; its checkpoint stays", 1},
+    {"move", OPT_MOVE, 0, 0, "Take the TAG from another checkpoint, if one has it", 1},
+    {"delete", OPT_DELETE, 0, 0, "Remove the TAG; its checkpoint stays", 1},
     {0},
 };
 
 static const char doc[] =
-    "Give a checkpoint, named as RUN@STEP (RUN@latest: the newest of it) or by another tag as @TAG, a TAG: a name of its own, with the characters of a run's name. "
-    "It is named by that wherever a checkpoint is chosen (--tag TAG, @TAG), and cannot be deleted as long as it has it, nor what it is a delta on. "
-    "Without TAG: list the tags. They are files of the store and survive the loss of its catalog."
+    "Give a checkpoint a TAG, a name with the characters of a run's name. The checkpoint is named as RUN@STEP, RUN@latest (the newest of the run), or by another tag as @TAG. --tag TAG or @TAG then names it wherever a checkpoint is chosen. A tagged checkpoint cannot be deleted, and the data that it builds on stays with it. Without TAG: list the tags. Tags are files of the store and survive the loss of its catalog."
     "\vExamples:\n"
     "  ckptdelta tag ckpts best gpt@1000\n"
     "  ckptdelta tag ckpts best gpt@1200 --move\n"
@@ -82,8 +80,8 @@ static ckd_status set(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = cli_find_place(&found, store, &a->place, NULL, err);
     THEN(status, ckd_store_set_tag(store, a->tag, &found.id, a->move, err));
     if (status == CKD_E_EXISTS) {
-        status = cli_error(err, status,
-                           "the tag %s is that of another checkpoint; --move takes it from there", a->tag);
+        status =
+            cli_error(err, status, "another checkpoint has the tag %s; --move takes it from there", a->tag);
     }
     if (status == CKD_OK && cli_talks(&a->common)) {
         printf("%s is now %s\n", a->tag, cli_place_of(&found).text);
@@ -94,7 +92,7 @@ static ckd_status set(const arguments *a, ckd_store *store, ckd_error *err) {
 static ckd_status take_away(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = ckd_store_remove_tag(store, a->tag, err);
     if (status == CKD_OK && cli_talks(&a->common)) {
-        printf("%s is no tag any more\n", a->tag);
+        printf("the tag %s is removed\n", a->tag);
     }
     return status;
 }

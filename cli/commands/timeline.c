@@ -16,16 +16,14 @@ enum { OPT_LAST = 0x200, OPT_RANKS, OPT_SVG, OPT_FORCE };
 static const struct argp_option options_table[] = {
     {"run", 'r', "RUN", 0, "Only this run", 1},
     {"last", OPT_LAST, "N", 0, "Only the N saves that ended last", 1},
-    {"ranks", OPT_RANKS, 0, 0, "A row for each rank, as where there are several", 1},
-    {"svg", OPT_SVG, "FILE", 0, "Draw them, too: when training waited, and what each rank did, over time", 2},
+    {"ranks", OPT_RANKS, 0, 0, "Show a row for each rank, even if there is only one", 1},
+    {"svg", OPT_SVG, "FILE", 0, "Also draw them: when training waited, and what each rank did, over time", 2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
     {0},
 };
 
 static const char doc[] =
-    "Say how long saves took, in the order in which they ended: what training waited for (sessions only), reading and deciding, encoding, writing, and making durable; of ranks that save together, of each, "
-    "also how long it waited for the others, and the commit. "
-    "Only the catalog knows: after a rebuild these times are gone."
+    "Show how long saves took, in the order in which they ended: the time that training waited (sessions only), reading and deciding, encoding, writing, and making durable. If several ranks saved together: for each rank, also the time that it waited for the others, and the commit. Only the catalog has these times, so a rebuild loses them."
     "\vExamples:\n"
     "  ckptdelta timeline ckpts --last 20\n"
     "  ckptdelta timeline ckpts --run gpt --svg saves.svg\n";

@@ -13,21 +13,19 @@
 enum { OPT_RESTORE = 0x200, OPT_EMPTY, OPT_ALL, OPT_GIVE_UP };
 
 static const struct argp_option options_table[] = {
-    {"restore", OPT_RESTORE, 0, 0,
-     "List the checkpoints named after the STORE again, as they were; none named: everything in the trash",
+    {"restore", OPT_RESTORE, 0, 0, "Restore the named checkpoints; without names: everything in the trash",
      1},
-    {"empty", OPT_EMPTY, 0, 0, "Remove for good what can no longer be taken back", 2},
-    {"all", OPT_ALL, 0, 0, "With --empty: also what still could be", 2},
-    {"dry-run", 'n', 0, 0, "With --empty: remove nothing; say what would be", 2},
+    {"empty", OPT_EMPTY, 0, 0, "Remove for good what can no longer be restored", 2},
+    {"all", OPT_ALL, 0, 0, "With --empty: also remove what could still be restored", 2},
+    {"dry-run", 'n', 0, 0, "With --empty: remove nothing; show what would be removed", 2},
     {"give-up", OPT_GIVE_UP, 0, 0,
-     "With --empty: also what a missing chunk file could only be rebuilt with, which repair could not do, or need not",
+     "With --empty: also remove files that are needed to rebuild a missing chunk file, which is then lost for good",
      2},
     {0},
 };
 
 static const char doc[] =
-    "List what is in the trash of a store: checkpoints that were deleted, and until when they can be taken back. Each comes back "
-    "by itself. When its time is over, whoever opens the store for writing removes its files."
+    "List the deleted checkpoints in the trash of a store, and until when each can be restored. When its time is over, the next command that opens the store for writing removes its files."
     "\vExamples:\n"
     "  ckptdelta trash ckpts\n"
     "  ckptdelta trash ckpts --restore gpt@200 gpt@300\n"
@@ -44,7 +42,7 @@ static void check(const arguments *a, struct argp_state *state) {
         argp_error(state, "--restore and --empty exclude each other");
     }
     if (a->places.count && !a->restore) {
-        argp_error(state, "checkpoints are named to --restore them");
+        argp_error(state, "checkpoints are named only with --restore");
     }
     if ((a->all || a->dry_run || a->give_up) && !a->empty) {
         argp_error(state, "--all, --dry-run and --give-up go with --empty");
@@ -226,7 +224,7 @@ static ckd_status empty(const arguments *a, ckd_store *store, ckd_error *err) {
                                      "bytes", (json_int_t)c.bytes, "waiting", (json_int_t)c.waiting),
                            err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
-        printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %s; %" PRIu64 " can still be taken back\n",
+        printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %s; %" PRIu64 " can still be restored\n",
                a->dry_run ? "would remove" : "removed", c.checkpoints, c.files, cli_text_size(c.bytes).text,
                c.waiting);
     }

@@ -16,18 +16,17 @@
 enum { OPT_QUICK = 0x200, OPT_SAMPLE, OPT_SEED };
 
 static const struct argp_option options_table[] = {
-    {"quick", OPT_QUICK, 0, 0, "Only structure and checksums of what is stored; decode nothing", 2},
+    {"quick", OPT_QUICK, 0, 0, "Check only the structure and the stored checksums; decode nothing", 2},
     {"sample", OPT_SAMPLE, "P", 0,
      "Decode only about P percent of the blocks, such as 1 or 0.5; the rest is checked as with --quick", 2},
     {"seed", OPT_SEED, "N", 0,
-     "With --sample: which blocks; the output says the number [default: others each time]", 2},
+     "With --sample: chooses the blocks; the output shows the number [default: random]", 2},
     {0},
 };
 
 static const char doc[] =
     "Check every hash of a store, down to the reconstructed values of every tensor: of all runs, of one run, or of one "
-    "checkpoint with all it depends on. Exit status 4 if anything is damaged; each damage is told with the checkpoints that "
-    "cannot be loaded because of it, and for each run the newest checkpoint that is intact."
+    "checkpoint with all it depends on. Exit status 4 if anything is damaged; each damage is reported with the checkpoints that cannot be loaded because of it, and for each run its newest intact checkpoint."
     "\vExamples:\n"
     "  ckptdelta verify ckpts\n"
     "  ckptdelta verify ckpts --run gpt --step latest\n"

@@ -282,7 +282,7 @@ ckd_status layout_ranges_make(layout_ranges *r, const layout *l, const layout_ru
                               const uint32_t at[LAYOUT_AXES], ckd_error *err) {
     uint64_t step = padding_step(&flat->flat);
     if (step == 0) {
-        return layout_error(l, flat->line, err, CKD_E_MISMATCH, "elements cannot be padded so");
+        return layout_error(l, flat->line, err, CKD_E_MISMATCH, "elements cannot be padded that way");
     }
     uint32_t place = layout_place(&flat->flat.over, l, at);
     r->length =

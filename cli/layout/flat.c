@@ -183,7 +183,7 @@ static ckd_status set_padding(layout_parsing *p, layout_rule *rule, const char *
 static ckd_status set_state(layout_parsing *p, layout_rule *rule, const char *value) {
     bool only = strcmp(value, "only") == 0, none = strcmp(value, "none") == 0;
     if (rule->flat.states || !rule->flat.of_itself || !rule->flat.of_states) {
-        return layout_wrong(p, "state= stands there twice");
+        return layout_wrong(p, "state= is given twice");
     }
     rule->flat.of_itself = none;
     rule->flat.of_states = !none;

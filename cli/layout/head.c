@@ -40,7 +40,7 @@ ckd_status layout_parse_mesh(layout_parsing *p) {
                                 word);
         }
         if (layout_find_axis(l, word, length) != LAYOUT_AXES || l->axis_count == LAYOUT_AXES) {
-            return layout_wrong(p, "axis %.*s stands there twice, or is one more than %d", (int)length, word,
+            return layout_wrong(p, "axis %.*s is given twice, or is one more than %d", (int)length, word,
                                 LAYOUT_AXES);
         }
         if (l->world * size > CKD_WORLD_MAX) {
@@ -101,7 +101,7 @@ static ckd_status add_place(layout_template *t, layout_parsing *p, const char *o
         return layout_wrong(p, "'%.*s' is neither an axis of the mesh nor rank", (int)length, open + 1);
     }
     if (t->count && t->items[t->count - 1].kind != LAYOUT_TEXT) {
-        return layout_wrong(p, "something has to stand between two numbers");
+        return layout_wrong(p, "two numbers need something between them");
     }
     layout_item item = {
         .kind = rank ? LAYOUT_RANK : LAYOUT_AXIS, .index = rank ? 0 : axis, .width = (uint32_t)width};

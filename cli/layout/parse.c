@@ -158,7 +158,7 @@ static ckd_status parse_line(layout_parsing *p) {
                 break;
             }
             if (p->l->rule_count > 0) {
-                return layout_wrong(p, "%s stands before all rules", kinds[i].word);
+                return layout_wrong(p, "%s must come before all rules", kinds[i].word);
             }
             return kinds[i].parse(p);
         }

@@ -33,7 +33,7 @@ static layout_cut *last_cut(reading *r, const char *option) {
 
 static ckd_status set_as(reading *r, const char *value) {
     if (r->as) {
-        return layout_wrong(r->p, "as= stands there twice");
+        return layout_wrong(r->p, "as= is given twice");
     }
     r->as = value;
     return CKD_OK;
@@ -197,7 +197,7 @@ static ckd_status add_part(reading *r, const char *text, size_t length) {
     }
     for (size_t i = 0; i + 1 < r->rule->part_count; i++) {
         if (strcmp(r->rule->parts[i].name, part->name) == 0) {
-            return layout_wrong(r->p, "part %s stands there twice", part->name);
+            return layout_wrong(r->p, "part %s is given twice", part->name);
         }
     }
     return CKD_OK;
@@ -206,7 +206,7 @@ static ckd_status add_part(reading *r, const char *text, size_t length) {
 static ckd_status set_parts(reading *r, const char *value) {
     ckd_status status = set_main(r, "parts=");
     if (status == CKD_OK && r->rule->part_count) {
-        status = layout_wrong(r->p, "parts= stands there twice");
+        status = layout_wrong(r->p, "parts= is given twice");
     }
     for (const char *at = value; at && status == CKD_OK;) {
         const char *comma = strchr(at, ',');
@@ -234,7 +234,7 @@ ckd_status layout_parse_only(uint8_t *all[LAYOUT_AXES], layout_parsing *p, uint3
     uint32_t size = p->l->axes[axis].size;
     uint8_t **only = &all[axis];
     if (*only) {
-        return layout_wrong(p, "%s= stands there twice", p->l->axes[axis].name);
+        return layout_wrong(p, "%s= is given twice", p->l->axes[axis].name);
     }
     *only = calloc(size, 1);
     if (!*only) {

@@ -137,7 +137,7 @@ static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total
     }
     if (whole < total || whole > 2 * CKD_MAX_ELEMENTS) {
         return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
-                            "%" PRIu64 " elements cannot be padded so", total);
+                            "%" PRIu64 " elements cannot be padded that way", total);
     }
     ckd_status status = make_room(s, 2, c->err);
     THEN(status, cut_span(&mine, c, c->cut->kind, whole, 1, ""));

@@ -209,7 +209,7 @@ const struct argp cli_threads_argp = {.options = threads_options, .parser = pars
 
 static const struct argp_option staging_options[] = {
     {"staging", OPT_STAGING, "SIZE", 0,
-     "Memory to use besides a little for each thread, such as 64M or 1G [default: 256M]", -2},
+     "Memory to use, in addition to a little for each thread, such as 64M or 1G [default: 256M]", -2},
     {0},
 };
 

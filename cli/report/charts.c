@@ -221,8 +221,7 @@ static void print_times(const places *p) {
         return;
     }
     fputs(
-        "<figure><figcaption>Time of saves<small>From the beginning of a save until it was durable, and what training "
-        "stood still for: sessions know that.</small></figcaption>\n",
+        "<figure><figcaption>Time of saves<small>From the beginning of a save until it was durable, and how long training waited, as far as sessions recorded it.</small></figcaption>\n",
         p->to);
     c = (html_chart){.to = p->to,
                      .title = "Seconds that saves took, and that training waited",

@@ -21,20 +21,21 @@ enum {
 };
 
 static const struct argp_option options_table[] = {
-    {"run", 'r', "RUN", 0, "Only this run [default: every run, each by itself]", 1},
+    {"run", 'r', "RUN", 0, "Only this run [default: all runs, each separately]", 1},
     {"keep-last", OPT_LAST, "N", 0, "Keep the N newest steps", 2},
     {"keep-every", OPT_EVERY, "K", 0, "Keep steps that are multiples of K", 2},
     {"keep-first", OPT_FIRST, 0, 0, "Keep the first step", 2},
-    {"keep-best", OPT_BEST, "N", 0, "Keep the N with the lowest metric, as given with their saves", 2},
-    {"highest-is-best", OPT_HIGHEST, 0, 0, "With --keep-best: the highest instead", 2},
+    {"keep-best", OPT_BEST, "N", 0, "Keep the N with the lowest metric (save --metric)", 2},
+    {"highest-is-best", OPT_HIGHEST, 0, 0, "With --keep-best: keep the highest instead", 2},
     {"keep-newer", OPT_NEW, "TIME", 0, "Keep what was saved this long ago or less: 90m, 36h, 7d", 2},
     {"keep-within", OPT_WITHIN, "TIME", 0, "Keep what was saved at most this long before the newest step", 2},
     {"keep-daily", OPT_DAILY, "N", 0, "Keep the newest step of each of the N newest days with a save (UTC)",
      2},
-    {"keep-weekly", OPT_WEEKLY, "N", 0, "The same of weeks, from Monday on", 2},
-    {"keep-monthly", OPT_MONTHLY, "N", 0, "The same of months", 2},
+    {"keep-weekly", OPT_WEEKLY, "N", 0, "The same for weeks, which begin on Monday", 2},
+    {"keep-monthly", OPT_MONTHLY, "N", 0, "The same for months", 2},
     {"keep-tag", OPT_TAG, "TAG", 0,
-     "Keep what has this tag. Whatever has a tag stays in any case: needed where there is no other rule", 2},
+     "Keep what has this tag. Tagged checkpoints are always kept, so this is only needed if there is no other rule",
+     2},
     {0},
 };
 

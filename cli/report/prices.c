@@ -30,7 +30,7 @@ static ckd_status read_text(char **out, const json_t *value, const char *field, 
                             ckd_error *err) {
     if (!json_is_string(value) || json_string_length(value) == 0 || json_string_length(value) > max ||
         strlen(json_string_value(value)) != json_string_length(value)) {
-        return wrong(err, path, "the price table's \"%s\" is to be a text of 1 to %zu bytes", field, max);
+        return wrong(err, path, "the price table's \"%s\" must be a string of 1 to %zu bytes", field, max);
     }
     *out = cli_clean_copy(json_string_value(value));
     return *out ? CKD_OK : cli_error_nomem(err);
@@ -40,7 +40,7 @@ static ckd_status read_price(double *out, const json_t *value, const char *field
                              ckd_error *err) {
     *out = value ? json_number_value(value) : NAN;
     if (value && (!json_is_number(value) || !(*out >= 0 && *out <= PRICE_MOST))) {
-        return wrong(err, path, "the price table's \"%s\" is to be a number from 0 to 10^9", field);
+        return wrong(err, path, "the price table's \"%s\" must be a number from 0 to 10^9", field);
     }
     return CKD_OK;
 }
@@ -83,7 +83,7 @@ static ckd_status read_fields(cli_prices *p, const json_t *root, const char *pat
     THEN(status, read_text(&p->name, json_object_get(root, "name"), "name", TEXT_BYTES_MAX, path, err));
     THEN(status, read_text(&p->date, json_object_get(root, "date"), "date", TEXT_BYTES_MAX, path, err));
     if (status == CKD_OK && !is_date(p->date)) {
-        status = wrong(err, path, "the price table's \"date\" is the day it is of, as YYYY-MM-DD");
+        status = wrong(err, path, "the price table's \"date\" must be a day, as YYYY-MM-DD");
     }
     if (status == CKD_OK) {
         status =
@@ -126,7 +126,7 @@ static ckd_status read_json(json_t **out, const char *path, ckd_error *err) {
         } else if (!(*out = json_loadb(text, size, JSON_REJECT_DUPLICATES, &where))) {
             status = wrong(err, path, "the price table is no JSON: line %d: %s", where.line, where.text);
         } else if (!json_is_object(*out)) {
-            status = wrong(err, path, "the price table is to be a JSON object");
+            status = wrong(err, path, "the price table must be a JSON object");
         }
     }
     if (file) {

@@ -111,7 +111,7 @@ static ckd_status print_details(const report_data *d, ckd_error *err) {
 
 static ckd_status print_projections(const report_data *d, ckd_error *err) {
     if (d->projection_count == 0) {
-        puts("\nno run has two checkpoints yet: nothing says how it goes on");
+        puts("\nno run has two checkpoints yet, so nothing can be projected");
         return CKD_OK;
     }
     return print_table(report_projections(d), err);

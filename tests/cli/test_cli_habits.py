@@ -232,7 +232,7 @@ def test_save_names_its_checkpoint_as_an_argument(named, monkeypatch):
 
 
 def test_delete_takes_tags_but_not_latest(named):
-    assert "its step" in named.call("delete", "a@latest", expect=USAGE).err
+    assert "name the step" in named.call("delete", "a@latest", expect=USAGE).err
     assert [c["step"] for c in named.checkpoints() if c["run"] == "a"] == [1, 2, 3]
     assert "tag" in named.call("delete", "@best", expect=FAILED).err
     named.call("tag", "best", "--delete")

@@ -152,8 +152,8 @@ static void test_ranges(void **state) {
         {"cut=each", 4, {5, 1}, "3: 0=0+2 2=0+1|3: 0=2+2|3: 0=4+1|3:"},
         {"cut=each padding=none", 4, {5, 1}, "3: 0=0+2 2=0+1|2: 0=2+2|1: 0=4+1|0:"},
         {"cut=each pad=2 align=4", 2, {3, 3}, "6: 0=0+2 4=0+2|6: 0=2+1 4=2+1"},
-        {"pad=1099511627776", 2, {3}, "text:3: elements cannot be padded so"},
-        {"pad=1099511627776 pad_all=1099511627775", 1, {3}, "text:3: elements cannot be padded so"},
+        {"pad=1099511627776", 2, {3}, "text:3: elements cannot be padded that way"},
+        {"pad=1099511627776 pad_all=1099511627775", 1, {3}, "text:3: elements cannot be padded that way"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[200], what[600] = "";

@@ -165,7 +165,7 @@ def test_growth_and_the_end_of_the_run(full):
     far = report(full, "--until", 2**63 - 1)["projection"][0]
     assert far["reached"] is None and far["checkpoints"] > 10**17 and far["raw_bytes"] == 2**63 - 1
     assert report(full, "--until", 100, "--run", "tuned")["projection"] == []
-    assert "nothing says" in full.call("report", "--until", 100, "--run", "tuned").out
+    assert "nothing can be projected" in full.call("report", "--until", 100, "--run", "tuned").out
     for args in (["--until", "x"], ["--until", str(2**63)], ["--until", "-1"]):
         full.call("report", *args, expect=USAGE)
     assert "no run 'x'" in full.call("report", "--until", 1, "--run", "x", expect=NOT_FOUND).err
