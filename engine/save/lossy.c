@@ -51,11 +51,12 @@ static bool shares_columns(const lossy_tile *t) {
            (lossy_block_count(t, 0) < t->count && (t->plan.own.step || t->plan.own.rank));
 }
 
+/* job->input.first is set. */
 static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, const lossy_piece *p,
-                             lossy_tile *t, uint64_t at, row_records *rows, ckd_error *err) {
+                             lossy_tile *t, ckd_error *err) {
     ckd_save *save = r->save;
     ckd_status status = CKD_OK;
-    job->input.first = t->first + at;
+    uint64_t at = job->input.first - t->first;
     job->input.count = block_count(p->panel, t, at);
     job->input.try_delta = true;
     slot->input = given_of(t, job);
@@ -64,14 +65,14 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
         status = grid_side_record(&t->shared_content, save, &slot->append, &columns, err);
     }
     if (status == CKD_OK && t->plan.shared_rows) {
-        status = grid_rows(job, slot, rows, r, p->panel, err);
+        status = grid_rows(job, slot, &save->tiles->row_records, r, p->panel, err);
     }
     return status;
 }
 
 /* Pushes the blocks of a part; they are in progress when it returns. */
 static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, const tile_parent *from,
-                            row_records *rows, ckd_error *err) {
+                            ckd_error *err) {
     ckd_save *save = r->save;
     lossy_tile *t = &of->tile;
     region_job *rj;
@@ -88,7 +89,10 @@ static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, cons
         save_slot *slot;
         block_job *job;
         status = save_next_slot(&slot, &job, save, rj, err);
-        THEN(status, fill_place(slot, job, r, p, t, at, rows, err));
+        if (status == CKD_OK) {
+            job->input.first = t->first + at;
+            status = fill_place(slot, job, r, p, t, err);
+        }
         if (status == CKD_OK) {
             at += job->input.count;
             save_push(save);
@@ -129,10 +133,9 @@ static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_p
 
 /* Pushes all parts of a planned tile. */
 static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_parent *from, ckd_error *err) {
-    row_records *rows = &r->save->tiles->row_records;
     const lossy_tile *t = &held->tile;
     ckd_status status = CKD_OK;
-    rows->count = 0;
+    r->save->tiles->row_records.count = 0;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
         lossy_piece *p = &r->pieces[i];
         tile_part *of = &held->parts[i % 2];
@@ -147,7 +150,7 @@ static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_par
         if (status == CKD_OK && t->device) {
             status = measure_on_device(p->panel, &of->tile, err);
         }
-        THEN(status, push_part(r, p, of, from, rows, err));
+        THEN(status, push_part(r, p, of, from, err));
         if (status == CKD_OK && t->device) {
             status = finish_on_device(r, p, of, err);
         }
@@ -274,8 +277,7 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile
         status = device ? find_in_save(&here, held, r, err) : CKD_OK;
         *worth = here;
         if (status == CKD_OK && !here) {
-            status = save_load_tile(from, save, &held->buffers, t, &budget, r->tensor, &r->context,
-                                    device ? widest_of(r) : 0, err);
+            status = save_load_tile(from, held, &budget, device ? widest_of(r) : 0, err);
             THEN(status, prepare_tile(worth, &here, held, r, err));
         }
         /* If the device is broken, reading from it fails on the host, too. */

@@ -115,13 +115,13 @@ typedef struct save_tiles {
 } save_tiles;
 
 /*
- * Sets the tile's values and, if it has a readable parent, the parent's (tile.c). They live as long as the buffers.
- * budget: chooses the parent. widest: most columns of a panel; a tile on a device may then stay there (t->device), if
- * it can be coded there. widest == 0: its values are read to the host. Leave the device with save_tile_leave_device.
+ * Sets the values of held->tile, a tile of held->region, and, if it has a readable parent, the parent's (tile.c). They
+ * live as long as held->buffers. budget: chooses the parent. widest: most columns of a panel; a tile on a device may
+ * then stay there (tile.device), if it can be coded there. widest == 0: its values are read to the host. Leave the
+ * device with save_tile_leave_device.
  */
-ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *buffers, lossy_tile *t,
-                          const load_budget *budget, const ckd_tensor *tensor, const tensor_context *context,
-                          uint64_t widest, ckd_error *err);
+ckd_status save_load_tile(tile_parent *from, inflight_tile *held, const load_budget *budget, uint64_t widest,
+                          ckd_error *err);
 void save_tile_leave_device(ckd_save *save, lossy_tile *t);
 /*
  * Begins a tile with its input only, to hash its blocks. *begun == false: it is not on a device, or cannot stay

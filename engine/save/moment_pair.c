@@ -46,9 +46,9 @@ static ckd_status values_begin(ckd_save *save, moment_stats *k, ckd_error *err) 
     if (all->pairs_held + values_size(k) > save->staging / PAIR_SHARE) {
         return file_scratch_open(&k->file, save->scratch.text, err);
     }
-    bytes *room = largest_buffer(all);
-    k->values = *room;
-    *room = (bytes){0};
+    bytes *buffer = largest_buffer(all);
+    k->values = *buffer;
+    *buffer = (bytes){0};
     if (!bytes_scratch(&k->values, values_size(k), "moments", err)) {
         return CKD_E_NOMEM;
     }
@@ -57,13 +57,13 @@ static ckd_status values_begin(ckd_save *save, moment_stats *k, ckd_error *err) 
 }
 
 void pair_end(save_tiles *all, moment_stats *k) {
-    bytes *room = smallest_buffer(all);
+    bytes *buffer = smallest_buffer(all);
     if (k->held != LOSSY_NONE && !k->file) {
         all->pairs_held -= values_size(k);
     }
-    if (k->values.capacity > room->capacity) { /* the larger one stays */
-        bytes was = *room;
-        *room = k->values;
+    if (k->values.capacity > buffer->capacity) { /* the larger one stays */
+        bytes was = *buffer;
+        *buffer = k->values;
         k->values = was;
     }
     bytes_free(&k->values);

@@ -191,9 +191,11 @@ static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_dev
  * Begins a tile with the parent's values cached on the device. *begun == false: none are cached, or they are not the
  * parent's.
  */
-static ckd_status begin_with_cached(bool *begun, ckd_save *save, lossy_tile *t, const tile_parent *from,
-                                    const tensor_context *context, lossy_device_values values,
-                                    ckd_error *err) {
+static ckd_status begin_with_cached(bool *begun, inflight_tile *held, const tile_parent *from,
+                                    lossy_device_values values, ckd_error *err) {
+    ckd_save *save = held->region->save;
+    const tensor_context *context = &held->region->context;
+    lossy_tile *t = &held->tile;
     *begun = false;
     device_reference_key key = save_reference_key(t, context);
     values.reference =
@@ -213,9 +215,11 @@ static ckd_status begin_with_cached(bool *begun, ckd_save *save, lossy_tile *t, 
  * Begins a tile with the parent's values decoded on the device. *begun == false: the device cannot decode them, and
  * *attempt says why.
  */
-static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, ckd_save *save, lossy_tile *t,
-                                  const tile_parent *from, const tensor_context *context,
-                                  lossy_device_values values, ckd_error *err) {
+static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, inflight_tile *held,
+                                  const tile_parent *from, lossy_device_values values, ckd_error *err) {
+    ckd_save *save = held->region->save;
+    const tensor_context *context = &held->region->context;
+    lossy_tile *t = &held->tile;
     if (!from->tensor || save->parents_on_host || save_parent_at_hand(from, context)) {
         return CKD_OK;
     }
@@ -228,26 +232,39 @@ static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, ckd_save
     return status;
 }
 
-/* *begun == false: the host must code the tile. *looked: *before has the parent's values, or there are none. */
-static ckd_status begin_there(bool *begun, bool *looked, const float **before, ckd_save *save,
-                              lossy_buffers *b, lossy_tile *t, const tile_parent *from,
-                              const tensor_context *context, lossy_device_values values, ckd_error *err) {
+static ckd_status load_before(const float **before, inflight_tile *held, const tile_parent *from,
+                              ckd_error *err) {
+    const lossy_region *r = held->region;
+    return save_parent_load(before, &(parent_request){r->save, &held->tile, from, &r->context},
+                            &held->buffers, err);
+}
+
+/* How a tile on a device began. */
+typedef struct tile_start {
+    bool begun;          /* false: the host must code it */
+    bool loaded;         /* `before` has the parent's values, or there are none */
+    const float *before; /* on the host */
+} tile_start;
+
+static ckd_status begin_there(tile_start *start, inflight_tile *held, const tile_parent *from,
+                              lossy_device_values values, ckd_error *err) {
+    const lossy_region *r = held->region;
     parent_attempt attempt = {.status = CKD_OK};
-    ckd_status status = begin_with_cached(begun, save, t, from, context, values, err);
-    if (status == CKD_OK && !*begun) {
-        status = begin_with_made(begun, &attempt, save, t, from, context, values, err);
+    ckd_status status = begin_with_cached(&start->begun, held, from, values, err);
+    if (status == CKD_OK && !start->begun) {
+        status = begin_with_made(&start->begun, &attempt, held, from, values, err);
     }
-    if (status != CKD_OK || *begun) {
+    if (status != CKD_OK || start->begun) {
         return status;
     }
-    status = save_parent_load(before, &(parent_request){save, t, from, context}, b, err);
-    values.before = *before;
-    *looked = true;
+    status = load_before(&start->before, held, from, err);
+    values.before = start->before;
+    start->loaded = true;
     if (status == CKD_OK && values.before) {
-        save_parent_report(save, &attempt, context);
+        save_parent_report(r->save, &attempt, &r->context);
     }
-    *begun = status == CKD_OK && (values.before || !lossy_wants_parent(t));
-    return *begun ? begin_on_device(save, t, &values, err) : status;
+    start->begun = status == CKD_OK && (values.before || !lossy_wants_parent(&held->tile));
+    return start->begun ? begin_on_device(r->save, &held->tile, &values, err) : status;
 }
 
 ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
@@ -267,30 +284,32 @@ ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, cons
     return status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
 }
 
-ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, lossy_tile *t,
-                          const load_budget *budget, const ckd_tensor *tensor, const tensor_context *context,
-                          uint64_t widest, ckd_error *err) {
-    lossy_device_values values = {.store = save->store, .widest = widest, .master = block_is_master(context)};
-    const float *before = NULL;
-    bool there = false, looked = false;
+ckd_status save_load_tile(tile_parent *from, inflight_tile *held, const load_budget *budget, uint64_t widest,
+                          ckd_error *err) {
+    const lossy_region *r = held->region;
+    const tensor_context *context = &r->context;
+    lossy_tile *t = &held->tile;
+    lossy_device_values values = {
+        .store = r->save->store, .widest = widest, .master = block_is_master(context)};
+    tile_start start = {.before = NULL};
     ckd_status status = CKD_OK;
     *from = (tile_parent){0};
     if (lossy_wants_parent(t)) {
-        choose_parent(from, save, budget, t, context);
+        choose_parent(from, r->save, budget, t, context);
     }
-    values.input = widest ? on_device(&values.lease, save, t, tensor) : NULL;
+    values.input = widest ? on_device(&values.lease, r->save, t, r->tensor) : NULL;
     if (values.input) {
-        status = begin_there(&there, &looked, &before, save, b, t, from, context, values, err);
+        status = begin_there(&start, held, from, values, err);
     }
-    if (status == CKD_OK && !looked && !there) {
-        status = save_parent_load(&before, &(parent_request){save, t, from, context}, b, err);
+    if (status == CKD_OK && !start.loaded && !start.begun) {
+        status = load_before(&start.before, held, from, err);
     }
-    if (status == CKD_OK && !there) {
-        status = save_fetch_tile(save, b, t, tensor, err);
-        t->before = before;
+    if (status == CKD_OK && !start.begun) {
+        status = save_fetch_tile(r->save, &held->buffers, t, r->tensor, err);
+        t->before = start.before;
     }
     if (status == CKD_OK && t->before) {
-        recall(t, from, context->parent, save);
+        recall(t, from, context->parent, r->save);
     }
     return status;
 }
