@@ -195,7 +195,7 @@ double lossy_copy_bound(const lossy_tile *tile) {
  * tile on a device it becomes floats, as lossy_job.decoded.
  */
 static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
-    const float *given = tile->now + at;
+    const float *given = tile->device ? NULL : tile->now + at;
     if (tile->device && tile->part != LOSSY_WEIGHT) {
         float *to = bytes_scratch(&job->scratch.lossy.rebuilt, job->input.count * sizeof(float),
                                   "coding scratch", err);
