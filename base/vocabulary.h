@@ -1,10 +1,12 @@
-/* Checks of public names and limits that several layers share. Pure functions, thread-safe. */
+/* Checks of what callers pass in, which several layers share: names, shapes, structs. Thread-safe. */
 #ifndef BASE_VOCABULARY_H
 #define BASE_VOCABULARY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+#include "base/error.h"
 #include "include/ckptdelta.h"
 
 /* 1 to CKD_RUN_MAX of A-Z a-z 0-9 . _ - ~, not starting with a dot or a dash. NULL is not valid. */
@@ -24,5 +26,25 @@ const char *stage_name(uint32_t stage);
  * so strides of empty tensors are bounded, too.
  */
 bool shape_elements(uint64_t *out, uint32_t ndim, const uint64_t *shape);
+
+/*
+ * Structs that callers pass in. Each begins with its size, so programs compiled with older or newer headers still work.
+ */
+
+/* Size of a struct up to and including a field. */
+#define SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
+
+/* Returns INVALID, naming the struct, unless its struct_size is at least `min`. */
+ckd_status struct_check(const void *given, size_t min, const char *name, ckd_error *err);
+/*
+ * Copies a caller's struct into this version's struct. Fields that the caller's version lacks keep their values in
+ * `to`, and its struct_size becomes `size`. given NULL: nothing is copied. Errors: INVALID as above; `to` is unchanged
+ * then.
+ */
+ckd_status struct_copy(void *to, size_t size, const void *given, size_t min, const char *name,
+                       ckd_error *err);
+/* As struct_copy, for options whose only mandatory field is the size. */
+#define COPY_OPTIONS(to, given, name, err) \
+    struct_copy((to), sizeof(*(to)), (given), sizeof(size_t), (name), (err))
 
 #endif

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/structs.h"
+#include "base/vocabulary.h"
 
 ckd_status tensor_copy(ckd_tensor *out, const ckd_tensor *given, ckd_error *err) {
     *out = (ckd_tensor)CKD_TENSOR_INIT;

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/structs.h"
+#include "base/vocabulary.h"
 #include "base/threads.h"
 #include "catalog/catalog.h"
 #include "codec/metadata/metadata.h"
