@@ -11,7 +11,6 @@
 #include <zstd.h>
 
 #include "codec/entropy/codings.h"
-#include "codec/common/planes.h"
 
 #define GUARD 32
 
