@@ -124,7 +124,7 @@ void record_encode(bytes *to, const record *r);
 typedef struct record_arena {
     void **pieces;
     size_t count, capacity;
-    size_t used, room; /* of the newest piece */
+    size_t used, size; /* of the newest piece */
 } record_arena;
 void *arena_alloc(record_arena *a, size_t size); /* aligned to 16, zeroed; NULL if out of memory */
 /* Empties the arena for reuse. Keeps the newest piece: up to 1 MiB it is as large as all earlier ones together. */

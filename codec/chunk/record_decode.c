@@ -1,7 +1,77 @@
-/* Reads record headers. Nothing in them is trusted, not even a matching checksum. codec/FORMAT.md, "Records". */
+/*
+ * Reads record headers into an arena. Nothing in them is trusted, not even a matching checksum. codec/FORMAT.md,
+ * "Records".
+ */
+#include <stdlib.h>
+#include <string.h>
+
 #include "codec/chunk/record.h"
 
 #include "codec/chunk/record_wire.h"
+
+/* ---- the arena: pieces of growing size, freed together ---- */
+
+#define PIECE_MIN 4096u
+#define PIECE_MAX (1u << 20)
+#define ALIGNMENT 16u
+
+static bool add_piece(record_arena *a, size_t at_least) {
+    if (ARRAY_GROW(a->pieces, a->capacity, a->count + 1, "records", NULL) != CKD_OK) {
+        return false;
+    }
+    /* Each piece is twice the last one. So small files stay small, and the number of pieces stays low. */
+    size_t size = a->size < PIECE_MIN / 2 ? PIECE_MIN : a->size < PIECE_MAX / 2 ? 2 * a->size : PIECE_MAX;
+    if (size < at_least) {
+        size = at_least;
+    }
+    void *piece = calloc(1, size);
+    if (!piece) {
+        return false;
+    }
+    a->pieces[a->count++] = piece;
+    a->used = 0;
+    a->size = size;
+    return true;
+}
+
+void *arena_alloc(record_arena *a, size_t size) {
+    if (size > SIZE_MAX - ALIGNMENT) {
+        return NULL;
+    }
+    size = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (a->count == 0 || a->size - a->used < size) {
+        if (!add_piece(a, size)) {
+            return NULL;
+        }
+    }
+    void *out = (char *)a->pieces[a->count - 1] + a->used;
+    a->used += size;
+    return out;
+}
+
+void arena_clear(record_arena *a) {
+    if (a->count == 0) {
+        return;
+    }
+    void *last = a->pieces[--a->count];
+    for (size_t i = 0; i < a->count; i++) {
+        free(a->pieces[i]);
+    }
+    memset(last, 0, a->used);
+    a->pieces[0] = last;
+    a->count = 1;
+    a->used = 0;
+}
+
+void arena_free(record_arena *a) {
+    for (size_t i = 0; i < a->count; i++) {
+        free(a->pieces[i]);
+    }
+    free(a->pieces);
+    *a = (record_arena){0};
+}
+
+/* ---- fields ---- */
 
 #define DEPENDENCY_MIN 18u /* bytes of the smallest dependency: kind, flags, content hash */
 
