@@ -263,7 +263,7 @@ static ckd_status print_text(const arguments *a, const ckd_compaction *done, ckd
                cli_text_size(done->pruned->bytes).text);
     }
     if (done->left) {
-        printf("left %" PRIu64 " as they are: see above, and ckptdelta verify %s\n", done->left,
+        printf("left %" PRIu64 " checkpoints as they are: see above, and ckptdelta verify %s\n", done->left,
                a->common.store);
     }
     if (done->old_files) {

@@ -34,7 +34,7 @@ static ckd_status check_regions_used(const cli_regions *regions, ckd_error *err)
         if (!regions->items[i].used) {
             return cli_error(
                 err, CKD_E_NOT_FOUND,
-                "no tensor of this checkpoint is named '%s', as --region has it; ckptdelta show lists them",
+                "this checkpoint has no tensor '%s', which --region names; ckptdelta show lists its tensors",
                 regions->items[i].tensor);
         }
     }

@@ -142,10 +142,10 @@ static void print_status(const ckd_parity_status *s) {
            s->covered_files, s->files, cli_text_size(s->covered_bytes).text,
            cli_text_size(s->file_bytes).text, cli_text_size(s->parity_bytes).text, s->groups);
     if (s->weak_groups) {
-        printf("%" PRIu64 " groups have lost something, %" PRIu64
-               " of them can take no further loss: ckptdelta repair "
-               "rebuilds what is missing, ckptdelta parity makes new groups of what was deleted from\n",
-               s->weak_groups, s->spent_groups);
+        printf(
+            "%" PRIu64 " groups have lost files, %" PRIu64
+            " of them can repair no further loss: ckptdelta repair rebuilds missing files, ckptdelta parity replaces groups that lost files to a deletion\n",
+            s->weak_groups, s->spent_groups);
     }
     if (s->unreadable) {
         printf("%" PRIu64 " parity files cannot be read: ckptdelta repair rebuilds or removes them\n",
@@ -202,7 +202,7 @@ static ckd_status make(ckd_parity_result **out, const arguments *a, ckd_store *s
     ckd_parity_options options = a->parity;
     cli_progress progress;
     cli_interrupt_catch();
-    cli_progress_begin(&progress, "covering", a->common.quiet);
+    cli_progress_begin(&progress, "making parity", a->common.quiet);
     options.on_progress = cli_progress_update;
     options.progress_context = &progress;
     ckd_status status = ckd_store_parity(out, store, &options, err);

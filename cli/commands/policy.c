@@ -176,8 +176,8 @@ static ckd_status tell(const arguments *a, ckd_store *store, ckd_error *err) {
 static void report_outlook(const arguments *a, ckd_store *store) {
     ckd_prune *plan;
     if (ckd_store_plan_prune(&plan, store, NULL, NULL) == CKD_OK) {
-        printf("%" PRIu64 " of %zu checkpoints can go now; ckptdelta prune %s deletes them\n", plan->deleted,
-               plan->count, a->common.store);
+        printf("%" PRIu64 " of %zu checkpoints can be deleted now; ckptdelta prune %s deletes them\n",
+               plan->deleted, plan->count, a->common.store);
         ckd_prune_free(plan);
     }
 }

@@ -30,7 +30,7 @@ static ckd_status tell(const cli_options *options, const ckd_rebuild_result *res
     }
     if (cli_talks(options)) {
         bool one = result->checkpoints == 1;
-        printf("rebuilt the catalog: %" PRIu64 " checkpoint%s; how long %s took (timeline) is not in it\n",
+        printf("rebuilt the catalog: %" PRIu64 " checkpoint%s; the times of %s (timeline) are lost\n",
                result->checkpoints, one ? "" : "s", one ? "its save" : "their saves");
     }
     return CKD_OK;

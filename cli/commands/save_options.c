@@ -453,13 +453,14 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
 static void report_unused_rules(const cli_saving *a) {
     for (size_t i = 0; i < a->roles.count && !a->common.quiet; i++) {
         if (!a->roles.rules[i].used) {
-            cli_note("--role '%s=%s' matches no tensor that an earlier --role has not matched",
-                     a->roles.rules[i].pattern, ckd_role_name(a->roles.rules[i].role));
+            cli_note(
+                "--role '%s=%s' is unused: it matches no tensor, or only tensors that an earlier --role matches",
+                a->roles.rules[i].pattern, ckd_role_name(a->roles.rules[i].role));
         }
     }
     for (size_t i = 0; i < a->optimizers.count && !a->common.quiet; i++) {
         if (!a->optimizers.rules[i].used) {
-            cli_note("no weight's name matches '%s' that an earlier option has not matched",
+            cli_note("'%s' is unused: it matches no weight, or only weights that an earlier option matches",
                      a->optimizers.rules[i].pattern);
         }
     }
@@ -506,7 +507,7 @@ static ckd_status order_inputs(cli_saving *a, cli_inputs *inputs, ckd_error *err
         }
         if (!a->common.quiet) {
             cli_note(
-                "--adamw, --adam and --sgd are not used: they say what exact moments follow from, and these are lossy");
+                "--adamw, --adam and --sgd are ignored: they are of use for exact moments only, and these are lossy");
         }
     }
     return status;

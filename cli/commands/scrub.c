@@ -73,7 +73,7 @@ static void print_text(const ckd_scrub_result *s, const cli_survivors *left, con
     printf("read %" PRIu64 " files, %s: %s\n", r->files, cli_text_size(r->bytes).text,
            r->damage_count ? "DAMAGED" : "no damage");
     if (s->files_left) {
-        printf("%" PRIu64 " files, %s, are left for the next time\n", s->files_left,
+        printf("%" PRIu64 " files, %s, are left for the next call\n", s->files_left,
                cli_text_size(s->bytes_left).text);
     }
     if (s->oldest_ns) {

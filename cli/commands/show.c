@@ -110,7 +110,7 @@ static void print_without_parent(const shown *s) {
     if (!s->unparented || s->unparented->count == 0) {
         return;
     }
-    printf("begun anew    %zu tensor%s that the parent has not, or of another dtype or shape: ",
+    printf("standalone    %zu tensor%s that the parent lacks, or has with another dtype or shape: ",
            s->unparented->count, s->unparented->count == 1 ? "" : "s");
     for (size_t i = 0; i < s->unparented->count && i < NAMED; i++) {
         fputs(i ? ", " : "", stdout);

@@ -111,14 +111,14 @@ static void print_text(const ckd_verify_result *r, const cli_survivors *left, co
     cli_print_damage(r, left, a->common.store);
     if (a->percent > 0 && r->all_blocks) {
         printf("decoded %" PRIu64 " of %" PRIu64 " blocks, %.3g %%, chosen by --seed %" PRIu64
-               "; of the others what is stored was checked\n",
+               "; of the others only the stored bytes were checked\n",
                r->blocks, r->all_blocks, 100 * (double)r->blocks / (double)r->all_blocks, a->seed);
     }
     if (r->weak_groups) {
-        printf("%" PRIu64
-               " groups of parity have lost something: fewer losses can be repaired; ckptdelta parity %s "
-               "--status\n",
-               r->weak_groups, a->common.store);
+        printf(
+            "%" PRIu64
+            " parity groups have lost files, so fewer losses can be repaired: see ckptdelta parity %s --status\n",
+            r->weak_groups, a->common.store);
     }
     printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %" PRIu64 " blocks, %s: %s\n",
            a->quick ? "checked, decoding nothing," : "verified", r->checkpoints, r->files, r->blocks,

@@ -150,9 +150,9 @@ static ckd_status share_out(export_plan *p, const export_choice *c, const ckd_te
         p->cast += dtype_of(c, info) != info->dtype;
     }
     if (status == CKD_OK && !f && list->count) {
-        status = cli_error(err, CKD_E_NOT_FOUND,
-                           "no tensor of this checkpoint is wanted, as --only and --match have it; ckptdelta "
-                           "show lists them");
+        status = cli_error(
+            err, CKD_E_NOT_FOUND,
+            "--only and --match select no tensor of this checkpoint; ckptdelta show lists its tensors");
     } else if (status == CKD_OK && !f) {
         status = add_file(p, err) ? CKD_OK : CKD_E_NOMEM;
     }

@@ -129,7 +129,7 @@ static ckd_status infer_shape(uint64_t shape[CKD_MAX_DIMS], const import_plan *p
     }
     if (rule->padded && !rule->size) {
         return wrong(plan, e, err,
-                     "files cannot tell where padding begins: say the length without it, size=N");
+                     "the files do not show where padding begins: give the length without it, size=N");
     }
     uint32_t dim = layout_main_dim(rule, e->tensor->ndim);
     uint64_t *main = &shape[dim];
@@ -174,7 +174,7 @@ static ckd_status check_shape(const import_plan *plan, const import_tensor *t, c
     uint64_t shape[CKD_MAX_DIMS];
     ckd_status status = infer_shape(shape, plan, t, e, err);
     if (status == CKD_OK && memcmp(shape, t->tensor.shape, t->tensor.ndim * sizeof(*shape)) != 0) {
-        return wrong(plan, e, err, "this makes '%.120s' %s, line %u makes it %s", t->tensor.name,
+        return wrong(plan, e, err, "by this line '%.120s' is %s, by line %u it is %s", t->tensor.name,
                      layout_shape_text(t->tensor.ndim, shape).text, t->entries->rule->line,
                      layout_shape_text(t->tensor.ndim, t->tensor.shape).text);
     }
@@ -286,7 +286,7 @@ static ckd_status check_back(const import_plan *plan, const import_entry *e, con
     const char *from = e->tensor->name;
     if (!expected) {
         return wrong(plan, e, err,
-                     "'%.100s' of rank %u becomes '%.100s', which load would not give back to it", from,
+                     "'%.100s' of rank %u becomes '%.100s', which load would not turn back into it", from,
                      e->rank, e->name);
     }
     if (expected->rule != e->rule) {
@@ -296,7 +296,7 @@ static ckd_status check_back(const import_plan *plan, const import_entry *e, con
             from, e->rank, e->name, expected->rule->line);
     }
     if (expected->part != e->part) {
-        return wrong(plan, e, err, "'%.100s' becomes '%.100s', from which as= does not lead back", from,
+        return wrong(plan, e, err, "'%.100s' becomes '%.100s', which as= does not turn back into it", from,
                      e->name);
     }
     char *name;

@@ -110,8 +110,7 @@ static ckd_status find_shape(safetensors_tensor *out, const taking *t, const lay
     } else {
         status = layout_error(
             l, p->line, err, CKD_E_MISMATCH,
-            "the shape of '%.200s' is not known: say it here, NAME:ROWSxCOLUMNS; %s has no tensor "
-            "of this name, which could tell",
+            "the shape of '%.200s' is not known: give it here as NAME:ROWSxCOLUMNS; %s has no tensor of this name, which would show it",
             p->plain, layout_rank_text(l, t->rank).text);
     }
     out->elements = 1;

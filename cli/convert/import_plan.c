@@ -52,7 +52,7 @@ static ckd_status rank_of_file(uint32_t *out, const layout *l, const char *path,
                ? CKD_OK
                : layout_error(
                      l, 0, err, CKD_E_INVALID,
-                     "the path '%.200s' is none that a `files` line describes, or of a rank that the mesh has not",
+                     "the path '%.200s' matches no `files` line, or is that of a rank outside the mesh",
                      path);
 }
 
@@ -230,10 +230,11 @@ static ckd_status no_rule(const import_plan *plan, const import_reference *r, co
     const layout *l = plan->layout;
     if (b->count) {
         layout_error(l, b->items[0].rule->line, err, CKD_E_MISMATCH,
-                     "the rule matches '%.200s', but %s is not to have it, as its numbers or coordinates say",
+                     "the rule matches '%.200s', but by its numbers or coordinates %s does not hold it",
                      r->tensor->name, layout_rank_text(l, r->rank).text);
     } else {
-        layout_error(l, 0, err, CKD_E_MISMATCH, "no rule matches '%.200s' of %s; add one, or skip it by one",
+        layout_error(l, 0, err, CKD_E_MISMATCH,
+                     "no rule matches '%.200s' of %s; add a rule for it, of kind skipped to leave it out",
                      r->tensor->name, layout_rank_text(l, r->rank).text);
     }
     return cli_error_tensor(err, r->tensor->name);

@@ -19,8 +19,9 @@ void import_report_remarks(const import_plan *plan) {
     const layout *l = plan->layout;
     for (size_t i = 0; i < l->rule_count; i++) {
         if (plan->matched[i] == 0) {
-            cli_note("%s:%u: no tensor matches '%s' that an earlier rule has not matched", l->path,
-                     l->rules[i].line, l->rules[i].pattern);
+            cli_note(
+                "%s:%u: the rule '%s' is unused: it matches no tensor, or only tensors that an earlier rule matches",
+                l->path, l->rules[i].line, l->rules[i].pattern);
         }
     }
     for (size_t i = 0; i < plan->disagreed_count; i++) {

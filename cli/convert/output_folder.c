@@ -199,7 +199,7 @@ static ckd_status check_room(const cli_folder *f, uint64_t size, ckd_error *err)
         return CKD_OK; /* if unknown, writing will tell */
     }
     return cli_error_at(err, CKD_E_NOSPACE, f->path, CKD_NO_OFFSET,
-                        "there is no room for the output of %llu bytes: %llu are left on the file system",
+                        "there is no space for the output of %llu bytes: %llu are free on the file system",
                         (unsigned long long)size, (unsigned long long)v.f_bavail * v.f_frsize);
 }
 

@@ -26,10 +26,12 @@ static ckd_status check_held(const layout *l, const layout_bindings *b, const ch
     }
     if (b->count) {
         layout_error(l, b->items[0].rule->line, err, CKD_E_MISMATCH,
-                     "the rule matches '%.200s', but no rank is to hold it, as its numbers say", name);
+                     "the rule matches '%.200s', but by its numbers no rank holds it", name);
     } else {
-        layout_error(l, 0, err, CKD_E_MISMATCH,
-                     "no rule matches '%.200s' of the checkpoint; add one, or skip it by one", name);
+        layout_error(
+            l, 0, err, CKD_E_MISMATCH,
+            "no rule matches '%.200s' of the checkpoint; add a rule for it, of kind skipped to leave it out",
+            name);
     }
     return cli_error_tensor(err, name);
 }

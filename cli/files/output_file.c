@@ -26,7 +26,7 @@ ckd_status cli_output_check(const char *path, bool force, ckd_error *err) {
     if (cli_output_is_standard(path)) {
         return isatty(STDOUT_FILENO) && !force
                    ? cli_error(err, CKD_E_INVALID,
-                               "standard output is a terminal; --force writes to it all the same")
+                               "standard output is a terminal; --force writes to it anyway")
                    : CKD_OK;
     }
     if (lstat(path, &st) != 0) {
@@ -111,7 +111,7 @@ ckd_status cli_output_open(cli_output **out, const char *path, bool force, uint6
     THEN(status, o->is_standard ? open_standard(o, err) : create_temporary(o, err));
     if (status == CKD_OK && size > 0 && !o->is_standard && fallocate(o->fd, 0, 0, (off_t)size) != 0 &&
         (errno == ENOSPC || errno == EDQUOT)) {
-        status = cli_error_sys(err, errno, path, "there is no room for the output of %llu bytes",
+        status = cli_error_sys(err, errno, path, "there is no space for the output of %llu bytes",
                                (unsigned long long)size);
     }
     if (status != CKD_OK) {

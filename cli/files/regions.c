@@ -163,7 +163,7 @@ static ckd_status not_inside(const ckd_tensor_info *info, ckd_error *err) {
         at +=
             (uint32_t)snprintf(shape + at, sizeof(shape) - at, "%s%" PRIu64, d ? " x " : "", info->shape[d]);
     }
-    cli_error(err, CKD_E_INVALID, "what --region says does not lie inside the tensor, which is %s", shape);
+    cli_error(err, CKD_E_INVALID, "--region is not inside the tensor, which is %s", shape);
     return cli_error_tensor(err, info->name);
 }
 

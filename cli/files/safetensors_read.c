@@ -198,7 +198,7 @@ static ckd_status check_cover(const parser *p, const safetensors_header *header,
     }
     if (end != data_size) {
         return cli_error_at(p->err, CKD_E_CORRUPT, p->path, CKD_NO_OFFSET,
-                            "%" PRIu64 " bytes behind the last tensor's data belong to no tensor",
+                            "%" PRIu64 " bytes after the last tensor's data belong to no tensor",
                             data_size - end);
     }
     return CKD_OK;
@@ -324,7 +324,7 @@ static ckd_status copy_pipe(int to, const safetensors_file *file, const char *fo
             if (written < 0 && errno != EINTR) {
                 return cli_error_sys(
                     err, errno, folder,
-                    "cannot store what comes through a pipe; TMPDIR may name a folder with more room");
+                    "cannot store what comes through a pipe; TMPDIR may name a folder with more space");
             }
         }
     }

@@ -119,7 +119,7 @@ static ckd_status parse_path(layout_template *t, layout_parsing *p, const char *
         }
         size_t length = strcspn(at, "{");
         if (t->count && *at >= '0' && *at <= '9') {
-            return layout_wrong(p, "a digit cannot stand behind a number: where would that end?");
+            return layout_wrong(p, "a digit cannot follow a number: the number's end would be unclear");
         }
         status = layout_template_add(t, (layout_item){.kind = LAYOUT_TEXT}, at, length, p->err);
         at += length;
@@ -145,11 +145,11 @@ static ckd_status check_path(const layout_path *file, layout_parsing *p) {
         if (!rank && !said[i] && p->l->axes[i].size > 1) {
             return layout_wrong(
                 p,
-                "the path says nothing about axis %s: put {%s} or {rank} into it, or say whose it is behind it, such as %s=0",
+                "the path does not contain axis %s: put {%s} or {rank} into it, or a coordinate after it, such as %s=0",
                 p->l->axes[i].name, p->l->axes[i].name, p->l->axes[i].name);
         }
         if (rank && said[i]) {
-            return layout_wrong(p, "{rank} says it all; leave out %s", p->l->axes[i].name);
+            return layout_wrong(p, "{rank} says which rank it is; leave out %s", p->l->axes[i].name);
         }
         if (p->l->file_count == 1 && file->fixed[i] && p->l->axes[i].size > 1) {
             return layout_wrong(
@@ -170,7 +170,8 @@ static ckd_status fix_coordinate(layout_path *file, layout_parsing *p, const cha
     if (axis == LAYOUT_AXES || file->fixed[axis] ||
         (!last && (!layout_next_number(&coordinate, &digits, '\0') || coordinate >= p->l->axes[axis].size))) {
         return layout_wrong(
-            p, "behind the path stand coordinates that it does not say, such as dp=0, not '%.60s'", word);
+            p, "the path is followed by coordinates that it does not contain, such as dp=0, not '%.60s'",
+            word);
     }
     file->fixed[axis] = true;
     file->at[axis] = last ? p->l->axes[axis].size - 1 : (uint32_t)coordinate;

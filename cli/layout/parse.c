@@ -164,7 +164,7 @@ static ckd_status parse_line(layout_parsing *p) {
         }
     }
     if (p->l->axis_count == 0) {
-        return layout_wrong(p, "the first line says the mesh, for example: mesh pp=2 tp=4");
+        return layout_wrong(p, "the first line describes the mesh, for example: mesh pp=2 tp=4");
     }
     return layout_parse_rule(p);
 }

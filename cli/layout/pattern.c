@@ -395,7 +395,7 @@ static ckd_status check_as(const translation *t, const translation *pattern) {
     for (uint32_t i = 0; i < pattern->group_count; i++) {
         if (pattern->groups[i].depth == 0 && !pattern->groups[i].used) {
             return layout_wrong(
-                t->p, "as= leaves out \\%u of the pattern, and load could not know what stood there", i + 1);
+                t->p, "as= leaves out \\%u of the pattern, so load could not restore that text", i + 1);
         }
     }
     for (uint32_t i = 0; i < t->rule->number_count; i++) {

@@ -320,8 +320,9 @@ static ckd_status check_axes(reading *r) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < r->rule->cut_count && status == CKD_OK; i++) {
         const layout_cut *cut = &r->rule->cuts[i];
-        status = cut->over.count ? use_axes(used, r, &cut->over, "over= of a dim=")
-                                 : layout_wrong(r->p, "dim=%d is cut over which axes? say over=", cut->dim);
+        status = cut->over.count
+                     ? use_axes(used, r, &cut->over, "over= of a dim=")
+                     : layout_wrong(r->p, "dim=%d needs over=, the axes over which it is cut", cut->dim);
     }
     r->rule->numbered.places = 1;
     for (uint32_t i = 0; i < r->rule->number_count && status == CKD_OK; i++) {
@@ -378,8 +379,9 @@ static ckd_status check_repeats(reading *r) {
         rule->repeats |= part->kind == LAYOUT_REPEAT;
     }
     if (rule->repeats && rule->kind == LAYOUT_AVERAGED && rule->part_count && !rule->apart) {
-        return layout_wrong(r->p,
-                            "of parts kept together, some repeated, there is no mean; say as=...{part}...");
+        return layout_wrong(
+            r->p,
+            "parts that are kept together and repeated have no mean; store them apart with as=...{part}...");
     }
     return CKD_OK;
 }

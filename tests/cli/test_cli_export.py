@@ -291,7 +291,7 @@ def test_full_disk(saved):
                       preexec_fn=lambda: os.dup2(2, 3), pass_fds=[3]).returncode != 0:
         pytest.skip("a tmpfs cannot be mounted here")
     # Rounded to pages, each tensor in a file of its own needs more than there is, though their bytes would fit.
-    for size, room, says in [("5G", "32K", "are left on the file system"), ("1", "64K", "No space left")]:
+    for size, room, says in [("5G", "32K", "are free on the file system"), ("1", "64K", "No space left")]:
         with open(saved.folder / "seen", "w+") as seen:
             done = subprocess.run([*command, COMMAND, "export", saved.path, "--out", disk / "out", "--max-shard-size", size],
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60, env={**os.environ, "DISK": str(disk), "SIZE": room},

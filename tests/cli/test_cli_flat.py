@@ -356,7 +356,7 @@ def test_dry_run(store):
     held = [{"exp_avg.f": part} for part in flat([noise(5), noise(3, 2)], 2)]
     text = "mesh dp=2\nlist l x:5 y:3x2\nf flat of=l over=dp\n[xy] replicated\nz replicated\n"
     files = ranks(store.folder / "in", held)
-    done = run("import", store.path, "--layout", written(store, text), "--dry-run", "--json", *files, expect_message="layout:5: no tensor matches 'z'")
+    done = run("import", store.path, "--layout", written(store, text), "--dry-run", "--json", *files, expect_message="layout:5: the rule 'z' is unused")
     assert "layout:3" not in done.err and "layout:4" not in done.err
     plan = done.json()["tensors"]
     assert [(t["name"], t["from"], t["shape"], t["ranks"], t["copies"], t["line"]) for t in plan] == [
@@ -485,7 +485,7 @@ F = flat([X, Y], 2)
      ["'x' is in flat buffers of rank 0 (dp=0) twice", "lines 3 and 4"]),
     (3, "list l x:4x3 y:5\nf.g flat of=l over=dp\n.* replicated", [{"f-g": f} for f in F], ["the rule matches 'f-g', which load would call 'f.g'"]),
     (2, "list l x:4x3 y:5\nf flat of=l over=dp\nx replicated dp=1\ny replicated", [{"f": f} for f in F], ["no rule says what 'x' of rank 0 (dp=0)"]),
-    (3, "list l x:4x3 y:5\nf flat of=l over=dp pad=1099511627776\n.* replicated", [{"f": f} for f in F], ["cannot be padded so"]),
+    (3, "list l x:4x3 y:5\nf flat of=l over=dp pad=1099511627776\n.* replicated", [{"f": f} for f in F], ["cannot be padded that way"]),
     (5, "list l x:12 y:5\nf flat of=l over=dp\nx replicated as=z\ny replicated as=z", [{"f": f} for f in F], ["'x' and 'y' of rank 0 both become 'z'"]),
 ])
 def test_errors_of_files_name_the_line(store, line, text, held, said):

@@ -71,8 +71,8 @@ CASES = {
     "an empty one inside": ({"a": entry(shape=[2], end=2), "b": entry(shape=[0], begin=1, end=1)}, b"xy", "overlap"),
     "a hole": ({"a": entry(), "b": entry(begin=2, end=3)}, b"xyz", "hole"),
     "a hole at the start": ({"a": entry(begin=1, end=2)}, b"xy", "hole"),
-    "data at the end": ({"a": entry()}, b"xyz", "2 bytes behind"),
-    "data and no tensor": ({}, b"x", "1 bytes behind"),
+    "data at the end": ({"a": entry()}, b"xyz", "2 bytes after"),
+    "data and no tensor": ({}, b"x", "1 bytes after"),
 }
 
 

@@ -584,8 +584,8 @@ W = noise(4, 6)
     (2, "w sharded dim=0 over=tp cut=repeat unit=3 size=3", [{"w": W[:3]}, {"w": W[:2]}], ["'w' is [2, 6] on rank 1", "should be [3, 6]"]),
     (2, "w sharded dim=0 over=tp cut=repeat unit=3 size=3", [{"w": W[:3]}, {}], ["rank 1 (tp=1) has no 'w'"]),
     (2, "w replicated", [{"w": W}, {}], ["rank 1 (tp=1) has no 'w'"]),
-    (2, "w replicated tp=0", [{"w": W}, {"w": W}], ["matches 'w', but rank 1 (tp=1) is not to have it"]),
-    (2, "w unique", [{}, {"w": W}], ["matches 'w', but rank 1 (tp=1) is not to have it"]),
+    (2, "w replicated tp=0", [{"w": W}, {"w": W}], ["matches 'w', but by its numbers or coordinates rank 1 (tp=1) does not hold it"]),
+    (2, "w unique", [{}, {"w": W}], ["matches 'w', but by its numbers or coordinates rank 1 (tp=1) does not hold it"]),
     (2, "w replicated", [{"w": W}, {"w": W[:3]}], ["'w' is [3, 6] on rank 1", "[4, 6] on rank 0"]),
     (2, "w replicated", [{"w": W}, {"w": W[0]}], ["'w' is [6] on rank 1", "[4, 6] on rank 0"]),
     (0, "v replicated", [{"v": W, "w": W}, {"v": W}], ["no rule matches 'w' of rank 0 (tp=0)"]),
@@ -596,7 +596,7 @@ W = noise(4, 6)
     (2, "w.x replicated as=v", [{"w-x": W}, {"w-x": W}], ["'w-x' of rank 0 becomes 'v', which load would make 'w.x'"]),
     (3, "w skipped tp=1\n[vw] replicated as_=", [{"w": W}, {"w": W}], None),
     (3, "a replicated tp=0\nb sharded dim=0 over=tp as=a", [{"a": W, "b": W[:2]}, {"b": W[2:]}], ["both become 'a'"]),
-    (3, "a replicated tp=0\nb replicated tp=1 as=a", [{"a": W}, {"b": W[:2]}], ["this makes 'a' [2, 6], line 2 makes it [4, 6]"]),
+    (3, "a replicated tp=0\nb replicated tp=1 as=a", [{"a": W}, {"b": W[:2]}], ["by this line 'a' is [2, 6], by line 2 it is [4, 6]"]),
 ])
 def test_errors_of_files_name_the_line(store, line, rule, held, said):
     layout = written(store, "mesh tp=2\n" + rule + "\n")
@@ -650,7 +650,7 @@ def test_notes(store):
     layout = written(store, "mesh tp=2\nw replicated\nv.* replicated\n")
     files = [st.write(store.folder / f"r{i}", {"w": W}, {"rank": str(i), "format": "pt"}) for i in range(2)]
     said = do_import(store, layout, files, expect_message="'rank'").err
-    assert "layout:3: no tensor matches 'v.*'" in said
+    assert "layout:3: the rule 'v.*' is unused" in said
     assert store.load()[1] == {"format": "pt"}
     do_import(store, layout, files, 2, "-q")
 

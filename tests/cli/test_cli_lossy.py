@@ -234,7 +234,7 @@ def test_the_order(store):
     shown = [t["name"] for t in store.json("show", "--run", "first-exact")["tensors"]]
     assert shown[:2] == ["exp_avg.a.weight", "exp_avg_sq.a.weight"], "the lossy one is coded by the exact one"
     store.save(1, tensors, "--fidelity", "near,exp_avg_sq=exact", "--adamw", "lr=1e-3,step=1", run_name="second-exact",
-               expect_message="are not used")
+               expect_message="are ignored")
     shown = [t["name"] for t in store.json("show", "--run", "second-exact")["tensors"]]
     assert shown.index("exp_avg_sq.a.weight") < shown.index("exp_avg.a.weight")
     store.save(1, tensors, run_name="exact")
@@ -243,7 +243,7 @@ def test_the_order(store):
 
 
 def test_optimizer_steps_of_lossy_saves(store):
-    note = "are not used"
+    note = "are ignored"
     store.save(1, state(1), "--fidelity", "near", "--adamw", "lr=1e-3,step=1", expect_message=note)
     store.save(2, state(2), "--fidelity", "near", "--adamw", "lr=1e-3,step=2", "-q")
     store.save(3, state(3), "--fidelity", "weight=near", "--adamw", "lr=1e-3,step=3")

@@ -76,7 +76,7 @@ def test_prune_applies_it(bases):
     for step in (1, 2, 3, 4, 5):
         save(bases, step, "b")
     assert "policy, there is none: ckptdelta help policy" in bases.call("prune", expect=USAGE).err
-    assert "2 of 10 checkpoints can go now" in bases.call("policy", "--keep-last", 4, "--keep-every", 2).out
+    assert "2 of 10 checkpoints can be deleted now" in bases.call("policy", "--keep-last", 4, "--keep-every", 2).out
     bases.call("policy", "--run", "b", "--keep-first", "--undo", "0s")
     plan = bases.json("prune", "--dry-run")
     assert {d["checkpoint"] for d in plan["checkpoints"] if d["deleted"]} == {"a@1", "b@2", "b@3"}

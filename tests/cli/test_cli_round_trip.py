@@ -232,7 +232,7 @@ def test_roles_from_patterns(store):
 
 
 def test_a_pattern_that_matches_nothing_is_told(store):
-    store.save(1, state(1), "--role", "nothing*=other", expect_message="'nothing*=other' matches no tensor")
+    store.save(1, state(1), "--role", "nothing*=other", expect_message="'nothing*=other' is unused")
     store.save(2, state(1), "--role", "nothing*=other", "-q")
     for bad in ("x", "x=", "=weight", "x=auto", "x=Weight"):
         store.save(3, state(1), "--role", bad, expect=USAGE)
@@ -413,7 +413,7 @@ def test_other_numbers_than_the_optimizers(store):
     store.save(2, model.tensors())
     now = model.move().tensors()
     store.save(3, now, "--adamw", "lr=9,step=77,beta1=0,beta2=0.1", "--adam", "c.*:lr=1,step=1", "--sgd", "c*:lr=1,nesterov=1",
-               expect_message="no weight's name matches 'c.*'")
+               expect_message="'c.*' is unused: it matches no weight")
     assert st.same(store.load("--step", 3)[0], now)
     assert "step" not in codings(store, 3).values()
 

@@ -81,8 +81,8 @@ static const bad_header bad_headers[] = {
     {"{\"a\":" ENTRY("U8", "1", 0, 1) ",\"b\":" ENTRY("U8", "1", 2, 3) "}", 3, CKD_E_CORRUPT,
      "a hole: bytes 1 to 2", "b"},
     {"{\"a\":" ENTRY("U8", "1", 1, 2) "}", 2, CKD_E_CORRUPT, "a hole: bytes 0 to 1", "a"},
-    {"{\"a\":" ENTRY("U8", "1", 0, 1) "}", 3, CKD_E_CORRUPT, "2 bytes behind the last tensor", ""},
-    {"{}", 1, CKD_E_CORRUPT, "1 bytes behind the last tensor", ""},
+    {"{\"a\":" ENTRY("U8", "1", 0, 1) "}", 3, CKD_E_CORRUPT, "2 bytes after the last tensor", ""},
+    {"{}", 1, CKD_E_CORRUPT, "1 bytes after the last tensor", ""},
 };
 
 static void test_each_rule_of_the_header(void **state) {
