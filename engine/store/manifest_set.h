@@ -17,7 +17,7 @@ typedef struct manifest_entry {
     bool was_own_only;  /* an early version wrote it; its older files came from its dependencies' manifests */
     bool lacks;         /* one of these dependencies has no manifest, so some of its files are unknown */
     bool held;          /* a manifest with `lacks` depends on it: it is neither removed nor rewritten */
-    size_t order_index; /* scratch of compact_order */
+    size_t order_index; /* scratch of a compaction */
 } manifest_entry;
 
 typedef struct manifest_set {
