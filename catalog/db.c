@@ -105,7 +105,7 @@ ckd_status catalog_run(catalog *c, statement which, ckd_error *err) {
 
 ckd_status handle_usable(const catalog *c, ckd_error *err) {
     if (c->process != getpid()) {
-        err_set(err, CKD_E_STATE, "the catalog was opened before a fork: open the store anew in the child");
+        err_set(err, CKD_E_STATE, "the catalog was opened before a fork: open the store again in the child");
         return err_in_file(err, CKD_E_STATE, c->path);
     }
     return CKD_OK;

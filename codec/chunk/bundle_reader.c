@@ -311,7 +311,7 @@ static ckd_status check_member(bundle_in *b, const head *h, record *r, uint64_t 
         problem = record_problem(r, &status);
     }
     if (!problem && !flags_right(b, r)) {
-        problem = "a dependency says what is as in its record";
+        problem = "a dependency repeats a field of its record";
     }
     if (!problem && r->stored_size > b->payload_size - payload_at) {
         problem = "a bundle ends inside the payload of one of its records";

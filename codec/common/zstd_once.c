@@ -20,10 +20,10 @@ size_t zstd_once_bound(size_t size) {
     return ZSTD_compressBound(size);
 }
 
-size_t zstd_once_pack(void *to, size_t room, const void *from, size_t size, int level) {
+size_t zstd_once_pack(void *to, size_t capacity, const void *from, size_t size, int level) {
     ZSTD_CCtx *c = atomic_exchange(&packer, NULL);
     c = c ? c : ZSTD_createCCtx();
-    size_t packed = c ? ZSTD_compressCCtx(c, to, room, from, size, level) : 0;
+    size_t packed = c ? ZSTD_compressCCtx(c, to, capacity, from, size, level) : 0;
     bool good = c && !ZSTD_isError(packed);
     if (good && ZSTD_sizeof_CCtx(c) <= KEPT_MOST) {
         c = atomic_exchange(&packer, c);

@@ -13,10 +13,10 @@
 /* Largest size of a frame of `size` bytes. */
 size_t zstd_once_bound(size_t size);
 /*
- * Compresses into one frame in `to`, which has room for the bound. Returns its size; 0: out of memory, the only
+ * Compresses into one frame in `to`, which has capacity for the bound. Returns its size; 0: out of memory, the only
  * possible error.
  */
-size_t zstd_once_pack(void *to, size_t room, const void *from, size_t size, int level);
+size_t zstd_once_pack(void *to, size_t capacity, const void *from, size_t size, int level);
 /*
  * Decompresses exactly one frame, which must state the size `size` and have no bytes behind it. Errors: CORRUPT, NOMEM;
  * the caller writes the message.

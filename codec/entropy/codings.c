@@ -256,7 +256,7 @@ ckd_status coder_encode(coder *c, coding how, int level, const coder_source *fro
 
 static ckd_status decode_raw(void *to, size_t raw, const void *from, size_t stored, ckd_error *err) {
     if (raw != stored) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu raw bytes where %zu are due", stored, raw);
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu raw bytes, not the expected %zu", stored, raw);
     }
     if (raw) {
         memcpy(to, from, raw);
@@ -280,7 +280,8 @@ static ckd_status decode_zstd(coder *c, void *to, size_t raw, const void *from, 
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "zstd: %s", ZSTD_getErrorName(result));
     }
     if (result != raw) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "zstd gives %zu bytes where %zu are due", result, raw);
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "zstd gives %zu bytes, not the expected %zu", result,
+                           raw);
     }
     return CKD_OK;
 }
@@ -294,7 +295,7 @@ static ckd_status decode_lz4(void *to, size_t raw, const void *from, size_t stor
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "LZ4: error %d in a block of %zu bytes", result, stored);
     }
     if ((size_t)result != raw) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "LZ4 gives %d bytes where %zu are due", result, raw);
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "LZ4 gives %d bytes, not the expected %zu", result, raw);
     }
     return CKD_OK;
 }
@@ -333,8 +334,8 @@ ckd_status coder_decode(coder *c, coding how, const coder_target *target, const 
                               stored, err);
     case CODING_COUNT:
     default:
-        return err_unsupported(err, NULL, CKD_NO_OFFSET, "coding %d is not known: use a newer version",
-                               (int)how);
+        return err_unsupported(err, NULL, CKD_NO_OFFSET,
+                               "coding %d is unknown to this version: use a newer one", (int)how);
     }
     if (status == CKD_OK && on_planes(how)) {
         planes_join(target->to, width, c->planes, raw / width);

@@ -250,7 +250,8 @@ static ckd_status decode_sparse(symbols_workspace *w, const symbols_output *out,
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream's header makes no sense");
     }
     if (s->ranges > 1 && !out->context) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream wants contexts where there are none");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET,
+                           "a symbol stream needs contexts, and the block has none");
     }
     if (s->pairs) {
         ckd_status status =

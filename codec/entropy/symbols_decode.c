@@ -346,7 +346,8 @@ ckd_status symbols_dense_decode(symbols_workspace *w, const symbols_output *out,
         return status;
     }
     if (h->contexts && !out->context) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream wants contexts where there are none");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET,
+                           "a symbol stream needs contexts, and the block has none");
     }
     bit_source bits;
     if (!find_end(&bits, (const uint8_t *)from + used, size - used)) {

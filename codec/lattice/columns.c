@@ -45,7 +45,7 @@ static ckd_status get_bounded(const int32_t **out, lattice_input *from, size_t n
     ckd_status status = get_integers(out, from, n, NULL, buffer);
     for (size_t i = 0; i < n && status == CKD_OK; i++) {
         if ((*out)[i] < min || (*out)[i] > max) {
-            status = err_set(from->err, CKD_E_CORRUPT, "a lossy block has a scale that there is not");
+            status = err_set(from->err, CKD_E_CORRUPT, "a lossy block's scale is out of range");
         }
     }
     return status;
@@ -168,7 +168,7 @@ static ckd_status get_scaled(const int32_t **out, lattice_input *from, size_t n,
     uint8_t width = reader_u8(&from->in);
     if (width != 1 && width != 2 && width != 4) {
         return err_set(from->err, CKD_E_CORRUPT,
-                       "a lossy block's factor has integers of a width that there is not");
+                       "a lossy block's factor has integers of an impossible width");
     }
     int32_t *values = bytes_scratch(buffer, n * sizeof(int32_t) + 1, "decoding scratch", from->err);
     *out = values;
@@ -206,7 +206,7 @@ ckd_status lattice_get_factor(const int32_t **factor, lattice_input *from, uint6
     differences(scale, rank, true);
     for (uint32_t k = 0; k < rank; k++) {
         if (scale[k] < 0 || scale[k] >= (int32_t)ADAPTIVE_CONTEXTS) {
-            return err_set(from->err, CKD_E_CORRUPT, "a lossy block's factor has a scale that there is not");
+            return err_set(from->err, CKD_E_CORRUPT, "the scale of a lossy block's factor is out of range");
         }
     }
     uint8_t *contexts = factor_contexts(scale, rows, rank, &from->scratch->contexts, from->err);
@@ -240,7 +240,7 @@ ckd_status lattice_get_columns(lattice_columns *c, lattice_input *from, uint64_t
     ckd_status status = CKD_OK;
     if (form & ~COLUMNS_KNOWN || (form & COLUMNS_SYMBOLS && !(form & COLUMNS_FACTOR)) ||
         (form && c->columns > LATTICE_MAX_COLUMNS)) {
-        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's columns have an unknown form");
     }
     if (form & COLUMNS_STEP) {
         status = lattice_get_steps(&c->step, from, c->columns, &from->scratch->step);
@@ -251,7 +251,7 @@ ckd_status lattice_get_columns(lattice_columns *c, lattice_input *from, uint64_t
     c->rank = (uint32_t)wire_varint_max(&from->in, LATTICE_MAX_RANK);
     if (c->rank == 0 || c->rank > max_rank) {
         return err_set(from->err, CKD_E_CORRUPT,
-                       "a lossy block's factor has a number of components that there is not");
+                       "a lossy block's factor has an impossible number of components");
     }
     status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &from->scratch->shift);
     return status == CKD_OK ? lattice_get_factor(&c->factor, from, c->columns, c->rank,

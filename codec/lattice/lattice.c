@@ -91,10 +91,10 @@ CPU_PLAIN void lattice_widen(int32_t *q, const void *from, size_t n, unsigned wi
 static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void *values, size_t n,
                        symbols_workspace *work) {
     symbols_plan(work, 0, mode, &(symbols_input){width, n, values, NULL}, NULL);
-    size_t room = symbols_bound(work, 0);
-    uint8_t *at = bytes_extend(to, room + 1);
+    size_t bound = symbols_bound(work, 0);
+    uint8_t *at = bytes_extend(to, bound + 1);
     if (at) {
-        to->size -= room + 1 - symbols_encode(work, 0, values, NULL, at, room);
+        to->size -= bound + 1 - symbols_encode(work, 0, values, NULL, at, bound);
     }
 }
 
@@ -234,7 +234,7 @@ static ckd_status get_q(lattice_block *b, lattice_input *from) {
         return symbols_decode(from->work, &(symbols_output){4, n, q, NULL}, stream, size, from->err);
     }
     if (how != 1 && how != 2) {
-        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's integers have a form that there is not");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's integers have an unknown form");
     }
     bytes *buffer = how == 1 ? &from->scratch->few : &from->scratch->narrow;
     void *narrow = bytes_scratch(buffer, n * how + 1, "decoding scratch", from->err);
@@ -279,13 +279,13 @@ static ckd_status get_exceptions(lattice_block *b, lattice_input *from) {
     }
     uint64_t next = 0;
     if (b->exceptions == 0) {
-        return err_set(from->err, CKD_E_CORRUPT, "a lossy block keeps no values, and says that it does");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block's list of verbatim values is empty");
     }
     for (uint32_t i = 0; i < b->exceptions; i++) {
         uint64_t place = next + wire_varint_max(&from->in, b->count);
         bits[i] = reader_u32(&from->in);
         if (place >= b->count) {
-            return err_set(from->err, CKD_E_CORRUPT, "a lossy block keeps a value that it does not have");
+            return err_set(from->err, CKD_E_CORRUPT, "a lossy block's verbatim value lies beyond its end");
         }
         at[i] = (uint32_t)place;
         next = place + 1;
@@ -377,7 +377,7 @@ static ckd_status take_rows(lattice_block *b, uint8_t form, const lattice_column
 static ckd_status get_factor(lattice_block *b, lattice_input *from, uint8_t form) {
     b->low_rank_exponent = get_signed(&from->in);
     if (!b->own.rank || b->low_rank_exponent < -64 || b->low_rank_exponent > 64) {
-        return err_set(from->err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+        return err_set(from->err, CKD_E_CORRUPT, "a lossy block has only one of the two factors");
     }
     return form & FORM_SHARED_ROWS ? CKD_OK
                                    : lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank,
@@ -395,12 +395,13 @@ static ckd_status get_parts(lattice_block *b, lattice_input *from, uint8_t form,
     if (status == CKD_OK && (form & FORM_SHARED_ROWS || payload->rows)) {
         status = form & FORM_SHARED_ROWS
                      ? take_rows(b, form, payload->rows, from->err)
-                     : err_set(from->err, CKD_E_CORRUPT, "a lossy block shares rows, and does not say so");
+                     : err_set(from->err, CKD_E_CORRUPT,
+                               "a lossy block has shared rows that its form does not name");
     } else if (status == CKD_OK && form & FORM_ROWS) {
         status = lattice_get_steps(&b->row, from, lattice_rows(b), &from->scratch->row);
     }
     if (status == CKD_OK && !(form & FORM_FACTOR) && b->own.rank && !b->shared) {
-        status = err_set(from->err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+        status = err_set(from->err, CKD_E_CORRUPT, "a lossy block has only one of the two factors");
     }
     if (status == CKD_OK && form & FORM_FACTOR) {
         status = get_factor(b, from, form);
@@ -431,7 +432,7 @@ ckd_status lattice_decode(lattice_block *out, const lattice_payload *from, latti
                     : out->step >= 1 && out->step <= 4096 && out->birth >= 1 && out->birth <= 2039 &&
                           !(form & FORM_FACTOR);
     if (r->failed || (form & FORM_SYMBOLS && !(form & FORM_FACTOR)) || !fits) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block begins with what there is not");
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's form or scale is out of range");
     }
     ckd_status status = get_parts(out, &input, form, from);
     THEN(status,

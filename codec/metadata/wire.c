@@ -130,7 +130,7 @@ ckd_status metadata_close(metadata_reader *n, void *out, size_t size) {
         metadata_fail(n, CKD_E_CORRUPT,
                       "the metadata file's payload ends early, or a text in it is not valid");
     } else if (reader_left(&n->in) != 0) {
-        metadata_fail(n, CKD_E_CORRUPT, "the metadata file's payload has bytes that mean nothing");
+        metadata_fail(n, CKD_E_CORRUPT, "the metadata file's payload has bytes after its last field");
     }
     if (n->status != CKD_OK && size > 0) {
         memset(out, 0, size);

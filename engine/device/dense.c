@@ -91,7 +91,8 @@ ckd_status dense_add_writing(dense_batch *b, const symbols_parts *parts, const d
 ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const dense_integers *of,
                              const void *payload, uint32_t bits, ckd_error *err) {
     if (parts->contexts && !of->contexts) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream wants contexts where there are none");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET,
+                           "a symbol stream needs contexts, and the block has none");
     }
     device_decoding d = {.tables = send_tables(b, parts, of->shift),
                          .payload = send(b, payload, (bits + 7) / 8),

@@ -376,7 +376,7 @@ static void test_refused_levels(void **state) {
         put_byte(&p.levels, 0);
     }
     put_byte(&p.levels, 1u << (LINES * 7 + 5) % 8);
-    refused(&p, CKD_E_CORRUPT, "contexts where there are none");
+    refused(&p, CKD_E_CORRUPT, "the block has none");
 }
 
 /* Streams inside a frame are dense ones; levels are asked for before contexts are used. */
@@ -399,7 +399,7 @@ static void test_refused_kinds(void **state) {
     p = good;
     p.columns = 0; /* contexts, but no levels; those from elsewhere are not taken, although they would do */
     stream s = together(&p);
-    assert_int_equal(decode(NULL, N, p.contexts, &s, "contexts where there are none"), CKD_E_CORRUPT);
+    assert_int_equal(decode(NULL, N, p.contexts, &s, "the block has none"), CKD_E_CORRUPT);
     p.integers.size = 0;
     refused(&p, CKD_E_CORRUPT, NULL);
 }
