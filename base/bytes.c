@@ -95,12 +95,12 @@ void *bytes_extend(bytes *b, size_t size) {
 
 void *bytes_scratch(bytes *b, uint64_t size, const char *what, ckd_error *err) {
     bytes_clear(b);
-    void *room = size <= SIZE_MAX ? bytes_extend(b, size ? (size_t)size : 1) : NULL;
-    if (!room) {
+    void *memory = size <= SIZE_MAX ? bytes_extend(b, size ? (size_t)size : 1) : NULL;
+    if (!memory) {
         b->failed = false;
         err_nomem(err, (size_t)size, what);
     }
-    return room;
+    return memory;
 }
 
 void bytes_put(bytes *b, const void *data, size_t size) {

@@ -111,10 +111,10 @@ static void append_reason(ckd_error *err, int errnum) {
     const char *known = strerrordesc_np(errnum);
     char reason[96];
     snprintf(reason, sizeof(reason), ": %s", known != NULL ? known : "unknown system error");
-    size_t length = strlen(err->message), room = sizeof(err->message) - 1 - strlen(reason);
-    if (length > room) {
-        err->message[room] = '\0';
-        trim_cut(err->message, room);
+    size_t length = strlen(err->message), limit = sizeof(err->message) - 1 - strlen(reason);
+    if (length > limit) {
+        err->message[limit] = '\0';
+        trim_cut(err->message, limit);
         length = strlen(err->message);
     }
     strcpy(err->message + length, reason);

@@ -87,9 +87,9 @@ static bool step_into(left_out *inside, const left_out *without, const char *nam
     bool skip = false;
     for (i = 0; without->paths[i]; i++) {
         const char *path = without->paths[i];
-        bool mine = strncmp(path, name, length) == 0;
-        skip = skip || (mine && path[length] == '\0');
-        inside->paths[i] = mine && path[length] == '/' ? path + length + 1 : "";
+        bool has_prefix = strncmp(path, name, length) == 0;
+        skip = skip || (has_prefix && path[length] == '\0');
+        inside->paths[i] = has_prefix && path[length] == '/' ? path + length + 1 : "";
     }
     inside->paths[i] = NULL;
     return skip;
@@ -166,11 +166,11 @@ ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const 
 
 uint64_t dir_free_space(const char *path) {
     struct statvfs fs;
-    uint64_t room;
+    uint64_t available;
     /* A tmpfs without a limit reports no blocks. */
     if (statvfs(path, &fs) != 0 || fs.f_blocks == 0 ||
-        __builtin_mul_overflow(fs.f_bavail, fs.f_frsize, &room)) {
+        __builtin_mul_overflow(fs.f_bavail, fs.f_frsize, &available)) {
         return UINT64_MAX;
     }
-    return room;
+    return available;
 }

@@ -49,15 +49,15 @@ static int try_lock(int fd, lock_kind kind) {
 
 /* The previous holder may have removed the file. A lock on a file without a name excludes nobody. */
 static int still_named(bool *named, int fd, const char *path) {
-    struct stat held, there;
+    struct stat opened, named_file;
     *named = false;
-    if (fstat(fd, &held) != 0) {
+    if (fstat(fd, &opened) != 0) {
         return errno;
     }
-    if (stat(path, &there) != 0) {
+    if (stat(path, &named_file) != 0) {
         return errno == ENOENT ? 0 : errno;
     }
-    *named = held.st_dev == there.st_dev && held.st_ino == there.st_ino;
+    *named = opened.st_dev == named_file.st_dev && opened.st_ino == named_file.st_ino;
     return 0;
 }
 

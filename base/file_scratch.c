@@ -21,12 +21,12 @@ static int create_and_unlink(const char *directory) {
     if (random_bytes(random, sizeof(random), NULL) != CKD_OK) {
         return -1;
     }
-    size_t room = strlen(directory) + 64;
-    char *path = malloc(room);
+    size_t capacity = strlen(directory) + 64;
+    char *path = malloc(capacity);
     if (path == NULL) {
         return -1;
     }
-    snprintf(path, room, "%s/.tmp-scratch-%016llx", directory, (unsigned long long)load_le64(random));
+    snprintf(path, capacity, "%s/.tmp-scratch-%016llx", directory, (unsigned long long)load_le64(random));
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd >= 0) {
         unlink(path);

@@ -75,7 +75,7 @@ static int shim_write(sqlite3_file *file, const void *data, int size, sqlite3_in
         return fault == ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE;
     }
     if (fault < 0) { /* simulates a disk that fills up during a write */
-        int room = -(fault + 1), part = room < size ? room : size;
+        int accepted = -(fault + 1), part = accepted < size ? accepted : size;
         int rc = part ? f->real->pMethods->xWrite(f->real, data, part, offset) : SQLITE_OK;
         return rc != SQLITE_OK ? noted(f->owner, rc) : SQLITE_FULL;
     }

@@ -45,7 +45,7 @@ static bool identity_blank(const identity *i) {
 
 /* Is the statement that created this object the same as in the current row (type, name, sql) of `expected`? */
 static int object_same(bool *same, sqlite3_stmt *found, sqlite3_stmt *expected) {
-    const unsigned char *want = sqlite3_column_text(expected, 2);
+    const unsigned char *expected_sql = sqlite3_column_text(expected, 2);
     *same = false;
     int rc = sqlite3_bind_value(found, 1, sqlite3_column_value(expected, 0));
     if (rc == SQLITE_OK) {
@@ -56,7 +56,7 @@ static int object_same(bool *same, sqlite3_stmt *found, sqlite3_stmt *expected) 
     }
     if (rc == SQLITE_ROW) {
         const unsigned char *have = sqlite3_column_text(found, 0);
-        *same = want && have && strcmp((const char *)want, (const char *)have) == 0;
+        *same = expected_sql && have && strcmp((const char *)expected_sql, (const char *)have) == 0;
         rc = SQLITE_OK;
     } else if (rc == SQLITE_DONE) {
         rc = SQLITE_OK;
@@ -101,15 +101,15 @@ static int reference_open(sqlite3 **out) {
 
 static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err) {
     sqlite3 *reference = NULL;
-    identity want = {0};
+    identity expected = {0};
     bool same = true;
     int rc = reference_open(&reference);
     if (rc == SQLITE_OK) {
-        rc = identity_read(&want, reference);
+        rc = identity_read(&expected, reference);
     }
-    bool ours = rc == SQLITE_OK && have->application == want.application;
+    bool ours = rc == SQLITE_OK && have->application == expected.application;
     c->lacks_ranks = ours && have->version == WITHOUT_RANKS;
-    if (ours && (have->version == want.version || c->lacks_ranks)) {
+    if (ours && (have->version == expected.version || c->lacks_ranks)) {
         rc = schema_same(&same, c->db, reference, c->lacks_ranks ? RANKS_TABLE : NULL);
     }
     (void)sqlite3_close(reference);
@@ -119,18 +119,18 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
     if (!ours) {
         return catalog_damaged(c, err, "it is no catalog of ckptdelta");
     }
-    if (have->version > want.version) {
+    if (have->version > expected.version) {
         return err_unsupported(
             err, c->path, CKD_NO_OFFSET,
             "the catalog has format %lld, this version of ckptdelta knows up to %lld; use a newer one",
-            (long long)have->version, (long long)want.version);
+            (long long)have->version, (long long)expected.version);
     }
-    if (have->version > 0 && have->version < want.version && !c->lacks_ranks) {
+    if (have->version > 0 && have->version < expected.version && !c->lacks_ranks) {
         err_set(err, CKD_E_MISMATCH, "the catalog has the older format %lld; any save or rebuild renews it",
                 (long long)have->version);
         return err_in_file(err, CKD_E_MISMATCH, c->path);
     }
-    if ((have->version != want.version && !c->lacks_ranks) || !same) {
+    if ((have->version != expected.version && !c->lacks_ranks) || !same) {
         return catalog_damaged(c, err, "its tables are not those of ckptdelta");
     }
     return CKD_OK;
@@ -176,7 +176,7 @@ ckd_status catalog_set_meta(catalog *c, const char *key, const char *text, ckd_e
     return query_run(&q, status, err);
 }
 
-static ckd_status meta_verify(catalog *c, const char *key, const char *want, const char *complaint,
+static ckd_status meta_verify(catalog *c, const char *key, const char *expected, const char *complaint,
                               ckd_error *err) {
     query q;
     bool row = false, same = false;
@@ -186,7 +186,7 @@ static ckd_status meta_verify(catalog *c, const char *key, const char *want, con
         status = query_next(&row, &q, err);
     }
     if (status == CKD_OK && row) {
-        same = strcmp(column_text(&q, 0, 0, 256), want) == 0;
+        same = strcmp(column_text(&q, 0, 0, 256), expected) == 0;
         status = query_row_status(&q, err);
     }
     query_end(&q);

@@ -153,17 +153,17 @@ typedef struct tensor_usage {
     size_t *run_at, *name_at;
     size_t run_capacity, name_capacity;
     char *text;
-    size_t used, room;
+    size_t text_size, text_capacity;
 } tensor_usage;
 
 static ckd_status keep_text(size_t *at, tensor_usage *u, const char *text, ckd_error *err) {
     size_t size = strlen(text) + 1;
-    if (ARRAY_GROW(u->text, u->room, u->used + size, "names of tensors", err) != CKD_OK) {
+    if (ARRAY_GROW(u->text, u->text_capacity, u->text_size + size, "names of tensors", err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
-    memcpy(u->text + u->used, text, size);
-    *at = u->used;
-    u->used += size;
+    memcpy(u->text + u->text_size, text, size);
+    *at = u->text_size;
+    u->text_size += size;
     return CKD_OK;
 }
 
@@ -205,10 +205,10 @@ static ckd_status tensor_row(void *context, query *q, ckd_error *err) {
 
 /* Joins rows and text in one allocation. NULL if out of memory. */
 static ckd_tensor_usage *join_text(const tensor_usage *u) {
-    ckd_tensor_usage *all = malloc(u->count * sizeof(*all) + u->used + 1);
+    ckd_tensor_usage *all = malloc(u->count * sizeof(*all) + u->text_size + 1);
     if (all) {
         char *text = (char *)(all + u->count);
-        memcpy(text, u->text ? u->text : "", u->used);
+        memcpy(text, u->text ? u->text : "", u->text_size);
         for (size_t i = 0; i < u->count; i++) {
             all[i] = u->rows[i];
             all[i].run = text + u->run_at[i];
@@ -224,7 +224,7 @@ ckd_status catalog_usage_by_tensor(ckd_tensor_usage **rows, size_t *count, catal
     ckd_status status = snapshot_rows(c, S_TENSOR_TOTALS, NULL, tensor_row, &u, err);
     if (status == CKD_OK) {
         *rows = join_text(&u);
-        status = *rows ? CKD_OK : err_nomem(err, u.used, "sums by tensor");
+        status = *rows ? CKD_OK : err_nomem(err, u.text_size, "sums by tensor");
     }
     *count = status == CKD_OK ? u.count : 0;
     free(u.rows);

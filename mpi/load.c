@@ -45,11 +45,11 @@ static ckd_bytes next_message(cursor *c, unsigned char *together) {
             c->at += message.size;
             return message;
         }
-        size_t room = SMALL - message.size;
-        if (room == 0) {
+        size_t left = SMALL - message.size;
+        if (left == 0) {
             return message;
         }
-        size = size < room ? size : room;
+        size = size < left ? size : left;
         memcpy(together + message.size, data, size);
         message.size += size;
         c->at += size;

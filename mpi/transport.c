@@ -58,23 +58,23 @@ static ckd_status send(mpi_group *g, const ckd_bytes *data, ckd_error *err) {
     return status;
 }
 
-static ckd_status receive_all(mpi_group *g, const ckd_bytes *mine, ckd_bytes *all, const uint64_t *sizes,
+static ckd_status receive_all(mpi_group *g, const ckd_bytes *part, ckd_bytes *all, const uint64_t *sizes,
                               ckd_error *err) {
     ckd_status status = CKD_OK;
     for (int r = 0; r < g->world && status == CKD_OK; r++) {
         status = make_room(&all[r], sizes[r], err);
         if (status == CKD_OK && r > 0) {
             status = receive(g, &all[r], r, err);
-        } else if (status == CKD_OK && mine->size) {
-            memcpy(all[r].data, mine->data, mine->size);
+        } else if (status == CKD_OK && part->size) {
+            memcpy(all[r].data, part->data, part->size);
         }
     }
     return status;
 }
 
-static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, ckd_error *err) {
+static ckd_status gather(void *context, const ckd_bytes *part, ckd_bytes *all, ckd_error *err) {
     mpi_group *g = context;
-    uint64_t size = mine->size;
+    uint64_t size = part->size;
     uint64_t *sizes = g->rank == 0 ? calloc((size_t)g->world, sizeof(*sizes)) : NULL;
     if (g->rank == 0 && !sizes) {
         return mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "sizes");
@@ -82,7 +82,7 @@ static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, c
     ckd_status status =
         mpi_check(MPI_Gather(&size, 1, MPI_UINT64_T, sizes, 1, MPI_UINT64_T, 0, g->comm), err);
     if (status == CKD_OK) {
-        status = g->rank == 0 ? receive_all(g, mine, all, sizes, err) : send(g, mine, err);
+        status = g->rank == 0 ? receive_all(g, part, all, sizes, err) : send(g, part, err);
     }
     free(sizes);
     return status;
@@ -109,14 +109,14 @@ static void leave(void *context) {
 }
 
 /* Makes all ranks fail if one of them cannot join, so nobody waits for it. */
-static ckd_status agree(mpi_group *g, ckd_status mine, ckd_error *err) {
+static ckd_status agree(mpi_group *g, ckd_status status_here, ckd_error *err) {
     struct {
         int status, rank;
-    } own = {(int)mine, g->rank}, worst = {0, 0};
-    ckd_error *told = mine == CKD_OK ? err : NULL; /* otherwise it already holds an error */
-    ckd_status status = mpi_check(MPI_Allreduce(&own, &worst, 1, MPI_2INT, MPI_MAXLOC, g->comm), told);
-    if (mine != CKD_OK || status != CKD_OK || worst.status == CKD_OK) {
-        return mine != CKD_OK ? mine : status;
+    } own = {(int)status_here, g->rank}, worst = {0, 0};
+    ckd_error *caller_err = status_here == CKD_OK ? err : NULL; /* otherwise it already holds an error */
+    ckd_status status = mpi_check(MPI_Allreduce(&own, &worst, 1, MPI_2INT, MPI_MAXLOC, g->comm), caller_err);
+    if (status_here != CKD_OK || status != CKD_OK || worst.status == CKD_OK) {
+        return status_here != CKD_OK ? status_here : status;
     }
     char who[32];
     snprintf(who, sizeof(who), "rank %d", worst.rank);

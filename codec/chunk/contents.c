@@ -50,10 +50,10 @@ static ckd_status read_bundle(unpacking *u, const uint8_t **payload, const recor
     if (*payload) {
         return CKD_OK;
     }
-    void *room = bytes_scratch(&u->payload, bundle->stored_size, "a bundle", u->err);
-    *payload = room;
-    return room ? file_read_at(u->c->file, bundle->payload_offset, room, bundle->stored_size, u->err)
-                : CKD_E_NOMEM;
+    void *memory = bytes_scratch(&u->payload, bundle->stored_size, "a bundle", u->err);
+    *payload = memory;
+    return memory ? file_read_at(u->c->file, bundle->payload_offset, memory, bundle->stored_size, u->err)
+                  : CKD_E_NOMEM;
 }
 
 static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outside) {
@@ -88,10 +88,10 @@ static bool is_wanted(const unpacking *u, const record *r) {
 /* Merges the unbundled records and the members in file order. */
 static ckd_status merge(const unpacking *u, chunk_part *out) {
     const chunk *c = u->c;
-    size_t room = c->outer_count + u->count, at = 0, next = 0, outside = 0;
-    record *records = malloc((room + 1) * sizeof(*records));
+    size_t capacity = c->outer_count + u->count, at = 0, next = 0, outside = 0;
+    record *records = malloc((capacity + 1) * sizeof(*records));
     if (!records) {
-        return err_nomem(u->err, room * sizeof(*records), "records");
+        return err_nomem(u->err, capacity * sizeof(*records), "records");
     }
     for (size_t i = 0; i < c->outer_count; i++) {
         if (c->outer[i].kind == RECORD_BUNDLE) {
@@ -118,10 +118,10 @@ static ckd_status unpack(unpacking *u, chunk_part *out) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         const record *r = &c->outer[i];
-        bool mine = is_wanted(u, r);
-        wanted += mine;
+        bool selected = is_wanted(u, r);
+        wanted += selected;
         if (r->kind == RECORD_BUNDLE) {
-            status = mine ? unpack_one(u, r, i - bundles) : CKD_OK;
+            status = selected ? unpack_one(u, r, i - bundles) : CKD_OK;
             bundles++;
         }
     }

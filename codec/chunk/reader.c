@@ -331,8 +331,8 @@ ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_err
     return status == CKD_OK ? chunk_check_payload(c, r, to, err) : in_tensor_of(r, status, err);
 }
 
-/* Checks that `size` bytes of the file at `offset` equal `want`. */
-static ckd_status compare_bytes(const chunk *c, uint64_t offset, const uint8_t *want, size_t size,
+/* Checks that `size` bytes of the file at `offset` equal `expected`. */
+static ckd_status compare_bytes(const chunk *c, uint64_t offset, const uint8_t *expected, size_t size,
                                 const char *what, ckd_error *err) {
     uint8_t piece[COMPARE_PIECE];
     for (size_t done = 0; done < size;) {
@@ -342,7 +342,7 @@ static ckd_status compare_bytes(const chunk *c, uint64_t offset, const uint8_t *
             return status;
         }
         for (size_t i = 0; i < part; i++) {
-            if (piece[i] != (want ? want[done + i] : 0)) {
+            if (piece[i] != (expected ? expected[done + i] : 0)) {
                 return err_corrupt(err, file_path(c->file), offset + done + i, "%s", what);
             }
         }
