@@ -1,6 +1,6 @@
 /*
- * ckptdelta, retention: deleting and restoring checkpoints, freeing their space; pins, tags and policies; names of runs. Part of
- * ckptdelta.h, which includes it; the same conventions hold.
+ * ckptdelta, retention: deleting and restoring checkpoints, freeing their space; pins, tags and policies; names of
+ * runs. Part of ckptdelta.h, which includes it; the same conventions hold.
  *
  * A deleted checkpoint first goes to the trash. It is no longer listed, but all its files remain, and it can be
  * restored. When its time is over, a collection removes its files for good.
