@@ -6,6 +6,9 @@ TEST_TIMEOUT ?= 900
 # Of all fuzzers together.
 FUZZ_SECONDS ?= 3600
 
+# There are very many programs to link, and lld takes half the time.
+TEST_LDFLAGS := $(if $(shell command -v ld.lld 2>/dev/null),-fuse-ld=lld)
+
 TEST_SUPPORT_OBJ := $(call obj,$(TEST_SUPPORT_SRC))
 # The names of tests are unique: programs lie in one folder, whatever folder their source lies in.
 TESTS := $(patsubst %.c,$(B)/tests/%,$(notdir $(TEST_SRC)))
@@ -55,7 +58,7 @@ $(foreach s,$(TEST_SRC),$(eval $(B)/tests/$(notdir $(s:.c=)): $(call obj,$(s))))
 $(TESTS): $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %/$(@F).o,$^) $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
+	@$(CC) $(CKD_LDFLAGS) $(TEST_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %/$(@F).o,$^) $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
 	    $(CMOCKA_LIBS) $(CKD_LIBS)
 
 # A device for programs, where there is none: CKD_CUDA=$(B)/tests/libemulated_device.so
@@ -82,7 +85,7 @@ UNCHECKED := $(B)/obj/tests/support/unchecked.o
 $(REPLAYS): $(B)/tests/%: $(B)/obj/tests/fuzz/%.o $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) \
+	@$(CC) $(CKD_LDFLAGS) $(TEST_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) \
 	    $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
 
 $(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/fuzz/%.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a

@@ -97,7 +97,7 @@ def total(pattern, text):
 
 
 def kills(r):
-    text = "".join(r.program(name) for name in ("test_crash", "test_parity_crash", "test_ranks_killed"))
+    text = "".join(r.program(name, {"CKD_TEST_LEVEL": "big"}) for name in ("test_crash", "test_parity_crash", "test_ranks_killed"))
     files = total(r"killed at (\d+) steps", text)
     return f"{files} kills at steps on files; 0 lost, 0 wrong"
 

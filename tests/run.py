@@ -151,7 +151,7 @@ def environment(args, temporary):
         env.pop(name, None)
     # The driver's mappings and the address sanitizer's shadow gap exclude each other.
     gap = ":protect_shadow_gap=0" if args.cuda else ""
-    env.setdefault("ASAN_OPTIONS", "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1" + gap)
+    env.setdefault("ASAN_OPTIONS", "detect_leaks=1:detect_stack_use_after_return=0:strict_string_checks=1" + gap)
     env.setdefault("UBSAN_OPTIONS", "print_stacktrace=1")
     env.setdefault("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1")
     return env

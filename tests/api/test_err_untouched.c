@@ -188,7 +188,7 @@ static void open_as(ckd_store **store, const char *dir, const char *name, ckd_op
 static void test_calls_of_a_store(void **state) {
     static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR, CKD_COARSE};
     for (size_t f = 0; f < 3; f++) {
-        char name[16];
+        char name[20];
         ckd_store *store, *copy;
         ckd_checkpoint saved[5];
         ckd_copy_result *copied;
@@ -232,7 +232,7 @@ static void test_other_ways_to_save(void **state) {
 /* No catalog, one that is another store's, a parent that is damaged: calls find their way. */
 static void test_calls_beside_damage(void **state) {
     for (int kind = 0; kind < 4; kind++) {
-        char name[16];
+        char name[20];
         ckd_store *store;
         ckd_rebuild_result rebuilt;
         snprintf(name, sizeof(name), "store%d", kind);

@@ -25,7 +25,7 @@ def campaign(folder, *args):
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_mode(tmp_path, mode):
     code, out = campaign(tmp_path, "--mode", mode, "--seed", 1, "--ops", 40, "--scripts", 1, "--seconds", 5, "--shrink", 60)
     assert code == 0, out

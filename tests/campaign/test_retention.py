@@ -24,7 +24,7 @@ def retention(folder, fidelity, policy, *args):
     ("exact", "--keep-last 5", 1.35), ("exact", "--keep-last 3 --keep-every 20", 1.35), ("exact", "--keep-every 10 --keep-first", 1.35),
     ("near", "--keep-last 5", 1.35), ("coarse", "--keep-last 5", 1.6),
     ("near", "--keep-every 10 --keep-first", 2.0), ("coarse", "--keep-every 10 --keep-first", 2.2)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 def test_retention(tmp_path, fidelity, policy, most):
     found = retention(tmp_path, fidelity, policy)
     assert found["as_policy_says"] and found["factor"] <= most, found

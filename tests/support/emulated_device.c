@@ -450,11 +450,27 @@ static device_result zero(const device_queue *queue, void *memory, size_t bytes,
 
 /* ---- products ---- */
 
-/* Adds a row of the right factor, times a number, to a row of sums. */
-static void add_scaled(float *restrict sums, const float *restrict right, float left, uint64_t columns) {
-    for (uint64_t j = 0; j < columns; j++) {
-        sums[j] += left * right[j];
+/* Columns whose sums are in registers. */
+enum { ABREAST = 16 };
+
+/* Some sums of a row: of `left`, `rank` numbers `stride` apart, and columns of the right factor. */
+static void some_sums(float *restrict sums, const float *restrict left, uint64_t stride,
+                      const float *restrict right, const device_product *p, uint64_t columns) {
+    float sum[ABREAST] = {0};
+    if (columns == ABREAST) {
+        for (uint64_t k = 0; k < p->rank; k++) {
+            for (unsigned j = 0; j < ABREAST; j++) {
+                sum[j] += left[k * stride] * right[k * p->columns + j];
+            }
+        }
+    } else {
+        for (uint64_t k = 0; k < p->rank; k++) {
+            for (uint64_t j = 0; j < columns; j++) {
+                sum[j] += left[k * stride] * right[k * p->columns + j];
+            }
+        }
     }
+    memcpy(sums, sum, columns * sizeof(*sums));
 }
 
 /* The right factor with its rows as rows; malloc'ed. */
@@ -479,11 +495,11 @@ static device_result product(const device_queue *queue, const device_product *p,
     float *upright = p->right_turned ? right_upright(p) : NULL;
     const float *right = upright ? upright : p->right;
     for (uint64_t i = 0; i < p->rows; i++) {
-        float *sums = p->sums + i * p->columns;
-        memset(sums, 0, p->columns * sizeof(*sums));
-        for (uint64_t k = 0; k < p->rank; k++) {
-            float left = p->left_turned ? p->left[k * p->rows + i] : p->left[i * p->rank + k];
-            add_scaled(sums, right + k * p->columns, left, p->columns);
+        const float *left = p->left + (p->left_turned ? i : i * p->rank);
+        for (uint64_t j = 0; j < p->columns; j += ABREAST) {
+            uint64_t more = p->columns - j;
+            some_sums(p->sums + i * p->columns + j, left, p->left_turned ? p->rows : 1, right + j, p,
+                      more < ABREAST ? more : ABREAST);
         }
     }
     free(upright);

@@ -39,7 +39,7 @@ static uint64_t next_random(uint64_t *state) {
 }
 
 static void try_cuts(const uint8_t *data, size_t size) {
-    size_t cuts = test_pick(12, 48, 48);
+    size_t cuts = test_pick(6, 24, 48);
     for (size_t i = 0; i < cuts && i < size; i++)
         try_input(data, size <= cuts ? i : i * (size / cuts));
     if (size)
@@ -49,9 +49,8 @@ static void try_cuts(const uint8_t *data, size_t size) {
 /* One to four changes at a time: a flipped bit, an extreme byte, a random byte. */
 static void try_changes(uint8_t *data, size_t size) {
     uint64_t random = UINT64_C(0x9e3779b97f4a7c15) ^ size;
-    unsigned long changes = test_pick(48, 192, 192);
-    if (test_level_now() == TEST_QUICK)
-        random ^= test_first("changes", UINT32_MAX); /* others for each seed */
+    unsigned long changes = test_pick(16, 96, 192);
+    random ^= test_first("changes", UINT32_MAX); /* others for each seed */
     for (unsigned long i = 0; size && i < changes; i++) {
         size_t at[4];
         uint8_t old[4];

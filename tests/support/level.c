@@ -1,9 +1,13 @@
 #include "tests/support/level.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 test_level test_level_now(void) {
     static const char *const names[] = {"quick", "full", "big"};
@@ -40,4 +44,26 @@ unsigned long test_first(const char *sweep, unsigned long stride) {
 
 bool test_draws(const char *list, unsigned long i, unsigned long every) {
     return test_level_now() != TEST_QUICK || i % every == test_first(list, every) - 1;
+}
+
+/* Copies those that run to `drawn`, which has space for all; returns how many. */
+size_t sample_tests(struct CMUnitTest *drawn, const char *name, const struct CMUnitTest *tests, size_t count,
+                    unsigned long every) {
+    size_t drawn_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (test_draws(name, i, every < count ? every : count)) {
+            drawn[drawn_count++] = tests[i];
+        }
+    }
+    return drawn_count;
+}
+
+int run_sampled_tests(const char *name, const struct CMUnitTest *tests, size_t count, unsigned long every,
+                      int (*setup)(void **), int (*teardown)(void **)) {
+    struct CMUnitTest *drawn = malloc(count * sizeof(*drawn));
+    assert_non_null(drawn);
+    size_t drawn_count = sample_tests(drawn, name, tests, count, every);
+    int failed = _cmocka_run_group_tests(name, drawn, drawn_count, setup, teardown);
+    free(drawn);
+    return failed;
 }

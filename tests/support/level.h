@@ -3,6 +3,7 @@
 #define TESTS_SUPPORT_LEVEL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /*
  * CKD_TEST_LEVEL: "quick" (`make test`), "full" (`make test-full`, and a program run by itself), or "big" (every point of
@@ -22,5 +23,17 @@ unsigned long test_first(const char *sweep, unsigned long stride);
 
 /* Is case `i` of a list to be tested? At the quick level one of each `every` is, beginning with test_first(). */
 bool test_draws(const char *list, unsigned long i, unsigned long every);
+
+/*
+ * Runs a group of tests like cmocka_run_group_tests_name(). At the quick level only one of each `every` tests runs, drawn
+ * like the cases of a list. For groups that take seconds and whose tests go through much of the same code.
+ */
+#define run_sampled(name, tests, every, setup, teardown) \
+    run_sampled_tests(name, tests, sizeof(tests) / sizeof((tests)[0]), every, setup, teardown)
+struct CMUnitTest;
+size_t sample_tests(struct CMUnitTest *drawn, const char *name, const struct CMUnitTest *tests, size_t count,
+                    unsigned long every);
+int run_sampled_tests(const char *name, const struct CMUnitTest *tests, size_t count, unsigned long every,
+                      int (*setup)(void **), int (*teardown)(void **));
 
 #endif

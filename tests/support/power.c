@@ -384,13 +384,13 @@ static void check_all(power *p, crash_keys *keys, uint64_t most, uint64_t seed) 
 
 void power_end(power *p, const char *name) {
     uint64_t most =
-        number_of("CKD_POWER_STATES", under_sanitizer() ? 20 : test_pick(12, STATES_USUAL, STATES_USUAL));
-    uint64_t seed = number_of("CKD_POWER_SEED", 1);
+        number_of("CKD_POWER_STATES", under_sanitizer() ? 20 : test_pick(12, STATES_USUAL / 2, STATES_USUAL));
+    uint64_t seed = number_of("CKD_POWER_SEED", 1); /* without a sync: disks that are known to be wrong */
     crash_keys keys = {0};
     p->name = name;
     recorder_stop();
     note_reached(&p->record);
-    check_all(p, &keys, most, seed);
+    check_all(p, &keys, most, number_of("CKD_POWER_SEED", test_first(name, 1 << 16)));
     bool without = !under_sanitizer() && number_of("CKD_POWER_SITES", test_level_now() != TEST_QUICK);
     for (size_t i = 0; i < site_count && without; i++) {
         if (!sites[i].needed && !is_spared(sites[i].label) && in_record(&p->record, i)) {

@@ -74,9 +74,33 @@ static void test_one_of_each_is_drawn(void **state) {
     }
 }
 
+/* Of a group, too: other tests for other seeds, at least one, and all of them at the full level. */
+static void test_groups_are_sampled(void **state) {
+    (void)state;
+    const struct CMUnitTest tests[5] = {
+        {.name = "0"}, {.name = "1"}, {.name = "2"}, {.name = "3"}, {.name = "4"}};
+    struct CMUnitTest drawn[5];
+    unsigned times[5] = {0};
+    setenv("CKD_TEST_LEVEL", "quick", 1);
+    for (unsigned seed = 0; seed < 100; seed++) {
+        set_seed(seed);
+        size_t count = sample_tests(drawn, "group", tests, 5, 2);
+        assert_in_range(count, 2, 3);
+        for (size_t i = 0; i < count; i++) {
+            times[drawn[i].name[0] - '0']++;
+        }
+        assert_int_equal(sample_tests(drawn, "group", tests, 2, 3), 1);
+    }
+    for (size_t i = 0; i < 5; i++) {
+        assert_in_range(times[i], 25, 75);
+    }
+    setenv("CKD_TEST_LEVEL", "full", 1);
+    assert_int_equal(sample_tests(drawn, "group", tests, 5, 2), 5);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_levels),
-                                       cmocka_unit_test(test_each_point_is_first_for_some_seed),
-                                       cmocka_unit_test(test_one_of_each_is_drawn)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_levels), cmocka_unit_test(test_each_point_is_first_for_some_seed),
+        cmocka_unit_test(test_one_of_each_is_drawn), cmocka_unit_test(test_groups_are_sampled)};
     return cmocka_run_group_tests_name("level", tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/fingerprints.h"
+#include "tests/support/level.h"
 #include "tests/support/rivals.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
@@ -126,5 +127,5 @@ int main(void) {
         tempdir_test(test_new_chains),
         tempdir_test(test_a_store_of_an_early_version),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_sampled("compact_two", tests, 2, NULL, NULL);
 }

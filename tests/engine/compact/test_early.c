@@ -15,6 +15,7 @@
 #include "tests/support/compactions.h"
 #include "tests/support/early.h"
 #include "tests/support/fingerprints.h"
+#include "tests/support/level.h"
 #include "tests/support/rivals.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
@@ -171,5 +172,5 @@ int main(void) {
         tempdir_test(test_what_is_held_is_not_packed),
         tempdir_test(test_killed_at_any_step),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_sampled("early", tests, 2, NULL, NULL);
 }

@@ -20,6 +20,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
 #include "tests/support/emulated_device.h"
+#include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 
 static const ckd_device on_device = CKD_DEVICE_INIT;
@@ -516,6 +517,6 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
-    return cmocka_run_group_tests_name("device_load", tests, NULL, NULL);
+    return run_sampled("device_load", tests, 2, NULL, NULL);
 }
 #endif

@@ -7,6 +7,7 @@
 
 #include "engine/device/reference.h"
 #include "tests/support/device_exact.h"
+#include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 
 /* Masters, and behind them what is rounded from them. */
@@ -252,6 +253,6 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
-    return cmocka_run_group_tests_name("device_masters", tests, NULL, NULL);
+    return run_sampled("device_masters", tests, 2, NULL, NULL);
 }
 #endif

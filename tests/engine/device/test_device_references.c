@@ -17,6 +17,7 @@
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"
+#include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/trainers.h"
 
@@ -366,5 +367,5 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
-    return cmocka_run_group_tests_name("device_references", tests, NULL, NULL);
+    return run_sampled("device_references", tests, 2, NULL, NULL);
 }

@@ -20,6 +20,7 @@
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/emulated_device.h"
+#include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/trainers.h"
 
@@ -419,6 +420,6 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
-    return cmocka_run_group_tests_name("device_small", tests, NULL, NULL);
+    return run_sampled("device_small", tests, 2, NULL, NULL);
 }
 #endif

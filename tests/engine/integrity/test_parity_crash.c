@@ -182,7 +182,7 @@ static void sweep(const char *what, const char *dir, void (*prepare)(const char 
     char from[512], to[512];
     snapshot s;
     bool done = false;
-    unsigned long every = under_sanitizer() ? 7 : errnum ? test_pick(9, 3, 1) : test_pick(5, 1, 1);
+    unsigned long every = under_sanitizer() ? 7 : errnum ? test_pick(9, 4, 1) : test_pick(5, 2, 1);
     prepare(dir, &s);
     snprintf(from, sizeof(from), "%s", store_path_of(dir, ""));
     for (unsigned long at = test_first(what, every); !done; at += every) {

@@ -907,7 +907,7 @@ int main(void) {
         cmocka_unit_test(test_transports_that_do_not_do),
     };
     scratch_begin();
-    int failed = cmocka_run_group_tests_name("collective_load_run", tests, make_stores, remove_stores);
+    int failed = run_sampled("collective_load_run", tests, 2, make_stores, remove_stores);
     scratch_end();
     return failed;
 }

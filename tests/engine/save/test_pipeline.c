@@ -19,6 +19,7 @@
 #include "engine/store/paths.h"
 #include "engine/save/save.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/level.h"
 #include "tests/support/records.h"
 #include "tests/support/tempdir.h"
 
@@ -463,5 +464,5 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_a_child_does_not_wait_for_its_parents_threads, setup, teardown),
         cmocka_unit_test_setup_teardown(test_very_many_tensors, setup, teardown),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_sampled("pipeline", tests, 2, NULL, NULL);
 }

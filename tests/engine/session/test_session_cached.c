@@ -448,5 +448,5 @@ int main(void) {
         TEST(test_later_saves_allocate_little),
         TEST(test_what_is_much_is_given_back),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_sampled("session_cached", tests, 2, NULL, NULL);
 }

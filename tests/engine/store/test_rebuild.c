@@ -18,6 +18,7 @@
 
 #include "base/file.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/small_files.h"
@@ -243,7 +244,7 @@ int main(void) {
         tempdir_test(test_what_is_no_regular_file),
     };
     scratch_begin();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = run_sampled("rebuild", tests, 2, NULL, NULL);
     scratch_end();
     return failed;
 }
