@@ -304,9 +304,9 @@ static ckd_status agree(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd
 /* From now on the save fails as soon as another rank is found dead. It is committed only if no rank has given it up. */
 static void watch_others(ckd_save *save, const ckd_ranks *g) {
     if (g->files && g->world > 1) {
-        save->stop = (cancel_check){.poll = rank_look, .context = g->files, .every_ns = LOOK_EVERY_NS};
-        save->claim = rank_claim_commit;
-        save->claim_context = g->files;
+        save->group.stop = (cancel_check){.poll = rank_look, .context = g->files, .every_ns = LOOK_EVERY_NS};
+        save->group.claim = rank_claim_commit;
+        save->group.claim_context = g->files;
     }
 }
 
@@ -421,7 +421,7 @@ static bool is_settled(const ckd_store *store, rank_commit said) {
  */
 static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     ckd_store *store = c->g->store;
-    ckd_id id = c->save->checkpoint, file = c->save->file_id;
+    ckd_id id = c->save->checkpoint, file = c->save->output.file_id;
     uint64_t step = c->save->target.step;
     char run[CKD_RUN_MAX + 1];
     memcpy(run, c->save->target.run, sizeof(run));
@@ -474,8 +474,8 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     ckd_part mine = {NULL, 0};
     ckd_error why = {0};
     ckd_status status = failed ? err_from(&why, failed->status ? failed->status : CKD_E_STATE, failed)
-                        : save->stop.poll ? save->stop.poll(save->stop.context, &why)
-                                          : CKD_OK;
+                        : save->group.stop.poll ? save->group.stop.poll(save->group.stop.context, &why)
+                                                : CKD_OK;
     THEN(status, ckd_save_seal(&mine, save, &why));
     if (status != CKD_OK) { /* comes first: it frees space for the message on a full disk */
         ckd_save_abort(save);

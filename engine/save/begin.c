@@ -17,8 +17,8 @@
  * holds the publish lock.
  */
 static ckd_status write_intent(ckd_save *save, ckd_error *err) {
-    file_ref file = {.id = save->file_id, .rank = save->options.rank};
-    intent note = {.id = save->writer_id,
+    file_ref file = {.id = save->output.file_id, .rank = save->options.rank};
+    intent note = {.id = save->output.writer_id,
                    .step = save->target.step,
                    .rank = save->options.rank,
                    .world = save->options.world,
@@ -32,13 +32,13 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     bytes data = {0};
     intent_encode(&data, &save->store->id, &note);
     char hex[CKD_ID_TEXT], temp[64];
-    ckd_id_text(hex, &save->writer_id);
+    ckd_id_text(hex, &save->output.writer_id);
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
-    pathname p = path_intent(save->store->path, &save->writer_id);
+    pathname p = path_intent(save->store->path, &save->output.writer_id);
     ckd_status status = data.failed ? err_nomem(err, METADATA_MAX, "an intent") : CKD_OK;
     THEN(status, file_publish_bytes(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data,
                                     data.size, err));
-    THEN(status, lock_acquire(&save->intent_lock, p.text, LOCK_SHARED, false, 0, err));
+    THEN(status, lock_acquire(&save->output.intent_lock, p.text, LOCK_SHARED, false, 0, err));
     if (status != CKD_OK) {
         file_remove(p.text, true, NULL);
     }
@@ -60,7 +60,7 @@ static void expect_parents_cost(load_budget *budget, const view *parent) {
 /* A parent that cannot be read does not fail the save: a base is saved instead. */
 static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     ckd_error why = {0};
-    ckd_status status = views_get(&save->parent, &save->views, &save->target.origin.id, &why);
+    ckd_status status = views_get(&save->sources.parent, &save->sources.views, &save->target.origin.id, &why);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO ||
         status == CKD_E_NOT_FOUND) {
         store_message(save->store, "%s@%llu cannot be read (%s: %s); saving a base instead of a delta on it",
@@ -76,43 +76,43 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     }
     /* the other ranks' shares are unknown, so each rank stays within bounds alone */
     if (save->options.world == 1) {
-        expect_parents_cost(&save->budget, save->parent);
+        expect_parents_cost(&save->coding.budget, save->sources.parent);
     }
     return CKD_OK;
 }
 
 static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     const ckd_save_options *o = &save->options;
-    save->budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
+    save->coding.budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
     bool lossy = save_coarsest_fidelity(save) > CKD_EXACT;
-    save->staging = o->staging_bytes ? o->staging_bytes : DEFAULT_STAGING;
-    save->grid = save_default_grid();
-    save->scratch = path_in(save->store->path, "data");
-    save->steps.limit = lossy ? 0 : save->staging; /* tiles take all of it */
-    save->steps.scratch = save->scratch.text;
+    save->coding.staging = o->staging_bytes ? o->staging_bytes : DEFAULT_STAGING;
+    save->coding.grid = save_default_grid();
+    save->coding.scratch = path_in(save->store->path, "data");
+    save->registry.steps.limit = lossy ? 0 : save->coding.staging; /* tiles take all of it */
+    save->registry.steps.scratch = save->coding.scratch.text;
     double usual = lossy ? LOSSY_NEWEST_LOAD_COST : DEFAULT_NEWEST_LOAD_COST;
-    save->budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : usual;
+    save->coding.budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : usual;
     ckd_status status = CKD_OK;
     if (save->target.compare) {
         status = save_compare_begin(save, err);
     } else if (save->target.has_origin && !o->base && o->codec != CKD_CODEC_RAW) {
         status = open_parent(save, err);
     }
-    save->coding = (coding_context){.codec = o->codec,
-                                    .level = o->level,
-                                    .views = &save->views,
-                                    .parent = save->parent,
-                                    .dedup_index = &save->dedup_index,
-                                    .referenced = &save->referenced,
-                                    .in_flight = &save->pipeline.in_flight,
-                                    .registry_lock = &save->pipeline.registry_lock,
-                                    .checkpoint = save->checkpoint};
+    save->coding.context = (coding_context){.codec = o->codec,
+                                            .level = o->level,
+                                            .views = &save->sources.views,
+                                            .parent = save->sources.parent,
+                                            .dedup_index = &save->registry.dedup_index,
+                                            .referenced = &save->registry.referenced,
+                                            .in_flight = &save->pipeline.in_flight,
+                                            .registry_lock = &save->pipeline.registry_lock,
+                                            .checkpoint = save->checkpoint};
     if (status != CKD_OK) {
         return status;
     }
-    if (save->parent) {
-        save->referenced =
-            (referenced_checkpoints){.ids = {save->parent->manifest.checkpoint.id}, .count = 1};
+    if (save->sources.parent) {
+        save->registry.referenced =
+            (referenced_checkpoints){.ids = {save->sources.parent->manifest.checkpoint.id}, .count = 1};
     }
     return save_workspace_take(save, err);
 }
@@ -120,8 +120,8 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
 static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
     save->checkpoint = save->options.checkpoint_id;
     ckd_status status = id_is_zero(&save->checkpoint) ? ckd_id_new(&save->checkpoint, err) : CKD_OK;
-    THEN(status, ckd_id_new(&save->writer_id, err));
-    return status == CKD_OK ? ckd_id_new(&save->file_id, err) : status;
+    THEN(status, ckd_id_new(&save->output.writer_id, err));
+    return status == CKD_OK ? ckd_id_new(&save->output.file_id, err) : status;
 }
 
 /* Reports why the catalog does not list a manifest that has the name of this save's. */
@@ -175,7 +175,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
         status = manifests_new_generation(&generation, store, save->target.run, save->target.step, err);
         status = status == CKD_E_EXISTS ? explain_manifest(save, err) : status;
     }
-    THEN(status, store_lock_reader(&save->reader_lock, store, err));
+    THEN(status, store_lock_reader(&save->output.reader_lock, store, err));
     if (status == CKD_OK && !save->target.compare) {
         status = write_intent(save, err);
         status = save_may_retry(save, status) ? write_intent(save, err) : status;
@@ -185,15 +185,16 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
 }
 
 static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
-    pathname p = path_chunk(save->store->path, &save->file_id, ".tmp");
-    chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
-    ckd_status status =
-        chunk_writer_create_in(&save->writer, p.text, &identity, save->workspace->writing, err);
+    pathname p = path_chunk(save->store->path, &save->output.file_id, ".tmp");
+    chunk_identity identity = {save->store->id, save->output.file_id, save->output.writer_id};
+    ckd_status status = chunk_writer_create_in(&save->output.writer, p.text, &identity,
+                                               save->pipeline.workspace->writing, err);
     if (status == CKD_OK && save_coarsest_fidelity(save) > CKD_EXACT) {
-        chunk_writer_gather(save->writer); /* small deltas: their headers would be as large as they are */
+        /* small deltas: their headers would be as large as they are */
+        chunk_writer_gather(save->output.writer);
     } else if (status == CKD_OK) {
-        chunk_writer_gather_many(
-            save->writer); /* an optimizer's step count of each parameter: many small tensors */
+        /* an optimizer's step count of each parameter: many small tensors */
+        chunk_writer_gather_many(save->output.writer);
     }
     return status;
 }
@@ -222,12 +223,12 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
         return err_nomem(err, sizeof(*save), "a save");
     }
     save->store = store;
-    save->process = getpid();
-    save->begun_ns = clock_monotonic_ns();
+    save->output.process = getpid();
+    save->stats.begun_ns = clock_monotonic_ns();
     save->options = o;
     save->options.world = save->options.world ? save->options.world : 1;
     save_terms_put(&save->terms, &save->options);
-    views_init(&save->views, store);
+    views_init(&save->sources.views, store);
     float_mode mode = float_mode_enter();
     status = save->terms.failed ? err_nomem(err, PART_OPTIONS_MAX, "a save's options") : begin(save, err);
     float_mode_leave(mode);
@@ -247,9 +248,9 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
 /* false if some of them may be left. */
 static bool remove_files(const ckd_save *save, save_end end) {
     const char *root = save->store->path;
-    ckd_status status = file_remove(path_chunk(root, &save->file_id, ".tmp").text, true, NULL);
+    ckd_status status = file_remove(path_chunk(root, &save->output.file_id, ".tmp").text, true, NULL);
     if (status == CKD_OK && end == SAVE_DROPPED) {
-        status = file_remove(path_chunk(root, &save->file_id, "").text, true, NULL);
+        status = file_remove(path_chunk(root, &save->output.file_id, "").text, true, NULL);
         if (status == CKD_OK) {
             /* durable before the intent is removed */
             status = dir_sync(path_in(root, DIR_CHUNKS).text, NULL);
@@ -264,30 +265,31 @@ void save_free(ckd_save *save, save_end end) {
     }
     const char *root = save->store->path;
     save_stop_helpers(save);
-    chunk_writer_abort(save->writer);
-    chunk_writer_abort(save->materialized);
-    if (save->materialized_closed && save->process == getpid()) {
-        pathname p =
-            path_materialized(save->store->path, &save->checkpoint, save->options.rank, &save->writer_id);
+    chunk_writer_abort(save->output.writer);
+    chunk_writer_abort(save->output.materialized);
+    if (save->output.materialized_closed && save->output.process == getpid()) {
+        pathname p = path_materialized(save->store->path, &save->checkpoint, save->options.rank,
+                                       &save->output.writer_id);
         file_remove(p.text, true, NULL);
     }
-    if (save->intent_lock && save->process == getpid() && remove_files(save, end) && end != SAVE_UNDECIDED) {
-        file_remove(path_intent(root, &save->writer_id).text, true, NULL);
+    if (save->output.intent_lock && save->output.process == getpid() && remove_files(save, end) &&
+        end != SAVE_UNDECIDED) {
+        file_remove(path_intent(root, &save->output.writer_id).text, true, NULL);
     }
-    lock_release(save->intent_lock);
-    lock_release(save->reader_lock);
+    lock_release(save->output.intent_lock);
+    lock_release(save->output.reader_lock);
     bytes_free(&save->terms);
-    save_names_free(&save->names);
-    bytes_free(&save->whole_masters);
-    free(save->dependencies);
-    free(save->ranks);
-    save_compare_free(save);
+    save_names_free(&save->registry.names);
+    bytes_free(&save->registry.whole_masters);
+    free(save->output.dependencies);
+    free(save->stats.ranks);
+    save_compare_free(&save->sources.compared);
     save_device_free(save);
-    measures_free(&save->measures);
-    step_states_free(&save->steps);
-    save_workspace_return(save, end == SAVE_COMMITTED && save->process == getpid());
-    content_index_free(&save->dedup_index);
-    arena_free(&save->arena);
-    views_free(&save->views);
+    measures_free(&save->lossy.measures);
+    step_states_free(&save->registry.steps);
+    save_workspace_return(save, end == SAVE_COMMITTED && save->output.process == getpid());
+    content_index_free(&save->registry.dedup_index);
+    arena_free(&save->registry.arena);
+    views_free(&save->sources.views);
     free(save);
 }

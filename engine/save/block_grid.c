@@ -119,23 +119,24 @@ typedef struct whole_master {
     const ckd_region *region; /* the save's */
 } whole_master;
 
-ckd_status save_record_whole(ckd_save *save, const tensor_context *t, uint64_t elements, ckd_error *err) {
+ckd_status save_record_whole(save_registry *known, const tensor_context *t, uint64_t elements,
+                             ckd_error *err) {
     whole_master m = {t->shape, t->region};
     if (!block_is_master(t) || elements < CUT_ELEMENTS) {
         return CKD_OK;
     }
-    bytes_put(&save->whole_masters, &m, sizeof(m));
-    return save->whole_masters.failed ? err_nomem(err, sizeof(m), "what is known of masters") : CKD_OK;
+    bytes_put(&known->whole_masters, &m, sizeof(m));
+    return known->whole_masters.failed ? err_nomem(err, sizeof(m), "what is known of masters") : CKD_OK;
 }
 
 /* Rounded copies are found by their blocks, so they must be cut as their masters are. */
-static bool may_copy_whole_master(const ckd_save *save, const tensor_context *t) {
-    const whole_master *m = (const whole_master *)(const void *)save->whole_masters.data;
+static bool may_copy_whole_master(const save_registry *known, const tensor_context *t) {
+    const whole_master *m = (const whole_master *)(const void *)known->whole_masters.data;
     bool found = false;
     if (t->tensor->dtype != CKD_BF16 && t->tensor->dtype != CKD_F16) {
         return false;
     }
-    for (size_t i = 0; i < save->whole_masters.size / sizeof(*m) && !found; i++) {
+    for (size_t i = 0; i < known->whole_masters.size / sizeof(*m) && !found; i++) {
         found = m[i].shape.ndim == t->shape.ndim &&
                 memcmp(m[i].shape.shape, t->shape.shape, t->shape.ndim * sizeof(t->shape.shape[0])) == 0 &&
                 region_equal(m[i].region, t->region, t->shape.ndim);
@@ -155,12 +156,12 @@ bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_co
     }
     uint64_t columns = box_of(t).lengths[ndim - 1], side = sides_of(save).max;
     return columns >= 2 * side && elements / columns >= 2 * side && !whole_in_parent(t) &&
-           !may_copy_whole_master(save, t);
+           !may_copy_whole_master(&save->registry, t);
 }
 
 /* Judges by the matrices of which tiles are made (lossy_tile_cut). Tensors of more dimensions have none. */
 bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements) {
-    const save_grid *c = &save->grid;
+    const save_grid *c = &save->coding.grid;
     uint32_t ndim = t->shape.ndim;
     if (ndim < 2 || ndim > 3 || t->region->kind == CKD_REGION_FLAT || elements == 0) {
         return false;
@@ -213,7 +214,7 @@ static const view_shard *parent_panel(const ckd_save *save, const tensor_context
                                       uint64_t first) {
     uint32_t last = t->shape.ndim - 1;
     bool coarser = save_fidelity(save, t->tensor->role) != CKD_EXACT;
-    if (coarser && save->parent && save->parent->manifest.checkpoint.fidelity == CKD_EXACT) {
+    if (coarser && save->sources.parent && save->sources.parent->manifest.checkpoint.fidelity == CKD_EXACT) {
         return NULL;
     }
     for (size_t i = 0; t->parent && i < t->parent->shard_count; i++) {
@@ -256,7 +257,7 @@ void save_panels_free(save_panels *p) {
 /* The region lives as long as the save. */
 static ckd_status add_panel(save_panels *p, ckd_save *save, const tensor_context *whole, uint64_t first,
                             const save_panel_rows *rows, ckd_error *err) {
-    ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
+    ckd_region *region = arena_alloc(&save->registry.arena, sizeof(*region));
     if (!region) {
         return err_nomem(err, sizeof(*region), "a tensor's description");
     }
@@ -278,7 +279,7 @@ ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, c
     ckd_region box = box_of(t);
     uint32_t last = t->shape.ndim - 1;
     uint64_t columns = box.lengths[last], all = t->shape.shape[last];
-    bool lossy = down == &save->grid.down;
+    bool lossy = down == &save->coding.grid.down;
     bool plain = last == 1 || lossy; /* else rows run over several dimensions, and are cut evenly */
     *out = (save_panels){.places = malloc(sizeof(*out->places))};
     uint64_t max = LIKELY + all / across->min + 1 + (t->parent ? t->parent->shard_count : 0);

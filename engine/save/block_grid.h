@@ -7,6 +7,8 @@
 
 #include "engine/encode/block_coder.h"
 
+struct save_registry;
+
 /* Sides of blocks, in elements. */
 typedef struct block_sides {
     uint64_t max, min;
@@ -29,7 +31,8 @@ uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
  */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements);
 /* Records a tensor that is not cut. If it is a large master, its rounded copies are not cut either. Errors: NOMEM. */
-ckd_status save_record_whole(ckd_save *save, const tensor_context *t, uint64_t elements, ckd_error *err);
+ckd_status save_record_whole(struct save_registry *known, const tensor_context *t, uint64_t elements,
+                             ckd_error *err);
 bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements);
 /* Where the blocks of a panel end. */
 typedef struct save_places save_places;

@@ -15,19 +15,20 @@
 
 /* Closes the copies' file. It keeps its temporary name until the checkpoint is committed. */
 static void close_materialized(ckd_save *save) {
-    if (save->materialized) {
-        save->materialized_closed = chunk_writer_close(save->materialized, NULL) == CKD_OK;
-        save->materialized = NULL;
+    if (save->output.materialized) {
+        save->output.materialized_closed = chunk_writer_close(save->output.materialized, NULL) == CKD_OK;
+        save->output.materialized = NULL;
     }
 }
 
 /* Called after the commit: gives the copies the name that loads look for. */
 static void name_materialized(ckd_save *save) {
-    if (save->materialized_closed) {
+    if (save->output.materialized_closed) {
         const char *root = save->store->path;
-        pathname temp = path_materialized(root, &save->checkpoint, save->options.rank, &save->writer_id);
+        pathname temp =
+            path_materialized(root, &save->checkpoint, save->options.rank, &save->output.writer_id);
         pathname final = path_materialized(root, &save->checkpoint, save->options.rank, NULL);
-        save->materialized_closed = file_replace(temp.text, final.text, NULL) != CKD_OK;
+        save->output.materialized_closed = file_replace(temp.text, final.text, NULL) != CKD_OK;
     }
 }
 
@@ -44,24 +45,24 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     }
     save_free_space(save, 0, 0);
     /* nothing more is coded, and the commit needs memory for an index of all blocks */
-    content_index_free(&save->dedup_index);
-    save_names_free(&save->names);
-    save->sealed = (file_ref){.id = save->file_id, .rank = save->options.rank};
+    content_index_free(&save->registry.dedup_index);
+    save_names_free(&save->registry.names);
+    save->output.sealed = (file_ref){.id = save->output.file_id, .rank = save->options.rank};
     save->state = SAVE_FAILED; /* unless all goes well: a failed sync is never retried on the same file */
-    status = measures_commit(&save->measures, save->writer, &save->checkpoint, err);
+    status = measures_commit(&save->lossy.measures, save->output.writer, &save->checkpoint, err);
     if (status != CKD_OK) {
         return status;
     }
-    chunk_writer *writer = save->writer;
-    save->writer = NULL;
+    chunk_writer *writer = save->output.writer;
+    save->output.writer = NULL;
     uint64_t begun = clock_monotonic_ns();
-    status = chunk_writer_finish(writer, &save->sealed.root, &save->sealed.size, err);
+    status = chunk_writer_finish(writer, &save->output.sealed.root, &save->output.sealed.size, err);
     if (status == CKD_OK) {
-        pathname temp = path_chunk(save->store->path, &save->file_id, ".tmp");
-        status = file_publish(temp.text, path_chunk(save->store->path, &save->file_id, "").text, err);
+        pathname temp = path_chunk(save->store->path, &save->output.file_id, ".tmp");
+        status = file_publish(temp.text, path_chunk(save->store->path, &save->output.file_id, "").text, err);
     }
     THEN(status, dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err));
-    save_worked(&save->sync, clock_monotonic_ns() - begun);
+    save_worked(&save->stats.sync, clock_monotonic_ns() - begun);
     save_may_retry(save, status); /* does not help this save, but the caller's next one */
     bytes data = {0};
     if (status == CKD_OK) {
@@ -69,9 +70,9 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
         part p = {.checkpoint = save->checkpoint,
                   .rank = save->options.rank,
                   .world = save->options.world,
-                  .file = save->sealed,
-                  .dependencies = save->dependencies,
-                  .dependency_count = save->dependency_count,
+                  .file = save->output.sealed,
+                  .dependencies = save->output.dependencies,
+                  .dependency_count = save->output.dependency_count,
                   .options = save->terms.data,
                   .options_size = save->terms.size};
         save_report_times(&p, save);
@@ -115,7 +116,7 @@ static ckd_status take_part(ckd_save *save, manifest *m, const ckd_part *bytes_o
         }
     }
     for (size_t i = 0; i < p.dependency_count && status == CKD_OK; i++) {
-        status = save_depend(save, &p.dependencies[i], err);
+        status = save_depend(&save->output, &p.dependencies[i], err);
     }
     THEN(status, save_keep_times(save, &p, err));
     if (status == CKD_OK) {
@@ -147,14 +148,16 @@ static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *par
     }
     qsort(m->files, count, sizeof(*m->files), by_rank);
     m->own_count = m->file_count;
-    m->dependencies = calloc(save->dependency_count + 1, sizeof(*m->dependencies));
+    m->dependencies = calloc(save->output.dependency_count + 1, sizeof(*m->dependencies));
     if (!m->dependencies) {
-        return err_nomem(err, save->dependency_count * sizeof(*m->dependencies), "a manifest's dependencies");
+        return err_nomem(err, save->output.dependency_count * sizeof(*m->dependencies),
+                         "a manifest's dependencies");
     }
-    if (save->dependency_count) {
-        memcpy(m->dependencies, save->dependencies, save->dependency_count * sizeof(*m->dependencies));
+    if (save->output.dependency_count) {
+        memcpy(m->dependencies, save->output.dependencies,
+               save->output.dependency_count * sizeof(*m->dependencies));
     }
-    m->dependency_count = save->dependency_count;
+    m->dependency_count = save->output.dependency_count;
     return CKD_OK;
 }
 
@@ -187,11 +190,11 @@ static void describe(const ckd_save *save, manifest *m) {
  */
 static ckd_status add_parents_files(ckd_save *save, manifest *m, ckd_error *err) {
     ckd_status status = CKD_OK;
-    if (save->parent) {
-        const manifest *p = &save->parent->manifest;
+    if (save->sources.parent) {
+        const manifest *p = &save->sources.parent->manifest;
         status = manifest_add_files(m, p->files, p->file_count, err);
     }
-    for (size_t i = 0; i < m->dependency_count && !save->parent && status == CKD_OK; i++) {
+    for (size_t i = 0; i < m->dependency_count && !save->sources.parent && status == CKD_OK; i++) {
         status = manifest_add_files_of(m, save->store, &m->dependencies[i], err);
     }
     return status;
@@ -214,8 +217,8 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     if (status != CKD_OK) {
         return status;
     }
-    save->views.values_only = true; /* from here on, views only lead to older records */
-    status = closure_name_files(m, &save->views, v, err);
+    save->sources.views.values_only = true; /* from here on, views only lead to older records */
+    status = closure_name_files(m, &save->sources.views, v, err);
     THEN(status, view_attach_measures(v, CKD_E_MISMATCH, err));
     if (status == CKD_OK) { /* totals, depth and cost come from the files' records, whoever wrote them */
         status = totals_set(m, v, err);
@@ -257,7 +260,7 @@ static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error
 static void take_back(ckd_save *save, const pathname *manifest_path) {
     ckd_status status = file_remove(manifest_path->text, true, NULL);
     THEN(status, dir_sync(path_in(save->store->path, DIR_MANIFESTS).text, NULL));
-    save->undecided = status != CKD_OK;
+    save->output.undecided = status != CKD_OK;
 }
 
 static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) {
@@ -276,7 +279,7 @@ static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) 
     if (status == CKD_OK) {
         pathname p = path_manifest(root, c->run, c->step, c->generation);
         char hex[CKD_ID_TEXT], temp[64];
-        ckd_id_text(hex, &save->writer_id);
+        ckd_id_text(hex, &save->output.writer_id);
         snprintf(temp, sizeof(temp), ".tmp-%s", hex);
         status =
             file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
@@ -352,12 +355,12 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     THEN(status, save_check_id_unused(save, err));
     THEN(status, save_follow_publish(save, err));
     THEN(status, check_files(save, m, err));
-    if (status == CKD_OK && save->claim) {
-        status = save->claim(save->claim_context, &save->checkpoint, err);
+    if (status == CKD_OK && save->group.claim) {
+        status = save->group.claim(save->group.claim_context, &save->checkpoint, err);
     }
     if (status == CKD_OK) {
         status = publish_manifest(save, m, err);
-        if (!save->undecided && save_may_retry(save, status)) {
+        if (!save->output.undecided && save_may_retry(save, status)) {
             status = publish_manifest(save, m, err);
         }
     }
@@ -376,7 +379,7 @@ static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *
         return err_set(err, CKD_E_STATE, "a save is published after it was sealed");
     }
     manifest m = {0};
-    save->publish_ns = clock_monotonic_ns();
+    save->stats.publish_ns = clock_monotonic_ns();
     ckd_status status = collect_parts(save, &m, parts, count, err);
     THEN(status, complete_manifest(save, &m, err));
     file_lock *lock = NULL;
@@ -396,7 +399,9 @@ ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *pa
     float_mode mode = float_mode_enter();
     ckd_status status = publish(info, save, parts, count, err);
     float_mode_leave(mode);
-    save_free(save, status == CKD_OK ? SAVE_COMMITTED : save->undecided ? SAVE_UNDECIDED : SAVE_DROPPED);
+    save_free(save, status == CKD_OK         ? SAVE_COMMITTED
+                    : save->output.undecided ? SAVE_UNDECIDED
+                                             : SAVE_DROPPED);
     return status;
 }
 
@@ -454,7 +459,7 @@ void ckd_save_abort(ckd_save *save) {
      * once.
      */
     bool handed_out = save && save->state == SAVE_SEALED && save->options.world > 1;
-    bool ours = save && save->process == getpid();
+    bool ours = save && save->output.process == getpid();
     ckd_store *store = save ? save->store : NULL;
     file_lock *lock;
     save_free(save, handed_out ? SAVE_UNDECIDED : SAVE_DROPPED);

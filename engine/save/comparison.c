@@ -20,12 +20,13 @@ static ckd_status differs(const ckd_save *save, const char *what, const char *na
 }
 
 ckd_status save_compare_begin(ckd_save *save, ckd_error *err) {
-    ckd_status status = views_get(&save->existing, &save->views, &save->target.existing.id, err);
+    ckd_status status =
+        views_get(&save->sources.existing, &save->sources.views, &save->target.existing.id, err);
     if (status != CKD_OK) {
         return status;
     }
-    const view *v = save->existing;
-    comparison *c = &save->compared;
+    const view *v = save->sources.existing;
+    comparison *c = &save->sources.compared;
     c->tensors = calloc(v->tensor_count + 1, sizeof(*c->tensors));
     c->blobs = calloc(v->blob_count + 1, sizeof(*c->blobs));
     if (!c->tensors || !c->blobs) {
@@ -38,13 +39,13 @@ ckd_status save_compare_begin(ckd_save *save, ckd_error *err) {
     return CKD_OK;
 }
 
-void save_compare_free(ckd_save *save) {
-    free(save->compared.tensors);
-    free(save->compared.blobs);
+void save_compare_free(comparison *compared) {
+    free(compared->tensors);
+    free(compared->blobs);
 }
 
-void save_compared_region(ckd_save *save, const tensor_context *tensor) {
-    struct compared_tensor *c = &save->compared.tensors[tensor->parent - save->existing->tensors];
+void save_compared_region(save_sources *from, const tensor_context *tensor) {
+    struct compared_tensor *c = &from->compared.tensors[tensor->parent - from->existing->tensors];
     c->seen = true;
     coverage_add(&c->regions, tensor->region);
 }
@@ -61,7 +62,7 @@ ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_conte
         return err_nomem(err, size, "stored values to compare with");
     }
     const view_source from = {
-        save->existing, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
+        save->sources.existing, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
     job->decoder.steps = 0;
     ckd_status status = span_values(&job->decoder, &from, stored, err);
     if (status == CKD_OK && size && memcmp(stored, job->input.values, size) != 0) {
@@ -72,12 +73,12 @@ ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_conte
 
 ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data, size_t size,
                              ckd_error *err) {
-    const view_block *b = view_find_blob(save->existing, name);
+    const view_block *b = view_find_blob(save->sources.existing, name);
     hash128 content = content_hash(data, size);
     if (!b || b->record->raw_size != size || !hash128_equal(&b->record->content, &content)) {
         return differs(save, "blob", name, "differs", err);
     }
-    bool *seen = &save->compared.blobs[b - save->existing->blobs];
+    bool *seen = &save->sources.compared.blobs[b - save->sources.existing->blobs];
     if (*seen) {
         return err_in_tensor(err, err_set(err, CKD_E_MISMATCH, "two blobs have this name"), name);
     }
@@ -86,9 +87,9 @@ ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data,
 }
 
 ckd_status save_compare_end(const ckd_save *save, ckd_error *err) {
-    const view *v = save->existing;
+    const view *v = save->sources.existing;
     for (size_t i = 0; i < v->tensor_count; i++) {
-        const struct compared_tensor *c = &save->compared.tensors[i];
+        const struct compared_tensor *c = &save->sources.compared.tensors[i];
         const char *name = v->tensors[i].tensor->name;
         if (!c->seen) {
             return differs(save, "tensor", name, "is only in that one", err);
@@ -99,7 +100,7 @@ ckd_status save_compare_end(const ckd_save *save, ckd_error *err) {
         }
     }
     for (size_t i = 0; i < v->blob_count; i++) {
-        if (!save->compared.blobs[i]) {
+        if (!save->sources.compared.blobs[i]) {
             return differs(save, "blob", v->blobs[i].record->tensor->name, "is only in that one", err);
         }
     }

@@ -47,7 +47,7 @@ void save_device_unprepared(bool yes) {
 }
 
 void save_device_free(ckd_save *save) {
-    save_device *s = save->device;
+    save_device *s = save->device.coder;
     for (uint32_t i = 0; s && i < BATCH_BLOCKS; i++) {
         bytes_free(&s->blocks[i].payload[DELTA]);
         bytes_free(&s->blocks[i].payload[ALONE]);
@@ -60,7 +60,7 @@ void save_device_free(ckd_save *save) {
         stream_batch_free(&s->streams);
     }
     free(s);
-    save->device = NULL;
+    save->device.coder = NULL;
 }
 
 /* ---- choosing blocks ---- */
@@ -80,13 +80,14 @@ static const record *parent_of(const tensor_context *t, uint64_t first, uint64_t
 static bool may_be_delta(const ckd_save *save, const record *parent, size_t width) {
     load_cost chain = record_chain(parent),
               base = base_cost(width, parent->raw_size, block_expected_standalone(parent, parent->raw_size));
-    return parent->depth < MAX_SAVE_DEPTH && budget_allows_chain(&save->budget, &chain, &base, PART_EXACT);
+    return parent->depth < MAX_SAVE_DEPTH &&
+           budget_allows_chain(&save->coding.budget, &chain, &base, PART_EXACT);
 }
 
 static bool may_code(const ckd_save *save, const tensor_context *t, const unchanged_blocks *u) {
     ckd_dtype dtype = t->tensor->dtype;
-    return u->hashed && u->next >= u->looked && save->coding.codec == CKD_CODEC_AUTO && !t->decoded_values &&
-           (dtype == CKD_F32 || dtype == CKD_BF16 || dtype == CKD_F16);
+    return u->hashed && u->next >= u->looked && save->coding.context.codec == CKD_CODEC_AUTO &&
+           !t->decoded_values && (dtype == CKD_F32 || dtype == CKD_BF16 || dtype == CKD_F16);
 }
 
 static coded_block *add_block(save_device *s, uint32_t number, uint64_t first, uint64_t count,
@@ -153,11 +154,11 @@ typedef struct batch {
 static void leave_duplicates(batch *b) {
     for (uint32_t i = 0; i < b->s->count; i++) {
         coded_block *c = &b->s->blocks[i];
-        block_job *job = &b->save->jobs[0];
+        block_job *job = &b->save->pipeline.jobs[0];
         job->input.first = c->first;
         job->input.count = c->count;
         job->analysis.original = b->u->content[c->number];
-        c->known = block_is_in_save(job, &b->save->coding, b->t, -1);
+        c->known = block_is_in_save(job, &b->save->coding.context, b->t, -1);
         c->wants[ALONE] &= !c->known;
         if (i < b->s->deltas.count) {
             b->s->deltas.blocks[i].stream->left |= c->known;
@@ -169,14 +170,15 @@ static void leave_duplicates(batch *b) {
 static ckd_status decode_one(void *context, size_t i, uint32_t worker, ckd_error *err) {
     batch *b = context;
     device_delta *d = &b->s->deltas.blocks[b->absent[b->decoded + i]];
-    block_job *job = &b->save->jobs[i];
+    block_job *job = &b->save->pipeline.jobs[i];
     void *previous =
         bytes_scratch(&job->scratch.previous, d->count * b->s->deltas.r->element, "coding scratch", err);
     if (!previous) {
         return CKD_E_NOMEM;
     }
     (void)worker;
-    const view_source from = {b->save->parent, b->t->parent, {b->t->region, d->first, d->count}, NULL};
+    const view_source from = {
+        b->save->sources.parent, b->t->parent, {b->t->region, d->first, d->count}, NULL};
     ckd_error why = {0};
     ckd_status status = span_values(&job->decoder, &from, previous, &why);
     d->stream->left = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
@@ -199,9 +201,10 @@ static ckd_status fetch_parent(batch *b, ckd_error *err) {
         status = pool_run(b->save->store->pool, n, decode_one, b, err);
         for (uint32_t i = 0; i < n && status == CKD_OK; i++) {
             device_delta *d = &s->deltas.blocks[b->absent[b->decoded + i]];
-            status = d->stream->left
-                         ? CKD_OK
-                         : device_deltas_put(&s->deltas, d, b->save->jobs[i].scratch.previous.data, err);
+            status =
+                d->stream->left
+                    ? CKD_OK
+                    : device_deltas_put(&s->deltas, d, b->save->pipeline.jobs[i].scratch.previous.data, err);
         }
     }
     return status;
@@ -212,7 +215,7 @@ static ckd_status plan_one(void *context, size_t i, uint32_t worker, ckd_error *
     device_delta *d = &b->s->deltas.blocks[i];
     (void)err;
     if (!d->stream->left) {
-        device_deltas_plan(&b->s->deltas, d, coder_symbols(b->save->jobs[worker].decoder.coder));
+        device_deltas_plan(&b->s->deltas, d, coder_symbols(b->save->pipeline.jobs[worker].decoder.coder));
     }
     return CKD_OK;
 }
@@ -222,7 +225,7 @@ static ckd_status plan_one(void *context, size_t i, uint32_t worker, ckd_error *
  * decides.
  */
 static void judge(batch *b) {
-    load_budget trial = b->save->budget;
+    load_budget trial = b->save->coding.budget;
     size_t width = ckd_dtype_size(b->t->tensor->dtype);
     for (uint32_t i = 0; i < b->s->deltas.count; i++) {
         coded_block *c = &b->s->blocks[i];
@@ -292,7 +295,8 @@ static ckd_status plan_alone(void *context, size_t i, uint32_t worker, ckd_error
     device_standalone *d = &b->s->alones.blocks[i];
     (void)err;
     if (!d->stream->left) {
-        device_standalones_plan(&b->s->alones, d, coder_symbols(b->save->jobs[worker].decoder.coder));
+        device_standalones_plan(&b->s->alones, d,
+                                coder_symbols(b->save->pipeline.jobs[worker].decoder.coder));
     }
     return CKD_OK;
 }
@@ -300,7 +304,7 @@ static ckd_status plan_alone(void *context, size_t i, uint32_t worker, ckd_error
 /* Codes the blocks in s->alones. */
 static ckd_status code_alones(batch *b, ckd_error *err) {
     save_device *s = b->s;
-    symbols_workspace *w = coder_symbols(b->save->jobs[0].decoder.coder);
+    symbols_workspace *w = coder_symbols(b->save->pipeline.jobs[0].decoder.coder);
     ckd_status status = device_standalones_count(&s->alones, w, err);
     THEN(status, pool_run(b->save->store->pool, s->alones.count, plan_alone, b, err));
     THEN(status, stream_batch_write(&s->streams, err));
@@ -376,8 +380,8 @@ static ckd_status probe_one(void *context, size_t i, uint32_t worker, ckd_error 
         bool promise = false;
         if (c->part[k].size && (k == 0 || c->has[DELTA])) {
             block_sample s = {c->part[k].data, c->part[k].size, width, raw, limits[k]};
-            status = block_codecs_promise(&promise, b->save->jobs[worker].decoder.coder, &b->save->coding, &s,
-                                          err);
+            status = block_codecs_promise(&promise, b->save->pipeline.jobs[worker].decoder.coder,
+                                          &b->save->coding.context, &s, err);
         }
         c->has[DELTA] &= !promise;
         c->has[ALONE] &= !promise;
@@ -400,7 +404,7 @@ static ckd_status run(batch *b, device_reader *r, ckd_error *err) {
 
 /* Returns the state for the tensor; NULL: the device no longer codes it, or memory is short. */
 static save_device *about(ckd_save *save, const tensor_context *t) {
-    save_device *s = save->device = save->device ? save->device : calloc(1, sizeof(*s));
+    save_device *s = save->device.coder = save->device.coder ? save->device.coder : calloc(1, sizeof(*s));
     if (s && s->tensor != t->tensor->name) {
         s->tensor = t->tensor->name;
         s->won = s->failed = false;
@@ -415,12 +419,12 @@ static void record_results(ckd_save *save, const save_device *s, unchanged_block
         const coded_block *c = &s->blocks[i];
         bool coded = c->has[DELTA] || c->has[ALONE];
         won |= c->has[DELTA];
-        save->has_pending_values |= coded && !c->with_values;
+        save->device.has_pending_values |= coded && !c->with_values;
         u->unread[c->number] = coded && !c->with_values;
     }
     if (s->deltas.count > 0) {
-        save->device->skip = won ? 0 : SKIP_BLOCKS;
-        save->device->won = won;
+        save->device.coder->skip = won ? 0 : SKIP_BLOCKS;
+        save->device.coder->won = won;
     }
 }
 
@@ -475,7 +479,7 @@ static void hand_over(block_job *job, coded_block *c, const hash128 *content) {
 }
 
 bool save_device_give(ckd_save *save, block_job *job, const unchanged_blocks *u) {
-    save_device *s = save->device;
+    save_device *s = save->device.coder;
     uint32_t number = u->next - 1;
     for (uint32_t i = 0; s && number < u->looked && i < s->count; i++) {
         coded_block *c = &s->blocks[i];

@@ -91,13 +91,13 @@ static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r,
 
 /* Returns true if the blocks may be rounded masters of this save. */
 static bool may_be_rounded(const ckd_save *save, const tensor_context *t) {
-    return save->has_masters && (t->tensor->dtype == CKD_BF16 || t->tensor->dtype == CKD_F16);
+    return save->registry.has_masters && (t->tensor->dtype == CKD_BF16 || t->tensor->dtype == CKD_F16);
 }
 
 /* Tensors with an optimizer are read, as steps need the values of moments. */
 static bool worth_a_look(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t) {
     return tensor->read == device_read && !atomic_load(&save->store->devices_differ) && !tensor->optimizer &&
-           save->coding.codec != CKD_CODEC_RAW && (t->parent || may_be_rounded(save, t));
+           save->coding.context.codec != CKD_CODEC_RAW && (t->parent || may_be_rounded(save, t));
 }
 
 static ckd_status hash_all(unchanged_blocks *u, ckd_error *err) {
@@ -129,13 +129,13 @@ static ckd_status name_all(unchanged_blocks *u, ckd_save *save, ckd_error *err) 
     const tensor_context *t = u->span->context;
     uint64_t first = u->span->first, end = u->span->end;
     ckd_status status = save_await(save, save->pipeline.pushed, err);
-    block_job *job = &save->jobs[0];
+    block_job *job = &save->pipeline.jobs[0];
     for (uint32_t i = 0; first < end && status == CKD_OK; i++, first += job->input.count) {
         job->input.first = first;
         job->input.count = save_block_at(t, first, end);
         job->analysis.original = u->content[i];
-        u->named[i] = !u->same[i] && block_is_in_save(job, &save->coding, t, -1);
-        save->named_elements += u->named[i] || u->same[i] ? job->input.count : 0;
+        u->named[i] = !u->same[i] && block_is_in_save(job, &save->coding.context, t, -1);
+        save->device.named_elements += u->named[i] || u->same[i] ? job->input.count : 0;
     }
     return status;
 }
@@ -192,11 +192,11 @@ bool device_dedup_next(unchanged_blocks *u, ckd_save *save, block_job *job) {
     if (u->named[i]) {
         job->input.precoded.coded = true; /* nothing else is needed */
         job->input.precoded.content = u->content[i];
-        save->has_pending_values = true;
+        save->device.has_pending_values = true;
         return true;
     }
     if (u->same[i] &&
-        block_find_unchanged(job, &save->coding, t, &u->content[i], save->pipeline.slot_count)) {
+        block_find_unchanged(job, &save->coding.context, t, &u->content[i], save->pipeline.slot_count)) {
         return true;
     }
     device_reader *r = u->span->tensor->read_context;

@@ -89,8 +89,8 @@ ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, c
     save_side *side = &to->before[to->before_count];
     bytes *raw = &side->data;
     bytes_clear(raw);
-    ckd_status status = lattice_columns_encode(raw, of->factors, &save->tiles->scratch,
-                                               coder_symbols(save->tiles->loaders[0].coder), err);
+    ckd_status status = lattice_columns_encode(raw, of->factors, &save->lossy.tiles->scratch,
+                                               coder_symbols(save->lossy.tiles->loaders[0].coder), err);
     if (status != CKD_OK) {
         return status;
     }

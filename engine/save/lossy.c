@@ -65,7 +65,7 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
         status = grid_side_record(&t->shared_content, save, &slot->append, &columns, err);
     }
     if (status == CKD_OK && t->plan.shared_rows) {
-        status = grid_rows(job, slot, &save->tiles->row_records, r, p->panel, err);
+        status = grid_rows(job, slot, &save->lossy.tiles->row_records, r, p->panel, err);
     }
     return status;
 }
@@ -135,7 +135,7 @@ static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_p
 static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_parent *from, ckd_error *err) {
     const lossy_tile *t = &held->tile;
     ckd_status status = CKD_OK;
-    r->save->tiles->row_records.count = 0;
+    r->save->lossy.tiles->row_records.count = 0;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
         lossy_piece *p = &r->pieces[i];
         tile_part *of = &held->parts[i % 2];
@@ -178,7 +178,7 @@ static ckd_status prepare_tile(bool *worth, bool *here, inflight_tile *held, con
         t->found = &second->scales;
         second->scales.row = second->scales.column = NULL; /* of an earlier attempt */
     }
-    THEN(status, lossy_tile_prepare(t, worth, save->tiles->loaders[0].kernels, err));
+    THEN(status, lossy_tile_prepare(t, worth, save->lossy.tiles->loaders[0].kernels, err));
     *here = *worth || !t->device;
     if (status == CKD_OK && *worth && t->device) {
         status = lossy_device_code(here, t, err);
@@ -209,7 +209,7 @@ static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lo
         uint64_t n = block_count(p->panel, t, at);
         span block = {p->context->region, t->first + at, n};
         const hash128 *original = &lossy_device_block_of(t, at)->original;
-        *all = block_is_registered(&block, original, &r->save->coding, p->context, t->bound);
+        *all = block_is_registered(&block, original, &r->save->coding.context, p->context, t->bound);
         at += n;
     }
     return status;
@@ -229,7 +229,7 @@ static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, 
     }
     ckd_status status = save_end_tiles(save, err); /* the masters may be in progress */
     THEN(status, save_await(save, save->pipeline.pushed, err));
-    if (status == CKD_OK && save->dedup_index.rounded) {
+    if (status == CKD_OK && save->registry.dedup_index.rounded) {
         status = save_begin_given(all, save, t, r->tensor, widest_of(r), err);
     }
     t->bound = INFINITY; /* as lossy_tile_prepare sets it */
@@ -251,10 +251,10 @@ static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, 
 
 /* Returns the budget by which the tile's parent is chosen. */
 static load_budget budget_for(const lossy_region *r) {
-    const save_tiles *all = r->save->tiles;
+    const save_tiles *all = r->save->lossy.tiles;
     load_budget seen = all->seen;
     if (all->seen_region != r->number) {
-        save_stop_expecting(&seen, r->save->parent, r->context.parent, r->share);
+        save_stop_expecting(&seen, r->save->sources.parent, r->context.parent, r->share);
     }
     return seen;
 }
@@ -312,7 +312,7 @@ static ckd_status end_region(lossy_region *r, ckd_error *err) {
         m->direction_change = direction_change(&p->figures.direction);
         m->update = p->figures.paired ? m->update : (double)NAN;
         m->update_given = p->figures.paired ? m->update_given : (double)NAN;
-        status = measures_add(&r->save->measures, context->tensor->name, p->context->region,
+        status = measures_add(&r->save->lossy.measures, context->tensor->name, p->context->region,
                               context->shape.ndim, m, err);
     }
     free_region(r);
@@ -326,8 +326,8 @@ static ckd_status end_tile(ckd_save *save, inflight_tile *held, ckd_error *err) 
         return status;
     }
     lossy_region *r = held->region;
-    save->tiles->seen = held->seen;
-    save->tiles->seen_region = r->number;
+    save->lossy.tiles->seen = held->seen;
+    save->lossy.tiles->seen_region = r->number;
     held->in_use = false;
     moment_stats_used(save, held->second, &r->context);
     if (held->tile.device) {
@@ -346,14 +346,14 @@ static inflight_tile *oldest_held(save_tiles *all) {
 
 ckd_status save_end_tiles(ckd_save *save, ckd_error *err) {
     ckd_status status = CKD_OK;
-    while (save->tiles && status == CKD_OK && oldest_held(save->tiles)) {
-        status = end_tile(save, oldest_held(save->tiles), err);
+    while (save->lossy.tiles && status == CKD_OK && oldest_held(save->lossy.tiles)) {
+        status = end_tile(save, oldest_held(save->lossy.tiles), err);
     }
     return status;
 }
 
 void save_lossy_free(ckd_save *save) {
-    save_tiles *all = save->tiles;
+    save_tiles *all = save->lossy.tiles;
     moment_stats_end(save);
     for (uint32_t i = 0; all && i < 2; i++) {
         inflight_tile *held = &all->held[i];
@@ -366,9 +366,9 @@ void save_lossy_free(ckd_save *save) {
         lossy_device_end(all->device);
     }
     if (all) {
-        save_tiles_give_back(all, save->staging / KEPT_SHARE);
+        save_tiles_give_back(all, save->coding.staging / KEPT_SHARE);
     }
-    save->tiles = NULL;
+    save->lossy.tiles = NULL;
 }
 
 static size_t held_bytes(const inflight_tile *h) {
@@ -381,14 +381,14 @@ static size_t held_bytes(const inflight_tile *h) {
  * largest size. A larger one also takes the memory of the other. Waits depend on sizes only: see save_tiles.seen.
  */
 static ckd_status hold_tile(inflight_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
-    inflight_tile *a = &save->tiles->held[0], *b = &save->tiles->held[1];
+    inflight_tile *a = &save->lossy.tiles->held[0], *b = &save->lossy.tiles->held[1];
     uint64_t half = save_tile_elements(save) / 2;
     bool large = count > half || (a->in_use && a->tile.count > half) || (b->in_use && b->tile.count > half);
     ckd_status status = CKD_OK;
     if (large) {
         status = save_end_tiles(save, err);
     } else if (a->in_use && b->in_use) {
-        status = end_tile(save, oldest_held(save->tiles), err);
+        status = end_tile(save, oldest_held(save->lossy.tiles), err);
     }
     if (status != CKD_OK) {
         return status;
@@ -448,8 +448,8 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     if (held->second) {
         moment_stats_used(save, held->second, &r->context);
     }
-    save->tiles->seen = save->budget;
-    save->tiles->seen_region = r->number;
+    save->lossy.tiles->seen = save->coding.budget;
+    save->lossy.tiles->seen_region = r->number;
     return status;
 }
 
@@ -463,13 +463,13 @@ static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_ten
                         .tensor = tensor,
                         .context = *context,
                         .params = save_quant_params_of(save, context->tensor),
-                        .share = save->leaves_budget,
-                        .number = ++save->tiles->regions,
+                        .share = save->input.leaves_budget,
+                        .number = ++save->lossy.tiles->regions,
                         .users = 1};
     save_eps_of(r->eps, tensor);
     ckd_status status = CKD_OK;
     if (save_is_cut_lossy(save, context, elements)) {
-        status = save_cut(&r->panels, save, context, &save->grid.down, &save->grid.across, err);
+        status = save_cut(&r->panels, save, context, &save->coding.grid.down, &save->coding.grid.across, err);
     }
     r->count = r->panels.count ? r->panels.count : 1;
     r->pieces = status == CKD_OK ? calloc(r->count, sizeof(*r->pieces)) : NULL;
@@ -497,8 +497,8 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
     }
     if (status != CKD_OK) {
         save_stop_helpers(save);
-        if (save->tiles && save->tiles->device) {
-            lossy_device_end(save->tiles->device);
+        if (save->lossy.tiles && save->lossy.tiles->device) {
+            lossy_device_end(save->lossy.tiles->device);
         }
     }
     if (r && status == CKD_OK) {

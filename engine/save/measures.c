@@ -32,7 +32,7 @@ static void add_error(region_figures *f, const lossy_error *e) {
 }
 
 void figures_add_exact(lossy_region *r, const lossy_tile *t) {
-    const kernels *k = r->save->tiles->loaders[0].kernels;
+    const kernels *k = r->save->lossy.tiles->loaders[0].kernels;
     for (size_t i = 0; i < r->count; i++) {
         const save_panel *p = r->pieces[i].panel;
         uint64_t first = p ? p->first : 0, width = p ? p->rows.width : t->count,
@@ -52,7 +52,7 @@ ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *
     if (job->output.lossy && !of->tile.device) {
         record_direction(of->figures, held->second, &of->tile, job, held->region->eps[PAIR_EPS]);
     }
-    held->seen = save->budget;
+    held->seen = save->coding.budget;
     return pair_record_block(held, &of->tile, job, err);
 }
 

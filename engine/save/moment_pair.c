@@ -42,9 +42,9 @@ static bytes *largest_buffer(save_tiles *all) {
  * limit, in a file.
  */
 static ckd_status values_begin(ckd_save *save, moment_stats *k, ckd_error *err) {
-    save_tiles *all = save->tiles;
-    if (all->pairs_held + values_size(k) > save->staging / PAIR_SHARE) {
-        return file_scratch_open(&k->file, save->scratch.text, err);
+    save_tiles *all = save->lossy.tiles;
+    if (all->pairs_held + values_size(k) > save->coding.staging / PAIR_SHARE) {
+        return file_scratch_open(&k->file, save->coding.scratch.text, err);
     }
     bytes *buffer = largest_buffer(all);
     k->values = *buffer;
@@ -202,7 +202,7 @@ static ckd_status begin_pair(ckd_save *save, inflight_tile *held, ckd_error *err
         status = t->device ? record_on_device(t, k, err) : tile_run(t, pieces_of(t), record_piece, held, err);
     }
     if (status != CKD_OK) {
-        pair_end(save->tiles, k);
+        pair_end(save->lossy.tiles, k);
     }
     return status;
 }

@@ -31,11 +31,11 @@ static void move(moment_stats **to, moment_stats **from) {
 
 void moment_stats_end(ckd_save *save) {
     moment_stats *unused = NULL;
-    while (save->seconds) {
-        pair_end(save->tiles, save->seconds);
-        move(&save->tiles->spare, &save->seconds);
+    while (save->lossy.moments) {
+        pair_end(save->lossy.tiles, save->lossy.moments);
+        move(&save->lossy.tiles->spare, &save->lossy.moments);
     }
-    for (moment_stats **at = save->tiles ? &save->tiles->spare : NULL; at && *at;) {
+    for (moment_stats **at = save->lossy.tiles ? &save->lossy.tiles->spare : NULL; at && *at;) {
         if ((*at)->served) {
             (*at)->served = false;
             at = &(*at)->next;
@@ -73,24 +73,24 @@ void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *co
     k->weight_came = k->weight_came || strcmp(context->tensor->name, k->weight) == 0;
     bool needed = false; /* by another tile in progress */
     for (int i = 0; i < 2; i++) {
-        const inflight_tile *h = &save->tiles->held[i];
+        const inflight_tile *h = &save->lossy.tiles->held[i];
         needed = needed || (h->in_use && h->second == k);
     }
     if (k->second_came && k->moment_came && !needed) {
-        pair_end(save->tiles, k);
+        pair_end(save->lossy.tiles, k);
     }
     if (k->second_came && k->moment_came && k->weight_came && !needed) {
-        moment_stats **at = &save->seconds;
+        moment_stats **at = &save->lossy.moments;
         while (*at != k) {
             at = &(*at)->next;
         }
-        move(&save->tiles->spare, at);
+        move(&save->lossy.tiles->spare, at);
     }
 }
 
 static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const lossy_tile *t,
                                    const char *weight, const tensor_context *context, ckd_error *err) {
-    moment_stats *kept = *out = begin(save->tiles);
+    moment_stats *kept = *out = begin(save->lossy.tiles);
     if (!kept) {
         return err_nomem(err, sizeof(*kept), "second moments' means");
     }
@@ -98,8 +98,8 @@ static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const los
     kept->first = t->first;
     kept->count = t->count;
     kept->region = *context->region;
-    kept->next = save->seconds;
-    save->seconds = kept;
+    kept->next = save->lossy.moments;
+    save->lossy.moments = kept;
     return CKD_OK;
 }
 
@@ -116,7 +116,7 @@ ckd_status moment_stats_get(moment_stats **out, ckd_save *save, const lossy_tile
 
 moment_stats *find_moment_stats(const ckd_save *save, const lossy_tile *t, const tensor_context *context) {
     const char *weight = context->weight ? context->weight : context->tensor->name;
-    for (moment_stats *k = save->seconds; k; k = k->next) {
+    for (moment_stats *k = save->lossy.moments; k; k = k->next) {
         if (strcmp(k->weight, weight) == 0 && k->first == t->first && k->count == t->count &&
             region_equal(&k->region, context->region, context->shape.ndim)) {
             return k;
@@ -180,8 +180,8 @@ ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const ten
     }
     if (status == CKD_OK && f.paired) {
         f.measures.direction_change = direction_change(&f.direction);
-        status = measures_add(&save->measures, context->tensor->name, context->region, context->shape.ndim,
-                              &f.measures, err);
+        status = measures_add(&save->lossy.measures, context->tensor->name, context->region,
+                              context->shape.ndim, &f.measures, err);
     }
     if (held) {
         inflight_tile_free(held);

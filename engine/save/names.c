@@ -67,49 +67,49 @@ static ckd_status check_new(const saved_name *known, const record_tensor *tensor
     return CKD_OK;
 }
 
-ckd_status save_record_region(ckd_save *save, const record_tensor *tensor, const geometry *shape,
+ckd_status save_record_region(save_registry *known, const record_tensor *tensor, const geometry *shape,
                               const ckd_region *region, uint64_t elements, ckd_error *err) {
-    ckd_status status = make_room(&save->names, err);
+    ckd_status status = make_room(&known->names, err);
     if (status != CKD_OK) {
         return status;
     }
-    saved_name **slot = &save->names.slots[place_of(&save->names, tensor->name, false)];
+    saved_name **slot = &known->names.slots[place_of(&known->names, tensor->name, false)];
     status = *slot ? check_new(*slot, tensor, shape, region, elements, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
-    saved_name *name = arena_alloc(&save->arena, sizeof(*name));
+    saved_name *name = arena_alloc(&known->arena, sizeof(*name));
     if (!name) {
         return err_nomem(err, sizeof(*name), "the name of a tensor");
     }
     uint64_t end = elements ? region_global(shape, region, elements - 1) + 1 : 0;
     *name = (saved_name){.tensor = tensor, .region = region, .end = end, .earlier = *slot};
     name->end = *slot && (*slot)->end > end ? (*slot)->end : end;
-    save->names.count += !*slot;
+    known->names.count += !*slot;
     *slot = name;
     return CKD_OK;
 }
 
-ckd_status save_record_blob(ckd_save *save, const char *name, ckd_error *err) {
-    ckd_status status = make_room(&save->names, err);
+ckd_status save_record_blob(save_registry *known, const char *name, ckd_error *err) {
+    ckd_status status = make_room(&known->names, err);
     if (status != CKD_OK) {
         return status;
     }
-    size_t place = place_of(&save->names, name, true), length = strlen(name) + 1;
-    if (save->names.slots[place]) {
+    size_t place = place_of(&known->names, name, true), length = strlen(name) + 1;
+    if (known->names.slots[place]) {
         return err_in_tensor(err, err_set(err, CKD_E_MISMATCH, "the blob is saved twice"), name);
     }
-    saved_name *noted = arena_alloc(&save->arena, sizeof(*noted));
-    record_tensor *tensor = arena_alloc(&save->arena, sizeof(*tensor));
-    char *kept = arena_alloc(&save->arena, length);
+    saved_name *noted = arena_alloc(&known->arena, sizeof(*noted));
+    record_tensor *tensor = arena_alloc(&known->arena, sizeof(*tensor));
+    char *kept = arena_alloc(&known->arena, length);
     if (!noted || !tensor || !kept) {
         return err_nomem(err, sizeof(*noted) + sizeof(*tensor) + length, "the name of a blob");
     }
     memcpy(kept, name, length);
     tensor->name = kept;
     noted->tensor = tensor;
-    save->names.slots[place] = noted;
-    save->names.count++;
+    known->names.slots[place] = noted;
+    known->names.count++;
     return CKD_OK;
 }
 

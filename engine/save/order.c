@@ -68,7 +68,7 @@ void save_stop_expecting(load_budget *budget, const view *v, const view_tensor *
 }
 
 coding_context save_coding_of(const ckd_save *save, const region_job *rj) {
-    coding_context c = save->coding;
+    coding_context c = save->coding.context;
     c.parent = rj->parent;
     return c;
 }
@@ -77,10 +77,10 @@ ckd_status save_analyse(ckd_save *save, block_job *job, const save_slot *slot, c
                         ckd_error *err) {
     const region_job *rj = slot->region_job;
     if (!rj->lossy) {
-        return block_analyse(job, c, &rj->context, &save->budget, err);
+        return block_analyse(job, c, &rj->context, &save->coding.budget, err);
     }
     job->input.values = slot->input;
-    return block_lossy_analyse(job, &rj->lossy->tile, c, &rj->context, &save->budget, err);
+    return block_lossy_analyse(job, &rj->lossy->tile, c, &rj->context, &save->coding.budget, err);
 }
 
 /* Largest error of values that may stand for the block's. */
@@ -131,7 +131,7 @@ ckd_status save_decide_block(ckd_save *save, uint64_t block, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     save_slot *slot = slot_of(p, block);
     region_job *rj = slot->region_job;
-    block_job *job = &save->jobs[block % p->slot_count];
+    block_job *job = &save->pipeline.jobs[block % p->slot_count];
     coding_context c = save_coding_of(save, rj);
     if (has_to_wait(job, &c, rj)) {
         pthread_mutex_lock(&p->mutex);
@@ -147,22 +147,22 @@ ckd_status save_decide_block(ckd_save *save, uint64_t block, ckd_error *err) {
             return status;
         }
     }
-    save_stop_expecting(&save->budget, save->parent, rj->expected, rj->fraction);
+    save_stop_expecting(&save->coding.budget, save->sources.parent, rj->expected, rj->fraction);
     rj->fraction = 0;
-    if (block_wants_values(job, &c, &rj->context, &save->budget)) {
+    if (block_wants_values(job, &c, &rj->context, &save->coding.budget)) {
         ckd_status status = save_device_fetch(save, job, rj, err);
         THEN(status, analyse_again(save, job, slot, due, err));
         if (status != CKD_OK) {
             return status;
         }
     }
-    block_decide(job, &c, &rj->context, &save->budget);
+    block_decide(job, &c, &rj->context, &save->coding.budget);
     ckd_status noted = rj->lossy ? lossy_record_decided(save, rj->lossy, job, err) : CKD_OK;
     if (noted != CKD_OK) {
         return noted;
     }
     if (job->analysis.parent_damaged) {
-        atomic_store(&save->damaged, true);
+        atomic_store(&save->sources.damaged, true);
     }
     self_check_record(save, job, rj);
     record_decision(save, job, slot, &tried);
@@ -199,7 +199,7 @@ static bool has_room(ckd_save *save, const save_slot *slot, uint64_t block) {
 ckd_status save_register_block(ckd_save *save, uint64_t block, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     save_slot *slot = slot_of(p, block);
-    block_job *job = &save->jobs[block % p->slot_count];
+    block_job *job = &save->pipeline.jobs[block % p->slot_count];
     count_space(save, slot, job);
     if (!has_room(save, slot, block)) {
         return CKD_OK;

@@ -50,7 +50,7 @@ static ckd_status find_decoded(const void **values, const tile_load *l, const sp
 static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
     tile_load *l = context;
     /* 0: the saving thread itself */
-    ckd_status status = worker == 0 ? cancel_poll(&l->save->stop, err) : CKD_OK;
+    ckd_status status = worker == 0 ? cancel_poll(&l->save->group.stop, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
@@ -58,13 +58,13 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     const view_block *b = l->blocks[index];
     const record *r = b->record;
     span want = {l->context->region, t->first, t->count};
-    decoder *d = &l->save->tiles->loaders[worker];
+    decoder *d = &l->save->lossy.tiles->loaders[worker];
     bool inside = region_equal(r->region, want.region, l->context->shape.ndim) && r->first >= t->first &&
                   r->first + r->count <= t->first + t->count;
     size_t size = ckd_dtype_size(t->dtype);
     span block = {r->region, r->first, r->count};
     const void *kept;
-    status = find_decoded(&kept, l, &block, r, &l->save->tiles->rooms[worker], err);
+    status = find_decoded(&kept, l, &block, r, &l->save->lossy.tiles->rooms[worker], err);
     if (status != CKD_OK) {
         return status;
     }
@@ -86,8 +86,8 @@ static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_
     tile_load *l = context;
     uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
     const uint8_t *from = (const uint8_t *)l->to + at * ckd_dtype_size(l->tile->dtype);
-    l->save->tiles->loaders[worker].kernels->widen(l->floats + at, l->tile->dtype, from,
-                                                   left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
+    l->save->lossy.tiles->loaders[worker].kernels->widen(
+        l->floats + at, l->tile->dtype, from, left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
     return CKD_OK;
 }
 
@@ -156,7 +156,7 @@ static ckd_status load_parent(bool *loaded, tile_load *l, lossy_buffers *b, ckd_
     }
     ckd_status status = l->to ? load_blocks(l, err) : CKD_E_NOMEM;
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
-        atomic_store(&l->save->damaged, true);
+        atomic_store(&l->save->sources.damaged, true);
         return CKD_OK;
     }
     *loaded = status == CKD_OK;
@@ -192,9 +192,9 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, b
                            ckd_error *err) {
     const parent_filling *w = context;
     ckd_save *save = w->save;
-    decoder *d = &save->tiles->loaders[worker];
+    decoder *d = &save->lossy.tiles->loaders[worker];
     /* 0: the saving thread itself */
-    ckd_status status = worker == 0 ? cancel_poll(&save->stop, err) : CKD_OK;
+    ckd_status status = worker == 0 ? cancel_poll(&save->group.stop, err) : CKD_OK;
     if (status == CKD_OK && !values && c->block->record->count >= DEVICE_MIN_ELEMENTS) {
         status = device_chain_make(c, sides, d, w->from->view, err);
         if (c->count) {
@@ -268,5 +268,5 @@ void save_parent_report(ckd_save *save, const parent_attempt *a, const tensor_co
     } else {
         return;
     }
-    save->parents_on_host = true;
+    save->device.parents_on_host = true;
 }

@@ -38,7 +38,7 @@ static save_slot *slot_of(save_pipeline *p, uint64_t block) {
 }
 
 static block_job *job_of(const ckd_save *save, uint64_t block) {
-    return &save->jobs[block % save->pipeline.slot_count];
+    return &save->pipeline.jobs[block % save->pipeline.slot_count];
 }
 
 /* ---- the stages of a block ---- */
@@ -59,7 +59,7 @@ static ckd_status analyse_block(ckd_save *save, uint64_t block, ckd_error *err) 
     uint64_t begun = clock_monotonic_ns();
     ckd_status status = save_analyse(save, job_of(save, block), slot, &c, err);
     err_in_tensor(err, status, slot->region_job->context.tensor->name);
-    leave_stage(save, slot, &save->analyse, begun);
+    leave_stage(save, slot, &save->stats.analyse, begun);
     return status;
 }
 
@@ -83,7 +83,7 @@ static ckd_status encode_block(ckd_save *save, uint64_t block, ckd_error *err) {
         keep_values(job, t);
     }
     err_in_tensor(err, status, t->tensor->name);
-    leave_stage(save, slot, &save->encode, begun);
+    leave_stage(save, slot, &save->stats.encode, begun);
     return status;
 }
 
@@ -94,7 +94,7 @@ static ckd_status write_block(ckd_save *save, uint64_t block, ckd_error *err) {
     ckd_status status = save_write_block(save, job_of(save, block), &slot->append, err);
     uint64_t took = clock_monotonic_ns() - begun;
     pthread_mutex_lock(&p->mutex);
-    save_worked(&save->append, took);
+    save_worked(&save->stats.write, took);
     p->unwritten.payload -= slot->space.payload;
     p->unwritten.copies -= slot->space.copies;
     p->written += status == CKD_OK;
@@ -272,7 +272,7 @@ static ckd_status do_or_wait(ckd_save *save, ckd_error *err) {
     }
     pthread_mutex_unlock(&p->mutex);
     do_task(save, t);
-    ckd_status status = cancel_poll(&save->stop, err);
+    ckd_status status = cancel_poll(&save->group.stop, err);
     pthread_mutex_lock(&p->mutex);
     return status;
 }
@@ -295,7 +295,7 @@ static ckd_status failure(save_pipeline *p, ckd_error *err) {
 
 ckd_status save_await(ckd_save *save, uint64_t written, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
-    ckd_status status = cancel_poll(&save->stop, err);
+    ckd_status status = cancel_poll(&save->group.stop, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -318,7 +318,7 @@ static void resume(ckd_save *save) {
 
 void save_stop_helpers(ckd_save *save) {
     save_pipeline *p = &save->pipeline;
-    if (!p->workers_attached || save->process != getpid()) {
+    if (!p->workers_attached || save->output.process != getpid()) {
         return;
     }
     pthread_mutex_lock(&p->mutex);

@@ -76,8 +76,11 @@ typedef struct save_slot {
  * await writing; those before `decided`, encoding; those before `pushed`, analysis and decision.
  */
 typedef struct save_pipeline {
+    struct save_workspace *workspace; /* owns slots and jobs */
     save_slot *slots;
+    block_job *jobs; /* one for each slot */
     uint32_t slot_count;
+    uint32_t threads;       /* of the store's pool, with the saving thread */
     pthread_mutex_t mutex;  /* guards all of this */
     pthread_cond_t changed; /* the saving thread waits for it */
     uint64_t written, registered, decided, pushed;

@@ -68,7 +68,7 @@ quant_params save_quant_params_of(const ckd_save *save, const record_tensor *ten
     r.leftover *= scale;
     r.moment *= scale;
     /* Chains that take longer to decode need larger deltas on ancestors earlier. */
-    double room = 0.8 * save->budget.limit - LOSSY_BASE_LOAD;
+    double room = 0.8 * save->coding.budget.limit - LOSSY_BASE_LOAD;
     r.bits_for_load = ANCESTOR_BITS / (room > 0.5 ? room : 0.5);
     return r;
 }

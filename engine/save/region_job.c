@@ -29,17 +29,17 @@ ckd_status save_new_region_job(region_job **out, ckd_save *save, const tensor_co
                                ckd_error *err) {
     region_job *rj = *out = written_region_job(&save->pipeline);
     if (!rj) {
-        rj = *out = arena_alloc(&save->arena, sizeof(*rj));
+        rj = *out = arena_alloc(&save->registry.arena, sizeof(*rj));
     }
     if (!rj) {
         return err_nomem(err, sizeof(*rj), "a tensor's description");
     }
     *rj = (region_job){.context = *t,
-                       .parent = save->parent,
+                       .parent = save->sources.parent,
                        .expected = t->parent,
                        .step = step,
-                       .fraction = save->leaves_budget};
-    save->leaves_budget = 0;
+                       .fraction = save->input.leaves_budget};
+    save->input.leaves_budget = 0;
     return CKD_OK;
 }
 
@@ -74,7 +74,7 @@ ckd_status save_exact_span(ckd_save *save, const exact_span *of, step_tensor *st
     ckd_status status = save_new_region_job(&rj, save, of->context, step, err);
     THEN(status, save_device_remember(save, rj, of->tensor, err));
     uint64_t unreported = 0, count = 0, first = of->first;
-    save->has_masters |= block_is_master(of->context);
+    save->registry.has_masters |= block_is_master(of->context);
     unchanged_blocks known = {0};
     THEN(status, device_dedup_begin(&known, save, of, err));
     do {

@@ -58,6 +58,9 @@ typedef struct save_target {
     ckd_checkpoint existing;
     ckd_id branch_origin, resumed_from;
     uint32_t lossy_resumes;
+    /* a session's save: the run's newest checkpoint when the save began */
+    bool follows, has_newest;
+    ckd_checkpoint newest;
 } save_target;
 /* Checks the options as far as possible without the store. Errors: INVALID. */
 ckd_status save_check_options(const ckd_save_options *options, ckd_error *err);
@@ -113,91 +116,109 @@ typedef struct save_rank {
     ckd_stage_times stages[PART_STAGES_MAX];
 } save_rank;
 
-struct ckd_save {
-    ckd_store *store;
-    /* its strings belong to the caller and are not valid after begin; metric_name has a copy */
-    ckd_save_options options;
-    char metric_name[32];
-    bytes terms; /* see terms.c */
-    save_target target;
-    save_state state;
-    ckd_id checkpoint, writer_id, file_id;
-    /* a session's save: the run's newest checkpoint when the save began (launch_check.c) */
-    bool follows, has_newest;
-    ckd_checkpoint newest;
-
+/* The files of the save, and the ids that name them. */
+typedef struct save_output {
+    ckd_id writer_id, file_id;
+    pid_t process;          /* the owner of these files; a forked child must not touch them */
     file_lock *reader_lock; /* keeps the files that the parents need */
     file_lock *intent_lock; /* shows that this writer is alive */
+    bool undecided;         /* a manifest was named, and may not have been removed again */
+    file_ref sealed;        /* valid once SAVE_SEALED */
+    /* used by the thread of LANE_WRITE, and by the saving thread while no blocks are in progress */
     chunk_writer *writer;
     chunk_writer *materialized;      /* copies of long chains; NULL: none so far */
     bool materialized_closed;        /* they are complete, under their temporary name */
     atomic_bool materialized_failed; /* no copies any more: they are not worth failing a save for */
-    uint64_t index_bytes;            /* approximate size of the index of what was written */
-    bool undecided;                  /* a manifest was named, and may not have been removed again */
-    pid_t process;                   /* the owner of these files; a forked child must not touch them */
-    file_ref sealed;                 /* valid once SAVE_SEALED */
+    /* used by the thread of LANE_ORDER, and by the saving thread while no blocks are in progress */
+    uint64_t index_bytes; /* approximate size of the index of what was written */
+    ckd_id *dependencies;
+    size_t dependency_count, dependency_capacity;
+} save_output;
 
+/* The checkpoints from which the save reads. Set by ckd_save_begin; any thread uses the views. */
+typedef struct save_sources {
     view_cache views;
     const view *parent;   /* the parent of deltas; NULL: none */
     const view *existing; /* when comparing */
-    coding_context coding;
-    referenced_checkpoints referenced;
-    load_budget budget;
+    comparison compared;  /* with `existing`; used by the saving thread */
+    atomic_bool damaged;  /* parts of the parent cannot be read; the saving thread reports it once */
+    bool reported_damage;
+} save_sources;
+
+/* How blocks are coded. Constant after ckd_save_begin, except the budget. */
+typedef struct save_coding {
+    coding_context context;
+    save_grid grid;
     uint64_t staging; /* bytes that may be held besides the caller's and the workers' memory */
     pathname scratch; /* directory for values that exceed `staging` */
-    content_index dedup_index;
-    step_states steps;
+    /* changed by the thread of LANE_ORDER; analyses read only what is the same during a whole save */
+    load_budget budget;
+} save_coding;
+
+/* What later tensors and blocks need to know of earlier ones. */
+typedef struct save_registry {
+    content_index dedup_index;         /* under pipeline.registry_lock */
+    referenced_checkpoints referenced; /* under pipeline.registry_lock */
+    step_states steps; /* a tensor with an optimizer begins and ends while the pipeline is empty */
+    /* used by the saving thread: */
     record_arena arena; /* tensors, shapes and regions that `dedup_index` points to */
     saved_names names;
-    ckd_id *dependencies;
-    size_t dependency_count, dependency_capacity;
+    bool has_masters;    /* exact masters were saved */
+    bytes whole_masters; /* large masters that are not cut into panels (block_grid.c) */
+} save_registry;
 
-    save_workspace *workspace;
-    block_job *jobs;    /* the workspace's, one for each place in the pipeline */
-    uint32_t job_count; /* number of threads */
-    save_pipeline pipeline;
-    bool has_masters;        /* exact masters were saved */
-    bytes whole_masters;     /* large masters that are not cut into panels (block_grid.c) */
-    bool has_pending_values; /* values of blocks in progress are still on a device, and may be needed */
-    /*
-     * Elements of the current device tensor whose blocks the parent or this save has already. Counted only if masters
-     * were saved; their values need not be read.
-     */
-    uint64_t named_elements;
+/* The tensor that ckd_save_tensor gets next, or has got. Used by the saving thread. */
+typedef struct save_input {
+    float_mode callers_mode; /* restored when a call returns */
     bool buffers_are_stable; /* the memory that tensors point to does not change before the save ends */
     double leaves_budget;    /* fraction of the next region job (region_job.fraction) */
-    uint64_t raw_bytes;      /* saved so far */
-    comparison compared;     /* with `existing` */
-    save_measures measures;  /* of a lossy save */
-    moment_stats *seconds;
-    self_check_list self_checks;
-    struct save_device *device; /* for exact tensors on devices; NULL: none yet */
-    struct save_tiles *tiles;   /* for lossy tensors; NULL: none yet */
-    save_grid grid;
-    atomic_bool damaged; /* parts of the parent cannot be read; the saving thread reports it once */
-    bool reported_damage;
-    uint64_t in_doubt;    /* regions of tensors that look like an optimizer's but have no role */
-    bool parents_on_host; /* a device failed to decode the parents of lossy tiles */
+    /*
+     * The parent's values of exactly the region that comes next, in the caller's memory. NULL: not at hand. They are
+     * compared with the store's hashes before use.
+     */
+    const void *parent_values;
+    /*
+     * Receives the decoded values of exactly that region, as far as they are known. May be the same memory as
+     * `parent_values`. NULL: nowhere.
+     */
+    void *decoded_values;
+} save_input;
+
+/* For lossy tensors. Used by the saving thread; tiles and moments also by that of LANE_ORDER (measures.c). */
+typedef struct save_lossy {
+    struct save_tiles *tiles; /* NULL: none yet */
+    moment_stats *moments;    /* of parameters whose tensors have not all come */
+    save_measures measures;
+    uint64_t in_doubt; /* regions of tensors that look like an optimizer's but have no role */
+} save_lossy;
+
+/* For tensors on devices. Used by the saving thread. */
+typedef struct save_on_device {
+    struct save_device *coder; /* for exact tensors; NULL: none yet */
+    bool has_pending_values;   /* values of blocks in progress are still on a device, and may be needed */
+    /*
+     * Elements of the current tensor whose blocks the parent or this save has already. Counted only if masters were
+     * saved; their values need not be read.
+     */
+    uint64_t named_elements;
+    bool parents_on_host;        /* a device failed to decode the parents of lossy tiles */
+    self_check_list self_checks; /* filled by the thread of LANE_ORDER */
+} save_on_device;
+
+/* What the save reports of itself. */
+typedef struct save_stats {
     uint64_t begun_ns;
-    save_stage snapshot; /* of a session: its work is the time that the trainer stood still */
-    save_stage analyse, encode, append, sync;
+    save_stage snapshot;               /* of a session: its work is the time that the trainer stood still */
+    save_stage analyse, encode, write; /* under pipeline.mutex */
+    save_stage sync;
+    uint64_t raw_bytes;  /* saved so far */
     uint64_t publish_ns; /* when all parts had arrived */
     save_rank *ranks;    /* as the ranks reported; at most `world` */
     uint32_t rank_count;
-    float_mode callers_mode; /* restored when a call returns */
+} save_stats;
 
-    /*
-     * The parent's values of exactly the region that ckd_save_tensor will get next, in the caller's memory. NULL: not
-     * at hand. They are compared with the store's hashes before use.
-     */
-    const void *before;
-    /*
-     * Receives the decoded values of exactly that region, as far as they are known. May be the same memory as
-     * `before`. NULL: nowhere.
-     */
-    void *kept;
-
-    /* Only for ranks that save together. */
+/* Only for ranks that save together. Set before the first tensor. */
+typedef struct save_group {
     cancel_check stop; /* another rank is dead */
     /*
      * Called under the publish lock, before the manifest is published. Returns an error if rank 0 may not commit,
@@ -205,6 +226,33 @@ struct ckd_save {
      */
     ckd_status (*claim)(void *context, const ckd_id *checkpoint, ckd_error *err);
     void *claim_context;
+} save_group;
+
+/*
+ * A save. The thread that calls the public functions is the saving thread. While blocks are in progress the store's
+ * workers help it (pipeline.h); each part says which of them use it.
+ */
+struct ckd_save {
+    /* what was asked for: constant after ckd_save_begin */
+    ckd_store *store;
+    /* its strings belong to the caller and are not valid after begin; metric_name has a copy */
+    ckd_save_options options;
+    char metric_name[32];
+    bytes terms; /* see terms.c */
+    save_target target;
+    ckd_id checkpoint;
+
+    save_state state; /* changed by the saving thread between calls */
+    save_input input;
+    save_sources sources;
+    save_coding coding;
+    save_registry registry;
+    save_pipeline pipeline;
+    save_lossy lossy;
+    save_on_device device;
+    save_output output;
+    save_stats stats;
+    save_group group;
 };
 
 /* Returns INVALID if a checkpoint of the store has this save's id. The caller holds the store's mutex. */
@@ -221,8 +269,8 @@ ckd_fidelity save_coarsest_fidelity(const ckd_save *save);
 /* ---- state.c ---- */
 /* Returns STATE unless the save is open. Every public call on a save begins with it. */
 ckd_status save_check_open(const ckd_save *save, ckd_error *err);
-/* Records that this save depends on another checkpoint. */
-ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err);
+/* Records that the save depends on another checkpoint. */
+ckd_status save_depend(save_output *out, const ckd_id *checkpoint, ckd_error *err);
 ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
 /* Reports, once, that parts of the parent cannot be read. Called by the saving thread. */
 void save_report_damage(ckd_save *save);
@@ -267,10 +315,10 @@ ckd_status save_follow_publish(const ckd_save *save, ckd_error *err);
  * Records a region before it is coded. Tensor and region live as long as the save; the region is canonical. Errors:
  * MISMATCH (it overlaps a saved region, or the tensor has another dtype, shape or role there), NOMEM.
  */
-ckd_status save_record_region(ckd_save *save, const record_tensor *tensor, const geometry *shape,
+ckd_status save_record_region(save_registry *known, const record_tensor *tensor, const geometry *shape,
                               const ckd_region *region, uint64_t elements, ckd_error *err);
 /* Records a blob before it is written. Errors: MISMATCH (the name was saved before), NOMEM. */
-ckd_status save_record_blob(ckd_save *save, const char *name, ckd_error *err);
+ckd_status save_record_blob(save_registry *known, const char *name, ckd_error *err);
 void save_names_free(saved_names *n);
 
 /* ---- order.c ---- */
@@ -340,10 +388,10 @@ ckd_status save_compare_begin(ckd_save *save, ckd_error *err);
 /* Returns EXISTS, naming the tensor, if the block's values differ from the existing checkpoint's. */
 ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_context *tensor, ckd_error *err);
 /* Records that all blocks of the tensor's region were equal. */
-void save_compared_region(ckd_save *save, const tensor_context *tensor);
+void save_compared_region(save_sources *from, const tensor_context *tensor);
 ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err);
 /* Returns EXISTS unless everything in the existing checkpoint was compared, once. */
 ckd_status save_compare_end(const ckd_save *save, ckd_error *err);
-void save_compare_free(ckd_save *save);
+void save_compare_free(comparison *compared);
 
 #endif

@@ -34,7 +34,7 @@ static uint32_t kind_of(const block_job *job, const region_job *rj) {
 
 void self_check_record(ckd_save *save, const block_job *job, const region_job *rj) {
     const tensor_context *t = &rj->context;
-    self_check_list *all = &save->self_checks;
+    self_check_list *all = &save->device.self_checks;
     if (all->count == SELF_CHECK_KINDS || !made_there(job, rj)) {
         return;
     }
@@ -49,7 +49,7 @@ void self_check_record(ckd_save *save, const block_job *job, const region_job *r
 }
 
 static ckd_status try_one(ckd_save *save, const view *v, const self_check_block *b, ckd_error *err) {
-    block_job *job = &save->jobs[0];
+    block_job *job = &save->pipeline.jobs[0];
     const view_tensor *t = view_find(v, b->tensor->name);
     const view_source from = {v, t, {&b->region, b->first, b->count}, NULL};
     void *to = bytes_scratch(&job->input.own, b->count * ckd_dtype_size(b->tensor->dtype),
@@ -63,8 +63,8 @@ static ckd_status try_one(ckd_save *save, const view *v, const self_check_block 
 
 ckd_status self_check_run(ckd_save *save, const view *v, ckd_error *err) {
     ckd_error why = {.status = CKD_OK};
-    for (uint32_t i = 0; i < save->self_checks.count; i++) {
-        const self_check_block *b = &save->self_checks.blocks[i];
+    for (uint32_t i = 0; i < save->device.self_checks.count; i++) {
+        const self_check_block *b = &save->device.self_checks.blocks[i];
         ckd_status status = try_one(save, v, b, &why);
         if (status == CKD_E_NOMEM || status == CKD_E_IO) { /* it was not read at all */
             return err_from(err, status, &why);

@@ -14,23 +14,23 @@ ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
                        : "the save is sealed; it can only be published, ended or aborted");
 }
 
-ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err) {
-    for (size_t i = save->dependency_count; i-- > 0;) {
-        if (id_equal(&save->dependencies[i], checkpoint)) {
+ckd_status save_depend(save_output *out, const ckd_id *checkpoint, ckd_error *err) {
+    for (size_t i = out->dependency_count; i-- > 0;) {
+        if (id_equal(&out->dependencies[i], checkpoint)) {
             return CKD_OK;
         }
     }
-    if (ARRAY_GROW(save->dependencies, save->dependency_capacity, save->dependency_count + 1, "dependencies",
+    if (ARRAY_GROW(out->dependencies, out->dependency_capacity, out->dependency_count + 1, "dependencies",
                    err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
-    save->dependencies[save->dependency_count++] = *checkpoint;
+    out->dependencies[out->dependency_count++] = *checkpoint;
     return CKD_OK;
 }
 
 void save_report_damage(ckd_save *save) {
-    if (atomic_load(&save->damaged) && !save->reported_damage) {
-        save->reported_damage = true;
+    if (atomic_load(&save->sources.damaged) && !save->sources.reported_damage) {
+        save->sources.reported_damage = true;
         store_message(save->store,
                       "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
                       "ckptdelta verify)",
@@ -39,14 +39,15 @@ void save_report_damage(ckd_save *save) {
 }
 
 ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
-    save->raw_bytes += raw;
+    save->stats.raw_bytes += raw;
     const ckd_save_options *o = &save->options;
     if (!o->on_progress) {
         return CKD_OK;
     }
-    float_mode_leave(save->callers_mode);
-    int stop = o->on_progress(o->progress_context, save->raw_bytes,
-                              o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes);
-    save->callers_mode = float_mode_enter();
+    float_mode_leave(save->input.callers_mode);
+    int stop =
+        o->on_progress(o->progress_context, save->stats.raw_bytes,
+                       o->total_bytes > save->stats.raw_bytes ? o->total_bytes : save->stats.raw_bytes);
+    save->input.callers_mode = float_mode_enter();
     return stop ? err_set(err, CKD_E_CANCELLED, "the save was cancelled") : CKD_OK;
 }

@@ -302,14 +302,14 @@ ckd_status save_follow_begin(ckd_save *save, ckd_error *err) {
     if (!f || save->target.compare) {
         return CKD_OK;
     }
-    save->follows = true;
-    ckd_status status = find_newest(&save->newest, &save->has_newest, save, err);
+    save->target.follows = true;
+    ckd_status status = find_newest(&save->target.newest, &save->target.has_newest, save, err);
     bool looked_at =
         save->options.on_duplicate == CKD_DUPLICATE_ERROR && strcmp(save->target.run, f->run) == 0;
-    if (status != CKD_OK || !looked_at || !save->has_newest) {
+    if (status != CKD_OK || !looked_at || !save->target.has_newest) {
         return status;
     }
-    const ckd_checkpoint *newest = &save->newest;
+    const ckd_checkpoint *newest = &save->target.newest;
     bool own = (f->has_last && id_equal(&newest->id, &f->last)) || id_equal(&newest->id, &f->tried);
     /* the session's last checkpoint was deleted, and older ones stayed */
     bool older = f->has_last && newest->step < f->step;
@@ -321,11 +321,11 @@ ckd_status save_follow_begin(ckd_save *save, ckd_error *err) {
 ckd_status save_follow_publish(const ckd_save *save, ckd_error *err) {
     ckd_checkpoint newest;
     bool found = false;
-    ckd_status status = save->follows ? find_newest(&newest, &found, save, err) : CKD_OK;
+    ckd_status status = save->target.follows ? find_newest(&newest, &found, save, err) : CKD_OK;
     if (status != CKD_OK || !found) {
         return status;
     }
-    bool same = save->has_newest && id_equal(&newest.id, &save->newest.id);
-    bool older = save->has_newest && newest.step < save->newest.step;
+    bool same = save->target.has_newest && id_equal(&newest.id, &save->target.newest.id);
+    bool older = save->target.has_newest && newest.step < save->target.newest.step;
     return same || older ? CKD_OK : another_launch(save, &newest, "found when its save began", err);
 }

@@ -58,7 +58,7 @@ static void record_doubt(ckd_save *save, const ckd_tensor *t, const role_name *p
     if (!doubt || save_coarsest_fidelity(save) == CKD_EXACT) {
         return;
     }
-    if (save->in_doubt++ == 0) {
+    if (save->lossy.in_doubt++ == 0) {
         store_message(
             save->store,
             "'%s' looks like an optimizer's tensor, and its name does not tell its weight: it is stored "
@@ -68,7 +68,7 @@ static void record_doubt(ckd_save *save, const ckd_tensor *t, const role_name *p
 }
 
 uint64_t ckd_save_in_doubt(const ckd_save *save) {
-    return save->in_doubt;
+    return save->lossy.in_doubt;
 }
 
 /*
@@ -93,7 +93,7 @@ static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd
         return CKD_OK; /* the weight's name ends where the tensor's name does, and the save keeps that */
     }
     size = t->weight ? strlen(t->weight) : size;
-    char *copy = arena_alloc(&save->arena, size + 1);
+    char *copy = arena_alloc(&save->registry.arena, size + 1);
     if (!copy) {
         return err_nomem(err, size + 1, "a weight's name");
     }
@@ -110,7 +110,7 @@ static const ckd_region *keep_region(ckd_save *save, const geometry *shape, cons
     if (canonical.kind == CKD_REGION_WHOLE) {
         return &whole;
     }
-    ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
+    ckd_region *region = arena_alloc(&save->registry.arena, sizeof(*region));
     if (region) {
         *region = canonical;
     }
@@ -121,8 +121,8 @@ static const ckd_region *keep_region(ckd_save *save, const geometry *shape, cons
 static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const geometry *shape,
                                       tensor_context *context, ckd_error *err) {
     size_t length = strlen(t->name) + 1;
-    record_tensor *tensor = arena_alloc(&save->arena, sizeof(*tensor));
-    char *name = arena_alloc(&save->arena, length);
+    record_tensor *tensor = arena_alloc(&save->registry.arena, sizeof(*tensor));
+    char *name = arena_alloc(&save->registry.arena, length);
     const ckd_region *region = keep_region(save, shape, &t->region);
     if (!tensor || !name || !region) {
         return err_nomem(err, sizeof(*tensor) + length + sizeof(*region), "a tensor's description");
@@ -140,7 +140,7 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
     if (status != CKD_OK) {
         return status;
     }
-    const view *before = save->target.compare ? save->existing : save->parent;
+    const view *before = save->target.compare ? save->sources.existing : save->sources.parent;
     const view_tensor *old = before ? view_find(before, name) : NULL;
     bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == shape->ndim &&
                 memcmp(old->shape.shape, shape->shape, shape->ndim * sizeof(uint64_t)) == 0;
@@ -162,7 +162,7 @@ typedef struct comparing {
 static ckd_status compare_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     comparing *c = context;
-    return save_compare_block(c->save, &c->save->jobs[index], c->tensor, err);
+    return save_compare_block(c->save, &c->save->pipeline.jobs[index], c->tensor, err);
 }
 
 static ckd_status compare_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
@@ -172,9 +172,9 @@ static ckd_status compare_region(ckd_save *save, const ckd_tensor *tensor, const
     for (uint64_t at = 0; status == CKD_OK && (at < elements || elements == 0);) {
         uint32_t count = 0;
         uint64_t first = at;
-        status = cancel_poll(&save->stop, err);
-        while (status == CKD_OK && count < save->job_count && (at < elements || count == 0)) {
-            block_job *job = &save->jobs[count++];
+        status = cancel_poll(&save->group.stop, err);
+        while (status == CKD_OK && count < save->pipeline.threads && (at < elements || count == 0)) {
+            block_job *job = &save->pipeline.jobs[count++];
             job->input.first = at;
             job->input.count = elements - at < t->block_elements ? elements - at : t->block_elements;
             at += job->input.count;
@@ -188,7 +188,7 @@ static ckd_status compare_region(ckd_save *save, const ckd_tensor *tensor, const
         }
     }
     if (status == CKD_OK) {
-        save_compared_region(save, t);
+        save_compared_region(&save->sources, t);
     }
     return status;
 }
@@ -206,21 +206,21 @@ static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_
     if (status != CKD_OK) {
         return status;
     }
-    step_begin(&step, &save->steps, tensor->optimizer, t, elements, save->parent);
+    step_begin(&step, &save->registry.steps, tensor->optimizer, t, elements, save->sources.parent);
     t->step = step.source.available ? &step.source : NULL;
     status = save_exact_span(save, &(exact_span){tensor, t, 0, elements}, &step, err);
     THEN(status, save_flush(save, err));
     if (status != CKD_OK) {
         save_stop_helpers(save); /* they use `step` */
     }
-    step_end(&step, &save->steps);
+    step_end(&step, &save->registry.steps);
     return status;
 }
 
 /* Saves a region in blocks of its own order. */
 static ckd_status save_whole(ckd_save *save, const ckd_tensor *tensor, tensor_context *t, uint64_t elements,
                              ckd_error *err) {
-    ckd_status status = save_record_whole(save, t, elements, err);
+    ckd_status status = save_record_whole(&save->registry, t, elements, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -242,15 +242,15 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     tensor_context context;
     ckd_status status = check_description(tensor, &shape, &elements, err);
     THEN(status, make_tensor_context(save, tensor, &shape, &context, err));
-    THEN(status, save_record_region(save, context.tensor, &shape, context.region, elements, err));
+    THEN(status, save_record_region(&save->registry, context.tensor, &shape, context.region, elements, err));
     if (status != CKD_OK) {
         return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
     }
-    context.parent_values = context.parent ? save->before : NULL;
-    context.decoded_values = save->target.compare ? NULL : save->kept;
+    context.parent_values = context.parent ? save->input.parent_values : NULL;
+    context.decoded_values = save->target.compare ? NULL : save->input.decoded_values;
     context.held = (span){context.region, 0, elements};
     bool expected = context.parent && save->options.world == 1 && elements > 0;
-    save->leaves_budget = expected ? (double)elements / (double)shape.elements : 0;
+    save->input.leaves_budget = expected ? (double)elements / (double)shape.elements : 0;
     if (save->target.compare) {
         status = compare_region(save, tensor, &context, elements, err);
     } else if (save_is_cut(save, tensor, &context, elements)) {
@@ -258,11 +258,11 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     } else {
         status = save_whole(save, tensor, &context, elements, err);
     }
-    if (!save->buffers_are_stable) {
+    if (!save->input.buffers_are_stable) {
         THEN(status, save_end_tiles(save, err));
-        if (status == CKD_OK && save->has_pending_values) {
+        if (status == CKD_OK && save->device.has_pending_values) {
             status = save_flush(save, err);
-            save->has_pending_values = false;
+            save->device.has_pending_values = false;
         }
         THEN(status, save_copy_borrowed(save, err));
     }
@@ -295,10 +295,10 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     int device = values->lease->queue.device;
     device_reference *reference = device_reference_take(save->store, device, &key);
     values->before = reference ? reference->memory : NULL;
-    save->named_elements = 0;
+    save->device.named_elements = 0;
     ckd_status status = save_region(save, t, err);
     /* it will be known again, so nothing is a delta on it */
-    bool known = save->named_elements == values->elements;
+    bool known = save->device.named_elements == values->elements;
     if (status == CKD_OK && !known) {
         /* All blocks have been looked at. Values that are not cached now are decoded by the next save. */
         ckd_error unheard;
@@ -379,10 +379,10 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
         description.optimizer = &optimizer;
     }
     if (status == CKD_OK) {
-        save->callers_mode = float_mode_enter();
+        save->input.callers_mode = float_mode_enter();
         bool on_device = description.device && description.data;
         status = on_device ? save_from_device(save, &description, err) : save_region(save, &description, err);
-        float_mode_leave(save->callers_mode);
+        float_mode_leave(save->input.callers_mode);
     }
     save_may_retry(save, status); /* does not help this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
@@ -390,13 +390,13 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
 }
 
 ckd_status save_finish_blocks(ckd_save *save, ckd_error *err) {
-    save->callers_mode = float_mode_enter();
+    save->input.callers_mode = float_mode_enter();
     ckd_status status = save_end_tiles(save, err);
     THEN(status, save_flush(save, err));
     if (status != CKD_OK) {
         save_stop_helpers(save);
     }
-    float_mode_leave(save->callers_mode);
+    float_mode_leave(save->input.callers_mode);
     save_may_retry(save, status); /* does not help this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
@@ -425,8 +425,8 @@ static ckd_status write_blob(ckd_save *save, const char *name, const void *data,
     ckd_status status = CKD_OK;
     if (bytes_extend(&packed, size + 1)) {
         result.to = packed.data;
-        status = coder_encode(save->jobs[0].decoder.coder, CODING_ZSTD, 0, &(coder_source){data, size, 1},
-                              &result, err);
+        status = coder_encode(save->pipeline.jobs[0].decoder.coder, CODING_ZSTD, 0,
+                              &(coder_source){data, size, 1}, &result, err);
     }
     bool is_raw = result.stored == 0;
     record r = {.kind = RECORD_BLOB,
@@ -439,13 +439,13 @@ static ckd_status write_blob(ckd_save *save, const char *name, const void *data,
                 .chain_stored = is_raw ? size : result.stored,
                 .base_stored = is_raw ? size : result.stored};
     if (status == CKD_OK) {
-        save->index_bytes += HEADER_BYTES + length;
+        save->output.index_bytes += HEADER_BYTES + length;
         save_free_space(save, HEADER_BYTES + length + r.stored_size, 0);
-        status = chunk_writer_append(save->writer, &r, is_raw ? data : packed.data, err);
+        status = chunk_writer_append(save->output.writer, &r, is_raw ? data : packed.data, err);
     }
     save_may_retry(save, status);
     bytes_free(&packed);
-    save->raw_bytes += size;
+    save->stats.raw_bytes += size;
     return status;
 }
 
@@ -455,8 +455,8 @@ ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, siz
         return status;
     }
     status = check_blob(name, data, size, err);
-    THEN(status, cancel_poll(&save->stop, err));
-    THEN(status, save_record_blob(save, name, err));
+    THEN(status, cancel_poll(&save->group.stop, err));
+    THEN(status, save_record_blob(&save->registry, name, err));
     THEN(status, save_finish_blocks(save, err));
     THEN(status, save->target.compare ? save_compare_blob(save, name, data, size, err)
                                       : write_blob(save, name, data, size, err));

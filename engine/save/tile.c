@@ -46,7 +46,7 @@ static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
     const view *older;
     if (!r || r->dependency_count == 0 || (r->predictor != PREDICT_PARENT && r->predictor != PREDICT_COPY) ||
         id_equal(&r->dependencies[0].checkpoint, &(*v)->manifest.checkpoint.id) ||
-        views_within(&older, &save->views, *v, &r->dependencies[0].checkpoint, NULL) != CKD_OK) {
+        views_within(&older, &save->sources.views, *v, &r->dependencies[0].checkpoint, NULL) != CKD_OK) {
         return false;
     }
     const view_tensor *t = view_find(older, (*in)->tensor->name);
@@ -97,7 +97,7 @@ static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
     for (uint32_t i = 0; i < MAX_DEPTH && light < LIGHT_CHOICE && go_back(&at.view, &at.tensor, save); i++) {
         at.is_ancestor = true;
         load_cost chain = chain_of(&depth, at.tensor, context, t);
-        light += light || budget_allows_chain(&save->budget, &chain, base, LIGHT * PART_LOSSY);
+        light += light || budget_allows_chain(&save->coding.budget, &chain, base, LIGHT * PART_LOSSY);
         if (light <= 1 || preferred(&at, p)) {
             *p = at;
         }
@@ -106,7 +106,7 @@ static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
 
 static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *budget, const lossy_tile *t,
                           const tensor_context *context) {
-    *p = (tile_parent){.view = save->parent, .tensor = context->parent};
+    *p = (tile_parent){.view = save->sources.parent, .tensor = context->parent};
     if (!p->tensor) {
         return;
     }
@@ -175,7 +175,7 @@ static const void *on_device(device_lease **lease, const ckd_save *save, const l
 
 static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_device_values *values,
                                   ckd_error *err) {
-    save_tiles *all = save->tiles;
+    save_tiles *all = save->lossy.tiles;
     if (!all->device) {
         all->device = calloc(1, sizeof(*all->device));
         if (!all->device) {
@@ -220,7 +220,7 @@ static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, inflight
     ckd_save *save = held->region->save;
     const tensor_context *context = &held->region->context;
     lossy_tile *t = &held->tile;
-    if (!from->tensor || save->parents_on_host || save_parent_at_hand(from, context)) {
+    if (!from->tensor || save->device.parents_on_host || save_parent_at_hand(from, context)) {
         return CKD_OK;
     }
     values.makes_before = true;
@@ -277,7 +277,7 @@ ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ck
 
 ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
                            ckd_error *err) {
-    const kernels *k = save->tiles->loaders[0].kernels;
+    const kernels *k = save->lossy.tiles->loaders[0].kernels;
     ckd_status status =
         save_fetch(&t->values, save, &b->original, &(tensor_elements){tensor, t->first, t->count}, err);
     t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
@@ -315,8 +315,8 @@ ckd_status save_load_tile(tile_parent *from, inflight_tile *held, const load_bud
 }
 
 void save_tile_leave_device(ckd_save *save, lossy_tile *t) {
-    if (save->tiles->device) {
-        lossy_device_end(save->tiles->device);
+    if (save->lossy.tiles->device) {
+        lossy_device_end(save->lossy.tiles->device);
     }
     t->device = NULL;
 }

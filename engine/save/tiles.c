@@ -14,7 +14,7 @@ void save_eps_of(double eps[PAIR_BOUNDS], const ckd_tensor *tensor) {
 }
 
 uint64_t save_tile_elements(const ckd_save *save) {
-    uint64_t max = save->staging / LOSSY_TILE_BYTES;
+    uint64_t max = save->coding.staging / LOSSY_TILE_BYTES;
     max = max < LOSSY_TILE_MIN ? LOSSY_TILE_MIN : max;
     return max < LOSSY_TILE_ELEMENTS ? max : LOSSY_TILE_ELEMENTS;
 }
@@ -23,28 +23,28 @@ lossy_tile save_cut_tile(ckd_save *save, const tensor_context *context, uint64_t
     lossy_tile t = {.part = save_lossy_part(save, context->tensor),
                     .dtype = context->tensor->dtype,
                     .pool = save->store->pool,
-                    .scratches = &save->tiles->statistics,
-                    .stop = &save->stop,
+                    .scratches = &save->lossy.tiles->statistics,
+                    .stop = &save->group.stop,
                     .expected_movement = NAN};
     lossy_tile_cut(&t, &context->shape, context->region, elements, first, save_tile_elements(save));
     return t;
 }
 
 ckd_status save_begin_tiles(ckd_save *save, ckd_error *err) {
-    ckd_status status = save->tiles ? CKD_OK : save_flush(save, err);
-    if (save->tiles || status != CKD_OK) {
+    ckd_status status = save->lossy.tiles ? CKD_OK : save_flush(save, err);
+    if (save->lossy.tiles || status != CKD_OK) {
         return status;
     }
-    if (!save->workspace->tiles) {
-        status = save_tiles_new(save->workspace, save->job_count, err);
+    if (!save->pipeline.workspace->tiles) {
+        status = save_tiles_new(save->pipeline.workspace, save->pipeline.threads, err);
     }
     if (status == CKD_OK) {
-        save->tiles = save->workspace->tiles;
-        for (uint32_t i = 0; i < save->tiles->loader_count; i++) {
-            save->tiles->loaders[i].views = &save->views;
+        save->lossy.tiles = save->pipeline.workspace->tiles;
+        for (uint32_t i = 0; i < save->lossy.tiles->loader_count; i++) {
+            save->lossy.tiles->loaders[i].views = &save->sources.views;
         }
-        save->tiles->seen = save->budget;
-        save->tiles->seen_region = save->tiles->regions = 0;
+        save->lossy.tiles->seen = save->coding.budget;
+        save->lossy.tiles->seen_region = save->lossy.tiles->regions = 0;
     }
     return status;
 }

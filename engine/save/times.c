@@ -17,14 +17,14 @@ void save_worked(save_stage *stage, uint64_t ns) {
 
 void save_add_analysis(ckd_save *save, uint64_t ns) {
     pthread_mutex_lock(&save->pipeline.mutex);
-    save_worked(&save->analyse, ns);
+    save_worked(&save->stats.analyse, ns);
     pthread_mutex_unlock(&save->pipeline.mutex);
 }
 
 /* When this rank began. A session begins its snapshot before the save. */
 static uint64_t origin_of(const ckd_save *save) {
-    uint64_t snapshot = save->snapshot.begun_ns;
-    return snapshot && snapshot < save->begun_ns ? snapshot : save->begun_ns;
+    uint64_t snapshot = save->stats.snapshot.begun_ns;
+    return snapshot && snapshot < save->stats.begun_ns ? snapshot : save->stats.begun_ns;
 }
 
 void save_report_times(part *to, const ckd_save *save) {
@@ -32,11 +32,11 @@ void save_report_times(part *to, const ckd_save *save) {
         ckd_stage stage;
         const save_stage *of;
         uint64_t bytes;
-    } stages[] = {{CKD_STAGE_SNAPSHOT, &save->snapshot, save->raw_bytes},
-                  {CKD_STAGE_ANALYSE, &save->analyse, save->raw_bytes},
-                  {CKD_STAGE_ENCODE, &save->encode, save->raw_bytes},
-                  {CKD_STAGE_WRITE, &save->append, save->sealed.size},
-                  {CKD_STAGE_SYNC, &save->sync, save->sealed.size}};
+    } stages[] = {{CKD_STAGE_SNAPSHOT, &save->stats.snapshot, save->stats.raw_bytes},
+                  {CKD_STAGE_ANALYSE, &save->stats.analyse, save->stats.raw_bytes},
+                  {CKD_STAGE_ENCODE, &save->stats.encode, save->stats.raw_bytes},
+                  {CKD_STAGE_WRITE, &save->stats.write, save->output.sealed.size},
+                  {CKD_STAGE_SYNC, &save->stats.sync, save->output.sealed.size}};
     uint64_t origin = origin_of(save);
     to->began_ns = clock_wall_ns() - (clock_monotonic_ns() - origin);
     for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]); i++) {
@@ -56,13 +56,13 @@ ckd_status save_keep_times(ckd_save *save, const part *told, ckd_error *err) {
     if (!told->began_ns) {
         return CKD_OK;
     }
-    if (!save->ranks) {
-        save->ranks = calloc(world, sizeof(*save->ranks));
-        if (!save->ranks) {
-            return err_nomem(err, world * sizeof(*save->ranks), "the times of ranks");
+    if (!save->stats.ranks) {
+        save->stats.ranks = calloc(world, sizeof(*save->stats.ranks));
+        if (!save->stats.ranks) {
+            return err_nomem(err, world * sizeof(*save->stats.ranks), "the times of ranks");
         }
     }
-    save_rank *rank = &save->ranks[save->rank_count++];
+    save_rank *rank = &save->stats.ranks[save->stats.rank_count++];
     *rank = (save_rank){.rank = told->rank, .began_ns = told->began_ns, .stage_count = told->stage_count};
     memcpy(rank->stages, told->stages, sizeof(rank->stages));
     return CKD_OK;
@@ -109,37 +109,38 @@ static ckd_status add_rank(const ckd_save *save, const ckd_id *id, const save_ra
 
 /* Adds the stages of all ranks, in ns since the first rank began. */
 static ckd_status add_ranks(const ckd_save *save, const ckd_id *id, ckd_error *err) {
-    uint64_t now = clock_monotonic_ns(), since_publish = now - save->publish_ns;
+    uint64_t now = clock_monotonic_ns(), since_publish = now - save->stats.publish_ns;
     uint64_t publish = clock_wall_ns() - since_publish, first = publish;
     ckd_status status = CKD_OK;
-    for (uint32_t i = 0; i < save->rank_count; i++) {
-        uint64_t begun = begin_of(&save->ranks[i], publish);
+    for (uint32_t i = 0; i < save->stats.rank_count; i++) {
+        uint64_t begun = begin_of(&save->stats.ranks[i], publish);
         first = begun < first ? begun : first;
     }
-    for (uint32_t i = 0; i < save->rank_count && status == CKD_OK; i++) {
-        uint64_t from = begin_of(&save->ranks[i], publish) - first;
-        status = add_rank(save, id, &save->ranks[i], from, publish - first, err);
+    for (uint32_t i = 0; i < save->stats.rank_count && status == CKD_OK; i++) {
+        uint64_t from = begin_of(&save->stats.ranks[i], publish) - first;
+        status = add_rank(save, id, &save->stats.ranks[i], from, publish - first, err);
     }
     ckd_stage_times commit = {
         .rank = save->options.rank, .stage = CKD_STAGE_COMMIT, .begin_ns = publish - first};
     commit.end_ns = commit.begin_ns + since_publish;
     commit.work_ns = since_publish;
-    return status == CKD_OK && save->rank_count ? catalog_add_stage(save->store->catalog, id, &commit, err)
-                                                : status;
+    return status == CKD_OK && save->stats.rank_count
+               ? catalog_add_stage(save->store->catalog, id, &commit, err)
+               : status;
 }
 
 ckd_status save_add_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err) {
     const struct {
         const char *stage;
         uint64_t ns, bytes;
-    } stages[] = {{"analyse", save->analyse.work_ns, saved->raw_bytes},
-                  {"encode", save->encode.work_ns, saved->raw_bytes},
-                  {"write", save->append.work_ns, saved->stored_bytes},
-                  {"sync", save->sync.work_ns, saved->stored_bytes},
-                  {"total", clock_monotonic_ns() - save->begun_ns, saved->raw_bytes},
-                  {"stall", save->snapshot.work_ns, saved->raw_bytes}};
+    } stages[] = {{"analyse", save->stats.analyse.work_ns, saved->raw_bytes},
+                  {"encode", save->stats.encode.work_ns, saved->raw_bytes},
+                  {"write", save->stats.write.work_ns, saved->stored_bytes},
+                  {"sync", save->stats.sync.work_ns, saved->stored_bytes},
+                  {"total", clock_monotonic_ns() - save->stats.begun_ns, saved->raw_bytes},
+                  {"stall", save->stats.snapshot.work_ns, saved->raw_bytes}};
     ckd_status status = CKD_OK;
-    size_t count = sizeof(stages) / sizeof(stages[0]) - (save->snapshot.work_ns == 0);
+    size_t count = sizeof(stages) / sizeof(stages[0]) - (save->stats.snapshot.work_ns == 0);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         status = catalog_add_timing(save->store->catalog, &saved->id, stages[i].stage, stages[i].ns,
                                     stages[i].bytes, err);

@@ -29,9 +29,9 @@ ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const te
         memset(err, 0, sizeof(*err));
         err->offset = CKD_NO_OFFSET;
     }
-    float_mode_leave(save->callers_mode);
+    float_mode_leave(save->input.callers_mode);
     ckd_status status = t->read(t->read_context, of->first, of->count, to, err);
-    save->callers_mode = float_mode_enter();
+    save->input.callers_mode = float_mode_enter();
     if (status != CKD_OK && err && err->status == CKD_OK) {
         err_set(err, status, "the read function of the tensor failed");
     }
@@ -43,7 +43,7 @@ ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor
         return CKD_OK;
     }
     const device_reader *r = tensor->read_context;
-    rj->there = arena_alloc(&save->arena, sizeof(*rj->there));
+    rj->there = arena_alloc(&save->registry.arena, sizeof(*rj->there));
     if (!rj->there) {
         return err_nomem(err, sizeof(*rj->there), "a tensor's description");
     }

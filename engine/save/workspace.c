@@ -55,24 +55,24 @@ static ckd_status make(save_workspace **out, uint32_t slots, ckd_error *err) {
 
 ckd_status save_workspace_take(ckd_save *save, ckd_error *err) {
     ckd_store *store = save->store;
-    save->job_count = pool_threads(store->pool);
+    save->pipeline.threads = pool_threads(store->pool);
     pthread_mutex_lock(&store->mutex);
     save_workspace *workspace = store->workspace;
     store->workspace = NULL;
     pthread_mutex_unlock(&store->mutex);
-    ckd_status status = workspace ? CKD_OK : make(&workspace, pipeline_slots(save->job_count), err);
-    save->workspace = workspace;
+    ckd_status status = workspace ? CKD_OK : make(&workspace, pipeline_slots(save->pipeline.threads), err);
+    save->pipeline.workspace = workspace;
     if (status != CKD_OK) {
         return status;
     }
-    save->jobs = workspace->jobs;
+    save->pipeline.jobs = workspace->jobs;
     for (uint32_t i = 0; i < workspace->slots; i++) {
-        workspace->jobs[i].decoder.views = &save->views;
+        workspace->jobs[i].decoder.views = &save->sources.views;
     }
     content_index_clear(&workspace->dedup_index);
     arena_clear(&workspace->arena);
-    save->dedup_index = workspace->dedup_index;
-    save->arena = workspace->arena;
+    save->registry.dedup_index = workspace->dedup_index;
+    save->registry.arena = workspace->arena;
     workspace->dedup_index = (content_index){0};
     workspace->arena = (record_arena){0};
     return pipeline_init(&save->pipeline, workspace->places, workspace->slots, err);
@@ -80,20 +80,20 @@ ckd_status save_workspace_take(ckd_save *save, ckd_error *err) {
 
 void save_workspace_return(ckd_save *save, bool well) {
     ckd_store *store = save->store;
-    save_workspace *workspace = save->workspace;
-    bool in_child = save->process != getpid();
+    save_workspace *workspace = save->pipeline.workspace;
+    bool in_child = save->output.process != getpid();
     pipeline_free(&save->pipeline, in_child);
     save_lossy_free(save);
-    save->workspace = NULL;
-    save->jobs = NULL;
+    save->pipeline.workspace = NULL;
+    save->pipeline.jobs = NULL;
     if (!workspace || !well || !store->keeps_workspace) {
         save_workspace_free(workspace, in_child);
         return;
     }
-    workspace->dedup_index = save->dedup_index;
-    workspace->arena = save->arena;
-    save->dedup_index = (content_index){0};
-    save->arena = (record_arena){0};
+    workspace->dedup_index = save->registry.dedup_index;
+    workspace->arena = save->registry.arena;
+    save->registry.dedup_index = (content_index){0};
+    save->registry.arena = (record_arena){0};
     pthread_mutex_lock(&store->mutex);
     save_workspace *other = store->workspace;
     store->workspace = workspace;

@@ -22,7 +22,7 @@ void save_append_free(save_append *a) {
 
 static ckd_status add_duplicate(ckd_save *save, const content_entry *entry, ckd_error *err) {
     pthread_rwlock_wrlock(&save->pipeline.registry_lock);
-    ckd_status status = content_index_add(&save->dedup_index, entry, err);
+    ckd_status status = content_index_add(&save->registry.dedup_index, entry, err);
     pthread_rwlock_unlock(&save->pipeline.registry_lock);
     return status;
 }
@@ -76,19 +76,19 @@ static void append_materialized(ckd_save *save, const block_job *job, const reco
     r.depth = 0;
     r.chain_stored = r.base_stored = r.stored_size;
     ckd_status status = CKD_OK;
-    if (!save->materialized) {
-        pathname p =
-            path_materialized(save->store->path, &save->checkpoint, save->options.rank, &save->writer_id);
-        chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
-        status =
-            chunk_writer_create_in(&save->materialized, p.text, &identity, save->workspace->copying, NULL);
+    if (!save->output.materialized) {
+        pathname p = path_materialized(save->store->path, &save->checkpoint, save->options.rank,
+                                       &save->output.writer_id);
+        chunk_identity identity = {save->store->id, save->output.file_id, save->output.writer_id};
+        status = chunk_writer_create_in(&save->output.materialized, p.text, &identity,
+                                        save->pipeline.workspace->copying, NULL);
     }
-    THEN(status,
-         chunk_writer_append(save->materialized, &r, is_raw ? job->input.values : c->payload.data, NULL));
+    THEN(status, chunk_writer_append(save->output.materialized, &r,
+                                     is_raw ? job->input.values : c->payload.data, NULL));
     if (status != CKD_OK) {
-        chunk_writer_abort(save->materialized);
-        save->materialized = NULL;
-        save->materialized_failed = true;
+        chunk_writer_abort(save->output.materialized);
+        save->output.materialized = NULL;
+        save->output.materialized_failed = true;
     }
 }
 
@@ -104,7 +104,7 @@ static ckd_status write_group(ckd_save *save, const block_job *job, ckd_error *e
                 .content = job->analysis.step.content,
                 .chain_stored = GROUP_BYTES,
                 .base_stored = GROUP_BYTES};
-    return chunk_writer_append(save->writer, &r, job->analysis.step.group, err);
+    return chunk_writer_append(save->output.writer, &r, job->analysis.step.group, err);
 }
 
 static void hold(step_tensor *step, const block_job *job, const tensor_context *t, const record *r) {
@@ -160,11 +160,11 @@ ckd_status save_register(save_append *out, ckd_save *save, const block_job *job,
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < r->dependency_count && status == CKD_OK; i++) {
         const ckd_id *on = &job->decision.dependencies[i].checkpoint;
-        status = id_equal(on, &save->checkpoint) ? CKD_OK : save_depend(save, on, err);
+        status = id_equal(on, &save->checkpoint) ? CKD_OK : save_depend(&save->output, on, err);
     }
     if (status == CKD_OK && job->decision.predictor == PREDICT_STEP) {
         bool written;
-        status = step_record_group(&written, &save->steps, &job->analysis.step.content, err);
+        status = step_record_group(&written, &save->registry.steps, &job->analysis.step.content, err);
         out->group = !written;
         step->used = job->analysis.step.rule;
     }
@@ -181,14 +181,14 @@ ckd_status save_write_block(ckd_save *save, const block_job *job, save_append *a
     const candidate *c = job->decision.chosen;
     ckd_status status = a->group ? write_group(save, job, err) : CKD_OK;
     for (uint32_t i = 0; i < a->before_count && status == CKD_OK; i++) {
-        status = chunk_writer_append(save->writer, &a->before[i].record, a->before[i].data.data, err);
+        status = chunk_writer_append(save->output.writer, &a->before[i].record, a->before[i].data.data, err);
     }
-    THEN(status, chunk_writer_append(save->writer, &a->record,
+    THEN(status, chunk_writer_append(save->output.writer, &a->record,
                                      is_raw(job) ? job->input.values
                                      : c         ? c->payload.data
                                                  : NULL,
                                      err));
-    if (status == CKD_OK && job->decision.materialize && !save->materialized_failed) {
+    if (status == CKD_OK && job->decision.materialize && !save->output.materialized_failed) {
         append_materialized(save, job, &a->record);
     }
     return status;
@@ -202,26 +202,26 @@ static uint64_t payload_size(const block_job *job, const candidate *c, const ten
 void save_free_space_for(ckd_save *save, const block_job *job, const tensor_context *t, disk_space *space) {
     uint64_t header = HEADER_BYTES + strlen(t->tensor->name);
     space->payload += header + payload_size(job, job->decision.chosen, t);
-    space->copies += job->decision.materialize && !save->materialized_failed
+    space->copies += job->decision.materialize && !save->output.materialized_failed
                          ? header + payload_size(job, &job->analysis.standalone, t)
                          : 0;
-    save->index_bytes += header;
+    save->output.index_bytes += header;
 }
 
 /* ---- disk space ---- */
 
 static void drop_own(ckd_save *save) {
-    chunk_writer_abort(save->materialized);
-    save->materialized = NULL;
-    save->materialized_failed = true;
+    chunk_writer_abort(save->output.materialized);
+    save->output.materialized = NULL;
+    save->output.materialized_failed = true;
 }
 
 bool save_drop_copies(ckd_save *save) {
-    bool dropped = save->materialized != NULL;
+    bool dropped = save->output.materialized != NULL;
     drop_own(save);
-    views_drop_materialized(&save->views);
+    views_drop_materialized(&save->sources.views);
     dropped = materialized_drop_all(save->store) || dropped; /* includes this save's, if they are complete */
-    save->materialized_closed = false;
+    save->output.materialized_closed = false;
     if (dropped) {
         store_message(save->store,
                       "the disk is nearly full: the copies that keep the newest checkpoints cheap to load "
@@ -236,13 +236,13 @@ bool save_may_retry(ckd_save *save, ckd_status status) {
 
 bool save_has_space(const ckd_save *save, uint64_t payload, uint64_t copies) {
     uint64_t room = dir_free_space(path_in(save->store->path, DIR_CHUNKS).text);
-    uint64_t needed = payload + save->index_bytes + SLACK;
+    uint64_t needed = payload + save->output.index_bytes + SLACK;
     return room >= needed && room - needed >= copies;
 }
 
 void save_free_space(ckd_save *save, uint64_t payload, uint64_t copies) {
     uint64_t room = dir_free_space(path_in(save->store->path, DIR_CHUNKS).text);
-    uint64_t needed = payload + save->index_bytes + SLACK;
+    uint64_t needed = payload + save->output.index_bytes + SLACK;
     if (room < needed) {
         save_drop_copies(save);
     } else if (room - needed < copies) {

@@ -115,7 +115,7 @@ static void give_way(ckd_session *s, session_slot *slot) {
 
 /* Returns the parent's values of an item if they are still in memory, else NULL. */
 static const void *values_before(const ckd_session *s, const ckd_save *save, size_t i) {
-    const ckd_id *parent = save->parent ? &save->parent->manifest.checkpoint.id : NULL;
+    const ckd_id *parent = save->sources.parent ? &save->sources.parent->manifest.checkpoint.id : NULL;
     if (s->saver.cached.memory) {
         return parent && id_equal(parent, &s->saver.cached.of) ? cached_values_of(s, i) : NULL;
     }
@@ -132,8 +132,8 @@ static ckd_status save_item(ckd_session *s, const session_slot *slot, size_t i, 
     ckd_status status = CKD_OK;
     t.data = snapshot_read(slot->snapshot, i);
     t.optimizer = one_step && t.optimizer ? &slot->optimizers[i] : NULL;
-    save->before = values_before(s, save, i);
-    save->kept = cached_values_of(s, i);
+    save->input.parent_values = values_before(s, save, i);
+    save->input.decoded_values = cached_values_of(s, i);
     if (item->on_device) {
         status = session_device_read(&t, &device, slot, item, err);
     }
@@ -145,7 +145,7 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
     ckd_status status = session_device_check(s, slot, err);
     size_t tensors = 0;
     /* the snapshot's; its slot is not staged again before the save has ended */
-    save->buffers_are_stable = true;
+    save->input.buffers_are_stable = true;
     for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
         const session_item *item = &s->items[i];
         give_way(s, slot);
@@ -207,7 +207,7 @@ static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slo
         return status;
     }
     status = save_items(s, slot, NULL, save, one_step, err);
-    THEN(status, await_fence(&save->snapshot, s, slot, err));
+    THEN(status, await_fence(&save->stats.snapshot, s, slot, err));
     if (status == CKD_OK) {
         s->saver.follow.tried = save->checkpoint;
         return ckd_save_commit(saved, save, err);
@@ -243,7 +243,7 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
         return status;
     }
     status = save_items(s, slot, plan, save, one_step, &why);
-    THEN(status, await_fence(&save->snapshot, s, slot, &why));
+    THEN(status, await_fence(&save->stats.snapshot, s, slot, &why));
     if (status != CKD_OK) {
         return err_from(err, ckd_ranks_abort(s->saver.ranks, save, &why), &why);
     }

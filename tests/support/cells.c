@@ -55,7 +55,7 @@ ckd_save *cells_save(const cells_scene *f, uint64_t step, ckd_fidelity fidelity,
     ckd_save_options o = lossy_options("run", step, fidelity);
     o.max_load_cost = o.newest_load_cost = 1000;
     ckd_save *save = begin_with(f->store, &o);
-    save->grid = *grid;
+    save->coding.grid = *grid;
     return save;
 }
 

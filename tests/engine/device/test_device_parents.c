@@ -64,9 +64,9 @@ static ckd_save *begin_plan(ckd_store *store, const plan *p, uint64_t step, deco
     o.newest_load_cost = p->ready ? 0 : 1000;
     o.staging_bytes = p->staging;
     ckd_save *save = begin_with(store, &o);
-    save->parents_on_host = by == ON_HOST;
+    save->device.parents_on_host = by == ON_HOST;
     if (p->cells) {
-        save->grid =
+        save->coding.grid =
             (save_grid){.down = {160, 16, 64}, .across = {256, 16, 101}, .elements = 4096, .columns = 64};
     }
     return save;
@@ -345,9 +345,9 @@ static void test_damaged_copy(void **state) {
 }
 
 static void change_content(ckd_save *save) {
-    for (size_t i = 0; i < save->parent->block_count; i++) {
-        if (is_weight(&save->parent->blocks[i])) {
-            hash128 *content = (hash128 *)(uintptr_t)&save->parent->blocks[i].record->content;
+    for (size_t i = 0; i < save->sources.parent->block_count; i++) {
+        if (is_weight(&save->sources.parent->blocks[i])) {
+            hash128 *content = (hash128 *)(uintptr_t)&save->sources.parent->blocks[i].record->content;
             ((uint8_t *)content)[3] ^= 1;
         }
     }

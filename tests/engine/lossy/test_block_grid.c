@@ -114,7 +114,7 @@ static void save_halves(cells_scene *f, uint64_t step, ckd_dtype dtype) {
     uint16_t *values = to_dtype(f->d.weight, dtype, CELLS_COUNT),
              *first = to_dtype(f->d.first, dtype, CELLS_COUNT);
     ckd_save *save = cells_save(f, step, CKD_NEAR, &cells_small);
-    save->grid.elements = 1024;
+    save->coding.grid.elements = 1024;
     add_tensor(save, "exp_avg.experts", dtype, 3, stack, NULL, first);
     ckd_tensor t = CKD_TENSOR_INIT;
     t.name = "experts";

@@ -30,7 +30,7 @@ static void test_several_tiles(void **state) {
         ckd_save_options o = lossy_options("run", step, CKD_NEAR);
         o.staging_bytes = 1;
         ckd_save *save = begin_with(f->store, &o);
-        save->grid =
+        save->coding.grid =
             (save_grid){.down = {300, 32, 200}, .across = {300, 32, 200}, .elements = 4096, .columns = 32};
         for (uint64_t i = 0; i < rows * columns; i++) {
             values[i] += (float)(1e-4 * ((double)(i * 7919 % 1000) / 500 - 1));
@@ -61,7 +61,7 @@ static void test_an_exact_tile(void **state) {
         ckd_save_options o = lossy_options("run", step, CKD_NEAR);
         o.staging_bytes = 1;
         ckd_save *save = begin_with(f->store, &o);
-        save->grid =
+        save->coding.grid =
             (save_grid){.down = {400, 32, 300}, .across = {20, 4, 20}, .elements = 4096, .columns = 32};
         for (uint64_t i = 0; i < rows * columns; i++) {
             values[i] += (float)(1e-3 * ((double)(i * 7919 % 1000) / 500 - 1));
@@ -207,7 +207,7 @@ static void test_ready_copies(void **state) {
         o.max_load_cost = 1000;
         o.newest_load_cost = 1;
         ckd_save *save = begin_with(f->store, &o);
-        save->grid = cells_small;
+        save->coding.grid = cells_small;
         add_drift(save, "w", &f->d);
         commit_save(save);
     }

@@ -403,7 +403,7 @@ static void test_a_child_does_not_wait_for_its_parents_threads(void **state) {
     ckd_save *save;
     assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
     add_tensor(save, "t", CKD_F32, 1, &n, NULL, values);
-    columns_cache *columns = save->workspace->columns;
+    columns_cache *columns = save->pipeline.workspace->columns;
     waiter w[2];
     pthread_t threads[2] = {begin_waiting(&w[0], &save->pipeline.mutex, &save->pipeline.changed),
                             begin_waiting(&w[1], &columns->mutex, &columns->changed)};
@@ -447,7 +447,7 @@ static void test_very_many_tensors(void **state) {
         add_tensor(save, name, CKD_U8, 1, shape, NULL, &value);
     }
     /* Its memory comes in pieces of 1 MiB, after some that are smaller. */
-    assert_in_range(save->arena.count, 2, OTHERS + ((uint64_t)TINY * BYTES_EACH >> 20));
+    assert_in_range(save->registry.arena.count, 2, OTHERS + ((uint64_t)TINY * BYTES_EACH >> 20));
     assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
     uint8_t *got = load_whole(store, "run", 1, "t777", 1);
     assert_int_equal(*got, 777 % 256);
