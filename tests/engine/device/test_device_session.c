@@ -107,7 +107,7 @@ static ckd_status add(ckd_session *s, const char *name, uint64_t rows, uint64_t 
 
 /* As trainers.h registers them, so that stored_check knows them. */
 static ckd_session *open_session(const char *dir, const ckd_session_options *o, const device_trainer *t) {
-    char path[512], name[16];
+    char path[512], name[32];
     ckd_session *s;
     ckd_error err;
     snprintf(path, sizeof(path), "%s/store", dir);

@@ -125,7 +125,7 @@ static ckd_region region_of(const drift *d, uint32_t rank, uint32_t world, bool 
 /* Of names, those from `from` on. */
 static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uint32_t world, bool rows,
                        int from) {
-    ckd_save *saves[4];
+    ckd_save *saves[4] = {NULL};
     ckd_part parts[4];
     ckd_error err = {0};
     uint64_t shape[2] = {d->rows, d->columns};

@@ -187,7 +187,7 @@ static void hear(void *context, const char *message) {
 }
 
 static void test_the_longest_path(void **state) {
-    char *dir = realpath(*state, NULL), path[2048], longer[2048];
+    char *dir = realpath(*state, NULL), path[2048], longer[2049];
     assert_non_null(dir);
     heard told = {0};
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
