@@ -25,8 +25,7 @@
 
 #include "bench/support.h"
 #include "bench/support_rates.h"
-#include "codec/entropy/adaptive.h"
-#include "codec/entropy/symbols.h"
+#include "codec/entropy/entropy.h"
 
 static adaptive_scratch models;
 

@@ -23,7 +23,7 @@
 
 #include "base/hash.h"
 #include "bench/support.h"
-#include "engine/encode/block_plan.h"
+#include "engine/encode/internal.h"
 #include "kernels/kernels.h"
 
 enum { BLOCK = 1 << 18, MAX_TENSORS = 512, ROLES = 3, MAX_REPEATS = 9 };

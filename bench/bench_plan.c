@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #include "bench/support.h"
-#include "engine/ranks/plan.h"
+#include "engine/ranks/internal.h"
 
 enum { SIDE = 4096, REPEATS_MAX = 64 };
 

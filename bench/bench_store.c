@@ -28,7 +28,7 @@
 
 #include "bench/support.h"
 #include "codec/chunk/chunk.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 
 enum { ELEMENTS = 8, REPEATS_MAX = 64, TENSORS_MAX = 4096 };
 

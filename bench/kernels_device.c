@@ -4,7 +4,7 @@
 
 #include "bench/kernels_bench.h"
 #include "bench/support.h"
-#include "engine/device/pack.h"
+#include "engine/device/internal.h"
 #include "kernels/device_open.h"
 #include "kernels/scalar_lattice.h"
 

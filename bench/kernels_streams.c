@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "bench/kernels_bench.h"
-#include "engine/device/dense.h"
+#include "engine/device/internal.h"
 
 struct bench_streams {
     const device_backend *backend;

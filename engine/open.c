@@ -1,9 +1,8 @@
 /* Opens a store and wires the rooms together. Only this file knows what each room does for an open store. */
 #include "engine/compact/compact.h"
-#include "engine/device/reference.h"
+#include "engine/device/device.h"
 #include "engine/ranks/ranks.h"
 #include "engine/retain/retain.h"
-#include "engine/retain/trash.h"
 #include "engine/save/save.h"
 #include "engine/transfer/transfer.h"
 

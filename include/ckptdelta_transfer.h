@@ -15,6 +15,8 @@ extern "C" {
 
 typedef struct ckd_copy_options {
     size_t struct_size;
+    const ckd_id *checkpoints; /* those to copy; NULL: all of them */
+    size_t count;              /* of checkpoints */
     /* the run's name in the destination; NULL: unchanged. All requested checkpoints must then be of one run. */
     const char *as_run;
     int tags;                    /* also copy the tags of the requested checkpoints */
@@ -51,8 +53,8 @@ typedef struct ckd_copy_result {
 } ckd_copy_result;
 
 /*
- * Copies checkpoints from the store `from` to the store `to`, which must be open for writing. `checkpoints` NULL: all
- * of them; those with unreadable manifests are not listed, and left out. Each comes with all records that a load of it
+ * Copies checkpoints from the store `from` to the store `to`, which must be open for writing. Of all
+ * checkpoints, those with unreadable manifests are not listed, and left out. Each comes with all records that a load of it
  * reads and the destination lacks. The checkpoints that it builds on are copied as checkpoints only if requested. If
  * the copied checkpoints read less than about nine tenths of a chunk file, only those records are copied, into a new
  * file with its own id. Other files are copied unchanged, with the same ids and root hashes. Records are checked
@@ -82,8 +84,8 @@ typedef struct ckd_copy_result {
  * cannot replace; err->file names it; *out is set), STATE (a checkpoint there was deleted meanwhile), BUSY (another
  * copy between the two is in progress), READ_ONLY, NOSPACE, IO, NOMEM, CANCELLED.
  */
-CKD_API ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,
-                            size_t count, const ckd_copy_options *options, ckd_error *err);
+CKD_API ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from,
+                            const ckd_copy_options *options, ckd_error *err);
 CKD_API void ckd_copy_result_free(ckd_copy_result *result);
 
 #ifdef __cplusplus

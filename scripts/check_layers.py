@@ -1,8 +1,9 @@
-"""Checks who includes and calls whom, and how long files and functions are: check_layers.py [ROOT] [--objects FOLDER] [--graph]
+"""Checks who includes and calls whom, how long files and functions are, and how many parameters functions have: check_layers.py [ROOT] [--objects FOLDER] [--graph]
 
     cli, python, mpi, examples, bench -> engine -> kernels, codec, catalog -> base
 
-Folders of engine/, codec/ and cli/ are rooms. ROOMS says which rooms a room may use; the order has no circle. With the folder of the objects, calls are
+Folders of engine/, codec/ and cli/ are rooms. ROOMS says which rooms a room may use; the order has no circle. A room shows
+the others one header, which bears its name; its other headers are private. Tests and benchmarks may include all. With the folder of the objects, calls are
 checked by their symbols as well: a header that is included from above, or a declaration that stands elsewhere, hides nothing. --graph prints the rooms.
 The symbols also show circles of files inside a room, files that call each other in a ring; small ones are allowed (MAX_CIRCLE_FILES).
 
@@ -96,10 +97,12 @@ NEVER_CALLS = """mmap mmap64 mremap exit _exit _Exit quick_exit abort assert pri
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_CIRCLE_FILES = 5
+MAX_PARAMETERS = 6
 MEASURED = LIBRARY | {"cli", "examples"}
 
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp", ".hpp", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+FUNCTION = re.compile(r"^(?!typedef|#|\s)[\w *]*?\b(?![A-Z_]+\(|__attribute__)(\w+)\(([^;{}]*?)\)\s*\{", re.MULTILINE)
 TOKEN = re.compile(r"""//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
 
 
@@ -166,6 +169,11 @@ def room_of(path):
     return parts[:2] if len(parts) == 3 and parts[0] in ROOMS else None
 
 
+def room_header(room):
+    """The one header of a room that other rooms may include."""
+    return f"{room[0]}/{room[1]}/{room[1]}.h"
+
+
 def may_use(user, used):
     """May a room use another one of its folder? What belongs to no room, or to another folder, is no matter of rooms."""
     if not user or not used or user[0] != used[0] or user == used:
@@ -179,8 +187,11 @@ def check_rooms(source):
         source.find(1, f"{source.folder}/{own[1]} is no room: scripts/check_layers.py has the list")
     for number, line in enumerate(source.lines, 1):
         match = INCLUDE.match(line)
-        if match and not may_use(own, room_of(match.group(2))):
-            source.find(number, f"{own[0]}/{own[1]} must not use {'/'.join(room_of(match.group(2)))}: {match.group(2)}")
+        other = room_of(match.group(2)) if match else None
+        if not may_use(own, other):
+            source.find(number, f"{own[0]}/{own[1]} must not use {'/'.join(other)}: {match.group(2)}")
+        elif other and other != own and source.folder in MEASURED and match.group(2) != room_header(other):
+            source.find(number, f"{match.group(2)} is private: other rooms include {room_header(other)}")
 
 
 def check_circles():
@@ -312,6 +323,21 @@ def check_calls(source):
             source.find(number, f"the library never calls {match.group(0)})")
 
 
+def check_parameters(source):
+    """Definitions only: a declaration has as many."""
+    if source.folder not in MEASURED - {"examples"}:
+        return
+    text = "\n".join(source.lines)
+    for match in FUNCTION.finditer(text):
+        depth, count = 0, 1
+        for c in match.group(2):
+            depth += (c == "(") - (c == ")")
+            count += c == "," and depth == 0
+        if count > MAX_PARAMETERS:
+            number = text.count("\n", 0, match.start()) + 1
+            source.find(number, f"{match.group(1)} has {count} parameters, {MAX_PARAMETERS} are the limit")
+
+
 def check_lengths(source):
     if source.folder not in MEASURED:
         return
@@ -350,6 +376,7 @@ def main(argv):
         check_includes(source, root)
         check_calls(source)
         check_lengths(source)
+        check_parameters(source)
         check_rooms(source)
         findings += source.findings
     if args.objects:

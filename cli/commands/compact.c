@@ -5,11 +5,8 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/damage.h"
-#include "cli/output/json_out.h"
-#include "cli/report/policies.h"
-#include "cli/output/progress.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
+#include "cli/report/report.h"
 
 enum {
     OPT_DEPTH = 0x200,

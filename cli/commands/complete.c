@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/options.h"
+#include "cli/output/output.h"
 
 enum { OPT_RUN = 0x200, LOCK_TIMEOUT_MS = 200 };
 

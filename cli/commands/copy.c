@@ -4,11 +4,7 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/output/options.h"
-#include "cli/output/progress.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 enum { OPT_STEP = 0x200, OPT_TAG, OPT_AS, OPT_TAGS, OPT_RATE };
 
@@ -330,9 +326,11 @@ static ckd_status copy(ckd_copy_result **out, const arguments *a, ckd_store *to,
     cli_progress progress;
     cli_interrupt_catch();
     cli_progress_begin(&progress, "copying", a->common.quiet);
+    options.checkpoints = c->ids;
+    options.count = c->count;
     options.on_progress = cli_progress_update;
     options.progress_context = &progress;
-    ckd_status status = ckd_copy(out, to, from, c->ids, c->count, &options, err);
+    ckd_status status = ckd_copy(out, to, from, &options, err);
     cli_progress_end(&progress);
     if (status == CKD_OK && !options.dry_run) {
         cli_committed("the checkpoints are copied");

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 static int by_text(const void *left, const void *right) {
     return strcmp(*(const char *const *)left, *(const char *const *)right);

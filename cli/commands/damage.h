@@ -2,7 +2,7 @@
 #ifndef CLI_DAMAGE_H
 #define CLI_DAMAGE_H
 
-#include "cli/output/json_out.h"
+#include "cli/output/output.h"
 
 /* Checkpoints of the damaged runs. A lost checkpoint may be missing from the catalog, too. */
 typedef struct cli_survivors {

@@ -4,9 +4,7 @@
 #include <stdlib.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/output/options.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 enum { OPT_UNDO = 0x200 };
 

@@ -4,9 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "cli/output/json_out.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 /* Bytes read divided by bytes needed; NaN if none are needed. */
 static double over_read(const ckd_load_reads *r) {

@@ -5,13 +5,9 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/convert/export_plan.h"
-#include "cli/output/json_out.h"
-#include "cli/output/options.h"
-#include "cli/files/output_file.h"
-#include "cli/convert/output_folder.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/convert/convert.h"
+#include "cli/output/output.h"
+#include "cli/files/files.h"
 
 enum { OPT_SHARD_SIZE = 0x200, OPT_ONLY, OPT_MATCH, OPT_DTYPE, OPT_OVERWRITE };
 

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/options.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 /* ------------------------------------------------------------------------------------------------- the options */
 

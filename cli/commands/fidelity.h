@@ -7,7 +7,7 @@
 
 #include <argp.h>
 
-#include "cli/files/inputs.h"
+#include "cli/files/files.h"
 
 /* The options; input: the ckd_save_options to fill. Contradictory options end the process with status 2. */
 extern const struct argp cli_fidelity_argp;

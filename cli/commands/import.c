@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/convert/import_plan.h"
-#include "cli/convert/import_report.h"
+#include "cli/convert/convert.h"
 #include "cli/commands/save_options.h"
 
 enum { OPT_LAYOUT = 0x300 };

@@ -3,12 +3,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/output/lossy_errors.h"
-#include "cli/output/marks.h"
-#include "cli/output/options.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 static const struct argp_option options_table[] = {
     {"run", 'r', "RUN", 0, "Only this run", 1},

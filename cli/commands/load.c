@@ -6,12 +6,9 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/explain.h"
-#include "cli/output/json_out.h"
+#include "cli/output/output.h"
 #include "cli/commands/load_choice.h"
-#include "cli/output/options.h"
-#include "cli/files/blob_files.h"
-#include "cli/files/output_file.h"
-#include "cli/output/text.h"
+#include "cli/files/files.h"
 
 enum {
     OPT_TENSOR = 0x200,

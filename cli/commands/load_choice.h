@@ -2,8 +2,8 @@
 #ifndef CLI_LOAD_CHOICE_H
 #define CLI_LOAD_CHOICE_H
 
-#include "cli/files/regions.h"
-#include "cli/convert/tensor_file.h"
+#include "cli/files/files.h"
+#include "cli/convert/convert.h"
 
 typedef struct load_choice {
     char **globs; /* globs of names in the file; all tensors if there are no globs and no regions */

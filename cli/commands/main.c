@@ -8,8 +8,7 @@
 #include <unistd.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/arguments.h"
-#include "cli/output/errors.h"
+#include "cli/output/output.h"
 
 static const struct command {
     const char *name, *prefixed, *summary;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/json_out.h"
+#include "cli/output/output.h"
 
 enum { NAMES_TOLD = 3 };
 

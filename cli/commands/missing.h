@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-#include "cli/files/inputs.h"
+#include "cli/files/files.h"
 
 /*
  * Finds them. The previous checkpoint is the parent, or without one the run's newest before this step. Names are in its

@@ -7,9 +7,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/damage.h"
-#include "cli/output/options.h"
-#include "cli/output/progress.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 enum { OPT_GROUP = 0x200, OPT_STATUS, OPT_OFF, OPT_RATE };
 

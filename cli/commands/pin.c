@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/marks.h"
-#include "cli/output/options.h"
+#include "cli/output/output.h"
 
 enum { OPT_REASON = 0x200, OPT_DELETE };
 

@@ -4,10 +4,8 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/report/policies.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
+#include "cli/report/report.h"
 
 enum { OPT_AUTO = 0x200, OPT_COMPACT, OPT_UNDO, OPT_CLEAR };
 

@@ -3,10 +3,8 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/report/policies.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
+#include "cli/report/report.h"
 
 enum { OPT_UNDO = 0x200 };
 

@@ -3,8 +3,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/output/options.h"
+#include "cli/output/output.h"
 
 static const char doc[] =
     "Rebuild the catalog from manifests and chunk files, if it is lost or in doubt. The old one is kept as "

@@ -3,8 +3,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/output/options.h"
+#include "cli/output/output.h"
 
 static const struct argp_option options_table[] = {
     {"dry-run", 'n', 0, 0, "Rename nothing; show what would be renamed", 1},

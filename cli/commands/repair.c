@@ -4,9 +4,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/damage.h"
-#include "cli/output/options.h"
-#include "cli/output/progress.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 enum { OPT_PURGE = 0x200, OPT_RATE, OPT_MANIFEST };
 

@@ -2,8 +2,8 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/options.h"
-#include "cli/report/data.h"
+#include "cli/output/output.h"
+#include "cli/report/report.h"
 
 enum { OPT_CSV = 0x200, OPT_HTML, OPT_PRICES, OPT_UNTIL };
 

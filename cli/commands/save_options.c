@@ -9,8 +9,7 @@
 
 #include "cli/commands/fidelity.h"
 #include "cli/commands/missing.h"
-#include "cli/output/json_out.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 #define METADATA_BLOB "safetensors.metadata"
 #define DOUBTS_TOLD   3

@@ -4,11 +4,9 @@
 
 #include <argp.h>
 
-#include "cli/files/blob_files.h"
-#include "cli/files/inputs.h"
-#include "cli/convert/optimizers.h"
-#include "cli/output/options.h"
-#include "cli/output/progress.h"
+#include "cli/files/files.h"
+#include "cli/convert/convert.h"
+#include "cli/output/output.h"
 
 typedef struct cli_saving {
     cli_options common;

@@ -5,9 +5,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/damage.h"
-#include "cli/output/options.h"
-#include "cli/output/progress.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 enum { OPT_RATE = 0x200, OPT_OLDER, OPT_MAX_TIME };
 

@@ -5,11 +5,7 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/output/marks.h"
-#include "cli/output/options.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 static const char doc[] =
     "Show one checkpoint: what it depends on, and for each tensor its role, dtype, shape, how it is coded and how many "

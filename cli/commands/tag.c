@@ -2,8 +2,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/marks.h"
-#include "cli/output/options.h"
+#include "cli/output/output.h"
 
 enum { OPT_MOVE = 0x200, OPT_DELETE };
 

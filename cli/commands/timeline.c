@@ -4,12 +4,9 @@
 #include <stdlib.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/output/options.h"
-#include "cli/files/output_file.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
-#include "cli/report/timeline_svg.h"
+#include "cli/output/output.h"
+#include "cli/files/files.h"
+#include "cli/report/report.h"
 
 enum { OPT_LAST = 0x200, OPT_RANKS, OPT_SVG, OPT_FORCE };
 

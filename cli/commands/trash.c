@@ -5,10 +5,7 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
-#include "cli/output/json_out.h"
-#include "cli/output/options.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 enum { OPT_RESTORE = 0x200, OPT_EMPTY, OPT_ALL, OPT_GIVE_UP };
 

@@ -1,4 +1,4 @@
-#include "cli/convert/export_plan.h"
+#include "cli/convert/convert.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/files/cast.h"
-#include "cli/files/roles.h"
+#include "cli/files/files.h"
 
 #define INDEX_NAME  "model.safetensors.index.json"
 #define BLOB_FOLDER "blobs"

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/convert/import_plan.h"
-#include "cli/files/regions.h"
+#include "cli/convert/internal.h"
+#include "cli/files/files.h"
 
 /* ---- errors ---- */
 

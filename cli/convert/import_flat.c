@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/convert/import_plan.h"
+#include "cli/convert/internal.h"
 
 /* ---- buffers with one name ---- */
 

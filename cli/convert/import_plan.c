@@ -1,5 +1,5 @@
 /* Assigns tensors of ranks to tensors of the checkpoint. */
-#include "cli/convert/import_plan.h"
+#include "cli/convert/internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

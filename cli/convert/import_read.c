@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/convert/import_plan.h"
-#include "cli/files/cast.h"
+#include "cli/convert/internal.h"
+#include "cli/files/files.h"
 
 #define WINDOW_BYTES (1u << 20)
 /* runs of at least this many bytes are read directly to their destination */

@@ -1,13 +1,11 @@
-#include "cli/convert/import_report.h"
+#include "cli/convert/convert.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/json_out.h"
-#include "cli/output/table.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 static const char *kind_name(layout_kind kind) {
     static const char *const names[] = {"unique", "replicated", "averaged", "sharded",

@@ -1,10 +1,10 @@
-#include "cli/convert/optimizers.h"
+#include "cli/convert/convert.h"
 
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/options.h"
+#include "cli/output/output.h"
 
 /* ---- the option ---- */
 

@@ -1,4 +1,4 @@
-#include "cli/convert/output_folder.h"
+#include "cli/convert/convert.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cli/files/output_file.h"
+#include "cli/files/files.h"
 
 #define NAME_ROOM 200 /* bytes of FOLDER in the temporary name; names have at most 255 */
 #define ATTEMPTS  100

@@ -1,11 +1,9 @@
-#include "cli/convert/tensor_file.h"
+#include "cli/convert/convert.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/files/cast.h"
-#include "cli/files/output_file.h"
-#include "cli/files/regions.h"
+#include "cli/files/files.h"
 
 #define PIECE_BYTES (UINT64_C(16) << 20)
 

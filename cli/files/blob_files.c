@@ -1,4 +1,4 @@
-#include "cli/files/blob_files.h"
+#include "cli/files/files.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/files/output_file.h"
 
 #define RESERVED "safetensors.metadata" /* the blob in which save stores its files' metadata */
 

@@ -1,4 +1,4 @@
-#include "cli/files/cast.h"
+#include "cli/files/files.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "cli/files/inputs.h"
+#include "cli/files/files.h"
 
 #include <stdlib.h>
 #include <string.h>

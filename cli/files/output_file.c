@@ -1,4 +1,4 @@
-#include "cli/files/output_file.h"
+#include "cli/files/files.h"
 
 #include <errno.h>
 #include <fcntl.h>

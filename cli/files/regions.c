@@ -1,10 +1,10 @@
-#include "cli/files/regions.h"
+#include "cli/files/files.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/options.h"
+#include "cli/output/output.h"
 
 /* ---- options ---- */
 

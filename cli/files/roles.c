@@ -1,4 +1,4 @@
-#include "cli/files/roles.h"
+#include "cli/files/files.h"
 
 #include <fnmatch.h>
 #include <stdlib.h>

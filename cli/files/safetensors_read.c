@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli/output/errors.h"
-#include "cli/files/safetensors.h"
+#include "cli/output/output.h"
+#include "cli/files/files.h"
 
 static const struct {
     const char *name;

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/errors.h"
-#include "cli/files/safetensors.h"
+#include "cli/output/output.h"
+#include "cli/files/files.h"
 
 /* A tensor and its input position: qsort is not stable. */
 typedef struct placed {

@@ -11,12 +11,12 @@
  * Import asks which checkpoint tensor a rank's tensor becomes; load asks what a rank holds. Both use the same
  * arithmetic, and import checks that load would find the way back. Only layout_read opens files. A layout is immutable.
  */
-#ifndef CLI_LAYOUT_H
-#define CLI_LAYOUT_H
+#ifndef CLI_LAYOUT_LAYOUT_H
+#define CLI_LAYOUT_LAYOUT_H
 
 #include <regex.h>
 
-#include "cli/output/errors.h"
+#include "cli/output/output.h"
 
 #define LAYOUT_AXES     8
 #define LAYOUT_NAME     32 /* bytes of an axis's or number's name, with NUL */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "cli/layout/parse.h"
-#include "cli/files/regions.h"
+#include "cli/files/files.h"
 
 static const struct {
     const char *name;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cli/layout/layout.h"
-#include "cli/files/regions.h"
+#include "cli/files/files.h"
 
 #define STRETCHES_MAX (UINT64_C(1) << 22)
 

@@ -1,11 +1,10 @@
-#include "cli/output/arguments.h"
+#include "cli/output/output.h"
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/errors.h"
 
 /* ------------------------------------------------------------------------------------------------ near misses */
 

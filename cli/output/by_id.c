@@ -1,4 +1,4 @@
-#include "cli/output/by_id.h"
+#include "cli/output/output.h"
 
 #include <stdlib.h>
 #include <string.h>

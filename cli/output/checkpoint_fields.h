@@ -2,9 +2,7 @@
 #ifndef CLI_CHECKPOINT_FIELDS_H
 #define CLI_CHECKPOINT_FIELDS_H
 
-#include "cli/output/by_id.h"
-#include "cli/output/json_out.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 typedef enum json_kind { JSON_IS_NULL, JSON_IS_TEXT, JSON_IS_NUMBER, JSON_IS_REAL } json_kind;
 

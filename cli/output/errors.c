@@ -1,4 +1,4 @@
-#include "cli/output/errors.h"
+#include "cli/output/output.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -8,10 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/output/progress.h"
-#include "cli/output/json_out.h"
-#include "cli/output/options.h"
-#include "cli/output/text.h"
 
 /* Cuts a path on the left: its end is the most informative part. */
 static void copy_path(char *to, size_t room, const char *path) {

@@ -1,10 +1,9 @@
-#include "cli/output/html.h"
+#include "cli/output/output.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/json_out.h"
 
 #define WIDTH  1000 /* of the drawing, before it is stretched */
 #define HEIGHT 300

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cli/output/checkpoint_fields.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 #define PRECISION JSON_REAL_PRECISION(17)
 

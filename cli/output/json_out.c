@@ -1,4 +1,4 @@
-#include "cli/output/json_out.h"
+#include "cli/output/output.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "cli/output/checkpoint_fields.h"
-#include "cli/output/text.h"
 
 json_t *cli_json_text(const char *text) {
     if (!text) {

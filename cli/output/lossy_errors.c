@@ -1,9 +1,8 @@
-#include "cli/output/lossy_errors.h"
+#include "cli/output/output.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "cli/output/json_out.h"
 
 /* Maximum of two numbers; unknown if either is unknown. */
 static double larger(double a, double b) {

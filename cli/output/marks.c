@@ -1,9 +1,8 @@
-#include "cli/output/marks.h"
+#include "cli/output/output.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/text.h"
 
 static bool same(const ckd_id *a, const ckd_id *b) {
     return memcmp(a, b, sizeof(*a)) == 0;

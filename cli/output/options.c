@@ -1,4 +1,4 @@
-#include "cli/output/options.h"
+#include "cli/output/output.h"
 
 #include <errno.h>
 #include <math.h>

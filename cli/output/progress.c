@@ -1,4 +1,4 @@
-#include "cli/output/progress.h"
+#include "cli/output/output.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -6,7 +6,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cli/output/text.h"
 
 #define SECOND     UINT64_C(1000000000)
 #define CLEAR_LINE "\r\033[K"

@@ -1,4 +1,4 @@
-#include "cli/output/table.h"
+#include "cli/output/output.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/html.h"
-#include "cli/output/text.h"
 
 #define MAX_COLUMNS 20
 

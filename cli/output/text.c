@@ -1,4 +1,4 @@
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 #include <math.h>
 #include <stdbool.h>

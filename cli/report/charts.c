@@ -5,9 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/output/html.h"
-#include "cli/output/json_out.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 #define PLACES_MAX 200 /* per chart; if there are more checkpoints, several share a place */
 #define LANES_MOST 40  /* runs in the lineage */

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "cli/report/data.h"
+#include "cli/report/report.h"
 
 /* Writes them; there must be a checkpoint. Errors: NOMEM. */
 ckd_status report_charts(FILE *to, const report_data *d, ckd_error *err);

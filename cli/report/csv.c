@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/report/data.h"
-#include "cli/output/text.h"
+#include "cli/report/report.h"
+#include "cli/output/output.h"
 
 /* Prints a cell as in RFC 4180. A spreadsheet would run text that starts with one of these characters as a formula. */
 static void print_text_cell(const char *raw) {

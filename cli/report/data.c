@@ -1,4 +1,4 @@
-#include "cli/report/data.h"
+#include "cli/report/report.h"
 
 #include <math.h>
 #include <stdio.h>

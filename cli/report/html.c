@@ -6,12 +6,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "cli/output/html.h"
-#include "cli/output/json_out.h"
-#include "cli/files/output_file.h"
+#include "cli/output/output.h"
+#include "cli/files/files.h"
 #include "cli/report/charts.h"
 #include "cli/report/tables.h"
-#include "cli/output/text.h"
 
 #define TENSOR_COUNT_MAX 50
 #define CHECKPOINTS_MOST 50

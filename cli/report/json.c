@@ -2,9 +2,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "cli/output/json_out.h"
-#include "cli/report/data.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
+#include "cli/report/report.h"
 
 static json_t *usage(const ckd_usage *u, const char *key) {
     return json_pack("{s:o, s:I, s:I, s:I, s:o}", key, cli_json_text(u->name), "checkpoints",

@@ -1,10 +1,10 @@
-#include "cli/report/policies.h"
+#include "cli/report/report.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 enum {
     OPT_LAST = 0x300,

@@ -8,7 +8,7 @@
 
 #include <jansson.h>
 
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 #define FILE_MAX       (1 << 20) /* bytes per table */
 #define TEXT_BYTES_MAX 100       /* bytes per name */

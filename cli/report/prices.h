@@ -2,7 +2,7 @@
 #ifndef CLI_PRICES_H
 #define CLI_PRICES_H
 
-#include "cli/output/errors.h"
+#include "cli/output/output.h"
 
 typedef struct cli_prices {
     char *name, *date, *currency;

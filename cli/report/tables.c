@@ -4,8 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "cli/output/json_out.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
 
 static void usage_cells(cli_table *t, const ckd_usage *u) {
     cli_table_cell(t, "%s", u->name);

@@ -4,8 +4,8 @@
 
 #include <stdio.h>
 
-#include "cli/report/data.h"
-#include "cli/output/table.h"
+#include "cli/report/report.h"
+#include "cli/output/output.h"
 
 /* Make tables, which printing frees. `max`: number of rows (the largest tensors, the last checkpoints). */
 cli_table *report_runs(const report_data *d);

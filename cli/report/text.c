@@ -3,9 +3,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "cli/output/json_out.h"
+#include "cli/output/output.h"
 #include "cli/report/tables.h"
-#include "cli/output/text.h"
 
 static const char *plural(uint64_t count) {
     return count == 1 ? "" : "s";

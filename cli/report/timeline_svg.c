@@ -3,7 +3,7 @@
  * stages. Analysing, encoding and writing run at the same time and share a lane's height. For a save by an older
  * version only the shares of its stages are known; they are drawn one after the other.
  */
-#include "cli/report/timeline_svg.h"
+#include "cli/report/report.h"
 
 #include <inttypes.h>
 #include <stdio.h>

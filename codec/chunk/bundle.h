@@ -8,7 +8,7 @@
 #ifndef CODEC_CHUNK_BUNDLE_H
 #define CODEC_CHUNK_BUNDLE_H
 
-#include "codec/chunk/record.h"
+#include "codec/chunk/chunk.h"
 
 #define BUNDLE_FRONT       16u        /* bytes in front of the heads */
 #define BUNDLE_RECORDS_MAX 4096u      /* per bundle */

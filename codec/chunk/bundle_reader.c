@@ -3,7 +3,7 @@
 
 #include "codec/chunk/bundle.h"
 #include "codec/chunk/record_wire.h"
-#include "codec/common/zstd_once.h"
+#include "codec/common/common.h"
 
 /*
  * Values from the columns that have no field of their own in a record. Shape and region are filled in only as far as

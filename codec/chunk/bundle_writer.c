@@ -5,7 +5,7 @@
 
 #include "codec/chunk/bundle.h"
 #include "codec/chunk/record_wire.h"
-#include "codec/common/zstd_once.h"
+#include "codec/common/common.h"
 
 #define HEADS_LEVEL 19 /* zstd level: the heads are a few kilobytes, written once */
 

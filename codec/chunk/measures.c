@@ -1,9 +1,9 @@
-#include "codec/chunk/measures.h"
+#include "codec/chunk/chunk.h"
 
 #include <stdlib.h>
 
 #include "codec/chunk/record_wire.h"
-#include "codec/common/zstd_once.h"
+#include "codec/common/common.h"
 
 #define FIGURES      5u /* in every table */
 #define MORE_FIGURES 2u /* after these, in tables that have them */

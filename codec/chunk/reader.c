@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "codec/chunk/wire.h"
-#include "codec/common/zstd_once.h"
+#include "codec/common/common.h"
 
 #define COMPARE_PIECE 4096u
 /*

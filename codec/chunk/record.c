@@ -1,5 +1,5 @@
 /* Valid records, and how they are written. codec/FORMAT.md, "Records". */
-#include "codec/chunk/record.h"
+#include "codec/chunk/chunk.h"
 
 #include "base/vocabulary.h"
 #include "codec/chunk/record_wire.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/chunk/record.h"
+#include "codec/chunk/chunk.h"
 
 #include "codec/chunk/record_wire.h"
 

@@ -2,8 +2,8 @@
 #ifndef CODEC_RECORD_WIRE_H
 #define CODEC_RECORD_WIRE_H
 
-#include "codec/chunk/record.h"
-#include "codec/common/wire.h"
+#include "codec/chunk/chunk.h"
+#include "codec/common/common.h"
 
 #define WIRE_ENUM_MAX 0xffffu /* largest kind, coding, predictor, role or dtype */
 

@@ -3,7 +3,7 @@
 #define CODEC_CHUNK_WIRE_H
 
 #include "codec/chunk/chunk.h"
-#include "codec/common/wire.h"
+#include "codec/common/common.h"
 
 #define CHUNK_MAGIC \
     "\x89"          \

@@ -3,7 +3,7 @@
 
 #include "codec/chunk/wire.h"
 #include "codec/chunk/record_wire.h"
-#include "codec/common/zstd_once.h"
+#include "codec/common/common.h"
 
 #define WRITE_BUFFER       (1u << 20)
 #define INDEX_LEVEL        3

@@ -1,4 +1,4 @@
-#include "codec/common/erasure.h"
+#include "codec/common/common.h"
 
 #include <dlfcn.h>
 #include <limits.h>

@@ -1,4 +1,4 @@
-#include "codec/common/wire.h"
+#include "codec/common/common.h"
 
 void wire_put_varint(bytes *to, uint64_t v) {
     while (v >= 0x80) {

@@ -1,5 +1,5 @@
 /* In its own file, so that fuzzers can link another version. */
-#include "codec/common/wire.h"
+#include "codec/common/common.h"
 
 bool wire_hash_matches(uint64_t stored, uint64_t computed) {
     return stored == computed;

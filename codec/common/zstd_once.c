@@ -1,4 +1,4 @@
-#include "codec/common/zstd_once.h"
+#include "codec/common/common.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* Adaptive streams of integers with contexts. */
-#include "codec/entropy/adaptive.h"
+#include "codec/entropy/entropy.h"
 
 #include <math.h>
 #include <stddef.h>

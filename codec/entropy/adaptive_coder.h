@@ -11,7 +11,7 @@
 #define CODEC_ADAPTIVE_CODER_H
 
 #include "base/bytes.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 
 #define ADAPTIVE_ONE 0x1000000u /* unit of a model's means */
 

@@ -3,7 +3,7 @@
  * its row and in its column: the two densities multiply. This estimate chooses the model, which then adapts. If the
  * plane has clusters, the neighbours decoded so far refine the estimate.
  */
-#include "codec/entropy/adaptive.h"
+#include "codec/entropy/entropy.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "codec/entropy/codings.h"
+#include "codec/entropy/entropy.h"
 
 #include <lz4.h>
 #include <lz4hc.h>
@@ -7,7 +7,7 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 
 struct coder {
     symbols_workspace *symbols;

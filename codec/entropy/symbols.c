@@ -1,5 +1,5 @@
 /* Symbol streams: chooses between dense, sparse and run streams. */
-#include "codec/entropy/symbols.h"
+#include "codec/entropy/entropy.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 
 #define LOAD(type, name, from, i) \
     type name;                    \

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
 
 /* ---- tables ---- */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
 
 /* ---- tables: as in FSE (Collet), one addition and one shift give the number of state bits ---- */

@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "codec/entropy/symbols.h"
+#include "codec/entropy/entropy.h"
 
 #define SYMBOLS_MAX_COUNT  (1u << 18) /* integers per stream */
 #define SYMBOLS_MAX_TABLES 16

@@ -1,8 +1,7 @@
 /* Framed streams: the lowest bits that all integers share, and the header that records them. */
 #include "base/bytes.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
-#include "codec/common/wire.h"
 
 /* ---- shared bits: signs of second moments, mantissas of bf16 values in fp32 ---- */
 

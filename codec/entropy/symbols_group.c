@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 
 /* ---- bins of symbols ---- */
 

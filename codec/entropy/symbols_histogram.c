@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 
 static uint32_t *counts_at(symbols_histogram *h, unsigned half, unsigned context) {
     return h->count[half] + (size_t)context * SYMBOLS_ALPHABET;

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
 
 /* ---- from levels to contexts ---- */

@@ -1,4 +1,4 @@
-#include "codec/entropy/symbols_parts.h"
+#include "codec/entropy/entropy.h"
 
 #include <string.h>
 

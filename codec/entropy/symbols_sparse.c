@@ -7,8 +7,7 @@
 
 #include <string.h>
 
-#include "codec/common/cpu.h"
-#include "codec/common/wire.h"
+#include "codec/common/common.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>

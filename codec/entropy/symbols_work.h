@@ -3,9 +3,9 @@
 #define CODEC_SYMBOLS_WORK_H
 
 #include "base/bytes.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 #include "codec/entropy/symbols_format.h"
-#include "codec/entropy/symbols_parts.h"
+#include "codec/entropy/entropy.h"
 
 /*
  * The changes of a sparse stream: pairs of a gap and a difference, range by range. They are the integers of an inner

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "codec/common/wire.h"
+#include "codec/common/common.h"
 
 enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_SYMBOLS = 4, COLUMNS_KNOWN = 7 };
 enum { MOST_SHIFT = 24 };

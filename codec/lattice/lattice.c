@@ -1,9 +1,8 @@
 #include "codec/lattice/lattice.h"
 
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 #include "codec/lattice/masks.h"
 #include "codec/lattice/wire.h"
-#include "codec/common/wire.h"
 
 /* Bits of the first byte. */
 enum {

@@ -2,12 +2,11 @@
  * The payload of a lossy block (coding 6), and the part that the blocks of one matrix share, as arrays of integers.
  * kernels/scalar_lattice.h defines what the integers mean for values; codec/FORMAT.md, "Lattice blocks", is normative.
  */
-#ifndef CODEC_LATTICE_H
-#define CODEC_LATTICE_H
+#ifndef CODEC_LATTICE_LATTICE_H
+#define CODEC_LATTICE_LATTICE_H
 
 #include "base/bytes.h"
-#include "codec/entropy/adaptive.h"
-#include "codec/entropy/codings.h"
+#include "codec/entropy/entropy.h"
 
 typedef enum lattice_map {
     LATTICE_LINEAR = 0, /* values are integers times 2^exponent */

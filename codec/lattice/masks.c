@@ -6,7 +6,7 @@
 #endif
 
 #include "base/bytes.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 
 #define MASKS_AT_ONCE 8
 

@@ -1,4 +1,4 @@
-#include "codec/metadata/group.h"
+#include "codec/metadata/metadata.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/metadata/wire.h"
+#include "codec/metadata/metadata.h"
 
 static void put_roles(bytes *to, const role_total *roles, size_t count) {
     bytes_put_u32(to, (uint32_t)count);

@@ -1,3 +1,12 @@
+/* What other rooms may use of codec/metadata/. README.md has an overview. */
+#ifndef CODEC_METADATA_METADATA_H
+#define CODEC_METADATA_METADATA_H
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "codec/common/common.h"
+
 /*
  * Metadata files: the small checksummed files of a store, and the parts that ranks exchange. All share one envelope;
  * codec/FORMAT.md, "Metadata files", is normative.
@@ -7,12 +16,6 @@
  * of metadata file, checkpoint or fidelity. CORRUPT: everything else, also another store's file (`store` NULL: any
  * store is accepted). Or NOMEM.
  */
-#ifndef CODEC_METADATA_METADATA_H
-#define CODEC_METADATA_METADATA_H
-
-#include "base/bytes.h"
-#include "base/error.h"
-#include "base/hash.h"
 
 #define METADATA_MAX (64u << 20)
 
@@ -190,5 +193,158 @@ typedef struct store_identity {
 void store_identity_encode(bytes *to, const store_identity *s);
 ckd_status store_identity_decode(store_identity *out, const void *data, size_t size, const char *path,
                                  ckd_error *err);
+
+/*
+ * Group records: the data from which an optimizer step is predicted. codec/FORMAT.md, "Group records" and "Optimizer
+ * steps", is normative. A record holds the trainer's hyper-parameters, which are informative, and the rule and
+ * coefficients derived from them, which are all that a decoder uses.
+ */
+
+/* Stored in files: numbers are stable, new ones are appended. */
+typedef enum group_kind { GROUP_ADAMW = 1, GROUP_ADAM = 2, GROUP_SGD = 3 } group_kind;
+
+typedef enum group_coefficient {
+    C_BETA1 = 0,
+    C_REST1 = 1, /* 1 - beta1 */
+    C_BETA2 = 2,
+    C_REST2 = 3, /* 1 - beta2 */
+    C_KEEP = 4,  /* decay factor of the weights: 1 - lr x decay; 1 if it is not decoupled */
+    C_DECAY = 5, /* lr x decay, or 0 */
+    C_RATE = 6,  /* lr / (1 - beta1^step) */
+    C_ROOT = 7,  /* sqrt(1 - beta2^step) */
+    C_EPS = 8,
+    C_BIAS1 = 9,  /* 1 - beta1^step */
+    C_BIAS2 = 10, /* 1 - beta2^step */
+    C_LR = 11,
+    C_WEIGHT_DECAY = 12, /* if decoupled, else 0 */
+    C_MOMENTUM = 13,
+    C_UNDAMPED = 14, /* 1 - dampening */
+    GROUP_COEFFICIENTS = 15
+} group_coefficient;
+
+/* Inputs of a rule besides the previous step's values, in the order of the dependencies. */
+typedef enum group_inputs {
+    INPUTS_NONE = 0,         /* unknown rule */
+    INPUTS_MOMENTS_BEFORE,   /* current and previous exp_avg: predict exp_avg_sq */
+    INPUTS_MOMENT_SQUARE,    /* current exp_avg and exp_avg_sq: predict weights */
+    INPUTS_MOMENTUM,         /* the current momentum */
+    INPUTS_MOMENTUM_NESTEROV /* the current and the previous momentum */
+} group_inputs;
+
+/* First and last rule of each family. codec/FORMAT.md has the formulas; kernels/scalar.h computes them. */
+#define RULE_SQUARE_FIRST   1u
+#define RULE_SQUARE_LAST    10u
+#define RULE_ADAM_FIRST     17u
+#define RULE_ADAM_LAST      22u
+#define RULE_SGD_FIRST      33u
+#define RULE_SGD_LAST       34u
+#define RULE_NESTEROV_FIRST 35u
+#define RULE_NESTEROV_LAST  36u
+
+typedef struct group {
+    uint32_t kind; /* group_kind */
+    uint32_t rule;
+    bool nesterov;
+    uint64_t step; /* updates made so far, including this one */
+    double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
+    double coefficients[GROUP_COEFFICIENTS];
+} group;
+
+#define GROUP_BYTES 192u
+#define GROUP_NAME  "optimizer" /* name of all group records; their content distinguishes them */
+
+group_inputs group_rule_inputs(uint32_t rule);
+/* Number of value dependencies after the first: 1 or 2; 0 for an unknown rule. */
+uint32_t group_input_count(group_inputs inputs);
+
+void group_encode(uint8_t to[GROUP_BYTES], const group *g);
+/*
+ * Decodes a group. path and offset only serve error messages. Errors: CORRUPT (size, reserved bits), UNSUPPORTED (a
+ * kind or rule unknown to this version).
+ */
+ckd_status group_decode(group *out, const void *from, size_t size, const char *path, uint64_t offset,
+                        ckd_error *err);
+
+/* Shared by all metadata files: the envelope, and fields that several kinds have. codec/FORMAT.md, "Metadata files". */
+
+#define METADATA_MAGIC \
+    "\x89"             \
+    "CKN\r\n\x1a\n"
+#define METADATA_VERSION 1
+/* Required features. */
+#define METADATA_LOSSY      UINT32_C(1) /* manifest: its fidelity is near or coarse */
+#define METADATA_OLDER      UINT32_C(2) /* manifest: it ends with the older files that a load reads */
+#define METADATA_TIMES      UINT32_C(1) /* part: it ends with the rank's stage times */
+#define METADATA_OPTIONS    UINT32_C(2) /* part: it contains the options passed to the rank */
+#define METADATA_CALENDAR   UINT32_C(2) /* policy: it has rules about the newest checkpoint and periods */
+#define METADATA_COMPACTION UINT32_C(1) /* policy: it ends with when to compact */
+
+#define METADATA_ENVELOPE_FRONT 40u /* bytes before the payload */
+#define METADATA_ENVELOPE_MIN   48u /* with the checksum behind the payload */
+#define METADATA_ID_SIZE        16u
+#define METADATA_FILE_SIZE      44u /* bytes of a file_ref */
+#define METADATA_ROLE_SIZE      28u /* bytes of a role_total */
+
+/* Appends the front of the envelope. Returns the metadata file's offset in the buffer. */
+size_t metadata_begin(bytes *to, metadata_kind kind, const ckd_id *store, uint32_t generation,
+                      uint32_t features);
+/* Fills in payload size and checksum. A metadata file above METADATA_MAX sets `failed`. */
+void metadata_end(bytes *to, size_t start);
+
+/* A metadata file being decoded. */
+typedef struct metadata_reader {
+    reader in; /* the payload */
+    ckd_id store;
+    uint32_t generation;
+    uint32_t features; /* required features; this kind of metadata file knows them all */
+    const char *path;
+    ckd_error *err;
+    ckd_status status; /* the first problem; then `in` has failed, too */
+} metadata_reader;
+
+/*
+ * Checks the envelope. `store` NULL: any store. After a failure all fields read as zeros, and metadata_close reports
+ * it.
+ */
+metadata_reader metadata_open(metadata_kind kind, const ckd_id *store, const void *data, size_t size,
+                              const char *path, ckd_error *err);
+/*
+ * Ends decoding. Returns CORRUPT if the payload was too short or too long, else the first problem of the envelope or a
+ * field. After a failure the `size` bytes of `out` are zero.
+ */
+ckd_status metadata_close(metadata_reader *n, void *out, size_t size);
+/* Records a problem with the field just read, unless there is one already. */
+void metadata_fail(metadata_reader *n, ckd_status status, const char *problem);
+
+void metadata_put_ids(bytes *to, const ckd_id *ids, size_t count);
+void metadata_put_file(bytes *to, const file_ref *f);
+void metadata_put_files(bytes *to, const file_ref *files, size_t count);
+
+/* Reads an id; zero is invalid. */
+ckd_id metadata_take_id(metadata_reader *n);
+/* Reads a run name: 1 to CKD_RUN_MAX of A-Z a-z 0-9 . _ - ~, not starting with a dot or a dash. */
+void metadata_take_run(metadata_reader *n, char run[CKD_RUN_MAX + 1]);
+/* As metadata_take_run, or an empty name. */
+void metadata_take_any_run(metadata_reader *n, char run[CKD_RUN_MAX + 1]);
+/* As metadata_take_run, for a tag. */
+void metadata_take_tag(metadata_reader *n, char tag[CKD_RUN_MAX + 1]);
+/* Reads a step, at most INT64_MAX, which the catalog can hold. */
+uint64_t metadata_take_step(metadata_reader *n);
+file_ref metadata_take_file(metadata_reader *n);
+/*
+ * Arrays preceded by their count. The result is malloc'ed; if empty it is NULL with *count = 0. Memory is bounded by
+ * the bytes left in the metadata file.
+ */
+ckd_id *metadata_take_ids(metadata_reader *n, size_t *count);
+file_ref *metadata_take_files(metadata_reader *n, size_t *count);
+/*
+ * Reads an array's count and returns zeroed memory for elements of `size`. Each element takes `each` bytes in the
+ * metadata file.
+ */
+void *metadata_take_array(metadata_reader *n, size_t *count, size_t each, size_t size);
+/* Fails if a kind that is not published by generation has one. */
+void metadata_check_no_generation(metadata_reader *n);
+/* Checks that rank < world; so world is at least 1. */
+void metadata_check_rank(metadata_reader *n, uint32_t rank, uint32_t world);
 
 #endif

@@ -1,8 +1,8 @@
 /* Settings: pins, tags, policies, parity, renames. codec/FORMAT.md, "Pin" to "Rename". */
 #include <string.h>
 
-#include "codec/common/erasure.h"
-#include "codec/metadata/wire.h"
+#include "codec/common/common.h"
+#include "codec/metadata/metadata.h"
 
 void pin_encode(bytes *to, const ckd_id *store, const pin_setting *p) {
     size_t start = metadata_begin(to, METADATA_PIN, store, p->generation, 0);

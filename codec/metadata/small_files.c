@@ -1,7 +1,7 @@
 /* Intents, parts, tombstones and the store's identity: codec/FORMAT.md, "Metadata files". */
 #include <stdlib.h>
 
-#include "codec/metadata/wire.h"
+#include "codec/metadata/metadata.h"
 
 void intent_encode(bytes *to, const ckd_id *store, const intent *in) {
     size_t start = metadata_begin(to, METADATA_INTENT, store, 0, 0);

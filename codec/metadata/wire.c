@@ -1,4 +1,4 @@
-#include "codec/metadata/wire.h"
+#include "codec/metadata/metadata.h"
 
 #include <stdlib.h>
 

@@ -2,11 +2,11 @@
 
 #include <stdlib.h>
 
-#include "codec/metadata/wire.h"
+#include "codec/metadata/metadata.h"
 
-#define MEMBER_BYTES  44u
-#define GROUP_BYTES   36u /* before the members, including their count */
-#define TRAILER_MAGIC "CKDP"
+#define MEMBER_BYTES       44u
+#define PARITY_GROUP_BYTES 36u /* before the members, including their count */
+#define TRAILER_MAGIC      "CKDP"
 
 /* ---- the group ---- */
 
@@ -131,7 +131,7 @@ uint64_t parity_stripe_offset(const parity_group *g, uint64_t stripe) {
 }
 
 static uint64_t head_bytes(const parity_group *g) {
-    return METADATA_ENVELOPE_MIN + GROUP_BYTES + (uint64_t)g->member_count * MEMBER_BYTES;
+    return METADATA_ENVELOPE_MIN + PARITY_GROUP_BYTES + (uint64_t)g->member_count * MEMBER_BYTES;
 }
 
 uint64_t parity_file_size(const parity_group *g) {
@@ -176,7 +176,7 @@ void parity_put_trailer(bytes *to, uint32_t head_size) {
 static ckd_status decode_at(parity_group *out, const parity_file *f, const ckd_id *store, uint64_t offset,
                             uint64_t size, ckd_error *err) {
     if (size < METADATA_ENVELOPE_MIN ||
-        size > METADATA_ENVELOPE_MIN + GROUP_BYTES + ERASURE_DATA_MAX * MEMBER_BYTES) {
+        size > METADATA_ENVELOPE_MIN + PARITY_GROUP_BYTES + ERASURE_DATA_MAX * MEMBER_BYTES) {
         return err_corrupt(err, file_path(f->file), offset,
                            "what this parity file is about has an impossible size");
     }

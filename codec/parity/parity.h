@@ -3,12 +3,12 @@
  * (rows). All are cut into pieces of one size. The pieces with the same number form a stripe; each row has one piece
  * per stripe. codec/FORMAT.md, "Parity", is normative.
  */
-#ifndef CODEC_PARITY_H
-#define CODEC_PARITY_H
+#ifndef CODEC_PARITY_PARITY_H
+#define CODEC_PARITY_PARITY_H
 
 #include "base/file.h"
 #include "base/hash.h"
-#include "codec/common/erasure.h"
+#include "codec/common/common.h"
 #include "codec/metadata/metadata.h"
 
 #define PARITY_PIECE     65536u /* writers use this size */

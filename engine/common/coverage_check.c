@@ -1,4 +1,4 @@
-#include "engine/common/coverage_check.h"
+#include "engine/common/common.h"
 
 #include "base/bytes.h"
 #include "base/hash.h"

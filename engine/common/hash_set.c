@@ -1,5 +1,5 @@
 /* A set of 64-bit hashes: open addressing with linear probing. */
-#include "engine/common/hash_set.h"
+#include "engine/common/common.h"
 
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-#include "engine/common/rate_limiter.h"
+#include "engine/common/common.h"
 
 #include "base/file.h"
 

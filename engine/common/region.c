@@ -1,9 +1,9 @@
-#include "engine/common/region.h"
+#include "engine/common/common.h"
 
 #include <string.h>
 
 #include "base/vocabulary.h"
-#include "codec/chunk/record.h"
+#include "codec/chunk/chunk.h"
 
 bool geometry_init(geometry *g, uint32_t ndim, const uint64_t *shape) {
     memset(g, 0, sizeof(*g));

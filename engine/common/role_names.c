@@ -7,7 +7,7 @@
  *   optimizer.state.exp_avg.layers.0.weight        containers, slot, parameter
  *   exp_avg.layers.0.weight                        slot, parameter
  */
-#include "engine/common/role_names.h"
+#include "engine/common/common.h"
 
 #include <string.h>
 

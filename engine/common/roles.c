@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "codec/lattice/lattice.h"
-#include "engine/common/role_names.h"
+#include "engine/common/common.h"
 
 enum { AS_IT_IS, UNWRAPPED, WITHOUT_MODEL, WAYS };
 

@@ -1,5 +1,5 @@
 /* Names of runs that branch off other runs: RUN~K. */
-#include "engine/common/run_names.h"
+#include "engine/common/common.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "engine/common/tensor_check.h"
+#include "engine/common/common.h"
 
 #include <string.h>
 

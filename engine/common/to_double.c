@@ -1,4 +1,4 @@
-#include "engine/common/to_double.h"
+#include "engine/common/common.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,10 +1,9 @@
-#include "engine/compact/compact.h"
-#include "engine/store/vanished.h"
+#include "engine/compact/internal.h"
+#include "engine/store/store.h"
 
 #include <stdlib.h>
 
 #include "engine/retain/retain.h"
-#include "engine/retain/trash.h"
 
 #define DEFAULT_DEPTH     16
 #define DEFAULT_LOAD_COST 4.0

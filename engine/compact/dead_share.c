@@ -1,9 +1,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "engine/compact/compact.h"
+#include "engine/compact/internal.h"
 #include "engine/retain/retain.h"
-#include "engine/store/manifest_set.h"
+#include "engine/store/store.h"
 
 /*
  * After a save, a compaction moves at most this many times the raw size of the newest state, unless a single

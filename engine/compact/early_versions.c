@@ -3,7 +3,7 @@
  * manifests of the dependencies. A rewritten dependency keeps its values, but not the links that others need of it.
  * So before anything is rewritten, each manifest is replaced by one that names all files.
  */
-#include "engine/compact/compact.h"
+#include "engine/compact/internal.h"
 
 /*
  * Publishes a manifest that names the files that a load was proven to read. Damaged checkpoints are left to

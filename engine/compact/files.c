@@ -4,9 +4,9 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/closure.h"
-#include "engine/compact/compact.h"
-#include "engine/decode/cost.h"
+#include "engine/store/store.h"
+#include "engine/compact/internal.h"
+#include "engine/decode/decode.h"
 
 #define BATCH_ITEMS 256u
 #define BATCH_BYTES (UINT64_C(16) << 20) /* of values, or one block */

@@ -6,9 +6,9 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/closure.h"
+#include "engine/compact/internal.h"
+#include "engine/store/store.h"
 #include "engine/compact/gather.h"
-#include "engine/store/manifest_set.h"
 
 #define MOST_TIMES   4u    /* a common file has at most this many times pack_below */
 #define MOST_FILES   64u   /* opening a common file reads its whole index */

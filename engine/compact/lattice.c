@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/compact/compact.h"
+#include "engine/compact/internal.h"
 #include "kernels/scalar_lattice.h"
 
 #define LOWEST     (-149) /* exponent of the lowest bit of a float */

@@ -5,8 +5,8 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/closure.h"
-#include "engine/compact/compact.h"
+#include "engine/store/store.h"
+#include "engine/compact/internal.h"
 
 /* The other checkpoints that a load reads records of. */
 typedef struct owners {

@@ -4,11 +4,10 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/closure.h"
+#include "engine/compact/internal.h"
+#include "engine/store/store.h"
 #include "engine/compact/gather.h"
-#include "engine/store/damage.h"
-#include "engine/store/file_scan.h"
-#include "engine/decode/cost.h"
+#include "engine/decode/decode.h"
 
 static uint64_t file_hash(const file_ref *f) {
     return hash64(&f->id, sizeof(ckd_id));

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/compact/compact.h"
+#include "engine/compact/internal.h"
 
 #define SLACK (UINT64_C(4) << 20) /* for buffers, manifest, intent, catalog */
 

@@ -1,8 +1,8 @@
 /* Recodes one block: the smallest of a copy, a delta and standalone values. Each decodes to the same bits. */
 #include <stdlib.h>
 
-#include "engine/encode/block_lossy.h"
-#include "engine/compact/compact.h"
+#include "engine/encode/encode.h"
+#include "engine/compact/internal.h"
 
 /*
  * A delta must save these shares of the standalone size, and of the bytes that it adds to its load, as in a save

@@ -6,8 +6,8 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/closure.h"
-#include "engine/compact/compact.h"
+#include "engine/store/store.h"
+#include "engine/compact/internal.h"
 
 #define MOST_READERS 16u /* readers beyond that are not counted */
 

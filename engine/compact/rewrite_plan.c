@@ -1,7 +1,7 @@
 /* Plans one checkpoint: which of its blocks can be copied, and what the others may build on. */
 #include <stdlib.h>
 
-#include "engine/compact/compact.h"
+#include "engine/compact/internal.h"
 
 #define MAX_NESTED 64u /* blocks of one checkpoint that build on each other */
 

@@ -1,9 +1,9 @@
 /* The state that all files of a compaction share: checkpoints that stay, loads, views, limits, pace. */
 #include <stdlib.h>
 
-#include "engine/common/rate_limiter.h"
-#include "engine/compact/compact.h"
-#include "engine/store/damage.h"
+#include "engine/common/common.h"
+#include "engine/compact/internal.h"
+#include "engine/store/store.h"
 
 bool compact_is_victim(const compaction *c, const ckd_id *checkpoint) {
     return !id_among(checkpoint, c->remaining, c->remaining_count);

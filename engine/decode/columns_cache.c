@@ -1,4 +1,4 @@
-#include "engine/decode/columns_cache.h"
+#include "engine/decode/internal.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "engine/decode/cost.h"
+#include "engine/decode/decode.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "engine/decode/lattice_values.h"
+#include "engine/decode/decode.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 #ifndef ENGINE_LOAD_PLAN_H
 #define ENGINE_LOAD_PLAN_H
 
-#include "engine/store/view.h"
+#include "engine/store/store.h"
 
 #define LOAD_NONE SIZE_MAX
 

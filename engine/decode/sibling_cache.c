@@ -1,8 +1,6 @@
-#include "engine/decode/sibling_cache.h"
+#include "engine/decode/internal.h"
 
 #include <stdlib.h>
-
-#include "engine/decode/cost.h"
 
 static size_t number_of(const sibling_cache *s, const view_block *b) {
     return (size_t)(b - s->view->blocks);

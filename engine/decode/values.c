@@ -1,9 +1,9 @@
-#include "engine/decode/values.h"
+#include "engine/decode/internal.h"
 
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
-#include "codec/common/wire.h"
+#include "codec/common/common.h"
 
 ckd_status decoder_init(decoder *d, view_cache *views, columns_cache *columns, ckd_error *err) {
     memset(d, 0, sizeof(*d));

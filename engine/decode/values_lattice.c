@@ -1,5 +1,5 @@
 /* Lossy blocks: their integers, the side records they share with other blocks, and the values. */
-#include "engine/decode/values.h"
+#include "engine/decode/internal.h"
 
 static ckd_status read_columns(cached_columns *to, decoder *d, const view_block *side, ckd_error *err) {
     uint64_t size = side->record->raw_size;

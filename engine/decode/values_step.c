@@ -8,8 +8,8 @@
  */
 #include <stdlib.h>
 
-#include "codec/metadata/group.h"
-#include "engine/decode/values.h"
+#include "codec/metadata/metadata.h"
+#include "engine/decode/internal.h"
 
 #define MAX_NESTED 16u /* inputs of inputs: each level may hold two arrays of values */
 

@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "codec/chunk/record.h"
+#include "codec/chunk/chunk.h"
 
 #define VALUES_STORE_BUCKETS 4096u
 

@@ -1,9 +1,8 @@
 /* Collects the chains of blocks for a device: follows them from the wanted block to the root, then reverses them. */
-#include "engine/device/chain.h"
+#include "engine/device/internal.h"
 
 #include <stdlib.h>
 
-#include "engine/device/pack.h"
 #include "kernels/scalar_lattice.h"
 
 #define HALF_EXACT 2048.0f  /* f16 holds all integers up to this one */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
-#include "engine/device/chain.h"
+#include "engine/device/internal.h"
 
 #define PLACES 256u
 

@@ -1,4 +1,4 @@
-#include "engine/device/delta.h"
+#include "engine/device/device.h"
 
 #include <stdlib.h>
 

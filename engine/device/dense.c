@@ -1,4 +1,4 @@
-#include "engine/device/dense.h"
+#include "engine/device/internal.h"
 
 #define PLACES 256u /* alignment of arrays */
 

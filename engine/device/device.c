@@ -1,4 +1,4 @@
-#include "engine/device/device.h"
+#include "engine/device/internal.h"
 
 #include <stdlib.h>
 

@@ -1,13 +1,23 @@
+/* What other rooms may use of engine/device/. README.md has an overview. */
+#ifndef ENGINE_DEVICE_DEVICE_H
+#define ENGINE_DEVICE_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/threads.h"
+#include "codec/entropy/entropy.h"
+#include "engine/common/common.h"
+#include "engine/decode/decode.h"
+#include "engine/store/store.h"
+#include "kernels/device.h"
+#include "kernels/device_open.h"
+
 /*
  * Devices as the engine uses them. A lease is a queue, ordered after and before the work on the caller's
  * stream, with two pieces of pinned memory. Values travel through one piece while the other is worked on.
- * Internal to engine/.
+ *
  */
-#ifndef ENGINE_DEVICE_H
-#define ENGINE_DEVICE_H
-
-#include "engine/store/store.h"
-#include "kernels/device_open.h"
 
 #define DEVICE_STAGE (UINT64_C(8) << 20) /* bytes of a piece of pinned memory */
 #define DEVICE_MIN_ELEMENTS \
@@ -43,9 +53,6 @@ void device_give_back(ckd_store *store, device_lease *lease);
 void device_give_back_idle(ckd_store *store, device_lease *lease);
 /* Closes the leases of a store that is being closed. */
 void device_leases_close(ckd_store *store);
-
-/* Waits for all work on the queue. */
-ckd_status device_finish(const device_lease *lease, ckd_error *err);
 
 /* Reads a tensor's region in device memory from beginning to end. The next piece is always on its way. */
 typedef struct device_reader {
@@ -111,5 +118,381 @@ ckd_status device_write(device_lease *lease, void *to, const void *from, uint64_
 /* Like device_write, with a lease of its own. Errors: those of device_take. */
 ckd_status device_load(ckd_store *store, const ckd_device *device, void *to, const void *from, uint64_t size,
                        ckd_error *err);
+
+/*
+ * Batches of dense symbol streams, written or read in device memory. The batch carries the tables that codec/
+ * makes to the kernels.
+ *
+ * The caller fills a batch stream by stream, gives it device memory and runs it. Results stay until the batch
+ * is filled again. Not thread-safe.
+ */
+
+/* Zero-initialise; release with dense_batch_free. */
+typedef struct dense_batch {
+    bytes sent;       /* sent to the device: tables, payloads to be read, descriptions at the end */
+    bytes streams;    /* a device_encoding or device_decoding each; addresses are offsets in device memory */
+    bytes results;    /* uint32_t each: bits of the payload written, or whether reading failed */
+    uint64_t scratch; /* bytes behind `sent` */
+    uint32_t count, max;
+} dense_batch;
+
+/*
+ * Values of blocks, made in device memory from the root of their chains on. The host follows a chain, reads
+ * and checks its payloads, and entropy-decodes the lossy ones. It sends integers, steps, factors and dense
+ * symbol streams. The device makes the values of one block after the other in their final place, and their
+ * content hashes. Internal to engine/: span_decode.c.
+ *
+ *   chain.c      collects what to send, block by block; any number of threads, each with its decoder
+ *   chain_run.c  runs it on the device; one thread
+ *
+ * Addresses and sizes sent to a device never come from a payload that was not checked. They come from records
+ * and decoded blocks. Kernels that read dense streams stay inside of them, whatever the streams contain.
+ */
+
+typedef enum chain_form {
+    CHAIN_VALUES, /* values as they are */
+    CHAIN_SAME,   /* the values of the link before */
+    CHAIN_CAST,   /* the values of the link before, rounded to another dtype; at most once per chain */
+    CHAIN_STREAM, /* a dense symbol stream */
+    CHAIN_LINEAR, /* a lossy block of integers on a lattice */
+    CHAIN_LEVELS  /* a lossy block of second moments: levels of rows and columns */
+} chain_form;
+
+/* Steps and factor of columns or rows, as offsets in the array that they are sent in. */
+typedef struct chain_factor {
+    size_t step, factor;
+    uint64_t count; /* integers of the factor; 0: none */
+    bool has_step;
+    ckd_dtype as; /* dtype in which they are sent: I8, F16 or F32 */
+} chain_factor;
+
+/* A side record, sent once for all chains of a run. */
+typedef enum chain_side_kind { CHAIN_COLUMNS, CHAIN_ROWS, CHAIN_LEVEL_COLUMNS } chain_side_kind;
+typedef struct chain_side {
+    struct chain_side *next;
+    hash128 content;
+    chain_side_kind kind;
+    bytes sent;
+    chain_factor at;
+    float *largest; /* magnitude, per component of the factor */
+    /* Set by device_chains_run: where `sent` goes, and where the factor is widened to floats. */
+    uint64_t base, wide;
+} chain_side;
+/* What the chains of a run share. */
+typedef struct chain_sides {
+    pthread_mutex_t mutex;
+    chain_side *first;
+    bool streams; /* dense streams are sent, too: a device reads many of them in the time of one */
+} chain_sides;
+void chain_sides_init(chain_sides *s);
+void chain_sides_free(chain_sides *s);
+
+typedef struct chain_link {
+    const record *record;
+    chain_form form;
+    bool delta;      /* relative to the values of the link before; the stream then holds differences */
+    bool hashed;     /* compare its values with its content hash */
+    bool half;       /* f32 values sent as bf16 */
+    bool packed;     /* lossy: integers are sent (pack.h); else all are 0 */
+    size_t at;       /* of values or integers, in `sent`; of a stream, in `streams` */
+    size_t size;     /* of a stream */
+    uint64_t memory; /* of a stream: device memory that reading it takes */
+    /* Lossy: */
+    uint64_t columns, phase, rows;
+    uint32_t rank;       /* of the factors as sent, padded with zeros */
+    lattice_run run;     /* linear */
+    int32_t birth, step; /* levels */
+    bool has_rows;
+    size_t row; /* linear: a step per row; levels: integers */
+    chain_factor right, left;
+    chain_side *right_side, *left_side; /* NULL: right, left are the chain's own */
+    uint32_t exceptions;
+    size_t exception_at, exception_bits; /* u32 each; the bits in the values' dtype */
+} chain_link;
+
+/* The chain of one block. Zero-initialise; release with device_chain_free. */
+typedef struct device_chain {
+    const view_block *block; /* set by the caller */
+    chain_link *links;       /* from the root on */
+    uint32_t count, room;    /* count 0: a device cannot make the block */
+    uint32_t cast;           /* index of the link that rounds; 0: none */
+    bytes sent, streams;
+    void *to;      /* device memory for the values, contiguous; set by the caller */
+    bool bad;      /* set by device_chains_run: the result is not what was saved */
+    uint64_t base; /* set by device_chains_run */
+    void *wide;    /* set by device_chains_run: values before they are rounded */
+} device_chain;
+void device_chain_free(device_chain *c);
+
+/*
+ * Collects what a device needs to make the values of the chain's block, one of `v`. Some links do not suit a device.
+ * The host decodes these, with all links below them, and sends values. They are links with sparse or framed streams,
+ * other codings, wide integers, optimizer steps, or a parent in several blocks. If the block itself is such a link,
+ * count is 0, and the caller uses device_chain_values. Errors: as block_values, for what the host decodes.
+ */
+ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v, ckd_error *err);
+/*
+ * Returns memory for the block's values, which the caller decodes and verifies. Only they are sent then.
+ * NULL: out of memory.
+ */
+void *device_chain_values(device_chain *c, ckd_error *err);
+/*
+ * Called when the values are there. Sends f32 values as bf16, in half the size, if nearly all of them are
+ * exact as bf16. Errors: NOMEM.
+ */
+ckd_status device_chain_filled(device_chain *c, ckd_error *err);
+
+/*
+ * Symbol streams of many blocks, planned from counts of a device and written there: the common part of deltas
+ * (delta.h) and standalone blocks (standalone.h). Only counters that are not 0, and payloads, come to the
+ * host.
+ *
+ * Device memory has two parts. The first holds integers, contexts and symbols, which stay. The second holds
+ * the rest, which is needed until all streams are planned. Payloads then take its place.
+ */
+
+typedef struct device_stream {
+    bool left; /* not to be written, or no longer */
+    uint64_t count;
+    const uint8_t *integers, *contexts; /* contexts NULL: all are 0 */
+    uint8_t *symbols;
+    bool split;      /* SPLIT instead of CLASS; then: */
+    unsigned bits;   /* number of bits below the symbols */
+    uint64_t centre; /* of SPLIT: the bias */
+
+    size_t counted;   /* offset of its counters in the batch's: device_classes.entries */
+    uint32_t entries; /* number of these counters */
+    symbols_parts *parts;
+    bytes head;      /* bytes before the payload */
+    size_t planned;  /* size of the stream, in bytes, as the codec estimates it */
+    uint32_t number; /* in the dense batch */
+} device_stream;
+
+/* Zero-initialise; release with stream_batch_free. Not thread-safe, except for planning. */
+typedef struct stream_batch {
+    device_lease *lease;
+    unsigned width;
+    device_stream *streams;
+    uint32_t count, max;
+    /*
+     * Bytes of all streams: `stays` in the first part of memory; in the second part `first` until they are
+     * planned, and `then` while payloads are written.
+     */
+    uint64_t stays, first, then;
+    uint8_t *memory, *next; /* next: free memory, for what is not needed once payloads are written */
+    bytes counted;
+    dense_batch dense;
+} stream_batch;
+
+void stream_batch_free(stream_batch *b);
+/* Empties the batch, for at most `max` streams of integers of `width` bytes. Errors: NOMEM. */
+ckd_status stream_batch_clear(stream_batch *b, device_lease *lease, unsigned width, uint32_t max,
+                              ckd_error *err);
+/*
+ * Adds a stream of `count` integers. stays, first: bytes that its owner takes besides. NULL: the batch is
+ * full, or all would take more than `limit` bytes of device memory. The first stream is always accepted.
+ */
+device_stream *stream_batch_add(stream_batch *b, uint64_t count, uint64_t stays, uint64_t first,
+                                uint64_t limit);
+/* Errors of all these: DEVICE, NOMEM. The second part of memory begins at b->next. */
+ckd_status stream_batch_begin(stream_batch *b, ckd_error *err);
+/* Takes memory at *at, and advances *at. Sizes are rounded up by stream_aligned. */
+uint8_t *stream_take(uint8_t **at, uint64_t size);
+uint64_t stream_aligned(uint64_t size);
+/*
+ * Finds `count` elements of the reader as an aligned contiguous array: in place, or else gathered at *next,
+ * which it advances.
+ */
+ckd_status device_batch(const uint8_t **out, const device_reader *r, uint8_t **next, uint64_t first,
+                        uint64_t count, ckd_error *err);
+/* Makes and counts symbols. Drops streams with far too many different ones (`left`). */
+ckd_status stream_batch_count(stream_batch *b, ckd_error *err);
+/* Returns the counters as a table, which the caller frees. NULL: out of memory. */
+uint32_t *stream_counts(symbols_counts *c, const stream_batch *b, const device_stream *s);
+/* Keeps the tables and the head planned in the workspace's slot. Drops the stream if memory is short. */
+void stream_keep_plan(device_stream *s, symbols_workspace *w, int slot);
+ckd_status stream_batch_write(stream_batch *b, ckd_error *err);
+/* Fetches a whole stream; empty if it takes more than its integers. */
+ckd_status stream_batch_read(stream_batch *b, const device_stream *s, bytes *to, ckd_error *err);
+
+/*
+ * Deltas of exact blocks, computed in batches in device memory: differences to the parent's values. stream.h
+ * writes their streams, byte for byte as the codec does.
+ *
+ *   begin     takes device memory; finds which of the parent's values are there already
+ *   put       sends the others
+ *   count     turns differences into classes and counts them
+ *   plan      (per block, on any thread) makes tables
+ */
+
+typedef struct device_delta {
+    uint64_t first, count; /* elements of the reader; set by the caller */
+    hash128 before;        /* content hash of the parent's values; set by the caller */
+    device_stream *stream; /* left: set by the caller, too, or because another kind of stream may be better */
+    bool there;            /* the parent's values are on the device */
+    const uint8_t *now, *previous;
+    uint8_t *room, *residual, *contexts; /* room: memory for `previous` */
+} device_delta;
+
+/* Zero-initialise; release with device_deltas_free. */
+typedef struct device_deltas {
+    device_reader *r; /* f32, bf16 or f16 */
+    ckd_dtype dtype;
+    stream_batch *streams; /* the caller's; stream i belongs to block i */
+    device_delta *blocks;
+    uint32_t count, max;
+} device_deltas;
+
+void device_deltas_free(device_deltas *b);
+/* Empties the batch, and sets its reader. Errors: NOMEM. */
+ckd_status device_deltas_clear(device_deltas *b, stream_batch *streams, device_reader *r, ckd_dtype dtype,
+                               uint32_t max, ckd_error *err);
+/*
+ * Adds a block if all blocks then take at most `max` bytes of device memory; always accepts the first one.
+ * NULL: refused.
+ */
+device_delta *device_deltas_add(device_deltas *b, uint64_t first, uint64_t count, uint64_t max);
+
+/* Errors of all these: DEVICE, NOMEM. */
+ckd_status device_deltas_begin(device_deltas *b, ckd_error *err);
+ckd_status device_deltas_put(device_deltas *b, device_delta *d, const void *previous, ckd_error *err);
+ckd_status device_deltas_count(device_deltas *b, ckd_error *err);
+void device_deltas_plan(const device_deltas *b, device_delta *d, symbols_workspace *w);
+/* Fetches some of the block's differences: `size` bytes, `at` bytes from the first. */
+ckd_status device_deltas_residual(const device_deltas *b, const device_delta *d, void *to, uint64_t at,
+                                  uint64_t size, ckd_error *err);
+
+/*
+ * Weights that a device coded, kept in its memory as a decoder will give them. The next save is a delta on
+ * them, so it need not decode them, nor send them to the device. Every user first compares their content
+ * hashes with the parent's, so a reference may be old, but never wrong.
+ */
+
+typedef struct device_reference {
+    struct device_reference *next;
+    int device;
+    ckd_dtype dtype;
+    char *tensor;
+    ckd_region region;
+    uint64_t first, count; /* of the region, in elements */
+    void *memory;          /* device memory */
+} device_reference;
+
+/* Identifies a tensor and a span of it. The region is canonical. */
+typedef struct device_reference_key {
+    const char *tensor;
+    ckd_dtype dtype;
+    uint32_t ndim;
+    span of;
+} device_reference_key;
+
+/* Takes the reference for the caller alone; device_reference_give returns it. NULL: there is none. */
+device_reference *device_reference_take(ckd_store *store, int device, const device_reference_key *key);
+void device_reference_give(ckd_store *store, device_reference *reference);
+/*
+ * Copies values in device memory, as they are after all work on the lease's queue, into a reference. It uses
+ * *reference if the caller has taken one. Else it allocates memory within the store's limit
+ * (device_reference_bytes). Returns when they are copied. *reference NULL: there is no room.
+ */
+ckd_status device_reference_keep(device_reference **reference, ckd_store *store, device_lease *lease,
+                                 const device_reference_key *key, const void *values, ckd_error *err);
+/* Frees the references of a store that is being closed. */
+void device_references_close(ckd_store *store);
+
+/*
+ * Decodes the values of a span of a tensor in their place in device memory, from blocks' chains, as many at a
+ * time as memory allows. Blocks whose values lie scattered there are made elsewhere, and copied in stretches.
+ * Internal to engine/: load/execute.c, save/parent.c.
+ */
+
+#define DEVICE_FILL_RUNS \
+    1024u /* largest number of wanted stretches of a block, for regions that are cut in another way */
+
+/*
+ * Makes what to send for the block of `c`, with the worker's decoder: its chain (device_chain_make), or its values
+ * (device_chain_values). values: it must be the values. Several threads call it.
+ */
+typedef ckd_status (*span_decode_fn)(void *context, device_chain *c, chain_sides *sides, bool values,
+                                     uint32_t worker, ckd_error *err);
+
+/* Zero-initialise; the caller sets the fields up to memory_size. */
+typedef struct span_decode {
+    thread_pool *pool;
+    device_lease *lease;
+    const view_tensor *tensor;
+    const span *want;
+    uint8_t *data; /* in device memory; aligned to the element's size */
+    span_decode_fn make;
+    void *context;
+    /* Host memory that blocks may take on their way, in bytes, about; at least one block is. */
+    uint64_t staging;
+    /* Device memory for what is sent and for scratch. NULL: the lease's memory, as much as it takes. */
+    void *memory;
+    uint64_t memory_size;
+    /* Results: numbers of blocks that the device made, and of blocks whose values the host sent. */
+    uint64_t decoded, sent;
+    uint64_t copied; /* elements of the span that the blocks have */
+    bool bad;        /* something is not as it was saved; `data` is undefined */
+    /* Private: */
+    const view_block **blocks; /* of the current batch */
+    device_chain *chains;
+    size_t count;
+    chain_sides sides;
+    span_run runs[DEVICE_FILL_RUNS];
+} span_decode;
+
+/*
+ * Tells whether a device decodes blocks of the span faster than the host. Removes blocks that have no part of
+ * the span from the list. Also false if a block has too many stretches.
+ */
+bool device_can_decode_span(span_decode *f, const view_block **blocks, size_t *count);
+/*
+ * Decodes the span; done when it returns. Errors: those of `make`; NOMEM, DEVICE, UNSUPPORTED (the backend
+ * lacks an operation).
+ */
+ckd_status device_decode_span(span_decode *f, const view_block **blocks, size_t count, ckd_error *err);
+
+/*
+ * Standalone exact blocks, coded in batches in device memory. Integers have their signs rotated to the end.
+ * The host chooses the levels of rows and columns from sums. stream.h writes the streams, byte for byte as
+ * the codec does.
+ */
+
+typedef struct device_standalone {
+    uint64_t first, count; /* elements of the reader; the caller sets them and the grid */
+    symbols_grid grid;
+    device_stream *stream;
+    const uint8_t *now;
+    uint8_t *integers, *contexts;
+    symbols_splitting split;
+    symbols_lines lines;
+    size_t sums, levels; /* offsets of its lines in the batch's arrays */
+    bool chosen;         /* levels are used */
+} device_standalone;
+
+/* Zero-initialise; release with device_standalones_free. */
+typedef struct device_standalones {
+    device_reader *r; /* f32, bf16 or f16 */
+    ckd_dtype dtype;
+    stream_batch *streams; /* the caller's; stream i belongs to block i */
+    device_standalone *blocks;
+    uint32_t count, max;
+    bytes sums, levels;
+} device_standalones;
+
+void device_standalones_free(device_standalones *b);
+/* Empties the batch, and sets its reader. Errors: NOMEM. */
+ckd_status device_standalones_clear(device_standalones *b, stream_batch *streams, device_reader *r,
+                                    ckd_dtype dtype, uint32_t max, ckd_error *err);
+/*
+ * Adds a block if all blocks then take at most `max` bytes of device memory; always accepts the first one.
+ * NULL: refused.
+ */
+device_standalone *device_standalones_add(device_standalones *b, uint64_t first, uint64_t count,
+                                          uint64_t max);
+/* Goes from values to counts of symbols. Errors: DEVICE, NOMEM. */
+ckd_status device_standalones_count(device_standalones *b, symbols_workspace *w, ckd_error *err);
+/* Plans the stream of one block; any thread may call it. */
+void device_standalones_plan(const device_standalones *b, device_standalone *d, symbols_workspace *w);
 
 #endif

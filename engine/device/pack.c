@@ -1,5 +1,5 @@
 /* Packs four lanes at a time, each with every fourth integer: a vector of the host, and 16 bytes of a device. */
-#include "engine/device/pack.h"
+#include "engine/device/internal.h"
 
 #include <string.h>
 
@@ -39,8 +39,8 @@ static const int32_t *group_of(int32_t *room, const pack_integers *from, uint64_
         memcpy(room, from->q + first, n * sizeof(*room));
         return room;
     }
-    int8_t bytes[DEVICE_GROUP];
-    from->kernels->widen_integers(room, bytes_of(bytes, from, first), DEVICE_GROUP);
+    int8_t narrow[DEVICE_GROUP];
+    from->kernels->widen_integers(room, bytes_of(narrow, from, first), DEVICE_GROUP);
     return room;
 }
 
@@ -92,7 +92,7 @@ uint64_t device_pack_heads(uint64_t count) {
 
 uint64_t device_pack_measure(uint32_t *heads, const pack_integers *from) {
     int32_t room[DEVICE_GROUP];
-    int8_t bytes[DEVICE_GROUP];
+    int8_t narrow[DEVICE_GROUP];
     uint64_t size = device_pack_heads(from->count);
     if (from->count > MOST) {
         return 0;
@@ -100,7 +100,7 @@ uint64_t device_pack_measure(uint32_t *heads, const pack_integers *from) {
     memset(heads, 0, (size_t)size);
     for (uint64_t first = 0; first < from->count; first += DEVICE_GROUP) {
         uint32_t width = from->q ? width_of(group_of(room, from, first), from->levels)
-                                 : width_of_bytes(bytes_of(bytes, from, first));
+                                 : width_of_bytes(bytes_of(narrow, from, first));
         if (width > DEVICE_WIDTH_MOST) {
             return 0;
         }

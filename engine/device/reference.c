@@ -1,4 +1,4 @@
-#include "engine/device/reference.h"
+#include "engine/device/internal.h"
 
 #include <stdlib.h>
 

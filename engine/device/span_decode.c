@@ -1,4 +1,4 @@
-#include "engine/device/span_decode.h"
+#include "engine/device/internal.h"
 
 #include <stdlib.h>
 

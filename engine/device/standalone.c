@@ -1,4 +1,4 @@
-#include "engine/device/standalone.h"
+#include "engine/device/device.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 #include <stdlib.h>
 
-#include "engine/encode/block_lossy.h"
+#include "engine/encode/internal.h"
 
 #define PROBE_BYTES 16384u /* sample of a block, which shows if zstd or LZ4 can win */
 #define PROBE_WHOLE 65536u /* smaller blocks are tried whole */

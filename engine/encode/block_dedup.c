@@ -1,7 +1,7 @@
 /* Finds values that are stored already: by the parent, by a checkpoint that the parent names, or by this save. */
 #include <math.h>
 
-#include "engine/encode/block_coder.h"
+#include "engine/encode/encode.h"
 
 #define MIN_COPY_BYTES 64u /* smaller blocks: naming the values costs about as much */
 

@@ -1,10 +1,9 @@
-#include "engine/encode/block_lossy.h"
+#include "engine/encode/encode.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "engine/lossy/device.h"
-#include "engine/lossy/moment_pair.h"
+#include "engine/lossy/lossy.h"
 
 /* of raw bytes: the size of an exact base of weights or moments, as bench_exact measures it */
 #define EXACT_SHARE 0.85

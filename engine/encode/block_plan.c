@@ -1,4 +1,4 @@
-#include "engine/encode/block_plan.h"
+#include "engine/encode/internal.h"
 
 #include <string.h>
 

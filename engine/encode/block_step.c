@@ -1,8 +1,8 @@
 /* Codes a block as one optimizer step from the parent's. */
-#include "engine/encode/block_coder.h"
+#include "engine/encode/internal.h"
 
-#define SAMPLE_PIECES 16u
-#define SAMPLE_PIECE  256u
+#define STEP_SAMPLE_PIECES 16u
+#define STEP_SAMPLE_PIECE  256u
 #define CLEARLY \
     2.0 /* bits an element by which a step must beat the parent's values: it needs more inputs to be loaded */
 #define OTHER_RULE \
@@ -78,11 +78,11 @@ static double difference_bits(const float *a, const float *b, size_t n) {
 }
 
 static double sampled_bits(const block_job *job, const inputs *in, const step_rule *rule) {
-    size_t pieces = job->input.count > SAMPLE_PIECES * SAMPLE_PIECE ? SAMPLE_PIECES : 1;
-    size_t length = pieces > 1 ? SAMPLE_PIECE : (size_t)job->input.count;
+    size_t pieces = job->input.count > STEP_SAMPLE_PIECES * STEP_SAMPLE_PIECE ? STEP_SAMPLE_PIECES : 1;
+    size_t length = pieces > 1 ? STEP_SAMPLE_PIECE : (size_t)job->input.count;
     size_t step = (size_t)job->input.count / pieces;
     double total = 0;
-    float guess[SAMPLE_PIECES * SAMPLE_PIECE], now[SAMPLE_PIECES * SAMPLE_PIECE];
+    float guess[STEP_SAMPLE_PIECES * STEP_SAMPLE_PIECE], now[STEP_SAMPLE_PIECES * STEP_SAMPLE_PIECE];
     for (size_t i = 0; i < pieces; i++) {
         size_t at = i * step;
         memcpy(guess, in->before + at, length * sizeof(float));

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/encode/block_coder.h"
+#include "engine/encode/encode.h"
 
 /* ---- the caller's numbers ---- */
 

@@ -14,9 +14,9 @@
 #define ENGINE_STEP_H
 
 #include "base/file.h"
-#include "codec/metadata/group.h"
-#include "engine/decode/cost.h"
-#include "engine/store/view.h"
+#include "codec/metadata/metadata.h"
+#include "engine/decode/decode.h"
+#include "engine/store/store.h"
 
 /* A written block, as later blocks over the same span need to know it. */
 typedef struct pinned_block {

@@ -1,6 +1,6 @@
 #include "engine/integrity/checkpoint_check.h"
 
-#include "engine/store/closure.h"
+#include "engine/store/store.h"
 
 void checkpoint_views_begin(view_cache *views, ckd_store *store) {
     views_init(views, store);

@@ -2,7 +2,7 @@
 #ifndef ENGINE_CHECKPOINT_CHECK_H
 #define ENGINE_CHECKPOINT_CHECK_H
 
-#include "engine/store/damage.h"
+#include "engine/store/store.h"
 
 /*
  * Opens the view of a checkpoint (c, as its manifest says). *out is NULL if the checkpoint was deleted meanwhile, or

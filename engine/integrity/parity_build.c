@@ -1,5 +1,5 @@
 /* Makes parity: first the missing groups, one by one, then it removes groups that are no longer of use. */
-#include "engine/integrity/parity.h"
+#include "engine/integrity/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Looks for damage in parity files. No checkpoint suffers from it, but the next damage may not be repairable. */
 #include <stdlib.h>
 
-#include "engine/integrity/parity.h"
+#include "engine/integrity/internal.h"
 
 typedef struct row_check {
     const parity_set *s;

@@ -5,7 +5,7 @@
  */
 #include <stdlib.h>
 
-#include "engine/integrity/parity.h"
+#include "engine/integrity/internal.h"
 
 #define SMALL_FILE (UINT64_C(1) << 16) /* smaller files form one size class */
 

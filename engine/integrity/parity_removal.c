@@ -4,9 +4,8 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/file_check.h"
-#include "engine/integrity/parity.h"
-#include "engine/integrity/repair.h"
+#include "engine/store/store.h"
+#include "engine/integrity/internal.h"
 
 static bool among(const parity_files *files, const ckd_id *id) {
     return id_among(id, files->items, files->count);

@@ -1,7 +1,7 @@
 /* Makes new parity, under the publish lock, for files whose groups are about to go. */
 #include <stdlib.h>
 
-#include "engine/integrity/parity.h"
+#include "engine/integrity/internal.h"
 
 /*
  * No member is removed under the publish lock. If one was removed before, its remover did not know of this group, so

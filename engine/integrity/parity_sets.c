@@ -1,4 +1,4 @@
-#include "engine/integrity/repair.h"
+#include "engine/integrity/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,13 +46,13 @@ static ckd_status add_row(parity_sets *s, parity_file *f, const ckd_id *id, uint
     return status;
 }
 
-static ckd_status add_lost(parity_sets *s, const ckd_id *group, uint32_t row, ckd_error *err) {
+static ckd_status add_lost(parity_sets *s, const ckd_id *id, uint32_t row, ckd_error *err) {
     parity_lost *grown = realloc(s->lost, (s->lost_count + 1) * sizeof(*grown));
     if (!grown) {
         return err_nomem(err, (s->lost_count + 1) * sizeof(*grown), "damaged parity files");
     }
     s->lost = grown;
-    s->lost[s->lost_count++] = (parity_lost){*group, row};
+    s->lost[s->lost_count++] = (parity_lost){*id, row};
     return CKD_OK;
 }
 
@@ -151,17 +151,17 @@ void parity_sets_free(parity_sets *s) {
 
 /* ---- one group ---- */
 
-const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group) {
+const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *id) {
     size_t low = 0, high = s->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (memcmp(&s->items[middle]->group.id, group, sizeof(*group)) < 0) {
+        if (memcmp(&s->items[middle]->group.id, id, sizeof(*id)) < 0) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    return low < s->count && id_equal(&s->items[low]->group.id, group) ? s->items[low] : NULL;
+    return low < s->count && id_equal(&s->items[low]->group.id, id) ? s->items[low] : NULL;
 }
 
 bool parity_members_there(const parity_group *g, const ckd_store *store) {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/integrity/parity.h"
+#include "engine/integrity/internal.h"
 
 static ckd_status list_settings(ckd_parity_status *out, const ckd_store *store, ckd_error *err) {
     setting_list n = {0};

@@ -1,7 +1,7 @@
 /* Writes parity files. Reads the members side by side, a few stripes at a time. */
 #include <stdlib.h>
 
-#include "engine/integrity/parity.h"
+#include "engine/integrity/internal.h"
 
 #define MEMORY (UINT64_C(64) << 20)
 

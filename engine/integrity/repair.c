@@ -2,13 +2,13 @@
  * Repair: looks at everything first. Then it rebuilds chunk files from parity until no more can be rebuilt, and then
  * parity from chunk files.
  */
-#include "engine/integrity/repair.h"
+#include "engine/integrity/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/integrity/checkpoint_check.h"
-#include "engine/store/damage.h"
+#include "engine/store/store.h"
 #include "engine/integrity/throttled_check.h"
 
 typedef struct bad_file {

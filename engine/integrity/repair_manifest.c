@@ -7,10 +7,9 @@
 
 #include "base/float_mode.h"
 #include "codec/chunk/chunk.h"
-#include "engine/store/closure.h"
-#include "engine/integrity/repair.h"
-#include "engine/decode/cost.h"
-#include "engine/decode/values.h"
+#include "engine/store/store.h"
+#include "engine/integrity/internal.h"
+#include "engine/decode/decode.h"
 
 typedef struct rewriting {
     ckd_store *store;

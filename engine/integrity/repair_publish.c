@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "engine/integrity/repair.h"
+#include "engine/integrity/internal.h"
 
 pathname path_rebuilt(const char *store, const ckd_id *file) {
     char hex[CKD_ID_TEXT], name[64];

@@ -4,8 +4,8 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/file_check.h"
-#include "engine/integrity/repair.h"
+#include "engine/store/store.h"
+#include "engine/integrity/internal.h"
 
 typedef struct rebuilder {
     const ckd_store *store;

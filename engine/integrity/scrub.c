@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "engine/integrity/throttled_check.h"
-#include "engine/store/damage.h"
-#include "engine/integrity/parity.h"
+#include "engine/store/store.h"
+#include "engine/integrity/internal.h"
 
 /* How often verified files are recorded in the catalog. A crash loses this much. */
 #define REMEMBER_NS (60 * UINT64_C(1000000000))

@@ -1,6 +1,6 @@
 #include "engine/integrity/throttled_check.h"
 
-#include "engine/store/file_check.h"
+#include "engine/store/store.h"
 
 /* Called after each record. The file is open by now, and may be unlinked. */
 static ckd_status paced(void *context, uint64_t stored_bytes, ckd_error *err) {

@@ -2,8 +2,8 @@
 #ifndef ENGINE_INTEGRITY_THROTTLED_CHECK_H
 #define ENGINE_INTEGRITY_THROTTLED_CHECK_H
 
-#include "engine/store/live_files.h"
-#include "engine/common/rate_limiter.h"
+#include "engine/store/store.h"
+#include "engine/common/common.h"
 
 typedef struct throttled_check {
     ckd_store *store;

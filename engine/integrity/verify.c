@@ -8,12 +8,9 @@
 
 #include "base/float_mode.h"
 #include "engine/integrity/checkpoint_check.h"
-#include "engine/store/file_check.h"
-#include "engine/store/live_files.h"
-#include "engine/store/damage.h"
-#include "engine/integrity/repair.h"
-#include "engine/decode/values.h"
-#include "engine/store/vanished.h"
+#include "engine/store/store.h"
+#include "engine/integrity/internal.h"
+#include "engine/decode/decode.h"
 
 typedef struct verification {
     ckd_store *store;

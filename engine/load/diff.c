@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "base/float_mode.h"
-#include "engine/common/to_double.h"
-#include "engine/decode/values.h"
+#include "engine/common/common.h"
+#include "engine/decode/decode.h"
 
 typedef struct comparison {
     ckd_load *a, *b;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/float_mode.h"
-#include "engine/device/span_decode.h"
+#include "engine/device/device.h"
 #include "engine/load/load.h"
 
 /* ---- the blocks of a task ---- */

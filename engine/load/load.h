@@ -1,10 +1,10 @@
 /* A load in progress. Internal to engine/: load.c, execute.c, batch.c, explain.c, ranks/collective_load.c. */
-#ifndef ENGINE_LOAD_H
-#define ENGINE_LOAD_H
+#ifndef ENGINE_LOAD_LOAD_H
+#define ENGINE_LOAD_LOAD_H
 
 #include "base/file.h"
+#include "engine/decode/decode.h"
 #include "engine/device/device.h"
-#include "engine/decode/sibling_cache.h"
 
 struct ckd_load {
     ckd_store *store;

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/lossy/moment_pair.h"
+#include "engine/lossy/internal.h"
 #include "kernels/scalar_lattice.h"
 
 void lossy_job_free(lossy_job *j) {

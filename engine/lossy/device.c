@@ -1,4 +1,4 @@
-#include "engine/lossy/device.h"
+#include "engine/lossy/internal.h"
 
 #include <float.h>
 #include <math.h>

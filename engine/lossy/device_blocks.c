@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "engine/lossy/device.h"
+#include "engine/lossy/internal.h"
 
 /* ---- blocks ---- */
 

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/lossy/device.h"
+#include "engine/lossy/internal.h"
 #include "kernels/scalar_lattice.h"
 
 /* ---- integers and values ---- */

@@ -2,7 +2,7 @@
  * The two moments of a parameter, while one of them is on a device (moment_pair.h). Halves of a tile's values lie
  * in the matrix's memory, which is free once the tile is coded: those of the input, then those of the decoded values.
  */
-#include "engine/lossy/device.h"
+#include "engine/lossy/internal.h"
 
 static uint16_t *halves_of(const struct lossy_device *d) {
     return (uint16_t *)(void *)d->matrix;

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/lossy/block.h"
+#include "engine/lossy/internal.h"
 #include "kernels/scalar_lattice.h"
 
 #define SOME 128u /* elements at a time; few such groups have an exception */

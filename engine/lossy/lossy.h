@@ -1,3 +1,19 @@
+/* What other rooms may use of engine/lossy/. README.md has an overview. */
+#ifndef ENGINE_LOSSY_LOSSY_H
+#define ENGINE_LOSSY_LOSSY_H
+
+#include <pthread.h>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "base/threads.h"
+#include "engine/common/common.h"
+#include "engine/decode/decode.h"
+#include "engine/device/device.h"
+#include "engine/lossy/low_rank.h"
+#include "engine/lossy/low_rank_products.h"
+#include "engine/lossy/rate.h"
+
 /*
  * Lossy coding of a tensor, one tile at a time. A tile is a matrix, a vector, or a panel of a large matrix.
  * It is compared with the values that the parent decodes to, and becomes small integers on a lattice.
@@ -6,16 +22,8 @@
  *   lossy_block    (parallel) integers of one block, its payload, and the values that a decoder will get
  *
  * The loop is closed: the error of a checkpoint is that of one rounding, however long its chain is. Where
- * codec/FORMAT.md makes no claim the arithmetic is free: doubles, sums in any order. Internal to engine/.
+ * codec/FORMAT.md makes no claim the arithmetic is free: doubles, sums in any order.
  */
-#ifndef ENGINE_LOSSY_H
-#define ENGINE_LOSSY_H
-
-#include "base/hash.h"
-#include "base/threads.h"
-#include "engine/decode/lattice_values.h"
-#include "engine/lossy/low_rank.h"
-#include "engine/common/region.h"
 
 #define LOSSY_LEVEL_UP    0.6f /* fraction of a step of levels; from there on a value rounds up */
 #define LOSSY_LEVELS_NONE 4096 /* a step of levels so large that every difference rounds to 0 */
@@ -205,5 +213,307 @@ ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile
                                   symbols_workspace *work, ckd_error *err);
 /* Estimates its size in bytes. */
 uint64_t lossy_standalone_size(const lossy_tile *t, uint64_t count);
+
+/*
+ * The two moments of a parameter as an optimizer uses them: the update of an element is |m| / (sqrt(v) +
+ * eps). Both moments can be accurate enough and the update still far too large: where v is tiny, a small
+ * error of m suffices. The moments are saved one after the other. The second one saved is checked against the
+ * first, and no update exceeds PAIR_MAX times the largest true one. This holds for the optimizer's eps and
+ * for a lower one: Adam corrects its moments for bias, and after few steps eps counts for less. Internal to
+ * engine/.
+ */
+
+#define PAIR_MAX 2.0 /* times the largest true update of the tile */
+
+/*
+ * Stores the values of one moment as the high halves of their floats, with an error below a hundredth. Input
+ * values are rounded so that their updates do not grow, decoded values so that their updates do not shrink.
+ * Values that are not finite, and negative second moments, become NaN.
+ */
+void pair_record(uint16_t *to, lossy_part part, bool decoded, const float *values, uint64_t n);
+
+/*
+ * Raises so_far[b] to the largest update of n elements with the eps of bound b. part: of `here`; `other` is
+ * the other moment. NaN has no update.
+ */
+void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *here, const uint16_t *other,
+                  uint64_t n, const pair_bound bounds[PAIR_BOUNDS]);
+
+/* Sets the largest update of the input, and the limit that follows from it. */
+static inline void pair_set_bound(pair_bound *b, double largest) {
+    b->largest = largest;
+    b->max = PAIR_MAX * largest;
+}
+
+static inline bool pair_known(const lossy_pair *p) {
+    return p->values || p->file;
+}
+/* Reads n elements of the other moment from index `at` on. Errors: those of file_scratch_read. */
+ckd_status pair_read(uint16_t *to, const lossy_pair *p, bool decoded, uint64_t at, uint64_t n,
+                     ckd_error *err);
+
+/* Converts element `at` of a tile or panel to an index of the other moment's array. */
+static inline uint64_t pair_index(const lossy_pair *p, uint64_t at) {
+    return p->width ? at / p->width * p->stride + p->first + at % p->width : at;
+}
+
+/* Returns how many of n elements from `at` on lie in one row of the other moment's array. */
+static inline uint64_t pair_in_row(const lossy_pair *p, uint64_t at, uint64_t n) {
+    uint64_t left = p->width ? p->width - at % p->width : n;
+    return left < n ? left : n;
+}
+
+/*
+ * Limits the updates of a block that has just been coded (j->decoded is set), and sets j->update. It raises
+ * second moments by their integers. It makes first moments exceptions, shrunk as far as necessary. If these
+ * would be too many, it sets their integers to 0 and drops the factors. Errors: NOMEM.
+ */
+ckd_status pair_finish(lossy_job *j, const lossy_elements *e, ckd_error *err);
+/* Only sets j->update, for values that stay as they are. Errors: NOMEM. */
+ckd_status pair_measure(lossy_job *j, const lossy_tile *t, uint64_t at, const float *decoded, uint64_t n,
+                        ckd_error *err);
+
+/* Every stride-th element of a tile of second moments: input and decoded. Zero-initialise. */
+typedef struct direction_sample {
+    uint64_t count, stride; /* of the tile */
+    float *input, *decoded; /* point into `memory` */
+    bytes memory;
+} direction_sample;
+/* s: zero, or an earlier tile's sample, whose memory is reused. Errors: NOMEM. */
+ckd_status direction_begin(direction_sample *s, uint64_t count, ckd_error *err);
+void direction_free(direction_sample *s);
+/* Input and decoded values of elements at ... at + count - 1 of a tile. */
+typedef struct direction_values {
+    const float *input, *decoded;
+    uint64_t at, count;
+} direction_values;
+/* Records second moments where the sample has them. */
+void direction_record(direction_sample *s, const direction_values *v);
+
+/* Sums over the sample, with the first moments of the same tile. */
+typedef struct direction_sums {
+    double change, all; /* sums of squares */
+} direction_sums;
+void direction_add(direction_sums *sums, const direction_sample *s, const direction_values *v, double eps);
+/*
+ * Handles values of the sample's elements alone: `at` and `count` are those in the sample. sums == NULL: records them
+ * as second moments. Else compares them, as first moments, with the recorded second moments.
+ */
+void direction_take(direction_sums *sums, direction_sample *s, const direction_values *v, double eps);
+/* Returns the relative change; NaN if there is nothing to compare. */
+double direction_change(const direction_sums *sums);
+
+/*
+ * Sums over a lossy tile in one pass: panels of rows in parallel, a few rows at a time while they are in the
+ * nearest caches. Panels and the order of sums depend on the tile's shape only, so results do not depend on
+ * the number of threads.
+ */
+
+/* Runs fn(context, p, ...) for all panels, on the tile's pool if it has one. */
+ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err);
+/*
+ * tile_rows counts the rows of a tile; long vectors are cut into rows. tile_span returns the number of
+ * elements of one row, and its first element and column.
+ */
+uint64_t tile_rows(const lossy_tile *t);
+uint64_t tile_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column);
+/* Returns the first row of panel p, if `rows` rows make `panels` panels. */
+uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels);
+uint64_t tile_panels(const lossy_tile *t);
+/* Tells whether factors may pay for the tile, which has been cut. Only first moments and weights have factors. */
+bool lossy_may_factor(const lossy_tile *t);
+
+/* ---- sample.c: estimates on pieces of rows that are spread over a tile ---- */
+#define SAMPLE_PIECE 128u /* elements of a row */
+typedef struct tile_piece {
+    uint64_t first, row, column, n;
+    const float *now, *before; /* before NULL: no parent */
+} tile_piece;
+typedef struct tile_sample {
+    const lossy_tile *tile;
+    uint64_t stride, in_round, round; /* of pieces */
+    uint64_t row, at;
+    float *now, *before; /* of a tile on a device: copies of all pieces; `next` is the next one */
+    uint64_t next;
+} tile_sample;
+/*
+ * Begins a sample of about `elements` elements, or of all if the tile has no more. Release with sample_end,
+ * whatever the status. Errors: NOMEM, DEVICE.
+ */
+ckd_status sample_begin(tile_sample *s, const lossy_tile *t, uint64_t elements, ckd_error *err);
+bool sample_next(tile_piece *out, tile_sample *s);
+void sample_end(tile_sample *s);
+
+/*
+ * A lossy tile in the memory of a device. The device makes its statistics, integers and decoded values. The
+ * host receives sums, hashes, and the integers at two bits each. The host makes plans, rounds factors and
+ * does the entropy coding, as for other tiles.
+ *
+ * This serves tiles as training has them: whole rows, a parent if they are weights, and few exceptions. Other
+ * tiles are copied to the host and coded there.
+ */
+
+/* A master's block as it will appear in a rounded copy of a narrower dtype. */
+typedef struct lossy_device_rounded {
+    hash128 original, content;
+    lossy_error error;
+} lossy_device_rounded;
+
+/* Result for one block. */
+typedef struct lossy_device_block {
+    uint64_t at, count; /* in the tile */
+    hash128 original, content;
+    hash128 before; /* f32 only: hash of the parent's values */
+    bool any;       /* some integer is not 0 */
+    lossy_error error;
+    lossy_device_rounded bf16, f16; /* of masters */
+} lossy_device_block;
+
+/*
+ * Arrays of a tile, or of a panel of it, in the device's memory: input, input as floats, the parent's values,
+ * decoded values.
+ */
+typedef struct lossy_device_arrays {
+    const void *input;
+    const float *now;
+    float *before; /* NULL: no parent */
+    float *values;
+    void *cast;             /* decoded values in the dtype; NULL if that is f32 */
+    const int8_t *integers; /* in host memory; NULL: all are 0 */
+    /* In host memory: the exceptions, ascending; q: their bits in the dtype. */
+    const device_other *kept;
+    uint64_t exception_count;
+    uint64_t count;
+} lossy_device_arrays;
+
+struct lossy_device {
+    device_lease *lease;
+    ckd_store *store;
+    device_reference *reference; /* the tile's values from the last save, kept on the device; NULL: none */
+    uint64_t rows, columns, count;
+    ckd_dtype dtype;
+    bool master;                   /* rounded copies of it will be recognised by its blocks */
+    lossy_device_arrays whole, at; /* at: the arrays of the blocks: the whole tile or a panel */
+    float *matrix;                 /* residuals in steps, or products of factors */
+    int8_t *few;
+    device_kept kept; /* room for exceptions, without limits yet */
+    uint8_t *panel;   /* memory for a panel's arrays */
+    uint8_t *scratch; /* reused by one operation after the other */
+    uint64_t scratch_size;
+    struct { /* of a search for factors, in the scratch */
+        float *spare, *mix;
+        double *scale;
+        uint32_t *largest;
+    } search;
+    bytes integers, panel_integers;         /* int8 each */
+    bytes exception_list, panel_exceptions; /* of device_other */
+    lossy_device_block *blocks;
+    size_t block_count, block_scratch;
+    pthread_mutex_t mutex; /* held while the queue is used; blocks are coded in parallel */
+};
+
+/*
+ * Tells whether a device can code the tile, which has been cut and has its part, dtype and parameters. input:
+ * its address there.
+ */
+bool lossy_device_may(const lossy_tile *t, const void *input);
+/*
+ * A tile on a device and its parent's values. At most one of these is set: `before` (on the host),
+ * `reference` (kept on the device), makes_before (decoded on the device later).
+ */
+typedef struct lossy_device_values {
+    ckd_store *store;
+    device_lease *lease;
+    const void *input;
+    const float *before;
+    device_reference *reference; /* taken by the caller; passes to the tile */
+    /* The caller decodes them, then calls lossy_device_before_made before anything else. */
+    bool makes_before;
+    uint64_t widest; /* largest number of columns of its panels */
+    bool master;
+    bool only_given; /* only hashes of the input are wanted */
+} lossy_device_values;
+/*
+ * Allocates memory for the tile and converts its elements to floats: sets t->device, t->now and t->before
+ * (NULL with only_given). Release with lossy_device_end. Errors: NOMEM (also of the device: the host can code
+ * the tile), DEVICE.
+ */
+ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *values,
+                              ckd_error *err);
+void lossy_device_end(struct lossy_device *d);
+/* Where the caller decodes the parent's values, in the tile's dtype, and memory that is free until then. */
+typedef struct lossy_device_scratch {
+    void *before, *spare;
+    uint64_t size; /* of `spare`: at least 9 bytes per element */
+} lossy_device_scratch;
+lossy_device_scratch lossy_device_scratch_of(const lossy_tile *t);
+/* Called when the parent's values are decoded: converts them to floats where necessary. */
+ckd_status lossy_device_before_made(const lossy_tile *t, ckd_error *err);
+
+/*
+ * A block of the parent in the tile. It begins at element `at` and has `width` elements in each row of the
+ * tile. width = count: it is contiguous.
+ */
+typedef struct lossy_device_part {
+    uint64_t at, width, count;
+    hash128 content;
+} lossy_device_part;
+/*
+ * Compares the hashes of the tile's reference with those of the parent's blocks, whose places in the tile
+ * `parts` gives.
+ */
+ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_device_part *parts, size_t count,
+                                ckd_error *err);
+/*
+ * Keeps the decoded values on the device for the next save, under `key`. With only_given it does nothing.
+ * Errors: NOMEM, DEVICE.
+ */
+ckd_status lossy_device_exceptions(const lossy_tile *t, const device_reference_key *key, ckd_error *err);
+
+/* ---- device_code.c ---- */
+/*
+ * Makes integers and decoded values of the tile, which is prepared. *done = false: the tile does not suit a
+ * device.
+ */
+ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err);
+/*
+ * Gathers the arrays of the panel t, which begins at column `first` of the tile. They replace the tile's
+ * arrays until the next panel.
+ */
+ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err);
+/* Does the work of lossy_block with the device's results. */
+ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_elements *e,
+                                     symbols_workspace *work, ckd_error *err);
+/* Copies elements of a block in their dtype to `to`: the input, or the decoded values. Thread-safe. */
+ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,
+                              ckd_error *err);
+/* Records the sample of second moments, or adds first moments to the sums. Errors: NOMEM, DEVICE. */
+ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
+                                  ckd_error *err);
+
+/* ---- device_moments.c ---- */
+/* Converts the input and the decoded values of a coded tile to halves (pair_record), for the other moment. */
+ckd_status lossy_device_halves(const lossy_tile *t, ckd_error *err);
+/* Copies n halves from index `at` on: of the input, followed by those of the decoded values. */
+ckd_status lossy_device_get_halves(uint16_t *to, const lossy_tile *t, uint64_t at, uint64_t n,
+                                   ckd_error *err);
+/* Puts n halves of the other moment, from index `at` on, on the device. */
+ckd_status lossy_device_put_halves(const lossy_tile *t, const uint16_t *from, uint64_t at, uint64_t n,
+                                   ckd_error *err);
+/*
+ * Finds the largest updates with the other moment, whose halves are all on the device: sets t->pair.bounds, whose eps
+ * are known, and t->pair.decoded. *within = false: an update of the decoded values is too large.
+ */
+ckd_status lossy_device_updates(bool *within, lossy_tile *t, ckd_error *err);
+
+/* ---- device_blocks.c ---- */
+/*
+ * lossy_device_add_block adds the next block of the tile or panel; at 0 starts a new list.
+ * lossy_device_measure then computes hashes and errors of all blocks.
+ */
+ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err);
+ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err);
+/* Returns the result for the block at `at`. */
+const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at);
 
 #endif

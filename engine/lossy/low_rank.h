@@ -12,7 +12,7 @@
 
 #include "codec/lattice/lattice.h"
 #include "engine/lossy/low_rank_products.h"
-#include "engine/common/cancel.h"
+#include "engine/common/common.h"
 
 /*
  * left (rows x rank) times right (columns x rank), transposed; products of component k count 2^(exponent +

@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "engine/lossy/device.h"
+#include "engine/lossy/internal.h"
 
 /* Size of a side, and of the spare one. All have the size of the longer side, as they swap places. */
 static uint64_t side_size(uint64_t rows, uint64_t columns, uint64_t count) {

@@ -1,4 +1,4 @@
-#include "engine/lossy/moment_pair.h"
+#include "engine/lossy/internal.h"
 
 #include <float.h>
 #include <math.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 #include "kernels/scalar_moments.h"
 
 #define SOME        512u /* elements at a time */
@@ -15,8 +15,8 @@
 
 /* ---- stored values ---- */
 
-CPU_PLAIN void pair_record(uint16_t *to, lossy_part part, bool decoded, const float *values, uint64_t n) {
-    bool second = part == LOSSY_SECOND;
+CPU_PLAIN void pair_record(uint16_t *to, lossy_part of, bool decoded, const float *values, uint64_t n) {
+    bool second = of == LOSSY_SECOND;
     uint32_t up = scalar_moment_up(second, decoded);
     for (uint64_t i = 0; i < n; i++) {
         to[i] = scalar_moment_half(values[i], second, up);
@@ -71,14 +71,14 @@ static bool any_doubtful(const float *first, const float *second, uint64_t n, do
     return any_larger(first, second, n, max, bounds[PAIR_LOW_EPS].eps);
 }
 
-void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *here, const uint16_t *other,
+void pair_largest(double so_far[PAIR_BOUNDS], lossy_part of, const float *here, const uint16_t *other,
                   uint64_t n, const pair_bound bounds[PAIR_BOUNDS]) {
     float room[SOME];
     for (uint64_t i = 0; i < n; i += SOME) {
         uint64_t some = n - i < SOME ? n - i : SOME;
         widen(room, other + i, some);
-        const float *first = part == LOSSY_SECOND ? room : here + i,
-                    *second = part == LOSSY_SECOND ? here + i : room;
+        const float *first = of == LOSSY_SECOND ? room : here + i,
+                    *second = of == LOSSY_SECOND ? here + i : room;
         double max = so_far[PAIR_EPS];
         bool any = !(max > 0) || any_doubtful(first, second, some, max, bounds);
         for (size_t b = 0; b < PAIR_BOUNDS && any; b++) {

@@ -2,8 +2,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/decode/cost.h"
-#include "engine/lossy/device.h"
+#include "engine/decode/decode.h"
+#include "engine/lossy/internal.h"
 
 #define TARGET_ROUNDS   12
 #define TARGET_NEAR     0.92       /* share of the wanted bits that is close enough */

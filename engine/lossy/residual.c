@@ -1,7 +1,7 @@
 /* Residuals of a whole tile before rounding, panels of its rows in parallel. */
 #include <string.h>
 
-#include "engine/lossy/device.h"
+#include "engine/lossy/internal.h"
 
 typedef struct residual_pass {
     const lossy_tile *tile;

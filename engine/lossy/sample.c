@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/lossy/device.h"
+#include "engine/lossy/internal.h"
 #include "kernels/scalar_lattice.h"
 
 #define SAMPLE_ELEMENTS (1u << 16) /* approximate sample of a large tile */

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/lossy/block.h"
+#include "engine/lossy/internal.h"
 
 #define CHUNK \
     16384u /* elements per chunk; with all that belongs to them they take a fifth of a second-level cache */

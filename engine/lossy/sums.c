@@ -1,4 +1,4 @@
-#include "engine/lossy/device.h"
+#include "engine/lossy/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -165,10 +165,10 @@ static ckd_status add_panel(void *context, size_t index, uint32_t worker, ckd_er
     while (row < end) {
         /* The first row and the last one may have fewer elements. */
         bool whole = row > 0 && row + 1 < rows;
-        uint64_t last = end < rows ? end : rows - 1, group = whole && last > row ? last - row : 1;
-        group = group < GROUP ? group : GROUP;
-        add_rows(to, all, row, group);
-        row += group;
+        uint64_t last = end < rows ? end : rows - 1, at_once = whole && last > row ? last - row : 1;
+        at_once = at_once < GROUP ? at_once : GROUP;
+        add_rows(to, all, row, at_once);
+        row += at_once;
     }
     return to->outliers->failed ? err_nomem(err, to->outliers->size, "coding scratch") : CKD_OK;
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/lossy/sums.h"
+#include "engine/lossy/internal.h"
 #include "kernels/scalar_lattice.h"
 
 #define DEFAULT_EFFORT 5

@@ -1,6 +1,7 @@
 /* Exchanges that end in the same way on all ranks. */
 #include <stdlib.h>
 
+#include "engine/ranks/internal.h"
 #include "engine/ranks/collective.h"
 
 #define ALL_WELL UINT64_MAX

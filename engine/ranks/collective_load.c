@@ -1,6 +1,7 @@
 /* Collective loads: what this rank requests, and what other ranks need as well; then the rounds. */
 #include <stdlib.h>
 
+#include "engine/ranks/internal.h"
 #include "engine/ranks/collective_load.h"
 
 #define LIST_VERSION UINT32_C(0x314c444b) /* version of everything that ranks send each other here */

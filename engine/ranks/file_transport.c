@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "base/hash.h"
-#include "codec/common/wire.h"
-#include "engine/ranks/ranks.h"
+#include "codec/common/common.h"
+#include "engine/ranks/internal.h"
 
 #define TIMEOUT_MS  600000
 #define MESSAGE_MAX ((size_t)1 << 30)
@@ -268,7 +268,7 @@ static void leave(void *context) {
 ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks_options *options,
                            ckd_error *err) {
     *out = (ckd_transport){0};
-    const char *group = options->group ? options->group : "";
+    const char *group_name = options->group ? options->group : "";
     rank_files *f = calloc(1, sizeof(*f));
     member *members = calloc(options->world, sizeof(*members));
     if (!f || !members) {
@@ -279,7 +279,7 @@ ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks
     *f = (rank_files){.store = store,
                       .rank = options->rank,
                       .world = options->world,
-                      .group = hash64(group, strlen(group)),
+                      .group = hash64(group_name, strlen(group_name)),
                       .timeout_ms = options->timeout_ms ? options->timeout_ms : TIMEOUT_MS,
                       .members = members,
                       .number = 1,

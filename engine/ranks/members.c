@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 
 #define ENTER_MS 5000 /* limit for taking the lock: others test it by holding it for a moment */
 #define BACK_NS \

@@ -4,7 +4,7 @@
  */
 #include <stdio.h>
 
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 
 #define OVER 0x80000000u /* flag in the status: the group ends with this message */
 

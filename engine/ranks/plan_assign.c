@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/ranks/plan.h"
+#include "engine/ranks/internal.h"
 
 /* Groups [from, from + count), which go to one rank. */
 typedef struct unit {

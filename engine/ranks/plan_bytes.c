@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/common/wire.h"
-#include "engine/ranks/plan.h"
+#include "codec/common/common.h"
+#include "engine/ranks/ranks.h"
 
 #define MAGIC   "ckdp"
 #define VERSION 1

@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/ranks/plan.h"
+#include "engine/ranks/internal.h"
 
 #define PLANS_USUALLY 4
 

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/ranks/plan.h"
-#include "engine/common/coverage_check.h"
+#include "engine/ranks/internal.h"
+#include "engine/common/common.h"
 
 /* ---- regions as boxes ---- */
 

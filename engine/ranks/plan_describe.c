@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "base/vocabulary.h"
-#include "codec/common/wire.h"
-#include "engine/ranks/plan.h"
-#include "engine/common/tensor_check.h"
+#include "codec/common/common.h"
+#include "engine/ranks/ranks.h"
+#include "engine/common/common.h"
 
 #define MAGIC   "ckdd"
 #define VERSION 1

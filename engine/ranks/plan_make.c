@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/ranks/internal.h"
 #include "engine/ranks/plan_tensors.h"
-#include "engine/common/role_names.h"
-#include "engine/common/coverage_check.h"
+#include "engine/common/common.h"
 
 /* The regions of one tensor as words: kind, then offsets and lengths, or start and count. */
 typedef struct region_keys {
@@ -155,7 +155,7 @@ static ckd_status read_regions(planner *p, tensor_work *w, ckd_error *err) {
 
 /* ---- groups: who holds the same region ---- */
 
-static ckd_status add_group(planner *p, const plan_group *group, ckd_error *err) {
+static ckd_status add_group(planner *p, const plan_group *added, ckd_error *err) {
     if (p->group_count == p->group_capacity) {
         size_t capacity = p->group_capacity ? p->group_capacity + p->group_capacity / 2 : 1024;
         plan_group *grown = realloc(p->groups, capacity * sizeof(*grown));
@@ -165,7 +165,7 @@ static ckd_status add_group(planner *p, const plan_group *group, ckd_error *err)
         p->groups = grown;
         p->group_capacity = capacity;
     }
-    p->groups[p->group_count++] = *group;
+    p->groups[p->group_count++] = *added;
     return CKD_OK;
 }
 

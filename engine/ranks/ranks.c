@@ -5,8 +5,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
-#include "engine/ranks/plan.h"
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 #include "engine/save/save.h"
 
 #define LOOK_EVERY_NS UINT64_C(100000000) /* how often busy ranks check the others */

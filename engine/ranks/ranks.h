@@ -1,5 +1,14 @@
+/* What other rooms may use of engine/ranks/. README.md has an overview. */
+#ifndef ENGINE_RANKS_RANKS_H
+#define ENGINE_RANKS_RANKS_H
+
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "engine/common/common.h"
+#include "engine/store/store.h"
+
 /*
- * Ranks that save together. Internal to engine/.
+ * Ranks that save together.
  *
  *   ranks.c            exchanges, planning, begin and commit, over any transport
  *   message.c          messages between ranks, as bytes
@@ -7,11 +16,6 @@
  *   members.c          membership: joining, liveness, leaving, and cleaning up after dead ranks
  *   watch.c            detects dead ranks, for ranks that wait and for busy ones; decides whether a commit is given up
  */
-#ifndef ENGINE_RANKS_H
-#define ENGINE_RANKS_H
-
-#include "base/bytes.h"
-#include "engine/store/store.h"
 
 /*
  * In data/r each rank has an empty file HEX-GROUP-RANK-WORLD, on which it holds a shared lock while it is alive. HEX is
@@ -41,23 +45,6 @@ typedef struct rank_files {
     pid_t process;
 } rank_files;
 
-/* ---- message.c ---- */
-typedef struct rank_message {
-    ckd_status status; /* as sent, or CORRUPT */
-    bool readable;
-    bool over;        /* some rank is at another point of the protocol: the group ends */
-    ckd_bytes inside; /* payload of an OK message; points into the message */
-} rank_message;
-/* Writes a message. `why` is used if status is an error. Release with ckd_bytes_free. No data: out of memory. */
-ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over, const void *data,
-                             size_t size);
-/* Reads any bytes as a message. Fills err if the status is an error. */
-rank_message rank_message_read(const ckd_bytes *message, ckd_error *err);
-/* Sets err to a rank's error and prefixes it with the rank. err must not be `why`. */
-ckd_status rank_error(ckd_error *err, uint32_t rank, ckd_status status, const ckd_error *why);
-/* Converts a transport of any version to the current layout. Errors: INVALID (too small). */
-ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err);
-
 /* ---- members.c ---- */
 /* Enters this rank's file into the directory. */
 ckd_status members_enter(rank_files *f, ckd_error *err);
@@ -75,46 +62,73 @@ void members_leave(rank_files *f);
 /* Removes the files of dead ranks. The caller holds the publish lock. */
 ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
 
-pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t number, const char *suffix);
-
-/* ---- watch.c ---- */
-/* Sets the error STATE: this rank has died or left. */
-ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error *err);
-/* Returns the error that ended the group, if one is recorded. */
-ckd_status rank_over(const rank_files *f, ckd_error *err);
-/* Records the group's end for the others. The first record counts. */
-void rank_end_group(const rank_files *f, ckd_status status, const ckd_error *why);
-/* Returns whether the rank is neither alive nor has sent this message. */
-bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number);
 /*
- * Checks a few ranks other than 0, different ones each time. STATE, naming the rank, if one is missing whose message of
- * this number is due.
+ * Planning a save of many ranks: pure arithmetic.
+ *
+ *   plan_describe.c  writes and reads descriptions
+ *   plan_tensors.c   all ranks' descriptions, by tensor
+ *   plan_make.c      finds the distinct regions of each tensor, checks that they tile it, and makes the plan
+ *   plan_assign.c    who writes a region that several ranks hold
+ *   plan_defect.c    where regions do not tile a tensor, and who holds them
+ *   plan_bytes.c     plans as bytes, keys
+ *   plan_cache.c     plans by key
+ *
+ * Memory: about 60 bytes for each region of all ranks, and twice 8 bytes for each dimension of one tensor's regions.
+ * Descriptions are read in place.
  */
-ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err);
-/* For ranks that are busy before the next exchange: fails if the group is over, or ends it if a rank is dead. */
-ckd_status rank_look(void *files, ckd_error *err);
-/*
- * Rank 0 claims the commit of a checkpoint; any other rank gives it up. The first one decides, and all others learn the
- * decision. Rank 0 claims under the publish lock, which it holds until it has committed or failed. Errors: STATE (it
- * was given up), those of writing a small file.
- */
-ckd_status rank_claim_commit(void *files, const ckd_id *checkpoint, ckd_error *err);
-typedef enum rank_commit {
-    COMMIT_GIVEN_UP, /* it will never be committed */
-    COMMIT_CLAIMED,  /* rank 0 is about to commit, has committed, or has failed */
-    COMMIT_UNKNOWN   /* nothing can be written or read */
-} rank_commit;
-rank_commit rank_give_up_commit(const rank_files *f, const ckd_id *checkpoint);
-/* Rank 0: removes the claim once all ranks know the outcome. */
-void rank_forget_claim(rank_files *f);
 
-/* ---- file_transport.c ---- */
-/* Publish or read a small checksummed file, which appears atomically. Errors: EXISTS; NOT_FOUND, CORRUPT. */
-ckd_status rank_file_publish(const pathname *path, const pathname *temp, const ckd_bytes *data,
-                             ckd_error *err);
-ckd_status rank_file_read(ckd_bytes *out, const pathname *path, ckd_error *err);
-/* Joins a group and sets up its transport. */
-ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks_options *options,
-                           ckd_error *err);
+/* One rank's part of a plan. */
+typedef struct plan_rank {
+    hash128 description;
+    uint64_t regions; /* in its description */
+    uint64_t bytes;   /* it writes */
+    uint8_t *writes;  /* bit i: it writes region i */
+} plan_rank;
+
+struct ckd_plan {
+    hash128 key;
+    ckd_plan_summary summary;
+    plan_rank *ranks;
+    uint8_t *bits; /* memory of `writes` for all ranks */
+};
+/* Allocates a plan. regions: the number of regions that each rank describes. */
+ckd_status plan_new(ckd_plan **out, uint32_t world, const uint64_t *regions, ckd_error *err);
+/*
+ * Returns the key of a plan. It covers everything that the plan depends on: names, roles, dtypes, shapes, regions,
+ * ranks and world, but not where values are. Plans with equal keys are equal. Ranks exchange the hashes of their
+ * descriptions to find out whether an earlier plan applies.
+ */
+hash128 plan_key_of_hashes(const hash128 *hashes, uint32_t world);
+hash128 plan_description_hash(const ckd_bytes *description);
+/* Converts a plan to bytes and back. Errors of reading: CORRUPT, UNSUPPORTED, NOMEM. */
+ckd_status plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err);
+ckd_status plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *err);
+/* Sets the summary's least_bytes and most_bytes. */
+void plan_find_extremes(ckd_plan *plan);
+
+/* ---- descriptions ---- */
+typedef struct description {
+    uint32_t rank, world;
+    uint64_t count;
+    hash128 hash;
+    reader at; /* at the first entry */
+} description;
+/* One described region; points into the description. */
+typedef struct described {
+    const char *name; /* not NUL-terminated */
+    uint16_t name_size;
+    const uint8_t *traits; /* role, dtype, dimensions and shape: equal bytes mean equal traits */
+    size_t traits_size;
+    ckd_role role;
+    ckd_dtype dtype;
+    geometry shape;
+    ckd_region region; /* not yet checked against the shape */
+} described;
+/* Errors: CORRUPT, UNSUPPORTED. */
+ckd_status description_open(description *out, const ckd_bytes *bytes_of, ckd_error *err);
+/* Read an entry: role, dtype and shape; then its region, which has as many dimensions. false: invalid. */
+bool description_traits(described *out, reader *at);
+bool description_region(described *out, reader *at);
+bool description_name_valid(const described *d);
 
 #endif

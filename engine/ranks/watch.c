@@ -8,7 +8,7 @@
  */
 #include <stdio.h>
 
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 
 #define LOOKED_AT 8u /* ranks checked at a time */
 

@@ -4,11 +4,8 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/deletions.h"
-#include "engine/store/settings.h"
-#include "engine/store/materialized.h"
-#include "engine/retain/trash.h"
-#include "engine/store/vanished.h"
+#include "engine/store/store.h"
+#include "engine/retain/retain.h"
 
 /* Updates the catalog and evicts materialized copies. A failure is no failure of the deletion. */
 static void follow(ckd_store *store) {

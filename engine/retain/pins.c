@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
-#include "engine/store/settings.h"
+#include "engine/store/store.h"
 
 /* A change of one setting. The caller holds the publish lock. */
 typedef struct setting_change {

@@ -4,7 +4,7 @@
 
 #include "base/vocabulary.h"
 #include "codec/metadata/metadata.h"
-#include "engine/store/settings.h"
+#include "engine/store/store.h"
 #include "engine/retain/retain.h"
 
 static ckd_policy policy_copy(const ckd_policy *p) {

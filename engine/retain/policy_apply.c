@@ -4,10 +4,8 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/settings.h"
-#include "engine/store/file_scan.h"
+#include "engine/store/store.h"
 #include "engine/retain/retain.h"
-#include "engine/retain/trash.h"
 
 /*
  * After a commit, files that were verified in the last seven days are not read again: a save must not cost the

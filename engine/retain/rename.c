@@ -8,8 +8,7 @@
 
 #include "base/vocabulary.h"
 #include "engine/retain/retain.h"
-#include "engine/retain/trash.h"
-#include "engine/store/settings.h"
+#include "engine/store/store.h"
 
 typedef struct renaming {
     ckd_store *store;

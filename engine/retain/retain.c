@@ -2,11 +2,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/store/settings.h"
+#include "engine/store/store.h"
 #include "engine/retain/calendar.h"
 #include "engine/retain/retain.h"
-#include "engine/retain/trash.h"
-#include "engine/store/manifest_set.h"
 
 #define SAFE 2 /* checkpoints of a run that always stay */
 

@@ -4,14 +4,12 @@
  * chunk files go, then manifests, then tombstones. Each directory is synced before the next. No checkpoint comes
  * back by itself until its tombstone is gone.
  */
-#include "engine/retain/trash.h"
-#include "engine/store/vanished.h"
+#include "engine/retain/retain.h"
+#include "engine/store/store.h"
 
 #include <stdlib.h>
 
-#include "engine/store/settings.h"
-#include "engine/integrity/parity.h"
-#include "engine/integrity/repair.h"
+#include "engine/integrity/integrity.h"
 
 /* ---- chunk files ---- */
 

@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/decode/cost.h"
+#include "engine/save/internal.h"
+#include "engine/decode/decode.h"
 #include "engine/save/device.h"
-#include "engine/store/materialized.h"
+#include "engine/store/store.h"
 
 #define DEFAULT_MAX_LOAD_COST    4.0
 #define DEFAULT_NEWEST_LOAD_COST 2.0

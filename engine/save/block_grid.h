@@ -5,7 +5,7 @@
 #ifndef ENGINE_SAVE_BLOCK_GRID_H
 #define ENGINE_SAVE_BLOCK_GRID_H
 
-#include "engine/encode/block_coder.h"
+#include "engine/encode/encode.h"
 
 struct save_registry;
 

@@ -8,10 +8,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/store/closure.h"
-#include "engine/store/materialized.h"
-#include "engine/save/save.h"
-#include "engine/decode/cost.h"
+#include "engine/store/store.h"
+#include "engine/save/internal.h"
+#include "engine/decode/decode.h"
 
 /* Closes the copies' file. It keeps its temporary name until the checkpoint is committed. */
 static void close_materialized(ckd_save *save) {

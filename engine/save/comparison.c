@@ -1,8 +1,8 @@
 /* SAME_OK: compares the tensors of a save with a checkpoint that exists already. Nothing is written. */
 #include <stdlib.h>
 
-#include "engine/save/save.h"
-#include "engine/common/coverage_check.h"
+#include "engine/save/internal.h"
+#include "engine/common/common.h"
 
 struct compared_tensor {
     bool seen; /* also set for one without elements */

@@ -2,8 +2,7 @@
 
 #include <stdlib.h>
 
-#include "engine/device/standalone.h"
-#include "engine/device/delta.h"
+#include "engine/device/device.h"
 
 #define MEMORY       (UINT64_C(64) << 20) /* bytes of device memory for the blocks of a batch */
 #define BATCH_BLOCKS 256u

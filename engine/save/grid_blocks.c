@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "engine/lossy/device.h"
+#include "engine/lossy/lossy.h"
 #include "engine/save/lossy.h"
 
 bool grid_shares_rows(const lossy_tile *t) {

@@ -1,10 +1,11 @@
+#include "engine/save/internal.h"
 #include "engine/save/lossy.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/encode/block_lossy.h"
-#include "engine/lossy/device.h"
+#include "engine/encode/encode.h"
+#include "engine/lossy/lossy.h"
 
 /* from save to save, the scratch of each part of a tile may keep 1/KEPT_SHARE of the staging limit */
 #define KEPT_SHARE 8

@@ -2,7 +2,7 @@
 #ifndef ENGINE_SAVE_LOSSY_H
 #define ENGINE_SAVE_LOSSY_H
 
-#include "engine/lossy/moment_pair.h"
+#include "engine/lossy/lossy.h"
 #include "engine/save/save.h"
 
 /* Which part of the state the tensor is, for lossy coding. LOSSY_NONE: it is coded exactly. */

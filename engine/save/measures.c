@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/lossy/moment_pair.h"
+#include "engine/lossy/lossy.h"
 #include "engine/save/lossy.h"
 
 /* ---- a region ---- */

@@ -5,7 +5,7 @@
 #ifndef ENGINE_SAVE_MEASURES_H
 #define ENGINE_SAVE_MEASURES_H
 
-#include "codec/chunk/measures.h"
+#include "codec/chunk/chunk.h"
 
 typedef struct save_measures {
     struct reported_measures *items; /* in order of arrival */

@@ -7,8 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "engine/lossy/device.h"
-#include "engine/lossy/sums.h"
+#include "engine/lossy/lossy.h"
 #include "engine/save/lossy.h"
 
 #define PAIR_PIECE (1u << 18) /* elements at a time */

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
-#include "engine/save/save.h"
+#include "engine/save/internal.h"
 
 /* A new region is compared with at most this many regions of its tensor. The commit finds any overlap with others. */
 #define COMPARED_MOST 1024u

@@ -14,10 +14,11 @@
  * - The rest of the load budget. Decisions use it. The parent of a lossy tile is chosen by the budget of two tiles
  *   before (lossy.c).
  */
-#include "engine/encode/block_lossy.h"
+#include "engine/save/internal.h"
+#include "engine/encode/encode.h"
 #include "engine/save/device.h"
 #include "engine/save/lossy.h"
-#include "engine/decode/cost.h"
+#include "engine/decode/decode.h"
 
 #define SKIP_AFTER \
     4u /* deltas that lost in a row; after that, a delta is tried for one block in RETRY_EVERY of the tensor only */

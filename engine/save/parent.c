@@ -1,8 +1,8 @@
 /* The parent's values of a tile: decoded by the host, or in the memory of the tile's device. */
 #include <stdlib.h>
 
-#include "engine/device/span_decode.h"
-#include "engine/lossy/device.h"
+#include "engine/device/device.h"
+#include "engine/lossy/lossy.h"
 #include "engine/save/lossy.h"
 
 /* ---- on the host ---- */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/save/save.h"
+#include "engine/save/internal.h"
 
 #define DEEP_UP_TO 4u /* threads with three places each; with more threads, memory counts more */
 

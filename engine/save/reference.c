@@ -1,7 +1,7 @@
 /* The parent's values, as the device has cached them since the save that made them. */
 #include <stdlib.h>
 
-#include "engine/lossy/device.h"
+#include "engine/lossy/lossy.h"
 #include "engine/save/lossy.h"
 
 device_reference_key save_reference_key(const lossy_tile *t, const tensor_context *context) {

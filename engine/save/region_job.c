@@ -1,4 +1,5 @@
 /* Region jobs: their blocks on the way into the pipeline, and the blocks of exact spans. */
+#include "engine/save/internal.h"
 #include "engine/save/device.h"
 
 /*

@@ -25,28 +25,21 @@
  * device made), terms.c (the options on which all ranks must agree), times.c (how long each stage took), workspace.c
  * (scratch that the next save uses again).
  */
-#ifndef ENGINE_SAVE_H
-#define ENGINE_SAVE_H
+#ifndef ENGINE_SAVE_SAVE_H
+#define ENGINE_SAVE_SAVE_H
 
 #include <stdatomic.h>
 #include <sys/types.h>
 
 #include "base/float_mode.h"
-#include "engine/encode/block_coder.h"
+#include "engine/common/common.h"
+#include "engine/encode/encode.h"
 #include "engine/save/block_grid.h"
 #include "engine/save/measures.h"
 #include "engine/save/pipeline.h"
 #include "engine/save/self_check.h"
-#include "engine/common/cancel.h"
 
 typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
-
-/* How a save ends, as far as its files are concerned. */
-typedef enum save_end {
-    SAVE_DROPPED,   /* no manifest names its chunk file */
-    SAVE_COMMITTED, /* a manifest names its chunk file */
-    SAVE_UNDECIDED  /* a manifest may name it: the intent stays, and recovery finds out */
-} save_end;
 
 /* Where a save goes. Decided under the publish lock. */
 typedef struct save_target {
@@ -255,9 +248,6 @@ struct ckd_save {
     save_group group;
 };
 
-/* Returns INVALID if a checkpoint of the store has this save's id. The caller holds the store's mutex. */
-ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err);
-
 /* The fidelity of a role, by the options or in this save. */
 ckd_fidelity save_fidelity_of(const ckd_save_options *options, ckd_role role);
 ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role);
@@ -265,68 +255,6 @@ ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role);
 bool save_builds_on_parent(const ckd_save_options *options, ckd_role role, ckd_dtype dtype);
 /* The coarsest fidelity of all roles, which is the checkpoint's. */
 ckd_fidelity save_coarsest_fidelity(const ckd_save *save);
-
-/* ---- state.c ---- */
-/* Returns STATE unless the save is open. Every public call on a save begins with it. */
-ckd_status save_check_open(const ckd_save *save, ckd_error *err);
-/* Records that the save depends on another checkpoint. */
-ckd_status save_depend(save_output *out, const ckd_id *checkpoint, ckd_error *err);
-ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
-/* Reports, once, that parts of the parent cannot be read. Called by the saving thread. */
-void save_report_damage(ckd_save *save);
-
-/* ---- begin.c ---- */
-/* Releases everything, and removes the files that must go. If a removal fails, the intent stays, for recovery. */
-void save_free(ckd_save *save, save_end end);
-
-/* ---- values.c ---- */
-/* Elements of a tensor, counted in its region. */
-typedef struct tensor_elements {
-    const ckd_tensor *tensor;
-    uint64_t first, count;
-} tensor_elements;
-/* Returns elements: in the caller's memory, or read into `room` by the tensor's read function. */
-ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const tensor_elements *of,
-                      ckd_error *err);
-/* Keeps the place of values on a device for save_device_fetch. Errors: NOMEM. */
-ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor *tensor, ckd_error *err);
-/*
- * Reads the values of a block after all. Called on any thread, while the tensor's memory is valid. Errors: DEVICE,
- * NOMEM.
- */
-ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *rj, ckd_error *err);
-
-/* ---- tensor.c ---- */
-/* Writes all blocks in progress. The save must be open; an error fails it. */
-ckd_status save_finish_blocks(ckd_save *save, ckd_error *err);
-/* Returns when all lossy tiles are written (lossy.c). */
-ckd_status save_end_tiles(ckd_save *save, ckd_error *err);
-
-/* ---- target.c ---- */
-/*
- * For a session's save: returns EXISTS if the run's newest checkpoint belongs to another launch. Called when the save
- * begins, and before its manifest is published. The caller holds the store's mutex and the publish lock.
- */
-ckd_status save_follow_begin(ckd_save *save, ckd_error *err);
-ckd_status save_follow_publish(const ckd_save *save, ckd_error *err);
-
-/* ---- names.c ---- */
-/*
- * Records a region before it is coded. Tensor and region live as long as the save; the region is canonical. Errors:
- * MISMATCH (it overlaps a saved region, or the tensor has another dtype, shape or role there), NOMEM.
- */
-ckd_status save_record_region(save_registry *known, const record_tensor *tensor, const geometry *shape,
-                              const ckd_region *region, uint64_t elements, ckd_error *err);
-/* Records a blob before it is written. Errors: MISMATCH (the name was saved before), NOMEM. */
-ckd_status save_record_blob(save_registry *known, const char *name, ckd_error *err);
-void save_names_free(saved_names *n);
-
-/* ---- order.c ---- */
-/*
- * Removes a share of the tensor's expected cost (in the parent `v`) from the budget, as its real figures follow.
- * share <= 0: does nothing.
- */
-void save_stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share);
 
 /* ---- workspace.c ---- */
 /* Sets the save's jobs and pipeline, with the store's workspace if that is free. Errors: NOMEM. */
@@ -356,42 +284,5 @@ void save_terms_put(bytes *to, const ckd_save_options *options);
  */
 ckd_status save_terms_compare(const ckd_bytes *first, uint32_t first_rank, const ckd_bytes *other,
                               uint32_t rank, ckd_error *err);
-
-/* ---- times.c ---- */
-/* Adds the time of an analysis outside the pipeline's stage. */
-void save_add_analysis(ckd_save *save, uint64_t ns);
-/* Adds this rank's times to its part, which is about to be sent. */
-void save_report_times(part *to, const ckd_save *save);
-/* Keeps the times that a part reports, this rank's or another's. Errors: NOMEM. */
-ckd_status save_keep_times(ckd_save *save, const part *told, ckd_error *err);
-/* Stores the times in the catalog. The caller has begun a transaction. */
-ckd_status save_add_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err);
-
-/* ---- writer.c ---- */
-/*
- * Returns true if the disk has space for `payload` bytes in the chunk file and `copies` bytes in the materialized copy.
- */
-bool save_has_space(const ckd_save *save, uint64_t payload, uint64_t copies);
-/* The rest of this section is called while nobody else works on the save. */
-/*
- * Makes space for bytes of payload in the chunk file, and of copies in the materialized copy. Materialized copies are
- * removed if need be.
- */
-void save_free_space(ckd_save *save, uint64_t payload, uint64_t copies);
-/* Removes all materialized copies, this save's included. false: there were none. */
-bool save_drop_copies(ckd_save *save);
-/* After a write failed with `status`: returns true if space was made for another try, in a new file. */
-bool save_may_retry(ckd_save *save, ckd_status status);
-
-/* ---- comparison.c: SAME_OK on a checkpoint that exists ---- */
-ckd_status save_compare_begin(ckd_save *save, ckd_error *err);
-/* Returns EXISTS, naming the tensor, if the block's values differ from the existing checkpoint's. */
-ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_context *tensor, ckd_error *err);
-/* Records that all blocks of the tensor's region were equal. */
-void save_compared_region(save_sources *from, const tensor_context *tensor);
-ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err);
-/* Returns EXISTS unless everything in the existing checkpoint was compared, once. */
-ckd_status save_compare_end(const ckd_save *save, ckd_error *err);
-void save_compare_free(comparison *compared);
 
 #endif

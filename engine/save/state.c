@@ -1,5 +1,5 @@
 /* What all parts of a save ask and report: if it is open, what it depends on, progress, damage. */
-#include "engine/save/save.h"
+#include "engine/save/internal.h"
 
 ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
     if (!save) {

@@ -8,8 +8,8 @@
 #include <time.h>
 
 #include "base/vocabulary.h"
-#include "engine/save/save.h"
-#include "engine/common/run_names.h"
+#include "engine/save/internal.h"
+#include "engine/common/common.h"
 
 static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
     bool known = o->fidelity >= CKD_FIDELITY_DEFAULT && o->fidelity <= CKD_COARSE;

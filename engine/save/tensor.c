@@ -1,12 +1,11 @@
 /* Takes tensors and blobs from the caller. Blocks of a tensor may be in progress beyond the call. */
 #include <stdlib.h>
 
-#include "engine/device/reference.h"
+#include "engine/save/internal.h"
 #include "engine/device/device.h"
-#include "engine/common/role_names.h"
+#include "engine/common/common.h"
 #include "engine/save/device.h"
 #include "engine/save/lossy.h"
-#include "engine/common/tensor_check.h"
 
 #define HEADER_BYTES 512u /* of a blob's record, roughly, without its name */
 

@@ -2,8 +2,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/encode/block_lossy.h"
-#include "engine/lossy/device.h"
+#include "engine/save/internal.h"
+#include "engine/encode/encode.h"
+#include "engine/lossy/lossy.h"
 #include "engine/save/lossy.h"
 
 /* ---- choosing the parent ---- */

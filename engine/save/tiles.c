@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/lossy/device.h"
+#include "engine/lossy/lossy.h"
 #include "engine/save/lossy.h"
 
 static const ckd_optimizer default_adam = {.beta2 = 0.999, .eps = 1e-8, .step = 1};

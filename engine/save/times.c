@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "engine/save/save.h"
+#include "engine/save/internal.h"
 
 void save_worked(save_stage *stage, uint64_t ns) {
     uint64_t now = clock_monotonic_ns();

@@ -2,7 +2,7 @@
  * Reads the values of a block: from the memory of the caller or through its read function, or later from a device.
  */
 #include "engine/device/device.h"
-#include "engine/save/save.h"
+#include "engine/save/internal.h"
 
 struct values_there {
     ckd_device device;

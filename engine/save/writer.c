@@ -7,8 +7,8 @@
  * that did not fit are written again, as new files. If the file system does not foretell its limit (quotas, some
  * network file systems), the save fails; but the copies are gone then, and the next save has their space.
  */
-#include "engine/store/materialized.h"
-#include "engine/save/save.h"
+#include "engine/store/store.h"
+#include "engine/save/internal.h"
 
 #define HEADER_BYTES 512u /* of a record, roughly, without its tensor's name */
 /* Besides the blocks: 1 MiB of each file that is buffered and not on the disk yet; manifest, intents, catalog. */

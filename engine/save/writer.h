@@ -5,7 +5,7 @@
 #ifndef ENGINE_SAVE_WRITER_H
 #define ENGINE_SAVE_WRITER_H
 
-#include "engine/encode/block_coder.h"
+#include "engine/encode/encode.h"
 
 struct ckd_save;
 

@@ -68,9 +68,9 @@ void session_device_stage(ckd_session *s, session_slot *slot) {
     }
 }
 
-void session_device_hold(ckd_session *s, session_slot *slot, uint32_t group) {
+void session_device_hold(ckd_session *s, session_slot *slot, uint32_t fence_group) {
     ckd_error why;
-    ckd_status status = slot->devices ? device_snapshot_before(slot->devices, group, &why) : CKD_OK;
+    ckd_status status = slot->devices ? device_snapshot_before(slot->devices, fence_group, &why) : CKD_OK;
     if (status != CKD_OK) {
         pthread_mutex_lock(&s->shared.mutex);
         slot->device_status =

@@ -3,9 +3,8 @@
 
 #include "base/hash.h"
 #include "engine/device/device.h"
-#include "engine/common/region.h"
+#include "engine/common/common.h"
 #include "engine/session/session.h"
-#include "engine/common/tensor_check.h"
 
 /* ---- names: a hash table of item numbers (from 1), with open addressing; at most half full ---- */
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/save/save.h"
-#include "engine/common/run_names.h"
+#include "engine/common/common.h"
 
 typedef struct stored_bytes {
     void *data;

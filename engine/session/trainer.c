@@ -1,6 +1,6 @@
 /* The trainer's thread of a session: steps, fences and waits. */
 #include "engine/session/session.h"
-#include "engine/common/tensor_check.h"
+#include "engine/common/common.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -196,7 +196,7 @@ static session_slot *unfenced(ckd_session *s) {
     return slot;
 }
 
-void session_fence(ckd_session *s, uint32_t group) {
+void session_fence(ckd_session *s, uint32_t fence_group) {
     if (s->options.snapshot != CKD_SNAPSHOT_LAZY) {
         return;
     }
@@ -205,11 +205,11 @@ void session_fence(ckd_session *s, uint32_t group) {
         return;
     }
     uint64_t begun = clock_monotonic_ns();
-    session_device_hold(s, slot, group);
-    snapshot_finish(slot->snapshot, group);
+    session_device_hold(s, slot, fence_group);
+    snapshot_finish(slot->snapshot, fence_group);
     s->trainer.fenced_some = true;
     charge_stall(s, slot, clock_monotonic_ns() - begun);
-    if (group == SNAPSHOT_ALL) {
+    if (fence_group == SNAPSHOT_ALL) {
         let_go(s, slot);
     }
 }
@@ -220,9 +220,9 @@ void ckd_session_fence(ckd_session *s) {
     }
 }
 
-void ckd_session_fence_group(ckd_session *s, uint32_t group) {
+void ckd_session_fence_group(ckd_session *s, uint32_t fence_group) {
     if (session_check(s, NULL) == CKD_OK) {
-        session_fence(s, group);
+        session_fence(s, fence_group);
     }
 }
 

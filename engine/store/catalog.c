@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/vanished.h"
-#include "engine/store/store.h"
+#include "engine/store/damage.h"
+#include "engine/store/handle.h"
 
 /*
  * Writers of a store wait for each other at the publish lock. Only foreign programs hold SQLite's own locks longer than

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
-#include "engine/store/deletions.h"
-#include "engine/store/vanished.h"
+#include "engine/store/manifests.h"
+#include "engine/store/damage.h"
 #include "engine/store/view.h"
 
 #define MARK "mark" /* key in the catalog's table meta */

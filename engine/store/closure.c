@@ -1,5 +1,5 @@
 /* Finds the records that a load of a checkpoint reads, and so the files that its manifest must name. */
-#include "engine/store/closure.h"
+#include "engine/store/view.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/settings.h"
+#include "engine/store/manifests.h"
 
 /* The path inside the store. Errors truncate long paths on the left, so the store's path may be missing already. */
 static const char *inside(const damage_list *list, const char *file) {

@@ -1,8 +1,10 @@
-/* The damage that a verification finds: one entry per place, with every checkpoint that it makes unloadable. */
-#ifndef ENGINE_DAMAGE_H
-#define ENGINE_DAMAGE_H
+/* What is damaged or lost in a store, and the files that are in use. */
+#ifndef ENGINE_STORE_DAMAGE_H
+#define ENGINE_STORE_DAMAGE_H
 
 #include "engine/store/view.h"
+
+/* The damage that a verification finds: one entry per place, with every checkpoint that it makes unloadable. */
 
 typedef struct damage_list {
     ckd_verify_result *result;
@@ -60,5 +62,133 @@ ckd_status damage_name_trash(damage_list *list, const dependency_info *all, size
 
 /* Adds unreadable settings to the damage. They harm no checkpoint, but block deletions. Errors: IO, NOMEM. */
 ckd_status settings_damage(damage_list *damage, const ckd_store *store, ckd_error *err);
+
+/* Checks a whole chunk file for damage, for verify and scrub. */
+
+typedef struct file_check {
+    const ckd_store *store;
+    damage_list *damage;
+    const dependency_info *lineages; /* to name the checkpoints that need damaged records; may be empty */
+    size_t lineage_count;
+    bytes *payload;   /* scratch */
+    const char *path; /* NULL: the file under its own name; else a file that is about to get that name */
+    /* Called after each record with the bytes read, unless NULL. A status other than CKD_OK ends the check. */
+    ckd_status (*pace)(void *context, uint64_t stored_bytes, ckd_error *err);
+    void *throttle_context;
+} file_check;
+
+/*
+ * Opens a chunk file, at this path, that a manifest names. Errors: CORRUPT (also: another file), NOT_FOUND, UNSUPPORTED,
+ * IO, NOMEM.
+ */
+ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path, const file_ref *file,
+                           ckd_error *err);
+
+/*
+ * Checks that it is the file that the manifest names, and that its contents are intact. Adds damage to the list;
+ * `checkpoint` is named if the file cannot be opened. Decodes nothing. Errors: those of pace, IO, NOMEM.
+ */
+ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,
+                            ckd_error *err);
+
+/*
+ * The live files of a store: chunk files that a manifest names, whose checkpoint is listed or can still be restored
+ * from the trash.
+ */
+
+typedef struct live_file {
+    file_ref file;
+    manifest_name name;  /* a checkpoint that needs it: the oldest listed one, if there is one */
+    uint64_t created_ns; /* of that checkpoint */
+    bool in_trash;       /* no listed checkpoint needs it */
+} live_file;
+
+typedef struct live_files {
+    live_file *items; /* sorted by id, without duplicates */
+    size_t count, capacity;
+    dependency_info *dependency_infos;
+    size_t dependency_info_count;
+    uint64_t bytes;
+    bool incomplete; /* a manifest cannot be read, so the files it names are unknown */
+} live_files;
+/*
+ * Lists the live files. Adds unreadable manifests and tombstones to the damage. Release with live_files_free, also
+ * after failures. Errors: IO, NOMEM.
+ */
+ckd_status live_files_read(live_files *out, const ckd_store *store, damage_list *damage, ckd_error *err);
+void live_files_free(live_files *f);
+/* NULL: the file is not live. */
+const live_file *live_files_find(const live_files *f, const ckd_id *id);
+/* Names the checkpoint f->name for damage reports. */
+void live_file_checkpoint(char out[CHECKPOINT_TEXT], const live_file *f);
+/* Whether the file exists and has this size. */
+bool live_file_exists(const ckd_store *store, const ckd_id *id, uint64_t size);
+
+/*
+ * Checkpoints whose manifests disappeared without a deletion.
+ *
+ * Two things show such a loss. First, a chunk file has a name only while an intent or a manifest names it. So a file
+ * that neither names is the rest of a lost checkpoint. Second, a catalog row with neither a manifest nor a tombstone is
+ * a loss if no deletion has begun since the catalog was last in step (deletions.h). The records give the checkpoint's
+ * contents; the row adds run, step and lineage.
+ */
+
+/* Suffixes in data/q. Such a file, RUN.STEP.GENERATION.lost, is a manifest without files. */
+#define VANISHED_END ".lost"
+#define DOUBTFUL_END ".doubtful"
+
+/* A chunk file that no manifest and no intent names. */
+typedef struct stray_file {
+    ckd_id id;
+    ckd_id *checkpoints; /* the checkpoints that it has records of; none if it cannot be read */
+    size_t checkpoint_count;
+    bool explained; /* a checkpoint in `items` has records in it */
+} stray_file;
+
+typedef struct vanished {
+    stray_file *strays; /* sorted by id */
+    size_t stray_count;
+    ckd_checkpoint *items; /* lost checkpoints: known to a catalog, without a manifest */
+    size_t count, capacity;
+    ckd_checkpoint *doubtful; /* the same, but the catalog is older than some deletion: lost or deleted */
+    size_t doubtful_count, doubtful_capacity;
+} vanished;
+
+/*
+ * Finds lost checkpoints. If a manifest or an intent is unreadable, it may name any file, so no file counts as stray.
+ * Writers may be at work. Release with vanished_free, also after failures. Errors: IO, NOMEM.
+ */
+ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err);
+void vanished_free(vanished *v);
+/* Moves a doubtful checkpoint to the items. Returns false if there is none at this run and step, or on NOMEM (err). */
+bool vanished_believe(vanished *v, const char *run, uint64_t step, ckd_error *err);
+/*
+ * Adds them to the damage: known checkpoints under their manifests, other files under their own names. Doubtful ones
+ * only cause a message. Errors: NOMEM.
+ */
+ckd_status vanished_record(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err);
+
+/*
+ * Keeps lost checkpoints in data/q, for vanished_find, before the catalog drops rows that have neither a manifest nor a
+ * tombstone. current: no deletion has begun since the catalog was last in step. A row that cannot be kept causes a
+ * message, not a failure. Under the publish lock. Errors: NOMEM.
+ */
+ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
+                         bool current, ckd_error *err);
+
+/*
+ * Does the same for all that vanished_find finds, before a catalog is made from the manifests alone. Under the publish
+ * lock. Errors: NOMEM.
+ */
+ckd_status vanished_keep_found(const ckd_store *store, ckd_error *err);
+
+/*
+ * Called before chunk files are removed or rewritten. The files of a lost checkpoint must stay until it is repaired or
+ * given up, but no manifest names them. Errors: STATE (data/q keeps a checkpoint whose manifest is lost).
+ */
+ckd_status vanished_check_none(const ckd_store *store, ckd_error *err);
+
+/* Removes what data/q keeps of a checkpoint that is listed again, or deleted. */
+void vanished_forget(const ckd_store *store, const ckd_id *checkpoint);
 
 #endif

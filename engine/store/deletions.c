@@ -1,4 +1,4 @@
-#include "engine/store/deletions.h"
+#include "engine/store/manifests.h"
 
 #include <stdio.h>
 

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/manifest_set.h"
+#include "engine/store/manifests.h"
 
 static const manifest_entry *end_of(const manifest_set *n) {
     return n->items + n->count;

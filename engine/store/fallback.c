@@ -4,8 +4,8 @@
  */
 #include <stdio.h>
 
-#include "engine/common/run_names.h"
-#include "engine/store/store.h"
+#include "engine/common/common.h"
+#include "engine/store/handle.h"
 
 typedef struct previous_query {
     ckd_checkpoint *out;

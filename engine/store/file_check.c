@@ -1,9 +1,9 @@
-#include "engine/store/file_check.h"
+#include "engine/store/damage.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/file_scan.h"
+#include "engine/store/view.h"
 
 /*
  * Names the tensors in a damaged bundle. Only decoding shows which of them suffered. If the bundle's headers are

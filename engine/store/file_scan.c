@@ -1,11 +1,11 @@
-#include "engine/store/file_scan.h"
+#include "engine/store/view.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codec/common/wire.h"
+#include "codec/common/common.h"
 #include "engine/store/damage.h"
-#include "engine/store/manifest_set.h"
+#include "engine/store/manifests.h"
 
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err) {
     ckd_status status = chunk_check_record(c, r, err);

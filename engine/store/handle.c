@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 
 #define DEFAULT_LOCK_TIMEOUT_MS 30000
 

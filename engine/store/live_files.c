@@ -1,8 +1,8 @@
-#include "engine/store/live_files.h"
+#include "engine/store/damage.h"
 
 #include <stdlib.h>
 
-#include "engine/store/manifest_set.h"
+#include "engine/store/manifests.h"
 
 static ckd_status add_files(live_files *f, const manifest *m, const manifest_name *name, bool in_trash,
                             ckd_error *err) {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 
 #define TELL_AFTER_MS 1000
 

@@ -1,4 +1,4 @@
-#include "engine/store/manifest_set.h"
+#include "engine/store/manifests.h"
 
 #include <stdio.h>
 #include <stdlib.h>

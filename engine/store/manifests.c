@@ -1,7 +1,7 @@
 /* Reads manifests, and lists those that count. */
 #include <stdlib.h>
 
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 
 ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
                                uint32_t generation, ckd_error *err) {

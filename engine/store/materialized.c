@@ -1,4 +1,4 @@
-#include "engine/store/materialized.h"
+#include "engine/store/view.h"
 
 #include <stdio.h>
 #include <stdlib.h>

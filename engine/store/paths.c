@@ -141,17 +141,17 @@ pathname path_setting(const char *store, const setting_name *name) {
     return path_of(store, DIR_SETTINGS, file);
 }
 
-pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix) {
+pathname path_parity(const char *store, const ckd_id *group_id, uint32_t row, const char *suffix) {
     char hex[CKD_ID_TEXT], name[96];
-    ckd_id_text(hex, group);
+    ckd_id_text(hex, group_id);
     snprintf(name, sizeof(name), "%s.%" PRIu32 ".ckp%s", hex, row, suffix);
     return path_of(store, DIR_PARITY, name);
 }
 
-bool parity_name_parse(ckd_id *group, uint32_t *row, const char *name) {
+bool parity_name_parse(ckd_id *group_id, uint32_t *row, const char *name) {
     uint64_t number;
     size_t length = strlen(name), hex = CKD_ID_TEXT - 1;
-    if (length < hex + 6 || !id_parse(group, name) || name[hex] != '.' ||
+    if (length < hex + 6 || !id_parse(group_id, name) || name[hex] != '.' ||
         strcmp(name + length - 4, ".ckp") != 0 ||
         !parse_decimal(&number, name + hex + 1, length - hex - 5, UINT32_MAX)) {
         return false;

@@ -1,8 +1,8 @@
 /* Cleans up after writers that died. Their intents say what they were writing. */
 #include <stdlib.h>
 
-#include "engine/store/deletions.h"
-#include "engine/store/store.h"
+#include "engine/store/manifests.h"
+#include "engine/store/handle.h"
 
 /* All chunk files that a manifest names, sorted by id. unknown: a manifest is unreadable, so nothing may be removed. */
 typedef struct named_files {

@@ -1,4 +1,4 @@
-#include "engine/store/settings.h"
+#include "engine/store/manifests.h"
 
 #include <stdio.h>
 #include <stdlib.h>

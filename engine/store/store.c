@@ -1,6 +1,6 @@
 /* Opens and creates a store. */
-#include "engine/store/materialized.h"
-#include "engine/store/store.h"
+#include "engine/store/view.h"
+#include "engine/store/handle.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,10 @@
-#include "engine/store/vanished.h"
+#include "engine/store/damage.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "codec/chunk/chunk.h"
-#include "engine/store/deletions.h"
+#include "engine/store/manifests.h"
 
 static bool has_id(const bytes *ids, const ckd_id *id) {
     return id_among(id, (const ckd_id *)(const void *)ids->data, ids->size / sizeof(*id));

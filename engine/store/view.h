@@ -1,13 +1,14 @@
+#ifndef ENGINE_STORE_VIEW_H
+#define ENGINE_STORE_VIEW_H
+
+#include "codec/chunk/chunk.h"
+#include "engine/common/common.h"
+#include "engine/store/handle.h"
+
 /*
  * A view: one checkpoint opened for reading. Finds its tensors, shards and blocks by name and position. Immutable once
- * open, so threads share it. Internal to engine/.
+ * open, so threads share it.
  */
-#ifndef ENGINE_VIEW_H
-#define ENGINE_VIEW_H
-
-#include "codec/chunk/measures.h"
-#include "engine/common/region.h"
-#include "engine/store/store.h"
 
 typedef struct view_block {
     const record *record;
@@ -232,5 +233,100 @@ ckd_status view_parent_block(const view_block **out, const view **in, view_cache
                              const view_block *b, ckd_error *err);
 /* Returns CORRUPT and names the block. */
 ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *what);
+
+/* The closure of a checkpoint: all records that a load of it reads. */
+
+/* Called once for each record of the closure. `in`: the view that holds it. */
+typedef ckd_status (*closure_fn)(void *context, const view *in, const view_block *b, ckd_error *err);
+
+/*
+ * Visits everything that the blocks of a root build on, down to the last record, in the files that its manifest names.
+ * Reads no payload. Errors: CORRUPT (a record or values that something builds on are missing, or have another content
+ * hash), those of views_within and `visit`, NOMEM.
+ */
+ckd_status closure_visit(view_cache *cache, const view *root, closure_fn visit, void *context,
+                         ckd_error *err);
+
+/* The same for one block of a view, which need not be a root. */
+ckd_status closure_visit_block(view_cache *cache, const view *in, const view_block *b, closure_fn visit,
+                               void *context, ckd_error *err);
+
+/*
+ * Proves with closure_visit that the closure is complete. Then removes from m->files every older file without a record
+ * of the closure. m->files are those of root's manifest, or more; own files stay. Errors: as closure_visit.
+ */
+ckd_status closure_name_files(manifest *m, view_cache *cache, const view *root, ckd_error *err);
+
+/* Reads chunk files in full and compares every stored byte with its checksum, without decoding. */
+
+/* Checks one record of c->outer: its header, and its payload, which stays in `payload`. Errors: CORRUPT, IO, NOMEM. */
+ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err);
+
+/* Checkpoints that were read in full before a deletion. Zero-initialise; release with safe_reading_free. */
+typedef struct safe_reading {
+    ckd_id *checkpoints;
+    size_t count, capacity;
+    scrubbed_files files;
+} safe_reading;
+void safe_reading_free(safe_reading *r);
+/*
+ * Ensures that a policy leaves intact checkpoints behind. For every run that loses a checkpoint, reads the newest that
+ * stay (CKD_KEPT_SAFETY) and everything they depend on. Skips files that the catalog says were read within the last
+ * `trusted_s` seconds, and those in *done. Adds the rest to *done. Waits up to timeout_ms for the reader lock. Errors:
+ * CORRUPT (one of them is damaged), UNSUPPORTED, BUSY, IO, NOMEM.
+ */
+ckd_status read_safe_through(safe_reading *done, ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
+                             uint32_t timeout_ms, ckd_error *err);
+/* Whether *done has every checkpoint that read_safe_through would read for the plan. */
+bool safe_all_read(const safe_reading *done, const ckd_prune *plan);
+
+/* ---- copying records unchanged from one chunk file to another ---- */
+/*
+ * Called for each record of a file in copying order, one checkpoint after the other. Bundles are replaced by their
+ * members.
+ */
+typedef ckd_status (*record_fn)(void *context, const chunk *c, const record *r, ckd_error *err);
+
+/*
+ * Skips bundles that cannot be unpacked, as no reader could open their checkpoints. Errors: those of `each`, IO, NOMEM.
+ */
+ckd_status chunk_each_record(chunk *c, record_fn each, void *context, ckd_error *err);
+
+/* State between copied records. Zero-initialise for each source file; the caller frees the payload. */
+typedef struct record_copier {
+    bytes payload;
+    const record *checked; /* the last bundle that was verified */
+} record_copier;
+/* Appends a record of c. Errors: CORRUPT (its payload or its bundle is damaged), IO, NOSPACE, NOMEM. */
+ckd_status record_copy(record_copier *k, chunk_writer *to, const chunk *c, const record *r, ckd_error *err);
+
+/* Equal for records of the same values with the same coding, in any file. */
+uint64_t record_hash(const record *r);
+
+/*
+ * Materialized copies: blocks of a run's newest checkpoint stored once more, coded on their own, so that a restart and
+ * the next save need not walk their chains. They lie in data/k, named by the checkpoint, and are written without
+ * syncing. They are removed when the run's next checkpoint has its own, or when a save needs their space. Nothing
+ * depends on them, and any may be missing or damaged. A reader uses a copy only if its content hash is that of the
+ * block.
+ */
+
+/* STORE/data/k/CHECKPOINT.RANK.ckd. writer: gives its temporary name instead; NULL: the final name. */
+pathname path_materialized(const char *store, const ckd_id *checkpoint, uint32_t rank, const ckd_id *writer);
+
+/* Attaches the materialized copies that exist to the view's blocks. Errors: NOMEM. */
+ckd_status materialized_attach(view *v, const char *store_path, ckd_error *err);
+
+/*
+ * Removes copies of checkpoints that are no longer the newest of their run or not in the catalog, and leftovers of dead
+ * writers. Under the publish lock and the store's mutex.
+ */
+void materialized_evict(ckd_store *store);
+
+/*
+ * Removes all copies, also those being written, as nobody depends on them. Needs no lock. Returns whether there were
+ * any. Space of copies that a view has open is freed only after views_drop_materialized.
+ */
+bool materialized_drop_all(ckd_store *store);
 
 #endif

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/common/coverage_check.h"
+#include "engine/common/common.h"
 #include "engine/store/view.h"
 
 /* ---- arranging: by tensor, region, position ---- */

@@ -1,8 +1,6 @@
 /* Views of several checkpoints by id: roots, and checkpoints within them. */
 #include <stdlib.h>
 
-#include "engine/store/closure.h"
-#include "engine/store/materialized.h"
 #include "engine/store/view.h"
 
 void views_init(view_cache *cache, ckd_store *store) {

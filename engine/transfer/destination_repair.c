@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/damage.h"
-#include "engine/integrity/repair.h"
-#include "engine/transfer/transfer.h"
+#include "engine/store/store.h"
+#include "engine/integrity/integrity.h"
+#include "engine/transfer/internal.h"
 
 /* A file that an item names. */
 typedef struct use {

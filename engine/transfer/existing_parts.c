@@ -2,7 +2,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/file_scan.h"
+#include "engine/transfer/internal.h"
+#include "engine/store/store.h"
 #include "engine/transfer/parts.h"
 
 enum { PREFIX = 8 };

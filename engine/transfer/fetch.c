@@ -5,11 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/common/rate_limiter.h"
-#include "engine/store/damage.h"
-#include "engine/store/file_check.h"
-#include "engine/store/file_scan.h"
-#include "engine/transfer/transfer.h"
+#include "engine/common/common.h"
+#include "engine/store/store.h"
+#include "engine/transfer/internal.h"
 
 #define WRITE_BUFFER ((size_t)1 << 20)
 #define ABANDONED_NS (UINT64_C(7) * 24 * 3600 * 1000000000)

@@ -13,9 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/closure.h"
-#include "engine/store/damage.h"
-#include "engine/store/file_scan.h"
+#include "engine/transfer/internal.h"
+#include "engine/store/store.h"
 #include "engine/transfer/parts.h"
 
 #define MOSTLY_READ 0.9

@@ -3,9 +3,8 @@
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
-#include "engine/store/damage.h"
-#include "engine/store/manifest_set.h"
-#include "engine/transfer/transfer.h"
+#include "engine/store/store.h"
+#include "engine/transfer/internal.h"
 
 /* The checkpoints of a store. */
 typedef struct listing {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/transfer/transfer.h"
+#include "engine/transfer/internal.h"
 
 ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err) {
     ckd_status status = t->options->dry_run ? CKD_OK : transfer_count_bytes(t, err);

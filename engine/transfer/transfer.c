@@ -2,10 +2,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/closure.h"
-#include "engine/store/damage.h"
-#include "engine/decode/cost.h"
-#include "engine/transfer/transfer.h"
+#include "engine/store/store.h"
+#include "engine/decode/decode.h"
+#include "engine/transfer/internal.h"
 
 /* ---- the intent ---- */
 
@@ -519,8 +518,8 @@ static ckd_status check(const ckd_store *to, const ckd_store *from, const ckd_co
     return o->dry_run ? CKD_OK : store_check_writable(to, err);
 }
 
-ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,
-                    size_t count, const ckd_copy_options *options, ckd_error *err) {
+ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_copy_options *options,
+                    ckd_error *err) {
     ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
     ckd_copy_result *result = NULL;
     if (out) {
@@ -534,8 +533,8 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     transfer t = {.to = to,
                   .from = from,
                   .options = &o,
-                  .asked = checkpoints,
-                  .asked_count = count,
+                  .asked = o.checkpoints,
+                  .asked_count = o.checkpoints ? o.count : 0,
                   .begun_ns = clock_monotonic_ns(),
                   .scrubbed.at_ns = clock_wall_ns()};
     status = run(&t, err);

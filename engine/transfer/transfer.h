@@ -13,11 +13,10 @@
  * A manifest that names parts is proven in the destination before it is published: the files that it names hold
  * everything that a load reads.
  */
-#ifndef ENGINE_TRANSFER_H
-#define ENGINE_TRANSFER_H
+#ifndef ENGINE_TRANSFER_TRANSFER_H
+#define ENGINE_TRANSFER_TRANSFER_H
 
-#include "engine/common/hash_set.h"
-#include "engine/store/manifest_set.h"
+#include "engine/common/common.h"
 #include "engine/store/store.h"
 
 typedef struct transfer_item {
@@ -103,79 +102,6 @@ typedef struct transfer {
     uint64_t mended_files, mended_bytes; /* of checkpoints that the destination had */
     bool has_intent, undecided;          /* undecided: only recovery can tell whether a manifest counts */
 } transfer;
-
-/*
- * Reads what the destination has, and drops an older plan. Unless this is a dry run, the caller holds the
- * destination's publish lock and mutex, with its catalog in step.
- */
-ckd_status transfer_look(transfer *t, ckd_error *err);
-/*
- * Fills items and dead from both lists. The caller holds the source's reader lock, and not the destination's mutex:
- * reading the source takes the source's mutex, and another copy may go the other way.
- */
-ckd_status transfer_plan(transfer *t, ckd_error *err);
-/*
- * Fills files, parts and total from the items. The caller holds the reader locks of both stores, so existing files
- * stay.
- */
-ckd_status transfer_plan_files(transfer *t, ckd_error *err);
-/* Sets total, and the bytes that each item adds: planned before the copy, actual after it. Errors: NOMEM. */
-ckd_status transfer_count_bytes(transfer *t, ckd_error *err);
-void transfer_plan_free(transfer *t); /* frees the whole plan */
-transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
-const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id);
-static inline bool transfer_moves(const transfer_item *item) {
-    return item->state == CKD_COPY_MOVED;
-}
-
-/* Leaves out an item that cannot be copied; others go on. */
-void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why);
-
-/* ---- parts.c ---- */
-/*
- * Reads which records the items need of files that the destination lacks. If that is less than most of a file, their
- * manifests name parts of it instead. Items with damaged records are left out. Errors: IO, NOMEM.
- */
-ckd_status transfer_choose_parts(transfer *t, ckd_error *err);
-const transfer_part *transfer_find_part(const transfer *t, const ckd_id *id); /* NULL: there is none */
-void transfer_parts_free(transfer *t);
-
-/* ---- fetch.c ---- */
-/* Adds the item and the source to an error message about damage. */
-ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err);
-pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
-/*
- * Brings the file to data/x of the destination, complete, durable and verified, unless data/c has it undamaged.
- * CORRUPT: the file, or what it has of the item, is damaged.
- */
-ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
-/* Brings a file that is damaged or missing in data/c to data/x, whole. */
-ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
-/*
- * Is the file in data/c of the destination the one that its manifest names? all: checks every record; otherwise only
- * header, index and footer.
- */
-ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, ckd_error *err);
-/* Does the source have this file? Checks header, index and footer. Errors: CORRUPT. */
-ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, const transfer_item *item,
-                                   ckd_error *err);
-
-/* ---- destination_repair.c ---- */
-/*
- * Checks the files of items in this state (PRESENT or RESTORED) in the destination, and brings those that are
- * damaged or missing there. Items whose files the source cannot replace become LEFT. The caller holds the
- * destination's reader lock, and not its publish lock. With dry_run it only counts.
- */
-ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_error *err);
-/* Moves the LEFT ones from t->dead to t->refused. The next plan leaves them out, too. */
-ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err);
-/* Why the checkpoint was refused. NULL: it was not. */
-const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint);
-void transfer_refused_free(transfer *t);
-/* ---- result.c ---- */
-ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err);
-/* Returns CKD_OK, or the error of the first checkpoint that was left out. */
-ckd_status transfer_skipped(const transfer *t, ckd_error *err);
 
 /* ---- fetch.c, too ---- */
 /* Makes data/x, and excludes other copies from the same source. Errors: BUSY. */

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 #include <unistd.h>
 
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
@@ -204,7 +204,7 @@ static void test_calls_of_a_store(void **state) {
         mark(store, &saved[2].id);
         snprintf(name, sizeof(name), "copy%zu", f);
         open_as(&copy, *state, name, CKD_OPEN_CREATE);
-        SUCCEEDS(ckd_copy(&copied, copy, store, NULL, 0, NULL, &err));
+        SUCCEEDS(ckd_copy(&copied, copy, store, NULL, &err));
         ckd_copy_result_free(copied);
         ckd_store_close(copy);
         remove_some(store, &saved[4].id);

@@ -375,7 +375,7 @@ static ckd_status sized_prune_delete(open_things *w, ckd_error *err) {
 static ckd_status sized_copy(open_things *w, ckd_error *err) {
     ckd_copy_options o = {.struct_size = w->size};
     ckd_copy_result *result;
-    return ckd_copy(&result, w->store, w->store, NULL, 0, &o, err);
+    return ckd_copy(&result, w->store, w->store, &o, err);
 }
 
 typedef ckd_status (*sized_call)(open_things *w, ckd_error *err);

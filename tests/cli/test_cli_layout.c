@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "cli/layout/layout.h"
-#include "cli/files/cast.h"
+#include "cli/files/files.h"
 #include "tests/support/xorshift.h"
 
 static layout *parse(const char *text) {

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "cli/output/lossy_errors.h"
+#include "cli/output/output.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 

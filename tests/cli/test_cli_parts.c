@@ -13,12 +13,8 @@
 #include <cmocka.h>
 
 #include "cli/commands/damage.h"
-#include "cli/output/options.h"
-#include "cli/files/output_file.h"
-#include "cli/output/progress.h"
-#include "cli/files/regions.h"
-#include "cli/files/roles.h"
-#include "cli/output/text.h"
+#include "cli/output/output.h"
+#include "cli/files/files.h"
 
 #define SECOND UINT64_C(1000000000)
 

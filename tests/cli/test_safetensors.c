@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "cli/files/safetensors.h"
+#include "cli/files/files.h"
 
 #define ENTRY(dtype, shape, begin, end) \
     "{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"

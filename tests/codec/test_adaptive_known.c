@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/entropy/adaptive.h"
+#include "codec/entropy/entropy.h"
 
 static adaptive_scratch models;
 

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <zstd.h>
 
-#include "codec/entropy/codings.h"
+#include "codec/entropy/entropy.h"
 
 #define GUARD 32
 

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "codec/common/erasure.h"
+#include "codec/common/common.h"
 #include "tests/support/xorshift.h"
 
 enum { SIZE = 777, COLUMNS = 11, ROWS = 5 };

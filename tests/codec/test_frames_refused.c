@@ -14,9 +14,8 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "codec/common/cpu.h"
+#include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
-#include "codec/common/wire.h"
 
 /* ---- the portable loops: the same sources, under other names, for a processor without AVX2 ---- */
 

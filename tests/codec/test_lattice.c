@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/entropy/adaptive.h"
-#include "codec/common/wire.h"
+#include "codec/entropy/entropy.h"
+#include "codec/common/common.h"
 #include "tests/support/lattices.h"
 #include "tests/support/xorshift.h"
 

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "codec/metadata/wire.h"
+#include "codec/metadata/metadata.h"
 #include "tests/support/samples.h"
 
 static const ckd_id store_id = {{0xaa, 0xbb}};

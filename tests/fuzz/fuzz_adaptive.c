@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/entropy/adaptive.h"
+#include "codec/entropy/entropy.h"
 #include "tests/support/fuzz.h"
 
 static adaptive_scratch models;

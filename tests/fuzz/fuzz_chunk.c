@@ -6,7 +6,7 @@
 
 #include "codec/chunk/bundle.h"
 #include "codec/chunk/wire.h"
-#include "codec/chunk/measures.h"
+#include "codec/chunk/chunk.h"
 #include "codec/chunk/record_wire.h"
 #include "tests/support/fuzz.h"
 #include "tests/support/fuzz_file.h"

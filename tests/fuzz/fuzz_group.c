@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/metadata/group.h"
+#include "codec/metadata/metadata.h"
 #include "kernels/cpu.h"
 #include "tests/support/fuzz.h"
 

@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "codec/metadata/wire.h"
+#include "codec/metadata/metadata.h"
 #include "codec/parity/parity.h"
 #include "tests/support/fuzz.h"
 

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/ranks/plan.h"
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 #include "tests/support/fuzz.h"
 
 enum { ASKED = 64 }; /* regions of a rank, and ranks, of which a plan is asked */

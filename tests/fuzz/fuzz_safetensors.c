@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/files/safetensors.h"
+#include "cli/files/files.h"
 #include "tests/support/fuzz.h"
 
 static void check(int good) {

@@ -272,7 +272,11 @@ static void copy_away(ckd_store *store) {
     ckd_store *to = open_at(other, CKD_OPEN_CREATE);
     if (to && ckd_store_list(&list, store, NULL, NULL) == CKD_OK) {
         for (size_t i = 0; i < list->count && i < CHECKPOINTS_MAX; i++) {
-            (void)ckd_copy(&done, to, store, &list->items[i].id, 1, NULL, NULL);
+            (void)ckd_copy(&done, to, store,
+                           &(ckd_copy_options){.struct_size = sizeof(ckd_copy_options),
+                                               .checkpoints = &list->items[i].id,
+                                               .count = 1},
+                           NULL);
             ckd_copy_result_free(done);
         }
         ckd_checkpoint_list_free(list);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/entropy/codings.h"
+#include "codec/entropy/entropy.h"
 #include "tests/support/fuzz.h"
 
 #define HEADER    4

@@ -419,11 +419,12 @@ static void test_residuals_and_integers(void **state) {
             words residual = words_new(n, 3), q = words_new(n, 1), again = words_new(n, 2),
                   q_again = words_new(n, 3);
             lattice_run run = any_run(form & 1 ? floats(&steps) : NULL);
-            const float *part = form & 2 ? floats(&low) : NULL;
+            const float *which_part = form & 2 ? floats(&low) : NULL;
             const float up[3] = {form % 5 ? 0.5f + (float)(form % 4) / 8 : INFINITY, 0.5f,
                                  form % 3 ? 0.625f : 0.5f};
-            k->lattice_residual(floats(&residual), floats(&now), floats(&before), part, n, &run);
-            kernels_cpu()->lattice_residual(floats(&again), floats(&now), floats(&before), part, n, &run);
+            k->lattice_residual(floats(&residual), floats(&now), floats(&before), which_part, n, &run);
+            kernels_cpu()->lattice_residual(floats(&again), floats(&now), floats(&before), which_part, n,
+                                            &run);
             same_bits(&residual, again.at, k, "lattice_residual");
             k->quantise(integers(&q), floats(&residual), up, n);
             kernels_cpu()->quantise(integers(&q_again), floats(&residual), up, n);

@@ -318,7 +318,7 @@ static ckd_status call_copy(action *a, ckd_error *err) {
     ckd_store *source;
     ckd_status status = scene_open(&source, a->source, CKD_OPEN_READ, err);
     if (status == CKD_OK) {
-        status = ckd_copy(NULL, a->store, source, NULL, 0, NULL, err);
+        status = ckd_copy(NULL, a->store, source, NULL, err);
         ckd_store_close(source);
     }
     return status;

@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_BUNDLED_H
 #define TESTS_SUPPORT_BUNDLED_H
 
-#include "codec/chunk/measures.h"
+#include "codec/chunk/chunk.h"
 
 /*
  * Writes the chunk files of every checkpoint of the store anew, with bundles, and publishes its next generation; old manifests and files

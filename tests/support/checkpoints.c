@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "engine/common/region.h"
+#include "engine/common/common.h"
 
 static uint64_t next_random(uint64_t *state) { /* splitmix64 (Steele, Lea, Flood 2014) */
     uint64_t z = *state += 0x9e3779b97f4a7c15u;

@@ -3,7 +3,7 @@
 #define TESTS_SUPPORT_DEVICE_LINES_H
 
 #include "codec/entropy/symbols_work.h"
-#include "engine/device/dense.h"
+#include "engine/device/internal.h"
 #include "tests/support/device_arrays.h"
 
 static symbols_workspace *work;
@@ -17,9 +17,9 @@ static const size_t block_lengths[] = {0,    1,    31,   32,   33,   255,  256, 
 UNUSED static void elements(device_operation operation, ckd_dtype dtype, void *to, const void *from,
                             const void *first, size_t n) {
     device_elements what = {operation, dtype, CKD_DTYPE_NONE, NULL};
-    device_span span = {to, from, first, NULL, n};
+    device_span whole_span = {to, from, first, NULL, n};
     bool known;
-    must(backend->elements(&queue, &known, &what, &span, 1, &why));
+    must(backend->elements(&queue, &known, &what, &whole_span, 1, &why));
     assert_true(known);
 }
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/device/pack.h"
+#include "engine/device/internal.h"
 #include "kernels/scalar_lattice.h"
 #include "tests/support/device_arrays.h"
 
@@ -39,14 +39,15 @@ static void *room(uint64_t size) {
 static int32_t *some_integers(uint64_t n, spread how, uint32_t most, bool levels) {
     int32_t *q = room(n * sizeof(*q));
     for (uint64_t i = 0; i < n; i++) {
-        uint32_t group = (uint32_t)(i / DEVICE_GROUP), width = how == EQUAL          ? most
-                                                               : how == ANY          ? group * 7 % (most + 1)
-                                                               : next_random() % 200 ? 0
-                                                                                     : most;
+        uint32_t which_group = (uint32_t)(i / DEVICE_GROUP), width = how == EQUAL ? most
+                                                                     : how == ANY
+                                                                         ? which_group * 7 % (most + 1)
+                                                                     : next_random() % 200 ? 0
+                                                                                           : most;
         int32_t largest = width ? (int32_t)((UINT32_C(1) << (width - 1)) - 1) : 0;
         q[i] = largest ? (int32_t)(next_random() % (2 * (uint64_t)largest + 1)) - largest : 0;
         q[i] = largest && next_random() % 64 == 0 ? (next_random() % 2 ? largest : -largest) : q[i];
-        q[i] = levels && next_random() % (group % 2 ? 3 : 300) == 0 ? LEVEL_ZERO : q[i];
+        q[i] = levels && next_random() % (which_group % 2 ? 3 : 300) == 0 ? LEVEL_ZERO : q[i];
     }
     return q;
 }

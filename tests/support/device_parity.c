@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "engine/lossy/moment_pair.h"
+#include "engine/lossy/lossy.h"
 #include "kernels/scalar_moments.h"
 #include "tests/support/device_arrays.h"
 
@@ -1018,23 +1018,23 @@ static void test_errors(void **state) {
 
 /* ---- moments ---- */
 
-static array halves_new(const array *from, size_t n, lossy_part part, bool decoded) {
+static array halves_new(const array *from, size_t n, lossy_part which_part, bool decoded) {
     array halves = array_new(n, sizeof(uint16_t), 1);
     const float *values = (const float *)(const void *)from->device;
-    device_halves h = {(uint16_t *)(void *)halves.device, values, n, part == LOSSY_SECOND, decoded};
+    device_halves h = {(uint16_t *)(void *)halves.device, values, n, which_part == LOSSY_SECOND, decoded};
     must(backend->halves(&queue, &h, &why));
     uint16_t *want = malloc(n * sizeof(*want) + 1);
     assert_non_null(want);
     array_take(&halves, halves.host);
-    pair_record(want, part, decoded, (const float *)(const void *)from->host, n);
+    pair_record(want, which_part, decoded, (const float *)(const void *)from->host, n);
     assert_memory_equal(halves.host, want, n * sizeof(*want));
     free(want);
     return halves;
 }
 
 /* The largest updates, and whether one is beyond a limit, which is that of the first eps times `of_largest`. */
-static void compare_updates(size_t n, lossy_part part, double of_largest) {
-    bool is_second = part == LOSSY_SECOND;
+static void compare_updates(size_t n, lossy_part which_part, double of_largest) {
+    bool is_second = which_part == LOSSY_SECOND;
     array here = array_new(n, 4, 1), from = array_new(n, 4, 0), found = array_new(3, 8, 0);
     fill_floats(&here, 1e-4f, is_second);
     fill_floats(&from, 1e-3f, !is_second);
@@ -1046,7 +1046,7 @@ static void compare_updates(size_t n, lossy_part part, double of_largest) {
     const float *values = (const float *)(const void *)here.host;
     pair_bound bounds[PAIR_BOUNDS] = {{.eps = 1e-8}, {.eps = 3e-10}};
     double want[PAIR_BOUNDS] = {0}, got[PAIR_BOUNDS + 1];
-    pair_largest(want, part, values, halves, n, bounds);
+    pair_largest(want, which_part, values, halves, n, bounds);
     double per = 1 / (of_largest * want[0]);
     device_updates u = {.here = (const float *)(const void *)here.device,
                         .other = (const uint16_t *)(const void *)other.device,

@@ -1,5 +1,6 @@
 #include <math.h>
 
+#include "engine/device/internal.h"
 #include "tests/support/device_lines.h"
 #include "tests/support/device_streams.h"
 

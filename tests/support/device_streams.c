@@ -1,3 +1,4 @@
+#include "engine/device/internal.h"
 #include "tests/support/device_streams.h"
 
 #include "tests/support/device_blocks.h"

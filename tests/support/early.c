@@ -11,7 +11,7 @@
 
 #include "base/file.h"
 #include "codec/metadata/metadata.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/scenes.h"
 
 static void make_early(const char *path, const ckd_id *store) {

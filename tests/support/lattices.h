@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_LATTICES_H
 #define TESTS_SUPPORT_LATTICES_H
 
-#include "engine/decode/lattice_values.h"
+#include "engine/decode/decode.h"
 
 /* The integer of element i, wherever it is. */
 int32_t lattices_integer(const lattice_block *b, uint64_t i);

@@ -70,10 +70,19 @@ void pair_make_source(const pair *p) {
     ckd_store_close(store);
 }
 
+static ckd_copy_options options_of(const ckd_id *ids, size_t count, const ckd_copy_options *o) {
+    ckd_copy_options all = CKD_COPY_OPTIONS_INIT;
+    all = o ? *o : all;
+    all.checkpoints = ids;
+    all.count = count;
+    return all;
+}
+
 ckd_copy_result *pair_copy(pair *p, const ckd_id *ids, size_t count, const ckd_copy_options *o) {
     ckd_copy_result *r;
     ckd_error err = {0};
-    if (ckd_copy(&r, p->to, p->from, ids, count, o, &err) != CKD_OK) {
+    ckd_copy_options all = options_of(ids, count, o);
+    if (ckd_copy(&r, p->to, p->from, &all, &err) != CKD_OK) {
         fail_msg("copy: %s (%s)", err.message, err.file);
     }
     return r;
@@ -90,7 +99,8 @@ void pair_refused(pair *p, const ckd_id *ids, size_t count, const ckd_copy_optio
                   const char *what) {
     ckd_copy_result *r = (ckd_copy_result *)p;
     ckd_error err = {0};
-    assert_int_equal(ckd_copy(&r, p->to, p->from, ids, count, o, &err), wanted);
+    ckd_copy_options all = options_of(ids, count, o);
+    assert_int_equal(ckd_copy(&r, p->to, p->from, &all, &err), wanted);
     assert_null(r);
     assert_int_equal(err.status, wanted);
     if (!strstr(err.message, what)) {
@@ -102,7 +112,12 @@ ckd_copy_result *pair_leaves(pair *p, const ckd_id *ids, size_t count, ckd_statu
                              const char *what) {
     ckd_copy_result *r;
     ckd_error err = {0};
-    assert_int_equal(ckd_copy(&r, p->to, p->from, ids, count, NULL, &err), wanted);
+    assert_int_equal(
+        ckd_copy(
+            &r, p->to, p->from,
+            &(ckd_copy_options){.struct_size = sizeof(ckd_copy_options), .checkpoints = ids, .count = count},
+            &err),
+        wanted);
     assert_non_null(r);
     assert_int_equal(r->left, left);
     if (!strstr(err.message, what)) {

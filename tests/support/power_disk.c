@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/marks.h"
 #include "tests/support/scenes.h"
 #include "tests/support/survivors.h"

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/compactions.h"
 #include "tests/support/early.h"
 #include "tests/support/fingerprints.h"
@@ -170,7 +170,7 @@ static void make_source(const disk *d, char from[1024]) {
 static ckd_status copy_all(disk *d, const char *from, ckd_error *err) {
     ckd_store *source, *store = disk_open(d, CKD_OPEN_CREATE);
     disk_must(scene_open(&source, from, CKD_OPEN_READ, err), err);
-    ckd_status status = ckd_copy(NULL, store, source, NULL, 0, NULL, err);
+    ckd_status status = ckd_copy(NULL, store, source, NULL, err);
     ckd_store_close(source);
     ckd_store_close(store);
     return status;

@@ -18,7 +18,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "codec/metadata/metadata.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 
 /* ---- the state ---- */
 

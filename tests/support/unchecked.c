@@ -2,7 +2,7 @@
  * Stands in for codec/common/wire_matches.c in fuzzers and their replays: every checksum and content hash matches, so that inputs reach
  * what is behind them.
  */
-#include "codec/common/wire.h"
+#include "codec/common/common.h"
 
 bool wire_hash_matches(uint64_t stored, uint64_t computed) {
     (void)stored;

@@ -29,6 +29,10 @@ clean_tree() {
         >"$tree/cli/main.c"
     printf '#include "engine/store.h"\n#include "codec/codec.h"\n#include <sqlite3.h>\n' >"$tree/tests/test_x.c"
     printf '#include "ckptdelta.h"\n#include "codec/codec.h"\n#include <zstd.h>\n' >"$tree/bench/bench_x.c"
+    mkdir -p "$tree/engine/save" "$tree/engine/store"
+    printf '#include "engine/store/store.h"\n#include "engine/save/save.h"\n#include "engine/save/private.h"\n' >"$tree/engine/save/room.c"
+    printf '#include "engine/store/view.h"\n' >"$tree/tests/test_view.c"
+    printf 'int six(int a, int (*b)(int, int), int c, int d, int e,\n        int f) {\n    return a;\n}\n' >"$tree/engine/save/six.c"
 }
 
 fail() {
@@ -75,6 +79,9 @@ finds examples/new.c 1 '#include "base/file.h"'
 finds bench/new.c 1 '#include "catalog/catalog.h"'
 # Rooms: one that uses a room above it, a folder that is no room, and a call that no include shows.
 finds engine/store/new.c 1 '#include "engine/decode/values.h"'
+finds engine/save/new.c 1 '#include "engine/store/view.h"'
+finds engine/new.c 1 '#include "engine/store/view.h"'
+finds engine/store/new.c 1 '#include "codec/chunk/record.h"'
 finds codec/common/new.c 1 '#include "codec/chunk/chunk.h"'
 finds cli/files/new.c 1 '#include "cli/commands/commands.h"'
 finds engine/parlour/new.c 1 'int x;'
@@ -132,6 +139,7 @@ finds codec/new.c 2 'void f(void) {\n    assert(x);\n}'
 finds base/new.c 2 'void f(void) {\n    p = mmap(0);\n}'
 
 lines() { awk -v n="$1" -v text="$2" 'BEGIN { while (n-- > 0) printf "%s\\n", text }'; }
+finds engine/new.c 1 'int f(int a, int b, int c,\n      int (*d)(int, int), int e, int f, int g) {\n    return a;\n}'
 finds engine/new.c 601 "$(lines 600 '')int x;"
 finds engine/new.c 1 "void f(void) {\\n$(lines 59 '    x();')}"
 finds cli/new.c 3 "void f(int a,\\n       int b)\\n{\\n$(lines 59 '    x();')}"

@@ -14,7 +14,7 @@
 #include "codec/chunk/chunk.h"
 #include "codec/metadata/metadata.h"
 #include "engine/store/paths.h"
-#include "engine/common/coverage_check.h"
+#include "engine/common/common.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 

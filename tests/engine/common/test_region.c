@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "engine/common/region.h"
+#include "engine/common/common.h"
 
 static uint64_t state = 88172645463325252u;
 static uint64_t random_below(uint64_t n) {

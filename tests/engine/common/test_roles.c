@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "include/ckptdelta.h"
-#include "engine/common/role_names.h"
+#include "engine/common/common.h"
 
 #define W  CKD_ROLE_WEIGHT
 #define M  CKD_ROLE_EXP_AVG

@@ -18,7 +18,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/rivals.h"
 #include "tests/support/scenes.h"

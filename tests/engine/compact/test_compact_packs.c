@@ -123,12 +123,16 @@ static void test_ranks_are_packed(void **state) {
     assert_int_equal(ckd_store_open(&other, path, CKD_OPEN_CREATE, NULL, NULL), CKD_OK);
     ckd_id one = checkpoint_at(store, SCENE_RUN, 4).id;
     ckd_copy_result *copied;
-    assert_int_equal(ckd_copy(&copied, other, store, &one, 1, NULL, NULL), CKD_OK);
+    assert_int_equal(ckd_copy(&copied, other, store,
+                              &(ckd_copy_options){
+                                  .struct_size = sizeof(ckd_copy_options), .checkpoints = &one, .count = 1},
+                              NULL),
+                     CKD_OK);
     assert_int_equal(copied->files, 2);
     ckd_copy_result_free(copied);
     assert_true(fingerprints_check(other, &before) >= 1);
     assert_int_equal(verify_damage(other), 0);
-    assert_int_equal(ckd_copy(&copied, other, store, NULL, 0, NULL, NULL), CKD_OK);
+    assert_int_equal(ckd_copy(&copied, other, store, NULL, NULL), CKD_OK);
     assert_int_equal(copied->files, 2 + 4 * 2); /* what the first one brought is there: the rest of the two */
     ckd_copy_result_free(copied);
     assert_int_equal(fingerprints_check(other, &before), 12);

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "engine/store/manifest_set.h"
+#include "engine/store/manifests.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/early.h"

@@ -103,8 +103,8 @@ static size_t copy_all(ckd_store *to, ckd_store *from, const fingerprints *befor
     ckd_copy_options dry = CKD_COPY_OPTIONS_INIT;
     size_t count = 0, had = fingerprints_check(to, before);
     dry.dry_run = 1;
-    assert_int_equal(ckd_copy(&would, to, from, NULL, 0, &dry, NULL), CKD_OK);
-    if (ckd_copy(&done, to, from, NULL, 0, NULL, &err) != CKD_OK) {
+    assert_int_equal(ckd_copy(&would, to, from, &dry, NULL), CKD_OK);
+    if (ckd_copy(&done, to, from, NULL, &err) != CKD_OK) {
         fail_msg("copy: %s", err.message);
     }
     assert_int_equal(would->count, done->count);
@@ -130,7 +130,12 @@ static void test_copies_of_it_load(void **state) {
         ckd_copy_result *done;
         ckd_id one = id_at(from, 8 + 8 * i);
         early[i] = copy_in(*state, i);
-        assert_int_equal(ckd_copy(&done, early[i], from, &one, 1, NULL, NULL), CKD_OK);
+        assert_int_equal(
+            ckd_copy(
+                &done, early[i], from,
+                &(ckd_copy_options){.struct_size = sizeof(ckd_copy_options), .checkpoints = &one, .count = 1},
+                NULL),
+            CKD_OK);
         assert_int_equal(done->count, 1);
         ckd_copy_result_free(done);
         assert_int_equal(verify_damage(early[i]), 0);
@@ -151,7 +156,12 @@ static void test_copies_of_it_load(void **state) {
     before = fingerprints_of(from);
     for (unsigned i = 0; i < COPIES; i++) {
         ckd_id one = id_at(from, 66 + 3 * i);
-        assert_int_equal(ckd_copy(NULL, early[i], from, &one, 1, NULL, NULL), CKD_OK);
+        assert_int_equal(
+            ckd_copy(
+                NULL, early[i], from,
+                &(ckd_copy_options){.struct_size = sizeof(ckd_copy_options), .checkpoints = &one, .count = 1},
+                NULL),
+            CKD_OK);
         fold_for_good(early[i], 24);
     }
     fold(from, 5);

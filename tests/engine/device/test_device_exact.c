@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "engine/device/reference.h"
+#include "engine/device/device.h"
 #include "engine/save/device.h"
 #include "tests/support/device_exact.h"
 #include "tests/support/level.h"

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/device/reference.h"
+#include "engine/device/device.h"
 #include "engine/save/save.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"

@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include "engine/device/reference.h"
+#include "engine/device/device.h"
 #include "tests/support/device_exact.h"
 #include "tests/support/level.h"
 #include "tests/support/tempdir.h"

@@ -13,7 +13,7 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/device/span_decode.h"
+#include "engine/device/device.h"
 #include "engine/load/load.h"
 #include "engine/save/save.h"
 #include "kernels/device_open.h"

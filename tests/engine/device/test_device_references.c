@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "engine/device/reference.h"
+#include "engine/device/device.h"
 #include "engine/session/session.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"

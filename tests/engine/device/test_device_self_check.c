@@ -11,7 +11,7 @@
 
 #include "base/file.h"
 #include "engine/save/device.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"

@@ -94,7 +94,7 @@ static void spoil(const device_trainer *t) {
 }
 
 static ckd_status add(ckd_session *s, const char *name, uint64_t rows, uint64_t columns, void *data,
-                      uint32_t group, const ckd_device *device, ckd_error *err) {
+                      uint32_t which_group, const ckd_device *device, ckd_error *err) {
     ckd_tensor d = CKD_TENSOR_INIT;
     uint64_t shape[2] = {rows, columns};
     d.name = name;
@@ -102,7 +102,7 @@ static ckd_status add(ckd_session *s, const char *name, uint64_t rows, uint64_t 
     d.ndim = columns ? 2 : 1;
     d.shape = shape;
     d.device = device;
-    return ckd_session_add(s, &d, data, group, err);
+    return ckd_session_add(s, &d, data, which_group, err);
 }
 
 /* As trainers.h registers them, so that stored_check knows them. */

@@ -98,12 +98,12 @@ static void optimize(small_model *m, uint64_t step) {
     put(m, 0, m->size);
 }
 
-/* Becomes nonsense, as soon as the stream may. A group's tensors, or all. */
-static void spoil(small_model *m, uint32_t group) {
+/* Becomes nonsense, as soon as the stream may. A which_group's tensors, or all. */
+static void spoil(small_model *m, uint32_t which_group) {
     assert_int_equal(backend->finish(&m->stream, &why), DEVICE_DONE);
     memset(m->host, 0xee, m->size);
     for (unsigned i = 0; i <= SMALL; i++) {
-        if (group == SNAPSHOT_ALL || group_of(i) == group) {
+        if (which_group == SNAPSHOT_ALL || group_of(i) == which_group) {
             put(m, m->at[i], size_of(m, i));
         }
     }
@@ -165,16 +165,16 @@ static emulated_calls calls_since(const emulated_calls *before) {
 
 /* ---- sessions ---- */
 
-/* One step, of which the trainer spoils everything as soon as it may, group by group. */
+/* One step, of which the trainer spoils everything as soon as it may, group by which_group. */
 static void step_and_spoil(ckd_session *s, small_model *m, uint64_t step) {
     ckd_error err;
     optimize(m, step);
     ckd_session_phase(s,
                       CKD_PHASE_BUSY); /* what is copied by then is copied because the stream waits for it */
     must(ckd_session_step(s, step, &err), &err);
-    for (uint32_t group = GROUPS; group > 0; group--) {
-        ckd_session_fence_group(s, group);
-        spoil(m, group);
+    for (uint32_t which_group = GROUPS; which_group > 0; which_group--) {
+        ckd_session_fence_group(s, which_group);
+        spoil(m, which_group);
     }
     ckd_session_fence(s);
     spoil(m, SNAPSHOT_ALL);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/encode/block_plan.h"
+#include "engine/encode/internal.h"
 
 static symbols_workspace *work, *reading;
 static block_plan plan; /* one for all blocks, as a worker has it */
@@ -82,8 +82,8 @@ static void test_grids_of_regions(void **state) {
     check_grid(2, matrix, &box, 64 * 7 + 3, 64, 3);
     ckd_region narrow = {.kind = CKD_REGION_BOX, .offsets = {0, 0}, .lengths = {100, 8}};
     check_grid(2, matrix, &narrow, 0, 800, 0);
-    ckd_region part = {.kind = CKD_REGION_BOX, .offsets = {0, 8, 0, 0}, .lengths = {64, 8, 3, 3}};
-    check_grid(4, kernel, &part, 75, 72, 3);
+    ckd_region which_part = {.kind = CKD_REGION_BOX, .offsets = {0, 8, 0, 0}, .lengths = {64, 8, 3, 3}};
+    check_grid(4, kernel, &which_part, 75, 72, 3);
     ckd_region flat = {.kind = CKD_REGION_FLAT, .start = 1000, .count = 10000};
     check_grid(2, matrix, &flat, 0, 256, 1000 % 256);
     check_grid(2, matrix, &flat, 300, 256, 1300 % 256);
@@ -202,8 +202,8 @@ static size_t check_stream(const block *b, bool delta) {
     return size;
 }
 
-static bool about(size_t a, size_t b, double part) {
-    return fabs((double)a - (double)b) <= part * (double)b + 64;
+static bool about(size_t a, size_t b, double which_part) {
+    return fabs((double)a - (double)b) <= which_part * (double)b + 64;
 }
 
 /* What was said of a stream, exactly where it was planned. */

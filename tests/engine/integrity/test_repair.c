@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/decode/values.h"
+#include "engine/decode/internal.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/xorshift.h"
 

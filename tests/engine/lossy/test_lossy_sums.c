@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/float_mode.h"
-#include "engine/lossy/sums.h"
+#include "engine/lossy/internal.h"
 #include "tests/support/drift.h"
 
 /* Panels of several groups of rows, of which the first and the last one lack elements. */
@@ -41,11 +41,11 @@ static void teardown(fixture *f) {
     free(f->before);
 }
 
-static lossy_tile tile_of(const fixture *f, lossy_part part) {
-    const float *values = part == LOSSY_WEIGHT   ? f->now.weight
-                          : part == LOSSY_MOMENT ? f->now.first
-                                                 : f->now.second;
-    return (lossy_tile){.part = part,
+static lossy_tile tile_of(const fixture *f, lossy_part which_part) {
+    const float *values = which_part == LOSSY_WEIGHT   ? f->now.weight
+                          : which_part == LOSSY_MOMENT ? f->now.first
+                                                       : f->now.second;
+    return (lossy_tile){.part = which_part,
                         .dtype = CKD_F32,
                         .params = &f->params,
                         .count = COUNT,
@@ -53,7 +53,7 @@ static lossy_tile tile_of(const fixture *f, lossy_part part) {
                         .phase = PHASE,
                         .values = values + PHASE,
                         .now = values + PHASE,
-                        .before = part == LOSSY_WEIGHT ? f->before + PHASE : NULL,
+                        .before = which_part == LOSSY_WEIGHT ? f->before + PHASE : NULL,
                         .exception_above = FLT_MAX,
                         .exception_moved = FLT_MAX,
                         .expected_movement = NAN};
@@ -218,15 +218,15 @@ static void test_a_spike_is_found(void **state) {
     bool worth;
     for (uint64_t at = 5; at < COUNT; at += COUNT / 7) {
         for (int p = 0; p < 3; p++) {
-            lossy_part part = (lossy_part)(LOSSY_WEIGHT + p);
-            float *spike = (part == LOSSY_WEIGHT   ? f.now.weight
-                            : part == LOSSY_MOMENT ? f.now.first
-                                                   : f.now.second) +
+            lossy_part which_part = (lossy_part)(LOSSY_WEIGHT + p);
+            float *spike = (which_part == LOSSY_WEIGHT   ? f.now.weight
+                            : which_part == LOSSY_MOMENT ? f.now.first
+                                                         : f.now.second) +
                            PHASE + at,
                   was = *spike;
-            lossy_tile usual = tile_of(&f, part), t = usual;
+            lossy_tile usual = tile_of(&f, which_part), t = usual;
             lossy_scales scales = {0};
-            t.found = part == LOSSY_SECOND ? &scales : NULL;
+            t.found = which_part == LOSSY_SECOND ? &scales : NULL;
             assert_int_equal(lossy_tile_prepare(&usual, &worth, kernels_cpu(), NULL), CKD_OK);
             *spike = 1e15f;
             assert_int_equal(lossy_tile_prepare(&t, &worth, kernels_cpu(), NULL), CKD_OK);
@@ -234,7 +234,7 @@ static void test_a_spike_is_found(void **state) {
             assert_in_range(t.plan.step + 4 * t.plan.exponent + 4096,
                             usual.plan.step + 4 * usual.plan.exponent + 4095,
                             usual.plan.step + 4 * usual.plan.exponent + 4097);
-            if (part == LOSSY_SECOND) { /* of the rows' means, it is a part */
+            if (which_part == LOSSY_SECOND) { /* of the rows' means, it is a part */
                 uint64_t row = (PHASE + at) / COLUMNS, other = (row + 1) % ROWS;
                 assert_true(scales.row[row] > log2(1e15 / COLUMNS) - 1 && scales.row[other] < 0);
             }

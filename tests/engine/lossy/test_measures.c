@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "codec/chunk/measures.h"
-#include "codec/common/wire.h"
+#include "codec/chunk/chunk.h"
+#include "codec/common/common.h"
 #include "engine/save/measures.h"
 #include "engine/store/view.h"
 #include "tests/support/bundled.h"

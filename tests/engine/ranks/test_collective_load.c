@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "codec/chunk/chunk.h"
-#include "engine/common/region.h"
+#include "engine/common/common.h"
 #include "engine/ranks/collective_load.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"

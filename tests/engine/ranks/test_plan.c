@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "engine/ranks/plan.h"
+#include "engine/ranks/internal.h"
 #include "tests/support/holdings.h"
 #include "tests/support/xorshift.h"
 

@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/survivors.h"
 #include "tests/support/tempdir.h"

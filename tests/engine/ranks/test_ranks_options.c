@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "engine/save/save.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"

@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/compact/compact.h"
-#include "engine/store/manifest_set.h"
+#include "engine/compact/internal.h"
+#include "engine/store/manifests.h"
 #include "tests/support/drift.h"
 #include "tests/support/early.h"
 #include "tests/support/scenes.h"

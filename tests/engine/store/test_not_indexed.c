@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 

@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 

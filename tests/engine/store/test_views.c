@@ -7,7 +7,6 @@
 
 #include <cmocka.h>
 
-#include "engine/store/closure.h"
 #include "engine/store/view.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"

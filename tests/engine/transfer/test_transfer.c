@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
 #include "tests/support/early.h"
@@ -301,8 +301,8 @@ static void test_the_same_store(void **state) {
     assert_int_equal(symlink(store_path_of(p->a, ""), link), 0);
     ckd_store *same;
     assert_int_equal(ckd_store_open(&same, link, CKD_OPEN_WRITE, NULL, NULL), CKD_OK);
-    assert_int_equal(ckd_copy(NULL, same, p->from, NULL, 0, NULL, &err), CKD_E_INVALID);
-    assert_int_equal(ckd_copy(NULL, p->from, p->to, NULL, 0, NULL, &err), CKD_E_READ_ONLY);
+    assert_int_equal(ckd_copy(NULL, same, p->from, NULL, &err), CKD_E_INVALID);
+    assert_int_equal(ckd_copy(NULL, p->from, p->to, NULL, &err), CKD_E_READ_ONLY);
     ckd_store_close(same);
 }
 
@@ -381,7 +381,7 @@ typedef struct way {
 static void *copy_often(void *context) {
     way *w = context;
     for (int i = 0; i < 400 && w->status == CKD_OK; i++) {
-        w->status = ckd_copy(NULL, w->to, w->from, NULL, 0, NULL, NULL);
+        w->status = ckd_copy(NULL, w->to, w->from, NULL, NULL);
     }
     return NULL;
 }
@@ -423,7 +423,7 @@ static void *copy_once(void *context) {
     char manifests[1100];
     snprintf(manifests, sizeof(manifests), "%s/" DIR_MANIFESTS "/", w->from->path);
     source_manifests = manifests;
-    w->status = ckd_copy(NULL, w->to, w->from, NULL, 0, NULL, NULL);
+    w->status = ckd_copy(NULL, w->to, w->from, NULL, NULL);
     assert_null(source_manifests);
     return NULL;
 }

@@ -14,7 +14,7 @@
 
 #include "codec/chunk/chunk.h"
 #include "engine/store/paths.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/drift.h"
@@ -238,10 +238,12 @@ static void test_going_on(void **state) {
     uint64_t size = planned->items[0].bytes;
     ckd_copy_result_free(planned);
     o = (ckd_copy_options)CKD_COPY_OPTIONS_INIT;
+    o.checkpoints = ids;
+    o.count = 2;
     o.on_progress = stop;
     o.progress_context = &size;
     ckd_error err = {0};
-    assert_int_equal(ckd_copy(NULL, p->to, p->from, ids, 2, &o, &err), CKD_E_CANCELLED);
+    assert_int_equal(ckd_copy(NULL, p->to, p->from, &o, &err), CKD_E_CANCELLED);
     ckd_checkpoint_list *list;
     assert_int_equal(ckd_store_list(&list, p->to, NULL, NULL), CKD_OK);
     size_t committed = list->count;
@@ -293,9 +295,13 @@ static void test_killed_anywhere(void **state) {
             ckd_store *from, *to = NULL;
             f.where = p->b;
             file_set_fault_hook(kill_at, &f);
-            bool done = scene_open(&from, p->a, CKD_OPEN_READ, NULL) == CKD_OK &&
-                        scene_open(&to, p->b, CKD_OPEN_WRITE, NULL) == CKD_OK &&
-                        ckd_copy(NULL, to, from, &ids[1], 1, NULL, NULL) == CKD_OK;
+            bool done =
+                scene_open(&from, p->a, CKD_OPEN_READ, NULL) == CKD_OK &&
+                scene_open(&to, p->b, CKD_OPEN_WRITE, NULL) == CKD_OK &&
+                ckd_copy(NULL, to, from,
+                         &(ckd_copy_options){
+                             .struct_size = sizeof(ckd_copy_options), .checkpoints = &ids[1], .count = 1},
+                         NULL) == CKD_OK;
             _exit(done ? 0 : 1);
         }
         assert_int_equal(waitpid(pid, &ended, 0), pid);

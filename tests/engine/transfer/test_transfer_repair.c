@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/pairs.h"
 #include "tests/support/scenes.h"

@@ -21,7 +21,7 @@
 
 #include "base/file.h"
 #include "codec/chunk/chunk.h"
-#include "engine/store/store.h"
+#include "engine/store/handle.h"
 #include "tests/support/actions.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
@@ -60,7 +60,7 @@ static void test_damage_in_the_source(void **state) {
     for (size_t i = 0; i < 4; i++) {
         ckd_error err = {0};
         flip(path, places[i]);
-        assert_int_equal(ckd_copy(NULL, p->to, p->from, NULL, 0, NULL, &err), CKD_E_CORRUPT);
+        assert_int_equal(ckd_copy(NULL, p->to, p->from, NULL, &err), CKD_E_CORRUPT);
         assert_non_null(strstr(err.message, SCENE_RUN "@1 in "));
         assert_string_equal(err.file, path);
         ckd_checkpoint_list *list;
@@ -101,7 +101,7 @@ static void test_the_rest_is_copied(void **state) {
     with_tags.tags = 1;
     ckd_copy_result *r;
     ckd_error err;
-    assert_int_equal(ckd_copy(&r, p->to, p->from, NULL, 0, &with_tags, &err), CKD_E_CORRUPT);
+    assert_int_equal(ckd_copy(&r, p->to, p->from, &with_tags, &err), CKD_E_CORRUPT);
     assert_non_null(strstr(err.message, "3 checkpoints were not copied; the first: " SCENE_RUN "@1 in "));
     for (size_t i = 0; i < r->count; i++) {
         const ckd_copied *c = &r->items[i];
@@ -348,7 +348,7 @@ static int meddle(void *context, uint64_t done, uint64_t total) {
     }
     assert_int_equal(ckd_store_delete(m->other, &first, 1, NULL, &err), CKD_OK);
     assert_int_equal(ckd_store_undelete(m->other, &first, 1, &err), CKD_OK);
-    assert_int_equal(ckd_copy(NULL, m->other, m->p->from, NULL, 0, NULL, &err), CKD_E_BUSY);
+    assert_int_equal(ckd_copy(NULL, m->other, m->p->from, NULL, &err), CKD_E_BUSY);
     assert_non_null(strstr(err.message, "another copy"));
     ckd_id gone = pair_id(m->source, "other", 0);
     assert_int_equal(ckd_store_delete(m->source, &gone, 1, NULL, &err), CKD_OK);
@@ -396,7 +396,7 @@ static int overtake(void *context, uint64_t done, uint64_t total) {
     ckd_error err = {0};
     (void)done;
     (void)total;
-    if (!m->calls++ && ckd_copy(NULL, m->other, m->source, NULL, 0, NULL, &err) != CKD_OK) {
+    if (!m->calls++ && ckd_copy(NULL, m->other, m->source, NULL, &err) != CKD_OK) {
         fail_msg("the other copy: %s (%s)", err.message, err.file);
     }
     return 0;
@@ -409,7 +409,7 @@ static void test_two_sources(void **state) {
     pair_make_source(p);
     pair_open(p);
     assert_int_equal(scene_open(&m.source, folder, CKD_OPEN_CREATE, NULL), CKD_OK);
-    assert_int_equal(ckd_copy(NULL, m.source, p->from, NULL, 0, NULL, NULL), CKD_OK);
+    assert_int_equal(ckd_copy(NULL, m.source, p->from, NULL, NULL), CKD_OK);
     assert_int_equal(scene_open(&m.other, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
     ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
     o.on_progress = overtake;
@@ -481,7 +481,7 @@ static void test_killed_anywhere(void **state) {
             file_set_fault_hook(fault_hook, &f);
             bool done = scene_open(&from, p->a, CKD_OPEN_READ, &err) == CKD_OK &&
                         scene_open(&to, p->b, CKD_OPEN_CREATE, &err) == CKD_OK &&
-                        ckd_copy(NULL, to, from, NULL, 0, NULL, &err) == CKD_OK;
+                        ckd_copy(NULL, to, from, NULL, &err) == CKD_OK;
             if (!done) {
                 fprintf(stderr, "in the child: %s (%s)\n", err.message, err.file);
             }
@@ -515,7 +515,7 @@ static void fail_everywhere(pair *p, int answer, bool lasting, unsigned long str
         size_t descriptors = open_descriptors();
         ckd_error err = {0};
         file_set_fault_hook(fault_hook, &f);
-        ckd_status status = ckd_copy(NULL, p->to, p->from, NULL, 0, NULL, &err);
+        ckd_status status = ckd_copy(NULL, p->to, p->from, NULL, &err);
         file_set_fault_hook(NULL, NULL);
         assert_true(open_descriptors() <= descriptors); /* less without the catalog's file */
         bool unread = status == CKD_E_STATE && strstr(err.message, "its manifest cannot be read");

@@ -1,0 +1,131 @@
+/* What other rooms may use of cli/report/. README.md has an overview. */
+#ifndef CLI_REPORT_REPORT_H
+#define CLI_REPORT_REPORT_H
+
+#include "cli/output/output.h"
+#include "cli/report/prices.h"
+
+/* Retention rules as options: of prune, which applies them, and of policy, which stores them. */
+
+/* --run, --keep-...; input: a ckd_policy initialised with CKD_POLICY_INIT. */
+extern const struct argp cli_policy_argp;
+#define CLI_KEEP_OPTIONS                                                                                \
+    "--keep-last, --keep-every, --keep-first, --keep-best, --keep-newer, --keep-within, --keep-daily, " \
+    "--keep-weekly, --keep-monthly, --keep-tag"
+/* Does the policy keep anything? Ends the process if an option qualifies a rule that is absent. */
+bool cli_policy_given(const ckd_policy *policy, struct argp_state *state);
+/* "the last 5, multiples of 10000" */
+typedef struct cli_policy_text {
+    char text[400];
+} cli_policy_text;
+cli_policy_text cli_policy_words(const ckd_policy *policy);
+
+/* Data that `report` adds to the library's sums: growth, cost, savings by a policy, a projection of the run's end. */
+
+/*
+ * Growth of a run, from its newest checkpoints (at most 32) and the distances between them. NaN: unknown, there is only
+ * one.
+ */
+typedef struct report_growth {
+    const ckd_usage *run;
+    const ckd_checkpoint *first, *last;
+    double interval; /* steps between checkpoints */
+    /* seconds between checkpoints; NaN also if their clocks stood still */
+    double seconds;
+    double raw, stored;                       /* mean bytes per checkpoint */
+    uint64_t over;                            /* number of checkpoints in the means */
+    ckd_role_bytes roles[CKD_ROLE_OTHER + 1]; /* sums over these checkpoints, by role */
+} report_growth;
+
+/* A run at the requested step if it continues as before. Only for runs with a growth. */
+typedef struct report_projection {
+    const report_growth *growth;
+    uint64_t until, more;             /* the step; checkpoints to come */
+    uint64_t raw_bytes, stored_bytes; /* of the whole run at that step */
+    uint64_t reached_ns;              /* 0: unknown */
+} report_projection;
+
+/* Everything saved in one day or month, UTC. */
+typedef struct report_period {
+    char label[16]; /* "2026-01-31", "2026-01" */
+    uint64_t checkpoints, raw_bytes, stored_bytes;
+    uint64_t raw_so_far, stored_so_far; /* running totals */
+} report_period;
+
+/* Cost of loading a run's newest checkpoint from storage that charges for reads. */
+typedef struct report_loading {
+    const ckd_checkpoint *checkpoint;
+    uint64_t bytes, files;
+    double cost; /* NaN: neither requests nor egress have a price */
+} report_loading;
+
+typedef struct report_data {
+    ckd_report *report;
+    const char *store;
+    size_t *by_time;         /* indexes into by_checkpoint, by time */
+    size_t *by_size;         /* indexes into by_tensor, largest first */
+    uint64_t *role_elements; /* one per row of by_role */
+    report_growth *growths;  /* one per run */
+    report_projection *projections;
+    report_period *periods;
+    report_loading *loadings; /* one per run, if there are prices */
+    size_t projection_count, period_count, loading_count;
+    ckd_timeline *timeline; /* recorded save durations, by time */
+    ckd_prune *prune;       /* NULL: no policy was given, and none is stored */
+    bool stored;            /* `prune` is about the stored policies */
+    ckd_trash *trash;       /* NULL: unreadable */
+    cli_prices *prices;     /* NULL: no table was given */
+} report_data;
+
+typedef struct report_question {
+    const char *store;
+    ckd_policy policy;
+    bool prune; /* report savings of this policy, else those of the stored ones; its run always counts */
+    const char *prices; /* file; NULL: none */
+    uint64_t until;
+    bool project;
+} report_question;
+
+/*
+ * Collects the data. Release with report_data_free, also after a failure. Errors: those of ckd_store_report,
+ * ckd_store_plan_prune, cli_prices_read.
+ */
+ckd_status report_data_make(report_data *out, const report_question *question, ckd_store *store,
+                            ckd_error *err);
+void report_data_free(report_data *d);
+
+/* Returns the request cost of uploading all files once; NaN: no price. */
+double report_upload_cost(const report_data *d);
+/* Returns stored bits per element; NaN if there are no elements. */
+double report_bits(uint64_t stored, uint64_t elements);
+/*
+ * Returns how many full checkpoints, as large as the newest ones, would fit in the store's size; NaN if there are none.
+ */
+double report_full_instead(const report_data *d);
+
+/* ---- output ---- */
+ckd_status report_print_json(const report_data *d, ckd_error *err);
+void report_print_csv(const report_data *d);
+/* projected: a step was given. */
+ckd_status report_print_text(const report_data *d, bool projected, bool verbose, ckd_error *err);
+/* Writes one self-contained page. Replaces the file only if it is such a page. */
+ckd_status report_write_html(const report_data *d, const char *path, ckd_error *err);
+/* Checks whether that is possible: EXISTS if the file is something else. */
+ckd_status report_check_html(const char *path, ckd_error *err);
+
+/* Saves over time as a picture: one lane per rank. */
+
+/* A save and its ranks' stages; none if an older version made the save. */
+typedef struct timeline_save {
+    const ckd_save_times *times;
+    const ckd_stage_times *stages; /* by rank, then stage */
+    size_t stage_count;
+} timeline_save;
+
+/*
+ * Makes a self-contained SVG, readable in light and dark mode. malloc'ed; NULL if out of memory. `saves` is sorted by
+ * time.
+ */
+char *cli_timeline_svg(const timeline_save *saves, size_t count, size_t *size);
+
+#endif

@@ -1,0 +1,26 @@
+/* What the files of engine/decode/ share and other rooms do not see. */
+#ifndef ENGINE_DECODE_INTERNAL_H
+#define ENGINE_DECODE_INTERNAL_H
+
+#include <pthread.h>
+
+#include "engine/decode/decode.h"
+
+/*
+ * Pins the entry with this content, until columns_release. *must_fill: the entry is new, and the caller must decode
+ * into `columns`, put the memory behind it into step, shift and factor, and call columns_filled before anything else.
+ * Waits while another worker decodes it, or while all entries are in use. So a caller that holds an entry may wait only
+ * for the disk, and for one second entry.
+ */
+cached_columns *columns_claim(columns_cache *c, bool *must_fill, const hash128 *content);
+/* good: false if decoding failed; the entry is then released and removed. */
+void columns_filled(columns_cache *c, cached_columns *k, bool good);
+void columns_release(columns_cache *c, cached_columns *k);
+
+/* Between these calls, blocks that optimizer steps are predicted from stay cached, a few of them. Calls nest. */
+void values_share_begin(decoder *d);
+void values_share_end(decoder *d);
+/* Copies a cached block's values. Returns false if the block is not cached. */
+bool values_cached(decoder *d, const view_block *b, void *to);
+
+#endif

@@ -1,0 +1,42 @@
+/* What the files of engine/encode/ share and other rooms do not see. */
+#ifndef ENGINE_ENCODE_INTERNAL_H
+#define ENGINE_ENCODE_INTERNAL_H
+
+#include <pthread.h>
+
+#include "engine/encode/encode.h"
+
+void block_plan_init(block_plan *p, const kernels *k, symbols_workspace *work);
+void block_plan_free(block_plan *p);
+
+/*
+ * Sets `standalone`: estimated if a delta will be tried and the block is large enough to sample; else planned.
+ * expected: the caller's guess, such as the size in the parent; 0: none.
+ */
+ckd_status block_plan_begin(block_plan *p, const plan_input *in, bool try_delta, uint64_t expected,
+                            ckd_error *err);
+/*
+ * Sets `delta`, and plans whichever of the two may win, or both. previous: count elements, needed only during the
+ * call. If the delta is planned, the residual and its contexts are valid afterwards.
+ */
+ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err);
+/* Plans the standalone stream, unless it is planned. */
+ckd_status block_plan_as_standalone(block_plan *p, ckd_error *err);
+
+/* Writes a planned stream to `to` of `capacity` bytes. Returns its size, or 0 if it does not fit. */
+size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity);
+
+/* ---- block_step.c: a block as one optimizer step from the parent's ---- */
+/*
+ * Sets job->step: the cost of loading the block as a step, without its own payload. Not available if the moments were
+ * not saved in the same blocks, here and in the parent.
+ */
+void block_step_measure(block_job *job, const tensor_context *tensor);
+/*
+ * Tries the step's rules. On entry, job->previous holds the parent's values. If a rule fits better than they do, sets
+ * job->step.chosen, replaces job->previous by the prediction, and sets the job's dependencies.
+ */
+ckd_status block_step_predict(block_job *job, const coding_context *save, const tensor_context *tensor,
+                              ckd_error *err);
+
+#endif

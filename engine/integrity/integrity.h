@@ -1,0 +1,65 @@
+/* What other rooms may use of engine/integrity/. */
+#ifndef ENGINE_INTEGRITY_INTEGRITY_H
+#define ENGINE_INTEGRITY_INTEGRITY_H
+
+#include "codec/parity/parity.h"
+#include "engine/common/common.h"
+#include "engine/store/store.h"
+
+/*
+ * Parity groups of a store.
+ *
+ * Invariants:
+ *  1. A process that makes, rebuilds or removes parity files holds the parity lock. So a temporary file in data/p
+ *     belongs to the lock's holder, or to a process that died. Only parity_forget removes groups without this lock;
+ *     its caller holds the publish lock.
+ *  2. Names in data/p change under the publish lock.
+ *  3. Nothing depends on a parity file. A rebuilt chunk file is published only if it is the one that its manifest
+ *     names.
+ */
+
+/* ---- parity_plan.c: groups to be made ---- */
+
+/* Chunk files of a store, sorted by id. */
+typedef struct parity_files {
+    const ckd_id *items;
+    size_t count;
+} parity_files;
+
+/* ---- parity_removal.c ---- */
+/*
+ * Removes groups that become useless when the files `gone` are removed on purpose. Members among `stay` are read
+ * first, and get new groups if their runs ask for parity. If that is not possible, a message says so. Unreadable
+ * parity files stay. The caller holds the publish lock.
+ *
+ * Errors: BUSY (members that stay need new groups, and another process makes parity or repairs; nothing was
+ * changed), STATE (a file that stays is missing or damaged, and only a group that would go can rebuild it; nothing
+ * was changed), IO, NOMEM. With force the file is given up instead of STATE, and a message says so.
+ */
+ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
+                         bool force, ckd_error *err);
+
+/* Rebuilding files. */
+
+/*
+ * repair_publish.c: Gives a rebuilt file (at `from`, durable) its name. A file that has this name is kept as *aside
+ * (data/q/NAME.TIME; "" if there was none). The caller holds the publish lock. Errors: IO, NOSPACE and others of
+ * files.
+ */
+ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *from, const char *dir,
+                          const char *name, ckd_error *err);
+/* Moves an unusable file to data/q. Locks and errors as repair_publish. */
+ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
+                            ckd_error *err);
+/*
+ * Removes a file that is no longer of use. A directory of that name is moved to data/q instead: only its maker knows
+ * what it is for. Locks and errors as repair_publish.
+ */
+ckd_status repair_remove(const ckd_store *store, const char *dir, const char *name, ckd_error *err);
+/*
+ * Removes everything from data/q, except records by which a checkpoint may still come back. Errors: IO (a directory
+ * is not empty), those of files.
+ */
+ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes, const ckd_store *store, ckd_error *err);
+
+#endif

@@ -1,0 +1,177 @@
+/* What other rooms may use of engine/integrity/. README.md has an overview. */
+#ifndef ENGINE_INTEGRITY_INTERNAL_H
+#define ENGINE_INTEGRITY_INTERNAL_H
+
+#include "engine/integrity/integrity.h"
+
+/* ---- parity_sets.c: existing groups ---- */
+
+/* A group, as one of its files describes it. */
+typedef struct parity_set {
+    parity_group group;  /* its `row` is not used */
+    uint32_t present;    /* bit set of the rows that exist */
+    uint64_t bytes;      /* size of these */
+    size_t place;        /* index among the sets */
+    int redundancy_left; /* scratch of parity_status.c */
+} parity_set;
+
+typedef struct parity_membership {
+    ckd_id file;
+    const parity_set *set;
+    size_t member;
+} parity_membership;
+
+/* A parity file whose description of its group is damaged. */
+typedef struct parity_lost {
+    ckd_id group; /* from the file's name */
+    uint32_t row;
+} parity_lost;
+
+typedef struct parity_sets {
+    parity_set **items; /* sorted by id */
+    size_t count, capacity;
+    uint64_t files, bytes; /* of all parity files */
+    uint64_t unreadable;   /* files that do not say which group they belong to */
+    parity_lost *lost;     /* the damaged ones of these */
+    size_t lost_count;
+    parity_membership *memberships; /* every member of every group, sorted by file */
+    size_t membership_count;
+} parity_sets;
+/*
+ * Reads the description in each parity file. A file that cannot be read, or that contradicts its name or its group,
+ * is recorded as damage and left out. Release with parity_sets_free, also after failures. Errors: IO, NOMEM.
+ */
+ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_list *damage, ckd_error *err);
+void parity_sets_free(parity_sets *s);
+/* Returns the first membership of a file, and in *count how many there are. NULL: none. */
+const parity_membership *parity_sets_of(const parity_sets *s, const ckd_id *file, size_t *count);
+/* Returns NULL if there is no group of this id. */
+const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group);
+/* Do all members exist, in their sizes? */
+bool parity_members_there(const parity_group *g, const ckd_store *store);
+/*
+ * Further losses that the group can take: existing rows minus missing members. Negative: lost members cannot be
+ * rebuilt.
+ */
+int parity_set_redundancy(const parity_set *s, const ckd_store *store);
+/* Opens one row. Errors: as parity_open; CORRUPT if the file is not of this group. */
+ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row, const ckd_store *store,
+                           ckd_error *err);
+/* Removes all files of a group. The caller holds the publish lock, and syncs data/p afterwards. */
+ckd_status parity_set_remove(const parity_set *s, const ckd_store *store, ckd_error *err);
+
+/*
+ * Takes the lock for making or using parity, removes leftovers of processes that died, and creates data/p. Errors:
+ * BUSY.
+ */
+ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err);
+
+/* ---- parity_plan.c: groups to be made ---- */
+
+/* How well a group protects a file, by the setting of the file's run. */
+typedef enum parity_use {
+    PARITY_NONE, /* not at all */
+    /* A member is missing that repair may bring back: the group must stay as it is. */
+    PARITY_BROKEN,
+    PARITY_PART,  /* to be replaced */
+    PARITY_SMALL, /* complete, but it could have more members */
+    PARITY_FULL
+} parity_use;
+
+typedef struct parity_plan {
+    parity_group *items; /* to be made; without ids */
+    size_t count;
+    uint64_t files, file_bytes;
+} parity_plan;
+/* What a store has, and the settings that say what it should have. */
+typedef struct parity_inputs {
+    const ckd_store *store;
+    const live_files *files;
+    const parity_sets *sets;
+    const setting_list *settings;
+} parity_inputs;
+/*
+ * Plans new groups for the files of a run (NULL: of all runs). Release with parity_plan_free, also after failures.
+ * Errors: those of reading a setting, NOMEM.
+ */
+ckd_status parity_plan_make(parity_plan *out, const parity_inputs *in, const char *run, ckd_error *err);
+void parity_plan_free(parity_plan *p);
+/* Sets needed[i] if in->sets->items[i] is the best group of some listed file. Errors: as parity_plan_make. */
+ckd_status parity_plan_needed(bool *needed, const parity_inputs *in, ckd_error *err);
+
+/* ---- parity_write.c ---- */
+/*
+ * Writes `rows` (a bit set) of a group as temporary files. They are durable, except for their names. Reads the
+ * members under their final names. Takes no lock. A failure leaves no file. Errors: CORRUPT (a member has another
+ * size), UNSUPPORTED, CANCELLED, NOT_FOUND, NOSPACE, IO, NOMEM.
+ */
+ckd_status parity_write(const ckd_store *store, const parity_group *g, uint32_t rows, rate_limiter *p,
+                        ckd_error *err);
+/* Removes the temporary files of parity_write. */
+void parity_write_undo(const ckd_store *store, const parity_group *g, uint32_t rows);
+
+/* Stripes to work on at a time: as many as fit 64 MiB, at least one. */
+uint64_t parity_batch(const parity_group *g);
+
+/* ---- parity_check.c ---- */
+/*
+ * Reads a parity file through, and records damage, also if it is missing. p: may be NULL. Errors: those of the rate
+ * limiter, IO, NOMEM.
+ */
+ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
+                            rate_limiter *p, ckd_error *err);
+
+/* ---- parity_renewal.c ---- */
+/*
+ * Gives the files that parity_write made their names, durably. *done: all members still exist, so the group is of
+ * use. The caller holds the publish lock. Errors: EXISTS, IO.
+ */
+ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err);
+/*
+ * Makes groups of these files alone, as the settings of their runs ask. The caller holds the publish lock, and has
+ * read the files and found them undamaged. *covered: files with a new group, also after a failure. Errors: BUSY
+ * (another process makes parity), those of parity_write.
+ */
+ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *wanted,
+                              ckd_error *err);
+
+/* Rebuilding files. */
+
+/* Path at which a chunk file is rebuilt: STORE/data/p/HEX.ckd.tmp */
+pathname path_rebuilt(const char *store, const ckd_id *file);
+
+/* A chunk file to rebuild from parity. */
+typedef struct rebuild_request {
+    const parity_set *set;
+    size_t member;            /* its index in the group */
+    const file_ref *expected; /* as its manifest names it */
+    bool write;               /* false: only looks whether it is possible */
+    rate_limiter *limiter;
+} rebuild_request;
+/*
+ * repair_rebuild.c: Rebuilds a member of a group from the other members, and from what is left of it. *possible: the
+ * result is the expected file; with `write` it is durable at path_rebuilt. Otherwise *why says what is missing, and
+ * there is no file. Errors: those of the rate limiter, NOSPACE, IO, NOMEM.
+ */
+ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_request *q, ckd_error *why,
+                          ckd_error *err);
+
+/* A vanished checkpoint to list again. */
+typedef struct manifest_request {
+    const ckd_checkpoint *known; /* what a catalog knew of it */
+    const vanished *gone;        /* has the files that no manifest names */
+    const live_files *live;
+    bool write; /* false: only looks whether it is possible */
+} manifest_request;
+/*
+ * repair_manifest.c: Writes the manifest of a vanished checkpoint again, as its next generation. *possible: every
+ * value of it could be rebuilt; with `write` the checkpoint is listed again. Otherwise *why says what is missing.
+ * Errors: BUSY, NOSPACE, IO, NOMEM.
+ */
+ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_request *q, ckd_error *why,
+                           ckd_error *err);
+
+/* repair.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
+ckd_status catalog_condition(const ckd_store *store, ckd_error *why);
+
+#endif

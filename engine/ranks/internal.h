@@ -1,0 +1,117 @@
+/* What the files of engine/ranks/ share and other rooms do not see. */
+#ifndef ENGINE_RANKS_INTERNAL_H
+#define ENGINE_RANKS_INTERNAL_H
+
+#include "engine/ranks/ranks.h"
+
+/* ---- message.c ---- */
+typedef struct rank_message {
+    ckd_status status; /* as sent, or CORRUPT */
+    bool readable;
+    bool over;        /* some rank is at another point of the protocol: the group ends */
+    ckd_bytes inside; /* payload of an OK message; points into the message */
+} rank_message;
+/* Writes a message. `why` is used if status is an error. Release with ckd_bytes_free. No data: out of memory. */
+ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over, const void *data,
+                             size_t size);
+/* Reads any bytes as a message. Fills err if the status is an error. */
+rank_message rank_message_read(const ckd_bytes *message, ckd_error *err);
+/* Sets err to a rank's error and prefixes it with the rank. err must not be `why`. */
+ckd_status rank_error(ckd_error *err, uint32_t rank, ckd_status status, const ckd_error *why);
+/* Converts a transport of any version to the current layout. Errors: INVALID (too small). */
+ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err);
+
+pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t number, const char *suffix);
+
+/* ---- watch.c ---- */
+/* Sets the error STATE: this rank has died or left. */
+ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error *err);
+/* Returns the error that ended the group, if one is recorded. */
+ckd_status rank_over(const rank_files *f, ckd_error *err);
+/* Records the group's end for the others. The first record counts. */
+void rank_end_group(const rank_files *f, ckd_status status, const ckd_error *why);
+/* Returns whether the rank is neither alive nor has sent this message. */
+bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number);
+/*
+ * Checks a few ranks other than 0, different ones each time. STATE, naming the rank, if one is missing whose message of
+ * this number is due.
+ */
+ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err);
+/* For ranks that are busy before the next exchange: fails if the group is over, or ends it if a rank is dead. */
+ckd_status rank_look(void *files, ckd_error *err);
+/*
+ * Rank 0 claims the commit of a checkpoint; any other rank gives it up. The first one decides, and all others learn the
+ * decision. Rank 0 claims under the publish lock, which it holds until it has committed or failed. Errors: STATE (it
+ * was given up), those of writing a small file.
+ */
+ckd_status rank_claim_commit(void *files, const ckd_id *checkpoint, ckd_error *err);
+typedef enum rank_commit {
+    COMMIT_GIVEN_UP, /* it will never be committed */
+    COMMIT_CLAIMED,  /* rank 0 is about to commit, has committed, or has failed */
+    COMMIT_UNKNOWN   /* nothing can be written or read */
+} rank_commit;
+rank_commit rank_give_up_commit(const rank_files *f, const ckd_id *checkpoint);
+/* Rank 0: removes the claim once all ranks know the outcome. */
+void rank_forget_claim(rank_files *f);
+
+/* ---- file_transport.c ---- */
+/* Publish or read a small checksummed file, which appears atomically. Errors: EXISTS; NOT_FOUND, CORRUPT. */
+ckd_status rank_file_publish(const pathname *path, const pathname *temp, const ckd_bytes *data,
+                             ckd_error *err);
+ckd_status rank_file_read(ckd_bytes *out, const pathname *path, ckd_error *err);
+/* Joins a group and sets up its transport. */
+ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks_options *options,
+                           ckd_error *err);
+
+/* ---- the most recent plans, by key; one thread at a time ---- */
+typedef struct plan_cache plan_cache;
+ckd_status plan_cache_new(plan_cache **out, uint32_t plans, ckd_error *err); /* plans 0: 4 */
+void plan_cache_free(plan_cache *cache);                                     /* also frees its plans */
+/* Returns the plan, or NULL. The cache owns it; it lives until as many others were added. */
+const ckd_plan *plan_cache_find(plan_cache *cache, const hash128 *key);
+/* Takes over the plan. Frees an equal one; otherwise, if the cache is full, the least recently used one. */
+void plan_cache_add(plan_cache *cache, ckd_plan *plan);
+
+/* ---- regions of one tensor, as boxes where possible ---- */
+/*
+ * Splits a flat range into at most 2 * ndim - 1 boxes (1 without dimensions) that tile it in order. Returns their
+ * number.
+ */
+size_t flat_boxes(ckd_region boxes[2 * CKD_MAX_DIMS], const geometry *g, uint64_t start, uint64_t count);
+/* Returns the same elements in the same order, as a box if possible, else as a flat range. Not for empty regions. */
+ckd_region region_as_box(const geometry *g, const ckd_region *region);
+
+/* A place where regions do not tile a tensor. */
+typedef struct plan_defect {
+    bool found;     /* false: there is none */
+    bool overlap;   /* false: no region holds these elements */
+    ckd_region box; /* the elements concerned */
+    size_t a, b;    /* of an overlap: indexes of two regions that hold them */
+} plan_defect;
+/*
+ * Finds the first defect, if the regions do not tile the tensor. It follows common/coverage_check.h dimension
+ * by dimension: along one, all cross-sections must be tiled, and it descends into the first that is not. O(d n log n)
+ * for n boxes in d dimensions. The tensor and the regions must not be empty, and the regions must lie in the tensor.
+ * Errors: NOMEM.
+ */
+typedef void (*region_fn)(ckd_region *out, const void *context, size_t index);
+ckd_status plan_find_defect(plan_defect *out, const geometry *g, region_fn region, const void *context,
+                            size_t count, ckd_error *err);
+/* Writes text like "[0:4, 2:8]", truncated to fit. */
+void region_text(char *text, size_t size, const ckd_region *box, uint32_t ndim);
+
+/* ---- who writes ---- */
+/* A region that `count` ranks hold. */
+typedef struct plan_group {
+    uint64_t unit; /* equal for groups that one rank should write */
+    uint64_t bytes;
+    uint32_t first, count; /* of the holders */
+} plan_group;
+/*
+ * Sorts the groups and chooses a writer for each. ranks: ranks of the holders, ascending in a group. loads: bytes of
+ * each rank, which the call adds to. chosen: for each group, in the sorted order.
+ */
+ckd_status plan_assign(uint32_t *chosen, plan_group *groups, size_t count, const uint32_t *ranks,
+                       uint64_t *loads, ckd_error *err);
+
+#endif

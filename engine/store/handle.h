@@ -1,0 +1,283 @@
+/*
+ * The open store: its identity, locks and catalog. Internal to engine/.
+ *
+ * Invariants:
+ *  1. A checkpoint exists if and only if a valid manifest names it and no tombstone does. The catalog repeats that.
+ *  2. Manifests, tombstones and the catalog change, and intents appear, only under the publish lock.
+ *  3. An intent on disk names a chunk file before the file is created, and stays until a manifest names the file.
+ *  4. A store opened for reading writes nothing. If its catalog does not match the manifests, a catalog in memory does.
+ *  5. A chunk file that a manifest may name is never removed. A file that may be left over keeps its intent.
+ */
+#ifndef ENGINE_STORE_HANDLE_H
+#define ENGINE_STORE_HANDLE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/threads.h"
+#include "base/vocabulary.h"
+#include "catalog/catalog.h"
+#include "codec/metadata/metadata.h"
+#include "engine/store/paths.h"
+
+/* ---- catalog.c: when chunk files were last read in full and found intact ---- */
+typedef struct scrubbed_files {
+    ckd_id *ids;
+    size_t count, capacity;
+    uint64_t at_ns; /* the time of that reading, the same for all files */
+} scrubbed_files;
+
+/*
+ * The checkpoint that a session saved or restored last. Saves of the store's handle compare it with the run, and so
+ * notice another launch of the job.
+ */
+typedef struct save_follow {
+    char run[CKD_RUN_MAX + 1];
+    bool has_last; /* false: the run had no checkpoint */
+    bool own; /* the session saved or restored it; false: it was the newest when the session was opened */
+    ckd_id last;
+    uint64_t step;
+    ckd_id tried; /* a failed save of the session, which may have been committed nevertheless; zero if none */
+} save_follow;
+
+/* Callbacks into the rooms above; engine/open.c sets them. */
+typedef struct store_hooks {
+    /* Removes what dead processes left in the rooms above. Under the publish lock. */
+    ckd_status (*recover)(ckd_store *store, ckd_error *err);
+    /* Called after a commit to `run`, without any lock. Failures are reported through on_message. */
+    void (*after_commit)(ckd_store *store, const char *run);
+    /* Releases devices, references and workspace. */
+    void (*close)(ckd_store *store);
+} store_hooks;
+
+struct ckd_store {
+    const store_hooks *hooks;
+    char *path;
+    ckd_open_mode mode;
+    ckd_store_options options;
+    ckd_id id;
+    thread_pool *pool;
+    pthread_mutex_t mutex;   /* guards the catalog, which several saves and loads of this handle may use */
+    catalog *catalog;        /* NULL after failures; store_query and store_sync_catalog open it again */
+    bool catalog_in_memory;  /* the catalog is in memory, not the file */
+    uint64_t catalog_number; /* inode of the open file: a rebuild puts another file in its place */
+    /* set by a rebuild: lists checkpoints whose chunk files cannot be read now, for good without their tensors */
+    bool list_unreadable;
+    bool all_tensors; /* set by a rebuild: reads the tensors of all checkpoints, however many there are */
+    /* the rows were compared with the contents of the manifests, not only with their names */
+    bool catalog_compared;
+    uint64_t manifests_skipped;                              /* damaged manifests found while reconciling */
+    struct device_lease *devices;                            /* leases that are free; guarded by the mutex */
+    struct device_reference *references;                     /* likewise (device/reference.h) */
+    uint64_t device_reference_bytes, device_references_held; /* the limit, and what is held now */
+    uint64_t device_references_refused; /* part of the limit that the device could not provide */
+    /* devices computed other values than the host (save/self_check.h): they code nothing more */
+    atomic_bool devices_differ;
+    scrubbed_files scrubbed;          /* to be recorded with the next change of the catalog */
+    bool keeps_workspace;             /* sessions set it, as they save again and again */
+    const save_follow *follow;        /* the session whose saves check for other launches; NULL: no check */
+    struct save_workspace *workspace; /* free workspace; guarded by the mutex */
+};
+
+/* ---- handle.c ---- */
+/* Makes the handle alone: nothing is read yet. ckd_store_close releases it. Errors: INVALID, NOMEM. */
+ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
+                     const store_hooks *hooks, ckd_error *err);
+/* Formats a message for the on_message callback, if there is one. */
+void store_message(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Errors: READ_ONLY (the store is not open for writing). */
+ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
+
+/* ---- store.c ---- */
+/* Makes the folders of a store that are missing; copies and archives drop empty ones. */
+ckd_status store_make_directories(const char *root, ckd_error *err);
+/* Implements ckd_store_open. */
+ckd_status store_open(ckd_store **out, const char *path, ckd_open_mode mode, const ckd_store_options *options,
+                      const store_hooks *hooks, ckd_error *err);
+/* Implements ckd_store_rebuild. */
+ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
+                         const store_hooks *hooks, ckd_error *err);
+/* Opens an existing store for writing, without its catalog. For rebuilding. */
+ckd_status store_open_without_catalog(ckd_store **out, const char *path, const ckd_store_options *options,
+                                      const store_hooks *hooks, ckd_error *err);
+
+/* ---- locks.c ---- */
+/*
+ * Takes the publish lock. After a second of waiting, a message names the holder. Errors: BUSY (the store's timeout has
+ * passed; the error names the holder).
+ */
+ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err);
+/* Takes the shared reader lock: nothing that it protects is unlinked. */
+ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err);
+/* The same with a timeout; 0: does not wait. */
+ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, uint32_t timeout_ms,
+                                     ckd_error *err);
+ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uint32_t timeout_ms,
+                                    ckd_error *err);
+/*
+ * Takes the reader lock exclusively, without waiting, for callers that unlink files. The caller retries with the same
+ * unlinker_wait, zero-initialised, so that a message can name the holder it waits for. Errors: BUSY (a load or a save
+ * is running).
+ */
+typedef struct unlinker_wait {
+    uint64_t begun_ns;
+    bool told;
+} unlinker_wait;
+ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_store *store, ckd_error *err);
+
+/* ---- view_cache.c ---- */
+/*
+ * Completes a manifest of an early version, which names only its own files, with the files of its dependencies as far
+ * as the store has them (view_cache.c). Other manifests stay unchanged. Takes the mutex. Errors: NOMEM.
+ */
+ckd_status manifest_name_older(manifest *m, ckd_store *store, ckd_error *err);
+/*
+ * Appends all files that the manifest of this checkpoint names, whether the checkpoint is listed or deleted. Adds
+ * nothing if that manifest cannot be read. Takes the mutex. Errors: NOMEM.
+ */
+ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id, ckd_error *err);
+
+/* ---- catalog_sync.c ---- */
+typedef struct reconcile_result {
+    bool behind;         /* the file differs and cannot be written, as the store was opened for reading */
+    bool catalog_failed; /* the catalog failed, not the manifests */
+} reconcile_result;
+/*
+ * Makes the open catalog agree with the manifests: adds missing rows and drops stale ones. For a writer, every
+ * checkpoint in the catalog is durable afterwards. Writing the file needs the publish lock.
+ */
+ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err);
+/*
+ * Limits the tensor rows added per reconciliation, in all stores of the process. For tests, which cannot make stores
+ * large enough. Not while a store is open.
+ */
+void store_ingest_limit(size_t rows);
+/*
+ * Records the current state of the folders in the catalog, so that the next open need not read all manifests. Called in
+ * the transaction that adds or drops a row. Under the publish lock, after store_sync_catalog.
+ */
+ckd_status store_set_mark(ckd_store *store, ckd_error *err);
+/*
+ * Stores a text in the catalog under the caller's key; "" keeps the present text. A rebuilt catalog starts without it.
+ * Under the publish lock with the mutex, after store_sync_catalog.
+ */
+ckd_status store_note(ckd_store *store, const char *key, const char *text, ckd_error *err);
+
+/* ---- catalog.c; the mutex is held, or the handle not shared yet, except for store_query ---- */
+/* Opens the catalog as the mode asks, in step with the manifests. Writers hold the publish lock. */
+ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
+/*
+ * Brings the catalog in step with the manifests. Rebuilds it if it is damaged or missing; uses a catalog in memory if
+ * the file is unusable now. Writers call it under the publish lock before they rely on the catalog or change it.
+ */
+ckd_status store_sync_catalog(ckd_store *store, ckd_error *err);
+/*
+ * Builds a new catalog file from the manifests, under the publish lock. The new file replaces the old one only when it
+ * is complete, and the old one is kept as catalog.db.old; so after a failure (a full disk) the old one is unchanged.
+ * Errors: IO (a chunk file cannot be read). on_request (an explicit rebuild): such a checkpoint is listed without its
+ * tensors instead, and all others with theirs, however long that takes.
+ */
+ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *err);
+/* Leaves the file alone and works with a catalog in memory. */
+ckd_status store_use_memory(ckd_store *store, ckd_error *err);
+/*
+ * Runs a query; takes the mutex. If the file fails or is behind, a catalog made from the manifests answers. A query may
+ * be run twice, so it must release its results when it fails.
+ */
+typedef ckd_status (*store_query_fn)(void *context, catalog *c, ckd_error *err);
+ckd_status store_query(ckd_store *store, store_query_fn question, void *context, ckd_error *err);
+
+/* ---- catalog.c: scrub times ---- */
+/*
+ * Reads from the catalog when each chunk file was last verified; the caller frees the array. Never fails: what cannot
+ * be read is missing from the array. Takes the mutex.
+ */
+catalog_file_state *scrub_times_load(size_t *count, ckd_store *store);
+/* Adds the files of a manifest that was verified now to *f. Errors: NOMEM. */
+ckd_status scrub_times_add(scrubbed_files *f, const manifest *m, ckd_error *err);
+/*
+ * Queues the times for the next change of the catalog, so that they cost no sync of their own. Takes over what *f
+ * points to; takes the mutex.
+ */
+void scrub_times_queue(ckd_store *store, scrubbed_files *f);
+/* Writes the queued times. In a transaction of the catalog, with the mutex held. */
+ckd_status scrub_times_write(ckd_store *store, ckd_error *err);
+void scrub_times_name(char name[64], const ckd_id *file); /* the file's name as the catalog has it */
+
+/* ---- catalog_ingest.c ---- */
+/*
+ * Adds one checkpoint to the catalog, from its manifest and the indexes of its chunk files. Takes over what m points
+ * to. *last: NULL, or the view that the previous call left; the next checkpoint may be in the same files. The caller
+ * closes it in the end. Inside a transaction.
+ *
+ * A checkpoint with damaged chunk files is added without its tensors, with a message. Files that the system cannot read
+ * now may be intact: that is IO, as the catalog file would lack those tensors for good. With a catalog in memory, or
+ * list_unreadable, the checkpoint is added without its tensors instead.
+ */
+struct view;
+ckd_status store_ingest(ckd_store *store, manifest *m, struct view **last, ckd_error *err);
+/* Adds one checkpoint from its manifest alone. not_indexed.c reads the tensors on request. */
+ckd_status store_ingest_manifest(ckd_store *store, manifest *m, ckd_error *err);
+void store_report_unreadable(const ckd_store *store, const ckd_checkpoint *c, const ckd_error *why);
+
+/* ---- manifests.c ---- */
+/* Reads and decodes one manifest. Errors: NOT_FOUND, CORRUPT, UNSUPPORTED. */
+ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
+                               uint32_t generation, ckd_error *err);
+/* Lists the manifests in data/m that count: by run and step, then generations above the tombstone, highest first. */
+typedef struct manifest_list {
+    manifest_name *items;
+    size_t count;
+} manifest_list;
+ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err);
+/* The first lists all manifests, those in the trash included; the second all tombstones. Both in the same order. */
+ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_error *err);
+ckd_status manifests_tombstones(manifest_list *out, const ckd_store *store, ckd_error *err);
+/* The tombstone of the lowest generation that covers the manifest; NULL: the manifest counts. */
+const manifest_name *manifests_covering_tombstone(const manifest_list *tombstones, const manifest_name *name);
+void manifests_free(manifest_list *list);
+/*
+ * Finds the generation for a new checkpoint at (run, step), above its tombstone. Errors: EXISTS (a manifest counts
+ * there, readable or not), INVALID (no generation is left).
+ */
+ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
+                                    ckd_error *err);
+/* The same from lists that the caller has read: manifests that count, and tombstones. */
+ckd_status manifests_free_generation(uint32_t *out, const manifest_list *manifests,
+                                     const manifest_list *tombstones, const char *run, uint64_t step,
+                                     ckd_error *err);
+static inline bool same_checkpoint_name(const manifest_name *a, const manifest_name *b) {
+    return a->step == b->step && strcmp(a->run, b->run) == 0;
+}
+
+/* ---- recovery.c ---- */
+/* Removes what dead writers left. Under the publish lock. */
+ckd_status store_recover(ckd_store *store, ckd_error *err);
+
+/* ---- queries.c ---- */
+/* Like ckd_store_find; the error says what the store has instead. Takes the mutex. */
+ckd_status store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
+ckd_status store_find_id(ckd_checkpoint *out, ckd_store *store, const ckd_id *id, ckd_error *err);
+/* Like ckd_store_list; release the items with catalog_list_free. */
+ckd_status store_list(ckd_checkpoint_list *out, ckd_store *store, const char *run, ckd_error *err);
+
+static inline bool id_equal(const ckd_id *a, const ckd_id *b) {
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
+/* Compares ids, and structs that begin with one, by their bytes. For qsort and bsearch. */
+static inline int id_compare(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
+}
+/* ids: sorted with id_compare. */
+static inline bool id_among(const ckd_id *id, const ckd_id *ids, size_t count) {
+    return count > 0 && bsearch(id, ids, count, sizeof(*ids), id_compare) != NULL;
+}
+static inline bool id_is_zero(const ckd_id *id) {
+    static const ckd_id zero;
+    return id_equal(id, &zero);
+}
+
+#endif
