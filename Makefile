@@ -7,7 +7,7 @@ SHELL := /bin/sh
 
 include mk/config.mk
 
-.PHONY: all programs demo demo-run bench bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir install install-files uninstall clean FORCE
+.PHONY: all programs demo demo-run bench bench-build bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir install install-files uninstall clean FORCE
 FORCE:
 
 include mk/build.mk
@@ -30,6 +30,8 @@ bench:
 
 bench-run: programs $(BENCHES)
 	@CKPTDELTA_BUILD='$(abspath $(B))' '$(B)/bench/bench_exact' $(BENCH_ARGS)
+
+bench-build: $(BENCHES)
 
 bench-quality:
 	@+$(SUBMAKE) bench-quality-run

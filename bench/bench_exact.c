@@ -215,11 +215,11 @@ static void encode_block(coding_job *j, const state *now, const state *before, s
     *at += b->size;
 }
 
-typedef void (*block_step)(coding_job *, const state *now, const state *before, size_t first, size_t count,
-                           const symbols_grid *grid, size_t *at);
+typedef void (*block_coding_fn)(coding_job *, const state *now, const state *before, size_t first,
+                                size_t count, const symbols_grid *grid, size_t *at);
 
 /* Returns the bytes written. */
-static size_t each_block(coding_job *j, const state *now, const state *before, block_step step) {
+static size_t each_block(coding_job *j, const state *now, const state *before, block_coding_fn step) {
     size_t at = 0, first = 0;
     j->block_count = 0;
     for (size_t t = 0; t < now->tensors; t++) {

@@ -52,9 +52,9 @@ static device_result from_host(arrays *a) {
 }
 static device_result elements(arrays *a, device_operation which, ckd_dtype from, ckd_dtype to) {
     device_elements what = {which, from, to, NULL};
-    device_span span = {a->out, a->now, a->before, NULL, a->n};
+    device_span whole_span = {a->out, a->now, a->before, NULL, a->n};
     bool known;
-    return a->backend->elements(&a->queue, &known, &what, &span, 1, &a->why);
+    return a->backend->elements(&a->queue, &known, &what, &whole_span, 1, &a->why);
 }
 static device_result residual(arrays *a) {
     return elements(a, DEVICE_RESIDUAL, CKD_F32, CKD_DTYPE_NONE);
@@ -72,9 +72,9 @@ static device_result step(arrays *a) {
     static const step_rule rule = {
         17, {.9, .1, .95, .05, .99997, 3e-5, 3e-4, .97, 1e-8, .99, .99, 3e-4, .1, .9, .9}};
     device_elements what = {DEVICE_STEP, CKD_F32, CKD_DTYPE_NONE, &rule};
-    device_span span = {a->out, a->now, a->before, a->before, a->n};
+    device_span whole_span = {a->out, a->now, a->before, a->before, a->n};
     bool known;
-    return a->backend->elements(&a->queue, &known, &what, &span, 1, &a->why);
+    return a->backend->elements(&a->queue, &known, &what, &whole_span, 1, &a->why);
 }
 static device_result hash(arrays *a) {
     device_pieces all = {a->now, a->n * sizeof(float), a->small};
@@ -232,10 +232,10 @@ enum { OPERATIONS = sizeof(operations) / sizeof(operations[0]) };
 
 /* ---- arrays ---- */
 
-static void *on_device(arrays *a, size_t bytes) {
+static void *on_device(arrays *a, size_t byte_count) {
     void *memory = NULL;
-    must(a, a->backend->allocate(&memory, a->queue.device, bytes, &a->why));
-    must(a, a->backend->zero(&a->queue, memory, bytes, &a->why));
+    must(a, a->backend->allocate(&memory, a->queue.device, byte_count, &a->why));
+    must(a, a->backend->zero(&a->queue, memory, byte_count, &a->why));
     return memory;
 }
 

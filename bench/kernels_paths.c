@@ -89,7 +89,7 @@ static void state_free(state *s) {
 
 /* ---- saves and loads ---- */
 
-static ckd_store *store_open(const char *folder) {
+static ckd_store *open_store(const char *folder) {
     ckd_store_options options = CKD_STORE_OPTIONS_INIT;
     ckd_error err = {0};
     ckd_store *store;
@@ -127,14 +127,15 @@ static double save(ckd_store *store, const char *run, uint64_t step, const state
 }
 
 /* Processor seconds of loading one tensor, opened files and all. */
-static double load(ckd_store *store, const char *run, uint64_t step, int part, const state *s, float *to) {
+static double load(ckd_store *store, const char *run, uint64_t step, int which_part, const state *s,
+                   float *to) {
     ckd_error err = {0};
     ckd_checkpoint c;
     ckd_load *loading;
     check(ckd_store_find(&c, store, run, step, &err), &err);
     check(ckd_load_begin(&loading, store, &c.id, &err), &err);
     ckd_load_request request = CKD_LOAD_REQUEST_INIT;
-    request.name = part_names[part];
+    request.name = part_names[which_part];
     request.data = to;
     request.size = s->side * s->side * sizeof(float);
     double start = bench_cpu_seconds();
@@ -227,7 +228,7 @@ static figures measure(const bench_plan *plan, size_t side, int effort) {
     float *to = floats(side * side), *before = floats(side * side);
     bench_remove_tree(plan->folder);
     mkdir("bench/series", 0777);
-    ckd_store *store = store_open(plan->folder);
+    ckd_store *store = open_store(plan->folder);
     move_on(&s);
     f.keyframe = save(store, "lossy", 0, &s, CKD_COARSE, effort);
     for (int d = 0; d < DELTAS; d++) {
@@ -270,11 +271,11 @@ static double of_state(const figures *f) {
 }
 
 static void print(const bench_plan *plan, const figures *f, size_t side, int effort, bool first) {
-    double part = (double)(side * side * sizeof(float)) * 1e-6, raw = PARTS * part; /* MB */
+    double part_mb = (double)(side * side * sizeof(float)) * 1e-6, raw = PARTS * part_mb; /* MB */
     printf("| %zu | %d | %.3f | %u | %.0f | %.0f | %.3f | %.2f | %.0f | %.0f | %.3f |", side, effort, f->bits,
-           f->depth, raw / f->keyframe, raw / f->delta, f->copy / f->delta, f->gemm, part / f->key[2],
-           part / f->base[2], part / f->key[2] * f->copy / raw);
-    printf(" %.0f | %.2f | %.2f |\n", part / f->one[2], f->one[2] / f->base[2], of_state(f));
+           f->depth, raw / f->keyframe, raw / f->delta, f->copy / f->delta, f->gemm, part_mb / f->key[2],
+           part_mb / f->base[2], part_mb / f->key[2] * f->copy / raw);
+    printf(" %.0f | %.2f | %.2f |\n", part_mb / f->one[2], f->one[2] / f->base[2], of_state(f));
     fprintf(plan->json,
             "%s\n  {\"side\": %zu, \"effort\": %d, \"bits\": %.4f, \"depth\": %u, \"memcpy_mb_per_s\": %.1f, "
             "\"keyframe_mb_per_s\": %.1f, \"encode_mb_per_s\": %.1f, \"gemm_share\": %.3f, "
@@ -283,7 +284,7 @@ static void print(const bench_plan *plan, const figures *f, size_t side, int eff
             raw / f->delta, f->gemm, of_state(f));
     for (int p = 0; p < PARTS; p++) {
         fprintf(plan->json, ", \"%s\": {\"base_mb_per_s\": %.1f, \"keyframe_mb_per_s\": %.1f}", part_names[p],
-                part / f->base[p], part / f->key[p]);
+                part_mb / f->base[p], part_mb / f->key[p]);
     }
     fprintf(plan->json, "}");
 }

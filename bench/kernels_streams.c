@@ -43,9 +43,9 @@ static void *on_device(bench_streams *s, uint64_t size) {
 static void elements(bench_streams *s, device_operation which, void *to, const void *from,
                      const void *first) {
     device_elements what = {which, CKD_F32, CKD_DTYPE_NONE, NULL};
-    device_span span = {to, from, first, NULL, (uint64_t)s->count * BLOCK};
+    device_span whole_span = {to, from, first, NULL, (uint64_t)s->count * BLOCK};
     bool known;
-    must(s, s->backend->elements(&s->lease.queue, &known, &what, &span, 1, &s->why));
+    must(s, s->backend->elements(&s->lease.queue, &known, &what, &whole_span, 1, &s->why));
 }
 
 static void describe(bench_streams *s) {
