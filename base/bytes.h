@@ -92,7 +92,7 @@ static inline void bytes_clear(bytes *b) {
     b->size = 0;
 }
 /* Empties a buffer that may have failed, clears `failed`, and keeps the memory. */
-static inline bytes *bytes_anew(bytes *b) {
+static inline bytes *bytes_reset(bytes *b) {
     b->size = 0;
     b->failed = false;
     return b;

@@ -43,7 +43,7 @@ ckd_status random_bytes(void *out, size_t size, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err) {
+ckd_status retry_while_busy(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err) {
     uint64_t begun = clock_monotonic_ns(), pause = PAUSE_FIRST;
     for (;;) {
         ckd_error why = {0}; /* the caller's err is only for the final failure */

@@ -34,12 +34,12 @@ bool file_is_unreadable(int errnum);
  * Reads the whole file into memory now if it has at most `cap` bytes. Later reads are served from this copy, so they
  * see the file as it was now. Call it before several threads use the reader. Errors: those of file_read_at, NOMEM.
  */
-ckd_status file_keep(file_reader *f, size_t cap, ckd_error *err);
+ckd_status file_cache(file_reader *f, size_t cap, ckd_error *err);
 /*
  * Returns `size` bytes at `offset` of a kept file; valid as long as the reader. NULL if the file is not kept or too
  * short.
  */
-const void *file_kept(const file_reader *f, uint64_t offset, size_t size);
+const void *file_cached(const file_reader *f, uint64_t offset, size_t size);
 /* Reads a whole small file into `out`, which is cleared first and left empty on failure. CORRUPT if larger than cap. */
 ckd_status file_read_all(bytes *out, const char *path, size_t cap, ckd_error *err);
 
@@ -61,7 +61,7 @@ ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_e
  */
 ckd_status file_create_in(file_writer **out, const char *path, size_t buffer, bytes *memory, ckd_error *err);
 /*
- * Continues a file left by another writer: keeps its first `keep` bytes and truncates the rest. Counts as STEP_CREATE.
+ * Continues a file left by another writer: keeps its first `keep` bytes and truncates the rest. Counts as FILE_OP_CREATE.
  * Errors: NOT_FOUND, IO (the file is shorter), NOMEM.
  */
 ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, size_t buffer, ckd_error *err);
@@ -103,14 +103,14 @@ void file_scratch_close(file_scratch *f); /* accepts NULL */
  * Both names must be on one file system. Uses renameat2, or link and unlink where the file system lacks it; then the
  * old name may remain if it cannot be removed, which is no failure.
  */
-ckd_status file_publish(const char *from, const char *to, ckd_error *err);
+ckd_status file_rename_noreplace(const char *from, const char *to, ckd_error *err);
 /*
  * Gives a file a second name. Counts as a publishing step. Errors: EXISTS; IO and others where the file system has no
  * hard links.
  */
 ckd_status file_link(const char *from, const char *to, ckd_error *err);
 /* Renames `from` to `to` and replaces `to` atomically. */
-ckd_status file_replace(const char *from, const char *to, ckd_error *err);
+ckd_status file_rename(const char *from, const char *to, ckd_error *err);
 ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err);
 ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err);
 /* Removes an empty directory; IO (ENOTEMPTY) if it is not empty. */
@@ -121,14 +121,14 @@ ckd_status dir_sync(const char *path, ckd_error *err);
  * EXISTS if either name exists. For manifests and other small files. If only dir_sync fails, the file has its name but
  * may lose it in a power failure. After any other failure neither name remains.
  */
-ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
-                              ckd_error *err);
+ckd_status file_create_durable(const char *path, const char *temp, const void *data, size_t size,
+                               ckd_error *err);
 /*
- * As file_publish_bytes, but replaces the file at `path`. After any failure, path is either the old file or the new
+ * As file_create_durable, but replaces the file at `path`. After any failure, path is either the old file or the new
  * one.
  */
-ckd_status file_replace_bytes(const char *path, const char *temp, const void *data, size_t size,
-                              ckd_error *err);
+ckd_status file_replace_durable(const char *path, const char *temp, const void *data, size_t size,
+                                ckd_error *err);
 bool file_exists(const char *path);
 /* Does the name exist? True for a dangling symbolic link, too. */
 bool file_name_taken(const char *path);
@@ -145,8 +145,8 @@ bool file_same(const char *a, const char *b);
  * mark is "" if the file does not exist, or if it changed so recently that the file system's clock may not distinguish
  * the next change.
  */
-enum { FILE_MARK = 96 };
-void file_mark(char out[FILE_MARK], const char *path);
+enum { FILE_FINGERPRINT = 96 };
+void file_fingerprint(char out[FILE_FINGERPRINT], const char *path);
 /* Returns the time of the last write in nanoseconds since 1970; 0 if the file does not exist. */
 uint64_t file_modified_ns(const char *path);
 /* Returns the file's size without opening it (closing it would drop SQLite's locks); 0 if it does not exist. */
@@ -169,8 +169,8 @@ uint64_t dir_free_space(const char *path);
  * meanwhile do not count. At most 64 directories deep (IO).
  */
 ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err);
-/* As dir_bytes, but skips some folders. They are given by paths relative to `path`; at most DIR_LEFT_OUT (INVALID). */
-enum { DIR_LEFT_OUT = 8 };
+/* As dir_bytes, but skips some folders. They are given by paths relative to `path`; at most DIR_EXCLUDED_MAX (INVALID). */
+enum { DIR_EXCLUDED_MAX = 8 };
 ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const *folders, size_t count,
                              ckd_error *err);
 
@@ -212,33 +212,33 @@ uint64_t clock_monotonic_ns(void);
 void clock_sleep_ns(uint64_t ns); /* returns early on a signal */
 /* Calls `attempt`, with pauses that grow to 20 ms, until it returns anything but BUSY or the time is over. */
 typedef ckd_status (*attempt_fn)(void *context, ckd_error *err);
-ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err);
+ckd_status retry_while_busy(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err);
 ckd_status random_bytes(void *out, size_t size, ckd_error *err);
 
 /* ---- fault injection, for tests only ---- */
-typedef enum file_step {
-    STEP_CREATE,
-    STEP_WRITE,
-    STEP_SYNC,
-    STEP_CLOSE,
-    STEP_PUBLISH,
-    STEP_REPLACE,
-    STEP_REMOVE,
-    STEP_MKDIR,
-    STEP_DIR_SYNC,
-    STEP_OPEN,
-    STEP_READ,
-    STEP_LOCK
-} file_step;
+typedef enum file_op {
+    FILE_OP_CREATE,
+    FILE_OP_WRITE,
+    FILE_OP_SYNC,
+    FILE_OP_CLOSE,
+    FILE_OP_RENAME_NOREPLACE,
+    FILE_OP_RENAME,
+    FILE_OP_REMOVE,
+    FILE_OP_MKDIR,
+    FILE_OP_DIR_SYNC,
+    FILE_OP_OPEN,
+    FILE_OP_READ,
+    FILE_OP_LOCK
+} file_op;
 /*
- * Called before each step. 0 lets the step proceed; an errno makes it fail. On STEP_WRITE, -n writes only the first n -
+ * Called before each step. 0 lets the step proceed; an errno makes it fail. On FILE_OP_WRITE, -n writes only the first n -
  * 1 bytes and then fails with ENOSPC; on other steps a negative value means EIO. One step is one buffer flush, one
- * read, or one lock_acquire as a whole; a retry after EINTR is not a step. STEP_OPEN includes listing a directory.
+ * read, or one lock_acquire as a whole; a retry after EINTR is not a step. FILE_OP_OPEN includes listing a directory.
  * Removing a missing file is a step, too. Do not change the hook while files are in use: it is not thread-safe.
  */
-typedef int (*file_fault_fn)(void *context, file_step step, const char *path);
+typedef int (*file_fault_fn)(void *context, file_op step, const char *path);
 void file_set_fault_hook(file_fault_fn hook, void *context);
 /* Reports a step on store files done elsewhere (SQLite's VFS), so fault sweeps cover it. Returns the hook's result. */
-int file_fault_check(file_step step, const char *path);
+int file_fault_check(file_op step, const char *path);
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "base/file_step.h"
+#include "base/file_op.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -52,7 +52,7 @@ ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
     *out = (dir_list){0};
     size_t capacity = 0;
     const char *name;
-    int errnum = step_check(STEP_OPEN, path);
+    int errnum = file_op_check(FILE_OP_OPEN, path);
     DIR *dir = errnum == 0 ? opendir(path) : NULL;
     if (dir == NULL) {
         return err_sys(err, errnum != 0 ? errnum : errno, path, "cannot list %s", path);
@@ -75,14 +75,15 @@ ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
 /*
  * Skipped folders, by paths relative to the current directory. NULL ends the list; "" is a folder that lies elsewhere.
  */
-typedef struct left_out {
-    const char *paths[DIR_LEFT_OUT + 1];
-} left_out;
+typedef struct excluded_dirs {
+    const char *paths[DIR_EXCLUDED_MAX + 1];
+} excluded_dirs;
 
-static int add_directory(uint64_t *total, int parent, const char *name, const left_out *without, int depth);
+static int add_directory(uint64_t *total, int parent, const char *name, const excluded_dirs *without,
+                         int depth);
 
 /* Makes the paths relative to the subdirectory `name`. Returns true if `name` itself is skipped. */
-static bool step_into(left_out *inside, const left_out *without, const char *name) {
+static bool step_into(excluded_dirs *inside, const excluded_dirs *without, const char *name) {
     size_t length = strlen(name), i;
     bool skip = false;
     for (i = 0; without->paths[i]; i++) {
@@ -96,9 +97,9 @@ static bool step_into(left_out *inside, const left_out *without, const char *nam
 }
 
 /* An entry that has vanished counts nothing: other processes may be saving and removing. */
-static int add_entry(uint64_t *total, int dir, const char *name, const left_out *without, int depth) {
+static int add_entry(uint64_t *total, int dir, const char *name, const excluded_dirs *without, int depth) {
     struct stat st;
-    left_out inside;
+    excluded_dirs inside;
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return errno == ENOENT ? 0 : errno;
     }
@@ -113,7 +114,8 @@ static int add_entry(uint64_t *total, int dir, const char *name, const left_out 
     return 0;
 }
 
-static int add_directory(uint64_t *total, int parent, const char *name, const left_out *without, int depth) {
+static int add_directory(uint64_t *total, int parent, const char *name, const excluded_dirs *without,
+                         int depth) {
     if (depth > DEEPEST) {
         return ELOOP;
     }
@@ -136,10 +138,10 @@ static int add_directory(uint64_t *total, int parent, const char *name, const le
     return errnum;
 }
 
-static ckd_status measure(uint64_t *out, const char *path, const left_out *without, ckd_error *err) {
+static ckd_status measure(uint64_t *out, const char *path, const excluded_dirs *without, ckd_error *err) {
     *out = 0;
     uint64_t total = 0;
-    int errnum = step_check(STEP_OPEN, path);
+    int errnum = file_op_check(FILE_OP_OPEN, path);
     if (errnum == 0) {
         errnum = add_directory(&total, AT_FDCWD, path, without, 0);
     }
@@ -151,14 +153,14 @@ static ckd_status measure(uint64_t *out, const char *path, const left_out *witho
 }
 
 ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err) {
-    return measure(out, path, &(left_out){{NULL}}, err);
+    return measure(out, path, &(excluded_dirs){{NULL}}, err);
 }
 
 ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const *folders, size_t count,
                              ckd_error *err) {
-    left_out without = {{NULL}};
-    if (count > DIR_LEFT_OUT) {
-        return err_set(err, CKD_E_INVALID, "at most %d folders can be left out", DIR_LEFT_OUT);
+    excluded_dirs without = {{NULL}};
+    if (count > DIR_EXCLUDED_MAX) {
+        return err_set(err, CKD_E_INVALID, "at most %d folders can be left out", DIR_EXCLUDED_MAX);
     }
     memcpy(without.paths, folders, count * sizeof(*folders));
     return measure(out, path, &without, err);

@@ -5,7 +5,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "base/file_step.h"
+#include "base/file_op.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -104,7 +104,7 @@ ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool 
     if (lock == NULL) {
         return err_nomem(err, sizeof(*lock), "a lock");
     }
-    int errnum = step_check(STEP_LOCK, path);
+    int errnum = file_op_check(FILE_OP_LOCK, path);
     if (errnum == 0) {
         uint64_t deadline = clock_monotonic_ns() + (uint64_t)timeout_ms * 1000000;
         errnum = lock_file(&lock->fd, path, kind, create, deadline);

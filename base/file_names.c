@@ -2,7 +2,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "base/file_step.h"
+#include "base/file_op.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,8 +29,8 @@ static int publish_by_link(const char *from, const char *to) {
     return 0;
 }
 
-ckd_status file_publish(const char *from, const char *to, ckd_error *err) {
-    int errnum = step_check(STEP_PUBLISH, to);
+ckd_status file_rename_noreplace(const char *from, const char *to, ckd_error *err) {
+    int errnum = file_op_check(FILE_OP_RENAME_NOREPLACE, to);
     if (errnum == 0 && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) != 0) {
         errnum = errno == EINVAL || errno == ENOSYS ? publish_by_link(from, to) : errno;
     }
@@ -38,15 +38,15 @@ ckd_status file_publish(const char *from, const char *to, ckd_error *err) {
 }
 
 ckd_status file_link(const char *from, const char *to, ckd_error *err) {
-    int errnum = step_check(STEP_PUBLISH, to);
+    int errnum = file_op_check(FILE_OP_RENAME_NOREPLACE, to);
     if (errnum == 0 && link(from, to) != 0) {
         errnum = errno;
     }
     return errnum == 0 ? CKD_OK : err_sys(err, errnum, to, "cannot give %s the name %s as well", from, to);
 }
 
-ckd_status file_replace(const char *from, const char *to, ckd_error *err) {
-    int errnum = step_check(STEP_REPLACE, to);
+ckd_status file_rename(const char *from, const char *to, ckd_error *err) {
+    int errnum = file_op_check(FILE_OP_RENAME, to);
     if (errnum == 0 && rename(from, to) != 0) {
         errnum = errno;
     }
@@ -54,7 +54,7 @@ ckd_status file_replace(const char *from, const char *to, ckd_error *err) {
 }
 
 ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err) {
-    int errnum = step_check(STEP_REMOVE, path);
+    int errnum = file_op_check(FILE_OP_REMOVE, path);
     if (errnum == 0 && unlink(path) != 0) {
         errnum = errno == ENOENT && missing_ok ? 0 : errno;
     }
@@ -62,7 +62,7 @@ ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err) {
 }
 
 ckd_status dir_remove(const char *path, ckd_error *err) {
-    int errnum = step_check(STEP_REMOVE, path);
+    int errnum = file_op_check(FILE_OP_REMOVE, path);
     if (errnum == 0 && rmdir(path) != 0) {
         errnum = errno;
     }
@@ -75,7 +75,7 @@ static bool is_directory(const char *path) {
 }
 
 ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err) {
-    int errnum = step_check(STEP_MKDIR, path);
+    int errnum = file_op_check(FILE_OP_MKDIR, path);
     if (errnum == 0 && mkdir(path, 0777) != 0) {
         int why = errno;
         /* Check after any error, not only EEXIST: on a read-only file system an existing directory may give EROFS. */
@@ -99,7 +99,7 @@ static int sync_directory(const char *path) {
 }
 
 ckd_status dir_sync(const char *path, ckd_error *err) {
-    int errnum = step_check(STEP_DIR_SYNC, path);
+    int errnum = file_op_check(FILE_OP_DIR_SYNC, path);
     if (errnum == 0) {
         errnum = sync_directory(path);
     }
@@ -148,14 +148,14 @@ static ckd_status put_bytes(const char *path, const char *temp, const void *data
     return sync_parent(path, err);
 }
 
-ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
-                              ckd_error *err) {
-    return put_bytes(path, temp, data, size, file_publish, err);
+ckd_status file_create_durable(const char *path, const char *temp, const void *data, size_t size,
+                               ckd_error *err) {
+    return put_bytes(path, temp, data, size, file_rename_noreplace, err);
 }
 
-ckd_status file_replace_bytes(const char *path, const char *temp, const void *data, size_t size,
-                              ckd_error *err) {
-    return put_bytes(path, temp, data, size, file_replace, err);
+ckd_status file_replace_durable(const char *path, const char *temp, const void *data, size_t size,
+                                ckd_error *err) {
+    return put_bytes(path, temp, data, size, file_rename, err);
 }
 
 bool file_exists(const char *path) {
@@ -193,7 +193,7 @@ bool file_same(const char *a, const char *b) {
  */
 #define COARSE_NS (UINT64_C(3) * 1000000000)
 
-void file_mark(char out[FILE_MARK], const char *path) {
+void file_fingerprint(char out[FILE_FINGERPRINT], const char *path) {
     struct stat st;
     out[0] = '\0';
     if (stat(path, &st) != 0) {
@@ -202,7 +202,7 @@ void file_mark(char out[FILE_MARK], const char *path) {
     uint64_t changed = (uint64_t)st.st_ctim.tv_sec * 1000000000u + (uint64_t)st.st_ctim.tv_nsec;
     bool coarse = st.st_ctim.tv_nsec == 0 || st.st_mtim.tv_nsec == 0;
     if (!coarse || changed + COARSE_NS < clock_wall_ns()) {
-        snprintf(out, FILE_MARK, "%llu %lld.%09ld %lld.%09ld", (unsigned long long)st.st_ino,
+        snprintf(out, FILE_FINGERPRINT, "%llu %lld.%09ld %lld.%09ld", (unsigned long long)st.st_ino,
                  (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec, (long long)st.st_ctim.tv_sec,
                  st.st_ctim.tv_nsec);
     }

@@ -2,7 +2,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "base/file_step.h"
+#include "base/file_op.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 struct file_reader {
     int fd;
     uint64_t size;
-    uint8_t *kept; /* the whole file in memory, or NULL */
+    uint8_t *cached; /* the whole file in memory, or NULL */
     char path[];
 };
 
@@ -67,7 +67,7 @@ static ckd_status open_failed(ckd_error *err, int errnum, const char *path) {
 /* O_NONBLOCK: opening a pipe does not wait for a writer. It has no effect on regular files. */
 static ckd_status open_regular(int *fd, uint64_t *size, const char *path, ckd_error *err) {
     struct stat st;
-    int fault = step_check(STEP_OPEN, path);
+    int fault = file_op_check(FILE_OP_OPEN, path);
     if (fault != 0) {
         return open_failed(err, fault, path);
     }
@@ -99,7 +99,7 @@ ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err) {
         return err_nomem(err, sizeof(*f) + length, "a file reader");
     }
     memcpy(f->path, path, length);
-    f->kept = NULL;
+    f->cached = NULL;
     ckd_status status = open_regular(&f->fd, &f->size, path, err);
     if (status != CKD_OK) {
         free(f);
@@ -123,12 +123,12 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
         return err_corrupt(err, f->path, offset, "%zu bytes at offset %llu lie beyond the end of %s", size,
                            (unsigned long long)offset, f->path);
     }
-    const void *kept = file_kept(f, offset, size);
+    const void *kept = file_cached(f, offset, size);
     if (kept != NULL) {
         memcpy(to, kept, size);
         return CKD_OK;
     }
-    int fault = step_check(STEP_READ, f->path);
+    int fault = file_op_check(FILE_OP_READ, f->path);
     if (fault != 0) {
         return read_failed(err, fault, f->path, "read");
     }
@@ -148,8 +148,8 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
     return CKD_OK;
 }
 
-ckd_status file_keep(file_reader *f, size_t cap, ckd_error *err) {
-    if (f->size > cap || f->kept != NULL) {
+ckd_status file_cache(file_reader *f, size_t cap, ckd_error *err) {
+    if (f->size > cap || f->cached != NULL) {
         return CKD_OK;
     }
     size_t size = (size_t)f->size;
@@ -162,18 +162,18 @@ ckd_status file_keep(file_reader *f, size_t cap, ckd_error *err) {
         free(data);
         return status;
     }
-    f->kept = data;
+    f->cached = data;
     return CKD_OK;
 }
 
-const void *file_kept(const file_reader *f, uint64_t offset, size_t size) {
-    return f->kept != NULL && offset <= f->size && size <= f->size - offset ? f->kept + offset : NULL;
+const void *file_cached(const file_reader *f, uint64_t offset, size_t size) {
+    return f->cached != NULL && offset <= f->size && size <= f->size - offset ? f->cached + offset : NULL;
 }
 
 void file_close_read(file_reader *f) {
     if (f != NULL) {
         close(f->fd);
-        free(f->kept);
+        free(f->cached);
         free(f);
     }
 }

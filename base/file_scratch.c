@@ -2,7 +2,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "base/file_step.h"
+#include "base/file_op.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +43,7 @@ ckd_status file_scratch_open(file_scratch **out, const char *directory, ckd_erro
         return err_nomem(err, sizeof(*f) + length, "a scratch file");
     }
     memcpy(f->directory, directory, length);
-    int errnum = step_check(STEP_CREATE, directory);
+    int errnum = file_op_check(FILE_OP_CREATE, directory);
     if (errnum == 0) {
         f->fd = open(directory, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
         f->fd = f->fd >= 0 ? f->fd : create_and_unlink(directory);
@@ -59,7 +59,7 @@ ckd_status file_scratch_open(file_scratch **out, const char *directory, ckd_erro
 
 ckd_status file_scratch_write(file_scratch *f, uint64_t offset, const void *data, size_t size,
                               ckd_error *err) {
-    int fault = file_fault_check(STEP_WRITE, f->directory), errnum = fault < 0 ? ENOSPC : fault;
+    int fault = file_fault_check(FILE_OP_WRITE, f->directory), errnum = fault < 0 ? ENOSPC : fault;
     for (size_t done = 0; done < size && errnum == 0;) {
         size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
         ssize_t put = pwrite(f->fd, (const uint8_t *)data + done, part, (off_t)(offset + done));
@@ -71,7 +71,7 @@ ckd_status file_scratch_write(file_scratch *f, uint64_t offset, const void *data
 }
 
 ckd_status file_scratch_read(file_scratch *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
-    int errnum = step_check(STEP_READ, f->directory);
+    int errnum = file_op_check(FILE_OP_READ, f->directory);
     for (size_t done = 0; done < size && errnum == 0;) {
         size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
         ssize_t got = pread(f->fd, (uint8_t *)to + done, part, (off_t)(offset + done));

@@ -2,7 +2,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "base/file_step.h"
+#include "base/file_op.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -52,7 +52,7 @@ static ckd_status new_writer(file_writer **out, const char *path, size_t buffer,
 
 /* Returns 0 or an errno. */
 static int open_writer(file_writer *f, int flags) {
-    int errnum = step_check(STEP_CREATE, f->path);
+    int errnum = file_op_check(FILE_OP_CREATE, f->path);
     if (errnum == 0) {
         do {
             f->fd = open(f->path, O_WRONLY | O_CLOEXEC | flags, 0666);
@@ -138,7 +138,7 @@ static int put_bytes(const file_writer *f, uint64_t offset, const uint8_t *data,
 
 /* Writes at most FILE_IO_MAX bytes as one step. Returns 0 when all is written, else an errno. */
 static int write_step(file_writer *f, uint64_t offset, const uint8_t *data, size_t size) {
-    int fault = file_fault_check(STEP_WRITE, f->path);
+    int fault = file_fault_check(FILE_OP_WRITE, f->path);
     if (fault > 0) {
         return fault;
     }
@@ -241,7 +241,7 @@ ckd_status file_sync(file_writer *f, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    int errnum = step_check(STEP_SYNC, f->path);
+    int errnum = file_op_check(FILE_OP_SYNC, f->path);
     if (errnum == 0 && fdatasync(f->fd) != 0) {
         /* EINTR counts as a failure, too: Linux reports a write-back error once, and a second call would succeed. */
         errnum = errno;
@@ -255,7 +255,7 @@ ckd_status file_sync(file_writer *f, ckd_error *err) {
 
 ckd_status file_close(file_writer *f, ckd_error *err) {
     ckd_status status = file_flush(f, err);
-    int errnum = step_check(STEP_CLOSE, f->path);
+    int errnum = file_op_check(FILE_OP_CLOSE, f->path);
     if (close(f->fd) != 0 && errnum == 0 && !(errno == EINTR && f->synced)) {
         errnum = errno; /* the descriptor is closed anyway; NFS reports a full disk here */
     }
@@ -278,10 +278,10 @@ void file_discard(file_writer *f) {
         return;
     }
     /* Remove it before closing: while it is open, no other file can have its inode number. */
-    if (f->process == getpid() && still_named(f) && step_check(STEP_REMOVE, f->path) == 0) {
+    if (f->process == getpid() && still_named(f) && file_op_check(FILE_OP_REMOVE, f->path) == 0) {
         unlink(f->path);
     }
-    (void)step_check(STEP_CLOSE, f->path);
+    (void)file_op_check(FILE_OP_CLOSE, f->path);
     close(f->fd);
     free_writer(f);
 }

@@ -32,7 +32,7 @@ typedef struct worker {
     struct thread_pool *pool;
     uint32_t number;
     pthread_t thread;
-    uint64_t heard; /* value of pool->calls that this worker has answered */
+    uint64_t seen_turn; /* value of pool->calls that this worker has answered */
 } worker;
 
 struct thread_pool {
@@ -116,7 +116,7 @@ static void run_indices(thread_pool *pool, uint32_t number) {
 
 /* Calls help once. The caller holds the mutex, also on return. A pool_wake during the call is not missed. */
 static void help_once(thread_pool *pool, worker *w) {
-    w->heard = pool->calls;
+    w->seen_turn = pool->calls;
     pool_help_fn help = pool->help;
     void *context = pool->help_context;
     pool->helping++;
@@ -124,7 +124,7 @@ static void help_once(thread_pool *pool, worker *w) {
     bool more = help(context);
     pthread_mutex_lock(&pool->mutex);
     pool->helping--;
-    w->heard -= more && w->heard == pool->calls;
+    w->seen_turn -= more && w->seen_turn == pool->calls;
     if (pool->helping == 0) {
         pthread_cond_broadcast(&pool->done);
     }
@@ -139,7 +139,7 @@ static void *worker_main(void *argument) {
     while (!pool->ending) {
         if (pool->next < pool->count) {
             run_indices(pool, w->number);
-        } else if (pool->help && w->heard != pool->calls) {
+        } else if (pool->help && w->seen_turn != pool->calls) {
             help_once(pool, w);
         } else {
             pool->sleeping++;
@@ -297,7 +297,7 @@ ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, 
     return status;
 }
 
-int64_t pool_gained_ns(thread_pool *pool) {
+int64_t pool_saved_ns(thread_pool *pool) {
     pthread_mutex_lock(&pool->mutex);
     int64_t gained = pool->gained_ns;
     pthread_mutex_unlock(&pool->mutex);
@@ -327,7 +327,7 @@ void pool_wake(thread_pool *pool) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
-void pool_take_back(thread_pool *pool) {
+void pool_detach(thread_pool *pool) {
     if (pool->process != getpid()) {
         return;
     }
@@ -367,7 +367,7 @@ ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ck
     return errnum ? err_sys(err, errnum, NULL, "cannot start a thread") : CKD_OK;
 }
 
-void thread_interrupts_nobody(void) {
+void thread_set_batch(void) {
     int policy;
     struct sched_param of;
     if (pthread_getschedparam(pthread_self(), &policy, &of) == 0 && policy == SCHED_OTHER) {
@@ -375,8 +375,8 @@ void thread_interrupts_nobody(void) {
     }
 }
 
-void thread_lower(int nice) {
-    thread_interrupts_nobody();
+void thread_lower_priority(int nice) {
+    thread_set_batch();
     id_t self = (id_t)syscall(SYS_gettid); /* on Linux priorities belong to threads */
     errno = 0;
     int now = getpriority(PRIO_PROCESS, self);

@@ -37,7 +37,7 @@ ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, 
  * time of workers inside fn, less the time that callers waited. Over an interval, the elapsed time plus the difference
  * of two readings is the work done in it.
  */
-int64_t pool_gained_ns(thread_pool *pool);
+int64_t pool_saved_ns(thread_pool *pool);
 
 /*
  * ---- incremental work ----
@@ -55,7 +55,7 @@ void pool_wake(thread_pool *pool);
  * Detaches the pool. Returns when no worker is inside help; none calls it afterwards. Only the attaching caller may
  * call it.
  */
-void pool_take_back(thread_pool *pool);
+void pool_detach(thread_pool *pool);
 /* Ends the workers. No pool_run may be running, and the pool must not be attached. Accepts NULL. */
 void pool_destroy(thread_pool *pool);
 
@@ -70,8 +70,8 @@ ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ck
  * that is computing; their share of the cores stays the same. Nothing changes if the thread already has another policy
  * than the usual one, or if the system refuses.
  */
-void thread_interrupts_nobody(void);
-/* As thread_interrupts_nobody, and also raises the nice value by 1 ... 19. Nothing changes if the system refuses. */
-void thread_lower(int nice);
+void thread_set_batch(void);
+/* As thread_set_batch, and also raises the nice value by 1 ... 19. Nothing changes if the system refuses. */
+void thread_lower_priority(int nice);
 
 #endif

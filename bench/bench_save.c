@@ -375,7 +375,7 @@ int main(int argc, char **argv) {
     settings o = {0, 3, UINT64_C(1) << 25, 2048, "coarse", "bench/results/bench_save-device.json"};
     state s = {.backend = NULL};
     ckd_error err = {0};
-    device_about about;
+    device_info about;
     if (parse(&o, argc, argv) != 0) {
         return 2;
     }

@@ -41,9 +41,9 @@ enum { MATRICES = 8, COLUMNS = 512, COPY_EVERY = 5 /* of memcpy, if saves have n
 
 static slow_disk disk = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-static int at_each_step(void *context, file_step step, const char *path) {
+static int at_each_step(void *context, file_op step, const char *path) {
     (void)context;
-    if (step == STEP_SYNC && strstr(path, ".tmp")) {
+    if (step == FILE_OP_SYNC && strstr(path, ".tmp")) {
         slow_disk_wait(&disk, AT_FDCWD, path, 0);
     }
     return 0;

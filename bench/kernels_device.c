@@ -20,7 +20,7 @@ typedef struct arrays {
     double *rows, *columns;
     uint64_t *small; /* counters, sums, hashes */
     void *factors;   /* a tile's, rank 64, in floats or bytes */
-    device_other *other;
+    device_element_at *other;
     void *pinned;
     bench_streams *streams;
     device_failure why;
@@ -323,7 +323,7 @@ static double time_of(arrays *a, const operation *what) {
 }
 
 static void tell(const bench_plan *plan, const arrays *a, double seconds[OPERATIONS][BENCH_MOST_REPEATS],
-                 const device_about *about) {
+                 const device_info *about) {
     double copied = 0;
     fprintf(plan->json, ",\n \"device\": \"%s\", \"device_elements\": %llu, \"device_operations\": [",
             about->name, (unsigned long long)a->n);
@@ -345,7 +345,7 @@ static void tell(const bench_plan *plan, const arrays *a, double seconds[OPERATI
 const char *bench_no_device(int device) {
     static ckd_error err;
     static device_failure why;
-    device_about about;
+    device_info about;
     const device_backend *backend = device_backend_open(&err);
     if (!backend) {
         return err.message;
@@ -356,7 +356,7 @@ const char *bench_no_device(int device) {
 void bench_device(const bench_plan *plan) {
     static double seconds[OPERATIONS][BENCH_MOST_REPEATS];
     arrays a = {.backend = device_backend_open(NULL)};
-    device_about about;
+    device_info about;
     must(&a, a.backend->describe(&about, plan->device, &a.why));
     must(&a, a.backend->queue_open(&a.queue, plan->device, false, &a.why));
     arrays_begin(&a, plan->elements / COLUMNS * COLUMNS);

@@ -151,7 +151,7 @@ ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, con
                            ckd_error *err);
 
 /* As catalog_tensors, from the shards of `entry`, in any order, without a catalog. Errors: INVALID, NOMEM. */
-ckd_status catalog_fold(ckd_tensor_list *out, const catalog_entry *entry, ckd_error *err);
+ckd_status catalog_entry_tensors(ckd_tensor_list *out, const catalog_entry *entry, ckd_error *err);
 void catalog_tensors_free(ckd_tensor_list *list); /* frees items and their strings only */
 
 /* Names of the runs that have a checkpoint, in order. */

@@ -56,7 +56,7 @@ typedef enum statement {
     S_FIND,
     S_FIND_ID,
     S_NEWEST,
-    S_UNDETAILED,
+    S_NOT_INDEXED,
     S_DETAILED,
     S_RUNS,
     S_TENSORS,

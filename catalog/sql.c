@@ -124,7 +124,7 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_NEWEST] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN
                   "WHERE r.name = ?1 AND k.step <= ?2 ORDER BY k.step DESC LIMIT 1",
                   "look up the newest checkpoint in the catalog"},
-    [S_UNDETAILED] =
+    [S_NOT_INDEXED] =
         {"SELECT c.id FROM runs r CROSS JOIN checkpoints c INDEXED BY undetailed ON c.run = r.key AND c.detailed = 0 "
          "ORDER BY r.name, c.step",
          "list checkpoints"},

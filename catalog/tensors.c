@@ -231,14 +231,14 @@ ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, con
     return status;
 }
 
-typedef struct undetailed {
+typedef struct not_indexed_rows {
     size_t *places;
     size_t count, capacity, at; /* at: index in the list */
     const ckd_checkpoint_list *list;
-} undetailed;
+} not_indexed_rows;
 
-static ckd_status add_undetailed(void *context, query *q, ckd_error *err) {
-    undetailed *u = context;
+static ckd_status add_not_indexed(void *context, query *q, ckd_error *err) {
+    not_indexed_rows *u = context;
     ckd_id id;
     column_id(&id, q, 0, false);
     ckd_status status = query_row_status(q, err);
@@ -260,11 +260,11 @@ static ckd_status add_undetailed(void *context, query *q, ckd_error *err) {
 
 ckd_status catalog_not_indexed(size_t **places, size_t *count, const ckd_checkpoint_list *list, catalog *c,
                                ckd_error *err) {
-    undetailed u = {.list = list};
-    ckd_status status = snapshot_rows(c, S_UNDETAILED, NULL, add_undetailed, &u, err);
+    not_indexed_rows u = {.list = list};
+    ckd_status status = snapshot_rows(c, S_NOT_INDEXED, NULL, add_not_indexed, &u, err);
     if (status != CKD_OK) {
         free(u.places);
-        u = (undetailed){0};
+        u = (not_indexed_rows){0};
     }
     *places = u.places;
     *count = u.count;
@@ -310,7 +310,7 @@ static ckd_status fold_sorted(tensor_slots *slots, const entry_plan *p, size_t c
     return status;
 }
 
-ckd_status catalog_fold(ckd_tensor_list *out, const catalog_entry *entry, ckd_error *err) {
+ckd_status catalog_entry_tensors(ckd_tensor_list *out, const catalog_entry *entry, ckd_error *err) {
     entry_plan p;
     tensor_slots slots = {0};
     *out = (ckd_tensor_list){0};

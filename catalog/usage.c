@@ -167,7 +167,7 @@ static ckd_status keep_text(size_t *at, tensor_usage *u, const char *text, ckd_e
     return CKD_OK;
 }
 
-static ckd_status make_room(tensor_usage *u, ckd_error *err) {
+static ckd_status reserve_row(tensor_usage *u, ckd_error *err) {
     const char *what = "sums by tensor";
     size_t count = u->count + 1;
     ckd_status status = ARRAY_GROW(u->rows, u->capacity, count, what, err);
@@ -178,7 +178,7 @@ static ckd_status make_room(tensor_usage *u, ckd_error *err) {
 /* Adds a row. Most rows have the same run as the row before. */
 static ckd_status tensor_row(void *context, query *q, ckd_error *err) {
     tensor_usage *u = context;
-    ckd_status status = make_room(u, err);
+    ckd_status status = reserve_row(u, err);
     if (status != CKD_OK) {
         return status;
     }

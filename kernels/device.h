@@ -43,12 +43,12 @@ typedef struct device_failure {
     char reason[160]; /* in the words of the backend's library */
 } device_failure;
 
-typedef struct device_about {
+typedef struct device_info {
     char name[96];
     uint64_t memory, memory_free; /* bytes */
     uint32_t processors;
     uint32_t major, minor; /* compute capability */
-} device_about;
+} device_info;
 
 /* A stream of a device, and what products on it need. stream: of the backend's library (cudaStream_t). */
 typedef struct device_queue {
@@ -109,42 +109,42 @@ typedef struct device_level_sums {
 } device_level_sums;
 
 /* An element of a tile, in a list. */
-typedef struct device_other {
+typedef struct device_element_at {
     uint32_t at;
     int32_t q;
-} device_other;
+} device_element_at;
 
 /*
  * Exceptions of a tile: elements beyond the limits, infinite, NaN, or (second moments) negative, and elements
  * whose integers do not fit a byte. Their integers are 0.
  */
-typedef struct device_kept {
-    device_other *list; /* in any order; q is not set */
+typedef struct device_exceptions {
+    device_element_at *list; /* in any order; q is not set */
     /* Number of exceptions, added to. It may exceed the room; the list then lacks the rest. NULL: none wanted. */
     uint64_t *count;
     uint32_t room;
     float above, moved; /* limits of |now|, and of |now - before| */
     float most;         /* |now| and |before| stay below it; not for second moments */
-} device_kept;
+} device_exceptions;
 
 /*
  * Copies listed elements from one array to another, when the other values are there. Sets q to their bits.
  * Both arrays begin with the tile's first element.
  */
-typedef struct device_keeping {
-    device_other *list;
+typedef struct device_exception_copy {
+    device_element_at *list;
     uint64_t count;
     void *to;
     const void *from;
     uint32_t size; /* of an element: 2 or 4 */
-} device_keeping;
+} device_exception_copy;
 
 /*
  * Integers of a tile on their way to a device, packed in groups of DEVICE_GROUP. A group takes as few bits
  * per integer as its largest magnitude and a sign need.
  *
  * First come the heads: a 32-bit word per group, then zeros up to a multiple of 16 bytes. The lowest
- * DEVICE_WIDTH_BITS bits of a head are the group's width, at most DEVICE_WIDTH_MOST. Width 0: all integers
+ * DEVICE_WIDTH_BITS bits of a head are the group's width, at most DEVICE_WIDTH_MAX. Width 0: all integers
  * are 0, and the group has no words. The bits above are the place of the group's words, in units of 16 bytes
  * from the first head.
  *
@@ -156,7 +156,7 @@ typedef struct device_keeping {
  */
 #define DEVICE_GROUP      128u
 #define DEVICE_WIDTH_BITS 6u
-#define DEVICE_WIDTH_MOST 30u
+#define DEVICE_WIDTH_MAX  30u
 
 /*
  * Elements of a matrix in row-major order; the first one is in column `phase`. The step of element i is
@@ -175,7 +175,7 @@ typedef struct device_tile {
     float offset[3];         /* for `move` */
     float up[3];             /* for `quantise` */
     device_level_sums *sums; /* for `quantise` */
-    device_kept kept;        /* for `quantise` */
+    device_exceptions kept;  /* for `quantise` */
 } device_tile;
 
 /*
@@ -212,9 +212,9 @@ typedef struct device_gathering {
 typedef struct device_packing {
     const int8_t *few;
     uint64_t count;
-    uint32_t *words;     /* (count + 15) / 16 */
-    device_other *other; /* in any order */
-    uint32_t room;       /* of `other` */
+    uint32_t *words;          /* (count + 15) / 16 */
+    device_element_at *other; /* in any order */
+    uint32_t room;            /* of `other` */
     /* Number of other integers, added to; may exceed the room, and the list then lacks the rest. */
     uint64_t *others;
 } device_packing;
@@ -236,7 +236,7 @@ typedef struct device_levels {
      * `few` is of no use.
      */
     uint64_t *misfits;
-    device_kept kept; /* for `quantise_levels` */
+    device_exceptions kept; /* for `quantise_levels` */
 } device_levels;
 
 /* Statistics of a tile, as in kernels.sums_of, and of its rows. */
@@ -383,7 +383,7 @@ typedef struct device_backend {
 
     /* Having 0 devices is no failure. */
     device_result (*count)(int *devices, device_failure *why);
-    device_result (*describe)(device_about *about, int device, device_failure *why);
+    device_result (*describe)(device_info *about, int device, device_failure *why);
     /* Finds the device that an address belongs to; -1: none, it is the host's. */
     device_result (*owner)(int *device, const void *address, device_failure *why);
 
@@ -430,7 +430,8 @@ typedef struct device_backend {
     device_result (*quantise_levels)(const device_queue *queue, const device_levels *tile,
                                      device_failure *why);
     device_result (*move_levels)(const device_queue *queue, const device_levels *tile, device_failure *why);
-    device_result (*keep)(const device_queue *queue, const device_keeping *keeping, device_failure *why);
+    device_result (*keep)(const device_queue *queue, const device_exception_copy *keeping,
+                          device_failure *why);
     device_result (*residuals)(const device_queue *queue, const device_residuals *residuals,
                                device_failure *why);
     device_result (*gather)(const device_queue *queue, const device_gathering *gathering,

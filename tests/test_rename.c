@@ -281,10 +281,10 @@ typedef struct interruption {
     bool dies; /* else the step fails, and all later ones */
 } interruption;
 
-static int interrupt_hook(void *context, file_step step, const char *path) {
+static int interrupt_hook(void *context, file_op step, const char *path) {
     interruption *i = context;
     (void)path;
-    if (step == STEP_READ || step == STEP_OPEN || ++i->seen < i->at) {
+    if (step == FILE_OP_READ || step == FILE_OP_OPEN || ++i->seen < i->at) {
         return 0;
     }
     if (i->dies) {
@@ -390,9 +390,9 @@ static void test_failing_anywhere(void **state) {
 }
 
 /* Fails when the first manifest under the old name is to be removed: then all have two names. */
-static int keep_old_names(void *context, file_step step, const char *path) {
+static int keep_old_names(void *context, file_op step, const char *path) {
     (void)context;
-    return step == STEP_REMOVE && strstr(path, "data/m/" SCENE_RUN ".") ? 5 : 0; /* EIO */
+    return step == FILE_OP_REMOVE && strstr(path, "data/m/" SCENE_RUN ".") ? 5 : 0; /* EIO */
 }
 
 static void test_deleting_before_it_is_completed(void **state) {

@@ -185,7 +185,7 @@ static json_t *json_item(const ckd_compacted *x) {
     }
     bool left = x->left.status != CKD_OK;
     return json_pack("{s:s, s:o, s:b, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "checkpoint",
-                     cli_place_of(&x->checkpoint).text, "why", why, "done", !left, "error",
+                     cli_ref_text_of(&x->checkpoint).text, "why", why, "done", !left, "error",
                      left ? json_string(x->left.message) : json_null(), "blocks", (json_int_t)x->blocks,
                      "recoded", (json_int_t)x->recoded, "bytes_before",
                      (json_int_t)x->checkpoint.stored_bytes, "bytes_after", (json_int_t)x->bytes,
@@ -199,7 +199,7 @@ static ckd_status print_json(const arguments *a, const ckd_compaction *done, ckd
     }
     for (size_t i = 0; done->pruned && i < done->pruned->count; i++) {
         if (!done->pruned->items[i].kept) {
-            cli_json_append(&goes, json_string(cli_place_of(&done->pruned->items[i].checkpoint).text));
+            cli_json_append(&goes, json_string(cli_ref_text_of(&done->pruned->items[i].checkpoint).text));
         }
     }
     return cli_json_print(
@@ -285,7 +285,7 @@ static ckd_status compact(ckd_compaction **out, arguments *a, ckd_store *store, 
 static ckd_status damage_status(const ckd_compaction *done, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < done->count && status == CKD_OK; i++) {
-        status = cli_left_as_damage(&done->items[i].left, err);
+        status = cli_skip_is_damage(&done->items[i].left, err);
     }
     return status;
 }
@@ -303,7 +303,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
     }
     if (status == CKD_OK && a->common.json) {
         status = print_json(a, done, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         status = print_text(a, done, err);
     }
     THEN(status, damage_status(done, err));
@@ -322,5 +322,5 @@ int cmd_compact(int argc, char **argv) {
                    .compact = CKD_COMPACT_OPTIONS_INIT};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
-    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a.common);
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail_with_hint(&err, &a.common);
 }

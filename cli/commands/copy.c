@@ -52,7 +52,7 @@ typedef struct arguments {
     const char *run;
     choice *choices;
     size_t choice_count;
-    cli_places places;
+    cli_refs places;
     ckd_copy_options copy;
 } arguments;
 
@@ -100,7 +100,7 @@ static error_t parse_choice(int key, char *arg, arguments *a, struct argp_state 
 /* A single store is the other one if the environment names this one. Checkpoints contain an @ and no slash. */
 static error_t take_argument(arguments *a, const char *arg, struct argp_state *state) {
     if (strchr(arg, '@') && !strchr(arg, '/')) {
-        return cli_places_add_any(&a->places, arg, state);
+        return cli_refs_add_any(&a->places, arg, state);
     }
     if (a->other && a->common.store) {
         return ARGP_ERR_UNKNOWN;
@@ -193,7 +193,7 @@ static ckd_status mark_choice(chosen *c, const arguments *a, const choice *what,
                            found.run, what->first, what->last);
 }
 
-static ckd_status choose(chosen *c, const arguments *a, ckd_store *from, ckd_error *err) {
+static ckd_status choose_checkpoints(chosen *c, const arguments *a, ckd_store *from, ckd_error *err) {
     ckd_status status = ckd_store_list(&c->all, from, NULL, err);
     size_t count = status == CKD_OK ? c->all->count : 0;
     c->marks = calloc(count + 1, sizeof(*c->marks));
@@ -206,7 +206,7 @@ static ckd_status choose(chosen *c, const arguments *a, ckd_store *from, ckd_err
     }
     for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
         ckd_checkpoint found;
-        status = cli_find_place(&found, from, &a->places.items[i], NULL, err);
+        status = cli_find_ref(&found, from, &a->places.items[i], NULL, err);
         if (status == CKD_OK) {
             mark(c, &found.id);
         }
@@ -251,7 +251,7 @@ static ckd_status print_json(const arguments *a, const ckd_copy_result *r, ckd_e
     for (size_t i = 0; i < r->count; i++) {
         const ckd_copied *c = &r->items[i];
         cli_json_append(&items, json_pack("{s:s, s:s, s:s, s:I, s:s?}", "checkpoint",
-                                          cli_place_of(&c->checkpoint).text, "kind",
+                                          cli_ref_text_of(&c->checkpoint).text, "kind",
                                           ckd_kind_name(c->checkpoint.kind), "state", state_word(c->state),
                                           "bytes", (json_int_t)c->bytes, "why",
                                           c->left.status == CKD_OK ? NULL : c->left.message));
@@ -344,14 +344,14 @@ static ckd_status run(const arguments *a, const cli_options *source, const cli_o
     ckd_copy_result *result = NULL;
     chosen c = {0};
     ckd_status status = cli_open_store(&from, source, CKD_OPEN_READ, err);
-    THEN(status, choose(&c, a, from, err));
+    THEN(status, choose_checkpoints(&c, a, from, err));
     THEN(status, open_destination(&to, a, destination, err));
     THEN(status, copy(&result, a, to, from, &c, err));
     ckd_error unprinted;
-    ckd_status printed = !result                 ? CKD_OK
-                         : a->common.json        ? print_json(a, result, &unprinted)
-                         : cli_talks(&a->common) ? print_text(a, result, &unprinted)
-                                                 : CKD_OK;
+    ckd_status printed = !result                       ? CKD_OK
+                         : a->common.json              ? print_json(a, result, &unprinted)
+                         : cli_prints_text(&a->common) ? print_text(a, result, &unprinted)
+                                                       : CKD_OK;
     if (result) {
         print_left(result);
     }
@@ -376,7 +376,7 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
     const cli_options *source = a.pull ? &other : &a.common, *destination = a.pull ? &a.common : &other;
     ckd_error err;
     bool done = run(&a, source, destination, &err) == CKD_OK;
-    int code = done ? CLI_DONE : cli_fail_reading(&err, source);
+    int code = done ? CLI_DONE : cli_fail_with_hint(&err, source);
     if (!done && err.status == CKD_E_EXISTS && !a.copy.as_run) {
         cli_note("--as RUN copies a run under another name");
     }

@@ -50,7 +50,7 @@ static size_t find_newest(cli_survivors *left, const ckd_checkpoint_list *all, s
     const ckd_checkpoint *newest = NULL;
     size_t end = begin;
     for (; end < all->count && strcmp(all->items[end].run, run) == 0; end++) {
-        cli_place_text place = cli_place_of(&all->items[end]);
+        cli_ref_text place = cli_ref_text_of(&all->items[end]);
         const char *name = place.text;
         if (!bsearch(&name, left->lost, left->lost_count, sizeof(*left->lost), by_text)) {
             newest = &all->items[end];
@@ -94,7 +94,7 @@ ckd_status cli_damage_status(const ckd_verify_result *r, const cli_survivors *le
                            left->lost_count == 1 ? "" : "s");
 }
 
-ckd_status cli_left_as_damage(const ckd_error *left, ckd_error *err) {
+ckd_status cli_skip_is_damage(const ckd_error *left, ckd_error *err) {
     if (left->status == CKD_OK || !ckd_error_is_damage(left)) {
         return CKD_OK;
     }
@@ -129,7 +129,7 @@ json_t *cli_json_damage(const ckd_verify_result *r) {
 json_t *cli_json_newest(const cli_survivors *left) {
     json_t *out = json_array();
     for (size_t i = 0; i < left->count; i++) {
-        cli_json_append(&out, json_string(cli_place_of(left->newest[i]).text));
+        cli_json_append(&out, json_string(cli_ref_text_of(left->newest[i]).text));
     }
     return out;
 }

@@ -30,6 +30,6 @@ ckd_status cli_damage_status(const ckd_verify_result *r, const cli_survivors *le
  * Tells why something was left alone: CORRUPT with the message of `left` if it is damaged, missing or unreadable; else
  * CKD_OK.
  */
-ckd_status cli_left_as_damage(const ckd_error *left, ckd_error *err);
+ckd_status cli_skip_is_damage(const ckd_error *left, ckd_error *err);
 
 #endif

@@ -22,13 +22,13 @@ static const char doc[] =
 
 typedef struct arguments {
     cli_options common;
-    cli_places places;
+    cli_refs places;
     ckd_delete_options deletion;
 } arguments;
 
 /* `latest` is refused: repeating the command would delete another checkpoint each time. */
 static error_t take_place(arguments *a, const char *arg, struct argp_state *state) {
-    error_t failed = cli_places_add_any(&a->places, arg, state);
+    error_t failed = cli_refs_add_any(&a->places, arg, state);
     if (!failed && !a->places.items[a->places.count - 1].tag[0] &&
         a->places.items[a->places.count - 1].step == CKD_LATEST) {
         argp_error(
@@ -65,7 +65,7 @@ static ckd_status delete_named(const arguments *a, ckd_store *store, uint64_t *b
     ckd_status status = ids ? CKD_OK : cli_error_nomem(err);
     for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
         ckd_checkpoint found;
-        status = cli_find_place(&found, store, &a->places.items[i], NULL, err);
+        status = cli_find_ref(&found, store, &a->places.items[i], NULL, err);
         if (status == CKD_OK) {
             ids[i] = found.id;
             *bytes += found.stored_bytes;
@@ -76,13 +76,13 @@ static ckd_status delete_named(const arguments *a, ckd_store *store, uint64_t *b
     return status;
 }
 
-static ckd_status tell(const arguments *a, uint64_t bytes, ckd_error *err) {
+static ckd_status print_result(const arguments *a, uint64_t bytes, ckd_error *err) {
     if (a->common.json) {
         return cli_json_print(json_pack("{s:i, s:I, s:I}", "schema", 1, "deleted",
                                         (json_int_t)a->places.count, "bytes", (json_int_t)bytes),
                               err);
     }
-    if (cli_talks(&a->common)) {
+    if (cli_prints_text(&a->common)) {
         printf("deleted %zu checkpoint%s, %s\n", a->places.count, a->places.count == 1 ? "" : "s",
                cli_text_size(bytes).text);
         if (a->deletion.undo_s) {
@@ -100,7 +100,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     THEN(status, delete_named(a, store, &bytes, err));
     if (status == CKD_OK) {
         cli_deleted(store, a->deletion.undo_s == 0);
-        status = tell(a, bytes, err);
+        status = print_result(a, bytes, err);
     }
     ckd_store_close(store);
     return status;

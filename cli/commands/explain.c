@@ -48,7 +48,7 @@ static ckd_status print_json(const ckd_load_explanation *e, const ckd_load_reque
 
 static void print_all(const ckd_load_explanation *e, const ckd_checkpoint *from) {
     const ckd_load_reads *r = &e->all;
-    printf("%s, nothing was loaded\n", cli_place_of(from).text);
+    printf("%s, nothing was loaded\n", cli_ref_text_of(from).text);
     printf("asked for     %s in %zu tensor%s\n", cli_text_size(r->raw_bytes).text, e->count,
            e->count == 1 ? "" : "s");
     printf("needed        %s as stored\n", cli_text_size(r->needed_bytes).text);
@@ -98,7 +98,7 @@ ckd_status cli_explain(ckd_load *load, ckd_store *store, const ckd_load_request 
     if (status == CKD_OK && options->json) {
         status = ckd_store_list(&all, store, NULL, err);
         THEN(status, print_json(e, requests, from, all, err));
-    } else if (status == CKD_OK && cli_talks(options)) {
+    } else if (status == CKD_OK && cli_prints_text(options)) {
         print_all(e, from);
         if (options->verbose) {
             status = print_tensors(e, requests, err);

@@ -176,7 +176,7 @@ static ckd_status print_files(const export_plan *p, ckd_error *err) {
 static ckd_status print_text(const arguments *a, const export_plan *p, const ckd_load *load, ckd_error *err) {
     ckd_status status = a->dry_run || a->common.verbose ? print_files(p, err) : CKD_OK;
     printf("%s %s into ", a->dry_run ? "would export" : "exported",
-           cli_place_of(ckd_load_checkpoint(load)).text);
+           cli_ref_text_of(ckd_load_checkpoint(load)).text);
     cli_print_clean(stdout, a->out);
     printf(": %zu tensor%s in %zu file%s, %" PRIu64 " bytes (%s)\n", p->tensors, p->tensors == 1 ? "" : "s",
            p->count, p->count == 1 ? "" : "s", p->bytes, cli_text_size(p->bytes).text);
@@ -189,12 +189,12 @@ static ckd_status print_text(const arguments *a, const export_plan *p, const ckd
     return status;
 }
 
-static ckd_status tell(const arguments *a, const export_plan *p, ckd_store *store, const ckd_load *load,
-                       ckd_error *err) {
+static ckd_status print_result(const arguments *a, const export_plan *p, ckd_store *store,
+                               const ckd_load *load, ckd_error *err) {
     if (a->common.json) {
         return print_json(a, p, store, load, err);
     }
-    return cli_talks(&a->common) ? print_text(a, p, load, err) : CKD_OK;
+    return cli_prints_text(&a->common) ? print_text(a, p, load, err) : CKD_OK;
 }
 
 /* ---- the command ---- */
@@ -209,10 +209,10 @@ static ckd_status export_checkpoint(const arguments *a, ckd_store *store, ckd_er
     if (status == CKD_OK && !a->dry_run) {
         status = write_all(a, &plan, load, err);
         if (status == CKD_OK) {
-            cli_committed("%s is exported", cli_place_of(&from).text);
+            cli_committed("%s is exported", cli_ref_text_of(&from).text);
         }
     }
-    THEN(status, tell(a, &plan, store, load, err));
+    THEN(status, print_result(a, &plan, store, load, err));
     export_plan_free(&plan);
     ckd_load_end(load);
     return status;
@@ -225,7 +225,7 @@ static int run(const arguments *a) {
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, &err));
     THEN(status, export_checkpoint(a, store, &err));
     ckd_store_close(store);
-    return status == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a->common);
+    return status == CKD_OK ? CLI_DONE : cli_fail_with_hint(&err, &a->common);
 }
 
 int cmd_export(int argc, char **argv) {

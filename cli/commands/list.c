@@ -59,8 +59,8 @@ static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const cli
     const ckd_checkpoint *parent = cli_ids_find(ids, &c->parent), *from = cli_ids_find(ids, &c->resumed_from);
     char id[CKD_ID_TEXT];
     ckd_id_text(id, &c->id);
-    cli_table_cell(t, "%s", parent ? cli_place_of(parent).text : "-");
-    cli_table_cell(t, "%s", from ? cli_place_of(from).text : "-");
+    cli_table_cell(t, "%s", parent ? cli_ref_text_of(parent).text : "-");
+    cli_table_cell(t, "%s", from ? cli_ref_text_of(from).text : "-");
     cli_table_cell(t, "%s", cli_text_number(c->load_cost).text);
     cli_table_cell(t, "%" PRIu64, c->tensors);
     cli_table_cell(t, c->metric_name[0] ? "%s=%g" : "-", c->metric_name, c->metric);
@@ -108,7 +108,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     THEN(status, cli_marks_read(&l.marks, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(store, &l, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         status = print_text(&l, a->common.verbose > 0, err);
     }
     cli_marks_free(&l.marks);

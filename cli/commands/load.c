@@ -199,11 +199,11 @@ static void count_written(written *w, const file_content *c) {
 
 /* If the file goes to standard output, text must not be mixed into it. */
 static bool talks(const arguments *a) {
-    return cli_talks(&a->common) && !(a->out && cli_output_is_standard(a->out));
+    return cli_prints_text(&a->common) && !(a->out && cli_output_is_standard(a->out));
 }
 
-static ckd_status tell(const arguments *a, const written *w, ckd_store *store, const ckd_load *load,
-                       ckd_error *err) {
+static ckd_status print_result(const arguments *a, const written *w, ckd_store *store, const ckd_load *load,
+                               ckd_error *err) {
     const ckd_checkpoint *from = ckd_load_checkpoint(load);
     if (a->common.json) {
         json_t *checkpoint;
@@ -219,12 +219,12 @@ static ckd_status tell(const arguments *a, const written *w, ckd_store *store, c
     if (talks(a)) {
         if (a->blobs.count) {
             printf("loaded %zu blob%s of %s\n", a->blobs.count, a->blobs.count == 1 ? "" : "s",
-                   cli_place_of(from).text);
+                   cli_ref_text_of(from).text);
         }
         if (!a->out) {
             return CKD_OK;
         }
-        printf("loaded %s into ", cli_place_of(from).text);
+        printf("loaded %s into ", cli_ref_text_of(from).text);
         cli_print_clean(stdout, a->out);
         if (writes_all_ranks(a)) {
             printf(": %zu file%s,", w->files, w->files == 1 ? "" : "s");
@@ -259,7 +259,7 @@ static ckd_status explain(const arguments *a, const file_content *c, ckd_store *
 
 static void committed(ckd_status status, const ckd_load *load) {
     if (status == CKD_OK) {
-        cli_committed("%s is loaded", cli_place_of(ckd_load_checkpoint(load)).text);
+        cli_committed("%s is loaded", cli_ref_text_of(ckd_load_checkpoint(load)).text);
     }
 }
 
@@ -275,7 +275,7 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
         THEN(status, cli_blobs_write(&a->blobs, a->force, err));
         count_written(&w, &c);
         committed(status, load);
-        THEN(status, tell(a, &w, store, load, err));
+        THEN(status, print_result(a, &w, store, load, err));
         if (status == CKD_OK) {
             list_names(a, &c);
         }
@@ -321,7 +321,7 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
     }
     THEN(status, cli_blobs_write(&a->blobs, a->force, err));
     committed(status, load);
-    return status == CKD_OK ? tell(a, &w, store, load, err) : status;
+    return status == CKD_OK ? print_result(a, &w, store, load, err) : status;
 }
 
 /* Loads blobs only: there is no --out. */
@@ -329,7 +329,7 @@ static ckd_status load_blobs(arguments *a, ckd_store *store, ckd_load *load, ckd
     const written none = {0};
     ckd_status status = cli_blobs_write(&a->blobs, a->force, err);
     committed(status, load);
-    return status == CKD_OK ? tell(a, &none, store, load, err) : status;
+    return status == CKD_OK ? print_result(a, &none, store, load, err) : status;
 }
 
 static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_checkpoint *from,
@@ -384,7 +384,7 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
         if (status == CKD_OK || !a->or_older || !ckd_error_is_damage(err)) {
             return status;
         }
-        skip(a, cli_place_of(&from).text, err);
+        skip(a, cli_ref_text_of(&from).text, err);
         if (ckd_store_previous(&older, store, from.run, from.step, NULL) != CKD_OK) {
             return status; /* the last checkpoint's error */
         }
@@ -415,7 +415,7 @@ static int run(arguments *a) {
     THEN(status, load_to_file(a, store, &err));
     ckd_store_close(store);
     layout_release(a->choice.layout);
-    return status == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a->common);
+    return status == CKD_OK ? CLI_DONE : cli_fail_with_hint(&err, &a->common);
 }
 
 int cmd_load(int argc, char **argv) {

@@ -5,7 +5,7 @@
 
 #include "cli/output/output.h"
 
-enum { NAMES_TOLD = 3 };
+enum { NAMES_SHOWN = 3 };
 
 static int compare(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -50,8 +50,8 @@ ckd_status cli_missing_find(json_t **out, ckd_id *before, ckd_store *store, cons
     return status != CKD_OK || *out ? status : cli_error_nomem(err);
 }
 
-void cli_missing_tell(const json_t *names, const char *saved, const char *before, bool all) {
-    size_t count = json_array_size(names), told = all || count < NAMES_TOLD ? count : NAMES_TOLD;
+void cli_missing_report(const json_t *names, const char *saved, const char *before, bool all) {
+    size_t count = json_array_size(names), told = all || count < NAMES_SHOWN ? count : NAMES_SHOWN;
     if (count == 0) {
         return;
     }

@@ -19,6 +19,6 @@ ckd_status cli_missing_find(json_t **names, ckd_id *before, ckd_store *store, co
  * Prints a note that names the first few, or all of them with `all`; nothing if there are none. saved and before:
  * RUN@STEP.
  */
-void cli_missing_tell(const json_t *names, const char *saved, const char *before, bool all);
+void cli_missing_report(const json_t *names, const char *saved, const char *before, bool all);
 
 #endif

@@ -158,7 +158,7 @@ static ckd_status show_status(const arguments *a, ckd_error *err) {
     THEN(status, ckd_store_parity_status(&s, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_status_json(s, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         print_status(s);
     }
     ckd_parity_status_free(s);
@@ -220,7 +220,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     THEN(status, cli_find_survivors(&left, result->found, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, a, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         print_text(result, &left, a);
     }
     THEN(status, cli_damage_status(result->found, &left, err));

@@ -25,7 +25,7 @@ static const char doc[] =
 
 typedef struct arguments {
     cli_options common;
-    cli_places places;
+    cli_refs places;
     ckd_id *ids; /* checkpoints given by id */
     size_t id_count;
     const char *reason;
@@ -62,7 +62,7 @@ static error_t parse_argument(arguments *a, char *arg, struct argp_state *state)
         return 0;
     }
     if (!parse_id(&id, arg)) {
-        return cli_places_add_any(&a->places, arg, state);
+        return cli_refs_add_any(&a->places, arg, state);
     }
     ckd_id *grown = realloc(a->ids, (a->id_count + 1) * sizeof(*grown));
     if (!grown) {
@@ -100,7 +100,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 static ckd_status find_all(ckd_checkpoint *found, const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
-        status = cli_find_place(&found[i], store, &a->places.items[i], NULL, err);
+        status = cli_find_ref(&found[i], store, &a->places.items[i], NULL, err);
     }
     return status;
 }
@@ -112,16 +112,16 @@ static ckd_status change(const arguments *a, ckd_store *store, ckd_error *err) {
         status = a->delete ? ckd_store_unpin(store, &found[i].id, err)
                            : ckd_store_pin(store, &found[i].id, a->reason, err);
         if (status == CKD_E_NOT_FOUND && a->delete) {
-            status = cli_error(err, status, "%s is not pinned", cli_place_of(&found[i]).text);
+            status = cli_error(err, status, "%s is not pinned", cli_ref_text_of(&found[i]).text);
         }
-        if (status == CKD_OK && cli_talks(&a->common)) {
-            printf("%s %s\n", a->delete ? "unpinned" : "pinned", cli_place_of(&found[i]).text);
+        if (status == CKD_OK && cli_prints_text(&a->common)) {
+            printf("%s %s\n", a->delete ? "unpinned" : "pinned", cli_ref_text_of(&found[i]).text);
         }
     }
     free(found);
     for (size_t i = 0; i < a->id_count && status == CKD_OK; i++) {
         status = ckd_store_unpin(store, &a->ids[i], err);
-        if (status == CKD_OK && cli_talks(&a->common)) {
+        if (status == CKD_OK && cli_prints_text(&a->common)) {
             char text[CKD_ID_TEXT];
             ckd_id_text(text, &a->ids[i]);
             printf("unpinned %s\n", text);
@@ -141,7 +141,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
         }
     }
     if (status == CKD_OK && (a->common.json || !changes)) {
-        status = cli_report_marks(store, CLI_PINS, a->common.json, cli_talks(&a->common), err);
+        status = cli_report_marks(store, CLI_PINS, a->common.json, cli_prints_text(&a->common), err);
     }
     ckd_store_close(store);
     return status;

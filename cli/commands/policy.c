@@ -152,7 +152,7 @@ static ckd_status print_text(const ckd_policy_list *list, ckd_error *err) {
     return status;
 }
 
-static ckd_status tell(const arguments *a, ckd_store *store, ckd_error *err) {
+static ckd_status print_result(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_policy_list *list;
     ckd_status status = ckd_store_policies(&list, store, err);
     if (status == CKD_OK && a->common.json) {
@@ -161,7 +161,7 @@ static ckd_status tell(const arguments *a, ckd_store *store, ckd_error *err) {
             cli_json_append(&items, json_policy(&list->items[i]));
         }
         status = cli_json_print(json_pack("{s:i, s:o}", "schema", 1, "policies", items), err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         status = print_text(list, err);
     }
     ckd_policy_list_free(list);
@@ -191,8 +191,8 @@ static ckd_status run(const arguments *a, ckd_error *err) {
             cli_committed("the policy is stored");
         }
     }
-    THEN(status, tell(a, store, err));
-    if (status == CKD_OK && a->sets && cli_talks(&a->common)) {
+    THEN(status, print_result(a, store, err));
+    if (status == CKD_OK && a->sets && cli_prints_text(&a->common)) {
         report_outlook(a, store);
     }
     ckd_store_close(store);

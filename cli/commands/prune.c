@@ -68,7 +68,7 @@ static json_t *json_item(const ckd_retained *r) {
             cli_json_append(&why, json_string(reasons[i].word));
         }
     }
-    return json_pack("{s:s, s:b, s:o, s:I}", "checkpoint", cli_place_of(&r->checkpoint).text, "deleted",
+    return json_pack("{s:s, s:b, s:o, s:I}", "checkpoint", cli_ref_text_of(&r->checkpoint).text, "deleted",
                      !r->kept, "kept_as", why, "stored_bytes", (json_int_t)r->checkpoint.stored_bytes);
 }
 
@@ -139,7 +139,7 @@ static ckd_status print_text(const arguments *a, const ckd_prune *p, ckd_error *
 }
 
 /* Chooses the policy to apply and the undo time. *policy is NULL for all stored policies. */
-static ckd_status choose(const ckd_policy **policy, arguments *a, ckd_store *store, ckd_error *err) {
+static ckd_status choose_policy(const ckd_policy **policy, arguments *a, ckd_store *store, ckd_error *err) {
     const char *only = a->policy.run;
     *policy = &a->policy;
     if (!a->stored) {
@@ -175,7 +175,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
     ckd_prune *done = NULL;
     const ckd_policy *policy = NULL;
     ckd_status status = cli_open_store(&store, &a->common, a->dry_run ? CKD_OPEN_READ : CKD_OPEN_WRITE, err);
-    THEN(status, choose(&policy, a, store, err));
+    THEN(status, choose_policy(&policy, a, store, err));
     THEN(status, a->dry_run ? ckd_store_plan_prune(&done, store, policy, err)
                             : ckd_store_prune(&done, store, policy, &a->deletion, err));
     if (status == CKD_OK && !a->dry_run) {
@@ -183,7 +183,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
     }
     if (status == CKD_OK && a->common.json) {
         status = print_json(done, a->dry_run, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         status = print_text(a, done, err);
     }
     ckd_prune_free(done);

@@ -20,14 +20,14 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     return 0;
 }
 
-static ckd_status tell(const cli_options *options, const ckd_rebuild_result *result, ckd_error *err) {
+static ckd_status print_result(const cli_options *options, const ckd_rebuild_result *result, ckd_error *err) {
     if (options->json) {
         return cli_json_print(json_pack("{s:i, s:I, s:I}", "schema", 1, "checkpoints",
                                         (json_int_t)result->checkpoints, "skipped",
                                         (json_int_t)result->skipped),
                               err);
     }
-    if (cli_talks(options)) {
+    if (cli_prints_text(options)) {
         bool one = result->checkpoints == 1;
         printf("rebuilt the catalog: %" PRIu64 " checkpoint%s; the times of %s (timeline) are lost\n",
                result->checkpoints, one ? "" : "s", one ? "its save" : "their saves");
@@ -48,7 +48,7 @@ int cmd_rebuild(int argc, char **argv) {
     ckd_status status = ckd_store_rebuild(&result, options.store, &store_options, &err);
     if (status == CKD_OK) {
         cli_committed("the catalog is rebuilt");
-        status = tell(&options, &result, &err);
+        status = print_result(&options, &result, &err);
     }
     if (status == CKD_OK && result.skipped > 0) {
         status =

@@ -60,7 +60,7 @@ static ckd_status tell(const arguments *a, uint64_t count, ckd_error *err) {
                                         (json_int_t)count),
                               err);
     }
-    if (cli_talks(&a->common)) {
+    if (cli_prints_text(&a->common)) {
         printf("%s %s to %s: %" PRIu64 " checkpoint%s\n", dry_run ? "would rename" : "renamed", a->from,
                a->to, count, count == 1 ? "" : "s");
     }

@@ -28,7 +28,7 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     ckd_repair_options repair;
-    cli_place manifest;
+    cli_ref manifest;
 } arguments;
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -41,7 +41,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->repair.dry_run = 1;
         return 0;
     case OPT_MANIFEST:
-        if (!cli_parse_place(&a->manifest, arg) || !a->manifest.run[0] || a->manifest.step == CKD_LATEST) {
+        if (!cli_parse_ref(&a->manifest, arg) || !a->manifest.run[0] || a->manifest.step == CKD_LATEST) {
             argp_error(state, "--manifest is RUN@STEP, for example gpt@100, not '%s'", arg);
         }
         a->repair.manifest_run = a->manifest.run;
@@ -138,7 +138,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     THEN(status, cli_find_survivors(&left, result->left, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, a, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         print_text(result, &left, a);
     }
     THEN(status, cli_damage_status(result->left, &left, err));

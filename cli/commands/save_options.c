@@ -12,7 +12,7 @@
 #include "cli/output/output.h"
 
 #define METADATA_BLOB "safetensors.metadata"
-#define DOUBTS_TOLD   3
+#define DOUBTS_SHOWN  3
 
 enum {
     OPT_STEP = 0x200,
@@ -99,9 +99,9 @@ static void parse_metric(cli_saving *a, const char *arg, struct argp_state *stat
     a->save.metric_name = a->metric_name;
 }
 
-static void parse_place(cli_place *place, bool *given, const char *name, const char *arg,
+static void parse_place(cli_ref *place, bool *given, const char *name, const char *arg,
                         struct argp_state *state) {
-    if (!cli_parse_place(place, arg) || !(place->run[0] || place->tag[0])) {
+    if (!cli_parse_ref(place, arg) || !(place->run[0] || place->tag[0])) {
         argp_error(state, "--%s is RUN@STEP, for example gpt@100, or @TAG, not '%s'", name, arg);
     }
     *given = true;
@@ -155,8 +155,8 @@ static error_t parse_coding(int key, char *arg, struct argp_state *state) {
 }
 
 bool cli_saving_take_place(cli_saving *a, const char *argument) {
-    cli_place place;
-    bool takes = !a->place.run[0] && cli_parse_place(&place, argument) && place.run[0] &&
+    cli_ref place;
+    bool takes = !a->place.run[0] && cli_parse_ref(&place, argument) && place.run[0] &&
                  place.step != CKD_LATEST && !strchr(place.run, '/') && access(argument, F_OK) != 0;
     a->place = takes ? place : a->place;
     return takes;
@@ -303,7 +303,7 @@ static ckd_status save_all(ckd_checkpoint *info, ckd_store *store, const cli_sav
 }
 
 /* Replaces a tag by its checkpoint's run and step. */
-static ckd_status resolve_tag(cli_place *place, ckd_store *store, ckd_error *err) {
+static ckd_status resolve_tag(cli_ref *place, ckd_store *store, ckd_error *err) {
     ckd_checkpoint tagged;
     ckd_status status = place->tag[0] ? ckd_store_find_tag(&tagged, store, place->tag, err) : CKD_OK;
     if (status == CKD_OK && place->tag[0]) {
@@ -341,12 +341,12 @@ static ckd_status set_lineage(cli_saving *a, ckd_store *store, ckd_error *err) {
 static void print_saved(const cli_saving *a, const ckd_checkpoint *c, const ckd_checkpoint_list *all,
                         bool was_there) {
     if (was_there) {
-        printf("%s exists already, with the same content\n", cli_place_of(c).text);
+        printf("%s exists already, with the same content\n", cli_ref_text_of(c).text);
         return;
     }
     const ckd_checkpoint *parent = cli_by_id(all, &c->parent);
-    printf("saved %s: %s%s%s, %s in %s, %s\n", cli_place_of(c).text, ckd_kind_name(c->kind),
-           parent ? " on " : "", parent ? cli_place_of(parent).text : "", cli_text_size(c->raw_bytes).text,
+    printf("saved %s: %s%s%s, %s in %s, %s\n", cli_ref_text_of(c).text, ckd_kind_name(c->kind),
+           parent ? " on " : "", parent ? cli_ref_text_of(parent).text : "", cli_text_size(c->raw_bytes).text,
            cli_text_size(c->stored_bytes).text, cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
     if (a->common.verbose) {
         char id[CKD_ID_TEXT];
@@ -388,8 +388,8 @@ static json_t *json_saved(const ckd_checkpoint *info, const ckd_checkpoint_list 
     return root;
 }
 
-static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *store, const cli_inputs *inputs,
-                bool was_there) {
+static int print_result(const cli_saving *a, const ckd_checkpoint *info, ckd_store *store,
+                        const cli_inputs *inputs, bool was_there) {
     if (strcmp(info->run, a->save.run) != 0) {
         cli_note("run '%s' was rewound: step %" PRIu64 " continues as run '%s'", a->save.run, a->save.step,
                  info->run);
@@ -402,12 +402,12 @@ static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *stor
     THEN(status, cli_missing_find(&missing, &before, store, info, inputs, &err));
     if (status == CKD_OK && !a->common.quiet && !was_there) {
         const ckd_checkpoint *older = cli_by_id(all, &before);
-        cli_missing_tell(missing, cli_place_of(info).text, older ? cli_place_of(older).text : "",
-                         a->common.verbose > 0);
+        cli_missing_report(missing, cli_ref_text_of(info).text, older ? cli_ref_text_of(older).text : "",
+                           a->common.verbose > 0);
     }
     if (status == CKD_OK && a->common.json) {
         status = cli_json_print(json_saved(info, all, inputs, missing), &err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         print_saved(a, info, all, was_there);
         status = print_errors(info, store, &err);
     }
@@ -436,11 +436,11 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     ckd_status status = set_lineage(a, store, &err);
     THEN(status, save_all(&info, store, a, inputs, &err));
     if (status == CKD_OK) {
-        cli_committed("%s is saved", cli_place_of(&info).text);
+        cli_committed("%s is saved", cli_ref_text_of(&info).text);
     }
     cli_progress_end(&a->progress);
     bool was_there = had && memcmp(&before.id, &info.id, sizeof(info.id)) == 0;
-    int code = status == CKD_OK ? tell(a, &info, store, inputs, was_there) : cli_fail(&err);
+    int code = status == CKD_OK ? print_result(a, &info, store, inputs, was_there) : cli_fail(&err);
     if (status == CKD_E_EXISTS) {
         cli_note(
             "--on-duplicate same-ok accepts identical content, --on-duplicate branch continues as another run");
@@ -479,7 +479,7 @@ static void report_doubts(const cli_saving *a, const cli_inputs *inputs) {
         "'PATTERN=ROLE' says what a tensor is):",
         count, count == 1 ? " looks" : "s look", count == 1 ? "s" : "");
     size_t told = 0;
-    for (size_t i = 0; i < inputs->count && (told < DOUBTS_TOLD || a->common.verbose); i++) {
+    for (size_t i = 0; i < inputs->count && (told < DOUBTS_SHOWN || a->common.verbose); i++) {
         if (inputs->tensors[i].in_doubt) {
             cli_note("  %s", inputs->tensors[i].tensor->name);
             told++;

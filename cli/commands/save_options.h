@@ -13,8 +13,8 @@ typedef struct cli_saving {
     ckd_save_options save;
     bool has_run, has_step;
     bool saves_nothing; /* run and step may be omitted */
-    cli_place place;    /* from an argument; run "": none was given */
-    cli_place parent, resumed_from;
+    cli_ref place;      /* from an argument; run "": none was given */
+    cli_ref parent, resumed_from;
     bool has_parent, has_resumed_from;
     char metric_name[32];
     cli_roles roles;

@@ -100,7 +100,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     THEN(status, cli_find_survivors(&left, result->found, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         print_text(result, &left, a);
     }
     THEN(status, cli_damage_status(result->found, &left, err));

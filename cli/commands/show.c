@@ -87,7 +87,7 @@ static ckd_status print_json(const shown *s, ckd_error *err) {
     }
     size_t left = s->all->count;
     for (const ckd_checkpoint *c = &s->checkpoint; c; c = next_in_chain(s, c, &left)) {
-        cli_json_append(&chain, json_string(cli_place_of(c).text));
+        cli_json_append(&chain, json_string(cli_ref_text_of(c).text));
     }
     const ckd_checkpoint_list this = {1, (ckd_checkpoint *)&s->checkpoint};
     return cli_json_print(json_pack("{s:i, s:[o], s:o, s:o, s:o, s:o, s:o}", "schema", 1, "checkpoints",
@@ -119,7 +119,7 @@ static void print_checkpoint(const shown *s) {
     const ckd_checkpoint *c = &s->checkpoint, *from = cli_by_id(s->all, &c->resumed_from);
     char id[CKD_ID_TEXT];
     ckd_id_text(id, &c->id);
-    printf("checkpoint    %s\n", cli_place_of(c).text);
+    printf("checkpoint    %s\n", cli_ref_text_of(c).text);
     printf("id            %s\n", id);
     printf("created       %s\n", cli_text_time(c->created_ns).text);
     printf("kind          %s\n", ckd_kind_name(c->kind));
@@ -130,7 +130,7 @@ static void print_checkpoint(const shown *s) {
     printf("load cost     %s, in loads of a base of the same state\n", cli_text_number(c->load_cost).text);
     printf("depth         %" PRIu32 " delta%s to apply at most\n", c->depth, c->depth == 1 ? "" : "s");
     if (from) {
-        printf("resumed from  %s\n", cli_place_of(from).text);
+        printf("resumed from  %s\n", cli_ref_text_of(from).text);
     }
     if (c->metric_name[0]) {
         fputs("metric        ", stdout);
@@ -138,10 +138,10 @@ static void print_checkpoint(const shown *s) {
         printf(" = %g\n", c->metric);
     }
     cli_marks_print(&s->marks, &c->id);
-    printf("chain         %s", cli_place_of(c).text);
+    printf("chain         %s", cli_ref_text_of(c).text);
     size_t left = s->all->count;
     for (const ckd_checkpoint *p = next_in_chain(s, c, &left); p; p = next_in_chain(s, p, &left)) {
-        printf(" -> %s", cli_place_of(p).text);
+        printf(" -> %s", cli_ref_text_of(p).text);
     }
     fputs("\n", stdout);
     print_without_parent(s);
@@ -211,7 +211,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     }
     if (status == CKD_OK && a->common.json) {
         status = print_json(&s, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         status = print_text(&s, a->common.verbose > 0, err);
     }
     cli_marks_free(&s.marks);

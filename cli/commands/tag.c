@@ -23,7 +23,7 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     const char *tag;
-    cli_place place;
+    cli_ref place;
     bool has_place, move, delete;
 } arguments;
 
@@ -44,7 +44,7 @@ static error_t parse_argument(arguments *a, char *arg, struct argp_state *state)
         a->tag = arg;
     } else if (a->has_place) {
         argp_error(state, "a TAG names one checkpoint; '%s' is one too many", arg);
-    } else if (!cli_parse_place(&a->place, arg) || !(a->place.run[0] || a->place.tag[0])) {
+    } else if (!cli_parse_ref(&a->place, arg) || !(a->place.run[0] || a->place.tag[0])) {
         argp_error(state, "name the checkpoint as RUN@STEP, as in gpt@100, or as @TAG, not '%s'", arg);
     } else {
         a->has_place = true;
@@ -76,21 +76,21 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 static ckd_status set(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint found;
-    ckd_status status = cli_find_place(&found, store, &a->place, NULL, err);
+    ckd_status status = cli_find_ref(&found, store, &a->place, NULL, err);
     THEN(status, ckd_store_set_tag(store, a->tag, &found.id, a->move, err));
     if (status == CKD_E_EXISTS) {
         status =
             cli_error(err, status, "another checkpoint has the tag %s; --move takes it from there", a->tag);
     }
-    if (status == CKD_OK && cli_talks(&a->common)) {
-        printf("%s is now %s\n", a->tag, cli_place_of(&found).text);
+    if (status == CKD_OK && cli_prints_text(&a->common)) {
+        printf("%s is now %s\n", a->tag, cli_ref_text_of(&found).text);
     }
     return status;
 }
 
 static ckd_status take_away(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = ckd_store_remove_tag(store, a->tag, err);
-    if (status == CKD_OK && cli_talks(&a->common)) {
+    if (status == CKD_OK && cli_prints_text(&a->common)) {
         printf("the tag %s is removed\n", a->tag);
     }
     return status;
@@ -106,7 +106,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
         }
     }
     if (status == CKD_OK && (a->common.json || !a->tag)) {
-        status = cli_report_marks(store, CLI_TAGS, a->common.json, cli_talks(&a->common), err);
+        status = cli_report_marks(store, CLI_TAGS, a->common.json, cli_prints_text(&a->common), err);
     }
     ckd_store_close(store);
     return status;

@@ -243,7 +243,7 @@ static ckd_status show(const arguments *a, const ckd_timeline *timeline, ckd_err
     ckd_status status = a->svg ? draw(a, items, count, err) : CKD_OK;
     if (status == CKD_OK && a->common.json) {
         status = print_json(items, count, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         status = print_text(items, count, a->ranks, err);
     }
     free(saves);
@@ -269,5 +269,5 @@ int cmd_timeline(int argc, char **argv) {
     arguments a = {.common.command = "timeline"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
-    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a.common);
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail_with_hint(&err, &a.common);
 }

@@ -30,7 +30,7 @@ static const char doc[] =
 
 typedef struct arguments {
     cli_options common;
-    cli_places places;
+    cli_refs places;
     bool restore, empty, all, dry_run, give_up;
 } arguments;
 
@@ -68,7 +68,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->give_up = true;
         return 0;
     case ARGP_KEY_ARG:
-        return cli_take_store(&a->common, arg) ? 0 : cli_places_add(&a->places, arg, state);
+        return cli_take_store(&a->common, arg) ? 0 : cli_refs_add(&a->places, arg, state);
     case ARGP_KEY_END:
         check(a, state);
         return 0;
@@ -84,7 +84,7 @@ static ckd_status print_json(const ckd_trash *trash, ckd_error *err) {
     for (size_t i = 0; i < trash->count; i++) {
         const ckd_trashed *t = &trash->items[i];
         cli_json_append(&items,
-                        json_pack("{s:s, s:s, s:s, s:I}", "checkpoint", cli_place_of(&t->checkpoint).text,
+                        json_pack("{s:s, s:s, s:s, s:I}", "checkpoint", cli_ref_text_of(&t->checkpoint).text,
                                   "deleted", cli_text_time(t->deleted_ns).text, "until",
                                   cli_text_time(t->until_ns).text, "stored_bytes",
                                   (json_int_t)t->checkpoint.stored_bytes));
@@ -118,7 +118,7 @@ static ckd_status list(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = ckd_store_trash(&trash, store, err);
     if (status == CKD_OK && a->common.json) {
         status = print_json(trash, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         status = print_text(trash, err);
     }
     ckd_trash_free(trash);
@@ -128,7 +128,7 @@ static ckd_status list(const arguments *a, ckd_store *store, ckd_error *err) {
 /* ------------------------------------------------------------------------------------------------------ changing */
 
 /* Finds a deleted checkpoint; of several with the same name, the last one. */
-static ckd_status find_trashed(ckd_id *out, const ckd_trash *trash, const cli_place *place, ckd_error *err) {
+static ckd_status find_trashed(ckd_id *out, const ckd_trash *trash, const cli_ref *place, ckd_error *err) {
     const ckd_trashed *found = NULL;
     for (size_t i = 0; i < trash->count; i++) {
         const ckd_checkpoint *c = &trash->items[i].checkpoint;
@@ -195,7 +195,7 @@ static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) 
     }
     if (status == CKD_OK && a->common.json) {
         status = cli_json_print(json_pack("{s:i, s:I}", "schema", 1, "restored", (json_int_t)count), err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         printf("restored %zu checkpoint%s\n", count, count == 1 ? "" : "s");
     }
     THEN(status, check_restored(trash, ids, count, store, err));
@@ -220,7 +220,7 @@ static ckd_status empty(const arguments *a, ckd_store *store, ckd_error *err) {
                                      "checkpoints", (json_int_t)c.checkpoints, "files", (json_int_t)c.files,
                                      "bytes", (json_int_t)c.bytes, "waiting", (json_int_t)c.waiting),
                            err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %s; %" PRIu64 " can still be restored\n",
                a->dry_run ? "would remove" : "removed", c.checkpoints, c.files, cli_text_size(c.bytes).text,
                c.waiting);

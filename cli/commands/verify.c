@@ -150,13 +150,13 @@ static ckd_status verify(ckd_verify_result **out, const arguments *a, ckd_store 
     return status;
 }
 
-static ckd_status tell(const arguments *a, const ckd_verify_result *result, ckd_store *store,
-                       ckd_error *err) {
+static ckd_status print_result(const arguments *a, const ckd_verify_result *result, ckd_store *store,
+                               ckd_error *err) {
     cli_survivors left = {0};
     ckd_status status = cli_find_survivors(&left, result, store, err);
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, a, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         print_text(result, &left, a);
     }
     THEN(status, cli_damage_status(result, &left, err));
@@ -169,7 +169,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_verify_result *result = NULL;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
     THEN(status, verify(&result, a, store, err));
-    THEN(status, tell(a, result, store, err));
+    THEN(status, print_result(a, result, store, err));
     ckd_verify_result_free(result);
     ckd_store_close(store);
     return status;

@@ -175,5 +175,5 @@ ckd_status import_report_plan(const import_plan *plan, const cli_options *option
     if (options->json) {
         return print_json(plan, roles, err);
     }
-    return cli_talks(options) ? print_text(plan, err) : CKD_OK;
+    return cli_prints_text(options) ? print_text(plan, err) : CKD_OK;
 }

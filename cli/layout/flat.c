@@ -75,11 +75,11 @@ static ckd_status read_name(layout_parsing *p, layout_list_line *line, layout_te
         const char *close = memchr(at, '}', (size_t)(end - at));
         uint32_t number = close ? layout_find_number(p->l, at + 1, (size_t)(close - at - 1)) : UINT32_MAX;
         if (number == UINT32_MAX) {
-            return layout_wrong(p, "no line before this says what number '%.*s' is", (int)(end - at), at);
+            return layout_invalid(p, "no line before this says what number '%.*s' is", (int)(end - at), at);
         }
         layout_item item = {.kind = LAYOUT_NUMBER, .index = number_of_line(line, number)};
         if (item.index == LAYOUT_NUMBERS) {
-            return layout_wrong(p, "a line can have %d different numbers", LAYOUT_NUMBERS);
+            return layout_invalid(p, "a line can have %d different numbers", LAYOUT_NUMBERS);
         }
         status = layout_template_add(t, item, "", 0, p->err);
         at = close + 1;
@@ -88,14 +88,14 @@ static ckd_status read_name(layout_parsing *p, layout_list_line *line, layout_te
 }
 
 static ckd_status add_member(layout_parsing *p, layout_list_line *line, const char *word) {
-    layout_member *m = layout_more(p, &line->members, &line->count, sizeof(*m));
+    layout_member *m = layout_append(p, &line->members, &line->count, sizeof(*m));
     if (!m) {
         return p->err->status;
     }
     const char *colon = strchr(word, ':');
     size_t length = colon ? (size_t)(colon - word) : strlen(word);
     if (length == 0 || length > CKD_NAME_MAX || (colon && !read_shape(m, colon + 1))) {
-        return layout_wrong(
+        return layout_invalid(
             p,
             "a parameter is NAME or NAME:SHAPE, such as embed.weight:50257x768, bias:768 or step:scalar, not '%.100s'",
             word);
@@ -106,14 +106,14 @@ static ckd_status add_member(layout_parsing *p, layout_list_line *line, const ch
 ckd_status layout_parse_list(layout_parsing *p) {
     layout *l = p->l;
     if (p->count < 3 || !layout_is_name(p->words[1], strlen(p->words[1]))) {
-        return layout_wrong(
+        return layout_invalid(
             p,
             "list is followed by a name and parameters, in their order: list decay embed.weight:50257x768");
     }
     size_t number = find_list(l, p->words[1]);
-    layout_list *list =
-        number == LAYOUT_NONE ? layout_more(p, &l->lists, &l->list_count, sizeof(*list)) : &l->lists[number];
-    layout_list_line *line = list ? layout_more(p, &list->lines, &list->count, sizeof(*line)) : NULL;
+    layout_list *list = number == LAYOUT_NONE ? layout_append(p, &l->lists, &l->list_count, sizeof(*list))
+                                              : &l->lists[number];
+    layout_list_line *line = list ? layout_append(p, &list->lines, &list->count, sizeof(*line)) : NULL;
     if (!line) {
         return p->err->status;
     }
@@ -125,7 +125,7 @@ ckd_status layout_parse_list(layout_parsing *p) {
         size_t length = strcspn(word, "=");
         uint32_t axis = word[length] ? layout_find_axis(l, word, length) : LAYOUT_AXES;
         status = axis != LAYOUT_AXES ? layout_parse_only(line->only, p, axis, word + length + 1)
-                 : word[length]      ? layout_wrong(p, "the mesh has no axis '%.*s'", (int)length, word)
+                 : word[length]      ? layout_invalid(p, "the mesh has no axis '%.*s'", (int)length, word)
                                      : add_member(p, line, word);
     }
     return status;
@@ -137,7 +137,7 @@ static ckd_status set_of(layout_parsing *p, layout_rule *rule, const char *value
     rule->flat.list = find_list(p->l, value);
     return rule->flat.list != LAYOUT_NONE
                ? CKD_OK
-               : layout_wrong(p, "no line before this is list %.60s PARAMETER ...", value);
+               : layout_invalid(p, "no line before this is list %.60s PARAMETER ...", value);
 }
 
 static ckd_status set_over(layout_parsing *p, layout_rule *rule, const char *value) {
@@ -147,7 +147,7 @@ static ckd_status set_over(layout_parsing *p, layout_rule *rule, const char *val
 static ckd_status set_number(layout_parsing *p, uint64_t *to, const char *option, const char *value) {
     return layout_next_number(to, &value, '\0') && *to > 0 && *to <= CKD_MAX_ELEMENTS
                ? CKD_OK
-               : layout_wrong(p, "%s= is a number of elements, at least 1", option);
+               : layout_invalid(p, "%s= is a number of elements, at least 1", option);
 }
 
 static ckd_status set_pad(layout_parsing *p, layout_rule *rule, const char *value) {
@@ -166,7 +166,7 @@ static ckd_status set_cut(layout_parsing *p, layout_rule *rule, const char *valu
     rule->flat.each = strcmp(value, "each") == 0;
     return rule->flat.each || strcmp(value, "even") == 0
                ? CKD_OK
-               : layout_wrong(
+               : layout_invalid(
                      p,
                      "cut= of a flat buffer is even (all of it, end to end) or each (each parameter on its own)");
 }
@@ -175,7 +175,7 @@ static ckd_status set_padding(layout_parsing *p, layout_rule *rule, const char *
     rule->flat.stripped = strcmp(value, "none") == 0;
     return rule->flat.stripped || strcmp(value, "zeros") == 0
                ? CKD_OK
-               : layout_wrong(
+               : layout_invalid(
                      p,
                      "padding= is zeros (it is there) or none (it was taken away from the end of each rank's)");
 }
@@ -183,7 +183,7 @@ static ckd_status set_padding(layout_parsing *p, layout_rule *rule, const char *
 static ckd_status set_state(layout_parsing *p, layout_rule *rule, const char *value) {
     bool only = strcmp(value, "only") == 0, none = strcmp(value, "none") == 0;
     if (rule->flat.states || !rule->flat.of_itself || !rule->flat.of_states) {
-        return layout_wrong(p, "state= is given twice");
+        return layout_invalid(p, "state= is given twice");
     }
     rule->flat.of_itself = none;
     rule->flat.of_states = !none;
@@ -207,7 +207,7 @@ ckd_status layout_flat_option(layout_parsing *p, layout_rule *rule, const char *
     uint32_t axis = word[length] ? layout_find_axis(p->l, word, length) : LAYOUT_AXES;
     return axis != LAYOUT_AXES
                ? layout_parse_only(rule->only, p, axis, word + length + 1)
-               : layout_wrong(
+               : layout_invalid(
                      p,
                      "options of flat are of=, over=, cut=, pad=, pad_all=, align=, padding=, state= and coordinates, not '%.60s'",
                      word);
@@ -267,8 +267,8 @@ static ckd_status check_axes(layout_parsing *p, const layout_rule *rule, uint8_t
             decides |= memchr(over->axes, (int)axis, over->count) != NULL;
         }
         if (decides) {
-            return layout_wrong(p, "the buffer is cut over %s, along which line %u says who has what",
-                                p->l->axes[axis].name, line);
+            return layout_invalid(p, "the buffer is cut over %s, along which line %u says who has what",
+                                  p->l->axes[axis].name, line);
         }
     }
     return CKD_OK;
@@ -276,7 +276,7 @@ static ckd_status check_axes(layout_parsing *p, const layout_rule *rule, uint8_t
 
 ckd_status layout_flat_finish(layout_parsing *p, layout_rule *rule) {
     if (rule->flat.list == LAYOUT_NONE || rule->flat.over.count == 0) {
-        return layout_wrong(
+        return layout_invalid(
             p, "flat needs of=LIST and over=AXES: the parameters, and the ranks that share them");
     }
     ckd_status status = layout_compile(p, rule, NULL);

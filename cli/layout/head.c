@@ -24,7 +24,7 @@ static bool is_taken(const char *name, size_t length) {
 ckd_status layout_parse_mesh(layout_parsing *p) {
     layout *l = p->l;
     if (l->axis_count > 0) {
-        return layout_wrong(p, "there is a mesh already");
+        return layout_invalid(p, "there is a mesh already");
     }
     l->world = 1;
     for (size_t i = 1; i < p->count; i++) {
@@ -33,26 +33,27 @@ ckd_status layout_parse_mesh(layout_parsing *p) {
         uint64_t size;
         if (!layout_is_name(word, length) || !layout_next_number(&size, &value, '\0') || size < 1 ||
             size > CKD_WORLD_MAX) {
-            return layout_wrong(p, "an axis of the mesh is NAME=SIZE, such as tp=4, not '%.60s'", word);
+            return layout_invalid(p, "an axis of the mesh is NAME=SIZE, such as tp=4, not '%.60s'", word);
         }
         if (is_taken(word, length)) {
-            return layout_wrong(p, "an axis cannot be called %.*s, which is an option of rules", (int)length,
-                                word);
+            return layout_invalid(p, "an axis cannot be called %.*s, which is an option of rules",
+                                  (int)length, word);
         }
         if (layout_find_axis(l, word, length) != LAYOUT_AXES || l->axis_count == LAYOUT_AXES) {
-            return layout_wrong(p, "axis %.*s is given twice, or is one more than %d", (int)length, word,
-                                LAYOUT_AXES);
+            return layout_invalid(p, "axis %.*s is given twice, or is one more than %d", (int)length, word,
+                                  LAYOUT_AXES);
         }
         if (l->world * size > CKD_WORLD_MAX) {
-            return layout_wrong(p, "the mesh has more than %d ranks", CKD_WORLD_MAX);
+            return layout_invalid(p, "the mesh has more than %d ranks", CKD_WORLD_MAX);
         }
         layout_axis *axis = &l->axes[l->axis_count++];
         memcpy(axis->name, word, length);
         axis->size = (uint32_t)size;
         l->world *= (uint32_t)size;
     }
-    return l->axis_count ? CKD_OK
-                         : layout_wrong(p, "mesh names its axes, the last counting fastest: mesh pp=2 tp=4");
+    return l->axis_count
+               ? CKD_OK
+               : layout_invalid(p, "mesh names its axes, the last counting fastest: mesh pp=2 tp=4");
 }
 
 /* ---- files TEMPLATE ---- */
@@ -92,16 +93,16 @@ static ckd_status add_place(layout_template *t, layout_parsing *p, const char *o
             memcpy(digits, open + 2 + length, count);
         }
         if (!layout_next_number(&width, &at, '\0') || width < 1 || width > 16) {
-            return layout_wrong(p, "'%.*s' is not {AXIS:DIGITS}", (int)inside + 2, open);
+            return layout_invalid(p, "'%.*s' is not {AXIS:DIGITS}", (int)inside + 2, open);
         }
     }
     uint32_t axis = layout_find_axis(p->l, open + 1, length);
     bool rank = length == 4 && memcmp(open + 1, "rank", 4) == 0;
     if (axis == LAYOUT_AXES && !rank) {
-        return layout_wrong(p, "'%.*s' is neither an axis of the mesh nor rank", (int)length, open + 1);
+        return layout_invalid(p, "'%.*s' is neither an axis of the mesh nor rank", (int)length, open + 1);
     }
     if (t->count && t->items[t->count - 1].kind != LAYOUT_TEXT) {
-        return layout_wrong(p, "two numbers need something between them");
+        return layout_invalid(p, "two numbers need something between them");
     }
     layout_item item = {
         .kind = rank ? LAYOUT_RANK : LAYOUT_AXIS, .index = rank ? 0 : axis, .width = (uint32_t)width};
@@ -113,13 +114,13 @@ static ckd_status parse_path(layout_template *t, layout_parsing *p, const char *
     for (const char *at = text; *at && status == CKD_OK;) {
         if (*at == '{') {
             const char *close = strchr(at, '}');
-            status = close ? add_place(t, p, at, close) : layout_wrong(p, "'%.60s' has no end }", at);
+            status = close ? add_place(t, p, at, close) : layout_invalid(p, "'%.60s' has no end }", at);
             at = close ? close + 1 : at;
             continue;
         }
         size_t length = strcspn(at, "{");
         if (t->count && *at >= '0' && *at <= '9') {
-            return layout_wrong(p, "a digit cannot follow a number: the number's end would be unclear");
+            return layout_invalid(p, "a digit cannot follow a number: the number's end would be unclear");
         }
         status = layout_template_add(t, (layout_item){.kind = LAYOUT_TEXT}, at, length, p->err);
         at += length;
@@ -136,23 +137,23 @@ static ckd_status check_path(const layout_path *file, layout_parsing *p) {
         rank |= t->items[i].kind == LAYOUT_RANK;
         if (t->items[i].kind == LAYOUT_AXIS) {
             if (said[t->items[i].index]) {
-                return layout_wrong(p, "axis %s stands in it twice", p->l->axes[t->items[i].index].name);
+                return layout_invalid(p, "axis %s stands in it twice", p->l->axes[t->items[i].index].name);
             }
             said[t->items[i].index] = true;
         }
     }
     for (uint32_t i = 0; i < p->l->axis_count; i++) {
         if (!rank && !said[i] && p->l->axes[i].size > 1) {
-            return layout_wrong(
+            return layout_invalid(
                 p,
                 "the path does not contain axis %s: put {%s} or {rank} into it, or a coordinate after it, such as %s=0",
                 p->l->axes[i].name, p->l->axes[i].name, p->l->axes[i].name);
         }
         if (rank && said[i]) {
-            return layout_wrong(p, "{rank} says which rank it is; leave out %s", p->l->axes[i].name);
+            return layout_invalid(p, "{rank} says which rank it is; leave out %s", p->l->axes[i].name);
         }
         if (p->l->file_count == 1 && file->fixed[i] && p->l->axes[i].size > 1) {
-            return layout_wrong(
+            return layout_invalid(
                 p, "by the first files line load names the files of all ranks: it cannot be for %s=%u only",
                 p->l->axes[i].name, file->at[i]);
         }
@@ -169,7 +170,7 @@ static ckd_status fix_coordinate(layout_path *file, layout_parsing *p, const cha
     bool last = strcmp(digits, "last") == 0;
     if (axis == LAYOUT_AXES || file->fixed[axis] ||
         (!last && (!layout_next_number(&coordinate, &digits, '\0') || coordinate >= p->l->axes[axis].size))) {
-        return layout_wrong(
+        return layout_invalid(
             p, "the path is followed by coordinates that it does not contain, such as dp=0, not '%.60s'",
             word);
     }
@@ -180,10 +181,10 @@ static ckd_status fix_coordinate(layout_path *file, layout_parsing *p, const cha
 
 ckd_status layout_parse_files(layout_parsing *p) {
     if (p->count < 2 || p->words[1][0] == '/' || strstr(p->words[1], "..")) {
-        return layout_wrong(
+        return layout_invalid(
             p, "files is followed by the end of a path, such as mp_rank_{tp:2}_{pp:3}/model.safetensors");
     }
-    layout_path *file = layout_more(p, &p->l->files, &p->l->file_count, sizeof(*file));
+    layout_path *file = layout_append(p, &p->l->files, &p->l->file_count, sizeof(*file));
     ckd_status status = file ? parse_path(&file->end, p, p->words[1]) : p->err->status;
     for (size_t i = 2; i < p->count && status == CKD_OK; i++) {
         status = fix_coordinate(file, p, p->words[i]);
@@ -196,7 +197,8 @@ ckd_status layout_parse_files(layout_parsing *p) {
 static ckd_status split_star(char **before, char **after, layout_parsing *p, const char *text) {
     const char *star = strchr(text, '*');
     if (!star || strchr(star + 1, '*') || !text[1]) {
-        return layout_wrong(p, "'%.60s' must have one *, for the parameter's name, and something else", text);
+        return layout_invalid(p, "'%.60s' must have one *, for the parameter's name, and something else",
+                              text);
     }
     *before = strndup(text, (size_t)(star - text));
     *after = strdup(star + 1);
@@ -205,11 +207,11 @@ static ckd_status split_star(char **before, char **after, layout_parsing *p, con
 
 ckd_status layout_parse_state(layout_parsing *p) {
     if (p->count != 3) {
-        return layout_wrong(
+        return layout_invalid(
             p,
             "state is followed by a name in the ranks' files and the checkpoint's: state optim.*.m exp_avg.*");
     }
-    layout_state *s = layout_more(p, &p->l->states, &p->l->state_count, sizeof(*s));
+    layout_state *s = layout_append(p, &p->l->states, &p->l->state_count, sizeof(*s));
     ckd_status status = s ? split_star(&s->local_before, &s->local_after, p, p->words[1]) : p->err->status;
     return status == CKD_OK ? split_star(&s->global_before, &s->global_after, p, p->words[2]) : status;
 }
@@ -221,11 +223,11 @@ static ckd_status count_evenly(layout_number *n, layout_parsing *p, const char *
     uint64_t count;
     const char *at = value;
     if (!layout_next_number(&count, &at, '\0') || count < 1 || count > NUMBERS_MAX) {
-        return layout_wrong(p, "count= is how many %ss there are, not '%.40s'", n->name, value);
+        return layout_invalid(p, "count= is how many %ss there are, not '%.40s'", n->name, value);
     }
     if (count % n->over.places) {
-        return layout_wrong(p, "%llu %ss cannot be dealt evenly to %u places; say sizes= or table=",
-                            (unsigned long long)count, n->name, n->over.places);
+        return layout_invalid(p, "%llu %ss cannot be dealt evenly to %u places; say sizes= or table=",
+                              (unsigned long long)count, n->name, n->over.places);
     }
     n->numbers = calloc((size_t)count, sizeof(*n->numbers));
     if (!n->numbers) {
@@ -245,13 +247,13 @@ static ckd_status count_sizes(layout_number *n, layout_parsing *p, const char *v
     size_t count = 0;
     ckd_status status = layout_parse_numbers(&sizes, &count, p, "sizes", value);
     if (status == CKD_OK && count != n->over.places) {
-        status = layout_wrong(p, "sizes= has %zu numbers for %u places", count, n->over.places);
+        status = layout_invalid(p, "sizes= has %zu numbers for %u places", count, n->over.places);
     }
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         all += sizes[i];
         n->begin[i + 1] = (size_t)all;
         if (sizes[i] > NUMBERS_MAX || all > NUMBERS_MAX) {
-            status = layout_wrong(p, "there are more than %u of them", NUMBERS_MAX);
+            status = layout_invalid(p, "there are more than %u of them", NUMBERS_MAX);
         }
     }
     if (status == CKD_OK) {
@@ -301,9 +303,9 @@ static ckd_status count_table(layout_number *n, layout_parsing *p, const char *v
     for (uint32_t place = 0; place < n->over.places; place++) {
         bool last = place + 1 == n->over.places;
         if (!read_list(n->numbers, &count, &at) || *at != (last ? '\0' : '/')) {
-            return layout_wrong(p,
-                                "table= lists the numbers of each of %u places: 0,1,4,5/2,3,6,7, not '%.60s'",
-                                n->over.places, value);
+            return layout_invalid(
+                p, "table= lists the numbers of each of %u places: 0,1,4,5/2,3,6,7, not '%.60s'",
+                n->over.places, value);
         }
         at += !last;
         n->begin[place + 1] = count;
@@ -319,7 +321,7 @@ static ckd_status parse_number_option(layout_number *n, layout_parsing *p, const
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
         if (strncmp(word, ways[i].name, 6) == 0) {
             if (n->numbers) {
-                return layout_wrong(p, "say one of count=, sizes= and table=");
+                return layout_invalid(p, "say one of count=, sizes= and table=");
             }
             return ways[i].parse(n, p, word + 6);
         }
@@ -328,25 +330,25 @@ static ckd_status parse_number_option(layout_number *n, layout_parsing *p, const
         n->global = true;
         return CKD_OK;
     }
-    return layout_wrong(p, "number has the options over=, count=, sizes=, table= and global, not '%.60s'",
-                        word);
+    return layout_invalid(p, "number has the options over=, count=, sizes=, table= and global, not '%.60s'",
+                          word);
 }
 
 ckd_status layout_parse_number(layout_parsing *p) {
     if (p->count < 4 || strncmp(p->words[2], "over=", 5) != 0) {
-        return layout_wrong(
+        return layout_invalid(
             p,
             "number is followed by a name, over=AXES, and one of count=, sizes=, table=: number layer over=pp count=24");
     }
     if (!layout_is_name(p->words[1], strlen(p->words[1])) || is_taken(p->words[1], strlen(p->words[1]))) {
-        return layout_wrong(p, "a number cannot be called '%.60s'", p->words[1]);
+        return layout_invalid(p, "a number cannot be called '%.60s'", p->words[1]);
     }
     for (size_t i = 0; i < p->l->number_count; i++) {
         if (strcmp(p->l->numbers[i].name, p->words[1]) == 0) {
-            return layout_wrong(p, "number %s is in line %u already", p->words[1], p->l->numbers[i].line);
+            return layout_invalid(p, "number %s is in line %u already", p->words[1], p->l->numbers[i].line);
         }
     }
-    layout_number *n = layout_more(p, &p->l->numbers, &p->l->number_count, sizeof(*n));
+    layout_number *n = layout_append(p, &p->l->numbers, &p->l->number_count, sizeof(*n));
     if (!n) {
         return p->err->status;
     }
@@ -360,5 +362,5 @@ ckd_status layout_parse_number(layout_parsing *p) {
     for (size_t i = 3; i < p->count && status == CKD_OK; i++) {
         status = parse_number_option(n, p, p->words[i]);
     }
-    return status == CKD_OK && !n->numbers ? layout_wrong(p, "say count=, sizes= or table=") : status;
+    return status == CKD_OK && !n->numbers ? layout_invalid(p, "say count=, sizes= or table=") : status;
 }

@@ -32,7 +32,7 @@ ckd_status layout_error(const layout *l, uint32_t line, ckd_error *err, ckd_stat
     return status;
 }
 
-ckd_status layout_wrong(layout_parsing *p, const char *format, ...) {
+ckd_status layout_invalid(layout_parsing *p, const char *format, ...) {
     va_list args;
     va_start(args, format);
     say(p->l, p->line, p->err, CKD_E_INVALID, format, args);
@@ -69,12 +69,12 @@ ckd_status layout_parse_over(layout_over *out, layout_parsing *p, const char *te
         size_t length = comma ? (size_t)(comma - at) : strlen(at);
         uint32_t axis = layout_find_axis(p->l, at, length);
         if (axis == LAYOUT_AXES) {
-            return layout_wrong(p, "over= names axes of the mesh; it has none called '%.*s'", (int)length,
-                                at);
+            return layout_invalid(p, "over= names axes of the mesh; it has none called '%.*s'", (int)length,
+                                  at);
         }
         for (uint32_t i = 0; i < out->count; i++) {
             if (out->axes[i] == axis) {
-                return layout_wrong(p, "over= names axis %s twice", p->l->axes[axis].name);
+                return layout_invalid(p, "over= names axis %s twice", p->l->axes[axis].name);
             }
         }
         out->axes[out->count++] = (uint8_t)axis;
@@ -116,7 +116,7 @@ ckd_status layout_parse_numbers(uint64_t **out, size_t *count, layout_parsing *p
     for (const char *at = text; n < room; n++) {
         if (!layout_next_number(&numbers[n], &at, ',') || numbers[n] > CKD_MAX_ELEMENTS) {
             free(numbers);
-            return layout_wrong(p, "%s= is a list of numbers such as 3,3,2, not '%.100s'", option, text);
+            return layout_invalid(p, "%s= is a list of numbers such as 3,3,2, not '%.100s'", option, text);
         }
     }
     free(*out);
@@ -125,10 +125,10 @@ ckd_status layout_parse_numbers(uint64_t **out, size_t *count, layout_parsing *p
     return CKD_OK;
 }
 
-void *layout_more(layout_parsing *p, void *array, size_t *count, size_t size) {
+void *layout_append(layout_parsing *p, void *array, size_t *count, size_t size) {
     void **place = array;
     if (*count >= ITEMS_MAX) {
-        layout_wrong(p, "this is one more than the %u that there can be", ITEMS_MAX);
+        layout_invalid(p, "this is one more than the %u that there can be", ITEMS_MAX);
         return NULL;
     }
     char *grown = realloc(*place, (*count + 1) * size);
@@ -158,13 +158,13 @@ static ckd_status parse_line(layout_parsing *p) {
                 break;
             }
             if (p->l->rule_count > 0) {
-                return layout_wrong(p, "%s must come before all rules", kinds[i].word);
+                return layout_invalid(p, "%s must come before all rules", kinds[i].word);
             }
             return kinds[i].parse(p);
         }
     }
     if (p->l->axis_count == 0) {
-        return layout_wrong(p, "the first line describes the mesh, for example: mesh pp=2 tp=4");
+        return layout_invalid(p, "the first line describes the mesh, for example: mesh pp=2 tp=4");
     }
     return layout_parse_rule(p);
 }
@@ -176,7 +176,7 @@ static ckd_status split_line(layout_parsing *p, char *line) {
     for (char *word = strtok_r(line, " \t\r\f\v", &rest); word && *word != '#';
          word = strtok_r(NULL, " \t\r\f\v", &rest)) {
         if (p->count == LAYOUT_WORDS) {
-            return layout_wrong(p, "the line has more than %d words", LAYOUT_WORDS);
+            return layout_invalid(p, "the line has more than %d words", LAYOUT_WORDS);
         }
         p->words[p->count++] = word;
     }

@@ -17,7 +17,7 @@ typedef struct layout_parsing {
 } layout_parsing;
 
 /* Reports INVALID at the current line. */
-ckd_status layout_wrong(layout_parsing *p, const char *format, ...) CLI_PRINTF(2, 3);
+ckd_status layout_invalid(layout_parsing *p, const char *format, ...) CLI_PRINTF(2, 3);
 
 /* Each parses one line. Errors: INVALID, NOMEM. */
 ckd_status layout_parse_mesh(layout_parsing *p);
@@ -50,7 +50,7 @@ ckd_status layout_parse_only(uint8_t *only[LAYOUT_AXES], layout_parsing *p, uint
 /* Returns UINT32_MAX if there is none. */
 uint32_t layout_find_number(const layout *l, const char *name, size_t length);
 /* Grows an array by one zeroed element. NULL, with INVALID or NOMEM in p->err, on failure. */
-void *layout_more(layout_parsing *p, void *array, size_t *count, size_t size);
+void *layout_append(layout_parsing *p, void *array, size_t *count, size_t size);
 
 void layout_template_free(layout_template *t);
 /* Adds an item with a copy of `length` bytes of text. */

@@ -57,7 +57,8 @@ static ckd_status put(translation *t, const char *text, size_t length) {
 static ckd_status count_capture(translation *t) {
     return t->to->captures++ < LAYOUT_CAPTURES
                ? CKD_OK
-               : layout_wrong(t->p, "the pattern has more than %d parentheses and numbers", LAYOUT_CAPTURES);
+               : layout_invalid(t->p, "the pattern has more than %d parentheses and numbers",
+                                LAYOUT_CAPTURES);
 }
 
 /* ---- the pattern ---- */
@@ -75,12 +76,12 @@ static ckd_status check_plain(translation *t) {
         return CKD_OK;
     }
     if (!t->as) {
-        return layout_wrong(
+        return layout_invalid(
             t->p,
             "a flat buffer has one name, in which only numbers such as {layer} differ: load has to write it; see '%.20s'",
             t->at);
     }
-    return layout_wrong(
+    return layout_invalid(
         t->p,
         "with as=, what differs from name to name must stand in parentheses: load has to go back; see '%.20s'",
         t->at);
@@ -90,7 +91,7 @@ static ckd_status check_plain(translation *t) {
 static ckd_status put_repetition(translation *t, size_t length) {
     ckd_status status = check_plain(t);
     if (status == CKD_OK && t->repeated) {
-        status = layout_wrong(t->p, "a repetition cannot follow another; see '%.20s'", t->at);
+        status = layout_invalid(t->p, "a repetition cannot follow another; see '%.20s'", t->at);
     }
     THEN(status, put(t, t->at, length));
     t->at += length;
@@ -103,7 +104,7 @@ static ckd_status open_group(translation *t) {
         return check_plain(t);
     }
     if (t->depth == DEPTH_MAX || t->group_count == LAYOUT_CAPTURES) {
-        return layout_wrong(t->p, "the pattern has too many parentheses");
+        return layout_invalid(t->p, "the pattern has too many parentheses");
     }
     ckd_status status = count_capture(t);
     group *g = &t->groups[t->group_count];
@@ -116,7 +117,7 @@ static ckd_status open_group(translation *t) {
 
 static ckd_status close_group(translation *t) {
     if (t->depth == 0) {
-        return layout_wrong(t->p, "a ) has no ( in '%.100s'", t->rule->pattern);
+        return layout_invalid(t->p, "a ) has no ( in '%.100s'", t->rule->pattern);
     }
     group *g = &t->groups[t->open[--t->depth]];
     g->end = t->used;
@@ -140,7 +141,7 @@ static ckd_status put_bracket(translation *t) {
         }
     }
     if (status == CKD_OK && !*end) {
-        status = layout_wrong(t->p, "a [ has no ] in '%.100s'", t->rule->pattern);
+        status = layout_invalid(t->p, "a [ has no ] in '%.100s'", t->rule->pattern);
     }
     const char *begin = t->at;
     t->at = *end ? end + 1 : end;
@@ -165,7 +166,7 @@ static uint32_t number_of_rule(translation *t, uint32_t number) {
         }
     }
     if (rule->number_count == LAYOUT_NUMBERS) {
-        layout_wrong(t->p, "a name can have %d different numbers", LAYOUT_NUMBERS);
+        layout_invalid(t->p, "a name can have %d different numbers", LAYOUT_NUMBERS);
         return UINT32_MAX;
     }
     rule->numbers[rule->number_count] = number;
@@ -193,7 +194,7 @@ static bool is_letter(char c) {
 static ckd_status put_brace(translation *t) {
     const char *close = strchr(t->at, '}');
     if (!close) {
-        return layout_wrong(t->p, "a { has no } in '%.100s'", t->rule->pattern);
+        return layout_invalid(t->p, "a { has no } in '%.100s'", t->rule->pattern);
     }
     size_t length = (size_t)(close - t->at - 1);
     if (!is_letter(t->at[1])) {
@@ -207,14 +208,14 @@ static ckd_status put_brace(translation *t) {
         }
         t->repeats *= max ? max : 1;
         return t->repeats > REPEAT_MAX
-                   ? layout_wrong(t->p, "the pattern repeats something more than %d times", REPEAT_MAX)
+                   ? layout_invalid(t->p, "the pattern repeats something more than %d times", REPEAT_MAX)
                    : put_repetition(t, length + 2);
     }
     uint32_t number = layout_find_number(t->p->l, t->at + 1, length);
     if (number == UINT32_MAX) {
-        return layout_wrong(t->p,
-                            "no line before this says what number '%.*s' is: number %.*s over=AXES count=N",
-                            (int)length, t->at + 1, (int)length, t->at + 1);
+        return layout_invalid(t->p,
+                              "no line before this says what number '%.*s' is: number %.*s over=AXES count=N",
+                              (int)length, t->at + 1, (int)length, t->at + 1);
     }
     uint32_t index = number_of_rule(t, number);
     ckd_status status = index == UINT32_MAX ? t->p->err->status : capture_number(t, index);
@@ -230,8 +231,8 @@ static ckd_status put_brace(translation *t) {
 static ckd_status put_escaped(translation *t) {
     char next = t->at[1]; /* before letters, digits and some marks a backslash may be an operator */
     if (!next || is_letter(next) || (next >= '0' && next <= '9') || strchr("`'<>", next)) {
-        return layout_wrong(t->p, "a backslash makes . [ ( and the like plain; it cannot stand before '%c'",
-                            next ? next : ' ');
+        return layout_invalid(t->p, "a backslash makes . [ ( and the like plain; it cannot stand before '%c'",
+                              next ? next : ' ');
     }
     ckd_status status = put_plain(t, (layout_item){.kind = LAYOUT_TEXT}, t->at + 1, 1);
     t->at += 2;
@@ -270,12 +271,12 @@ static ckd_status compile(translation *t) {
     if (failed) {
         char why[100];
         regerror(failed, &t->to->regex, why, sizeof(why));
-        return layout_wrong(t->p, "'%.100s' is no regular expression: %s", t->rule->pattern, why);
+        return layout_invalid(t->p, "'%.100s' is no regular expression: %s", t->rule->pattern, why);
     }
     t->to->compiled = true;
     return t->to->regex.re_nsub == t->to->captures
                ? CKD_OK
-               : layout_wrong(t->p, "the parentheses of '%.100s' cannot be made out", t->rule->pattern);
+               : layout_invalid(t->p, "the parentheses of '%.100s' cannot be made out", t->rule->pattern);
 }
 
 /* ---- as= ---- */
@@ -283,7 +284,7 @@ static ckd_status compile(translation *t) {
 static ckd_status put_group(translation *t, translation *pattern, uint32_t index) {
     group *g = &pattern->groups[index];
     if (index >= pattern->group_count || g->depth > 0 || g->has_number || g->used) {
-        return layout_wrong(
+        return layout_invalid(
             t->p,
             index >= pattern->group_count ? "as= has \\%u, and the pattern no such parentheses"
             : g->used                     ? "as= has \\%u twice"
@@ -310,7 +311,7 @@ static ckd_status put_group(translation *t, translation *pattern, uint32_t index
 /* Parses {part}. */
 static ckd_status put_part(translation *t) {
     if (t->to->of_part) {
-        return layout_wrong(t->p, "{part} stands twice in as=");
+        return layout_invalid(t->p, "{part} stands twice in as=");
     }
     t->rule->apart = true;
     ckd_status status =
@@ -322,7 +323,7 @@ static ckd_status put_part(translation *t) {
         THEN(status, put(t, name, strlen(name)));
     }
     if (status == CKD_OK && t->rule->part_count == 0) {
-        status = layout_wrong(t->p, "{part} in as= needs parts=");
+        status = layout_invalid(t->p, "{part} in as= needs parts=");
     }
     return status == CKD_OK ? put(t, ")", 1) : status;
 }
@@ -331,7 +332,7 @@ static ckd_status put_part(translation *t) {
 static ckd_status put_coordinate(translation *t, uint32_t axis) {
     layout_item item = {.kind = axis == LAYOUT_AXES ? LAYOUT_RANK : LAYOUT_AXIS, .index = axis, .width = 1};
     if (t->to->of_axis[axis]) {
-        return layout_wrong(t->p, "a coordinate stands twice in as=");
+        return layout_invalid(t->p, "a coordinate stands twice in as=");
     }
     ckd_status status = layout_template_add(&t->rule->global_name, item, "", 0, t->p->err);
     t->to->of_axis[axis] = ++t->to->captures;
@@ -359,7 +360,7 @@ static ckd_status put_named(translation *t) {
     uint32_t axis = length ? layout_find_axis(t->p->l, name, length) : LAYOUT_AXES;
     bool rank = length == 4 && memcmp(name, "rank", 4) == 0;
     if (axis == LAYOUT_AXES && !rank) {
-        return layout_wrong(
+        return layout_invalid(
             t->p, "'%.40s' in as= is none of {part}, {rank}, an axis, or a number of the pattern", t->at);
     }
     t->at = close + 1;
@@ -384,7 +385,7 @@ static ckd_status translate_as(translation *t, translation *pattern) {
             t->at++;
         }
         if (status == CKD_OK && t->to->captures > LAYOUT_CAPTURES) {
-            status = layout_wrong(t->p, "as= has more than %d parentheses and numbers", LAYOUT_CAPTURES);
+            status = layout_invalid(t->p, "as= has more than %d parentheses and numbers", LAYOUT_CAPTURES);
         }
     }
     return status;
@@ -394,14 +395,14 @@ static ckd_status translate_as(translation *t, translation *pattern) {
 static ckd_status check_as(const translation *t, const translation *pattern) {
     for (uint32_t i = 0; i < pattern->group_count; i++) {
         if (pattern->groups[i].depth == 0 && !pattern->groups[i].used) {
-            return layout_wrong(
+            return layout_invalid(
                 t->p, "as= leaves out \\%u of the pattern, so load could not restore that text", i + 1);
         }
     }
     for (uint32_t i = 0; i < t->rule->number_count; i++) {
         if (!t->to->of_number[i]) {
-            return layout_wrong(t->p, "as= leaves out {%s} of the pattern",
-                                t->p->l->numbers[t->rule->numbers[i]].name);
+            return layout_invalid(t->p, "as= leaves out {%s} of the pattern",
+                                  t->p->l->numbers[t->rule->numbers[i]].name);
         }
     }
     return CKD_OK;
@@ -422,7 +423,7 @@ ckd_status layout_compile(layout_parsing *p, layout_rule *rule, const char *as) 
         status = translate_one(&t);
     }
     if (status == CKD_OK && t.depth > 0) {
-        status = layout_wrong(p, "a ( has no ) in '%.100s'", rule->pattern);
+        status = layout_invalid(p, "a ( has no ) in '%.100s'", rule->pattern);
     }
     THEN(status, compile(&t));
     if (status == CKD_OK && as) {

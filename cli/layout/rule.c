@@ -25,7 +25,7 @@ typedef struct reading {
 /* Returns the cut that the option modifies: the one of the last dim=. NULL, with an error, if there is none. */
 static layout_cut *last_cut(reading *r, const char *option) {
     if (r->rule->cut_count == 0) {
-        layout_wrong(r->p, "%s says how a dimension is cut; say dim= before it", option);
+        layout_invalid(r->p, "%s says how a dimension is cut; say dim= before it", option);
         return NULL;
     }
     return &r->rule->cuts[r->rule->cut_count - 1];
@@ -33,7 +33,7 @@ static layout_cut *last_cut(reading *r, const char *option) {
 
 static ckd_status set_as(reading *r, const char *value) {
     if (r->as) {
-        return layout_wrong(r->p, "as= is given twice");
+        return layout_invalid(r->p, "as= is given twice");
     }
     r->as = value;
     return CKD_OK;
@@ -42,16 +42,16 @@ static ckd_status set_as(reading *r, const char *value) {
 static ckd_status set_dim(reading *r, const char *value) {
     int32_t dim;
     if (!cli_parse_dim(&dim, value)) {
-        return layout_wrong(r->p, "dim= is a number from 0 to %d, or, from the last one back, -1 to -%d",
-                            CKD_MAX_DIMS - 1, CKD_MAX_DIMS);
+        return layout_invalid(r->p, "dim= is a number from 0 to %d, or, from the last one back, -1 to -%d",
+                              CKD_MAX_DIMS - 1, CKD_MAX_DIMS);
     }
     if (r->rule->cut_count == LAYOUT_CUTS) {
-        return layout_wrong(r->p, "at most %d dimensions can be cut", LAYOUT_CUTS);
+        return layout_invalid(r->p, "at most %d dimensions can be cut", LAYOUT_CUTS);
     }
     for (uint32_t i = 0; i < r->rule->cut_count; i++) {
         if (r->rule->cuts[i].dim == dim) {
-            return layout_wrong(r->p, "dimension %d is cut already; to cut it over two axes say over=A,B",
-                                dim);
+            return layout_invalid(r->p, "dimension %d is cut already; to cut it over two axes say over=A,B",
+                                  dim);
         }
     }
     r->rule->cuts[r->rule->cut_count++] = (layout_cut){.dim = dim, .unit = 1};
@@ -64,8 +64,8 @@ static ckd_status set_over(reading *r, const char *value) {
         return r->p->err->status;
     }
     return cut->over.count
-               ? layout_wrong(r->p, "over= is given for dim=%d already; name axes together: over=A,B",
-                              cut->dim)
+               ? layout_invalid(r->p, "over= is given for dim=%d already; name axes together: over=A,B",
+                                cut->dim)
                : layout_parse_over(&cut->over, r->p, value);
 }
 
@@ -87,7 +87,7 @@ static ckd_status set_cut(reading *r, const char *value) {
         return r->p->err->status;
     }
     if (!read_cut(&cut->kind, value) || cut->sizes) {
-        return layout_wrong(
+        return layout_invalid(
             r->p,
             "cut= is even (all the same), chunk (as torch.chunk) or repeat (neighbours share what is too little); "
             "or say sizes= instead");
@@ -106,7 +106,7 @@ static ckd_status set_sizes(reading *r, const char *value) {
     cut->kind = LAYOUT_SIZES;
     return cut->over.count && count == cut->over.places
                ? CKD_OK
-               : layout_wrong(
+               : layout_invalid(
                      r->p, "sizes= is a number for each place of over=, which comes before it; here are %zu",
                      count);
 }
@@ -118,7 +118,7 @@ static ckd_status set_unit(reading *r, const char *value) {
     }
     return layout_next_number(&cut->unit, &value, '\0') && cut->unit > 0 && cut->unit <= CKD_MAX_ELEMENTS
                ? CKD_OK
-               : layout_wrong(r->p, "unit= is how many elements stay together");
+               : layout_invalid(r->p, "unit= is how many elements stay together");
 }
 
 /* Marks the main cut: padding and parts belong to one dimension. */
@@ -127,7 +127,7 @@ static ckd_status set_main(reading *r, const char *option) {
         return r->p->err->status;
     }
     if (r->of_main && r->rule->main_cut != r->rule->cut_count - 1) {
-        return layout_wrong(r->p, "%s: only one dimension can have parts or padding", option);
+        return layout_invalid(r->p, "%s: only one dimension can have parts or padding", option);
     }
     r->of_main = true;
     r->rule->main_cut = r->rule->cut_count - 1;
@@ -138,7 +138,7 @@ static ckd_status set_number(reading *r, const char *option, uint64_t *to, const
                              const char *what) {
     ckd_status status = set_main(r, option);
     if (status == CKD_OK && (!layout_next_number(to, &value, '\0') || *to == 0 || *to > CKD_MAX_ELEMENTS)) {
-        status = layout_wrong(r->p, "%s is %s", option, what);
+        status = layout_invalid(r->p, "%s is %s", option, what);
     }
     return status;
 }
@@ -173,7 +173,7 @@ static bool read_part(layout_part *part, const char *text) {
 
 /* Parses NAME, or NAME: and what read_part reads. */
 static ckd_status add_part(reading *r, const char *text, size_t length) {
-    layout_part *part = layout_more(r->p, &r->rule->parts, &r->rule->part_count, sizeof(*part));
+    layout_part *part = layout_append(r->p, &r->rule->parts, &r->rule->part_count, sizeof(*part));
     if (!part) {
         return r->p->err->status;
     }
@@ -190,14 +190,14 @@ static ckd_status add_part(reading *r, const char *text, size_t length) {
         fine = read_part(part, numbers);
     }
     if (!fine) {
-        return layout_wrong(
+        return layout_invalid(
             r->p,
             "parts= lists NAME:SIZE, NAME:SIZE:UNIT or NAME:SIZE:UNIT:CUT, or NAME where all have one size, not '%.*s'",
             (int)length, text);
     }
     for (size_t i = 0; i + 1 < r->rule->part_count; i++) {
         if (strcmp(r->rule->parts[i].name, part->name) == 0) {
-            return layout_wrong(r->p, "part %s is given twice", part->name);
+            return layout_invalid(r->p, "part %s is given twice", part->name);
         }
     }
     return CKD_OK;
@@ -206,7 +206,7 @@ static ckd_status add_part(reading *r, const char *text, size_t length) {
 static ckd_status set_parts(reading *r, const char *value) {
     ckd_status status = set_main(r, "parts=");
     if (status == CKD_OK && r->rule->part_count) {
-        status = layout_wrong(r->p, "parts= is given twice");
+        status = layout_invalid(r->p, "parts= is given twice");
     }
     for (const char *at = value; at && status == CKD_OK;) {
         const char *comma = strchr(at, ',');
@@ -215,7 +215,7 @@ static ckd_status set_parts(reading *r, const char *value) {
     }
     for (size_t i = 1; i < r->rule->part_count && status == CKD_OK; i++) {
         if (!r->rule->parts[i].size != !r->rule->parts[0].size) {
-            status = layout_wrong(r->p, "either all parts have a size, or none has");
+            status = layout_invalid(r->p, "either all parts have a size, or none has");
         }
     }
     return status;
@@ -223,7 +223,7 @@ static ckd_status set_parts(reading *r, const char *value) {
 
 static ckd_status set_take(reading *r, const char *value) {
     if (strcmp(value, "first") != 0 || r->rule->kind == LAYOUT_AVERAGED) {
-        return layout_wrong(
+        return layout_invalid(
             r->p, "take=first, not for averaged: copies are not compared, the lowest rank's is taken");
     }
     r->rule->take_first = true;
@@ -234,7 +234,7 @@ ckd_status layout_parse_only(uint8_t *all[LAYOUT_AXES], layout_parsing *p, uint3
     uint32_t size = p->l->axes[axis].size;
     uint8_t **only = &all[axis];
     if (*only) {
-        return layout_wrong(p, "%s= is given twice", p->l->axes[axis].name);
+        return layout_invalid(p, "%s= is given twice", p->l->axes[axis].name);
     }
     *only = calloc(size, 1);
     if (!*only) {
@@ -249,8 +249,8 @@ ckd_status layout_parse_only(uint8_t *all[LAYOUT_AXES], layout_parsing *p, uint3
         memcpy(digits, at, length < sizeof(digits) ? length : 0);
         if (strcmp(digits, "last") != 0 &&
             (!layout_next_number(&coordinate, &number, '\0') || coordinate >= size)) {
-            return layout_wrong(p, "%s= lists coordinates from 0 to %u, or last, not '%.*s'",
-                                p->l->axes[axis].name, size - 1, (int)length, at);
+            return layout_invalid(p, "%s= lists coordinates from 0 to %u, or last, not '%.*s'",
+                                  p->l->axes[axis].name, size - 1, (int)length, at);
         }
         (*only)[coordinate] = 1;
         at = comma ? comma + 1 : NULL;
@@ -267,10 +267,10 @@ static ckd_status set_option(reading *r, const char *word) {
                    {"parts", set_parts}, {"groups", set_groups}, {"take", set_take}};
     size_t length = strcspn(word, "=");
     if (!word[length]) {
-        return layout_wrong(r->p, "'%.60s' is no option; options are NAME=VALUE", word);
+        return layout_invalid(r->p, "'%.60s' is no option; options are NAME=VALUE", word);
     }
     if (r->rule->kind == LAYOUT_SKIPPED && layout_find_axis(r->p->l, word, length) == LAYOUT_AXES) {
-        return layout_wrong(r->p, "what is skipped has no options but coordinates");
+        return layout_invalid(r->p, "what is skipped has no options but coordinates");
     }
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         if (strlen(options[i].name) == length && memcmp(options[i].name, word, length) == 0) {
@@ -279,7 +279,7 @@ static ckd_status set_option(reading *r, const char *word) {
     }
     uint32_t axis = layout_find_axis(r->p->l, word, length);
     if (axis == LAYOUT_AXES) {
-        return layout_wrong(r->p, "'%.*s' is neither an option nor an axis of the mesh", (int)length, word);
+        return layout_invalid(r->p, "'%.*s' is neither an option nor an axis of the mesh", (int)length, word);
     }
     return layout_parse_only(r->rule->only, r->p, axis, word + length + 1);
 }
@@ -290,8 +290,8 @@ static ckd_status use_axes(uint8_t used[LAYOUT_AXES], reading *r, const layout_o
     for (uint32_t i = 0; i < over->count; i++) {
         uint32_t axis = over->axes[i];
         if (used[axis] || r->rule->only[axis]) {
-            return layout_wrong(r->p, "axis %s cannot both cut or number, and do something else: %s",
-                                r->p->l->axes[axis].name, what);
+            return layout_invalid(r->p, "axis %s cannot both cut or number, and do something else: %s",
+                                  r->p->l->axes[axis].name, what);
         }
         used[axis] = 1;
     }
@@ -322,7 +322,7 @@ static ckd_status check_axes(reading *r) {
         const layout_cut *cut = &r->rule->cuts[i];
         status = cut->over.count
                      ? use_axes(used, r, &cut->over, "over= of a dim=")
-                     : layout_wrong(r->p, "dim=%d needs over=, the axes over which it is cut", cut->dim);
+                     : layout_invalid(r->p, "dim=%d needs over=, the axes over which it is cut", cut->dim);
     }
     r->rule->numbered.places = 1;
     for (uint32_t i = 0; i < r->rule->number_count && status == CKD_OK; i++) {
@@ -366,9 +366,9 @@ static ckd_status check_repeats(reading *r) {
         }
         bool sized = rule->size || (rule->part_count && rule->parts[0].size);
         if (i != rule->main_cut || !sized || rule->pad) {
-            return layout_wrong(r->p,
-                                "cut=repeat needs size=N, or sizes in parts=: the length without repetition; "
-                                "and cannot be padded");
+            return layout_invalid(
+                r->p, "cut=repeat needs size=N, or sizes in parts=: the length without repetition; "
+                      "and cannot be padded");
         }
         rule->repeats = true;
         rule->padded = false;
@@ -379,7 +379,7 @@ static ckd_status check_repeats(reading *r) {
         rule->repeats |= part->kind == LAYOUT_REPEAT;
     }
     if (rule->repeats && rule->kind == LAYOUT_AVERAGED && rule->part_count && !rule->apart) {
-        return layout_wrong(
+        return layout_invalid(
             r->p,
             "parts that are kept together and repeated have no mean; store them apart with as=...{part}...");
     }
@@ -390,24 +390,24 @@ static ckd_status check_main(reading *r) {
     const layout_rule *rule = r->rule;
     const layout_cut *cut = &rule->cuts[rule->main_cut];
     if (rule->padded && rule->part_count) {
-        return layout_wrong(r->p, "size= and pad= are not for tensors with parts=");
+        return layout_invalid(r->p, "size= and pad= are not for tensors with parts=");
     }
     if (rule->groups && !rule->apart) {
-        return layout_wrong(
+        return layout_invalid(
             r->p,
             "groups= is for parts= that are stored apart, as=...{part}...; kept together, unit= does it");
     }
     if (rule->apart && !rule->part_count) {
-        return layout_wrong(r->p, "{part} in as= needs parts=");
+        return layout_invalid(r->p, "{part} in as= needs parts=");
     }
     if (rule->part_count && (cut->kind == LAYOUT_SIZES || cut->unit != 1)) {
-        return layout_wrong(r->p,
-                            "with parts=, units are said there (NAME:SIZE:UNIT), and sizes= is not possible");
+        return layout_invalid(
+            r->p, "with parts=, units are said there (NAME:SIZE:UNIT), and sizes= is not possible");
     }
     for (size_t i = 0; i < rule->part_count && rule->groups; i++) {
         if (rule->parts[i].size % rule->groups || rule->parts[i].size / rule->groups % rule->parts[i].unit) {
-            return layout_wrong(r->p, "part %s does not divide into %llu groups", rule->parts[i].name,
-                                (unsigned long long)rule->groups);
+            return layout_invalid(r->p, "part %s does not divide into %llu groups", rule->parts[i].name,
+                                  (unsigned long long)rule->groups);
         }
     }
     return CKD_OK;
@@ -416,16 +416,16 @@ static ckd_status check_main(reading *r) {
 static ckd_status finish(reading *r) {
     layout_rule *rule = r->rule;
     if (rule->kind == LAYOUT_SHARDED && rule->cut_count == 0) {
-        return layout_wrong(r->p, "sharded needs dim= and over=");
+        return layout_invalid(r->p, "sharded needs dim= and over=");
     }
     if (rule->kind == LAYOUT_REPLICATED && rule->cut_count > 0) {
-        return layout_wrong(r->p, "what is cut is sharded; along the other axes it is replicated anyway");
+        return layout_invalid(r->p, "what is cut is sharded; along the other axes it is replicated anyway");
     }
     ckd_status status = layout_compile(r->p, rule, r->as);
     THEN(status, check_repeats(r));
     rule->pad = rule->pad ? rule->pad : 1;
     if (status == CKD_OK && rule->kind == LAYOUT_EXPERT && rule->cut_count + rule->number_count == 0) {
-        status = layout_wrong(
+        status = layout_invalid(
             r->p, "expert needs a {number} in the pattern, or dim= and over= for stacked experts");
     }
     THEN(status, check_axes(r));
@@ -437,9 +437,9 @@ static ckd_status finish(reading *r) {
 
 ckd_status layout_parse_rule(layout_parsing *p) {
     if (p->count < 2) {
-        return layout_wrong(p, "a rule is REGEX KIND OPTIONS; '%.100s' stands alone", p->words[0]);
+        return layout_invalid(p, "a rule is REGEX KIND OPTIONS; '%.100s' stands alone", p->words[0]);
     }
-    layout_rule *rule = layout_more(p, &p->l->rules, &p->l->rule_count, sizeof(*rule));
+    layout_rule *rule = layout_append(p, &p->l->rules, &p->l->rule_count, sizeof(*rule));
     if (!rule) {
         return p->err->status;
     }
@@ -449,9 +449,9 @@ ckd_status layout_parse_rule(layout_parsing *p) {
         kind++;
     }
     if (kind == kind_count) {
-        return layout_wrong(p,
-                            "'%.40s' is none of unique, replicated, averaged, sharded, expert, flat, skipped",
-                            p->words[1]);
+        return layout_invalid(
+            p, "'%.40s' is none of unique, replicated, averaged, sharded, expert, flat, skipped",
+            p->words[1]);
     }
     rule->kind = kinds[kind].kind;
     rule->flat = (layout_flat){

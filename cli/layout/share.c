@@ -111,7 +111,7 @@ static ckd_status cut_span(span *out, const cutting *c, layout_cut_kind kind, ui
 
 /* ---- the main dimension ---- */
 
-static ckd_status make_room(layout_share *s, uint64_t count, ckd_error *err) {
+static ckd_status allocate_stretches(layout_share *s, uint64_t count, ckd_error *err) {
     s->stretches = count < STRETCHES_MAX ? calloc((size_t)count + 1, sizeof(*s->stretches)) : NULL;
     return s->stretches ? CKD_OK : cli_error_nomem(err);
 }
@@ -139,7 +139,7 @@ static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total
         return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
                             "%" PRIu64 " elements cannot be padded that way", total);
     }
-    ckd_status status = make_room(s, 2, c->err);
+    ckd_status status = allocate_stretches(s, 2, c->err);
     THEN(status, cut_span(&mine, c, c->cut->kind, whole, 1, ""));
     if (status == CKD_OK) {
         uint64_t offset = mine.offset < total ? mine.offset : total;
@@ -155,7 +155,7 @@ static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total
  * checkpoint's tensor.
  */
 static ckd_status share_parts(layout_share *s, const cutting *c, const uint64_t *totals) {
-    ckd_status status = make_room(s, c->rule->part_count, c->err);
+    ckd_status status = allocate_stretches(s, c->rule->part_count, c->err);
     uint64_t before = 0;
     for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
         const layout_part *part = &c->rule->parts[i];
@@ -188,8 +188,9 @@ static ckd_status check_groups(const cutting *c, const uint64_t *totals) {
 static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t *totals) {
     span mine = {0};
     ckd_status status = cut_span(&mine, c, c->cut->kind, c->rule->groups, 1, "groups");
-    THEN(status, mine.length < STRETCHES_MAX ? make_room(s, mine.length * c->rule->part_count, c->err)
-                                             : cli_error_nomem(c->err));
+    THEN(status, mine.length < STRETCHES_MAX
+                     ? allocate_stretches(s, mine.length * c->rule->part_count, c->err)
+                     : cli_error_nomem(c->err));
     for (uint64_t g = mine.offset; status == CKD_OK && g < mine.offset + mine.length; g++) {
         for (size_t i = 0; i < c->rule->part_count; i++) {
             uint64_t each = totals[i] / c->rule->groups;
@@ -209,7 +210,7 @@ static ckd_status share_one_group(layout_share *s, const cutting *c, const uint6
     cutting inside = *c;
     inside.places = c->places / (uint32_t)groups;
     inside.place = c->place % inside.places;
-    ckd_status status = make_room(s, c->rule->part_count, c->err);
+    ckd_status status = allocate_stretches(s, c->rule->part_count, c->err);
     for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
         const layout_part *part = &c->rule->parts[i];
         uint64_t each = totals[i] / groups;
@@ -268,7 +269,7 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
         return share_padded(s, c, totals[0]);
     }
     span mine = {0};
-    status = make_room(s, 1, c->err);
+    status = allocate_stretches(s, 1, c->err);
     THEN(status, cut_span(&mine, c, c->cut->kind, totals[0], c->cut->unit, ""));
     if (status == CKD_OK) {
         add(s, 0, mine);
@@ -320,7 +321,7 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
         }
     }
     if (status == CKD_OK && rule->cut_count == 0) {
-        status = make_room(s, 1, err);
+        status = allocate_stretches(s, 1, err);
         uint64_t all = s->ndim ? s->lengths[0] : 1;
         s->lengths[0] = 0;
         if (status == CKD_OK) {

@@ -25,13 +25,13 @@ static json_field id_of(char text[CKD_ID_TEXT], const char *name, const ckd_id *
  * Returns "RUN@STEP" of a relative of c; null if it has none or it was deleted. Usually the relative is just before c
  * in the list.
  */
-static json_field relative_of(cli_place_text *text, const char *name, const ckd_id *id,
-                              const ckd_checkpoint *c, const cli_ids *ids) {
+static json_field relative_of(cli_ref_text *text, const char *name, const ckd_id *id, const ckd_checkpoint *c,
+                              const cli_ids *ids) {
     const ckd_checkpoint_list *all = ids->all;
     bool listed = c > all->items && c < all->items + all->count;
     c = cli_id_is_none(id) ? NULL : listed && cli_has_id(c - 1, id) ? c - 1 : cli_ids_find(ids, id);
     if (c) {
-        *text = cli_place_of(c);
+        *text = cli_ref_text_of(c);
     }
     return text_of(name, c ? text->text : NULL);
 }

@@ -22,7 +22,7 @@ enum { CHECKPOINT_FIELDS = 21 };
 typedef struct checkpoint_fields {
     json_field items[CHECKPOINT_FIELDS];
     char id[CKD_ID_TEXT], parent_id[CKD_ID_TEXT], resumed_from_id[CKD_ID_TEXT];
-    cli_place_text parent, resumed_from;
+    cli_ref_text parent, resumed_from;
     cli_text created;
 } checkpoint_fields;
 

@@ -41,8 +41,8 @@ void cli_json_append(json_t **array, json_t *item) {
     }
 }
 
-cli_place_text cli_place_of(const ckd_checkpoint *c) {
-    cli_place_text out;
+cli_ref_text cli_ref_text_of(const ckd_checkpoint *c) {
+    cli_ref_text out;
     snprintf(out.text, sizeof(out.text), "%s@%" PRIu64, c->run, c->step);
     return out;
 }

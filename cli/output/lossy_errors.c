@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-
 /* Maximum of two numbers; unknown if either is unknown. */
 static double larger(double a, double b) {
     return a > b || isnan(a) ? a : b;
@@ -26,7 +25,7 @@ static json_t *json_errors(const ckd_checkpoint *c, const ckd_tensor_list *tenso
         elements += t->elements;
     }
     double bits = elements ? 8 * (double)c->stored_bytes / (double)elements : NAN;
-    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o}", "checkpoint", cli_place_of(c).text,
+    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o}", "checkpoint", cli_ref_text_of(c).text,
                      "fidelity", ckd_fidelity_name(c->fidelity), "rel_l2", cli_json_double(rel_l2),
                      "worst_tensor", worst ? cli_json_text(worst) : json_null(), "max_error",
                      cli_json_double(max_error), "direction_change", cli_json_double(direction),
@@ -53,7 +52,7 @@ static ckd_status add_errors(json_t **out, bool *gone, ckd_store *store, const c
     if (status == CKD_OK) {
         cli_json_append(out, json_errors(c, tensors));
     } else if (!*gone && ckd_error_is_damage(err)) {
-        cli_note("the errors of %s cannot be read: %s", cli_place_of(c).text, err->message);
+        cli_note("the errors of %s cannot be read: %s", cli_ref_text_of(c).text, err->message);
         status = CKD_OK;
     }
     ckd_tensor_list_free(tensors);

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 static bool same(const ckd_id *a, const ckd_id *b) {
     return memcmp(a, b, sizeof(*a)) == 0;
 }
@@ -27,7 +26,7 @@ bool cli_marks_any(const cli_marks *m) {
 
 static json_t *json_place(const ckd_id *id, const ckd_checkpoint_list *all) {
     const ckd_checkpoint *c = cli_by_id(all, id);
-    return c ? json_string(cli_place_of(c).text) : json_null();
+    return c ? json_string(cli_ref_text_of(c).text) : json_null();
 }
 
 static json_t *json_id(const ckd_id *id, bool known) {
@@ -121,7 +120,7 @@ static void place_cell(cli_table *t, const ckd_id *id, const ckd_checkpoint_list
     const ckd_checkpoint *c = cli_by_id(all, id);
     char hex[CKD_ID_TEXT];
     ckd_id_text(hex, id);
-    cli_table_cell(t, c ? "%s" : "%s, which is gone", c ? cli_place_of(c).text : hex);
+    cli_table_cell(t, c ? "%s" : "%s, which is gone", c ? cli_ref_text_of(c).text : hex);
 }
 
 static const char unreadable[] = "unreadable";

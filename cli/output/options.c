@@ -54,7 +54,7 @@ bool cli_parse_step(uint64_t *out, const char *text) {
     return cli_parse_u64(out, text) && *out <= INT64_MAX;
 }
 
-bool cli_parse_place(cli_place *out, const char *text) {
+bool cli_parse_ref(cli_ref *out, const char *text) {
     const char *at = strrchr(text, '@');
     size_t length = at ? (size_t)(at - text) : 0;
     memset(out, 0, sizeof(*out));
@@ -71,8 +71,8 @@ bool cli_parse_place(cli_place *out, const char *text) {
     return cli_parse_step(&out->step, at ? at + 1 : text);
 }
 
-static error_t add_place(cli_places *places, const cli_place *place, struct argp_state *state) {
-    cli_place *grown = realloc(places->items, (places->count + 1) * sizeof(*grown));
+static error_t add_place(cli_refs *places, const cli_ref *place, struct argp_state *state) {
+    cli_ref *grown = realloc(places->items, (places->count + 1) * sizeof(*grown));
     if (!grown) {
         argp_failure(state, CLI_FAILED, 0, "out of memory");
         return ENOMEM;
@@ -82,17 +82,17 @@ static error_t add_place(cli_places *places, const cli_place *place, struct argp
     return 0;
 }
 
-error_t cli_places_add(cli_places *places, const char *text, struct argp_state *state) {
-    cli_place place;
-    if (!cli_parse_place(&place, text) || !place.run[0] || place.step == CKD_LATEST) {
+error_t cli_refs_add(cli_refs *places, const char *text, struct argp_state *state) {
+    cli_ref place;
+    if (!cli_parse_ref(&place, text) || !place.run[0] || place.step == CKD_LATEST) {
         argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, not '%s'", text);
     }
     return add_place(places, &place, state);
 }
 
-error_t cli_places_add_any(cli_places *places, const char *text, struct argp_state *state) {
-    cli_place place;
-    if (!cli_parse_place(&place, text) || !(place.run[0] || place.tag[0])) {
+error_t cli_refs_add_any(cli_refs *places, const char *text, struct argp_state *state) {
+    cli_ref place;
+    if (!cli_parse_ref(&place, text) || !(place.run[0] || place.tag[0])) {
         argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, or as @TAG, not '%s'", text);
     }
     return add_place(places, &place, state);
@@ -235,7 +235,7 @@ static const struct argp_option pick_options[] = {
 
 /* Merges the argument into the pick as if options had been given. */
 static void merge_place(cli_pick *pick, struct argp_state *state) {
-    const cli_place *place = &pick->place;
+    const cli_ref *place = &pick->place;
     if (pick->tag || pick->step_given || (pick->run && (place->run[0] || place->tag[0]))) {
         argp_error(state, "the checkpoint is named twice, by an argument and by options");
     }
@@ -270,7 +270,7 @@ static error_t parse_pick(int key, char *arg, struct argp_state *state) {
         if (pick->place_given) {
             return ARGP_ERR_UNKNOWN;
         }
-        if (!cli_parse_place(&pick->place, arg)) {
+        if (!cli_parse_ref(&pick->place, arg)) {
             argp_error(state,
                        "name the checkpoint as RUN@STEP, as in gpt@100 or gpt@latest, or as @TAG, not '%s'",
                        arg);
@@ -294,11 +294,11 @@ const struct argp cli_pick_argp = {.options = pick_options, .parser = parse_pick
 
 /* ------------------------------------------------------------------------------------------------------- store */
 
-bool cli_talks(const cli_options *options) {
+bool cli_prints_text(const cli_options *options) {
     return !options->json && !options->quiet;
 }
 
-int cli_fail_reading(const ckd_error *err, const cli_options *options) {
+int cli_fail_with_hint(const ckd_error *err, const cli_options *options) {
     int code = cli_fail(err);
     if (err->status == CKD_E_CORRUPT) {
         cli_note("'ckptdelta verify %s' names all that is damaged, and the newest checkpoint that is intact",
@@ -392,8 +392,8 @@ ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *
                      : cli_find(out, store, pick->run, pick->step, err);
 }
 
-ckd_status cli_find_place(ckd_checkpoint *out, ckd_store *store, const cli_place *place, const char *run,
-                          ckd_error *err) {
+ckd_status cli_find_ref(ckd_checkpoint *out, ckd_store *store, const cli_ref *place, const char *run,
+                        ckd_error *err) {
     return place->tag[0] ? ckd_store_find_tag(out, store, place->tag, err)
                          : cli_find(out, store, place->run[0] ? place->run : run, place->step, err);
 }

@@ -215,10 +215,10 @@ ckd_status cli_json_print_list(json_t *root, const char *key, const ckd_checkpoi
                                const ckd_checkpoint_list *all, ckd_error *err);
 
 /* "RUN@STEP" */
-typedef struct cli_place_text {
+typedef struct cli_ref_text {
     char text[CKD_RUN_MAX + 24];
-} cli_place_text;
-cli_place_text cli_place_of(const ckd_checkpoint *c);
+} cli_ref_text;
+cli_ref_text cli_ref_text_of(const ckd_checkpoint *c);
 
 /* Errors of the lossy checkpoints in a list. */
 
@@ -303,11 +303,11 @@ extern const struct argp cli_threads_argp;
 extern const struct argp cli_staging_argp;
 
 /* A run and a step as written (RUN@STEP), or a tag (@TAG). */
-typedef struct cli_place {
+typedef struct cli_ref {
     char run[CKD_RUN_MAX + 1]; /* "": not given */
     uint64_t step;             /* CKD_LATEST for `latest` */
     char tag[CKD_RUN_MAX + 1]; /* "": not given; otherwise run and step are empty */
-} cli_place;
+} cli_ref;
 
 /* A checkpoint: an argument [RUN@]STEP or @TAG; or --run and --step; or --tag. */
 typedef struct cli_pick {
@@ -315,21 +315,21 @@ typedef struct cli_pick {
     uint64_t step;
     bool step_given;
     const char *tag; /* NULL: not given; otherwise run and step are not */
-    cli_place place; /* of the argument; run and tag may point into it */
+    cli_ref place;   /* of the argument; run and tag may point into it */
     bool place_given;
 } cli_pick;
 extern const struct argp cli_pick_argp;
 #define CLI_PICK_USAGE "[STORE] [[RUN@]STEP | @TAG]"
 
 /* Several named checkpoints. Release items with free. */
-typedef struct cli_places {
-    cli_place *items;
+typedef struct cli_refs {
+    cli_ref *items;
     size_t count;
-} cli_places;
+} cli_refs;
 /* Adds RUN@STEP; ends the process if it is malformed. */
-error_t cli_places_add(cli_places *places, const char *text, struct argp_state *state);
-/* As cli_places_add; also accepts RUN@latest and @TAG. */
-error_t cli_places_add_any(cli_places *places, const char *text, struct argp_state *state);
+error_t cli_refs_add(cli_refs *places, const char *text, struct argp_state *state);
+/* As cli_refs_add; also accepts RUN@latest and @TAG. */
+error_t cli_refs_add_any(cli_refs *places, const char *text, struct argp_state *state);
 /* Parses "30s", "90m", "36h", "7d" into seconds; ends the process if malformed. */
 uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text);
 /* Parses --rate, in bytes per second; ends the process if it is not a size, or 0. */
@@ -343,14 +343,14 @@ bool cli_parse_u64(uint64_t *out, const char *text);
 bool cli_parse_double(double *out, const char *text);
 bool cli_parse_size(uint64_t *out,
                     const char *text); /* bytes, optionally with K, M, G or T, which are binary */
-bool cli_parse_step(uint64_t *out, const char *text);   /* a number, or `latest` */
-bool cli_parse_place(cli_place *out, const char *text); /* [RUN@]STEP or @TAG */
+bool cli_parse_step(uint64_t *out, const char *text); /* a number, or `latest` */
+bool cli_parse_ref(cli_ref *out, const char *text);   /* [RUN@]STEP or @TAG */
 
 /* Is human output wanted on stdout? Not with -q or --json. */
-bool cli_talks(const cli_options *options);
+bool cli_prints_text(const cli_options *options);
 
 /* As cli_fail; after damage it adds a hint how to find out more. */
-int cli_fail_reading(const ckd_error *err, const cli_options *options);
+int cli_fail_with_hint(const ckd_error *err, const cli_options *options);
 
 /* Opens the store. The library's messages become notes. */
 ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err);
@@ -371,8 +371,8 @@ ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *
 /* Fails as cli_find if the store has no checkpoint of the run. run NULL: all runs, of which there need be none. */
 ckd_status cli_check_run(ckd_store *store, const char *run, ckd_error *err);
 /* run: used for a place without a run; may be NULL. */
-ckd_status cli_find_place(ckd_checkpoint *out, ckd_store *store, const cli_place *place, const char *run,
-                          ckd_error *err);
+ckd_status cli_find_ref(ckd_checkpoint *out, ckd_store *store, const cli_ref *place, const char *run,
+                        ckd_error *err);
 
 /*
  * Long operations: a progress line on stderr, only on a terminal and only after a second; and SIGINT, SIGTERM and SIGHUP,

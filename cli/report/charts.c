@@ -36,7 +36,7 @@ static void end_chart(const places *p, const html_chart *c) {
     for (int i = 0; i < 2; i++) {
         const ckd_checkpoint *at = at_time(p->d, i ? p->d->report->checkpoint_count - 1 : 0);
         cli_text day = cli_text_time(at->created_ns);
-        snprintf(ends[i], sizeof(ends[i]), "%s, %.10s", cli_place_of(at).text, day.text);
+        snprintf(ends[i], sizeof(ends[i]), "%s, %.10s", cli_ref_text_of(at).text, day.text);
     }
     html_chart_end(c, ends[0], ends[1]);
 }
@@ -87,7 +87,7 @@ static void print_size_dots(const places *p, const html_chart *c) {
                 const ckd_checkpoint *at = at_time(p->d, last);
                 snprintf(about, sizeof(about),
                          count == 1 ? "%s, %s: %s" : "%s, %s and others before: %s each",
-                         cli_place_of(at).text, ckd_kind_name(kind), size_label(sum / (double)count).text);
+                         cli_ref_text_of(at).text, ckd_kind_name(kind), size_label(sum / (double)count).text);
                 html_chart_dot(c, place, sum / (double)count, series[kind], about);
             }
         }
@@ -268,7 +268,8 @@ static void print_marks(const lineage *l, size_t lane, const ckd_checkpoint *ite
             shown = rank_of(items[end].kind) > rank_of(shown->kind) ? &items[end] : shown;
         }
         fprintf(l->to, "<path class=\"dot s%d\" d=\"M%.1f %.1fh0\"><title>%s, %s", series[shown->kind],
-                step_x(l, shown->step), lane_y(lane), cli_place_of(shown).text, ckd_kind_name(shown->kind));
+                step_x(l, shown->step), lane_y(lane), cli_ref_text_of(shown).text,
+                ckd_kind_name(shown->kind));
         if (end - begin > 1) {
             fprintf(l->to, ", and %zu more here", end - begin - 1);
         }

@@ -217,7 +217,7 @@ static ckd_status check_run(const report_data *d, const char *run, ckd_error *er
     return found ? CKD_OK : cli_error(err, CKD_E_NOT_FOUND, "the store has no run '%.200s'", run);
 }
 
-static ckd_status make_room(report_data *d, ckd_error *err) {
+static ckd_status allocate_lists(report_data *d, ckd_error *err) {
     const ckd_report *r = d->report;
     d->by_time = sorted(r->checkpoint_count, by_time, r->by_checkpoint);
     d->by_size = sorted(r->tensor_count, by_size, r->by_tensor);
@@ -278,7 +278,7 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
     THEN(status, check_run(d, q->policy.run, err));
     THEN(status, add_retention(d, q, store, err));
     THEN(status, ckd_store_timeline(&d->timeline, store, NULL, err));
-    THEN(status, make_room(d, err));
+    THEN(status, allocate_lists(d, err));
     if (status != CKD_OK) {
         return status;
     }

@@ -158,7 +158,7 @@ static json_t *json_cost(const report_data *d) {
     for (size_t i = 0; i < d->loading_count; i++) {
         const report_loading *l = &d->loadings[i];
         cli_json_append(&loads, json_pack("{s:s, s:I, s:I, s:o}", "checkpoint",
-                                          cli_place_of(l->checkpoint).text, "bytes", (json_int_t)l->bytes,
+                                          cli_ref_text_of(l->checkpoint).text, "bytes", (json_int_t)l->bytes,
                                           "files", (json_int_t)l->files, "cost", cli_json_double(l->cost)));
     }
     double stored = cli_price_stored(d->prices, d->report->stored_bytes);

@@ -100,7 +100,7 @@ cli_table *report_checkpoints(const report_data *d, size_t max) {
     cli_table *t = cli_table_new("CHECKPOINT|KIND|FIDELITY|>LOGICAL|>STORED|>RATIO");
     for (size_t i = r->checkpoint_count > max ? r->checkpoint_count - max : 0; i < r->checkpoint_count; i++) {
         const ckd_checkpoint *c = &r->by_checkpoint[i];
-        cli_table_cell(t, "%s", cli_place_of(c).text);
+        cli_table_cell(t, "%s", cli_ref_text_of(c).text);
         cli_table_cell(t, "%s", ckd_kind_name(c->kind));
         cli_table_cell(t, "%s", ckd_fidelity_name(c->fidelity));
         cli_table_sizes(t, c->raw_bytes, c->stored_bytes);

@@ -88,7 +88,7 @@ void report_say_cost(FILE *to, const report_data *d) {
         const report_loading *l = &d->loadings[i];
         if (!isnan(l->cost)) {
             fprintf(to, "loading %s, %s from about %" PRIu64 " file%s, costs ",
-                    cli_place_of(l->checkpoint).text, cli_text_size(l->bytes).text, l->files,
+                    cli_ref_text_of(l->checkpoint).text, cli_text_size(l->bytes).text, l->files,
                     plural(l->files));
             cli_print_clean(to, cli_money_text(p, l->cost).text);
             fputc('\n', to);

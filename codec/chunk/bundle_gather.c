@@ -76,8 +76,8 @@ ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, 
 }
 
 void gather_clear(chunk_gathered *g) {
-    bytes_anew(&g->headers);
-    bytes_anew(&g->payloads);
+    bytes_reset(&g->headers);
+    bytes_reset(&g->payloads);
     g->count = 0;
 }
 

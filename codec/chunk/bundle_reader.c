@@ -285,7 +285,7 @@ static const char *complete(const head *h, record *r) {
     return NULL;
 }
 
-static ckd_status keep(bundle_in *b, head *h, record *r, const record *previous) {
+static ckd_status store_member(bundle_in *b, head *h, record *r, const record *previous) {
     h->tensor.checkpoint = b->bundle->tensor->checkpoint;
     r->tensor = record_keep_tensor(b->arena, &h->tensor, h->name, previous);
     r->region = record_keep_region(b->arena, &h->region, h->tensor.ndim, previous);
@@ -340,7 +340,7 @@ static ckd_status finish_members(bundle_in *b, uint64_t outside) {
     for (size_t i = 0; i < b->count; i++) {
         head *h = &b->heads[i];
         record *r = &b->members[i].record;
-        ckd_status status = keep(b, h, r, i ? &b->members[i - 1].record : NULL);
+        ckd_status status = store_member(b, h, r, i ? &b->members[i - 1].record : NULL);
         THEN(status, check_member(b, h, r, payload_at));
         if (status != CKD_OK) {
             return status;

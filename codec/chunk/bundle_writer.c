@@ -211,7 +211,7 @@ static uint32_t put_hashes(bytes *to, const bundle_member *members, size_t count
 
 void bundle_encode(bytes *to, const bundle_member *members, size_t count, const bytes *payloads,
                    bytes *heads) {
-    put_heads(bytes_anew(heads), members, count);
+    put_heads(bytes_reset(heads), members, count);
     size_t start = to->size;
     bytes_put_u32(to, (uint32_t)count);
     bytes_put_u32(to, (uint32_t)heads->size);

@@ -218,10 +218,10 @@ void chunk_writer_abort(chunk_writer *w); /* removes the file; accepts NULL */
 /* ---- reading: several threads may call everything but open, part and close ---- */
 
 /* The records of one checkpoint in a file, or of all, in the writer's order. Bundles are replaced by their members. */
-typedef struct chunk_part {
+typedef struct chunk_records {
     const record *records;
     size_t count;
-} chunk_part;
+} chunk_records;
 
 typedef struct chunk {
     file_reader *file;
@@ -247,21 +247,21 @@ typedef struct chunk {
 ckd_status chunk_open(chunk **out, const char *path, ckd_error *err);
 /*
  * As chunk_open, without unpacking bundles. Damage inside them stays unseen, c->records is NULL, and records come from
- * chunk_part_of. For files with many checkpoints of which few are needed.
+ * chunk_records_of. For files with many checkpoints of which few are needed.
  */
-ckd_status chunk_open_outer(chunk **out, const char *path, ckd_error *err);
+ckd_status chunk_open_bundled(chunk **out, const char *path, ckd_error *err);
 /*
  * Returns the file's records of one checkpoint (NULL: all); there may be none. Unpacks that checkpoint's bundles, once.
  * *out belongs to the chunk and lives as long. Only one thread may call it at a time; others may keep using earlier
  * results. Errors: CORRUPT, UNSUPPORTED, IO, NOMEM.
  */
-ckd_status chunk_part_of(const chunk_part **out, chunk *c, const ckd_id *checkpoint, ckd_error *err);
+ckd_status chunk_records_of(const chunk_records **out, chunk *c, const ckd_id *checkpoint, ckd_error *err);
 /*
- * Drops one reference; the last one closes the file. Accepts NULL. With chunk_hold, the callers serialise hold and
+ * Drops one reference; the last one closes the file. Accepts NULL. With chunk_retain, the callers serialise hold and
  * close.
  */
 void chunk_close(chunk *c);
-chunk *chunk_hold(chunk *c);
+chunk *chunk_retain(chunk *c);
 /*
  * Reads a payload (stored_size bytes) and checks its checksum. r is a record of the chunk, or a copy of one. For a
  * bundled record the checksum was computed when the bundle was unpacked. So it only reveals later changes; the content
@@ -272,7 +272,7 @@ ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_err
 ckd_status chunk_check_payload(const chunk *c, const record *r, const void *payload, ckd_error *err);
 /*
  * Checks that the header in front of the payload equals the index's copy, and that the gap before the record is zero. r
- * must point into c->outer. Loads do not need this; verify does. chunk_open_outer, plus this and chunk_read_payload on
+ * must point into c->outer. Loads do not need this; verify does. chunk_open_bundled, plus this and chunk_read_payload on
  * all of c->outer, covers every byte of the file.
  */
 ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err);

@@ -46,7 +46,7 @@ static void set_checksums(bundle_member *members, size_t count, const record *bu
 
 /* Reads a bundle's payload, which is valid until the next bundle is read. */
 static ckd_status read_bundle(unpacking *u, const uint8_t **payload, const record *bundle) {
-    *payload = file_kept(u->c->file, bundle->payload_offset, bundle->stored_size);
+    *payload = file_cached(u->c->file, bundle->payload_offset, bundle->stored_size);
     if (*payload) {
         return CKD_OK;
     }
@@ -71,7 +71,7 @@ static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outsid
         status = err_corrupt(u->err, path, bundle->offset,
                              "a record of a bundle has its place before those of the bundle in front of it");
     }
-    if (status == CKD_OK && !file_kept(u->c->file, bundle->payload_offset, bundle->stored_size)) {
+    if (status == CKD_OK && !file_cached(u->c->file, bundle->payload_offset, bundle->stored_size)) {
         set_checksums(members, count, bundle, payload);
     }
     THEN(status, add_members(u, members, count));
@@ -86,7 +86,7 @@ static bool is_wanted(const unpacking *u, const record *r) {
 }
 
 /* Merges the unbundled records and the members in file order. */
-static ckd_status merge(const unpacking *u, chunk_part *out) {
+static ckd_status merge(const unpacking *u, chunk_records *out) {
     const chunk *c = u->c;
     size_t capacity = c->outer_count + u->count, at = 0, next = 0, outside = 0;
     record *records = malloc((capacity + 1) * sizeof(*records));
@@ -108,11 +108,11 @@ static ckd_status merge(const unpacking *u, chunk_part *out) {
     while (next < u->count) {
         records[at++] = u->members[next++].record;
     }
-    *out = (chunk_part){records, at};
+    *out = (chunk_records){records, at};
     return CKD_OK;
 }
 
-static ckd_status unpack(unpacking *u, chunk_part *out) {
+static ckd_status unpack(unpacking *u, chunk_records *out) {
     const chunk *c = u->c;
     size_t bundles = 0, wanted = 0;
     ckd_status status = CKD_OK;
@@ -126,13 +126,13 @@ static ckd_status unpack(unpacking *u, chunk_part *out) {
         }
     }
     if (status == CKD_OK && !bundles && wanted == c->outer_count) {
-        *out = (chunk_part){c->outer, c->outer_count};
+        *out = (chunk_records){c->outer, c->outer_count};
         return CKD_OK;
     }
     return status == CKD_OK ? merge(u, out) : status;
 }
 
-ckd_status chunk_part_of(const chunk_part **out, chunk *c, const ckd_id *checkpoint, ckd_error *err) {
+ckd_status chunk_records_of(const chunk_records **out, chunk *c, const ckd_id *checkpoint, ckd_error *err) {
     ckd_id key = checkpoint ? *checkpoint : (ckd_id){{0}};
     chunk_unpacked *p = c->parts;
     *out = NULL;
@@ -160,7 +160,7 @@ ckd_status chunk_part_of(const chunk_part **out, chunk *c, const ckd_id *checkpo
     return CKD_OK;
 }
 
-void chunk_parts_free(chunk *c) {
+void chunk_records_free(chunk *c) {
     while (c->parts) {
         chunk_unpacked *p = c->parts;
         c->parts = p->next;

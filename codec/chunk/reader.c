@@ -230,7 +230,7 @@ static ckd_status open_all(chunk *c, const char *path, ckd_error *err) {
         return err_corrupt(err, path, c->size, "%llu bytes are too few for a chunk file: it is cut off",
                            (unsigned long long)c->size);
     }
-    status = file_keep(c->file, CHUNK_KEEP, err);
+    status = file_cache(c->file, CHUNK_KEEP, err);
     THEN(status, read_file_header(c, &features, err));
     THEN(status, read_footer(c, &footer, err));
     THEN(status, read_index(c, &footer, err));
@@ -244,7 +244,7 @@ static ckd_status open_all(chunk *c, const char *path, ckd_error *err) {
     return status;
 }
 
-ckd_status chunk_open_outer(chunk **out, const char *path, ckd_error *err) {
+ckd_status chunk_open_bundled(chunk **out, const char *path, ckd_error *err) {
     *out = NULL;
     chunk *c = calloc(1, sizeof(*c));
     if (!c) {
@@ -260,9 +260,9 @@ ckd_status chunk_open_outer(chunk **out, const char *path, ckd_error *err) {
 }
 
 ckd_status chunk_open(chunk **out, const char *path, ckd_error *err) {
-    const chunk_part *all;
-    ckd_status status = chunk_open_outer(out, path, err);
-    THEN(status, chunk_part_of(&all, *out, NULL, err));
+    const chunk_records *all;
+    ckd_status status = chunk_open_bundled(out, path, err);
+    THEN(status, chunk_records_of(&all, *out, NULL, err));
     if (status == CKD_OK) {
         (*out)->records = all->records;
         (*out)->record_count = all->count;
@@ -273,7 +273,7 @@ ckd_status chunk_open(chunk **out, const char *path, ckd_error *err) {
     return status;
 }
 
-chunk *chunk_hold(chunk *c) {
+chunk *chunk_retain(chunk *c) {
     c->more_holders++;
     return c;
 }
@@ -290,7 +290,7 @@ void chunk_close(chunk *c) {
         file_close_read(c->file);
     }
     arena_free(&c->arena);
-    chunk_parts_free(c);
+    chunk_records_free(c);
     free((void *)c->outer);
     free(c);
 }
@@ -317,7 +317,7 @@ size_t chunk_record_number(const chunk *c, const record *r) {
 }
 
 ckd_status chunk_check_payload(const chunk *c, const record *r, const void *payload, ckd_error *err) {
-    bool unchanged = r->bundle && file_kept(c->file, r->payload_offset, r->stored_size);
+    bool unchanged = r->bundle && file_cached(c->file, r->payload_offset, r->stored_size);
     ckd_status status = CKD_OK;
     if (!unchanged && !wire_hash_matches(r->checksum, hash64(payload, r->stored_size))) {
         status = err_corrupt(err, file_path(c->file), r->payload_offset,

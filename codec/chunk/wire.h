@@ -60,12 +60,12 @@ void gather_free(chunk_gathered *g);
 
 /* A part in its chunk's list. */
 typedef struct chunk_unpacked {
-    chunk_part part;
+    chunk_records part;
     ckd_id checkpoint; /* zero: all checkpoints */
     struct chunk_unpacked *next;
 } chunk_unpacked;
 /* Frees all parts, on closing. */
-void chunk_parts_free(chunk *c);
+void chunk_records_free(chunk *c);
 
 /* CORRUPT if the record shares rows although the file's header says that no record does. */
 ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err);

@@ -81,7 +81,7 @@ static void begin_scratch(chunk_scratch *scratch) {
     bytes *const all[] = {&scratch->header, &scratch->index, &scratch->packed, &scratch->shards,
                           &scratch->key};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        bytes_anew(all[i]);
+        bytes_reset(all[i]);
     }
     gather_clear(&scratch->gathered);
 }
@@ -185,7 +185,7 @@ static ckd_status write_record(chunk_writer *w, const void *header, size_t heade
 static ckd_status write_bundle(chunk_writer *w, ckd_error *err) {
     record bundle;
     record_tensor tensor;
-    bytes *payload = bytes_anew(&w->scratch->packed);
+    bytes *payload = bytes_reset(&w->scratch->packed);
     ckd_status status = gather_bundle(&bundle, &tensor, payload, &w->scratch->gathered, err);
     if (status == CKD_OK) {
         bundle.checksum = hash64(payload->data, payload->size);
@@ -296,7 +296,7 @@ static ckd_status append_index(chunk_writer *w, chunk_footer *footer, ckd_error 
     const void *stored = w->scratch->index.data;
     if (w->scratch->index.size >= INDEX_ZSTD_MINIMUM) {
         size_t bound = zstd_once_bound(w->scratch->index.size);
-        void *to = bytes_extend(bytes_anew(&w->scratch->packed), bound);
+        void *to = bytes_extend(bytes_reset(&w->scratch->packed), bound);
         size_t size =
             to ? zstd_once_pack(to, bound, w->scratch->index.data, w->scratch->index.size, INDEX_LEVEL) : 0;
         if (size == 0) {

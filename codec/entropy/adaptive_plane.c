@@ -248,7 +248,7 @@ static unsigned measured_density(const int32_t *values, size_t count) {
 
 static size_t tried_size(plane_coder *p, bytes *scratch, unsigned mode, unsigned density,
                          const int32_t *values, size_t count) {
-    encode(p, bytes_anew(scratch), mode, density, values, count < TRIED ? count : TRIED);
+    encode(p, bytes_reset(scratch), mode, density, values, count < TRIED ? count : TRIED);
     return scratch->size;
 }
 

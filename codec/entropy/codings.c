@@ -19,7 +19,7 @@ struct coder {
     size_t planes_size;
 };
 
-static const char *const names[CODING_COUNT] = {
+static const char *const names[CODING_LOSSLESS_COUNT] = {
     [CODING_RAW] = "raw",
     [CODING_ZSTD] = "zstd",
     [CODING_LZ4] = "lz4",
@@ -33,7 +33,7 @@ const char *coding_name(coding c) {
 }
 
 bool coding_known(uint32_t c) {
-    return c < CODING_COUNT;
+    return c < CODING_LOSSLESS_COUNT;
 }
 
 /* ---- scratch ---- */
@@ -246,7 +246,7 @@ ckd_status coder_encode(coder *c, coding how, int level, const coder_source *fro
     case CODING_LZ4_PLANES:
         return encode_lz4(c, level, data, size, result, err);
     case CODING_SYMBOLS:
-    case CODING_COUNT:
+    case CODING_LOSSLESS_COUNT:
         break;
     }
     return err_set(err, CKD_E_INVALID, "coding %d (%s) is not encoded this way", (int)how, coding_name(how));
@@ -332,7 +332,7 @@ ckd_status coder_decode(coder *c, coding how, const coder_target *target, const 
     case CODING_SYMBOLS:
         return symbols_decode(c->symbols, &(symbols_output){width, raw / width, to, target->context}, from,
                               stored, err);
-    case CODING_COUNT:
+    case CODING_LOSSLESS_COUNT:
     default:
         return err_unsupported(err, NULL, CKD_NO_OFFSET,
                                "coding %d is unknown to this version: use a newer one", (int)how);

@@ -161,8 +161,8 @@ typedef enum coding {
     CODING_ZSTD_PLANES = 3,
     CODING_LZ4_PLANES = 4,
     CODING_SYMBOLS = 5,
-    CODING_COUNT,                 /* number of codings of integer arrays */
-    CODING_LATTICE = CODING_COUNT /* a lossy block: codec/lattice/lattice.h */
+    CODING_LOSSLESS_COUNT,                 /* number of codings of integer arrays */
+    CODING_LATTICE = CODING_LOSSLESS_COUNT /* a lossy block: codec/lattice/lattice.h */
 } coding;
 
 const char *coding_name(coding c); /* "raw", "zstd", ...; "?" if unknown */

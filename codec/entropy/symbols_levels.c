@@ -117,20 +117,20 @@ CPU_PLAIN static uint64_t add_up_plain(symbols_level_sums *s, const symbols_fram
     return add_up(s, f, symbols, n);
 }
 
-typedef struct spread {
+typedef struct symbol_variance {
     float mean, variance;
     float total; /* number of elements */
-} spread;
+} symbol_variance;
 
 /* Returns the spread of all symbols above the lowest. */
-static spread of_all(const symbols_level_sums *s, size_t rows, uint64_t squares) {
+static symbol_variance of_all(const symbols_level_sums *s, size_t rows, uint64_t squares) {
     double n = 0, sum = 0;
     for (size_t i = 0; i < rows; i++) {
         n += s->count[i];
         sum += s->sum[i];
     }
     double mean = n > 0 ? sum / n : 0;
-    return (spread){(float)mean, n > 0 ? (float)((double)squares / n - mean * mean) : 0, (float)n};
+    return (symbol_variance){(float)mean, n > 0 ? (float)((double)squares / n - mean * mean) : 0, (float)n};
 }
 
 /* The means of the rows, or of the columns. A line without elements gets the lowest mean. */
@@ -141,7 +141,7 @@ typedef struct line_means {
     float explained; /* variance of the elements that the means explain */
 } line_means;
 
-static line_means means_of(symbols_level_sums *s, size_t first, size_t lines, const spread *all) {
+static line_means means_of(symbols_level_sums *s, size_t first, size_t lines, const symbol_variance *all) {
     line_means m = {lines, s->mean + first, all->mean, all->mean, 0};
     const uint32_t *sums = s->sum + first, *counts = s->count + first;
     float variance = 0;
@@ -170,7 +170,7 @@ static void quantise(uint8_t *levels, const line_means *m, float step) {
 
 /* Returns false if levels are not worth it. */
 static bool choose(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n) {
-    spread all = of_all(s, f->rows, squares);
+    symbol_variance all = of_all(s, f->rows, squares);
     if (!(all.variance > 0)) {
         return false;
     }

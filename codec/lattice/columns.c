@@ -15,7 +15,7 @@ enum { MOST_SHIFT = 24 };
 void lattice_put_integers(const lattice_output *out, const int32_t *values, size_t n,
                           const uint8_t *contexts) {
     bytes *to = out->to;
-    bytes *stream = bytes_anew(&out->scratch->stream);
+    bytes *stream = bytes_reset(&out->scratch->stream);
     adaptive_encode(stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, &(adaptive_sequence){n, contexts},
                     values, &out->scratch->adaptive);
     wire_put_varint(to, stream->size);
@@ -51,7 +51,7 @@ static ckd_status get_bounded(const int32_t **out, lattice_input *from, size_t n
     return status;
 }
 ckd_status lattice_get_steps(const int32_t **values, lattice_input *from, size_t n, bytes *buffer) {
-    return get_bounded(values, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, buffer);
+    return get_bounded(values, from, n, -LATTICE_MAX_STEP, LATTICE_MAX_STEP, buffer);
 }
 
 /* ---- factors: rows x rank; each component (column) has its own scale ---- */
@@ -141,7 +141,7 @@ static ckd_status get_streams(int32_t *values, lattice_input *from, size_t n, un
  * hardly more.
  */
 static bool put_scaled(const lattice_output *out, const int32_t *values, size_t n, const uint8_t *contexts) {
-    bytes *to = out->to, *fast = bytes_anew(&out->scratch->tried);
+    bytes *to = out->to, *fast = bytes_reset(&out->scratch->tried);
     lattice_output symbols_out = {fast, out->scratch, out->work, out->err};
     size_t start = to->size;
     unsigned width = lattice_width(values, n, false);

@@ -107,7 +107,7 @@ static ckd_status put_masks(const lattice_output *out, const int8_t *q, size_t n
     }
     int8_t *others = (int8_t *)masks + groups;
     size_t count = lattice_to_masks(masks, others, q, n);
-    bytes *stream = bytes_anew(&out->scratch->stream);
+    bytes *stream = bytes_reset(&out->scratch->stream);
     put_stream(stream, SYMBOLS_SPLIT, 1, masks, groups, out->work);
     bytes_put_u8(to, Q_MASKS);
     wire_put_varint(to, stream->size);
@@ -127,7 +127,7 @@ static ckd_status put_symbols(const lattice_output *out, const void *q, unsigned
     if (status != CKD_OK || (few && n >= MASKS_SURE)) {
         return status;
     }
-    bytes *plain = bytes_anew(&out->scratch->tried);
+    bytes *plain = bytes_reset(&out->scratch->tried);
     bytes_put_u8(plain, (uint8_t)width);
     put_stream(plain, SYMBOLS_CLASS, width, q, n, out->work);
     if (!few || plain->size < to->size - start) {
@@ -149,12 +149,12 @@ CPU_PLAIN static bool all_zero(const int32_t *q, size_t n) {
 static ckd_status put_q(const lattice_output *out, const lattice_block *b, lattice_effort effort) {
     bytes *to = out->to;
     bool linear = b->map == LATTICE_LINEAR;
-    if (b->few ? lattice_nonzeros(b->few, b->count) == 0 : all_zero(b->q, b->count)) {
+    if (b->q8 ? lattice_nonzeros(b->q8, b->count) == 0 : all_zero(b->q, b->count)) {
         bytes_put_u8(to, Q_NONE);
         return CKD_OK;
     }
-    if (b->few) {
-        return put_symbols(out, b->few, 1, b->count, linear);
+    if (b->q8) {
+        return put_symbols(out, b->q8, 1, b->count, linear);
     }
     size_t start = to->size;
     unsigned width = lattice_width(b->q, b->count, !linear);
@@ -167,7 +167,7 @@ static ckd_status put_q(const lattice_output *out, const lattice_block *b, latti
     if (status != CKD_OK || effort == LATTICE_FAST) {
         return status;
     }
-    bytes *plane = bytes_anew(&out->scratch->tried);
+    bytes *plane = bytes_reset(&out->scratch->tried);
     adaptive_plane shape = {b->count, b->columns, b->phase, NULL};
     adaptive_plane_encode(plane, &shape, b->q, &out->scratch->adaptive);
     if (!plane->failed && plane->size < to->size - start - 1) {
@@ -206,7 +206,7 @@ static ckd_status get_masks(lattice_block *b, lattice_input *from) {
     if (status == CKD_OK && (count > n || !lattice_from_masks(few, masks, others, count, n))) {
         status = err_set(from->err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
     }
-    b->few = few;
+    b->q8 = few;
     return status;
 }
 
@@ -239,7 +239,7 @@ static ckd_status get_q(lattice_block *b, lattice_input *from) {
     void *narrow = bytes_scratch(buffer, n * how + 1, "decoding scratch", from->err);
     if (how == 1 && b->map == LATTICE_LINEAR) {
         b->q = NULL;
-        b->few = narrow;
+        b->q8 = narrow;
         return narrow ? symbols_decode(from->work, &(symbols_output){how, n, narrow, NULL}, stream, size,
                                        from->err)
                       : CKD_E_NOMEM;

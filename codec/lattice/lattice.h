@@ -17,7 +17,7 @@ typedef enum lattice_map {
 #define LATTICE_MAX_RANK    2048u
 #define LATTICE_MAX_FACTOR  (1u << 24) /* integers per factor */
 #define LATTICE_STEP_OCTAVE 4          /* steps are powers of the fourth root of two */
-#define LATTICE_MOST_STEP   4096       /* of a row or column, in absolute value */
+#define LATTICE_MAX_STEP    4096       /* of a row or column, in absolute value */
 
 /*
  * Data that all blocks of a matrix share. It is inside the payload if there is one block, else in a side record. Data
@@ -45,8 +45,8 @@ typedef struct lattice_block {
     lattice_columns own;
     int32_t low_rank_exponent; /* products are scaled by 2^(this + shift) steps */
     const int32_t *factor;     /* rows x rank; NULL: none */
-    const int32_t *q;          /* NULL: use `few` */
-    const int8_t *few;         /* replaces q if all fit and none is -128 (linear). Both NULL: all zero */
+    const int32_t *q;          /* NULL: use `q8` */
+    const int8_t *q8;          /* replaces q if all fit and none is -128 (linear). Both NULL: all zero */
     /* Values stored verbatim: their positions, ascending, and their bits. */
     uint32_t exceptions;
     const uint32_t *exception_at;
@@ -67,7 +67,7 @@ typedef struct lattice_scratch {
 void lattice_scratch_free(lattice_scratch *s);
 
 /*
- * Appends the payload. LATTICE_SMALL needs `q`, not `few`. Writes the columns of b->own unless b->shared. Errors:
+ * Appends the payload. LATTICE_SMALL needs `q`, not `q8`. Writes the columns of b->own unless b->shared. Errors:
  * NOMEM.
  */
 ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,

@@ -16,7 +16,7 @@ ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t moved, pa
     return status;
 }
 
-static ckd_status tell(void *context, ckd_error *err) {
+static ckd_status report_progress(void *context, ckd_error *err) {
     const rate_limiter *p = context;
     uint64_t total = p->total > p->done ? p->total : p->done;
     int stop = p->on_progress ? p->on_progress(p->context, p->done, total) : 0;
@@ -25,5 +25,5 @@ static ckd_status tell(void *context, ckd_error *err) {
 
 ckd_status rate_limiter_add(rate_limiter *p, uint64_t count, ckd_error *err) {
     p->done += count;
-    return pace_wait(p->bytes_per_s, p->begun_ns, p->done, tell, p, err);
+    return pace_wait(p->bytes_per_s, p->begun_ns, p->done, report_progress, p, err);
 }

@@ -38,7 +38,7 @@ static ckd_status check_options(const ckd_compact_options *o, ckd_error *err) {
                                            : CKD_OK;
 }
 
-static bool goes(const ckd_prune *plan, const ckd_id *id) {
+static bool plan_deletes_id(const ckd_prune *plan, const ckd_id *id) {
     bool found = false;
     for (size_t i = 0; plan && i < plan->count && !found; i++) {
         found = !plan->items[i].kept && id_equal(&plan->items[i].checkpoint.id, id);
@@ -72,7 +72,7 @@ static ckd_status find_remaining(compacting *x, ckd_error *err) {
     }
     for (size_t i = 0; i < x->all.count; i++) {
         const manifest_entry *n = &x->all.items[i];
-        if (!n->in_trash && !n->superseded && !goes(plan, &n->m.checkpoint.id)) {
+        if (!n->in_trash && !n->superseded && !plan_deletes_id(plan, &n->m.checkpoint.id)) {
             c->remaining[c->remaining_count++] = n->m.checkpoint.id;
         }
     }
@@ -162,7 +162,7 @@ static ckd_status count_readers(compacting *x, ckd_error *err) {
             status = compact_count_readers(&x->c, &x->order[i]->m, err);
         }
         if (x->c.views.count > COMPACT_VIEWS_MAX) {
-            compact_forget_views(&x->c);
+            compact_close_views(&x->c);
         }
     }
     return status;
@@ -201,7 +201,7 @@ static bool may_need_work(const compacting *x, const manifest_entry *n) {
     const manifest *m = &n->m;
     const ckd_checkpoint *k = &m->checkpoint;
     bool folds = false, asked = !c->options.run || strcmp(c->options.run, k->run) == 0;
-    if (!compact_is_asked(c, k->run)) {
+    if (!compact_allows_run(c, k->run)) {
         return false;
     }
     for (size_t i = 0; i < m->dependency_count && !folds; i++) {
@@ -212,7 +212,7 @@ static bool may_need_work(const compacting *x, const manifest_entry *n) {
         uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
         folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
     }
-    return !n->held && !compact_is_victim(c, &k->id) &&
+    return !n->is_protected && !compact_is_victim(c, &k->id) &&
            (folds || (asked && (k->depth > c->options.max_depth || is_cold(x, k))));
 }
 
@@ -231,7 +231,7 @@ static ckd_status add_item(ckd_compacted **item, compacting *x, const ckd_checkp
 static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewrite_plan *p,
                               ckd_status status, const ckd_error *why, ckd_error *err) {
     ckd_compacted *item = NULL;
-    if (status != CKD_OK && !compact_concerns_one(status, why)) {
+    if (status != CKD_OK && !compact_is_local_error(status, why)) {
         return err_from(err, status, why);
     }
     if (status == CKD_OK && !p->why) {
@@ -250,10 +250,10 @@ static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewr
         x->out->left++;
         return CKD_OK;
     }
-    item->bytes = p->about;
+    item->bytes = p->estimated_bytes;
     item->depth = p->depth;
     x->out->before += k->stored_bytes;
-    x->out->after += p->about;
+    x->out->after += p->estimated_bytes;
     return CKD_OK;
 }
 
@@ -292,16 +292,16 @@ static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) 
  * the old files.
  */
 static ckd_status carry_out(compaction *c, rewrite_plan *p, ckd_error *err) {
-    p->why = compact_is_over(c) ? 0 : p->why;
+    p->why = compact_limit_reached(c) ? 0 : p->why;
     if (c->options.estimate) {
         return p->why ? record_estimate(c, p, err) : CKD_OK;
     }
-    uint64_t stored = p->about;
+    uint64_t stored = p->estimated_bytes;
     ckd_status status = p->why ? compact_rewrite(&stored, c, p, err) : CKD_OK;
     if (status == CKD_OK && !p->why && compact_is_stale(p)) {
         status = compact_update_manifest(&stored, c, p, err);
     }
-    p->about = stored;
+    p->estimated_bytes = stored;
     return status;
 }
 
@@ -326,20 +326,20 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
     rewrite_plan_free(&p);
     lock_release(readers);
     if ((writes && !c->options.dry_run) || c->views.count > COMPACT_VIEWS_MAX) {
-        compact_forget_views(c);
+        compact_close_views(c);
     }
     c->done = done + k->stored_bytes;
     if (status == CKD_OK && writes && !c->options.dry_run) {
         status = remove_some_old(x, k->stored_bytes, err);
     }
-    return status == CKD_OK ? compact_tell(c, err) : status;
+    return status == CKD_OK ? compact_report_progress(c, err) : status;
 }
 
 /* ---- merging files ---- */
 
 static ckd_status record_gathered(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
                                   const ckd_error *why, ckd_error *err) {
-    rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = was->depth, .about = stored};
+    rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = was->depth, .estimated_bytes = stored};
     return finish_item(context, was, &p, left, why, err);
 }
 
@@ -357,7 +357,8 @@ static ckd_status gather(compacting *x, ckd_error *err) {
     }
     for (size_t i = 0; i < now.count && status == CKD_OK; i++) {
         manifest_entry *n = &now.items[i];
-        if (!n->in_trash && !n->superseded && !n->held && !compact_is_victim(&x->c, &n->m.checkpoint.id)) {
+        if (!n->in_trash && !n->superseded && !n->is_protected &&
+            !compact_is_victim(&x->c, &n->m.checkpoint.id)) {
             order[count++] = n;
         }
     }
@@ -384,7 +385,7 @@ static ckd_status compact_each(compacting *x, bool first, ckd_error *err) {
 }
 
 /* Starts over with the manifests as they are now. */
-static ckd_status look_again(compacting *x, ckd_error *err) {
+static ckd_status restart(compacting *x, ckd_error *err) {
     free(x->order);
     free(x->current.slots);
     free(x->c.readers.slots);
@@ -392,7 +393,7 @@ static ckd_status look_again(compacting *x, ckd_error *err) {
     x->count = 0;
     x->current = x->c.readers = (hash_set){.slots = NULL};
     manifest_set_free(&x->all);
-    compact_forget_views(&x->c);
+    compact_close_views(&x->c);
     ckd_status status = manifest_set_read(&x->all, x->c.store, err);
     THEN(status, find_order(x, err));
     THEN(status, find_current(x, err));
@@ -410,7 +411,7 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (int pass = 0; pass < PASSES && more && status == CKD_OK; pass++) {
         size_t before = x->out->count;
-        status = pass ? look_again(x, err) : CKD_OK;
+        status = pass ? restart(x, err) : CKD_OK;
         THEN(status, compact_each(x, pass == 0, err));
         more = writes && x->out->count > before + x->out->left;
     }
@@ -511,7 +512,7 @@ ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
     x.c.callers_mode = float_mode_enter();
     status = compact(&x, err);
     float_mode_leave(x.c.callers_mode);
-    *over = compact_is_over(&x.c);
+    *over = compact_limit_reached(&x.c);
     end(&x);
     if (status != CKD_OK || !out) {
         ckd_compaction_free(x.out);

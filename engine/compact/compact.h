@@ -58,7 +58,7 @@ typedef struct compact_worker {
 /* Limits of a compaction besides its options. */
 typedef struct compact_limits {
     /* Only space that deleted checkpoints left in files of this run is reclaimed. NULL: the options alone decide. */
-    const char *waste_of;
+    const char *waste_run;
     /* A file is rewritten if more than this share of it is dead. If all files are below it, so is their total. */
     uint32_t dead_percent;
     uint32_t timeout_ms; /* for locks */
@@ -117,8 +117,8 @@ typedef struct rewrite_plan {
     block_rewrite *rewrites; /* by block of the view */
     unsigned why;            /* reasons to rewrite (CKD_COMPACT_*); 0: nothing to do */
     size_t recoded;
-    uint32_t depth; /* after the rewrite */
-    uint64_t about; /* stored bytes afterwards, estimated until it is done */
+    uint32_t depth;           /* after the rewrite */
+    uint64_t estimated_bytes; /* stored bytes afterwards, estimated until it is done */
 } rewrite_plan;
 /*
  * Plans the rewrite of a checkpoint. cold: exact blocks are coded as small as possible. Release with
@@ -162,7 +162,7 @@ typedef struct rewrite {
     size_t dependency_capacity; /* of m.dependencies */
 } rewrite;
 /* Makes ids for new files, as many as `like` has own files. compact_intent_end frees them. */
-ckd_status compact_intent_name(compact_intent *i, const manifest *like, ckd_error *err);
+ckd_status compact_intent_make_ids(compact_intent *i, const manifest *like, ckd_error *err);
 /*
  * Makes the intent of a rewrite durable. Until it ends, the files of the checkpoint, and of what it may come to
  * build on, are not removed. NOT_FOUND: one of these checkpoints was deleted meanwhile. Other errors: BUSY, IO,
@@ -170,7 +170,7 @@ ckd_status compact_intent_name(compact_intent *i, const manifest *like, ckd_erro
  */
 ckd_status compact_intent_begin(compact_intent *i, const rewrite *r, ckd_error *err);
 /*
- * Does the same for the files that the manifests of these checkpoints name. about: run and step that the intent
+ * Does the same for the files that the manifests of these checkpoints name. estimated_bytes: run and step that the intent
  * gives, for messages.
  */
 ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, const ckd_checkpoint *about,

@@ -18,7 +18,7 @@ static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, c
     uint64_t newest = 0;
     *state = 0;
     ckd_status status = manifest_set_read(&n, store, err);
-    THEN(status, waste_of(out, &n, run, err));
+    THEN(status, chunk_waste_of(out, &n, run, err));
     for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &n.items[i].m.checkpoint;
         if (!n.items[i].in_trash && c->step >= newest && strcmp(c->run, run) == 0) {
@@ -64,7 +64,7 @@ static void record_dead_left(ckd_store *store, const char *run, uint64_t left) {
     snprintf(text, sizeof(text), "%" PRIu64, left);
     pthread_mutex_lock(&store->mutex);
     if (store_sync_catalog(store, NULL) == CKD_OK) {
-        (void)store_note(store, key, text, NULL);
+        (void)store_record_meta(store, key, text, NULL);
     }
     pthread_mutex_unlock(&store->mutex);
     lock_release(lock);
@@ -80,7 +80,7 @@ static bool is_worth_it(ckd_store *store, const char *run, uint64_t dead, double
     return (double)dead > allowed && (double)dead > (double)q.out + allowed / 4;
 }
 
-static void tell(ckd_store *store, const ckd_compaction *c, const char *run, uint64_t freed) {
+static void report_result(ckd_store *store, const ckd_compaction *c, const char *run, uint64_t freed) {
     for (size_t i = 0; i < c->count && c->left; i++) {
         const ckd_compacted *k = &c->items[i];
         if (k->left.status != CKD_OK) {
@@ -99,7 +99,7 @@ static ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_er
     chunk_waste before, after;
     ckd_compaction *done = NULL;
     bool over;
-    compact_limits limits = {.waste_of = p->run,
+    compact_limits limits = {.waste_run = p->run,
                              .dead_percent = p->compact_share ? p->compact_share : CKD_COMPACT_SHARE};
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
     o.max_depth = MAX_SAVE_DEPTH; /* the chain that a save made is no waste */
@@ -119,7 +119,7 @@ static ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_er
     }
     if (status == CKD_OK) {
         record_dead_left(store, p->run, over ? 0 : after.dead);
-        tell(store, done, p->run, after.bytes < before.bytes ? before.bytes - after.bytes : 0);
+        report_result(store, done, p->run, after.bytes < before.bytes ? before.bytes - after.bytes : 0);
     }
     ckd_compaction_free(done);
     return status;

@@ -9,7 +9,7 @@
  * Publishes a manifest that names the files that a load was proven to read. Damaged checkpoints are left to
  * name_rest.
  */
-static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
+static ckd_status upgrade_proven(compaction *c, const ckd_id *id, ckd_error *err) {
     rewrite_plan p = {.why = 0};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     file_lock *readers;
@@ -22,9 +22,9 @@ static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
     THEN(status, compact_update_manifest(&stored, c, &p, &why));
     lock_release(readers);
     if (c->views.count > COMPACT_VIEWS_MAX) {
-        compact_forget_views(c);
+        compact_close_views(c);
     }
-    return status == CKD_OK || compact_concerns_one(status, &why) ? CKD_OK : err_from(err, status, &why);
+    return status == CKD_OK || compact_is_local_error(status, &why) ? CKD_OK : err_from(err, status, &why);
 }
 
 /*
@@ -32,7 +32,7 @@ static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
  * They name all files that their dependencies name now. Nothing more is known of a damaged checkpoint, and a repair
  * may still restore it.
  */
-static ckd_status name_rest(const compaction *c, ckd_error *err) {
+static ckd_status upgrade_rest(const compaction *c, ckd_error *err) {
     ckd_store *store = c->store;
     manifest_set n = {0};
     file_lock *lock;
@@ -41,7 +41,7 @@ static ckd_status name_rest(const compaction *c, ckd_error *err) {
         return status;
     }
     status = manifest_set_read(&n, store, err);
-    THEN(status, manifest_set_name_all(&n, store, err));
+    THEN(status, manifest_set_upgrade_all(&n, store, err));
     ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
     if (store_sync_catalog(store, &why) != CKD_OK) {
@@ -59,12 +59,12 @@ ckd_status compact_upgrade_early(compaction *c, ckd_error *err) {
     ckd_status status = manifest_set_read(&n, c->store, err);
     for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
         const manifest_entry *x = &n.items[i];
-        if (x->was_own_only && !x->superseded && !x->lacks) {
+        if (x->was_own_only && !x->superseded && !x->is_incomplete) {
             any = true;
-            status = x->in_trash ? CKD_OK : name_proven(c, &x->m.checkpoint.id, err);
+            status = x->in_trash ? CKD_OK : upgrade_proven(c, &x->m.checkpoint.id, err);
         }
     }
     manifest_set_free(&n);
-    compact_forget_views(c);
-    return status == CKD_OK && any ? name_rest(c, err) : status;
+    compact_close_views(c);
+    return status == CKD_OK && any ? upgrade_rest(c, err) : status;
 }

@@ -47,7 +47,7 @@ static void need_all_of(needed_records *n, const record *r) {
 /* *out: by record of the part. Blocks of later files are not decided yet, and count as copied. */
 static ckd_status find_needed(bool **out, const rewrite *r, size_t number, ckd_error *err) {
     const view *v = r->plan->view;
-    const chunk_part *own = v->parts[number];
+    const chunk_records *own = v->parts[number];
     needed_records n = {.v = v,
                         .is_needed = calloc(v->shared_count + 1, sizeof(bool)),
                         .todo = calloc(v->shared_count + 1, sizeof(size_t))};
@@ -87,7 +87,7 @@ static ckd_status prepare(void *context, size_t index, uint32_t worker, ckd_erro
     const rewrite_plan *p = b->r->plan;
     item->is_coded = false;
     if (item->block != SIZE_MAX && p->rewrites[item->block].why) {
-        ckd_status status = compact_code(item, c, p, &c->workers[worker], err);
+        ckd_status status = compact_recode_block(item, c, p, &c->workers[worker], err);
         if (status != CKD_OK || item->is_coded) {
             return status;
         }
@@ -223,7 +223,7 @@ void compact_written_free(compact_written *w) {
 
 /* Indices of the view's blocks, by record of the part. SIZE_MAX: not a block. */
 static size_t *number_blocks(const view *v, size_t number, ckd_error *err) {
-    const chunk_part *own = v->parts[number];
+    const chunk_records *own = v->parts[number];
     size_t *numbers = malloc((own->count + 1) * sizeof(*numbers));
     if (!numbers) {
         err_nomem(err, own->count * sizeof(*numbers), "the records of a file");
@@ -274,7 +274,7 @@ typedef struct file_rewrite {
 static ckd_status write_records(file_rewrite *x, bool shared, const bool *needed, ckd_error *err) {
     rewrite *r = x->r;
     batch *b = &x->b;
-    const chunk_part *own = r->plan->view->parts[x->number];
+    const chunk_records *own = r->plan->view->parts[x->number];
     ckd_status status = CKD_OK;
     uint64_t raw = 0;
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
@@ -353,7 +353,8 @@ static ckd_status write_file(rewrite *r, size_t number, ckd_error *err) {
         return status;
     }
     status = chunk_writer_finish(w, &file->root, &file->size, err);
-    return status == CKD_OK ? file_publish(temp.text, path_chunk(root, &file->id, "").text, err) : status;
+    return status == CKD_OK ? file_rename_noreplace(temp.text, path_chunk(root, &file->id, "").text, err)
+                            : status;
 }
 
 ckd_status compact_write_files(rewrite *r, ckd_error *err) {
@@ -427,7 +428,7 @@ static ckd_status check_written(rewrite *r, const view *written, ckd_error *err)
     }
     reading x = {r, written};
     ckd_status status = pool_run(r->c->store->pool, written->block_count, read_back, &x, err);
-    THEN(status, closure_name_files(&r->m, &r->c->views, written, err));
+    THEN(status, closure_prune_files(&r->m, &r->c->views, written, err));
     return status == CKD_OK ? totals_set(&r->m, written, err) : status;
 }
 

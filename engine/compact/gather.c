@@ -18,8 +18,8 @@
 
 /* ---- the chunk files ---- */
 
-static source *find_source(const gathering *g, const file_ref *file) {
-    source key = {.file = *file};
+static merge_source *find_source(const gathering *g, const file_ref *file) {
+    merge_source key = {.file = *file};
     return g->source_count ? bsearch(&key, g->sources, g->source_count, sizeof(key), id_compare) : NULL;
 }
 
@@ -46,18 +46,19 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
         const manifest *m = &g->order[i]->m;
         for (size_t k = 0; k < m->file_count; k++) {
             bool own = k < m->own_count;
-            g->sources[g->source_count++] = (source){.file = m->files[k],
-                                                     .first = g->order[i],
-                                                     .live = own ? waste_own_part(m, k) : 0,
-                                                     .stays = own && (is_newest(g, i) || is_empty(m)),
-                                                     .is_asked = compact_is_asked(g->c, m->checkpoint.run)};
+            g->sources[g->source_count++] =
+                (merge_source){.file = m->files[k],
+                               .first = g->order[i],
+                               .live = own ? waste_owned_bytes(m, k) : 0,
+                               .stays = own && (is_newest(g, i) || is_empty(m)),
+                               .is_asked = compact_allows_run(g->c, m->checkpoint.run)};
         }
     }
     if (g->source_count) {
         qsort(g->sources, g->source_count, sizeof(*g->sources), id_compare);
     }
     for (size_t i = 0; i < g->source_count; i++) {
-        source *last = kept ? &g->sources[kept - 1] : NULL, *s = &g->sources[i];
+        merge_source *last = kept ? &g->sources[kept - 1] : NULL, *s = &g->sources[i];
         if (last && id_compare(last, s) == 0) {
             last->live += s->live;
             last->stays = last->stays || s->stays;
@@ -80,7 +81,7 @@ typedef struct counting {
 
 static ckd_status count_record(void *context, const view *in, const view_block *b, ckd_error *err) {
     counting *k = context;
-    source *s = find_source(k->g, &k->root->manifest.files[b->file]);
+    merge_source *s = find_source(k->g, &k->root->manifest.files[b->file]);
     uint64_t hash = compact_record_hash(b->chunk, b->record);
     if (!s || !s->is_wasteful || (in == k->root && b->file < k->root->manifest.own_count) ||
         hash_set_has(k->met, hash)) {
@@ -91,7 +92,7 @@ static ckd_status count_record(void *context, const view *in, const view_block *
 }
 
 /* If no file is above the limit, their total is not either. A file system has no blocks smaller than LEAST_DEAD. */
-static bool is_wasteful(const gathering *g, const source *s) {
+static bool is_wasteful(const gathering *g, const merge_source *s) {
     uint64_t dead = s->live < s->file.size ? s->file.size - s->live : 0;
     return s->is_asked && dead >= LEAST_DEAD &&
            (double)dead > (double)s->file.size * g->c->limits.dead_percent / 100;
@@ -108,7 +109,7 @@ static ckd_status find_wasteful(gathering *g, ckd_error *err) {
         const manifest *m = &g->order[i]->m;
         bool any = false;
         for (size_t k = m->own_count; k < m->file_count && !any; k++) {
-            const source *s = find_source(g, &m->files[k]);
+            const merge_source *s = find_source(g, &m->files[k]);
             any = s && s->is_wasteful;
         }
         const view *v;
@@ -131,7 +132,7 @@ static ckd_status find_wasteful(gathering *g, ckd_error *err) {
 /* ---- groups ---- */
 
 static int by_place(const void *a, const void *b) {
-    const source *x = *(const source *const *)a, *y = *(const source *const *)b;
+    const merge_source *x = *(const merge_source *const *)a, *y = *(const merge_source *const *)b;
     const ckd_checkpoint *p = &x->first->m.checkpoint, *q = &y->first->m.checkpoint;
     int order = strcmp(p->run, q->run);
     order = order ? order : (p->step > q->step) - (p->step < q->step);
@@ -143,7 +144,8 @@ static int by_place(const void *a, const void *b) {
  * Adds the checkpoints that a file has records of, each together with the file's rank. *known: one of them was in
  * the set.
  */
-static ckd_status list_owners(hash_set *to, bool *known, compaction *c, const source *s, ckd_error *err) {
+static ckd_status list_owners(hash_set *to, bool *known, compaction *c, const merge_source *s,
+                              ckd_error *err) {
     chunk *opened = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = view_open_chunk(&opened, c->store, &s->file, &s->first->m.checkpoint, &why);
@@ -162,7 +164,7 @@ static ckd_status list_owners(hash_set *to, bool *known, compaction *c, const so
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 
-static bool together(const source *a, const source *b) {
+static bool together(const merge_source *a, const merge_source *b) {
     return strcmp(a->first->m.checkpoint.run, b->first->m.checkpoint.run) == 0;
 }
 
@@ -171,12 +173,12 @@ static bool together(const source *a, const source *b) {
  * must stay apart: one of them has it from before it was recoded, and others still read that. A reader could not
  * tell them apart in one file.
  */
-static ckd_status fill_group(merge_set *x, source **wanted, size_t count, ckd_error *err) {
+static ckd_status fill_group(merge_set *x, merge_source **wanted, size_t count, ckd_error *err) {
     uint64_t max = MOST_TIMES * x->g->c->options.pack_below, live = 0;
     hash_set owners = {.slots = NULL};
     ckd_status status = CKD_OK;
     for (; x->count < count && x->count < MOST_FILES && status == CKD_OK; x->count++) {
-        const source *s = wanted[x->count];
+        const merge_source *s = wanted[x->count];
         bool fits = x->count == 0 || s->first == wanted[x->count - 1]->first ||
                     (together(wanted[0], s) && live + s->live <= max);
         bool known = false;
@@ -190,9 +192,9 @@ static ckd_status fill_group(merge_set *x, source **wanted, size_t count, ckd_er
     return status;
 }
 
-static ckd_status run_groups(gathering *g, source **wanted, size_t count, ckd_error *err) {
+static ckd_status run_groups(gathering *g, merge_source **wanted, size_t count, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t at = 0; at < count && status == CKD_OK && !compact_is_over(g->c);) {
+    for (size_t at = 0; at < count && status == CKD_OK && !compact_limit_reached(g->c);) {
         merge_set x = {.g = g, .sources = wanted + at};
         bool wasteful = false;
         status = fill_group(&x, wanted + at, count - at, err);
@@ -218,7 +220,7 @@ ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t co
                           void *context, ckd_error *err) {
     manifest_entry **sorted = calloc(count + 1, sizeof(*sorted));
     gathering g = {.c = c, .order = sorted, .count = count, .gathered = gathered, .context = context};
-    source **wanted = NULL;
+    merge_source **wanted = NULL;
     size_t used = 0;
     if (!sorted) {
         return err_nomem(err, count * sizeof(*sorted), "checkpoints");
@@ -234,8 +236,8 @@ ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t co
         status = wanted ? CKD_OK : err_nomem(err, g.source_count * sizeof(*wanted), "chunk files");
     }
     for (size_t i = 0; i < g.source_count && status == CKD_OK; i++) {
-        source *s = &g.sources[i];
-        bool packs = !s->stays && !c->limits.waste_of && s->file.size < c->options.pack_below;
+        merge_source *s = &g.sources[i];
+        bool packs = !s->stays && !c->limits.waste_run && s->file.size < c->options.pack_below;
         if (s->is_wasteful || packs) {
             wanted[used++] = s;
         }

@@ -5,20 +5,20 @@
 #include "engine/compact/compact.h"
 
 /* A chunk file that a remaining checkpoint names. */
-typedef struct source {
+typedef struct merge_source {
     file_ref file;
     const manifest_entry *first; /* the first checkpoint that names it, by run and step */
     uint64_t live;               /* bytes that are read, approximately */
     bool stays;                  /* an own file of one of the newest checkpoints, or of an empty one */
     bool is_asked;               /* a run that the limits allow names it */
     bool is_wasteful;
-} source;
+} merge_source;
 
 typedef struct gathering {
     compaction *c;
     manifest_entry *const *order; /* sorted by run, then step */
     size_t count;
-    source *sources; /* sorted by id */
+    merge_source *sources; /* sorted by id */
     size_t source_count;
     gathered_fn gathered;
     void *context;
@@ -27,7 +27,7 @@ typedef struct gathering {
 /* Sources that are merged into one new file for each rank. */
 typedef struct merge_set {
     gathering *g;
-    source *const *sources;
+    merge_source *const *sources;
     size_t count;
     hash_set files;        /* ids of the sources */
     hash_set live;         /* records that are read */

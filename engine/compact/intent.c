@@ -56,7 +56,7 @@ static ckd_status write_intent(compact_intent *i, const compaction *of, const ck
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_intent(store->path, &i->writer), temporary = path_of(store->path, DIR_INTENTS, temp);
     ckd_status status = data.failed ? err_nomem(err, METADATA_MAX, "an intent") : CKD_OK;
-    THEN(status, file_publish_bytes(p.text, temporary.text, data.data, data.size, err));
+    THEN(status, file_create_durable(p.text, temporary.text, data.data, data.size, err));
     if (status == CKD_OK) {
         status = lock_acquire(&i->lock, p.text, LOCK_SHARED, false, 0, err);
     } else {
@@ -73,7 +73,7 @@ static ckd_status write_intent(compact_intent *i, const compaction *of, const ck
  * Checks that the checkpoints still exist. The caller holds the publish lock until the intent is written, so nobody
  * removes their files from now on.
  */
-static ckd_status check_there(ckd_store *store, const id_set *needed, ckd_error *err) {
+static ckd_status check_still_listed(ckd_store *store, const id_set *needed, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_sync_catalog(store, err);
     for (size_t i = 0; i < needed->count && status == CKD_OK; i++) {
@@ -100,7 +100,7 @@ ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, cons
     }
     ckd_status status = store_lock_publish_within(&lock, c->store, c->limits.timeout_ms, err);
     if (status == CKD_OK) {
-        status = check_there(c->store, &needed, err);
+        status = check_still_listed(c->store, &needed, err);
         THEN(status, write_intent(i, c, about, &needed, err));
         lock_release(lock);
     }
@@ -120,7 +120,7 @@ ckd_status compact_intent_begin(compact_intent *i, const rewrite *r, ckd_error *
     return status;
 }
 
-ckd_status compact_intent_name(compact_intent *i, const manifest *like, ckd_error *err) {
+ckd_status compact_intent_make_ids(compact_intent *i, const manifest *like, ckd_error *err) {
     i->files = calloc(like->own_count + 1, sizeof(*i->files));
     if (!i->files) {
         return err_nomem(err, like->own_count * sizeof(*i->files), "a manifest's files");

@@ -13,9 +13,9 @@ ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
 
 /* ---- state.c ---- */
 /* Was move_max reached? */
-bool compact_is_over(const compaction *c);
+bool compact_limit_reached(const compaction *c);
 /* Do the limits allow work on this run? */
-bool compact_is_asked(const compaction *c, const char *run);
+bool compact_allows_run(const compaction *c, const char *run);
 bool compact_is_victim(const compaction *c, const ckd_id *checkpoint);
 const load_table *compact_table(const compaction *c, const ckd_id *checkpoint);
 /* Records the loads of a checkpoint's blocks. Takes ownership of `blocks`, even on failure. Errors: NOMEM. */
@@ -24,19 +24,19 @@ ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_l
 /* Counts bytes that were read or written, waits if that was too fast, and reports progress. Errors: CANCELLED. */
 ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_error *err);
 /* Reports progress of a compaction, the context. Errors: CANCELLED. */
-ckd_status compact_tell(void *context, ckd_error *err);
+ckd_status compact_report_progress(void *context, ckd_error *err);
 /*
  * Does the error concern one checkpoint only (it is damaged, or another process was quicker)? Then the others go on.
  */
-bool compact_concerns_one(ckd_status status, const ckd_error *why);
+bool compact_is_local_error(ckd_status status, const ckd_error *why);
 /* Closes all views. Views that were opened before something was published may be out of date. */
-void compact_forget_views(compaction *c);
+void compact_close_views(compaction *c);
 
 /* ---- early_versions.c ---- */
 /*
  * Replaces manifests of early versions by manifests that name all files that a load reads, also in the trash. An
  * early manifest leaves those files to the manifests of its dependencies, which are about to be rewritten. Takes the
- * publish lock. Errors: as manifest_set_read and manifest_entry_name_files.
+ * publish lock. Errors: as manifest_set_read and manifest_entry_upgrade.
  */
 ckd_status compact_upgrade_early(compaction *c, ckd_error *err);
 
@@ -100,11 +100,11 @@ void compact_worker_free(compact_worker *w);
  * Recodes the block as its plan says. Fills item->to and item->payload, and sets item->is_coded. is_coded stays
  * false if the present coding cannot be improved on. The values are compared with their content hash.
  */
-ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
-                        ckd_error *err);
+ckd_status compact_recode_block(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
+                                ckd_error *err);
 /* Is a delta of `delta` bytes worth its load? alone: bytes of the block coded standalone. */
-bool compact_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
-                  uint64_t alone);
+bool compact_delta_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
+                        uint64_t alone);
 
 /* ---- lattice.c ---- */
 /* A block's values as integers on a lattice: standalone, and as differences to other values. */

@@ -118,7 +118,7 @@ static ckd_status copy_live(void *context, const chunk *c, const record *r, ckd_
     return record_damage(k->x, c, r->offset, status, err);
 }
 
-static ckd_status copy_source(merge_set *x, const source *s, chunk_writer *w, ckd_error *err) {
+static ckd_status copy_source(merge_set *x, const merge_source *s, chunk_writer *w, ckd_error *err) {
     chunk *c;
     copying k = {.x = x, .to = w};
     ckd_status status = view_open_chunk(&c, x->g->c->store, &s->file, &s->first->m.checkpoint, err);
@@ -149,7 +149,7 @@ static ckd_status write_file(merge_set *x, file_ref *to, const compact_intent *i
         return status;
     }
     status = chunk_writer_finish(w, &to->root, &to->size, err);
-    return status == CKD_OK ? file_publish(temp.text, path_chunk(store->path, &to->id, "").text, err)
+    return status == CKD_OK ? file_rename_noreplace(temp.text, path_chunk(store->path, &to->id, "").text, err)
                             : status;
 }
 
@@ -219,7 +219,7 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
         (draft->block_count != was->block_count || draft->blob_count != was->blob_count)) {
         status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
     }
-    THEN(status, closure_name_files(&tight, &c->views, draft, err));
+    THEN(status, closure_prune_files(&tight, &c->views, draft, err));
     if (status == CKD_OK && was->manifest.checkpoint.generation == UINT32_MAX) {
         status = err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
     }
@@ -244,8 +244,8 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
     return status;
 }
 
-static ckd_status tell(const merge_set *x, const manifest_entry *n, uint64_t stored, ckd_status left,
-                       const ckd_error *why, ckd_error *err) {
+static ckd_status report_item(const merge_set *x, const manifest_entry *n, uint64_t stored, ckd_status left,
+                              const ckd_error *why, ckd_error *err) {
     bool own = names_any(x, &n->m, 0, n->m.own_count);
     return left == CKD_OK && !own ? CKD_OK
                                   : x->g->gathered(x->g->context, &n->m.checkpoint, stored, left, why, err);
@@ -261,7 +261,7 @@ static ckd_status rename_all(bool *committed, bool *undecided, const merge_set *
             ckd_status done = rename_files(&stored, committed, undecided, x, n, &why);
             /* A failure may leave a file that only this manifest would have named. */
             *undecided = *undecided || done != CKD_OK;
-            status = tell(x, n, stored, done, &why, err);
+            status = report_item(x, n, stored, done, &why, err);
         }
     }
     return status;
@@ -283,7 +283,7 @@ static ckd_status mark_all(merge_set *x, bytes *ids, ckd_error *err) {
         bytes_put(ids, &n->m.checkpoint.id, sizeof(ckd_id));
         status = ids->failed ? err_nomem(&why, ids->size, "checkpoints") : mark_live(x, n, &why);
         x->excluded[i] = is_damage(status, &why) || status == CKD_E_UNSUPPORTED;
-        status = x->excluded[i] ? tell(x, n, 0, status, &why, err) : err_from(err, status, &why);
+        status = x->excluded[i] ? report_item(x, n, 0, status, &why, err) : err_from(err, status, &why);
     }
     return status;
 }
@@ -299,7 +299,7 @@ static ckd_status name_outputs(merge_set *x, compact_intent *i, ckd_error *err) 
         status = known ? CKD_OK : manifest_add_files(&like, &x->sources[k]->file, 1, err);
     }
     like.own_count = like.file_count;
-    THEN(status, compact_intent_name(i, &like, err));
+    THEN(status, compact_intent_make_ids(i, &like, err));
     x->outputs = i->files;
     x->output_count = i->file_count;
     manifest_free(&like);
@@ -331,7 +331,7 @@ static ckd_status report_only(const merge_set *x, ckd_error *err) {
     for (size_t i = 0; i < x->g->count && status == CKD_OK; i++) {
         const manifest_entry *n = x->g->order[i];
         if (names_any(x, &n->m, 0, n->m.own_count)) {
-            status = tell(x, n, n->m.checkpoint.stored_bytes, CKD_OK, NULL, err);
+            status = report_item(x, n, n->m.checkpoint.stored_bytes, CKD_OK, NULL, err);
         }
     }
     return status;
@@ -365,7 +365,7 @@ ckd_status compact_merge(merge_set *x, ckd_error *err) {
                               x->sources[0]->first->m.checkpoint.run, why.message, why.file[0] ? " (" : "",
                               why.file, why.file[0] ? ")" : "");
             }
-            compact_forget_views(c);
+            compact_close_views(c);
             lock_release(readers);
         }
     }

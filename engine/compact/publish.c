@@ -49,7 +49,7 @@ static void complete(rewrite *r) {
  * A manifest that has its name, but may not be durable, is not committed. If it cannot be removed durably, recovery
  * decides.
  */
-static void take_back(const ckd_store *store, bool *undecided, const pathname *p) {
+static void unpublish(const ckd_store *store, bool *undecided, const pathname *p) {
     ckd_status status = file_remove(p->text, true, NULL);
     THEN(status, dir_sync(path_in(store->path, DIR_MANIFESTS).text, NULL));
     *undecided = *undecided || status != CKD_OK;
@@ -62,12 +62,12 @@ static ckd_status publish_bytes(bool *undecided, const ckd_store *store, const c
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_manifest(store->path, c->run, c->step, c->generation);
     pathname temporary = path_of(store->path, DIR_MANIFESTS, temp);
-    ckd_status status = file_publish_bytes(p.text, temporary.text, encoded->data, encoded->size, err);
+    ckd_status status = file_create_durable(p.text, temporary.text, encoded->data, encoded->size, err);
     if (status != CKD_OK) {
         file_remove(temporary.text, true, NULL);
     }
     if (status != CKD_OK && status != CKD_E_EXISTS) {
-        take_back(store, undecided, &p);
+        unpublish(store, undecided, &p);
     }
     return status;
 }
@@ -103,7 +103,7 @@ static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
     ckd_status status = store_sync_catalog(store, &why);
     THEN(status, catalog_find_id(&now, store->catalog, &c->id, &why));
     if (status != CKD_OK || now.generation != c->generation) {
-        store_use_memory(store, NULL);
+        store_use_memory_catalog(store, NULL);
         store_message(store, "the catalog is behind the manifests%s%s", why.message[0] ? ": " : "",
                       why.message);
     }
@@ -143,7 +143,7 @@ ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compactio
 /* ---- the whole rewrite ---- */
 
 static ckd_status check_room(const rewrite *r, ckd_error *err) {
-    uint64_t wanted = SLACK + r->plan->about,
+    uint64_t wanted = SLACK + r->plan->estimated_bytes,
              room = dir_free_space(path_in(r->c->store->path, DIR_CHUNKS).text);
     return room >= wanted
                ? CKD_OK
@@ -172,7 +172,7 @@ static ckd_status record_loads(rewrite *r, ckd_error *err) {
 }
 
 static ckd_status write_all(compact_intent *i, rewrite *r, ckd_error *err) {
-    ckd_status status = compact_intent_name(i, r->plan->published, err);
+    ckd_status status = compact_intent_make_ids(i, r->plan->published, err);
     THEN(status, describe(r, i, err));
     THEN(status, check_room(r, err));
     THEN(status, compact_intent_begin(i, r, err));
@@ -192,7 +192,7 @@ static void report_space_needed(const rewrite *r, ckd_error *err) {
     if (err && !strstr(err->message, "must be free")) {
         snprintf(err->message + used, sizeof(err->message) - used,
                  "; to rewrite %s@%llu takes about %llu bytes, and what was written of it is removed", c->run,
-                 (unsigned long long)c->step, (unsigned long long)(SLACK + r->plan->about));
+                 (unsigned long long)c->step, (unsigned long long)(SLACK + r->plan->estimated_bytes));
     }
 }
 

@@ -30,8 +30,8 @@ void compact_worker_free(compact_worker *w) {
     block_job_free(&w->job);
 }
 
-bool compact_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
-                  uint64_t alone) {
+bool compact_delta_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
+                        uint64_t alone) {
     double saving = (double)alone - (double)delta, added = chain->stored - (double)alone;
     return saving >= MIN_SAVING * (double)alone && saving >= MIN_SAVING_PER_LOAD * added &&
            chain->stored <= c->options.max_load_cost * base->stored;
@@ -131,7 +131,7 @@ static ckd_status code_on_lattice(bool *done, const recoding *x, const lattice_t
     chain.stored += (double)w->delta.size;
     uint64_t alone =
         t->standalone_possible && w->standalone.size < r->raw_size ? w->standalone.size : r->raw_size;
-    bool delta = t->delta_possible && compact_pays(x->c, &chain, &base, w->delta.size, alone);
+    bool delta = t->delta_possible && compact_delta_pays(x->c, &chain, &base, w->delta.size, alone);
     *done = delta || alone < r->raw_size;
     if (!*done) {
         return CKD_OK;
@@ -174,12 +174,12 @@ static ckd_status code_copy(const recoding *x, ckd_error *err) {
     return status;
 }
 
-static void choose(block_job *job, compaction *c, const block_rewrite *f) {
+static void choose_coding(block_job *job, compaction *c, const block_rewrite *f) {
     load_cost chain = f->new_base_load.chain;
     chain.stored += (double)job->analysis.delta.size;
-    bool delta =
-        job->analysis.delta.available &&
-        compact_pays(c, &chain, &job->decision.base, job->analysis.delta.size, job->analysis.standalone.size);
+    bool delta = job->analysis.delta.available &&
+                 compact_delta_pays(c, &chain, &job->decision.base, job->analysis.delta.size,
+                                    job->analysis.standalone.size);
     job->decision.chosen = delta ? &job->analysis.delta : &job->analysis.standalone;
     job->decision.predictor = delta ? PREDICT_PARENT : PREDICT_NONE;
     job->decision.depth = delta ? f->new_base_load.depth + 1 : 0;
@@ -208,7 +208,7 @@ static ckd_status code_exactly(const recoding *x, ckd_error *err) {
         return code_copy(x, err);
     }
     if (status == CKD_OK) {
-        choose(job, c, f);
+        choose_coding(job, c, f);
         status = block_encode(job, &t, err);
     }
     if (status != CKD_OK) {
@@ -263,8 +263,8 @@ static ckd_status code_values(const recoding *x, ckd_error *err) {
     return status == CKD_OK && !done ? code_exactly(x, err) : status;
 }
 
-ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
-                        ckd_error *err) {
+ckd_status compact_recode_block(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
+                                ckd_error *err) {
     const view_block *b = &p->view->blocks[item->block];
     void *values = bytes_scratch(&w->values, b->record->raw_size + 1, "a block's values", err);
     begin_record(item);

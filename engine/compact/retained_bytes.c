@@ -28,14 +28,14 @@ static uint64_t hash_of(const record *r) {
 }
 
 /* The n-th reader of a record adds a key of its own to the set. */
-static uint64_t nth(uint64_t hash, uint32_t n) {
+static uint64_t reader_key(uint64_t hash, uint32_t n) {
     uint64_t key[2] = {hash, n};
     return n ? hash64(key, sizeof(key)) : hash;
 }
 
 static uint32_t readers_of(const compaction *c, uint64_t hash) {
     uint32_t n = 0;
-    while (n < MOST_READERS && hash_set_has(&c->readers, nth(hash, n))) {
+    while (n < MOST_READERS && hash_set_has(&c->readers, reader_key(hash, n))) {
         n++;
     }
     return n;
@@ -49,7 +49,7 @@ static ckd_status count_reader(void *context, const view *in, const view_block *
     }
     uint64_t hash = hash_of(b->record);
     uint32_t n = readers_of(c, hash);
-    return n < MOST_READERS ? hash_set_add(&c->readers, nth(hash, n), err) : CKD_OK;
+    return n < MOST_READERS ? hash_set_add(&c->readers, reader_key(hash, n), err) : CKD_OK;
 }
 
 ckd_status compact_count_readers(compaction *c, const manifest *m, ckd_error *err) {

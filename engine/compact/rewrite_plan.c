@@ -16,7 +16,7 @@ static ckd_status plan_block(examination *x, size_t i, ckd_error *err);
 
 /* ---- the load of a block ---- */
 
-static ckd_status circle(const view_block *b, ckd_error *err) {
+static ckd_status cycle_error(const view_block *b, ckd_error *err) {
     err_corrupt(err, file_path(b->chunk->file), b->record->offset, "blocks build on each other in a circle");
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
 }
@@ -97,7 +97,7 @@ static ckd_status add_link(block_load *to, const load_query *q, const view_block
     ckd_status status = own ? CKD_OK : views_within(&in, &q->c->views, q->p->view, &on->checkpoint, err);
     const view_block *link = status == CKD_OK ? view_find_link(in, b->record, &on->content) : NULL;
     if (status != CKD_OK || !link || nested >= 4 * MAX_NESTED) {
-        return status != CKD_OK ? status : circle(b, err);
+        return status != CKD_OK ? status : cycle_error(b, err);
     }
     block_load load = {link->record->depth, record_chain(link->record)};
     if (own) {
@@ -231,7 +231,7 @@ static ckd_status plan_block(examination *x, size_t i, ckd_error *err) {
         return CKD_OK;
     }
     if (f->state == REWRITE_ASKED || x->nested >= MAX_NESTED) {
-        return circle(b, err);
+        return cycle_error(b, err);
     }
     f->state = REWRITE_ASKED;
     x->nested++;
@@ -264,21 +264,23 @@ static ckd_status plan_block(examination *x, size_t i, ckd_error *err) {
 }
 
 /* A lossy block takes about nine bits a value when coded standalone. */
-static uint64_t about(const record *r, const block_rewrite *f) {
+static uint64_t estimate_bytes(const record *r, const block_rewrite *f) {
     bool lossy = r->coding == CODING_LATTICE;
     uint64_t coded = lossy ? r->count * 9 / 8 : r->base_stored;
     return !f->why || f->retained_bytes < coded ? r->stored_size : coded;
 }
 
 static void sum_up(rewrite_plan *p, uint32_t max_depth) {
-    p->about = p->view->manifest.checkpoint.stored_bytes;
+    p->estimated_bytes = p->view->manifest.checkpoint.stored_bytes;
     for (size_t i = 0; i < p->view->block_count; i++) {
         const record *r = p->view->blocks[i].record;
         const block_rewrite *f = &p->rewrites[i];
         p->why |= f->why;
         p->recoded += f->why != 0;
         p->depth = f->load.depth > p->depth ? f->load.depth : p->depth;
-        p->about = p->about - (r->stored_size < p->about ? r->stored_size : p->about) + about(r, f);
+        p->estimated_bytes = p->estimated_bytes -
+                             (r->stored_size < p->estimated_bytes ? r->stored_size : p->estimated_bytes) +
+                             estimate_bytes(r, f);
         p->why |= !f->why && r->depth > max_depth && f->load.depth < r->depth ? CKD_COMPACT_STALE : 0;
     }
 }

@@ -41,13 +41,13 @@ ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_l
     return CKD_OK;
 }
 
-void compact_forget_views(compaction *c) {
+void compact_close_views(compaction *c) {
     views_free(&c->views);
     views_init(&c->views, c->store);
     c->views.use_materialized = false; /* damage must be found, not hidden by a copy */
 }
 
-ckd_status compact_tell(void *context, ckd_error *err) {
+ckd_status compact_report_progress(void *context, ckd_error *err) {
     compaction *c = context;
     if (!c->options.on_progress) {
         return CKD_OK;
@@ -60,21 +60,21 @@ ckd_status compact_tell(void *context, ckd_error *err) {
                 : CKD_OK;
 }
 
-bool compact_is_over(const compaction *c) {
+bool compact_limit_reached(const compaction *c) {
     return c->spent > c->limits.move_max;
 }
 
-bool compact_is_asked(const compaction *c, const char *run) {
-    return !c->limits.waste_of || strcmp(c->limits.waste_of, run) == 0;
+bool compact_allows_run(const compaction *c, const char *run) {
+    return !c->limits.waste_run || strcmp(c->limits.waste_run, run) == 0;
 }
 
 ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_error *err) {
     c->moved += size;
     c->done += done;
-    return pace_wait(c->options.bytes_per_s, c->begun_ns, c->moved, compact_tell, c, err);
+    return pace_wait(c->options.bytes_per_s, c->begun_ns, c->moved, compact_report_progress, c, err);
 }
 
-bool compact_concerns_one(ckd_status status, const ckd_error *why) {
+bool compact_is_local_error(ckd_status status, const ckd_error *why) {
     return status == CKD_E_NOT_FOUND || status == CKD_E_EXISTS || status == CKD_E_UNSUPPORTED ||
            is_damage(status, why);
 }

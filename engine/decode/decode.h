@@ -292,7 +292,7 @@ ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *er
 
 /* ---- shared by values.c, values_step.c, values_lattice.c and device/chain.c ---- */
 /* Errors: UNSUPPORTED (this version does not know the block's coding or predictor). */
-ckd_status values_known(const view_block *b, ckd_error *err);
+ckd_status values_check_supported(const view_block *b, ckd_error *err);
 /* The block's verified payload, valid until the decoder reads the next one. */
 ckd_status values_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err);
 /*

@@ -18,8 +18,8 @@ void columns_filled(columns_cache *c, cached_columns *k, bool good);
 void columns_release(columns_cache *c, cached_columns *k);
 
 /* Between these calls, blocks that optimizer steps are predicted from stay cached, a few of them. Calls nest. */
-void values_share_begin(decoder *d);
-void values_share_end(decoder *d);
+void values_cache_begin(decoder *d);
+void values_cache_end(decoder *d);
 /* Copies a cached block's values. Returns false if the block is not cached. */
 bool values_cached(decoder *d, const view_block *b, void *to);
 

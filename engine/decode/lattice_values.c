@@ -166,8 +166,8 @@ static const int32_t *integers_of(int32_t *room, const lattice_block *b, uint64_
     if (b->q) {
         return b->q + first;
     }
-    if (b->few) {
-        k->widen_integers(room, b->few + first, n);
+    if (b->q8) {
+        k->widen_integers(room, b->q8 + first, n);
     } else {
         memset(room, 0, n * sizeof(*room));
     }
@@ -179,7 +179,7 @@ static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, 
     uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
     level_run levels = level_row_run(b, w, row, has_parent);
     levels.column += b->own.step ? column : 0;
-    if (!has_parent && !b->q && !b->few) {
+    if (!has_parent && !b->q && !b->q8) {
         k->level_fill(values + first, n, &levels);
         return;
     }
@@ -198,8 +198,8 @@ static void rebuild_linear(float *values, const lattice_block *b, const float *p
     uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
     lattice_run linear = lattice_row_run(b, w, row);
     linear.column_step = linear.column_step ? linear.column_step + column : NULL;
-    if (!products && b->few) {
-        k->lattice_apply_few(values + first, b->few + first, n, &linear);
+    if (!products && b->q8) {
+        k->lattice_apply_few(values + first, b->q8 + first, n, &linear);
         return;
     }
     int32_t room[RUN];
@@ -221,7 +221,7 @@ static bool is_plain(const lattice_block *b, bool has_parent) {
 /* Whether the values stay as they are: the parent's, or zero. */
 static bool stays(const lattice_block *b, bool has_parent) {
     bool linear = b->map == LATTICE_LINEAR;
-    return !b->q && !b->few && (linear ? !b->factor : has_parent && !b->row && !b->own.step);
+    return !b->q && !b->q8 && (linear ? !b->factor : has_parent && !b->row && !b->own.step);
 }
 
 /* ---- products that change values; at least one matrix row ---- */
@@ -239,10 +239,10 @@ static ckd_status move_part_of_row(float *values, const lattice_block *b, uint64
     int8_t *few = (int8_t *)(copy + b->columns);
     memset(copy, 0, b->columns * (sizeof(float) + 1));
     memcpy(copy + column, values + first, n * sizeof(float));
-    if (b->few) {
-        memcpy(few + column, b->few + first, n);
+    if (b->q8) {
+        memcpy(few + column, b->q8 + first, n);
     }
-    k->low_rank_apply(&(low_rank_tile){copy, b->few ? few : NULL,
+    k->low_rank_apply(&(low_rank_tile){copy, b->q8 ? few : NULL,
                                        (const float *)(const void *)w->left.data + row * b->own.rank,
                                        (const float *)(const void *)w->right.data, row_step, 1, b->own.rank,
                                        b->columns},
@@ -270,7 +270,7 @@ static ckd_status rebuild_low_rank(float *values, const lattice_block *b, lattic
     }
     if (from < to) {
         uint64_t first = from * b->columns - b->phase;
-        k->low_rank_apply(&(low_rank_tile){values + first, b->few ? b->few + first : NULL,
+        k->low_rank_apply(&(low_rank_tile){values + first, b->q8 ? b->q8 + first : NULL,
                                            (const float *)(const void *)w->left.data + from * b->own.rank,
                                            (const float *)(const void *)w->right.data, row_step + from,
                                            to - from, b->own.rank, b->columns},
@@ -295,7 +295,7 @@ ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_paren
         return CKD_OK;
     }
     ckd_status status = lattice_steps(b, w, err);
-    bool filled = b->map == LATTICE_LEVELS && !b->q && !b->few; /* the values are filled row by row */
+    bool filled = b->map == LATTICE_LEVELS && !b->q && !b->q8; /* the values are filled row by row */
     if (status == CKD_OK && !has_parent && !filled) {
         memset(values, 0, b->count * sizeof(float));
     }

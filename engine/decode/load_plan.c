@@ -155,7 +155,7 @@ static int by_last_turn(const void *a, const void *b, void *plan) {
     return of_x != of_y ? (of_x < of_y ? -1 : 1) : x < y ? -1 : x > y;
 }
 
-void payloads_settle(payloads *p, uint64_t done, uint64_t max) {
+void payloads_trim(payloads *p, uint64_t done, uint64_t max) {
     qsort_r(p->held, p->held_count, sizeof(*p->held), by_last_turn, (void *)p->plan);
     size_t kept = 0;
     uint64_t left = max;

@@ -84,6 +84,6 @@ void payloads_add(payloads *p, size_t node, void *data);
  * Drops payloads that no block of turn `done` or later needs. If the rest exceeds `max` bytes, drops those that are
  * needed the longest; they will be read again.
  */
-void payloads_settle(payloads *p, uint64_t done, uint64_t max);
+void payloads_trim(payloads *p, uint64_t done, uint64_t max);
 
 #endif

@@ -13,7 +13,7 @@ static bool is_step(const view_block *b) {
 }
 
 /* Weights lead their moments. Second moments lead the first ones only if the weights are no step. */
-static void lead(sibling_cache *s, const view_block *b) {
+static void set_dependent_weights(sibling_cache *s, const view_block *b) {
     for (uint32_t i = 1; i < b->record->dependency_count; i++) {
         const view_block *input = step_input(s->view, b, i);
         const view_block **dependent_weight = input ? &s->dependent_weights[number_of(s, input)] : NULL;
@@ -44,7 +44,7 @@ ckd_status sibling_cache_init(sibling_cache *out, const view *v, uint64_t limit,
     out->view = v;
     for (size_t i = 0; i < v->block_count; i++) {
         if (is_step(&v->blocks[i])) {
-            lead(out, &v->blocks[i]);
+            set_dependent_weights(out, &v->blocks[i]);
         }
     }
     return CKD_OK;
@@ -86,7 +86,7 @@ static void *reserve(sibling_cache *s, const view_block *b) {
 }
 
 /* filled: false if the memory from reserve is not needed after all. */
-static void keep(sibling_cache *s, const view_block *b, void *memory, bool filled) {
+static void insert(sibling_cache *s, const view_block *b, void *memory, bool filled) {
     size_t number = number_of(s, b);
     pthread_mutex_lock(&s->mutex);
     if (filled && !s->cached[number]) {
@@ -105,7 +105,7 @@ static void keep_inputs(sibling_cache *s, decoder *d, const view_block *dependen
         const view_block *input = step_input(s->view, dependent_weight, i);
         void *memory = input && input != except ? reserve(s, input) : NULL;
         if (memory) {
-            keep(s, input, memory, values_cached(d, input, memory));
+            insert(s, input, memory, values_cached(d, input, memory));
         }
     }
 }
@@ -124,7 +124,7 @@ static bool hand_out(sibling_cache *s, const view_block *b, const span_target *t
     }
     uint64_t placed = span_target_copy(target, b, values);
     *copied += placed;
-    keep(s, b, values, placed < b->record->count);
+    insert(s, b, values, placed < b->record->count);
     return true;
 }
 
@@ -143,7 +143,7 @@ static bool scatter_with_weight(sibling_cache *s, decoder *d, const view_block *
     }
     d->steps = 0;
     bool placed = values_of_input(d, s->view, dependent_weight, memory, NULL) == CKD_OK;
-    keep(s, dependent_weight, memory, placed);
+    insert(s, dependent_weight, memory, placed);
     void *values = placed ? malloc(b->record->raw_size + 1) : NULL;
     placed = values && values_cached(d, b, values);
     if (placed) {
@@ -159,14 +159,14 @@ ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, const view_block 
     uint64_t before = *copied;
     ckd_status status = CKD_OK;
     if (!hand_out(s, b, target, copied)) {
-        values_share_begin(d);
+        values_cache_begin(d);
         if (!scatter_with_weight(s, d, b, target, copied)) {
             status = block_into_span(d, s->view, b, target, copied, err);
             if (status == CKD_OK && is_step(b)) {
                 keep_inputs(s, d, b, NULL);
             }
         }
-        values_share_end(d);
+        values_cache_end(d);
     }
     if (status == CKD_OK && *copied - before == b->record->count) {
         pthread_mutex_lock(&s->mutex);

@@ -176,7 +176,7 @@ static ckd_status cast_dependency(decoder *d, const view *v, const view_block *b
     return status;
 }
 
-ckd_status values_known(const view_block *b, ckd_error *err) {
+ckd_status values_check_supported(const view_block *b, ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
     if (!coding_known(r->coding) && r->coding != CODING_LATTICE) {
@@ -204,7 +204,7 @@ static ckd_status decode_block(decoder *d, const view *v, const view_block *b, v
     if (++d->steps > d->step_limit || d->depth >= MAX_DEPTH) {
         return view_block_corrupt(b, err, "the block's chain is too long or runs in a circle");
     }
-    ckd_status status = values_known(b, err);
+    ckd_status status = values_check_supported(b, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -247,7 +247,7 @@ static ckd_status decode_block(decoder *d, const view *v, const view_block *b, v
 /* Uses the materialized copy, if there is one and it is intact. */
 static bool materialized_values(decoder *d, const view_block *b, void *to) {
     view_block copy = {.record = b->materialized, .chunk = b->materialized_chunk};
-    if (!b->materialized || values_known(&copy, NULL) != CKD_OK ||
+    if (!b->materialized || values_check_supported(&copy, NULL) != CKD_OK ||
         decode_standalone(d, NULL, &copy, to, NULL) != CKD_OK) {
         return false;
     }
@@ -409,7 +409,7 @@ ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error 
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
     const void *payload;
-    ckd_status status = values_known(b, err);
+    ckd_status status = values_check_supported(b, err);
     THEN(status, values_payload(d, b, &payload, err));
     if (status == CKD_OK) {
         status = coder_decode(d->coder, (coding)r->coding, &(coder_target){to, r->raw_size, 1, NULL}, payload,

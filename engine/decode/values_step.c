@@ -45,11 +45,11 @@ bool values_cached(decoder *d, const view_block *b, void *to) {
     return k != NULL;
 }
 
-void values_share_begin(decoder *d) {
+void values_cache_begin(decoder *d) {
     d->sharing++;
 }
 
-void values_share_end(decoder *d) {
+void values_cache_end(decoder *d) {
     if (--d->sharing == 0) {
         for (size_t i = 0; i < CACHED_BLOCKS; i++) { /* the views may be closed before the next step */
             d->cached[i].record = NULL;
@@ -214,8 +214,8 @@ ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *
     if (status != CKD_OK) {
         return status;
     }
-    values_share_begin(d);
+    values_cache_begin(d);
     status = predict(d, v, b, &g, to, err);
-    values_share_end(d);
+    values_cache_end(d);
     return status;
 }

@@ -55,7 +55,7 @@ void values_store_free(values_store *s) {
     memset(s, 0, sizeof(*s));
 }
 
-static bool make_room(values_store *s, uint64_t size) {
+static bool evict_until_fits(values_store *s, uint64_t size) {
     for (stored_values *v = s->oldest, *newer; v && size <= s->limit && s->bytes > s->limit - size;
          v = newer) {
         newer = v->newer;
@@ -69,12 +69,12 @@ static bool make_room(values_store *s, uint64_t size) {
 void values_store_set_limit(values_store *s, uint64_t limit) {
     pthread_mutex_lock(&s->mutex);
     s->limit = limit;
-    make_room(s, 0);
+    evict_until_fits(s, 0);
     pthread_mutex_unlock(&s->mutex);
 }
 
 static stored_values *add(values_store *s, const record *r, uint64_t size) {
-    if (!make_room(s, size)) {
+    if (!evict_until_fits(s, size)) {
         return NULL;
     }
     stored_values *v = calloc(1, sizeof(*v));

@@ -211,10 +211,10 @@ static ckd_status side_of(chain_side **out, const chain_builder *m, const cached
 /* Sends packed integers, if any is not 0. *fit = false: one is too large. */
 static ckd_status put_integers(bool *fit, chain_link *l, bytes *to, const lattice_block *b, const kernels *k,
                                ckd_error *err) {
-    const pack_integers from = {b->q, b->few, b->count, b->map == LATTICE_LEVELS, k};
+    const pack_integers from = {b->q, b->q8, b->count, b->map == LATTICE_LEVELS, k};
     uint64_t heads = device_pack_heads(b->count);
     *fit = true;
-    l->packed = b->few || b->q;
+    l->packed = b->q8 || b->q;
     uint32_t *room = l->packed ? put_array(to, heads, &l->at, err) : NULL;
     if (!room) {
         return l->packed ? CKD_E_NOMEM : CKD_OK;
@@ -287,7 +287,7 @@ static ckd_status put_linear(bool *fit, chain_link *l, const chain_builder *m, c
     const lattice_block *b = &p->block;
     bytes *to = &m->c->sent;
     lattice_work none = {.step = {0}};
-    if (l->delta && !b->q && !b->few && !b->factor && !b->exceptions) {
+    if (l->delta && !b->q && !b->q8 && !b->factor && !b->exceptions) {
         l->form = CHAIN_SAME;
         *fit = true;
         return CKD_OK;
@@ -398,7 +398,7 @@ static ckd_status add_link(bool *fit, chain_link *l, const chain_builder *m, con
     const record *r = b->record;
     bool lossy = r->coding == CODING_LATTICE;
     *fit = false;
-    ckd_status status = values_known(b, err);
+    ckd_status status = values_check_supported(b, err);
     if (status != CKD_OK || r->predictor > PREDICT_CAST || (r->predictor == PREDICT_CAST && c->cast) ||
         (!v && r->predictor != PREDICT_NONE)) {
         return status;
@@ -447,7 +447,7 @@ static ckd_status add_block(bool *fit, const chain_builder *m, const view *v, co
     return status;
 }
 
-static void turn_round(device_chain *c) {
+static void reverse_links(device_chain *c) {
     for (uint32_t i = 0; i < c->count / 2; i++) {
         chain_link first = c->links[i];
         c->links[i] = c->links[c->count - 1 - i];
@@ -539,7 +539,7 @@ static ckd_status drop_cast(const chain_builder *m, ckd_error *err) {
 }
 
 /* Follows the last link to the block that it builds on. *more = false: the chain is complete. */
-static ckd_status follow_one(bool *more, chain_builder *m, ckd_error *err) {
+static ckd_status add_ancestor(bool *more, chain_builder *m, ckd_error *err) {
     device_chain *c = m->c;
     const view *in = NULL;
     const view_block *parent = NULL;
@@ -564,9 +564,9 @@ ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, co
     d->steps = 0;
     ckd_status status = add_block(&more, &m, v, c->block, err);
     while (status == CKD_OK && more && c->links[c->count - 1].delta) {
-        status = follow_one(&more, &m, err);
+        status = add_ancestor(&more, &m, err);
     }
-    turn_round(c);
+    reverse_links(c);
     return status;
 }
 

@@ -315,7 +315,7 @@ static ckd_status read_streams(run *r, uint32_t round, ckd_error *err) {
         const chain_link *l = &c->links[round];
         dense_integers of = integers_of(c, l, &at);
         void *values = place_of(c, l);
-        c->bad |= !dense_read_well(&r->streams, i);
+        c->bad |= !dense_read_ok(&r->streams, i);
         if (l->delta) {
             add_span(&moved, dtype_of(l),
                      (device_span){.to = values, .from = values, .first = of.integers, .n = of.n});

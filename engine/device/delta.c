@@ -31,7 +31,7 @@ device_delta *device_deltas_add(device_deltas *b, uint64_t first, uint64_t count
     uint64_t raw = stream_aligned(count * r->element);
     uint64_t pieces = stream_aligned(device_hash_pages_of(raw) * sizeof(uint64_t));
     uint64_t samples = SYMBOLS_PARTS_SAMPLE * (sizeof(device_piece) + sizeof(float));
-    uint64_t once = (device_lies_well(r, r->data) ? 1 : 2) * raw + pieces + samples;
+    uint64_t once = (device_is_contiguous(r, r->data) ? 1 : 2) * raw + pieces + samples;
     device_stream *s = stream_batch_add(b->streams, count, raw + stream_aligned(count), once, max);
     device_delta *d = s ? &b->blocks[b->count++] : NULL;
     if (d) {
@@ -55,7 +55,7 @@ static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
     for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
         device_delta *d = &b->blocks[i];
         d->room = stream_take(next, d->count * r->element);
-        status = device_batch(&d->now, r, next, d->first, d->count, err);
+        status = device_contiguous(&d->now, r, next, d->first, d->count, err);
     }
     return status;
 }
@@ -70,7 +70,7 @@ static ckd_status look_at_before(device_deltas *b, ckd_error *err) {
     for (uint32_t i = 0; of && i < b->count && status == CKD_OK; i++) {
         device_delta *d = &b->blocks[i];
         d->previous = r->before + d->first * r->element;
-        if (!device_lies_well(r, r->before)) {
+        if (!device_is_contiguous(r, r->before)) {
             d->previous = d->room;
             status = device_gather_before(r, d->room, d->first, d->count, err);
         }

@@ -38,7 +38,7 @@ static void *scratch(dense_batch *b, uint64_t size) {
     return (void *)(uintptr_t)at;
 }
 
-static void *moved(const void *place, uint8_t *memory) {
+static void *relocate(const void *place, uint8_t *memory) {
     return memory + (uintptr_t)place;
 }
 
@@ -60,7 +60,7 @@ static device_tables send_tables(dense_batch *b, const symbols_parts *p, uint32_
     return t;
 }
 
-static ckd_status added(dense_batch *b, const void *stream, size_t size, uint32_t n, ckd_error *err) {
+static ckd_status append_stream(dense_batch *b, const void *stream, size_t size, uint32_t n, ckd_error *err) {
     bytes_put(&b->streams, stream, size);
     if (b->streams.failed || b->sent.failed) {
         return err_nomem(err, b->sent.size + size, "symbol streams for a device");
@@ -85,7 +85,7 @@ ckd_status dense_add_writing(dense_batch *b, const symbols_parts *parts, const d
     e.trace = scratch(b, of->n * sizeof(uint16_t));
     e.group_bits = scratch(b, DEVICE_WRITE_GROUPS(of->n) * sizeof(uint32_t));
     e.last = scratch(b, DEVICE_STREAM_LANES * sizeof(uint16_t));
-    return added(b, &e, sizeof(e), of->n, err);
+    return append_stream(b, &e, sizeof(e), of->n, err);
 }
 
 ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const dense_integers *of,
@@ -102,7 +102,7 @@ ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const d
                          .n = of->n,
                          .bits = bits};
     d.states = scratch(b, ((uint64_t)parts->tables << parts->log) * sizeof(uint32_t));
-    return added(b, &d, sizeof(d), of->n, err);
+    return append_stream(b, &d, sizeof(d), of->n, err);
 }
 
 uint64_t dense_reading_memory(const symbols_parts *parts, uint32_t bits) {
@@ -136,26 +136,26 @@ static memory_parts parts_of(const dense_batch *b, void *memory) {
 }
 
 static void finish_tables(device_tables *t, const memory_parts *m) {
-    t->symbol = moved(t->symbol, m->sent);
-    t->table_of = moved(t->table_of, m->sent);
+    t->symbol = relocate(t->symbol, m->sent);
+    t->table_of = relocate(t->table_of, m->sent);
 }
 
 static void finish_writing(device_encoding *e, uint32_t i, const memory_parts *m) {
     finish_tables(&e->tables, m);
-    e->own = moved(e->own, m->sent);
-    e->payload = moved(e->payload, m->scratch);
-    e->codes = moved(e->codes, m->scratch);
-    e->next = moved(e->next, m->scratch);
-    e->trace = moved(e->trace, m->scratch);
-    e->group_bits = moved(e->group_bits, m->scratch);
-    e->last = moved(e->last, m->scratch);
+    e->own = relocate(e->own, m->sent);
+    e->payload = relocate(e->payload, m->scratch);
+    e->codes = relocate(e->codes, m->scratch);
+    e->next = relocate(e->next, m->scratch);
+    e->trace = relocate(e->trace, m->scratch);
+    e->group_bits = relocate(e->group_bits, m->scratch);
+    e->last = relocate(e->last, m->scratch);
     e->bits = m->results + i;
 }
 
 static void finish_reading(device_decoding *d, uint32_t i, const memory_parts *m) {
     finish_tables(&d->tables, m);
-    d->payload = moved(d->payload, m->sent);
-    d->states = moved(d->states, m->scratch);
+    d->payload = relocate(d->payload, m->sent);
+    d->states = relocate(d->states, m->scratch);
     d->failed = m->results + i;
 }
 
@@ -210,6 +210,6 @@ const void *dense_payload(const dense_batch *b, uint32_t i, uint64_t *size) {
     return e->payload;
 }
 
-bool dense_read_well(const dense_batch *b, uint32_t i) {
+bool dense_read_ok(const dense_batch *b, uint32_t i) {
     return result(b, i) == 0;
 }

@@ -67,8 +67,8 @@ ckd_status device_check_address(const device_backend *backend, int device, const
                                device, owner);
 }
 
-ckd_status device_take(device_lease **out, ckd_store *store, const ckd_device *device, const void *address,
-                       ckd_error *err) {
+ckd_status device_acquire(device_lease **out, ckd_store *store, const ckd_device *device, const void *address,
+                          ckd_error *err) {
     ckd_device d = CKD_DEVICE_INIT;
     ckd_status status = struct_copy(&d, sizeof(d), device, SIZE_UP_TO(ckd_device, stream), "ckd_device", err);
     if (status != CKD_OK) {
@@ -93,14 +93,14 @@ ckd_status device_take(device_lease **out, ckd_store *store, const ckd_device *d
     return CKD_OK;
 }
 
-void device_give_back_idle(ckd_store *store, device_lease *lease) {
+void device_release_idle(ckd_store *store, device_lease *lease) {
     pthread_mutex_lock(&store->mutex);
     lease->next = store->devices;
     store->devices = lease;
     pthread_mutex_unlock(&store->mutex);
 }
 
-void device_give_back(ckd_store *store, device_lease *lease) {
+void device_release(ckd_store *store, device_lease *lease) {
     ckd_error err;
     if (!lease) {
         return;
@@ -109,7 +109,7 @@ void device_give_back(ckd_store *store, device_lease *lease) {
         lease_free(lease); /* the next user gets a new lease */
         return;
     }
-    device_give_back_idle(store, lease);
+    device_release_idle(store, lease);
 }
 
 void device_leases_close(ckd_store *store) {
@@ -323,13 +323,13 @@ ckd_status device_write(device_lease *lease, void *to, const void *from, uint64_
     return status;
 }
 
-ckd_status device_load(ckd_store *store, const ckd_device *device, void *to, const void *from, uint64_t size,
-                       ckd_error *err) {
+ckd_status device_write_once(ckd_store *store, const ckd_device *device, void *to, const void *from,
+                             uint64_t size, ckd_error *err) {
     device_lease *lease;
-    ckd_status status = device_take(&lease, store, device, to, err);
+    ckd_status status = device_acquire(&lease, store, device, to, err);
     if (status == CKD_OK) {
         status = device_write(lease, to, from, size, err);
-        device_give_back(store, lease);
+        device_release(store, lease);
     }
     return status;
 }

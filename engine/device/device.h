@@ -35,22 +35,22 @@ typedef struct device_lease {
 } device_lease;
 
 /*
- * Takes an unused lease or opens a new one; device_give_back returns it. `device` names the device. Work that
+ * Takes an unused lease or opens a new one; device_release returns it. `device` names the device. Work that
  * is on its stream now comes before all work on the lease's queue. address: memory to be read or written,
  * which must belong to the device. Errors: INVALID (the address belongs to the host, or to another device),
  * DEVICE, NOMEM.
  */
-ckd_status device_take(device_lease **out, ckd_store *store, const ckd_device *device, const void *address,
-                       ckd_error *err);
+ckd_status device_acquire(device_lease **out, ckd_store *store, const ckd_device *device, const void *address,
+                          ckd_error *err);
 /*
  * Checks that the address belongs to the device. Errors: INVALID (it belongs to the host, or to another
  * device), DEVICE.
  */
 ckd_status device_check_address(const device_backend *backend, int device, const void *address,
                                 ckd_error *err);
-void device_give_back(ckd_store *store, device_lease *lease);
+void device_release(ckd_store *store, device_lease *lease);
 /* Gives back a lease whose queue holds no work that was not waited for. */
-void device_give_back_idle(ckd_store *store, device_lease *lease);
+void device_release_idle(ckd_store *store, device_lease *lease);
 /* Closes the leases of a store that is being closed. */
 void device_leases_close(ckd_store *store);
 
@@ -80,7 +80,7 @@ ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint6
 ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first, uint64_t count,
                                 ckd_error *err);
 /* Are the reader's elements at `data` contiguous, and aligned to their size, as kernels need them? */
-static inline bool device_lies_well(const device_reader *r, const void *data) {
+static inline bool device_is_contiguous(const device_reader *r, const void *data) {
     return r->width == r->stride && (uintptr_t)data % r->element == 0;
 }
 /* A ckd_read_fn whose context is a device_reader. */
@@ -115,9 +115,9 @@ ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t 
 ckd_status device_get(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
 /* Like device_put; work put on the caller's stream from then on comes after it. */
 ckd_status device_write(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
-/* Like device_write, with a lease of its own. Errors: those of device_take. */
-ckd_status device_load(ckd_store *store, const ckd_device *device, void *to, const void *from, uint64_t size,
-                       ckd_error *err);
+/* Like device_write, with a lease of its own. Errors: those of device_acquire. */
+ckd_status device_write_once(ckd_store *store, const ckd_device *device, void *to, const void *from,
+                             uint64_t size, ckd_error *err);
 
 /*
  * Batches of dense symbol streams, written or read in device memory. The batch carries the tables that codec/
@@ -256,7 +256,7 @@ typedef struct device_stream {
     uint64_t count;
     const uint8_t *integers, *contexts; /* contexts NULL: all are 0 */
     uint8_t *symbols;
-    bool split;      /* SPLIT instead of CLASS; then: */
+    bool split;      /* SPLIT instead of CLASS; payload_bytes: */
     unsigned bits;   /* number of bits below the symbols */
     uint64_t centre; /* of SPLIT: the bias */
 
@@ -275,10 +275,10 @@ typedef struct stream_batch {
     device_stream *streams;
     uint32_t count, max;
     /*
-     * Bytes of all streams: `stays` in the first part of memory; in the second part `first` until they are
-     * planned, and `then` while payloads are written.
+     * Bytes of all streams: `kept_bytes` in the first part of memory; in the second part `first` until they are
+     * planned, and `payload_bytes` while payloads are written.
      */
-    uint64_t stays, first, then;
+    uint64_t kept_bytes, first, payload_bytes;
     uint8_t *memory, *next; /* next: free memory, for what is not needed once payloads are written */
     bytes counted;
     dense_batch dense;
@@ -303,8 +303,8 @@ uint64_t stream_aligned(uint64_t size);
  * Finds `count` elements of the reader as an aligned contiguous array: in place, or else gathered at *next,
  * which it advances.
  */
-ckd_status device_batch(const uint8_t **out, const device_reader *r, uint8_t **next, uint64_t first,
-                        uint64_t count, ckd_error *err);
+ckd_status device_contiguous(const uint8_t **out, const device_reader *r, uint8_t **next, uint64_t first,
+                             uint64_t count, ckd_error *err);
 /* Makes and counts symbols. Drops streams with far too many different ones (`left`). */
 ckd_status stream_batch_count(stream_batch *b, ckd_error *err);
 /* Returns the counters as a table, which the caller frees. NULL: out of memory. */
@@ -386,9 +386,9 @@ typedef struct device_reference_key {
     span of;
 } device_reference_key;
 
-/* Takes the reference for the caller alone; device_reference_give returns it. NULL: there is none. */
-device_reference *device_reference_take(ckd_store *store, int device, const device_reference_key *key);
-void device_reference_give(ckd_store *store, device_reference *reference);
+/* Takes the reference for the caller alone; device_reference_release returns it. NULL: there is none. */
+device_reference *device_reference_acquire(ckd_store *store, int device, const device_reference_key *key);
+void device_reference_release(ckd_store *store, device_reference *reference);
 /*
  * Copies values in device memory, as they are after all work on the lease's queue, into a reference. It uses
  * *reference if the caller has taken one. Else it allocates memory within the store's limit

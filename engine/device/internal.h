@@ -44,7 +44,7 @@ ckd_status dense_read(dense_batch *b, device_lease *lease, void *memory, ckd_err
 /* Returns the payload of written stream i, in device memory. *size 0: it exceeds the announced maximum. */
 const void *dense_payload(const dense_batch *b, uint32_t i, uint64_t *size);
 /* Did stream i, which was read, end where it should? */
-bool dense_read_well(const dense_batch *b, uint32_t i);
+bool dense_read_ok(const dense_batch *b, uint32_t i);
 
 #define CHAIN_LINKS      64u  /* largest length of a chain; the host decodes the links below */
 #define CHAIN_EXCEPTIONS 256u /* largest number of exceptions of a lossy block */

@@ -101,7 +101,7 @@ uint64_t device_pack_measure(uint32_t *heads, const pack_integers *from) {
     for (uint64_t first = 0; first < from->count; first += DEVICE_GROUP) {
         uint32_t width = from->q ? width_of(group_of(room, from, first), from->levels)
                                  : width_of_bytes(bytes_of(narrow, from, first));
-        if (width > DEVICE_WIDTH_MOST) {
+        if (width > DEVICE_WIDTH_MAX) {
             return 0;
         }
         heads[first / DEVICE_GROUP] = (uint32_t)(size / 16) << DEVICE_WIDTH_BITS | width;

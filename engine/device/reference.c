@@ -21,7 +21,7 @@ static uint64_t size_of(const device_reference *r) {
     return r->count * ckd_dtype_size(r->dtype);
 }
 
-device_reference *device_reference_take(ckd_store *store, int device, const device_reference_key *key) {
+device_reference *device_reference_acquire(ckd_store *store, int device, const device_reference_key *key) {
     pthread_mutex_lock(&store->mutex);
     device_reference **at = &store->references;
     while (*at && !is_of(*at, device, key)) {
@@ -35,7 +35,7 @@ device_reference *device_reference_take(ckd_store *store, int device, const devi
     return found;
 }
 
-void device_reference_give(ckd_store *store, device_reference *reference) {
+void device_reference_release(ckd_store *store, device_reference *reference) {
     if (reference) {
         pthread_mutex_lock(&store->mutex);
         reference->next = store->references;
@@ -87,7 +87,7 @@ ckd_status device_reference_keep(device_reference **reference, ckd_store *store,
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t size = key->of.count * ckd_dtype_size(key->dtype);
     if (!*reference) {
-        *reference = device_reference_take(store, lease->queue.device, key); /* replaces an older one */
+        *reference = device_reference_acquire(store, lease->queue.device, key); /* replaces an older one */
     }
     if (!*reference && reserve(store, size)) {
         *reference = reference_new(lease, key);

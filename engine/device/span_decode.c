@@ -74,7 +74,7 @@ static uint64_t chains_size(const span_decode *f, const fill_part *p) {
 }
 
 /* Reduces the part to the chains that memory allows. If not even one fits, takes its values instead. */
-static ckd_status take_part(fill_part *p, span_decode *f, ckd_error *err) {
+static ckd_status fit_memory(fill_part *p, span_decode *f, ckd_error *err) {
     bool values = false;
     ckd_status status = CKD_OK;
     while (status == CKD_OK && f->memory && find_offsets(f, p, chains_size(f, p), NULL) > f->memory_size) {
@@ -144,7 +144,7 @@ static ckd_status run_batch(span_decode *f, ckd_error *err) {
     ckd_status status = make_chains(f, err);
     for (fill_part p = {0, 0}; p.first < f->count && status == CKD_OK && !f->bad; p.first += p.count) {
         p.count = f->count - p.first;
-        status = take_part(&p, f, err);
+        status = fit_memory(&p, f, err);
         THEN(status, run_part(f, &p, err));
     }
     for (size_t i = 0; f->chains && i < f->count; i++) {

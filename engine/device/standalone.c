@@ -32,7 +32,7 @@ device_standalone *device_standalones_add(device_standalones *b, uint64_t first,
                                           uint64_t max) {
     device_reader *r = b->r;
     uint64_t raw = stream_aligned(count * r->element), lines = count / 16; /* at most */
-    uint64_t once = device_lies_well(r, r->data) ? 0 : raw;
+    uint64_t once = device_is_contiguous(r, r->data) ? 0 : raw;
     once += DEVICE_EXTENTS(count) * sizeof(device_extent) + lines * (sizeof(uint64_t) + 1);
     once += sizeof(uint64_t) + 3 * sizeof(device_split);
     device_stream *s = stream_batch_add(b->streams, count, raw + stream_aligned(count), once, max);
@@ -75,7 +75,7 @@ static ckd_status begin(device_standalones *b, ckd_error *err) {
     }
     for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
         device_standalone *d = &b->blocks[i];
-        status = device_batch(&d->now, b->r, next, d->first, d->count, err);
+        status = device_contiguous(&d->now, b->r, next, d->first, d->count, err);
     }
     return status == CKD_OK ? rotate(b, err) : status;
 }

@@ -46,28 +46,29 @@ ckd_status stream_batch_clear(stream_batch *b, device_lease *lease, unsigned wid
     b->lease = lease;
     b->width = width;
     b->count = 0;
-    b->stays = b->first = b->then = 0;
+    b->kept_bytes = b->first = b->payload_bytes = 0;
     bytes_clear(&b->counted);
     dense_batch_clear(&b->dense);
     return CKD_OK;
 }
 
 static uint64_t memory_of(const stream_batch *b) {
-    return b->stays + (b->first > b->then ? b->first : b->then) + SPARE;
+    return b->kept_bytes + (b->first > b->payload_bytes ? b->first : b->payload_bytes) + SPARE;
 }
 
 device_stream *stream_batch_add(stream_batch *b, uint64_t count, uint64_t stays, uint64_t first,
                                 uint64_t limit) {
     stream_batch with = *b;
-    with.stays += stays + stream_aligned(count);
+    with.kept_bytes += stays + stream_aligned(count);
     with.first += first + COUNTERS + ENTRIES * sizeof(uint32_t) + sizeof(uint64_t) + sizeof(device_classes);
-    with.then += stream_aligned(count * b->width) + stream_aligned(count * sizeof(uint16_t)) + TABLES;
+    with.payload_bytes +=
+        stream_aligned(count * b->width) + stream_aligned(count * sizeof(uint16_t)) + TABLES;
     if (b->count == b->max || (b->count > 0 && memory_of(&with) > limit)) {
         return NULL;
     }
-    b->stays = with.stays;
+    b->kept_bytes = with.kept_bytes;
     b->first = with.first;
-    b->then = with.then;
+    b->payload_bytes = with.payload_bytes;
     device_stream *s = &b->streams[b->count++];
     *s = (device_stream){.count = count, .parts = s->parts, .head = s->head};
     return s;
@@ -86,10 +87,10 @@ ckd_status stream_batch_begin(stream_batch *b, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status device_batch(const uint8_t **out, const device_reader *r, uint8_t **next, uint64_t first,
-                        uint64_t count, ckd_error *err) {
+ckd_status device_contiguous(const uint8_t **out, const device_reader *r, uint8_t **next, uint64_t first,
+                             uint64_t count, ckd_error *err) {
     *out = r->data + first * r->element;
-    if (device_lies_well(r, r->data)) {
+    if (device_is_contiguous(r, r->data)) {
         return CKD_OK;
     }
     uint8_t *to = stream_take(next, count * r->element);
@@ -219,11 +220,12 @@ ckd_status stream_batch_write(stream_batch *b, ckd_error *err) {
             status = dense_add_writing(&b->dense, s->parts, &of, max, err);
         }
     }
-    if (status == CKD_OK && dense_batch_memory(&b->dense) > memory_of(b) - b->stays) {
+    if (status == CKD_OK && dense_batch_memory(&b->dense) > memory_of(b) - b->kept_bytes) {
         return err_set(err, CKD_E_DEVICE, "symbol streams take more memory than was foreseen");
     }
-    return status == CKD_OK && b->dense.count ? dense_write(&b->dense, b->lease, b->memory + b->stays, err)
-                                              : status;
+    return status == CKD_OK && b->dense.count
+               ? dense_write(&b->dense, b->lease, b->memory + b->kept_bytes, err)
+               : status;
 }
 
 ckd_status stream_batch_read(stream_batch *b, const device_stream *s, bytes *to, ckd_error *err) {

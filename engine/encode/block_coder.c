@@ -102,8 +102,8 @@ static ckd_status try_if_promising(block_job *job, candidate *best, coding c, in
     return status == CKD_OK && promising ? try_codec(job, best, c, level, in, err) : status;
 }
 
-ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, const block_sample *s,
-                                ckd_error *err) {
+ckd_status block_codec_may_win(bool *promise, coder *by, const coding_context *save, const block_sample *s,
+                               ckd_error *err) {
     bool lz4 = save->codec == CKD_CODEC_LZ4;
     *promise = true;
     if (s->size == s->of) {
@@ -244,7 +244,7 @@ static bool values_in_memory(const block_job *job, const tensor_context *tensor,
         return false;
     }
     uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, mine,
-                                tensor->parent_values, &tensor->held);
+                                tensor->parent_values, &tensor->values_span);
     hash128 content = content_hash(to, block_raw_size(job, tensor));
     return copied == job->input.count && hash128_equal(&content, &job->analysis.parent_block->content);
 }
@@ -382,7 +382,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->analysis.original = job->output.content;
     job->output.result_bf16 = job->analysis.rounded_bf16;
     job->output.result_f16 = job->analysis.rounded_f16;
-    if (block_may_be_named(job, save, tensor) &&
+    if (block_may_be_copied(job, save, tensor) &&
         (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
         return plan_known(job, save, tensor, err);
     }
@@ -390,7 +390,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         job->state = BLOCK_BLOCKED;
         return CKD_OK;
     }
-    bool delta = tensor->parent && job->input.try_delta && block_may_be_named(job, save, tensor);
+    bool delta = tensor->parent && job->input.try_delta && block_may_be_copied(job, save, tensor);
     if (delta) {
         block_measure_parent(job, tensor);
         delta = job->analysis.parent_depth < MAX_SAVE_DEPTH;
@@ -461,7 +461,7 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
     }
 }
 
-static void choose(block_job *job, const tensor_context *tensor, const load_budget *budget) {
+static void choose_candidate(block_job *job, const tensor_context *tensor, const load_budget *budget) {
     block_analysis *a = &job->analysis;
     block_decision *d = &job->decision;
     a->standalone.chain = standalone_cost(job, tensor);
@@ -493,7 +493,7 @@ void block_decide(block_job *job, const coding_context *save, const tensor_conte
     block_decision *d = &job->decision;
     block_add_referenced(job, save);
     if (!block_is_duplicate(job)) {
-        choose(job, tensor, budget);
+        choose_candidate(job, tensor, budget);
     }
     d->materialize = d->depth > 0 && job->analysis.standalone.available &&
                      budget_wants_materialized(budget, &d->chain, &d->base);

@@ -44,32 +44,32 @@ const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint
     return tensor->parent ? matching(tensor, tensor->parent, first, count) : NULL;
 }
 
-static void read_noted(const coding_context *save) {
+static void lock_registry(const coding_context *save) {
     if (save->registry_lock) {
         pthread_rwlock_rdlock(save->registry_lock);
     }
 }
 
-static void leave_noted(const coding_context *save) {
+static void unlock_registry(const coding_context *save) {
     if (save->registry_lock) {
         pthread_rwlock_unlock(save->registry_lock);
     }
 }
 
 /* Returns true if the checkpoint may be named even if `more` others are named first. */
-static bool may_name_with(const coding_context *save, const ckd_id *checkpoint, uint32_t more) {
+static bool may_reference_with(const coding_context *save, const ckd_id *checkpoint, uint32_t more) {
     const referenced_checkpoints *h = save->referenced;
-    read_noted(save);
+    lock_registry(save);
     bool may = !h || h->count + more < REFERENCED_CHECKPOINTS_MAX;
     for (uint32_t i = 0; !may && i < h->count; i++) {
         may = id_equal(&h->ids[i], checkpoint);
     }
-    leave_noted(save);
+    unlock_registry(save);
     return may;
 }
 
-static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
-    return may_name_with(save, checkpoint, 0);
+static bool may_reference(const coding_context *save, const ckd_id *checkpoint) {
+    return may_reference_with(save, checkpoint, 0);
 }
 
 /* The other checkpoint that a copy names; NULL: none, or this one. */
@@ -78,13 +78,13 @@ static const ckd_id *holder_of(const block_job *job, const coding_context *save)
     return block_is_duplicate(job) && !id_equal(named, &save->checkpoint) ? named : NULL;
 }
 
-bool block_names_own(const block_job *job, const coding_context *save) {
+bool block_copies_from_save(const block_job *job, const coding_context *save) {
     return block_is_duplicate(job) && id_equal(&job->decision.dependencies[0].checkpoint, &save->checkpoint);
 }
 
-bool block_names_too_many(const block_job *job, const coding_context *save) {
+bool block_exceeds_references(const block_job *job, const coding_context *save) {
     const ckd_id *holder = holder_of(job, save);
-    return holder && !may_name(save, holder);
+    return holder && !may_reference(save, holder);
 }
 
 void block_add_referenced(const block_job *job, const coding_context *save) {
@@ -100,7 +100,7 @@ void block_add_referenced(const block_job *job, const coding_context *save) {
     if (holder && i == h->count && i < REFERENCED_CHECKPOINTS_MAX) {
         h->ids[h->count++] = *holder;
     }
-    leave_noted(save);
+    unlock_registry(save);
 }
 
 /* Checks that the block is still where the parent says. Its payload is not read: that is the work of verification. */
@@ -129,7 +129,7 @@ bool block_find_in_parent(block_job *job, const coding_context *save, const tens
         !*r->dependencies[0].tensor && !id_equal(&r->dependencies[0].checkpoint, holder)) {
         holder = &r->dependencies[0].checkpoint;
     }
-    if (!may_name(save, holder)) {
+    if (!may_reference(save, holder)) {
         return false;
     }
     if (!is_referenced(save, holder, job, tensor)) {
@@ -148,15 +148,15 @@ bool block_find_unchanged(block_job *job, const coding_context *save, const tens
                           const hash128 *content, uint32_t jobs) {
     block_begin(job, tensor);
     job->output.content = job->analysis.original = *content;
-    bool found = job->analysis.parent_block && block_may_be_named(job, save, tensor) &&
+    bool found = job->analysis.parent_block && block_may_be_copied(job, save, tensor) &&
                  block_find_in_parent(job, save, tensor);
     /* else the limit may be reached before it is decided, and then its values would be needed */
-    found = found && may_name_with(save, &job->decision.dependencies[0].checkpoint, jobs);
+    found = found && may_reference_with(save, &job->decision.dependencies[0].checkpoint, jobs);
     job->state = found ? BLOCK_UNCHANGED : BLOCK_NEW;
     return found;
 }
 
-bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor) {
+bool block_may_be_copied(const block_job *job, const coding_context *save, const tensor_context *tensor) {
     return block_raw_size(job, tensor) >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
 }
 
@@ -171,26 +171,26 @@ static const content_entry *entry_with(const span *block, const hash128 *content
 
 bool block_is_registered(const span *block, const hash128 *original, const coding_context *save,
                          const tensor_context *tensor, double bound) {
-    read_noted(save);
+    lock_registry(save);
     bool is = entry_with(block, original, save, tensor, bound);
-    leave_noted(save);
+    unlock_registry(save);
     return is;
 }
 
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
                       double bound) {
     span mine = {tensor->region, job->input.first, job->input.count};
-    return (bound >= 0 || block_may_be_named(job, save, tensor)) &&
+    return (bound >= 0 || block_may_be_copied(job, save, tensor)) &&
            block_is_registered(&mine, &job->analysis.original, save, tensor, bound);
 }
 
 bool block_is_in_flight(const block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound) {
     bool is = false;
-    if (!save->in_flight || (bound < 0 && !block_may_be_named(job, save, tensor))) {
+    if (!save->in_flight || (bound < 0 && !block_may_be_copied(job, save, tensor))) {
         return false;
     }
-    read_noted(save);
+    lock_registry(save);
     for (size_t i = 0; i < save->in_flight->count && !is; i++) {
         const block_job *c = save->in_flight->jobs[i];
         is = c != job && c->input.count == job->input.count &&
@@ -198,17 +198,17 @@ bool block_is_in_flight(const block_job *job, const coding_context *save, const 
               hash128_equal(&c->analysis.rounded_bf16, &job->analysis.original) ||
               hash128_equal(&c->analysis.rounded_f16, &job->analysis.original));
     }
-    leave_noted(save);
+    unlock_registry(save);
     return is;
 }
 
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound) {
     span mine = {tensor->region, job->input.first, job->input.count};
-    read_noted(save);
+    lock_registry(save);
     const content_entry *found = entry_with(&mine, &job->output.content, save, tensor, bound);
     content_entry e = found ? *found : (content_entry){0};
-    leave_noted(save);
+    unlock_registry(save);
     if (!found) {
         return false;
     }

@@ -173,11 +173,13 @@ ckd_status block_step_predict(block_job *job, const coding_context *save, const 
                               ckd_error *err) {
     const step_source *s = tensor->step;
     float *previous = (float *)(void *)job->scratch.previous.data;
-    inputs in = {.now = job->input.values,
-                 .before = previous,
-                 .first = step_held(s->first, &job->scratch.step_first, job->input.first, job->input.count)};
+    inputs in = {
+        .now = job->input.values,
+        .before = previous,
+        .first = step_pinned_values(s->first, &job->scratch.step_first, job->input.first, job->input.count)};
     if (s->inputs == INPUTS_MOMENT_SQUARE) {
-        in.second = step_held(s->square, &job->scratch.step_before, job->input.first, job->input.count);
+        in.second =
+            step_pinned_values(s->square, &job->scratch.step_before, job->input.first, job->input.count);
     }
     if (!in.first || (s->inputs == INPUTS_MOMENT_SQUARE && !in.second)) {
         return CKD_OK; /* no prediction, but a delta */

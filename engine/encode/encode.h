@@ -105,11 +105,11 @@ typedef struct tensor_context {
     const step_source *step;   /* inputs that predict an optimizer step; NULL: none */
     uint64_t block_elements;   /* most elements of an exact block, if `rows` is NULL */
     const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: not a panel */
-    /* the parent's values in memory, laid out as `held`; NULL: read them from the store */
+    /* the parent's values in memory, laid out as `values_span`; NULL: read them from the store */
     const void *parent_values;
-    /* receives the decoded values, laid out as `held`; may be `parent_values`. NULL: nowhere */
+    /* receives the decoded values, laid out as `values_span`; may be `parent_values`. NULL: nowhere */
     void *decoded_values;
-    span held;
+    span values_span;
 } tensor_context;
 
 /* One way to store the block. size 0 and not available: not tried. */
@@ -293,8 +293,8 @@ typedef struct block_sample {
     uint64_t of, limit; /* bytes of the block, and of what it takes otherwise */
 } block_sample;
 /* Estimates from the sample if a byte codec of the save can get below the limit. */
-ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, const block_sample *s,
-                                ckd_error *err);
+ckd_status block_codec_may_win(bool *promise, coder *by, const coding_context *save, const block_sample *s,
+                               ckd_error *err);
 /*
  * For an analysed precoded block without values: returns true if its decision would need them. Makes a trial
  * decision.
@@ -314,12 +314,12 @@ bool block_is_in_save(const block_job *job, const coding_context *save, const te
 bool block_is_registered(const span *block, const hash128 *original, const coding_context *save,
                          const tensor_context *tensor, double bound);
 /* Returns true if the job is a duplicate of values in this save. */
-bool block_names_own(const block_job *job, const coding_context *save);
+bool block_copies_from_save(const block_job *job, const coding_context *save);
 /*
  * Returns true if the job copies from a checkpoint that may no longer be named. Other blocks may have used up the
  * limit since it was analysed.
  */
-bool block_names_too_many(const block_job *job, const coding_context *save);
+bool block_exceeds_references(const block_job *job, const coding_context *save);
 /*
  * Sets chosen, predictor, chain, base and depth. Adds the costs to the budget, and the checkpoint that a copy names
  * to `referenced`.
@@ -345,7 +345,7 @@ bool block_find_in_parent(block_job *job, const coding_context *save, const tens
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound);
 /* Returns true if naming the values takes less than storing them. */
-bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor);
+bool block_may_be_copied(const block_job *job, const coding_context *save, const tensor_context *tensor);
 /* Adds the checkpoint that a copy names to `referenced`. */
 void block_add_referenced(const block_job *job, const coding_context *save);
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,

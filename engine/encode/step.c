@@ -71,7 +71,7 @@ static group group_of(const ckd_optimizer *o) {
 /* ---- parameters ---- */
 
 static void release(step_states *s, pinned_tensor *h) {
-    s->held -= h->bytes;
+    s->pinned_bytes -= h->bytes;
     free(h->values);
     file_scratch_close(h->file);
     free(h->blocks);
@@ -116,32 +116,32 @@ static step_parameter *find_parameter(step_states *s, const char *name, const ck
 #define MOST_OF_DISK 4 /* a file takes at most 1/MOST_OF_DISK of the free disk space */
 
 /* Uses memory up to the limit, then a file. */
-static void find_room(pinned_tensor *h, step_states *s, uint64_t size) {
-    if (size <= s->limit && s->held <= s->limit - size) {
+static void allocate_pinned(pinned_tensor *h, step_states *s, uint64_t size) {
+    if (size <= s->limit && s->pinned_bytes <= s->limit - size) {
         h->values = malloc((size_t)size + 1);
         h->bytes = h->values ? size : 0;
-        s->held += h->bytes;
+        s->pinned_bytes += h->bytes;
     } else if (s->scratch && dir_free_space(s->scratch) / MOST_OF_DISK >= size) {
         file_scratch_open(&h->file, s->scratch, NULL);
     }
 }
 
-static void hold(step_tensor *t, pinned_tensor *h, const record_tensor *tensor, uint64_t elements) {
+static void pin_tensor(step_tensor *t, pinned_tensor *h, const record_tensor *tensor, uint64_t elements) {
     size_t blocks = (size_t)((elements + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS);
     release(t->states, h);
     if (elements < SIZE_MAX / sizeof(float)) {
-        find_room(h, t->states, elements * sizeof(float));
+        allocate_pinned(h, t->states, elements * sizeof(float));
     }
     h->blocks = calloc(blocks + 1, sizeof(*h->blocks));
     h->name = tensor->name;
-    if (step_is_held(h) && h->blocks) {
-        t->hold = h;
+    if (step_is_pinned(h) && h->blocks) {
+        t->pinned = h;
     } else {
         release(t->states, h);
     }
 }
 
-const float *step_held(const pinned_tensor *h, bytes *room, uint64_t first, uint64_t count) {
+const float *step_pinned_values(const pinned_tensor *h, bytes *room, uint64_t first, uint64_t count) {
     if (h->values) {
         return h->values + first;
     }
@@ -151,9 +151,8 @@ const float *step_held(const pinned_tensor *h, bytes *room, uint64_t first, uint
     return read ? to : NULL;
 }
 
-void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values,
-               const pinned_block *block) {
-    pinned_tensor *h = t->hold;
+void step_pin(step_tensor *t, uint64_t first, uint64_t count, const void *values, const pinned_block *block) {
+    pinned_tensor *h = t->pinned;
     if (!h) {
         return;
     }
@@ -162,7 +161,7 @@ void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *value
     } else if (file_scratch_write(h->file, first * sizeof(float), values, count * sizeof(float), NULL) !=
                CKD_OK) {
         release(t->states, h);
-        t->hold = NULL;
+        t->pinned = NULL;
         return;
     }
     h->blocks[h->block_count++] = *block;
@@ -208,8 +207,8 @@ static void find_source(step_tensor *t, const step_states *states, const ckd_opt
         s->before = view_find(in, p->first.name);
     }
     s->available =
-        step_is_held(&p->first) && (!needs_before || (s->before && same_shape(s->before, parent))) &&
-        (s->inputs != INPUTS_MOMENT_SQUARE || step_is_held(&p->square)) && !(square && o->kind == CKD_SGD);
+        step_is_pinned(&p->first) && (!needs_before || (s->before && same_shape(s->before, parent))) &&
+        (s->inputs != INPUTS_MOMENT_SQUARE || step_is_pinned(&p->square)) && !(square && o->kind == CKD_SGD);
     s->group = group_of(o);
 }
 
@@ -238,12 +237,12 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
         return;
     }
     if (tensor->role == CKD_ROLE_EXP_AVG) {
-        hold(out, &p->first, tensor, elements);
+        pin_tensor(out, &p->first, tensor, elements);
     } else if (t->parent) {
         find_source(out, s, o, t->parent, in);
     }
     if (tensor->role == CKD_ROLE_EXP_AVG_SQ && !p->weight_came) {
-        hold(out, &p->square, tensor, elements);
+        pin_tensor(out, &p->square, tensor, elements);
     }
 }
 

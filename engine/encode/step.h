@@ -4,7 +4,7 @@
  *
  *   step_begin    a tensor with an optimizer: finds what predicts it, and whether later tensors need its values
  *   block_step    (block_step.c, parallel) the best rule, and the prediction
- *   step_hold     keeps a written block's values and load cost
+ *   step_pin     keeps a written block's values and load cost
  *   step_end      releases what no later tensor needs
  *
  * The caller may reuse its memory after each tensor, so moments are held until the weights have been saved. Internal
@@ -47,9 +47,9 @@ typedef struct step_parameter {
 
 /* The states of a save. Zero-initialise, then set limit and scratch. */
 typedef struct step_states {
-    step_parameter *parameters; /* in order of arrival */
-    uint64_t limit, held;       /* bytes of values in memory: limit and current */
-    const char *scratch;        /* directory for values beyond the limit; lives as long as this */
+    step_parameter *parameters;   /* in order of arrival */
+    uint64_t limit, pinned_bytes; /* bytes of values in memory: limit and current */
+    const char *scratch;          /* directory for values beyond the limit; lives as long as this */
     /* the rules that fitted last, for squares, Adam's weights and SGD's weights; 0: none yet */
     uint32_t rules[3];
     hash128 *groups; /* written so far */
@@ -72,7 +72,7 @@ typedef struct step_tensor {
     step_source source;
     step_states *states;
     step_parameter *parameter; /* NULL: no steps for this tensor */
-    pinned_tensor *hold;       /* NULL: its values are not needed later */
+    pinned_tensor *pinned;     /* NULL: its values are not needed later */
     ckd_role role;
     bool sgd;
     uint32_t used; /* the rule of the last predicted block; 0: none */
@@ -87,16 +87,16 @@ ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err);
 struct tensor_context;
 void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const struct tensor_context *t,
                 uint64_t elements, const view *in);
-void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const pinned_block *block);
+void step_pin(step_tensor *t, uint64_t first, uint64_t count, const void *values, const pinned_block *block);
 void step_end(step_tensor *t, step_states *s);
-static inline bool step_is_held(const pinned_tensor *h) {
+static inline bool step_is_pinned(const pinned_tensor *h) {
     return h->values || h->file;
 }
 /*
  * Returns elements first ... first + count - 1 of a tensor that is held: in place, or read into `room`. NULL: they
  * cannot be read.
  */
-const float *step_held(const pinned_tensor *h, bytes *room, uint64_t first, uint64_t count);
+const float *step_pinned_values(const pinned_tensor *h, bytes *room, uint64_t first, uint64_t count);
 
 /* Sets *written if this group has been written already; else records it as written. Errors: NOMEM. */
 ckd_status step_record_group(bool *written, step_states *s, const hash128 *content, ckd_error *err);

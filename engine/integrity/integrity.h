@@ -11,7 +11,7 @@
  *
  * Invariants:
  *  1. A process that makes, rebuilds or removes parity files holds the parity lock. So a temporary file in data/p
- *     belongs to the lock's holder, or to a process that died. Only parity_forget removes groups without this lock;
+ *     belongs to the lock's holder, or to a process that died. Only parity_remove_useless removes groups without this lock;
  *     its caller holds the publish lock.
  *  2. Names in data/p change under the publish lock.
  *  3. Nothing depends on a parity file. A rebuilt chunk file is published only if it is the one that its manifest
@@ -36,8 +36,8 @@ typedef struct parity_files {
  * changed), STATE (a file that stays is missing or damaged, and only a group that would go can rebuild it; nothing
  * was changed), IO, NOMEM. With force the file is given up instead of STATE, and a message says so.
  */
-ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
-                         bool force, ckd_error *err);
+ckd_status parity_remove_useless(const ckd_store *store, const parity_files *gone, const parity_files *stay,
+                                 bool force, ckd_error *err);
 
 /* Rebuilding files. */
 

@@ -48,7 +48,7 @@ const parity_membership *parity_sets_of(const parity_sets *s, const ckd_id *file
 /* Returns NULL if there is no group of this id. */
 const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group);
 /* Do all members exist, in their sizes? */
-bool parity_members_there(const parity_group *g, const ckd_store *store);
+bool parity_members_exist(const parity_group *g, const ckd_store *store);
 /*
  * Further losses that the group can take: existing rows minus missing members. Negative: lost members cannot be
  * rebuilt.

@@ -98,7 +98,7 @@ static ckd_status publish_group(bool *done, const ckd_store *store, const parity
 }
 
 /* Reports a missing library as STATE: the stored data are not at fault. */
-static ckd_status blame_library(ckd_status status, ckd_error *err) {
+static ckd_status report_missing_library(ckd_status status, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     return status == CKD_E_UNSUPPORTED && erasure_ready(&why) != CKD_OK
                ? err_set(err, CKD_E_STATE, "%s", why.message)
@@ -114,7 +114,7 @@ static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
     }
     g->created_ns = clock_wall_ns();
     status = ckd_id_new(&g->id, err);
-    THEN(status, blame_library(parity_write(m->store, g, rows, &m->limiter, err), err));
+    THEN(status, report_missing_library(parity_write(m->store, g, rows, &m->limiter, err), err));
     if (status == CKD_E_NOT_FOUND) { /* a member was collected since its check */
         return CKD_OK;
     }
@@ -201,7 +201,7 @@ static ckd_status pretend_setting(making *m, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status look_around(making *m, ckd_error *err) {
+static ckd_status read_state(making *m, ckd_error *err) {
     ckd_status status = settings_read_kind(&m->settings, m->store, METADATA_PARITY, err);
     if (status == CKD_OK && m->options->dry_run && m->options->data) {
         status = pretend_setting(m, err);
@@ -231,7 +231,7 @@ static ckd_status make(making *m, ckd_error *err) {
     const ckd_parity_options *o = m->options;
     bool given = o->data || o->off;
     ckd_status status = given && !o->dry_run ? store_setting(m, err) : CKD_OK;
-    THEN(status, look_around(m, err));
+    THEN(status, read_state(m, err));
     if (status == CKD_OK && o->dry_run) {
         count_plan(m);
         return CKD_OK;
@@ -243,9 +243,9 @@ static ckd_status make(making *m, ckd_error *err) {
     if (status == CKD_OK && !m->files.incomplete) {
         status = clean_up(m, err);
     }
-    return status == CKD_OK
-               ? damage_spread(&m->damage, m->files.dependency_infos, m->files.dependency_info_count, err)
-               : status;
+    return status == CKD_OK ? damage_add_dependents(&m->damage, m->files.dependency_infos,
+                                                    m->files.dependency_info_count, err)
+                            : status;
 }
 
 static ckd_status check_options(const ckd_parity_options *o, ckd_error *err) {
@@ -260,7 +260,7 @@ static ckd_status check_options(const ckd_parity_options *o, ckd_error *err) {
     if (o->run && !run_name_valid(o->run)) {
         return err_set(err, CKD_E_INVALID, "'%.60s' is no name of a run", o->run);
     }
-    return some && o->parity > 1 ? blame_library(erasure_ready(err), err) : CKD_OK;
+    return some && o->parity > 1 ? report_missing_library(erasure_ready(err), err) : CKD_OK;
 }
 
 static void making_free(making *m) {

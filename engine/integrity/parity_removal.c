@@ -74,7 +74,7 @@ static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *
 }
 
 /* By names and sizes alone. */
-static outlook look_at(const forgetting *f, const parity_set *s) {
+static outlook assess_group(const forgetting *f, const parity_set *s) {
     outlook o = {.rows = rows_of(s)};
     for (size_t i = 0; i < s->group.member_count; i++) {
         const parity_member *m = &s->group.members[i];
@@ -134,14 +134,14 @@ static ckd_status read_rows(outlook *o, const forgetting *f, const parity_set *s
     return status;
 }
 
-static ckd_status look_at_all(forgetting *f, ckd_error *err) {
+static ckd_status assess_groups(forgetting *f, ckd_error *err) {
     ckd_status status = CKD_OK;
     f->outlooks = calloc(f->sets.count + 1, sizeof(*f->outlooks));
     if (!f->outlooks) {
         return err_nomem(err, f->sets.count * sizeof(*f->outlooks), "parity to forget");
     }
     for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
-        f->outlooks[i] = look_at(f, f->sets.items[i]);
+        f->outlooks[i] = assess_group(f, f->sets.items[i]);
         if (f->outlooks[i].concerned) {
             status = read_members(&f->outlooks[i], f, f->sets.items[i], err);
         }
@@ -187,7 +187,7 @@ static bool covered_elsewhere(const forgetting *f, const ckd_id *file) {
 }
 
 /* Lists members that stay, but lose their only group. Each is listed once, sorted by id. */
-static ckd_status find_bare(parity_files *out, ckd_id **ids, const forgetting *f, ckd_error *err) {
+static ckd_status find_unprotected(parity_files *out, ckd_id **ids, const forgetting *f, ckd_error *err) {
     size_t total = 0, count = 0, kept = 0;
     for (size_t i = 0; i < f->sets.count; i++) {
         total += f->outlooks[i].concerned ? f->sets.items[i]->group.member_count : 0;
@@ -222,12 +222,12 @@ static ckd_status find_bare(parity_files *out, ckd_id **ids, const forgetting *f
  * A process that makes parity or repairs ends some time, and the files can be covered then: BUSY. Other failures do
  * not stop a collection, which may be needed to relieve a full disk.
  */
-static ckd_status cover_bare(const forgetting *f, ckd_error *err) {
+static ckd_status cover_unprotected(const forgetting *f, ckd_error *err) {
     parity_files bare;
     ckd_id *ids;
     size_t covered = 0;
     ckd_error why = {0};
-    ckd_status status = find_bare(&bare, &ids, f, err);
+    ckd_status status = find_unprotected(&bare, &ids, f, err);
     if (status == CKD_OK && bare.count) {
         ckd_status made = parity_renew_cover(&covered, f->store, &bare, &why);
         status = made == CKD_E_NOMEM || made == CKD_E_BUSY ? err_from(err, made, &why) : CKD_OK;
@@ -243,9 +243,9 @@ static ckd_status cover_bare(const forgetting *f, ckd_error *err) {
     return status;
 }
 
-static ckd_status forget(const forgetting *f, ckd_error *err) {
+static ckd_status remove_groups(const forgetting *f, ckd_error *err) {
     size_t removed = 0;
-    ckd_status status = cover_bare(f, err);
+    ckd_status status = cover_unprotected(f, err);
     for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
         if (useless(&f->outlooks[i])) {
             status = parity_set_remove(f->sets.items[i], f->store, err);
@@ -255,8 +255,8 @@ static ckd_status forget(const forgetting *f, ckd_error *err) {
     return status == CKD_OK && removed ? dir_sync(path_in(f->store->path, DIR_PARITY).text, err) : status;
 }
 
-ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
-                         bool force, ckd_error *err) {
+ckd_status parity_remove_useless(const ckd_store *store, const parity_files *gone, const parity_files *stay,
+                                 bool force, ckd_error *err) {
     forgetting f = {.store = store, .gone = gone, .stay = stay, .force = force};
     if (!gone->count || !file_exists(path_in(store->path, DIR_PARITY).text)) {
         return CKD_OK;
@@ -265,9 +265,9 @@ ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const
     ckd_status status =
         ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "parity to forget");
     THEN(status, parity_sets_read(&f.sets, store, &ignored, err));
-    THEN(status, look_at_all(&f, err));
+    THEN(status, assess_groups(&f, err));
     THEN(status, check_wanted(&f, err));
-    THEN(status, forget(&f, err));
+    THEN(status, remove_groups(&f, err));
     free(f.outlooks);
     bytes_free(&f.payload);
     parity_sets_free(&f.sets);

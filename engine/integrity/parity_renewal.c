@@ -10,12 +10,12 @@
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err) {
     ckd_status status = CKD_OK;
     *done = false;
-    if (!parity_members_there(g, store)) {
+    if (!parity_members_exist(g, store)) {
         return CKD_OK;
     }
     for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
-        status = file_publish(path_parity(store->path, &g->id, row, ".tmp").text,
-                              path_parity(store->path, &g->id, row, "").text, err);
+        status = file_rename_noreplace(path_parity(store->path, &g->id, row, ".tmp").text,
+                                       path_parity(store->path, &g->id, row, "").text, err);
     }
     THEN(status, dir_sync(path_in(store->path, DIR_PARITY).text, err));
     *done = status == CKD_OK;

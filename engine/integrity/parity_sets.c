@@ -164,7 +164,7 @@ const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *id) {
     return low < s->count && id_equal(&s->items[low]->group.id, id) ? s->items[low] : NULL;
 }
 
-bool parity_members_there(const parity_group *g, const ckd_store *store) {
+bool parity_members_exist(const parity_group *g, const ckd_store *store) {
     bool there = true;
     for (size_t i = 0; i < g->member_count && there; i++) {
         there = live_file_exists(store, &g->members[i].file, g->members[i].size);

@@ -158,7 +158,7 @@ static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const p
     if (possible && write) {
         status = publish_chunk(repaired, &aside, r, b->f, err);
     } else if (!possible) {
-        damage_explain(&r->damage, inside(r, path.text), why.message);
+        damage_append_text(&r->damage, inside(r, path.text), why.message);
     }
     b->repaired = *repaired;
     return status == CKD_OK && *repaired ? report_repaired(r, path.text, aside.text, b->f->file.size, err)
@@ -174,8 +174,8 @@ static ckd_status repair_one(bool *repaired, repairing *r, bad_file *b, ckd_erro
         status = repair_from(repaired, r, b, &c[i], err);
     }
     if (!count) {
-        damage_explain(&r->damage, inside(r, path_chunk(r->store->path, &b->f->file.id, "").text),
-                       "no parity covers it");
+        damage_append_text(&r->damage, inside(r, path_chunk(r->store->path, &b->f->file.id, "").text),
+                           "no parity covers it");
     }
     return status;
 }
@@ -219,7 +219,7 @@ static bool members_right(const repairing *r, const parity_group *g) {
 }
 
 /* A file cannot replace a directory: moves it aside. */
-static ckd_status make_room(const repairing *r, const char *path, ckd_error *err) {
+static ckd_status move_directory_aside(const repairing *r, const char *path, ckd_error *err) {
     pathname aside;
     return dir_exists(path) ? repair_put_aside(&aside, r->store, DIR_PARITY, strrchr(path, '/') + 1, err)
                             : CKD_OK;
@@ -236,13 +236,13 @@ static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_e
     if (status != CKD_OK) {
         return status;
     }
-    if (parity_members_there(g, r->store)) {
+    if (parity_members_exist(g, r->store)) {
         for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
             pathname from = path_parity(r->store->path, &g->id, row, ".tmp");
             pathname to = path_parity(r->store->path, &g->id, row, "");
             if (b->rows >> row & 1) {
-                status = make_room(r, to.text, err);
-                THEN(status, file_replace(from.text, to.text, err));
+                status = move_directory_aside(r, to.text, err);
+                THEN(status, file_rename(from.text, to.text, err));
             }
         }
         THEN(status, dir_sync(path_in(r->store->path, DIR_PARITY).text, err));
@@ -291,7 +291,7 @@ static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
             continue;
         }
         if (reason[0]) {
-            damage_explain(&r->damage, inside(r, p.text), reason);
+            damage_append_text(&r->damage, inside(r, p.text), reason);
         } else {
             status = report_repaired(r, p.text, "", parity_file_size(g), err);
         }
@@ -321,7 +321,7 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
             }
         }
         if (status == CKD_OK) {
-            damage_explain(&r->damage, inside(r, p.text), "it was of no use any more: make parity anew");
+            damage_append_text(&r->damage, inside(r, p.text), "it was of no use any more: make parity anew");
             status = report_repaired(r, p.text, aside.text, size, err);
         }
     }
@@ -339,7 +339,7 @@ static ckd_status repair_vanished(bool *done, repairing *r, const vanished *gone
     if (status == CKD_OK && *done) {
         status = report_repaired(r, p.text, "", 0, err);
     } else if (status == CKD_OK) {
-        damage_explain(&r->damage, inside(r, p.text), why.message);
+        damage_append_text(&r->damage, inside(r, p.text), why.message);
     }
     return status;
 }
@@ -360,11 +360,11 @@ static ckd_status repair_each(bool *done, repairing *r, const vanished *gone, ck
 }
 
 /* Counts the checkpoint that the caller named among the vanished ones, even if that is doubtful. */
-static ckd_status believe(const repairing *r, vanished *gone, ckd_error *err) {
+static ckd_status confirm_named(const repairing *r, vanished *gone, ckd_error *err) {
     const char *run = r->options->manifest_run;
     uint64_t step = r->options->manifest_step;
     ckd_error why = {0};
-    bool found = !run || vanished_believe(gone, run, step, &why);
+    bool found = !run || vanished_confirm(gone, run, step, &why);
     for (size_t i = 0; i < gone->count && !found; i++) {
         found = gone->items[i].step == step && strcmp(gone->items[i].run, run) == 0;
     }
@@ -380,12 +380,12 @@ static ckd_status believe(const repairing *r, vanished *gone, ckd_error *err) {
 static ckd_status repair_manifests(repairing *r, ckd_error *err) {
     vanished gone = {0};
     ckd_status status = vanished_find(&gone, r->store, err);
-    THEN(status, believe(r, &gone, err));
+    THEN(status, confirm_named(r, &gone, err));
     bool *done = status == CKD_OK ? calloc(gone.count + 1, sizeof(*done)) : NULL;
     if (status == CKD_OK && !done) {
         status = err_nomem(err, gone.count, "manifests that are gone");
     }
-    THEN(status, vanished_record(&gone, r->store, &r->damage, err));
+    THEN(status, vanished_add_damage(&gone, r->store, &r->damage, err));
     THEN(status, repair_each(done, r, &gone, err));
     free(done);
     vanished_free(&gone);
@@ -471,9 +471,9 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     if (status == CKD_OK && r->options->purge && !r->options->dry_run) {
         status = repair_purge(&r->result->purged_files, &r->result->purged_bytes, r->store, err);
     }
-    return status == CKD_OK
-               ? damage_spread(&r->damage, r->files.dependency_infos, r->files.dependency_info_count, err)
-               : status;
+    return status == CKD_OK ? damage_add_dependents(&r->damage, r->files.dependency_infos,
+                                                    r->files.dependency_info_count, err)
+                            : status;
 }
 
 static ckd_status run(repairing *r, ckd_error *err) {

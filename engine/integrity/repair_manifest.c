@@ -52,7 +52,7 @@ static ckd_status note_writer(rewriting *w, const ckd_id *writer, ckd_error *err
 static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, bool older, ckd_error *err) {
     chunk *c;
     bool own = false;
-    if (chunk_open_outer(&c, path_chunk(w->store->path, id, "").text, NULL) != CKD_OK) {
+    if (chunk_open_bundled(&c, path_chunk(w->store->path, id, "").text, NULL) != CKD_OK) {
         return CKD_OK; /* its records will be missing */
     }
     if (c->outer_count == 0) { /* an empty checkpoint's, or that of a rank without tensors */
@@ -202,7 +202,7 @@ static ckd_status prove(rewriting *w, ckd_error *err) {
     }
     status = view_attach_measures(v, CKD_E_CORRUPT, err);
     THEN(status, describe(w, v, err));
-    THEN(status, closure_name_files(&w->m, &w->views, v, err));
+    THEN(status, closure_prune_files(&w->m, &w->views, v, err));
     THEN(status, load_all(w, v, err));
     view_close(v);
     return status;
@@ -224,8 +224,8 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     }
     if (status == CKD_OK) {
         pathname temp = path_of(root, DIR_MANIFESTS, ".tmp-repair");
-        status = file_publish_bytes(path_manifest(root, c->run, c->step, c->generation).text, temp.text,
-                                    data.data, data.size, err);
+        status = file_create_durable(path_manifest(root, c->run, c->step, c->generation).text, temp.text,
+                                     data.data, data.size, err);
     }
     bytes_free(&data);
     if (status == CKD_OK) {

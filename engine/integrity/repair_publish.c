@@ -25,7 +25,7 @@ static ckd_status keep_old(const ckd_store *store, const char *path, const pathn
     ckd_status status = damage_make_folder(store, err);
     THEN(status, file_link(path, aside->text, err));
     if (status == CKD_E_IO || status == CKD_E_READ_ONLY) {
-        status = file_publish(path, aside->text, err);
+        status = file_rename_noreplace(path, aside->text, err);
     }
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_DAMAGED).text, err) : status;
 }
@@ -40,8 +40,8 @@ ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *f
         status = keep_old(store, path.text, aside, err);
     }
     if (status == CKD_OK) { /* a directory cannot be linked, and was moved by now */
-        status = file_name_taken(path.text) ? file_replace(from, path.text, err)
-                                            : file_publish(from, path.text, err);
+        status = file_name_taken(path.text) ? file_rename(from, path.text, err)
+                                            : file_rename_noreplace(from, path.text, err);
     }
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
@@ -51,7 +51,7 @@ ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char 
     pathname path = path_of(store->path, dir, name);
     *aside = aside_of(store, name);
     ckd_status status = damage_make_folder(store, err);
-    THEN(status, file_publish(path.text, aside->text, err));
+    THEN(status, file_rename_noreplace(path.text, aside->text, err));
     THEN(status, dir_sync(path_in(store->path, DIR_DAMAGED).text, err));
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }

@@ -111,7 +111,7 @@ typedef struct stripe_view {
     size_t target_place; /* index in `lost` */
 } stripe_view;
 
-static void look_at(stripe_view *v, const rebuilder *r, uint64_t first, uint64_t stripe) {
+static void find_valid_rows(stripe_view *v, const rebuilder *r, uint64_t first, uint64_t stripe) {
     const parity_group *g = r->g;
     *v = (stripe_view){.number = stripe,
                        .at = (stripe - first) * g->piece,
@@ -177,7 +177,7 @@ static ckd_status rebuild_stripe(bool *possible, rebuilder *r, uint64_t first, u
     const parity_group *g = r->g;
     uint32_t size = parity_member_size(g, r->target, stripe);
     stripe_view v;
-    look_at(&v, r, first, stripe);
+    find_valid_rows(&v, r, first, stripe);
     const uint8_t *piece = r->data[r->target] + v.at;
     if (v.target_lost) {
         if (v.lost_count > v.row_count) {

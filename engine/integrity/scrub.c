@@ -220,9 +220,9 @@ static ckd_status scrub(scrubbing *s, ckd_error *err) {
     if (status == CKD_OK && at == s->due) {
         status = scrub_parity(s, err);
     }
-    return status == CKD_OK
-               ? damage_spread(&s->damage, s->live.dependency_infos, s->live.dependency_info_count, err)
-               : status;
+    return status == CKD_OK ? damage_add_dependents(&s->damage, s->live.dependency_infos,
+                                                    s->live.dependency_info_count, err)
+                            : status;
 }
 
 ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,

@@ -214,8 +214,8 @@ static ckd_status check_all(verification *v, ckd_error *err) {
     }
     const dependency_info *all = v->files.dependency_infos;
     size_t count = v->options->run ? 0 : v->files.dependency_info_count;
-    return by_lineage(v) ? damage_spread(&v->damage, all, v->files.dependency_info_count, err)
-                         : damage_name_trash(&v->damage, all, count, err);
+    return by_lineage(v) ? damage_add_dependents(&v->damage, all, v->files.dependency_info_count, err)
+                         : damage_add_trash(&v->damage, all, count, err);
 }
 
 static ckd_status check_catalog(verification *v, ckd_error *err) {
@@ -244,7 +244,7 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
 static ckd_status check_vanished(verification *v, ckd_error *err) {
     vanished gone = {0};
     ckd_status status = v->options->run ? CKD_OK : vanished_find(&gone, v->store, err);
-    THEN(status, vanished_record(&gone, v->store, &v->damage, err));
+    THEN(status, vanished_add_damage(&gone, v->store, &v->damage, err));
     vanished_free(&gone);
     return status;
 }

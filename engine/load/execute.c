@@ -143,7 +143,7 @@ static ckd_status end_lease(ckd_load *load, device_lease *lease, ckd_status stat
         lease->backend->queue_before(&lease->queue, lease->stream, &after);
         status = device_status(&after, lease->queue.device, err);
     }
-    device_give_back(load->store, lease);
+    device_release(load->store, lease);
     return status;
 }
 
@@ -155,7 +155,7 @@ static void decode_on_device(device_attempt *out, ckd_load *load, load_task *tas
         return;
     }
     span_decode *s = &w->span;
-    out->status = device_take(&s->lease, load->store, task->device, task->on_device, &out->why);
+    out->status = device_acquire(&s->lease, load->store, task->device, task->on_device, &out->why);
     if (out->status == CKD_OK) {
         out->status = device_decode_span(s, task->blocks + first, task->done - first, &out->why);
         out->bad = s->bad;
@@ -252,7 +252,7 @@ ckd_status load_task_execute(ckd_load *load, load_task *task, size_t count, ckd_
 ckd_status load_task_finish(ckd_load *load, const load_task *task, ckd_error *err) {
     uint64_t size = task->want.count * ckd_dtype_size(task->tensor->tensor->dtype);
     return task->device && task->to
-               ? device_load(load->store, task->device, task->on_device, task->to, size, err)
+               ? device_write_once(load->store, task->device, task->on_device, task->to, size, err)
                : CKD_OK;
 }
 

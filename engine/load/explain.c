@@ -119,8 +119,8 @@ static ckd_status build_on(void *context, const view_block *b, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status follow(load_plan *x, size_t from, const view *v, const view_block *b, uint32_t index,
-                         ckd_error *err) {
+static ckd_status add_dependency(load_plan *x, size_t from, const view *v, const view_block *b,
+                                 uint32_t index, ckd_error *err) {
     const dependency *on = &b->record->dependencies[index];
     if (on->kind == DEPENDS_VALUES) {
         view_source s;
@@ -158,7 +158,7 @@ static ckd_status visit(size_t *out, load_plan *x, const view *v, const view_blo
     status = record_view(x, v, err);
     x->depth++;
     for (uint32_t i = 0; i < b->record->dependency_count && !b->materialized && status == CKD_OK; i++) {
-        status = follow(x, *out, v, b, i, err);
+        status = add_dependency(x, *out, v, b, i, err);
     }
     x->depth--;
     x->order[x->ordered++] = *out;

@@ -74,7 +74,7 @@ static void add_levels(level_sums *s, const int32_t *q, const float *residual, u
     }
 }
 
-/* Integers go to `few`, or to q if `few` is NULL. Returns false if one does not fit a byte. */
+/* Integers go to `q8`, or to q if `q8` is NULL. Returns false if one does not fit a byte. */
 static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const source *from) {
     float residual[PIECE];
     const lattice_block *b = &from->job->block;
@@ -119,7 +119,7 @@ static ckd_status quantise_linear(lossy_job *j, const lossy_elements *e, ckd_err
         return status;
     }
     if (effort_of(t) == LATTICE_FAST && quantise_rows(&sums, few, NULL, &from)) {
-        b->few = few;
+        b->q8 = few;
     } else {
         sums = (level_sums){{0}, {0}};
         int32_t *q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
@@ -130,7 +130,7 @@ static ckd_status quantise_linear(lossy_job *j, const lossy_elements *e, ckd_err
         b->q = q;
     }
     if (sums.count[0] + sums.count[1] + sums.count[2] == 0) {
-        b->few = NULL;
+        b->q8 = NULL;
         b->q = NULL;
     }
     if (t->up[0] > 0.5f) {
@@ -194,7 +194,7 @@ static ckd_status measure(lossy_job *j, const lossy_elements *e, ckd_error *err)
     j->decoded = got;
     j->error = (lossy_error){0};
     lossy_error_add(&j->error, t->now + e->at, got, n, e->kernels);
-    lossy_judge(j, t);
+    lossy_check_bound(j, t);
     return CKD_OK;
 }
 
@@ -237,7 +237,7 @@ ckd_status lossy_block_without_factor(lossy_job *j, const lossy_elements *e, ckd
         b->own.shift = b->own.factor = NULL;
     }
     b->q = NULL;
-    b->few = NULL;
+    b->q8 = NULL;
     return in_steps(j, e, err);
 }
 

@@ -14,7 +14,7 @@
 /* Rows of panels are copied with a pitch in bytes, which must stay below 2^31. */
 #define MOST_COLUMNS (INT32_MAX / sizeof(float))
 
-bool lossy_device_may(const lossy_tile *t, const void *input) {
+bool lossy_device_can_code(const lossy_tile *t, const void *input) {
     size_t size = ckd_dtype_size(t->dtype);
     bool whole = !t->vector && t->phase == 0 && t->count % t->columns == 0 && t->columns < MOST_COLUMNS;
     bool plain = t->params->effort < 7 && !(t->params->max_error > 0);
@@ -48,7 +48,7 @@ static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
              integers = device_bytes_rank((uint32_t)rank) * (rows + columns),
              factors = sides + (floats > integers ? floats : integers);
     uint64_t search = lossy_device_search_size(rows, t->columns, rank);
-    uint64_t other = t->count / 4 + t->count / 16 * sizeof(device_other) + t->count / 64 + (4u << 20);
+    uint64_t other = t->count / 4 + t->count / 16 * sizeof(device_element_at) + t->count / 64 + (4u << 20);
     max = of_columns > max ? of_columns : max;
     max = factors > max ? factors : max;
     max = search > max ? search : max;
@@ -56,7 +56,7 @@ static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
 }
 
 /* Errors: NOMEM if the operation needs more than the scratch. */
-ckd_status lossy_device_reaches(const struct lossy_device *d, uint64_t used, ckd_error *err) {
+ckd_status lossy_device_check_scratch(const struct lossy_device *d, uint64_t used, ckd_error *err) {
     return used <= d->scratch_size
                ? CKD_OK
                : err_set(err, CKD_E_NOMEM,
@@ -130,7 +130,7 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     if (v->only_given) {
         return begin_given(d, t, panel, err);
     }
-    uint64_t list = lossy_device_aligned(KEPT_ROOM(n) * sizeof(device_other)) + lossy_device_aligned(8);
+    uint64_t list = lossy_device_aligned(KEPT_ROOM(n) * sizeof(device_element_at)) + lossy_device_aligned(8);
     uint64_t size = (2 + (before && !kept) + !floats) * all + (floats ? 0 : all / 2) +
                     lossy_device_aligned(n) + list + d->scratch_size + panel;
     void *memory;
@@ -143,9 +143,9 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     d->whole.values = (float *)(void *)(at += all);
     d->few = (int8_t *)(at += all);
     at += lossy_device_aligned(n);
-    d->kept = (device_kept){.count = (uint64_t *)(void *)at,
-                            .list = (device_other *)(void *)(at + lossy_device_aligned(8)),
-                            .room = (uint32_t)KEPT_ROOM(n)};
+    d->kept = (device_exceptions){.count = (uint64_t *)(void *)at,
+                                  .list = (device_element_at *)(void *)(at + lossy_device_aligned(8)),
+                                  .room = (uint32_t)KEPT_ROOM(n)};
     d->scratch = at += list;
     d->panel = at += d->scratch_size;
     at += panel;
@@ -182,7 +182,7 @@ ckd_status lossy_device_before_made(const lossy_tile *t, ckd_error *err) {
 void lossy_device_end(struct lossy_device *d) {
     if (d->lease) {
         pthread_mutex_destroy(&d->mutex);
-        device_reference_give(d->store, d->reference);
+        device_reference_release(d->store, d->reference);
     }
     bytes_free(&d->integers);
     bytes_free(&d->panel_integers);
@@ -237,7 +237,7 @@ static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
     double *rows = lossy_device_take(d, &used, 2 * d->rows * sizeof(double));
     pass.all = lossy_device_take(d, &used, sizeof(device_sums));
     pass.blocks = lossy_device_take(d, &used, device_pass_blocks(d->rows) * sizeof(device_sums));
-    ckd_status status = lossy_device_reaches(d, used, err);
+    ckd_status status = lossy_device_check_scratch(d, used, err);
     if (status == CKD_OK && p->weight) {
         pass.weight = weight;
         pass.row_weight = t->plan.row ? row_weight : NULL;
@@ -294,7 +294,7 @@ static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err)
     double *sum = host + d->rows, *scale = sum + each;
     uint32_t *count = (uint32_t *)(void *)(scale + each);
     find_scales(host, p, d->rows);
-    ckd_status status = lossy_device_reaches(d, used, err);
+    ckd_status status = lossy_device_check_scratch(d, used, err);
     THEN(status, device_put(d->lease, scales, host, d->rows * sizeof(double), err));
     if (status == CKD_OK) {
         d->lease->backend->columns(&d->lease->queue, &c, &why);
@@ -406,7 +406,7 @@ static ckd_status put_bytes(bool *fit, device_byte_product *p, const lossy_tile 
     }
     *fit = lattice_factor_bytes(host, t->plan.factor, d->rows, own->rank, padded, NULL) &&
            lattice_factor_bytes(host + left, own->factor, d->columns, own->rank, padded, own->shift);
-    ckd_status status = *fit ? lossy_device_reaches(d, used, err) : CKD_OK;
+    ckd_status status = *fit ? lossy_device_check_scratch(d, used, err) : CKD_OK;
     if (status == CKD_OK && *fit) {
         status = device_put(d->lease, to_left, host, left, err);
         THEN(status, device_put(d->lease, to_right, host + left, right, err));
@@ -442,7 +442,7 @@ static ckd_status multiply_floats(const lossy_tile *t, uint64_t used, ckd_error 
     for (uint64_t i = 0; i < left; i++) {
         host[i] = (float)t->plan.factor[i];
     }
-    ckd_status status = lossy_device_reaches(d, used, err);
+    ckd_status status = lossy_device_check_scratch(d, used, err);
     THEN(status, device_put(d->lease, to_left, host, left * sizeof(float), err));
     for (uint64_t i = 0; i < right; i++) {
         host[i] = (float)t->plan.own.factor[i] * (float)(1u << t->plan.own.shift[i % rank]);
@@ -511,7 +511,7 @@ ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from
     device_piece *list = lossy_device_take(d, &used, count * sizeof(*list));
     device_gathering g = {.from = from, .piece = list, .pieces = count};
     g.to = lossy_device_take(d, &used, elements * sizeof(float));
-    ckd_status status = lossy_device_reaches(d, used, err);
+    ckd_status status = lossy_device_check_scratch(d, used, err);
     THEN(status, device_put(d->lease, list, pieces, count * sizeof(*list), err));
     if (status == CKD_OK) {
         d->lease->backend->gather(&d->lease->queue, &g, &why);

@@ -37,7 +37,7 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_dtype rounded
     if (!host) {
         return err_nomem(err, d->block_count * sizeof(*host), "coding scratch");
     }
-    ckd_status status = lossy_device_reaches(d, used, err);
+    ckd_status status = lossy_device_check_scratch(d, used, err);
     for (size_t i = 0; i < d->block_count && why.result == DEVICE_DONE && status == CKD_OK; i++) {
         const lossy_device_block *b = &d->blocks[i];
         e.given = d->at.now + b->at;
@@ -68,7 +68,7 @@ static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, dev
         pieces += device_hash_pages_of(of[i].bytes);
     }
     uint64_t *to = lossy_device_take(d, &used, pieces * sizeof(*to));
-    ckd_status status = lossy_device_reaches(d, used, err);
+    ckd_status status = lossy_device_check_scratch(d, used, err);
     return status == CKD_OK ? device_hash(out, d->lease, of, count, to, err) : status;
 }
 
@@ -196,7 +196,7 @@ ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_dev
     return status;
 }
 
-ckd_status lossy_device_exceptions(const lossy_tile *t, const device_reference_key *key, ckd_error *err) {
+ckd_status lossy_device_keep_reference(const lossy_tile *t, const device_reference_key *key, ckd_error *err) {
     struct lossy_device *d = t->device;
     const void *values = d->whole.cast ? d->whole.cast : (const void *)d->whole.values;
     return values ? device_reference_keep(&d->reference, d->store, d->lease, key, values, err) : CKD_OK;

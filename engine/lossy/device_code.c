@@ -28,9 +28,9 @@ static bool is_planned(const lossy_tile *t) {
 }
 
 /* Returns an empty list of exceptions with the tile's limits. */
-static device_kept exceptions_of(const lossy_tile *t, device_failure *why) {
+static device_exceptions exceptions_of(const lossy_tile *t, device_failure *why) {
     const struct lossy_device *d = t->device;
-    device_kept kept = d->kept;
+    device_exceptions kept = d->kept;
     kept.above = t->exception_above;
     kept.moved = t->exception_moved;
     kept.most = out_of_reach(t);
@@ -52,7 +52,7 @@ static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error 
     uint64_t used = 0;
     int32_t *row = lossy_device_take(d, &used, d->rows * sizeof(int32_t)),
             *column = lossy_device_take(d, &used, d->columns * sizeof(int32_t));
-    ckd_status status = lossy_device_reaches(d, used, err);
+    ckd_status status = lossy_device_check_scratch(d, used, err);
     if (t->plan.row && status == CKD_OK) {
         status = device_put(d->lease, row, t->plan.row, d->rows * sizeof(int32_t), err);
     }
@@ -86,8 +86,8 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
     if (!packed) {
         return few ? err_nomem(err, words * sizeof(uint32_t), "coding scratch") : CKD_E_NOMEM;
     }
-    device_other *other = (device_other *)(void *)(packed + words);
-    ckd_status status = lossy_device_reaches(d, used, err);
+    device_element_at *other = (device_element_at *)(void *)(packed + words);
+    ckd_status status = lossy_device_check_scratch(d, used, err);
     if (status == CKD_OK &&
         d->lease->backend->zero(&d->lease->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
         d->lease->backend->pack(&d->lease->queue, &p, &why);
@@ -191,7 +191,7 @@ static ckd_status finish_values(const struct lossy_device *d, ckd_error *err) {
 /* ---- exceptions ---- */
 
 static int by_place(const void *a, const void *b) {
-    const device_other *x = a, *y = b;
+    const device_element_at *x = a, *y = b;
     return (x->at > y->at) - (x->at < y->at);
 }
 
@@ -199,10 +199,11 @@ static int by_place(const void *a, const void *b) {
 static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t count = d->whole.exception_count;
-    device_keeping floats = {d->kept.list, count, d->whole.values, d->whole.now, sizeof(float)},
-                   typed = {d->kept.list, count, d->whole.cast, d->whole.input,
-                            (uint32_t)ckd_dtype_size(d->dtype)};
-    device_other *list = bytes_scratch(&d->exception_list, count * sizeof(*list) + 1, "coding scratch", err);
+    device_exception_copy floats = {d->kept.list, count, d->whole.values, d->whole.now, sizeof(float)},
+                          typed = {d->kept.list, count, d->whole.cast, d->whole.input,
+                                   (uint32_t)ckd_dtype_size(d->dtype)};
+    device_element_at *list =
+        bytes_scratch(&d->exception_list, count * sizeof(*list) + 1, "coding scratch", err);
     d->whole.kept = list;
     if (!list || count == 0) {
         return list ? CKD_OK : CKD_E_NOMEM;
@@ -222,14 +223,14 @@ static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
 static ckd_status exceptions_in_panel(struct lossy_device *d, uint64_t first, uint64_t width,
                                       ckd_error *err) {
     const lossy_device_arrays *all = &d->whole;
-    device_other *list =
+    device_element_at *list =
         bytes_scratch(&d->panel_exceptions, all->exception_count * sizeof(*list) + 1, "coding scratch", err);
     d->at.kept = list;
     for (uint64_t i = 0; i < all->exception_count && list; i++) {
         uint64_t row = all->kept[i].at / d->columns, column = all->kept[i].at % d->columns;
         if (column >= first && column < first + width) {
             list[d->at.exception_count++] =
-                (device_other){(uint32_t)(row * width + column - first), all->kept[i].q};
+                (device_element_at){(uint32_t)(row * width + column - first), all->kept[i].q};
         }
     }
     return list ? CKD_OK : CKD_E_NOMEM;
@@ -340,12 +341,12 @@ ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_e
     if (t->part == LOSSY_SECOND && few) {
         status = levels_of(j, few, e->count, err);
     } else {
-        j->block.few = few;
+        j->block.q8 = few;
     }
     j->error = b->error;
     j->decoded = NULL;
     j->update = pair_known(&t->pair) ? t->pair.decoded : (double)NAN;
-    lossy_judge(j, t);
+    lossy_check_bound(j, t);
     bytes_clear(payload);
     THEN(status, exceptions_in_block(j, &d->at, e->at, e->count, err));
     return status == CKD_OK ? lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err)

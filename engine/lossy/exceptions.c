@@ -57,7 +57,7 @@ static void add_exception(lossy_job *j, const lossy_elements *e, uint64_t i) {
     if (j->block.q) {
         ((int32_t *)(void *)j->q.data)[i] = 0;
     }
-    if (j->block.few) {
+    if (j->block.q8) {
         j->few.data[i] = 0;
     }
 }
@@ -107,7 +107,7 @@ void lossy_error_add(lossy_error *e, const float *input, const float *decoded, u
     e->exceptions += n - s.finite;
 }
 
-void lossy_judge(lossy_job *j, const lossy_tile *t) {
+void lossy_check_bound(lossy_job *j, const lossy_tile *t) {
     /* Differences are floats: the largest may have been rounded down. */
     j->within = j->error.largest * (1 + 0x1p-23) <= t->bound &&
                 isfinite(j->error.largest); /* no value has become infinite */

@@ -64,7 +64,7 @@ ckd_status lossy_exceptions_done(lossy_job *j, ckd_error *err);
 ckd_status lossy_find_exceptions(lossy_job *j, const lossy_elements *e, uint64_t from, uint64_t to,
                                  ckd_error *err);
 /* Sets j->within from j->error. */
-void lossy_judge(lossy_job *j, const lossy_tile *t);
+void lossy_check_bound(lossy_job *j, const lossy_tile *t);
 
 /* ---- direction ---- */
 /*
@@ -123,10 +123,10 @@ uint64_t max_outliers(uint64_t elements);
  */
 ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err);
 /*
- * usual_enough tells whether the sample's limits suit all elements. If not, find_typical_range finds limits
+ * typical_range_holds tells whether the sample's limits suit all elements. If not, find_typical_range finds limits
  * on all elements.
  */
-bool usual_enough(const lossy_tile *t, const lattice_sums *s);
+bool typical_range_holds(const lossy_tile *t, const lattice_sums *s);
 ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err);
 /* Estimates the RMS of values over the steps of their rows and columns. weight: of columns. Errors: NOMEM, DEVICE. */
 ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight, const kernels *k,
@@ -142,7 +142,7 @@ static inline void *lossy_device_take(const struct lossy_device *d, uint64_t *us
     *used += lossy_device_aligned(size);
     return at;
 }
-ckd_status lossy_device_reaches(const struct lossy_device *d, uint64_t used, ckd_error *err);
+ckd_status lossy_device_check_scratch(const struct lossy_device *d, uint64_t used, ckd_error *err);
 static inline ckd_status lossy_device_status(const struct lossy_device *d, const device_failure *why,
                                              ckd_error *err) {
     return device_status(why, d->lease->queue.device, err);
@@ -159,7 +159,7 @@ ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err);
 
 /* ---- low_rank_device.c ---- */
 /* The search for factors of a tile's matrix; the context is the tile. It owns the scratch until it ends. */
-extern const vectors_elsewhere lossy_device_vectors;
+extern const vectors_backend lossy_device_vectors;
 /* Bytes of scratch for `count` vectors of each side. */
 uint64_t lossy_device_search_size(uint64_t rows, uint64_t columns, uint64_t count);
 

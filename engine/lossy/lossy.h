@@ -310,13 +310,13 @@ double direction_change(const direction_sums *sums);
  */
 
 /* Runs fn(context, p, ...) for all panels, on the tile's pool if it has one. */
-ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err);
+ckd_status tile_run_panels(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err);
 /*
- * tile_rows counts the rows of a tile; long vectors are cut into rows. tile_span returns the number of
+ * tile_rows counts the rows of a tile; long vectors are cut into rows. tile_row_span returns the number of
  * elements of one row, and its first element and column.
  */
 uint64_t tile_rows(const lossy_tile *t);
-uint64_t tile_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column);
+uint64_t tile_row_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column);
 /* Returns the first row of panel p, if `rows` rows make `panels` panels. */
 uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels);
 uint64_t tile_panels(const lossy_tile *t);
@@ -381,7 +381,7 @@ typedef struct lossy_device_arrays {
     void *cast;             /* decoded values in the dtype; NULL if that is f32 */
     const int8_t *integers; /* in host memory; NULL: all are 0 */
     /* In host memory: the exceptions, ascending; q: their bits in the dtype. */
-    const device_other *kept;
+    const device_element_at *kept;
     uint64_t exception_count;
     uint64_t count;
 } lossy_device_arrays;
@@ -396,9 +396,9 @@ struct lossy_device {
     lossy_device_arrays whole, at; /* at: the arrays of the blocks: the whole tile or a panel */
     float *matrix;                 /* residuals in steps, or products of factors */
     int8_t *few;
-    device_kept kept; /* room for exceptions, without limits yet */
-    uint8_t *panel;   /* memory for a panel's arrays */
-    uint8_t *scratch; /* reused by one operation after the other */
+    device_exceptions kept; /* room for exceptions, without limits yet */
+    uint8_t *panel;         /* memory for a panel's arrays */
+    uint8_t *scratch;       /* reused by one operation after the other */
     uint64_t scratch_size;
     struct { /* of a search for factors, in the scratch */
         float *spare, *mix;
@@ -406,7 +406,7 @@ struct lossy_device {
         uint32_t *largest;
     } search;
     bytes integers, panel_integers;         /* int8 each */
-    bytes exception_list, panel_exceptions; /* of device_other */
+    bytes exception_list, panel_exceptions; /* of device_element_at */
     lossy_device_block *blocks;
     size_t block_count, block_scratch;
     pthread_mutex_t mutex; /* held while the queue is used; blocks are coded in parallel */
@@ -416,7 +416,7 @@ struct lossy_device {
  * Tells whether a device can code the tile, which has been cut and has its part, dtype and parameters. input:
  * its address there.
  */
-bool lossy_device_may(const lossy_tile *t, const void *input);
+bool lossy_device_can_code(const lossy_tile *t, const void *input);
 /*
  * A tile on a device and its parent's values. At most one of these is set: `before` (on the host),
  * `reference` (kept on the device), makes_before (decoded on the device later).
@@ -468,7 +468,7 @@ ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_dev
  * Keeps the decoded values on the device for the next save, under `key`. With only_given it does nothing.
  * Errors: NOMEM, DEVICE.
  */
-ckd_status lossy_device_exceptions(const lossy_tile *t, const device_reference_key *key, ckd_error *err);
+ckd_status lossy_device_keep_reference(const lossy_tile *t, const device_reference_key *key, ckd_error *err);
 
 /* ---- device_code.c ---- */
 /*

@@ -74,8 +74,8 @@ static ckd_status search_begin(search *s, size_t count, const low_rank_search *h
     s->mix = (float *)(void *)(s->sorted + count);
     ckd_status status = vectors_begin(&s->left, s->x->rows, count, &scratch->left, err);
     THEN(status, vectors_begin(&s->right, s->x->columns, count, &scratch->right, err));
-    if (status == CKD_OK && s->x->elsewhere) {
-        status = s->x->elsewhere->begin(s->x->context, &s->left, &s->right, err);
+    if (status == CKD_OK && s->x->backend) {
+        status = s->x->backend->begin(s->x->context, &s->left, &s->right, err);
     }
     s->products = (product_context){.x = s->x, .pool = how->pool, .k = how->kernels, .count = count};
     return status == CKD_OK ? product_context_begin(&s->products, &scratch->scratch, err) : status;
@@ -136,7 +136,7 @@ static ckd_status orthonormalise(search *s, vectors *v, unsigned times, ckd_erro
 
 /* right becomes an orthonormal basis of the strongest directions of rows, left = right times x transposed. */
 static ckd_status iterate(search *s, unsigned rounds, ckd_error *err) {
-    const vectors_elsewhere *elsewhere = s->x->elsewhere;
+    const vectors_backend *elsewhere = s->x->backend;
     fill_random(&s->right);
     ckd_status status = elsewhere ? elsewhere->put(s->x->context, &s->right, err) : CKD_OK;
     for (unsigned round = 0;; round++) {
@@ -247,14 +247,14 @@ static double scale_of(const search *s, size_t k, int side) {
     return side ? ldexp(1, -right_exponent(s, k)) : 1;
 }
 
-static ckd_status round_elsewhere(search *s, int which, ckd_error *err) {
+static ckd_status round_on_backend(search *s, int which, ckd_error *err) {
     const vectors *side = which ? &s->right : &s->left;
     double *scale = s->inverse, *largest = scale + side->count; /* the inverse is not needed now */
     for (size_t k = 0; k < side->count; k++) {
         scale[k] = scale_of(s, k, which);
     }
     vectors_rounding how = {1 - ROUND_UP, MOST_ROUNDED, scale, largest};
-    ckd_status status = s->x->elsewhere->round(s->x->context, side, &how, err);
+    ckd_status status = s->x->backend->round(s->x->context, side, &how, err);
     for (size_t k = 0; k < side->count && status == CKD_OK; k++) {
         s->largest[k][which] = largest[k];
     }
@@ -263,8 +263,8 @@ static ckd_status round_elsewhere(search *s, int which, ckd_error *err) {
 
 static ckd_status round_side(search *s, int which, ckd_error *err) {
     vectors *side = which ? &s->right : &s->left;
-    if (s->x->elsewhere) {
-        return round_elsewhere(s, which, err);
+    if (s->x->backend) {
+        return round_on_backend(s, which, err);
     }
     for (size_t k = 0; k < side->count; k++) {
         s->largest[k][which] = round_component(side, k, scale_of(s, k, which));
@@ -332,7 +332,7 @@ static void integers_of(int32_t *all, const search *s, int which) {
 
 /* Copies both sides to host memory, if they are elsewhere. */
 static ckd_status take_sides(search *s, ckd_error *err) {
-    const vectors_elsewhere *elsewhere = s->x->elsewhere;
+    const vectors_backend *elsewhere = s->x->backend;
     ckd_status status = elsewhere ? elsewhere->take(s->x->context, &s->left, err) : CKD_OK;
     return elsewhere && status == CKD_OK ? elsewhere->take(s->x->context, &s->right, err) : status;
 }

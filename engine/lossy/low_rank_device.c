@@ -29,7 +29,7 @@ static ckd_status begin(const void *tile, vectors *left, vectors *right, ckd_err
     d->search.mix = lossy_device_take(d, &used, count * count * sizeof(float));
     d->search.scale = lossy_device_take(d, &used, count * sizeof(double));
     d->search.largest = lossy_device_take(d, &used, count * sizeof(uint32_t));
-    return lossy_device_reaches(d, used, err);
+    return lossy_device_check_scratch(d, used, err);
 }
 
 /* Converts between whole vectors (`flat`, as on the device) and the host's parts. out: to the parts. */
@@ -149,10 +149,10 @@ static ckd_status round_vectors(const void *tile, const vectors *v, const vector
     return status;
 }
 
-const vectors_elsewhere lossy_device_vectors = {.begin = begin,
-                                                .put = put,
-                                                .take = take,
-                                                .times = times,
-                                                .pairs = pairs,
-                                                .mix = mix_vectors,
-                                                .round = round_vectors};
+const vectors_backend lossy_device_vectors = {.begin = begin,
+                                              .put = put,
+                                              .take = take,
+                                              .times = times,
+                                              .pairs = pairs,
+                                              .mix = mix_vectors,
+                                              .round = round_vectors};

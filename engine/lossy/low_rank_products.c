@@ -88,8 +88,8 @@ static ckd_status part_times_matrix(void *context, size_t index, uint32_t worker
 ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, const product_context *c,
                                 ckd_error *err) {
     to->count = from->count;
-    if (c->x->elsewhere) {
-        return c->x->elsewhere->times(c->x->context, to, from, turned, err);
+    if (c->x->backend) {
+        return c->x->backend->times(c->x->context, to, from, turned, err);
     }
     times_matrix t = {c, to, from, turned};
     return run(c, vectors_parts(to), part_times_matrix, &t, err);
@@ -98,8 +98,8 @@ ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, c
 /* ---- products of vectors with each other ---- */
 
 ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c, ckd_error *err) {
-    if (c->x->elsewhere) {
-        return c->x->elsewhere->pairs(c->x->context, mix, v, err);
+    if (c->x->backend) {
+        return c->x->backend->pairs(c->x->context, mix, v, err);
     }
     float *turned = c->scratch, *sums = turned + v->count * PIECE_SIDE; /* pieces are not needed now */
     memset(mix, 0, v->count * v->count * sizeof(float));
@@ -134,8 +134,8 @@ static ckd_status mix_part(void *context, size_t index, uint32_t worker, ckd_err
 ckd_status vectors_mix(vectors *v, const float *mix, size_t count, const product_context *c, ckd_error *err) {
     mixing m = {c, v, mix, count};
     ckd_status status = CKD_OK;
-    if (c->x->elsewhere) {
-        return c->x->elsewhere->mix(c->x->context, v, mix, count, err);
+    if (c->x->backend) {
+        return c->x->backend->mix(c->x->context, v, mix, count, err);
     }
     if (count == v->count) {
         status = run(c, vectors_parts(v), mix_part, &m, err);

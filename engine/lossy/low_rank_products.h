@@ -29,7 +29,7 @@ typedef struct vectors_rounding {
  * Vectors multiplied elsewhere than on the host, such as on a device. The vectors stay there (vectors.there);
  * only small arrays travel. The products are those of the functions below. Errors: NOMEM, DEVICE.
  */
-typedef struct vectors_elsewhere {
+typedef struct vectors_backend {
     /*
      * Makes room for both sides; their n and count are set and are the largest. Invalidates what an earlier
      * search made.
@@ -44,7 +44,7 @@ typedef struct vectors_elsewhere {
     ckd_status (*mix)(const void *context, struct vectors *v, const float *mix, size_t count, ckd_error *err);
     ckd_status (*round)(const void *context, const struct vectors *v, const vectors_rounding *how,
                         ckd_error *err);
-} vectors_elsewhere;
+} vectors_backend;
 
 typedef struct low_rank_matrix {
     size_t rows, columns;
@@ -54,7 +54,7 @@ typedef struct low_rank_matrix {
      */
     void (*piece)(const void *context, float *to, size_t row, size_t rows, size_t column, size_t columns);
     const void *context;
-    const vectors_elsewhere *elsewhere; /* replaces `piece`; NULL: the host multiplies */
+    const vectors_backend *backend; /* replaces `piece`; NULL: the host multiplies */
 } low_rank_matrix;
 
 /*
@@ -64,7 +64,7 @@ typedef struct low_rank_matrix {
 typedef struct vectors {
     float *at;
     size_t n, count;
-    float *there; /* for vectors_elsewhere: whole vectors, one after the other */
+    float *there; /* for vectors_backend: whole vectors, one after the other */
 } vectors;
 /* Allocates in `room`, which stays the caller's (also in the functions below). Errors: NOMEM. */
 ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_error *err);

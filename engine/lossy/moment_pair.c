@@ -280,7 +280,7 @@ static ckd_status keep_firsts(lossy_job *j, const lossy_elements *e, const block
         memcpy(old + kept, b->exception_bits, kept * sizeof(*old));
     }
     lossy_no_exceptions(j);
-    int8_t *few = b->few ? (int8_t *)(void *)j->few.data : NULL;
+    int8_t *few = b->q8 ? (int8_t *)(void *)j->few.data : NULL;
     int32_t *q = b->q ? (int32_t *)(void *)j->q.data : NULL;
     for (uint64_t i = 0; i < b->count; i++) {
         bool was = next < kept && old[next] == i, large = too_large(p, i);

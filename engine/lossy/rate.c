@@ -42,7 +42,7 @@ static double count_in(const rate_histogram *h, int bin) {
     return (double)count;
 }
 
-static double middle(int bin) {
+static double bin_centre(int bin) {
     return (bin + 0.5) / RATE_IN_ONE;
 }
 
@@ -63,12 +63,12 @@ typedef struct levels {
 } levels;
 
 /* Computes for each level the number of its elements, their code length (sign included) and their mean. */
-static void look(levels *l, const rate_histogram *h, const float up[3]) {
+static void measure_levels(levels *l, const rate_histogram *h, const float up[3]) {
     *l = (levels){0};
     for (int bin = 0; bin < RATE_BINS; bin++) {
-        int level = level_of(middle(bin), up);
+        int level = level_of(bin_centre(bin), up);
         l->count[level] += count_in(h, bin);
-        l->sum[level] += count_in(h, bin) * middle(bin);
+        l->sum[level] += count_in(h, bin) * bin_centre(bin);
     }
     double all = (double)h->n + 0.5;
     for (int i = 0; i < LEVELS; i++) {
@@ -104,7 +104,7 @@ static void weigh(rate_plan *p, const levels *l, const rate_histogram *h) {
         p->bits += l->count[i] > 0 ? l->count[i] * l->length[i] : 0;
     }
     for (int bin = 0; bin < RATE_BINS - 1; bin++) {
-        double error = middle(bin) - l->at[level_of(middle(bin), p->up)];
+        double error = bin_centre(bin) - l->at[level_of(bin_centre(bin), p->up)];
         p->distortion += count_in(h, bin) * error * error;
     }
     p->distortion += count_in(h, RATE_BINS - 1) / 12;
@@ -114,12 +114,12 @@ rate_plan rate_plan_of(const rate_histogram *h, double lambda) {
     rate_plan p = {.up = {0.6f, 0.6f, 0.55f}};
     levels l;
     for (int round = 0; round < ROUNDS; round++) {
-        look(&l, h, p.up);
+        measure_levels(&l, h, p.up);
         p.up[0] = threshold(&l, 1, lambda);
         p.up[1] = threshold(&l, 2, lambda);
         p.up[2] = threshold(&l, 3, lambda);
     }
-    look(&l, h, p.up);
+    measure_levels(&l, h, p.up);
     find_below(&p, &l);
     weigh(&p, &l, h);
     return p;
@@ -128,7 +128,7 @@ rate_plan rate_plan_of(const rate_histogram *h, double lambda) {
 rate_plan rate_plan_none(const rate_histogram *h) {
     rate_plan p = {.up = {INFINITY, INFINITY, INFINITY}};
     for (int bin = 0; bin < RATE_BINS; bin++) {
-        p.distortion += count_in(h, bin) * middle(bin) * middle(bin);
+        p.distortion += count_in(h, bin) * bin_centre(bin) * bin_centre(bin);
     }
     return p;
 }

@@ -36,8 +36,8 @@ static ckd_status residual_of_panel(void *context, size_t index, uint32_t worker
     uint64_t rows = tile_rows(t), row = tile_panel(rows, index, all->panels),
              end = tile_panel(rows, index + 1, all->panels);
     uint64_t column, at, last, n;
-    tile_span(t, row, &at, &column);
-    n = tile_span(t, end - 1, &last, &column);
+    tile_row_span(t, row, &at, &column);
+    n = tile_row_span(t, end - 1, &last, &column);
     tile_scratch own = {0}, *scratch = t->scratches ? &t->scratches->workers[worker] : &own;
     residual_panel p = {.block = lossy_block_of(t, at, last + n - at), .work = &scratch->work};
     p.row = bytes_scratch(&scratch->rows, 2 * t->columns * sizeof(float), "coding scratch", err);
@@ -64,7 +64,7 @@ ckd_status lossy_residual(rate_histogram *h, const lossy_tile *t, const kernels 
         return CKD_E_NOMEM;
     }
     memset(all.part, 0, all.panels * sizeof(rate_histogram));
-    ckd_status status = tile_run(t, all.panels, residual_of_panel, &all, err);
+    ckd_status status = tile_run_panels(t, all.panels, residual_of_panel, &all, err);
     for (uint64_t i = 0; i < all.panels && status == CKD_OK; i++) {
         rate_join(h, &all.part[i]);
     }
@@ -84,7 +84,8 @@ ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernel
 static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t column, size_t columns) {
     static const float none[PIECE_SIDE] = {0};
     const lossy_tile *t = m->tile;
-    uint64_t first, begin, n = tile_span(t, row, &first, &begin), end = begin + n, to_end = column + columns;
+    uint64_t first, begin, n = tile_row_span(t, row, &first, &begin), end = begin + n,
+                           to_end = column + columns;
     uint64_t from = begin > column ? begin : column;
     end = end < to_end ? end : to_end;
     if (from >= end) {

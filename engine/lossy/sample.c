@@ -13,7 +13,7 @@
 static bool next_piece(tile_piece *out, tile_sample *s) {
     uint64_t rows = tile_rows(s->tile);
     while (s->row < rows) {
-        uint64_t first, column, n = tile_span(s->tile, s->row, &first, &column);
+        uint64_t first, column, n = tile_row_span(s->tile, s->row, &first, &column);
         while (s->at < n) {
             uint64_t at = s->at;
             bool chosen = s->in_round == s->round;
@@ -97,7 +97,7 @@ static bool next_limit(float *limit, float largest, double energy, uint64_t n) {
     return next > 0 && next < FLT_MAX && (double)largest > next;
 }
 
-static float usual_of(const float *values, uint64_t n, const kernels *k) {
+static float typical_limit(const float *values, uint64_t n, const kernels *k) {
     float limit = FLT_MAX, next;
     uint64_t trimmed = 0;
     lattice_sums all = LATTICE_SUMS_INIT, s;
@@ -141,8 +141,8 @@ ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, c
         const float *values = (const float *)(const void *)now->data;
         uint64_t n = now->size / sizeof(float);
         double sums[2] = {0, 0};
-        t->exception_above = usual_of(values, n, k);
-        t->exception_moved = moves ? usual_of((const float *)(const void *)moved->data, n, k) : FLT_MAX;
+        t->exception_above = typical_limit(values, n, k);
+        t->exception_moved = moves ? typical_limit((const float *)(const void *)moved->data, n, k) : FLT_MAX;
         k->moment_row(sums, values, false, t->exception_above, n);
         *mean = sums[1] > 0 ? sums[0] / sums[1] : 0;
     }
@@ -150,19 +150,19 @@ ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, c
     return status;
 }
 
-static bool enough(float limit, float largest, double energy, uint64_t n, uint64_t count) {
+static bool limit_holds(float limit, float largest, double energy, uint64_t n, uint64_t count) {
     bool few = limit >= FLT_MAX || count - n <= max_outliers(count);
     return few && !((double)largest > OUTLIER_OF_ALL * sqrt(n ? energy / (double)n : 0));
 }
 
-bool usual_enough(const lossy_tile *t, const lattice_sums *s) {
+bool typical_range_holds(const lossy_tile *t, const lattice_sums *s) {
     bool moves = t->before && t->part == LOSSY_WEIGHT;
-    return enough(t->exception_above, s->largest, s->now, s->finite, t->count) &&
-           (!moves || enough(t->exception_moved, s->farthest, s->moved, s->compared, t->count));
+    return limit_holds(t->exception_above, s->largest, s->now, s->finite, t->count) &&
+           (!moves || limit_holds(t->exception_moved, s->farthest, s->moved, s->compared, t->count));
 }
 
-static ckd_status limit_by_all(float *limit, const lossy_tile *t, const lattice_sums *all, bool difference,
-                               const kernels *k, ckd_error *err) {
+static ckd_status typical_limit_of_tile(float *limit, const lossy_tile *t, const lattice_sums *all,
+                                        bool difference, const kernels *k, ckd_error *err) {
     uint64_t trimmed = 0;
     lattice_sums s = *all;
     float next, largest = difference ? all->farthest : all->largest;
@@ -185,9 +185,9 @@ static ckd_status limit_by_all(float *limit, const lossy_tile *t, const lattice_
 ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err) {
     tile_pass all = {.max = {FLT_MAX, FLT_MAX}};
     ckd_status status = tile_pass_run(&all, t, k, err);
-    THEN(status, limit_by_all(&t->exception_above, t, &all.all, false, k, err));
+    THEN(status, typical_limit_of_tile(&t->exception_above, t, &all.all, false, k, err));
     if (status == CKD_OK && t->before && t->part == LOSSY_WEIGHT) {
-        status = limit_by_all(&t->exception_moved, t, &all.all, true, k, err);
+        status = typical_limit_of_tile(&t->exception_moved, t, &all.all, true, k, err);
     }
     tile_pass_free(&all);
     return status;

@@ -128,16 +128,16 @@ ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_elements *e, ckd_e
     lattice_block *b = &j->block;
     *done = t->part == LOSSY_SECOND ? t->levels_known : t->offsets_known && !b->factor;
     ckd_status status = *done ? stream_scratch(&s, err) : CKD_OK;
-    b->few = s.few;
+    b->q8 = s.few;
     j->error = (lossy_error){0};
     lossy_no_exceptions(j);
     for (uint64_t from = 0; from < b->count && status == CKD_OK && *done; from += CHUNK) {
         status = code_chunk(done, &s, from, b->count - from < CHUNK ? b->count : from + CHUNK, err);
     }
     if (s.largest == 0 || !*done) {
-        b->few = NULL;
+        b->q8 = NULL;
     }
     j->decoded = s.floats;
-    lossy_judge(j, t);
+    lossy_check_bound(j, t);
     return status;
 }

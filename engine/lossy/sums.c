@@ -30,7 +30,7 @@ uint64_t tile_rows(const lossy_tile *t) {
     return (phase_of(t) + t->count + width - 1) / width;
 }
 
-uint64_t tile_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column) {
+uint64_t tile_row_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column) {
     uint64_t width = width_of(t), phase = phase_of(t), start = row * width, end = start + width;
     *first = start > phase ? start - phase : 0;
     *column = *first + phase - start;
@@ -52,7 +52,7 @@ bool lossy_may_factor(const lossy_tile *t) {
            tile_rows(t) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
 }
 
-ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err) {
+ckd_status tile_run_panels(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err) {
     ckd_status status = cancel_poll(t->stop, err);
     if (status != CKD_OK) {
         return status;
@@ -97,7 +97,7 @@ uint64_t max_outliers(uint64_t n) {
 /* Records outliers up to their largest number. With more, the limit does not hold. */
 static void record_outliers(panel *to, const panels *all, uint64_t row) {
     const tile_pass *p = all->pass;
-    uint64_t first, column, n = tile_span(all->tile, row, &first, &column),
+    uint64_t first, column, n = tile_row_span(all->tile, row, &first, &column),
                             max = max_outliers(all->tile->count);
     const float *now = all->tile->now + first;
     for (uint64_t i = 0; i < n; i++) {
@@ -112,7 +112,7 @@ static void record_outliers(panel *to, const panels *all, uint64_t row) {
 static double add_row(panel *to, const panels *all, uint64_t row) {
     tile_pass *p = all->pass;
     const lossy_tile *t = all->tile;
-    uint64_t first, column, n = tile_span(t, row, &first, &column), finite = to->all.finite;
+    uint64_t first, column, n = tile_row_span(t, row, &first, &column), finite = to->all.finite;
     const float *now = t->now + first;
     const int32_t *steps = p->weight ? t->plan.row : NULL;
     all->k->sums_of(&to->all,
@@ -141,7 +141,7 @@ static double add_row(panel *to, const panels *all, uint64_t row) {
 static void add_rows(panel *to, const panels *all, uint64_t row, uint64_t rows) {
     const tile_pass *p = all->pass;
     double scale[GROUP];
-    uint64_t first, column, n = tile_span(all->tile, row, &first, &column);
+    uint64_t first, column, n = tile_row_span(all->tile, row, &first, &column);
     for (uint64_t i = 0; i < rows; i++) {
         scale[i] = add_row(to, all, row + i);
     }
@@ -189,7 +189,7 @@ static void add_sums(lattice_sums *to, const lattice_sums *s) {
 }
 
 /* Allocates the rows' arrays, and columns' arrays for each panel. The first panel's become the totals. */
-static ckd_status make_room(panels *all, ckd_error *err) {
+static ckd_status allocate_sums(panels *all, ckd_error *err) {
     tile_pass *p = all->pass;
     uint64_t rows = tile_rows(all->tile), columns = p->means ? width_of(all->tile) : 0,
              each = all->count * columns;
@@ -211,7 +211,7 @@ static ckd_status make_room(panels *all, ckd_error *err) {
     p->column_count = (uint32_t *)p->row_level + rows;
     for (uint64_t i = 0; i < all->count; i++) {
         all->panel[i].all = (lattice_sums)LATTICE_SUMS_INIT;
-        all->panel[i].outliers = bytes_anew(&p->scratches->outliers_of[i]);
+        all->panel[i].outliers = bytes_reset(&p->scratches->outliers_of[i]);
         if (p->means) {
             all->panel[i].columns = (moment_sums){p->column + i * columns,
                                                   p->column_scales ? p->column_scales + i * columns : NULL,
@@ -264,8 +264,8 @@ ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ck
     }
     panels all = {p, t, k, NULL, tile_panels(t)};
     p->all = (lattice_sums)LATTICE_SUMS_INIT;
-    ckd_status status = make_room(&all, err);
-    THEN(status, tile_run(t, all.count, add_panel, &all, err));
+    ckd_status status = allocate_sums(&all, err);
+    THEN(status, tile_run_panels(t, all.count, add_panel, &all, err));
     for (uint64_t i = 0; i < all.count && status == CKD_OK; i++) {
         add_sums(&p->all, &all.panel[i].all);
     }

@@ -145,7 +145,7 @@ static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd
         p->max[0] = t->exception_above;
         p->max[1] = t->exception_moved;
         status = tile_pass_run(p, t, k, err);
-        if (status != CKD_OK || turn || usual_enough(t, &p->all)) {
+        if (status != CKD_OK || turn || typical_range_holds(t, &p->all)) {
             break;
         }
         status = find_typical_range(t, k, err);
@@ -192,7 +192,7 @@ static void set_step(lossy_tile *t, double step) {
 }
 
 /* Rounds x to an integer of magnitude at most `max`. */
-static int32_t near(double x, int32_t max) {
+static int32_t round_clamped(double x, int32_t max) {
     return x > max ? max : (x < -max ? -max : (int32_t)lrint(x));
 }
 
@@ -214,7 +214,7 @@ static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
  * as Adam divides by the root.
  */
 static int32_t weight_of(double all, double own) {
-    int32_t weight = near(all - own, MOST_WEIGHT);
+    int32_t weight = round_clamped(all - own, MOST_WEIGHT);
     return weight < MOST_COARSER ? weight : MOST_COARSER;
 }
 
@@ -270,7 +270,7 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
  * they exceed `leftover`, steps get finer by the square of the excess. Errors then settle within a few deltas
  * and for few bits, as most leftovers are just below a step.
  */
-static double catching_up(const lossy_tile *t) {
+static double step_refinement(const lossy_tile *t) {
     double left = t->movement > 0 ? sqrt(t->before_error) / (t->params->leftover * t->movement) : 0;
     return left > 1 ? fmin(left * left, MOST_CATCHING_UP) : 1;
 }
@@ -301,7 +301,7 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
     } else {
         double share = find_movement(t, s.compared ? s.moved / (double)s.compared : 0, rms);
         double step = t->params->weight * (t->vector ? t->params->vector : 1) *
-                      root(s.weighted * share, s.compared) / catching_up(t);
+                      root(s.weighted * share, s.compared) / step_refinement(t);
         step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
         double max = COARSEST * rms / t->params->root_units;
         step = step > max && max > 0 ? max : step; /* values that were replaced altogether get this step */
@@ -327,10 +327,10 @@ static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *e
     THEN(status, lossy_scales_of(s, p, t, err));
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
     for (uint64_t i = 0; status == CKD_OK && i < s->rows; i++) {
-        row[i] = near(LATTICE_STEP_OCTAVE * (s->row[i] - s->all), MOST_WEIGHT);
+        row[i] = round_clamped(LATTICE_STEP_OCTAVE * (s->row[i] - s->all), MOST_WEIGHT);
     }
     for (uint64_t j = 0; status == CKD_OK && j < s->columns; j++) {
-        column[j] = near(LATTICE_STEP_OCTAVE * (s->column[j] - s->all), MOST_WEIGHT);
+        column[j] = round_clamped(LATTICE_STEP_OCTAVE * (s->column[j] - s->all), MOST_WEIGHT);
     }
     return status;
 }
@@ -402,7 +402,7 @@ static ckd_status find_means(lossy_tile *t, tile_pass *p, ckd_error *err) {
 }
 
 /* Tells whether rows and columns determine every element but exceptions: no level is half a step away. */
-static bool says_nothing(const lossy_tile *t, const lattice_sums *s) {
+static bool levels_suffice(const lossy_tile *t, const lattice_sums *s) {
     int32_t row = 0, column = 0;
     for (uint64_t i = 0; t->plan.row && i < rows_of(t); i++) {
         row = abs(t->plan.row[i]) > row ? abs(t->plan.row[i]) : row;
@@ -433,7 +433,7 @@ static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err
     if (status == CKD_OK && p.means) {
         status = find_means(t, &p, err);
     }
-    t->levels_known = status == CKD_OK && says_nothing(t, &p.all);
+    t->levels_known = status == CKD_OK && levels_suffice(t, &p.all);
     tile_pass_free(&p);
     return status;
 }

@@ -36,7 +36,7 @@ static void clear_small(collective *t) {
 }
 
 /* Sends the error text from the rank that failed to all others. */
-static ckd_status spread_text(collective *t, uint32_t from, ckd_error *why, ckd_error *err) {
+static ckd_status broadcast_text(collective *t, uint32_t from, ckd_error *why, ckd_error *err) {
     ckd_bytes text = {t->text, sizeof(t->text)};
     clear_small(t);
     for (uint32_t r = 0; r < t->world && from == t->rank; r++) {
@@ -61,7 +61,7 @@ static ckd_status fail_all(collective *t, uint64_t failure, ckd_error *err) {
     }
     err_set(&why, status, "%s; there is no memory to say more",
             status == CKD_E_NOMEM ? "out of memory" : ckd_status_name(status));
-    ckd_status spread = failure & 1 ? spread_text(t, from, &why, err) : CKD_OK;
+    ckd_status spread = failure & 1 ? broadcast_text(t, from, &why, err) : CKD_OK;
     return spread == CKD_OK ? rank_error(err, from, status, &why) : spread;
 }
 
@@ -150,7 +150,7 @@ static ckd_status exchange_sizes(collective *t, bool well, ckd_error *err) {
     return t->transport.exchange(t->transport.context, t->small_out, t->small_in, err);
 }
 
-static ckd_status make_room(collective *t, ckd_error *why) {
+static ckd_status allocate_incoming(collective *t, ckd_error *why) {
     uint64_t total = 0;
     collective_drop(t);
     for (uint32_t r = 0; r < t->world; r++) {
@@ -187,7 +187,7 @@ ckd_status all_to_all(collective *t, ckd_status status, const ckd_error *why, ck
         return sized;
     }
     if (status == CKD_OK) {
-        status = make_room(t, &no_room);
+        status = allocate_incoming(t, &no_room);
         why = &no_room;
     }
     status = all_reduce_min(t, NULL, status, why, err);

@@ -40,8 +40,8 @@ static uint64_t next_end(const collective_load *j) {
 /* What this rank sends in a round. */
 typedef struct parcels {
     collective_load *j;
-    size_t *mine; /* indexes of send entries */
-    void **data;  /* of each; NULL: unreadable copy, each receiver reads the original itself */
+    size_t *entries; /* indexes of send entries */
+    void **data;     /* of each; NULL: unreadable copy, each receiver reads the original itself */
     size_t count;
     uint8_t *headers;
     ckd_bytes *items;
@@ -49,7 +49,7 @@ typedef struct parcels {
 
 static ckd_status read_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     parcels *p = context;
-    const load_node *n = &p->j->plan->nodes[p->j->send_entries[p->mine[index]].node];
+    const load_node *n = &p->j->plan->nodes[p->j->send_entries[p->entries[index]].node];
     p->data[index] = malloc(n->record->stored_size + 1);
     if (!p->data[index]) {
         return err_nomem(err, n->record->stored_size, "a payload that other ranks need");
@@ -82,7 +82,7 @@ static ckd_status pack(parcels *p, ckd_error *err) {
     ckd_pieces *out = j->ranks.out;
     size_t pieces = 0;
     for (size_t i = 0; i < p->count; i++) {
-        const send_entry *d = &j->send_entries[p->mine[i]];
+        const send_entry *d = &j->send_entries[p->entries[i]];
         for (uint32_t k = 0; k < d->receiver_count && p->data[i]; k++, pieces += 2) {
             out[j->receivers[d->receivers + k]].count += 2;
         }
@@ -99,7 +99,7 @@ static ckd_status pack(parcels *p, ckd_error *err) {
         items += count;
     }
     for (size_t i = 0; i < p->count; i++) {
-        const send_entry *d = &j->send_entries[p->mine[i]];
+        const send_entry *d = &j->send_entries[p->entries[i]];
         uint8_t *header = p->headers + i * PARCEL_HEADER;
         write_header(header, d, size_of(j, d));
         for (uint32_t k = 0; k < d->receiver_count && p->data[i]; k++) {
@@ -119,14 +119,14 @@ static ckd_status read_for_others(parcels *p, uint64_t end, ckd_error *err) {
     while (last < j->send_count && j->send_entries[last].position <= end) {
         last++;
     }
-    p->mine = malloc((last - j->next + 1) * sizeof(*p->mine));
+    p->entries = malloc((last - j->next + 1) * sizeof(*p->entries));
     p->data = calloc(last - j->next + 1, sizeof(*p->data));
-    if (!p->mine || !p->data) {
-        return err_nomem(err, (last - j->next) * sizeof(*p->mine), "what other ranks need");
+    if (!p->entries || !p->data) {
+        return err_nomem(err, (last - j->next) * sizeof(*p->entries), "what other ranks need");
     }
     for (size_t i = j->next; i < last; i++) {
         if (j->send_entries[i].receiver_count) {
-            p->mine[p->count++] = i;
+            p->entries[p->count++] = i;
         }
     }
     ckd_status status = pool_run(j->load->store->pool, p->count, read_one, p, err);
@@ -137,12 +137,12 @@ static ckd_status read_for_others(parcels *p, uint64_t end, ckd_error *err) {
 static void end_parcels(parcels *p, bool good) {
     for (size_t i = 0; i < p->count; i++) {
         if (p->data[i] && good) {
-            payloads_add(&p->j->at_hand, p->j->send_entries[p->mine[i]].node, p->data[i]);
+            payloads_add(&p->j->at_hand, p->j->send_entries[p->entries[i]].node, p->data[i]);
         } else {
             free(p->data[i]);
         }
     }
-    free(p->mine);
+    free(p->entries);
     free(p->data);
     free(p->headers);
     free(p->items);
@@ -226,7 +226,7 @@ static ckd_status one_round(collective_load *j, uint64_t end, ckd_error *why) {
     for (size_t i = 0; i < j->task_count && status == CKD_OK; i++) {
         status = decode_task(j, &j->tasks[i], turns, why);
     }
-    payloads_settle(&j->at_hand, turns, j->held_bytes);
+    payloads_trim(&j->at_hand, turns, j->held_bytes);
     return status;
 }
 

@@ -33,7 +33,7 @@ static ckd_status write_whole(const char *path, const ckd_bytes *data, ckd_error
 ckd_status rank_file_publish(const pathname *path, const pathname *temp, const ckd_bytes *data,
                              ckd_error *err) {
     ckd_status status = write_whole(temp->text, data, err);
-    THEN(status, file_publish(temp->text, path->text, err));
+    THEN(status, file_rename_noreplace(temp->text, path->text, err));
     if (status != CKD_OK) {
         file_remove(temp->text, true, NULL);
     }
@@ -111,7 +111,7 @@ static ckd_status gather_once(void *context, ckd_error *err) {
         }
     }
     f->turn += LOOKED_AT;
-    ckd_status status = waiting ? rank_over(f, err) : CKD_OK; /* others may know who will not come */
+    ckd_status status = waiting ? rank_group_error(f, err) : CKD_OK; /* others may know who will not come */
     return waiting == 0 || status != CKD_OK
                ? status
                : err_set(err, CKD_E_BUSY, "%u of %u ranks live and do not come, the first of them rank %u",
@@ -136,7 +136,7 @@ static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, c
         return send(f, g.number, mine, err);
     }
     ckd_status status = copy_bytes(&all[0], mine, err);
-    THEN(status, keep_trying(gather_once, &g, f->timeout_ms, err));
+    THEN(status, retry_while_busy(gather_once, &g, f->timeout_ms, err));
     if (status == CKD_OK) {
         forget(f, g.number); /* a rank that sent this message has read all earlier ones */
         rank_forget_claim(f);
@@ -161,7 +161,7 @@ typedef struct reception {
 static ckd_status look_at_others(reception *r, ckd_error *err) {
     rank_files *f = r->f;
     ckd_error why = {0};
-    ckd_status missing = rank_over(f, &why);
+    ckd_status missing = rank_group_error(f, &why);
     THEN(missing, rank_find_missing(f, r->number - 1, &why));
     if (missing == CKD_OK) {
         return err_set(err, CKD_E_BUSY, "rank 0 of %u lives and does not answer", (unsigned)f->world);
@@ -196,7 +196,7 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
         f->silent = f->silent || status != CKD_OK;
         return status;
     }
-    ckd_status status = keep_trying(receive_once, &r, f->timeout_ms, err);
+    ckd_status status = retry_while_busy(receive_once, &r, f->timeout_ms, err);
     if (status == CKD_OK) {
         forget(f, r.number);
     }
@@ -292,7 +292,7 @@ ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks
         status = members_find_all(f, err);
         THEN(status, announce(f, err));
     } else if (status == CKD_OK) {
-        status = keep_trying(find_coordinator, f, f->timeout_ms, err);
+        status = retry_while_busy(find_coordinator, f, f->timeout_ms, err);
     }
     if (status != CKD_OK) {
         f->world = 0; /* nobody to wait for */

@@ -27,7 +27,7 @@ pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t num
 /* Sets the error STATE: this rank has died or left. */
 ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error *err);
 /* Returns the error that ended the group, if one is recorded. */
-ckd_status rank_over(const rank_files *f, ckd_error *err);
+ckd_status rank_group_error(const rank_files *f, ckd_error *err);
 /* Records the group's end for the others. The first record counts. */
 void rank_end_group(const rank_files *f, ckd_status status, const ckd_error *why);
 /* Returns whether the rank is neither alive nor has sent this message. */
@@ -38,7 +38,7 @@ bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number);
  */
 ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err);
 /* For ranks that are busy before the next exchange: fails if the group is over, or ends it if a rank is dead. */
-ckd_status rank_look(void *files, ckd_error *err);
+ckd_status rank_poll(void *files, ckd_error *err);
 /*
  * Rank 0 claims the commit of a checkpoint; any other rank gives it up. The first one decides, and all others learn the
  * decision. Rank 0 claims under the publish lock, which it holds until it has committed or failed. Errors: STATE (it

@@ -124,7 +124,7 @@ static ckd_status find_once(void *context, ckd_error *err) {
 }
 
 ckd_status members_find_all(rank_files *f, ckd_error *err) {
-    return keep_trying(find_once, f, f->timeout_ms, err);
+    return retry_while_busy(find_once, f, f->timeout_ms, err);
 }
 
 bool members_next_coordinator(member *out, const rank_files *f, const dir_list *list, size_t *at) {
@@ -168,7 +168,7 @@ void members_leave(rank_files *f) {
         return;
     }
     if (f->rank == 0 && !f->silent) { /* the others may not have read its last message */
-        keep_trying(others_left, f, f->timeout_ms, NULL);
+        retry_while_busy(others_left, f, f->timeout_ms, NULL);
     }
     const member *me = &f->members[f->rank];
     dir_list list;

@@ -98,7 +98,7 @@ static const planned_shard *shard_at(const planner *p, const tensor_work *w, uin
     return &p->tensors.shards[p->tensors.order[w->t->first + index]];
 }
 
-static ckd_status make_room(planner *p, const tensor_work *w, ckd_error *err) {
+static ckd_status reserve_keys(planner *p, const tensor_work *w, ckd_error *err) {
     p->keys.stride = w->shape.ndim ? 1 + 2 * (size_t)w->shape.ndim : 3;
     uint64_t words = 0, size = 0;
     bool fits = size_mul(&words, w->t->count, p->keys.stride) && size_mul(&size, words, sizeof(uint64_t)) &&
@@ -123,7 +123,7 @@ static ckd_status in_tensor(const tensor_work *w, ckd_status status, ckd_error *
 }
 
 static ckd_status read_regions(planner *p, tensor_work *w, ckd_error *err) {
-    ckd_status status = make_room(p, w, err);
+    ckd_status status = reserve_keys(p, w, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -148,7 +148,7 @@ static ckd_status coordinate(exchange *x, const ckd_bytes *mine, ckd_error *err)
     return status;
 }
 
-static ckd_status take_part(exchange *x, const ckd_bytes *mine, ckd_error *err) {
+static ckd_status participate(exchange *x, const ckd_bytes *mine, ckd_error *err) {
     ckd_ranks *g = x->g;
     ckd_status status = g->transport.gather(g->transport.context, mine, NULL, err);
     THEN(status, g->transport.broadcast(g->transport.context, &x->message, err));
@@ -173,7 +173,7 @@ static ckd_status run_exchange(exchange *x, ckd_status mine, const ckd_error *wh
     ckd_bytes message = rank_message_write(mine, why, false, data->data, data->size);
     ckd_status status = !message.data     ? err_nomem(err, data->size, "a message")
                         : x->g->rank == 0 ? coordinate(x, &message, err)
-                                          : take_part(x, &message, err);
+                                          : participate(x, &message, err);
     x->g->broken = !x->agreed || x->over;
     ckd_bytes_free(&message);
     return status;
@@ -292,7 +292,7 @@ static ckd_status all_well(void *context, const ckd_bytes *sent, bytes *answer, 
 }
 
 /* Returns CKD_OK if all ranks have begun. */
-static ckd_status agree(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd_error *err) {
+static ckd_status check_all_begun(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd_error *err) {
     exchange x = {.g = g, .combine = all_well};
     ckd_bytes nothing = {NULL, 0};
     ckd_status status = run_exchange(&x, mine, why, &nothing, err);
@@ -303,7 +303,7 @@ static ckd_status agree(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd
 /* From now on the save fails as soon as another rank is found dead. It is committed only if no rank has given it up. */
 static void watch_others(ckd_save *save, const ckd_ranks *g) {
     if (g->files && g->world > 1) {
-        save->group.stop = (cancel_check){.poll = rank_look, .context = g->files, .every_ns = LOOK_EVERY_NS};
+        save->group.stop = (cancel_check){.poll = rank_poll, .context = g->files, .every_ns = LOOK_EVERY_NS};
         save->group.claim = rank_claim_commit;
         save->group.claim_context = g->files;
     }
@@ -329,9 +329,9 @@ ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *g, const ckd_save_options 
             memcpy(b.options.checkpoint_id.bytes, x.answer.data, sizeof(ckd_id));
             begun = ckd_save_begin(&b.save, g->store, &b.options, &why);
         }
-        status = agree(g, begun, &why, err);
+        status = check_all_begun(g, begun, &why, err);
     } else if (status == CKD_OK) {
-        status = agree(g, CKD_OK, &why, err);
+        status = check_all_begun(g, CKD_OK, &why, err);
     }
     end_exchange(&x);
     if (status != CKD_OK) {
@@ -441,7 +441,7 @@ static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     return status;
 }
 
-static ckd_status learn(commitment *c, const exchange *x, ckd_status status, ckd_error *err) {
+static ckd_status take_outcome(commitment *c, const exchange *x, ckd_status status, ckd_error *err) {
     ckd_store *store = c->g->store;
     if (status == CKD_OK) {
         reader at = reader_of(x->answer.data, x->answer.size);
@@ -483,7 +483,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     ckd_bytes sent = {mine.data, mine.size};
     status = run_exchange(&x, status, &why, &sent, err);
     if (g->rank != 0) {
-        status = learn(&c, &x, status, err);
+        status = take_outcome(&c, &x, status, err);
     }
     ckd_save_abort(c.save);
     end_exchange(&x);

@@ -30,7 +30,7 @@ static pathname path_of_group(const rank_files *f, uint32_t rank, const char *wh
 
 /* ---- the end of a group ---- */
 
-ckd_status rank_over(const rank_files *f, ckd_error *err) {
+ckd_status rank_group_error(const rank_files *f, ckd_error *err) {
     ckd_bytes told;
     pathname p = path_of_group(f, 0, "over");
     /* also if it cannot be read now; there will be another check */
@@ -68,10 +68,10 @@ ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err) {
 }
 
 /* This runs before the rank's own part exists, so nothing can have been committed. */
-ckd_status rank_look(void *files, ckd_error *err) {
+ckd_status rank_poll(void *files, ckd_error *err) {
     rank_files *f = files;
     ckd_error why = {0};
-    ckd_status status = rank_over(f, &why);
+    ckd_status status = rank_group_error(f, &why);
     if (status != CKD_OK) {
         return err_from(err, status, &why);
     }

@@ -8,7 +8,7 @@
 #include "engine/retain/retain.h"
 
 /* Updates the catalog and evicts materialized copies. A failure is no failure of the deletion. */
-static void follow(ckd_store *store) {
+static void update_derived(ckd_store *store) {
     ckd_error why = {0};
     if (store_sync_catalog(store, &why) != CKD_OK) {
         store_message(store, "the catalog is behind the manifests: %s", why.message);
@@ -18,9 +18,9 @@ static void follow(ckd_store *store) {
 
 static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo_s, ckd_error *err) {
     ckd_status status = settings_check_chosen(store, n, err);
-    THEN(status, manifest_set_name_older_files(n, store, err));
+    THEN(status, manifest_set_upgrade_dependents(n, store, err));
     /* This comes first: a catalog that still has the row must not seem current. */
-    THEN(status, deletions_begin(store, err));
+    THEN(status, deletion_mark_renew(store, err));
     uint64_t now = clock_wall_ns();
     uint64_t longest = (UINT64_MAX - now) / UINT64_C(1000000000);
     uint64_t until = now + (undo_s < longest ? undo_s : longest) * UINT64_C(1000000000);
@@ -64,7 +64,7 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
     THEN(status, manifest_set_choose(&n, s->ids, s->count, s->dead, err));
     if (status == CKD_OK) {
         status = make(store, &n, s->undo_s, err);
-        follow(store);
+        update_derived(store);
     }
     manifest_set_free(&n);
     pthread_mutex_unlock(&store->mutex);
@@ -90,10 +90,10 @@ static ckd_status sync_catalog(ckd_store *store, ckd_error *err) {
     return status;
 }
 
-ckd_status trash_put(ckd_store *store, trash_choose_fn choose, void *context, uint32_t timeout_ms,
-                     ckd_error *err) {
+ckd_status delete_checkpoints(ckd_store *store, deletion_choose_fn choose, void *context, uint32_t timeout_ms,
+                              ckd_error *err) {
     file_lock *lock;
-    trash_choice c = {.ids = NULL};
+    deletion_choice c = {.ids = NULL};
     ckd_status status = store_lock_publish_within(&lock, store, timeout_ms, err);
     if (status != CKD_OK) {
         return status;
@@ -151,7 +151,7 @@ static ckd_status check_name(const manifest_set *n, const manifest_entry *x, ckd
 
 static ckd_status check_return(const ckd_store *store, const manifest_set *n, const manifest_entry *x,
                                ckd_error *err) {
-    if (x->lacks) {
+    if (x->is_incomplete) {
         return err_set(err, CKD_E_NOT_FOUND, "what %s@%llu is a delta on has been removed",
                        x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step);
     }
@@ -170,7 +170,7 @@ static ckd_status undelete_chosen(ckd_store *store, manifest_set *n, uint64_t un
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         manifest_entry *x = &n->items[i];
         bool own_only = x->chosen && !x->superseded && x->was_own_only;
-        status = own_only ? manifest_entry_name_files(x, store, err) : CKD_OK;
+        status = own_only ? manifest_entry_upgrade(x, store, err) : CKD_OK;
     }
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         const tombstone *t = &n->items[i].tombstone;

@@ -14,10 +14,10 @@
 #define TRUSTED_S (7 * 24 * 3600)
 
 /* timeout_ms: for locks. trusted_s: files that were verified less than this ago are not read again. */
-typedef struct haste {
+typedef struct apply_limits {
     uint32_t timeout_ms;
     uint64_t trusted_s;
-} haste;
+} apply_limits;
 
 /*
  * Other processes save and delete while the safe checkpoints are read, so the newest may change. This is the number
@@ -29,11 +29,11 @@ typedef struct application {
     ckd_store *store;
     const prune_request *request;
     const uint64_t *undo_s; /* NULL: the policy's */
-    haste haste;
+    apply_limits limits;
     ckd_prune *plan; /* the last plan; in the end the one that was carried out */
     uint64_t plan_undo_s;
-    safe_reading read; /* what must be undamaged before anything is deleted */
-    bool is_old;       /* the plan is out of date: other checkpoints must be read now */
+    safety_reading read; /* what must be undamaged before anything is deleted */
+    bool is_old;         /* the plan is out of date: other checkpoints must be read now */
 } application;
 
 static ckd_status plan_again(application *a, ckd_error *err) {
@@ -41,16 +41,16 @@ static ckd_status plan_again(application *a, ckd_error *err) {
     return retain_plan(&a->plan, &a->plan_undo_s, a->store, a->request, err);
 }
 
-static bool deletes(const application *a) {
+static bool plan_deletes(const application *a) {
     return a->plan->deleted && a->plan->deleted >= a->request->at_least;
 }
 
 /* Chooses by the present state, if everything that must be undamaged was read. The caller holds the publish lock. */
-static ckd_status choose(void *context, trash_choice *out, ckd_error *err) {
+static ckd_status choose_deletions(void *context, deletion_choice *out, ckd_error *err) {
     application *a = context;
     ckd_status status = plan_again(a, err);
-    a->is_old = status == CKD_OK && deletes(a) && !safe_all_read(&a->read, a->plan);
-    if (status != CKD_OK || !deletes(a) || a->is_old) {
+    a->is_old = status == CKD_OK && plan_deletes(a) && !safety_set_is_read(&a->read, a->plan);
+    if (status != CKD_OK || !plan_deletes(a) || a->is_old) {
         return status;
     }
     out->undo_s = a->undo_s ? *a->undo_s : a->plan_undo_s;
@@ -70,12 +70,12 @@ static ckd_status choose(void *context, trash_choice *out, ckd_error *err) {
 /* a->plan: what was done. The caller frees it, also after a failure. */
 static ckd_status apply(application *a, ckd_error *err) {
     ckd_status status = plan_again(a, err);
-    a->is_old = status == CKD_OK && deletes(a);
+    a->is_old = status == CKD_OK && plan_deletes(a);
     for (int i = 0; i < ROUNDS && a->is_old && status == CKD_OK; i++) {
-        status = read_safe_through(&a->read, a->store, a->plan, a->haste.trusted_s, a->haste.timeout_ms, err);
-        THEN(status, trash_put(a->store, choose, a, a->haste.timeout_ms, err));
+        status = read_safety_set(&a->read, a->store, a->plan, a->limits.trusted_s, a->limits.timeout_ms, err);
+        THEN(status, delete_checkpoints(a->store, choose_deletions, a, a->limits.timeout_ms, err));
     }
-    safe_reading_free(&a->read);
+    safety_reading_free(&a->read);
     return status == CKD_OK && a->is_old
                ? err_set(err, CKD_E_BUSY,
                          "others save and delete faster than what stays can be read through; nothing was "
@@ -89,7 +89,7 @@ ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *
     application a = {.store = store,
                      .request = r,
                      .undo_s = options || !r->stored ? &o.undo_s : NULL,
-                     .haste = {.timeout_ms = store->options.lock_timeout_ms}};
+                     .limits = {.timeout_ms = store->options.lock_timeout_ms}};
     if (out) {
         *out = NULL;
     }
@@ -144,13 +144,13 @@ static ckd_status apply_stored(bool *deleted, ckd_policy *applied, ckd_store *st
                                ckd_error *err) {
     prune_request r;
     bool applies;
-    application a = {.store = store, .request = &r, .haste = {.trusted_s = TRUSTED_S}};
+    application a = {.store = store, .request = &r, .limits = {.trusted_s = TRUSTED_S}};
     ckd_status status = stored_request(&r, &applies, store, run, err);
     if (status != CKD_OK || !applies) {
         return status;
     }
     status = apply(&a, err);
-    if (status == CKD_OK && deletes(&a)) {
+    if (status == CKD_OK && plan_deletes(&a)) {
         store_message(store, "deleted %llu checkpoint%s of %s, by its policy",
                       (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);
         collect_if_free(store);

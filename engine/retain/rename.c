@@ -60,7 +60,7 @@ static ckd_status check_entry(const manifest_entry *x, const char *run, ckd_erro
             "loads have ended, or after ckptdelta compact",
             run, step);
     }
-    if (x->lacks || x->held) {
+    if (x->is_incomplete || x->is_protected) {
         return err_set(err, CKD_E_STATE,
                        "%s@%llu belongs to a chain that has lost a manifest; run ckptdelta repair first", run,
                        step);
@@ -136,7 +136,7 @@ static ckd_status publish(renaming *r, manifest_entry *x, ckd_error *err) {
     uint32_t generation;
     ckd_error why = {0};
     ckd_status status =
-        manifests_free_generation(&generation, &r->names, &r->tombstones, r->to, c->step, &why);
+        manifests_pick_generation(&generation, &r->names, &r->tombstones, r->to, c->step, &why);
     if (status == CKD_E_EXISTS) {
         store_message(r->store, "%s@%llu keeps its name: there is another %s@%llu", c->run,
                       (unsigned long long)c->step, r->to, (unsigned long long)c->step);

@@ -9,17 +9,17 @@
 #define SAFE 2 /* checkpoints of a run that always stay */
 
 /* The checkpoints of one run, by step. */
-typedef struct stretch {
+typedef struct run_items {
     ckd_retained *items;
     size_t count;
-} stretch;
+} run_items;
 
 static bool better(const ckd_policy *p, const ckd_checkpoint *a, const ckd_checkpoint *b) {
     return p->highest_is_best ? a->metric > b->metric : a->metric < b->metric;
 }
 
 /* Searches one best after the other, as few are kept. Among equals the newest wins. */
-static void keep_best(const stretch *run, const ckd_policy *p) {
+static void keep_best(const run_items *run, const ckd_policy *p) {
     for (uint32_t k = 0; k < p->keep_best; k++) {
         ckd_retained *best = NULL;
         for (size_t i = run->count; i-- > 0;) {
@@ -42,7 +42,7 @@ static uint64_t seconds_before(uint64_t ns, uint64_t seconds) {
     return ns - (seconds < longest ? seconds : longest) * UINT64_C(1000000000);
 }
 
-static ckd_status apply(const stretch *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
+static ckd_status apply(const run_items *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
     /* A newest checkpoint from the future, due to a wrong clock, must not make all others old. */
     uint64_t newest = run->items[run->count - 1].checkpoint.created_ns;
     uint64_t since = seconds_before(now, p->keep_new_s);
@@ -71,7 +71,7 @@ static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const 
         for (end = begin + 1; end < plan->count && strcmp(plan->items[end].checkpoint.run, run) == 0;) {
             end++;
         }
-        stretch s = {plan->items + begin, end - begin};
+        run_items s = {plan->items + begin, end - begin};
         status = apply(&s, given ? given : &settings_policy(n, run)->policy.policy, now, err);
     }
     return status;
@@ -92,7 +92,7 @@ static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd
         status = n && !n->in_trash ? manifest_set_choose(&all, id, 1, false, err) : CKD_OK;
     }
     THEN(status, trash_would_free(&freed, &all, err));
-    THEN(status, waste_of(&left, &all, run, err));
+    THEN(status, chunk_waste_of(&left, &all, run, err));
     plan->bytes = freed.bytes;
     plan->compaction_bytes = left.dead;
     manifest_set_free(&all);

@@ -44,19 +44,19 @@ void retain_report_failure(const ckd_store *store, const char *run, ckd_status s
 /* The trash: deleted checkpoints whose files still exist. */
 
 /* Checkpoints to delete, and how long they can be restored. */
-typedef struct trash_choice {
-    ckd_id *ids; /* freed by trash_put, also after a failure */
+typedef struct deletion_choice {
+    ckd_id *ids; /* freed by delete_checkpoints, also after a failure */
     size_t count;
     uint64_t undo_s;
-} trash_choice;
-typedef ckd_status (*trash_choose_fn)(void *context, trash_choice *out, ckd_error *err);
+} deletion_choice;
+typedef ckd_status (*deletion_choose_fn)(void *context, deletion_choice *out, ckd_error *err);
 /*
  * Deletes what `choose` selects, as ckd_store_delete does. `choose` is called under the publish lock, without the
  * mutex, with the catalog in step. So nobody saves or deletes between the choice and the deletion. Waits up to
  * timeout_ms for the lock. Errors: those of `choose` and ckd_store_delete.
  */
-ckd_status trash_put(ckd_store *store, trash_choose_fn choose, void *context, uint32_t timeout_ms,
-                     ckd_error *err);
+ckd_status delete_checkpoints(ckd_store *store, deletion_choose_fn choose, void *context, uint32_t timeout_ms,
+                              ckd_error *err);
 
 /*
  * Removes checkpoints whose grace period has ended, if nobody reads the store now. The caller holds the publish

@@ -66,7 +66,7 @@ static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool a
     ckd_status status = manifest_set_mark_in_use(n, store, err);
     for (size_t i = 0; i < n->count; i++) {
         manifest_entry *x = &n->items[i];
-        x->chosen = x->in_trash && !x->in_use && !x->held && (all || x->tombstone.until_ns <= now);
+        x->chosen = x->in_trash && !x->in_use && !x->is_protected && (all || x->tombstone.until_ns <= now);
     }
     return status;
 }
@@ -92,7 +92,7 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
             ids[gone.count + stay.count++] = files->items[i].id;
         }
     }
-    ckd_status status = parity_forget(store, &gone, &stay, force, err);
+    ckd_status status = parity_remove_useless(store, &gone, &stay, force, err);
     free(ids);
     return status;
 }
@@ -204,7 +204,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     }
     /* Manifests that stay must not need those that go. */
     if (status == CKD_OK && !dry) {
-        status = out->checkpoints ? manifest_set_name_older_files(&n, store, err) : CKD_OK;
+        status = out->checkpoints ? manifest_set_upgrade_dependents(&n, store, err) : CKD_OK;
         if (status == CKD_OK && out->checkpoints) {
             status = remove_files(store, &n, &files, force, err);
         }
@@ -220,7 +220,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
 
 /* ---- replaced generations ---- */
 
-static bool all_files_there(const ckd_store *store, const manifest *m) {
+static bool all_files_exist(const ckd_store *store, const manifest *m) {
     for (size_t i = 0; i < m->file_count; i++) {
         if (file_bytes(path_chunk(store->path, &m->files[i].id, "").text) != m->files[i].size) {
             return false;
@@ -241,7 +241,7 @@ static size_t choose_replaced(manifest_set *n, const ckd_store *store) {
             count += x->chosen;
         } else if (!x->superseded) {
             newest = x;
-            whole = i + 1 < n->count && n->items[i + 1].superseded && all_files_there(store, &x->m);
+            whole = i + 1 < n->count && n->items[i + 1].superseded && all_files_exist(store, &x->m);
         }
     }
     return count;
@@ -362,7 +362,7 @@ ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_col
     if (status == CKD_OK) {
         uint32_t timeout = store->options.lock_timeout_ms;
         attempt a = {.store = store, .lock_ms = timeout, .all = o.all, .force = o.give_up, .out = &result};
-        status = o.dry_run ? count_only(&a, err) : keep_trying(try_collect, &a, timeout, err);
+        status = o.dry_run ? count_only(&a, err) : retry_while_busy(try_collect, &a, timeout, err);
     }
     if (out && status == CKD_OK) {
         *out = result;
@@ -379,7 +379,7 @@ ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, uint32_t lock
         return CKD_OK;
     }
     ckd_error why = {0};
-    ckd_status status = keep_trying(try_collect, &a, timeout_ms, &why);
+    ckd_status status = retry_while_busy(try_collect, &a, timeout_ms, &why);
     if (status == CKD_E_STATE) { /* a repair needs them */
         store_message(store, "files that were replaced stay for now: %s (%s)", why.message, why.file);
         status = CKD_E_BUSY;

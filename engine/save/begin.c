@@ -37,8 +37,8 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_intent(save->store->path, &save->output.writer_id);
     ckd_status status = data.failed ? err_nomem(err, METADATA_MAX, "an intent") : CKD_OK;
-    THEN(status, file_publish_bytes(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data,
-                                    data.size, err));
+    THEN(status, file_create_durable(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data,
+                                     data.size, err));
     THEN(status, lock_acquire(&save->output.intent_lock, p.text, LOCK_SHARED, false, 0, err));
     if (status != CKD_OK) {
         file_remove(p.text, true, NULL);
@@ -165,7 +165,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     status = store_sync_catalog(store, err);
     THEN(status, save_resolve_target(&save->target, store, &save->options, err));
-    THEN(status, save_follow_begin(save, err));
+    THEN(status, launch_check_begin(save, err));
     /* a retry has the id of the checkpoint with which it is compared */
     if (status == CKD_OK && !save->target.compare) {
         status = save_check_id_unused(save, err);

@@ -27,7 +27,7 @@ static void name_materialized(ckd_save *save) {
         pathname temp =
             path_materialized(root, &save->checkpoint, save->options.rank, &save->output.writer_id);
         pathname final = path_materialized(root, &save->checkpoint, save->options.rank, NULL);
-        save->output.materialized_closed = file_replace(temp.text, final.text, NULL) != CKD_OK;
+        save->output.materialized_closed = file_rename(temp.text, final.text, NULL) != CKD_OK;
     }
 }
 
@@ -58,10 +58,11 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     status = chunk_writer_finish(writer, &save->output.sealed.root, &save->output.sealed.size, err);
     if (status == CKD_OK) {
         pathname temp = path_chunk(save->store->path, &save->output.file_id, ".tmp");
-        status = file_publish(temp.text, path_chunk(save->store->path, &save->output.file_id, "").text, err);
+        status = file_rename_noreplace(temp.text,
+                                       path_chunk(save->store->path, &save->output.file_id, "").text, err);
     }
     THEN(status, dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err));
-    save_worked(&save->stats.sync, clock_monotonic_ns() - begun);
+    save_stage_add(&save->stats.sync, clock_monotonic_ns() - begun);
     save_may_retry(save, status); /* does not help this save, but the caller's next one */
     bytes data = {0};
     if (status == CKD_OK) {
@@ -74,7 +75,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
                   .dependency_count = save->output.dependency_count,
                   .options = save->terms.data,
                   .options_size = save->terms.size};
-        save_report_times(&p, save);
+        save_put_times(&p, save);
         part_encode(&data, &save->store->id, &p);
         status = data.failed ? err_nomem(err, data.size, "a part") : CKD_OK;
     }
@@ -96,7 +97,7 @@ void ckd_part_free(ckd_part *p) {
 
 /* ---- from parts to a manifest ---- */
 
-static ckd_status take_part(ckd_save *save, manifest *m, const ckd_part *bytes_of, ckd_error *err) {
+static ckd_status add_part(ckd_save *save, manifest *m, const ckd_part *bytes_of, ckd_error *err) {
     part p;
     ckd_status status = part_decode(&p, &save->store->id, bytes_of->data, bytes_of->size, err);
     if (status != CKD_OK) {
@@ -117,7 +118,7 @@ static ckd_status take_part(ckd_save *save, manifest *m, const ckd_part *bytes_o
     for (size_t i = 0; i < p.dependency_count && status == CKD_OK; i++) {
         status = save_depend(&save->output, &p.dependencies[i], err);
     }
-    THEN(status, save_keep_times(save, &p, err));
+    THEN(status, save_take_times(save, &p, err));
     if (status == CKD_OK) {
         m->files[m->file_count++] = p.file;
     }
@@ -140,7 +141,7 @@ static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *par
         return err_nomem(err, count * sizeof(*m->files), "a manifest's files");
     }
     for (size_t i = 0; i < count; i++) {
-        ckd_status status = take_part(save, m, &parts[i], err);
+        ckd_status status = add_part(save, m, &parts[i], err);
         if (status != CKD_OK) {
             return status;
         }
@@ -217,7 +218,7 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
         return status;
     }
     save->sources.views.values_only = true; /* from here on, views only lead to older records */
-    status = closure_name_files(m, &save->sources.views, v, err);
+    status = closure_prune_files(m, &save->sources.views, v, err);
     THEN(status, view_attach_measures(v, CKD_E_MISMATCH, err));
     if (status == CKD_OK) { /* totals, depth and cost come from the files' records, whoever wrote them */
         status = totals_set(m, v, err);
@@ -256,7 +257,7 @@ static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error
  * A manifest that was named, but may not be durable, is not committed. If it cannot be removed durably, recovery
  * decides.
  */
-static void take_back(ckd_save *save, const pathname *manifest_path) {
+static void unpublish(ckd_save *save, const pathname *manifest_path) {
     ckd_status status = file_remove(manifest_path->text, true, NULL);
     THEN(status, dir_sync(path_in(save->store->path, DIR_MANIFESTS).text, NULL));
     save->output.undecided = status != CKD_OK;
@@ -281,12 +282,12 @@ static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) 
         ckd_id_text(hex, &save->output.writer_id);
         snprintf(temp, sizeof(temp), ".tmp-%s", hex);
         status =
-            file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
+            file_create_durable(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
         if (status != CKD_OK) {
             file_remove(path_of(root, DIR_MANIFESTS, temp).text, true, NULL);
         }
         if (status != CKD_OK && status != CKD_E_EXISTS) { /* that manifest would be another writer's */
-            take_back(save, &p);
+            unpublish(save, &p);
         }
     }
     c->stored_bytes += status == CKD_OK ? data.size : 0;
@@ -308,8 +309,8 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
         status = store_ingest(store, &copy, &adopted, err);
         view_close(adopted);
     }
-    THEN(status, save_add_times(save, &m->checkpoint, err));
-    THEN(status, store_set_mark(store, err));
+    THEN(status, save_store_times(save, &m->checkpoint, err));
+    THEN(status, store_record_fingerprint(store, err));
     if (status == CKD_OK) {
         return catalog_commit(store->catalog, err);
     }
@@ -327,7 +328,7 @@ static void update_catalog(ckd_save *save, const manifest *m) {
         status = add_to_catalog(save, m, &why);
     }
     if (status != CKD_OK) {
-        store_use_memory(store, NULL); /* so that this handle finds the checkpoint */
+        store_use_memory_catalog(store, NULL); /* so that this handle finds the checkpoint */
         store_message(store,
                       "%s@%llu is committed, but the catalog could not be updated (%s); the next save or "
                       "open for writing will",
@@ -352,7 +353,7 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     pthread_mutex_lock(&save->store->mutex);
     ckd_status status = store_sync_catalog(save->store, err);
     THEN(status, save_check_id_unused(save, err));
-    THEN(status, save_follow_publish(save, err));
+    THEN(status, launch_check_publish(save, err));
     THEN(status, check_files(save, m, err));
     if (status == CKD_OK && save->group.claim) {
         status = save->group.claim(save->group.claim_context, &save->checkpoint, err);

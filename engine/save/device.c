@@ -11,7 +11,7 @@
 #define TIMES        4u  /* most memory of a standalone block there, as a multiple of its bytes */
 
 /* The two payloads of a block: as a delta, and on its own (also for a materialized copy). */
-typedef enum payload_kind { DELTA, ALONE, PAYLOADS } payload_kind;
+typedef enum payload_kind { PAYLOAD_DELTA, PAYLOAD_STANDALONE, PAYLOAD_KINDS } payload_kind;
 
 /* A block of a batch. */
 typedef struct coded_block {
@@ -19,20 +19,20 @@ typedef struct coded_block {
     uint64_t first, count;
     const record *parent;
     bool known; /* this save has its values already */
-    bool wants[PAYLOADS], has[PAYLOADS];
+    bool wants[PAYLOAD_KINDS], has[PAYLOAD_KINDS];
     bool lost;        /* a delta was planned, and may lose */
     bool with_values; /* the pipeline needs its values all the same */
-    uint64_t planned[PAYLOADS];
-    bytes payload[PAYLOADS];
+    uint64_t planned[PAYLOAD_KINDS];
+    bytes payload[PAYLOAD_KINDS];
     bytes part[2]; /* samples of values and differences, for the byte codecs */
 } coded_block;
 
 struct save_device {
     stream_batch streams;
     device_deltas deltas;
-    device_standalones alones;
+    device_standalones standalones;
     coded_block blocks[BATCH_BLOCKS];
-    coded_block *standalone[BATCH_BLOCKS]; /* the blocks that are now in `alones` */
+    coded_block *standalone[BATCH_BLOCKS]; /* the blocks that are now in `standalones` */
     uint32_t count;
     const char *tensor; /* the tensor to which the fields below refer */
     bool won, failed;
@@ -48,14 +48,14 @@ void save_device_unprepared(bool yes) {
 void save_device_free(ckd_save *save) {
     save_device *s = save->device.coder;
     for (uint32_t i = 0; s && i < BATCH_BLOCKS; i++) {
-        bytes_free(&s->blocks[i].payload[DELTA]);
-        bytes_free(&s->blocks[i].payload[ALONE]);
+        bytes_free(&s->blocks[i].payload[PAYLOAD_DELTA]);
+        bytes_free(&s->blocks[i].payload[PAYLOAD_STANDALONE]);
         bytes_free(&s->blocks[i].part[0]);
         bytes_free(&s->blocks[i].part[1]);
     }
     if (s) {
         device_deltas_free(&s->deltas);
-        device_standalones_free(&s->alones);
+        device_standalones_free(&s->standalones);
         stream_batch_free(&s->streams);
     }
     free(s);
@@ -97,7 +97,8 @@ static coded_block *add_block(save_device *s, uint32_t number, uint64_t first, u
     c->count = count;
     c->parent = parent;
     c->known = c->lost = c->with_values = false;
-    c->wants[DELTA] = c->wants[ALONE] = c->has[DELTA] = c->has[ALONE] = false;
+    c->wants[PAYLOAD_DELTA] = c->wants[PAYLOAD_STANDALONE] = c->has[PAYLOAD_DELTA] =
+        c->has[PAYLOAD_STANDALONE] = false;
     return c;
 }
 
@@ -105,8 +106,8 @@ static coded_block *add_block(save_device *s, uint32_t number, uint64_t first, u
  * Chooses as many of the next blocks as can be handled together. A delta is tried for all of them or for none. Sets
  * u->looked to their end.
  */
-static ckd_status choose(save_device *s, const ckd_save *save, unchanged_blocks *u, uint64_t first,
-                         ckd_error *err) {
+static ckd_status choose_batch(save_device *s, const ckd_save *save, unchanged_blocks *u, uint64_t first,
+                               ckd_error *err) {
     const tensor_context *t = u->span->context;
     uint64_t end = u->span->end;
     bool tries = s->skip == 0;
@@ -116,7 +117,7 @@ static ckd_status choose(save_device *s, const ckd_save *save, unchanged_blocks 
     ckd_status status = device_deltas_clear(&s->deltas, &s->streams, r, t->tensor->dtype, BATCH_BLOCKS, err);
     s->count = 0;
     for (; first < end && status == CKD_OK && s->count < max; first += count, i++) {
-        count = save_block_at(t, first, end);
+        count = save_block_length(t, first, end);
         const record *parent = u->same[i] || u->named[i] ? NULL : parent_of(t, first, count);
         device_delta *d = parent && tries ? device_deltas_add(&s->deltas, first, count, MEMORY) : NULL;
         taken += count * r->element * TIMES;
@@ -125,12 +126,12 @@ static ckd_status choose(save_device *s, const ckd_save *save, unchanged_blocks 
         }
         if (parent) {
             coded_block *c = add_block(s, i, first, count, parent);
-            c->wants[DELTA] = tries && may_be_delta(save, parent, r->element);
-            c->wants[ALONE] = !c->wants[DELTA];
+            c->wants[PAYLOAD_DELTA] = tries && may_be_delta(save, parent, r->element);
+            c->wants[PAYLOAD_STANDALONE] = !c->wants[PAYLOAD_DELTA];
         }
         if (d) {
             d->before = parent->content;
-            d->stream->left = !s->blocks[s->count - 1].wants[DELTA];
+            d->stream->left = !s->blocks[s->count - 1].wants[PAYLOAD_DELTA];
         }
     }
     s->skip -= tries ? 0 : s->count;
@@ -158,7 +159,7 @@ static void leave_duplicates(batch *b) {
         job->input.count = c->count;
         job->analysis.original = b->u->content[c->number];
         c->known = block_is_in_save(job, &b->save->coding.context, b->t, -1);
-        c->wants[ALONE] &= !c->known;
+        c->wants[PAYLOAD_STANDALONE] &= !c->known;
         if (i < b->s->deltas.count) {
             b->s->deltas.blocks[i].stream->left |= c->known;
         }
@@ -234,15 +235,16 @@ static void judge(batch *b) {
             continue;
         }
         load_cost chain = record_chain(c->parent), base = base_cost(width, raw, alone);
-        c->planned[DELTA] = s->planned;
+        c->planned[PAYLOAD_DELTA] = s->planned;
         c->lost = s->left = (double)s->planned > BLOCK_DELTA_WON * (double)alone;
         if (!c->lost) {
             chain.stored += (double)s->planned;
             chain.work += decode_work(PREDICT_PARENT, CODING_SYMBOLS, width, raw, s->planned, c->count);
         }
         bool taken = !c->lost && budget_allows_delta(&trial, &chain, &base, PART_EXACT, s->planned, alone);
-        c->wants[ALONE] = !unprepared && (!taken || budget_wants_materialized(&trial, &chain, &base));
-        budget_add(&trial, taken ? &chain : &base, c->wants[ALONE] ? &base : &chain, &base);
+        c->wants[PAYLOAD_STANDALONE] =
+            !unprepared && (!taken || budget_wants_materialized(&trial, &chain, &base));
+        budget_add(&trial, taken ? &chain : &base, c->wants[PAYLOAD_STANDALONE] ? &base : &chain, &base);
     }
 }
 
@@ -252,7 +254,7 @@ static ckd_status take_differences(coded_block *c, const device_deltas *all, con
     uint64_t raw = c->count * all->r->element;
     block_probe of = block_probe_of(in_panel, (unsigned)all->r->element, raw);
     bytes_clear(&c->part[1]);
-    if (4 * c->planned[DELTA] >= raw) {
+    if (4 * c->planned[PAYLOAD_DELTA] >= raw) {
         return CKD_OK;
     }
     void *to = bytes_scratch(&c->part[1], of.size, "a part of a block", err);
@@ -266,9 +268,9 @@ static ckd_status take_deltas(batch *b, ckd_error *err) {
         const device_delta *d = &s->deltas.blocks[i];
         coded_block *c = &s->blocks[i];
         if (!d->stream->left) {
-            status = stream_batch_read(&s->streams, d->stream, &c->payload[DELTA], err);
+            status = stream_batch_read(&s->streams, d->stream, &c->payload[PAYLOAD_DELTA], err);
             THEN(status, take_differences(c, &s->deltas, d, b->t->rows != NULL, err));
-            c->has[DELTA] = status == CKD_OK && c->payload[DELTA].size > 0;
+            c->has[PAYLOAD_DELTA] = status == CKD_OK && c->payload[PAYLOAD_DELTA].size > 0;
         }
     }
     return status;
@@ -289,59 +291,60 @@ static ckd_status code_deltas(batch *b, ckd_error *err) {
 
 /* ---- coding blocks on their own ---- */
 
-static ckd_status plan_alone(void *context, size_t i, uint32_t worker, ckd_error *err) {
+static ckd_status plan_standalone(void *context, size_t i, uint32_t worker, ckd_error *err) {
     batch *b = context;
-    device_standalone *d = &b->s->alones.blocks[i];
+    device_standalone *d = &b->s->standalones.blocks[i];
     (void)err;
     if (!d->stream->left) {
-        device_standalones_plan(&b->s->alones, d,
+        device_standalones_plan(&b->s->standalones, d,
                                 coder_symbols(b->save->pipeline.jobs[worker].decoder.coder));
     }
     return CKD_OK;
 }
 
 /* Codes the blocks in s->alones. */
-static ckd_status code_alones(batch *b, ckd_error *err) {
+static ckd_status code_standalones(batch *b, ckd_error *err) {
     save_device *s = b->s;
     symbols_workspace *w = coder_symbols(b->save->pipeline.jobs[0].decoder.coder);
-    ckd_status status = device_standalones_count(&s->alones, w, err);
-    THEN(status, pool_run(b->save->store->pool, s->alones.count, plan_alone, b, err));
+    ckd_status status = device_standalones_count(&s->standalones, w, err);
+    THEN(status, pool_run(b->save->store->pool, s->standalones.count, plan_standalone, b, err));
     THEN(status, stream_batch_write(&s->streams, err));
-    for (uint32_t i = 0; i < s->alones.count && status == CKD_OK; i++) {
-        const device_stream *stream = s->alones.blocks[i].stream;
+    for (uint32_t i = 0; i < s->standalones.count && status == CKD_OK; i++) {
+        const device_stream *stream = s->standalones.blocks[i].stream;
         coded_block *c = s->standalone[i];
         if (!stream->left) {
-            status = stream_batch_read(&s->streams, stream, &c->payload[ALONE], err);
-            c->planned[ALONE] = stream->planned;
-            c->has[ALONE] = status == CKD_OK && c->payload[ALONE].size > 0;
+            status = stream_batch_read(&s->streams, stream, &c->payload[PAYLOAD_STANDALONE], err);
+            c->planned[PAYLOAD_STANDALONE] = stream->planned;
+            c->has[PAYLOAD_STANDALONE] = status == CKD_OK && c->payload[PAYLOAD_STANDALONE].size > 0;
         }
     }
     return status;
 }
 
 /* Codes all such blocks, as many at a time as memory allows. */
-static ckd_status code_all_alones(batch *b, device_reader *r, ckd_error *err) {
+static ckd_status code_all_standalones(batch *b, device_reader *r, ckd_error *err) {
     save_device *s = b->s;
     ckd_dtype dtype = b->t->tensor->dtype;
-    ckd_status status = device_standalones_clear(&s->alones, &s->streams, r, dtype, BATCH_BLOCKS, err);
+    ckd_status status = device_standalones_clear(&s->standalones, &s->streams, r, dtype, BATCH_BLOCKS, err);
     for (uint32_t i = 0; i < s->count && status == CKD_OK;) {
         coded_block *c = &s->blocks[i];
-        device_standalone *d =
-            c->wants[ALONE] ? device_standalones_add(&s->alones, c->first, c->count, MEMORY) : NULL;
-        if (c->wants[ALONE] && !d) { /* it comes first in the next batch */
-            status = code_alones(b, err);
+        device_standalone *d = c->wants[PAYLOAD_STANDALONE]
+                                   ? device_standalones_add(&s->standalones, c->first, c->count, MEMORY)
+                                   : NULL;
+        if (c->wants[PAYLOAD_STANDALONE] && !d) { /* it comes first in the next batch */
+            status = code_standalones(b, err);
             status = status == CKD_OK
-                         ? device_standalones_clear(&s->alones, &s->streams, r, dtype, BATCH_BLOCKS, err)
+                         ? device_standalones_clear(&s->standalones, &s->streams, r, dtype, BATCH_BLOCKS, err)
                          : status;
             continue;
         }
         if (d) {
             d->grid = block_grid(&b->t->shape, b->t->region, c->first);
-            s->standalone[s->alones.count - 1] = c;
+            s->standalone[s->standalones.count - 1] = c;
         }
         i++;
     }
-    return status == CKD_OK && s->alones.count ? code_alones(b, err) : status;
+    return status == CKD_OK && s->standalones.count ? code_standalones(b, err) : status;
 }
 
 /* ---- byte codecs ---- */
@@ -352,11 +355,11 @@ static ckd_status take_values(batch *b, device_reader *r, ckd_error *err) {
     for (uint32_t i = 0; i < b->s->count && status == CKD_OK; i++) {
         coded_block *c = &b->s->blocks[i];
         block_probe of = block_probe_of(b->t->rows != NULL, (unsigned)r->element, c->count * r->element);
-        bool unsure = c->lost && delta_may_pay(c->planned[DELTA], c->planned[ALONE]);
-        c->has[ALONE] &= !unsure; /* the host decides */
-        c->with_values = c->has[DELTA] && c->wants[ALONE] && !c->has[ALONE];
+        bool unsure = c->lost && delta_may_pay(c->planned[PAYLOAD_DELTA], c->planned[PAYLOAD_STANDALONE]);
+        c->has[PAYLOAD_STANDALONE] &= !unsure; /* the host decides */
+        c->with_values = c->has[PAYLOAD_DELTA] && c->wants[PAYLOAD_STANDALONE] && !c->has[PAYLOAD_STANDALONE];
         bytes_clear(&c->part[0]);
-        if (!c->with_values && (c->has[DELTA] || c->has[ALONE])) {
+        if (!c->with_values && (c->has[PAYLOAD_DELTA] || c->has[PAYLOAD_STANDALONE])) {
             void *to = bytes_scratch(&c->part[0], of.size, "a part of a block", err);
             uint64_t first = c->first + of.at / r->element, count = of.size / r->element;
             r->end = first + count; /* do not read ahead */
@@ -372,18 +375,20 @@ static ckd_status probe_one(void *context, size_t i, uint32_t worker, ckd_error 
     coded_block *c = &b->s->blocks[i];
     unsigned width = (unsigned)ckd_dtype_size(b->t->tensor->dtype);
     uint64_t raw = c->count * width, alone = block_expected_standalone(c->parent, raw);
-    alone = c->has[ALONE] && c->planned[ALONE] > alone ? c->planned[ALONE] : alone;
-    uint64_t limits[2] = {alone, c->planned[DELTA]};
+    alone = c->has[PAYLOAD_STANDALONE] && c->planned[PAYLOAD_STANDALONE] > alone
+                ? c->planned[PAYLOAD_STANDALONE]
+                : alone;
+    uint64_t limits[2] = {alone, c->planned[PAYLOAD_DELTA]};
     ckd_status status = CKD_OK;
-    for (int k = 0; k < 2 && (c->has[DELTA] || c->has[ALONE]) && status == CKD_OK; k++) {
+    for (int k = 0; k < 2 && (c->has[PAYLOAD_DELTA] || c->has[PAYLOAD_STANDALONE]) && status == CKD_OK; k++) {
         bool promise = false;
-        if (c->part[k].size && (k == 0 || c->has[DELTA])) {
+        if (c->part[k].size && (k == 0 || c->has[PAYLOAD_DELTA])) {
             block_sample s = {c->part[k].data, c->part[k].size, width, raw, limits[k]};
-            status = block_codecs_promise(&promise, b->save->pipeline.jobs[worker].decoder.coder,
-                                          &b->save->coding.context, &s, err);
+            status = block_codec_may_win(&promise, b->save->pipeline.jobs[worker].decoder.coder,
+                                         &b->save->coding.context, &s, err);
         }
-        c->has[DELTA] &= !promise;
-        c->has[ALONE] &= !promise;
+        c->has[PAYLOAD_DELTA] &= !promise;
+        c->has[PAYLOAD_STANDALONE] &= !promise;
     }
     return status;
 }
@@ -394,7 +399,7 @@ static ckd_status run(batch *b, device_reader *r, ckd_error *err) {
     if (b->s->deltas.count > 0) {
         status = code_deltas(b, err);
     }
-    THEN(status, code_all_alones(b, r, err));
+    THEN(status, code_all_standalones(b, r, err));
     THEN(status, take_values(b, r, err));
     return status == CKD_OK ? pool_run(b->save->store->pool, b->s->count, probe_one, b, err) : status;
 }
@@ -402,7 +407,7 @@ static ckd_status run(batch *b, device_reader *r, ckd_error *err) {
 /* ---- for the pipeline ---- */
 
 /* Returns the state for the tensor; NULL: the device no longer codes it, or memory is short. */
-static save_device *about(ckd_save *save, const tensor_context *t) {
+static save_device *device_state_for(ckd_save *save, const tensor_context *t) {
     save_device *s = save->device.coder = save->device.coder ? save->device.coder : calloc(1, sizeof(*s));
     if (s && s->tensor != t->tensor->name) {
         s->tensor = t->tensor->name;
@@ -416,8 +421,8 @@ static void record_results(ckd_save *save, const save_device *s, unchanged_block
     bool won = false;
     for (uint32_t i = 0; i < s->count; i++) {
         const coded_block *c = &s->blocks[i];
-        bool coded = c->has[DELTA] || c->has[ALONE];
-        won |= c->has[DELTA];
+        bool coded = c->has[PAYLOAD_DELTA] || c->has[PAYLOAD_STANDALONE];
+        won |= c->has[PAYLOAD_DELTA];
         save->device.has_pending_values |= coded && !c->with_values;
         u->unread[c->number] = coded && !c->with_values;
     }
@@ -429,13 +434,13 @@ static void record_results(ckd_save *save, const save_device *s, unchanged_block
 
 ckd_status save_device_code(ckd_save *save, unchanged_blocks *u, uint64_t first, ckd_error *err) {
     const tensor_context *t = u->span->context;
-    save_device *s = may_code(save, t, u) ? about(save, t) : NULL;
+    save_device *s = may_code(save, t, u) ? device_state_for(save, t) : NULL;
     ckd_error why;
     if (!s) {
         return CKD_OK;
     }
     batch b = {.s = s, .save = save, .t = t, .u = u};
-    ckd_status status = choose(s, save, u, first, &why);
+    ckd_status status = choose_batch(s, save, u, first, &why);
     if (status == CKD_OK && s->count > 0) {
         /* the batch uses the pipeline's jobs */
         ckd_status awaited = save_await(save, save->pipeline.pushed, err);
@@ -461,29 +466,29 @@ static void exchange(bytes *a, bytes *b) {
     *b = was;
 }
 
-static void hand_over(block_job *job, coded_block *c, const hash128 *content) {
-    exchange(&job->analysis.delta.payload, &c->payload[DELTA]);
-    exchange(&job->analysis.standalone.payload, &c->payload[ALONE]);
+static void set_precoded(block_job *job, coded_block *c, const hash128 *content) {
+    exchange(&job->analysis.delta.payload, &c->payload[PAYLOAD_DELTA]);
+    exchange(&job->analysis.standalone.payload, &c->payload[PAYLOAD_STANDALONE]);
     job->input.precoded = (block_precoded){.coded = true,
-                                           .delta = c->has[DELTA],
-                                           .standalone = c->has[ALONE],
+                                           .delta = c->has[PAYLOAD_DELTA],
+                                           .standalone = c->has[PAYLOAD_STANDALONE],
                                            .lost = c->lost,
                                            .rounded = job->input.precoded.rounded,
                                            .bf16 = job->input.precoded.bf16,
                                            .f16 = job->input.precoded.f16,
                                            .content = *content,
-                                           .planned = c->planned[DELTA],
-                                           .planned_standalone = c->planned[ALONE]};
-    c->has[DELTA] = c->has[ALONE] = false;
+                                           .planned = c->planned[PAYLOAD_DELTA],
+                                           .planned_standalone = c->planned[PAYLOAD_STANDALONE]};
+    c->has[PAYLOAD_DELTA] = c->has[PAYLOAD_STANDALONE] = false;
 }
 
-bool save_device_give(ckd_save *save, block_job *job, const unchanged_blocks *u) {
+bool save_device_take_result(ckd_save *save, block_job *job, const unchanged_blocks *u) {
     save_device *s = save->device.coder;
     uint32_t number = u->next - 1;
     for (uint32_t i = 0; s && number < u->looked && i < s->count; i++) {
         coded_block *c = &s->blocks[i];
-        if (c->number == number && (c->has[DELTA] || c->has[ALONE])) {
-            hand_over(job, c, &u->content[number]);
+        if (c->number == number && (c->has[PAYLOAD_DELTA] || c->has[PAYLOAD_STANDALONE])) {
+            set_precoded(job, c, &u->content[number]);
             return !c->with_values;
         }
     }

@@ -29,7 +29,7 @@ typedef struct unchanged_blocks {
 } unchanged_blocks;
 
 /* Elements of the block that begins at element `first` of a span that ends at `end`. */
-uint64_t save_block_at(const tensor_context *t, uint64_t first, uint64_t end);
+uint64_t save_block_length(const tensor_context *t, uint64_t first, uint64_t end);
 
 /*
  * Hashes the blocks of a span, if the tensor is on a device and there is anything to compare them with. If they may be rounded masters, waits for all blocks in progress. If the device fails, that is reported, and
@@ -58,7 +58,7 @@ ckd_status save_device_code(ckd_save *save, unchanged_blocks *u, uint64_t first,
  * Gives the job what the device made of the block that device_dedup_next has just returned. true: its values need not
  * be read.
  */
-bool save_device_give(ckd_save *save, block_job *job, const unchanged_blocks *u);
+bool save_device_take_result(ckd_save *save, block_job *job, const unchanged_blocks *u);
 
 /*
  * For tests: the device codes deltas only, and never reads values ahead, because the pipeline seldom decides

@@ -4,7 +4,7 @@
 
 #include "engine/device/device.h"
 
-uint64_t save_block_at(const tensor_context *t, uint64_t first, uint64_t end) {
+uint64_t save_block_length(const tensor_context *t, uint64_t first, uint64_t end) {
     uint64_t max = t->rows ? save_panel_block(t->rows, first) : t->block_elements;
     return end - first < max ? end - first : max;
 }
@@ -27,10 +27,10 @@ typedef struct some_blocks {
 static uint64_t take_some(some_blocks *b, const tensor_context *t, const device_reader *r, uint64_t first,
                           uint64_t end) {
     bool master = block_is_master(t);
-    bool lies = master ? device_lies_well(r, r->data) : r->width == r->stride;
+    bool lies = master ? device_is_contiguous(r, r->data) : r->width == r->stride;
     *b = (some_blocks){.kinds = master ? KINDS : 1};
     for (uint64_t n; first < end && b->count < DEVICE_SPANS; first += n) {
-        n = save_block_at(t, first, end);
+        n = save_block_length(t, first, end);
         b->first[b->count] = first;
         b->span[b->count++].bytes = n * r->element;
         b->pieces += device_hash_pages_of(n * r->element);
@@ -132,7 +132,7 @@ static ckd_status name_all(unchanged_blocks *u, ckd_save *save, ckd_error *err) 
     block_job *job = &save->pipeline.jobs[0];
     for (uint32_t i = 0; first < end && status == CKD_OK; i++, first += job->input.count) {
         job->input.first = first;
-        job->input.count = save_block_at(t, first, end);
+        job->input.count = save_block_length(t, first, end);
         job->analysis.original = u->content[i];
         u->named[i] = !u->same[i] && block_is_in_save(job, &save->coding.context, t, -1);
         save->device.named_elements += u->named[i] || u->same[i] ? job->input.count : 0;
@@ -146,7 +146,7 @@ ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_s
     if (!worth_a_look(save, of->tensor, t) || of->first == of->end) {
         return CKD_OK;
     }
-    for (uint64_t at = of->first; at < of->end; at += save_block_at(t, at, of->end)) {
+    for (uint64_t at = of->first; at < of->end; at += save_block_length(t, at, of->end)) {
         u->count++;
     }
     u->content = calloc(u->count, sizeof(*u->content));
@@ -203,7 +203,7 @@ bool device_dedup_next(unchanged_blocks *u, ckd_save *save, block_job *job) {
     uint64_t end = job->input.first + job->input.count;
     uint32_t known = u->looked ? u->looked : u->count;
     for (i++; i < known && !u->same[i] && !u->named[i] && !u->unread[i]; i++) {
-        end += save_block_at(t, end, r->elements);
+        end += save_block_length(t, end, r->elements);
     }
     r->end = end;
     return false;

@@ -86,7 +86,7 @@ ckd_status grid_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, con
 
 ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const shared_part *of,
                             ckd_error *err) {
-    save_side *side = &to->before[to->before_count];
+    save_side *side = &to->sides[to->side_count];
     bytes *raw = &side->data;
     bytes_clear(raw);
     ckd_status status = lattice_columns_encode(raw, of->factors, &save->lossy.tiles->scratch,
@@ -105,8 +105,8 @@ ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, c
                             .content = *content,
                             .chain_stored = raw->size,
                             .base_stored = raw->size};
-    to->before_count++;
-    to->before_bytes += raw->size;
+    to->side_count++;
+    to->side_bytes += raw->size;
     return CKD_OK;
 }
 

@@ -58,8 +58,8 @@ ckd_status save_end_tiles(ckd_save *save, ckd_error *err);
  * For a session's save: returns EXISTS if the run's newest checkpoint belongs to another launch. Called when the save
  * begins, and before its manifest is published. The caller holds the store's mutex and the publish lock.
  */
-ckd_status save_follow_begin(ckd_save *save, ckd_error *err);
-ckd_status save_follow_publish(const ckd_save *save, ckd_error *err);
+ckd_status launch_check_begin(ckd_save *save, ckd_error *err);
+ckd_status launch_check_publish(const ckd_save *save, ckd_error *err);
 
 /* ---- names.c ---- */
 /*
@@ -77,17 +77,17 @@ void save_names_free(saved_names *n);
  * Removes a share of the tensor's expected cost (in the parent `v`) from the budget, as its real figures follow.
  * share <= 0: does nothing.
  */
-void save_stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share);
+void save_remove_expected(load_budget *budget, const view *v, const view_tensor *parent, double share);
 
 /* ---- times.c ---- */
 /* Adds the time of an analysis outside the pipeline's stage. */
 void save_add_analysis(ckd_save *save, uint64_t ns);
 /* Adds this rank's times to its part, which is about to be sent. */
-void save_report_times(part *to, const ckd_save *save);
+void save_put_times(part *to, const ckd_save *save);
 /* Keeps the times that a part reports, this rank's or another's. Errors: NOMEM. */
-ckd_status save_keep_times(ckd_save *save, const part *told, ckd_error *err);
+ckd_status save_take_times(ckd_save *save, const part *told, ckd_error *err);
 /* Stores the times in the catalog. The caller has begun a transaction. */
-ckd_status save_add_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err);
+ckd_status save_store_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err);
 
 /* ---- writer.c ---- */
 /*

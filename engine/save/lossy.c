@@ -231,7 +231,7 @@ static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, 
     ckd_status status = save_end_tiles(save, err); /* the masters may be in progress */
     THEN(status, save_await(save, save->pipeline.pushed, err));
     if (status == CKD_OK && save->registry.dedup_index.rounded) {
-        status = save_begin_given(all, save, t, r->tensor, widest_of(r), err);
+        status = save_begin_input(all, save, t, r->tensor, widest_of(r), err);
     }
     t->bound = INFINITY; /* as lossy_tile_prepare sets it */
     for (size_t i = 0; i < r->count && *all && status == CKD_OK; i++) {
@@ -255,7 +255,7 @@ static load_budget budget_for(const lossy_region *r) {
     const save_tiles *all = r->save->lossy.tiles;
     load_budget seen = all->seen;
     if (all->seen_region != r->number) {
-        save_stop_expecting(&seen, r->save->sources.parent, r->context.parent, r->share);
+        save_remove_expected(&seen, r->save->sources.parent, r->context.parent, r->share);
     }
     return seen;
 }
@@ -283,11 +283,11 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile
         }
         /* If the device is broken, reading from it fails on the host, too. */
         if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
-            if (!r->told) {
+            if (!r->reported_fallback) {
                 store_message(save->store, "%s is coded on the host: %s", r->context.tensor->name,
                               err ? err->message : "too little memory on the device");
             }
-            r->told = true;
+            r->reported_fallback = true;
             status = CKD_OK;
             here = false;
         }
@@ -340,7 +340,7 @@ static ckd_status end_tile(ckd_save *save, inflight_tile *held, ckd_error *err) 
 
 /* Returns the older of the tiles in progress; NULL: none. */
 static inflight_tile *oldest_held(save_tiles *all) {
-    inflight_tile *a = &all->held[0], *b = &all->held[1];
+    inflight_tile *a = &all->in_flight[0], *b = &all->in_flight[1];
     bool second = b->in_use && (!a->in_use || b->end < a->end);
     return second ? b : a->in_use ? a : NULL;
 }
@@ -357,7 +357,7 @@ void save_lossy_free(ckd_save *save) {
     save_tiles *all = save->lossy.tiles;
     moment_stats_end(save);
     for (uint32_t i = 0; all && i < 2; i++) {
-        inflight_tile *held = &all->held[i];
+        inflight_tile *held = &all->in_flight[i];
         if (held->in_use) {
             free_region(held->region);
             held->in_use = false;
@@ -367,7 +367,7 @@ void save_lossy_free(ckd_save *save) {
         lossy_device_end(all->device);
     }
     if (all) {
-        save_tiles_give_back(all, save->coding.staging / KEPT_SHARE);
+        save_tiles_trim(all, save->coding.staging / KEPT_SHARE);
     }
     save->lossy.tiles = NULL;
 }
@@ -382,7 +382,7 @@ static size_t held_bytes(const inflight_tile *h) {
  * largest size. A larger one also takes the memory of the other. Waits depend on sizes only: see save_tiles.seen.
  */
 static ckd_status hold_tile(inflight_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
-    inflight_tile *a = &save->lossy.tiles->held[0], *b = &save->lossy.tiles->held[1];
+    inflight_tile *a = &save->lossy.tiles->in_flight[0], *b = &save->lossy.tiles->in_flight[1];
     uint64_t half = save_tile_elements(save) / 2;
     bool large = count > half || (a->in_use && a->tile.count > half) || (b->in_use && b->tile.count > half);
     ckd_status status = CKD_OK;
@@ -416,9 +416,9 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     held->region = r;
     held->parts[0].end = held->parts[1].end = 0;
     uint64_t begun = clock_monotonic_ns();
-    int64_t gained = pool_gained_ns(save->store->pool);
+    int64_t gained = pool_saved_ns(save->store->pool);
     status = load_and_prepare(&worth, &from, held, r, err);
-    gained = pool_gained_ns(save->store->pool) - gained;
+    gained = pool_saved_ns(save->store->pool) - gained;
     int64_t worked = (int64_t)(clock_monotonic_ns() - begun) + gained;
     /* the pool also counts the waits of the store's other saves */
     save_add_analysis(save, worked > 0 ? (uint64_t)worked : 0);
@@ -427,7 +427,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
         r->users++;
         status = push_tile(r, held, &from, err);
         held->end = save->pipeline.pushed;
-        if (held->second && held->second->held == held->tile.part) {
+        if (held->second && held->second->values_part == held->tile.part) {
             held->second->end = held->end;
         }
         if (status == CKD_OK && held->tile.device) {

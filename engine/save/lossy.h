@@ -78,10 +78,10 @@ typedef struct lossy_region {
     lossy_piece *pieces;
     size_t count;
     double eps[PAIR_BOUNDS];
-    double share;    /* of the tensor's expected cost, which leaves the budget with this region */
-    uint64_t number; /* counts the save's lossy regions */
-    uint32_t users;  /* its tiles in progress, and the call that saves it */
-    bool told;       /* a tile on a device was coded on the host, which was reported */
+    double share;           /* of the tensor's expected cost, which leaves the budget with this region */
+    uint64_t number;        /* counts the save's lossy regions */
+    uint32_t users;         /* its tiles in progress, and the call that saves it */
+    bool reported_fallback; /* a tile on a device was coded on the host, which was reported */
 } lossy_region;
 
 /* The rows of a tile that are written as side records. Zero-initialise; release with free(items). */
@@ -94,7 +94,7 @@ typedef struct row_records {
 
 /* Everything that the lossy tensors of a save need. */
 typedef struct save_tiles {
-    inflight_tile held[2];
+    inflight_tile in_flight[2];
     /*
      * The budget by which a tile's parent is chosen: that of the last tile that is certainly done when the next one
      * is prepared, so it does not depend on timing. seen_region: the number of that tile's region.
@@ -103,7 +103,7 @@ typedef struct save_tiles {
     uint64_t seen_region, regions;
     decoder *loaders; /* one for each thread of the pool */
     uint32_t loader_count;
-    bytes *rooms; /* one for each loader */
+    bytes *decode_buffers; /* one for each loader */
     tile_scratches statistics;
     lattice_scratch scratch;
     row_records row_records; /* of the tile being pushed */
@@ -127,7 +127,7 @@ void save_tile_leave_device(ckd_save *save, lossy_tile *t);
  * Begins a tile with its input only, to hash its blocks. *begun == false: it is not on a device, or cannot stay
  * there. Errors: as save_load_tile's.
  */
-ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
+ckd_status save_begin_input(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                             uint64_t widest, ckd_error *err);
 /* Reads a tile's values as they are and as floats. Errors: NOMEM, and those of the read function. */
 ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
@@ -147,8 +147,8 @@ struct moment_stats {
     struct file_scratch *file; /* holds `values` instead, if memory has reached its limit */
     /* the values of the moment that came first: as input, then as decoded (lossy/moment_pair.h) */
     bytes values;
-    uint64_t end;    /* the values are complete when this many blocks are written */
-    lossy_part held; /* whose values they are; LOSSY_NONE: no values */
+    uint64_t end;           /* the values are complete when this many blocks are written */
+    lossy_part values_part; /* whose values they are; LOSSY_NONE: no values */
     bool second_came, moment_came, weight_came;
     bool served; /* used in this save */
 };
@@ -266,7 +266,7 @@ void save_tiles_free(save_tiles *all);
  * At the end of a save: frees scratch of more than `max` bytes. The factors of a large matrix may be as large as its
  * values.
  */
-void save_tiles_give_back(save_tiles *all, uint64_t max);
+void save_tiles_trim(save_tiles *all, uint64_t max);
 
 /* ---- parent.c: the parent's values of a tile ---- */
 /* The tile, and the parent whose values it needs. */
@@ -282,7 +282,7 @@ typedef struct parent_request {
  */
 ckd_status save_parent_load(const float **out, const parent_request *of, lossy_buffers *b, ckd_error *err);
 /* Returns true if the values should be in the host's memory already. */
-bool save_parent_at_hand(const tile_parent *from, const tensor_context *context);
+bool save_parent_in_memory(const tile_parent *from, const tensor_context *context);
 /* The result of an attempt to decode the parent on the tile's device. */
 typedef struct parent_attempt {
     ckd_status status;
@@ -293,8 +293,8 @@ typedef struct parent_attempt {
  * Decodes the parent's chains in the memory of the tile's device, which has been told so
  * (lossy_device_values.makes_before). false: the host must decode it, and reports what is wrong, if anything is.
  */
-bool save_parent_make(parent_attempt *out, ckd_save *save, const lossy_tile *t, const tile_parent *from,
-                      const tensor_context *context);
+bool save_parent_decode_on_device(parent_attempt *out, ckd_save *save, const lossy_tile *t,
+                                  const tile_parent *from, const tensor_context *context);
 /*
  * Reports that the host had to decode what the device could not. The host also decodes all later parents of this
  * save.

@@ -57,7 +57,7 @@ static ckd_status values_begin(ckd_save *save, moment_stats *k, ckd_error *err) 
 
 void pair_end(save_tiles *all, moment_stats *k) {
     bytes *buffer = smallest_buffer(all);
-    if (k->held != LOSSY_NONE && !k->file) {
+    if (k->values_part != LOSSY_NONE && !k->file) {
         all->pairs_held -= values_size(k);
     }
     if (k->values.capacity > buffer->capacity) { /* the larger one stays */
@@ -68,7 +68,7 @@ void pair_end(save_tiles *all, moment_stats *k) {
     bytes_free(&k->values);
     file_scratch_close(k->file);
     k->file = NULL;
-    k->held = LOSSY_NONE;
+    k->values_part = LOSSY_NONE;
 }
 
 /* Stores n halves from index `to` on. */
@@ -87,13 +87,13 @@ static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, c
     uint16_t some[PAIR_SOME];
     uint64_t to = (decoded ? k->count : 0) + at;
     if (!k->file) {
-        pair_record((uint16_t *)(void *)k->values.data + to, k->held, decoded, values, n);
+        pair_record((uint16_t *)(void *)k->values.data + to, k->values_part, decoded, values, n);
         return CKD_OK;
     }
     ckd_status status = CKD_OK;
     for (uint64_t i = 0; i < n && status == CKD_OK; i += PAIR_SOME) {
         uint64_t here = n - i < PAIR_SOME ? n - i : PAIR_SOME;
-        pair_record(some, k->held, decoded, values + i, here);
+        pair_record(some, k->values_part, decoded, values + i, here);
         status = halves_put(k, to + i, some, here, err);
     }
     return status;
@@ -142,7 +142,7 @@ static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd
 static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
     uint64_t pieces = pieces_of(t);
     largest_search s = {t, calloc(pieces + 1, sizeof(*s.of))};
-    ckd_status status = s.of ? tile_run(t, pieces, search_piece, &s, err)
+    ckd_status status = s.of ? tile_run_panels(t, pieces, search_piece, &s, err)
                              : err_nomem(err, pieces * sizeof(*s.of), "coding scratch");
     for (size_t b = 0; b < PAIR_BOUNDS && status == CKD_OK; b++) {
         pair_bound *bound = &t->pair.bounds[b];
@@ -197,8 +197,9 @@ static ckd_status begin_pair(ckd_save *save, inflight_tile *held, ckd_error *err
     const lossy_tile *t = &held->tile;
     ckd_status status = values_begin(save, k, err);
     if (status == CKD_OK) {
-        k->held = t->part;
-        status = t->device ? record_on_device(t, k, err) : tile_run(t, pieces_of(t), record_piece, held, err);
+        k->values_part = t->part;
+        status = t->device ? record_on_device(t, k, err)
+                           : tile_run_panels(t, pieces_of(t), record_piece, held, err);
     }
     if (status != CKD_OK) {
         pair_end(save->lossy.tiles, k);
@@ -227,17 +228,18 @@ ckd_status pair_tile(bool *within, ckd_save *save, inflight_tile *held, const do
     if (!k || t->part == LOSSY_WEIGHT) {
         return CKD_OK;
     }
-    if (k->held == t->part) { /* another tensor claims to be the same moment of this weight */
+    if (k->values_part == t->part) { /* another tensor claims to be the same moment of this weight */
         held->second = NULL;
         return CKD_OK;
     }
-    return k->held == LOSSY_NONE ? begin_pair(save, held, err) : end_pair(within, save, held, eps, err);
+    return k->values_part == LOSSY_NONE ? begin_pair(save, held, err)
+                                        : end_pair(within, save, held, eps, err);
 }
 
 /* ---- blocks ---- */
 
 static bool is_first_of_pair(const inflight_tile *held, const lossy_tile *t) {
-    return held->second && held->second->held == t->part;
+    return held->second && held->second->values_part == t->part;
 }
 
 static ckd_status record_decoded(const inflight_tile *held, const lossy_tile *t, uint64_t at, uint64_t count,

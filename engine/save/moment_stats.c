@@ -73,7 +73,7 @@ void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *co
     k->weight_came = k->weight_came || strcmp(context->tensor->name, k->weight) == 0;
     bool needed = false; /* by another tile in progress */
     for (int i = 0; i < 2; i++) {
-        const inflight_tile *h = &save->lossy.tiles->held[i];
+        const inflight_tile *h = &save->lossy.tiles->in_flight[i];
         needed = needed || (h->in_use && h->second == k);
     }
     if (k->second_came && k->moment_came && !needed) {

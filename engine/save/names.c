@@ -26,7 +26,7 @@ static size_t place_of(const saved_names *n, const char *name, bool is_blob) {
 }
 
 /* Keeps the table at most half full. */
-static ckd_status make_room(saved_names *n, ckd_error *err) {
+static ckd_status grow_if_full(saved_names *n, ckd_error *err) {
     if (2 * n->count < n->capacity) {
         return CKD_OK;
     }
@@ -69,7 +69,7 @@ static ckd_status check_new(const saved_name *known, const record_tensor *tensor
 
 ckd_status save_record_region(save_registry *known, const record_tensor *tensor, const geometry *shape,
                               const ckd_region *region, uint64_t elements, ckd_error *err) {
-    ckd_status status = make_room(&known->names, err);
+    ckd_status status = grow_if_full(&known->names, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -91,7 +91,7 @@ ckd_status save_record_region(save_registry *known, const record_tensor *tensor,
 }
 
 ckd_status save_record_blob(save_registry *known, const char *name, ckd_error *err) {
-    ckd_status status = make_room(&known->names, err);
+    ckd_status status = grow_if_full(&known->names, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -55,7 +55,7 @@ bool order_guess(const save_pipeline *p, uint64_t block) {
 /* ---- decisions ---- */
 
 /* Replaces the expected figures of the region's share by its own, which follow. */
-void save_stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share) {
+void save_remove_expected(load_budget *budget, const view *v, const view_tensor *parent, double share) {
     for (size_t s = 0; share > 0 && s < parent->shard_count; s++) {
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
             const record *r = parent->shards[s].blocks[i].record;
@@ -91,15 +91,16 @@ static double bound_of(const region_job *rj) {
 
 /* Returns true if a new analysis would have the same result. */
 static bool still_holds(const block_job *job, const coding_context *c, const region_job *rj, bool due) {
-    bool settled_search = rj->lossy ? block_names_own(job, c) : block_is_duplicate(job);
-    return job->state != BLOCK_BLOCKED && job->input.try_delta == due && !block_names_too_many(job, c) &&
+    bool settled_search = rj->lossy ? block_copies_from_save(job, c) : block_is_duplicate(job);
+    return job->state != BLOCK_BLOCKED && job->input.try_delta == due && !block_exceeds_references(job, c) &&
            (settled_search || !block_is_in_save(job, c, &rj->context, bound_of(rj)));
 }
 
 /* Returns true if earlier blocks that are not registered yet may have its values: then it cannot be decided yet. */
 static bool has_to_wait(const block_job *job, const coding_context *c, const region_job *rj) {
-    bool search = rj->lossy ? !block_names_own(job, c) : !block_is_duplicate(job);
-    return (search || block_names_too_many(job, c)) && block_is_in_flight(job, c, &rj->context, bound_of(rj));
+    bool search = rj->lossy ? !block_copies_from_save(job, c) : !block_is_duplicate(job);
+    return (search || block_exceeds_references(job, c)) &&
+           block_is_in_flight(job, c, &rj->context, bound_of(rj));
 }
 
 static ckd_status analyse_again(ckd_save *save, block_job *job, const save_slot *slot, bool due,
@@ -148,7 +149,7 @@ ckd_status save_decide_block(ckd_save *save, uint64_t block, ckd_error *err) {
             return status;
         }
     }
-    save_stop_expecting(&save->coding.budget, save->sources.parent, rj->expected, rj->fraction);
+    save_remove_expected(&save->coding.budget, save->sources.parent, rj->expected, rj->fraction);
     rj->fraction = 0;
     if (block_wants_values(job, &c, &rj->context, &save->coding.budget)) {
         ckd_status status = save_device_fetch(save, job, rj, err);
@@ -174,7 +175,7 @@ ckd_status save_decide_block(ckd_save *save, uint64_t block, ckd_error *err) {
 
 static void count_space(ckd_save *save, save_slot *slot, const block_job *job) {
     if (!slot->counted) {
-        slot->space = (disk_space){slot->append.before_bytes, 0};
+        slot->space = (disk_space){slot->append.side_bytes, 0};
         save_free_space_for(save, job, &slot->region_job->context, &slot->space);
         slot->counted = true;
     }

@@ -39,7 +39,7 @@ static ckd_status find_decoded(const void **values, const tile_load *l, const sp
         if (!there) {
             return CKD_E_NOMEM;
         }
-        span_copy(&t->shape, size, room->data, block, t->parent_values, &t->held);
+        span_copy(&t->shape, size, room->data, block, t->parent_values, &t->values_span);
     }
     hash128 content = content_hash(there, r->raw_size);
     *values = hash128_equal(&content, &r->content) ? there : NULL;
@@ -64,7 +64,7 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     size_t size = ckd_dtype_size(t->dtype);
     span block = {r->region, r->first, r->count};
     const void *kept;
-    status = find_decoded(&kept, l, &block, r, &l->save->lossy.tiles->rooms[worker], err);
+    status = find_decoded(&kept, l, &block, r, &l->save->lossy.tiles->decode_buffers[worker], err);
     if (status != CKD_OK) {
         return status;
     }
@@ -224,12 +224,12 @@ static ckd_status fill_tile(bool *made, parent_filling *w, const lossy_tile *t, 
     return status == CKD_OK && *made ? lossy_device_before_made(t, err) : status;
 }
 
-bool save_parent_at_hand(const tile_parent *from, const tensor_context *context) {
+bool save_parent_in_memory(const tile_parent *from, const tensor_context *context) {
     return context->decoded_values || (context->parent_values && !from->is_ancestor);
 }
 
-bool save_parent_make(parent_attempt *out, ckd_save *save, const lossy_tile *t, const tile_parent *from,
-                      const tensor_context *context) {
+bool save_parent_decode_on_device(parent_attempt *out, ckd_save *save, const lossy_tile *t,
+                                  const tile_parent *from, const tensor_context *context) {
     bool made = false;
     parent_filling *w = calloc(1, sizeof(*w));
     *out = (parent_attempt){.status = CKD_OK};

@@ -47,7 +47,7 @@ static block_job *job_of(const ckd_save *save, uint64_t block) {
 static void leave_stage(ckd_save *save, save_slot *slot, save_stage *time, uint64_t begun_ns) {
     uint64_t took = clock_monotonic_ns() - begun_ns;
     pthread_mutex_lock(&save->pipeline.mutex);
-    save_worked(time, took);
+    save_stage_add(time, took);
     slot->stage++;
     slot->busy = false;
     pthread_mutex_unlock(&save->pipeline.mutex);
@@ -68,8 +68,8 @@ static void keep_values(const block_job *job, const tensor_context *t) {
     bool known = job->output.lossy || hash128_equal(&job->output.content, &job->analysis.original);
     if (t->decoded_values && job->input.values && known && job->input.count > 0) {
         span mine = {t->region, job->input.first, job->input.count};
-        span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->held, job->input.values,
-                  &mine);
+        span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->values_span,
+                  job->input.values, &mine);
     }
 }
 
@@ -94,7 +94,7 @@ static ckd_status write_block(ckd_save *save, uint64_t block, ckd_error *err) {
     ckd_status status = save_write_block(save, job_of(save, block), &slot->append, err);
     uint64_t took = clock_monotonic_ns() - begun;
     pthread_mutex_lock(&p->mutex);
-    save_worked(&save->stats.write, took);
+    save_stage_add(&save->stats.write, took);
     p->unwritten.payload -= slot->space.payload;
     p->unwritten.copies -= slot->space.copies;
     p->written += status == CKD_OK;
@@ -165,7 +165,7 @@ static task next_task(save_pipeline *p) {
 }
 
 /* Wakes the threads that may have a task now. */
-static void tell(ckd_save *save) {
+static void wake_threads(ckd_save *save) {
     save_pipeline *p = &save->pipeline;
     if (p->waiting) {
         pthread_cond_signal(&p->changed);
@@ -218,7 +218,7 @@ static void do_task(ckd_save *save, task t) {
         p->error = error;
         p->failed_block = t.block;
     }
-    tell(save);
+    wake_threads(save);
     pthread_mutex_unlock(&p->mutex);
 }
 
@@ -244,7 +244,7 @@ static bool help(void *context) {
  * Makes disk space while no other thread is at work: materialized copies may be removed. Called, and returns, with
  * the mutex held.
  */
-static void make_room(ckd_save *save) {
+static void make_disk_space(ckd_save *save) {
     save_pipeline *p = &save->pipeline;
     const save_slot *next = slot_of(p, p->registered);
     disk_space space = {p->unwritten.payload + next->space.payload, p->unwritten.copies + next->space.copies};
@@ -253,14 +253,14 @@ static void make_room(ckd_save *save) {
     save_free_space(save, space.payload, space.copies);
     pthread_mutex_lock(&p->mutex);
     p->wants_space = false;
-    tell(save);
+    wake_threads(save);
 }
 
 /* Runs a task, or waits for a change. Called, and returns, with the mutex held. */
 static ckd_status do_or_wait(ckd_save *save, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     if (p->wants_space && p->running == 0) {
-        make_room(save);
+        make_disk_space(save);
         return CKD_OK;
     }
     task t = begin_task(save);
@@ -324,7 +324,7 @@ void save_stop_helpers(ckd_save *save) {
     pthread_mutex_lock(&p->mutex);
     p->paused = true;
     pthread_mutex_unlock(&p->mutex);
-    pool_take_back(save->store->pool);
+    pool_detach(save->store->pool);
     p->workers_attached = false;
 }
 
@@ -347,8 +347,8 @@ ckd_status save_next_slot(save_slot **slot, block_job **job, ckd_save *save, reg
     *job = job_of(save, block);
     (*job)->state = BLOCK_NEW;
     (*job)->input.precoded = (block_precoded){.coded = false};
-    bytes kept[2] = {(*slot)->append.before[0].data, (*slot)->append.before[1].data};
-    **slot = (save_slot){.region_job = rj, .append.before = {{.data = kept[0]}, {.data = kept[1]}}};
+    bytes kept[2] = {(*slot)->append.sides[0].data, (*slot)->append.sides[1].data};
+    **slot = (save_slot){.region_job = rj, .append.sides = {{.data = kept[0]}, {.data = kept[1]}}};
     return CKD_OK;
 }
 
@@ -357,7 +357,7 @@ void save_push(ckd_save *save) {
     pthread_mutex_lock(&p->mutex);
     p->pushed++;
     resume(save);
-    tell(save);
+    wake_threads(save);
     pthread_mutex_unlock(&p->mutex);
 }
 

@@ -35,7 +35,7 @@ typedef struct region_job {
     delta_record tried;
     /* share of the tensor's expected cost that leaves the budget with the first block; 0: none */
     double fraction;
-    struct values_there *there; /* where exact values lie on a device; NULL: not on one */
+    struct values_there *device_values; /* where exact values lie on a device; NULL: not on one */
     /* the tile of the blocks, valid while they are in progress; NULL: exact blocks */
     struct tile_part *lossy;
     uint64_t end; /* of an exact job whose blocks are all pushed: the number behind its last block */

@@ -56,10 +56,10 @@ static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, un
         return status;
     }
     job->input.first = first;
-    job->input.count = *count = save_block_at(of->context, first, of->end);
+    job->input.count = *count = save_block_length(of->context, first, of->end);
     job->input.values = NULL;
     slot->borrowed = of->tensor->data && job->input.count > 0;
-    if (!device_dedup_next(known, save, job) && !save_device_give(save, job, known)) {
+    if (!device_dedup_next(known, save, job) && !save_device_take_result(save, job, known)) {
         tensor_elements block = {of->tensor, first, job->input.count};
         status = save_fetch(&job->input.values, save, &job->input.own, &block, err);
     }

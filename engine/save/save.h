@@ -99,7 +99,7 @@ typedef struct save_stage {
     uint64_t begun_ns, ended_ns, work_ns;
 } save_stage;
 /* Adds `ns` of work that has just ended. */
-void save_worked(save_stage *stage, uint64_t ns);
+void save_stage_add(save_stage *stage, uint64_t ns);
 
 /* The times that a rank reports in its part. */
 typedef struct save_rank {

@@ -5,7 +5,7 @@
 #include "engine/save/pipeline.h"
 
 /* Returns true if a device made the payload. */
-static bool coded_there(const block_job *job, const region_job *rj) {
+static bool coded_by_device(const block_job *job, const region_job *rj) {
     if (rj->lossy) {
         return rj->lossy->tile.device != NULL;
     }
@@ -18,16 +18,16 @@ static bool coded_there(const block_job *job, const region_job *rj) {
  * Returns true if a device made the payload, or at least the hash: the host does not hash the values again if it
  * codes them after all. Among copies, only rounded masters count, as a load must round to the same values.
  */
-static bool made_there(const block_job *job, const region_job *rj) {
+static bool made_by_device(const block_job *job, const region_job *rj) {
     bool copy = !job->decision.chosen; /* a duplicate */
     return copy ? job->decision.predictor == PREDICT_CAST && job->input.precoded.coded
-                : job->input.precoded.coded || coded_there(job, rj);
+                : job->input.precoded.coded || coded_by_device(job, rj);
 }
 
 static uint32_t kind_of(const block_job *job, const region_job *rj) {
     const record_tensor *t = rj->context.tensor;
     bool delta = job->decision.chosen == &job->analysis.delta;
-    uint32_t coded = coded_there(job, rj),
+    uint32_t coded = coded_by_device(job, rj),
              how = job->decision.chosen ? (uint32_t)job->decision.chosen->coding : UINT8_MAX;
     return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | how << 8 | coded << 1 | delta;
 }
@@ -35,7 +35,7 @@ static uint32_t kind_of(const block_job *job, const region_job *rj) {
 void self_check_record(ckd_save *save, const block_job *job, const region_job *rj) {
     const tensor_context *t = &rj->context;
     self_check_list *all = &save->device.self_checks;
-    if (all->count == SELF_CHECK_KINDS || !made_there(job, rj)) {
+    if (all->count == SELF_CHECK_KINDS || !made_by_device(job, rj)) {
         return;
     }
     uint32_t kind = kind_of(job, rj);

@@ -130,8 +130,8 @@ static const char *given_origin(uint64_t *step, const ckd_save_options *o, const
  * A session that asked for branches continues from its own last save, whatever other launches have saved meanwhile.
  * NULL: it has none.
  */
-static const save_follow *followed(const ckd_store *store, const ckd_save_options *o) {
-    const save_follow *f = store->follow;
+static const launch_record *followed(const ckd_store *store, const ckd_save_options *o) {
+    const launch_record *f = store->launch;
     return f && f->own && o->on_duplicate == CKD_DUPLICATE_BRANCH && !o->parent_run ? f : NULL;
 }
 
@@ -160,7 +160,7 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, const ck
     }
     uint64_t from_step, end = 0;
     const char *from = given_origin(&from_step, o, root);
-    const save_follow *own = from ? NULL : followed(store, o);
+    const launch_record *own = from ? NULL : followed(store, o);
     if (own) { /* if its last save was deleted, its branch ends before that */
         from = own->run;
         from_step = own->step;
@@ -210,7 +210,7 @@ static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *
 
 static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_save_options *o,
                                  ckd_error *err) {
-    const save_follow *own = followed(store, o);
+    const launch_record *own = followed(store, o);
     if (own && catalog_find_id(&t->origin, store->catalog, &own->last, NULL) == CKD_OK) {
         t->has_origin = true;
         return CKD_OK;
@@ -297,8 +297,8 @@ static ckd_status another_launch(const ckd_save *save, const ckd_checkpoint *the
         save->target.run, theirs->run, theirs->step, hex, at, (unsigned)theirs->world, when);
 }
 
-ckd_status save_follow_begin(ckd_save *save, ckd_error *err) {
-    const save_follow *f = save->store->follow;
+ckd_status launch_check_begin(ckd_save *save, ckd_error *err) {
+    const launch_record *f = save->store->launch;
     if (!f || save->target.compare) {
         return CKD_OK;
     }
@@ -318,7 +318,7 @@ ckd_status save_follow_begin(ckd_save *save, ckd_error *err) {
                                          f->own ? "saved or restored last" : "found when it was opened", err);
 }
 
-ckd_status save_follow_publish(const ckd_save *save, ckd_error *err) {
+ckd_status launch_check_publish(const ckd_save *save, ckd_error *err) {
     ckd_checkpoint newest;
     bool found = false;
     ckd_status status = save->target.follows ? find_newest(&newest, &found, save, err) : CKD_OK;

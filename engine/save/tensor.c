@@ -247,7 +247,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     }
     context.parent_values = context.parent ? save->input.parent_values : NULL;
     context.decoded_values = save->target.compare ? NULL : save->input.decoded_values;
-    context.held = (span){context.region, 0, elements};
+    context.values_span = (span){context.region, 0, elements};
     bool expected = context.parent && save->options.world == 1 && elements > 0;
     save->input.leaves_budget = expected ? (double)elements / (double)shape.elements : 0;
     if (save->target.compare) {
@@ -275,7 +275,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
  * Returns true if the device keeps the values for the next save's deltas. Lossy tensors are kept when they are coded
  * (lossy/device.c).
  */
-static bool keeps_there(const ckd_save *save, const ckd_tensor *t) {
+static bool device_keeps_values(const ckd_save *save, const ckd_tensor *t) {
     ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
     return save->store->device_reference_bytes > 0 && !save->target.compare &&
            (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER || role == CKD_ROLE_OTHER) &&
@@ -292,7 +292,7 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     ckd_region region = region_canonical(shape, &t->region);
     device_reference_key key = {t->name, t->dtype, t->ndim, {&region, 0, values->elements}};
     int device = values->lease->queue.device;
-    device_reference *reference = device_reference_take(save->store, device, &key);
+    device_reference *reference = device_reference_acquire(save->store, device, &key);
     values->before = reference ? reference->memory : NULL;
     save->device.named_elements = 0;
     ckd_status status = save_region(save, t, err);
@@ -303,7 +303,7 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
         ckd_error unheard;
         (void)device_reference_keep(&reference, save->store, values->lease, &key, values->data, &unheard);
     }
-    device_reference_give(save->store, reference);
+    device_reference_release(save->store, reference);
     return status;
 }
 
@@ -326,7 +326,7 @@ static ckd_status save_small(ckd_save *save, ckd_tensor *t, device_lease *lease,
     const void *values;
     ckd_status status = device_read_small(&values, lease, t->data, elements * fetched.element, err);
     if (status != CKD_OK) {
-        device_give_back(save->store, lease);
+        device_release(save->store, lease);
         return err_in_tensor(err, status, t->name);
     }
     fetched.values = values;
@@ -334,7 +334,7 @@ static ckd_status save_small(ckd_save *save, ckd_tensor *t, device_lease *lease,
     t->read = read_fetched;
     t->read_context = &fetched;
     status = save_region(save, t, err);
-    device_give_back_idle(save->store, lease);
+    device_release_idle(save->store, lease);
     return status;
 }
 
@@ -348,7 +348,7 @@ static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd
     if (status == CKD_OK && elements == 0) {
         return save_region(save, &t, err);
     }
-    THEN(status, device_take(&lease, save->store, t.device, t.data, err));
+    THEN(status, device_acquire(&lease, save->store, t.device, t.data, err));
     if (status != CKD_OK) {
         return err_in_tensor(err, status, t.name ? t.name : "");
     }
@@ -359,9 +359,9 @@ static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd
     t.data = NULL;
     t.read = device_read;
     t.read_context = &values;
-    status = keeps_there(save, &t) ? save_beside_parent(save, &t, &shape, &values, err)
-                                   : save_region(save, &t, err);
-    device_give_back(save->store, lease);
+    status = device_keeps_values(save, &t) ? save_beside_parent(save, &t, &shape, &values, err)
+                                           : save_region(save, &t, err);
+    device_release(save->store, lease);
     return status;
 }
 

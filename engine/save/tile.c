@@ -41,7 +41,7 @@ static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_c
 }
 
 /* Goes back to the checkpoint on which the tensor's first block builds, if that block is a delta or a copy. */
-static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
+static bool step_to_parent(const view **v, const view_tensor **in, ckd_save *save) {
     const record *r =
         (*in)->shard_count && (*in)->shards[0].block_count ? (*in)->shards[0].blocks[0].record : NULL;
     const view *older;
@@ -61,13 +61,13 @@ static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
 }
 
 /* Estimates the chain with one more delta, using the size of the parent's own delta. */
-static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_save *save,
-                              const tensor_context *context, const lossy_tile *t) {
+static load_cost cost_with_next_delta(const tile_parent *p, const load_cost *chain, ckd_save *save,
+                                      const tensor_context *context, const lossy_tile *t) {
     uint32_t depth;
     load_cost next = *chain;
     const view *v = p->view;
     const view_tensor *in = p->tensor;
-    if (go_back(&v, &in, save)) {
+    if (step_to_parent(&v, &in, save)) {
         load_cost before = chain_of(&depth, in, context, t);
         next.stored += chain->stored > before.stored ? chain->stored - before.stored : 0;
         next.work += chain->work > before.work ? chain->work - before.work : 0;
@@ -76,15 +76,15 @@ static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_
 }
 
 /* Hash that orders checkpoints: as good as random, but the same for every tensor, thread and process. */
-static uint64_t lot_of(const view *v) {
-    const chunk_part *own = v->parts[0];
+static uint64_t checkpoint_hash(const view *v) {
+    const chunk_records *own = v->parts[0];
     hash128 ends[2] = {own->records[0].content, own->records[own->count - 1].content};
     return hash64(ends, sizeof(ends));
 }
 
 /* All tensors go back to the same few checkpoints, so that the files of the others need not be kept. */
-static bool preferred(const tile_parent *a, const tile_parent *b) {
-    return lot_of(a->view) < lot_of(b->view);
+static bool ranks_before(const tile_parent *a, const tile_parent *b) {
+    return checkpoint_hash(a->view) < checkpoint_hash(b->view);
 }
 
 /*
@@ -95,11 +95,12 @@ static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
                             const tensor_context *context, const load_cost *base) {
     tile_parent at = *p;
     uint32_t light = 0, depth;
-    for (uint32_t i = 0; i < MAX_DEPTH && light < LIGHT_CHOICE && go_back(&at.view, &at.tensor, save); i++) {
+    for (uint32_t i = 0; i < MAX_DEPTH && light < LIGHT_CHOICE && step_to_parent(&at.view, &at.tensor, save);
+         i++) {
         at.is_ancestor = true;
         load_cost chain = chain_of(&depth, at.tensor, context, t);
         light += light || budget_allows_chain(&save->coding.budget, &chain, base, LIGHT * PART_LOSSY);
-        if (light <= 1 || preferred(&at, p)) {
+        if (light <= 1 || ranks_before(&at, p)) {
             *p = at;
         }
     }
@@ -114,7 +115,7 @@ static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *bud
     uint32_t depth;
     uint64_t raw = t->count * ckd_dtype_size(t->dtype);
     load_cost base = lossy_base_cost(t->dtype, raw), chain = chain_of(&depth, p->tensor, context, t);
-    load_cost next = with_another(p, &chain, save, context, t);
+    load_cost next = cost_with_next_delta(p, &chain, save, context, t);
     if (budget_has_room(budget, &next, &base, PART_LOSSY) && depth < MAX_SAVE_DEPTH) {
         return;
     }
@@ -127,7 +128,8 @@ static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *bud
  * Recalls what earlier encoders recorded: the error of the chosen parent's values, and, if that is an ancestor, the
  * movement of the save's own parent.
  */
-static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *parent, const ckd_save *save) {
+static void read_recorded_errors(lossy_tile *t, const tile_parent *p, const view_tensor *parent,
+                                 const ckd_save *save) {
     double error = 0, moved = 0, elements = 0;
     for (size_t s = 0; s < p->tensor->shard_count; s++) {
         const view_shard *shard = &p->tensor->shards[s];
@@ -171,7 +173,7 @@ static const void *on_device(device_lease **lease, const ckd_save *save, const l
     const device_reader *there = tensor->read_context;
     const void *given = there->data + t->first * there->element;
     *lease = there->lease;
-    return lossy_device_may(t, given) ? given : NULL;
+    return lossy_device_can_code(t, given) ? given : NULL;
 }
 
 static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_device_values *values,
@@ -180,7 +182,7 @@ static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_dev
     if (!all->device) {
         all->device = calloc(1, sizeof(*all->device));
         if (!all->device) {
-            device_reference_give(values->store, values->reference);
+            device_reference_release(values->store, values->reference);
             return err_nomem(err, sizeof(*all->device), "a tile of a tensor");
         }
     }
@@ -200,7 +202,7 @@ static ckd_status begin_with_cached(bool *begun, inflight_tile *held, const tile
     *begun = false;
     device_reference_key key = save_reference_key(t, context);
     values.reference =
-        from->tensor ? device_reference_take(save->store, values.lease->queue.device, &key) : NULL;
+        from->tensor ? device_reference_acquire(save->store, values.lease->queue.device, &key) : NULL;
     if (!values.reference) {
         return CKD_OK;
     }
@@ -221,12 +223,12 @@ static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, inflight
     ckd_save *save = held->region->save;
     const tensor_context *context = &held->region->context;
     lossy_tile *t = &held->tile;
-    if (!from->tensor || save->device.parents_on_host || save_parent_at_hand(from, context)) {
+    if (!from->tensor || save->device.parents_on_host || save_parent_in_memory(from, context)) {
         return CKD_OK;
     }
     values.makes_before = true;
     ckd_status status = begin_on_device(save, t, &values, err);
-    *begun = status == CKD_OK && save_parent_make(attempt, save, t, from, context);
+    *begun = status == CKD_OK && save_parent_decode_on_device(attempt, save, t, from, context);
     if (status == CKD_OK && !*begun) {
         save_tile_leave_device(save, t);
     }
@@ -247,8 +249,8 @@ typedef struct tile_start {
     const float *before; /* on the host */
 } tile_start;
 
-static ckd_status begin_there(tile_start *start, inflight_tile *held, const tile_parent *from,
-                              lossy_device_values values, ckd_error *err) {
+static ckd_status begin_device_tile(tile_start *start, inflight_tile *held, const tile_parent *from,
+                                    lossy_device_values values, ckd_error *err) {
     const lossy_region *r = held->region;
     parent_attempt attempt = {.status = CKD_OK};
     ckd_status status = begin_with_cached(&start->begun, held, from, values, err);
@@ -268,7 +270,7 @@ static ckd_status begin_there(tile_start *start, inflight_tile *held, const tile
     return start->begun ? begin_on_device(r->save, &held->tile, &values, err) : status;
 }
 
-ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
+ckd_status save_begin_input(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                             uint64_t widest, ckd_error *err) {
     lossy_device_values values = {.store = save->store, .widest = widest, .only_given = true};
     values.input = on_device(&values.lease, save, t, tensor);
@@ -300,7 +302,7 @@ ckd_status save_load_tile(tile_parent *from, inflight_tile *held, const load_bud
     }
     values.input = widest ? on_device(&values.lease, r->save, t, r->tensor) : NULL;
     if (values.input) {
-        status = begin_there(&start, held, from, values, err);
+        status = begin_device_tile(&start, held, from, values, err);
     }
     if (status == CKD_OK && !start.loaded && !start.begun) {
         status = load_before(&start.before, held, from, err);
@@ -310,7 +312,7 @@ ckd_status save_load_tile(tile_parent *from, inflight_tile *held, const load_bud
         t->before = start.before;
     }
     if (status == CKD_OK && t->before) {
-        recall(t, from, context->parent, r->save);
+        read_recorded_errors(t, from, context->parent, r->save);
     }
     return status;
 }

@@ -55,10 +55,10 @@ ckd_status save_tiles_new(save_workspace *workspace, uint32_t threads, ckd_error
         return err_nomem(err, sizeof(*all), "a tile of a tensor");
     }
     all->loaders = calloc(threads, sizeof(*all->loaders));
-    all->rooms = calloc(threads, sizeof(*all->rooms));
+    all->decode_buffers = calloc(threads, sizeof(*all->decode_buffers));
     all->statistics.workers = calloc(threads, sizeof(*all->statistics.workers));
     all->statistics.count = all->statistics.workers ? threads : 0;
-    ckd_status status = all->loaders && all->rooms && all->statistics.workers
+    ckd_status status = all->loaders && all->decode_buffers && all->statistics.workers
                             ? CKD_OK
                             : err_nomem(err, threads * sizeof(*all->loaders), "a tile of a tensor");
     while (all->loader_count < threads && status == CKD_OK) {
@@ -88,29 +88,29 @@ void save_tiles_free(save_tiles *all) {
     if (!all) {
         return;
     }
-    inflight_tile_free(&all->held[0]);
-    inflight_tile_free(&all->held[1]);
+    inflight_tile_free(&all->in_flight[0]);
+    inflight_tile_free(&all->in_flight[1]);
     moment_stats_free(all->spare);
     for (size_t i = 0; i < PAIR_BUFFERS; i++) {
         bytes_free(&all->pair_buffers[i]);
     }
     for (uint32_t i = 0; i < all->loader_count; i++) {
         decoder_free(&all->loaders[i]);
-        bytes_free(&all->rooms[i]);
+        bytes_free(&all->decode_buffers[i]);
     }
     if (all->device) {
         lossy_device_end(all->device);
         free(all->device);
     }
     free(all->loaders);
-    free(all->rooms);
+    free(all->decode_buffers);
     free(all->row_records.items);
     tile_scratches_free(&all->statistics);
     lattice_scratch_free(&all->scratch);
     free(all);
 }
 
-void save_tiles_give_back(save_tiles *all, uint64_t max) {
+void save_tiles_trim(save_tiles *all, uint64_t max) {
     low_rank_scratch *r = &all->statistics.search;
     if (r->left.capacity + r->right.capacity + r->small.capacity + r->scratch.capacity > max) {
         low_rank_scratch_free(r);
@@ -121,7 +121,7 @@ void save_tiles_give_back(save_tiles *all, uint64_t max) {
         }
     }
     for (uint32_t i = 0; i < 2; i++) {
-        low_rank *f = &all->held[i].tile.factors;
+        low_rank *f = &all->in_flight[i].tile.factors;
         if (f->memory.capacity > max) {
             low_rank_free(f);
         }

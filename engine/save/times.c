@@ -5,7 +5,7 @@
 #include "base/file.h"
 #include "engine/save/internal.h"
 
-void save_worked(save_stage *stage, uint64_t ns) {
+void save_stage_add(save_stage *stage, uint64_t ns) {
     uint64_t now = clock_monotonic_ns();
     /* threads end in another order than they began */
     if (stage->begun_ns == 0 || now - ns < stage->begun_ns) {
@@ -17,7 +17,7 @@ void save_worked(save_stage *stage, uint64_t ns) {
 
 void save_add_analysis(ckd_save *save, uint64_t ns) {
     pthread_mutex_lock(&save->pipeline.mutex);
-    save_worked(&save->stats.analyse, ns);
+    save_stage_add(&save->stats.analyse, ns);
     pthread_mutex_unlock(&save->pipeline.mutex);
 }
 
@@ -27,7 +27,7 @@ static uint64_t origin_of(const ckd_save *save) {
     return snapshot && snapshot < save->stats.begun_ns ? snapshot : save->stats.begun_ns;
 }
 
-void save_report_times(part *to, const ckd_save *save) {
+void save_put_times(part *to, const ckd_save *save) {
     const struct {
         ckd_stage stage;
         const save_stage *of;
@@ -51,7 +51,7 @@ void save_report_times(part *to, const ckd_save *save) {
     }
 }
 
-ckd_status save_keep_times(ckd_save *save, const part *told, ckd_error *err) {
+ckd_status save_take_times(ckd_save *save, const part *told, ckd_error *err) {
     uint32_t world = save->options.world;
     if (!told->began_ns) {
         return CKD_OK;
@@ -129,7 +129,7 @@ static ckd_status add_ranks(const ckd_save *save, const ckd_id *id, ckd_error *e
                : status;
 }
 
-ckd_status save_add_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err) {
+ckd_status save_store_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err) {
     const struct {
         const char *stage;
         uint64_t ns, bytes;

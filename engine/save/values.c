@@ -43,22 +43,22 @@ ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor
         return CKD_OK;
     }
     const device_reader *r = tensor->read_context;
-    rj->there = arena_alloc(&save->registry.arena, sizeof(*rj->there));
-    if (!rj->there) {
-        return err_nomem(err, sizeof(*rj->there), "a tensor's description");
+    rj->device_values = arena_alloc(&save->registry.arena, sizeof(*rj->device_values));
+    if (!rj->device_values) {
+        return err_nomem(err, sizeof(*rj->device_values), "a tensor's description");
     }
-    *rj->there = (struct values_there){CKD_DEVICE_INIT, *r};
-    rj->there->device.device = r->lease->queue.device;
-    rj->there->device.stream = r->lease->stream;
+    *rj->device_values = (struct values_there){CKD_DEVICE_INIT, *r};
+    rj->device_values->device.device = r->lease->queue.device;
+    rj->device_values->device.stream = r->lease->stream;
     return CKD_OK;
 }
 
 ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *rj, ckd_error *err) {
-    const struct values_there *there = rj->there;
+    const struct values_there *there = rj->device_values;
     device_reader r = there->values;
     uint64_t raw = job->input.count * r.element;
     void *to = bytes_scratch(&job->input.own, raw, "a tensor's elements", err);
-    ckd_status status = to ? device_take(&r.lease, save->store, &there->device, r.data, err) : CKD_E_NOMEM;
+    ckd_status status = to ? device_acquire(&r.lease, save->store, &there->device, r.data, err) : CKD_E_NOMEM;
     if (status != CKD_OK) {
         return status;
     }
@@ -66,7 +66,7 @@ ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *r
     r.piece[0].count = r.piece[1].count = 0;
     status = device_read(&r, job->input.first, job->input.count, to, err);
     r.lease->reader = NULL;
-    device_give_back(save->store, r.lease);
+    device_release(save->store, r.lease);
     job->input.values = to;
     return status;
 }

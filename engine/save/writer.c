@@ -15,8 +15,8 @@
 #define SLACK (UINT64_C(4) << 20)
 
 void save_append_free(save_append *a) {
-    for (size_t i = 0; i < sizeof(a->before) / sizeof(a->before[0]); i++) {
-        bytes_free(&a->before[i].data);
+    for (size_t i = 0; i < sizeof(a->sides) / sizeof(a->sides[0]); i++) {
+        bytes_free(&a->sides[i].data);
     }
 }
 
@@ -107,7 +107,7 @@ static ckd_status write_group(ckd_save *save, const block_job *job, ckd_error *e
     return chunk_writer_append(save->output.writer, &r, job->analysis.step.group, err);
 }
 
-static void hold(step_tensor *step, const block_job *job, const tensor_context *t, const record *r) {
+static void pin_block(step_tensor *step, const block_job *job, const tensor_context *t, const record *r) {
     uint64_t symbols =
         job->decision.chosen == &job->analysis.delta ? job->plan.delta_symbols : job->input.count;
     load_cost own = {(double)r->stored_size,
@@ -120,7 +120,7 @@ static void hold(step_tensor *step, const block_job *job, const tensor_context *
                           .depth = r->depth,
                           .on_step = r->predictor == PREDICT_STEP,
                           .on_parent = r->predictor == PREDICT_PARENT};
-    step_hold(step, job->input.first, job->input.count, job->input.values, &block);
+    step_pin(step, job->input.first, job->input.count, job->input.values, &block);
 }
 
 static bool is_raw(const block_job *job) {
@@ -172,7 +172,7 @@ ckd_status save_register(save_append *out, ckd_save *save, const block_job *job,
         return status;
     }
     if (step) {
-        hold(step, job, t, r);
+        pin_block(step, job, t, r);
     }
     return remember(save, job, t, r, err);
 }
@@ -180,8 +180,8 @@ ckd_status save_register(save_append *out, ckd_save *save, const block_job *job,
 ckd_status save_write_block(ckd_save *save, const block_job *job, save_append *a, ckd_error *err) {
     const candidate *c = job->decision.chosen;
     ckd_status status = a->group ? write_group(save, job, err) : CKD_OK;
-    for (uint32_t i = 0; i < a->before_count && status == CKD_OK; i++) {
-        status = chunk_writer_append(save->output.writer, &a->before[i].record, a->before[i].data.data, err);
+    for (uint32_t i = 0; i < a->side_count && status == CKD_OK; i++) {
+        status = chunk_writer_append(save->output.writer, &a->sides[i].record, a->sides[i].data.data, err);
     }
     THEN(status, chunk_writer_append(save->output.writer, &a->record,
                                      is_raw(job) ? job->input.values

@@ -18,9 +18,9 @@ typedef struct save_side {
 typedef struct save_append {
     record record;
     bool group; /* write its optimizer's group before it */
-    save_side before[2];
-    uint32_t before_count;
-    uint64_t before_bytes;
+    save_side sides[2];
+    uint32_t side_count;
+    uint64_t side_bytes;
 } save_append;
 void save_append_free(save_append *a);
 /*

@@ -11,7 +11,7 @@ struct copy_threads {
     uint64_t number;   /* its number; a thread takes up each snapshot once */
     uint32_t active;   /* threads that are copying it */
     bool ending, told; /* told: `began` was called for the current snapshot */
-    copy_threads_began began;
+    copy_started_fn began;
     void *context;
     uint32_t count;
     pthread_t threads[];
@@ -20,7 +20,7 @@ struct copy_threads {
 static void *copy_main(void *context) {
     copy_threads *c = context;
     uint64_t seen = 0;
-    thread_interrupts_nobody(); /* the trainer wakes it and should continue at once */
+    thread_set_batch(); /* the trainer wakes it and should continue at once */
     pthread_mutex_lock(&c->mutex);
     while (!c->ending) {
         if (c->number == seen) {
@@ -50,7 +50,7 @@ static void *copy_main(void *context) {
     return NULL;
 }
 
-ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_threads_began began, void *context,
+ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_started_fn began, void *context,
                               ckd_error *err) {
     *out = NULL;
     copy_threads *c = calloc(1, sizeof(*c) + threads * sizeof(c->threads[0]));

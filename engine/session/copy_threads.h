@@ -10,10 +10,10 @@ typedef struct copy_threads copy_threads;
  * Called by the first copy thread that takes up a new snapshot, to notify others. The trainer thus wakes only copy
  * threads. Each additional thread that it wakes might take the trainer's core.
  */
-typedef void (*copy_threads_began)(void *context);
+typedef void (*copy_started_fn)(void *context);
 
 /* Starts the threads. threads: may be 0. Errors: NOMEM, IO. */
-ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_threads_began began, void *context,
+ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_started_fn began, void *context,
                               ckd_error *err);
 /* Hands the threads a new snapshot. The previous one must be copied. */
 void copy_threads_begin(copy_threads *c, snapshot *s);

@@ -400,8 +400,8 @@ ckd_status device_snapshot_start(device_snapshot *s, ckd_error *err) {
 
 /* ---- waiting ---- */
 
-static device_result hold_streams(const device_snapshot *s, const snapshot_part *part, void *mark,
-                                  device_failure *why) {
+static device_result fence_streams(const device_snapshot *s, const snapshot_part *part, void *mark,
+                                   device_failure *why) {
     device_result result = DEVICE_DONE;
     for (size_t i = 0; i < part->stream_count && result == DEVICE_DONE; i++) {
         result = s->backend->mark_before(mark, part->device, part->streams[i], why);
@@ -414,21 +414,21 @@ static device_result hold_streams(const device_snapshot *s, const snapshot_part 
 }
 
 /* The last group's mark stands for all groups, because they are copied in order. */
-static ckd_status hold_part(const device_snapshot *s, const snapshot_part *part, uint32_t group,
-                            ckd_error *err) {
+static ckd_status fence_part(const device_snapshot *s, const snapshot_part *part, uint32_t group,
+                             ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     const copied_group *end = &part->groups[part->group_count],
                        *g = group == SNAPSHOT_ALL ? end - 1 : group_of(part, group);
     if (g < end) {
-        hold_streams(s, part, g->mark, &why);
+        fence_streams(s, part, g->mark, &why);
     }
     return device_status(&why, part->device, err);
 }
 
-ckd_status device_snapshot_before(device_snapshot *s, uint32_t group, ckd_error *err) {
+ckd_status device_snapshot_fence(device_snapshot *s, uint32_t group, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < s->part_count && status == CKD_OK; i++) {
-        status = hold_part(s, &s->parts[i], group, err);
+        status = fence_part(s, &s->parts[i], group, err);
     }
     return status;
 }

@@ -63,7 +63,7 @@ ckd_status device_snapshot_start(device_snapshot *s, ckd_error *err);
  * Makes the trainer's streams wait for the pending copies of a group, or of SNAPSHOT_ALL. If that fails, this thread
  * waits. Later work on these streams may then change the sources. Errors: DEVICE.
  */
-ckd_status device_snapshot_before(device_snapshot *s, uint32_t group, ckd_error *err);
+ckd_status device_snapshot_fence(device_snapshot *s, uint32_t group, ckd_error *err);
 /* Waits until all sources are copied and the small ones are on the host. Errors: DEVICE. */
 ckd_status device_snapshot_wait(device_snapshot *s, ckd_error *err);
 

@@ -63,14 +63,14 @@ void session_device_stage(ckd_session *s, session_slot *slot) {
     if (slot->devices) {
         slot->device_status = device_snapshot_start(slot->devices, &slot->device_error);
         if (s->options.snapshot != CKD_SNAPSHOT_LAZY) {
-            session_device_hold(s, slot, SNAPSHOT_ALL);
+            session_device_fence(s, slot, SNAPSHOT_ALL);
         }
     }
 }
 
-void session_device_hold(ckd_session *s, session_slot *slot, uint32_t fence_group) {
+void session_device_fence(ckd_session *s, session_slot *slot, uint32_t fence_group) {
     ckd_error why;
-    ckd_status status = slot->devices ? device_snapshot_before(slot->devices, fence_group, &why) : CKD_OK;
+    ckd_status status = slot->devices ? device_snapshot_fence(slot->devices, fence_group, &why) : CKD_OK;
     if (status != CKD_OK) {
         pthread_mutex_lock(&s->shared.mutex);
         slot->device_status =

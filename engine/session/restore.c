@@ -92,7 +92,7 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
     snprintf(s->resumed_run, sizeof(s->resumed_run), "%s", from->run);
     s->save.resumed_from_run = s->resumed_run;
     s->save.resumed_from_step = from->step;
-    session_follow(s, from);
+    session_record_last(s, from);
     bool rewound = !id_equal(&from->id, &newest->id);
     s->save.on_duplicate =
         rewound && s->on_duplicate == CKD_DUPLICATE_ERROR ? CKD_DUPLICATE_BRANCH : s->on_duplicate;

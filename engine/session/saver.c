@@ -83,20 +83,20 @@ static void choose_lineage(ckd_session *s, const session_slot *slot) {
     s->save.metric_name = s->metric_name[0] && slot->metric == slot->metric ? s->metric_name : NULL;
 }
 
-void session_follow(ckd_session *s, const ckd_checkpoint *last) {
-    s->saver.follow = (save_follow){.has_last = true, .own = true, .last = last->id, .step = last->step};
+void session_record_last(ckd_session *s, const ckd_checkpoint *last) {
+    s->saver.follow = (launch_record){.has_last = true, .own = true, .last = last->id, .step = last->step};
     memcpy(s->saver.follow.run, last->run, sizeof(s->saver.follow.run));
 }
 
 static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
-    session_follow(s, saved);
+    session_record_last(s, saved);
     snprintf(s->run, sizeof(s->run), "%s", saved->run);
     s->save.parent_run = s->save.resumed_from_run = NULL;
     s->save.on_duplicate = s->on_duplicate;
 }
 
 /* Pauses while training is busy, within the limit of this save. */
-static void give_way(ckd_session *s, session_slot *slot) {
+static void pause_while_busy(ckd_session *s, session_slot *slot) {
     uint64_t begun = clock_monotonic_ns(),
              max = s->saver.unthrottled_ns ? s->saver.unthrottled_ns : FIRST_PAUSE_NS;
     pthread_mutex_lock(&s->shared.mutex);
@@ -148,7 +148,7 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
     save->input.buffers_are_stable = true;
     for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
         const session_item *item = &s->items[i];
-        give_way(s, slot);
+        pause_while_busy(s, slot);
         if (item->is_bytes) {
             if (s->save.rank == 0) {
                 status = ckd_save_blob(save, item->tensor.name, snapshot_read(slot->snapshot, i),
@@ -306,7 +306,7 @@ static void keep_result(ckd_session *s, const ckd_saved *saved) {
     pthread_mutex_unlock(&s->shared.mutex);
 }
 
-static void free_first(ckd_session *s) {
+static void release_first_slot(ckd_session *s) {
     pthread_mutex_lock(&s->shared.mutex);
     s->shared.first = (s->shared.first + 1) % s->shared.slot_count;
     s->shared.used--;
@@ -324,7 +324,7 @@ static void save_staged(ckd_session *s, session_slot *slot) {
     if (s->options.on_saved) {
         s->options.on_saved(s->options.saved_context, &saved);
     }
-    free_first(s);
+    release_first_slot(s);
 }
 
 /* ---------------------------------------------------------------------------------------------------- the thread */
@@ -332,14 +332,14 @@ static void save_staged(ckd_session *s, session_slot *slot) {
 /*
  * The run's newest checkpoint at this time is not another launch's doing. Only rank 0 follows; other ranks rely on it.
  */
-static void begin_to_follow(ckd_session *s) {
+static void begin_launch_check(ckd_session *s) {
     ckd_checkpoint newest;
     snprintf(s->saver.follow.run, sizeof(s->saver.follow.run), "%s", s->run);
     if (ckd_store_find(&newest, s->saver.store, s->run, CKD_LATEST, NULL) == CKD_OK) {
-        session_follow(s, &newest);
+        session_record_last(s, &newest);
         s->saver.follow.own = false;
     }
-    s->saver.store->follow = s->save.rank == 0 ? &s->saver.follow : NULL;
+    s->saver.store->launch = s->save.rank == 0 ? &s->saver.follow : NULL;
 }
 
 static void open_store(ckd_session *s) {
@@ -350,7 +350,7 @@ static void open_store(ckd_session *s) {
     }
     if (status == CKD_OK) {
         s->saver.store->keeps_workspace = true;
-        begin_to_follow(s);
+        begin_launch_check(s);
         s->saver.store->device_reference_bytes = s->options.device_reference_bytes;
     }
     pthread_mutex_lock(&s->shared.mutex);
@@ -374,7 +374,7 @@ static session_slot *next_slot(ckd_session *s) {
 void *session_saver_main(void *context) {
     ckd_session *s = context;
     if (s->options.nice >= 0) {
-        thread_lower(s->options.nice ? s->options.nice : DEFAULT_NICE);
+        thread_lower_priority(s->options.nice ? s->options.nice : DEFAULT_NICE);
     }
     open_store(s);
     if (s->shared.open_status == CKD_OK) {

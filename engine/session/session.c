@@ -71,7 +71,7 @@ static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
 }
 
 /* Copies a caller's string into `room`. Returns `room`, or NULL for NULL. */
-static const char *keep(char *room, size_t size, const char *text) {
+static const char *copy_text(char *room, size_t size, const char *text) {
     if (text) {
         snprintf(room, size, "%s", text);
     }
@@ -92,10 +92,10 @@ static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *give
         return status;
     }
     snprintf(s->opened_run, sizeof(s->opened_run), "%s", s->save.run);
-    s->save.run = keep(s->run, sizeof(s->run), s->save.run);
-    s->save.parent_run = keep(s->parent_run, sizeof(s->parent_run), s->save.parent_run);
-    s->save.resumed_from_run = keep(s->resumed_run, sizeof(s->resumed_run), s->save.resumed_from_run);
-    s->save.metric_name = keep(s->metric_name, sizeof(s->metric_name), s->save.metric_name);
+    s->save.run = copy_text(s->run, sizeof(s->run), s->save.run);
+    s->save.parent_run = copy_text(s->parent_run, sizeof(s->parent_run), s->save.parent_run);
+    s->save.resumed_from_run = copy_text(s->resumed_run, sizeof(s->resumed_run), s->save.resumed_from_run);
+    s->save.metric_name = copy_text(s->metric_name, sizeof(s->metric_name), s->save.metric_name);
     s->trainer.metric = s->save.metric_name ? s->save.metric : NAN;
     s->on_duplicate = s->save.on_duplicate;
     return CKD_OK;

@@ -118,7 +118,7 @@ typedef struct session_saver {
     ckd_ranks *ranks;
     session_slot *reference; /* the last saved slot if it is still in memory, else NULL */
     ckd_id reference_id;
-    save_follow follow; /* of rank 0 and of sessions without ranks */
+    launch_record follow; /* of rank 0 and of sessions without ranks */
     cached_values cached;
     uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known */
 } session_saver;
@@ -178,7 +178,7 @@ ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *er
 /* Starts copying; a failure becomes the save's. */
 void session_device_stage(ckd_session *s, session_slot *slot);
 /* Makes the trainer's streams wait for a group, or SNAPSHOT_ALL; a failure becomes the save's. */
-void session_device_hold(ckd_session *s, session_slot *slot, uint32_t group);
+void session_device_fence(ckd_session *s, session_slot *slot, uint32_t group);
 /* Returns the first failure of the slot's device copies so far. */
 ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_error *err);
 /*
@@ -197,7 +197,7 @@ void cached_values_free(ckd_session *s, bool in_child);
 void *cached_values_of(const ckd_session *s, size_t i);
 
 /* Records the checkpoint that the session saved or restored last, which the next save follows. */
-void session_follow(ckd_session *s, const ckd_checkpoint *last);
+void session_record_last(ckd_session *s, const ckd_checkpoint *last);
 void *session_saver_main(void *context);
 
 #endif

@@ -156,7 +156,7 @@ static void charge_stall(ckd_session *s, session_slot *slot, uint64_t waited_ns)
 }
 
 /* The snapshot is complete: releases it to the saver. */
-static void let_go(ckd_session *s, session_slot *slot) {
+static void release_snapshot(ckd_session *s, session_slot *slot) {
     pthread_mutex_lock(&s->shared.mutex);
     slot->fenced = true;
     slot->copied_ns = clock_monotonic_ns();
@@ -180,10 +180,10 @@ static void settle_lazy(ckd_session *s) {
     pthread_mutex_unlock(&s->shared.mutex);
     if (copying) {
         uint64_t begun = clock_monotonic_ns();
-        session_device_hold(s, slot, SNAPSHOT_ALL);
+        session_device_fence(s, slot, SNAPSHOT_ALL);
         snapshot_finish(copying, SNAPSHOT_ALL);
         charge_stall(s, slot, clock_monotonic_ns() - begun);
-        let_go(s, slot);
+        release_snapshot(s, slot);
     }
 }
 
@@ -205,12 +205,12 @@ void session_fence(ckd_session *s, uint32_t fence_group) {
         return;
     }
     uint64_t begun = clock_monotonic_ns();
-    session_device_hold(s, slot, fence_group);
+    session_device_fence(s, slot, fence_group);
     snapshot_finish(slot->snapshot, fence_group);
     s->trainer.fenced_some = true;
     charge_stall(s, slot, clock_monotonic_ns() - begun);
     if (fence_group == SNAPSHOT_ALL) {
-        let_go(s, slot);
+        release_snapshot(s, slot);
     }
 }
 
@@ -229,7 +229,7 @@ void ckd_session_fence_group(ckd_session *s, uint32_t fence_group) {
 /* ---------------------------------------------------------------------------------------------------- each step */
 
 /* Takes over the measured cost of saves that ended. */
-static void learn(ckd_session *s) {
+static void take_persist_time(ckd_session *s) {
     pthread_mutex_lock(&s->shared.mutex);
     uint64_t persist = s->shared.ended_persist_ns;
     bool under_way = s->shared.used > 0;
@@ -278,7 +278,7 @@ static bool find_free_slot(ckd_session *s, bool wait) {
     return found;
 }
 
-static void put_off(ckd_session *s) {
+static void defer_save(ckd_session *s) {
     bool skip = s->options.when_busy == CKD_BUSY_SKIP;
     pthread_mutex_lock(&s->shared.mutex);
     s->shared.state.skipped += skip;
@@ -289,10 +289,10 @@ static void put_off(ckd_session *s) {
 
 static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wait) {
     if (!find_free_slot(s, wait || s->options.when_busy == CKD_BUSY_BLOCK)) {
-        put_off(s);
+        defer_save(s);
         return;
     }
-    learn(s); /* a save may have ended meanwhile */
+    take_persist_time(s); /* a save may have ended meanwhile */
     s->trainer.pending = s->trainer.save_asked = false;
     interval_begun(&s->trainer.interval);
     stage(s, step, called_ns);
@@ -352,7 +352,7 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     settle_lazy(s);
     s->trainer.fence_ns = 0; /* not part of the next iteration */
     uint64_t settled = clock_monotonic_ns();
-    learn(s);
+    take_persist_time(s);
     s->trainer.last_step = step;
     bool asked = requested(s);
     if (save || asked || s->trainer.pending || interval_due(&s->trainer.interval, step)) {

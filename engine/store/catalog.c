@@ -38,7 +38,7 @@ static ckd_status use_file(ckd_store *store, const char *name, ckd_error *err) {
     return status;
 }
 
-ckd_status store_use_memory(ckd_store *store, ckd_error *err) {
+ckd_status store_use_memory_catalog(ckd_store *store, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
     store->catalog_in_memory = true;
@@ -63,7 +63,7 @@ static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
     if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         store_message(store, "the catalog is not used, the manifests are read instead: %s", why.message);
     }
-    return store_use_memory(store, err);
+    return store_use_memory_catalog(store, err);
 }
 
 /* Removes the unfinished new catalog of a writer that died. */
@@ -89,7 +89,7 @@ static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
     pathname p = path_in(store->path, FILE_CATALOG), journal = path_in(store->path, FILE_CATALOG "-journal");
     ckd_status status = CKD_OK;
     if (file_exists(p.text)) {
-        status = file_replace(p.text, path_in(store->path, FILE_CATALOG ".old").text, err);
+        status = file_rename(p.text, path_in(store->path, FILE_CATALOG ".old").text, err);
     }
     THEN(status, dir_sync(store->path, err));
     THEN(status, file_remove(journal.text, true, err));
@@ -101,8 +101,8 @@ static ckd_status put_in_place(ckd_store *store, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
     ckd_status status = put_aside(store, err);
-    THEN(status, file_replace(path_in(store->path, FILE_NEW_CATALOG).text,
-                              path_in(store->path, FILE_CATALOG).text, err));
+    THEN(status, file_rename(path_in(store->path, FILE_NEW_CATALOG).text,
+                             path_in(store->path, FILE_CATALOG).text, err));
     THEN(status, dir_sync(store->path, err));
     THEN(status, use_file(store, FILE_CATALOG, err));
     store->catalog_compared = status == CKD_OK; /* it is made from the manifests alone */
@@ -145,7 +145,7 @@ static ckd_status sync_file(bool *catalog_failed, ckd_store *store, ckd_error *e
 
 ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *err) {
     bool ignored;
-    ckd_status status = vanished_keep_found(store, err);
+    ckd_status status = vanished_save_found(store, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -179,7 +179,7 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
         return err_from(err, status, &why);
     }
     store_message(store, "going on without the catalog: %s", why.message);
-    return store_use_memory(store, err);
+    return store_use_memory_catalog(store, err);
 }
 
 ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
@@ -217,7 +217,7 @@ static ckd_status catch_up(ckd_store *store, ckd_status failed, ckd_error *err) 
         !merged.behind) {
         return CKD_OK;
     }
-    return store_use_memory(store, err);
+    return store_use_memory_catalog(store, err);
 }
 
 ckd_status store_query(ckd_store *store, store_query_fn question, void *context, ckd_error *err) {
@@ -227,7 +227,7 @@ ckd_status store_query(ckd_store *store, store_query_fn question, void *context,
     drop_replaced_file(store);
     if (!store->catalog) {
         /* the new file was not compared with the manifests, and a writer cannot repair it here */
-        store->mode == CKD_OPEN_READ ? open_for_reading(store, NULL) : store_use_memory(store, NULL);
+        store->mode == CKD_OPEN_READ ? open_for_reading(store, NULL) : store_use_memory_catalog(store, NULL);
     }
     if (store->catalog && !store->catalog_in_memory) {
         status = question(context, store->catalog, &why);

@@ -88,11 +88,11 @@ static ckd_status add_rows(ckd_store *store, const manifest *m, const view *v, b
     return status;
 }
 
-ckd_status view_fold(ckd_tensor_list *out, const view *v, ckd_error *err) {
+ckd_status view_tensor_list(ckd_tensor_list *out, const view *v, ckd_error *err) {
     entry_rows rows;
     catalog_entry entry;
     ckd_status status = rows_make(&entry, &rows, &v->manifest, v, err);
-    THEN(status, catalog_fold(out, &entry, err));
+    THEN(status, catalog_entry_tensors(out, &entry, err));
     rows_free(&rows);
     return status;
 }

@@ -58,8 +58,8 @@ static bool next_pairing(pairing *out, cursor *c) {
  * Removes the rows that catalog_add cannot replace. A replaced row keeps its timings. *superseded: while a run is being
  * renamed, a checkpoint may have manifests under both names; then the higher generation counts.
  */
-static ckd_status make_room(bool *superseded, ckd_store *store, const ckd_checkpoint *known,
-                            const ckd_checkpoint *next, ckd_error *err) {
+static ckd_status remove_unless_replaceable(bool *superseded, ckd_store *store, const ckd_checkpoint *known,
+                                            const ckd_checkpoint *next, ckd_error *err) {
     ckd_checkpoint same;
     ckd_error why = {0};
     bool replaceable = !known || (known->generation < next->generation && id_equal(&known->id, &next->id));
@@ -91,7 +91,7 @@ static bool may_be_skipped(ckd_status status) {
            status == CKD_E_IO;
 }
 
-static bool says_the_same(const ckd_checkpoint *a, const ckd_checkpoint *b) {
+static bool same_row(const ckd_checkpoint *a, const ckd_checkpoint *b) {
     return id_equal(&a->id, &b->id) && id_equal(&a->parent, &b->parent) && a->kind == b->kind &&
            a->created_ns == b->created_ns && a->raw_bytes == b->raw_bytes &&
            a->stored_bytes == b->stored_bytes;
@@ -119,7 +119,7 @@ static ckd_status compare(agreement *out, const ckd_store *store, const pairing 
         store_read_manifest(&m, store, p->items[0].run, p->items[0].step, p->items[0].generation, &why);
     if (status == CKD_OK) {
         *out = !id_equal(&m.checkpoint.id, &p->known->id) ? REPLACED
-               : says_the_same(&m.checkpoint, p->known)   ? AGREES
+               : same_row(&m.checkpoint, p->known)        ? AGREES
                                                           : DIFFERS;
         manifest_free(&m);
     }
@@ -136,7 +136,7 @@ static ckd_status compare(agreement *out, const ckd_store *store, const pairing 
 
 static size_t rows_most = ROWS_MOST;
 
-void store_ingest_limit(size_t rows) {
+void store_set_ingest_limit(size_t rows) {
     rows_most = rows;
 }
 
@@ -168,7 +168,7 @@ static ckd_status ingest_newest(ckd_store *store, size_t *rows_left, view **last
         }
         if (status == CKD_OK) {
             bool superseded;
-            status = make_room(&superseded, store, p->known, &m.checkpoint, err);
+            status = remove_unless_replaceable(&superseded, store, p->known, &m.checkpoint, err);
             if (status != CKD_OK || superseded) {
                 manifest_free(&m);
                 return status;
@@ -223,14 +223,14 @@ static ckd_status keep_vanished(const ckd_store *store, const manifest_list *man
     size_t count = 0;
     ckd_status status = gone ? manifests_tombstones(&tombstones, store, err)
                              : err_nomem(err, known->count * sizeof(*gone), "checkpoints");
-    THEN(status, catalog_meta(noted, store->catalog, DELETIONS_META, err));
+    THEN(status, catalog_meta(noted, store->catalog, DELETION_MARK_META, err));
     for (size_t i = 0; status == CKD_OK && next_pairing(&p, &c); i++) {
         if (found[i] == REPLACED || (p.count == 0 && !is_deleted(&tombstones, p.known))) {
             gone[count++] = p.known;
         }
     }
     if (status == CKD_OK && count) {
-        status = vanished_keep(store, gone, count, deletions_none_since(noted, store), err);
+        status = vanished_save(store, gone, count, deletion_mark_is_current(noted, store), err);
     }
     manifests_free(&tombstones);
     free(gone);
@@ -276,14 +276,14 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
  * changes then show in the names, or not at all.
  */
 static void mark_of(char out[CATALOG_META], const ckd_store *store) {
-    char manifests[FILE_MARK], tombstones[FILE_MARK];
-    file_mark(manifests, path_in(store->path, DIR_MANIFESTS).text);
-    file_mark(tombstones, path_in(store->path, DIR_TOMBSTONES).text);
+    char manifests[FILE_FINGERPRINT], tombstones[FILE_FINGERPRINT];
+    file_fingerprint(manifests, path_in(store->path, DIR_MANIFESTS).text);
+    file_fingerprint(tombstones, path_in(store->path, DIR_TOMBSTONES).text);
     bool known = manifests[0] && tombstones[0];
     snprintf(out, CATALOG_META, "%s%s%s", known ? manifests : "", known ? ", " : "", known ? tombstones : "");
 }
 
-ckd_status store_set_mark(ckd_store *store, ckd_error *err) {
+ckd_status store_record_fingerprint(ckd_store *store, ckd_error *err) {
     char mark[CATALOG_META];
     if (store->catalog_in_memory || !store->catalog_compared) {
         return CKD_OK;
@@ -303,7 +303,7 @@ static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err)
     return status;
 }
 
-ckd_status store_note(ckd_store *store, const char *key, const char *text, ckd_error *err) {
+ckd_status store_record_meta(ckd_store *store, const char *key, const char *text, ckd_error *err) {
     char noted[CATALOG_META];
     ckd_status status = catalog_meta(noted, store->catalog, key, err);
     if (status != CKD_OK || !text[0] || strcmp(noted, text) == 0) {
@@ -364,7 +364,7 @@ static ckd_status apply_in_transaction(ckd_store *store, const folder_marks *mar
     if (status == CKD_OK && !store->catalog_in_memory) {
         status = catalog_set_meta(store->catalog, MARK, marks->folders, err);
     }
-    THEN(status, catalog_set_meta(store->catalog, DELETIONS_META, marks->deletions, err));
+    THEN(status, catalog_set_meta(store->catalog, DELETION_MARK_META, marks->deletions, err));
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
@@ -410,7 +410,7 @@ static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const 
         }
     } else if (status == CKD_OK && manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ &&
                !store->catalog_in_memory) {
-        status = store_note(store, MARK, marks->folders, err);
+        status = store_record_meta(store, MARK, marks->folders, err);
         result->catalog_failed = status != CKD_OK;
     }
     catalog_list_free(&known);
@@ -429,7 +429,7 @@ static ckd_status merge(reconcile_result *result, ckd_store *store, const folder
         status = merge_lists(result, store, marks, manifests, err);
     }
     if (status == CKD_OK && !result->behind && (store->mode != CKD_OPEN_READ || store->catalog_in_memory)) {
-        status = store_note(store, DELETIONS_META, marks->deletions, err);
+        status = store_record_meta(store, DELETION_MARK_META, marks->deletions, err);
         result->catalog_failed = status != CKD_OK;
     }
     store->catalog_compared = store->catalog_compared || (status == CKD_OK && !result->behind);
@@ -440,7 +440,7 @@ ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, c
     *result = (reconcile_result){0};
     folder_marks marks;
     manifest_list manifests;
-    deletions_mark(marks.deletions, store);
+    deletion_mark_read(marks.deletions, store);
     mark_of(marks.folders, store);
     ckd_status status = manifests_read(&manifests, store, err);
     if (status == CKD_OK) {

@@ -101,7 +101,7 @@ static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_erro
                : status;
 }
 
-static ckd_status follow(walk *w, const item *x, uint32_t index, ckd_error *err) {
+static ckd_status visit_dependency(walk *w, const item *x, uint32_t index, ckd_error *err) {
     const record *r = x->block->record;
     const dependency *on = &r->dependencies[index];
     const view *in = x->in;
@@ -126,7 +126,7 @@ static ckd_status walk_from(walk *w, const view *in, const view_block *b, ckd_er
     while (w->todo_count && status == CKD_OK) {
         item x = w->todo[--w->todo_count];
         for (uint32_t k = 0; k < x.block->record->dependency_count && status == CKD_OK; k++) {
-            status = follow(w, &x, k, err);
+            status = visit_dependency(w, &x, k, err);
         }
     }
     return status;
@@ -162,7 +162,7 @@ static ckd_status mark_file(void *context, const view *in, const view_block *b, 
     return CKD_OK;
 }
 
-ckd_status closure_name_files(manifest *m, view_cache *cache, const view *root, ckd_error *err) {
+ckd_status closure_prune_files(manifest *m, view_cache *cache, const view *root, ckd_error *err) {
     const manifest *all = &root->manifest;
     bool *used = calloc(all->file_count + 1, sizeof(*used));
     if (!used) {

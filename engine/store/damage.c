@@ -131,7 +131,8 @@ static bool depends_on_named(const dependency_info *l, const ckd_damage *d, cons
     return false;
 }
 
-ckd_status damage_spread(damage_list *list, const dependency_info *all, size_t count, ckd_error *err) {
+ckd_status damage_add_dependents(damage_list *list, const dependency_info *all, size_t count,
+                                 ckd_error *err) {
     for (size_t i = 0; i < list->result->damage_count; i++) {
         ckd_damage *d = &list->result->damage[i];
         for (size_t before = 0; before != d->checkpoint_count;) { /* until no checkpoint is added */
@@ -143,7 +144,7 @@ ckd_status damage_spread(damage_list *list, const dependency_info *all, size_t c
             }
         }
     }
-    return damage_name_trash(list, all, count, err);
+    return damage_add_trash(list, all, count, err);
 }
 
 static bool names_file(const dependency_info *l, const char *file) {
@@ -154,7 +155,7 @@ static bool names_file(const dependency_info *l, const char *file) {
     return found;
 }
 
-ckd_status damage_name_trash(damage_list *list, const dependency_info *all, size_t count, ckd_error *err) {
+ckd_status damage_add_trash(damage_list *list, const dependency_info *all, size_t count, ckd_error *err) {
     for (size_t i = 0; i < list->result->damage_count; i++) {
         ckd_damage *d = &list->result->damage[i];
         for (size_t k = 0; k < count; k++) {
@@ -189,7 +190,7 @@ void damage_drop_file(damage_list *list, const char *file) {
     r->damage_count = kept;
 }
 
-void damage_explain(damage_list *list, const char *file, const char *more) {
+void damage_append_text(damage_list *list, const char *file, const char *more) {
     ckd_verify_result *r = list->result;
     for (size_t i = 0; i < r->damage_count; i++) {
         ckd_damage *d = &r->damage[i];

@@ -31,7 +31,7 @@ ckd_status damage_record(damage_list *list, ckd_status status, const ckd_error *
 /* Removes all entries of a file (a path inside the store), after its repair. */
 void damage_drop_file(damage_list *list, const char *file);
 /* Appends a sentence to the description of a file's damage, once. Without memory it is left out. */
-void damage_explain(damage_list *list, const char *file, const char *more);
+void damage_append_text(damage_list *list, const char *file, const char *more);
 
 /* Names a checkpoint in damage reports: RUN@STEP, and whether it is in the trash. */
 #define CHECKPOINT_TEXT (CKD_RUN_MAX + 48)
@@ -54,11 +54,11 @@ dependency_info dependency_info_of(manifest *m, bool in_trash); /* takes over m-
 void dependency_infos_free(dependency_info *all, size_t count);
 /*
  * Adds to each entry the checkpoints that depend, directly or indirectly, on those it names. Then does
- * damage_name_trash.
+ * damage_add_trash.
  */
-ckd_status damage_spread(damage_list *list, const dependency_info *all, size_t count, ckd_error *err);
+ckd_status damage_add_dependents(damage_list *list, const dependency_info *all, size_t count, ckd_error *err);
 /* Adds to each entry the checkpoints in the trash whose manifests name its file, as their values are not decoded. */
-ckd_status damage_name_trash(damage_list *list, const dependency_info *all, size_t count, ckd_error *err);
+ckd_status damage_add_trash(damage_list *list, const dependency_info *all, size_t count, ckd_error *err);
 
 /* Adds unreadable settings to the damage. They harm no checkpoint, but block deletions. Errors: IO, NOMEM. */
 ckd_status settings_damage(damage_list *damage, const ckd_store *store, ckd_error *err);
@@ -161,26 +161,27 @@ typedef struct vanished {
 ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err);
 void vanished_free(vanished *v);
 /* Moves a doubtful checkpoint to the items. Returns false if there is none at this run and step, or on NOMEM (err). */
-bool vanished_believe(vanished *v, const char *run, uint64_t step, ckd_error *err);
+bool vanished_confirm(vanished *v, const char *run, uint64_t step, ckd_error *err);
 /*
  * Adds them to the damage: known checkpoints under their manifests, other files under their own names. Doubtful ones
  * only cause a message. Errors: NOMEM.
  */
-ckd_status vanished_record(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err);
+ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage_list *damage,
+                               ckd_error *err);
 
 /*
  * Keeps lost checkpoints in data/q, for vanished_find, before the catalog drops rows that have neither a manifest nor a
  * tombstone. current: no deletion has begun since the catalog was last in step. A row that cannot be kept causes a
  * message, not a failure. Under the publish lock. Errors: NOMEM.
  */
-ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
+ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
                          bool current, ckd_error *err);
 
 /*
  * Does the same for all that vanished_find finds, before a catalog is made from the manifests alone. Under the publish
  * lock. Errors: NOMEM.
  */
-ckd_status vanished_keep_found(const ckd_store *store, ckd_error *err);
+ckd_status vanished_save_found(const ckd_store *store, ckd_error *err);
 
 /*
  * Called before chunk files are removed or rewritten. The files of a lost checkpoint must stay until it is repaired or

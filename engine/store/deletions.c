@@ -4,7 +4,7 @@
 
 #define MARK_MAX 4096 /* maximum bytes read of the file */
 
-void deletions_mark(char out[CATALOG_META], const ckd_store *store) {
+void deletion_mark_read(char out[CATALOG_META], const ckd_store *store) {
     ckd_id mark;
     bytes data = {0};
     pathname p = path_in(store->path, FILE_DELETIONS);
@@ -36,7 +36,7 @@ static ckd_status write_mark(const char *path, const bytes *data, ckd_error *err
     return file_close(f, err);
 }
 
-ckd_status deletions_begin(const ckd_store *store, ckd_error *err) {
+ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err) {
     ckd_id mark;
     bytes data = {0};
     pathname temp = path_in(store->path, "data/.tmp-deletions");
@@ -50,7 +50,7 @@ ckd_status deletions_begin(const ckd_store *store, ckd_error *err) {
         status = file_remove(temp.text, true, err);
     }
     THEN(status, write_mark(temp.text, &data, err));
-    THEN(status, file_replace(temp.text, path_in(store->path, FILE_DELETIONS).text, err));
+    THEN(status, file_rename(temp.text, path_in(store->path, FILE_DELETIONS).text, err));
     THEN(status, dir_sync(path_in(store->path, "data").text, err));
     if (status != CKD_OK) {
         file_remove(temp.text, true, NULL);
@@ -59,8 +59,8 @@ ckd_status deletions_begin(const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-bool deletions_none_since(const char noted[CATALOG_META], const ckd_store *store) {
+bool deletion_mark_is_current(const char noted[CATALOG_META], const ckd_store *store) {
     char now[CATALOG_META];
-    deletions_mark(now, store);
+    deletion_mark_read(now, store);
     return now[0] && strcmp(now, noted) == 0;
 }

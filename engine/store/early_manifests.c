@@ -46,24 +46,24 @@ static void find_older(older_list *out, const manifest_set *n, const manifest_en
     } while (at);
 }
 
-static void hold(const manifest_set *n, manifest_entry *newest) {
+static void protect(const manifest_set *n, manifest_entry *newest) {
     for (manifest_entry *g = newest; g < end_of(n) && id_equal(&g->m.checkpoint.id, &newest->m.checkpoint.id);
          g++) {
-        g->held = true;
+        g->is_protected = true;
     }
 }
 
 static ckd_status add_older(const manifest_set *n, manifest_entry *x, older_list *older, ckd_error *err) {
     ckd_status status = CKD_OK;
     find_older(older, n, x);
-    x->lacks = !older->complete;
+    x->is_incomplete = !older->complete;
     x->m.own_only = false;
     for (size_t i = 0; i < older->count && status == CKD_OK; i++) {
         manifest_entry *d = older->items[i];
         status =
             manifest_add_files(&x->m, d->m.files, d->was_own_only ? d->m.own_count : d->m.file_count, err);
-        if (x->lacks && !x->superseded) {
-            hold(n, d);
+        if (x->is_incomplete && !x->superseded) {
+            protect(n, d);
         }
     }
     return status;
@@ -100,8 +100,8 @@ static ckd_status publish_bytes(const manifest_entry *x, const bytes *data, cons
     pathname temporary = path_of(store->path, DIR_MANIFESTS, name);
     pathname path = path_manifest(store->path, c->run, c->step, c->generation);
     ckd_status status = x->in_trash
-                            ? file_replace_bytes(path.text, temporary.text, data->data, data->size, err)
-                            : file_publish_bytes(path.text, temporary.text, data->data, data->size, err);
+                            ? file_replace_durable(path.text, temporary.text, data->data, data->size, err)
+                            : file_create_durable(path.text, temporary.text, data->data, data->size, err);
     if (status != CKD_OK) {
         file_remove(temporary.text, true, NULL);
     }
@@ -122,7 +122,7 @@ ckd_status manifest_entry_publish(manifest_entry *x, const ckd_store *store, ckd
     return status;
 }
 
-ckd_status manifest_entry_name_files(manifest_entry *x, const ckd_store *store, ckd_error *err) {
+ckd_status manifest_entry_upgrade(manifest_entry *x, const ckd_store *store, ckd_error *err) {
     ckd_checkpoint *c = &x->m.checkpoint;
     if (!x->in_trash && c->generation == UINT32_MAX) {
         return err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
@@ -132,14 +132,14 @@ ckd_status manifest_entry_name_files(manifest_entry *x, const ckd_store *store, 
     return manifest_entry_publish(x, store, err);
 }
 
-static bool can_name_files(const manifest_entry *x) {
-    return x->was_own_only && !x->superseded && !x->lacks;
+static bool can_upgrade(const manifest_entry *x) {
+    return x->was_own_only && !x->superseded && !x->is_incomplete;
 }
 
-ckd_status manifest_set_name_all(manifest_set *n, const ckd_store *store, ckd_error *err) {
+ckd_status manifest_set_upgrade_all(manifest_set *n, const ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (manifest_entry *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
-        status = can_name_files(x) ? manifest_entry_name_files(x, store, err) : CKD_OK;
+        status = can_upgrade(x) ? manifest_entry_upgrade(x, store, err) : CKD_OK;
     }
     return status;
 }
@@ -174,13 +174,13 @@ static bool has_older_of(const manifest_entry *x, const ckd_id *files, size_t co
     return any;
 }
 
-ckd_status manifest_set_name_older_files(manifest_set *n, const ckd_store *store, ckd_error *err) {
+ckd_status manifest_set_upgrade_dependents(manifest_set *n, const ckd_store *store, ckd_error *err) {
     ckd_id *files;
     size_t count;
     ckd_status status = files_of_chosen(&files, &count, n, err);
     for (manifest_entry *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
-        if (!x->chosen && can_name_files(x) && has_older_of(x, files, count)) {
-            status = manifest_entry_name_files(x, store, err);
+        if (!x->chosen && can_upgrade(x) && has_older_of(x, files, count)) {
+            status = manifest_entry_upgrade(x, store, err);
         }
     }
     free(files);

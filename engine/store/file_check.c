@@ -10,9 +10,9 @@
  * damaged, the tensors are unknown.
  */
 static void name_members(chunk *c, const record *bundle, ckd_error *why) {
-    const chunk_part *own;
+    const chunk_records *own;
     size_t used = strlen(why->message), count = 0;
-    if (chunk_part_of(&own, c, &bundle->tensor->checkpoint, NULL) != CKD_OK) {
+    if (chunk_records_of(&own, c, &bundle->tensor->checkpoint, NULL) != CKD_OK) {
         return;
     }
     for (size_t i = 0; i < own->count; i++) {
@@ -84,7 +84,8 @@ static ckd_status damage_of_record(const file_check *f, const chunk *c, const re
 }
 
 /* Checks measures here, as decoding values does not read them. Damaged measures make nothing unloadable. */
-static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_part *own, ckd_error *err) {
+static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_records *own,
+                                 ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
         const record *r = &own->records[i];
@@ -108,12 +109,12 @@ static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) 
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         const record *r = &c->outer[i];
-        const chunk_part *own;
+        const chunk_records *own;
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (i && id_equal(&r->tensor->checkpoint, &r[-1].tensor->checkpoint)) {
             continue;
         }
-        finding found = {chunk_part_of(&own, c, &r->tensor->checkpoint, &why), &why, CKD_NO_OFFSET};
+        finding found = {chunk_records_of(&own, c, &r->tensor->checkpoint, &why), &why, CKD_NO_OFFSET};
         status =
             found.status == CKD_OK ? check_measures(f, c, own, err) : damage_of_record(f, c, r, &found, err);
     }
@@ -138,7 +139,7 @@ static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd
 
 ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path, const file_ref *file,
                            ckd_error *err) {
-    ckd_status status = chunk_open_outer(out, path, err);
+    ckd_status status = chunk_open_bundled(out, path, err);
     if (status != CKD_OK) {
         return err_in_file(err, status, path);
     }

@@ -52,7 +52,7 @@ static ckd_status chunk_read_through(bool *all_whole, const chunk *c, const ckd_
  * The next checkpoint of the plan, from *at on, that must be intact before others are deleted: one of the newest of a
  * run that loses any. NULL: there is none.
  */
-static const ckd_checkpoint *next_safe(const ckd_prune *plan, size_t *at) {
+static const ckd_checkpoint *next_in_safety_set(const ckd_prune *plan, size_t *at) {
     for (; *at < plan->count; (*at)++) {
         const ckd_retained *r = &plan->items[*at];
         bool loses = false;
@@ -67,7 +67,7 @@ static const ckd_checkpoint *next_safe(const ckd_prune *plan, size_t *at) {
     return NULL;
 }
 
-static bool is_read(const safe_reading *done, const ckd_id *id) {
+static bool is_read(const safety_reading *done, const ckd_id *id) {
     bool found = false;
     for (size_t i = 0; i < done->count && !found; i++) {
         found = id_equal(&done->checkpoints[i], id);
@@ -75,16 +75,16 @@ static bool is_read(const safe_reading *done, const ckd_id *id) {
     return found;
 }
 
-bool safe_all_read(const safe_reading *done, const ckd_prune *plan) {
+bool safety_set_is_read(const safety_reading *done, const ckd_prune *plan) {
     bool all = true;
     size_t at = 0;
-    for (const ckd_checkpoint *c; all && (c = next_safe(plan, &at)) != NULL;) {
+    for (const ckd_checkpoint *c; all && (c = next_in_safety_set(plan, &at)) != NULL;) {
         all = is_read(done, &c->id);
     }
     return all;
 }
 
-static ckd_status record_scanned(safe_reading *done, const ckd_id *id, ckd_error *err) {
+static ckd_status record_scanned(safety_reading *done, const ckd_id *id, ckd_error *err) {
     if (ARRAY_GROW(done->checkpoints, done->capacity, done->count + 1,
                    "the checkpoints that were read through", err) != CKD_OK) {
         return CKD_E_NOMEM;
@@ -93,20 +93,20 @@ static ckd_status record_scanned(safe_reading *done, const ckd_id *id, ckd_error
     return CKD_OK;
 }
 
-void safe_reading_free(safe_reading *r) {
+void safety_reading_free(safety_reading *r) {
     free(r->checkpoints);
     free(r->files.ids);
 }
 
 /* Files that need not be read again. */
-typedef struct memory {
+typedef struct verified_times {
     catalog_file_state *files; /* by name */
     size_t count;
     uint64_t since_ns, now_ns;
-} memory;
+} verified_times;
 
-static memory recall(ckd_store *store, uint64_t trusted_s) {
-    memory m = {.now_ns = clock_wall_ns()};
+static verified_times load_verified_times(ckd_store *store, uint64_t trusted_s) {
+    verified_times m = {.now_ns = clock_wall_ns()};
     uint64_t longest = m.now_ns / UINT64_C(1000000000);
     m.since_ns = m.now_ns - (trusted_s < longest ? trusted_s : longest) * UINT64_C(1000000000);
     m.files = trusted_s ? scrub_times_load(&m.count, store) : NULL;
@@ -118,7 +118,7 @@ static int by_file_name(const void *name, const void *state) {
 }
 
 /* Whether the file was read recently. Times in the future, after a clock was set back, do not count. */
-static bool is_fresh(const memory *m, const scrubbed_files *done, const file_ref *of) {
+static bool is_fresh(const verified_times *m, const scrubbed_files *done, const file_ref *of) {
     char name[64];
     for (size_t i = 0; i < done->count; i++) {
         if (id_equal(&done->ids[i], &of->id)) {
@@ -145,8 +145,8 @@ static ckd_status report_damage(const ckd_checkpoint *c, ckd_status status, ckd_
 }
 
 /* Reads files of the checkpoint that are not fresh; adds intact ones to `done`. */
-static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manifest *of, const memory *m,
-                             ckd_error *err) {
+static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manifest *of,
+                             const verified_times *m, ckd_error *err) {
     bytes payload = {0};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
@@ -170,11 +170,11 @@ static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manif
 }
 
 /* Skips a checkpoint that is gone by now: the plan is outdated then, and will not be carried out. */
-static ckd_status read_each(safe_reading *done, ckd_store *store, const ckd_prune *plan,
-                            const manifest_set *n, const memory *m, ckd_error *err) {
+static ckd_status read_each(safety_reading *done, ckd_store *store, const ckd_prune *plan,
+                            const manifest_set *n, const verified_times *m, ckd_error *err) {
     ckd_status status = CKD_OK;
     size_t at = 0;
-    for (const ckd_checkpoint *c; status == CKD_OK && (c = next_safe(plan, &at)) != NULL;) {
+    for (const ckd_checkpoint *c; status == CKD_OK && (c = next_in_safety_set(plan, &at)) != NULL;) {
         const manifest_entry *x = is_read(done, &c->id) ? NULL : manifest_set_find(n, &c->id);
         if (x) {
             status = read_files(&done->files, store, &x->m, m, err);
@@ -184,14 +184,14 @@ static ckd_status read_each(safe_reading *done, ckd_store *store, const ckd_prun
     return status;
 }
 
-ckd_status read_safe_through(safe_reading *done, ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
-                             uint32_t timeout_ms, ckd_error *err) {
+ckd_status read_safety_set(safety_reading *done, ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
+                           uint32_t timeout_ms, ckd_error *err) {
     manifest_set n = {0};
     file_lock *lock = NULL;
     ckd_status status = store_lock_reader_within(&lock, store, timeout_ms, err);
     THEN(status, manifest_set_read(&n, store, err));
     if (status == CKD_OK) {
-        memory m = recall(store, trusted_s);
+        verified_times m = load_verified_times(store, trusted_s);
         done->files.at_ns = m.now_ns;
         status = read_each(done, store, plan, &n, &m, err);
         free(m.files);
@@ -207,13 +207,13 @@ ckd_status chunk_each_record(chunk *c, record_fn each, void *context, ckd_error 
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         const ckd_id *id = &c->outer[i].tensor->checkpoint;
-        const chunk_part *held = NULL;
+        const chunk_records *held = NULL;
         bool seen = false;
         for (size_t k = 0; k < i && !seen; k++) {
             seen = id_equal(&c->outer[k].tensor->checkpoint, id);
         }
         ckd_error why = {.offset = CKD_NO_OFFSET};
-        ckd_status unpacked = seen ? CKD_E_CORRUPT : chunk_part_of(&held, c, id, &why);
+        ckd_status unpacked = seen ? CKD_E_CORRUPT : chunk_records_of(&held, c, id, &why);
         if (unpacked != CKD_OK && unpacked != CKD_E_CORRUPT && unpacked != CKD_E_UNSUPPORTED) {
             status = err_from(err, unpacked, &why);
         }

@@ -34,14 +34,14 @@ typedef struct scrubbed_files {
  * The checkpoint that a session saved or restored last. Saves of the store's handle compare it with the run, and so
  * notice another launch of the job.
  */
-typedef struct save_follow {
+typedef struct launch_record {
     char run[CKD_RUN_MAX + 1];
     bool has_last; /* false: the run had no checkpoint */
     bool own; /* the session saved or restored it; false: it was the newest when the session was opened */
     ckd_id last;
     uint64_t step;
     ckd_id tried; /* a failed save of the session, which may have been committed nevertheless; zero if none */
-} save_follow;
+} launch_record;
 
 /* Callbacks into the rooms above; engine/open.c sets them. */
 typedef struct store_hooks {
@@ -78,7 +78,7 @@ struct ckd_store {
     atomic_bool devices_differ;
     scrubbed_files scrubbed;          /* to be recorded with the next change of the catalog */
     bool keeps_workspace;             /* sessions set it, as they save again and again */
-    const save_follow *follow;        /* the session whose saves check for other launches; NULL: no check */
+    const launch_record *launch;      /* the session whose saves check for other launches; NULL: no check */
     struct save_workspace *workspace; /* free workspace; guarded by the mutex */
 };
 
@@ -124,7 +124,7 @@ ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uin
  */
 typedef struct unlinker_wait {
     uint64_t begun_ns;
-    bool told;
+    bool reported;
 } unlinker_wait;
 ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_store *store, ckd_error *err);
 
@@ -133,7 +133,7 @@ ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_stor
  * Completes a manifest of an early version, which names only its own files, with the files of its dependencies as far
  * as the store has them (view_cache.c). Other manifests stay unchanged. Takes the mutex. Errors: NOMEM.
  */
-ckd_status manifest_name_older(manifest *m, ckd_store *store, ckd_error *err);
+ckd_status manifest_complete_early(manifest *m, ckd_store *store, ckd_error *err);
 /*
  * Appends all files that the manifest of this checkpoint names, whether the checkpoint is listed or deleted. Adds
  * nothing if that manifest cannot be read. Takes the mutex. Errors: NOMEM.
@@ -154,17 +154,17 @@ ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, c
  * Limits the tensor rows added per reconciliation, in all stores of the process. For tests, which cannot make stores
  * large enough. Not while a store is open.
  */
-void store_ingest_limit(size_t rows);
+void store_set_ingest_limit(size_t rows);
 /*
  * Records the current state of the folders in the catalog, so that the next open need not read all manifests. Called in
  * the transaction that adds or drops a row. Under the publish lock, after store_sync_catalog.
  */
-ckd_status store_set_mark(ckd_store *store, ckd_error *err);
+ckd_status store_record_fingerprint(ckd_store *store, ckd_error *err);
 /*
  * Stores a text in the catalog under the caller's key; "" keeps the present text. A rebuilt catalog starts without it.
  * Under the publish lock with the mutex, after store_sync_catalog.
  */
-ckd_status store_note(ckd_store *store, const char *key, const char *text, ckd_error *err);
+ckd_status store_record_meta(ckd_store *store, const char *key, const char *text, ckd_error *err);
 
 /* ---- catalog.c; the mutex is held, or the handle not shared yet, except for store_query ---- */
 /* Opens the catalog as the mode asks, in step with the manifests. Writers hold the publish lock. */
@@ -182,7 +182,7 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err);
  */
 ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *err);
 /* Leaves the file alone and works with a catalog in memory. */
-ckd_status store_use_memory(ckd_store *store, ckd_error *err);
+ckd_status store_use_memory_catalog(ckd_store *store, ckd_error *err);
 /*
  * Runs a query; takes the mutex. If the file fails or is behind, a catalog made from the manifests answers. A query may
  * be run twice, so it must release its results when it fails.
@@ -246,7 +246,7 @@ void manifests_free(manifest_list *list);
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err);
 /* The same from lists that the caller has read: manifests that count, and tombstones. */
-ckd_status manifests_free_generation(uint32_t *out, const manifest_list *manifests,
+ckd_status manifests_pick_generation(uint32_t *out, const manifest_list *manifests,
                                      const manifest_list *tombstones, const char *run, uint64_t step,
                                      ckd_error *err);
 static inline bool same_checkpoint_name(const manifest_name *a, const manifest_name *b) {

@@ -38,7 +38,7 @@ static ckd_status add_manifest(live_files *f, const ckd_store *store, const mani
     return status;
 }
 
-static bool files_there(const ckd_store *store, const manifest_name *name) {
+static bool files_exist(const ckd_store *store, const manifest_name *name) {
     manifest m;
     if (store_read_manifest(&m, store, name->run, name->step, name->generation, NULL) != CKD_OK) {
         return false;
@@ -61,7 +61,7 @@ static ckd_status can_come_back(bool *out, const ckd_store *store, const manifes
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = tombstone_read(&t, store, covering, &why);
     *out = status == CKD_OK ? t.until_ns > clock_wall_ns()
-                            : status != CKD_E_NOT_FOUND && files_there(store, name);
+                            : status != CKD_E_NOT_FOUND && files_exist(store, name);
     if (status == CKD_OK || !*out) {
         return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
     }

@@ -93,8 +93,8 @@ ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_stor
     }
     uint64_t now = clock_monotonic_ns();
     w->begun_ns = w->begun_ns ? w->begun_ns : now;
-    if (!w->told && (now - w->begun_ns) / 1000000 >= TELL_AFTER_MS) {
-        w->told = true;
+    if (!w->reported && (now - w->begun_ns) / 1000000 >= TELL_AFTER_MS) {
+        w->reported = true;
         store_message(store, "waiting until nobody can read what is to be removed: %s is held by %s",
                       FILE_READER_LOCK, holder_of(p.text).text);
     }

@@ -29,8 +29,8 @@ ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool repl
     tombstone_encode(&data, &store->id, t);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a tombstone")
                                     : file_remove(temporary.text, true, err); /* a dead writer's */
-    THEN(status, replaces ? file_replace_bytes(p.text, temporary.text, data.data, data.size, err)
-                          : file_publish_bytes(p.text, temporary.text, data.data, data.size, err));
+    THEN(status, replaces ? file_replace_durable(p.text, temporary.text, data.data, data.size, err)
+                          : file_create_durable(p.text, temporary.text, data.data, data.size, err));
     bytes_free(&data);
     return status;
 }
@@ -185,7 +185,7 @@ ckd_status manifest_set_mark_in_use(manifest_set *n, const ckd_store *store, ckd
 
 /* ---- bytes of chunk files that belong to no listed checkpoint ---- */
 
-uint64_t waste_own_part(const manifest *m, size_t file) {
+uint64_t waste_owned_bytes(const manifest *m, size_t file) {
     uint64_t all = 0, stored = m->checkpoint.stored_bytes;
     for (size_t i = 0; i < m->own_count; i++) {
         all += m->files[i].size;
@@ -209,7 +209,7 @@ static size_t parts_of(file_part *to, const manifest_entry *x, const char *run) 
     for (size_t i = 0; i < m->file_count && !x->chosen && (x->in_trash || !x->superseded); i++) {
         to[count++] = (file_part){.file = m->files[i].id,
                                   .size = m->files[i].size,
-                                  .own = !x->in_trash && i < m->own_count ? waste_own_part(m, i) : 0,
+                                  .own = !x->in_trash && i < m->own_count ? waste_owned_bytes(m, i) : 0,
                                   .is_asked = !x->in_trash && (!run || strcmp(m->checkpoint.run, run) == 0),
                                   .in_trash = x->in_trash};
     }
@@ -221,7 +221,7 @@ static void add_file(chunk_waste *to, const file_part *f) {
     to->dead += f->is_asked && !f->in_trash && f->own < f->size ? f->size - f->own : 0;
 }
 
-ckd_status waste_of(chunk_waste *out, const manifest_set *n, const char *run, ckd_error *err) {
+ckd_status chunk_waste_of(chunk_waste *out, const manifest_set *n, const char *run, ckd_error *err) {
     size_t total = 0, count = 0;
     *out = (chunk_waste){0};
     for (size_t i = 0; i < n->count; i++) {

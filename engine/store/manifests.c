@@ -126,7 +126,7 @@ static bool has_name(const manifest_list *list, size_t at, const char *run, uint
     return at < list->count && list->items[at].step == step && strcmp(list->items[at].run, run) == 0;
 }
 
-ckd_status manifests_free_generation(uint32_t *out, const manifest_list *manifests,
+ckd_status manifests_pick_generation(uint32_t *out, const manifest_list *manifests,
                                      const manifest_list *tombstones, const char *run, uint64_t step,
                                      ckd_error *err) {
     *out = 0;
@@ -157,7 +157,7 @@ ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const
         return status;
     }
     status = manifests_tombstones(&tombstones, store, err);
-    THEN(status, manifests_free_generation(out, &manifests, &tombstones, run, step, err));
+    THEN(status, manifests_pick_generation(out, &manifests, &tombstones, run, step, err));
     manifests_free(&manifests);
     manifests_free(&tombstones);
     return status;

@@ -13,22 +13,22 @@
  * and the row proves nothing, as its checkpoint may have been deleted.
  */
 
-#define DELETIONS_META "deletions" /* key in the catalog's table meta */
+#define DELETION_MARK_META "deletions" /* key in the catalog's table meta */
 
 /*
  * Reads the mark, in the form that the catalog records. "": it is missing or unreadable, and then no catalog counts as
  * current.
  */
-void deletions_mark(char out[CATALOG_META], const ckd_store *store);
+void deletion_mark_read(char out[CATALOG_META], const ckd_store *store);
 
 /* Replaces the mark durably. Under the publish lock. Errors: IO, NOSPACE, NOMEM. */
-ckd_status deletions_begin(const ckd_store *store, ckd_error *err);
+ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err);
 
 /*
  * Whether no deletion has begun since a catalog recorded `noted`. The caller has read, in this order: the mark, the
  * rows, the names of manifests and tombstones.
  */
-bool deletions_none_since(const char noted[CATALOG_META], const ckd_store *store);
+bool deletion_mark_is_current(const char noted[CATALOG_META], const ckd_store *store);
 
 /*
  * All manifests of a store, including those of deleted checkpoints, and the checkpoints that writers at work read.
@@ -43,8 +43,9 @@ typedef struct manifest_entry {
     bool superseded;     /* a newer generation of the same checkpoint counts */
     bool in_use;         /* a writer at work may read its files (manifest_set_mark_in_use) */
     bool was_own_only;  /* an early version wrote it; its older files came from its dependencies' manifests */
-    bool lacks;         /* one of these dependencies has no manifest, so some of its files are unknown */
-    bool held;          /* a manifest with `lacks` depends on it: it is neither removed nor rewritten */
+    bool is_incomplete; /* one of these dependencies has no manifest, so some of its files are unknown */
+    bool
+        is_protected; /* a manifest with `is_incomplete` depends on it: it is neither removed nor rewritten */
     size_t order_index; /* scratch of a compaction */
 } manifest_entry;
 
@@ -96,21 +97,21 @@ ckd_status manifest_set_complete(manifest_set *n, ckd_error *err);
  */
 ckd_status manifest_entry_publish(manifest_entry *x, const ckd_store *store, ckd_error *err);
 /*
- * Publishes a manifest that names all files of x, which must not have `lacks`. A listed checkpoint gets a next
+ * Publishes a manifest that names all files of x, which must not have `is_incomplete`. A listed checkpoint gets a next
  * generation; in the trash, the old manifest is replaced. Under the publish lock; the caller updates the catalog.
  * Errors: UNSUPPORTED (the last generation), IO, NOSPACE, NOMEM.
  */
-ckd_status manifest_entry_name_files(manifest_entry *x, const ckd_store *store, ckd_error *err);
+ckd_status manifest_entry_upgrade(manifest_entry *x, const ckd_store *store, ckd_error *err);
 /*
- * Does that for every manifest of an early version without `lacks`, so that its dependencies can be rewritten. Errors:
- * as manifest_entry_name_files.
+ * Does that for every manifest of an early version without `is_incomplete`, so that its dependencies can be rewritten. Errors:
+ * as manifest_entry_upgrade.
  */
-ckd_status manifest_set_name_all(manifest_set *n, const ckd_store *store, ckd_error *err);
+ckd_status manifest_set_upgrade_all(manifest_set *n, const ckd_store *store, ckd_error *err);
 /*
  * Does that for the dependents of chosen checkpoints, so that the chosen ones can be removed. Errors: as
- * manifest_entry_name_files.
+ * manifest_entry_upgrade.
  */
-ckd_status manifest_set_name_older_files(manifest_set *n, const ckd_store *store, ckd_error *err);
+ckd_status manifest_set_upgrade_dependents(manifest_set *n, const ckd_store *store, ckd_error *err);
 
 /* ---- bytes of chunk files that belong to no listed checkpoint ---- */
 typedef struct chunk_waste {
@@ -123,13 +124,13 @@ typedef struct chunk_waste {
  * file stays whole while a listed checkpoint reads anything in it. A compaction can free its dead bytes, unless a
  * checkpoint in the trash names the file too; then they do not count. Errors: NOMEM.
  */
-ckd_status waste_of(chunk_waste *out, const manifest_set *n, const char *run, ckd_error *err);
+ckd_status chunk_waste_of(chunk_waste *out, const manifest_set *n, const char *run, ckd_error *err);
 
 /*
  * Estimates the bytes of a checkpoint in one of its own files: all of it, unless its stored bytes show that other
  * checkpoints share its files.
  */
-uint64_t waste_own_part(const manifest *m, size_t file);
+uint64_t waste_owned_bytes(const manifest *m, size_t file);
 
 /*
  * Settings in data/n, which say what a store keeps and what parity covers: pins, tags, policies and parity settings.

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-bool not_indexed_tolerable(ckd_status status) {
+bool not_indexed_may_skip(ckd_status status) {
     return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
 }
 
@@ -35,8 +35,8 @@ ckd_status not_indexed_tensors(ckd_tensor_list *out, ckd_store *store, const ckd
         return status;
     }
     status = not_indexed_open(&cache, &v, store, id, &why);
-    THEN(status, view_fold(out, v, &why));
-    if (not_indexed_tolerable(status)) {
+    THEN(status, view_tensor_list(out, v, &why));
+    if (not_indexed_may_skip(status)) {
         status = report_unreadable(store, id, &why, err);
     } else {
         err_from(err, status, &why);

@@ -8,7 +8,7 @@
 #include "engine/store/view.h"
 
 /* catalog_ingest.c: makes the list that catalog_tensors would give for this checkpoint. Errors: INVALID, NOMEM. */
-ckd_status view_fold(ckd_tensor_list *out, const view *v, ckd_error *err);
+ckd_status view_tensor_list(ckd_tensor_list *out, const view *v, ckd_error *err);
 
 /*
  * Opens a checkpoint to list its contents, not to load it. The caller must call views_free, also on failure. Under the
@@ -17,7 +17,7 @@ ckd_status view_fold(ckd_tensor_list *out, const view *v, ckd_error *err);
 ckd_status not_indexed_open(view_cache *cache, const view **out, ckd_store *store, const ckd_id *id,
                             ckd_error *err);
 /* Whether its files are damaged or unreadable. Then its tensors are left out, and the query does not fail. */
-bool not_indexed_tolerable(ckd_status status);
+bool not_indexed_may_skip(ckd_status status);
 
 /*
  * Makes the list that catalog_tensors would give if the checkpoint were indexed. Empty, with a message, if its chunk

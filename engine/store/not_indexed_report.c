@@ -144,7 +144,7 @@ static ckd_status read_task(void *context, size_t index, uint32_t worker, ckd_er
     (void)worker;
     ckd_error why = {0};
     ckd_status status = read_one(r, &r->items[index], &why);
-    r->items[index].failed = not_indexed_tolerable(status);
+    r->items[index].failed = not_indexed_may_skip(status);
     return r->items[index].failed ? CKD_OK : err_from(err, status, &why);
 }
 
@@ -156,7 +156,7 @@ static ckd_status read_all(reading *r, size_t count, ckd_error *err) {
             continue;
         }
         status = read_one(r, &r->items[i], &why);
-        if (not_indexed_tolerable(status)) {
+        if (not_indexed_may_skip(status)) {
             store_report_unreadable(r->store, &r->report->by_checkpoint[r->items[i].place], &why);
             status = CKD_OK;
         }

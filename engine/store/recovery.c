@@ -124,8 +124,8 @@ static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ck
 static void make_deletion_mark(const ckd_store *store) {
     char mark[CATALOG_META];
     ckd_error why = {0};
-    deletions_mark(mark, store);
-    if (!mark[0] && deletions_begin(store, &why) != CKD_OK) {
+    deletion_mark_read(mark, store);
+    if (!mark[0] && deletion_mark_renew(store, &why) != CKD_OK) {
         store_message(store, "the deletion mark cannot be written: %s", why.message);
     }
 }

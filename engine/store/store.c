@@ -115,8 +115,8 @@ static ckd_status publish_identity(const ckd_store *store, ckd_error *err) {
         char temp[64];
         snprintf(temp, sizeof(temp), "data/.tmp-%s", hex);
         ckd_error why = {0};
-        status = file_publish_bytes(path_in(store->path, FILE_IDENTITY).text, path_in(store->path, temp).text,
-                                    data.data, data.size, &why);
+        status = file_create_durable(path_in(store->path, FILE_IDENTITY).text,
+                                     path_in(store->path, temp).text, data.data, data.size, &why);
         status =
             err_except(err, status, CKD_E_EXISTS, &why); /* another process created it at the same time */
     }

@@ -100,7 +100,7 @@ static ckd_status add_manifests(bytes *named, bytes *checkpoints, bool *known, c
 /* Adds the checkpoints that a chunk file has records of; none if it cannot be read. */
 static void add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
     chunk *c;
-    if (chunk_open_outer(&c, path_chunk(store->path, file, "").text, NULL) != CKD_OK) {
+    if (chunk_open_bundled(&c, path_chunk(store->path, file, "").text, NULL) != CKD_OK) {
         return;
     }
     for (size_t i = 0; i < c->outer_count; i++) {
@@ -220,8 +220,8 @@ typedef enum witness {
     PROVES, /* it was not deleted */
 } witness;
 
-static ckd_status consider(vanished *v, const evidence *e, const ckd_checkpoint *c, witness w,
-                           ckd_error *err) {
+static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoint *c, witness w,
+                              ckd_error *err) {
     if (has_id(&e->checkpoints, &c->id) || has_checkpoint(v->items, v->count, &c->id)) {
         return CKD_OK;
     }
@@ -275,7 +275,7 @@ static ckd_status read_rows(rows *out, const ckd_store *store, const char *name,
     *out = (rows){.noted = ""};
     ckd_status status = file_exists(p.text) ? catalog_open(&c, p.text, CATALOG_READ, &store->id, 1000, &why)
                                             : CKD_E_NOT_FOUND;
-    THEN(status, catalog_meta(out->noted, c, DELETIONS_META, &why));
+    THEN(status, catalog_meta(out->noted, c, DELETION_MARK_META, &why));
     THEN(status, catalog_list(&out->list, c, NULL, &why));
     catalog_close(c);
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
@@ -284,19 +284,19 @@ static ckd_status read_rows(rows *out, const ckd_store *store, const char *name,
 /*
  * Considers rows without a manifest or a tombstone. otherwise: their weight if the catalog is older than some deletion.
  */
-static ckd_status consider_rows(vanished *v, const evidence *e, const rows *r, const ckd_store *store,
+static ckd_status add_lost_rows(vanished *v, const evidence *e, const rows *r, const ckd_store *store,
                                 witness otherwise, ckd_error *err) {
     ckd_status status = CKD_OK;
-    witness w = deletions_none_since(r->noted, store) ? PROVES : otherwise;
+    witness w = deletion_mark_is_current(r->noted, store) ? PROVES : otherwise;
     for (size_t i = 0; i < r->list.count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &r->list.items[i];
-        status = is_named(e, c) ? CKD_OK : consider(v, e, c, w, err);
+        status = is_named(e, c) ? CKD_OK : add_if_lost(v, e, c, w, err);
     }
     return status;
 }
 
 /* Reads a file that data/q keeps of a checkpoint; false unless its name has this suffix. */
-static bool read_kept(manifest *out, const ckd_store *store, const char *name, const char *end) {
+static bool read_lost_file(manifest *out, const ckd_store *store, const char *name, const char *end) {
     bytes data = {0};
     pathname p = path_of(store->path, DIR_DAMAGED, name);
     size_t length = strlen(name);
@@ -307,7 +307,7 @@ static bool read_kept(manifest *out, const ckd_store *store, const char *name, c
     return kept;
 }
 
-static ckd_status consider_kept(vanished *v, const evidence *e, const ckd_store *store, ckd_error *err) {
+static ckd_status add_saved_losses(vanished *v, const evidence *e, const ckd_store *store, ckd_error *err) {
     dir_list list;
     if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
         return CKD_OK;
@@ -315,11 +315,11 @@ static ckd_status consider_kept(vanished *v, const evidence *e, const ckd_store 
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
-        if (read_kept(&m, store, list.names[i], VANISHED_END)) {
-            status = consider(v, e, &m.checkpoint, PROVES, err);
+        if (read_lost_file(&m, store, list.names[i], VANISHED_END)) {
+            status = add_if_lost(v, e, &m.checkpoint, PROVES, err);
             manifest_free(&m);
-        } else if (read_kept(&m, store, list.names[i], DOUBTFUL_END)) {
-            status = is_named(e, &m.checkpoint) ? CKD_OK : consider(v, e, &m.checkpoint, DOUBTFUL, err);
+        } else if (read_lost_file(&m, store, list.names[i], DOUBTFUL_END)) {
+            status = is_named(e, &m.checkpoint) ? CKD_OK : add_if_lost(v, e, &m.checkpoint, DOUBTFUL, err);
             manifest_free(&m);
         }
     }
@@ -335,9 +335,9 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     ckd_status status = read_rows(&now, store, FILE_CATALOG, err);
     THEN(status, read_rows(&old, store, FILE_CATALOG ".old", err));
     THEN(status, find_evidence(out, &e, store, err));
-    THEN(status, consider_rows(out, &e, &now, store, DOUBTFUL, err));
-    THEN(status, consider_kept(out, &e, store, err));
-    THEN(status, consider_rows(out, &e, &old, store, SAYS_NOTHING, err));
+    THEN(status, add_lost_rows(out, &e, &now, store, DOUBTFUL, err));
+    THEN(status, add_saved_losses(out, &e, store, err));
+    THEN(status, add_lost_rows(out, &e, &old, store, SAYS_NOTHING, err));
     THEN(status, drop_without_records(out, store, err));
     catalog_list_free(&now.list);
     catalog_list_free(&old.list);
@@ -345,7 +345,7 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     return status;
 }
 
-bool vanished_believe(vanished *v, const char *run, uint64_t step, ckd_error *err) {
+bool vanished_confirm(vanished *v, const char *run, uint64_t step, ckd_error *err) {
     size_t at = 0;
     while (at < v->doubtful_count &&
            (v->doubtful[at].step != step || strcmp(v->doubtful[at].run, run) != 0)) {
@@ -379,7 +379,8 @@ static void report_doubt(const ckd_store *store, const ckd_checkpoint *c) {
         c->run, (unsigned long long)c->step, c->run, (unsigned long long)c->step);
 }
 
-ckd_status vanished_record(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err) {
+ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage_list *damage,
+                               ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &v->items[i];
@@ -405,15 +406,15 @@ ckd_status vanished_record(const vanished *v, const ckd_store *store, damage_lis
     return status;
 }
 
-static pathname kept_path(const ckd_store *store, const ckd_checkpoint *c, const char *end) {
+static pathname lost_file_path(const ckd_store *store, const ckd_checkpoint *c, const char *end) {
     char name[CKD_RUN_MAX + 64];
     snprintf(name, sizeof(name), "%s.%llu.%u%s", c->run, (unsigned long long)c->step, (unsigned)c->generation,
              end);
     return path_of(store->path, DIR_DAMAGED, name);
 }
 
-static ckd_status write_kept(const ckd_store *store, const ckd_checkpoint *known, const char *end,
-                             ckd_error *err) {
+static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *known, const char *end,
+                                  ckd_error *err) {
     bytes data = {0};
     manifest m = {.checkpoint = *known};
     pathname temporary = path_of(store->path, DIR_DAMAGED, ".tmp-lost");
@@ -424,16 +425,17 @@ static ckd_status write_kept(const ckd_store *store, const ckd_checkpoint *known
         status = file_remove(temporary.text, true, err);
     }
     if (status == CKD_OK) {
-        status =
-            file_publish_bytes(kept_path(store, known, end).text, temporary.text, data.data, data.size, err);
+        status = file_create_durable(lost_file_path(store, known, end).text, temporary.text, data.data,
+                                     data.size, err);
     }
     bytes_free(&data);
     return status == CKD_E_EXISTS ? CKD_OK : status;
 }
 
-static ckd_status keep(const ckd_store *store, const ckd_checkpoint *c, const char *end, ckd_error *err) {
+static ckd_status save_lost_row(const ckd_store *store, const ckd_checkpoint *c, const char *end,
+                                ckd_error *err) {
     ckd_error why = {0};
-    ckd_status status = write_kept(store, c, end, &why);
+    ckd_status status = write_lost_file(store, c, end, &why);
     if (status == CKD_E_NOMEM) {
         return err_from(err, status, &why);
     }
@@ -451,8 +453,8 @@ void vanished_forget(const ckd_store *store, const ckd_id *checkpoint) {
     }
     for (size_t i = 0; i < list.count; i++) {
         manifest m;
-        if (read_kept(&m, store, list.names[i], VANISHED_END) ||
-            read_kept(&m, store, list.names[i], DOUBTFUL_END)) {
+        if (read_lost_file(&m, store, list.names[i], VANISHED_END) ||
+            read_lost_file(&m, store, list.names[i], DOUBTFUL_END)) {
             if (id_equal(&m.checkpoint.id, checkpoint)) {
                 (void)file_remove(path_of(store->path, DIR_DAMAGED, list.names[i]).text, true, NULL);
             }
@@ -462,14 +464,14 @@ void vanished_forget(const ckd_store *store, const ckd_id *checkpoint) {
     dir_list_free(&list);
 }
 
-ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
+ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
                          bool current, ckd_error *err) {
     vanished v = {0};
     evidence e = {0};
     ckd_error why = {0};
     ckd_status status = find_evidence(&v, &e, store, &why);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        status = consider(&v, &e, known[i], current ? PROVES : DOUBTFUL, &why);
+        status = add_if_lost(&v, &e, known[i], current ? PROVES : DOUBTFUL, &why);
     }
     THEN(status, drop_without_records(&v, store, &why));
     for (size_t i = 0; i < v.count && status == CKD_OK; i++) {
@@ -478,11 +480,11 @@ ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *kn
                       "the manifest of %s@%llu is gone, and nobody deleted the checkpoint: ckptdelta repair "
                       "may bring it back",
                       c->run, (unsigned long long)c->step);
-        status = keep(store, c, VANISHED_END, &why);
+        status = save_lost_row(store, c, VANISHED_END, &why);
     }
     for (size_t i = 0; i < v.doubtful_count && status == CKD_OK; i++) {
         report_doubt(store, &v.doubtful[i]);
-        status = keep(store, &v.doubtful[i], DOUBTFUL_END, &why);
+        status = save_lost_row(store, &v.doubtful[i], DOUBTFUL_END, &why);
     }
     if (status != CKD_OK && status != CKD_E_NOMEM) {
         store_message(
@@ -495,15 +497,15 @@ ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *kn
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 
-ckd_status vanished_keep_found(const ckd_store *store, ckd_error *err) {
+ckd_status vanished_save_found(const ckd_store *store, ckd_error *err) {
     vanished v;
     ckd_error why = {0};
     ckd_status status = vanished_find(&v, store, &why);
     for (size_t i = 0; i < v.count && status == CKD_OK; i++) {
-        status = keep(store, &v.items[i], VANISHED_END, &why);
+        status = save_lost_row(store, &v.items[i], VANISHED_END, &why);
     }
     for (size_t i = 0; i < v.doubtful_count && status == CKD_OK; i++) {
-        status = keep(store, &v.doubtful[i], DOUBTFUL_END, &why);
+        status = save_lost_row(store, &v.doubtful[i], DOUBTFUL_END, &why);
     }
     vanished_free(&v);
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
@@ -537,7 +539,7 @@ ckd_status vanished_check_none(const ckd_store *store, ckd_error *err) {
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
-        if (read_kept(&m, store, list.names[i], VANISHED_END)) {
+        if (read_lost_file(&m, store, list.names[i], VANISHED_END)) {
             status =
                 has_manifest(store, &m.checkpoint)
                     ? CKD_OK

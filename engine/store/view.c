@@ -21,7 +21,7 @@ static chunk *opened_by(const view *like, size_t i, const file_ref *file) {
 ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *file,
                            const ckd_checkpoint *of, ckd_error *err) {
     pathname p = path_chunk(store->path, &file->id, "");
-    ckd_status status = chunk_open_outer(out, p.text, err);
+    ckd_status status = chunk_open_bundled(out, p.text, err);
     if (status == CKD_E_NOT_FOUND) {
         return err_corrupt(err, p.text, CKD_NO_OFFSET, "a chunk file of %s@%llu is missing", of->run,
                            (unsigned long long)of->step);
@@ -41,19 +41,19 @@ ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *
     return CKD_OK;
 }
 
-static ckd_status make_room(view *v, size_t count, ckd_error *err) {
+static ckd_status allocate_chunks(view *v, size_t count, ckd_error *err) {
     v->chunks = calloc(count + 1, sizeof(chunk *));
     v->parts = calloc(count + 1, sizeof(*v->parts));
     return v->chunks && v->parts ? CKD_OK : err_nomem(err, count * sizeof(chunk *), "chunk handles");
 }
 
 static ckd_status open_chunks(view *v, const ckd_store *store, const view *like, ckd_error *err) {
-    ckd_status status = make_room(v, v->manifest.own_count, err);
+    ckd_status status = allocate_chunks(v, v->manifest.own_count, err);
     for (size_t i = 0; i < v->manifest.own_count && status == CKD_OK; i++) {
         const file_ref *file = &v->manifest.files[i];
         chunk *opened = opened_by(like, i, file);
         if (opened) {
-            v->chunks[v->chunk_count++] = chunk_hold(opened);
+            v->chunks[v->chunk_count++] = chunk_retain(opened);
             continue;
         }
         status = view_open_chunk(&v->chunks[i], store, file, &v->manifest.checkpoint, err);
@@ -66,7 +66,7 @@ static ckd_status open_chunks(view *v, const ckd_store *store, const view *like,
 static ckd_status find_parts(view *v, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->chunk_count && status == CKD_OK; i++) {
-        status = chunk_part_of(&v->parts[i], v->chunks[i], &v->manifest.checkpoint.id, err);
+        status = chunk_records_of(&v->parts[i], v->chunks[i], &v->manifest.checkpoint.id, err);
         if (status != CKD_OK) {
             err_in_file(err, status, file_path(v->chunks[i]->file));
         }
@@ -202,9 +202,9 @@ ckd_status view_open_within(view **out, const view *root, const ckd_id *id, cons
     v->manifest.checkpoint.id = *id;
     v->root = root;
     v->serial = root->serial;
-    ckd_status status = make_room(v, files->count, err);
+    ckd_status status = allocate_chunks(v, files->count, err);
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
-        v->chunks[v->chunk_count++] = chunk_hold(files->chunks[i]);
+        v->chunks[v->chunk_count++] = chunk_retain(files->chunks[i]);
     }
     THEN(status, find_parts(v, err));
     THEN(status, collect_records(v, files->numbers, err));
@@ -241,7 +241,7 @@ void view_close(view *v) {
     free(v->materialized_chunks);
     free(v->blocks);
     free(v->collected);
-    free(v->others);
+    free(v->duplicates);
     free(v->blobs);
     free(v->shared);
     free(v->shards);
@@ -315,7 +315,7 @@ uint64_t view_stored_bytes(const view_block *b) {
     return b->record->stored_size + b->record->header_size + headers;
 }
 
-const char *view_block_coding(const view_block *b) {
+const char *view_method_name(const view_block *b) {
     const record *r = b->record;
     switch (r->predictor) {
     case PREDICT_PARENT:
@@ -357,7 +357,7 @@ void view_add_shard(view_totals *totals, const view_shard *shard) {
     add_measures(totals, shard);
     for (size_t i = 0; i < shard->block_count; i++) {
         const view_block *b = &shard->blocks[i];
-        const char *coding = view_block_coding(b);
+        const char *coding = view_method_name(b);
         totals->stored_bytes += view_stored_bytes(b);
         totals->depth = b->record->depth > totals->depth ? b->record->depth : totals->depth;
         if (!totals->coding) {

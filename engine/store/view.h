@@ -39,10 +39,10 @@ typedef struct view_tensor {
 } view_tensor;
 
 /* Another record with the same values as `block`: compaction may have written them again. */
-typedef struct view_other {
+typedef struct view_duplicate {
     view_block *block; /* the view's block with these values, which is the one that is read */
     view_block other;
-} view_other;
+} view_duplicate;
 
 /*
  * A view of a checkpoint's own files is a root. Its blocks may build on another checkpoint, which is then seen within
@@ -54,16 +54,16 @@ typedef struct view {
     uint64_t serial;         /* of its root; unique among the roots of the process */
     bool is_draft;           /* the manifest is not published: lookups by checkpoint skip this view */
     chunk **chunks;
-    const chunk_part **parts; /* for each chunk: its records of this checkpoint */
+    const chunk_records **parts; /* for each chunk: its records of this checkpoint */
     size_t chunk_count;
     view_block *blocks;
     size_t *collected; /* for each block: its index before sorting */
     view_shard *shards;
     view_tensor *tensors; /* sorted by name */
     size_t block_count, shard_count, tensor_count;
-    struct view_other *others; /* within a root: duplicates of blocks of this view */
-    size_t other_count;
-    bool chosen; /* the choice between duplicates was made */
+    struct view_duplicate *duplicates; /* within a root: duplicates of blocks of this view */
+    size_t duplicate_count;
+    bool duplicates_resolved; /* the choice between duplicates was made */
     /* shared: groups, sides and links, which blocks name by content; sorted by kind and content */
     view_block *blobs, *shared;
     size_t blob_count, shared_count;
@@ -159,7 +159,7 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t);
  */
 uint64_t view_stored_bytes(const view_block *b);
 /* "raw", "standalone", "delta", "step", "same", "copy", "cast". */
-const char *view_block_coding(const view_block *b);
+const char *view_method_name(const view_block *b);
 
 /* ---- view_cache.c: views of several checkpoints, opened as chains lead to them; thread-safe ---- */
 /* A chunk file of an older checkpoint, and the checkpoints that it has records of. */
@@ -255,30 +255,30 @@ ckd_status closure_visit_block(view_cache *cache, const view *in, const view_blo
  * Proves with closure_visit that the closure is complete. Then removes from m->files every older file without a record
  * of the closure. m->files are those of root's manifest, or more; own files stay. Errors: as closure_visit.
  */
-ckd_status closure_name_files(manifest *m, view_cache *cache, const view *root, ckd_error *err);
+ckd_status closure_prune_files(manifest *m, view_cache *cache, const view *root, ckd_error *err);
 
 /* Reads chunk files in full and compares every stored byte with its checksum, without decoding. */
 
 /* Checks one record of c->outer: its header, and its payload, which stays in `payload`. Errors: CORRUPT, IO, NOMEM. */
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err);
 
-/* Checkpoints that were read in full before a deletion. Zero-initialise; release with safe_reading_free. */
-typedef struct safe_reading {
+/* Checkpoints that were read in full before a deletion. Zero-initialise; release with safety_reading_free. */
+typedef struct safety_reading {
     ckd_id *checkpoints;
     size_t count, capacity;
     scrubbed_files files;
-} safe_reading;
-void safe_reading_free(safe_reading *r);
+} safety_reading;
+void safety_reading_free(safety_reading *r);
 /*
  * Ensures that a policy leaves intact checkpoints behind. For every run that loses a checkpoint, reads the newest that
  * stay (CKD_KEPT_SAFETY) and everything they depend on. Skips files that the catalog says were read within the last
  * `trusted_s` seconds, and those in *done. Adds the rest to *done. Waits up to timeout_ms for the reader lock. Errors:
  * CORRUPT (one of them is damaged), UNSUPPORTED, BUSY, IO, NOMEM.
  */
-ckd_status read_safe_through(safe_reading *done, ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
-                             uint32_t timeout_ms, ckd_error *err);
-/* Whether *done has every checkpoint that read_safe_through would read for the plan. */
-bool safe_all_read(const safe_reading *done, const ckd_prune *plan);
+ckd_status read_safety_set(safety_reading *done, ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
+                           uint32_t timeout_ms, ckd_error *err);
+/* Whether *done has every checkpoint that read_safety_set would read for the plan. */
+bool safety_set_is_read(const safety_reading *done, const ckd_prune *plan);
 
 /* ---- copying records unchanged from one chunk file to another ---- */
 /*

@@ -81,13 +81,13 @@ static bool same_tensor(const record_tensor *a, const record_tensor *b) {
 
 /* Notes a duplicate. Records of a chunk are an array, so within a file the first record comes first. */
 static ckd_status note_other(view *v, view_block *block, const view_block *other, ckd_error *err) {
-    if (!v->others) {
-        v->others = calloc(v->block_count, sizeof(*v->others));
+    if (!v->duplicates) {
+        v->duplicates = calloc(v->block_count, sizeof(*v->duplicates));
     }
-    if (!v->others) {
-        return err_nomem(err, v->block_count * sizeof(*v->others), "block references");
+    if (!v->duplicates) {
+        return err_nomem(err, v->block_count * sizeof(*v->duplicates), "block references");
     }
-    v->others[v->other_count++] = (view_other){block, *other};
+    v->duplicates[v->duplicate_count++] = (view_duplicate){block, *other};
     return CKD_OK;
 }
 

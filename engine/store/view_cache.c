@@ -86,7 +86,7 @@ static ckd_status add_ids(bytes *list, const ckd_id *ids, size_t count, ckd_erro
     return list->failed ? err_nomem(err, list->size, "what a checkpoint builds on") : CKD_OK;
 }
 
-ckd_status manifest_name_older(manifest *m, ckd_store *store, ckd_error *err) {
+ckd_status manifest_complete_early(manifest *m, ckd_store *store, ckd_error *err) {
     bytes ids = {0};
     if (!m->own_only) {
         return CKD_OK;
@@ -120,7 +120,7 @@ ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id
     if (status != CKD_OK) {
         return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
     }
-    status = manifest_name_older(&on, store, err);
+    status = manifest_complete_early(&on, store, err);
     THEN(status, manifest_add_files(m, on.files, on.file_count, err));
     manifest_free(&on);
     return status;
@@ -133,7 +133,7 @@ static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ck
     if (status != CKD_OK) {
         return status;
     }
-    status = manifest_name_older(&m, store, err);
+    status = manifest_complete_early(&m, store, err);
     if (status != CKD_OK) {
         manifest_free(&m);
         return status;
@@ -213,7 +213,7 @@ static ckd_status open_older(const older_file **out, view_cache *cache, const vi
     *f = (older_file){.id = root->manifest.files[file].id};
     ckd_status status = CKD_OK;
     if (file < root->chunk_count) {
-        f->chunk = chunk_hold(root->chunks[file]);
+        f->chunk = chunk_retain(root->chunks[file]);
     } else {
         status = view_open_chunk(&f->chunk, cache->store, &root->manifest.files[file],
                                  &root->manifest.checkpoint, err);
@@ -271,7 +271,8 @@ static ckd_status resolves(bool *yes, view_cache *cache, const view *v, const vi
     return status == CKD_E_NOMEM || status == CKD_E_IO ? err_from(err, status, &why) : CKD_OK;
 }
 
-static ckd_status choose(bool *changed, view_cache *cache, const view *v, view_other *o, ckd_error *err) {
+static ckd_status choose_duplicate(bool *changed, view_cache *cache, const view *v, view_duplicate *o,
+                                   ckd_error *err) {
     bool first, other = false;
     ckd_status status = resolves(&first, cache, v, o->block, err);
     if (status == CKD_OK && !first) {
@@ -295,14 +296,15 @@ static ckd_status choose(bool *changed, view_cache *cache, const view *v, view_o
  */
 static ckd_status choose_blocks(view_cache *cache, view *v, ckd_error *err) {
     ckd_status status = CKD_OK;
-    v->chosen = true; /* set first, as blocks that build on each other in a circle come back here */
-    for (bool changed = v->other_count > 0; changed && status == CKD_OK;) {
+    v->duplicates_resolved =
+        true; /* set first, as blocks that build on each other in a circle come back here */
+    for (bool changed = v->duplicate_count > 0; changed && status == CKD_OK;) {
         changed = false;
-        for (size_t i = 0; i < v->other_count && status == CKD_OK; i++) {
-            status = choose(&changed, cache, v, &v->others[i], err);
+        for (size_t i = 0; i < v->duplicate_count && status == CKD_OK; i++) {
+            status = choose_duplicate(&changed, cache, v, &v->duplicates[i], err);
         }
     }
-    v->chosen = status == CKD_OK;
+    v->duplicates_resolved = status == CKD_OK;
     return status;
 }
 
@@ -330,7 +332,7 @@ ckd_status views_within(const view **out, view_cache *cache, const view *own, co
             }
         }
     }
-    if (status == CKD_OK && !found->chosen) {
+    if (status == CKD_OK && !found->duplicates_resolved) {
         status = choose_blocks(cache, found, err);
     }
     pthread_mutex_unlock(&cache->mutex);

@@ -15,7 +15,7 @@ double measures_rel_l2(const measures *m) {
 }
 
 /* The shards of a file, in the order of their first blocks there; *count of them. */
-static view_shard **shards_of(view *v, const chunk *c, const chunk_part *own, size_t *count) {
+static view_shard **shards_of(view *v, const chunk *c, const chunk_records *own, size_t *count) {
     view_shard **by_record = calloc(own->count + 1, sizeof(view_shard *));
     *count = 0;
     for (size_t i = 0; by_record && i < v->shard_count; i++) {
@@ -37,7 +37,7 @@ static bool fits(const measures_entry *entries, size_t count, size_t shard_count
     return count == 0 || entries[count - 1].shard < shard_count;
 }
 
-static ckd_status attach(view *v, const chunk *c, const chunk_part *own, const record *r, ckd_error *err) {
+static ckd_status attach(view *v, const chunk *c, const chunk_records *own, const record *r, ckd_error *err) {
     size_t shard_count, count = 0;
     measures_entry *entries = NULL;
     view_shard **shards = shards_of(v, c, own, &shard_count);
@@ -62,7 +62,7 @@ ckd_status view_attach_measures(view *v, ckd_status inconsistent, ckd_error *err
     for (size_t i = 0; i < v->chunk_count; i++) {
         const chunk *c = v->chunks[i];
         const record *found = NULL;
-        const chunk_part *own = v->parts[i];
+        const chunk_records *own = v->parts[i];
         for (size_t k = 0; k < own->count; k++) {
             const record *r = &own->records[k];
             if (r->kind != RECORD_MEASURES) {

@@ -5,7 +5,7 @@
  * The global stretch of a range, or of a slab along the first dimension. Returns false for other regions, and empty
  * ones.
  */
-static bool stretch_of(uint64_t *begin, uint64_t *end, const geometry *g, const view_shard *s) {
+static bool global_range(uint64_t *begin, uint64_t *end, const geometry *g, const view_shard *s) {
     const ckd_region *r = s->region;
     bool slab = r->kind == CKD_REGION_BOX && g->ndim > 0;
     for (uint32_t d = 1; d < g->ndim && slab; d++) {
@@ -19,7 +19,7 @@ static bool stretch_of(uint64_t *begin, uint64_t *end, const geometry *g, const 
 bool view_in_sequence(const view_tensor *t) {
     uint64_t begin, end, last = 0;
     for (size_t i = 0; i < t->shard_count; i++) {
-        if (!stretch_of(&begin, &end, &t->shape, &t->shards[i]) || begin != last) {
+        if (!global_range(&begin, &end, &t->shape, &t->shards[i]) || begin != last) {
             return false;
         }
         last = end;
@@ -48,7 +48,7 @@ static size_t shard_at(const view_tensor *t, uint64_t global) {
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         uint64_t begin, end;
-        stretch_of(&begin, &end, &t->shape, &t->shards[middle]);
+        global_range(&begin, &end, &t->shape, &t->shards[middle]);
         *(begin <= global ? &low : &high) = middle;
     }
     return low;

@@ -61,7 +61,7 @@ static ckd_status add_item(uses *u, transfer *t, size_t at, ckd_error *err) {
     snprintf(text, sizeof(text), "the manifest of %s in '%.100s' is damaged: %.200s", item->source,
              t->to->path, why.message);
     memcpy(why.message, text, sizeof(text));
-    transfer_leave_out(t, item, status, &why);
+    transfer_skip(t, item, status, &why);
     return CKD_OK;
 }
 
@@ -90,8 +90,8 @@ static ckd_status put_in_place(transfer *t, const transfer_file *f, ckd_error *e
 static ckd_status mend(bool *mended, transfer *t, transfer_file *f, const transfer_item *item, ckd_error *why,
                        ckd_error *err) {
     t->total += f->file.size;
-    ckd_status status = t->options->dry_run ? transfer_look_at_source(t, f, item, why)
-                                            : transfer_refetch_file(t, f, item, why);
+    ckd_status status =
+        t->options->dry_run ? transfer_check_source(t, f, item, why) : transfer_refetch_file(t, f, item, why);
     *mended = status == CKD_OK;
     if (is_damage(status, why) || status == CKD_E_UNSUPPORTED) {
         return CKD_OK;
@@ -116,17 +116,17 @@ static void leave_users(transfer *t, const use *first, size_t count, const ckd_e
                  "replace it: %.120s",
                  c->run, (unsigned long long)c->step, t->to->path, why->message, source->message);
         if (item->state != CKD_COPY_LEFT) {
-            transfer_leave_out(t, item, CKD_E_CORRUPT, &left);
+            transfer_skip(t, item, CKD_E_CORRUPT, &left);
         }
     }
 }
 
-static ckd_status look_at(transfer *t, const use *first, size_t count, bool all, ckd_error *err) {
-    transfer_file f = {.file = first->file, .there = true};
+static ckd_status check_and_mend(transfer *t, const use *first, size_t count, bool all, ckd_error *err) {
+    transfer_file f = {.file = first->file, .in_place = true};
     transfer_item *item = &t->items[first->item];
     ckd_error why = {.offset = CKD_NO_OFFSET}, source = {.offset = CKD_NO_OFFSET};
     bool mended;
-    ckd_status status = transfer_check_there(t, &f, all, &why);
+    ckd_status status = transfer_check_destination(t, &f, all, &why);
     if (status == CKD_E_NOT_FOUND) { /* a missing file is damage: its manifest names it */
         status = CKD_E_CORRUPT;
     }
@@ -154,7 +154,7 @@ ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_er
     for (size_t i = 0, end; i < u.count && status == CKD_OK; i = end) {
         for (end = i + 1; end < u.count && id_compare(&u.items[i], &u.items[end]) == 0; end++) {
         }
-        status = look_at(t, &u.items[i], end - i, state == CKD_COPY_RESTORED, err);
+        status = check_and_mend(t, &u.items[i], end - i, state == CKD_COPY_RESTORED, err);
     }
     free(u.items);
     return status;
@@ -164,20 +164,20 @@ ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_er
 
 ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err) {
     size_t kept = 0;
-    for (size_t i = 0; i < t->dead_count; i++) {
-        const transfer_item *item = transfer_find_item(t, &t->dead[i]);
+    for (size_t i = 0; i < t->to_restore_count; i++) {
+        const transfer_item *item = transfer_find_item(t, &t->to_restore[i]);
         if (!item || item->state != CKD_COPY_LEFT) {
-            t->dead[kept++] = t->dead[i];
+            t->to_restore[kept++] = t->to_restore[i];
             continue;
         }
         damaged_part *h = malloc(sizeof(*h));
         if (!h) {
             return err_nomem(err, sizeof(*h), "what stays in the trash");
         }
-        *h = (damaged_part){t->dead[i], item->left, t->refused};
+        *h = (damaged_part){t->to_restore[i], item->left, t->refused};
         t->refused = h;
     }
-    t->dead_count = kept;
+    t->to_restore_count = kept;
     return CKD_OK;
 }
 

@@ -43,7 +43,7 @@ typedef char prefix_text[3 * CKD_ID_TEXT];
  * The beginnings of the names of a file's parts, in data/c and in data/x. In data/x the id of the source store comes
  * first.
  */
-static void write_prefixes(prefix_text named, prefix_text arrived, const choosing *c, const source *s) {
+static void write_prefixes(prefix_text named, prefix_text arrived, const choosing *c, const part_source *s) {
     ckd_id id = {{0}};
     char hex[CKD_ID_TEXT], store[CKD_ID_TEXT];
     prefix_of(id.bytes, &s->file.id);
@@ -99,7 +99,7 @@ ckd_status transfer_add_record(transfer_part *p, const record *r, ckd_error *err
 
 /* ---- existing parts ---- */
 
-bool transfer_may_have_parts(const choosing *c, const source *s) {
+bool transfer_may_have_parts(const choosing *c, const part_source *s) {
     prefix_text named, arrived;
     write_prefixes(named, arrived, c, s);
     return first_with(&c->named, named) < c->named.count ||
@@ -108,13 +108,13 @@ bool transfer_may_have_parts(const choosing *c, const source *s) {
 
 /* A part that the destination may have. */
 typedef struct candidate {
-    const source *s;
+    const part_source *s;
     const hash_set *have; /* records of the parts that are used already */
     transfer_part part;
     bool is_of_use;
 } candidate;
 
-static ckd_status look_at(void *context, const chunk *c, const record *r, ckd_error *err) {
+static ckd_status add_found_record(void *context, const chunk *c, const record *r, ckd_error *err) {
     candidate *k = context;
     uint64_t hash = record_hash(r);
     (void)c;
@@ -126,7 +126,7 @@ static ckd_status look_at(void *context, const chunk *c, const record *r, ckd_er
  * Finds the checkpoints of which the part has all records. It can be their own file, and is of use if no other part
  * can.
  */
-static void see_what_is_whole(candidate *k) {
+static void mark_complete_owners(candidate *k) {
     for (size_t i = 0; i < k->part.owner_count; i++) {
         transfer_owner *owner = &k->part.owners[i];
         const transfer_owner *all = transfer_find_owner(k->s->owners, k->s->owner_count, &owner->checkpoint);
@@ -143,7 +143,7 @@ static ckd_status examine(candidate *k, choosing *c, const char *path, ckd_error
     chunk *file = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     const file_ref *named = &k->part.file;
-    ckd_status status = chunk_open_outer(&file, path, &why);
+    ckd_status status = chunk_open_bundled(&file, path, &why);
     if (status == CKD_OK &&
         !(id_equal(&file->identity.file, &named->id) && id_equal(&file->identity.store, &c->t->to->id))) {
         status = CKD_E_NOT_FOUND;
@@ -151,8 +151,8 @@ static ckd_status examine(candidate *k, choosing *c, const char *path, ckd_error
     if (status == CKD_OK) {
         k->part.file.size = file->size;
         k->part.file.root = file->root;
-        status = chunk_each_record(file, look_at, k, &why);
-        see_what_is_whole(k);
+        status = chunk_each_record(file, add_found_record, k, &why);
+        mark_complete_owners(k);
     }
     if (status == CKD_OK && !k->is_of_use) {
         status = CKD_E_NOT_FOUND;
@@ -164,12 +164,12 @@ static ckd_status examine(candidate *k, choosing *c, const char *path, ckd_error
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : status == CKD_OK ? CKD_OK : CKD_E_NOT_FOUND;
 }
 
-static ckd_status use_candidate(choosing *c, source *s, hash_set *have, const char *id, bool is_there,
+static ckd_status use_candidate(choosing *c, part_source *s, hash_set *have, const char *id, bool is_there,
                                 ckd_error *err) {
     transfer_part *added;
     candidate k = {.s = s, .have = have};
     k.part = (transfer_part){
-        .file.rank = s->file.rank, .source = s->file, .is_there = is_there, .is_complete = !is_there};
+        .file.rank = s->file.rank, .source = s->file, .in_place = is_there, .is_complete = !is_there};
     if (!id_parse(&k.part.file.id, id)) {
         return CKD_OK;
     }
@@ -198,7 +198,7 @@ static ckd_status use_candidate(choosing *c, source *s, hash_set *have, const ch
     return CKD_OK;
 }
 
-ckd_status transfer_use_parts(choosing *c, source *s, hash_set *have, ckd_error *err) {
+ckd_status transfer_use_parts(choosing *c, part_source *s, hash_set *have, ckd_error *err) {
     prefix_text named, arrived;
     ckd_status status = CKD_OK;
     write_prefixes(named, arrived, c, s);

@@ -30,7 +30,7 @@ static pathname lock_path(const ckd_store *store, const char *name) {
     return path_of(store->path, DIR_INCOMING, source);
 }
 
-ckd_status transfer_enter(transfer *t, ckd_error *err) {
+ckd_status transfer_lock_incoming(transfer *t, ckd_error *err) {
     char source[CKD_ID_TEXT];
     ckd_id_text(source, &t->from->id);
     ckd_status status = dir_create(path_in(t->to->path, DIR_INCOMING).text, true, err);
@@ -79,7 +79,7 @@ static size_t same_source(const dir_list *list, size_t first) {
     return end;
 }
 
-void transfer_leave(transfer *t) {
+void transfer_unlock_incoming(transfer *t) {
     dir_list list = {0};
     char source[CKD_ID_TEXT];
     if (!t->incoming) {
@@ -125,7 +125,7 @@ ckd_status transfer_recover(const ckd_store *store, ckd_error *err) {
 
 /* ---- rate ---- */
 
-static ckd_status tell(void *context, ckd_error *err) {
+static ckd_status report_progress(void *context, ckd_error *err) {
     const transfer *t = context;
     const ckd_copy_options *o = t->options;
     int stop = o->on_progress ? o->on_progress(o->progress_context, t->done, t->total) : 0;
@@ -138,13 +138,14 @@ static ckd_status tell(void *context, ckd_error *err) {
 static ckd_status keep_pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
     t->done += bytes_moved;
     t->moved += bytes_moved;
-    return pace_wait(t->options->bytes_per_s, t->begun_ns, t->moved, tell, t, err);
+    return pace_wait(t->options->bytes_per_s, t->begun_ns, t->moved, report_progress, t, err);
 }
 
 /* ---- reading ---- */
 
 /* Says in the message which checkpoint cannot be read, and that the source is damaged. */
-ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err) {
+ckd_status transfer_explain_damage(const transfer *t, const transfer_item *item, ckd_status status,
+                                   ckd_error *err) {
     if (!err || !(status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND)) {
         return status;
     }
@@ -264,7 +265,7 @@ static ckd_status copy_end(const file_copy *k, ckd_error *err) {
     }
     ckd_status status = file_read_at(c->file, c->index_offset, data, size, err);
     if (status != CKD_OK) {
-        return transfer_blame(t, k->item, status, err);
+        return transfer_explain_damage(t, k->item, status, err);
     }
     status = file_append(k->to, data, size, err);
     return status == CKD_OK ? keep_pace(t, size, err) : status;
@@ -323,7 +324,7 @@ static ckd_status fill(bool *resumed, file_copy *k, const char *path, ckd_error 
     transfer *t = k->t;
     ckd_status status = chunk_header_in_store(header, k->from, &t->to->id, err);
     if (status != CKD_OK) {
-        return transfer_blame(t, k->item, status, err);
+        return transfer_explain_damage(t, k->item, status, err);
     }
     uint64_t keep = arrived_before(path, k->from, header);
     *resumed = keep > 0;
@@ -369,7 +370,7 @@ static ckd_status fetch_once(bool *resumed, transfer *t, transfer_file *f, const
     ckd_status status =
         open_named_file(&c, t->from, path_chunk(t->from->path, &f->file.id, "").text, &f->file, err);
     if (status != CKD_OK) {
-        return transfer_blame(t, item, status, err);
+        return transfer_explain_damage(t, item, status, err);
     }
     status = fill(resumed, &(file_copy){t, f, item, c, NULL}, path.text, err);
     chunk_close(c);
@@ -434,7 +435,7 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
     if (!f->part->is_complete) {
         status = open_named_file(&c, t->from, path_chunk(t->from->path, &source->id, "").text, source, err);
         if (status != CKD_OK) {
-            return transfer_blame(t, item, status, err);
+            return transfer_explain_damage(t, item, status, err);
         }
         /* It gets its name once it is durable. So a later copy that finds it need not sync it. */
         pathname unfinished;
@@ -442,7 +443,7 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
                  (int)sizeof(unfinished.text) - 8, path.text);
         status = write_part(t, f, unfinished.text, c, err);
         chunk_close(c);
-        THEN(status, file_replace(unfinished.text, path.text, err));
+        THEN(status, file_rename(unfinished.text, path.text, err));
         THEN(status, check_arrived(t, path.text, f, NULL, err));
     }
     t->done = status == CKD_OK ? end : t->done;
@@ -466,7 +467,7 @@ static ckd_status fetch_whole(transfer *t, transfer_file *f, const transfer_item
 static ckd_status fetch(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     ckd_status status = f->part ? fetch_part(t, f, item, err) : fetch_whole(t, f, item, err);
     f->arrived = status == CKD_OK;
-    f->replaces = f->arrived && f->there;
+    f->replaces = f->arrived && f->in_place;
     return status;
 }
 
@@ -484,9 +485,9 @@ ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_ite
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
     if (!f->arrived && !f->checked && !damaged_parts_of(f, id)) {
-        status = f->there ? check_arrived(t, path_chunk(t->to->path, &f->file.id, "").text, f, id, &why)
-                          : CKD_E_NOT_FOUND;
-        if (!f->there || is_damage(status, &why)) {
+        status = f->in_place ? check_arrived(t, path_chunk(t->to->path, &f->file.id, "").text, f, id, &why)
+                             : CKD_E_NOT_FOUND;
+        if (!f->in_place || is_damage(status, &why)) {
             status = fetch(t, f, item, &why);
         }
         f->checked = status == CKD_OK && !id;
@@ -494,7 +495,7 @@ ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_ite
     const damaged_part *hurt = damaged_parts_of(f, id);
     if (status == CKD_OK && hurt) {
         why = hurt->why;
-        status = transfer_blame(t, item, why.status, &why);
+        status = transfer_explain_damage(t, item, why.status, &why);
     }
     return err_from(err, status, &why);
 }
@@ -504,7 +505,7 @@ ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_i
     const damaged_part *hurt = damaged_parts_of(f, NULL);
     if (status == CKD_OK && hurt) { /* as damaged as the destination's file */
         ckd_error why = hurt->why;
-        status = transfer_blame(t, item, why.status, &why);
+        status = transfer_explain_damage(t, item, why.status, &why);
         err_from(err, status, &why);
         file_remove(transfer_path(t, &f->file.id).text, true, NULL);
     }
@@ -516,7 +517,7 @@ ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_i
     return status;
 }
 
-ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, ckd_error *err) {
+ckd_status transfer_check_destination(transfer *t, const transfer_file *f, bool all, ckd_error *err) {
     pathname p = path_chunk(t->to->path, &f->file.id, "");
     chunk *c = NULL;
     if (all) {
@@ -527,11 +528,11 @@ ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, c
     return status;
 }
 
-ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, const transfer_item *item,
-                                   ckd_error *err) {
+ckd_status transfer_check_source(const transfer *t, const transfer_file *f, const transfer_item *item,
+                                 ckd_error *err) {
     chunk *c = NULL;
     pathname p = path_chunk(t->from->path, &f->file.id, "");
     ckd_status status = open_named_file(&c, t->from, p.text, &f->file, err);
     chunk_close(c);
-    return status == CKD_OK ? status : transfer_blame(t, item, status, err);
+    return status == CKD_OK ? status : transfer_explain_damage(t, item, status, err);
 }

@@ -8,7 +8,7 @@
  * Reads what the destination has, and drops an older plan. Unless this is a dry run, the caller holds the
  * destination's publish lock and mutex, with its catalog in step.
  */
-ckd_status transfer_look(transfer *t, ckd_error *err);
+ckd_status transfer_read_destination(transfer *t, ckd_error *err);
 /*
  * Fills items and dead from both lists. The caller holds the source's reader lock, and not the destination's mutex:
  * reading the source takes the source's mutex, and another copy may go the other way.
@@ -29,7 +29,7 @@ static inline bool transfer_moves(const transfer_item *item) {
 }
 
 /* Leaves out an item that cannot be copied; others go on. */
-void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why);
+void transfer_skip(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why);
 
 /* ---- parts.c ---- */
 /*
@@ -42,7 +42,8 @@ void transfer_parts_free(transfer *t);
 
 /* ---- fetch.c ---- */
 /* Adds the item and the source to an error message about damage. */
-ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err);
+ckd_status transfer_explain_damage(const transfer *t, const transfer_item *item, ckd_status status,
+                                   ckd_error *err);
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /*
  * Brings the file to data/x of the destination, complete, durable and verified, unless data/c has it undamaged.
@@ -55,10 +56,10 @@ ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_i
  * Is the file in data/c of the destination the one that its manifest names? all: checks every record; otherwise only
  * header, index and footer.
  */
-ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, ckd_error *err);
+ckd_status transfer_check_destination(transfer *t, const transfer_file *f, bool all, ckd_error *err);
 /* Does the source have this file? Checks header, index and footer. Errors: CORRUPT. */
-ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, const transfer_item *item,
-                                   ckd_error *err);
+ckd_status transfer_check_source(const transfer *t, const transfer_file *f, const transfer_item *item,
+                                 ckd_error *err);
 
 /* ---- destination_repair.c ---- */
 /*

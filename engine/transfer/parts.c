@@ -24,8 +24,8 @@
 
 /* ---- files that the destination lacks ---- */
 
-static source *find_source(const choosing *c, const ckd_id *id) {
-    source key = {.file.id = *id};
+static part_source *find_source(const choosing *c, const ckd_id *id) {
+    part_source key = {.file.id = *id};
     return c->count ? bsearch(&key, c->sources, c->count, sizeof(key), id_compare) : NULL;
 }
 
@@ -53,7 +53,7 @@ static ckd_status find_sources(choosing *c, ckd_error *err) {
         const manifest *m = &t->items[i].m;
         for (size_t k = 0; k < m->file_count && transfer_moves(&t->items[i]); k++) {
             if (!t->to || !file_exists(path_chunk(t->to->path, &m->files[k].id, "").text)) {
-                c->sources[c->count++] = (source){.file = m->files[k], .own = own_bytes(m, k)};
+                c->sources[c->count++] = (part_source){.file = m->files[k], .own = own_bytes(m, k)};
             }
         }
     }
@@ -81,7 +81,7 @@ static ckd_status list_folders(choosing *c, ckd_error *err) {
         status = err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     for (size_t i = 0; i < c->count && status == CKD_OK; i++) {
-        source *s = &c->sources[i];
+        part_source *s = &c->sources[i];
         s->may_have_parts = transfer_may_have_parts(c, s);
         s->is_whole = !s->may_have_parts && (double)s->own >= MOSTLY_READ * (double)s->file.size;
     }
@@ -106,7 +106,7 @@ static uint64_t bytes_in(const chunk *c) {
 
 static ckd_status mark_record(void *context, const view *in, const view_block *b, ckd_error *err) {
     const marking *k = context;
-    source *s = find_source(k->c, &k->root->manifest.files[b->file].id);
+    part_source *s = find_source(k->c, &k->root->manifest.files[b->file].id);
     uint64_t hash = record_hash(b->record);
     (void)in;
     if (!s || s->is_whole || hash_set_has(&s->records, hash)) {
@@ -137,7 +137,7 @@ static ckd_status mark_reads(choosing *c, view_cache *views, const transfer_item
     ckd_status status = draft_of(&draft, item, err);
     THEN(status, views_add(&k.root, views, &draft, err));
     for (size_t i = 0; status == CKD_OK && i < k.root->chunk_count; i++) {
-        const chunk_part *held = k.root->parts[i];
+        const chunk_records *held = k.root->parts[i];
         for (size_t r = 0; r < held->count && status == CKD_OK; r++) {
             view_block b = {.record = &held->records[r], .chunk = k.root->chunks[i], .file = (uint32_t)i};
             status = mark_record(&k, k.root, &b, err);
@@ -149,7 +149,7 @@ static ckd_status mark_reads(choosing *c, view_cache *views, const transfer_item
 static bool names_undecided(const choosing *c, const manifest *m) {
     bool any = false;
     for (size_t i = 0; i < m->file_count && !any; i++) {
-        const source *s = find_source(c, &m->files[i].id);
+        const part_source *s = find_source(c, &m->files[i].id);
         any = s && !s->is_whole;
     }
     return any;
@@ -158,7 +158,7 @@ static bool names_undecided(const choosing *c, const manifest *m) {
 /* A file of which enough is read is copied unchanged, and need not be looked at again. */
 static void decide(choosing *c) {
     for (size_t i = 0; i < c->count; i++) {
-        source *s = &c->sources[i];
+        part_source *s = &c->sources[i];
         s->is_whole =
             s->is_whole || (s->all && !s->may_have_parts && (double)s->read >= MOSTLY_READ * (double)s->all);
     }
@@ -177,8 +177,8 @@ static ckd_status mark_items(choosing *c, ckd_error *err) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         status = mark_reads(c, &views, item, &why);
         if (is_damage(status, &why) || status == CKD_E_UNSUPPORTED) {
-            status = transfer_blame(t, item, status, &why);
-            transfer_leave_out(t, item, status, &why);
+            status = transfer_explain_damage(t, item, status, &why);
+            transfer_skip(t, item, status, &why);
             status = CKD_OK;
         }
         err_from(err, status, &why);
@@ -195,7 +195,7 @@ static ckd_status mark_items(choosing *c, ckd_error *err) {
 /* ---- parts ---- */
 
 static ckd_status count_record(void *context, const chunk *c, const record *r, ckd_error *err) {
-    source *s = context;
+    part_source *s = context;
     (void)c;
     return transfer_count_owner(&s->owners, &s->owner_count, r, err);
 }
@@ -203,7 +203,7 @@ static ckd_status count_record(void *context, const chunk *c, const record *r, c
 /* Collects records that are read, and that no part has, in new parts. */
 typedef struct splitting {
     choosing *c;
-    source *s;
+    part_source *s;
     const hash_set *have;
     ckd_id last;    /* the last record's checkpoint */
     bool is_fresh;  /* it is an item, and no existing part has all of it */
@@ -257,13 +257,13 @@ static ckd_status take_record(void *context, const chunk *c, const record *r, ck
     return status;
 }
 
-static ckd_status make_parts_of(choosing *c, source *s, ckd_error *err) {
+static ckd_status make_parts_of(choosing *c, part_source *s, ckd_error *err) {
     chunk *file = NULL;
     hash_set have = {.slots = NULL};
     splitting k = {.c = c, .s = s, .have = &have};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     s->first_part = c->t->part_count;
-    ckd_status status = chunk_open_outer(&file, path_chunk(c->t->from->path, &s->file.id, "").text, &why);
+    ckd_status status = chunk_open_bundled(&file, path_chunk(c->t->from->path, &s->file.id, "").text, &why);
     if (status != CKD_OK || !file->outer_count) { /* damaged, which fetching it reports, or empty */
         s->is_whole = true;
         chunk_close(file);
@@ -294,7 +294,7 @@ static ckd_status make_parts(choosing *c, ckd_error *err) {
 /* ---- manifests that name parts ---- */
 
 /* Adds the parts of a file. own: only one that has all of the checkpoint's records in the file. */
-static ckd_status add_parts(manifest *to, const choosing *c, const source *s, bool own, ckd_error *err) {
+static ckd_status add_parts(manifest *to, const choosing *c, const part_source *s, bool own, ckd_error *err) {
     ckd_status status = CKD_OK;
     bool added = false;
     for (size_t i = 0; i < s->part_count && status == CKD_OK && !(own && added); i++) {
@@ -313,13 +313,13 @@ static ckd_status name_files(transfer_item *item, const choosing *c, ckd_error *
     manifest *m = &item->m, new = {.checkpoint = m->checkpoint};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < m->own_count && status == CKD_OK; i++) {
-        const source *s = find_source(c, &m->files[i].id);
+        const part_source *s = find_source(c, &m->files[i].id);
         status = s && !s->is_whole ? add_parts(&new, c, s, true, err)
                                    : manifest_add_files(&new, &m->files[i], 1, err);
     }
     new.own_count = new.file_count;
     for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
-        const source *s = find_source(c, &m->files[i].id);
+        const part_source *s = find_source(c, &m->files[i].id);
         status = s && !s->is_whole ? add_parts(&new, c, s, false, err)
                                    : manifest_add_files(&new, &m->files[i], 1, err);
     }

@@ -9,7 +9,7 @@
 #include "engine/transfer/transfer.h"
 
 /* A file of the source that the destination does not have. */
-typedef struct source {
+typedef struct part_source {
     file_ref file;
     uint64_t own;       /* bytes of records of items that have it as an own file, approximately */
     uint64_t read, all; /* bytes of records that items read, and of all; all is 0 until one was seen */
@@ -19,11 +19,11 @@ typedef struct source {
     transfer_owner *owners;
     size_t owner_count;
     size_t first_part, part_count;
-} source;
+} part_source;
 
 typedef struct choosing {
     transfer *t;
-    source *sources; /* sorted by id */
+    part_source *sources; /* sorted by id */
     size_t count;
     dir_list named, arrived; /* file names in data/c and data/x of the destination */
     bytes payload;
@@ -41,12 +41,12 @@ transfer_owner *transfer_find_owner(transfer_owner *owners, size_t count, const 
 /* Counts one more record of its checkpoint. */
 ckd_status transfer_count_owner(transfer_owner **owners, size_t *count, const record *r, ckd_error *err);
 /* Does the destination have files with names of parts of this file? */
-bool transfer_may_have_parts(const choosing *c, const source *s);
+bool transfer_may_have_parts(const choosing *c, const part_source *s);
 /*
  * Adds existing parts of the file that are whole and of use: first those in data/c, then those that an interrupted
  * copy left complete in data/x. Adds their records to `have`. Marks owners of the file of which one part has all
  * records. Errors: NOMEM.
  */
-ckd_status transfer_use_parts(choosing *c, source *s, hash_set *have, ckd_error *err);
+ckd_status transfer_use_parts(choosing *c, part_source *s, hash_set *have, ckd_error *err);
 
 #endif

@@ -92,7 +92,7 @@ static ckd_status read_trash(transfer *t, ckd_error *err) {
     return status;
 }
 
-ckd_status transfer_look(transfer *t, ckd_error *err) {
+ckd_status transfer_read_destination(transfer *t, ckd_error *err) {
     transfer_plan_free(t);
     if (!t->to) {
         return CKD_OK;
@@ -159,7 +159,7 @@ static ckd_status check_rename(planning *p, ckd_error *err) {
 }
 
 /* The name of the checkpoint's run in the destination. */
-static const char *name_there(const planning *p, const ckd_checkpoint *c) {
+static const char *destination_run(const planning *p, const ckd_checkpoint *c) {
     return p->renamed && strcmp(p->renamed, c->run) == 0 ? p->t->options->as_run : c->run;
 }
 
@@ -167,11 +167,12 @@ static bool in_trash(const planning *p, const ckd_id *id) {
     return id_among(id, p->t->trash, p->t->trash_count);
 }
 
-static ckd_status add_dead(transfer *t, const ckd_id *id, ckd_error *err) {
-    if (ARRAY_GROW(t->dead, t->dead_capacity, t->dead_count + 1, "a plan of a copy", err) != CKD_OK) {
+static ckd_status add_to_restore(transfer *t, const ckd_id *id, ckd_error *err) {
+    if (ARRAY_GROW(t->to_restore, t->to_restore_capacity, t->to_restore_count + 1, "a plan of a copy", err) !=
+        CKD_OK) {
         return CKD_E_NOMEM;
     }
-    t->dead[t->dead_count++] = *id;
+    t->to_restore[t->to_restore_count++] = *id;
     return CKD_OK;
 }
 
@@ -186,9 +187,9 @@ static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state s
     transfer_item *item = &t->items[t->count++];
     *item = (transfer_item){.m = *m, .state = state};
     snprintf(item->source, sizeof(item->source), "%s@%llu", c->run, (unsigned long long)c->step);
-    snprintf(item->m.checkpoint.run, sizeof(item->m.checkpoint.run), "%s", name_there(p, c));
+    snprintf(item->m.checkpoint.run, sizeof(item->m.checkpoint.run), "%s", destination_run(p, c));
     item->m.checkpoint.stored_bytes -= m->file_bytes; /* a manifest records them without its own size */
-    return state == CKD_COPY_RESTORED ? add_dead(t, &c->id, err) : CKD_OK;
+    return state == CKD_COPY_RESTORED ? add_to_restore(t, &c->id, err) : CKD_OK;
 }
 
 static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *there, ckd_error *err) {
@@ -244,7 +245,7 @@ static ckd_status plan_one(planning *p, size_t at, ckd_error *err) {
     }
     ckd_status status = read_source(&m, p, c, &why);
     if (status == CKD_OK) {
-        status = manifest_name_older(&m, p->t->from, &why);
+        status = manifest_complete_early(&m, p->t->from, &why);
         if (status == CKD_OK) {
             return add_item(p, at, &m, in_trash(p, &c->id) ? CKD_COPY_RESTORED : CKD_COPY_MOVED, err);
         }
@@ -341,10 +342,10 @@ static ckd_status gather_files(transfer *t, ckd_error *err) {
     for (size_t i = 0; i < t->file_count; i++) {
         transfer_file *f = &t->files[i];
         pathname p = path_chunk(t->to ? t->to->path : "", &f->file.id, "");
-        f->there = t->to && file_exists(p.text);
-        f->to_move = !f->there;
+        f->in_place = t->to && file_exists(p.text);
+        f->to_move = !f->in_place;
         f->part = transfer_find_part(t, &f->file.id);
-        f->checked = f->part && f->part->is_there;
+        f->checked = f->part && f->part->in_place;
     }
     return CKD_OK;
 }
@@ -462,16 +463,16 @@ void transfer_plan_free(transfer *t) {
     }
     free(t->items);
     free(t->files);
-    free(t->dead);
+    free(t->to_restore);
     free(t->trash);
     ckd_tag_list_free(t->tags);
     t->items = NULL;
     t->trash = NULL;
     t->trash_count = 0;
     t->files = NULL;
-    t->dead = NULL;
+    t->to_restore = NULL;
     t->tags = NULL;
-    t->count = t->capacity = t->file_count = t->dead_count = t->dead_capacity = 0;
+    t->count = t->capacity = t->file_count = t->to_restore_count = t->to_restore_capacity = 0;
     t->total = 0;
     t->any_left = false;
 }

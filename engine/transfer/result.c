@@ -30,7 +30,7 @@ ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err) {
         }
     }
     for (size_t i = 0; i < t->file_count; i++) {
-        r->files += t->files[i].to_move && (t->options->dry_run || t->files[i].there);
+        r->files += t->files[i].to_move && (t->options->dry_run || t->files[i].in_place);
     }
     r->files += t->mended_files;
     r->bytes += t->mended_bytes;

@@ -19,7 +19,7 @@ static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err
         return err_nomem(err, t->count * sizeof(ckd_id), "an intent");
     }
     for (size_t i = 0; i < t->file_count; i++) {
-        if (!t->files[i].there) {
+        if (!t->files[i].in_place) {
             out->files[out->file_count++] = t->files[i].file;
         }
     }
@@ -49,8 +49,8 @@ static ckd_status hold_intent(transfer *t, ckd_error *err) {
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_intent(t->to->path, &t->writer);
     if (status == CKD_OK) {
-        status = file_publish_bytes(p.text, path_of(t->to->path, DIR_INTENTS, temp).text, data.data,
-                                    data.size, err);
+        status = file_create_durable(p.text, path_of(t->to->path, DIR_INTENTS, temp).text, data.data,
+                                     data.size, err);
         t->has_intent = true;
     }
     THEN(status, lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, 0, err));
@@ -82,8 +82,8 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
                                       : CKD_E_NOT_FOUND;
         for (size_t k = 0; k < item->m.file_count && status == CKD_OK; k++) {
             transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
-            f->there = file_exists(path_chunk(t->to->path, &f->file.id, "").text);
-            if (f->there && f->arrived) {
+            f->in_place = file_exists(path_chunk(t->to->path, &f->file.id, "").text);
+            if (f->in_place && f->arrived) {
                 f->arrived = f->to_move = f->replaces = false;
                 status = file_remove(transfer_path(t, &f->file.id).text, true, err);
             }
@@ -101,15 +101,15 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
         pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
         if (f->replaces) {
-            status = file_replace(arrived.text, p.text, err);
+            status = file_rename(arrived.text, p.text, err);
             f->arrived = f->replaces = false;
-        } else if (!f->there && file_bytes(p.text) == f->file.size) { /* another copy brought it */
+        } else if (!f->in_place && file_bytes(p.text) == f->file.size) { /* another copy brought it */
             f->arrived = false;
-            f->there = true;
+            f->in_place = true;
             status = file_remove(arrived.text, true, err);
-        } else if (!f->there) {
-            status = file_publish(arrived.text, p.text, err);
-            f->there = status == CKD_OK;
+        } else if (!f->in_place) {
+            status = file_rename_noreplace(arrived.text, p.text, err);
+            f->in_place = status == CKD_OK;
         } else if (!file_exists(p.text)) { /* recovery may have removed it, under this same lock */
             status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
                              item->source);
@@ -124,15 +124,15 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
  * belong to checkpoints that were not committed, or a proof found them of no use. A file that cannot go back is left
  * to recovery: the intent names it.
  */
-static void take_back(transfer *t) {
+static void return_files(transfer *t) {
     bool any = false;
     for (size_t i = 0; i < t->file_count; i++) {
         transfer_file *f = &t->files[i];
-        if (f->there && f->arrived) {
+        if (f->in_place && f->arrived) {
             pathname p = path_chunk(t->to->path, &f->file.id, "");
-            bool back = file_publish(p.text, transfer_path(t, &f->file.id).text, NULL) == CKD_OK;
+            bool back = file_rename_noreplace(p.text, transfer_path(t, &f->file.id).text, NULL) == CKD_OK;
             t->undecided = t->undecided || !back;
-            f->there = !back;
+            f->in_place = !back;
             any = true;
         }
     }
@@ -163,7 +163,7 @@ static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     } else {
         manifest_free(&draft);
     }
-    THEN(status, closure_name_files(m, &views, v, err));
+    THEN(status, closure_prune_files(m, &views, v, err));
     THEN(status, totals_set(m, v, err));
     if (status == CKD_OK &&
         (m->checkpoint.tensors != was.tensors || m->checkpoint.raw_bytes != was.raw_bytes)) {
@@ -178,7 +178,7 @@ static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *i
     const char *root = t->to->path;
     ckd_checkpoint *c = &item->m.checkpoint;
     ckd_status status =
-        manifests_free_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
+        manifests_pick_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -191,7 +191,7 @@ static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *i
     status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
     if (status == CKD_OK) {
         status =
-            file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
+            file_create_durable(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
         if (status != CKD_OK && status != CKD_E_EXISTS) {
             bool gone = file_remove(p.text, true, NULL) == CKD_OK &&
                         dir_sync(path_in(root, DIR_MANIFESTS).text, NULL) == CKD_OK;
@@ -206,7 +206,7 @@ static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item,
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = item->has_parts ? prove(t, item, &why) : CKD_OK;
     if (is_damage(status, &why)) {
-        transfer_leave_out(t, item, status, &why);
+        transfer_skip(t, item, status, &why);
         return CKD_OK;
     }
     status = status == CKD_OK ? publish_manifest(t, b, item, err) : err_from(err, status, &why);
@@ -231,7 +231,7 @@ static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
         status = transfer_moves(&t->items[i]) ? publish_item(t, b, &t->items[i], err) : CKD_OK;
     }
     if (!t->undecided) {
-        take_back(t);
+        return_files(t);
     }
     return status;
 }
@@ -266,7 +266,7 @@ static ckd_status fetch_item(transfer *t, transfer_item *item, ckd_error *err) {
     return status;
 }
 
-void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why) {
+void transfer_skip(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why) {
     item->left = *why;
     item->left.status = status;
     item->state = CKD_COPY_LEFT;
@@ -280,7 +280,7 @@ static ckd_status fetch_or_skip(transfer *t, transfer_item *item, ckd_error *err
     if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED && status != CKD_E_STATE) {
         return err_from(err, status, &why);
     }
-    transfer_leave_out(t, item, status, &why);
+    transfer_skip(t, item, status, &why);
     return CKD_OK;
 }
 
@@ -320,7 +320,7 @@ static ckd_status check_room(const transfer *t, ckd_error *err) {
         needed += t->items[i].manifest_bytes;
     }
     for (size_t i = 0; i < t->file_count; i++) { /* what an earlier copy left */
-        uint64_t there = t->files[i].there ? 0 : file_bytes(transfer_path(t, &t->files[i].file.id).text);
+        uint64_t there = t->files[i].in_place ? 0 : file_bytes(transfer_path(t, &t->files[i].file.id).text);
         needed -= there < needed ? there : needed;
     }
     return needed <= room ? CKD_OK
@@ -333,7 +333,7 @@ static ckd_status check_room(const transfer *t, ckd_error *err) {
 typedef ckd_status (*locked_fn)(transfer *t, ckd_error *err);
 
 /* Calls a function under the destination's publish lock and mutex, with its catalog in step. */
-static ckd_status locked(transfer *t, locked_fn call, ckd_error *err) {
+static ckd_status with_locks(transfer *t, locked_fn call, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_lock_publish(&lock, t->to, err);
     if (status == CKD_OK) {
@@ -347,7 +347,7 @@ static ckd_status locked(transfer *t, locked_fn call, ckd_error *err) {
 }
 
 static ckd_status plan(transfer *t, ckd_error *err) {
-    ckd_status status = locked(t, transfer_look, err);
+    ckd_status status = with_locks(t, transfer_read_destination, err);
     return status == CKD_OK ? transfer_plan(t, err) : status;
 }
 
@@ -358,18 +358,18 @@ static ckd_status plan(transfer *t, ckd_error *err) {
 static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
     ckd_status status = transfer_repair_destination(t, CKD_COPY_RESTORED, err);
     THEN(status, transfer_refuse_skipped(t, err));
-    if (status == CKD_OK && t->dead_count) {
-        status = ckd_store_undelete(t->to, t->dead, t->dead_count, err);
+    if (status == CKD_OK && t->to_restore_count) {
+        status = ckd_store_undelete(t->to, t->to_restore, t->to_restore_count, err);
     }
     if (status != CKD_OK) {
         return status;
     }
-    *restored = t->dead;
-    *count = t->dead_count;
-    t->dead = NULL;
-    t->dead_count = t->dead_capacity = 0;
+    *restored = t->to_restore;
+    *count = t->to_restore_count;
+    t->to_restore = NULL;
+    t->to_restore_count = t->to_restore_capacity = 0;
     status = plan(t, err);
-    if (status == CKD_OK && t->dead_count) {
+    if (status == CKD_OK && t->to_restore_count) {
         status = err_set(err, CKD_E_STATE, "'%s' was changed meanwhile: checkpoints were deleted; copy again",
                          t->to->path);
     }
@@ -383,13 +383,13 @@ static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ck
     return status;
 }
 
-static ckd_status enter(transfer *t, ckd_error *err) {
+static ckd_status begin_copy(transfer *t, ckd_error *err) {
     ckd_id *restored = NULL;
     size_t count = 0;
-    ckd_status status = transfer_enter(t, err);
+    ckd_status status = transfer_lock_incoming(t, err);
     THEN(status, store_lock_reader(&t->to_reader, t->to, err));
     THEN(status, plan(t, err));
-    if (status == CKD_OK && t->dead_count) {
+    if (status == CKD_OK && t->to_restore_count) {
         status = restore_dead(&restored, &count, t, err);
     }
     THEN(status, transfer_plan_files(t, err));
@@ -401,7 +401,7 @@ static ckd_status enter(transfer *t, ckd_error *err) {
         any = any || transfer_moves(&t->items[i]);
     }
     if (status == CKD_OK && any) {
-        status = locked(t, hold_intent, err);
+        status = with_locks(t, hold_intent, err);
     }
     free(restored);
     return status == CKD_OK ? transfer_repair_destination(t, CKD_COPY_PRESENT, err) : status;
@@ -436,7 +436,7 @@ static void finish_catalog(transfer *t) {
     pthread_mutex_lock(&store->mutex);
     THEN(status, store_sync_catalog(store, &why));
     if (status != CKD_OK) {
-        store_use_memory(store, NULL);
+        store_use_memory_catalog(store, NULL);
         store_message(
             store,
             "what was copied is committed, but the catalog could not be updated (%s); the next save or "
@@ -456,7 +456,7 @@ static void drop_arrived(const transfer *t, ckd_status status) {
                     status == CKD_E_EXISTS;
     bool waits = status != CKD_OK && !hopeless && !t->any_left;
     for (size_t i = 0; i < t->file_count && !waits; i++) {
-        if (!t->files[i].there || t->files[i].arrived) {
+        if (!t->files[i].in_place || t->files[i].arrived) {
             file_remove(transfer_path(t, &t->files[i].file.id).text, true, NULL);
         }
     }
@@ -466,12 +466,12 @@ static void drop_arrived(const transfer *t, ckd_status status) {
 static bool skipped_named(const transfer *t) {
     bool named = false;
     for (size_t i = 0; i < t->file_count; i++) {
-        named = named || (t->files[i].there && t->files[i].arrived);
+        named = named || (t->files[i].in_place && t->files[i].arrived);
     }
     return named;
 }
 
-static void leave(transfer *t, ckd_status status) {
+static void end_copy(transfer *t, ckd_status status) {
     if (t->incoming) {
         drop_arrived(t, status);
     }
@@ -482,13 +482,13 @@ static void leave(transfer *t, ckd_status status) {
     lock_release(t->intent_lock);
     lock_release(t->to_reader);
     if (t->to && !t->options->dry_run) {
-        transfer_leave(t);
+        transfer_unlock_incoming(t);
     }
     lock_release(t->from_reader);
 }
 
 static ckd_status plan_only(transfer *t, ckd_error *err) {
-    ckd_status status = transfer_look(t, err);
+    ckd_status status = transfer_read_destination(t, err);
     THEN(status, transfer_plan(t, err));
     THEN(status, transfer_plan_files(t, err));
     THEN(status, transfer_repair_destination(t, CKD_COPY_RESTORED, err));
@@ -498,7 +498,7 @@ static ckd_status plan_only(transfer *t, ckd_error *err) {
 static ckd_status run(transfer *t, ckd_error *err) {
     ckd_status status = store_lock_reader(&t->from_reader, t->from, err);
     THEN(status, store_list(&t->source, t->from, NULL, err));
-    THEN(status, t->options->dry_run ? plan_only(t, err) : enter(t, err));
+    THEN(status, t->options->dry_run ? plan_only(t, err) : begin_copy(t, err));
     return status == CKD_OK && !t->options->dry_run ? move_items(t, err) : status;
 }
 
@@ -538,7 +538,7 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
                   .begun_ns = clock_monotonic_ns(),
                   .scrubbed.at_ns = clock_wall_ns()};
     status = run(&t, err);
-    leave(&t, status);
+    end_copy(&t, status);
     if (status == CKD_OK && !o.dry_run) {
         status = set_tags(&t, err);
     }

@@ -1,7 +1,7 @@
 /*
  * Copying checkpoints between stores. Internal to engine/.
  *
- *   plan.c           transfer_look reads what the destination has; transfer_plan decides what must be moved
+ *   plan.c           transfer_read_destination reads what the destination has; transfer_plan decides what must be moved
  *   parts.c          which chunk files are copied unchanged, and which in parts: only some of their records
  *   existing_parts.c parts that the destination has already
  *   fetch.c          transfer_fetch_file brings chunk files, one by one, into data/x of the destination
@@ -51,14 +51,14 @@ typedef struct transfer_part {
     hash_set records; /* by record_hash */
     transfer_owner *owners;
     size_t owner_count;
-    bool is_there;    /* in data/c, from another copy; it was read through */
+    bool in_place;    /* in data/c, from another copy; it was read through */
     bool is_complete; /* complete in data/x, from an interrupted copy */
 } transfer_part;
 
 typedef struct transfer_file {
     file_ref file;
     const transfer_part *part; /* NULL: the file is copied unchanged */
-    bool there;                /* in the destination's data/c */
+    bool in_place;             /* in the destination's data/c */
     bool arrived;              /* in data/x, complete and verified except for records in `damaged` */
     bool replaces;             /* the file in data/x replaces a damaged one in data/c */
     bool to_move;              /* by the plan */
@@ -87,8 +87,8 @@ typedef struct transfer {
     size_t file_count;
     transfer_part *parts; /* parts to write, and parts that exist */
     size_t part_count, part_capacity;
-    ckd_id *dead; /* wanted checkpoints that are in the destination's trash */
-    size_t dead_count, dead_capacity;
+    ckd_id *to_restore; /* wanted checkpoints that are in the destination's trash */
+    size_t to_restore_count, to_restore_capacity;
     ckd_tag_list *tags; /* tags of the source, or NULL */
 
     uint64_t total, done; /* bytes of chunk files */
@@ -105,9 +105,9 @@ typedef struct transfer {
 
 /* ---- fetch.c, too ---- */
 /* Makes data/x, and excludes other copies from the same source. Errors: BUSY. */
-ckd_status transfer_enter(transfer *t, ckd_error *err);
-/* Ends what transfer_enter began. Removes unfinished parts, and the lock file if no other file is left. */
-void transfer_leave(transfer *t);
+ckd_status transfer_lock_incoming(transfer *t, ckd_error *err);
+/* Ends what transfer_lock_incoming began. Removes unfinished parts, and the lock file if no other file is left. */
+void transfer_unlock_incoming(transfer *t);
 /* Removes files in data/x that no copy has used for a week. The caller holds the publish lock. */
 ckd_status transfer_recover(const ckd_store *store, ckd_error *err);
 

@@ -102,7 +102,7 @@ DEVICE_FN four_floats tile_low_four(const device_tile *t, const lattice_four *f)
 
 /* ---- exceptions ---- */
 
-DEVICE_FN void keep_one(const device_kept *k, uint64_t at) {
+DEVICE_FN void keep_one(const device_exceptions *k, uint64_t at) {
     uint64_t to = count_u64(k->count, 1);
     if (to < k->room) {
         k->list[to].at = (uint32_t)at;
@@ -111,13 +111,13 @@ DEVICE_FN void keep_one(const device_kept *k, uint64_t at) {
 
 /* The rule of engine/lossy/exceptions.c. */
 DEVICE_FN bool tile_keeps(const device_tile *t, float now, float before) {
-    const device_kept *k = &t->kept;
+    const device_exceptions *k = &t->kept;
     bool from =
         t->before && (scalar_magnitude(now - before) > k->moved || !(scalar_magnitude(before) < k->most));
     return from || scalar_magnitude(now) > k->above || !(scalar_magnitude(now) < k->most);
 }
 
-DEVICE_FN void keep_elements(const place *at, const device_keeping *k) {
+DEVICE_FN void keep_elements(const place *at, const device_exception_copy *k) {
     uint64_t i = (uint64_t)at->block * LAUNCH_THREADS + at->thread;
     if (i >= k->count) {
         return;
@@ -133,7 +133,7 @@ DEVICE_FN void keep_elements(const place *at, const device_keeping *k) {
         k->list[i].q = (int32_t)bits;
     }
 }
-KERNEL(keep_elements, device_keeping)
+KERNEL(keep_elements, device_exception_copy)
 
 /* ---- integers of a tile ---- */
 

@@ -39,7 +39,8 @@ static device_result run_move_levels(const device_queue *queue, const device_lev
     return tile->count ? move_levels_launch(queue, blocks_of_four(tile->count), 1, tile, why) : DEVICE_DONE;
 }
 
-static device_result run_keep(const device_queue *queue, const device_keeping *keeping, device_failure *why) {
+static device_result run_keep(const device_queue *queue, const device_exception_copy *keeping,
+                              device_failure *why) {
     return keeping->count ? keep_elements_launch(queue, launch_blocks(keeping->count), 1, keeping, why)
                           : DEVICE_DONE;
 }

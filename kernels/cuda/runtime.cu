@@ -113,7 +113,7 @@ device_result cuda_count(int *devices, device_failure *why) {
     return result;
 }
 
-device_result cuda_describe(device_about *about, int device, device_failure *why) {
+device_result cuda_describe(device_info *about, int device, device_failure *why) {
     struct cudaDeviceProp p;
     memset(about, 0, sizeof(*about));
     device_scope s = scope_enter(device, why);

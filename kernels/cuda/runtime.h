@@ -8,7 +8,7 @@
 #include "kernels/device.h"
 
 device_result cuda_count(int *devices, device_failure *why);
-device_result cuda_describe(device_about *about, int device, device_failure *why);
+device_result cuda_describe(device_info *about, int device, device_failure *why);
 device_result cuda_owner(int *device, const void *address, device_failure *why);
 device_result cuda_allocate(void **out, int device, size_t bytes, device_failure *why);
 void cuda_release(int device, void *memory);

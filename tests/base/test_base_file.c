@@ -253,13 +253,13 @@ static void test_large_calls_are_split(void **state) {
 /* ---- failures while writing ---- */
 
 typedef struct fault {
-    file_step step;
+    file_op step;
     int answer; /* what the hook says to the `at`th such step, and to all after it */
     unsigned at, seen, total;
     char path[512];
 } fault;
 
-static int answer_step(void *context, file_step step, const char *path) {
+static int answer_step(void *context, file_op step, const char *path) {
     fault *f = context;
     f->total++;
     if (step != f->step) {
@@ -272,7 +272,7 @@ static int answer_step(void *context, file_step step, const char *path) {
 /* Whatever fails first: nothing works on that file any more, above all no second sync. */
 static void assert_spoiled(file_writer *f, const char *path, ckd_status status) {
     ckd_error err;
-    fault watch = {.step = STEP_SYNC};
+    fault watch = {.step = FILE_OP_SYNC};
     file_set_fault_hook(answer_step, &watch);
     unsigned syncs = fake.syncs;
     assert_int_equal(file_sync(f, &err), status);
@@ -290,7 +290,7 @@ static void test_failed_write_spoils(void **state) {
     place *p = *state;
     ckd_error err;
     file_writer *f;
-    fault full = {.step = STEP_WRITE, .answer = EDQUOT, .at = 1};
+    fault full = {.step = FILE_OP_WRITE, .answer = EDQUOT, .at = 1};
     assert_int_equal(file_create(&f, p->path, 4, NULL), CKD_OK);
     file_set_fault_hook(answer_step, &full);
     assert_int_equal(file_append(f, "abcdef", 6, NULL), CKD_OK);
@@ -321,7 +321,7 @@ static void test_failed_sync_spoils(void **state) {
     for (size_t i = 0; i < 6; i++) {
         ckd_error err;
         file_writer *f;
-        fault broken = {.step = STEP_SYNC, .answer = reasons[i / 2]};
+        fault broken = {.step = FILE_OP_SYNC, .answer = reasons[i / 2]};
         assert_int_equal(file_create(&f, p->path, 64, NULL), CKD_OK);
         assert_int_equal(file_append(f, "abc", 3, NULL), CKD_OK);
         fake.syncs = 0;
@@ -346,7 +346,7 @@ static void test_short_write_faults(void **state) {
     for (int n = 1; n <= 12; n++) {
         ckd_error err;
         file_writer *f;
-        fault full = {.step = STEP_WRITE, .answer = -n, .at = 1};
+        fault full = {.step = FILE_OP_WRITE, .answer = -n, .at = 1};
         assert_int_equal(file_create(&f, p->path, 8, NULL), CKD_OK);
         file_set_fault_hook(answer_step, &full);
         assert_int_equal(file_append(f, "0123456789", 10, NULL), CKD_OK);
@@ -366,7 +366,7 @@ static void test_failed_create_and_close(void **state) {
     place *p = *state;
     ckd_error err;
     file_writer *f;
-    fault broken = {.step = STEP_CREATE, .answer = EROFS};
+    fault broken = {.step = FILE_OP_CREATE, .answer = EROFS};
     file_set_fault_hook(answer_step, &broken);
     assert_int_equal(file_create(&f, p->path, 8, &err), CKD_E_READ_ONLY);
     assert_null(f);
@@ -381,7 +381,7 @@ static void test_failed_create_and_close(void **state) {
         if (i >= 2) {
             assert_int_equal(file_sync(f, NULL), CKD_OK);
         }
-        broken = (fault){.step = STEP_CLOSE, .answer = EDQUOT};
+        broken = (fault){.step = FILE_OP_CLOSE, .answer = EDQUOT};
         if (i == 0) {
             file_set_fault_hook(answer_step, &broken);
         } else {
@@ -405,7 +405,7 @@ static void test_discard(void **state) {
     assert_int_equal(file_create(&f, p->path, 8, NULL), CKD_OK);
     assert_int_equal(file_append(f, "published", 9, NULL), CKD_OK);
     assert_int_equal(file_flush(f, NULL), CKD_OK);
-    assert_int_equal(file_publish(p->path, p->other, NULL), CKD_OK);
+    assert_int_equal(file_rename_noreplace(p->path, p->other, NULL), CKD_OK);
     write_small_file(p->path, "another", 7);
     file_discard(f);
     assert_content(p->path, "another", 7);
@@ -427,7 +427,7 @@ static void test_discard(void **state) {
     /* It can fail as well, and then leaves the file, but no open descriptor (tear_down looks). */
     assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
     assert_int_equal(file_create(&f, p->path, 8, NULL), CKD_OK);
-    fault stuck = {.step = STEP_REMOVE, .answer = EIO};
+    fault stuck = {.step = FILE_OP_REMOVE, .answer = EIO};
     file_set_fault_hook(answer_step, &stuck);
     file_discard(f);
     assert_int_equal(stuck.seen, 1);
@@ -458,10 +458,10 @@ static void test_scratch(void **state) {
     }
     ckd_error err;
     assert_int_equal(file_scratch_read(f, 200, in, 101, &err), CKD_E_IO); /* beyond its end */
-    fault full = {.step = STEP_WRITE, .answer = -4, .at = 0};
+    fault full = {.step = FILE_OP_WRITE, .answer = -4, .at = 0};
     file_set_fault_hook(answer_step, &full);
     assert_int_equal(file_scratch_write(f, 0, out, 10, &err), CKD_E_NOSPACE);
-    full = (fault){.step = STEP_READ, .answer = EIO, .at = 0};
+    full = (fault){.step = FILE_OP_READ, .answer = EIO, .at = 0};
     assert_int_equal(file_scratch_read(f, 0, in, 10, &err), CKD_E_IO);
     file_set_fault_hook(NULL, NULL);
     assert_int_equal(dir_list_read(&after, dir, NULL), CKD_OK);
@@ -470,7 +470,7 @@ static void test_scratch(void **state) {
     dir_list_free(&after);
     file_scratch_close(f);
     file_scratch_close(NULL);
-    fault broken = {.step = STEP_CREATE, .answer = EROFS};
+    fault broken = {.step = FILE_OP_CREATE, .answer = EROFS};
     file_set_fault_hook(answer_step, &broken);
     assert_int_not_equal(file_scratch_open(&f, dir, &err), CKD_OK);
     file_set_fault_hook(NULL, NULL);
@@ -510,7 +510,7 @@ static void test_read_at(void **state) {
     assert_int_equal(truncate(p->path, 500), 0);
     assert_int_equal(file_read_at(r, 400, got, 200, &err), CKD_E_CORRUPT);
     assert_non_null(strstr(err.message, "ends at byte 500"));
-    fault broken = {.step = STEP_READ, .answer = EIO};
+    fault broken = {.step = FILE_OP_READ, .answer = EIO};
     file_set_fault_hook(answer_step, &broken);
     assert_int_equal(file_read_at(r, 0, got, 10, &err), CKD_E_IO);
     assert_int_equal(err.sys_errno, EIO);
@@ -560,7 +560,7 @@ static void test_read_all(void **state) {
     write_small_file(p->other, "", 0);
     assert_int_equal(file_read_all(&out, p->other, 0, NULL), CKD_OK);
     assert_int_equal(out.size, 0);
-    fault broken = {.step = STEP_READ, .answer = EIO};
+    fault broken = {.step = FILE_OP_READ, .answer = EIO};
     file_set_fault_hook(answer_step, &broken);
     assert_int_equal(file_read_all(&out, p->path, 10, &err), CKD_E_IO);
     assert_int_equal(out.size, 0);
@@ -578,7 +578,7 @@ static void test_what_cannot_be_read(void **state) {
     assert_string_equal(err.file, p->path);
     assert_int_equal(file_read_all(&out, p->path, 10, NULL), CKD_E_NOT_FOUND);
     write_small_file(p->other, "x", 1);
-    fault denied = {.step = STEP_OPEN, .answer = EACCES};
+    fault denied = {.step = FILE_OP_OPEN, .answer = EACCES};
     file_set_fault_hook(answer_step, &denied);
     assert_int_equal(file_open_read(&r, p->other, &err), CKD_E_IO); /* not READ_ONLY: it is not even that */
     assert_int_equal(err.status, CKD_E_IO);

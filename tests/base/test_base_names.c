@@ -97,11 +97,11 @@ static void test_publish(void **state) {
         fake.rename_errno = rename_errnos[i];
         fake.links = 0;
         write_small_file(p->temp, "new", 3);
-        assert_int_equal(file_publish(p->temp, p->path, &err), CKD_OK);
+        assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_OK);
         assert_false(file_exists(p->temp));
         assert_content(p->path, "new", 3);
         write_small_file(p->temp, "other", 5);
-        assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_EXISTS);
+        assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_E_EXISTS);
         assert_int_equal(err.sys_errno, EEXIST);
         assert_string_equal(err.file, p->path);
         assert_non_null(strstr(err.message, p->temp));
@@ -109,9 +109,9 @@ static void test_publish(void **state) {
         assert_content(p->temp, "other", 5);
         assert_int_equal(fake.links, i == 0 ? 0 : 2);
         assert_int_equal(file_remove(p->temp, false, NULL), CKD_OK);
-        assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_NOT_FOUND);
+        assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_E_NOT_FOUND);
         assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
-        assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_NOT_FOUND);
+        assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_E_NOT_FOUND);
     }
 }
 
@@ -121,19 +121,20 @@ static void test_publish_where_links_fail(void **state) {
     write_small_file(p->temp, "new", 3);
     fake.rename_errno = EINVAL;
     fake.link_answer_lost = true; /* done, but it looks as if somebody else had been first */
-    assert_int_equal(file_publish(p->temp, p->path, NULL), CKD_OK);
+    assert_int_equal(file_rename_noreplace(p->temp, p->path, NULL), CKD_OK);
     assert_content(p->path, "new", 3);
     assert_false(file_exists(p->temp));
     write_small_file(p->temp, "other", 5);
-    assert_int_equal(file_publish(p->temp, p->path, NULL), CKD_E_EXISTS); /* somebody else was first */
+    assert_int_equal(file_rename_noreplace(p->temp, p->path, NULL),
+                     CKD_E_EXISTS); /* somebody else was first */
     fake.link_answer_lost = false;
     fake.link_errno = EPERM; /* no hard links at all */
-    assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_READ_ONLY);
+    assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_E_READ_ONLY);
     assert_int_equal(err.sys_errno, EPERM);
     fake.rename_errno = EXDEV; /* no reason to try a link */
     fake.link_errno = 0;
     fake.links = 0;
-    assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_IO);
+    assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_E_IO);
     assert_int_equal(fake.links, 0);
     assert_content(p->path, "new", 3);
     assert_content(p->temp, "other", 5);
@@ -163,7 +164,7 @@ static int race(const char *dir, int racer, int start, int (*wins)[RACERS]) {
             file_append(f, content, sizeof(content), NULL) != CKD_OK || file_close(f, NULL) != CKD_OK) {
             return 2;
         }
-        ckd_status status = file_publish(temp, path, NULL);
+        ckd_status status = file_rename_noreplace(temp, path, NULL);
         if (status != CKD_OK && status != CKD_E_EXISTS) {
             return 3;
         }
@@ -221,12 +222,12 @@ static void test_replace_and_remove(void **state) {
     place *p = *state;
     ckd_error err;
     write_small_file(p->temp, "new", 3);
-    assert_int_equal(file_replace(p->temp, p->path, NULL), CKD_OK); /* nothing there yet */
+    assert_int_equal(file_rename(p->temp, p->path, NULL), CKD_OK); /* nothing there yet */
     write_small_file(p->temp, "newer", 5);
-    assert_int_equal(file_replace(p->temp, p->path, NULL), CKD_OK);
+    assert_int_equal(file_rename(p->temp, p->path, NULL), CKD_OK);
     assert_content(p->path, "newer", 5);
     assert_false(file_exists(p->temp));
-    assert_int_equal(file_replace(p->temp, p->path, &err), CKD_E_NOT_FOUND);
+    assert_int_equal(file_rename(p->temp, p->path, &err), CKD_E_NOT_FOUND);
     assert_string_equal(err.file, p->path);
     assert_content(p->path, "newer", 5);
 
@@ -342,7 +343,7 @@ static void test_bytes_of_a_directory(void **state) {
 /* Each folder of a, a/b, ab, c holds a file of another size. */
 static void test_bytes_without_some_folders(void **state) {
     static const struct {
-        const char *without[DIR_LEFT_OUT + 1];
+        const char *without[DIR_EXCLUDED_MAX + 1];
         size_t count;
         uint64_t bytes;
     } cases[] = {
@@ -367,7 +368,7 @@ static void test_bytes_without_some_folders(void **state) {
         assert_int_equal(dir_bytes_without(&total, p->dir, cases[i].without, cases[i].count, NULL), CKD_OK);
         assert_int_equal(total, cases[i].bytes);
     }
-    assert_int_equal(dir_bytes_without(&total, p->dir, cases[0].without, DIR_LEFT_OUT + 1, NULL),
+    assert_int_equal(dir_bytes_without(&total, p->dir, cases[0].without, DIR_EXCLUDED_MAX + 1, NULL),
                      CKD_E_INVALID);
 }
 
@@ -375,13 +376,13 @@ static void test_bytes_without_some_folders(void **state) {
 
 typedef struct sweep {
     unsigned at, seen;
-    int answer;     /* 0: the process ends at this step */
-    file_step step; /* the one that was reached */
+    int answer;   /* 0: the process ends at this step */
+    file_op step; /* the one that was reached */
     char path[512];
-    file_step all[32];
+    file_op all[32];
 } sweep;
 
-static int answer_nth(void *context, file_step step, const char *path) {
+static int answer_nth(void *context, file_op step, const char *path) {
     sweep *s = context;
     if (s->seen < 32) {
         s->all[s->seen] = step;
@@ -404,28 +405,28 @@ static void test_publish_bytes(void **state) {
     ckd_error err;
     sweep all = {.at = UINT32_MAX};
     file_set_fault_hook(answer_nth, &all);
-    assert_int_equal(file_publish_bytes(p->path, p->temp, text, sizeof(text), NULL), CKD_OK);
+    assert_int_equal(file_create_durable(p->path, p->temp, text, sizeof(text), NULL), CKD_OK);
     file_set_fault_hook(NULL, NULL);
-    static const file_step want[] = {STEP_CREATE, STEP_WRITE,   STEP_SYNC,
-                                     STEP_CLOSE,  STEP_PUBLISH, STEP_DIR_SYNC};
+    static const file_op want[] = {FILE_OP_CREATE,           FILE_OP_WRITE,   FILE_OP_SYNC, FILE_OP_CLOSE,
+                                   FILE_OP_RENAME_NOREPLACE, FILE_OP_DIR_SYNC};
     assert_int_equal(all.seen, 6);
     assert_memory_equal(all.all, want, sizeof(want));
     assert_int_equal(fake.fsyncs, 1);
     assert_content(p->path, text, sizeof(text));
     assert_false(file_exists(p->temp));
-    assert_int_equal(file_publish_bytes(p->path, p->temp, "other", 5, &err), CKD_E_EXISTS);
+    assert_int_equal(file_create_durable(p->path, p->temp, "other", 5, &err), CKD_E_EXISTS);
     assert_string_equal(err.file, p->path);
     assert_false(file_exists(p->temp));
     assert_content(p->path, text, sizeof(text));
     write_small_file(p->temp, "a living writer's", 17);
     char second[600];
     snprintf(second, sizeof(second), "%s/second", p->dir);
-    assert_int_equal(file_publish_bytes(second, p->temp, "other", 5, &err), CKD_E_EXISTS);
+    assert_int_equal(file_create_durable(second, p->temp, "other", 5, &err), CKD_E_EXISTS);
     assert_string_equal(err.file, p->temp);
     assert_content(p->temp, "a living writer's", 17); /* not ours to remove */
     assert_false(file_exists(second));
     assert_int_equal(file_remove(p->temp, false, NULL), CKD_OK);
-    assert_int_equal(file_publish_bytes(second, p->temp, NULL, 0, NULL), CKD_OK);
+    assert_int_equal(file_create_durable(second, p->temp, NULL, 0, NULL), CKD_OK);
     assert_content(second, "", 0);
 }
 
@@ -434,7 +435,7 @@ static void test_publish_bytes_without_a_slash(void **state) {
     int before = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     assert_true(before >= 0);
     assert_int_equal(chdir(p->dir), 0);
-    ckd_status status = file_publish_bytes("name", "temp", text, sizeof(text), NULL);
+    ckd_status status = file_create_durable("name", "temp", text, sizeof(text), NULL);
     assert_int_equal(fchdir(before), 0);
     close(before);
     assert_int_equal(status, CKD_OK);
@@ -451,7 +452,7 @@ static void test_publish_bytes_failing_anywhere(void **state) {
             ckd_error err;
             sweep s = {.at = at, .answer = answers[a]};
             file_set_fault_hook(answer_nth, &s);
-            ckd_status status = file_publish_bytes(p->path, p->temp, text, sizeof(text), &err);
+            ckd_status status = file_create_durable(p->path, p->temp, text, sizeof(text), &err);
             file_set_fault_hook(NULL, NULL);
             assert_false(file_exists(p->temp));
             if (s.seen <= at) {
@@ -460,17 +461,19 @@ static void test_publish_bytes_failing_anywhere(void **state) {
                 assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
                 break;
             }
-            int errnum = answers[a] > 0 ? answers[a] : s.step == STEP_WRITE ? ENOSPC : EIO;
+            int errnum = answers[a] > 0 ? answers[a] : s.step == FILE_OP_WRITE ? ENOSPC : EIO;
             assert_int_equal(err.sys_errno, errnum);
             assert_int_equal(status, errnum == ENOSPC  ? CKD_E_NOSPACE
                                      : errnum == EROFS ? CKD_E_READ_ONLY
                                                        : CKD_E_IO);
             assert_int_equal(err.status, status);
-            const char *where = s.step == STEP_PUBLISH ? p->path : s.step == STEP_DIR_SYNC ? p->dir : p->temp;
+            const char *where = s.step == FILE_OP_RENAME_NOREPLACE ? p->path
+                                : s.step == FILE_OP_DIR_SYNC       ? p->dir
+                                                                   : p->temp;
             assert_string_equal(s.path, where);
             assert_string_equal(err.file, where);
-            assert_int_equal(file_exists(p->path), s.step == STEP_DIR_SYNC);
-            if (s.step == STEP_DIR_SYNC) {
+            assert_int_equal(file_exists(p->path), s.step == FILE_OP_DIR_SYNC);
+            if (s.step == FILE_OP_DIR_SYNC) {
                 assert_content(p->path, text, sizeof(text));
             }
             assert_int_equal(file_remove(p->path, true, NULL), CKD_OK);
@@ -486,7 +489,7 @@ static void test_publish_bytes_dying_anywhere(void **state) {
         if (child == 0) {
             sweep s = {.at = at};
             file_set_fault_hook(answer_nth, &s);
-            ckd_status status = file_publish_bytes(p->path, p->temp, text, sizeof(text), NULL);
+            ckd_status status = file_create_durable(p->path, p->temp, text, sizeof(text), NULL);
             _exit(status == CKD_OK ? 0 : 1);
         }
         int status = child_status(child);
@@ -512,7 +515,7 @@ static ckd_status one_call(int which, const place *p, const char *other, ckd_err
     file_reader *opened;
     switch (which) {
     case 0:
-        return file_replace(p->temp, p->path, err);
+        return file_rename(p->temp, p->path, err);
     case 1:
         return file_remove(p->path, true, err);
     case 2:
@@ -528,7 +531,7 @@ static ckd_status one_call(int which, const place *p, const char *other, ckd_err
     case 7:
         return lock_acquire(&lock, other, LOCK_EXCLUSIVE, true, 0, err);
     default:
-        return file_publish(p->temp, other, err);
+        return file_rename_noreplace(p->temp, other, err);
     }
 }
 
@@ -540,8 +543,9 @@ static void test_each_step_asks(void **state) {
     write_small_file(p->path, "old", 3);
     write_small_file(p->temp, "new", 3);
     for (int which = 0; which < 9; which++) {
-        static const file_step want[] = {STEP_REPLACE, STEP_REMOVE, STEP_MKDIR, STEP_DIR_SYNC, STEP_OPEN,
-                                         STEP_OPEN,    STEP_OPEN,   STEP_LOCK,  STEP_PUBLISH};
+        static const file_op want[] = {FILE_OP_RENAME,   FILE_OP_REMOVE, FILE_OP_MKDIR,
+                                       FILE_OP_DIR_SYNC, FILE_OP_OPEN,   FILE_OP_OPEN,
+                                       FILE_OP_OPEN,     FILE_OP_LOCK,   FILE_OP_RENAME_NOREPLACE};
         const char *const paths[] = {p->path, p->path, other, p->dir, p->path, p->dir, p->dir, other, other};
         ckd_error err;
         sweep s = {.answer = EMFILE};
@@ -559,11 +563,11 @@ static void test_each_step_asks(void **state) {
         assert_content(p->temp, "new", 3);
     }
     sweep elsewhere = {.answer = -4};
-    assert_int_equal(file_fault_check(STEP_WRITE, "catalog.db"), 0);
+    assert_int_equal(file_fault_check(FILE_OP_WRITE, "catalog.db"), 0);
     file_set_fault_hook(answer_nth, &elsewhere);
-    assert_int_equal(file_fault_check(STEP_WRITE, "catalog.db"), -4);
+    assert_int_equal(file_fault_check(FILE_OP_WRITE, "catalog.db"), -4);
     assert_string_equal(elsewhere.path, "catalog.db");
-    assert_int_equal(file_fault_check(STEP_WRITE, "catalog.db"), 0);
+    assert_int_equal(file_fault_check(FILE_OP_WRITE, "catalog.db"), 0);
     file_set_fault_hook(NULL, NULL);
 }
 

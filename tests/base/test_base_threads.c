@@ -566,7 +566,7 @@ static void test_workers_help(void **state) {
         while (errands_done(&e) == 60) {
             usleep(50);
         }
-        pool_take_back(pool);
+        pool_detach(pool);
         assert_int_equal(e.inside, 0);
         unsigned done = errands_done(&e);
         pool_wake(pool);
@@ -608,9 +608,9 @@ static void test_work_is_counted(void **state) {
     assert_int_equal(pool_create(&pool, 2, NULL), CKD_OK);
     for (int i = 0; i < 8; i++) {
         atomic_llong worked = 0;
-        int64_t before = pool_gained_ns(pool), begun = now_ns();
+        int64_t before = pool_saved_ns(pool), begun = now_ns();
         assert_int_equal(pool_run(pool, 2, sleep_unevenly, &worked, NULL), CKD_OK);
-        int64_t told = now_ns() - begun + pool_gained_ns(pool) - before;
+        int64_t told = now_ns() - begun + pool_saved_ns(pool) - before;
         int64_t off = told > atomic_load(&worked) ? told - atomic_load(&worked) : atomic_load(&worked) - told;
         nearest = off < nearest ? off : nearest;
     }
@@ -622,11 +622,11 @@ static void *look_at_policy(void *context) {
     struct sched_param of;
     int *policies = context;
     pthread_getschedparam(pthread_self(), &policies[0], &of);
-    thread_interrupts_nobody();
+    thread_set_batch();
     pthread_getschedparam(pthread_self(), &policies[1], &of);
     of.sched_priority = 0;
     policies[2] = pthread_setschedparam(pthread_self(), SCHED_IDLE, &of);
-    thread_interrupts_nobody();
+    thread_set_batch();
     pthread_getschedparam(pthread_self(), &policies[3], &of);
     return NULL;
 }

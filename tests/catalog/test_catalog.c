@@ -432,7 +432,7 @@ static void test_folding(void **state) {
         s.shards[i] = s.shards[SAMPLE_SHARDS - 1 - i];
         s.shards[SAMPLE_SHARDS - 1 - i] = other;
     }
-    assert_int_equal(catalog_fold(&have, &s.entry, NULL), CKD_OK);
+    assert_int_equal(catalog_entry_tensors(&have, &s.entry, NULL), CKD_OK);
     assert_int_equal(have.count, want.count);
     for (size_t i = 0; i < want.count; i++) {
         ckd_tensor_info *a = &want.items[i], *b = &have.items[i];
@@ -450,7 +450,7 @@ static void test_folding(void **state) {
     catalog_tensors_free(&want);
     catalog_tensors_free(&have);
     s.shards[0].coding = "";
-    assert_int_equal(catalog_fold(&have, &s.entry, NULL), CKD_E_INVALID);
+    assert_int_equal(catalog_entry_tensors(&have, &s.entry, NULL), CKD_E_INVALID);
     assert_null(have.items);
     catalog_close(c);
 }
@@ -1095,9 +1095,9 @@ static void test_usage_in_detail(void **state) {
 
 enum { MANY = 10000, MANY_TENSORS = 20 };
 
-static int count_reads(void *context, file_step step, const char *path) {
+static int count_reads(void *context, file_op step, const char *path) {
     (void)path;
-    *(size_t *)context += step == STEP_READ;
+    *(size_t *)context += step == FILE_OP_READ;
     return 0;
 }
 
@@ -1440,9 +1440,9 @@ static void obey_permissions(bool obey) {
     assert_int_equal(syscall(SYS_capset, &header, sets), 0);
 }
 
-static int forbid_writing(void *context, file_step step, const char *path) {
+static int forbid_writing(void *context, file_op step, const char *path) {
     (void)path;
-    *(size_t *)context += step != STEP_OPEN && step != STEP_READ && step != STEP_LOCK;
+    *(size_t *)context += step != FILE_OP_OPEN && step != FILE_OP_READ && step != FILE_OP_LOCK;
     return 0;
 }
 

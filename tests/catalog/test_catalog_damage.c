@@ -797,13 +797,13 @@ static void test_replaced_while_open(void **state) {
 
 typedef struct fault {
     int at; /* counted down; strikes at 0 */
-    file_step step;
+    file_op step;
     int result;
     bool struck;
     bool for_ever;
 } fault;
 
-static int strike(void *context, file_step step, const char *path) {
+static int strike(void *context, file_op step, const char *path) {
     fault *f = context;
     (void)path;
     if (step != f->step || (f->struck && !f->for_ever)) {
@@ -871,22 +871,22 @@ static void test_failing_steps(void **state) {
         ckd_status want;
         int least;
     } sweeps[] = {
-        {{.step = STEP_WRITE, .result = ENOSPC}, CKD_E_NOSPACE, 5},
-        {{.step = STEP_WRITE, .result = ENOSPC, .for_ever = true}, CKD_E_NOSPACE, 5},
-        {{.step = STEP_WRITE, .result = EDQUOT}, CKD_E_NOSPACE, 5},
-        {{.step = STEP_WRITE, .result = EIO}, CKD_E_IO, 5},
-        {{.step = STEP_WRITE, .result = -1}, CKD_E_NOSPACE, 5},
-        {{.step = STEP_WRITE, .result = -101}, CKD_E_NOSPACE, 5},
-        {{.step = STEP_SYNC, .result = EIO}, CKD_E_IO, 2},
-        {{.step = STEP_SYNC, .result = ENOSPC}, CKD_E_NOSPACE, 2},
-        {{.step = STEP_CREATE, .result = EACCES}, CKD_E_READ_ONLY, 1},
-        {{.step = STEP_CREATE, .result = ENOSPC}, CKD_E_NOSPACE, 1},
-        {{.step = STEP_CREATE, .result = EMFILE}, CKD_E_IO, 1},
-        {{.step = STEP_REMOVE, .result = EIO}, CKD_E_IO, 1},
-        {{.step = STEP_DIR_SYNC, .result = EIO}, CKD_E_IO, 1},
-        {{.step = STEP_READ, .result = EIO}, CKD_E_IO, 3},
-        {{.step = STEP_LOCK, .result = EAGAIN}, CKD_E_BUSY, 3},
-        {{.step = STEP_LOCK, .result = EIO}, CKD_E_IO, 3},
+        {{.step = FILE_OP_WRITE, .result = ENOSPC}, CKD_E_NOSPACE, 5},
+        {{.step = FILE_OP_WRITE, .result = ENOSPC, .for_ever = true}, CKD_E_NOSPACE, 5},
+        {{.step = FILE_OP_WRITE, .result = EDQUOT}, CKD_E_NOSPACE, 5},
+        {{.step = FILE_OP_WRITE, .result = EIO}, CKD_E_IO, 5},
+        {{.step = FILE_OP_WRITE, .result = -1}, CKD_E_NOSPACE, 5},
+        {{.step = FILE_OP_WRITE, .result = -101}, CKD_E_NOSPACE, 5},
+        {{.step = FILE_OP_SYNC, .result = EIO}, CKD_E_IO, 2},
+        {{.step = FILE_OP_SYNC, .result = ENOSPC}, CKD_E_NOSPACE, 2},
+        {{.step = FILE_OP_CREATE, .result = EACCES}, CKD_E_READ_ONLY, 1},
+        {{.step = FILE_OP_CREATE, .result = ENOSPC}, CKD_E_NOSPACE, 1},
+        {{.step = FILE_OP_CREATE, .result = EMFILE}, CKD_E_IO, 1},
+        {{.step = FILE_OP_REMOVE, .result = EIO}, CKD_E_IO, 1},
+        {{.step = FILE_OP_DIR_SYNC, .result = EIO}, CKD_E_IO, 1},
+        {{.step = FILE_OP_READ, .result = EIO}, CKD_E_IO, 3},
+        {{.step = FILE_OP_LOCK, .result = EAGAIN}, CKD_E_BUSY, 3},
+        {{.step = FILE_OP_LOCK, .result = EIO}, CKD_E_IO, 3},
     };
     image before = image_make(*state, 2);
     for (size_t i = 0; i < sizeof(sweeps) / sizeof(sweeps[0]); i++) {
@@ -904,14 +904,14 @@ static void test_failing_steps(void **state) {
 /* Creating the catalog, with every step failing in turn. */
 static void test_failing_creation(void **state) {
     static const struct {
-        file_step step;
+        file_op step;
         int result;
         ckd_status want;
     } sweeps[] = {
-        {STEP_CREATE, ENOSPC, CKD_E_NOSPACE},
-        {STEP_WRITE, ENOSPC, CKD_E_NOSPACE},
-        {STEP_SYNC, EIO, CKD_E_IO},
-        {STEP_READ, EIO, CKD_E_IO},
+        {FILE_OP_CREATE, ENOSPC, CKD_E_NOSPACE},
+        {FILE_OP_WRITE, ENOSPC, CKD_E_NOSPACE},
+        {FILE_OP_SYNC, EIO, CKD_E_IO},
+        {FILE_OP_READ, EIO, CKD_E_IO},
     };
     ckd_id store = catalog_sample_store();
     for (size_t i = 0; i < sizeof(sweeps) / sizeof(sweeps[0]); i++) {
@@ -942,10 +942,10 @@ static void test_failing_creation(void **state) {
 /* ---- death ---- */
 
 /* Dies at step number *context of those that change something. */
-static int die(void *context, file_step step, const char *path) {
+static int die(void *context, file_op step, const char *path) {
     int *left = context;
     (void)path;
-    if (step != STEP_READ && step != STEP_OPEN && step != STEP_LOCK && (*left)-- == 0) {
+    if (step != FILE_OP_READ && step != FILE_OP_OPEN && step != FILE_OP_LOCK && (*left)-- == 0) {
         _exit(99);
     }
     return 0;

@@ -168,10 +168,11 @@ static void test_version_5_is_read_and_renewed(void **state) {
 }
 
 static unsigned long steps_left;
-static int fail_later(void *context, file_step step, const char *path) {
+static int fail_later(void *context, file_op step, const char *path) {
     (void)context;
     (void)path;
-    bool changes = step == STEP_WRITE || step == STEP_SYNC || step == STEP_DIR_SYNC || step == STEP_REMOVE;
+    bool changes =
+        step == FILE_OP_WRITE || step == FILE_OP_SYNC || step == FILE_OP_DIR_SYNC || step == FILE_OP_REMOVE;
     return changes && steps_left && --steps_left == 0 ? 28 /* ENOSPC */ : 0;
 }
 

@@ -130,7 +130,7 @@ static void test_what_is_left_is_damage(void **state) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ckd_error err = {0};
-        assert_int_equal(cli_left_as_damage(&cases[i].left, &err), cases[i].status);
+        assert_int_equal(cli_skip_is_damage(&cases[i].left, &err), cases[i].status);
         assert_int_equal(err.status, cases[i].status);
         assert_string_equal(err.message, cases[i].status == CKD_OK ? "" : "x");
     }
@@ -155,24 +155,24 @@ static void test_numbers(void **state) {
 
 static void test_places(void **state) {
     (void)state;
-    cli_place place;
-    assert_true(cli_parse_place(&place, "gpt~2@100"));
+    cli_ref place;
+    assert_true(cli_parse_ref(&place, "gpt~2@100"));
     assert_string_equal(place.run, "gpt~2");
     assert_int_equal(place.step, 100);
-    assert_true(cli_parse_place(&place, "latest"));
+    assert_true(cli_parse_ref(&place, "latest"));
     assert_string_equal(place.run, "");
     assert_true(place.step == CKD_LATEST);
-    assert_true(cli_parse_place(&place, "a@latest"));
+    assert_true(cli_parse_ref(&place, "a@latest"));
     assert_true(place.step == CKD_LATEST);
     static const char *const bad[] = {"", "@", "a@", "a@-1", "a", "a@9223372036854775808", "a@newest"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-        assert_false(cli_parse_place(&place, bad[i]));
+        assert_false(cli_parse_ref(&place, bad[i]));
     char longest[CKD_RUN_MAX + 4];
     memset(longest, 'r', sizeof(longest));
     strcpy(longest + CKD_RUN_MAX, "@1");
-    assert_true(cli_parse_place(&place, longest));
+    assert_true(cli_parse_ref(&place, longest));
     strcpy(longest + CKD_RUN_MAX, "r@1");
-    assert_false(cli_parse_place(&place, longest));
+    assert_false(cli_parse_ref(&place, longest));
 }
 
 static void test_roles(void **state) {

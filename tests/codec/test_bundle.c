@@ -488,8 +488,8 @@ static void write_two(const char *path, const fixture *f, const ckd_id ids[2]) {
 
 /* Those of one, in order, readable. */
 static void check_part(chunk *c, const ckd_id *id, size_t first, const fixture *f) {
-    const chunk_part *part, *again;
-    assert_int_equal(chunk_part_of(&part, c, id, NULL), CKD_OK);
+    const chunk_records *part, *again;
+    assert_int_equal(chunk_records_of(&part, c, id, NULL), CKD_OK);
     assert_int_equal(part->count, 9);
     for (size_t i = 0; i < 9; i++) {
         const record *r = &part->records[i];
@@ -500,7 +500,7 @@ static void check_part(chunk *c, const ckd_id *id, size_t first, const fixture *
         assert_int_equal(chunk_read_payload(c, r, payload, NULL), CKD_OK);
         assert_memory_equal(payload, f->payloads[i % 3 == 1 ? LARGE_AT : 0], r->stored_size);
     }
-    assert_int_equal(chunk_part_of(&again, c, id, NULL), CKD_OK);
+    assert_int_equal(chunk_records_of(&again, c, id, NULL), CKD_OK);
     assert_ptr_equal(part, again);
 }
 
@@ -511,12 +511,12 @@ static void test_parts(void **state) {
     snprintf(path, sizeof(path), "%s/two", f->dir);
     write_two(path, f, ids);
     chunk *c;
-    assert_int_equal(chunk_open_outer(&c, path, NULL), CKD_OK);
+    assert_int_equal(chunk_open_bundled(&c, path, NULL), CKD_OK);
     assert_null(c->records);
     check_part(c, &ids[1], 1, f);
     check_part(c, &ids[0], 0, f);
-    const chunk_part *none;
-    assert_int_equal(chunk_part_of(&none, c, &neither, NULL), CKD_OK);
+    const chunk_records *none;
+    assert_int_equal(chunk_records_of(&none, c, &neither, NULL), CKD_OK);
     assert_int_equal(none->count, 0);
     uint64_t heads = 0;
     for (size_t i = 0; i < c->outer_count; i++) {
@@ -532,8 +532,8 @@ static void test_parts(void **state) {
     put_file(path, data.data, data.size);
     bytes_free(&data);
     assert_int_equal(chunk_open(&c, path, NULL), CKD_E_CORRUPT);
-    assert_int_equal(chunk_open_outer(&c, path, NULL), CKD_OK);
-    assert_int_equal(chunk_part_of(&none, c, &ids[1], NULL), CKD_E_CORRUPT);
+    assert_int_equal(chunk_open_bundled(&c, path, NULL), CKD_OK);
+    assert_int_equal(chunk_records_of(&none, c, &ids[1], NULL), CKD_E_CORRUPT);
     assert_null(none);
     check_part(c, &ids[0], 0, f);
     chunk_close(c);
@@ -793,10 +793,10 @@ typedef struct nth_fault {
     int left, errnum;
 } nth_fault;
 
-static int fail_nth(void *context, file_step step, const char *path) {
+static int fail_nth(void *context, file_op step, const char *path) {
     nth_fault *fault = context;
     (void)path;
-    return step != STEP_REMOVE && fault->left-- == 0 ? fault->errnum : 0;
+    return step != FILE_OP_REMOVE && fault->left-- == 0 ? fault->errnum : 0;
 }
 
 static void test_failing_disk(void **state) {

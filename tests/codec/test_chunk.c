@@ -504,10 +504,10 @@ typedef struct nth_fault {
     int left, errnum;
 } nth_fault;
 
-static int fail_nth(void *context, file_step step, const char *path) {
+static int fail_nth(void *context, file_op step, const char *path) {
     nth_fault *fault = context;
     (void)path;
-    return step != STEP_REMOVE && fault->left-- == 0 ? fault->errnum : 0;
+    return step != FILE_OP_REMOVE && fault->left-- == 0 ? fault->errnum : 0;
 }
 
 static void test_failing_disk(void **state) {

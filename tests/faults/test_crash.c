@@ -30,19 +30,19 @@
 typedef struct killer {
     unsigned long at; /* which step, from 1; 0: the first that matches */
     bool torn;
-    file_step step;
+    file_op step;
     const char *where; /* part of the path */
     unsigned long seen;
     bool dying;
 } killer;
 
-static int kill_hook(void *context, file_step step, const char *path) {
+static int kill_hook(void *context, file_op step, const char *path) {
     killer *k = context;
-    if (step == STEP_READ || step == STEP_OPEN) {
+    if (step == FILE_OP_READ || step == FILE_OP_OPEN) {
         return 0; /* changes nothing: killed there is killed at the next one that does */
     }
     bool now = k->at ? ++k->seen == k->at : step == k->step && strstr(path, k->where);
-    if (k->dying || (now && !(k->torn && step == STEP_WRITE))) {
+    if (k->dying || (now && !(k->torn && step == FILE_OP_WRITE))) {
         raise(SIGKILL);
     }
     k->dying = now;
@@ -356,7 +356,7 @@ static void test_killed_while_folding(void **state) {
 }
 
 /* Makes DIR/store as a writer of step 2 leaves it that is killed at a certain step. */
-static uint64_t make_killed(const char *dir, file_step step, const char *where) {
+static uint64_t make_killed(const char *dir, file_op step, const char *where) {
     killer k = {.step = step, .where = where};
     bool finished;
     scene_make(dir, 0, 2);
@@ -367,16 +367,16 @@ static uint64_t make_killed(const char *dir, file_step step, const char *where) 
 
 static const struct {
     const char *what;
-    file_step step;
+    file_op step;
     const char *where;
     bool published; /* its manifest is */
 } deaths[] = {
-    {"chunk file not named", STEP_SYNC, ".ckd.tmp", false},
-    {"no manifest", STEP_CREATE, "data/m/.tmp-", false},
-    {"manifest not named", STEP_PUBLISH, "data/m/run", false},
-    {"manifest not synced", STEP_DIR_SYNC, "data/m", true},
-    {"catalog half written", STEP_SYNC, "catalog.db", true},
-    {"intent not removed", STEP_REMOVE, "data/i", true},
+    {"chunk file not named", FILE_OP_SYNC, ".ckd.tmp", false},
+    {"no manifest", FILE_OP_CREATE, "data/m/.tmp-", false},
+    {"manifest not named", FILE_OP_RENAME_NOREPLACE, "data/m/run", false},
+    {"manifest not synced", FILE_OP_DIR_SYNC, "data/m", true},
+    {"catalog half written", FILE_OP_SYNC, "catalog.db", true},
+    {"intent not removed", FILE_OP_REMOVE, "data/i", true},
 };
 enum { DEATHS = sizeof(deaths) / sizeof(deaths[0]) };
 

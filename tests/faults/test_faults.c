@@ -40,19 +40,19 @@ typedef struct faulter {
     counted counted;
     int fault; /* what the hook answers */
     lasting lasting;
-    file_step step;
+    file_op step;
     const char *where; /* part of the path */
     unsigned long seen;
     trouble trouble;
-    file_step hit_step; /* of the first */
+    file_op hit_step; /* of the first */
     char hit_path[512];
 } faulter;
 
 static faulter current; /* said when a test fails: see teardown */
 
-static bool counts(const faulter *f, file_step step) {
-    return f->counted == ALL_STEPS || step == STEP_WRITE ||
-           (f->counted == CHANGES && step != STEP_READ && step != STEP_OPEN && step != STEP_LOCK);
+static bool counts(const faulter *f, file_op step) {
+    return f->counted == ALL_STEPS || step == FILE_OP_WRITE ||
+           (f->counted == CHANGES && step != FILE_OP_READ && step != FILE_OP_OPEN && step != FILE_OP_LOCK);
 }
 
 static bool same_folder(const char *a, const char *b) {
@@ -67,7 +67,7 @@ static bool lasts(const faulter *f, const char *path) {
            (f->lasting == EVERYWHERE || (f->lasting == THERE && same_folder(path, f->hit_path)));
 }
 
-static int fault_hook(void *context, file_step step, const char *path) {
+static int fault_hook(void *context, file_op step, const char *path) {
     faulter *f = context;
     bool now = f->at ? counts(f, step) && ++f->seen == f->at
                      : !f->trouble.hits && step == f->step && strstr(path, f->where);
@@ -310,16 +310,16 @@ static void test_aborting(void **state) {
 
 static const struct {
     const char *what;
-    file_step step;
+    file_op step;
     const char *where;
     bool published; /* its manifest is */
 } leftovers[] = {
-    {"chunk file not named", STEP_SYNC, ".ckd.tmp", false},
-    {"no manifest", STEP_CREATE, "data/m/.tmp-", false},
-    {"manifest not named", STEP_PUBLISH, "data/m/run", false},
-    {"manifest not synced", STEP_DIR_SYNC, "data/m", true},
-    {"catalog half written", STEP_SYNC, "catalog.db", true},
-    {"intent not removed", STEP_REMOVE, "data/i", true},
+    {"chunk file not named", FILE_OP_SYNC, ".ckd.tmp", false},
+    {"no manifest", FILE_OP_CREATE, "data/m/.tmp-", false},
+    {"manifest not named", FILE_OP_RENAME_NOREPLACE, "data/m/run", false},
+    {"manifest not synced", FILE_OP_DIR_SYNC, "data/m", true},
+    {"catalog half written", FILE_OP_SYNC, "catalog.db", true},
+    {"intent not removed", FILE_OP_REMOVE, "data/i", true},
 };
 enum { LEFTOVERS = sizeof(leftovers) / sizeof(leftovers[0]) };
 
@@ -367,8 +367,8 @@ static void test_mending_the_catalog(void **state) {
 
 /* ---- a file that cannot be read ---- */
 
-static int bad_file_hook(void *context, file_step step, const char *path) {
-    return (step == STEP_OPEN || step == STEP_READ) && strstr(path, context) ? EIO : 0;
+static int bad_file_hook(void *context, file_op step, const char *path) {
+    return (step == FILE_OP_OPEN || step == FILE_OP_READ) && strstr(path, context) ? EIO : 0;
 }
 
 /* The name in data/c that is not in `known`. */

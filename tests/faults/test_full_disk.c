@@ -284,12 +284,12 @@ static void test_disk_has_room_for_the_manifest_only(void **state) {
 /* ---- copies that cannot be made ---- */
 
 typedef struct fault {
-    file_step step;
+    file_op step;
     int error;
     size_t met;
 } fault;
 
-static int fail_copies(void *context, file_step step, const char *path) {
+static int fail_copies(void *context, file_op step, const char *path) {
     fault *f = context;
     bool hit = step == f->step && strstr(path, "/data/k/") != NULL;
     f->met += hit;
@@ -299,8 +299,8 @@ static int fail_copies(void *context, file_step step, const char *path) {
 static void test_a_copy_that_cannot_be_made_fails_nothing(void **state) {
     disk *d = *state;
     need_disk(d);
-    static const file_step steps[] = {STEP_CREATE,  STEP_WRITE,  STEP_CLOSE,
-                                      STEP_REPLACE, STEP_REMOVE, STEP_OPEN};
+    static const file_op steps[] = {FILE_OP_CREATE, FILE_OP_WRITE,  FILE_OP_CLOSE,
+                                    FILE_OP_RENAME, FILE_OP_REMOVE, FILE_OP_OPEN};
     static const int errors[] = {ENOSPC, EIO, EROFS};
     uint64_t n = N, step = 2;
     for (size_t s = 0; s < sizeof(steps) / sizeof(steps[0]); s++) {
@@ -321,9 +321,9 @@ static void test_a_copy_that_cannot_be_made_fails_nothing(void **state) {
     }
 }
 
-static int no_room_for_one_chunk(void *context, file_step step, const char *path) {
+static int no_room_for_one_chunk(void *context, file_op step, const char *path) {
     size_t *left = context;
-    return step == STEP_CREATE && strstr(path, "/data/c/") && *left && (*left)-- ? ENOSPC : 0;
+    return step == FILE_OP_CREATE && strstr(path, "/data/c/") && *left && (*left)-- ? ENOSPC : 0;
 }
 
 static void test_a_chunk_file_that_cannot_be_made_at_first(void **state) {

@@ -241,9 +241,9 @@ static void test_store_whose_creator_died_before_its_folder_was_synced(void **st
     creator_died(*state, "data", CKD_OPEN_WRITE);
 }
 
-static int die_at_manifest(void *context, file_step step, const char *path) {
+static int die_at_manifest(void *context, file_op step, const char *path) {
     (void)context;
-    return step == STEP_DIR_SYNC && strstr(path, "data/m") ? (raise(SIGKILL), 0) : 0;
+    return step == FILE_OP_DIR_SYNC && strstr(path, "data/m") ? (raise(SIGKILL), 0) : 0;
 }
 
 /* Step 2 is saved by a writer that dies between naming its manifest and making the name durable. */

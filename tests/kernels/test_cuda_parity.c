@@ -13,7 +13,7 @@ int main(void) {
     if (!backend) {
         return result;
     }
-    device_about about;
+    device_info about;
     if (backend->describe(&about, 0, &why) == DEVICE_DONE) {
         printf("%s, %u.%u, %u processors\n", about.name, about.major, about.minor, about.processors);
     }

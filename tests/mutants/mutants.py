@@ -30,7 +30,7 @@ STATEMENT = re.compile(r"^( +)(?!return|break|continue|goto|else|case|default|do
                        r"[A-Za-z_*(][\w>.\[\]*&-]*(\(| [-+|]?= |\+\+).*;$")
 DECLARATION = re.compile(r"^ +(const |static |unsigned |struct )?[a-z_]\w*( \*| )\**[a-z_]\w*(\[\w*\])?( =|;|,)")
 STEP = re.compile(r"^( +)if \(status == CKD_OK.*\) \{$")
-REMOVED = re.compile(r"^ +(\(void\))?(\w+ = )?(file_remove|file_publish|file_replace|lock_release|remove_\w+|\w*_remove\w*)\(.*;$")
+REMOVED = re.compile(r"^ +(\(void\))?(\w+ = )?(file_remove|file_rename_noreplace|file_rename|lock_release|remove_\w+|\w*_remove\w*)\(.*;$")
 
 
 class Mutant:

@@ -149,7 +149,7 @@ static void rewrite_checkpoint(const char *store_path, const char *name, rewriti
     assert_false(data.failed);
     pathname to = path_manifest(store_path, c->run, c->step, c->generation);
     pathname temporary = path_of(store_path, DIR_MANIFESTS, ".tmp-x");
-    assert_int_equal(file_publish_bytes(to.text, temporary.text, data.data, data.size, NULL), CKD_OK);
+    assert_int_equal(file_create_durable(to.text, temporary.text, data.data, data.size, NULL), CKD_OK);
     assert_int_equal(file_remove(old.text, false, NULL), CKD_OK);
     manifest_free(&m);
     bytes_free(&data);

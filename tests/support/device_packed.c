@@ -204,7 +204,7 @@ static void compare_tile(const shape *s, const int32_t *q, const int8_t *few, bo
 
 static void test_tiles(void **state) {
     (void)state;
-    static const uint32_t widths[] = {0, 2, 3, 4, 8, 11, 16, 17, 24, DEVICE_WIDTH_MOST};
+    static const uint32_t widths[] = {0, 2, 3, 4, 8, 11, 16, 17, 24, DEVICE_WIDTH_MAX};
     for (size_t i = 0; i < SHAPES; i++) {
         for (size_t w = 0; w < sizeof(widths) / sizeof(widths[0]); w++) {
             for (int how = 0; how < SPREADS; how++) {
@@ -293,10 +293,10 @@ static void test_levels(void **state) {
 
 static void test_too_wide(void **state) {
     (void)state;
-    static const int32_t wide[] = {1 << (DEVICE_WIDTH_MOST - 1), -(1 << (DEVICE_WIDTH_MOST - 1)), INT32_MAX,
+    static const int32_t wide[] = {1 << (DEVICE_WIDTH_MAX - 1), -(1 << (DEVICE_WIDTH_MAX - 1)), INT32_MAX,
                                    -INT32_MAX};
     uint32_t heads[4];
-    int32_t *q = some_integers(300, EQUAL, DEVICE_WIDTH_MOST, false);
+    int32_t *q = some_integers(300, EQUAL, DEVICE_WIDTH_MAX, false);
     pack_integers from = {q, NULL, 300, false, cpu};
     assert_int_equal(device_pack_heads(300), sizeof(heads));
     assert_true(device_pack_measure(heads, &from) > 0);

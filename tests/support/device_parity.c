@@ -525,7 +525,7 @@ static void test_gather(void **state) {
 /* As the header says; with room for all others, and for some of them. */
 static void compare_packed(size_t n, uint32_t room, bool aligned) {
     array few = array_new(n, 1, aligned ? 0 : 3), words = array_new((n + 15) / 16, 4, 0),
-          other = array_new(room, sizeof(device_other), 0), others = array_new(1, 8, 0);
+          other = array_new(room, sizeof(device_element_at), 0), others = array_new(1, 8, 0);
     uint64_t want = 0, count;
     for (size_t i = 0; i < n; i++) {
         int8_t q = next_random() % 8 ? 0 : (int8_t)(next_random() % 2 ? 1 : -1);
@@ -535,11 +535,15 @@ static void compare_packed(size_t n, uint32_t room, bool aligned) {
     }
     array_give(&few);
     array_give(&others);
-    device_packing p = {(const int8_t *)few.device,           n,    (uint32_t *)(void *)words.device,
-                        (device_other *)(void *)other.device, room, (uint64_t *)(void *)others.device};
+    device_packing p = {(const int8_t *)few.device,
+                        n,
+                        (uint32_t *)(void *)words.device,
+                        (device_element_at *)(void *)other.device,
+                        room,
+                        (uint64_t *)(void *)others.device};
     must(backend->pack(&queue, &p, &why));
     uint32_t *bits = malloc(words.bytes + 1);
-    device_other *list = malloc(other.bytes + 1);
+    device_element_at *list = malloc(other.bytes + 1);
     int8_t *got = calloc(n + 1, 1);
     assert_true(bits && list && got);
     array_take(&words, bits);
@@ -670,7 +674,7 @@ static void test_levels(void **state) {
 /* ---- what is kept as it is ---- */
 
 static int by_place(const void *a, const void *b) {
-    const device_other *x = a, *y = b;
+    const device_element_at *x = a, *y = b;
     return (x->at > y->at) - (x->at < y->at);
 }
 
@@ -688,9 +692,10 @@ static void compare_list(const array *list, const array *count, const bool *kept
         fill_bits(&to);
         array_give(&from);
         array_give(&to);
-        device_keeping k = {(device_other *)(void *)list->device, found, to.device, from.device, size};
+        device_exception_copy k = {(device_element_at *)(void *)list->device, found, to.device, from.device,
+                                   size};
         must(backend->keep(&queue, &k, &why));
-        device_other *got = malloc(list->bytes + 1);
+        device_element_at *got = malloc(list->bytes + 1);
         uint8_t *moved = malloc(to.bytes + 1);
         assert_true(got && moved);
         array_take(list, got);
@@ -715,14 +720,14 @@ static void compare_list(const array *list, const array *count, const bool *kept
 static void compare_kept(const shape *s, bool before, bool low) {
     tile t;
     tile_new(&t, s, before, low, true, 20);
-    array list = array_new(s->count, sizeof(device_other), 0), count = array_new(1, 8, 0);
+    array list = array_new(s->count, sizeof(device_element_at), 0), count = array_new(1, 8, 0);
     array_give(&count);
-    t.t.kept = (device_kept){(device_other *)(void *)list.device,
-                             (uint64_t *)(void *)count.device,
-                             (uint32_t)s->count,
-                             0.012f,
-                             0.018f,
-                             1e4f};
+    t.t.kept = (device_exceptions){(device_element_at *)(void *)list.device,
+                                   (uint64_t *)(void *)count.device,
+                                   (uint32_t)s->count,
+                                   0.012f,
+                                   0.018f,
+                                   1e4f};
     bool *kept = malloc(s->count);
     int8_t *few = malloc(s->count), *none = calloc(s->count, 1);
     by_rows want = {.q = malloc(s->count * 4), .wide = kept, .values = malloc(s->count * 4)};
@@ -755,7 +760,7 @@ static void compare_kept(const shape *s, bool before, bool low) {
 /* Of second moments; integers: are there any? step: so fine that some do not fit a byte. */
 static void compare_kept_levels(const shape *s, bool integers) {
     array now = array_new(s->count, 4, 0), few = array_new(s->count, 1, 0),
-          list = array_new(s->count, sizeof(device_other), 0), count = array_new(1, 8, 0);
+          list = array_new(s->count, sizeof(device_element_at), 0), count = array_new(1, 8, 0);
     fill_floats(&now, 1e-6f, false);
     array_give(&now);
     array_give(&count);
@@ -767,7 +772,7 @@ static void compare_kept_levels(const shape *s, bool integers) {
                        .birth = scalar_level_of(1e-8f),
                        .step = 1,
                        .up = 0.6f,
-                       .kept = {(device_other *)(void *)list.device, (uint64_t *)(void *)count.device,
+                       .kept = {(device_element_at *)(void *)list.device, (uint64_t *)(void *)count.device,
                                 (uint32_t)s->count, 3e-7f, 0, 0}};
     must(backend->quantise_levels(&queue, &t, &why));
     int8_t *got = malloc(s->count);

@@ -56,8 +56,8 @@ static device_result count(int *devices, device_failure *why) {
     return DEVICE_DONE;
 }
 
-static device_result describe(device_about *about, int device, device_failure *why) {
-    *about = (device_about){
+static device_result describe(device_info *about, int device, device_failure *why) {
+    *about = (device_info){
         .name = "emulated", .memory = 1 << 30, .memory_free = 1 << 30, .processors = 1, .major = 9};
     return call("describe", device, why);
 }

@@ -17,7 +17,7 @@ static void require(bool holds, const char *what) {
 }
 
 int32_t lattices_integer(const lattice_block *b, uint64_t i) {
-    return b->q ? b->q[i] : (b->few ? b->few[i] : 0);
+    return b->q ? b->q[i] : (b->q8 ? b->q8[i] : 0);
 }
 
 static bool same_array(const int32_t *a, const int32_t *b, size_t n) {
@@ -118,7 +118,7 @@ ckd_status lattices_check(const lattice_block *b, const lattice_columns *shared,
     for (uint64_t i = 0; i < b->count; i++) {
         q[i] = lattices_integer(b, i);
     }
-    wide.few = NULL;
+    wide.q8 = NULL;
     wide.q = q;
     check_again(&wide, shared);
     const kernels *all[KERNELS_CPU_BEST];

@@ -190,12 +190,12 @@ void power_copy(void **state) {
 
 /* Fails once, the `left`-th time that such a step comes by. */
 typedef struct failure {
-    file_step step;
+    file_op step;
     const char *folder;
     unsigned left;
 } failure;
 
-static int fail_once(void *context, file_step step, const char *path) {
+static int fail_once(void *context, file_op step, const char *path) {
     failure *f = context;
     size_t length = strlen(path), folder = strlen(f->folder);
     bool there = step == f->step && length >= folder && strcmp(path + length - folder, f->folder) == 0;
@@ -210,7 +210,7 @@ void power_copy_that_fails(void **state) {
     make_source(d, from);
     ckd_store_close(disk_open(d, CKD_OPEN_CREATE));
     disk_begin(d, 0, 15);
-    failure f = {STEP_DIR_SYNC, DIR_MANIFESTS, 3};
+    failure f = {FILE_OP_DIR_SYNC, DIR_MANIFESTS, 3};
     file_set_fault_hook(fail_once, &f);
     assert_int_not_equal(copy_all(d, from, &err), CKD_OK);
     file_set_fault_hook(NULL, NULL);
@@ -220,9 +220,9 @@ void power_copy_that_fails(void **state) {
 
 /* ---- recovery ---- */
 
-static int die_before_manifest(void *context, file_step step, const char *path) {
+static int die_before_manifest(void *context, file_op step, const char *path) {
     (void)context;
-    return step == STEP_CREATE && strstr(path, DIR_MANIFESTS) ? (raise(SIGKILL), 0) : 0;
+    return step == FILE_OP_CREATE && strstr(path, DIR_MANIFESTS) ? (raise(SIGKILL), 0) : 0;
 }
 
 /* A writer that dies between its chunk file and its manifest. */
@@ -267,7 +267,7 @@ void power_save_that_fails(void **state) {
     disk *d = *state;
     ckd_error err = {0};
     scene s = scene_of(2);
-    failure f = {STEP_DIR_SYNC, DIR_MANIFESTS, 1};
+    failure f = {FILE_OP_DIR_SYNC, DIR_MANIFESTS, 1};
     scene_make(d->p.dir, 0, 2);
     disk_begin(d, 3, 7);
     ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
@@ -294,7 +294,7 @@ static void compact_failing(disk *d, failure f, const char *what) {
 }
 
 void power_compaction_that_fails(void **state) {
-    compact_failing(*state, (failure){STEP_DIR_SYNC, DIR_MANIFESTS, 1}, "compaction that fails");
+    compact_failing(*state, (failure){FILE_OP_DIR_SYNC, DIR_MANIFESTS, 1}, "compaction that fails");
 }
 
 /* ---- common files ---- */

@@ -71,9 +71,9 @@ typedef struct killer {
     bool dying;
 } killer;
 
-static int kill_hook(void *context, file_step step, const char *path) {
+static int kill_hook(void *context, file_op step, const char *path) {
     killer *k = context;
-    if (step == STEP_READ || step == STEP_OPEN) {
+    if (step == FILE_OP_READ || step == FILE_OP_OPEN) {
         return 0;
     }
     size_t place = place_of(path);
@@ -84,7 +84,7 @@ static int kill_hook(void *context, file_step step, const char *path) {
         __atomic_fetch_add(&k->r->sites->seen[step][place], 1, __ATOMIC_RELAXED);
         __atomic_fetch_add(&k->r->sites->killed[step][place], now, __ATOMIC_RELAXED);
     }
-    if (k->dying || (now && !(k->r->torn && step == STEP_WRITE))) {
+    if (k->dying || (now && !(k->r->torn && step == FILE_OP_WRITE))) {
         raise(SIGKILL);
     }
     k->dying = now;

@@ -74,16 +74,16 @@ void worlds_end(void) {
 
 /* ---- processes ---- */
 
-int fate_hook(void *context, file_step step, const char *path) {
+int fate_hook(void *context, file_op step, const char *path) {
     fate *f = context;
-    if (step == STEP_READ || step == STEP_OPEN || (step == STEP_LOCK && f->step != STEP_LOCK)) {
+    if (step == FILE_OP_READ || step == FILE_OP_OPEN || (step == FILE_OP_LOCK && f->step != FILE_OP_LOCK)) {
         return 0; /* waiting does these, so their number is not the same twice */
     }
     bool now = f->at ? ++f->seen == f->at : f->where && step == f->step && strstr(path, f->where);
     if (now && f->fail) {
         return f->fail;
     }
-    if (f->dying || (now && !(f->torn && step == STEP_WRITE))) {
+    if (f->dying || (now && !(f->torn && step == FILE_OP_WRITE))) {
         die_now();
     }
     f->dying = now;

@@ -25,7 +25,7 @@ typedef struct outcome {
 typedef struct fate {
     uint32_t rank;
     unsigned long at; /* which step, from 1; 0: the first that matches */
-    file_step step;
+    file_op step;
     const char *where; /* part of the path; NULL: none */
     int fail;          /* with this errno, instead of being killed */
     bool torn;
@@ -33,7 +33,7 @@ typedef struct fate {
     bool dying;
 } fate;
 /* For file_set_fault_hook; the context is a fate. */
-int fate_hook(void *context, file_step step, const char *path);
+int fate_hook(void *context, file_op step, const char *path);
 
 typedef struct world {
     const char *dir;

@@ -362,7 +362,7 @@ static void republish(const char *store_path, const ckd_region *regions) {
     manifest_encode(&data, &store.id, &m);
     assert_false(data.failed);
     pathname to = path_manifest(store_path, "run", 1, 1), temp = path_of(store_path, DIR_MANIFESTS, ".tmp-x");
-    assert_int_equal(file_publish_bytes(to.text, temp.text, data.data, data.size, NULL), CKD_OK);
+    assert_int_equal(file_create_durable(to.text, temp.text, data.data, data.size, NULL), CKD_OK);
     manifest_free(&m);
     bytes_free(&data);
     bytes_free(&identity);

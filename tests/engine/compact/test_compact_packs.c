@@ -151,10 +151,10 @@ static void find_bundle(char path[512], uint64_t *heads, uint64_t *payload, cons
     assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/c"), NULL), CKD_OK);
     for (size_t i = 0; i < list.count && !found; i++) {
         chunk *c;
-        const chunk_part *part;
+        const chunk_records *part;
         snprintf(path, 512, "%s/%s", store_path_of(dir, "data/c"), list.names[i]);
-        assert_int_equal(chunk_open_outer(&c, path, NULL), CKD_OK);
-        assert_int_equal(chunk_part_of(&part, c, id, NULL), CKD_OK);
+        assert_int_equal(chunk_open_bundled(&c, path, NULL), CKD_OK);
+        assert_int_equal(chunk_records_of(&part, c, id, NULL), CKD_OK);
         for (size_t k = 0; k < part->count && !found; k++) {
             const record *r = &part->records[k];
             found = r->kind == RECORD_BLOCK && r->bundle && r->stored_size;

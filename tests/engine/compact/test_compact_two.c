@@ -30,10 +30,10 @@ typedef struct meeting {
     bool busy;
 } meeting;
 
-static int meet(void *context, file_step step, const char *path) {
+static int meet(void *context, file_op step, const char *path) {
     meeting *m = context;
     size_t size = strlen(path);
-    bool publish_lock = step == STEP_LOCK && size > 10 && strcmp(path + size - 10, "/data/lock") == 0;
+    bool publish_lock = step == FILE_OP_LOCK && size > 10 && strcmp(path + size - 10, "/data/lock") == 0;
     if (publish_lock && !m->busy && ++m->seen == m->at) {
         m->busy = true;
         (void)rival_was_killed("the other one", rival_compacts(&m->other, -1));
@@ -87,7 +87,7 @@ static void meet_everywhere(const char *from, const fingerprints *before) {
             m.other = (rival){.dir = dir,
                               .kill_at = kill_at[k],
                               .at_site = kill_at[k] > 0,
-                              .step = STEP_PUBLISH,
+                              .step = FILE_OP_RENAME_NOREPLACE,
                               .place = MANIFESTS,
                               .compaction = options_for(1)};
             tree_copy(from, store_path_of(dir, ""));

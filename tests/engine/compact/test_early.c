@@ -106,8 +106,8 @@ static void test_what_is_held_is_not_packed(void **state) {
     for (size_t i = 0; i < before.count; i++) {
         const manifest_entry *b = &before.items[i], *a = manifest_set_find(&after, &b->m.checkpoint.id);
         bool same = id_equal(&a->m.files[0].id, &b->m.files[0].id);
-        assert_true(same || !b->held);
-        held += b->held && b->m.checkpoint.step < 6;
+        assert_true(same || !b->is_protected);
+        held += b->is_protected && b->m.checkpoint.step < 6;
         packed += !same;
     }
     assert_true(held > 0 && packed > 1);

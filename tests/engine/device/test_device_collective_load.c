@@ -190,5 +190,5 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
-    return cmocka_run_group_tests_name("device_batch", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("device_contiguous", tests, NULL, NULL);
 }

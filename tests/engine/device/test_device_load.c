@@ -517,6 +517,6 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
-    return run_sampled("device_load", tests, 2, NULL, NULL);
+    return run_sampled("device_write_once", tests, 2, NULL, NULL);
 }
 #endif

@@ -426,10 +426,10 @@ static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, con
                        .staging = UINT64_MAX,
                        .memory = room,
                        .memory_size = memory};
-    assert_int_equal(device_take(&f->lease, load->store, &here, there, &err), CKD_OK);
+    assert_int_equal(device_acquire(&f->lease, load->store, &here, there, &err), CKD_OK);
     assert_true(device_can_decode_span(f, task.blocks, &task.count));
     ckd_status status = device_decode_span(f, task.blocks, task.count, &err);
-    device_give_back(load->store, f->lease);
+    device_release(load->store, f->lease);
     from_device(got, there, size);
     assert_true(status != CKD_OK || (f->copied == COUNT && memcmp(got, values, size) == 0));
     backend->release(0, there);

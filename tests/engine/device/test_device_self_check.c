@@ -175,10 +175,10 @@ static void test_hashes_of_what_the_host_codes(void **state) {
 /* ---- what no device is to blame for ---- */
 
 static int reads_left;
-static int no_reads(void *context, file_step step, const char *path) {
+static int no_reads(void *context, file_op step, const char *path) {
     (void)context;
     (void)path;
-    return step == STEP_READ && reads_left-- <= 0 ? EIO : 0;
+    return step == FILE_OP_READ && reads_left-- <= 0 ? EIO : 0;
 }
 
 /* Wherever reading fails, the save fails for that reason, or does without; the device goes on. */

@@ -211,7 +211,7 @@ static void test_reader(void **state) {
     void *device = to_device(values, ROWS * COLUMNS * sizeof(*values));
     device_lease *lease;
     ckd_error err;
-    assert_int_equal(device_take(&lease, store, &on_device, device, &err), CKD_OK);
+    assert_int_equal(device_acquire(&lease, store, &on_device, device, &err), CKD_OK);
     device_reader whole = device_reader_of(lease, device, sizeof(*values), ROWS * COLUMNS),
                   some = device_reader_columns(&whole, FIRST, WIDTH, COLUMNS);
     uint64_t copied = emulated_copied[DEVICE_TO_HOST];
@@ -228,7 +228,7 @@ static void test_reader(void **state) {
     for (uint64_t i = 0; i < 300; i++) {
         assert_true(got[i] == values[(5 + i) / WIDTH * COLUMNS + FIRST + (5 + i) % WIDTH]);
     }
-    device_give_back(store, lease);
+    device_release(store, lease);
     backend->release(0, device);
     free(values);
     free(got);

@@ -361,12 +361,12 @@ static void test_little_staging(void **state) {
 }
 
 typedef struct broken {
-    file_step step;
+    file_op step;
     int after; /* so many that work */
 } broken;
 
 /* Steps on scratch files name their directory. */
-static int break_scratch(void *context, file_step step, const char *path) {
+static int break_scratch(void *context, file_op step, const char *path) {
     broken *b = context;
     size_t length = strlen(path);
     bool scratch = length > 5 && strcmp(path + length - 5, "/data") == 0;
@@ -381,7 +381,7 @@ static void test_a_scratch_file_that_fails(void **state) {
         model_step(&x);
     }
     save_model(store, &x, NULL);
-    static const file_step steps[] = {STEP_CREATE, STEP_WRITE, STEP_READ, STEP_READ};
+    static const file_op steps[] = {FILE_OP_CREATE, FILE_OP_WRITE, FILE_OP_READ, FILE_OP_READ};
     for (int i = 0; i < 4; i++) {
         model_step(&x);
         ckd_optimizer o = optimizer_of(&x);

@@ -108,10 +108,10 @@ typedef struct trouble {
     int errnum; /* 0: the process is killed */
 } trouble;
 
-static int hook(void *context, file_step step, const char *path) {
+static int hook(void *context, file_op step, const char *path) {
     trouble *t = context;
     (void)path;
-    if (!t->errnum && (step == STEP_READ || step == STEP_OPEN)) {
+    if (!t->errnum && (step == FILE_OP_READ || step == FILE_OP_OPEN)) {
         return 0; /* changes nothing */
     }
     if (++t->seen != t->at) {

@@ -290,7 +290,7 @@ static void test_others_delete_and_save_meanwhile(void **state) {
 
 static unsigned long fault_at, fault_seen;
 
-static int fault_hook(void *context, file_step step, const char *path) {
+static int fault_hook(void *context, file_op step, const char *path) {
     (void)context;
     (void)step;
     (void)path;

@@ -72,7 +72,7 @@ static void check_rows_and_columns(const tile_pass *p, const lossy_tile *t) {
     uint32_t *count = calloc(COLUMNS, sizeof(uint32_t));
     assert_true(column && count);
     for (uint64_t row = 0; row < tile_rows(t); row++) {
-        uint64_t first, at, n = tile_span(t, row, &first, &at);
+        uint64_t first, at, n = tile_row_span(t, row, &first, &at);
         double sum = 0, scale = p->birth * exp2((double)p->row_level[row] / 8);
         for (uint64_t i = 0; i < n; i++) {
             double v = (double)t->now[first + i];

@@ -161,10 +161,10 @@ typedef struct killer {
     unsigned long at, seen;
 } killer;
 
-static int kill_hook(void *context, file_step step, const char *path) {
+static int kill_hook(void *context, file_op step, const char *path) {
     (void)path;
     killer *k = context;
-    if (step != STEP_READ && step != STEP_OPEN && ++k->seen == k->at) {
+    if (step != FILE_OP_READ && step != FILE_OP_OPEN && ++k->seen == k->at) {
         raise(SIGKILL);
     }
     return 0;
@@ -203,7 +203,7 @@ typedef struct faulter {
     int fault;
 } faulter;
 
-static int fault_hook(void *context, file_step step, const char *path) {
+static int fault_hook(void *context, file_op step, const char *path) {
     (void)step, (void)path;
     faulter *f = context;
     bool now = ++f->seen == f->at || (f->for_ever && f->seen > f->at);

@@ -34,11 +34,11 @@ static ckd_status act_tries_again(ckd_checkpoint *info, ckd_ranks *ranks, ckd_st
 
 static void test_what_one_cannot_do_fails_on_all(void **state) {
     outcome out[WORLD_MOST];
-    static const fate fates[] = {{.rank = 2, .step = STEP_SYNC, .where = ".ckd.tmp", .fail = ENOSPC},
-                                 {.rank = 3, .step = STEP_CREATE, .where = ".ckd.tmp", .fail = ENOSPC},
-                                 {.rank = 1, .step = STEP_CREATE, .where = "data/i", .fail = ENOSPC},
-                                 {.rank = 0, .step = STEP_CREATE, .where = "data/i", .fail = ENOSPC},
-                                 {.rank = 0, .step = STEP_CREATE, .where = "data/m", .fail = ENOSPC}};
+    static const fate fates[] = {{.rank = 2, .step = FILE_OP_SYNC, .where = ".ckd.tmp", .fail = ENOSPC},
+                                 {.rank = 3, .step = FILE_OP_CREATE, .where = ".ckd.tmp", .fail = ENOSPC},
+                                 {.rank = 1, .step = FILE_OP_CREATE, .where = "data/i", .fail = ENOSPC},
+                                 {.rank = 0, .step = FILE_OP_CREATE, .where = "data/i", .fail = ENOSPC},
+                                 {.rank = 0, .step = FILE_OP_CREATE, .where = "data/m", .fail = ENOSPC}};
     for (size_t i = 0; i < sizeof(fates) / sizeof(fates[0]); i++) {
         char *dir = tempdir_create();
         scene_make(dir, 0, 2);
@@ -109,7 +109,7 @@ static void test_a_group_is_over_for_all(void **state) {
 /* There is no room for rank 0 to say how it went: it leaves, and the others find out. */
 static void test_rank_0_cannot_tell(void **state) {
     outcome out[WORLD_MOST];
-    fate f = {.rank = 0, .step = STEP_CREATE, .where = "data/r", .fail = ENOSPC};
+    fate f = {.rank = 0, .step = FILE_OP_CREATE, .where = "data/r", .fail = ENOSPC};
     scene_make(*state, 0, 2);
     run_world(out, &(world){.dir = *state, .size = 4, .step = 2, .fate = &f, .act = act_saves});
     for (uint32_t r = 0; r < 4; r++) {
@@ -117,7 +117,7 @@ static void test_rank_0_cannot_tell(void **state) {
         assert_true(r == 0 || strstr(out[r].message, "rank 0 of 4 has died or left"));
     }
     survivors_check(*state, 3, 3, 2);
-    f = (fate){.rank = 0, .step = STEP_CREATE, .where = ".6.tmp", .fail = ENOSPC}; /* of the commit */
+    f = (fate){.rank = 0, .step = FILE_OP_CREATE, .where = ".6.tmp", .fail = ENOSPC}; /* of the commit */
     all_went_well(&(world){.dir = *state, .size = 4, .step = 3, .fate = &f, .act = act_saves});
 }
 
@@ -128,11 +128,11 @@ typedef struct trouble {
     bool lock, saying;
 } trouble;
 
-static int trouble_hook(void *context, file_step step, const char *path) {
+static int trouble_hook(void *context, file_op step, const char *path) {
     const trouble *t = context;
     bool decision = strstr(path, "data/r/") && strlen(strrchr(path, '/')) > 2 * (CKD_ID_TEXT - 1);
-    return (t->lock && step == STEP_LOCK && strstr(path, "data/lock")) ||
-                   (t->saying && step == STEP_CREATE && decision)
+    return (t->lock && step == FILE_OP_LOCK && strstr(path, "data/lock")) ||
+                   (t->saying && step == FILE_OP_CREATE && decision)
                ? EIO
                : 0;
 }
@@ -200,18 +200,18 @@ static void test_what_was_given_up_is_not_committed(void **state) {
 }
 
 /* Rank 0 has claimed the commit, and is about to name the manifest, when rank 1 gives up, and then waits for the publish lock. */
-static int claimed_hook(void *context, file_step step, const char *path) {
+static int claimed_hook(void *context, file_op step, const char *path) {
     (void)context;
-    if (step == STEP_PUBLISH && strstr(path, "data/m/")) {
+    if (step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/m/")) {
         tell();
         await_told(2);
     }
     return 0;
 }
 
-static int waiting_hook(void *context, file_step step, const char *path) {
+static int waiting_hook(void *context, file_op step, const char *path) {
     bool *said = context;
-    if (step == STEP_LOCK && strstr(path, "data/lock") && !*said) {
+    if (step == FILE_OP_LOCK && strstr(path, "data/lock") && !*said) {
         *said = true;
         tell();
     }

@@ -103,12 +103,12 @@ static void test_the_last_rank_is_killed(void **state) {
 static void test_coordinator_dies_behind_the_commit_point(void **state) {
     outcome out[WORLD_MOST];
     static const struct {
-        file_step step;
+        file_op step;
         const char *where;
         bool committed;
-    } deaths[] = {{STEP_PUBLISH, "data/m/run", false},
-                  {STEP_DIR_SYNC, "data/m", true},
-                  {STEP_SYNC, "catalog.db", true}};
+    } deaths[] = {{FILE_OP_RENAME_NOREPLACE, "data/m/run", false},
+                  {FILE_OP_DIR_SYNC, "data/m", true},
+                  {FILE_OP_SYNC, "catalog.db", true}};
     for (size_t i = 0; i < 3; i++) {
         char *dir = tempdir_create();
         scene_make(dir, 0, 2);
@@ -277,16 +277,16 @@ static void test_survivors_do_not_come_to_the_end_of_a_tensor(void **state) {
 /* ---- killed while they join ---- */
 
 /* A rank has looked at another one twice: the first time at least, that was there. */
-static int joining_hook(void *context, file_step step, const char *path) {
+static int joining_hook(void *context, file_op step, const char *path) {
     static unsigned times;
     const char *peer = context, *end = path + strlen(path);
-    if (step == STEP_LOCK && end - path > 4 && strcmp(end - 4, peer) == 0 && ++times == 2) {
+    if (step == FILE_OP_LOCK && end - path > 4 && strcmp(end - 4, peer) == 0 && ++times == 2) {
         tell();
     }
     return 0;
 }
 
-static int seen_hook(void *context, file_step step, const char *path) {
+static int seen_hook(void *context, file_op step, const char *path) {
     (void)context;
     (void)step;
     (void)path;

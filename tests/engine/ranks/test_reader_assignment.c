@@ -236,19 +236,19 @@ static void test_payloads_give_way(void **state) {
     for (size_t i = 0; i < 6; i++) {
         payloads_add(&p, i, malloc(100));
     }
-    payloads_settle(&p, 4, 1000); /* turns 0 ... 3 are done */
+    payloads_trim(&p, 4, 1000); /* turns 0 ... 3 are done */
     static const bool then[6] = {true, false, true, false, true, true};
     for (size_t i = 0; i < 6; i++) {
         assert_int_equal(p.data[i] != NULL, then[i]);
     }
     assert_int_equal(p.bytes, 400);
-    payloads_settle(&p, 4, 250); /* those needed for the longest time go */
+    payloads_trim(&p, 4, 250); /* those needed for the longest time go */
     static const bool now[6] = {false, false, true, false, false, true};
     for (size_t i = 0; i < 6; i++) {
         assert_int_equal(p.data[i] != NULL, now[i]);
     }
     assert_int_equal(p.bytes, 200);
-    payloads_settle(&p, UINT64_MAX, 1000);
+    payloads_trim(&p, UINT64_MAX, 1000);
     assert_int_equal(p.bytes, 0);
     payloads_free(&p);
 }

@@ -316,12 +316,12 @@ static void test_it_never_makes_a_save_fail(void **state) {
 }
 
 /* The newest is damaged before the others go: they stay. */
-static int damage_hook(void *context, file_step step, const char *path) {
+static int damage_hook(void *context, file_op step, const char *path) {
     char *victim = context;
-    if (step == STEP_PUBLISH && strstr(path, "data/c/") && !victim[0]) {
+    if (step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/c/") && !victim[0]) {
         snprintf(victim, 1024, "%s", path);
     }
-    if (step == STEP_PUBLISH && strstr(path, "data/m/") &&
+    if (step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/m/") &&
         victim[0]) { /* its chunk file is complete by now */
         char copy[1024];
         snprintf(copy, sizeof(copy), "%s", victim);
@@ -356,15 +356,15 @@ static struct {
     unsigned long reads;
 } watched;
 
-static int count_reads(void *context, file_step step, const char *path) {
+static int count_reads(void *context, file_op step, const char *path) {
     (void)context;
-    watched.reads += step == STEP_READ && strstr(path, watched.where);
+    watched.reads += step == FILE_OP_READ && strstr(path, watched.where);
     return 0;
 }
 
 /* Damages a file when the policy is looked at, after the commit. */
-static int damage_then_hook(void *context, file_step step, const char *path) {
-    if (step == STEP_OPEN && strstr(path, "data/n")) {
+static int damage_then_hook(void *context, file_op step, const char *path) {
+    if (step == FILE_OP_OPEN && strstr(path, "data/n")) {
         file_set_fault_hook(NULL, NULL);
         flip_middle(context);
     }
@@ -458,9 +458,9 @@ static struct {
     char store[1024];
 } rival;
 
-static int rival_hook(void *context, file_step step, const char *path) {
+static int rival_hook(void *context, file_op step, const char *path) {
     (void)context;
-    if (step == STEP_OPEN && strstr(path, "data/n") && rival.lock) {
+    if (step == FILE_OP_OPEN && strstr(path, "data/n") && rival.lock) {
         char lock[1100];
         snprintf(lock, sizeof(lock), "%s/%s", rival.store, rival.lock);
         file_set_fault_hook(NULL, NULL);
@@ -533,7 +533,7 @@ static uint64_t dead_percent(ckd_store *store, const char *run) {
     manifest_set n = {0};
     chunk_waste w;
     assert_int_equal(manifest_set_read(&n, store, NULL), CKD_OK);
-    assert_int_equal(waste_of(&w, &n, run, NULL), CKD_OK);
+    assert_int_equal(chunk_waste_of(&w, &n, run, NULL), CKD_OK);
     manifest_set_free(&n);
     return w.bytes ? 100 * w.dead / w.bytes : 0;
 }
@@ -573,7 +573,7 @@ static void test_compacting_in_parts(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_checkpoint_list *list;
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
-    compact_limits limits = {.waste_of = SCENE_RUN, .dead_percent = 25, .timeout_ms = 20000, .move_max = 0};
+    compact_limits limits = {.waste_run = SCENE_RUN, .dead_percent = 25, .timeout_ms = 20000, .move_max = 0};
     ckd_delete_options at_once = {.struct_size = sizeof(at_once)};
     ckd_error err = {0};
     bool over = false;
@@ -605,9 +605,9 @@ typedef struct written {
     uint64_t intents; /* a save makes one, and each rewrite of a compaction another one */
 } written;
 
-static int written_hook(void *context, file_step step, const char *path) {
+static int written_hook(void *context, file_op step, const char *path) {
     written *w = context;
-    w->intents += step == STEP_CREATE && strstr(path, "data/i/");
+    w->intents += step == FILE_OP_CREATE && strstr(path, "data/i/");
     return 0;
 }
 
@@ -657,10 +657,10 @@ static struct {
 } saver;
 
 /* Somebody else has a lock when the compaction has begun. */
-static int saver_hook(void *context, file_step step, const char *path) {
+static int saver_hook(void *context, file_op step, const char *path) {
     (void)context;
-    saver.is_near = saver.is_near || (step == STEP_REMOVE && strstr(path, "data/t/" SCENE_RUN));
-    if (saver.is_near && step == STEP_LOCK && strstr(path, saver.before)) {
+    saver.is_near = saver.is_near || (step == FILE_OP_REMOVE && strstr(path, "data/t/" SCENE_RUN));
+    if (saver.is_near && step == FILE_OP_LOCK && strstr(path, saver.before)) {
         file_set_fault_hook(NULL, NULL);
         assert_int_equal(lock_acquire(&saver.held, saver.lock, LOCK_EXCLUSIVE, true, 5000, NULL), CKD_OK);
     }
@@ -760,9 +760,9 @@ static struct {
 } other;
 
 /* Deletes steps of a when the first chunk file is read through. */
-static int other_hook(void *context, file_step step, const char *path) {
+static int other_hook(void *context, file_op step, const char *path) {
     (void)context;
-    if (step == STEP_READ && strstr(path, "data/c/") && other.store) {
+    if (step == FILE_OP_READ && strstr(path, "data/c/") && other.store) {
         ckd_store *store = other.store;
         ckd_error err = {0};
         file_set_fault_hook(NULL, NULL);

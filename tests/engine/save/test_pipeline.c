@@ -235,9 +235,9 @@ static void test_what_a_save_builds_on_is_counted_in_order(void **state) {
 
 /* ---- errors that come while other tensors are being saved ---- */
 
-static int fail_writes(void *context, file_step step, const char *path) {
+static int fail_writes(void *context, file_op step, const char *path) {
     int *left = context;
-    return step == STEP_WRITE && strstr(path, ".tmp") && --*left < 0 ? EIO : 0;
+    return step == FILE_OP_WRITE && strstr(path, ".tmp") && --*left < 0 ? EIO : 0;
 }
 
 static void test_errors_come_in_the_end(void **state) {

@@ -161,10 +161,10 @@ static void test_manifests(void **state) {
 typedef struct unreadable {
     const char *name;
     int errnum;
-    file_step step;
+    file_op step;
 } unreadable;
 
-static int refuse_file(void *context, file_step step, const char *path) {
+static int refuse_file(void *context, file_op step, const char *path) {
     const unreadable *u = context;
     return step == u->step && strstr(path, u->name) ? u->errnum : 0;
 }
@@ -173,12 +173,12 @@ static int refuse_file(void *context, file_step step, const char *path) {
 static void test_manifests_that_cannot_be_read(void **state) {
     static const struct {
         int errnum;
-        file_step step;
-    } ways[] = {{EIO, STEP_READ},
-                {EUCLEAN, STEP_OPEN},
-                {EBADMSG, STEP_OPEN},
-                {EACCES, STEP_OPEN},
-                {ESTALE, STEP_OPEN}};
+        file_op step;
+    } ways[] = {{EIO, FILE_OP_READ},
+                {EUCLEAN, FILE_OP_OPEN},
+                {EBADMSG, FILE_OP_OPEN},
+                {EACCES, FILE_OP_OPEN},
+                {ESTALE, FILE_OP_OPEN}};
     ckd_checkpoint from;
     save_steps(*state, 2);
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
@@ -192,7 +192,7 @@ static void test_manifests_that_cannot_be_read(void **state) {
         check_restored(1);
         assert_non_null(strstr(said, "run@2 is newer than run@1 and cannot be read"));
     }
-    unreadable ours = {"data/m/run.2.0", EMFILE, STEP_OPEN}; /* says nothing about the file */
+    unreadable ours = {"data/m/run.2.0", EMFILE, FILE_OP_OPEN}; /* says nothing about the file */
     file_set_fault_hook(refuse_file, &ours);
     assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_E_IO);
     file_set_fault_hook(NULL, NULL);

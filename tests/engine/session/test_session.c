@@ -174,8 +174,8 @@ static void test_fences_of_groups(void **state) {
     }
 }
 
-static int note_files(void *context, file_step step, const char *path) {
-    if (step == STEP_CREATE && strstr(path, "/data/c/")) {
+static int note_files(void *context, file_op step, const char *path) {
+    if (step == FILE_OP_CREATE && strstr(path, "/data/c/")) {
         atomic_store((atomic_bool *)context, true);
     }
     return 0;
@@ -299,9 +299,9 @@ static void test_no_memory(void **state) {
 /* ------------------------------------------------------------------------------------------- failures, and room */
 
 static atomic_int failing;
-static int fail_writes(void *context, file_step step, const char *path) {
+static int fail_writes(void *context, file_op step, const char *path) {
     (void)context;
-    return step == STEP_WRITE && strstr(path, "/data/c/") && atomic_load(&failing) ? ENOSPC : 0;
+    return step == FILE_OP_WRITE && strstr(path, "/data/c/") && atomic_load(&failing) ? ENOSPC : 0;
 }
 
 static unsigned told_good, told_bad;

@@ -41,9 +41,9 @@ typedef struct way_to_save {
 } way_to_save;
 
 /* The disk is slow: a save takes longer than an interval, so that the trainer runs ahead as far as it may. */
-static int slowly(void *context, file_step step, const char *path) {
+static int slowly(void *context, file_op step, const char *path) {
     (void)context;
-    if (step == STEP_SYNC && strstr(path, "/data/c/")) {
+    if (step == FILE_OP_SYNC && strstr(path, "/data/c/")) {
         usleep(4000);
     }
     return 0;

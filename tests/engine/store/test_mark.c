@@ -23,8 +23,8 @@
 
 enum { STEPS = 3 };
 
-static int count_manifests(void *context, file_step step, const char *path) {
-    *(unsigned *)context += step == STEP_OPEN && strstr(path, "data/m/" SCENE_RUN) != NULL;
+static int count_manifests(void *context, file_op step, const char *path) {
+    *(unsigned *)context += step == FILE_OP_OPEN && strstr(path, "data/m/" SCENE_RUN) != NULL;
     return 0;
 }
 
@@ -110,21 +110,21 @@ static void set_time(const char *path, time_t seconds, long nanoseconds) {
 
 /* A clock of whole seconds cannot tell changes apart that come soon after each other. */
 static void test_a_coarse_clock(void **state) {
-    char first[FILE_MARK], second[FILE_MARK];
+    char first[FILE_FINGERPRINT], second[FILE_FINGERPRINT];
     const char *path = store_path_of(*state, "");
     assert_int_equal(mkdir(path, 0777), 0);
     set_time(path, time(NULL), 0);
-    file_mark(first, path);
+    file_fingerprint(first, path);
     assert_string_equal(first, "");
     set_time(path, 1000000000, 5);
-    file_mark(first, path);
-    file_mark(second, path);
+    file_fingerprint(first, path);
+    file_fingerprint(second, path);
     assert_true(first[0]);
     assert_string_equal(first, second);
     set_time(path, 1000000000, 6);
-    file_mark(second, path);
+    file_fingerprint(second, path);
     assert_string_not_equal(first, second);
-    file_mark(second, "/nowhere");
+    file_fingerprint(second, "/nowhere");
     assert_string_equal(second, "");
 }
 

@@ -157,7 +157,7 @@ static void rebuild(const char *dir) {
 }
 
 static int setup(void **state) {
-    store_ingest_limit(0);
+    store_set_ingest_limit(0);
     return tempdir_setup(state);
 }
 
@@ -310,7 +310,7 @@ static void test_damage_that_is_repaired(void **state) {
 static void test_very_many(void **state) {
     enum { TENSORS = 2000, STEPS = 10 };
     ckd_store *store;
-    store_ingest_limit(1u << 14);
+    store_set_ingest_limit(1u << 14);
     assert_int_equal(scene_open(&store, *state, CKD_OPEN_CREATE, NULL), CKD_OK);
     for (uint64_t step = 0; step < STEPS; step++) {
         ckd_save *save;
@@ -454,9 +454,9 @@ static int delete_newest(const char *dir) {
 }
 
 /* Another process deletes it before the first chunk file is opened. */
-static int delete_at_first_chunk(void *context, file_step step, const char *path) {
+static int delete_at_first_chunk(void *context, file_op step, const char *path) {
     const char **dir = context;
-    if (*dir && step == STEP_OPEN && strstr(path, "data/c/")) {
+    if (*dir && step == FILE_OP_OPEN && strstr(path, "data/c/")) {
         pid_t child = start(delete_newest, *dir);
         *dir = NULL;
         expect_done(child);

@@ -317,7 +317,7 @@ static void test_an_old_catalog_is_not_believed(void **state) {
 
 /* ---- outputs of what fails ---- */
 
-static int fail_one_step(void *context, file_step step, const char *path) {
+static int fail_one_step(void *context, file_op step, const char *path) {
     (void)step;
     (void)path;
     long *left = context;

@@ -74,7 +74,7 @@ typedef struct saboteur {
     bool kill;
 } saboteur;
 
-static int sabotage(void *context, file_step step, const char *path) {
+static int sabotage(void *context, file_op step, const char *path) {
     saboteur *s = context;
     bool ours = strstr(path, "rebuild.db") || strstr(path, "catalog.db");
     if (!ours || ++s->steps != s->at) {
@@ -83,13 +83,13 @@ static int sabotage(void *context, file_step step, const char *path) {
     if (s->kill) {
         _exit(77);
     }
-    return step == STEP_WRITE ? ENOSPC : EIO;
+    return step == FILE_OP_WRITE ? ENOSPC : EIO;
 }
 
-static int full_disk(void *unused, file_step step, const char *path) {
+static int full_disk(void *unused, file_op step, const char *path) {
     (void)unused;
     (void)path;
-    return step == STEP_WRITE ? ENOSPC : 0;
+    return step == FILE_OP_WRITE ? ENOSPC : 0;
 }
 
 static void test_a_failed_rebuild_keeps_the_old_catalog(void **state) {

@@ -133,7 +133,7 @@ static ckd_status closure_of(twice *x, const file_ref *const *files, size_t coun
         }
     }
     assert_int_equal(views_add(&draft, &x->cache, &wide, NULL), CKD_OK);
-    ckd_status status = closure_name_files(&copy, &x->cache, draft, NULL);
+    ckd_status status = closure_prune_files(&copy, &x->cache, draft, NULL);
     *named = copy;
     return status;
 }

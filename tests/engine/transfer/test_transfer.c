@@ -409,9 +409,9 @@ static void test_both_ways_at_once(void **state) {
 static pthread_barrier_t meeting;
 static _Thread_local const char *source_manifests; /* NULL: this thread has met the other one */
 
-static int meeting_hook(void *context, file_step step, const char *path) {
+static int meeting_hook(void *context, file_op step, const char *path) {
     (void)context;
-    if (source_manifests && step == STEP_OPEN && strstr(path, source_manifests)) {
+    if (source_manifests && step == FILE_OP_OPEN && strstr(path, source_manifests)) {
         source_manifests = NULL;
         pthread_barrier_wait(&meeting);
     }

@@ -265,9 +265,9 @@ typedef struct fault {
     const char *where;
 } fault;
 
-static int kill_at(void *context, file_step step, const char *path) {
+static int kill_at(void *context, file_op step, const char *path) {
     fault *f = context;
-    if (strstr(path, f->where) && step != STEP_READ && step != STEP_OPEN && ++f->seen == f->at) {
+    if (strstr(path, f->where) && step != FILE_OP_READ && step != FILE_OP_OPEN && ++f->seen == f->at) {
         raise(SIGKILL);
     }
     return 0;
@@ -314,7 +314,7 @@ static void test_killed_anywhere(void **state) {
             char path[256];
             snprintf(path, sizeof(path), DIR_INCOMING "/%s", list.names[1]);
             bool durable = !strstr(list.names[1], ".part"); /* others come again */
-            if (durable && chunk_open_outer(&c, store_path_of(p->b, path), NULL) == CKD_OK) {
+            if (durable && chunk_open_bundled(&c, store_path_of(p->b, path), NULL) == CKD_OK) {
                 snprintf(arrived, sizeof(arrived), "%s", list.names[1] + CKD_ID_TEXT);
                 chunk_close(c);
             }

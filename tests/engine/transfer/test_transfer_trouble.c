@@ -158,7 +158,7 @@ static void make_pack(const pair *p, ckd_id *ids, size_t count) {
 static uint64_t place_in(const char *path, const ckd_id *id) {
     chunk *c;
     uint64_t at = 0;
-    assert_int_equal(chunk_open_outer(&c, path, NULL), CKD_OK);
+    assert_int_equal(chunk_open_bundled(&c, path, NULL), CKD_OK);
     for (size_t i = 0; i < c->outer_count; i++) {
         const record *r = &c->outer[i];
         at = memcmp(&r->tensor->checkpoint, id, sizeof(*id)) == 0 ? r->payload_offset + r->stored_size / 2
@@ -437,9 +437,9 @@ typedef struct fault {
     const char *where;
 } fault;
 
-static int fault_hook(void *context, file_step step, const char *path) {
+static int fault_hook(void *context, file_op step, const char *path) {
     fault *f = context;
-    if (!strstr(path, f->where) || (!f->answer && (step == STEP_READ || step == STEP_OPEN))) {
+    if (!strstr(path, f->where) || (!f->answer && (step == FILE_OP_READ || step == FILE_OP_OPEN))) {
         return 0;
     }
     bool now = ++f->seen == f->at || (f->lasting && f->hits);

@@ -1,5 +1,5 @@
 /* The fault hook: see file.h. It is the only mutable global of base/file*.c, and only tests change it. */
-#include "base/file_step.h"
+#include "base/file_op.h"
 
 #include <errno.h>
 
@@ -11,11 +11,11 @@ void file_set_fault_hook(file_fault_fn hook, void *context) {
     fault_context = context;
 }
 
-int file_fault_check(file_step step, const char *path) {
+int file_fault_check(file_op step, const char *path) {
     return fault_hook == NULL ? 0 : fault_hook(fault_context, step, path);
 }
 
-int step_check(file_step step, const char *path) {
+int file_op_check(file_op step, const char *path) {
     int fault = file_fault_check(step, path);
     return fault < 0 ? EIO : fault;
 }
