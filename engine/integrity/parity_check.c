@@ -1,4 +1,7 @@
-/* Looks for damage in parity files. No checkpoint suffers from it, but the next damage may not be repairable. */
+/*
+ * Looks for damage in parity files and in members of groups. No checkpoint suffers from a damaged parity file, but the
+ * next damage may not be repairable.
+ */
 #include <stdlib.h>
 
 #include "engine/integrity/internal.h"
@@ -111,4 +114,16 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
     THEN(status, check_stripes(&c, p, err));
     parity_close(c.file);
     return status;
+}
+
+ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_store *store, bytes *payload,
+                               ckd_error *err) {
+    damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
+    file_check check = {.store = store, .damage = &found, .payload = payload};
+    file_ref expected = {.id = m->file, .size = m->size, .root = m->root};
+    ckd_status status = found.result ? check_named_file(&check, &expected, "", err)
+                                     : err_nomem(err, sizeof(ckd_verify_result), "a check");
+    *right = status == CKD_OK && found.result->damage_count == 0;
+    ckd_verify_result_free(found.result);
+    return status == CKD_E_NOMEM ? status : CKD_OK;
 }

@@ -48,18 +48,6 @@ static bool useless(const outlook *o) {
 
 /* ---- looking at groups ---- */
 
-/* A member that cannot be read counts as damaged. */
-static ckd_status read_member(bool *right, forgetting *f, const parity_member *m, ckd_error *err) {
-    damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = f->store->path};
-    file_check check = {.store = f->store, .damage = &found, .payload = &f->payload};
-    file_ref expected = {.id = m->file, .size = m->size, .root = m->root};
-    ckd_status status = found.result ? check_named_file(&check, &expected, "", err)
-                                     : err_nomem(err, sizeof(ckd_verify_result), "a check");
-    *right = status == CKD_OK && found.result->damage_count == 0;
-    ckd_verify_result_free(found.result);
-    return status == CKD_E_NOMEM ? status : CKD_OK;
-}
-
 /* Without ISA-L the answer is unknown and counts as yes: a later repair may have it. */
 static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *s, size_t member,
                               ckd_error *err) {
@@ -101,7 +89,7 @@ static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, c
         const parity_member *m = &s->group.members[i];
         bool right = true, can = false;
         if (among(f->stay, &m->file) && live_file_exists(f->store, &m->file, m->size)) {
-            status = read_member(&right, f, m, err);
+            status = parity_check_member(&right, m, f->store, &f->payload, err);
         }
         if (status == CKD_OK && !right) {
             status = can_rebuild(&can, f, s, i, err);

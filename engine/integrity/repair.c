@@ -206,16 +206,28 @@ static bool is_bad(const repairing *r, const ckd_id *file) {
     return bad;
 }
 
-/* Do all members exist, and were they found undamaged? */
-static bool members_right(const repairing *r, const parity_group *g) {
-    bool right = true;
-    for (size_t i = 0; i < g->member_count && right; i++) {
-        const parity_member *m = &g->members[i];
-        const live_file *f = live_files_find(&r->files, &m->file);
-        right =
-            f && hash128_equal(&f->file.root, &m->root) && f->file.size == m->size && !is_bad(r, &m->file);
+/*
+ * Members that are live were read before. The others are read now: a collection that waits for this repair has not
+ * removed them yet, or the manifest that names them is lost.
+ */
+static ckd_status check_member(bool *right, repairing *r, const parity_member *m, ckd_error *err) {
+    const live_file *f = live_files_find(&r->files, &m->file);
+    if (f) {
+        *right = hash128_equal(&f->file.root, &m->root) && f->file.size == m->size && !is_bad(r, &m->file);
+        return CKD_OK;
     }
-    return right;
+    ckd_status status = parity_check_member(right, m, r->store, &r->check.payload, err);
+    return status == CKD_OK && *right ? rate_limiter_add(&r->limiter, m->size, err) : status;
+}
+
+/* *right: all members exist and are undamaged. */
+static ckd_status check_members(bool *right, repairing *r, const parity_group *g, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    *right = true;
+    for (size_t i = 0; i < g->member_count && *right && status == CKD_OK; i++) {
+        status = check_member(right, r, &g->members[i], err);
+    }
+    return status;
 }
 
 /* A file cannot replace a directory: moves it aside. */
@@ -272,9 +284,10 @@ static ckd_status write_rows(bool *done, repairing *r, const bad_row *b, ckd_err
 static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = CKD_OK;
-    const char *reason = members_right(r, g) ? "" : "the files that it covers are not all there and right";
-    if (!reason[0] && !r->options->dry_run) {
+    bool right = false;
+    ckd_status status = check_members(&right, r, g, &why);
+    const char *reason = right ? "" : "the files that it covers are not all there and right";
+    if (status == CKD_OK && right && !r->options->dry_run) {
         bool done;
         status = write_rows(&done, r, b, &why);
         reason = status == CKD_E_UNSUPPORTED ? why.message

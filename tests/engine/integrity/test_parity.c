@@ -699,6 +699,70 @@ static void test_deletion_leaves_what_repairs(void **state) {
     lose_and_delete(*state, 2, LOST, CKD_OK);
 }
 
+/*
+ * A group 4+2 with a lost parity file and a damaged chunk file, that of step 0. The checkpoint `gone` was deleted and
+ * cannot be restored, but its file is there.
+ */
+typedef struct broken_group {
+    kept_file damaged, rows[2];
+} broken_group;
+
+static ckd_store *break_group(broken_group *b, const char *dir, uint64_t gone) {
+    ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
+    if (erasure_ready(NULL) != CKD_OK) {
+        ckd_store_close(store);
+        puts("SKIP: ISA-L (libisal2) is not installed");
+        skip();
+    }
+    save_bases(store, 0, 1, 10);
+    assert_int_equal(keep_files(&b->damaged, 1, dir, "data/c", ".ckd"), 1);
+    save_bases(store, 1, 4, 10);
+    make_parity(store, 4, 2);
+    assert_int_equal(keep_files(b->rows, 2, dir, "data/p", ".ckp"), 2);
+    delete_step(store, gone, 0);
+    flip(&b->damaged, b->damaged.size / 2);
+    assert_int_equal(unlink(b->rows[1].path), 0);
+    return store;
+}
+
+static void check_covered(broken_group *b, const char *dir, ckd_store *store) {
+    collect(store);
+    ckd_parity_status s = status_of(store);
+    assert_true(s.files == 3 && s.covered_files == 3 && s.spent_groups == 0);
+    assert_int_equal(damage_of(store), 0);
+    assert_int_equal(repair(store, false).left, 0);
+    free_files(&b->damaged, 1);
+    free_files(b->rows, 2);
+    ckd_store_close(store);
+    store_check_clean(dir);
+}
+
+/* The collection waits for the repair. The repair makes the lost parity again, although a member is to be removed. */
+static void test_parity_with_a_deleted_member_comes_back(void **state) {
+    broken_group b;
+    ckd_error err = {0};
+    ckd_store *store = break_group(&b, *state, 1);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_STATE);
+    for (int dry_run = 1; dry_run >= 0; dry_run--) {
+        repaired r = repair(store, dry_run);
+        assert_true(r.files == 2 && r.left == 0);
+    }
+    check_file(&b.damaged);
+    check_file(&b.rows[1]);
+    check_covered(&b, *state, store);
+}
+
+/* The deleted member itself is damaged. No parity is made of it, and the collection replaces the group. */
+static void test_parity_is_not_made_of_a_damaged_member(void **state) {
+    broken_group b;
+    ckd_store *store = break_group(&b, *state, 0);
+    repaired r = repair(store, false);
+    assert_true(r.files == 0 && r.left == 1);
+    assert_non_null(strstr(r.why, "not all there and right"));
+    assert_false(file_exists(b.rows[1].path));
+    check_covered(&b, *state, store);
+}
+
 typedef struct meanwhile {
     ckd_store *other; /* a handle of its own */
     const char *dir;
@@ -821,6 +885,8 @@ int main(void) {
         tempdir_test(test_given_up),
         tempdir_test(test_scrub_reads_parity),
         tempdir_test(test_deletion_leaves_what_repairs),
+        tempdir_test(test_parity_with_a_deleted_member_comes_back),
+        tempdir_test(test_parity_is_not_made_of_a_damaged_member),
         tempdir_test(test_members_go_during_repair),
         tempdir_test(test_beside_saves),
     };
