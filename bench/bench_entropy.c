@@ -6,11 +6,11 @@
  *
  * Integers of one byte, independent, of three shapes and several entropies:
  *
- *   symbols    codec/entropy/symbols.h in CLASS, headers and tables counted
- *   plane      codec/entropy/adaptive.h's planes, as 512 columns: slower, and made for integers that are not independent
+ *   symbols    codec/entropy/entropy.h in CLASS, headers and tables counted
+ *   plane      codec/entropy/entropy.h's planes, as 512 columns: slower, and made for integers that are not independent
  *   zstd, lz4  zstd -1 and LZ4
  *
- * and factors, Gaussian integers of a known scale in 24 columns of 128, by codec/entropy/adaptive.h's contexts of a scale.
+ * and factors, Gaussian integers of a known scale in 24 columns of 128, by codec/entropy/entropy.h's contexts of a scale.
  *
  * `over` is what a coder takes beyond the entropy of order 0 (for factors, of the distribution). Speeds are GB/s of the fp32 values that the integers stand for, four
  * bytes each, by processor time, medians of runs that take turns; the last columns are decoding times relative to copying these

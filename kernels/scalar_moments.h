@@ -1,6 +1,6 @@
 /*
  * The arithmetic of one element's update, |m| / (sqrt(v) + eps), for gcc, clang and nvcc alike
- * (engine/lossy/moment_pair.h). Encoders only. IEEE double precision, no contraction.
+ * (engine/lossy/lossy.h). Encoders only. IEEE double precision, no contraction.
  */
 #ifndef KERNELS_SCALAR_MOMENTS_H
 #define KERNELS_SCALAR_MOMENTS_H

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-
 #define RESERVED "safetensors.metadata" /* the blob in which save stores its files' metadata */
 
 ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err) {

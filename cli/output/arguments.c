@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 /* ------------------------------------------------------------------------------------------------ near misses */
 
 enum { LONGEST = 40 }; /* no command or option is longer; longer words are not misspellings */

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-
 /* Cuts a path on the left: its end is the most informative part. */
 static void copy_path(char *to, size_t room, const char *path) {
     size_t length = strlen(path);

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 #define WIDTH  1000 /* of the drawing, before it is stretched */
 #define HEIGHT 300
 #define LINES  6 /* grid lines, at most */

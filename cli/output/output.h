@@ -93,7 +93,7 @@ void cli_flush_errors(int code);
 /* Prints a note on stderr. */
 void cli_note(const char *format, ...) CLI_PRINTF(1, 2);
 
-/* A ckd_message_fn; context is a const cli_options * (options.h). */
+/* A ckd_message_fn; context is a const cli_options *. */
 void cli_on_message(void *context, const char *message);
 
 /* Finds checkpoints of a list by id: a list may have a hundred thousand, each naming two others. */

@@ -6,7 +6,6 @@
 #include <time.h>
 #include <unistd.h>
 
-
 #define SECOND     UINT64_C(1000000000)
 #define CLEAR_LINE "\r\033[K"
 

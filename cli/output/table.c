@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 #define MAX_COLUMNS 20
 
 struct cli_table {

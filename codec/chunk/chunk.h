@@ -22,7 +22,7 @@ typedef enum record_kind {
     RECORD_GROUP = 3,    /* optimizer kind and hyper-parameters of a group of tensors */
     RECORD_BLOB = 4,     /* named bytes */
     RECORD_BUNDLE = 5,   /* records with small payloads (chunk files only; readers see its members) */
-    RECORD_MEASURES = 6, /* how far a lossy checkpoint's values are from the originals (measures.h) */
+    RECORD_MEASURES = 6, /* how far a lossy checkpoint's values are from the originals (chunk.h) */
     /* like a block, but not of a listed tensor: values that a block of its checkpoint builds on */
     RECORD_LINK = 7
 } record_kind;
@@ -32,7 +32,7 @@ typedef enum predictor {
     PREDICT_PARENT = 1, /* the payload holds bit differences from the first dependency's values */
     PREDICT_COPY = 2,   /* no payload: the values equal the first dependency's */
     PREDICT_CAST = 3,   /* no payload: the first dependency's values rounded to this dtype */
-    /* the payload holds differences from a predicted optimizer step (codec/metadata/group.h) */
+    /* the payload holds differences from a predicted optimizer step (codec/metadata/metadata.h) */
     PREDICT_STEP = 4
 } predictor;
 
@@ -71,7 +71,7 @@ typedef struct record_tensor {
  */
 typedef struct record {
     uint32_t kind;      /* record_kind or unknown */
-    uint32_t coding;    /* codec/entropy/codings.h or unknown */
+    uint32_t coding;    /* codec/entropy/entropy.h or unknown */
     uint32_t predictor; /* predictor or unknown */
     const record_tensor *tensor;
     const ckd_region *region;

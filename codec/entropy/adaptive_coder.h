@@ -1,5 +1,5 @@
 /*
- * Adaptive binary arithmetic coding, the engine of codec/entropy/adaptive.h. It combines a 32-bit range coder with
+ * Adaptive binary arithmetic coding, the engine of codec/entropy/entropy.h. It combines a 32-bit range coder with
  * carries (Martin, "Range encoding", 1979) with one-bit models (as in CABAC, Marpe et al., IEEE Trans. CSVT 13, 2003):
  * the average of a fast and a slow running mean. Integer arithmetic only. codec/FORMAT.md, "Adaptive streams", is
  * normative. Internal to codec/.

@@ -9,7 +9,7 @@
 
 /*
  * Adaptive arithmetic coding of small signed integers. It covers two cases that the tabled coder
- * (codec/entropy/symbols.h) is not made for: few integers of a known scale, and planes of mostly zeros whose density
+ * (codec/entropy/entropy.h) is not made for: few integers of a known scale, and planes of mostly zeros whose density
  * follows rows and columns. It is denser and slower than the tabled coder: tens of nanoseconds per nonzero integer.
  * codec/FORMAT.md, "Adaptive streams", is normative.
  *
@@ -153,7 +153,7 @@ ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const
  * integers mean (values, residuals); see codec/FORMAT.md.
  */
 
-/* Stored in files: numbers are stable, new ones are appended. */
+/* Stored in files: numbers are stable. The next one is 7. */
 typedef enum coding {
     CODING_RAW = 0,
     CODING_ZSTD = 1,
@@ -161,7 +161,7 @@ typedef enum coding {
     CODING_ZSTD_PLANES = 3,
     CODING_LZ4_PLANES = 4,
     CODING_SYMBOLS = 5,
-    CODING_LOSSLESS_COUNT,                 /* number of codings of integer arrays */
+    CODING_LOSSLESS_COUNT, /* number of codings of integer arrays; 6 for ever, as CODING_LATTICE has it */
     CODING_LATTICE = CODING_LOSSLESS_COUNT /* a lossy block: codec/lattice/lattice.h */
 } coding;
 

@@ -41,7 +41,7 @@ void compact_close_views(compaction *c);
 ckd_status compact_upgrade_early(compaction *c, ckd_error *err);
 
 /*
- * Nanoseconds to decode the block alone, as engine/decode/cost.h counts them. A lossy block's work depends on
+ * Nanoseconds to decode the block alone, as engine/decode/decode.h counts them. A lossy block's work depends on
  * factors that are not known here: the average of its chain is used.
  */
 double compact_own_work(const record *r);

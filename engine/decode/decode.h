@@ -194,7 +194,7 @@ double budget_load_cost(const load_budget *b);
 const view_block *step_input(const view *v, const view_block *b, uint32_t index);
 /*
  * The cost that the block adds to loading the rest of its checkpoint. For a step, this excludes the moments that it is
- * predicted from, as they are loaded with it (sibling_cache.h). Thread-safe.
+ * predicted from, as they are loaded with it. Thread-safe.
  */
 load_cost step_share(const view *v, const view_block *b);
 /*

@@ -193,7 +193,7 @@ typedef struct chain_link {
     bool delta;      /* relative to the values of the link before; the stream then holds differences */
     bool hashed;     /* compare its values with its content hash */
     bool half;       /* f32 values sent as bf16 */
-    bool packed;     /* lossy: integers are sent (pack.h); else all are 0 */
+    bool packed;     /* lossy: integers are sent packed; else all are 0 */
     size_t at;       /* of values or integers, in `sent`; of a stream, in `streams` */
     size_t size;     /* of a stream */
     uint64_t memory; /* of a stream: device memory that reading it takes */
@@ -244,7 +244,7 @@ ckd_status device_chain_filled(device_chain *c, ckd_error *err);
 
 /*
  * Symbol streams of many blocks, planned from counts of a device and written there: the common part of deltas
- * (delta.h) and standalone blocks (standalone.h). Only counters that are not 0, and payloads, come to the
+ * and standalone blocks. Only counters that are not 0, and payloads, come to the
  * host.
  *
  * Device memory has two parts. The first holds integers, contexts and symbols, which stay. The second holds
@@ -316,7 +316,7 @@ ckd_status stream_batch_write(stream_batch *b, ckd_error *err);
 ckd_status stream_batch_read(stream_batch *b, const device_stream *s, bytes *to, ckd_error *err);
 
 /*
- * Deltas of exact blocks, computed in batches in device memory: differences to the parent's values. stream.h
+ * Deltas of exact blocks, computed in batches in device memory: differences to the parent's values. stream_batch
  * writes their streams, byte for byte as the codec does.
  *
  *   begin     takes device memory; finds which of the parent's values are there already
@@ -454,7 +454,7 @@ ckd_status device_decode_span(span_decode *f, const view_block **blocks, size_t 
 
 /*
  * Standalone exact blocks, coded in batches in device memory. Integers have their signs rotated to the end.
- * The host chooses the levels of rows and columns from sums. stream.h writes the streams, byte for byte as
+ * The host chooses the levels of rows and columns from sums. stream_batch writes the streams, byte for byte as
  * the codec does.
  */
 

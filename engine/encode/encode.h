@@ -359,7 +359,7 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
 void block_measure_parent(block_job *job, const tensor_context *tensor);
 
 /*
- * Codes one block of a lossy tile, as block_coder.h does for exact blocks. The decoded values take the place of the
+ * Codes one block of a lossy tile, as encode.h does for exact blocks. The decoded values take the place of the
  * original ones.
  */
 

@@ -1,5 +1,5 @@
 /*
- * The two moments of a parameter, while one of them is on a device (moment_pair.h). Halves of a tile's values lie
+ * The two moments of a parameter, while one of them is on a device (lossy.h). Halves of a tile's values lie
  * in the matrix's memory, which is free once the tile is coded: those of the input, then those of the decoded values.
  */
 #include "engine/lossy/internal.h"

@@ -92,7 +92,7 @@ typedef struct pair_bound {
 /* The optimizer's eps, and its effective value after few steps. */
 enum { PAIR_EPS, PAIR_LOW_EPS, PAIR_BOUNDS };
 
-/* The other moment of the same elements: its input values, followed by its decoded values (moment_pair.h). */
+/* The other moment of the same elements: its input values, followed by its decoded values. */
 typedef struct lossy_pair {
     const uint16_t *values;
     struct file_scratch *file; /* holds the values if `values` is NULL; both NULL: unknown */

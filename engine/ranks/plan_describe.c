@@ -4,7 +4,7 @@
  *
  *   "ckdd", u32 version, u32 rank, u32 world, u64 count, the entries, u64 hash of everything before
  *   entry: u16 length and name; u8 role, u8 dtype, u8 dimensions, the shape; u8 kind of region; then offsets and
- *   lengths of a box, or start and count of a flat range. Element counts are varints (codec/common/wire.h).
+ *   lengths of a box, or start and count of a flat range. Element counts are varints (codec/common/common.h).
  */
 #include <stdlib.h>
 #include <string.h>

@@ -129,7 +129,7 @@ bool live_file_exists(const ckd_store *store, const ckd_id *id, uint64_t size);
  *
  * Two things show such a loss. First, a chunk file has a name only while an intent or a manifest names it. So a file
  * that neither names is the rest of a lost checkpoint. Second, a catalog row with neither a manifest nor a tombstone is
- * a loss if no deletion has begun since the catalog was last in step (deletions.h). The records give the checkpoint's
+ * a loss if no deletion has begun since the catalog was last in step (manifests.h). The records give the checkpoint's
  * contents; the row adds run, step and lineage.
  */
 

@@ -13,7 +13,7 @@
 typedef struct view_block {
     const record *record;
     const chunk *chunk;
-    /* the materialized copy, which depends on nothing, or NULL (materialized.h) */
+    /* the materialized copy, which depends on nothing, or NULL */
     const record *materialized;
     const chunk *materialized_chunk;
     uint32_t file; /* index of its file in the manifest of the view's root */
@@ -100,12 +100,12 @@ typedef struct view_files {
 } view_files;
 /*
  * Opens the records of checkpoint `id` in these files, within `root`; blocks may be missing. If a block is there twice,
- * the one in the first file is read and v->others lists the rest. Holds the chunks. Errors: CORRUPT (records that
+ * the one in the first file is read and v->duplicates lists the rest. Holds the chunks. Errors: CORRUPT (records that
  * contradict each other), UNSUPPORTED, IO, NOMEM.
  */
 ckd_status view_open_within(view **out, const view *root, const ckd_id *id, const view_files *files,
                             ckd_error *err);
-/* Closes its materialized copies (materialized.h). */
+/* Closes its materialized copies. */
 void view_drop_materialized(view *v);
 
 /*

@@ -1,4 +1,4 @@
-/* engine/encode/block_plan.h: rows and columns of regions; blocks planned on their own and as deltas, and what their streams decode to. */
+/* engine/encode/encode.h: rows and columns of regions; blocks planned on their own and as deltas, and what their streams decode to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
