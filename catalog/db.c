@@ -42,7 +42,7 @@ ckd_status query_row_status(const query *q, ckd_error *err) {
     }
     if (q->bad_column >= 0) {
         const char *name = sqlite3_column_name(q->stmt, q->bad_column);
-        return catalog_damaged(q->c, err, "cannot %s, %s holds what it must not", q->doing,
+        return catalog_damaged(q->c, err, "cannot %s: invalid value in %s", q->doing,
                                name ? name : "a column");
     }
     return CKD_OK;

@@ -32,7 +32,7 @@ static ckd_status checkpoint_validate(const ckd_checkpoint *p, ckd_error *err) {
     } else if (p->fidelity < CKD_EXACT || p->fidelity > CKD_COARSE) {
         what = "an unknown fidelity";
     } else if ((p->kind == CKD_BASE && parent) || (p->kind == CKD_DELTA && !parent)) {
-        what = parent ? "a parent, and is a base" : "no parent, and is a delta";
+        what = parent ? "a parent, although it is a base" : "no parent, although it is a delta";
     } else if (!text_storable(p->metric_name, 0, sizeof(p->metric_name) - 1)) {
         what = "a metric whose name is not UTF-8 or too long";
     } else if (!number_storable(p->tensors) || !number_storable(p->raw_bytes) ||
@@ -70,11 +70,11 @@ static ckd_status shard_validate(const catalog_shard *s, ckd_error *err) {
     } else if ((s->ndim && !s->shape) || !shape_elements(&elements, s->ndim, s->shape)) {
         what = "a shape with too many dimensions or elements";
     } else if (!s->region || !region_format(text, s->ndim, s->region)) {
-        what = "a region that is none";
+        what = "an invalid region";
     } else if (!text_storable(s->coding, 1, CODING_MAX)) {
         what = "a coding without a name";
     } else if (s->elements > elements) {
-        what = "a shard larger than itself";
+        what = "more elements than its tensor";
     } else if (!number_storable(s->raw_bytes) || !number_storable(s->stored_bytes) ||
                !number_storable(s->nonfinite)) {
         what = "a size beyond 2^63";

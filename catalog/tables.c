@@ -343,7 +343,7 @@ static ckd_status check_references(catalog *c, ckd_error *err) {
     THEN(status, query_next(&row, &q, err));
     if (status == CKD_OK && row) {
         const char *table = column_text(&q, 0, 0, 256);
-        status = catalog_damaged(c, err, "a row of %s refers to one that is not there", table);
+        status = catalog_damaged(c, err, "a row of %s refers to a missing row", table);
     }
     query_end(&q);
     return status;

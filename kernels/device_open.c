@@ -35,7 +35,8 @@ const device_backend *device_backend_open(ckd_error *err) {
         return other;
     }
     if (pthread_once(&once, open_backend) != 0 || !opened) {
-        err_set(err, CKD_E_DEVICE, "devices take libckptdelta_cuda.so, which cannot be used: %s", refused);
+        err_set(err, CKD_E_DEVICE, "libckptdelta_cuda.so, which is needed for devices, cannot be loaded: %s",
+                refused);
     }
     return opened;
 }

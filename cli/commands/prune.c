@@ -103,7 +103,7 @@ static void print_freed(const arguments *a, const ckd_prune *p) {
            p->count);
     if (p->deleted) {
         printf(", which frees %s ", cli_text_size(p->bytes).text);
-        printf(undo_s ? "when their time in the trash is over, %s\n" : "now\n",
+        printf(undo_s ? "when they leave the trash, after %s\n" : "now\n",
                cli_text_duration((double)undo_s).text);
     } else {
         putchar('\n');

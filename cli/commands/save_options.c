@@ -474,10 +474,9 @@ static void report_doubts(const cli_saving *a, const cli_inputs *inputs) {
     if (count == 0 || a->common.quiet || !cli_fidelity_is_lossy(&a->save)) {
         return;
     }
-    cli_note(
-        "%zu tensor%s like an optimizer's and belong%s to no weight of the same shape; stored exactly (--role "
-        "'PATTERN=ROLE' says what a tensor is):",
-        count, count == 1 ? " looks" : "s look", count == 1 ? "s" : "");
+    cli_note("%zu tensor%s like optimizer state but belong%s to no weight of the same shape; stored exactly "
+             "(--role 'PATTERN=ROLE' says what a tensor is):",
+             count, count == 1 ? " looks" : "s look", count == 1 ? "s" : "");
     size_t told = 0;
     for (size_t i = 0; i < inputs->count && (told < DOUBTS_SHOWN || a->common.verbose); i++) {
         if (inputs->tensors[i].in_doubt) {

@@ -123,11 +123,12 @@ static void print_checkpoint(const shown *s) {
     printf("id            %s\n", id);
     printf("created       %s\n", cli_text_time(c->created_ns).text);
     printf("kind          %s\n", ckd_kind_name(c->kind));
-    printf("fidelity      %s, %" PRIu32 " lossy resumes behind it\n", ckd_fidelity_name(c->fidelity),
+    printf("fidelity      %s, lossy resumes before it: %" PRIu32 "\n", ckd_fidelity_name(c->fidelity),
            c->lossy_resumes);
     printf("size          %s in %s, %s\n", cli_text_size(c->raw_bytes).text,
            cli_text_size(c->stored_bytes).text, cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
-    printf("load cost     %s, in loads of a base of the same state\n", cli_text_number(c->load_cost).text);
+    printf("load cost     %s (1: the load of a base of the same state)\n",
+           cli_text_number(c->load_cost).text);
     printf("depth         %" PRIu32 " delta%s to apply at most\n", c->depth, c->depth == 1 ? "" : "s");
     if (from) {
         printf("resumed from  %s\n", cli_ref_text_of(from).text);

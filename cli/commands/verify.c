@@ -119,7 +119,7 @@ static void print_text(const ckd_verify_result *r, const cli_survivors *left, co
             r->weak_groups, a->common.store);
     }
     printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %" PRIu64 " blocks, %s: %s\n",
-           a->quick ? "checked, decoding nothing," : "verified", r->checkpoints, r->files, r->blocks,
+           a->quick ? "checked without decoding" : "verified", r->checkpoints, r->files, r->blocks,
            cli_text_size(r->bytes).text, r->damage_count ? "DAMAGED" : "no damage");
 }
 

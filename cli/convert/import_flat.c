@@ -88,7 +88,7 @@ static ckd_status choose_rule(const layout_binding **out, uint64_t numbers[LAYOU
     }
     layout_error(
         l, p->line, err, CKD_E_MISMATCH,
-        "no rule says what '%.200s' of %s becomes; what is in a flat buffer needs one that does not skip it",
+        "no rule stores '%.200s' of %s; a tensor in a flat buffer needs a rule that does not skip it",
         p->name, layout_rank_text(l, t->rank).text);
     return cli_error_tensor(err, p->name);
 }

@@ -30,7 +30,8 @@ ckd_status cli_output_check(const char *path, bool force, ckd_error *err) {
                    : CKD_OK;
     }
     if (lstat(path, &st) != 0) {
-        return errno == ENOENT ? CKD_OK : cli_error_sys(err, errno, path, "cannot look at the output file");
+        return errno == ENOENT ? CKD_OK
+                               : cli_error_sys(err, errno, path, "cannot read the status of the output file");
     }
     if (!S_ISREG(st.st_mode)) {
         return cli_error_at(err, CKD_E_EXISTS, path, CKD_NO_OFFSET,

@@ -154,7 +154,8 @@ static ckd_status check_path(const layout_path *file, layout_parsing *p) {
         }
         if (p->l->file_count == 1 && file->fixed[i] && p->l->axes[i].size > 1) {
             return layout_invalid(
-                p, "by the first files line load names the files of all ranks: it cannot be for %s=%u only",
+                p,
+                "load names the files of all ranks by the first `files` line, so it cannot be for %s=%u only",
                 p->l->axes[i].name, file->at[i]);
         }
     }

@@ -128,7 +128,7 @@ ckd_status layout_parse_numbers(uint64_t **out, size_t *count, layout_parsing *p
 void *layout_append(layout_parsing *p, void *array, size_t *count, size_t size) {
     void **place = array;
     if (*count >= ITEMS_MAX) {
-        layout_invalid(p, "this is one more than the %u that there can be", ITEMS_MAX);
+        layout_invalid(p, "there can be at most %u of these", ITEMS_MAX);
         return NULL;
     }
     char *grown = realloc(*place, (*count + 1) * size);

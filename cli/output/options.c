@@ -301,8 +301,7 @@ bool cli_prints_text(const cli_options *options) {
 int cli_fail_with_hint(const ckd_error *err, const cli_options *options) {
     int code = cli_fail(err);
     if (err->status == CKD_E_CORRUPT) {
-        cli_note("'ckptdelta verify %s' names all that is damaged, and the newest checkpoint that is intact",
-                 options->store);
+        cli_note("'ckptdelta verify %s' lists all damage and the newest intact checkpoint", options->store);
     }
     return code;
 }

@@ -246,7 +246,7 @@ static ckd_status plan_stored(report_data *d, const char *run, ckd_store *store,
     }
     d->stored = status == CKD_OK;
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
-        cli_note("what the stored policies would delete is not known: %s", why.message);
+        cli_note("cannot tell what the stored policies would delete: %s", why.message);
     } else if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         *err = why;
         return status;
@@ -263,7 +263,7 @@ static ckd_status add_retention(report_data *d, const report_question *q, ckd_st
     }
     status = ckd_store_trash(&d->trash, store, &why);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
-        cli_note("what is in the trash is not known: %s", why.message);
+        cli_note("cannot read the trash: %s", why.message);
     } else if (status != CKD_OK) {
         *err = why;
         return status;

@@ -86,7 +86,7 @@ static const char *what_is_left_out(char text[160], size_t shown, size_t count, 
 
 static ckd_status print_sums(FILE *to, const report_data *d, ckd_error *err) {
     ckd_status status =
-        section(to, "Runs", "What one checkpoint takes, and a day, is the mean over the newest ones.",
+        section(to, "Runs", "Bytes for each checkpoint and for a day are means over the newest ones.",
                 report_runs(d), err);
     THEN(status, section(to, "Roles", NULL, report_roles(d), err));
     THEN(status, section(to, "Growth", "What the newest checkpoints of each run take, on average.",
@@ -99,7 +99,7 @@ static ckd_status print_outlook(FILE *to, const report_data *d, ckd_error *err) 
     ckd_status status = print_lines(to, report_say_pruning, d, "Retention", err);
     THEN(status, print_lines(to, report_say_cost, d, "Cost", err));
     if (status == CKD_OK && d->projection_count) {
-        status = section(to, "The end of the run", "If each run goes on as its newest checkpoints do.",
+        status = section(to, "The end of the run", "If each run continues like its newest checkpoints.",
                          report_projections(d), err);
     }
     return status;
@@ -153,7 +153,7 @@ ckd_status report_check_html(const char *path, ckd_error *err) {
     return size == sizeof(start) - 1 && strcmp(start, HTML_PAGE_MARK) == 0
                ? CKD_OK
                : cli_error_at(err, CKD_E_EXISTS, path, CKD_NO_OFFSET,
-                              "the output file exists, and is no page of ckptdelta; choose another name");
+                              "the output file exists and is not a ckptdelta report; choose another name");
 }
 
 ckd_status report_write_html(const report_data *d, const char *path, ckd_error *err) {

@@ -124,7 +124,8 @@ static ckd_status read_json(json_t **out, const char *path, ckd_error *err) {
         } else if (size > FILE_MAX) {
             status = wrong(err, path, "the price table is larger than 1 MiB: it is some other file");
         } else if (!(*out = json_loadb(text, size, JSON_REJECT_DUPLICATES, &where))) {
-            status = wrong(err, path, "the price table is no JSON: line %d: %s", where.line, where.text);
+            status =
+                wrong(err, path, "the price table is not valid JSON: line %d: %s", where.line, where.text);
         } else if (!json_is_object(*out)) {
             status = wrong(err, path, "the price table must be a JSON object");
         }

@@ -23,12 +23,12 @@ void report_say_totals(FILE *to, const report_data *d) {
     if (r->unlisted_bytes) {
         fprintf(
             to,
-            "of that, %s belong to no checkpoint: deleted ones that lie in the trash, and saves in progress\n",
+            "of that, %s belong to no listed checkpoint: checkpoints in the trash, and saves in progress\n",
             cli_text_size(r->unlisted_bytes).text);
     }
     double full = report_full_instead(d);
     if (!isnan(full)) {
-        fprintf(to, "full checkpoints would take %s; %.1f of them fit into what is stored\n",
+        fprintf(to, "full checkpoints would take %s; only %.1f of them would fit into the stored bytes\n",
                 cli_text_size(r->raw_bytes).text, full);
     }
 }
@@ -73,7 +73,7 @@ void report_say_cost(FILE *to, const report_data *d) {
     cli_print_clean(to, p->name);
     fprintf(to, ", %s: ", p->date);
     cli_print_clean(to, cli_money_text(p, p->per_gb_month).text);
-    fprintf(to, " for 10^9 bytes and month\n");
+    fprintf(to, " per 10^9 bytes a month\n");
     fprintf(to, "a month costs ");
     cli_print_clean(to, cli_money_text(p, cli_price_stored(p, r->stored_bytes)).text);
     fprintf(to, "; full checkpoints would cost ");

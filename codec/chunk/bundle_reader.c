@@ -346,7 +346,7 @@ static ckd_status finish_members(bundle_in *b, uint64_t outside) {
             return status;
         }
         if (h->before > outside - before) {
-            return corrupt(b, "a record of a bundle has its place behind it");
+            return corrupt(b, "a record of a bundle has a position beyond the end of the file's records");
         }
         before += h->before;
         place_member(b, h, r, i, payload_at, &hash);

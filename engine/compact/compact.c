@@ -28,14 +28,18 @@ typedef struct compacting {
 
 static ckd_status check_options(const ckd_compact_options *o, ckd_error *err) {
     if (o->max_depth > MAX_SAVE_DEPTH) {
-        return err_set(err, CKD_E_INVALID, "a depth of %u is above what can be loaded, %u",
-                       (unsigned)o->max_depth, MAX_SAVE_DEPTH);
+        return err_set(
+            err, CKD_E_INVALID,
+            "max_depth is %u, but checkpoints with chains of more than %u deltas could not be loaded",
+            (unsigned)o->max_depth, MAX_SAVE_DEPTH);
     }
     if (!(o->max_load_cost >= 0) || (o->max_load_cost > 0 && o->max_load_cost < 1)) {
-        return err_set(err, CKD_E_INVALID, "load costs are in base loads: 1 or more, or 0 for the default");
+        return err_set(err, CKD_E_INVALID,
+                       "max_load_cost is at least 1 (the load of a base), or 0 for the default");
     }
-    return o->policy && o->stored_policies ? err_set(err, CKD_E_INVALID, "either a policy or the stored ones")
-                                           : CKD_OK;
+    return o->policy && o->stored_policies
+               ? err_set(err, CKD_E_INVALID, "set policy or stored_policies, not both")
+               : CKD_OK;
 }
 
 static bool plan_deletes_id(const ckd_prune *plan, const ckd_id *id) {

@@ -45,7 +45,9 @@ static ckd_status upgrade_rest(const compaction *c, ckd_error *err) {
     ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
     if (store_sync_catalog(store, &why) != CKD_OK) {
-        store_message(store, "the catalog is behind the manifests: %s", why.message);
+        store_message(
+            store, "the catalog could not be updated; the next save or open for writing will update it: %s",
+            why.message);
     }
     pthread_mutex_unlock(&store->mutex);
     manifest_set_free(&n);

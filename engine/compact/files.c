@@ -380,7 +380,8 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
     bool same = hash128_equal(&r->content, &old->record->content) && r->first == old->record->first &&
                 r->count == old->record->count && strcmp(r->tensor->name, old->record->tensor->name) == 0;
     if (!same) {
-        err_corrupt(err, file_path(b->chunk->file), r->offset, "a block was not written as it was");
+        err_corrupt(err, file_path(b->chunk->file), r->offset,
+                    "a rewritten block does not match the original");
         return CKD_E_CORRUPT;
     }
     bool decode = x->r->coded[index];
@@ -424,7 +425,7 @@ static ckd_status copy_for_view(manifest *out, const manifest *m, ckd_error *err
 static ckd_status check_written(rewrite *r, const view *written, ckd_error *err) {
     const view *old = r->plan->view;
     if (written->block_count != old->block_count || written->blob_count != old->blob_count) {
-        return err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
+        return err_set(err, CKD_E_CORRUPT, "the rewritten files lack blocks of the checkpoint");
     }
     reading x = {r, written};
     ckd_status status = pool_run(r->c->store->pool, written->block_count, read_back, &x, err);

@@ -81,7 +81,8 @@ static ckd_status check_still_listed(ckd_store *store, const id_set *needed, ckd
         status = catalog_find_id(&found, store->catalog, &needed->ids[i], err);
         if (status == CKD_E_NOT_FOUND) {
             status = err_set(err, status, "%s",
-                             i ? "what it is to build on was deleted meanwhile" : "it was deleted meanwhile");
+                             i ? "a checkpoint that it depends on was deleted meanwhile"
+                               : "it was deleted meanwhile");
         }
     }
     pthread_mutex_unlock(&store->mutex);

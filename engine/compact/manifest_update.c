@@ -113,7 +113,7 @@ ckd_status compact_update_manifest(uint64_t *stored, compaction *c, const rewrit
     manifest m = *of;
     bool undecided = false;
     if (of->checkpoint.generation == UINT32_MAX) {
-        return err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
+        return err_set(err, CKD_E_UNSUPPORTED, "its generation number is already the largest possible");
     }
     m.checkpoint.generation++;
     m.checkpoint.stored_bytes -= of->file_bytes;

@@ -217,11 +217,11 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
     THEN(status, views_add(&draft, &c->views, &wide, err));
     if (status == CKD_OK &&
         (draft->block_count != was->block_count || draft->blob_count != was->blob_count)) {
-        status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
+        status = err_set(err, CKD_E_CORRUPT, "the merged files lack blocks of the checkpoint");
     }
     THEN(status, closure_prune_files(&tight, &c->views, draft, err));
     if (status == CKD_OK && was->manifest.checkpoint.generation == UINT32_MAX) {
-        status = err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
+        status = err_set(err, CKD_E_UNSUPPORTED, "its generation number is already the largest possible");
     }
     if (status == CKD_OK) {
         manifest m = was->manifest; /* dependencies stay the view's; totals_set makes new roles */
@@ -361,7 +361,7 @@ ckd_status compact_merge(merge_set *x, ckd_error *err) {
                           done == CKD_E_EXISTS;
             status = passes ? CKD_OK : err_from(err, done, &why);
             if (passes) {
-                store_message(c->store, "chunk files of %s stay apart: %s%s%s%s",
+                store_message(c->store, "chunk files of %s are not merged: %s%s%s%s",
                               x->sources[0]->first->m.checkpoint.run, why.message, why.file[0] ? " (" : "",
                               why.file, why.file[0] ? ")" : "");
             }

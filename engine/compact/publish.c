@@ -30,7 +30,7 @@ static ckd_status describe(rewrite *r, compact_intent *i, ckd_error *err) {
     r->m.own_count = r->m.file_count;
     return status != CKD_OK || r->m.checkpoint.generation < UINT32_MAX
                ? status
-               : err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
+               : err_set(err, CKD_E_UNSUPPORTED, "its generation number is already the largest possible");
 }
 
 /* Completes the next manifest. The parent is the nearest ancestor that stays. */
@@ -104,8 +104,9 @@ static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
     THEN(status, catalog_find_id(&now, store->catalog, &c->id, &why));
     if (status != CKD_OK || now.generation != c->generation) {
         store_use_memory_catalog(store, NULL);
-        store_message(store, "the catalog is behind the manifests%s%s", why.message[0] ? ": " : "",
-                      why.message);
+        store_message(
+            store, "the catalog could not be updated; the next save or open for writing will update it%s%s",
+            why.message[0] ? ": " : "", why.message);
     }
 }
 
@@ -147,11 +148,11 @@ static ckd_status check_room(const rewrite *r, ckd_error *err) {
              room = dir_free_space(path_in(r->c->store->path, DIR_CHUNKS).text);
     return room >= wanted
                ? CKD_OK
-               : err_set(
-                     err, CKD_E_NOSPACE,
-                     "about %llu bytes must be free while %s@%llu is rewritten, there are %llu; nothing was changed by this attempt",
-                     (unsigned long long)wanted, r->m.checkpoint.run,
-                     (unsigned long long)r->m.checkpoint.step, (unsigned long long)room);
+               : err_set(err, CKD_E_NOSPACE,
+                         "about %llu bytes must be free to rewrite %s@%llu, but only %llu are; this attempt "
+                         "changed nothing",
+                         (unsigned long long)wanted, r->m.checkpoint.run,
+                         (unsigned long long)r->m.checkpoint.step, (unsigned long long)room);
 }
 
 /* In a dry run, records the loads that the blocks would have, for checkpoints that build on them. */

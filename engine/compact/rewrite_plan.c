@@ -17,7 +17,7 @@ static ckd_status plan_block(examination *x, size_t i, ckd_error *err);
 /* ---- the load of a block ---- */
 
 static ckd_status cycle_error(const view_block *b, ckd_error *err) {
-    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "blocks build on each other in a circle");
+    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "blocks depend on each other in a cycle");
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
 }
 

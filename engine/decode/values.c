@@ -202,7 +202,7 @@ ckd_status values_check_supported(const view_block *b, ckd_error *err) {
 
 static ckd_status decode_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     if (++d->steps > d->step_limit || d->depth >= MAX_DEPTH) {
-        return view_block_corrupt(b, err, "the block's chain is too long or runs in a circle");
+        return view_block_corrupt(b, err, "the block's chain of deltas is too long or contains a cycle");
     }
     ckd_status status = values_check_supported(b, err);
     if (status != CKD_OK) {
@@ -398,9 +398,11 @@ ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error 
     if (from->content && !(exact && hash128_equal(&exact->record->content, from->content))) {
         hash128 content = content_hash(to, want->count * ckd_dtype_size(t->tensor->dtype));
         if (!wire_content_matches(from->content, &content)) {
-            return err_in_tensor(err,
-                                 err_set(err, CKD_E_CORRUPT, "the values built on are not those that were"),
-                                 t->tensor->name);
+            return err_in_tensor(
+                err,
+                err_set(err, CKD_E_CORRUPT,
+                        "the parent's values are not those that the block was coded against"),
+                t->tensor->name);
         }
     }
     return CKD_OK;

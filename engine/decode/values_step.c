@@ -203,7 +203,7 @@ ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *
     const char *file = file_path(b->chunk->file);
     if (r->tensor->dtype != CKD_F32 || r->dependency_count < 2) {
         return err_corrupt(err, file, r->offset,
-                           "the block cannot be an optimizer step: its dtype or what it builds on");
+                           "the block cannot be an optimizer step: its dtype or its dependencies do not fit");
     }
     group g;
     ckd_status status = read_group(d, v, b, &g, err);

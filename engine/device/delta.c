@@ -111,7 +111,7 @@ static ckd_status some_elements(device_deltas *b, device_operation operation, co
     bool known = true;
     lease->backend->elements(&lease->queue, &known, &what, spans, count, &why);
     return known ? device_status(&why, lease->queue.device, err)
-                 : err_set(err, CKD_E_DEVICE, "the device knows no differences of such values");
+                 : err_set(err, CKD_E_DEVICE, "the device cannot subtract values of this dtype");
 }
 
 static ckd_status subtract(device_deltas *b, ckd_error *err) {

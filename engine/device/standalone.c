@@ -60,7 +60,7 @@ static ckd_status rotate(device_standalones *b, ckd_error *err) {
         bool known = true;
         lease->backend->elements(&lease->queue, &known, &what, spans, n, &why);
         status = known ? device_status(&why, lease->queue.device, err)
-                       : err_set(err, CKD_E_DEVICE, "the device does not know such values");
+                       : err_set(err, CKD_E_DEVICE, "the device does not support this dtype");
     }
     return status;
 }

@@ -207,9 +207,9 @@ static ckd_status read_state(making *m, ckd_error *err) {
         status = pretend_setting(m, err);
     }
     if (status == CKD_OK && !any_setting(&m->settings)) {
-        return err_set(err, CKD_E_NOT_FOUND,
-                       "the store does not say what parity it should have: say it once (ckptdelta parity "
-                       "STORE --group 8+1)");
+        return err_set(
+            err, CKD_E_NOT_FOUND,
+            "no parity is configured for this store: set it once (ckptdelta parity STORE --group 8+1)");
     }
     THEN(status, live_files_read(&m->files, m->store, &m->damage, err));
     THEN(status, parity_sets_read(&m->sets, m->store, &m->damage, err));

@@ -148,7 +148,7 @@ static ckd_status check_wanted(const forgetting *f, ckd_error *err) {
         if (last && f->force) {
             store_message(
                 f->store,
-                "a lost or damaged chunk file is given up, as what it could be rebuilt with is removed: %s",
+                "gave up a lost or damaged chunk file, as the files that could rebuild it are removed: %s",
                 path_chunk(f->store->path, &o->wanted->file, "").text);
         } else if (last) {
             ckd_status status = err_set(
@@ -223,9 +223,9 @@ static ckd_status cover_unprotected(const forgetting *f, ckd_error *err) {
     if (status == CKD_OK && covered < bare.count) {
         store_message(
             f->store,
-            "%zu chunk files have lost their parity, as others of their groups are removed: ckptdelta parity "
-            "makes it anew%s%s",
-            bare.count - covered, why.message[0] ? "; now it could not be made: " : "", why.message);
+            "%zu chunk files lost their parity, as other files of their groups are removed: run ckptdelta "
+            "parity to protect them again%s%s",
+            bare.count - covered, why.message[0] ? "; this could not be done now: " : "", why.message);
     }
     free(ids);
     return status;

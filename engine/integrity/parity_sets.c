@@ -31,7 +31,7 @@ static ckd_status add_row(parity_sets *s, parity_file *f, const ckd_id *id, uint
     const char *path = file_path(f->file);
     if (!id_equal(&f->group.id, id) || f->group.row != row) {
         return err_corrupt(why, path, CKD_NO_OFFSET,
-                           "the parity file of another group stands under this name");
+                           "this parity file belongs to another group, which its name contradicts");
     }
     parity_set *set = same_as_last(s, id);
     if (set && !parity_group_same(&set->group, &f->group)) {
@@ -189,7 +189,7 @@ ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row,
         parity_close(*out);
         *out = NULL;
         status = err_corrupt(err, p.text, CKD_NO_OFFSET,
-                             "the parity file of another group stands under this name");
+                             "this parity file belongs to another group, which its name contradicts");
     }
     return status;
 }
@@ -232,7 +232,8 @@ ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err) 
     THEN(status,
          lock_acquire(out, path_in(store->path, FILE_PARITY_LOCK).text, LOCK_EXCLUSIVE, true, 0, err));
     if (status == CKD_E_BUSY) {
-        return err_set(err, status, "somebody else makes parity or repairs this store; try again later");
+        return err_set(err, status,
+                       "another process is making parity for this store or repairing it; try again later");
     }
     if (status == CKD_OK) {
         status = remove_leftovers(store, err);

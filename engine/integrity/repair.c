@@ -286,7 +286,7 @@ static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     bool right = false;
     ckd_status status = check_members(&right, r, g, &why);
-    const char *reason = right ? "" : "the files that it covers are not all there and right";
+    const char *reason = right ? "" : "some of the files that it covers are missing or damaged";
     if (status == CKD_OK && right && !r->options->dry_run) {
         bool done;
         status = write_rows(&done, r, b, &why);
@@ -334,7 +334,8 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
             }
         }
         if (status == CKD_OK) {
-            damage_append_text(&r->damage, inside(r, p.text), "it was of no use any more: make parity anew");
+            damage_append_text(&r->damage, inside(r, p.text),
+                               "it protected no file any more: run ckptdelta parity");
             status = report_repaired(r, p.text, aside.text, size, err);
         }
     }

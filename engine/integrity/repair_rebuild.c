@@ -145,8 +145,8 @@ static void report_why(const rebuilder *r, const stripe_view *v) {
     ckd_id_text(hex, &g->id);
     err_set(
         r->why, CKD_E_CORRUPT,
-        "%zu files of parity group %s are lost or damaged in the same place (bytes %llu and on), and %zu of %u parity files are "
-        "right there",
+        "%zu files of parity group %s are lost or damaged in the same place (from byte %llu on), and only "
+        "%zu of %u parity files are intact there",
         v->lost_count, hex, (unsigned long long)(v->number * g->piece), v->row_count, (unsigned)g->rows);
 }
 
@@ -232,7 +232,7 @@ static ckd_status check_rebuilt(bool *right, const rebuilder *r, const file_ref 
                                      : err_nomem(err, sizeof(ckd_verify_result), "a check");
     *right = status == CKD_OK && found.result->damage_count == 0;
     if (status == CKD_OK && !*right) {
-        err_set(r->why, CKD_E_CORRUPT, "what parity gives is not what the manifest names: %s",
+        err_set(r->why, CKD_E_CORRUPT, "the rebuilt file is not the one that the manifest names: %s",
                 found.result->damage[0].what);
     }
     ckd_verify_result_free(found.result);

@@ -129,7 +129,7 @@ static void remember(scrubbing *s, uint32_t timeout_ms) {
         s->written_ns = clock_monotonic_ns();
     }
     if (status != CKD_OK && timeout_ms) {
-        store_message(s->store, "what was verified is not remembered: %s", why.message);
+        store_message(s->store, "the catalog could not record which files were verified: %s", why.message);
     }
 }
 

@@ -264,9 +264,11 @@ static ckd_status expect_total(verification *v, ckd_error *err) {
 
 static ckd_status check_sample(const ckd_verify_options *o, ckd_error *err) {
     bool valid = o->sample >= 0 && o->sample < 1 && !(o->sample > 0 && o->quick);
-    return valid ? CKD_OK
-                 : err_set(err, CKD_E_INVALID,
-                           "a sample is a share of the blocks, above 0 and below 1, and not quick");
+    return valid
+               ? CKD_OK
+               : err_set(
+                     err, CKD_E_INVALID,
+                     "sample is a fraction of the blocks, above 0 and below 1, and cannot be combined with quick");
 }
 
 static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1], ckd_store *store,

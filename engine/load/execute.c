@@ -172,11 +172,12 @@ static void decode_on_device(device_attempt *out, ckd_load *load, load_task *tas
 static void report_attempt(ckd_load *load, const view_tensor *t, const device_attempt *a) {
     load->device.given_up += a->status != CKD_OK;
     if (a->bad) {
-        store_message(load->store,
-                      "tensor '%s' is decoded on the host, as its device made of it what was not saved",
-                      t->tensor->name);
+        store_message(
+            load->store,
+            "tensor '%s' is decoded on the host, as the device's result does not match its content hash",
+            t->tensor->name);
     } else if (a->status == CKD_E_DEVICE || a->status == CKD_E_NOMEM || a->status == CKD_E_UNSUPPORTED) {
-        store_message(load->store, "tensor '%s' is decoded on the host, as its device cannot: %s",
+        store_message(load->store, "tensor '%s' is decoded on the host, as the device failed: %s",
                       t->tensor->name, a->why.message);
     }
 }
@@ -243,7 +244,7 @@ ckd_status load_task_execute(ckd_load *load, load_task *task, size_t count, ckd_
         report_attempt(load, task->tensor, &attempt);
     }
     if (status == CKD_OK && task->done == task->count && task->copied != task->want.count) {
-        status = err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of the %llu elements asked for",
+        status = err_set(err, CKD_E_CORRUPT, "the checkpoint holds only %llu of the %llu requested elements",
                          (unsigned long long)task->copied, (unsigned long long)task->want.count);
     }
     return status;

@@ -173,15 +173,15 @@ void load_describe_difference(char *text, size_t size, ckd_difference kind, cons
                               const view_tensor *t) {
     char stored[80], wanted[80];
     if (kind == CKD_DIFFERS_DTYPE) {
-        snprintf(text, size, "the tensor is stored as %s, %s was asked for", ckd_dtype_name(t->tensor->dtype),
-                 ckd_dtype_name(q->dtype));
+        snprintf(text, size, "the tensor is stored as %s, but %s was requested",
+                 ckd_dtype_name(t->tensor->dtype), ckd_dtype_name(q->dtype));
     } else if (kind == CKD_DIFFERS_SHAPE) {
-        snprintf(text, size, "the tensor is stored with another global shape, %s, than was asked for, %s",
+        snprintf(text, size, "the tensor is stored with global shape %s, but %s was requested",
                  shape_text(stored, sizeof(stored), t->shape.ndim, t->shape.shape),
                  shape_text(wanted, sizeof(wanted), q->ndim, q->shape));
     } else {
         snprintf(text, size, "%s",
-                 kind == CKD_DIFFERS_MISSING ? "the checkpoint has no such tensor" : "nobody asks for it");
+                 kind == CKD_DIFFERS_MISSING ? "the checkpoint has no such tensor" : "it was not requested");
     }
 }
 
@@ -194,7 +194,7 @@ ckd_status load_span(span *want, ckd_region *region, const ckd_load_request *q, 
     *region = region_canonical(&t->shape, &q->region);
     uint64_t size = want->count * ckd_dtype_size(t->tensor->dtype);
     if (sized && (q->size != size || (size && !q->data))) {
-        return err_set(err, CKD_E_INVALID, "the region has %llu bytes, room for %zu was given",
+        return err_set(err, CKD_E_INVALID, "the region has %llu bytes, but the buffer has %zu",
                        (unsigned long long)size, q->size);
     }
     return CKD_OK;

@@ -57,7 +57,8 @@ static ckd_status fail_all(collective *t, uint64_t failure, ckd_error *err) {
     ckd_status status = (ckd_status)(failure >> 1 & 0xff);
     ckd_error why = {0};
     if (from >= t->world || status == CKD_OK || status > CKD_E_DEVICE) {
-        return err_set(err, CKD_E_CORRUPT, "the transport gave a number that no rank can have sent");
+        return err_set(err, CKD_E_CORRUPT,
+                       "the transport's `least` returned a value that no rank can have passed");
     }
     err_set(&why, status, "%s; there is no memory to say more",
             status == CKD_E_NOMEM ? "out of memory" : ckd_status_name(status));

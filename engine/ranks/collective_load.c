@@ -244,7 +244,8 @@ static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t ran
         asked[i] = asked[i] || flags[i];
     }
     *entries = (ckd_bytes){(uint8_t *)j->ranks.in[rank].data + at.at, reader_left(&at)};
-    return at.failed ? err_set(err, CKD_E_CORRUPT, "what rank %u sent is cut off", (unsigned)rank) : CKD_OK;
+    return at.failed ? err_set(err, CKD_E_CORRUPT, "the message of rank %u is truncated", (unsigned)rank)
+                     : CKD_OK;
 }
 
 /* On rank 0, which sees all ranks' requests. */
@@ -309,7 +310,7 @@ static ckd_status read_replies(collective_load *j, const payload_list *n, bool *
     for (uint32_t r = 0; r < j->ranks.world; r++) {
         if (!read_reply(j, n, r, given, receivers)) {
             j->send_count = 0;
-            return err_set(err, CKD_E_CORRUPT, "what rank %u answered makes no sense", (unsigned)r);
+            return err_set(err, CKD_E_CORRUPT, "the reply of rank %u is malformed", (unsigned)r);
         }
     }
     return CKD_OK;

@@ -176,7 +176,8 @@ static const send_entry *expected(const collective_load *j, reader *from, uint64
 static ckd_status take_one(collective_load *j, uint32_t rank, reader *from, uint64_t end, ckd_error *err) {
     const send_entry *d = expected(j, from, end);
     if (!d) {
-        return err_set(err, CKD_E_CORRUPT, "rank %u sent something that nobody asked for", (unsigned)rank);
+        return err_set(err, CKD_E_CORRUPT, "rank %u sent a payload that this rank did not request",
+                       (unsigned)rank);
     }
     const load_node *n = &j->plan->nodes[d->node];
     void *data = malloc(n->record->stored_size + 1);
@@ -186,7 +187,7 @@ static ckd_status take_one(collective_load *j, uint32_t rank, reader *from, uint
     memcpy(data, reader_take(from, n->record->stored_size), n->record->stored_size);
     if (chunk_check_payload(n->chunk, n->record, data, NULL) != CKD_OK) {
         free(data);
-        err_set(err, CKD_E_CORRUPT, "what rank %u read and sent came here as something else", (unsigned)rank);
+        err_set(err, CKD_E_CORRUPT, "the payload that rank %u sent arrived damaged", (unsigned)rank);
         err_in_file(err, CKD_E_CORRUPT, file_path(n->chunk->file));
         return err_in_tensor(err, CKD_E_CORRUPT, n->record->tensor->name);
     }

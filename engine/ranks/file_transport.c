@@ -88,7 +88,7 @@ static ckd_status gather_from(gathering *g, uint32_t rank, bool look, ckd_error 
     ckd_status status = receive(&g->all[rank], g->f, &m->id, g->number, err);
     if (status == CKD_E_NOT_FOUND && look && !member_lives(g->f, m)) {
         status = receive(&g->all[rank], g->f, &m->id, g->number, err); /* its last message */
-        status = status == CKD_E_NOT_FOUND ? rank_died(rank, g->f->world, "before its part was there", err)
+        status = status == CKD_E_NOT_FOUND ? rank_died(rank, g->f->world, "before it had sent its part", err)
                                            : status;
     }
     return status;
@@ -114,8 +114,11 @@ static ckd_status gather_once(void *context, ckd_error *err) {
     ckd_status status = waiting ? rank_group_error(f, err) : CKD_OK; /* others may know who will not come */
     return waiting == 0 || status != CKD_OK
                ? status
-               : err_set(err, CKD_E_BUSY, "%u of %u ranks live and do not come, the first of them rank %u",
-                         (unsigned)waiting, (unsigned)f->world, (unsigned)first);
+               : err_set(
+                     err, CKD_E_BUSY,
+                     "timed out: %u of %u ranks are alive but have not joined this exchange, the first of "
+                     "them rank %u",
+                     (unsigned)waiting, (unsigned)f->world, (unsigned)first);
 }
 
 static ckd_status copy_bytes(ckd_bytes *out, const ckd_bytes *from, ckd_error *err) {
@@ -164,7 +167,8 @@ static ckd_status look_at_others(reception *r, ckd_error *err) {
     ckd_status missing = rank_group_error(f, &why);
     THEN(missing, rank_find_missing(f, r->number - 1, &why));
     if (missing == CKD_OK) {
-        return err_set(err, CKD_E_BUSY, "rank 0 of %u lives and does not answer", (unsigned)f->world);
+        return err_set(err, CKD_E_BUSY, "timed out: rank 0 of %u is alive but does not answer",
+                       (unsigned)f->world);
     }
     ckd_status status = receive(r->out, f, &f->members[0].id, r->number, err);
     if (status != CKD_E_NOT_FOUND) {
@@ -185,7 +189,8 @@ static ckd_status receive_once(void *context, ckd_error *err) {
         return look_at_others(r, err);
     }
     status = receive(r->out, r->f, &m->id, r->number, err);
-    return status == CKD_E_NOT_FOUND ? rank_died(0, r->f->world, "before it said how it went", err) : status;
+    return status == CKD_E_NOT_FOUND ? rank_died(0, r->f->world, "before it reported the outcome", err)
+                                     : status;
 }
 
 static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {

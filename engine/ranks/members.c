@@ -72,7 +72,7 @@ ckd_status members_enter(rank_files *f, ckd_error *err) {
 static ckd_status twice(uint32_t rank, ckd_error *err) {
     return err_set(
         err, CKD_E_BUSY,
-        "two processes that live are rank %u of this group: give each launch a group name of its own",
+        "two running processes are both rank %u of this group: give each launch its own group name",
         (unsigned)rank);
 }
 

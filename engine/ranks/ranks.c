@@ -168,7 +168,7 @@ static ckd_status run_exchange(exchange *x, ckd_status mine, const ckd_error *wh
     if (x->g->broken) {
         return err_set(
             err, CKD_E_STATE,
-            "an earlier exchange with the other ranks did not come to its end: leave, and join again");
+            "an earlier exchange with the other ranks was not completed: call ckd_ranks_leave, then ckd_ranks_join");
     }
     ckd_bytes message = rank_message_write(mine, why, false, data->data, data->size);
     ckd_status status = !message.data     ? err_nomem(err, data->size, "a message")
@@ -434,8 +434,8 @@ static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     if (!settled) {
         return err_set(
             err, status,
-            "rank %u was not told whether %s@%llu was committed, and could not take its part back, so that "
-            "it still may be: look for the checkpoint before saving it again",
+            "rank %u does not know whether %s@%llu was committed, and could not withdraw its part, so it may "
+            "still be: check whether the checkpoint exists before you save it again",
             (unsigned)c->g->rank, run, (unsigned long long)step);
     }
     return status;

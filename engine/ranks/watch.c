@@ -61,7 +61,7 @@ ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err) {
     for (uint32_t i = 0; i < LOOKED_AT && i < f->world; i++) {
         uint32_t rank = f->turn++ % f->world;
         if (rank != f->rank && rank != 0 && rank_is_missing(f, rank, number)) {
-            return rank_died(rank, f->world, "before its part was there", err);
+            return rank_died(rank, f->world, "before it had sent its part", err);
         }
     }
     return CKD_OK;
@@ -76,7 +76,7 @@ ckd_status rank_poll(void *files, ckd_error *err) {
         return err_from(err, status, &why);
     }
     if (f->rank != 0 && !member_lives(f, &f->members[0])) {
-        status = rank_died(0, f->world, "before it said how it went", &why);
+        status = rank_died(0, f->world, "before it reported the outcome", &why);
     } else {
         status = rank_find_missing(f, f->number, &why);
     }
@@ -130,7 +130,7 @@ ckd_status rank_claim_commit(void *files, const ckd_id *checkpoint, ckd_error *e
     if (decided == GIVEN_UP) {
         return err_set(
             err, CKD_E_STATE,
-            "rank %u of %u has given the save up, as it was not told how it went: nothing was committed",
+            "rank %u of %u gave up the save, as it did not learn the outcome in time: nothing was committed",
             (unsigned)by, (unsigned)f->world);
     }
     return decided == CLAIMED ? CKD_OK : err_from(err, why.status ? why.status : CKD_E_IO, &why);

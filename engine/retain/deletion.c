@@ -11,7 +11,9 @@
 static void update_derived(ckd_store *store) {
     ckd_error why = {0};
     if (store_sync_catalog(store, &why) != CKD_OK) {
-        store_message(store, "the catalog is behind the manifests: %s", why.message);
+        store_message(
+            store, "the catalog could not be updated; the next save or open for writing will update it: %s",
+            why.message);
     }
     materialized_evict(store);
 }
@@ -141,9 +143,9 @@ static ckd_status check_name(const manifest_set *n, const manifest_entry *x, ckd
         const ckd_checkpoint *other = &n->items[i].m.checkpoint;
         if (other->step == c->step && other->generation > c->generation && strcmp(other->run, c->run) == 0 &&
             !id_equal(&other->id, &c->id)) {
-            return err_set(err, CKD_E_EXISTS, "%s@%llu was saved anew%s; what it was before cannot come back",
-                           c->run, (unsigned long long)c->step,
-                           n->items[i].in_trash ? ", and deleted again" : "");
+            return err_set(err, CKD_E_EXISTS,
+                           "%s@%llu was saved again%s; the earlier checkpoint cannot be restored", c->run,
+                           (unsigned long long)c->step, n->items[i].in_trash ? ", and deleted again" : "");
         }
     }
     return CKD_OK;
@@ -152,7 +154,8 @@ static ckd_status check_name(const manifest_set *n, const manifest_entry *x, ckd
 static ckd_status check_return(const ckd_store *store, const manifest_set *n, const manifest_entry *x,
                                ckd_error *err) {
     if (x->is_incomplete) {
-        return err_set(err, CKD_E_NOT_FOUND, "what %s@%llu is a delta on has been removed",
+        return err_set(err, CKD_E_NOT_FOUND,
+                       "a checkpoint that %s@%llu depends on has been removed; it cannot be restored",
                        x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step);
     }
     ckd_status status = check_name(n, x, err);

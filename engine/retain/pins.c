@@ -48,7 +48,7 @@ static ckd_status check_before(bool *same, const setting_change *c, const stored
         return CKD_OK;
     }
     return err_set(err, CKD_E_EXISTS,
-                   "the tag %s is that of another checkpoint; move it, or choose another name", c->name);
+                   "the tag %s belongs to another checkpoint; move it, or choose another name", c->name);
 }
 
 static void encode(bytes *to, const ckd_store *store, const setting_change *c, const setting_name *name) {

@@ -29,10 +29,8 @@ ckd_status policy_check(const ckd_policy *p, ckd_error *err) {
 /* The name of the setting for a run. */
 static ckd_status name_of(const char **out, const char *run, ckd_error *err) {
     *out = run ? run : POLICY_OF_ALL;
-    return !run || run_name_valid(run)
-               ? CKD_OK
-               : err_set(err, CKD_E_INVALID, "'%.128s' is no name of a run, which a policy could be for",
-                         run);
+    return !run || run_name_valid(run) ? CKD_OK
+                                       : err_set(err, CKD_E_INVALID, "'%.128s' is not a valid run name", run);
 }
 
 static ckd_status publish(ckd_store *store, const ckd_policy *p, const char *name, ckd_error *err) {
@@ -71,9 +69,10 @@ ckd_status ckd_store_set_policy(ckd_store *store, const ckd_policy *policy, ckd_
     ckd_policy p = policy_copy(policy);
     ckd_status status = policy_check(&p, err);
     if (status == CKD_OK && p.compact_share >= 100 && p.compact_share != CKD_NO_COMPACTION) {
-        status = err_set(err, CKD_E_INVALID,
-                         "a policy compacts beyond 1 to 99 %% of dead bytes, or never, not beyond %u %%",
-                         (unsigned)p.compact_share);
+        status =
+            err_set(err, CKD_E_INVALID,
+                    "a policy compacts when 1 to 99 %% of bytes are dead, or never; %u %% is not possible",
+                    (unsigned)p.compact_share);
     }
     return status == CKD_OK ? change(store, &p, p.run, err) : status;
 }

@@ -77,9 +77,10 @@ static ckd_status apply(application *a, ckd_error *err) {
     }
     safety_reading_free(&a->read);
     return status == CKD_OK && a->is_old
-               ? err_set(err, CKD_E_BUSY,
-                         "others save and delete faster than what stays can be read through; nothing was "
-                         "deleted: try again")
+               ? err_set(
+                     err, CKD_E_BUSY,
+                     "other processes changed the store while the checkpoints that stay were being verified; "
+                     "nothing was deleted: try again")
                : status;
 }
 

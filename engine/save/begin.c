@@ -146,11 +146,11 @@ static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
         manifest_free(&m);
         err_set(&why, CKD_OK, "it contradicts itself, or another one has its id");
     }
-    status =
-        err_set(err, status == CKD_E_UNSUPPORTED ? status : CKD_E_CORRUPT,
-                "a manifest that cannot be used stands at %s@%llu; restore it from a copy, or remove it to "
-                "give that checkpoint up, or save to another run or as a branch: %s",
-                t->run, (unsigned long long)t->step, why.message);
+    status = err_set(
+        err, status == CKD_E_UNSUPPORTED ? status : CKD_E_CORRUPT,
+        "the manifest of %s@%llu exists but cannot be used; restore it from a copy, or remove it to give "
+        "that checkpoint up, or save to another run or as a branch: %s",
+        t->run, (unsigned long long)t->step, why.message);
     return err_in_file(err, status, path_manifest(save->store->path, t->run, t->step, generation).text);
 }
 

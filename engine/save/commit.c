@@ -134,7 +134,8 @@ static int by_rank(const void *a, const void *b) {
 static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *parts, size_t count,
                                 ckd_error *err) {
     if (count != save->options.world) {
-        return err_set(err, CKD_E_INVALID, "%zu parts for %u ranks", count, (unsigned)save->options.world);
+        return err_set(err, CKD_E_INVALID, "there are %zu parts, but the save has %u ranks", count,
+                       (unsigned)save->options.world);
     }
     m->files = calloc(count, sizeof(*m->files));
     if (!m->files) {
@@ -329,10 +330,11 @@ static void update_catalog(ckd_save *save, const manifest *m) {
     }
     if (status != CKD_OK) {
         store_use_memory_catalog(store, NULL); /* so that this handle finds the checkpoint */
-        store_message(store,
-                      "%s@%llu is committed, but the catalog could not be updated (%s); the next save or "
-                      "open for writing will",
-                      m->checkpoint.run, (unsigned long long)m->checkpoint.step, why.message);
+        store_message(
+            store,
+            "%s@%llu is committed, but the catalog could not be updated (%s); the next save or open for "
+            "writing will update it",
+            m->checkpoint.run, (unsigned long long)m->checkpoint.step, why.message);
     }
 }
 
@@ -343,7 +345,7 @@ ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err) {
     ckd_status status = catalog_find_id(&same, save->store->catalog, &save->checkpoint, &why);
     if (status == CKD_OK) {
         return err_set(err, CKD_E_INVALID,
-                       "checkpoint_id is that of %s@%llu already; make a new one with ckd_id_new", same.run,
+                       "checkpoint_id is already used by %s@%llu; make a new one with ckd_id_new", same.run,
                        (unsigned long long)same.step);
     }
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
@@ -376,7 +378,8 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
 static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
                           ckd_error *err) {
     if (save->state != SAVE_SEALED) {
-        return err_set(err, CKD_E_STATE, "a save is published after it was sealed");
+        return err_set(err, CKD_E_STATE,
+                       "this save is not sealed yet: call ckd_save_seal before ckd_save_publish");
     }
     manifest m = {0};
     save->stats.publish_ns = clock_monotonic_ns();

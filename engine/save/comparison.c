@@ -14,7 +14,7 @@ static ckd_status differs(const ckd_save *save, const char *what, const char *na
                           ckd_error *err) {
     return err_in_tensor(err,
                          err_set(err, CKD_E_EXISTS,
-                                 "run '%s' has another checkpoint at step %llu already: %s '%s' %s",
+                                 "run '%s' already has a different checkpoint at step %llu: %s '%s' %s",
                                  save->target.run, (unsigned long long)save->target.step, what, name, how),
                          name);
 }
@@ -92,16 +92,19 @@ ckd_status save_compare_end(const ckd_save *save, ckd_error *err) {
         const struct compared_tensor *c = &save->sources.compared.tensors[i];
         const char *name = v->tensors[i].tensor->name;
         if (!c->seen) {
-            return differs(save, "tensor", name, "is only in that one", err);
+            return differs(save, "tensor", name, "is only in the existing checkpoint", err);
         }
         if (!coverage_complete(&c->regions)) {
             return err_in_tensor(
-                err, err_set(err, CKD_E_MISMATCH, "the saved regions do not hold every element once"), name);
+                err,
+                err_set(err, CKD_E_MISMATCH, "the saved regions do not cover every element exactly once"),
+                name);
         }
     }
     for (size_t i = 0; i < v->blob_count; i++) {
         if (!save->sources.compared.blobs[i]) {
-            return differs(save, "blob", v->blobs[i].record->tensor->name, "is only in that one", err);
+            return differs(save, "blob", v->blobs[i].record->tensor->name,
+                           "is only in the existing checkpoint", err);
         }
     }
     return CKD_OK;

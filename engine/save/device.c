@@ -453,8 +453,8 @@ ckd_status save_device_code(ckd_save *save, unchanged_blocks *u, uint64_t first,
         s->failed = true;
         s->count = 0;
         u->looked = u->count;
-        store_message(save->store, "%s is read from its device, which cannot code it: %s", t->tensor->name,
-                      why.message);
+        store_message(save->store, "%s is copied to the host and coded there, as the device failed: %s",
+                      t->tensor->name, why.message);
     }
     record_results(save, s, u);
     return CKD_OK;

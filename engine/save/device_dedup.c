@@ -71,7 +71,7 @@ static ckd_status round_some(some_blocks *b, const device_lease *lease, uint32_t
     }
     lease->backend->elements(&lease->queue, &known, &what, spans, b->count, &why);
     return known ? device_status(&why, lease->queue.device, err)
-                 : err_set(err, CKD_E_DEVICE, "the device does not know such values");
+                 : err_set(err, CKD_E_DEVICE, "the device does not support this dtype");
 }
 
 /* to: room for the hashes of all kinds. */
@@ -160,8 +160,10 @@ ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_s
     ckd_error why;
     u->hashed = hash_all(u, &why) == CKD_OK;
     if (!u->hashed) {
-        store_message(save->store, "%s is read from its device, which cannot say what has changed: %s",
-                      t->tensor->name, why.message);
+        store_message(
+            save->store,
+            "all of %s is copied to the host, as the device could not tell which blocks have changed: %s",
+            t->tensor->name, why.message);
     }
     return u->hashed && may_be_rounded(save, t) ? name_all(u, save, err) : CKD_OK;
 }

@@ -259,12 +259,13 @@ bool save_parent_decode_on_device(parent_attempt *out, ckd_save *save, const los
 void save_parent_report(ckd_save *save, const parent_attempt *a, const tensor_context *context) {
     const char *name = context->tensor->name;
     if (a->status == CKD_E_DEVICE || a->status == CKD_E_NOMEM || a->status == CKD_E_UNSUPPORTED) {
-        store_message(save->store, "what '%s' builds on is decoded on the host, as its device cannot: %s",
+        store_message(save->store, "the parent of '%s' is decoded on the host, as the device failed: %s",
                       name, a->why.message);
     } else if (a->bad) {
         store_message(
             save->store,
-            "what '%s' builds on is decoded on the host, as its device made of it what was not saved", name);
+            "the parent of '%s' is decoded on the host, as the device's result does not match its content hash",
+            name);
     } else {
         return;
     }

@@ -81,7 +81,7 @@ void save_reference_keep(ckd_save *save, const lossy_tile *t, const tensor_conte
     device_reference_key key = save_reference_key(t, context);
     ckd_error why;
     if (t->device && t->part == LOSSY_WEIGHT && lossy_device_keep_reference(t, &key, &why) != CKD_OK) {
-        store_message(save->store, "%s is not kept on its device for the next save: %s", key.tensor,
+        store_message(save->store, "%s cannot be cached on the device for the next save: %s", key.tensor,
                       why.message);
     }
 }

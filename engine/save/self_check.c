@@ -73,8 +73,8 @@ ckd_status self_check_run(ckd_save *save, const view *v, ckd_error *err) {
             atomic_store(&save->store->devices_differ, true);
             return err_set(
                 err, CKD_E_DEVICE,
-                "what a device made of tensor '%s' is not what a load makes of it (%.200s): nothing was committed; save "
-                "again, as the next saves read what lies on devices, and code it on the host",
+                "what a device coded of tensor '%s' does not load to the values that were saved (%.200s): "
+                "nothing was committed; save again: later saves of this store handle code on the host",
                 b->tensor->name, why.message);
         }
     }

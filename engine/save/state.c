@@ -31,10 +31,10 @@ ckd_status save_depend(save_output *out, const ckd_id *checkpoint, ckd_error *er
 void save_report_damage(ckd_save *save) {
     if (atomic_load(&save->sources.damaged) && !save->sources.reported_damage) {
         save->sources.reported_damage = true;
-        store_message(save->store,
-                      "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
-                      "ckptdelta verify)",
-                      save->target.origin.run, (unsigned long long)save->target.origin.step);
+        store_message(
+            save->store,
+            "parts of the parent %s@%llu are damaged; these blocks are stored without a delta (run ckptdelta verify)",
+            save->target.origin.run, (unsigned long long)save->target.origin.step);
     }
 }
 

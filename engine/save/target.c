@@ -29,7 +29,7 @@ static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
     if (!(o->target_bits >= 0 && o->target_bits <= 64) || !(o->target_ratio >= 0 && o->target_ratio <= 1e6) ||
         (o->target_bits > 0 && o->target_ratio > 0)) {
         return err_set(err, CKD_E_INVALID,
-                       "a target is either bits for each parameter, up to 64, or a ratio");
+                       "set target_bits (0 ... 64 per parameter) or target_ratio (0 ... 10^6), not both");
     }
     if (o->step_scale != 0 && (!(o->step_scale >= 1.0 / 64) || !(o->step_scale <= 64) || o->target_bits > 0 ||
                                o->target_ratio > 0)) {
@@ -47,7 +47,7 @@ ckd_status save_check_options(const ckd_save_options *o, ckd_error *err) {
     if (!run_name_valid(o->run)) {
         return err_set(
             err, CKD_E_INVALID,
-            "'%.*s' is no run name: 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
+            "'%.*s' is not a valid run name: use 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
             CKD_RUN_MAX, o->run ? o->run : "", CKD_RUN_MAX);
     }
     if (o->step > INT64_MAX) {
@@ -68,7 +68,8 @@ ckd_status save_check_options(const ckd_save_options *o, ckd_error *err) {
     if (!(o->max_load_cost >= 0) || !(o->newest_load_cost >= 0) ||
         (o->max_load_cost > 0 && o->max_load_cost < 1) ||
         (o->newest_load_cost > 0 && o->newest_load_cost < 1)) {
-        return err_set(err, CKD_E_INVALID, "load costs are in base loads: 1 or more, or 0 for the default");
+        return err_set(err, CKD_E_INVALID,
+                       "a load cost is at least 1 (the load of a base), or 0 for the default");
     }
     if (o->on_duplicate < CKD_DUPLICATE_ERROR || o->on_duplicate > CKD_DUPLICATE_BRANCH) {
         return err_set(err, CKD_E_INVALID, "on_duplicate %d is not known", (int)o->on_duplicate);
@@ -81,7 +82,8 @@ ckd_status save_check_options(const ckd_save_options *o, ckd_error *err) {
             (unsigned)o->world);
     }
     if (o->rank >= (o->world ? o->world : 1)) {
-        return err_set(err, CKD_E_INVALID, "rank %u of a world of %u", (unsigned)o->rank, (unsigned)o->world);
+        return err_set(err, CKD_E_INVALID, "rank is %u, but it must be below world, %u", (unsigned)o->rank,
+                       (unsigned)o->world);
     }
     if (o->metric_name && (strlen(o->metric_name) >= sizeof(((ckd_checkpoint *)0)->metric_name) ||
                            !utf8_valid(o->metric_name, strlen(o->metric_name)))) {
@@ -254,10 +256,10 @@ ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_sav
         ckd_error why = {0};
         status = catalog_find(&out->existing, store->catalog, out->run, out->step, &why);
         if (status == CKD_OK && o->on_duplicate != CKD_DUPLICATE_SAME_OK) {
-            return err_set(err, CKD_E_EXISTS,
-                           "run '%s' has a checkpoint at step %llu already; choose another run or "
-                           "step, or say what to do with duplicates",
-                           out->run, (unsigned long long)out->step);
+            return err_set(
+                err, CKD_E_EXISTS,
+                "run '%s' already has a checkpoint at step %llu; choose another run or step, or set on_duplicate",
+                out->run, (unsigned long long)out->step);
         }
         out->compare = status == CKD_OK;
         status = err_except(err, status, CKD_E_NOT_FOUND, &why);
@@ -292,8 +294,8 @@ static ckd_status another_launch(const ckd_save *save, const ckd_checkpoint *the
     return err_set(
         err, CKD_E_EXISTS,
         "another launch saves to run '%s': its checkpoint %s@%" PRIu64
-        " (id %s, saved at %s UTC by %u ranks) is not this session's, and is newer than what this one %s; end one of "
-        "both, or ask for branches (on_duplicate)",
+        " (id %s, saved at %s UTC by %u ranks) is not this session's, and is newer than the one this session "
+        "%s; stop one of the two, or set on_duplicate to CKD_DUPLICATE_BRANCH",
         save->target.run, theirs->run, theirs->step, hex, at, (unsigned)theirs->world, when);
 }
 

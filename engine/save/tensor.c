@@ -60,8 +60,8 @@ static void record_doubt(ckd_save *save, const ckd_tensor *t, const role_name *p
     if (save->lossy.in_doubt++ == 0) {
         store_message(
             save->store,
-            "'%s' looks like an optimizer's tensor, and its name does not tell its weight: it is stored "
-            "exactly unless it is given a role",
+            "'%s' looks like optimizer state, but its name does not say which weight it belongs to: it is "
+            "stored exactly unless you give it a role",
             t->name);
     }
 }
@@ -145,7 +145,8 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
                 memcmp(old->shape.shape, shape->shape, shape->ndim * sizeof(uint64_t)) == 0;
     context->parent = same ? old : NULL;
     if (old && !same && !save->target.compare) {
-        store_message(save->store, "%s is saved without its parent: there it is %s of another %s", name,
+        store_message(save->store,
+                      "%s is stored without a delta: in the parent it is %s, with a different %s", name,
                       ckd_dtype_name(old->tensor->dtype), old->tensor->dtype == t->dtype ? "shape" : "dtype");
     }
     return CKD_OK;

@@ -190,8 +190,8 @@ static void report_doubts(ckd_session *s, size_t count, const char *first) {
     pthread_mutex_lock(&s->saver.store_turn);
     store_message(
         s->saver.store,
-        "%zu of the registered tensors look like an optimizer's and belong to no weight of the same shape, the first is '%s': "
-        "they are stored exactly unless they are given a role",
+        "%zu registered tensors look like optimizer state but belong to no weight of the same shape, the "
+        "first is '%s': they are stored exactly unless you give them a role",
         count, first);
     pthread_mutex_unlock(&s->saver.store_turn);
 }

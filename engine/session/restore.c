@@ -21,14 +21,15 @@ static ckd_status read_bytes(stored_bytes *found, const ckd_session *s, ckd_load
         }
         ckd_status status = ckd_load_blob(&found[i].data, &found[i].size, load, item->tensor.name, err);
         if (status == CKD_E_NOT_FOUND) {
-            return err_set(err, CKD_E_MISMATCH, "the checkpoint has no bytes '%s'", item->tensor.name);
+            return err_set(err, CKD_E_MISMATCH, "the checkpoint has no blob '%s'", item->tensor.name);
         }
         if (status != CKD_OK) {
             return status;
         }
         if (found[i].size != item->bytes) {
-            return err_set(err, CKD_E_MISMATCH, "the checkpoint has %zu bytes '%s', registered are %llu",
-                           found[i].size, item->tensor.name, (unsigned long long)item->bytes);
+            return err_set(err, CKD_E_MISMATCH,
+                           "the checkpoint stores %zu bytes as '%s', but %llu are registered", found[i].size,
+                           item->tensor.name, (unsigned long long)item->bytes);
         }
     }
     return CKD_OK;

@@ -193,10 +193,11 @@ static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd
         newest.step < slot->step) {
         return CKD_OK;
     }
-    return err_set(err, CKD_E_EXISTS,
-                   "run '%s' has checkpoints up to step %llu already, and was not gone on from: call "
-                   "ckd_session_restore, choose another run, or ask for branches (on_duplicate)",
-                   s->run, (unsigned long long)newest.step);
+    return err_set(
+        err, CKD_E_EXISTS,
+        "run '%s' already has checkpoints up to step %llu, and this session did not resume from them: call "
+        "ckd_session_restore, choose another run, or set on_duplicate to CKD_DUPLICATE_BRANCH",
+        s->run, (unsigned long long)newest.step);
 }
 
 static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,

@@ -405,7 +405,7 @@ ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
         return status;
     }
     if (until != CKD_STAGED && until != CKD_DURABLE) {
-        return err_set(err, CKD_E_INVALID, "nothing is known that could be waited for as %d", (int)until);
+        return err_set(err, CKD_E_INVALID, "%d is not a value of ckd_wait", (int)until);
     }
     session_fence(s, SNAPSHOT_ALL);
     wait_for_devices(s);

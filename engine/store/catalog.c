@@ -167,10 +167,11 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
     ckd_status status = sync_file(&catalog_failed, store, &why);
     if (catalog_failed &&
         (status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND || status == CKD_E_MISMATCH)) {
-        store_message(store,
-                      "the catalog %s (%s); making it anew from the manifests, the old one is kept "
-                      "as " FILE_CATALOG ".old",
-                      status == CKD_E_MISMATCH ? "is of an older version" : "is damaged", why.message);
+        store_message(
+            store,
+            "the catalog %s (%s); rebuilding it from the manifests, and keeping the old one as " FILE_CATALOG
+            ".old",
+            status == CKD_E_MISMATCH ? "is of an older version" : "is damaged", why.message);
         status = store_rebuild_catalog(store, false, &why);
     }
     /* If a newer version wrote the catalog, or we may not write it, we may not write the store either. */
@@ -178,7 +179,7 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
         status == CKD_E_READ_ONLY) {
         return err_from(err, status, &why);
     }
-    store_message(store, "going on without the catalog: %s", why.message);
+    store_message(store, "continuing without the catalog: %s", why.message);
     return store_use_memory_catalog(store, err);
 }
 

@@ -90,8 +90,7 @@ static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_erro
             bool all = span_equal(&have, &s.want, s.tensor->shape.ndim);
             found += common;
             if (all && !hash128_equal(&b->record->content, s.content)) {
-                return view_block_corrupt(x->block, err,
-                                          "the values that the block builds on are others now");
+                return view_block_corrupt(x->block, err, "the values that the block depends on have changed");
             }
             status = common ? push(w, s.view, b, err) : CKD_OK;
         }

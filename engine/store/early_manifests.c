@@ -125,7 +125,8 @@ ckd_status manifest_entry_publish(manifest_entry *x, const ckd_store *store, ckd
 ckd_status manifest_entry_upgrade(manifest_entry *x, const ckd_store *store, ckd_error *err) {
     ckd_checkpoint *c = &x->m.checkpoint;
     if (!x->in_trash && c->generation == UINT32_MAX) {
-        return err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
+        return err_set(err, CKD_E_UNSUPPORTED,
+                       "the generation number of %s@%llu is already the largest possible", c->run,
                        (unsigned long long)c->step);
     }
     c->generation += !x->in_trash;

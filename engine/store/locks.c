@@ -63,7 +63,7 @@ ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, ui
     /* Every writer takes this lock first, so the error speaks of the whole store. */
     if (status == CKD_E_READ_ONLY && err) {
         err_sys(err, err->sys_errno, path_in(store->path, FILE_PUBLISH_LOCK).text,
-                "the store '%s' is read-only for us, it can only be opened for reading", store->path);
+                "the store '%s' is read-only for this process; open it for reading", store->path);
     }
     return status;
 }
@@ -95,10 +95,11 @@ ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_stor
     w->begun_ns = w->begun_ns ? w->begun_ns : now;
     if (!w->reported && (now - w->begun_ns) / 1000000 >= TELL_AFTER_MS) {
         w->reported = true;
-        store_message(store, "waiting until nobody can read what is to be removed: %s is held by %s",
+        store_message(store,
+                      "waiting for loads and saves that may read the files to be removed: %s is held by %s",
                       FILE_READER_LOCK, holder_of(p.text).text);
     }
     return err_set(
         err, CKD_E_BUSY,
-        "loads or saves are under way, which may read what is to be removed; try again when they have ended");
+        "running loads or saves may still read the files to be removed; try again when they have ended");
 }

@@ -13,7 +13,8 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
     if (status == CKD_OK && (strcmp(out->checkpoint.run, run) != 0 || out->checkpoint.step != step ||
                              out->checkpoint.generation != generation)) {
         manifest_free(out);
-        status = err_corrupt(err, p.text, CKD_NO_OFFSET, "the manifest of %s@%llu stands under another name",
+        status = err_corrupt(err, p.text, CKD_NO_OFFSET,
+                             "this file holds the manifest of %s@%llu, which its name contradicts",
                              out->checkpoint.run, (unsigned long long)out->checkpoint.step);
     }
     if (status == CKD_OK) {
@@ -139,10 +140,11 @@ ckd_status manifests_pick_generation(uint32_t *out, const manifest_list *manifes
         return CKD_OK;
     }
     if (tombstones->items[dead].generation == UINT32_MAX) {
-        return err_set(err, CKD_E_INVALID,
-                       "%s@%llu was deleted in the last generation that there is; save another step, or "
-                       "to another run",
-                       run, (unsigned long long)step);
+        return err_set(
+            err, CKD_E_INVALID,
+            "%s@%llu cannot be saved again: its last generation number was used by a deleted checkpoint; "
+            "save another step, or to another run",
+            run, (unsigned long long)step);
     }
     *out = tombstones->items[dead].generation + 1;
     return CKD_OK;

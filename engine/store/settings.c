@@ -63,7 +63,8 @@ static ckd_status decode(stored_setting *n, const ckd_id *store, const bytes *da
     if (same_subject(&within, &n->name) && within.generation == n->name.generation) {
         return CKD_OK;
     }
-    return err_corrupt(err, path, CKD_NO_OFFSET, "the setting of %s stands under another name", within.name);
+    return err_corrupt(err, path, CKD_NO_OFFSET,
+                       "this file holds the setting of %s, which its name contradicts", within.name);
 }
 
 /* Reads the content, and sets everything but the name. */
@@ -175,8 +176,8 @@ ckd_status settings_check(const setting_list *n, const ckd_store *store, ckd_err
             char text[sizeof(why.message)];
             snprintf(
                 text, sizeof(text),
-                "%.300s; nothing is deleted while it is not known what it keeps: bring the file back, or "
-                "set or delete that %s",
+                "%.300s; nothing is deleted until this is fixed, as the setting may protect checkpoints: "
+                "restore the file, or set or delete the %s again",
                 why.message, setting_word(n->items[i].name.kind));
             memcpy(why.message, text, sizeof(text));
         }
@@ -311,7 +312,10 @@ ckd_status settings_next(setting_name *out, stored_setting *before, const ckd_st
         return status;
     }
     if (before->name.generation == UINT32_MAX) {
-        return err_set(err, CKD_E_INVALID, "%s was changed as often as that can be; remove it first", name);
+        return err_set(
+            err, CKD_E_INVALID,
+            "the setting of %s was changed too often (no generation number is left); delete it, then set it again",
+            name);
     }
     out->generation = before->name.generation + 1;
     return CKD_OK;

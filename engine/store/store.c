@@ -49,8 +49,8 @@ static void warn_open_to_all(const ckd_store *store) {
         if (stat(p.text, &st) == 0 && (st.st_mode & S_IWOTH) && !(st.st_mode & S_ISVTX)) {
             store_message(
                 store,
-                "every user of this machine can remove and replace the checkpoints of this store, as %s is "
-                "writable by all; chmod -R o-w takes that away",
+                "every user of this machine can remove or replace checkpoints of this store, as %s is "
+                "world-writable; run chmod -R o-w on the store",
                 p.text);
             return;
         }

@@ -388,16 +388,17 @@ ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage
         ckd_error why = {.offset = CKD_NO_OFFSET};
         pathname p = path_manifest(store->path, c->run, c->step, c->generation);
         checkpoint_text(checkpoint, c->run, c->step, false);
-        ckd_status found = err_corrupt(&why, p.text, CKD_NO_OFFSET,
-                                       "the manifest is gone, and nobody deleted the checkpoint");
+        ckd_status found =
+            err_corrupt(&why, p.text, CKD_NO_OFFSET,
+                        "the manifest is lost: it is missing, and the checkpoint was not deleted");
         status = damage_record(damage, found, &why, CKD_NO_OFFSET, checkpoint, err);
     }
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status found = err_corrupt(
             &why, path_chunk(store->path, &v->strays[i].id, "").text, CKD_NO_OFFSET,
-            "no manifest names this chunk file: that of its checkpoint is gone, and so is its run and step; "
-            "pull the checkpoint from a copy, or remove the file if nobody misses it");
+            "no manifest names this chunk file: its checkpoint's manifest is lost, and with it run and step; "
+            "pull the checkpoint from a copy of the store, or remove the file if it is not needed");
         status = v->strays[i].explained ? CKD_OK : damage_record(damage, found, &why, CKD_NO_OFFSET, "", err);
     }
     for (size_t i = 0; i < v->doubtful_count && status == CKD_OK; i++) {
@@ -440,8 +441,8 @@ static ckd_status save_lost_row(const ckd_store *store, const ckd_checkpoint *c,
         return err_from(err, status, &why);
     }
     if (status != CKD_OK) {
-        store_message(store, "what the catalog knew of %s@%llu cannot be kept: %s", c->run,
-                      (unsigned long long)c->step, why.message);
+        store_message(store, "the catalog's record of the lost checkpoint %s@%llu cannot be saved: %s",
+                      c->run, (unsigned long long)c->step, why.message);
     }
     return CKD_OK;
 }
@@ -489,7 +490,7 @@ ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *kn
     if (status != CKD_OK && status != CKD_E_NOMEM) {
         store_message(
             store,
-            "the catalog drops %zu checkpoints without a manifest, and cannot keep what it knew of them: %s",
+            "the catalog drops %zu checkpoints without a manifest, and their records cannot be saved: %s",
             count, why.message);
     }
     vanished_free(&v);

@@ -157,11 +157,12 @@ static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error 
     if (c->tensors == v->tensor_count && !none) {
         return CKD_OK;
     }
-    err_set(err, CKD_E_CORRUPT,
-            "the manifest tells of %llu tensors and %llu bytes, its chunk files hold %zu and %llu of this "
-            "checkpoint",
-            (unsigned long long)c->tensors, (unsigned long long)c->raw_bytes, v->tensor_count,
-            (unsigned long long)raw);
+    err_set(
+        err, CKD_E_CORRUPT,
+        "the manifest declares %llu tensors and %llu bytes, but its chunk files hold %zu tensors and %llu "
+        "bytes of this checkpoint",
+        (unsigned long long)c->tensors, (unsigned long long)c->raw_bytes, v->tensor_count,
+        (unsigned long long)raw);
     return err_in_file(err, CKD_E_CORRUPT, path_manifest(store->path, c->run, c->step, c->generation).text);
 }
 

@@ -18,7 +18,7 @@ static ckd_status find_dependency(view_source *out, view_cache *cache, const vie
             ckd_id_text(hex, &on->checkpoint);
             err_corrupt(
                 err, file_path(b->chunk->file), b->record->offset,
-                "the block builds on checkpoint %s, of which the files that its manifest names hold nothing",
+                "the block depends on checkpoint %s, but no file that the manifest names has records of it",
                 hex);
             return CKD_E_CORRUPT;
         }
@@ -40,7 +40,7 @@ ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, 
     const record *r = b->record;
     *out = (view_source){.view = NULL};
     if (r->dependency_count <= index || r->dependencies[index].kind != DEPENDS_VALUES) {
-        return view_block_corrupt(b, err, "the block names nothing to build on");
+        return view_block_corrupt(b, err, "the block names no block to depend on");
     }
     const dependency *on = &r->dependencies[index];
     ckd_status status = find_dependency(out, cache, own, b, on, err);

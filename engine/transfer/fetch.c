@@ -130,7 +130,7 @@ static ckd_status report_progress(void *context, ckd_error *err) {
     const ckd_copy_options *o = t->options;
     int stop = o->on_progress ? o->on_progress(o->progress_context, t->done, t->total) : 0;
     return stop ? err_set(err, CKD_E_CANCELLED,
-                          "the copy was cancelled; what was committed stays, and another call goes on")
+                          "the copy was cancelled; committed checkpoints stay, and the next copy continues")
                 : CKD_OK;
 }
 

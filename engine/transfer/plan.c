@@ -141,8 +141,8 @@ static ckd_status check_rename(planning *p, ckd_error *err) {
     if (as && !run_name_valid(as)) {
         return err_set(
             err, CKD_E_INVALID,
-            "'%.128s' is no name for a run: 1 to %d of A-Z a-z 0-9 . _ - ~, the first neither . nor -", as,
-            CKD_RUN_MAX);
+            "'%.128s' is not a valid run name: use 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
+            as, CKD_RUN_MAX);
     }
     for (size_t i = 0; as && i < p->from.list.count; i++) {
         const char *of = p->from.list.items[i].run;

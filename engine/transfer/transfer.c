@@ -167,7 +167,7 @@ static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     THEN(status, totals_set(m, v, err));
     if (status == CKD_OK &&
         (m->checkpoint.tensors != was.tensors || m->checkpoint.raw_bytes != was.raw_bytes)) {
-        status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
+        status = err_set(err, CKD_E_CORRUPT, "the copied files lack blocks of the checkpoint");
     }
     views_free(&views);
     return status;
@@ -439,8 +439,8 @@ static void finish_catalog(transfer *t) {
         store_use_memory_catalog(store, NULL);
         store_message(
             store,
-            "what was copied is committed, but the catalog could not be updated (%s); the next save or "
-            "open for writing will",
+            "the copied checkpoints are committed, but the catalog could not be updated (%s); the next save "
+            "or open for writing will update it",
             why.message);
     }
     pthread_mutex_unlock(&store->mutex);

@@ -28,7 +28,7 @@ SIGNALS = [signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 KEEP = {"last": 4, "every": 10}
 # Why a command may fail beside others: what it was about has changed meanwhile.
 EXPECTED = re.compile("in progress|is not in the (store|trash)|no such|there are no checkpoints|is pinned|"
-                      "already|has changed|changed meanwhile|try again|is busy|being (deleted|rewritten|copied)|does not say what parity|"
+                      "already|has changed|changed meanwhile|try again|is busy|being (deleted|rewritten|copied)|no parity is configured|"
                       "was deleted|gone|no checkpoint|run .* is not|there is no run|has no run|another (compaction|process)")
 
 

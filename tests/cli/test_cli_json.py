@@ -231,7 +231,7 @@ def test_diff(store):
     b["w"][3] += 2
     b["w"][5] = np.nan
     store.save(1, a)
-    store.save(2, b, expect_message="shape is saved without its parent: there it is f32 of another shape")
+    store.save(2, b, expect_message="shape is stored without a delta: in the parent it is f32, with a different shape")
     diff = checked(store.json("diff", 1, 2), "diff")
     assert (diff["a"]["run"], diff["a"]["step"], diff["b"]["step"]) == ("a", 1, 2)
     assert diff["a"]["id"] == store.checkpoints()[0]["id"]

@@ -187,7 +187,7 @@ def test_lossy_resumes_are_counted(store):
     store.save(1, state(1), "--fidelity", "near", "--resumed-from", "a@0")
     store.save(2, state(2), "--fidelity", "near", "--resumed-from", "a@1")
     told = store.save(3, state(3), "--fidelity", "near", "--resumed-from", "a@2").out
-    assert "2 lossy resumes behind it" in told
+    assert "2 lossy resumes before it" in told
     store.save(4, state(4), "--resumed-from", "a@3")
     store.save(5, state(5))
     assert [c["lossy_resumes"] for c in store.checkpoints()] == [0, 0, 1, 2, 3, 3]

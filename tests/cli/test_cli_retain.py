@@ -88,7 +88,7 @@ def test_it_says_when_room_is_free(store):
     for step in range(1, 7):
         store.save(step, state(1, step))
     out = store.call("prune", "--keep-last", 4, "--undo", "2h").out
-    assert "deleted 2 of 6 checkpoints, which frees" in out and "when their time in the trash is over, 2 h 0 min" in out
+    assert "deleted 2 of 6 checkpoints, which frees" in out and "when they leave the trash, after 2 h 0 min" in out
     out = store.call("prune", "--keep-last", 2, "--undo", "0s").out
     assert "deleted 2 of 4 checkpoints, which frees" in out and " now\n" in out
 

@@ -76,7 +76,7 @@ def test_every_program_is_as_good_as_the_own_names(store, fidelity):
         for steps in (20, 21):
             tensors, meant, metadata = called(program, training(steps))
             said = store.save(steps, tensors, "--fidelity", fidelity, "--json", run_name=run_name, metadata=metadata)
-            assert said.json()["in_doubt"] == [] and "optimizer's" not in said.err
+            assert said.json()["in_doubt"] == [] and "like optimizer state" not in said.err
         roles = {t["name"]: t["role"] for t in store.json("show", "--run", run_name)["tensors"]}
         assert {name: roles[name] for name in meant} == {
             name: ("weight", "exp_avg", "exp_avg_sq")[part] for name, (_, part) in meant.items()}
@@ -89,7 +89,7 @@ def test_every_program_is_as_good_as_the_own_names(store, fidelity):
 
 def test_without_the_order_numbers_stay_exact_and_it_is_said(store):
     tensors, meant, _ = called(LIGHTNING, training(9))
-    said = store.save(1, tensors, "--fidelity", "coarse", expect_message="6 tensors look like an optimizer's")
+    said = store.save(1, tensors, "--fidelity", "coarse", expect_message="6 tensors look like optimizer state but belong to no weight")
     moments = sorted(name for name, (_, part) in meant.items() if part)
     assert "--role" in said.err and "and 3 more" in said.err
     assert sum(f"  {name}\n" in said.err for name in moments) == 3
@@ -98,9 +98,9 @@ def test_without_the_order_numbers_stay_exact_and_it_is_said(store):
         assert got[name][2] == tensors[name].tobytes(), name
     assert got["state_dict.emb.weight"][2] != tensors["state_dict.emb.weight"].tobytes()
     assert {t["role"] for t in store.json("show")["tensors"] if t["name"] in moments} == {"other"}
-    every = store.save(2, tensors, "--fidelity", "near", "-v", expect_message="optimizer's").err
+    every = store.save(2, tensors, "--fidelity", "near", "-v", expect_message="6 tensors look like optimizer state").err
     assert all(f"  {name}\n" in every for name in moments) and "more" not in every
-    as_json = store.save(3, tensors, "--fidelity", "near", "--json", expect_message="optimizer's").json()
+    as_json = store.save(3, tensors, "--fidelity", "near", "--json", expect_message="6 tensors look like optimizer state").json()
     check_documented(as_json, "`save`")
     assert sorted(as_json["in_doubt"]) == moments
     store.save(4, tensors, "--fidelity", "near", "-q")
@@ -124,7 +124,7 @@ UNPAIRED = ["exp_avg.another", "optimizer.state.0.exp_avg_sq", "optimizer.state.
 def test_what_looks_like_an_optimizers_is_never_a_weight(store, name):
     rng = np.random.default_rng(3)
     tensors = {"layer.weight": rng.standard_normal((64, 32), np.float32), name: rng.standard_normal((64, 32), np.float32) ** 2}
-    said = store.save(1, tensors, "--fidelity", "coarse", "--json", expect_message="1 tensor looks like an optimizer's and belongs")
+    said = store.save(1, tensors, "--fidelity", "coarse", "--json", expect_message="1 tensor looks like optimizer state but belongs")
     assert said.json()["in_doubt"] == [name]
     got = store.load()[0]
     assert got[name][2] == tensors[name].tobytes() and got["layer.weight"][2] != tensors["layer.weight"].tobytes()

@@ -187,8 +187,8 @@ def test_what_a_catalog_could_run_does_not_run(store, tmp_path):
 def test_a_store_that_all_can_write_to_is_told_of(store, mode, warned):
     store.save(1, tensors())
     (store.path / "data" / "c").chmod(mode)
-    store.call("list", expect_message="writable by all" if warned else "")
-    assert ("writable by all" in any_end(store, "list").stderr) == warned
+    store.call("list", expect_message="is world-writable" if warned else "")
+    assert ("is world-writable" in any_end(store, "list").stderr) == warned
 
 
 def test_files_have_the_rights_that_the_umask_leaves(store):

@@ -200,7 +200,7 @@ def test_errors_of_lossy_checkpoints_are_listed():
         assert error["bits_per_element"] == pytest.approx(
             8 * checkpoint["stored_bytes"] / sum(map(ckd_reader.product, shapes)))
     text = ckptdelta("show", GOLDEN / "lossy").stdout.decode()
-    assert "near, 0 lossy resumes" in text and "REL L2" in text and "DIRECTION" in text
+    assert "near, lossy resumes before it: 0" in text and "REL L2" in text and "DIRECTION" in text
     assert "REL L2" not in ckptdelta("show", GOLDEN / "bundles").stdout.decode()
 
 

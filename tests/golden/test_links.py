@@ -105,7 +105,7 @@ def test_the_trash_knows_another_checkpoint_of_that_name(old):
     listed = {c["step"]: c for c in old.checkpoints()}
     assert set(listed) == set(STEPS) and listed[DEPENDENT]["kind"] == "base"
     old.call("verify", "--quiet")
-    old.call("trash", "--restore", name(DEPENDENT), expect=1, expect_message="was saved anew")
+    old.call("trash", "--restore", name(DEPENDENT), expect=1, expect_message="was saved again; the earlier checkpoint cannot be restored")
 
 
 @pytest.mark.parametrize("undo", ["0s", "1h"])
@@ -152,7 +152,7 @@ def test_a_manifest_that_vanished(old, dead):
     old.call("delete", f"run@{kept.step}", "--undo", "0s", "--quiet")
     old.call("trash", "--empty", "--quiet")
     if dead:
-        old.call("trash", "--restore", name(step), expect=NOT_FOUND, expect_message="a delta on has been removed")
+        old.call("trash", "--restore", name(step), expect=NOT_FOUND, expect_message="depends on has been removed")
     assert all((old.path / f"data/c/{f.id.hex()}.ckd").exists() for f in kept.own)
     (old.folder / lost).rename(old.path / "data/m" / lost)
     if dead:

@@ -274,8 +274,8 @@ typedef struct heard {
 
 static void hear(void *context, const char *message) {
     heard *h = context;
-    h->all += strstr(message, "is read from its device") != NULL;
-    h->coding += strstr(message, "which cannot code it") != NULL;
+    h->all += strstr(message, "is copied to the host") != NULL;
+    h->coding += strstr(message, "and coded there, as the device failed") != NULL;
 }
 
 /* Each call that can fail does, once: the host goes on, or the save has failed; a tensor is told of once. */

@@ -495,7 +495,7 @@ static device_result move_wrongly(const device_queue *queue, const device_tile *
 static void test_wrong_device(void **state) {
     ckd_store *store = store_create(*state);
     save_steps(store, 3, CKD_COARSE, CKD_F32);
-    store = reopen_to_hear(store, *state, "made of it what was not saved");
+    store = reopen_to_hear(store, *state, "the device's result does not match its content hash");
     device_backend wrong = *emulated_device();
     wrong.move = move_wrongly;
     device_backend_use(&wrong);

@@ -328,7 +328,7 @@ static void test_damaged_parent(void **state) {
     damage(two.made, 0, false); /* of which the parent's chain is made */
     damage(two.host, 0, false);
     assert_int_equal(next_alike(text, sizeof(text), &two, &p, 3), 1);
-    assert_non_null(strstr(text, "are damaged; they are saved anew"));
+    assert_non_null(strstr(text, "are damaged; these blocks are stored without a delta"));
     assert_int_equal(next_alike(text, sizeof(text), &two, &p, 4), 0);
     end_pair(&two);
 }
@@ -362,7 +362,7 @@ static void test_wrong_parent(void **state) {
     unsigned heard = next_alike(text, sizeof(text), &two, &p, 2);
     prepare = NULL;
     assert_int_equal(heard, 1);
-    assert_non_null(strstr(text, "are damaged; they are saved anew"));
+    assert_non_null(strstr(text, "are damaged; these blocks are stored without a delta"));
     end_pair(&two);
 }
 
@@ -384,7 +384,7 @@ static void test_wrong_device(void **state) {
     pair two = new_pair(*state, &p, 2);
     wrong_now = true;
     assert_int_equal(next_alike(text, sizeof(text), &two, &p, 2), 1);
-    assert_non_null(strstr(text, "made of it what was not saved"));
+    assert_non_null(strstr(text, "the device's result does not match its content hash"));
     wrong_now = false;
     assert_int_equal(next_alike(text, sizeof(text), &two, &p, 3), 0);
     end_pair(&two);

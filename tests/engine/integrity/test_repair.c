@@ -188,7 +188,7 @@ static void check_named(ckd_store *store, const char *checkpoint) {
     for (quick.quick = 0; quick.quick < 2; quick.quick++) {
         must(ckd_store_verify(&r, store, &quick, &err), &err);
         assert_int_equal(r->damage_count, 1);
-        assert_non_null(strstr(r->damage[0].what, "the manifest is gone"));
+        assert_non_null(strstr(r->damage[0].what, "the manifest is lost: it is missing"));
         assert_int_equal(r->damage[0].checkpoint_count, 1);
         assert_string_equal(r->damage[0].checkpoints[0], checkpoint);
         ckd_verify_result_free(r);

@@ -228,7 +228,7 @@ static void test_differences_are_explained(void **state) {
     } want[] = {{CKD_DIFFERS_DTYPE, "master.w", "bf16"},
                 {CKD_DIFFERS_SHAPE, "w", rows_by_columns},
                 {CKD_DIFFERS_MISSING, "nix", "no such tensor"},
-                {CKD_DIFFERS_UNEXPECTED, "twin", "asks"}};
+                {CKD_DIFFERS_UNEXPECTED, "twin", "not requested"}};
     assert_int_equal(e->difference_count, 4);
     for (size_t i = 0; i < 4; i++) {
         assert_int_equal(e->differences[i].kind, want[i].kind);

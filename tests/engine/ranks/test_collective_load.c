@@ -850,7 +850,7 @@ static void test_damaged_messages(void **state) {
             }
             fine += t->ranks[0].status == CKD_OK;
             refused += t->ranks[0].status != CKD_OK;
-            seen += strstr(t->ranks[0].err.message, "came here as something else") != NULL;
+            seen += strstr(t->ranks[0].err.message, "arrived damaged") != NULL;
             damaged += t->damaged;
             free(t);
             job_free(&j);

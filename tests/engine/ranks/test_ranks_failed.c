@@ -72,7 +72,9 @@ static void test_deadline(void **state) {
     scene_make(*state, 0, 2);
     run_world(out, &(world){.dir = *state, .size = 3, .step = 2, .timeout_ms = 300, .act = act_sleeps});
     assert_int_equal(out[0].status, CKD_E_BUSY);
-    assert_non_null(strstr(out[0].message, "1 of 3 ranks live and do not come, the first of them rank 1"));
+    assert_non_null(strstr(
+        out[0].message,
+        "timed out: 1 of 3 ranks are alive but have not joined this exchange, the first of them rank 1"));
     assert_int_not_equal(out[2].status, CKD_OK);
     survivors_check(*state, 3, 3, 2);
 }
@@ -87,8 +89,8 @@ static ckd_status act_comes_late(ckd_checkpoint *info, ckd_ranks *ranks, ckd_sto
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     o.run = "run";
     o.step = w->step;
-    bool over =
-        ckd_ranks_begin(&save, ranks, &o, &again) == CKD_E_STATE && strstr(again.message, "join again");
+    bool over = ckd_ranks_begin(&save, ranks, &o, &again) == CKD_E_STATE &&
+                strstr(again.message, "call ckd_ranks_leave, then ckd_ranks_join");
     tell();
     return over ? status : CKD_E_INVALID;
 }
@@ -184,7 +186,7 @@ static void test_what_cannot_be_taken_back(void **state) {
     run_world(out, &w);
     assert_int_equal(out[0].status, CKD_OK);
     assert_int_equal(out[1].status, CKD_E_BUSY);
-    assert_non_null(strstr(out[1].message, "rank 1 was not told whether run@2 was committed"));
+    assert_non_null(strstr(out[1].message, "rank 1 does not know whether run@2 was committed"));
     survivors_check(*state, 7, 7, 3);
 }
 
@@ -193,9 +195,9 @@ static void test_what_was_given_up_is_not_committed(void **state) {
     world w = with_an_impatient_rank(*state, act_gives_up);
     run_world(out, &w);
     assert_int_equal(out[0].status, CKD_E_STATE);
-    assert_non_null(strstr(out[0].message, "rank 1 of 2 has given the save up"));
+    assert_non_null(strstr(out[0].message, "rank 1 of 2 gave up the save"));
     assert_int_equal(out[1].status, CKD_E_BUSY);
-    assert_non_null(strstr(out[1].message, "rank 0 of 2 lives and does not answer"));
+    assert_non_null(strstr(out[1].message, "timed out: rank 0 of 2 is alive but does not answer"));
     survivors_check(*state, 3, 3, 2);
 }
 
@@ -272,7 +274,7 @@ static void test_both_know_the_same_however_late(void **state) {
         world w = with_an_impatient_rank(dir, act_gives_up_about_now);
         w.timeout_ms = 300; /* of joining, too */
         run_world(out, &w);
-        bool known = !strstr(out[1].message, "rank 1 was not told");
+        bool known = !strstr(out[1].message, "rank 1 does not know whether");
         if (known && (out[0].status == CKD_OK) != (out[1].status == CKD_OK)) {
             fail_msg("rank 0: %d (%s), rank 1: %d (%s)", (int)out[0].status, out[0].message,
                      (int)out[1].status, out[1].message);
@@ -283,7 +285,7 @@ static void test_both_know_the_same_however_late(void **state) {
         not_told += !known;
         tempdir_remove(dir);
     }
-    print_message("%u of %u were committed, of %u of them rank 1 was not told\n", committed, times, not_told);
+    print_message("%u of %u were committed, of %u of them rank 1 did not know\n", committed, times, not_told);
 }
 
 int main(void) {

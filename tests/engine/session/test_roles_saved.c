@@ -72,7 +72,7 @@ typedef struct told {
 
 static void hear(void *context, const char *message) {
     told *t = context;
-    if (strstr(message, "optimizer's")) {
+    if (strstr(message, "like optimizer state")) {
         t->count++;
         snprintf(t->last, sizeof(t->last), "%s", message);
     }

@@ -134,7 +134,7 @@ static void test_a_stopped_reader(void **state) {
     assert_int_equal(ckd_store_delete(store, &list->items[0].id, 1, NULL, &err), CKD_OK);
     ckd_checkpoint_list_free(list);
     assert_int_equal(ckd_store_collect(&result, store, &all, &err), CKD_E_BUSY);
-    assert_non_null(strstr(said, "waiting until nobody can read what is to be removed"));
+    assert_non_null(strstr(said, "waiting for loads and saves that may read the files to be removed"));
     assert_names(said, child);
     let_go(child);
     assert_int_equal(ckd_store_collect(&result, store, &all, &err), CKD_OK);

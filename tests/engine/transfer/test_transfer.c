@@ -234,7 +234,7 @@ static void test_other_names(void **state) {
     as.as_run = "again";
     pair_refused(p, &second, 1, &as, CKD_E_EXISTS, "as copied@1");
     as.as_run = "no/name";
-    pair_refused(p, &first, 1, &as, CKD_E_INVALID, "no name for a run");
+    pair_refused(p, &first, 1, &as, CKD_E_INVALID, "'no/name' is not a valid run name");
     ckd_id twice[] = {first, first}, none = {{1}};
     pair_refused(p, twice, 2, NULL, CKD_E_INVALID, "given twice");
     pair_refused(p, &none, 1, NULL, CKD_E_NOT_FOUND, "there is no checkpoint 01");

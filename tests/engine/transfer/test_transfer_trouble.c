@@ -269,7 +269,7 @@ static void test_going_on(void **state) {
         ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
         o.on_progress = stop;
         o.progress_context = &s;
-        pair_refused(p, NULL, 0, &o, CKD_E_CANCELLED, "another call goes on");
+        pair_refused(p, NULL, 0, &o, CKD_E_CANCELLED, "the next copy continues");
         assert_true(s.last >= N / 2 && s.last < N);
         assert_int_equal(folder_count(p->b, DIR_INCOMING), 2);
         assert_int_equal(folder_count(p->b, DIR_CHUNKS), 0);
