@@ -1,4 +1,4 @@
-/* What other rooms may use of cli/convert/. README.md has an overview. */
+/* The interface of cli/convert/ for other rooms. README.md has an overview. */
 #ifndef CLI_CONVERT_CONVERT_H
 #define CLI_CONVERT_CONVERT_H
 

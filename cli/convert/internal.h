@@ -1,4 +1,4 @@
-/* What the files of cli/convert/ share and other rooms do not see. */
+/* Declarations that only the files of cli/convert/ use. */
 #ifndef CLI_CONVERT_INTERNAL_H
 #define CLI_CONVERT_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* What other rooms may use of cli/files/. README.md has an overview. */
+/* The interface of cli/files/ for other rooms. README.md has an overview. */
 #ifndef CLI_FILES_FILES_H
 #define CLI_FILES_FILES_H
 

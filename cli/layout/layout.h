@@ -274,7 +274,7 @@ bool layout_applies(uint64_t numbers[LAYOUT_NUMBERS], const layout *l, const lay
 /* Returns the first binding that applies; NULL if none does. */
 const layout_binding *layout_choose(uint64_t numbers[LAYOUT_NUMBERS], const layout *l,
                                     const layout_bindings *b, const uint32_t at[LAYOUT_AXES]);
-/* What a name is made with: a rank's coordinates, the numbers in the name, and for parts stored separately the part. */
+/* The parts of a name: a rank's coordinates, the numbers in the name, and the part if parts are stored separately. */
 typedef struct layout_name_values {
     const uint32_t *at;
     const uint64_t *numbers;
@@ -307,7 +307,7 @@ typedef struct layout_share {
 size_t layout_tensors_of(const layout_rule *rule);
 /* Dimension of the stretches; 0 if nothing is cut; CKD_MAX_DIMS if a tensor of ndim dimensions lacks it. */
 uint32_t layout_main_dim(const layout_rule *rule, uint32_t ndim);
-/* What is to be cut. */
+/* The tensor or buffer to cut. */
 typedef struct layout_whole {
     uint32_t ndim;
     const uint64_t *shape;  /* the main dimension is ignored where totals are needed */

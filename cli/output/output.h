@@ -1,4 +1,4 @@
-/* What other rooms may use of cli/output/. README.md has an overview. */
+/* The interface of cli/output/ for other rooms. README.md has an overview. */
 #ifndef CLI_OUTPUT_OUTPUT_H
 #define CLI_OUTPUT_OUTPUT_H
 

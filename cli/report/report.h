@@ -1,4 +1,4 @@
-/* What other rooms may use of cli/report/. README.md has an overview. */
+/* The interface of cli/report/ for other rooms. README.md has an overview. */
 #ifndef CLI_REPORT_REPORT_H
 #define CLI_REPORT_REPORT_H
 

@@ -1,4 +1,4 @@
-/* What other rooms may use of codec/chunk/. README.md has an overview. */
+/* The interface of codec/chunk/ for other rooms. README.md has an overview. */
 #ifndef CODEC_CHUNK_CHUNK_H
 #define CODEC_CHUNK_CHUNK_H
 

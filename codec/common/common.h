@@ -1,4 +1,4 @@
-/* What other rooms may use of codec/common/. README.md has an overview. */
+/* The interface of codec/common/ for other rooms. README.md has an overview. */
 #ifndef CODEC_COMMON_COMMON_H
 #define CODEC_COMMON_COMMON_H
 

@@ -1,4 +1,4 @@
-/* What other rooms may use of codec/entropy/. README.md has an overview. */
+/* The interface of codec/entropy/ for other rooms. README.md has an overview. */
 #ifndef CODEC_ENTROPY_ENTROPY_H
 #define CODEC_ENTROPY_ENTROPY_H
 
@@ -184,7 +184,7 @@ typedef struct coder_source {
     size_t size;
     unsigned width;
 } coder_source;
-/* Where the result goes: memory for at least min(limit, coding_bound(size)) bytes. */
+/* Output memory for at least min(limit, coding_bound(size)) bytes. */
 typedef struct coder_result {
     void *to;
     size_t limit;
@@ -194,7 +194,7 @@ typedef struct coder_result {
 ckd_status coder_encode(coder *c, coding how, int level, const coder_source *from, coder_result *result,
                         ckd_error *err);
 
-/* Where size / width decoded integers go. context: as in symbols_output; only CODING_SYMBOLS uses it. */
+/* Output memory for size / width decoded integers. context: as in symbols_output; only CODING_SYMBOLS uses it. */
 typedef struct coder_target {
     void *to;
     size_t size;

@@ -4,7 +4,7 @@
 
 #include "codec/lattice/lattice.h"
 
-/* Where a payload is written, and what its encoders use. */
+/* Output memory for a payload, and the tools of its encoders. */
 typedef struct lattice_output {
     bytes *to;
     lattice_scratch *scratch;

@@ -1,4 +1,4 @@
-/* What other rooms may use of codec/metadata/. README.md has an overview. */
+/* The interface of codec/metadata/ for other rooms. README.md has an overview. */
 #ifndef CODEC_METADATA_METADATA_H
 #define CODEC_METADATA_METADATA_H
 

@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/common/. README.md has an overview. */
+/* The interface of engine/common/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_COMMON_COMMON_H
 #define ENGINE_COMMON_COMMON_H
 

@@ -1,4 +1,4 @@
-/* What the files of engine/compact/ share and other rooms do not see. */
+/* Declarations that only the files of engine/compact/ use. */
 #ifndef ENGINE_COMPACT_INTERNAL_H
 #define ENGINE_COMPACT_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/decode/. README.md has an overview. */
+/* The interface of engine/decode/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_DECODE_DECODE_H
 #define ENGINE_DECODE_DECODE_H
 

@@ -1,4 +1,4 @@
-/* What the files of engine/decode/ share and other rooms do not see. */
+/* Declarations that only the files of engine/decode/ use. */
 #ifndef ENGINE_DECODE_INTERNAL_H
 #define ENGINE_DECODE_INTERNAL_H
 

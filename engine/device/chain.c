@@ -95,7 +95,7 @@ static void pad_rows(float *floats, uint64_t count, uint32_t rank, uint32_t padd
     }
 }
 
-/* Where steps and a factor go. */
+/* Output memory for steps and a factor. */
 typedef struct factor_output {
     chain_factor *at;
     bytes *to;

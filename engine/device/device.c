@@ -151,7 +151,7 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
                            .stride = columns};
 }
 
-/* Where the elements of a reader are copied from, and how. */
+/* The source of a reader's elements, and how they are copied. */
 typedef struct element_copy {
     const uint8_t *data; /* the first element of the region */
     uint64_t first, count;

@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/device/. README.md has an overview. */
+/* The interface of engine/device/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_DEVICE_DEVICE_H
 #define ENGINE_DEVICE_DEVICE_H
 
@@ -178,7 +178,7 @@ typedef struct chain_side {
     /* Set by device_chains_run: where `sent` goes, and where the factor is widened to floats. */
     uint64_t base, wide;
 } chain_side;
-/* What the chains of a run share. */
+/* State shared by the chains of a run. */
 typedef struct chain_sides {
     pthread_mutex_t mutex;
     chain_side *first;

@@ -1,4 +1,4 @@
-/* What the files of engine/device/ share and other rooms do not see. */
+/* Declarations that only the files of engine/device/ use. */
 #ifndef ENGINE_DEVICE_INTERNAL_H
 #define ENGINE_DEVICE_INTERNAL_H
 

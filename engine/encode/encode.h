@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/encode/. README.md has an overview. */
+/* The interface of engine/encode/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_ENCODE_ENCODE_H
 #define ENGINE_ENCODE_ENCODE_H
 
@@ -46,7 +46,7 @@ typedef struct block_plan {
     bool standalone_planned, delta_planned, standalone_sampled;
 } block_plan;
 
-/* Where the rows and columns of the elements from `first` on lie. */
+/* The rows and columns of the elements from `first` on. */
 symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t first);
 
 /*
@@ -155,7 +155,7 @@ typedef struct shared_rows {
 } shared_rows;
 
 /*
- * What is known of a block between its input and its decision:
+ * The state of a block between its input and its decision:
  *
  *   BLOCK_NEW --- block_find_unchanged ---> BLOCK_UNCHANGED ----------------------> block_decide
  *       |

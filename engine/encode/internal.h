@@ -1,4 +1,4 @@
-/* What the files of engine/encode/ share and other rooms do not see. */
+/* Declarations that only the files of engine/encode/ use. */
 #ifndef ENGINE_ENCODE_INTERNAL_H
 #define ENGINE_ENCODE_INTERNAL_H
 

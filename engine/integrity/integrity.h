@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/integrity/. */
+/* The interface of engine/integrity/ for other rooms. */
 #ifndef ENGINE_INTEGRITY_INTEGRITY_H
 #define ENGINE_INTEGRITY_INTEGRITY_H
 

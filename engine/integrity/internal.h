@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/integrity/. README.md has an overview. */
+/* The interface of engine/integrity/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_INTEGRITY_INTERNAL_H
 #define ENGINE_INTEGRITY_INTERNAL_H
 
@@ -83,7 +83,7 @@ typedef struct parity_plan {
     size_t count;
     uint64_t files, file_bytes;
 } parity_plan;
-/* What a store has, and the settings that say what it should have. */
+/* The parity that a store has, and the settings that say what it should have. */
 typedef struct parity_inputs {
     const ckd_store *store;
     const live_files *files;

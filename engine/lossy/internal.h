@@ -1,4 +1,4 @@
-/* What the files of engine/lossy/ share and other rooms do not see. */
+/* Declarations that only the files of engine/lossy/ use. */
 #ifndef ENGINE_LOSSY_INTERNAL_H
 #define ENGINE_LOSSY_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/lossy/. README.md has an overview. */
+/* The interface of engine/lossy/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_LOSSY_LOSSY_H
 #define ENGINE_LOSSY_LOSSY_H
 
@@ -441,7 +441,7 @@ typedef struct lossy_device_values {
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *values,
                               ckd_error *err);
 void lossy_device_end(struct lossy_device *d);
-/* Where the caller decodes the parent's values, in the tile's dtype, and memory that is free until then. */
+/* Memory into which the caller decodes the parent's values, in the tile's dtype. It is free until then. */
 typedef struct lossy_device_scratch {
     void *before, *spare;
     uint64_t size; /* of `spare`: at least 9 bytes per element */

@@ -40,7 +40,7 @@ typedef struct collective_load {
  */
 ckd_status rounds_run(collective_load *j, ckd_status status, ckd_error *why, ckd_error *err);
 
-/* What one rank asks for: as in ckd_load_all_together. */
+/* The requests of one rank, as in ckd_load_all_together. */
 typedef struct collective_request {
     const ckd_load_request *items;
     size_t count;

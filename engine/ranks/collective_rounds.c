@@ -37,7 +37,7 @@ static uint64_t next_end(const collective_load *j) {
 
 #define PARCEL_HEADER 32 /* u64 position, id, u64 size; the payload follows */
 
-/* What this rank sends in a round. */
+/* The payloads that this rank sends in a round. */
 typedef struct parcels {
     collective_load *j;
     size_t *entries; /* indexes of send entries */

@@ -1,4 +1,4 @@
-/* What the files of engine/ranks/ share and other rooms do not see. */
+/* Declarations that only the files of engine/ranks/ use. */
 #ifndef ENGINE_RANKS_INTERNAL_H
 #define ENGINE_RANKS_INTERNAL_H
 

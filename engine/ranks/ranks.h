@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/ranks/. README.md has an overview. */
+/* The interface of engine/ranks/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_RANKS_RANKS_H
 #define ENGINE_RANKS_RANKS_H
 

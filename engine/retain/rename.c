@@ -110,7 +110,7 @@ static ckd_status check_setting(const renaming *r, const setting_list *all, meta
 static ckd_status check_request(const renaming *r, ckd_error *err) {
     setting_list all = {0};
     ckd_status status = settings_read(&all, r->store, err);
-    /* What rename_recover left is unreadable, or waits for a writer. Both names may have manifests then. */
+    /* A rename that rename_recover left is unreadable, or waits for a writer. Both names may have manifests then. */
     if (status == CKD_OK && !settings_find(&all, METADATA_RENAME, r->from)) {
         status = err_from(err, r->found, &r->why);
         THEN(status, check_free(r, err));

@@ -1,4 +1,4 @@
-/* What other rooms may use of engine/retain/. README.md has an overview. */
+/* The interface of engine/retain/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_RETAIN_RETAIN_H
 #define ENGINE_RETAIN_RETAIN_H
 

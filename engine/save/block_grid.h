@@ -1,5 +1,5 @@
 /*
- * Where a save cuts a region: into panels, which are some of its columns, and these into blocks (block_grid.c).
+ * The cuts of a region: into panels, which are some of its columns, and these into blocks (block_grid.c).
  * Internal to engine/.
  */
 #ifndef ENGINE_SAVE_BLOCK_GRID_H
@@ -34,7 +34,7 @@ bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_co
 ckd_status save_record_whole(struct save_registry *known, const tensor_context *t, uint64_t elements,
                              ckd_error *err);
 bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements);
-/* Where the blocks of a panel end. */
+/* The ends of a panel's blocks. */
 typedef struct save_places save_places;
 typedef struct save_panel_rows {
     const view_shard *parent; /* the parent's shard, whose block ends are used; NULL: `places` has them */

@@ -1,4 +1,4 @@
-/* What the files of engine/save/ share and other rooms do not see. */
+/* Declarations that only the files of engine/save/ use. */
 #ifndef ENGINE_SAVE_INTERNAL_H
 #define ENGINE_SAVE_INTERNAL_H
 

@@ -102,7 +102,7 @@ static ckd_status write_block(ckd_save *save, uint64_t block, ckd_error *err) {
     return status;
 }
 
-/* What is done next with a block that has come so far, from the caller's values to the chunk file. */
+/* The next stage of a block, from the caller's values to the chunk file. */
 static const struct stage {
     stage_lane lane;
     ckd_status (*run)(ckd_save *save, uint64_t block, ckd_error *err);
@@ -142,7 +142,7 @@ static bool waits_for_masters(save_pipeline *p, uint64_t block) {
     return false;
 }
 
-/* What frees slots comes first: blocks in order, then those that are nearest to their end. */
+/* Tasks that free slots come first: blocks in order, then the blocks that are nearest to their end. */
 static task next_task(save_pipeline *p) {
     task none = {.due = false};
     if (p->status != CKD_OK || p->wants_space) {

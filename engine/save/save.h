@@ -148,7 +148,7 @@ typedef struct save_coding {
     load_budget budget;
 } save_coding;
 
-/* What later tensors and blocks need to know of earlier ones. */
+/* Facts about earlier tensors and blocks that later ones need. */
 typedef struct save_registry {
     content_index dedup_index;         /* under pipeline.registry_lock */
     referenced_checkpoints referenced; /* under pipeline.registry_lock */
@@ -198,7 +198,7 @@ typedef struct save_on_device {
     self_check_list self_checks; /* filled by the thread of LANE_ORDER */
 } save_on_device;
 
-/* What the save reports of itself. */
+/* Times and sizes that the save reports. */
 typedef struct save_stats {
     uint64_t begun_ns;
     save_stage snapshot;               /* of a session: its work is the time that the trainer stood still */

@@ -1,4 +1,4 @@
-/* What all parts of a save ask and report: if it is open, what it depends on, progress, damage. */
+/* State that all parts of a save check and report: whether it is open, its dependencies, progress, damage. */
 #include "engine/save/internal.h"
 
 ckd_status save_check_open(const ckd_save *save, ckd_error *err) {

@@ -1,5 +1,5 @@
 /*
- * Where a save goes: its run, its parent, and what happens if the step exists already. Also detects two launches that
+ * The target of a save: its run, its parent, and what happens if the step exists already. Also detects two launches that
  * save to one run by mistake.
  */
 #include <inttypes.h>

@@ -71,7 +71,7 @@ typedef struct cached_values {
     ckd_id of;
 } cached_values;
 
-/* What only the trainer's thread uses. */
+/* State that only the trainer's thread uses. */
 typedef struct session_trainer {
     interval interval;
     double metric; /* of the next snapshot */
@@ -86,7 +86,7 @@ typedef struct session_trainer {
 } session_trainer;
 
 /*
- * What the trainer's thread and the saver share. The mutex guards it, but for the contents of slots (invariant 1).
+ * State that the trainer's thread and the saver share. The mutex guards it, except the contents of slots (invariant 1).
  * `changed` signals changes.
  */
 typedef struct session_shared {
@@ -109,7 +109,7 @@ typedef struct session_shared {
     ckd_error open_error;
 } session_shared;
 
-/* What belongs to the saver. Other threads use it only under store_turn. */
+/* The saver's state. Other threads use it only under store_turn. */
 typedef struct session_saver {
     pthread_t thread;
     bool started;
@@ -123,7 +123,7 @@ typedef struct session_saver {
     uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known */
 } session_saver;
 
-/* What stands in no part is set by open and registration, and fixed from the first step on, but for `save`. */
+/* Fields outside the parts are set by open and registration. From the first step on they are fixed, except `save`. */
 struct ckd_session {
     pid_t process;
     ckd_session_options options;      /* its pointers become invalid after open */

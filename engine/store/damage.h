@@ -1,4 +1,4 @@
-/* What is damaged or lost in a store, and the files that are in use. */
+/* Damage and losses of a store, and the files that are in use. */
 #ifndef ENGINE_STORE_DAMAGE_H
 #define ENGINE_STORE_DAMAGE_H
 

@@ -1,4 +1,4 @@
-/* What the files of engine/transfer/ share and other rooms do not see. */
+/* Declarations that only the files of engine/transfer/ use. */
 #ifndef ENGINE_TRANSFER_INTERNAL_H
 #define ENGINE_TRANSFER_INTERNAL_H
 

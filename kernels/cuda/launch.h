@@ -62,7 +62,7 @@ static __device__ __forceinline__ void or_u32(uint32_t *to, uint32_t bits) {
 static __device__ __forceinline__ void raise_u32(uint32_t *to, uint32_t n) {
     atomicMax(to, n);
 }
-/* Of numbers that are not negative, which are ordered as their bits. */
+/* Only for numbers that are not negative: they are ordered as their bits. */
 static __device__ __forceinline__ void raise_double(double *to, double n) {
     atomicMax((unsigned long long *)to, (unsigned long long)__double_as_longlong(n));
 }

@@ -74,7 +74,7 @@ static void test_one_of_each_is_drawn(void **state) {
     }
 }
 
-/* Of a group, too: other tests for other seeds, at least one, and all of them at the full level. */
+/* A group is sampled, too: other tests for other seeds, at least one, and all of them at the full level. */
 static void test_groups_are_sampled(void **state) {
     (void)state;
     const struct CMUnitTest tests[5] = {

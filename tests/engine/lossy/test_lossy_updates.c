@@ -331,7 +331,7 @@ static void test_failing_devices(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* Where the largest update is. */
+/* The place of the largest update. */
 static uint64_t place_of_largest(const embedding *e) {
     uint64_t place = 0;
     double largest = 0;
