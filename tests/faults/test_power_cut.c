@@ -334,7 +334,7 @@ static void test_abort_leaves_nothing(void **state) {
 static const char *const spared[] = {
     "base/file_names.c:sync_parent a path without a folder, which a store has not",
     "catalog/fault_vfs.c:sync_parent the catalog's journal: the catalog can be made anew",
-    "engine/integrity/parity_removal.c:forget parity that comes back is of no use, and is removed when parity is made",
+    "engine/integrity/parity_removal.c:remove_groups parity that comes back is of no use, and is removed when parity is made",
     "engine/integrity/parity_build.c:remove_useless the same",
     "engine/integrity/repair_publish.c:repair_put_aside a rename is durable with either of its two folders, and the other one is synced, too",
     "engine/integrity/repair_publish.c:repair_put_aside#2 the same",

@@ -390,6 +390,7 @@ void power_end(power *p, const char *name) {
     p->name = name;
     recorder_stop();
     note_reached(&p->record);
+    assert_int_equal(count_stale(), 0);
     check_all(p, &keys, most, number_of("CKD_POWER_SEED", test_first(name, 1 << 16)));
     bool without = !under_sanitizer() && number_of("CKD_POWER_SITES", test_level_now() != TEST_QUICK);
     for (size_t i = 0; i < site_count && without; i++) {
@@ -420,6 +421,5 @@ void power_check_sites(void) {
         }
     }
     print_message("%zu places sync, %zu of them are spared\n", site_count, known);
-    assert_int_equal(count_stale(), 0);
     assert_int_equal(wrong, 0);
 }
