@@ -173,15 +173,16 @@ void parity_encode(bytes *to, const ckd_id *store, const parity_setting *p);
 ckd_status parity_decode(parity_setting *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err);
 
-/* A run that is being renamed. It exists from the decision until all manifests have the new name. */
+/* A run that is being renamed. It exists from the decision until no manifest has the old name. */
 typedef struct rename_setting {
     char run[CKD_RUN_MAX + 1]; /* the name before */
     uint32_t generation;
     char to[CKD_RUN_MAX + 1];
     uint64_t renamed_ns;
+    bool is_published; /* all checkpoints have the new name; only their old manifests are left */
 } rename_setting;
 void rename_encode(bytes *to, const ckd_id *store, const rename_setting *r);
-/* CORRUPT also if both names are equal. */
+/* CORRUPT also if both names are equal, or is_published is neither 0 nor 1. */
 ckd_status rename_decode(rename_setting *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err);
 

@@ -121,11 +121,11 @@ uint64_t parity_batch(const parity_group *g);
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                             rate_limiter *p, ckd_error *err);
 /*
- * Reads a member of a group through. *right: it exists and is undamaged. payload: scratch. Errors: NOMEM; a file that
- * cannot be read is not right.
+ * Reads a member of a group through. *right: it exists and is undamaged. payload: scratch. p: may be NULL. Errors:
+ * CANCELLED, NOMEM; a file that cannot be read is not right.
  */
 ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_store *store, bytes *payload,
-                               ckd_error *err);
+                               rate_limiter *p, ckd_error *err);
 
 /* ---- parity_renewal.c ---- */
 /*

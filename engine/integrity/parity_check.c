@@ -116,14 +116,22 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
     return status;
 }
 
+static ckd_status paced(void *context, uint64_t stored_bytes, ckd_error *err) {
+    return rate_limiter_add(context, stored_bytes, err);
+}
+
 ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_store *store, bytes *payload,
-                               ckd_error *err) {
+                               rate_limiter *p, ckd_error *err) {
     damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
-    file_check check = {.store = store, .damage = &found, .payload = payload};
+    file_check check = {.store = store,
+                        .damage = &found,
+                        .payload = payload,
+                        .pace = p ? paced : NULL,
+                        .throttle_context = p};
     file_ref expected = {.id = m->file, .size = m->size, .root = m->root};
     ckd_status status = found.result ? check_named_file(&check, &expected, "", err)
                                      : err_nomem(err, sizeof(ckd_verify_result), "a check");
     *right = status == CKD_OK && found.result->damage_count == 0;
     ckd_verify_result_free(found.result);
-    return status == CKD_E_NOMEM ? status : CKD_OK;
+    return status == CKD_E_NOMEM || status == CKD_E_CANCELLED ? status : CKD_OK;
 }

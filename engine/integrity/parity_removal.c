@@ -89,7 +89,7 @@ static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, c
         const parity_member *m = &s->group.members[i];
         bool right = true, can = false;
         if (among(f->stay, &m->file) && live_file_exists(f->store, &m->file, m->size)) {
-            status = parity_check_member(&right, m, f->store, &f->payload, err);
+            status = parity_check_member(&right, m, f->store, &f->payload, NULL, err);
         }
         if (status == CKD_OK && !right) {
             status = can_rebuild(&can, f, s, i, err);

@@ -157,6 +157,10 @@ static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const p
     *repaired = possible;
     if (possible && write) {
         status = publish_chunk(repaired, &aside, r, b->f, err);
+        if (status == CKD_OK && !*repaired) {
+            damage_append_text(&r->damage, inside(r, path.text),
+                               "its manifest was removed or replaced meanwhile; run ckptdelta repair again");
+        }
     } else if (!possible) {
         damage_append_text(&r->damage, inside(r, path.text), why.message);
     }
@@ -216,8 +220,8 @@ static ckd_status check_member(bool *right, repairing *r, const parity_member *m
         *right = hash128_equal(&f->file.root, &m->root) && f->file.size == m->size && !is_bad(r, &m->file);
         return CKD_OK;
     }
-    ckd_status status = parity_check_member(right, m, r->store, &r->check.payload, err);
-    return status == CKD_OK && *right ? rate_limiter_add(&r->limiter, m->size, err) : status;
+    r->limiter.total += m->size;
+    return parity_check_member(right, m, r->store, &r->check.payload, &r->limiter, err);
 }
 
 /* *right: all members exist and are undamaged. */

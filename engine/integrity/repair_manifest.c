@@ -210,12 +210,31 @@ static ckd_status prove(rewriting *w, ckd_error *err) {
 
 /* ---- publishing ---- */
 
+/* Somebody may have published the checkpoint since it was missed: a repair, or a rename, under another name. */
+static ckd_status check_not_listed(const rewriting *w, ckd_error *err) {
+    ckd_checkpoint listed;
+    ckd_error why = {0};
+    pthread_mutex_lock(&w->store->mutex);
+    ckd_status status = store_sync_catalog(w->store, err);
+    pthread_mutex_unlock(&w->store->mutex);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = store_find_id(&listed, w->store, &w->known->id, &why);
+    if (status == CKD_OK) {
+        return err_set(err, CKD_E_EXISTS, "the checkpoint is listed again, as %s@%llu", listed.run,
+                       (unsigned long long)listed.step);
+    }
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
+}
+
 static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     const char *root = w->store->path;
     ckd_checkpoint *c = &w->m.checkpoint;
     uint32_t next;
     bytes data = {0};
-    ckd_status status = manifests_new_generation(&next, w->store, c->run, c->step, err);
+    ckd_status status = check_not_listed(w, err);
+    THEN(status, manifests_new_generation(&next, w->store, c->run, c->step, err));
     /* A new generation, as the old manifest may come back from somewhere. */
     if (status == CKD_OK) {
         c->generation = next > c->generation ? next : c->generation + 1;

@@ -1,7 +1,8 @@
 /*
  * Renames a run. Manifests never change, so each checkpoint gets a manifest of the next generation under the new name,
- * and then its manifest under the old name is removed. A setting in data/n records the rename before that, and is
- * removed last. Whoever opens the store for writing completes a rename that was interrupted.
+ * and then its manifest under the old name is removed. Readers may be about to open the old manifest, so the removal
+ * needs the exclusive reader lock. A setting in data/n records the rename before all that, and is removed last. Whoever
+ * opens the store for writing completes a rename that was interrupted.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +19,6 @@ typedef struct renaming {
     manifest_name *old;              /* manifests to remove in the end */
     manifest_entry **moved;          /* checkpoints that have the new name */
     size_t old_count, moved_count;
-    ckd_status found; /* whether a checkpoint is listed under the old name */
-    ckd_error why;
 } renaming;
 
 static ckd_status open_renaming(renaming *r, ckd_error *err) {
@@ -42,6 +41,7 @@ static void close_renaming(renaming *r) {
     manifests_free(&r->tombstones);
     free(r->old);
     free(r->moved);
+    *r = (renaming){.store = r->store, .from = r->from, .to = r->to};
 }
 
 static bool is_of(const manifest_entry *x, const char *run) {
@@ -87,10 +87,21 @@ static ckd_status check_entries(const renaming *r, ckd_error *err) {
     return status;
 }
 
-/* An unreadable manifest counts, too: its name is taken. */
+/*
+ * The new name is free if no checkpoint has it. After an interruption whose record became unreadable, it also is if only
+ * checkpoints of the run have it already.
+ */
 static ckd_status check_free(const renaming *r, ckd_error *err) {
-    for (size_t i = 0; i < r->names.count; i++) {
-        if (strcmp(r->names.items[i].run, r->to) == 0) {
+    for (size_t i = 0; i < r->set.count; i++) {
+        const manifest_entry *x = &r->set.items[i], *before = x + 1;
+        bool moved = i + 1 < r->set.count && before->superseded && is_of(before, r->from);
+        if (is_of(x, r->to) && x->superseded) {
+            return err_set(err, CKD_E_BUSY,
+                           "manifests of an earlier run '%s' are not removed yet; try again when all loads "
+                           "have ended",
+                           r->to);
+        }
+        if (is_of(x, r->to) && !moved) {
             return err_set(err, CKD_E_EXISTS, "the store has a run '%s' already; choose another name", r->to);
         }
     }
@@ -107,17 +118,44 @@ static ckd_status check_setting(const renaming *r, const setting_list *all, meta
     return own ? settings_why(own, r->store, err) : CKD_OK;
 }
 
-static ckd_status check_request(const renaming *r, ckd_error *err) {
+/* A save that has begun knows the new name only from its intent. */
+static ckd_status check_no_writer(renaming *r, ckd_error *err) {
+    r->set.run = r->to;
+    ckd_status status = manifest_set_mark_in_use(&r->set, r->store, err);
+    return status == CKD_OK && r->set.run_in_use
+               ? err_set(err, CKD_E_BUSY,
+                         "a save or a copy to run '%s' has begun; choose another name, or end that first",
+                         r->to)
+               : status;
+}
+
+static uint64_t count_listed(const renaming *r) {
+    uint64_t count = 0;
+    for (size_t i = 0; i < r->set.count; i++) {
+        count += is_of(&r->set.items[i], r->from) && !r->set.items[i].superseded;
+    }
+    return count;
+}
+
+/* own: the record of an earlier rename of the run, which rename_recover could not complete; NULL: there is none. */
+static ckd_status check_found(const renaming *r, const stored_setting *own, ckd_error *err) {
+    if (own && own->status == CKD_OK && !own->rename.is_published && strcmp(own->rename.to, r->to) != 0) {
+        return err_set(err, CKD_E_STATE, "the run '%s' is being renamed to '%s'; rename it to that first",
+                       r->from, own->rename.to);
+    }
+    return own || count_listed(r) ? CKD_OK
+                                  : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
+}
+
+static ckd_status check_request(renaming *r, ckd_error *err) {
     setting_list all = {0};
     ckd_status status = settings_read(&all, r->store, err);
-    /* A rename that rename_recover left is unreadable, or waits for a writer. Both names may have manifests then. */
-    if (status == CKD_OK && !settings_find(&all, METADATA_RENAME, r->from)) {
-        status = err_from(err, r->found, &r->why);
-        THEN(status, check_free(r, err));
-        THEN(status, check_setting(r, &all, METADATA_POLICY, err));
-        THEN(status, check_setting(r, &all, METADATA_PARITY, err));
-    }
+    THEN(status, check_found(r, settings_find(&all, METADATA_RENAME, r->from), err));
+    THEN(status, check_free(r, err));
+    THEN(status, check_setting(r, &all, METADATA_POLICY, err));
+    THEN(status, check_setting(r, &all, METADATA_PARITY, err));
     THEN(status, check_entries(r, err));
+    THEN(status, check_no_writer(r, err));
     settings_free(&all);
     return status;
 }
@@ -180,13 +218,16 @@ static void move_rows(const renaming *r) {
     }
 }
 
+/* The caller holds the exclusive reader lock. */
 static ckd_status remove_old(const renaming *r, ckd_error *err) {
-    ckd_status status = CKD_OK;
+    pathname folder = path_in(r->store->path, DIR_MANIFESTS);
+    /* Manifests that a dead writer published may not be durable. */
+    ckd_status status = dir_sync(folder.text, err);
     for (size_t i = 0; i < r->old_count && status == CKD_OK; i++) {
         const manifest_name *n = &r->old[i];
         status = file_remove(path_manifest(r->store->path, n->run, n->step, n->generation).text, true, err);
     }
-    return status == CKD_OK ? dir_sync(path_in(r->store->path, DIR_MANIFESTS).text, err) : status;
+    return status == CKD_OK ? dir_sync(folder.text, err) : status;
 }
 
 static ckd_status publish_setting(const renaming *r, const stored_setting *own, ckd_error *err) {
@@ -226,51 +267,8 @@ static ckd_status move_setting(const renaming *r, metadata_kind kind, ckd_error 
     return status;
 }
 
-/* Everything after the decision is on disk. May be repeated. */
-static ckd_status complete(renaming *r, ckd_error *err) {
-    ckd_status status = publish_all(r, err);
-    if (status == CKD_OK) {
-        move_rows(r);
-    }
-    THEN(status, remove_old(r, err));
-    THEN(status, move_setting(r, METADATA_POLICY, err));
-    THEN(status, move_setting(r, METADATA_PARITY, err));
-    return status == CKD_OK ? settings_remove(r->store, METADATA_RENAME, r->from, err) : status;
-}
-
-/* ---- recovery ---- */
-
-static ckd_status complete_interrupted(ckd_store *store, const stored_setting *s, ckd_error *err) {
-    renaming r = {.store = store, .from = s->rename.run, .to = s->rename.to};
-    ckd_status status = settings_why(s, store, err);
-    THEN(status, open_renaming(&r, err));
-    THEN(status, check_entries(&r, err));
-    THEN(status, complete(&r, err));
-    close_renaming(&r);
-    return status;
-}
-
-ckd_status rename_recover(ckd_store *store, ckd_error *err) {
-    setting_list all = {0};
-    ckd_status status = settings_read_kind(&all, store, METADATA_RENAME, err);
-    for (size_t i = 0; i < all.count && status == CKD_OK; i++) {
-        ckd_error why = {0};
-        ckd_status done = complete_interrupted(store, &all.items[i], &why);
-        if (done == CKD_E_NOMEM) {
-            status = err_from(err, done, &why);
-        } else if (done != CKD_OK) {
-            store_message(store, "run '%s' was being renamed, which cannot be completed now: %s",
-                          all.items[i].name.name, why.message);
-        }
-    }
-    settings_free(&all);
-    return status;
-}
-
-/* ---- on request ---- */
-
-/* Records the decision. */
-static ckd_status decide(const renaming *r, ckd_error *err) {
+/* Makes the record durable, in place of an earlier one. */
+static ckd_status publish_record(const renaming *r, bool is_published, ckd_error *err) {
     setting_name next;
     stored_setting before;
     bytes encoded = {0};
@@ -278,7 +276,8 @@ static ckd_status decide(const renaming *r, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    rename_setting s = {.generation = next.generation, .renamed_ns = clock_wall_ns()};
+    rename_setting s = {
+        .generation = next.generation, .renamed_ns = clock_wall_ns(), .is_published = is_published};
     snprintf(s.run, sizeof(s.run), "%s", r->from);
     snprintf(s.to, sizeof(s.to), "%s", r->to);
     rename_encode(&encoded, &r->store->id, &s);
@@ -287,13 +286,96 @@ static ckd_status decide(const renaming *r, ckd_error *err) {
     return status;
 }
 
+/* Gives all checkpoints the new name. May be repeated. */
+static ckd_status publish_run(renaming *r, ckd_error *err) {
+    ckd_status status = publish_all(r, err);
+    if (status == CKD_OK) {
+        move_rows(r);
+    }
+    THEN(status, move_setting(r, METADATA_POLICY, err));
+    return status == CKD_OK ? move_setting(r, METADATA_PARITY, err) : status;
+}
+
+static ckd_status finish(const renaming *r, ckd_error *err) {
+    ckd_status status = remove_old(r, err);
+    return status == CKD_OK ? settings_remove(r->store, METADATA_RENAME, r->from, err) : status;
+}
+
+/* ---- recovery ---- */
+
+/* Finds the old manifests of a run that has its new name. What was saved under the old name since is not among them. */
+static void find_published(renaming *r) {
+    for (size_t i = 0; i < r->set.count; i++) {
+        const manifest_entry *x = &r->set.items[i];
+        if (is_of(x, r->from) && x->superseded && !is_of(x - 1, r->from)) {
+            to_remove(r, &x->m.checkpoint);
+        }
+    }
+}
+
+/*
+ * The record goes with the old manifests. While somebody reads, it says that only they are left, so that later saves
+ * under the old name keep that name.
+ */
+static ckd_status complete_interrupted(ckd_store *store, const stored_setting *s, bool alone,
+                                       ckd_error *err) {
+    renaming r = {.store = store, .from = s->rename.run, .to = s->rename.to};
+    ckd_status status = settings_why(s, store, err);
+    THEN(status, open_renaming(&r, err));
+    if (status == CKD_OK && s->rename.is_published) {
+        find_published(&r);
+    } else if (status == CKD_OK) {
+        status = check_entries(&r, err);
+        THEN(status, publish_run(&r, err));
+    }
+    if (status == CKD_OK && (alone || !s->rename.is_published)) {
+        status = alone ? finish(&r, err) : publish_record(&r, true, err);
+    }
+    close_renaming(&r);
+    return status;
+}
+
+static ckd_status complete_all(ckd_store *store, const setting_list *all, ckd_error *err) {
+    file_lock *readers = NULL;
+    ckd_status status = store_lock_unlinker(&readers, &(unlinker_wait){0}, store, NULL);
+    bool alone = status == CKD_OK;
+    status = CKD_OK;
+    for (size_t i = 0; i < all->count && status == CKD_OK; i++) {
+        ckd_error why = {0};
+        ckd_status done = complete_interrupted(store, &all->items[i], alone, &why);
+        if (done == CKD_E_NOMEM) {
+            status = err_from(err, done, &why);
+        } else if (done != CKD_OK) {
+            store_message(store, "run '%s' was being renamed, which cannot be completed now: %s",
+                          all->items[i].name.name, why.message);
+        }
+    }
+    lock_release(alone ? readers : NULL);
+    return status;
+}
+
+ckd_status rename_recover(ckd_store *store, ckd_error *err) {
+    setting_list all = {0};
+    ckd_status status = settings_read_kind(&all, store, METADATA_RENAME, err);
+    if (status == CKD_OK && all.count) {
+        /* A record whose writer died may not be durable. Without it, half a run would have the new name. */
+        status = dir_sync(path_in(store->path, DIR_SETTINGS).text, err);
+        THEN(status, complete_all(store, &all, err));
+    }
+    settings_free(&all);
+    return status;
+}
+
+/* ---- on request ---- */
+
 static ckd_status carry_out(renaming *r, ckd_error *err) {
     ckd_error why = {0};
-    ckd_status status = decide(r, err);
+    ckd_status status = publish_record(r, false, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = complete(r, &why);
+    status = publish_run(r, &why);
+    THEN(status, finish(r, &why));
     if (status != CKD_OK) {
         char text[sizeof(why.message)];
         snprintf(text, sizeof(text), "%.300s; the next command that writes to the store completes the rename",
@@ -306,23 +388,49 @@ static ckd_status carry_out(renaming *r, ckd_error *err) {
     return err_from(err, status, &why);
 }
 
-static uint64_t count_listed(const renaming *r) {
-    uint64_t count = 0;
-    for (size_t i = 0; i < r->set.count; i++) {
-        count += is_of(&r->set.items[i], r->from) && !r->set.items[i].superseded;
-    }
-    return count;
-}
+typedef struct rename_attempt {
+    renaming r;
+    bool dry_run;
+    unlinker_wait wait;
+    uint64_t count;
+    ckd_status status; /* of everything but the locks, with its error */
+    ckd_error why;
+} rename_attempt;
 
 /* The caller holds the publish lock and the mutex. */
-static ckd_status rename_locked(uint64_t *count, renaming *r, bool dry_run, ckd_error *err) {
-    ckd_status status = rename_recover(r->store, err);
-    THEN(status, trash_collect_now(r->store, err)); /* what compactions replaced */
+static ckd_status prepare(rename_attempt *a, ckd_error *err) {
+    renaming *r = &a->r;
+    ckd_status status =
+        store_recover(r->store, err); /* completes earlier renames, removes replaced generations */
     THEN(status, store_sync_catalog(r->store, err));
     THEN(status, open_renaming(r, err));
     THEN(status, check_request(r, err));
-    *count = count_listed(r);
-    return status != CKD_OK || dry_run ? status : carry_out(r, err);
+    a->count = count_listed(r);
+    return status;
+}
+
+/* While somebody reads, it releases the publish lock, as trash.c does, and is called again. */
+static ckd_status try_rename(void *context, ckd_error *err) {
+    rename_attempt *a = context;
+    ckd_store *store = a->r.store;
+    file_lock *publish, *readers;
+    ckd_status status = store_lock_publish(&publish, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&store->mutex);
+    a->status = prepare(a, &a->why);
+    if (a->status == CKD_OK && !a->dry_run) {
+        status = store_lock_unlinker(&readers, &a->wait, store, err);
+        if (status == CKD_OK) {
+            a->status = carry_out(&a->r, &a->why);
+            lock_release(readers);
+        }
+    }
+    close_renaming(&a->r);
+    pthread_mutex_unlock(&store->mutex);
+    lock_release(publish);
+    return status;
 }
 
 static ckd_status check_names(const char *from, const char *to, ckd_error *err) {
@@ -340,24 +448,23 @@ static ckd_status check_names(const char *from, const char *to, ckd_error *err) 
 ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const char *from, const char *to,
                                 const ckd_rename_options *options, ckd_error *err) {
     ckd_rename_options o = CKD_RENAME_OPTIONS_INIT;
-    renaming r = {.store = store, .from = from, .to = to};
-    file_lock *lock;
-    uint64_t count = 0;
+    rename_attempt a = {.r = {.store = store, .from = from, .to = to}};
+    ckd_checkpoint none;
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_rename_options", err);
     THEN(status, check_names(from, to, err));
     THEN(status, store_check_writable(store, err));
-    THEN(status, store_lock_publish(&lock, store, err));
     if (status == CKD_OK) {
-        ckd_checkpoint newest;
-        r.found = store_find(&newest, store, from, CKD_LATEST, &r.why); /* the message lists the runs */
-        pthread_mutex_lock(&store->mutex);
-        status = rename_locked(&count, &r, o.dry_run != 0, err);
-        close_renaming(&r);
-        pthread_mutex_unlock(&store->mutex);
-        lock_release(lock);
+        a.dry_run = o.dry_run != 0;
+        status = retry_while_busy(try_rename, &a, store->options.lock_timeout_ms, err);
+    }
+    if (status == CKD_OK) {
+        status = err_from(err, a.status, &a.why);
+    }
+    if (a.status == CKD_E_NOT_FOUND) {
+        store_find(&none, store, from, CKD_LATEST, err); /* its message lists the runs */
     }
     if (checkpoints) {
-        *checkpoints = status == CKD_OK ? count : 0;
+        *checkpoints = status == CKD_OK ? a.count : 0;
     }
     return status;
 }

@@ -270,7 +270,9 @@ static ckd_status remove_replaced(ckd_collected *out, const ckd_store *store, bo
         count_up(out, &n, &files);
     }
     if (status == CKD_OK && count && !dry) {
-        status = remove_files(store, &n, &files, force, err);
+        /* The writer of a newer generation may have died before its manifest was durable. */
+        status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
+        THEN(status, remove_files(store, &n, &files, force, err));
         THEN(status, remove_manifests(store, &n, err));
     }
     free(files.items);

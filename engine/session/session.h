@@ -109,7 +109,10 @@ typedef struct session_shared {
     ckd_error open_error;
 } session_shared;
 
-/* The saver's state. Other threads use it only under store_turn. */
+/*
+ * The saver's state. Other threads use it only under store_turn, except `ranks`, which is fixed once the session is open,
+ * and `cached`, which the trainer makes before it stages the first snapshot.
+ */
 typedef struct session_saver {
     pthread_t thread;
     bool started;

@@ -109,7 +109,8 @@ typedef struct live_files {
     dependency_info *dependency_infos;
     size_t dependency_info_count;
     uint64_t bytes;
-    bool incomplete; /* a manifest cannot be read, so the files it names are unknown */
+    bool incomplete;  /* a manifest cannot be read, so the files it names are unknown */
+    bool is_outdated; /* a manifest was removed while they were read */
 } live_files;
 /*
  * Lists the live files. Adds unreadable manifests and tombstones to the damage. Release with live_files_free, also

@@ -20,7 +20,8 @@ static ckd_status add_manifest(live_files *f, const ckd_store *store, const mani
     manifest m;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
-    if (status == CKD_E_NOT_FOUND) { /* it was collected meanwhile */
+    if (status == CKD_E_NOT_FOUND) { /* it was collected meanwhile, or replaced by one that the list lacks */
+        f->is_outdated = true;
         return CKD_OK;
     }
     if (status != CKD_OK) {
@@ -115,7 +116,7 @@ static ckd_status add_all(live_files *f, const ckd_store *store, const manifest_
     return status;
 }
 
-ckd_status live_files_read(live_files *out, const ckd_store *store, damage_list *damage, ckd_error *err) {
+static ckd_status read_once(live_files *out, const ckd_store *store, damage_list *damage, ckd_error *err) {
     manifest_list names = {0}, tombstones = {0};
     *out = (live_files){0};
     ckd_status status = manifests_read_all(&names, store, err);
@@ -132,6 +133,16 @@ ckd_status live_files_read(live_files *out, const ckd_store *store, damage_list 
     manifests_free(&names);
     manifests_free(&tombstones);
     keep_one_of_each(out);
+    return status;
+}
+
+ckd_status live_files_read(live_files *out, const ckd_store *store, damage_list *damage, ckd_error *err) {
+    enum { TRIES = 100 };
+    ckd_status status = read_once(out, store, damage, err);
+    for (int i = 1; i < TRIES && status == CKD_OK && out->is_outdated; i++) {
+        live_files_free(out);
+        status = read_once(out, store, damage, err); /* the same damage is not added twice */
+    }
     return status;
 }
 

@@ -173,6 +173,7 @@ ckd_status manifest_set_mark_in_use(manifest_set *n, const ckd_store *store, ckd
     for (manifest_entry *x = n->items; x < end_of(n); x++) {
         x->in_use = false;
     }
+    n->run_in_use = false;
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         ckd_id id;
         if (strlen(list.names[i]) == CKD_ID_TEXT - 1 && id_parse(&id, list.names[i])) {

@@ -7,7 +7,6 @@
 /*
  * The store's deletion mark: a random id in data/deletions that every deletion replaces before it makes a tombstone.
  *
- *
  * A catalog records the mark when it is in step with the manifests. While both are equal, no deletion has begun since.
  * Then a row without a manifest and a tombstone means a loss. If they differ, the catalog is older than some deletion
  * and the row proves nothing, as its checkpoint may have been deleted.
@@ -32,7 +31,6 @@ bool deletion_mark_is_current(const char noted[CATALOG_META], const ckd_store *s
 
 /*
  * All manifests of a store, including those of deleted checkpoints, and the checkpoints that writers at work read.
- *
  */
 
 typedef struct manifest_entry {
@@ -87,7 +85,7 @@ ckd_status manifest_set_mark_in_use(manifest_set *n, const ckd_store *store, ckd
 /* ---- early_manifests.c: manifests of early versions, which name own files only ---- */
 /*
  * For manifest_set_read: adds the files that the newest manifests of the dependencies name, and sets was_own_only,
- * lacks and held. Errors: NOMEM.
+ * is_incomplete and is_protected. Errors: NOMEM.
  */
 ckd_status manifest_set_complete(manifest_set *n, ckd_error *err);
 /*

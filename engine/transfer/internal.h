@@ -10,7 +10,7 @@
  */
 ckd_status transfer_read_destination(transfer *t, ckd_error *err);
 /*
- * Fills items and dead from both lists. The caller holds the source's reader lock, and not the destination's mutex:
+ * Fills items and to_restore from both lists. The caller holds the source's reader lock, and not the destination's mutex:
  * reading the source takes the source's mutex, and another copy may go the other way.
  */
 ckd_status transfer_plan(transfer *t, ckd_error *err);
@@ -68,7 +68,7 @@ ckd_status transfer_check_source(const transfer *t, const transfer_file *f, cons
  * destination's reader lock, and not its publish lock. With dry_run it only counts.
  */
 ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_error *err);
-/* Moves the LEFT ones from t->dead to t->refused. The next plan leaves them out, too. */
+/* Moves the LEFT ones from t->to_restore to t->refused. The next plan leaves them out, too. */
 ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err);
 /* Why the checkpoint was refused. NULL: it was not. */
 const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint);

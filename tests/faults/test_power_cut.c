@@ -102,46 +102,6 @@ static void test_pinning_and_tagging(void **state) {
     disk_end("pins and tags", d, 3);
 }
 
-/* ---- a run is renamed ---- */
-
-enum { RENAMED = 512 }; /* of an expectation's flags: it has the new name */
-#define NEW_NAME "new"
-
-static power_check_fn check_steps; /* of SCENE_RUN */
-
-/* Whoever opens the store for writing completes the rename; nothing is left of the old name. Then it goes back. */
-static void check_renamed(const char *dir, const expectation *e, bool thorough, void *context) {
-    ckd_store *store;
-    ckd_error err = {0};
-    ckd_checkpoint c;
-    dir_list list;
-    disk_must(scene_open(&store, dir, CKD_OPEN_WRITE, &err), &err);
-    bool renamed = ckd_store_find(&c, store, NEW_NAME, CKD_LATEST, NULL) == CKD_OK;
-    assert_true(renamed || !(e->flags & RENAMED));
-    disk_must(dir_list_read(&list, store_path_of(dir, "data/m"), &err), &err);
-    assert_int_equal(list.count, 3);
-    dir_list_free(&list);
-    if (renamed) {
-        disk_must(ckd_store_rename_run(NULL, store, NEW_NAME, SCENE_RUN, NULL, &err), &err);
-    }
-    ckd_store_close(store);
-    check_steps(dir, e, thorough, context);
-}
-
-static void test_renaming(void **state) {
-    disk *d = *state;
-    ckd_error err = {0};
-    scene_make(d->p.dir, 0, 3);
-    check_steps = d->p.check;
-    d->p.check = check_renamed;
-    disk_begin(d, 7, 7);
-    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
-    disk_must(ckd_store_rename_run(NULL, store, SCENE_RUN, NEW_NAME, NULL, &err), &err);
-    disk_flags(d, RENAMED);
-    ckd_store_close(store);
-    disk_end("rename", d, 3);
-}
-
 /* By itself, after a save. */
 static void test_pruning(void **state) {
     disk *d = *state;
@@ -241,22 +201,27 @@ static void test_store_whose_creator_died_before_its_folder_was_synced(void **st
     creator_died(*state, "data", CKD_OPEN_WRITE);
 }
 
-static int die_at_manifest(void *context, file_op step, const char *path) {
-    (void)context;
-    return step == FILE_OP_DIR_SYNC && strstr(path, "data/m") ? (raise(SIGKILL), 0) : 0;
+/* ---- a writer dies between naming a file and making the name durable ---- */
+
+typedef struct death {
+    const char *folder;
+    unsigned syncs; /* of the folder; the last one is that of the death */
+} death;
+
+static int die_at_sync(void *context, file_op step, const char *path) {
+    death *d = context;
+    return step == FILE_OP_DIR_SYNC && strstr(path, d->folder) && --d->syncs == 0 ? (raise(SIGKILL), 0) : 0;
 }
 
-/* Step 2 is saved by a writer that dies between naming its manifest and making the name durable. */
-static void writer_dies(disk *d) {
+static void die_while(const disk *d, death at, void (*work)(ckd_store *store)) {
     fflush(NULL);
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
         ckd_store *store;
-        scene s = scene_of(2);
-        file_set_fault_hook(die_at_manifest, NULL);
         if (scene_open(&store, d->p.dir, CKD_OPEN_WRITE, NULL) == CKD_OK) {
-            scene_save(NULL, store, &s, NULL);
+            file_set_fault_hook(die_at_sync, &at);
+            work(store);
         }
         _exit(1);
     }
@@ -265,11 +230,16 @@ static void writer_dies(disk *d) {
     assert_true(WIFSIGNALED(state));
 }
 
-/* Who finds that manifest, and says "that is saved already", promises it in turn. */
+static void save_step_2(ckd_store *store) {
+    scene s = scene_of(2);
+    scene_save(NULL, store, &s, NULL);
+}
+
+/* Who finds a manifest of a dead writer, and says "that is saved already", promises it in turn. */
 static void same_again(disk *d, bool open_before) {
     scene_make(d->p.dir, 0, 2);
     ckd_store *store = open_before ? disk_open(d, CKD_OPEN_WRITE) : NULL;
-    writer_dies(d);
+    die_while(d, (death){"data/m", 1}, save_step_2);
     d->p.now = (expectation){.committed = 3, .possible = 7};
     power_begin(&d->p, "run.2.0");
     if (!store) {
@@ -296,6 +266,92 @@ static void test_same_again_after_a_writer_died(void **state) {
 }
 static void test_same_again_in_a_store_that_was_open(void **state) {
     same_again(*state, true);
+}
+
+/* ---- a run is renamed ---- */
+
+enum { RENAMED = 512 }; /* of an expectation's flags: it has the new name */
+#define NEW_NAME "new"
+
+static power_check_fn check_steps; /* of SCENE_RUN */
+
+/* Whoever opens the store for writing completes the rename; nothing is left of the old name. Then it goes back. */
+static void check_renamed(const char *dir, const expectation *e, bool thorough, void *context) {
+    ckd_store *store;
+    ckd_error err = {0};
+    ckd_checkpoint c;
+    dir_list list;
+    disk_must(scene_open(&store, dir, CKD_OPEN_WRITE, &err), &err);
+    bool renamed = ckd_store_find(&c, store, NEW_NAME, CKD_LATEST, NULL) == CKD_OK;
+    assert_true(renamed || !(e->flags & RENAMED));
+    disk_must(dir_list_read(&list, store_path_of(dir, "data/m"), &err), &err);
+    assert_int_equal(list.count, __builtin_popcountll(e->committed));
+    dir_list_free(&list);
+    if (renamed) {
+        disk_must(ckd_store_rename_run(NULL, store, NEW_NAME, SCENE_RUN, NULL, &err), &err);
+    }
+    ckd_store_close(store);
+    check_steps(dir, e, thorough, context);
+}
+
+static void test_renaming(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    scene_make(d->p.dir, 0, 3);
+    check_steps = d->p.check;
+    d->p.check = check_renamed;
+    disk_begin(d, 7, 7);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    disk_must(ckd_store_rename_run(NULL, store, SCENE_RUN, NEW_NAME, NULL, &err), &err);
+    disk_flags(d, RENAMED);
+    ckd_store_close(store);
+    disk_end("rename", d, 3);
+}
+
+static void rename_it(ckd_store *store) {
+    ckd_store_rename_run(NULL, store, SCENE_RUN, NEW_NAME, NULL, NULL);
+}
+
+/* The next writer completes the rename. */
+static void renamer_dies(disk *d, death at, uint64_t steps, const char *lost) {
+    scene_make(d->p.dir, 0, steps);
+    check_steps = d->p.check;
+    d->p.check = check_renamed;
+    die_while(d, at, rename_it);
+    d->p.now = (expectation){.committed = (1u << steps) - 1, .possible = (1u << steps) - 1};
+    power_begin(&d->p, lost);
+    ckd_store_close(disk_open(d, CKD_OPEN_WRITE));
+    disk_flags(d, RENAMED);
+    disk_end(lost, d, steps);
+}
+
+static void test_renamer_died_at_its_record(void **state) {
+    renamer_dies(*state, (death){"data/n", 1}, 3, "rename.run.0");
+}
+static void test_renamer_died_at_a_manifest(void **state) {
+    renamer_dies(*state, (death){"data/m", 1}, 1, NEW_NAME ".0.1");
+}
+
+/* ---- a compaction ends before its manifest is durable ---- */
+
+static void compact_it(ckd_store *store) {
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    o.max_depth = 1;
+    ckd_compact(NULL, store, &o, NULL);
+}
+
+/* A writer that was at work already removes the generation that was replaced, without a recovery. */
+static void test_compactor_died(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    scene_make(d->p.dir, 0, 3);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    die_while(d, (death){"data/m", 1}, compact_it);
+    d->p.now = (expectation){.committed = 7, .possible = 7};
+    power_begin(&d->p, "run.1.1");
+    disk_must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    ckd_store_close(store);
+    disk_end("a dead compaction", d, 3);
 }
 
 static void test_catalog_is_mended(void **state) {
@@ -366,6 +422,9 @@ int main(void) {
         disk_test(test_store_whose_creator_died_before_its_folder_was_synced),
         disk_test(test_same_again_after_a_writer_died),
         disk_test(test_same_again_in_a_store_that_was_open),
+        disk_test(test_renamer_died_at_its_record),
+        disk_test(test_renamer_died_at_a_manifest),
+        disk_test(test_compactor_died),
         disk_test(test_catalog_is_mended),
         disk_test(test_abort_leaves_nothing),
         disk_test(power_parity),

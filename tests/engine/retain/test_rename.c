@@ -218,7 +218,9 @@ static void test_the_trash_keeps_the_old_name(void **state) {
 static void expect(ckd_store *store, const char *from, const char *to, ckd_status expected,
                    const char *text) {
     ckd_error err = {0};
-    assert_int_equal(rename_run(store, from, to, &err), expected);
+    if (rename_run(store, from, to, &err) != expected) {
+        fail_msg("%s to %s: %s", from, to, err.message);
+    }
     if (!strstr(err.message, text)) {
         fail_msg("'%s' does not say '%s'", err.message, text);
     }
@@ -264,6 +266,11 @@ static void test_refusals(void **state) {
     must(ckd_save_begin(&save, store, &o, &err), &err);
     expect(store, SCENE_RUN, "d", CKD_E_BUSY, "is using run");
     ckd_save_abort(save);
+    o.run = "d"; /* it has no manifest yet */
+    o.parent_run = NULL;
+    must(ckd_save_begin(&save, store, &o, &err), &err);
+    expect(store, SCENE_RUN, "d", CKD_E_BUSY, "to run 'd' has begun");
+    ckd_save_abort(save);
     ckd_store_close(store);
     store = open_store(*state, CKD_OPEN_READ);
     expect(store, SCENE_RUN, "d", CKD_E_READ_ONLY, "");
@@ -278,13 +285,14 @@ static void test_refusals(void **state) {
 
 typedef struct interruption {
     unsigned long at, seen;
-    bool dies; /* else the step fails, and all later ones */
+    bool dies;          /* else the step fails, and all later ones */
+    const char *within; /* counts steps whose path contains this; NULL: all */
 } interruption;
 
 static int interrupt_hook(void *context, file_op step, const char *path) {
     interruption *i = context;
-    (void)path;
-    if (step == FILE_OP_READ || step == FILE_OP_OPEN || ++i->seen < i->at) {
+    bool counts = step != FILE_OP_READ && step != FILE_OP_OPEN && (!i->within || strstr(path, i->within));
+    if (!counts || ++i->seen < i->at) {
         return 0;
     }
     if (i->dies) {
@@ -422,6 +430,94 @@ static void test_deleting_before_it_is_completed(void **state) {
     check_same_as_rebuilt(*state);
 }
 
+/* ---- readers ---- */
+
+static ckd_store *open_impatient(const char *dir) {
+    ckd_store *store;
+    ckd_error err = {0};
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.threads = 1;
+    o.lock_timeout_ms = 100;
+    must(ckd_store_open(&store, store_path_of(dir, ""), CKD_OPEN_WRITE, &o, &err), &err);
+    return store;
+}
+
+static ckd_load *begin_load(ckd_store *store, const char *run, uint64_t step) {
+    ckd_load *load;
+    ckd_error err = {0};
+    ckd_id id = id_of(store, run, step);
+    must(ckd_load_begin(&load, store, &id, &err), &err);
+    return load;
+}
+
+static void test_nothing_is_renamed_while_somebody_reads(void **state) {
+    ckd_error err = {0};
+    scene_make(*state, 0, STEPS);
+    ckd_store *other = open_store(*state, CKD_OPEN_READ), *store = open_impatient(*state);
+    ckd_load *load = begin_load(other, SCENE_RUN, 1);
+    char *before = tree_describe(store_path_of(*state, "data"));
+    expect(store, SCENE_RUN, "b", CKD_E_BUSY, "running loads");
+    char *after = tree_describe(store_path_of(*state, "data"));
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+    ckd_load_end(load);
+    must(rename_run(store, SCENE_RUN, "b", &err), &err);
+    ckd_store_close(store);
+    ckd_store_close(other);
+    store_check_clean(*state);
+}
+
+/* The next writer gives all checkpoints the new name, and a later one removes the old manifests. */
+static void test_completed_while_somebody_reads(void **state) {
+    ckd_error err = {0};
+    scene s = scene_of(STEPS);
+    interruption dies = {.at = 1, .dies = true, .within = "data/m/.tmp-"}; /* after the decision */
+    scene_make(*state, 0, STEPS);
+    assert_false(rename_until(*state, &dies));
+    ckd_store *other = open_store(*state, CKD_OPEN_READ);
+    ckd_load *load = begin_load(other, SCENE_RUN, 1);
+    ckd_store *store = open_impatient(*state);
+    assert_int_equal(files_like(*state, "data/m", ""), 2 * STEPS);
+    assert_int_equal(files_like(*state, "data/n", "rename." SCENE_RUN "."), 1);
+    assert_int_equal(listed(store, "b"), STEPS);
+    assert_int_equal(listed(store, NULL), STEPS);
+    s.run = SCENE_RUN; /* not the run that was renamed, but a new one */
+    must(scene_save(NULL, store, &s, &err), &err);
+    ckd_store_close(store);
+    store = open_impatient(*state);
+    assert_int_equal(listed(store, SCENE_RUN), 1);
+    ckd_load_end(load);
+    ckd_store_close(other);
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    assert_int_equal(files_like(*state, "data/m", ""), STEPS + 1);
+    assert_int_equal(files_like(*state, "data/n", ""), 0);
+    assert_int_equal(listed(store, "b"), STEPS);
+    assert_int_equal(listed(store, SCENE_RUN), 1);
+    ckd_id id = id_of(store, SCENE_RUN, STEPS);
+    must(scene_load_id(store, &id, &s, &err), &err);
+    for (uint64_t i = 0; i < STEPS; i++) {
+        id = id_of(store, "b", i);
+        check_values(store, &id, i);
+    }
+    ckd_store_close(store);
+    store_check_clean(*state);
+    check_same_as_rebuilt(*state);
+}
+
+/* The request completes what another process left, and then finds no run of that name. */
+static void test_another_name_after_an_interruption(void **state) {
+    interruption dies = {.at = 1, .dies = true, .within = "data/m/.tmp-"}; /* after the decision */
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    assert_false(rename_until(*state, &dies));
+    expect(store, SCENE_RUN, "c", CKD_E_NOT_FOUND, "it has: b");
+    assert_int_equal(listed(store, "b"), STEPS);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 static void test_a_damaged_setting_is_no_dead_end(void **state) {
     size_t size;
     ckd_error err = {0};
@@ -449,9 +545,13 @@ static void test_a_damaged_setting_is_no_dead_end(void **state) {
     assert_int_equal(found->damage_count, 1);
     assert_non_null(strstr(found->damage[0].file, "rename." SCENE_RUN ".0"));
     ckd_verify_result_free(found);
+    scene other = scene_of(9);
+    other.run = "y";
+    must(scene_save(NULL, store, &other, &err), &err);
+    expect(store, SCENE_RUN, "y", CKD_E_EXISTS, "has a run 'y' already");
     must(ckd_store_rename_run(NULL, store, SCENE_RUN, "z", NULL, &err), &err);
     assert_int_equal(listed(store, "z"), STEPS);
-    assert_int_equal(files_like(*state, "data/m", ""), STEPS);
+    assert_int_equal(files_like(*state, "data/m", ""), STEPS + 1);
     assert_int_equal(files_like(*state, "data/n", ""), 0);
     ckd_store_close(store);
     check_same_as_rebuilt(*state);
@@ -466,6 +566,9 @@ int main(void) {
         tempdir_test(test_killed_anywhere),
         tempdir_test(test_failing_anywhere),
         tempdir_test(test_deleting_before_it_is_completed),
+        tempdir_test(test_nothing_is_renamed_while_somebody_reads),
+        tempdir_test(test_completed_while_somebody_reads),
+        tempdir_test(test_another_name_after_an_interruption),
         tempdir_test(test_a_damaged_setting_is_no_dead_end),
     };
     return cmocka_run_group_tests_name("rename", tests, NULL, NULL);
