@@ -335,11 +335,9 @@ static ckd_status complete_interrupted(ckd_store *store, const stored_setting *s
     return status;
 }
 
-static ckd_status complete_all(ckd_store *store, const setting_list *all, ckd_error *err) {
-    file_lock *readers = NULL;
-    ckd_status status = store_lock_unlinker(&readers, &(unlinker_wait){0}, store, NULL);
-    bool alone = status == CKD_OK;
-    status = CKD_OK;
+/* alone: the caller holds the exclusive reader lock. */
+static ckd_status complete_all(ckd_store *store, const setting_list *all, bool alone, ckd_error *err) {
+    ckd_status status = CKD_OK;
     for (size_t i = 0; i < all->count && status == CKD_OK; i++) {
         ckd_error why = {0};
         ckd_status done = complete_interrupted(store, &all->items[i], alone, &why);
@@ -350,7 +348,6 @@ static ckd_status complete_all(ckd_store *store, const setting_list *all, ckd_er
                           all->items[i].name.name, why.message);
         }
     }
-    lock_release(alone ? readers : NULL);
     return status;
 }
 
@@ -360,7 +357,12 @@ ckd_status rename_recover(ckd_store *store, ckd_error *err) {
     if (status == CKD_OK && all.count) {
         /* A record whose writer died may not be durable. Without it, half a run would have the new name. */
         status = dir_sync(path_in(store->path, DIR_SETTINGS).text, err);
-        THEN(status, complete_all(store, &all, err));
+    }
+    if (status == CKD_OK && all.count) {
+        file_lock *readers = NULL;
+        bool alone = store_lock_unlinker(&readers, &(unlinker_wait){0}, store, NULL) == CKD_OK;
+        status = complete_all(store, &all, alone, err);
+        lock_release(alone ? readers : NULL);
     }
     settings_free(&all);
     return status;
@@ -368,14 +370,26 @@ ckd_status rename_recover(ckd_store *store, ckd_error *err) {
 
 /* ---- on request ---- */
 
-static ckd_status carry_out(renaming *r, ckd_error *err) {
+typedef struct rename_request {
+    renaming r;
+    unlinker_wait wait;
+    bool is_left; /* somebody reads, so the old manifests are not removed yet */
+} rename_request;
+
+static ckd_status carry_out(rename_request *q, ckd_error *err) {
+    renaming *r = &q->r;
     ckd_error why = {0};
     ckd_status status = publish_record(r, false, err);
     if (status != CKD_OK) {
         return status;
     }
     status = publish_run(r, &why);
-    THEN(status, finish(r, &why));
+    if (status == CKD_OK) {
+        file_lock *readers = NULL;
+        q->is_left = store_lock_unlinker(&readers, &q->wait, r->store, NULL) != CKD_OK;
+        status = q->is_left ? publish_record(r, true, &why) : finish(r, &why);
+        lock_release(q->is_left ? NULL : readers);
+    }
     if (status != CKD_OK) {
         char text[sizeof(why.message)];
         snprintf(text, sizeof(text), "%.300s; the next command that writes to the store completes the rename",
@@ -388,49 +402,61 @@ static ckd_status carry_out(renaming *r, ckd_error *err) {
     return err_from(err, status, &why);
 }
 
-typedef struct rename_attempt {
-    renaming r;
-    bool dry_run;
-    unlinker_wait wait;
-    uint64_t count;
-    ckd_status status; /* of everything but the locks, with its error */
-    ckd_error why;
-} rename_attempt;
-
-/* The caller holds the publish lock and the mutex. */
-static ckd_status prepare(rename_attempt *a, ckd_error *err) {
-    renaming *r = &a->r;
-    ckd_status status =
-        store_recover(r->store, err); /* completes earlier renames, removes replaced generations */
+static ckd_status rename_locked(uint64_t *count, rename_request *q, bool dry_run, ckd_error *err) {
+    renaming *r = &q->r;
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, r->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&r->store->mutex);
+    status = store_recover(r->store, err); /* completes earlier renames, removes replaced generations */
     THEN(status, store_sync_catalog(r->store, err));
     THEN(status, open_renaming(r, err));
     THEN(status, check_request(r, err));
-    a->count = count_listed(r);
+    *count = count_listed(r);
+    if (status == CKD_OK && !dry_run) {
+        status = carry_out(q, err);
+    }
+    close_renaming(r);
+    pthread_mutex_unlock(&r->store->mutex);
+    lock_release(lock);
     return status;
 }
 
-/* While somebody reads, it releases the publish lock, as trash.c does, and is called again. */
-static ckd_status try_rename(void *context, ckd_error *err) {
-    rename_attempt *a = context;
-    ckd_store *store = a->r.store;
+/* The holder of the publish lock must not wait for readers: it releases both locks, and is called again. */
+static ckd_status try_to_finish(void *context, ckd_error *err) {
+    rename_request *q = context;
+    ckd_store *store = q->r.store;
     file_lock *publish, *readers;
+    setting_list all = {0};
     ckd_status status = store_lock_publish(&publish, store, err);
     if (status != CKD_OK) {
         return status;
     }
-    pthread_mutex_lock(&store->mutex);
-    a->status = prepare(a, &a->why);
-    if (a->status == CKD_OK && !a->dry_run) {
-        status = store_lock_unlinker(&readers, &a->wait, store, err);
-        if (status == CKD_OK) {
-            a->status = carry_out(&a->r, &a->why);
-            lock_release(readers);
-        }
+    status = store_lock_unlinker(&readers, &q->wait, store, err);
+    if (status == CKD_OK) {
+        status = settings_read_kind(&all, store, METADATA_RENAME, err);
+        THEN(status, complete_all(store, &all, true, err));
+        settings_free(&all);
+        lock_release(readers);
     }
-    close_renaming(&a->r);
-    pthread_mutex_unlock(&store->mutex);
     lock_release(publish);
     return status;
+}
+
+/* The run has its new name already, whatever happens here. */
+static void remove_left(rename_request *q) {
+    ckd_store *store = q->r.store;
+    ckd_error why = {0};
+    ckd_status status = retry_while_busy(try_to_finish, q, store->options.lock_timeout_ms, &why);
+    if (status != CKD_OK) {
+        store_message(
+            store,
+            "steps that run '%s' had cannot be saved under that name yet: its old manifests stay until "
+            "a command writes to the store while nobody reads it (%s)",
+            q->r.from, why.message);
+    }
 }
 
 static ckd_status check_names(const char *from, const char *to, ckd_error *err) {
@@ -448,23 +474,21 @@ static ckd_status check_names(const char *from, const char *to, ckd_error *err) 
 ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const char *from, const char *to,
                                 const ckd_rename_options *options, ckd_error *err) {
     ckd_rename_options o = CKD_RENAME_OPTIONS_INIT;
-    rename_attempt a = {.r = {.store = store, .from = from, .to = to}};
-    ckd_checkpoint none;
+    rename_request q = {.r = {.store = store, .from = from, .to = to}};
+    uint64_t count = 0;
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_rename_options", err);
     THEN(status, check_names(from, to, err));
     THEN(status, store_check_writable(store, err));
-    if (status == CKD_OK) {
-        a.dry_run = o.dry_run != 0;
-        status = retry_while_busy(try_rename, &a, store->options.lock_timeout_ms, err);
-    }
-    if (status == CKD_OK) {
-        status = err_from(err, a.status, &a.why);
-    }
-    if (a.status == CKD_E_NOT_FOUND) {
+    THEN(status, rename_locked(&count, &q, o.dry_run != 0, err));
+    if (status == CKD_E_NOT_FOUND) {
+        ckd_checkpoint none;
         store_find(&none, store, from, CKD_LATEST, err); /* its message lists the runs */
     }
+    if (status == CKD_OK && q.is_left) {
+        remove_left(&q);
+    }
     if (checkpoints) {
-        *checkpoints = status == CKD_OK ? a.count : 0;
+        *checkpoints = status == CKD_OK ? count : 0;
     }
     return status;
 }

@@ -143,7 +143,16 @@ static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
     ckd_error why = {0};
     status = store_read_manifest(&m, save->store, t->run, t->step, generation, &why);
     if (status == CKD_OK) {
+        ckd_checkpoint listed;
+        status = store_find_id(&listed, save->store, &m.checkpoint.id, NULL);
         manifest_free(&m);
+        if (status == CKD_OK && strcmp(listed.run, t->run) != 0) {
+            return err_set(
+                err, CKD_E_BUSY,
+                "the run '%s' was renamed to '%s', and its old manifest of step %llu is not removed "
+                "yet; save again when all loads have ended",
+                t->run, listed.run, (unsigned long long)t->step);
+        }
         err_set(&why, CKD_OK, "it contradicts itself, or another one has its id");
     }
     status = err_set(

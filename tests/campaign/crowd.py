@@ -1,8 +1,8 @@
 """Many commands at a time: savers, readers and whoever keeps order work in the same stores, and some are killed or stopped.
 
 What each command may have done is added up; when all have ended, each store must be in a state that some order of them
-explains. Steps that are multiples of 10, and those of run e0, are never deleted; of the other runs the newest four stay. A save
-that ended with 0 is there then, one that was killed may be.
+explains. Steps that are multiples of 10, and those of the runs e0 and r0, are never deleted; of the other runs the newest four stay.
+A save that ended with 0 is there then, one that was killed may be. Run r0 gets other names, r1 to r5, again and again.
 """
 
 import json
@@ -29,7 +29,13 @@ KEEP = {"last": 4, "every": 10}
 # Why a command may fail beside others: what it was about has changed meanwhile.
 EXPECTED = re.compile("in progress|is not in the (store|trash)|no such|there are no checkpoints|is pinned|"
                       "already|has changed|changed meanwhile|try again|is busy|being (deleted|rewritten|copied)|no parity is configured|"
-                      "was deleted|gone|no checkpoint|run .* is not|there is no run|has no run|another (compaction|process)")
+                      "was deleted|gone|no checkpoint|run .* is not|there is no run|has no run|another (compaction|process)|"
+                      "is using run|has begun|was renamed|is being renamed|no run '|are not removed yet")
+RENAMED = [f"r{i}" for i in range(6)]
+
+
+def first_name(run):
+    return "r0" if run in RENAMED else run
 
 
 class Crowd:
@@ -45,8 +51,8 @@ class Crowd:
         self.killing = self.rng.choice([0.0, 0.2, 0.45])
         self.jumping = self.rng.choice([0.0, 0.0, 0.1])  # clocks
         self.flavour = states.flavour(self.rng, self.rng.choice(["plain", "plain", "tied", "adamw"]))
-        self.lines = {run: [[self.rng.randrange(1 << 30), 0]] for run in ("e0", "p0", "n0", "c0")}
-        self.fidelity = {"e0": "exact", "p0": "exact", "n0": "near", "c0": "coarse"}
+        self.lines = {run: [[self.rng.randrange(1 << 30), 0]] for run in ("e0", "p0", "n0", "c0", "r0")}
+        self.fidelity = {"e0": "exact", "r0": "exact", "p0": "exact", "n0": "near", "c0": "coarse"}
         self.contents = {}  # by id
         self.saved = set()  # (run, step) of saves that ended with 0
         self.tried = set()
@@ -103,15 +109,15 @@ class Crowd:
             with self.lock:
                 self.failure = self.failure or failure
 
-    def save(self, rng, run, steps):
-        step = next(steps)
+    def save(self, rng, name, steps):
+        run, step = first_name(name), next(steps)
         tensors = states.tensors(self.flavour, self.lines[run], step)
-        name = f"{run}-{step}.safetensors"
-        st.write(self.folder / name, tensors)
+        file = f"{run}-{step}.safetensors"
+        st.write(self.folder / file, tensors)
         with self.lock:
             self.tried.add((run, step))
         args = ["--metric", f"loss={step % 7}"] * (rng.random() < 0.2) + ["--base"] * (rng.random() < 0.05)
-        op = {"op": "save", "store": "A", "run": run, "step": step, "fidelity": {"": self.fidelity[run]}, "args": args, "file": name,
+        op = {"op": "save", "store": "A", "run": name, "step": step, "fidelity": {"": self.fidelity[run]}, "args": args, "file": file,
               "flavour": self.flavour, "line": self.lines[run]}
         for _ in range(5):
             result = self.run(rng, op)
@@ -119,7 +125,7 @@ class Crowd:
                 with self.lock:
                     self.saved.add((run, step))
                 break
-        (self.folder / name).unlink()
+        (self.folder / file).unlink()
 
     def read(self, rng, number):
         listing = self.run(rng, {"op": "other"}, ["list", "A", "--json"])
@@ -133,8 +139,20 @@ class Crowd:
             if rng.random() < 0.2:
                 shutil.rmtree(self.folder / "A/data/k", ignore_errors=True)
 
+    def rename(self, rng, steps):
+        """Saves to a run by one of its names, and renames it."""
+        time.sleep(rng.random() * 0.2)
+        old, new = rng.sample(RENAMED, 2)
+        listing = self.run(rng, {"op": "other"}, ["list", "A", "--json"])
+        names = sorted({c["run"] for c in listing.json()["checkpoints"]} & set(RENAMED)) if listing and listing.code == 0 else []
+        old = rng.choice(names) if names and rng.random() < 0.8 else old
+        if not names or rng.random() < 0.4:
+            self.save(rng, old, steps)
+        elif old != new:
+            self.run(rng, {"op": "rename", "store": "A", "run": old, "to": new})
+
     def check(self, c, path, store):
-        run, step = c["run"], c["step"]
+        run, step = first_name(c["run"]), c["step"]
         with self.lock:
             self.loads += 1
             content = self.contents.setdefault(c["id"], Content(self.flavour, self.lines[run], step, {"": self.fidelity[run]}))
@@ -184,13 +202,13 @@ class Crowd:
                 with self.lock:
                     self.pushed |= before
         elif what == 2:
-            self.run(rng, {"op": "copy", "from": "A", "to": "C", "pull": True, "run": rng.choice(["e0", "c0"]), "args": ["--step", "latest"]})
+            self.run(rng, {"op": "copy", "from": "A", "to": "C", "pull": True, "run": rng.choice(["e0", "c0", *RENAMED[:2]]), "args": ["--step", "latest"]})
         elif (self.folder / "B/data/store").exists():
             self.run(rng, {"op": "other"}, ["verify", "B"])
 
     @staticmethod
     def never_deleted(run, step):
-        return run == "e0" or step % KEEP["every"] == 0
+        return run in ("e0", "r0") or step % KEEP["every"] == 0
 
     # ------------------------------------------------------------------------------------------- all together
 
@@ -199,7 +217,8 @@ class Crowd:
         self.save(random.Random(0), "e0", iter([0]))
         odd, even = (i for i in range(1, 10**6, 2)), (i for i in range(2, 10**6, 2))
         acts = [(self.save, "e0", odd), (self.save, "e0", even), (self.save, "p0", iter(range(1, 10**6))), (self.save, "n0", iter(range(1, 10**6))),
-                (self.save, "c0", iter(range(1, 10**6))), (self.read, 0), (self.read, 1), (self.clean,), (self.clean,), (self.keep_whole,), (self.carry,)]
+                (self.save, "c0", iter(range(1, 10**6))), (self.read, 0), (self.read, 1), (self.clean,), (self.clean,), (self.keep_whole,), (self.carry,),
+                (self.rename, iter(range(1, 10**6, 2))), (self.rename, iter(range(2, 10**6, 2)))]
         threads = [threading.Thread(target=self.work, args=act) for act in acts]
         for t in threads:
             t.start()
@@ -223,7 +242,7 @@ class Crowd:
                 self.run(quiet, {"op": "other"}, args, hurt=False)
             shutil.rmtree(self.folder / store / "data/k", ignore_errors=True)
             listed = self.run(quiet, {"op": "other"}, ["list", store, "--json"], hurt=False).json()["checkpoints"]
-            self.check_listed(store, {(c["run"], c["step"]) for c in listed}, len(listed))
+            self.check_listed(store, {(first_name(c["run"]), c["step"]) for c in listed}, len(listed))
             for c in listed:
                 self.run(quiet, {"op": "other"}, ["load", store, "--run", c["run"], "--step", str(c["step"]), "--out", "out.safetensors", "--force"], hurt=False)
                 self.check(c, self.folder / "out.safetensors", store)

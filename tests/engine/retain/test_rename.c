@@ -450,22 +450,29 @@ static ckd_load *begin_load(ckd_store *store, const char *run, uint64_t step) {
     return load;
 }
 
-static void test_nothing_is_renamed_while_somebody_reads(void **state) {
+/* The old manifests stay, and so do the steps under the old name, until nobody reads. */
+static void test_renamed_while_somebody_reads(void **state) {
     ckd_error err = {0};
+    scene s = scene_of(0);
     scene_make(*state, 0, STEPS);
     ckd_store *other = open_store(*state, CKD_OPEN_READ), *store = open_impatient(*state);
     ckd_load *load = begin_load(other, SCENE_RUN, 1);
-    char *before = tree_describe(store_path_of(*state, "data"));
-    expect(store, SCENE_RUN, "b", CKD_E_BUSY, "running loads");
-    char *after = tree_describe(store_path_of(*state, "data"));
-    assert_string_equal(before, after);
-    free(before);
-    free(after);
-    ckd_load_end(load);
     must(rename_run(store, SCENE_RUN, "b", &err), &err);
+    assert_int_equal(files_like(*state, "data/m", ""), 2 * STEPS);
+    assert_int_equal(listed(store, "b"), STEPS);
+    assert_int_equal(listed(other, NULL), STEPS);
+    assert_int_equal(scene_save(NULL, store, &s, &err), CKD_E_BUSY);
+    assert_non_null(strstr(err.message, "was renamed to 'b'"));
+    expect(store, "b", SCENE_RUN, CKD_E_BUSY, "when all loads have ended");
+    ckd_load_end(load);
+    must(rename_run(store, "b", "c", &err), &err);
+    assert_int_equal(files_like(*state, "data/m", ""), STEPS);
+    assert_int_equal(files_like(*state, "data/n", ""), 0);
+    must(scene_save(NULL, store, &s, &err), &err);
     ckd_store_close(store);
     ckd_store_close(other);
     store_check_clean(*state);
+    check_same_as_rebuilt(*state);
 }
 
 /* The next writer gives all checkpoints the new name, and a later one removes the old manifests. */
@@ -566,7 +573,7 @@ int main(void) {
         tempdir_test(test_killed_anywhere),
         tempdir_test(test_failing_anywhere),
         tempdir_test(test_deleting_before_it_is_completed),
-        tempdir_test(test_nothing_is_renamed_while_somebody_reads),
+        tempdir_test(test_renamed_while_somebody_reads),
         tempdir_test(test_completed_while_somebody_reads),
         tempdir_test(test_another_name_after_an_interruption),
         tempdir_test(test_a_damaged_setting_is_no_dead_end),
