@@ -304,6 +304,9 @@ class Player(Looker):
         allowed = {i: {TRASH, LISTED} for i in new if i in target.entries and target.entries[i].place == TRASH}
         if result.code == 0:
             allowed.update({i: {LISTED} for i in asked if i in target.entries})
+        for e in source.listed():  # one whose time in the trash was over came anew, by the name that it has in the source
+            if TRASH in allowed.get(e.id, ()) or (e.id in allowed and target.entries[e.id].place == TRASH):
+                target.entries[e.id].run = e.run if self.has_run(op["to"], e.run, {e.id}) else target.entries[e.id].run
         pins, tags = set(target.pins), dict(target.tags)
         self.look(op["to"], allowed, new, marks=self.copied_tags(source, asked | set(target.entries), pins, tags) if "--tags" in op["args"] else None)
         for e in source.listed():
