@@ -143,8 +143,10 @@ static ckd_status check_found(const renaming *r, const stored_setting *own, ckd_
         return err_set(err, CKD_E_STATE, "the run '%s' is being renamed to '%s'; rename it to that first",
                        r->from, own->rename.to);
     }
-    return own || count_listed(r) ? CKD_OK
-                                  : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
+    bool is_unfinished = own && (own->status != CKD_OK || !own->rename.is_published);
+    return is_unfinished || count_listed(r)
+               ? CKD_OK
+               : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
 }
 
 static ckd_status check_request(renaming *r, ckd_error *err) {
@@ -203,7 +205,10 @@ static ckd_status publish_all(renaming *r, ckd_error *err) {
     return status;
 }
 
-/* Keeps what only the catalog knows, the timings. If it fails, the catalog follows the manifests later. */
+/*
+ * Keeps what only the catalog knows, the timings. If it fails, the catalog follows the manifests later. With the mutex,
+ * which a recovery may lack.
+ */
 static void move_rows(const renaming *r) {
     catalog *c = r->store->catalog;
     if (!c || catalog_begin(c, NULL) != CKD_OK) {
@@ -289,9 +294,6 @@ static ckd_status publish_record(const renaming *r, bool is_published, ckd_error
 /* Gives all checkpoints the new name. May be repeated. */
 static ckd_status publish_run(renaming *r, ckd_error *err) {
     ckd_status status = publish_all(r, err);
-    if (status == CKD_OK) {
-        move_rows(r);
-    }
     THEN(status, move_setting(r, METADATA_POLICY, err));
     return status == CKD_OK ? move_setting(r, METADATA_PARITY, err) : status;
 }
@@ -385,6 +387,7 @@ static ckd_status carry_out(rename_request *q, ckd_error *err) {
     }
     status = publish_run(r, &why);
     if (status == CKD_OK) {
+        move_rows(r);
         file_lock *readers = NULL;
         q->is_left = store_lock_unlinker(&readers, &q->wait, r->store, NULL) != CKD_OK;
         status = q->is_left ? publish_record(r, true, &why) : finish(r, &why);

@@ -463,6 +463,7 @@ static void test_renamed_while_somebody_reads(void **state) {
     assert_int_equal(listed(other, NULL), STEPS);
     assert_int_equal(scene_save(NULL, store, &s, &err), CKD_E_BUSY);
     assert_non_null(strstr(err.message, "was renamed to 'b'"));
+    expect(store, SCENE_RUN, "c", CKD_E_NOT_FOUND, "it has: b");
     expect(store, "b", SCENE_RUN, CKD_E_BUSY, "when all loads have ended");
     ckd_load_end(load);
     must(rename_run(store, "b", "c", &err), &err);
