@@ -179,10 +179,9 @@ typedef struct rename_setting {
     uint32_t generation;
     char to[CKD_RUN_MAX + 1];
     uint64_t renamed_ns;
-    bool is_published; /* all checkpoints have the new name; only their old manifests are left */
 } rename_setting;
 void rename_encode(bytes *to, const ckd_id *store, const rename_setting *r);
-/* CORRUPT also if both names are equal, or is_published is neither 0 nor 1. */
+/* CORRUPT also if both names are equal. */
 ckd_status rename_decode(rename_setting *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err);
 

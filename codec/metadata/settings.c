@@ -157,7 +157,6 @@ void rename_encode(bytes *to, const ckd_id *store, const rename_setting *r) {
     bytes_put_string(to, r->run);
     bytes_put_string(to, r->to);
     bytes_put_u64(to, r->renamed_ns);
-    bytes_put_u32(to, r->is_published);
     metadata_end(to, start);
 }
 
@@ -169,12 +168,8 @@ ckd_status rename_decode(rename_setting *out, const ckd_id *store, const void *d
     metadata_take_run(&n, out->run);
     metadata_take_run(&n, out->to);
     out->renamed_ns = reader_u64(&n.in);
-    uint32_t published = reader_u32(&n.in);
-    out->is_published = published == 1;
-    if (!n.in.failed && (strcmp(out->run, out->to) == 0 || published > 1)) {
-        metadata_fail(&n, CKD_E_CORRUPT,
-                      published > 1 ? "a rename has an impossible state"
-                                    : "a run is renamed to the name that it has");
+    if (!n.in.failed && strcmp(out->run, out->to) == 0) {
+        metadata_fail(&n, CKD_E_CORRUPT, "a run is renamed to the name that it has");
     }
     return metadata_close(&n, out, sizeof(*out));
 }

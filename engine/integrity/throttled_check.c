@@ -36,7 +36,7 @@ ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, c
      * A file that was collected meanwhile is no damage. Its manifest may also have gone alone, as another one names the
      * file now.
      */
-    bool needed = file_exists(said.text) || live_file_exists(c->store, &f->file.id, f->file.size);
+    bool needed = file_exists(said.text) || file_exists(path_chunk(c->store->path, &f->file.id, "").text);
     status = needed ? check(c, f, err) : CKD_OK;
     lock_release(c->reader);
     c->reader = NULL;

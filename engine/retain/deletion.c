@@ -26,11 +26,14 @@ static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo
     uint64_t now = clock_wall_ns();
     uint64_t longest = (UINT64_MAX - now) / UINT64_C(1000000000);
     uint64_t until = now + (undo_s < longest ? undo_s : longest) * UINT64_C(1000000000);
-    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+    /*
+     * A tombstone covers the lower generations of its name. During a rename, there may be two names. The older name comes
+     * first: until both are covered, the checkpoint is listed by the newer one.
+     */
+    for (size_t i = n->count; i-- > 0 && status == CKD_OK;) {
         const ckd_checkpoint *c = &n->items[i].m.checkpoint;
-        /* A tombstone covers the lower generations of its name. During a rename, there may be two names. */
         bool covered = n->items[i].superseded && strcmp(n->items[i - 1].m.checkpoint.run, c->run) == 0;
-        if (!n->items[i].chosen || covered) {
+        if (!n->items[i].chosen || n->items[i].in_trash || covered) {
             continue;
         }
         tombstone t = {.checkpoint = c->id,

@@ -137,16 +137,14 @@ static uint64_t count_listed(const renaming *r) {
     return count;
 }
 
-/* own: the record of an earlier rename of the run, which rename_recover could not complete; NULL: there is none. */
+/* own: the record of an earlier rename of the run, which recovery could not complete; NULL: there is none. */
 static ckd_status check_found(const renaming *r, const stored_setting *own, ckd_error *err) {
-    if (own && own->status == CKD_OK && !own->rename.is_published && strcmp(own->rename.to, r->to) != 0) {
+    if (own && own->status == CKD_OK && strcmp(own->rename.to, r->to) != 0) {
         return err_set(err, CKD_E_STATE, "the run '%s' is being renamed to '%s'; rename it to that first",
                        r->from, own->rename.to);
     }
-    bool is_unfinished = own && (own->status != CKD_OK || !own->rename.is_published);
-    return is_unfinished || count_listed(r)
-               ? CKD_OK
-               : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
+    return own || count_listed(r) ? CKD_OK
+                                  : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
 }
 
 static ckd_status check_request(renaming *r, ckd_error *err) {
@@ -273,7 +271,7 @@ static ckd_status move_setting(const renaming *r, metadata_kind kind, ckd_error 
 }
 
 /* Makes the record durable, in place of an earlier one. */
-static ckd_status publish_record(const renaming *r, bool is_published, ckd_error *err) {
+static ckd_status publish_record(const renaming *r, ckd_error *err) {
     setting_name next;
     stored_setting before;
     bytes encoded = {0};
@@ -281,8 +279,7 @@ static ckd_status publish_record(const renaming *r, bool is_published, ckd_error
     if (status != CKD_OK) {
         return status;
     }
-    rename_setting s = {
-        .generation = next.generation, .renamed_ns = clock_wall_ns(), .is_published = is_published};
+    rename_setting s = {.generation = next.generation, .renamed_ns = clock_wall_ns()};
     snprintf(s.run, sizeof(s.run), "%s", r->from);
     snprintf(s.to, sizeof(s.to), "%s", r->to);
     rename_encode(&encoded, &r->store->id, &s);
@@ -291,58 +288,36 @@ static ckd_status publish_record(const renaming *r, bool is_published, ckd_error
     return status;
 }
 
-/* Gives all checkpoints the new name. May be repeated. */
-static ckd_status publish_run(renaming *r, ckd_error *err) {
+/* Everything after the record is durable. May be repeated. The caller holds the exclusive reader lock. */
+static ckd_status complete(renaming *r, bool with_catalog, ckd_error *err) {
     ckd_status status = publish_all(r, err);
+    if (status == CKD_OK && with_catalog) {
+        move_rows(r);
+    }
+    THEN(status, remove_old(r, err));
     THEN(status, move_setting(r, METADATA_POLICY, err));
-    return status == CKD_OK ? move_setting(r, METADATA_PARITY, err) : status;
-}
-
-static ckd_status finish(const renaming *r, ckd_error *err) {
-    ckd_status status = remove_old(r, err);
+    THEN(status, move_setting(r, METADATA_PARITY, err));
     return status == CKD_OK ? settings_remove(r->store, METADATA_RENAME, r->from, err) : status;
 }
 
 /* ---- recovery ---- */
 
-/* Finds the old manifests of a run that has its new name. What was saved under the old name since is not among them. */
-static void find_published(renaming *r) {
-    for (size_t i = 0; i < r->set.count; i++) {
-        const manifest_entry *x = &r->set.items[i];
-        if (is_of(x, r->from) && x->superseded && !is_of(x - 1, r->from)) {
-            to_remove(r, &x->m.checkpoint);
-        }
-    }
-}
-
-/*
- * The record goes with the old manifests. While somebody reads, it says that only they are left, so that later saves
- * under the old name keep that name.
- */
-static ckd_status complete_interrupted(ckd_store *store, const stored_setting *s, bool alone,
-                                       ckd_error *err) {
+static ckd_status complete_interrupted(ckd_store *store, const stored_setting *s, ckd_error *err) {
     renaming r = {.store = store, .from = s->rename.run, .to = s->rename.to};
     ckd_status status = settings_why(s, store, err);
     THEN(status, open_renaming(&r, err));
-    if (status == CKD_OK && s->rename.is_published) {
-        find_published(&r);
-    } else if (status == CKD_OK) {
-        status = check_entries(&r, err);
-        THEN(status, publish_run(&r, err));
-    }
-    if (status == CKD_OK && (alone || !s->rename.is_published)) {
-        status = alone ? finish(&r, err) : publish_record(&r, true, err);
-    }
+    THEN(status, check_entries(&r, err));
+    THEN(status, complete(&r, false, err));
     close_renaming(&r);
     return status;
 }
 
-/* alone: the caller holds the exclusive reader lock. */
-static ckd_status complete_all(ckd_store *store, const setting_list *all, bool alone, ckd_error *err) {
-    ckd_status status = CKD_OK;
+static ckd_status complete_all(ckd_store *store, const setting_list *all, ckd_error *err) {
+    /* A record whose writer died may not be durable. Without it, half a run would have the new name. */
+    ckd_status status = dir_sync(path_in(store->path, DIR_SETTINGS).text, err);
     for (size_t i = 0; i < all->count && status == CKD_OK; i++) {
         ckd_error why = {0};
-        ckd_status done = complete_interrupted(store, &all->items[i], alone, &why);
+        ckd_status done = complete_interrupted(store, &all->items[i], &why);
         if (done == CKD_E_NOMEM) {
             status = err_from(err, done, &why);
         } else if (done != CKD_OK) {
@@ -355,16 +330,13 @@ static ckd_status complete_all(ckd_store *store, const setting_list *all, bool a
 
 ckd_status rename_recover(ckd_store *store, ckd_error *err) {
     setting_list all = {0};
+    file_lock *readers;
     ckd_status status = settings_read_kind(&all, store, METADATA_RENAME, err);
-    if (status == CKD_OK && all.count) {
-        /* A record whose writer died may not be durable. Without it, half a run would have the new name. */
-        status = dir_sync(path_in(store->path, DIR_SETTINGS).text, err);
-    }
-    if (status == CKD_OK && all.count) {
-        file_lock *readers = NULL;
-        bool alone = store_lock_unlinker(&readers, &(unlinker_wait){0}, store, NULL) == CKD_OK;
-        status = complete_all(store, &all, alone, err);
-        lock_release(alone ? readers : NULL);
+    /* While somebody reads, the work is left for another time. */
+    if (status == CKD_OK && all.count &&
+        store_lock_unlinker(&readers, &(unlinker_wait){0}, store, NULL) == CKD_OK) {
+        status = complete_all(store, &all, err);
+        lock_release(readers);
     }
     settings_free(&all);
     return status;
@@ -372,27 +344,13 @@ ckd_status rename_recover(ckd_store *store, ckd_error *err) {
 
 /* ---- on request ---- */
 
-typedef struct rename_request {
-    renaming r;
-    unlinker_wait wait;
-    bool is_left; /* somebody reads, so the old manifests are not removed yet */
-} rename_request;
-
-static ckd_status carry_out(rename_request *q, ckd_error *err) {
-    renaming *r = &q->r;
+static ckd_status carry_out(renaming *r, ckd_error *err) {
     ckd_error why = {0};
-    ckd_status status = publish_record(r, false, err);
+    ckd_status status = publish_record(r, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = publish_run(r, &why);
-    if (status == CKD_OK) {
-        move_rows(r);
-        file_lock *readers = NULL;
-        q->is_left = store_lock_unlinker(&readers, &q->wait, r->store, NULL) != CKD_OK;
-        status = q->is_left ? publish_record(r, true, &why) : finish(r, &why);
-        lock_release(q->is_left ? NULL : readers);
-    }
+    status = complete(r, true, &why);
     if (status != CKD_OK) {
         char text[sizeof(why.message)];
         snprintf(text, sizeof(text), "%.300s; the next command that writes to the store completes the rename",
@@ -405,61 +363,48 @@ static ckd_status carry_out(rename_request *q, ckd_error *err) {
     return err_from(err, status, &why);
 }
 
-static ckd_status rename_locked(uint64_t *count, rename_request *q, bool dry_run, ckd_error *err) {
+typedef struct rename_request {
+    renaming r;
+    bool dry_run;
+    unlinker_wait wait;
+    uint64_t count;
+    ckd_status status; /* of everything but the locks, with its error */
+    ckd_error why;
+} rename_request;
+
+/* The caller holds the publish lock and the mutex. */
+static ckd_status prepare(rename_request *q, ckd_error *err) {
     renaming *r = &q->r;
-    file_lock *lock;
-    ckd_status status = store_lock_publish(&lock, r->store, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    pthread_mutex_lock(&r->store->mutex);
-    status = store_recover(r->store, err); /* completes earlier renames, removes replaced generations */
+    ckd_status status = store_recover(r->store, err); /* also removes what compactions replaced */
     THEN(status, store_sync_catalog(r->store, err));
     THEN(status, open_renaming(r, err));
     THEN(status, check_request(r, err));
-    *count = count_listed(r);
-    if (status == CKD_OK && !dry_run) {
-        status = carry_out(q, err);
-    }
-    close_renaming(r);
-    pthread_mutex_unlock(&r->store->mutex);
-    lock_release(lock);
+    q->count = count_listed(r);
     return status;
 }
 
-/* The holder of the publish lock must not wait for readers: it releases both locks, and is called again. */
-static ckd_status try_to_finish(void *context, ckd_error *err) {
+/* While somebody reads, it releases the publish lock, as trash.c does, and is called again. */
+static ckd_status try_rename(void *context, ckd_error *err) {
     rename_request *q = context;
     ckd_store *store = q->r.store;
     file_lock *publish, *readers;
-    setting_list all = {0};
     ckd_status status = store_lock_publish(&publish, store, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = store_lock_unlinker(&readers, &q->wait, store, err);
-    if (status == CKD_OK) {
-        status = settings_read_kind(&all, store, METADATA_RENAME, err);
-        THEN(status, complete_all(store, &all, true, err));
-        settings_free(&all);
-        lock_release(readers);
+    pthread_mutex_lock(&store->mutex);
+    q->status = prepare(q, &q->why);
+    if (q->status == CKD_OK && !q->dry_run) {
+        status = store_lock_unlinker(&readers, &q->wait, store, err);
+        if (status == CKD_OK) {
+            q->status = carry_out(&q->r, &q->why);
+            lock_release(readers);
+        }
     }
+    close_renaming(&q->r);
+    pthread_mutex_unlock(&store->mutex);
     lock_release(publish);
     return status;
-}
-
-/* The run has its new name already, whatever happens here. */
-static void remove_left(rename_request *q) {
-    ckd_store *store = q->r.store;
-    ckd_error why = {0};
-    ckd_status status = retry_while_busy(try_to_finish, q, store->options.lock_timeout_ms, &why);
-    if (status != CKD_OK) {
-        store_message(
-            store,
-            "steps that run '%s' had cannot be saved under that name yet: its old manifests stay until "
-            "a command writes to the store while nobody reads it (%s)",
-            q->r.from, why.message);
-    }
 }
 
 static ckd_status check_names(const char *from, const char *to, ckd_error *err) {
@@ -478,20 +423,22 @@ ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const c
                                 const ckd_rename_options *options, ckd_error *err) {
     ckd_rename_options o = CKD_RENAME_OPTIONS_INIT;
     rename_request q = {.r = {.store = store, .from = from, .to = to}};
-    uint64_t count = 0;
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_rename_options", err);
     THEN(status, check_names(from, to, err));
     THEN(status, store_check_writable(store, err));
-    THEN(status, rename_locked(&count, &q, o.dry_run != 0, err));
+    if (status == CKD_OK) {
+        q.dry_run = o.dry_run != 0;
+        status = retry_while_busy(try_rename, &q, store->options.lock_timeout_ms, err);
+    }
+    if (status == CKD_OK) {
+        status = err_from(err, q.status, &q.why);
+    }
     if (status == CKD_E_NOT_FOUND) {
         ckd_checkpoint none;
         store_find(&none, store, from, CKD_LATEST, err); /* its message lists the runs */
     }
-    if (status == CKD_OK && q.is_left) {
-        remove_left(&q);
-    }
     if (checkpoints) {
-        *checkpoints = status == CKD_OK ? count : 0;
+        *checkpoints = status == CKD_OK ? q.count : 0;
     }
     return status;
 }

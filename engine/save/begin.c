@@ -144,9 +144,9 @@ static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
     status = store_read_manifest(&m, save->store, t->run, t->step, generation, &why);
     if (status == CKD_OK) {
         ckd_checkpoint listed;
-        status = store_find_id(&listed, save->store, &m.checkpoint.id, NULL);
+        bool is_listed = store_find_id(&listed, save->store, &m.checkpoint.id, NULL) == CKD_OK;
         manifest_free(&m);
-        if (status == CKD_OK && strcmp(listed.run, t->run) != 0) {
+        if (is_listed && strcmp(listed.run, t->run) != 0) {
             return err_set(
                 err, CKD_E_BUSY,
                 "the run '%s' was renamed to '%s', and its old manifest of step %llu is not removed "

@@ -52,13 +52,44 @@ static const view *one_like(const view_cache *cache, const manifest *m) {
     return any;
 }
 
+typedef struct present_query {
+    ckd_checkpoint *out;
+    const ckd_store *store;
+    const ckd_id *id;
+} present_query;
+
+static ckd_status find_present(void *context, catalog *c, ckd_error *err) {
+    const present_query *q = context;
+    ckd_status status = catalog_find_id(q->out, c, q->id, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pathname p = path_manifest(q->store->path, q->out->run, q->out->step, q->out->generation);
+    return file_exists(p.text) ? CKD_OK : err_set(err, CKD_E_NOT_FOUND, "its manifest is gone");
+}
+
+/*
+ * Reads the manifest that the catalog names. A writer that replaced it may have died before it told the catalog. So if
+ * it is gone, the catalog is compared with the manifests, and asked again.
+ */
+static ckd_status read_listed(manifest *out, ckd_checkpoint *found, ckd_store *store, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = store_read_manifest(out, store, found->run, found->step, found->generation, &why);
+    const ckd_id id = found->id;
+    present_query q = {found, store, &id};
+    if (status == CKD_E_NOT_FOUND && store_query(store, find_present, &q, NULL) == CKD_OK) {
+        return store_read_manifest(out, store, found->run, found->step, found->generation, err);
+    }
+    return err_from(err, status, &why);
+}
+
 static ckd_status find_manifest(manifest *out, ckd_store *store, const ckd_id *id, bool deleted_too,
                                 ckd_error *err) {
     ckd_checkpoint found;
     ckd_error why = {0};
     ckd_status status = store_find_id(&found, store, id, &why);
     if (status == CKD_OK) {
-        status = store_read_manifest(out, store, found.run, found.step, found.generation, &why);
+        status = read_listed(out, &found, store, &why);
     } else if (status == CKD_E_NOT_FOUND && deleted_too) {
         status = find_any_manifest(out, store, id, &why);
         found = status == CKD_OK ? out->checkpoint : found;

@@ -93,7 +93,7 @@ static const policy_setting sample_policy = {.run = "gpt",
                                                         .automatic = 7,
                                                         .undo_s = 3600}};
 static const rename_setting sample_rename = {
-    .run = "gpt", .generation = 3, .to = "gpt.2~1", .renamed_ns = 321, .is_published = true};
+    .run = "gpt", .generation = 3, .to = "gpt.2~1", .renamed_ns = 321};
 static const ckd_id sample_mark = {{0x91}};
 static const store_identity sample_identity = {{{0xaa, 0xbb}}, 1234567890123456789};
 
@@ -377,7 +377,7 @@ static void test_rename(void **state) {
     assert_int_equal(rename_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
     assert_string_equal(got.run, "gpt");
     assert_string_equal(got.to, "gpt.2~1");
-    assert_true(got.generation == 3 && got.renamed_ns == 321 && got.is_published);
+    assert_true(got.generation == 3 && got.renamed_ns == 321);
     strcpy(r.to, r.run);
     bytes_clear(&b);
     rename_encode(&b, &store_id, &r);

@@ -450,73 +450,117 @@ static ckd_load *begin_load(ckd_store *store, const char *run, uint64_t step) {
     return load;
 }
 
-/* The old manifests stay, and so do the steps under the old name, until nobody reads. */
-static void test_renamed_while_somebody_reads(void **state) {
+static void test_nothing_is_renamed_while_somebody_reads(void **state) {
     ckd_error err = {0};
-    scene s = scene_of(0);
     scene_make(*state, 0, STEPS);
     ckd_store *other = open_store(*state, CKD_OPEN_READ), *store = open_impatient(*state);
     ckd_load *load = begin_load(other, SCENE_RUN, 1);
-    must(rename_run(store, SCENE_RUN, "b", &err), &err);
-    assert_int_equal(files_like(*state, "data/m", ""), 2 * STEPS);
-    assert_int_equal(listed(store, "b"), STEPS);
-    assert_int_equal(listed(other, NULL), STEPS);
-    assert_int_equal(scene_save(NULL, store, &s, &err), CKD_E_BUSY);
-    assert_non_null(strstr(err.message, "was renamed to 'b'"));
-    expect(store, SCENE_RUN, "c", CKD_E_NOT_FOUND, "it has: b");
-    expect(store, "b", SCENE_RUN, CKD_E_BUSY, "when all loads have ended");
+    char *before = tree_describe(store_path_of(*state, "data"));
+    expect(store, SCENE_RUN, "b", CKD_E_BUSY, "running loads");
+    char *after = tree_describe(store_path_of(*state, "data"));
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
     ckd_load_end(load);
-    must(rename_run(store, "b", "c", &err), &err);
-    assert_int_equal(files_like(*state, "data/m", ""), STEPS);
-    assert_int_equal(files_like(*state, "data/n", ""), 0);
-    must(scene_save(NULL, store, &s, &err), &err);
+    must(rename_run(store, SCENE_RUN, "b", &err), &err);
     ckd_store_close(store);
     ckd_store_close(other);
     store_check_clean(*state);
-    check_same_as_rebuilt(*state);
 }
 
-/* The next writer gives all checkpoints the new name, and a later one removes the old manifests. */
-static void test_completed_while_somebody_reads(void **state) {
+#define AT_A_MANIFEST ((interruption){.at = 2, .dies = true, .within = "data/m/b."})
+
+/* Until then some checkpoints have two names. Deleting one leaves none of them, wherever it ends. */
+static void test_completed_when_nobody_reads(void **state) {
     ckd_error err = {0};
-    scene s = scene_of(STEPS);
-    interruption dies = {.at = 1, .dies = true, .within = "data/m/.tmp-"}; /* after the decision */
+    interruption dies = AT_A_MANIFEST;
     scene_make(*state, 0, STEPS);
     assert_false(rename_until(*state, &dies));
     ckd_store *other = open_store(*state, CKD_OPEN_READ);
-    ckd_load *load = begin_load(other, SCENE_RUN, 1);
+    size_t moved = listed(other, "b");
+    assert_true(moved > 0 && moved < STEPS);
+    assert_int_equal(listed(other, NULL), STEPS);
+    ckd_load *load = begin_load(other, moved ? "b" : SCENE_RUN, CKD_LATEST);
     ckd_store *store = open_impatient(*state);
-    assert_int_equal(files_like(*state, "data/m", ""), 2 * STEPS);
     assert_int_equal(files_like(*state, "data/n", "rename." SCENE_RUN "."), 1);
-    assert_int_equal(listed(store, "b"), STEPS);
-    assert_int_equal(listed(store, NULL), STEPS);
-    s.run = SCENE_RUN; /* not the run that was renamed, but a new one */
-    must(scene_save(NULL, store, &s, &err), &err);
-    ckd_store_close(store);
-    store = open_impatient(*state);
-    assert_int_equal(listed(store, SCENE_RUN), 1);
+    assert_int_equal(listed(store, "b"), moved);
+    expect(store, SCENE_RUN, "c", CKD_E_STATE, "is being renamed to 'b'");
+    ckd_checkpoint c;
+    must(ckd_store_find(&c, store, "b", CKD_LATEST, &err), &err);
+    scene s = scene_of(c.step);
+    assert_int_equal(scene_save(NULL, store, &s, &err), CKD_E_BUSY);
+    assert_non_null(strstr(err.message, "was renamed to 'b'"));
+    for (int i = 0; i < 2; i++) { /* again after it came back */
+        must(ckd_store_delete(store, &c.id, 1, NULL, &err), &err);
+        assert_int_equal(listed(store, NULL), STEPS - 1);
+        must(ckd_store_undelete(store, &c.id, 1, &err), &err);
+        assert_int_equal(listed(store, NULL), STEPS);
+    }
     ckd_load_end(load);
     ckd_store_close(other);
     ckd_store_close(store);
     store = open_store(*state, CKD_OPEN_WRITE);
-    assert_int_equal(files_like(*state, "data/m", ""), STEPS + 1);
-    assert_int_equal(files_like(*state, "data/n", ""), 0);
     assert_int_equal(listed(store, "b"), STEPS);
-    assert_int_equal(listed(store, SCENE_RUN), 1);
-    ckd_id id = id_of(store, SCENE_RUN, STEPS);
-    must(scene_load_id(store, &id, &s, &err), &err);
+    assert_int_equal(listed(store, NULL), STEPS);
+    assert_int_equal(files_like(*state, "data/n", ""), 0);
     for (uint64_t i = 0; i < STEPS; i++) {
-        id = id_of(store, "b", i);
+        ckd_id id = id_of(store, "b", i);
         check_values(store, &id, i);
     }
     ckd_store_close(store);
-    store_check_clean(*state);
     check_same_as_rebuilt(*state);
+}
+
+static int fail_at_second(void *context, file_op step, const char *path) {
+    unsigned *count = context;
+    return step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/t/") && ++*count == 2 ? 5 : 0; /* EIO */
+}
+
+/* Of two names, one is covered by a tombstone. */
+static void test_a_deletion_that_fails_while_there_are_two_names(void **state) {
+    ckd_error err = {0};
+    unsigned count = 0;
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    file_set_fault_hook(keep_old_names, NULL);
+    assert_int_equal(rename_run(store, SCENE_RUN, "b", &err), CKD_E_IO);
+    ckd_id id = id_of(store, "b", 0);
+    file_set_fault_hook(fail_at_second, &count);
+    assert_int_equal(ckd_store_delete(store, &id, 1, NULL, &err), CKD_E_IO);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(listed(store, "b"), STEPS);
+    must(ckd_store_delete(store, &id, 1, NULL, &err), &err);
+    assert_int_equal(listed(store, NULL), STEPS - 1);
+    ckd_store_close(store);
+    check_same_as_rebuilt(*state);
+}
+
+/* The recovery dies before the catalog knows. A reader of the catalog's file finds the checkpoint nevertheless. */
+static void test_a_load_after_a_recovery_that_died(void **state) {
+    interruption dies = AT_A_MANIFEST, dies_again = {.at = 1, .dies = true, .within = "data/n/"};
+    scene_make(*state, 0, STEPS);
+    ckd_store *other = open_store(*state, CKD_OPEN_READ);
+    ckd_id id = id_of(other, SCENE_RUN, 0);
+    assert_false(rename_until(*state, &dies));
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        ckd_store *store;
+        file_set_fault_hook(interrupt_hook, &dies_again);
+        scene_open(&store, *state, CKD_OPEN_WRITE, NULL);
+        _exit(1);
+    }
+    int how;
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    assert_true(WIFSIGNALED(how));
+    assert_int_equal(files_like(*state, "data/m", SCENE_RUN "."), 0);
+    check_values(other, &id, 0);
+    ckd_store_close(other);
 }
 
 /* The request completes what another process left, and then finds no run of that name. */
 static void test_another_name_after_an_interruption(void **state) {
-    interruption dies = {.at = 1, .dies = true, .within = "data/m/.tmp-"}; /* after the decision */
+    interruption dies = AT_A_MANIFEST;
     scene_make(*state, 0, STEPS);
     ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
     assert_false(rename_until(*state, &dies));
@@ -574,8 +618,10 @@ int main(void) {
         tempdir_test(test_killed_anywhere),
         tempdir_test(test_failing_anywhere),
         tempdir_test(test_deleting_before_it_is_completed),
-        tempdir_test(test_renamed_while_somebody_reads),
-        tempdir_test(test_completed_while_somebody_reads),
+        tempdir_test(test_nothing_is_renamed_while_somebody_reads),
+        tempdir_test(test_completed_when_nobody_reads),
+        tempdir_test(test_a_deletion_that_fails_while_there_are_two_names),
+        tempdir_test(test_a_load_after_a_recovery_that_died),
         tempdir_test(test_another_name_after_an_interruption),
         tempdir_test(test_a_damaged_setting_is_no_dead_end),
     };
