@@ -2,7 +2,7 @@
 
 What each command may have done is added up; when all have ended, each store must be in a state that some order of them
 explains. Steps that are multiples of 10, and those of the runs e0 and r0, are never deleted; of the other runs the newest four stay.
-A save that ended with 0 is there then, one that was killed may be. Run r0 gets other names, r1 to r5, again and again.
+A save that ended with 0 is there then, one that was killed may be. Run r0, in a store of its own, gets other names again and again.
 """
 
 import json
@@ -109,7 +109,7 @@ class Crowd:
             with self.lock:
                 self.failure = self.failure or failure
 
-    def save(self, rng, name, steps):
+    def save(self, rng, name, steps, store="A"):
         run, step = first_name(name), next(steps)
         tensors = states.tensors(self.flavour, self.lines[run], step)
         file = f"{run}-{step}.safetensors"
@@ -117,7 +117,7 @@ class Crowd:
         with self.lock:
             self.tried.add((run, step))
         args = ["--metric", f"loss={step % 7}"] * (rng.random() < 0.2) + ["--base"] * (rng.random() < 0.05)
-        op = {"op": "save", "store": "A", "run": name, "step": step, "fidelity": {"": self.fidelity[run]}, "args": args, "file": file,
+        op = {"op": "save", "store": store, "run": name, "step": step, "fidelity": {"": self.fidelity[run]}, "args": args, "file": file,
               "flavour": self.flavour, "line": self.lines[run]}
         for _ in range(5):
             result = self.run(rng, op)
@@ -140,16 +140,30 @@ class Crowd:
                 shutil.rmtree(self.folder / "A/data/k", ignore_errors=True)
 
     def rename(self, rng, steps):
-        """Saves to a run by one of its names, and renames it."""
+        """Store D has one run. This saves to it by one of its names, renames it, and looks after it."""
         time.sleep(rng.random() * 0.2)
-        old, new = rng.sample(RENAMED, 2)
-        listing = self.run(rng, {"op": "other"}, ["list", "A", "--json"])
-        names = sorted({c["run"] for c in listing.json()["checkpoints"]} & set(RENAMED)) if listing and listing.code == 0 else []
-        old = rng.choice(names) if names and rng.random() < 0.8 else old
-        if not names or rng.random() < 0.4:
-            self.save(rng, old, steps)
-        elif old != new:
-            self.run(rng, {"op": "rename", "store": "A", "run": old, "to": new})
+        listing = self.run(rng, {"op": "other"}, ["list", "D", "--json"]) if (self.folder / "D/data/store").exists() else None
+        found = listing.json()["checkpoints"] if listing and listing.code == 0 else []
+        names = sorted({c["run"] for c in found})
+        old = rng.choice(names if len(names) > 2 or (names and rng.random() < 0.9) else RENAMED)
+        new = rng.choice([n for n in RENAMED if n not in names or rng.random() < 0.1] or RENAMED)
+        what = rng.random() if found else 0
+        if what < 0.3:
+            self.save(rng, old, steps, "D")
+        elif what < 0.7 and old != new:
+            self.run(rng, {"op": "rename", "store": "D", "run": old, "to": new})
+        elif what < 0.8:
+            c = rng.choice(found)
+            out = f"out{threading.get_ident()}.safetensors"
+            result = self.run(rng, {"op": "other"}, ["load", "D", "--run", c["run"], "--step", str(c["step"]), "--out", out, "--force", "--json"])
+            if result and result.code == 0:
+                self.check(result.json()["checkpoints"][0], self.folder / out, "D")
+        elif what < 0.9:
+            args = rng.choice([["verify", "D"], ["repair", "D"], ["parity", "D", "--group", "4+1"], ["parity", "D", "--off"],
+                               ["scrub", "D", "--rate", "max", "--older-than", "0s"], ["rebuild", "D"], ["trash", "D", "--empty"]])
+            self.run(rng, {"op": args[0], "store": "D", "args": args[2:]} if args[0] in ("repair", "parity", "rebuild") else {"op": "other"}, args)
+        else:
+            self.run(rng, {"op": "compact", "store": "D", "args": ["--max-depth", rng.choice(["1", "2", "4"])]})
 
     def check(self, c, path, store):
         run, step = first_name(c["run"]), c["step"]
@@ -194,7 +208,7 @@ class Crowd:
         """Copies to other stores, and back."""
         time.sleep(rng.random() * 0.3)
         with self.lock:
-            before = {s for s in self.saved if self.never_deleted(*s)}
+            before = {s for s in self.saved if s[0] != "r0" and self.never_deleted(*s)}
         what = rng.randrange(4)
         if what < 2:
             result = self.run(rng, {"op": "copy", "from": "A", "to": "B", "args": []})
@@ -202,7 +216,7 @@ class Crowd:
                 with self.lock:
                     self.pushed |= before
         elif what == 2:
-            self.run(rng, {"op": "copy", "from": "A", "to": "C", "pull": True, "run": rng.choice(["e0", "c0", *RENAMED[:2]]), "args": ["--step", "latest"]})
+            self.run(rng, {"op": "copy", "from": "A", "to": "C", "pull": True, "run": rng.choice(["e0", "c0"]), "args": ["--step", "latest"]})
         elif (self.folder / "B/data/store").exists():
             self.run(rng, {"op": "other"}, ["verify", "B"])
 
@@ -235,7 +249,7 @@ class Crowd:
     def settle(self):
         """All have ended: some writer opens each store, and everything is as it must be."""
         quiet = random.Random(0)
-        for store in "ABC":
+        for store in "ABCD":
             if not (self.folder / store / "data/store").exists():
                 continue
             for args in (["trash", store, "--empty"], ["repair", store], ["verify", store]):
@@ -253,10 +267,11 @@ class Crowd:
             raise Failure("listed twice", f"{store} lists a run and step twice")
         if listed - self.tried:
             raise Failure("came from nowhere", f"{store}: {sorted(listed - self.tried)}")
-        must = {"A": {s for s in self.saved if self.never_deleted(*s)}, "B": self.pushed, "C": set()}[store]
+        there = {s for s in self.saved if (s[0] == "r0") == (store == "D")}
+        must = {"B": self.pushed, "C": set()}.get(store, {s for s in there if self.never_deleted(*s)})
         for run in self.lines if store == "A" else ():
-            newest = sorted(step for r, step in self.saved | listed if r == run)[-KEEP["last"]:]
-            must |= {(run, step) for step in newest} & self.saved
+            newest = sorted(step for r, step in there | listed if r == run)[-KEEP["last"]:]
+            must |= {(run, step) for step in newest} & there
         if must - listed:
             raise Failure("lost", f"{store} does not list {sorted(must - listed)}")
 
