@@ -8,7 +8,10 @@
 
 #include "include/ckptdelta.h"
 
-/* The next of several steps: runs `step` if `status` is CKD_OK and stores its result there, so that the first error stays. */
+/*
+ * The next of several steps: runs `step` if `status` is CKD_OK and stores its result there, so that the first error
+ * stays.
+ */
 #define THEN(status, step)        \
     do {                          \
         if ((status) == CKD_OK) { \

@@ -61,8 +61,8 @@ ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_e
  */
 ckd_status file_create_in(file_writer **out, const char *path, size_t buffer, bytes *memory, ckd_error *err);
 /*
- * Continues a file left by another writer: keeps its first `keep` bytes and truncates the rest. Counts as FILE_OP_CREATE.
- * Errors: NOT_FOUND, IO (the file is shorter), NOMEM.
+ * Continues a file left by another writer: keeps its first `keep` bytes and truncates the rest. Counts as
+ * FILE_OP_CREATE. Errors: NOT_FOUND, IO (the file is shorter), NOMEM.
  */
 ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, size_t buffer, ckd_error *err);
 ckd_status file_append(file_writer *f, const void *data, size_t size, ckd_error *err);
@@ -169,7 +169,9 @@ uint64_t dir_free_space(const char *path);
  * meanwhile do not count. At most 64 directories deep (IO).
  */
 ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err);
-/* As dir_bytes, but skips some folders. They are given by paths relative to `path`; at most DIR_EXCLUDED_MAX (INVALID). */
+/*
+ * As dir_bytes, but skips some folders. They are given by paths relative to `path`; at most DIR_EXCLUDED_MAX (INVALID).
+ */
 enum { DIR_EXCLUDED_MAX = 8 };
 ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const *folders, size_t count,
                              ckd_error *err);
@@ -231,8 +233,8 @@ typedef enum file_op {
     FILE_OP_LOCK
 } file_op;
 /*
- * Called before each step. 0 lets the step proceed; an errno makes it fail. On FILE_OP_WRITE, -n writes only the first n -
- * 1 bytes and then fails with ENOSPC; on other steps a negative value means EIO. One step is one buffer flush, one
+ * Called before each step. 0 lets the step proceed; an errno makes it fail. On FILE_OP_WRITE, -n writes only the first
+ * n - 1 bytes and then fails with ENOSPC; on other steps a negative value means EIO. One step is one buffer flush, one
  * read, or one lock_acquire as a whole; a retry after EINTR is not a step. FILE_OP_OPEN includes listing a directory.
  * Removing a missing file is a step, too. Do not change the hook while files are in use: it is not thread-safe.
  */

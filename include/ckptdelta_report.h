@@ -87,8 +87,8 @@ typedef struct ckd_diff_options {
 #define CKD_DIFF_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_diff_options) }
 /*
- * Compares two checkpoints of a store tensor by tensor. options may be NULL. Release with ckd_diff_free. Errors: INVALID
- * (the options), CANCELLED, those of ckd_load_tensor.
+ * Compares two checkpoints of a store tensor by tensor. options may be NULL. Release with ckd_diff_free. Errors:
+ * INVALID (the options), CANCELLED, those of ckd_load_tensor.
  */
 CKD_API ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, const ckd_id *b,
                                   const ckd_diff_options *options, ckd_error *err);

@@ -293,8 +293,9 @@ typedef struct ckd_rename_options {
  * *checkpoints (may be NULL): how many were renamed. options may be NULL.
  *
  * Errors: NOT_FOUND (no such run), EXISTS (a run, policy or parity setting has the new name), INVALID (a name), BUSY (a
- * save or a compaction uses a run of these names, somebody loads or saves, or has the store's lock), STATE (a checkpoint builds on one whose
- * manifest is lost), CORRUPT and UNSUPPORTED (an unreadable manifest or setting), READ_ONLY, NOSPACE, IO, NOMEM.
+ * save or a compaction uses a run of these names, somebody loads or saves, or has the store's lock), STATE (a
+ * checkpoint builds on one whose manifest is lost), CORRUPT and UNSUPPORTED (an unreadable manifest or setting),
+ * READ_ONLY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const char *from,
                                         const char *to, const ckd_rename_options *options, ckd_error *err);

@@ -37,7 +37,9 @@ ckd_status cli_missing_find(json_t **out, ckd_id *before, ckd_store *store, cons
     }
     const char **names = names_of(inputs);
     ckd_status status = names && *out ? CKD_OK : cli_error_nomem(err);
-    /* The run's policy may have deleted the older checkpoint right after the commit. Then there is nothing to compare. */
+    /*
+     * The run's policy may have deleted the older checkpoint right after the commit. Then there is nothing to compare.
+     */
     bool comparable = status == CKD_OK && ckd_store_tensors(&had, store, before, NULL) == CKD_OK;
     for (size_t i = 0; comparable && i < had->count; i++) {
         const char *name = had->items[i].name;

@@ -49,7 +49,9 @@ ckd_role cli_roles_given(cli_roles *roles, const char *tensor) {
 
 /* ---- orders of parameters ---- */
 
-/* The order of an optimizer's parameters, which a file's metadata may contain: state.3.exp_avg belongs to the fourth. */
+/*
+ * The order of an optimizer's parameters, which a file's metadata may contain: state.3.exp_avg belongs to the fourth.
+ */
 typedef struct parameter_orders {
     ckd_parameter_order *orders;
     size_t count;

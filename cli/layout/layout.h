@@ -345,8 +345,8 @@ typedef struct layout_buffer {
 } layout_buffer;
 
 /*
- * Makes a buffer. values: the rank, and the numbers of the rule's pattern as in its names. Errors: MISMATCH (too many parameters),
- * NOMEM. Release with layout_buffer_free, also after a failure.
+ * Makes a buffer. values: the rank, and the numbers of the rule's pattern as in its names. Errors: MISMATCH (too many
+ * parameters), NOMEM. Release with layout_buffer_free, also after a failure.
  */
 ckd_status layout_buffer_make(layout_buffer *out, const layout *l, const layout_rule *rule, size_t state,
                               const layout_name_values *values, ckd_error *err);

@@ -375,8 +375,8 @@ ckd_status cli_find_ref(ckd_checkpoint *out, ckd_store *store, const cli_ref *pl
                         ckd_error *err);
 
 /*
- * Long operations: a progress line on stderr, only on a terminal and only after a second; and SIGINT, SIGTERM and SIGHUP,
- * after which the command cleans up before it exits.
+ * Long operations: a progress line on stderr, only on a terminal and only after a second; and SIGINT, SIGTERM and
+ * SIGHUP, after which the command cleans up before it exits.
  */
 
 typedef struct cli_progress {

@@ -272,8 +272,8 @@ ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_err
 ckd_status chunk_check_payload(const chunk *c, const record *r, const void *payload, ckd_error *err);
 /*
  * Checks that the header in front of the payload equals the index's copy, and that the gap before the record is zero. r
- * must point into c->outer. Loads do not need this; verify does. chunk_open_bundled, plus this and chunk_read_payload on
- * all of c->outer, covers every byte of the file.
+ * must point into c->outer. Loads do not need this; verify does. chunk_open_bundled, plus this and chunk_read_payload
+ * on all of c->outer, covers every byte of the file.
  */
 ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err);
 

@@ -139,7 +139,7 @@ typedef struct block_step {
  */
 typedef struct block_precoded {
     bool coded;             /* the device has coded the block, or found its values in this save */
-    bool delta, standalone; /* job->delta, job->standalone have a payload */
+    bool delta, standalone; /* the analysis has a payload for it */
     bool lost;              /* a delta was planned, and does not clearly win */
     bool rounded;           /* a master whose rounded hashes, below, are known, whether it is coded or not */
     hash128 bf16, f16;      /* as rounded_bf16 and rounded_f16 */
@@ -335,11 +335,12 @@ static inline uint64_t block_raw_size(const block_job *job, const tensor_context
 /* Resets the job, and looks up the parent's block. Takes over the hashes of a master that a device has made. */
 void block_begin(block_job *job, const tensor_context *tensor);
 bool block_is_master(const tensor_context *tensor);
-/* Sets rounded_bf16 and rounded_f16 from job->values. */
+/* Sets rounded_bf16 and rounded_f16 from job->input.values. */
 ckd_status block_hash_rounded(block_job *job, ckd_error *err);
 /*
- * Look for values with job->content in the parent, or in this save. If found, the job becomes a duplicate. bound:
- * largest error allowed for values in this save, which then become job->content; negative: must be bit-identical.
+ * Look for values with job->output.content in the parent, or in this save. If found, the job becomes a duplicate.
+ * bound: largest error allowed for values in this save, which then become job->output.content; negative: must be
+ * bit-identical.
  */
 bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor);
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
@@ -351,7 +352,7 @@ void block_add_referenced(const block_job *job, const coding_context *save);
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
                      const hash128 *content);
 /*
- * Plans job->values on their own, exactly. may_estimate: a delta is tried next, and its size decides whether this
+ * Plans job->input.values on their own, exactly. may_estimate: a delta is tried next, and its size decides whether this
  * size must be known exactly.
  */
 ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,

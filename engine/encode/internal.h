@@ -2,8 +2,6 @@
 #ifndef ENGINE_ENCODE_INTERNAL_H
 #define ENGINE_ENCODE_INTERNAL_H
 
-#include <pthread.h>
-
 #include "engine/encode/encode.h"
 
 void block_plan_init(block_plan *p, const kernels *k, symbols_workspace *work);
@@ -28,13 +26,14 @@ size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity);
 
 /* ---- block_step.c: a block as one optimizer step from the parent's ---- */
 /*
- * Sets job->step: the cost of loading the block as a step, without its own payload. Not available if the moments were
- * not saved in the same blocks, here and in the parent.
+ * Sets job->analysis.step: the cost of loading the block as a step, without its own payload. Not available if the
+ * moments were not saved in the same blocks, here and in the parent.
  */
 void block_step_measure(block_job *job, const tensor_context *tensor);
 /*
- * Tries the step's rules. On entry, job->previous holds the parent's values. If a rule fits better than they do, sets
- * job->step.chosen, replaces job->previous by the prediction, and sets the job's dependencies.
+ * Tries the step's rules. On entry, job->scratch.previous holds the parent's values. If a rule fits better than they
+ * do, sets job->analysis.step.chosen, replaces job->scratch.previous by the prediction, and sets the job's
+ * dependencies.
  */
 ckd_status block_step_predict(block_job *job, const coding_context *save, const tensor_context *tensor,
                               ckd_error *err);

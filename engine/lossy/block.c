@@ -74,7 +74,7 @@ static void add_levels(level_sums *s, const int32_t *q, const float *residual, u
     }
 }
 
-/* Integers go to `q8`, or to q if `q8` is NULL. Returns false if one does not fit a byte. */
+/* Integers go to `few`, or to q if `few` is NULL. Returns false if one does not fit a byte. */
 static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const source *from) {
     float residual[PIECE];
     const lattice_block *b = &from->job->block;

@@ -37,6 +37,8 @@ ckd_status lossy_device_put_halves(const lossy_tile *t, const uint16_t *from, ui
     return device_put(d->lease, halves_of(d) + at, from, n * sizeof(*from), err);
 }
 
+_Static_assert(PAIR_BOUNDS == DEVICE_UPDATE_BOUNDS, "a kernel fills found_updates.largest");
+
 typedef struct found_updates {
     double largest[PAIR_BOUNDS];
     uint64_t above;

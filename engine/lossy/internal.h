@@ -2,9 +2,8 @@
 #ifndef ENGINE_LOSSY_INTERNAL_H
 #define ENGINE_LOSSY_INTERNAL_H
 
-#include <pthread.h>
-
 #include "engine/lossy/lossy.h"
+#include "engine/lossy/rate.h"
 
 /* Parts that the ways to code a lossy block share. */
 

@@ -11,8 +11,6 @@
 #include "engine/decode/decode.h"
 #include "engine/device/device.h"
 #include "engine/lossy/low_rank.h"
-#include "engine/lossy/low_rank_products.h"
-#include "engine/lossy/rate.h"
 
 /*
  * Lossy coding of a tensor, one tile at a time. A tile is a matrix, a vector, or a panel of a large matrix.

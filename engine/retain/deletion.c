@@ -27,8 +27,8 @@ static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo
     uint64_t longest = (UINT64_MAX - now) / UINT64_C(1000000000);
     uint64_t until = now + (undo_s < longest ? undo_s : longest) * UINT64_C(1000000000);
     /*
-     * A tombstone covers the lower generations of its name. During a rename, there may be two names. The older name comes
-     * first: until both are covered, the checkpoint is listed by the newer one.
+     * A tombstone covers the lower generations of its name. During a rename, there may be two names. The older name
+     * comes first: until both are covered, the checkpoint is listed by the newer one.
      */
     for (size_t i = n->count; i-- > 0 && status == CKD_OK;) {
         const ckd_checkpoint *c = &n->items[i].m.checkpoint;

@@ -88,8 +88,8 @@ static ckd_status check_entries(const renaming *r, ckd_error *err) {
 }
 
 /*
- * The new name is free if no checkpoint has it. After an interruption whose record became unreadable, it also is if only
- * checkpoints of the run have it already.
+ * The new name is free if no checkpoint has it. After an interruption whose record became unreadable, it also is if
+ * only checkpoints of the run have it already.
  */
 static ckd_status check_free(const renaming *r, ckd_error *err) {
     for (size_t i = 0; i < r->set.count; i++) {

@@ -7,8 +7,8 @@
 /* Retention policies and their application. */
 
 /*
- * Completes renames of runs that were interrupted, unless somebody reads. Under the publish lock. Errors: IO, NOMEM. Other
- * failures are reported to on_message, and the work is left for another time.
+ * Completes renames of runs that were interrupted, unless somebody reads. Under the publish lock. Errors: IO, NOMEM.
+ * Other failures are reported to on_message, and the work is left for another time.
  */
 ckd_status rename_recover(ckd_store *store, ckd_error *err);
 

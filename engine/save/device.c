@@ -302,7 +302,7 @@ static ckd_status plan_standalone(void *context, size_t i, uint32_t worker, ckd_
     return CKD_OK;
 }
 
-/* Codes the blocks in s->alones. */
+/* Codes the blocks in s->standalones. */
 static ckd_status code_standalones(batch *b, ckd_error *err) {
     save_device *s = b->s;
     symbols_workspace *w = coder_symbols(b->save->pipeline.jobs[0].decoder.coder);

@@ -32,8 +32,9 @@ typedef struct unchanged_blocks {
 uint64_t save_block_length(const tensor_context *t, uint64_t first, uint64_t end);
 
 /*
- * Hashes the blocks of a span, if the tensor is on a device and there is anything to compare them with. If they may be rounded masters, waits for all blocks in progress. If the device fails, that is reported, and
- * all values are read. Errors: NOMEM, those of save_await.
+ * Hashes the blocks of a span, if the tensor is on a device and there is anything to compare them with. If they may be
+ * rounded masters, waits for all blocks in progress. If the device fails, that is reported, and all values are read.
+ * Errors: NOMEM, those of save_await.
  */
 ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_span *of, ckd_error *err);
 void device_dedup_free(unchanged_blocks *u);

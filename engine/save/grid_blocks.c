@@ -123,8 +123,9 @@ static ckd_status write_rows(shared_rows *to, save_append *before, const lossy_r
     return grid_side_record(&to->content, r->save, before, &of, err);
 }
 
-ckd_status grid_rows(block_job *job, save_slot *slot, row_records *known, const lossy_region *r,
-                     const save_panel *panel, ckd_error *err) {
+ckd_status grid_rows(block_job *job, save_slot *slot, const lossy_region *r, const save_panel *panel,
+                     ckd_error *err) {
+    row_records *known = &r->save->lossy.tiles->row_records;
     const lossy_tile *t = &slot->region_job->lossy->tile;
     uint64_t row = (job->input.first - t->first) / t->columns, rows = job->input.count / t->columns;
     for (size_t i = 0; i < known->count; i++) {

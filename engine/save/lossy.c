@@ -66,7 +66,7 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
         status = grid_side_record(&t->shared_content, save, &slot->append, &columns, err);
     }
     if (status == CKD_OK && t->plan.shared_rows) {
-        status = grid_rows(job, slot, &save->lossy.tiles->row_records, r, p->panel, err);
+        status = grid_rows(job, slot, r, p->panel, err);
     }
     return status;
 }
@@ -415,11 +415,12 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     lossy_tile_reset(&held->tile, cut);
     held->region = r;
     held->parts[0].end = held->parts[1].end = 0;
-    uint64_t begun = clock_monotonic_ns();
+    uint64_t begun = clock_monotonic_ns(), waited = save->pipeline.waited_ns;
     int64_t gained = pool_saved_ns(save->store->pool);
     status = load_and_prepare(&worth, &from, held, r, err);
     gained = pool_saved_ns(save->store->pool) - gained;
-    int64_t worked = (int64_t)(clock_monotonic_ns() - begun) + gained;
+    waited = save->pipeline.waited_ns - waited; /* blocks that were coded meanwhile count for themselves */
+    int64_t worked = (int64_t)(clock_monotonic_ns() - begun - waited) + gained;
     /* the pool also counts the waits of the store's other saves */
     save_add_analysis(save, worked > 0 ? (uint64_t)worked : 0);
     if (status == CKD_OK && worth) {

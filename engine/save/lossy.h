@@ -145,7 +145,7 @@ struct moment_stats {
     lossy_scales scales;       /* of second moments; row NULL: none */
     direction_sample sample;   /* of second moments, once they were saved */
     struct file_scratch *file; /* holds `values` instead, if memory has reached its limit */
-    /* the values of the moment that came first: as input, then as decoded (lossy/moment_pair.h) */
+    /* the values of the moment that came first: as input, then as decoded (lossy/moment_pair.c) */
     bytes values;
     uint64_t end;           /* the values are complete when this many blocks are written */
     lossy_part values_part; /* whose values they are; LOSSY_NONE: no values */
@@ -218,11 +218,11 @@ bool grid_shares_rows(const lossy_tile *t);
 ckd_status grid_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, const save_panel *panel,
                          ckd_error *err);
 /*
- * Sets job->rows, the shared rows of a block of a panel. If no block has them yet, they are written before this one.
- * The slot's region job has the panel's tile.
+ * Sets job->output.rows, the shared rows of a block of a panel. If no block has them yet, they are written before this
+ * one. The slot's region job has the panel's tile.
  */
-ckd_status grid_rows(block_job *job, save_slot *slot, row_records *known, const lossy_region *r,
-                     const save_panel *panel, ckd_error *err);
+ckd_status grid_rows(block_job *job, save_slot *slot, const lossy_region *r, const save_panel *panel,
+                     ckd_error *err);
 /* A part of a matrix that several blocks share. */
 typedef struct shared_part {
     const lattice_columns *factors;

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "base/file.h"
-#include "engine/device/device.h"
 #include "engine/save/lossy.h"
 
 void moment_stats_free(moment_stats *k) {

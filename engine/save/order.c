@@ -3,7 +3,7 @@
  * later blocks know earlier ones. An analysis runs beside those of other blocks, yet depends on some of their
  * results:
  *
- * - Values that this save has already. A block that has the values of a decided block (block_coder.h, `in_flight`)
+ * - Values that this save has already. A block that has the values of a decided block (encode.h, `in_flight`)
  *   waits until that one is registered, and is then analysed again. Two blocks analysed concurrently may not see each
  *   other: before a block is decided, its analysis is repeated if its values were registered meanwhile.
  * - Whether deltas of the tensor win. This is guessed from the blocks decided so far; after a wrong guess the

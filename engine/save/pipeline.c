@@ -299,10 +299,12 @@ ckd_status save_await(ckd_save *save, uint64_t written, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
+    uint64_t begun = clock_monotonic_ns();
     pthread_mutex_lock(&p->mutex);
     while (status == CKD_OK && p->status == CKD_OK && p->written < written) {
         status = do_or_wait(save, err);
     }
+    p->waited_ns += clock_monotonic_ns() - begun;
     status = p->status != CKD_OK ? failure(p, err) : status;
     pthread_mutex_unlock(&p->mutex);
     save_report_damage(save);

@@ -67,7 +67,7 @@ typedef struct save_slot {
     bool counted;  /* `space` is set */
     /* the input of a lossy block, whose job holds the decoded values */
     const void *input;
-    save_append append; /* set once registered; its `before` records from the beginning */
+    save_append append; /* set once registered; its `sides` from the beginning */
     disk_space space;
 } save_slot;
 
@@ -86,6 +86,7 @@ typedef struct save_pipeline {
     uint64_t written, registered, decided, pushed;
     /* exact jobs, used again once they are written; only the saving thread uses these */
     region_job *first_pushed, *last_pushed;
+    uint64_t waited_ns; /* in save_await, tasks done meanwhile included; only the saving thread uses it */
     uint64_t wait_registered; /* the next decision waits until this many blocks are registered */
     bool lane_taken[LANES];   /* a thread works in that lane */
     bool paused;              /* only the saving thread begins new tasks */
@@ -117,7 +118,7 @@ void pipeline_free(save_pipeline *p, bool in_child);
 /* Returns the next free place and its job. Works on other tasks until there is one. */
 ckd_status save_next_slot(save_slot **slot, block_job **job, struct ckd_save *save, region_job *rj,
                           ckd_error *err);
-/* Pushes the place, after the caller has set job->first, count and values, slot->borrowed and input. */
+/* Pushes the place, after the caller has set job->input, slot->borrowed and slot->input. */
 void save_push(struct ckd_save *save);
 /* Returns when this many blocks, from the first one on, are written. Works on tasks meanwhile. */
 ckd_status save_await(struct ckd_save *save, uint64_t written, ckd_error *err);

@@ -1,6 +1,6 @@
 /*
- * The target of a save: its run, its parent, and what happens if the step exists already. Also detects two launches that
- * save to one run by mistake.
+ * The target of a save: its run, its parent, and what happens if the step exists already. Also detects two launches
+ * that save to one run by mistake.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /*
- * Writes encoded blocks into the chunk file. A block is registered first, in order (order.c: save_register_block): later
- * blocks then know it. Its bytes may then be written by any thread, in order.
+ * Writes encoded blocks into the chunk file. A block is registered first, in order (order.c: save_register_block):
+ * later blocks then know it. Its bytes may then be written by any thread, in order.
  *
  * Also makes space for a save on a disk that is nearly full. A failed write into the chunk file cannot be repeated, as
  * the values of earlier tensors are gone. So materialized copies are removed before the disk is full. Small files

@@ -9,7 +9,7 @@
  *   restore.c        loads a checkpoint into the registered memory
  *
  * Invariants:
- *  1. While a slot is staged, the trainer's thread and the copy threads write its snapshot. From then on the saver reads
+ * 1. While a slot is staged, the trainer's thread and the copy threads write its snapshot. From then on the saver reads
  *     it, until the slot is free again. Slots are staged and saved in the order of their steps.
  *  2. A save is committed only when its snapshot is known to be of one step: the trainer has called a fence, or may not
  *     write (close, wait).
@@ -110,8 +110,8 @@ typedef struct session_shared {
 } session_shared;
 
 /*
- * The saver's state. Other threads use it only under store_turn, except `ranks`, which is fixed once the session is open,
- * and `cached`, which the trainer makes before it stages the first snapshot.
+ * The saver's state. Other threads use it only under store_turn, except `ranks`, which is fixed once the session is
+ * open, and `cached`, which the trainer makes before it stages the first snapshot.
  */
 typedef struct session_saver {
     pthread_t thread;

@@ -78,8 +78,8 @@ typedef struct file_check {
 } file_check;
 
 /*
- * Opens a chunk file, at this path, that a manifest names. Errors: CORRUPT (also: another file), NOT_FOUND, UNSUPPORTED,
- * IO, NOMEM.
+ * Opens a chunk file, at this path, that a manifest names. Errors: CORRUPT (also: another file), NOT_FOUND,
+ * UNSUPPORTED, IO, NOMEM.
  */
 ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path, const file_ref *file,
                            ckd_error *err);

@@ -101,8 +101,8 @@ ckd_status manifest_entry_publish(manifest_entry *x, const ckd_store *store, ckd
  */
 ckd_status manifest_entry_upgrade(manifest_entry *x, const ckd_store *store, ckd_error *err);
 /*
- * Does that for every manifest of an early version without `is_incomplete`, so that its dependencies can be rewritten. Errors:
- * as manifest_entry_upgrade.
+ * Does that for every manifest of an early version without `is_incomplete`, so that its dependencies can be rewritten.
+ * Errors: as manifest_entry_upgrade.
  */
 ckd_status manifest_set_upgrade_all(manifest_set *n, const ckd_store *store, ckd_error *err);
 /*

@@ -10,8 +10,8 @@
  */
 ckd_status transfer_read_destination(transfer *t, ckd_error *err);
 /*
- * Fills items and to_restore from both lists. The caller holds the source's reader lock, and not the destination's mutex:
- * reading the source takes the source's mutex, and another copy may go the other way.
+ * Fills items and to_restore from both lists. The caller holds the source's reader lock, and not the destination's
+ * mutex: reading the source takes the source's mutex, and another copy may go the other way.
  */
 ckd_status transfer_plan(transfer *t, ckd_error *err);
 /*
