@@ -71,10 +71,14 @@ void pair_end(save_tiles *all, moment_stats *k) {
     k->values_part = LOSSY_NONE;
 }
 
-/* Writes n halves to the file, from index `to` on. */
-static ckd_status write_halves(const moment_stats *k, uint64_t to, const uint16_t *halves, uint64_t n,
-                               ckd_error *err) {
-    return file_scratch_write(k->file, to * sizeof(*halves), halves, n * sizeof(*halves), err);
+/* Stores n halves from index `to` on. */
+static ckd_status halves_put(const moment_stats *k, uint64_t to, const uint16_t *halves, uint64_t n,
+                             ckd_error *err) {
+    if (k->file) {
+        return file_scratch_write(k->file, to * sizeof(*halves), halves, n * sizeof(*halves), err);
+    }
+    memcpy((uint16_t *)(void *)k->values.data + to, halves, n * sizeof(*halves));
+    return CKD_OK;
 }
 
 /* Stores n values at index `at` of the input (or decoded) values. */
@@ -90,7 +94,7 @@ static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, c
     for (uint64_t i = 0; i < n && status == CKD_OK; i += PAIR_SOME) {
         uint64_t here = n - i < PAIR_SOME ? n - i : PAIR_SOME;
         pair_record(some, k->values_part, decoded, values + i, here);
-        status = write_halves(k, to + i, some, here, err);
+        status = halves_put(k, to + i, some, here, err);
     }
     return status;
 }
@@ -158,11 +162,6 @@ static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
 static ckd_status copy_halves(const lossy_tile *t, const moment_stats *k, bool to_device, ckd_error *err) {
     ckd_status status = CKD_OK;
     uint64_t all = 2 * k->count;
-    if (!k->file) {
-        uint16_t *kept = (uint16_t *)(void *)k->values.data;
-        return to_device ? lossy_device_put_halves(t, kept, 0, all, err)
-                         : lossy_device_get_halves(kept, t, 0, all, err);
-    }
     uint16_t *piece = malloc(PAIR_PIECE * sizeof(*piece));
     if (!piece) {
         return err_nomem(err, PAIR_PIECE * sizeof(*piece), "coding scratch");
@@ -174,7 +173,7 @@ static ckd_status copy_halves(const lossy_tile *t, const moment_stats *k, bool t
             THEN(status, lossy_device_put_halves(t, piece, at, n, err));
         } else {
             status = lossy_device_get_halves(piece, t, at, n, err);
-            THEN(status, write_halves(k, at, piece, n, err));
+            THEN(status, halves_put(k, at, piece, n, err));
         }
     }
     free(piece);
