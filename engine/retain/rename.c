@@ -89,9 +89,9 @@ static ckd_status check_entries(const renaming *r, ckd_error *err) {
 
 /*
  * The new name is free if no checkpoint has it. After an interruption whose record became unreadable, it also is if
- * only checkpoints of the run have it already.
+ * only checkpoints of the run have it already. own: as for check_found.
  */
-static ckd_status check_free(const renaming *r, ckd_error *err) {
+static ckd_status check_free(const renaming *r, const stored_setting *own, ckd_error *err) {
     for (size_t i = 0; i < r->set.count; i++) {
         const manifest_entry *x = &r->set.items[i], *before = x + 1;
         bool moved = i + 1 < r->set.count && before->superseded && is_of(before, r->from);
@@ -100,6 +100,12 @@ static ckd_status check_free(const renaming *r, ckd_error *err) {
                            "manifests of an earlier run '%s' are not removed yet; try again when all loads "
                            "have ended",
                            r->to);
+        }
+        if (is_of(x, r->to) && !moved && own && own->status == CKD_OK) {
+            return err_set(
+                err, CKD_E_BUSY,
+                "run '%s' is being renamed to '%s', which will be completed when all loads have ended",
+                r->from, r->to);
         }
         if (is_of(x, r->to) && !moved) {
             return err_set(err, CKD_E_EXISTS, "the store has a run '%s' already; choose another name", r->to);
@@ -150,8 +156,9 @@ static ckd_status check_found(const renaming *r, const stored_setting *own, ckd_
 static ckd_status check_request(renaming *r, ckd_error *err) {
     setting_list all = {0};
     ckd_status status = settings_read(&all, r->store, err);
-    THEN(status, check_found(r, settings_find(&all, METADATA_RENAME, r->from), err));
-    THEN(status, check_free(r, err));
+    const stored_setting *own = status == CKD_OK ? settings_find(&all, METADATA_RENAME, r->from) : NULL;
+    THEN(status, check_found(r, own, err));
+    THEN(status, check_free(r, own, err));
     THEN(status, check_setting(r, &all, METADATA_POLICY, err));
     THEN(status, check_setting(r, &all, METADATA_PARITY, err));
     THEN(status, check_entries(r, err));

@@ -511,6 +511,26 @@ static void test_completed_when_nobody_reads(void **state) {
     check_same_as_rebuilt(*state);
 }
 
+/* All checkpoints have the new name; only the setting that records the rename is left. */
+static void test_repeated_while_somebody_reads(void **state) {
+    interruption dies = {.at = 1, .dies = true, .within = "data/n/policy." SCENE_RUN};
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_impatient(*state);
+    set_policy(store, SCENE_RUN, 100);
+    assert_false(rename_until(*state, &dies));
+    ckd_store *other = open_store(*state, CKD_OPEN_READ);
+    ckd_load *load = begin_load(other, "b", CKD_LATEST);
+    assert_int_equal(listed(store, "b"), STEPS);
+    expect(store, SCENE_RUN, "b", CKD_E_BUSY, "will be completed when all loads have ended");
+    ckd_load_end(load);
+    ckd_store_close(other);
+    expect(store, SCENE_RUN, "b", CKD_E_NOT_FOUND, "it has: b");
+    assert_int_equal(files_like(*state, "data/n", "rename."), 0);
+    assert_int_equal(policy_of(store, "b"), 100);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 static int fail_at_second(void *context, file_op step, const char *path) {
     unsigned *count = context;
     return step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/t/") && ++*count == 2 ? 5 : 0; /* EIO */
@@ -620,6 +640,7 @@ int main(void) {
         tempdir_test(test_deleting_before_it_is_completed),
         tempdir_test(test_nothing_is_renamed_while_somebody_reads),
         tempdir_test(test_completed_when_nobody_reads),
+        tempdir_test(test_repeated_while_somebody_reads),
         tempdir_test(test_a_deletion_that_fails_while_there_are_two_names),
         tempdir_test(test_a_load_after_a_recovery_that_died),
         tempdir_test(test_another_name_after_an_interruption),
