@@ -76,20 +76,23 @@ CPU_TARGET static inline __attribute__((always_inline)) void add_row(float *to, 
     }
 }
 
+typedef struct panel_factors {
+    const float *left, *panel;
+    size_t rows, rank, depth; /* a row of `left` has `rank` elements, of which the panel needs `depth` */
+} panel_factors;
+
 /* Products of all rows and one panel. Sums begin (first) or continue. */
-CPU_TARGET static inline __attribute__((always_inline)) void panel_products(float *sums, const float *left,
-                                                                            const float *panel, size_t rows,
-                                                                            size_t rank, size_t depth,
-                                                                            size_t columns, size_t width,
-                                                                            bool first) {
+CPU_TARGET static inline __attribute__((always_inline)) void panel_products(float *sums, size_t columns,
+                                                                            size_t width, bool first,
+                                                                            const panel_factors *f) {
     float block[HEIGHT * PANEL];
-    for (size_t i = 0; i < rows; i += HEIGHT) {
-        size_t height = rows - i < HEIGHT ? rows - i : HEIGHT;
+    for (size_t i = 0; i < f->rows; i += HEIGHT) {
+        size_t height = f->rows - i < HEIGHT ? f->rows - i : HEIGHT;
         const float *from[HEIGHT];
         for (size_t r = 0; r < HEIGHT; r++) { /* missing rows are computed twice */
-            from[r] = left + (i + (r < height ? r : 0)) * rank;
+            from[r] = f->left + (i + (r < height ? r : 0)) * f->rank;
         }
-        panel_sums(block, from, panel, depth);
+        panel_sums(block, from, f->panel, f->depth);
         for (size_t r = 0; r < height; r++) {
             add_row(sums + (i + r) * columns, block + r * PANEL, width, first);
         }
@@ -108,8 +111,8 @@ CPU_LOOP static void products(float *sums, const float *left, const float *right
             size_t width = columns - j < ABREAST ? columns - j : ABREAST;
             pack_panels(panels, right + k * columns + j, depth, columns, width);
             for (size_t p = 0; p < width; p += PANEL) {
-                panel_products(sums + j + p, left + k, panels + p * DEPTH, rows, rank, depth, columns,
-                               width - p < PANEL ? width - p : PANEL, k == 0);
+                panel_factors f = {left + k, panels + p * DEPTH, rows, rank, depth};
+                panel_products(sums + j + p, columns, width - p < PANEL ? width - p : PANEL, k == 0, &f);
             }
         }
     }

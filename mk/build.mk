@@ -54,7 +54,6 @@ $(B)/obj/tests/%.o: EXTRA_CPPFLAGS = $(CMOCKA_CPPFLAGS) $(JANSSON_CPPFLAGS)
 $(B)/obj/tests/%.o: private DEBUG = -g1
 $(B)/obj/tests/%.o: private OPT = -O1
 $(B)/obj/tests/support/%.o: private OPT = -O2
-$(B)/obj/tests/support/%.o: private DEBUG = -g1
 
 $(B)/obj/%.o: %.c $(B)/.flags | $(SCHEMA_H)
 	$(call say,CC,$<)

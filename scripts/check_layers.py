@@ -103,6 +103,7 @@ MEASURED = LIBRARY | {"cli", "examples"}
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp", ".hpp", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 FUNCTION = re.compile(r"^(?!typedef|#|\s)[\w *]*?\b(?![A-Z_]+\(|__attribute__)(\w+)\(([^;{}]*?)\)\s*\{", re.MULTILINE)
+ATTRIBUTE = re.compile(r"__attribute__\(\((?:[^()]|\([^()]*\))*\)\)|\b[A-Z_]*PRINTF\([^()]*\)")
 TOKEN = re.compile(r"""//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
 
 
@@ -327,7 +328,7 @@ def check_parameters(source):
     """Definitions only: a declaration has as many."""
     if source.folder not in MEASURED - {"examples"}:
         return
-    text = "\n".join(source.lines)
+    text = ATTRIBUTE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), "\n".join(source.lines))
     for match in FUNCTION.finditer(text):
         depth, count = 0, 1
         for c in match.group(2):

@@ -52,7 +52,7 @@ typedef struct arguments {
     const char *run;
     choice *choices;
     size_t choice_count;
-    cli_refs places;
+    cli_refs refs;
     ckd_copy_options copy;
 } arguments;
 
@@ -100,7 +100,7 @@ static error_t parse_choice(int key, char *arg, arguments *a, struct argp_state 
 /* A single store is the other one if the environment names this one. Checkpoints contain an @ and no slash. */
 static error_t take_argument(arguments *a, const char *arg, struct argp_state *state) {
     if (strchr(arg, '@') && !strchr(arg, '/')) {
-        return cli_refs_add_any(&a->places, arg, state);
+        return cli_refs_add_any(&a->refs, arg, state);
     }
     if (a->other && a->common.store) {
         return ARGP_ERR_UNKNOWN;
@@ -204,16 +204,16 @@ static ckd_status choose_checkpoints(chosen *c, const arguments *a, ckd_store *f
     for (size_t i = 0; i < a->choice_count && status == CKD_OK; i++) {
         status = mark_choice(c, a, &a->choices[i], from, err);
     }
-    for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < a->refs.count && status == CKD_OK; i++) {
         ckd_checkpoint found;
-        status = cli_find_ref(&found, from, &a->places.items[i], NULL, err);
+        status = cli_find_ref(&found, from, &a->refs.items[i], NULL, err);
         if (status == CKD_OK) {
             mark(c, &found.id);
         }
     }
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         const ckd_checkpoint *x = &c->all->items[i];
-        bool run = !a->choice_count && !a->places.count && (!a->run || strcmp(x->run, a->run) == 0);
+        bool run = !a->choice_count && !a->refs.count && (!a->run || strcmp(x->run, a->run) == 0);
         if (c->marks[i] || run) {
             c->ids[c->count++] = x->id;
         }
@@ -381,7 +381,7 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
         cli_note("--as RUN copies a run under another name");
     }
     free(a.choices);
-    free(a.places.items);
+    free(a.refs.items);
     return code;
 }
 

@@ -50,8 +50,8 @@ static size_t find_newest(cli_survivors *left, const ckd_checkpoint_list *all, s
     const ckd_checkpoint *newest = NULL;
     size_t end = begin;
     for (; end < all->count && strcmp(all->items[end].run, run) == 0; end++) {
-        cli_ref_text place = cli_ref_text_of(&all->items[end]);
-        const char *name = place.text;
+        cli_ref_text ref = cli_ref_text_of(&all->items[end]);
+        const char *name = ref.text;
         if (!bsearch(&name, left->lost, left->lost_count, sizeof(*left->lost), by_text)) {
             newest = &all->items[end];
         }

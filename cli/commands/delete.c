@@ -22,15 +22,15 @@ static const char doc[] =
 
 typedef struct arguments {
     cli_options common;
-    cli_refs places;
+    cli_refs refs;
     ckd_delete_options deletion;
 } arguments;
 
 /* `latest` is refused: repeating the command would delete another checkpoint each time. */
-static error_t take_place(arguments *a, const char *arg, struct argp_state *state) {
-    error_t failed = cli_refs_add_any(&a->places, arg, state);
-    if (!failed && !a->places.items[a->places.count - 1].tag[0] &&
-        a->places.items[a->places.count - 1].step == CKD_LATEST) {
+static error_t take_ref(arguments *a, const char *arg, struct argp_state *state) {
+    error_t failed = cli_refs_add_any(&a->refs, arg, state);
+    if (!failed && !a->refs.items[a->refs.count - 1].tag[0] &&
+        a->refs.items[a->refs.count - 1].step == CKD_LATEST) {
         argp_error(
             state,
             "'latest' would delete another checkpoint each time; name the step, as in gpt@100, not '%s'",
@@ -49,9 +49,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->deletion.undo_s = cli_seconds(state, "--undo", arg);
         return 0;
     case ARGP_KEY_ARG:
-        return cli_take_store(&a->common, arg) ? 0 : take_place(a, arg, state);
+        return cli_take_store(&a->common, arg) ? 0 : take_ref(a, arg, state);
     case ARGP_KEY_END:
-        if (!a->places.count) {
+        if (!a->refs.count) {
             argp_error(state, "name the checkpoints to delete, as in gpt@100");
         }
         return 0;
@@ -61,29 +61,29 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 }
 
 static ckd_status delete_named(const arguments *a, ckd_store *store, uint64_t *bytes, ckd_error *err) {
-    ckd_id *ids = calloc(a->places.count, sizeof(*ids));
+    ckd_id *ids = calloc(a->refs.count, sizeof(*ids));
     ckd_status status = ids ? CKD_OK : cli_error_nomem(err);
-    for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < a->refs.count && status == CKD_OK; i++) {
         ckd_checkpoint found;
-        status = cli_find_ref(&found, store, &a->places.items[i], NULL, err);
+        status = cli_find_ref(&found, store, &a->refs.items[i], NULL, err);
         if (status == CKD_OK) {
             ids[i] = found.id;
             *bytes += found.stored_bytes;
         }
     }
-    THEN(status, ckd_store_delete(store, ids, a->places.count, &a->deletion, err));
+    THEN(status, ckd_store_delete(store, ids, a->refs.count, &a->deletion, err));
     free(ids);
     return status;
 }
 
 static ckd_status print_result(const arguments *a, uint64_t bytes, ckd_error *err) {
     if (a->common.json) {
-        return cli_json_print(json_pack("{s:i, s:I, s:I}", "schema", 1, "deleted",
-                                        (json_int_t)a->places.count, "bytes", (json_int_t)bytes),
+        return cli_json_print(json_pack("{s:i, s:I, s:I}", "schema", 1, "deleted", (json_int_t)a->refs.count,
+                                        "bytes", (json_int_t)bytes),
                               err);
     }
     if (cli_prints_text(&a->common)) {
-        printf("deleted %zu checkpoint%s, %s\n", a->places.count, a->places.count == 1 ? "" : "s",
+        printf("deleted %zu checkpoint%s, %s\n", a->refs.count, a->refs.count == 1 ? "" : "s",
                cli_text_size(bytes).text);
         if (a->deletion.undo_s) {
             printf("to undo this within %s: ckptdelta trash %s --restore\n",
@@ -113,6 +113,6 @@ int cmd_delete(int argc, char **argv) {
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
     int code = run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
-    free(a.places.items);
+    free(a.refs.items);
     return code;
 }

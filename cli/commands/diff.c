@@ -24,7 +24,7 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     const char *run;
-    cli_ref places[2];
+    cli_ref refs[2];
     unsigned place_count;
 } arguments;
 
@@ -41,7 +41,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         if (cli_take_store(&a->common, arg)) {
             return 0;
         }
-        if (a->place_count == 2 || !cli_parse_ref(&a->places[a->place_count], arg)) {
+        if (a->place_count == 2 || !cli_parse_ref(&a->refs[a->place_count], arg)) {
             argp_error(state, "name two checkpoints, each a step, latest, RUN@STEP or @TAG; '%s' is %s", arg,
                        a->place_count == 2 ? "one too many" : "none of these");
         }
@@ -133,7 +133,7 @@ static ckd_status print_text(const ckd_diff *diff, const ckd_checkpoint sides[2]
 static ckd_status compare(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint sides[2];
     for (int i = 0; i < 2; i++) {
-        ckd_status status = cli_find_ref(&sides[i], store, &a->places[i], a->run, err);
+        ckd_status status = cli_find_ref(&sides[i], store, &a->refs[i], a->run, err);
         if (status != CKD_OK) {
             return status;
         }

@@ -142,24 +142,24 @@ static ckd_status write_all(const arguments *a, const export_plan *p, ckd_load *
 
 static ckd_status print_json(const arguments *a, const export_plan *p, ckd_store *store, const ckd_load *load,
                              ckd_error *err) {
-    json_t *checkpoint, *files = json_array();
+    json_t *checkpoint;
     ckd_status status = cli_json_checkpoint_of(&checkpoint, ckd_load_checkpoint(load), store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    json_t *files = json_array();
     for (size_t i = 0; i < p->count; i++) {
         const export_file *f = &p->files[i];
         cli_json_append(&files, json_pack("{s:o, s:I, s:I, s:o}", "name", cli_json_text(f->name),
                                           "tensor_count", (json_int_t)f->tensors, "bytes",
                                           (json_int_t)f->bytes, "blob", cli_json_text(f->blob)));
     }
-    json_t *root =
+    return cli_json_print(
         json_pack("{s:i, s:b, s:[o], s:o, s:I, s:I, s:I, s:I, s:I, s:o}", "schema", 1, "dry_run", a->dry_run,
                   "checkpoints", checkpoint, "out", cli_json_text(a->out), "tensor_count",
                   (json_int_t)p->tensors, "left_out", (json_int_t)p->left_out, "rounded", (json_int_t)p->cast,
-                  "tensor_bytes", (json_int_t)p->tensor_bytes, "bytes", (json_int_t)p->bytes, "files", files);
-    if (status != CKD_OK) {
-        json_decref(root);
-        return status;
-    }
-    return cli_json_print(root, err);
+                  "tensor_bytes", (json_int_t)p->tensor_bytes, "bytes", (json_int_t)p->bytes, "files", files),
+        err);
 }
 
 static ckd_status print_files(const export_plan *p, ckd_error *err) {

@@ -78,7 +78,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case ARGP_KEY_ARG:
         if (cli_take_store(&a->saving.common, arg) ||
-            (a->file_count == 0 && cli_saving_take_place(&a->saving, arg))) {
+            (a->file_count == 0 && cli_saving_take_ref(&a->saving, arg))) {
             return 0;
         }
         a->files[a->file_count++] = arg;

@@ -351,11 +351,11 @@ static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_chec
 
 /* ---- falling back to older checkpoints after damage, if requested ---- */
 
-static void skip(arguments *a, const char *place, const ckd_error *why) {
-    cli_note("%s is damaged and skipped: %s%s%s%s", place, why->message, why->file[0] ? " (file " : "",
+static void skip(arguments *a, const char *ref, const ckd_error *why) {
+    cli_note("%s is damaged and skipped: %s%s%s%s", ref, why->message, why->file[0] ? " (file " : "",
              why->file, why->file[0] ? ")" : "");
     cli_json_append(&a->skipped,
-                    json_pack("{s:s, s:o}", "checkpoint", place, "what", cli_json_text(why->message)));
+                    json_pack("{s:s, s:o}", "checkpoint", ref, "what", cli_json_text(why->message)));
 }
 
 /* For `latest`: is there a newer checkpoint that cannot be read? The error's file names it. */
@@ -365,9 +365,9 @@ static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpo
     if (status == CKD_OK || !a->or_older || !ckd_error_is_damage(err)) {
         return status;
     }
-    char place[CKD_RUN_MAX + 24];
-    snprintf(place, sizeof(place), "%.*s", (int)strcspn(err->message, " "), err->message);
-    skip(a, place, err);
+    char ref[CKD_RUN_MAX + 24];
+    snprintf(ref, sizeof(ref), "%.*s", (int)strcspn(err->message, " "), err->message);
+    skip(a, ref, err);
     return CKD_OK;
 }
 

@@ -25,7 +25,7 @@ static const char doc[] =
 
 typedef struct arguments {
     cli_options common;
-    cli_refs places;
+    cli_refs refs;
     ckd_id *ids; /* checkpoints given by id */
     size_t id_count;
     const char *reason;
@@ -33,7 +33,7 @@ typedef struct arguments {
 } arguments;
 
 static void check(const arguments *a, struct argp_state *state) {
-    if ((a->reason || a->delete) && !a->places.count && !a->id_count) {
+    if ((a->reason || a->delete) && !a->refs.count && !a->id_count) {
         argp_error(state, "name the checkpoints, as in gpt@100");
     }
     if (a->id_count && !a->delete) {
@@ -62,7 +62,7 @@ static error_t parse_argument(arguments *a, char *arg, struct argp_state *state)
         return 0;
     }
     if (!parse_id(&id, arg)) {
-        return cli_refs_add_any(&a->places, arg, state);
+        return cli_refs_add_any(&a->refs, arg, state);
     }
     ckd_id *grown = realloc(a->ids, (a->id_count + 1) * sizeof(*grown));
     if (!grown) {
@@ -99,16 +99,16 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 /* Finds all checkpoints before it changes the first. */
 static ckd_status find_all(ckd_checkpoint *found, const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
-        status = cli_find_ref(&found[i], store, &a->places.items[i], NULL, err);
+    for (size_t i = 0; i < a->refs.count && status == CKD_OK; i++) {
+        status = cli_find_ref(&found[i], store, &a->refs.items[i], NULL, err);
     }
     return status;
 }
 
 static ckd_status change(const arguments *a, ckd_store *store, ckd_error *err) {
-    ckd_checkpoint *found = calloc(a->places.count + 1, sizeof(*found));
+    ckd_checkpoint *found = calloc(a->refs.count + 1, sizeof(*found));
     ckd_status status = found ? find_all(found, a, store, err) : cli_error_nomem(err);
-    for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < a->refs.count && status == CKD_OK; i++) {
         status = a->delete ? ckd_store_unpin(store, &found[i].id, err)
                            : ckd_store_pin(store, &found[i].id, a->reason, err);
         if (status == CKD_E_NOT_FOUND && a->delete) {
@@ -132,7 +132,7 @@ static ckd_status change(const arguments *a, ckd_store *store, ckd_error *err) {
 
 static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
-    bool changes = a->places.count || a->id_count;
+    bool changes = a->refs.count || a->id_count;
     ckd_status status = cli_open_store(&store, &a->common, changes ? CKD_OPEN_WRITE : CKD_OPEN_READ, err);
     if (status == CKD_OK && changes) {
         status = change(a, store, err);
@@ -155,6 +155,6 @@ int cmd_pin(int argc, char **argv) {
     ckd_error err;
     int code = run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
     free(a.ids);
-    free(a.places.items);
+    free(a.refs.items);
     return code;
 }

@@ -52,7 +52,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-static ckd_status tell(const arguments *a, uint64_t count, ckd_error *err) {
+static ckd_status print_result(const arguments *a, uint64_t count, ckd_error *err) {
     bool dry_run = a->options.dry_run;
     if (a->common.json) {
         return cli_json_print(json_pack("{s:i, s:b, s:o, s:o, s:I}", "schema", 1, "dry_run", dry_run, "from",
@@ -76,7 +76,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
         if (!a->options.dry_run) {
             cli_committed("%s is renamed to %s", a->from, a->to);
         }
-        status = tell(a, count, err);
+        status = print_result(a, count, err);
     }
     ckd_store_close(store);
     return status;

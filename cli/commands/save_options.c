@@ -11,8 +11,7 @@
 #include "cli/commands/missing.h"
 #include "cli/output/output.h"
 
-#define METADATA_BLOB "safetensors.metadata"
-#define DOUBTS_SHOWN  3
+#define DOUBTS_SHOWN 3
 
 enum {
     OPT_STEP = 0x200,
@@ -99,9 +98,9 @@ static void parse_metric(cli_saving *a, const char *arg, struct argp_state *stat
     a->save.metric_name = a->metric_name;
 }
 
-static void parse_place(cli_ref *place, bool *given, const char *name, const char *arg,
-                        struct argp_state *state) {
-    if (!cli_parse_ref(place, arg) || !(place->run[0] || place->tag[0])) {
+static void parse_ref(cli_ref *ref, bool *given, const char *name, const char *arg,
+                      struct argp_state *state) {
+    if (!cli_parse_ref(ref, arg) || !(ref->run[0] || ref->tag[0])) {
         argp_error(state, "--%s is RUN@STEP, for example gpt@100, or @TAG, not '%s'", name, arg);
     }
     *given = true;
@@ -154,21 +153,21 @@ static error_t parse_coding(int key, char *arg, struct argp_state *state) {
     }
 }
 
-bool cli_saving_take_place(cli_saving *a, const char *argument) {
-    cli_ref place;
-    bool takes = !a->place.run[0] && cli_parse_ref(&place, argument) && place.run[0] &&
-                 place.step != CKD_LATEST && !strchr(place.run, '/') && access(argument, F_OK) != 0;
-    a->place = takes ? place : a->place;
+bool cli_saving_take_ref(cli_saving *a, const char *argument) {
+    cli_ref ref;
+    bool takes = !a->ref.run[0] && cli_parse_ref(&ref, argument) && ref.run[0] && ref.step != CKD_LATEST &&
+                 !strchr(ref.run, '/') && access(argument, F_OK) != 0;
+    a->ref = takes ? ref : a->ref;
     return takes;
 }
 
 static void check_complete(cli_saving *a, struct argp_state *state) {
-    if (a->place.run[0]) {
+    if (a->ref.run[0]) {
         if (a->has_run || a->has_step) {
             argp_error(state, "the checkpoint is named twice, by an argument and by options");
         }
-        a->save.run = a->place.run;
-        a->save.step = a->place.step;
+        a->save.run = a->ref.run;
+        a->save.step = a->ref.step;
         a->has_run = a->has_step = true;
     }
     if (!a->saves_nothing && (!a->has_run || !a->has_step)) {
@@ -203,10 +202,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->save.base = 1;
         return 0;
     case OPT_PARENT:
-        parse_place(&a->parent, &a->has_parent, "parent", arg, state);
+        parse_ref(&a->parent, &a->has_parent, "parent", arg, state);
         return 0;
     case OPT_RESUMED_FROM:
-        parse_place(&a->resumed_from, &a->has_resumed_from, "resumed-from", arg, state);
+        parse_ref(&a->resumed_from, &a->has_resumed_from, "resumed-from", arg, state);
         return 0;
     case OPT_ON_DUPLICATE:
         index = choice(arg, "error|same-ok|branch");
@@ -303,12 +302,12 @@ static ckd_status save_all(ckd_checkpoint *info, ckd_store *store, const cli_sav
 }
 
 /* Replaces a tag by its checkpoint's run and step. */
-static ckd_status resolve_tag(cli_ref *place, ckd_store *store, ckd_error *err) {
+static ckd_status resolve_tag(cli_ref *ref, ckd_store *store, ckd_error *err) {
     ckd_checkpoint tagged;
-    ckd_status status = place->tag[0] ? ckd_store_find_tag(&tagged, store, place->tag, err) : CKD_OK;
-    if (status == CKD_OK && place->tag[0]) {
-        memcpy(place->run, tagged.run, sizeof(place->run));
-        place->step = tagged.step;
+    ckd_status status = ref->tag[0] ? ckd_store_find_tag(&tagged, store, ref->tag, err) : CKD_OK;
+    if (status == CKD_OK && ref->tag[0]) {
+        memcpy(ref->run, tagged.run, sizeof(ref->run));
+        ref->step = tagged.step;
     }
     return status;
 }

@@ -13,7 +13,7 @@ typedef struct cli_saving {
     ckd_save_options save;
     bool has_run, has_step;
     bool saves_nothing; /* run and step may be omitted */
-    cli_ref place;      /* from an argument; run "": none was given */
+    cli_ref ref;        /* from an argument; run "": none was given */
     cli_ref parent, resumed_from;
     bool has_parent, has_resumed_from;
     char metric_name[32];
@@ -28,7 +28,7 @@ typedef struct cli_saving {
 /* The options, including those of all commands and of fidelity.h; input: the cli_saving. */
 extern const struct argp cli_saving_argp;
 /* Takes an argument RUN@STEP, unless a file has this name. Callers offer it the first argument after STORE. */
-bool cli_saving_take_place(cli_saving *s, const char *argument);
+bool cli_saving_take_ref(cli_saving *s, const char *argument);
 void cli_saving_free(cli_saving *s);
 
 /* Orders the inputs as required by fidelity and optimizers, and notes options that match nothing. */

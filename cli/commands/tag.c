@@ -23,15 +23,15 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     const char *tag;
-    cli_ref place;
-    bool has_place, move, delete;
+    cli_ref ref;
+    bool has_ref, move, delete;
 } arguments;
 
 static void check(const arguments *a, struct argp_state *state) {
-    if (a->delete &&(!a->tag || a->has_place || a->move)) {
+    if (a->delete &&(!a->tag || a->has_ref || a->move)) {
         argp_error(state, "--delete takes the TAG and nothing else");
     }
-    if (!a->delete &&(a->tag || a->move) && !a->has_place) {
+    if (!a->delete &&(a->tag || a->move) && !a->has_ref) {
         argp_error(state, "name the TAG and the checkpoint, as in: best gpt@100");
     }
 }
@@ -42,12 +42,12 @@ static error_t parse_argument(arguments *a, char *arg, struct argp_state *state)
     }
     if (!a->tag) {
         a->tag = arg;
-    } else if (a->has_place) {
+    } else if (a->has_ref) {
         argp_error(state, "a TAG names one checkpoint; '%s' is one too many", arg);
-    } else if (!cli_parse_ref(&a->place, arg) || !(a->place.run[0] || a->place.tag[0])) {
+    } else if (!cli_parse_ref(&a->ref, arg) || !(a->ref.run[0] || a->ref.tag[0])) {
         argp_error(state, "name the checkpoint as RUN@STEP, as in gpt@100, or as @TAG, not '%s'", arg);
     } else {
-        a->has_place = true;
+        a->has_ref = true;
     }
     return 0;
 }
@@ -76,7 +76,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 static ckd_status set(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint found;
-    ckd_status status = cli_find_ref(&found, store, &a->place, NULL, err);
+    ckd_status status = cli_find_ref(&found, store, &a->ref, NULL, err);
     THEN(status, ckd_store_set_tag(store, a->tag, &found.id, a->move, err));
     if (status == CKD_E_EXISTS) {
         status =

@@ -30,7 +30,7 @@ static const char doc[] =
 
 typedef struct arguments {
     cli_options common;
-    cli_refs places;
+    cli_refs refs;
     bool restore, empty, all, dry_run, give_up;
 } arguments;
 
@@ -38,7 +38,7 @@ static void check(const arguments *a, struct argp_state *state) {
     if (a->restore && a->empty) {
         argp_error(state, "--restore and --empty exclude each other");
     }
-    if (a->places.count && !a->restore) {
+    if (a->refs.count && !a->restore) {
         argp_error(state, "checkpoints are named only with --restore");
     }
     if ((a->all || a->dry_run || a->give_up) && !a->empty) {
@@ -68,7 +68,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->give_up = true;
         return 0;
     case ARGP_KEY_ARG:
-        return cli_take_store(&a->common, arg) ? 0 : cli_refs_add(&a->places, arg, state);
+        return cli_take_store(&a->common, arg) ? 0 : cli_refs_add(&a->refs, arg, state);
     case ARGP_KEY_END:
         check(a, state);
         return 0;
@@ -128,16 +128,16 @@ static ckd_status list(const arguments *a, ckd_store *store, ckd_error *err) {
 /* ------------------------------------------------------------------------------------------------------ changing */
 
 /* Finds a deleted checkpoint; of several with the same name, the last one. */
-static ckd_status find_trashed(ckd_id *out, const ckd_trash *trash, const cli_ref *place, ckd_error *err) {
+static ckd_status find_trashed(ckd_id *out, const ckd_trash *trash, const cli_ref *ref, ckd_error *err) {
     const ckd_trashed *found = NULL;
     for (size_t i = 0; i < trash->count; i++) {
         const ckd_checkpoint *c = &trash->items[i].checkpoint;
-        found = c->step == place->step && strcmp(c->run, place->run) == 0 ? &trash->items[i] : found;
+        found = c->step == ref->step && strcmp(c->run, ref->run) == 0 ? &trash->items[i] : found;
     }
     if (!found) {
         return cli_error(err, CKD_E_NOT_FOUND,
-                         "%s@%" PRIu64 " is not in the trash; ckptdelta trash shows what is", place->run,
-                         place->step);
+                         "%s@%" PRIu64 " is not in the trash; ckptdelta trash shows what is", ref->run,
+                         ref->step);
     }
     *out = found->checkpoint.id;
     return CKD_OK;
@@ -179,12 +179,12 @@ static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) 
     if (status != CKD_OK) {
         return status;
     }
-    size_t count = a->places.count ? a->places.count : trash->count;
+    size_t count = a->refs.count ? a->refs.count : trash->count;
     ckd_id *ids = calloc(count + 1, sizeof(*ids));
     status = ids ? CKD_OK : cli_error_nomem(err);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        if (a->places.count) {
-            status = find_trashed(&ids[i], trash, &a->places.items[i], err);
+        if (a->refs.count) {
+            status = find_trashed(&ids[i], trash, &a->refs.items[i], err);
         } else {
             ids[i] = trash->items[i].checkpoint.id;
         }
@@ -244,6 +244,6 @@ int cmd_trash(int argc, char **argv) {
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
     int code = run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
-    free(a.places.items);
+    free(a.refs.items);
     return code;
 }

@@ -27,7 +27,6 @@ void file_content_free(file_content *c);
 /* Assigns the tensors' offsets in the file and makes its header. Errors: UNSUPPORTED, NOMEM. */
 ckd_status file_content_arrange(file_content *c, json_t *metadata, ckd_error *err);
 /* Loads the files' metadata stored by `save`; NULL if there is none. */
-#define METADATA_BLOB "safetensors.metadata"
 ckd_status file_metadata(json_t **out, ckd_load *load, ckd_error *err);
 
 /* Writes files, one after the other. Signals are caught from the start. verb: for the progress line. */

@@ -2,7 +2,6 @@
 #ifndef CLI_CONVERT_INTERNAL_H
 #define CLI_CONVERT_INTERNAL_H
 
-#include <regex.h>
 
 #include "cli/convert/convert.h"
 

@@ -6,15 +6,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RESERVED "safetensors.metadata" /* the blob in which save stores its files' metadata */
-
 ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err) {
     const char *equals = strchr(text, '=');
     if (!equals || equals == text || !equals[1]) {
         return cli_error(err, CKD_E_INVALID, "--blob is NAME=FILE, not '%s'", text);
     }
     size_t length = (size_t)(equals - text);
-    bool taken = length == strlen(RESERVED) && memcmp(text, RESERVED, length) == 0;
+    bool taken = length == strlen(METADATA_BLOB) && memcmp(text, METADATA_BLOB, length) == 0;
     for (size_t i = 0; i < blobs->count; i++) {
         const char *name = blobs->items[i].name;
         taken = taken || (strlen(name) == length && memcmp(name, text, length) == 0);

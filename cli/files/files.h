@@ -11,6 +11,9 @@
 
 /* --blob NAME=FILE: files saved as blobs, and blobs loaded into files. */
 
+/* The blob in which `save` stores its files' metadata. No --blob may have this name. */
+#define METADATA_BLOB "safetensors.metadata"
+
 typedef struct cli_blob {
     char *name;
     const char *path;

@@ -24,7 +24,7 @@ bool cli_marks_any(const cli_marks *m) {
 
 /* -------------------------------------------------------------------------------------------------------- JSON */
 
-static json_t *json_place(const ckd_id *id, const ckd_checkpoint_list *all) {
+static json_t *json_ref(const ckd_id *id, const ckd_checkpoint_list *all) {
     const ckd_checkpoint *c = cli_by_id(all, id);
     return c ? json_string(cli_ref_text_of(c).text) : json_null();
 }
@@ -47,7 +47,7 @@ json_t *cli_json_pins(const cli_marks *m, const ckd_checkpoint_list *of, const c
         if (!of || cli_by_id(of, &p->checkpoint)) {
             cli_json_append(&out,
                             json_pack("{s:o, s:o, s:b, s:o, s:o}", "checkpoint",
-                                      json_place(&p->checkpoint, all), "id", json_id(&p->checkpoint, true),
+                                      json_ref(&p->checkpoint, all), "id", json_id(&p->checkpoint, true),
                                       "readable", readable, "since", json_time(p->pinned_ns, readable),
                                       "reason", p->reason[0] ? cli_json_text(p->reason) : json_null()));
         }
@@ -61,10 +61,10 @@ json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *of, const c
         const ckd_tag *t = &m->tags->items[i];
         bool readable = t->status == CKD_OK;
         if (!of || cli_by_id(of, &t->checkpoint)) {
-            cli_json_append(&out, json_pack("{s:s, s:o, s:o, s:b, s:o}", "tag", t->tag, "checkpoint",
-                                            json_place(&t->checkpoint, all), "id",
-                                            json_id(&t->checkpoint, readable), "readable", readable, "since",
-                                            json_time(t->tagged_ns, readable)));
+            cli_json_append(&out,
+                            json_pack("{s:s, s:o, s:o, s:b, s:o}", "tag", t->tag, "checkpoint",
+                                      json_ref(&t->checkpoint, all), "id", json_id(&t->checkpoint, readable),
+                                      "readable", readable, "since", json_time(t->tagged_ns, readable)));
         }
     }
     return out;

@@ -71,31 +71,31 @@ bool cli_parse_ref(cli_ref *out, const char *text) {
     return cli_parse_step(&out->step, at ? at + 1 : text);
 }
 
-static error_t add_place(cli_refs *places, const cli_ref *place, struct argp_state *state) {
-    cli_ref *grown = realloc(places->items, (places->count + 1) * sizeof(*grown));
+static error_t add_ref(cli_refs *refs, const cli_ref *ref, struct argp_state *state) {
+    cli_ref *grown = realloc(refs->items, (refs->count + 1) * sizeof(*grown));
     if (!grown) {
         argp_failure(state, CLI_FAILED, 0, "out of memory");
         return ENOMEM;
     }
-    places->items = grown;
-    grown[places->count++] = *place;
+    refs->items = grown;
+    grown[refs->count++] = *ref;
     return 0;
 }
 
-error_t cli_refs_add(cli_refs *places, const char *text, struct argp_state *state) {
-    cli_ref place;
-    if (!cli_parse_ref(&place, text) || !place.run[0] || place.step == CKD_LATEST) {
+error_t cli_refs_add(cli_refs *refs, const char *text, struct argp_state *state) {
+    cli_ref ref;
+    if (!cli_parse_ref(&ref, text) || !ref.run[0] || ref.step == CKD_LATEST) {
         argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, not '%s'", text);
     }
-    return add_place(places, &place, state);
+    return add_ref(refs, &ref, state);
 }
 
-error_t cli_refs_add_any(cli_refs *places, const char *text, struct argp_state *state) {
-    cli_ref place;
-    if (!cli_parse_ref(&place, text) || !(place.run[0] || place.tag[0])) {
+error_t cli_refs_add_any(cli_refs *refs, const char *text, struct argp_state *state) {
+    cli_ref ref;
+    if (!cli_parse_ref(&ref, text) || !(ref.run[0] || ref.tag[0])) {
         argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, or as @TAG, not '%s'", text);
     }
-    return add_place(places, &place, state);
+    return add_ref(refs, &ref, state);
 }
 
 uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text) {
@@ -234,17 +234,17 @@ static const struct argp_option pick_options[] = {
 };
 
 /* Merges the argument into the pick as if options had been given. */
-static void merge_place(cli_pick *pick, struct argp_state *state) {
-    const cli_ref *place = &pick->place;
-    if (pick->tag || pick->step_given || (pick->run && (place->run[0] || place->tag[0]))) {
+static void merge_ref(cli_pick *pick, struct argp_state *state) {
+    const cli_ref *ref = &pick->ref;
+    if (pick->tag || pick->step_given || (pick->run && (ref->run[0] || ref->tag[0]))) {
         argp_error(state, "the checkpoint is named twice, by an argument and by options");
     }
-    if (place->tag[0]) {
-        pick->tag = place->tag;
+    if (ref->tag[0]) {
+        pick->tag = ref->tag;
         return;
     }
-    pick->run = place->run[0] ? place->run : pick->run;
-    pick->step = place->step;
+    pick->run = ref->run[0] ? ref->run : pick->run;
+    pick->step = ref->step;
     pick->step_given = true;
 }
 
@@ -267,19 +267,19 @@ static error_t parse_pick(int key, char *arg, struct argp_state *state) {
         pick->tag = arg;
         return 0;
     case ARGP_KEY_ARG:
-        if (pick->place_given) {
+        if (pick->ref_given) {
             return ARGP_ERR_UNKNOWN;
         }
-        if (!cli_parse_ref(&pick->place, arg)) {
+        if (!cli_parse_ref(&pick->ref, arg)) {
             argp_error(state,
                        "name the checkpoint as RUN@STEP, as in gpt@100 or gpt@latest, or as @TAG, not '%s'",
                        arg);
         }
-        pick->place_given = true;
+        pick->ref_given = true;
         return 0;
     case ARGP_KEY_END:
-        if (pick->place_given) {
-            merge_place(pick, state);
+        if (pick->ref_given) {
+            merge_ref(pick, state);
         }
         if (pick->tag && (pick->run || pick->step_given)) {
             argp_error(state, "--tag names a checkpoint by itself, without --run and --step");
@@ -383,7 +383,7 @@ ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint
 
 ckd_status cli_check_run(ckd_store *store, const char *run, ckd_error *err) {
     ckd_checkpoint newest;
-    return run ? cli_find(&newest, store, run, CKD_LATEST, err) : CKD_OK;
+    return run ? ckd_store_find(&newest, store, run, CKD_LATEST, err) : CKD_OK;
 }
 
 ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err) {
@@ -391,8 +391,8 @@ ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *
                      : cli_find(out, store, pick->run, pick->step, err);
 }
 
-ckd_status cli_find_ref(ckd_checkpoint *out, ckd_store *store, const cli_ref *place, const char *run,
+ckd_status cli_find_ref(ckd_checkpoint *out, ckd_store *store, const cli_ref *ref, const char *run,
                         ckd_error *err) {
-    return place->tag[0] ? ckd_store_find_tag(out, store, place->tag, err)
-                         : cli_find(out, store, place->run[0] ? place->run : run, place->step, err);
+    return ref->tag[0] ? ckd_store_find_tag(out, store, ref->tag, err)
+                       : cli_find(out, store, ref->run[0] ? ref->run : run, ref->step, err);
 }

@@ -315,8 +315,8 @@ typedef struct cli_pick {
     uint64_t step;
     bool step_given;
     const char *tag; /* NULL: not given; otherwise run and step are not */
-    cli_ref place;   /* of the argument; run and tag may point into it */
-    bool place_given;
+    cli_ref ref;     /* of the argument; run and tag may point into it */
+    bool ref_given;
 } cli_pick;
 extern const struct argp cli_pick_argp;
 #define CLI_PICK_USAGE "[STORE] [[RUN@]STEP | @TAG]"
@@ -327,9 +327,9 @@ typedef struct cli_refs {
     size_t count;
 } cli_refs;
 /* Adds RUN@STEP; ends the process if it is malformed. */
-error_t cli_refs_add(cli_refs *places, const char *text, struct argp_state *state);
+error_t cli_refs_add(cli_refs *refs, const char *text, struct argp_state *state);
 /* As cli_refs_add; also accepts RUN@latest and @TAG. */
-error_t cli_refs_add_any(cli_refs *places, const char *text, struct argp_state *state);
+error_t cli_refs_add_any(cli_refs *refs, const char *text, struct argp_state *state);
 /* Parses "30s", "90m", "36h", "7d" into seconds; ends the process if malformed. */
 uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text);
 /* Parses --rate, in bytes per second; ends the process if it is not a size, or 0. */
@@ -370,8 +370,8 @@ ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint
 ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err);
 /* Fails as cli_find if the store has no checkpoint of the run. run NULL: all runs, of which there need be none. */
 ckd_status cli_check_run(ckd_store *store, const char *run, ckd_error *err);
-/* run: used for a place without a run; may be NULL. */
-ckd_status cli_find_ref(ckd_checkpoint *out, ckd_store *store, const cli_ref *place, const char *run,
+/* run: used for a ref without a run; may be NULL. */
+ckd_status cli_find_ref(ckd_checkpoint *out, ckd_store *store, const cli_ref *ref, const char *run,
                         ckd_error *err);
 
 /*

@@ -209,14 +209,6 @@ static void add_loading(report_data *d, ckd_store *store, const ckd_checkpoint *
 
 /* ---- the whole report ---- */
 
-static ckd_status check_run(const report_data *d, const char *run, ckd_error *err) {
-    bool found = !run;
-    for (size_t i = 0; i < d->report->run_count; i++) {
-        found = found || strcmp(d->report->by_run[i].name, run) == 0;
-    }
-    return found ? CKD_OK : cli_error(err, CKD_E_NOT_FOUND, "the store has no run '%.200s'", run);
-}
-
 static ckd_status allocate_lists(report_data *d, ckd_error *err) {
     const ckd_report *r = d->report;
     d->by_time = sorted(r->checkpoint_count, by_time, r->by_checkpoint);
@@ -275,7 +267,7 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
     *d = (report_data){.store = q->store};
     ckd_status status = q->prices ? cli_prices_read(&d->prices, q->prices, err) : CKD_OK;
     THEN(status, ckd_store_report(&d->report, store, err));
-    THEN(status, check_run(d, q->policy.run, err));
+    THEN(status, cli_check_run(store, q->policy.run, err));
     THEN(status, add_retention(d, q, store, err));
     THEN(status, ckd_store_timeline(&d->timeline, store, NULL, err));
     THEN(status, allocate_lists(d, err));

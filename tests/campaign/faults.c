@@ -7,7 +7,6 @@
  *   CAMPAIGN_CLOCK=SECONDS   CLOCK_REALTIME is that much ahead, or behind
  *   CAMPAIGN_FAULT=WHAT:N    at the Nth call of those below: `kill` ends the process, `short` moves fewer bytes than asked
  *                            for, `EIO`, `ENOSPC`, `EINTR` fail; `EIO+:N` fails from then on
- *   CAMPAIGN_COUNT=FILE      the number of calls is written there when the process ends
  *
  * Calls on standard input, output and error are not counted, nor are those of the C library itself.
  */
@@ -20,7 +19,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -36,7 +34,6 @@ static bool random_set, for_ever;
 static int fault = NOTHING, fault_errno;
 static int64_t clock_ahead, clock_now;
 static struct timespec began_at;
-static const char *count_file;
 
 #define REAL(name) ((__typeof__(&name))real(#name))
 
@@ -82,15 +79,6 @@ __attribute__((constructor)) static void begin(void) {
     }
     if ((text = getenv("CAMPAIGN_FAULT"))) {
         read_fault(text);
-    }
-    count_file = getenv("CAMPAIGN_COUNT");
-}
-
-__attribute__((destructor)) static void end(void) {
-    FILE *f = count_file ? fopen(count_file, "w") : NULL;
-    if (f) {
-        fprintf(f, "%llu\n", (unsigned long long)atomic_load(&calls));
-        fclose(f);
     }
 }
 

@@ -269,7 +269,10 @@ class Player(Looker):
         ids = {e.id for e in model.listed(old)}
         if result.code != 0 and (op.get("fault") or model.hurt):
             self.run("trash", store, "--empty", show=False)
-        if new not in model.runs() and self.has_run(store, new, ids):
+        renamed = new not in model.runs() and self.has_run(store, new, ids)
+        if not model.hurt and renamed != (result.code == 0) and (result.code == 0 or not op.get("fault")):
+            raise Failure("rename", f"{shlex.join(result.args)}: exit status {result.code}, but renamed is {renamed}")
+        if renamed:
             for e in model.listed(old):
                 e.run = new
             if old in model.policies:
@@ -305,8 +308,8 @@ class Player(Looker):
         if result.code == 0:
             allowed.update({i: {LISTED} for i in asked if i in target.entries})
         for e in source.listed():  # one whose time in the trash was over came anew, by the name that it has in the source
-            if TRASH in allowed.get(e.id, ()) or (e.id in allowed and target.entries[e.id].place == TRASH):
-                target.entries[e.id].run = e.run if self.has_run(op["to"], e.run, {e.id}) else target.entries[e.id].run
+            if e.id in allowed and target.entries[e.id].place == TRASH and self.has_run(op["to"], e.run, {e.id}):
+                target.entries[e.id].run = e.run
         pins, tags = set(target.pins), dict(target.tags)
         self.look(op["to"], allowed, new, marks=self.copied_tags(source, asked | set(target.entries), pins, tags) if "--tags" in op["args"] else None)
         for e in source.listed():

@@ -281,6 +281,7 @@ def test_what_is_not_there(store):
     store.call("load", "--run", "b", "--out", out, expect=NOT_FOUND)
     store.call("load", "--out", store.folder / "absent" / "x", expect=NOT_FOUND)
     store.call("list", "--run", "b", expect=NOT_FOUND)
+    store.call("list", "--run", "", expect=NOT_FOUND)  # a variable of the shell that is not set: not "the only run"
     run("save", store.path, "--run", "a", "--step", 2, store.folder / "absent", expect=NOT_FOUND)
     assert not out.exists() and not store.temporary_files()
 

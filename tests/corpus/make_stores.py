@@ -1,6 +1,6 @@
 """Writes the seeds of fuzz_store: make_stores.py COMMAND FOLDER
 
-COMMAND is the built `ckptdelta`. Each seed is a small store in one file, in the form that tests/fuzz_store.c describes. Indexes of chunk
+COMMAND is the built `ckptdelta`. Each seed is a small store in one file, in the form that tests/fuzz/fuzz_store.c describes. Indexes of chunk
 files stand uncompressed in them, so that a changed byte is a changed field. Checksums are left as they were: the fuzzer does not compare them.
 """
 

@@ -146,6 +146,8 @@ finds cli/new.c 3 "void f(int a,\\n       int b)\\n{\\n$(lines 59 '    x();')}"
 finds examples/new.c 2 "void f(int a,\\n       int b) {\\n$(lines 59 '    x();')}"
 finds kernels/cuda/new.cu 1 "__global__ void f(int a) {\\n$(lines 59 '    x();')}"
 finds engine/new.c 1 'void f(void) {\n    x();\n    }'
+finds engine/new.c 1 'static void f(int a, int b, int c, int d, int e, int f, int g) {\n}'
+finds engine/new.c 1 'static __attribute__((noinline, target("avx2"))) void f(int a, int b, int c, int d, int e, int f, int g) {\n}'
 
 # At the limits there is nothing to find; a long table is no function.
 clean_tree
