@@ -129,9 +129,8 @@ ckd_status file_create_durable(const char *path, const char *temp, const void *d
  */
 ckd_status file_replace_durable(const char *path, const char *temp, const void *data, size_t size,
                                 ckd_error *err);
-bool file_exists(const char *path);
 /* Does the name exist? True for a dangling symbolic link, too. */
-bool file_name_taken(const char *path);
+bool file_exists(const char *path);
 /* Is this a directory? A symbolic link to one does not count. */
 bool dir_exists(const char *path);
 /* Is a non-directory in the way, at this path or in place of one of its parent directories? Links are followed. */

@@ -160,11 +160,6 @@ ckd_status file_replace_durable(const char *path, const char *temp, const void *
 
 bool file_exists(const char *path) {
     struct stat st;
-    return lstat(path, &st) == 0; /* a dangling symbolic link counts, too */
-}
-
-bool file_name_taken(const char *path) {
-    struct stat st;
     return lstat(path, &st) == 0;
 }
 

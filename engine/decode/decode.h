@@ -316,7 +316,7 @@ ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b,
 ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 /* The same for a block that others may need, too. Uses the load's values_store if the plan says so. */
 ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
-/* Decodes the values that the block is a delta on, copies or rounds, wherever they are. */
+/* Decodes the values that the block is a delta on, or a copy of, wherever they are. */
 ckd_status values_dependency(decoder *d, const view *own, const view_block *b, void *to, ckd_error *err);
 /* Predicts an optimizer step into `to`; the caller then applies the residual. */
 ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);

@@ -149,9 +149,7 @@ ckd_status values_dependency(decoder *d, const view *own, const view_block *b, v
     }
     view_source s;
     ckd_status status = view_source_of(&s, d->views, own, b, 0, err);
-    if (status == CKD_OK && b->record->predictor != PREDICT_CAST) {
-        status = view_source_check_dtype(&s, b, b->record->tensor->dtype, err);
-    }
+    THEN(status, view_source_check_dtype(&s, b, b->record->tensor->dtype, err));
     return status == CKD_OK ? span_values(d, &s, to, err) : status;
 }
 
@@ -168,7 +166,7 @@ static ckd_status cast_dependency(decoder *d, const view *v, const view_block *b
     if (!wide) {
         return err_nomem(err, size, "values to be rounded");
     }
-    status = values_dependency(d, v, b, wide, err);
+    status = span_values(d, &s, wide, err);
     if (status == CKD_OK && !d->kernels->cast(r->tensor->dtype, to, from, wide, r->count)) {
         status = view_block_corrupt(b, err, "the block rounds a dtype that cannot be rounded to its own");
     }

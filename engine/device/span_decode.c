@@ -183,16 +183,14 @@ ckd_status device_decode_span(span_decode *f, const view_block **blocks, size_t 
 
 bool device_can_decode_span(span_decode *f, const view_block **blocks, size_t *count) {
     size_t kept = 0;
-    bool any = false;
+    bool any = false, fits = true;
     for (size_t i = 0; i < *count; i++) {
         size_t runs = runs_of(f, blocks[i]);
-        if (runs > DEVICE_FILL_RUNS) {
-            return false;
-        }
+        fits &= runs <= DEVICE_FILL_RUNS;
         any |= runs && blocks[i]->record->count >= DEVICE_MIN_ELEMENTS;
         blocks[kept] = blocks[i];
         kept += runs > 0;
     }
     *count = kept;
-    return any && (uintptr_t)f->data % ckd_dtype_size(f->tensor->tensor->dtype) == 0;
+    return any && fits && (uintptr_t)f->data % ckd_dtype_size(f->tensor->tensor->dtype) == 0;
 }

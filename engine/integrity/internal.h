@@ -157,7 +157,8 @@ typedef struct rebuild_request {
 /*
  * repair_rebuild.c: Rebuilds a member of a group from the other members, and from what is left of it. *possible: the
  * result is the expected file; with `write` it is durable at path_rebuilt. Otherwise *why says what is missing, and
- * there is no file. Errors: those of the rate limiter, NOSPACE, IO, NOMEM.
+ * there is no file. Without `write` a piece of the member counts as right where all parity is damaged, as only the
+ * written file shows whether it is. Errors: those of the rate limiter, NOSPACE, IO, NOMEM.
  */
 ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_request *q, ckd_error *why,
                           ckd_error *err);

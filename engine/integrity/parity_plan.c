@@ -204,6 +204,13 @@ ckd_status parity_plan_needed(bool *needed, const parity_inputs *in, ckd_error *
         if (best) {
             needed[best->place] = true;
         }
+        size_t count;
+        const parity_membership *c = parity_sets_of(in->sets, &f->file.id, &count);
+        for (size_t k = 0; k < count; k++) { /* any of them may be the one that brings its member back */
+            if (use_of(c[k].set, &w, in->store, in->files) == PARITY_BROKEN) {
+                needed[c[k].set->place] = true;
+            }
+        }
     }
     return CKD_OK;
 }

@@ -223,12 +223,9 @@ static ckd_status remove_leftovers(const ckd_store *store, ckd_error *err) {
 
 ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err) {
     *out = NULL;
-    pathname folder = path_in(store->path, DIR_PARITY);
-    ckd_status status = CKD_OK;
-    if (!file_exists(folder.text)) {
-        status = dir_create(folder.text, true, err);
-        THEN(status, dir_sync(path_in(store->path, "data").text, err));
-    }
+    ckd_status status = dir_create(path_in(store->path, DIR_PARITY).text, true, err);
+    /* Its maker may have died before it was durable. */
+    THEN(status, dir_sync(path_in(store->path, "data").text, err));
     THEN(status,
          lock_acquire(out, path_in(store->path, FILE_PARITY_LOCK).text, LOCK_EXCLUSIVE, true, 0, err));
     if (status == CKD_E_BUSY) {

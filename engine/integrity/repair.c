@@ -466,6 +466,17 @@ static ckd_status look_at_checkpoints(repairing *r, ckd_error *err) {
     return status;
 }
 
+/* Under the publish lock, as its holders write to the same folder. */
+static ckd_status purge(repairing *r, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, r->store, err);
+    if (status == CKD_OK) {
+        status = repair_purge(&r->result->purged_files, &r->result->purged_bytes, r->store, err);
+        lock_release(lock);
+    }
+    return status;
+}
+
 /* ---- the whole repair ---- */
 
 static ckd_status repair(repairing *r, ckd_error *err) {
@@ -487,7 +498,7 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     THEN(status, look_at_checkpoints(r, err));
     r->result->left->checkpoints = r->files.dependency_info_count;
     if (status == CKD_OK && r->options->purge && !r->options->dry_run) {
-        status = repair_purge(&r->result->purged_files, &r->result->purged_bytes, r->store, err);
+        status = purge(r, err);
     }
     return status == CKD_OK ? damage_add_dependents(&r->damage, r->files.dependency_infos,
                                                     r->files.dependency_info_count, err)

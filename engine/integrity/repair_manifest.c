@@ -236,6 +236,10 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     ckd_status status = check_not_listed(w, err);
     THEN(status, manifests_new_generation(&next, w->store, c->run, c->step, err));
     /* A new generation, as the old manifest may come back from somewhere. */
+    if (status == CKD_OK && next <= c->generation && c->generation == UINT32_MAX) {
+        status = err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
+                         (unsigned long long)c->step);
+    }
     if (status == CKD_OK) {
         c->generation = next > c->generation ? next : c->generation + 1;
         manifest_encode(&data, &w->store->id, &w->m);
@@ -243,8 +247,9 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     }
     if (status == CKD_OK) {
         pathname temp = path_of(root, DIR_MANIFESTS, ".tmp-repair");
-        status = file_create_durable(path_manifest(root, c->run, c->step, c->generation).text, temp.text,
-                                     data.data, data.size, err);
+        status = file_remove(temp.text, true, err); /* a repair that died may have left it */
+        THEN(status, file_create_durable(path_manifest(root, c->run, c->step, c->generation).text, temp.text,
+                                         data.data, data.size, err));
     }
     bytes_free(&data);
     if (status == CKD_OK) {

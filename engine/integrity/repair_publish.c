@@ -35,13 +35,13 @@ ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *f
     pathname path = path_of(store->path, dir, name);
     ckd_status status = CKD_OK;
     aside->text[0] = '\0';
-    if (file_name_taken(path.text)) {
+    if (file_exists(path.text)) {
         *aside = aside_of(store, name);
         status = keep_old(store, path.text, aside, err);
     }
     if (status == CKD_OK) { /* a directory cannot be linked, and was moved by now */
-        status = file_name_taken(path.text) ? file_rename(from, path.text, err)
-                                            : file_rename_noreplace(from, path.text, err);
+        status = file_exists(path.text) ? file_rename(from, path.text, err)
+                                        : file_rename_noreplace(from, path.text, err);
     }
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }

@@ -108,8 +108,9 @@ static ckd_status write_verified(ckd_store *store, ckd_error *err) {
         catalog_rollback(store->catalog);
         return status;
     }
-    store->scrubbed.count = 0;
-    return catalog_commit(store->catalog, err);
+    status = catalog_commit(store->catalog, err);
+    store->scrubbed.count = status == CKD_OK ? 0 : store->scrubbed.count;
+    return status;
 }
 
 /* Records verified files in the catalog. A failure is only a message: the caller must still learn of damage. */

@@ -388,19 +388,25 @@ static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const 
     return status;
 }
 
-/* The save is committed if a manifest of this step has this id. */
-static bool was_committed(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id, uint64_t step) {
+/*
+ * The save is committed if a manifest of this step has this id. NOT_FOUND: it certainly is not. Other errors: a manifest
+ * that may be its own cannot be read.
+ */
+static ckd_status find_committed(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id,
+                                 uint64_t step) {
     manifest_list list;
-    bool found = false;
-    if (manifests_read(&list, store, NULL) != CKD_OK) {
-        return false;
+    ckd_status unread = CKD_OK, status = manifests_read(&list, store, NULL);
+    if (status != CKD_OK) {
+        return status;
     }
+    bool found = false;
     for (size_t i = 0; i < list.count && !found; i++) {
-        found = list.items[i].step == step && read_info(info, store, &list.items[i], NULL) == CKD_OK &&
-                id_equal(&info->id, id);
+        status = list.items[i].step == step ? read_info(info, store, &list.items[i], NULL) : CKD_E_NOT_FOUND;
+        found = status == CKD_OK && id_equal(&info->id, id);
+        unread = status == CKD_OK || status == CKD_E_NOT_FOUND || unread != CKD_OK ? unread : status;
     }
     manifests_free(&list);
-    return found;
+    return found ? CKD_OK : unread != CKD_OK ? unread : CKD_E_NOT_FOUND;
 }
 
 /* Returns whether rank 0 certainly will not commit any more. It holds the publish lock from its claim to the end. */
@@ -428,15 +434,18 @@ static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     ckd_save_abort(c->save);
     c->save = NULL;
     bool settled = !file_exists(path_chunk(store->path, &file, "").text) || is_settled(store, said);
-    if (was_committed(&c->info, store, &id, step)) {
+    ckd_status found = find_committed(&c->info, store, &id, step);
+    if (found == CKD_OK) {
         return CKD_OK;
     }
-    if (!settled) {
+    if (!settled || found != CKD_E_NOT_FOUND) {
         return err_set(
             err, status,
-            "rank %u does not know whether %s@%llu was committed, and could not withdraw its part, so it may "
-            "still be: check whether the checkpoint exists before you save it again",
-            (unsigned)c->g->rank, run, (unsigned long long)step);
+            "rank %u does not know whether %s@%llu was committed%s: check whether the checkpoint exists before "
+            "you save it again",
+            (unsigned)c->g->rank, run, (unsigned long long)step,
+            settled ? ", as a manifest cannot be read"
+                    : ", and could not withdraw its part, so it may still be");
     }
     return status;
 }

@@ -12,10 +12,10 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
     THEN(status, manifest_decode(out, &store->id, data.data, data.size, p.text, err));
     if (status == CKD_OK && (strcmp(out->checkpoint.run, run) != 0 || out->checkpoint.step != step ||
                              out->checkpoint.generation != generation)) {
-        manifest_free(out);
         status = err_corrupt(err, p.text, CKD_NO_OFFSET,
                              "this file holds the manifest of %s@%llu, which its name contradicts",
                              out->checkpoint.run, (unsigned long long)out->checkpoint.step);
+        manifest_free(out);
     }
     if (status == CKD_OK) {
         out->checkpoint.stored_bytes += data.size;

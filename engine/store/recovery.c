@@ -133,6 +133,8 @@ static void make_deletion_mark(const ckd_store *store) {
 ckd_status store_recover(ckd_store *store, ckd_error *err) {
     static const char *const dirs[] = {"data", DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES, DIR_SETTINGS};
     ckd_status status = store_make_directories(store->path, err);
+    /* Copies and archives often lack empty folders. Their maker, we or somebody who died, may not have synced them. */
+    THEN(status, dir_sync(path_in(store->path, "data").text, err));
     for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
         status = remove_temporaries(store, dirs[i], err);
     }

@@ -145,7 +145,7 @@ static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *
     for (size_t i = 0; i < count && known && status == CKD_OK; i++) {
         ckd_id id;
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
-        if (!has_id(&named, &id) && file_name_taken(path_chunk(store->path, &id, "").text)) {
+        if (!has_id(&named, &id) && file_exists(path_chunk(store->path, &id, "").text)) {
             status = add_stray(v, store, &id, err);
         }
     }

@@ -102,6 +102,31 @@ static void test_pinning_and_tagging(void **state) {
     disk_end("pins and tags", d, 3);
 }
 
+/* Copies and archives often lack empty folders. Here data/n, the folder of pins and tags. */
+static void pin_in_a_copy(disk *d, bool made_by_another) {
+    ckd_error err = {0};
+    scene_make(d->p.dir, 0, 3);
+    assert_int_equal(rmdir(store_path_of(d->p.dir, "data/n")), 0);
+    if (made_by_another) { /* who died before it was durable */
+        assert_int_equal(mkdir(store_path_of(d->p.dir, "data/n"), 0777), 0);
+    }
+    d->p.now = (expectation){.committed = 7, .possible = 7, .flags = MARKED};
+    power_begin(&d->p, made_by_another ? "n" : NULL);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    disk_must(mark_change(store, d->p.now.marks++, &err), &err);
+    power_expect(&d->p);
+    ckd_store_close(store);
+    disk_end("pins in a copy", d, 3);
+}
+
+static void test_pinning_in_a_copy_without_empty_folders(void **state) {
+    pin_in_a_copy(*state, false);
+}
+
+static void test_pinning_in_a_folder_that_may_be_lost(void **state) {
+    pin_in_a_copy(*state, true);
+}
+
 /* By itself, after a save. */
 static void test_pruning(void **state) {
     disk *d = *state;
@@ -414,6 +439,8 @@ int main(void) {
         disk_test(test_deleting),
         disk_test(test_emptying_the_trash),
         disk_test(test_pinning_and_tagging),
+        disk_test(test_pinning_in_a_copy_without_empty_folders),
+        disk_test(test_pinning_in_a_folder_that_may_be_lost),
         disk_test(test_renaming),
         disk_test(test_pruning),
         disk_test(test_compacting),

@@ -5,9 +5,9 @@
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_exact),          tempdir_test(test_compact), tempdir_test(test_near),
-        tempdir_test(test_little_staging), tempdir_test(test_damage),  tempdir_test(test_ranges),
-        tempdir_test(test_rounded),
+        tempdir_test(test_exact),          tempdir_test(test_compact),        tempdir_test(test_near),
+        tempdir_test(test_little_staging), tempdir_test(test_damage),         tempdir_test(test_ranges),
+        tempdir_test(test_rounded),        tempdir_test(test_many_stretches),
     };
     /* Named here, so that they are no less used than elsewhere. */
     (void)test_failures, (void)test_wrong_device;

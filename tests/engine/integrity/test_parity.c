@@ -309,6 +309,34 @@ static void test_two_losses(void **state) {
     ckd_store_close(store);
 }
 
+/* A run of parity that ended early may leave two groups. Any of them may be the one that brings a lost file back. */
+static void test_two_groups_of_a_lost_file(void **state) {
+    kept_file chunks[4], old, all[4];
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    ckd_parity_result *made;
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 2, 10);
+    make_parity(store, 2, 1);
+    assert_int_equal(keep_files(chunks, 4, *state, "data/c", ".ckd"), 2);
+    assert_int_equal(keep_files(&old, 1, *state, "data/p", ".ckp"), 1);
+    assert_int_equal(unlink(old.path), 0);
+    assert_int_equal(make_parity(store, 0, 0).groups, 1);
+    write_whole_file(old.path, old.data, old.size);
+    assert_int_equal(unlink(chunks[0].path), 0);
+    assert_int_equal(ckd_store_parity(&made, store, &o, NULL), CKD_OK);
+    ckd_parity_result_free(made);
+    size_t count = keep_files(all, 4, *state, "data/p", ".ckp");
+    assert_int_equal(count, 2);
+    assert_int_equal(unlink(all[strcmp(all[0].path, old.path) == 0].path), 0); /* the newer one */
+    repaired r = repair(store, false);
+    assert_true(r.files == 1 && r.left == 0);
+    check_file(&chunks[0]);
+    free_files(chunks, 2);
+    free_files(&old, 1);
+    free_files(all, count);
+    ckd_store_close(store);
+}
+
 /* ---- what is kept aside, and what is not covered ---- */
 
 static void test_what_is_told(void **state) {
@@ -871,6 +899,7 @@ int main(void) {
         tempdir_test(test_any_file_comes_back),
         tempdir_test(test_damage_in_different_places),
         tempdir_test(test_two_losses),
+        tempdir_test(test_two_groups_of_a_lost_file),
         tempdir_test(test_what_is_told),
         tempdir_test(test_damaged_files_are_left_out),
         tempdir_test(test_groups_grow),

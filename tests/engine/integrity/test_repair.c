@@ -172,7 +172,7 @@ static void test_other_things_are_removed(void **state) {
         must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
         must(ckd_store_collect(&gone, store, NULL, &err), &err);
         assert_int_equal(gone.checkpoints, 1);
-        assert_false(file_name_taken(path));
+        assert_false(file_exists(path));
         assert_int_equal(damage_of(store), 0);
         ckd_store_close(store);
     }

@@ -220,25 +220,54 @@ static int waiting_hook(void *context, file_op step, const char *path) {
     return 0;
 }
 
-static ckd_status act_gives_up_late(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
-                                    uint32_t rank, ckd_error *err) {
+static int waiting_without_reading_hook(void *context, file_op step, const char *path) {
+    return step == FILE_OP_OPEN && strstr(path, "data/m/" SCENE_RUN ".2.")
+               ? EIO
+               : waiting_hook(context, step, path);
+}
+
+static ckd_status give_up_late(ckd_checkpoint *info, ckd_ranks *ranks, const world *w, uint32_t rank,
+                               file_fault_fn waiting, ckd_error *err) {
     ckd_save *save;
     scene s = scene_of(w->step);
     bool said = false;
-    (void)store;
     ckd_status status = begin_share(&save, ranks, &s, w, rank, err);
     if (!save) {
         return status;
     }
-    file_set_fault_hook(rank == 0 ? claimed_hook : waiting_hook, &said);
+    file_set_fault_hook(rank == 0 ? claimed_hook : waiting, &said);
     status = status == CKD_OK ? ckd_ranks_commit(info, ranks, save, err) : status;
     file_set_fault_hook(NULL, NULL);
-    return status == CKD_OK && (rank == 0 || said) ? status : CKD_E_INVALID;
+    return rank == 0 || said ? status : CKD_E_INVALID;
+}
+
+static ckd_status act_gives_up_late(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                                    uint32_t rank, ckd_error *err) {
+    (void)store;
+    return give_up_late(info, ranks, w, rank, waiting_hook, err);
+}
+
+static ckd_status act_gives_up_late_and_cannot_read(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
+                                                    const world *w, uint32_t rank, ckd_error *err) {
+    (void)store;
+    return give_up_late(info, ranks, w, rank, waiting_without_reading_hook, err);
 }
 
 static void test_who_comes_too_late_to_give_up_is_told(void **state) {
     world w = with_an_impatient_rank(*state, act_gives_up_late);
     all_went_well(&w);
+    survivors_check(*state, 7, 7, 3);
+}
+
+/* It must not say that nothing was committed. */
+static void test_who_cannot_read_the_manifest_does_not_know(void **state) {
+    outcome out[WORLD_MOST];
+    world w = with_an_impatient_rank(*state, act_gives_up_late_and_cannot_read);
+    run_world(out, &w);
+    assert_int_equal(out[0].status, CKD_OK);
+    assert_int_equal(out[1].status, CKD_E_BUSY);
+    assert_non_null(
+        strstr(out[1].message, "does not know whether run@2 was committed, as a manifest cannot be read"));
     survivors_check(*state, 7, 7, 3);
 }
 
@@ -296,6 +325,7 @@ int main(void) {
         tempdir_test(test_what_cannot_be_taken_back),
         tempdir_test(test_what_was_given_up_is_not_committed),
         tempdir_test(test_who_comes_too_late_to_give_up_is_told),
+        tempdir_test(test_who_cannot_read_the_manifest_does_not_know),
         tempdir_test(test_both_know_the_same_however_late),
         tempdir_test(test_what_one_cannot_do_fails_on_all),
     };
