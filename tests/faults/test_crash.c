@@ -1,7 +1,7 @@
 /*
- * A process killed at any step (write, sync, rename, link, unlink, mkdir, directory sync, lock, SQLite's included): whatever
- * it had reported committed is there and right, nothing half-made is listed, reading changes nothing, the next writer
- * clears what was left, and goes on.
+ * A process is killed at any file operation: write, sync, rename, link, unlink, mkdir, directory sync and lock,
+ * including SQLite's. What it had reported as committed is there and right, nothing incomplete is listed, and reading
+ * changes nothing. The next writer removes what was left over and continues.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,9 +26,9 @@
 
 /* ---- the child ---- */
 
-/* Kills the process before the step, or lets half of a write happen and kills it then. */
+/* Kills the process before an operation, or in the middle of a write. */
 typedef struct killer {
-    unsigned long at; /* which step, from 1; 0: the first that matches */
+    unsigned long at; /* number of the operation, from 1; 0: the first that matches */
     bool torn;
     file_op step;
     const char *where; /* part of the path */
@@ -39,17 +39,17 @@ typedef struct killer {
 static int kill_hook(void *context, file_op step, const char *path) {
     killer *k = context;
     if (step == FILE_OP_READ || step == FILE_OP_OPEN) {
-        return 0; /* changes nothing: killed there is killed at the next one that does */
+        return 0; /* reading changes nothing, so being killed here equals being killed at the next change */
     }
     bool now = k->at ? ++k->seen == k->at : step == k->step && strstr(path, k->where);
     if (k->dying || (now && !(k->torn && step == FILE_OP_WRITE))) {
         raise(SIGKILL);
     }
     k->dying = now;
-    return now ? -4 : 0; /* three bytes of it */
+    return now ? -4 : 0; /* writes three bytes */
 }
 
-/* What a child does; it reports each commit through `report`. Returns 0 if all went well. */
+/* What a child does. It reports each commit through `report`. Returns 0 if everything worked. */
 typedef int (*child_fn)(const char *dir, int report);
 
 static int report_commit(int report, uint64_t step) {
@@ -172,7 +172,10 @@ static int child_prunes(const char *dir, int report) {
     return code;
 }
 
-/* To a depth of 1; or the newest two stay, and take over what they are deltas on. */
+/*
+ * Compacts to a depth of 1. With `folds` only the newest two steps are kept, and take over what they need of the
+ * others.
+ */
 static int compact(const char *dir, bool folds) {
     ckd_store *store;
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
@@ -202,7 +205,7 @@ static int child_folds(const char *dir, int report) {
     return compact(dir, true);
 }
 
-enum { MARKED = 32 }; /* reported instead of a step, and more from there on: changes of pins and tags */
+enum { MARKED = 32 }; /* from this number on, reports are changes of pins and tags instead of steps */
 
 static int child_marks(const char *dir, int report) {
     ckd_store *store;
@@ -214,7 +217,7 @@ static int child_marks(const char *dir, int report) {
     return code;
 }
 
-/* Bits of the steps that were reported; *finished: it came to its end. */
+/* Returns the bit mask of the reported steps. *finished: the child was not killed. */
 static uint64_t run_child(bool *finished, child_fn act, const char *dir, killer *k) {
     int ends[2], state;
     assert_int_equal(pipe(ends), 0);
@@ -244,11 +247,11 @@ static uint64_t run_child(bool *finished, child_fn act, const char *dir, killer 
 /* ---- sweeps ---- */
 
 typedef struct sweep {
-    const char *template; /* a directory with a store, NULL: begin with nothing */
+    const char *template; /* directory with a store; NULL: an empty directory */
     child_fn act;
-    uint64_t before;    /* bits of the steps in the template */
+    uint64_t before;    /* bit mask of the steps in the template */
     uint64_t attempted; /* the step that the child or its predecessor saves */
-    uint64_t moved;     /* bits of the steps that the child deletes or brings back */
+    uint64_t moved;     /* bit mask of the steps that the child deletes or undeletes */
 } sweep;
 
 static bool kill_once(const sweep *w, unsigned long at, bool torn, bool all) {
@@ -274,7 +277,7 @@ static bool kill_once(const sweep *w, unsigned long at, bool torn, bool all) {
     return finished;
 }
 
-/* Returns how many steps there are: the child was killed at each of them, or at some of them and checked less. */
+/* Kills a child at each operation, or at a sample of them. Returns the number of operations. */
 static unsigned long kill_everywhere(const char *what, const sweep *w) {
     unsigned long stride = under_sanitizer() ? 7 : test_pick(5, 2, 1), at = test_first(what, stride),
                   kills = 0;
@@ -315,7 +318,7 @@ static void test_killed_while_deleting_and_collecting(void **state) {
     assert_true(kill_everywhere("delete", &w) >= 10);
 }
 
-/* Before the time of what is in the trash is over: what is half removed must not seem to be something that can come back. */
+/* The trash is emptied before its time. An entry that is half removed must not look as if it could be undeleted. */
 static void test_killed_while_emptying_the_trash(void **state) {
     scene_make(*state, 0, 3);
     scene_trash(*state, 1, 2);
@@ -323,7 +326,7 @@ static void test_killed_while_emptying_the_trash(void **state) {
     assert_true(kill_everywhere("empty", &w) >= 10);
 }
 
-static void test_killed_while_bringing_back(void **state) {
+static void test_killed_while_undeleting(void **state) {
     scene_make(*state, 0, 3);
     scene_trash(*state, 1, 2);
     sweep w = {.template = *state, .act = child_undeletes, .before = 1, .attempted = 3, .moved = 6};
@@ -336,7 +339,7 @@ static void test_killed_while_pinning_and_tagging(void **state) {
     assert_true(kill_everywhere("pins and tags", &w) >= 30);
 }
 
-/* By itself, after a save. */
+/* By an automatic policy, after a save. */
 static void test_killed_while_pruning(void **state) {
     scene_make_pruning(*state, 4, 0);
     sweep w = {.template = *state, .act = child_prunes, .before = 8, .attempted = 4, .moved = 7};
@@ -355,7 +358,7 @@ static void test_killed_while_folding(void **state) {
     assert_true(kill_everywhere("fold", &w) >= 60);
 }
 
-/* Makes DIR/store as a writer of step 2 leaves it that is killed at a certain step. */
+/* Makes DIR/store as it is left by a writer of step 2 that is killed at some operation. */
 static uint64_t make_killed(const char *dir, file_op step, const char *where) {
     killer k = {.step = step, .where = where};
     bool finished;
@@ -369,7 +372,7 @@ static const struct {
     const char *what;
     file_op step;
     const char *where;
-    bool published; /* its manifest is */
+    bool published; /* the manifest is */
 } deaths[] = {
     {"chunk file not named", FILE_OP_SYNC, ".ckd.tmp", false},
     {"no manifest", FILE_OP_CREATE, "data/m/.tmp-", false},
@@ -402,7 +405,7 @@ static void test_killed_in_rebuild(void **state) {
     kill_after_deaths("rebuild", child_rebuilds);
 }
 
-static void test_killed_while_the_catalog_is_mended(void **state) {
+static void test_killed_while_repairing_the_catalog(void **state) {
     static const char noise[4096] = "this is not a database";
     scene_make(*state, 0, 3);
     write_whole_file(store_path_of(*state, "catalog.db"), noise, sizeof(noise));
@@ -418,14 +421,14 @@ int main(void) {
         tempdir_test(test_killed_while_aborting),
         tempdir_test(test_killed_while_deleting_and_collecting),
         tempdir_test(test_killed_while_emptying_the_trash),
-        tempdir_test(test_killed_while_bringing_back),
+        tempdir_test(test_killed_while_undeleting),
         tempdir_test(test_killed_while_pinning_and_tagging),
         tempdir_test(test_killed_while_pruning),
         tempdir_test(test_killed_while_compacting),
         tempdir_test(test_killed_while_folding),
         tempdir_test(test_killed_in_recovery),
         tempdir_test(test_killed_in_rebuild),
-        tempdir_test(test_killed_while_the_catalog_is_mended),
+        tempdir_test(test_killed_while_repairing_the_catalog),
     };
     scratch_begin();
     int failed = run_sampled("crash", tests, 2, NULL, NULL);

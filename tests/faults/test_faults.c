@@ -1,8 +1,8 @@
 /*
- * Operations that fail, one after the other: every create, write, sync, close, rename, unlink, mkdir, directory sync, open,
- * read and lock, SQLite's included, with EIO, with ENOSPC, and writes in the middle; once, or from then on for ever. A
- * call that fails says why and leaks no descriptor; one that failed for a moment works when it is made again, on the same
- * handle; nothing that was committed is lost or wrong; what was left over goes at the next open for writing.
+ * Failing operations, one at a time: every create, write, sync, close, rename, unlink, mkdir, directory sync, open,
+ * read and lock, including SQLite's, fails with EIO or ENOSPC, and writes also halfway; once, or from then on. A call
+ * that fails says why and leaks no descriptor. After a temporary failure the same call works on the same handle.
+ * Nothing committed is lost or wrong, and the next open for writing removes what was left over.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -28,27 +28,27 @@
 
 /* ---- faults ---- */
 
-enum { TORN = -4 }; /* three bytes of a write, then ENOSPC */
+enum { TORN = -4 }; /* three bytes are written, then ENOSPC */
 
 typedef enum counted { ALL_STEPS, CHANGES, WRITES } counted;
 
-/* THERE: for ever, but only in the folder of the first. */
+/* THERE: permanently, but only in the folder of the first fault */
 typedef enum lasting { ONCE, THERE, EVERYWHERE } lasting;
 
 typedef struct faulter {
-    unsigned long at; /* which step of those that count, from 1; 0: the first that matches */
+    unsigned long at; /* number of the counted operation, from 1; 0: the first that matches */
     counted counted;
-    int fault; /* what the hook answers */
+    int fault; /* what the hook returns */
     lasting lasting;
     file_op step;
     const char *where; /* part of the path */
     unsigned long seen;
     trouble trouble;
-    file_op hit_step; /* of the first */
+    file_op hit_step; /* the first operation that failed */
     char hit_path[512];
 } faulter;
 
-static faulter current; /* said when a test fails: see teardown */
+static faulter current; /* printed when a test fails: see teardown */
 
 static bool counts(const faulter *f, file_op step) {
     return f->counted == ALL_STEPS || step == FILE_OP_WRITE ||
@@ -61,7 +61,7 @@ static bool same_folder(const char *a, const char *b) {
     return slash && strncmp(a, b, length) == 0 && strrchr(b, '/') == b + length;
 }
 
-/* Is this step still under what the first fault began? */
+/* True if the operation falls under a fault that has begun and lasts. */
 static bool lasts(const faulter *f, const char *path) {
     return f->trouble.hits &&
            (f->lasting == EVERYWHERE || (f->lasting == THERE && same_folder(path, f->hit_path)));
@@ -81,7 +81,7 @@ static int fault_hook(void *context, file_op step, const char *path) {
     return f->fault;
 }
 
-/* A call failed under a fault: it must say so. */
+/* A call that failed under a fault must report it. */
 static void check_failure(const char *call, ckd_status status, const ckd_error *err) {
     int fault = current.fault == TORN ? ENOSPC : current.fault;
     if (status != err->status || err->sys_errno != fault || !err->file[0] ||
@@ -98,12 +98,12 @@ static void check_failure(const char *call, ckd_status status, const ckd_error *
 /* ---- sweeps ---- */
 
 typedef struct sweep {
-    const char *template; /* a directory with a store, NULL: begin with nothing */
+    const char *template; /* directory with a store; NULL: an empty directory */
     act_fn act;
-    uint64_t before;   /* bits of the steps in the template */
-    uint64_t possible; /* bits of the steps that are tried */
+    uint64_t before;   /* bit mask of the steps in the template */
+    uint64_t possible; /* bit mask of the steps that are tried */
     uint64_t next;     /* the step to save afterwards */
-    bool reads;        /* and nothing else */
+    bool reads;        /* it only reads */
 } sweep;
 
 static void act_under_fault(action *a, const sweep *w) {
@@ -115,12 +115,14 @@ static void act_under_fault(action *a, const sweep *w) {
     assert_int_equal(open_descriptors(), descriptors);
 }
 
-/* A sample of the steps, with one error or the other; at the big level every step, with each error. */
+/*
+ * Which operations fail, and how: a sample with alternating errors; at the big level every operation with each error.
+ */
 typedef struct manner {
     counted counted;
     lasting lasting;
-    int faults[2];        /* in turn */
-    unsigned long stride; /* from one step to the next */
+    int faults[2];        /* alternating */
+    unsigned long stride; /* from one operation to the next */
 } manner;
 static const manner few[] = {
     {ALL_STEPS, ONCE, {EIO, ENOSPC}, 3},
@@ -142,7 +144,7 @@ static bool thorough(void) {
     return test_level_now() == TEST_BIG;
 }
 
-/* false if there are fewer steps. */
+/* Returns false if there are fewer operations. */
 static bool fail_at(const sweep *w, const manner *how, unsigned long at, bool all) {
     char *dir = tempdir_create();
     action a = {.dir = dir, .trouble = &current.trouble};
@@ -164,7 +166,10 @@ static bool fail_at(const sweep *w, const manner *how, unsigned long at, bool al
         tempdir_remove(dir);
         return current.trouble.hits > 0;
     }
-    /* What failed for a moment was done again. What failed for ever may have been named before, never to be taken back. */
+    /*
+     * After a temporary failure the call was repeated and worked. After a permanent one a file may already have got
+     * its name, which is never undone.
+     */
     assert_true(how->lasting != ONCE || (a.committed | a.gone) == (w->act == act_prunes ? 16 : w->possible));
     if (all) {
         survivors_check(dir, w->before | a.committed, w->possible & ~a.gone, w->next);
@@ -179,7 +184,7 @@ static bool fail_at(const sweep *w, const manner *how, unsigned long at, bool al
     return current.trouble.hits > 0;
 }
 
-/* Returns how many steps there are. */
+/* Returns the number of operations. */
 static unsigned long fail_everywhere(const char *what, const sweep *w) {
     const manner *hows = thorough() ? many : w->reads ? of_reads : few;
     size_t count = thorough() ? sizeof(many) / sizeof(many[0])
@@ -225,7 +230,7 @@ static void test_saving_a_delta(void **state) {
     assert_true(fail_everywhere("delta", &w) >= 100);
 }
 
-/* Copies are not worth failing a save for. */
+/* A failure to write a materialized copy does not fail the save. */
 static void test_saving_with_ready_copies(void **state) {
     dir_list copies;
     scene_make(*state, 0, 2);
@@ -248,7 +253,7 @@ static void test_reading(void **state) {
     assert_true(fail_everywhere("reading", &w) >= 50);
 }
 
-/* The same where the catalog has no tensors. */
+/* The same, if the catalog lists no tensors. */
 static void test_reading_tensors(void **state) {
     scene_make(*state, 0, 3);
     scene_adopt(*state, 0);
@@ -268,7 +273,7 @@ static void test_deleting_and_collecting(void **state) {
     assert_true(fail_everywhere("delete", &w) >= 60);
 }
 
-static void test_bringing_back(void **state) {
+static void test_undeleting(void **state) {
     scene_make(*state, 0, 3);
     scene_trash(*state, 1, 2);
     sweep w = {*state, act_undeletes, .before = 1, .possible = 6, .next = 3};
@@ -281,7 +286,7 @@ static void test_pinning_and_tagging(void **state) {
     assert_true(fail_everywhere("pins and tags", &w) >= 60);
 }
 
-/* By itself, after a save: what fails there is no failure of the save. */
+/* After a save, by an automatic policy: its failure does not fail the save. */
 static void test_pruning_after_a_save(void **state) {
     scene_make_pruning(*state, 4, 0);
     sweep w = {*state, act_prunes, .before = 8, .possible = 16 + 7, .next = 5};
@@ -306,13 +311,13 @@ static void test_aborting(void **state) {
     assert_true(fail_everywhere("abort", &w) >= 30);
 }
 
-/* ---- leftovers ---- */
+/* ---- leftovers of a writer ---- */
 
 static const struct {
     const char *what;
     file_op step;
     const char *where;
-    bool published; /* its manifest is */
+    bool published; /* the manifest is */
 } leftovers[] = {
     {"chunk file not named", FILE_OP_SYNC, ".ckd.tmp", false},
     {"no manifest", FILE_OP_CREATE, "data/m/.tmp-", false},
@@ -323,7 +328,7 @@ static const struct {
 };
 enum { LEFTOVERS = sizeof(leftovers) / sizeof(leftovers[0]) };
 
-/* DIR/store as a writer of step 2 leaves it for which nothing worked any more from a certain step on. */
+/* Makes DIR/store as it is left by a writer of step 2 for which, from some operation on, everything failed. */
 static void make_leftover(const char *dir, size_t i) {
     scene_make(dir, 0, 2);
     action a = {.dir = dir, .mode = CKD_OPEN_WRITE, .step = 2};
@@ -357,7 +362,7 @@ static void test_rebuilding(void **state) {
     fail_after_leftovers("rebuild", act_rebuilds, thorough() ? 1 : 4, 50);
 }
 
-static void test_mending_the_catalog(void **state) {
+static void test_repairing_the_catalog(void **state) {
     static const char noise[4096] = "this is not a database";
     scene_make(*state, 0, 3);
     write_whole_file(store_path_of(*state, "catalog.db"), noise, sizeof(noise));
@@ -371,7 +376,7 @@ static int bad_file_hook(void *context, file_op step, const char *path) {
     return (step == FILE_OP_OPEN || step == FILE_OP_READ) && strstr(path, context) ? EIO : 0;
 }
 
-/* The name in data/c that is not in `known`. */
+/* The name of the file in data/c that is not in `known`. */
 static void new_chunk_file(char name[64], const char *dir, const dir_list *known) {
     dir_list now;
     assert_int_equal(dir_list_read(&now, store_path_of(dir, "data/c"), NULL), CKD_OK);
@@ -384,7 +389,10 @@ static void new_chunk_file(char name[64], const char *dir, const dir_list *known
     dir_list_free(&now);
 }
 
-/* The newest checkpoint's file has a bad sector: all but that checkpoint goes on, and its tensors come back with it. */
+/*
+ * The newest checkpoint's file has a bad sector. Everything else works, and the checkpoint's tensors are listed again
+ * once the file can be read.
+ */
 static void test_a_file_that_cannot_be_read(void **state) {
     char bad[64];
     dir_list known;
@@ -426,7 +434,7 @@ int main(void) {
         TEST(test_saving_with_ready_copies),
         TEST(test_saving_by_two_ranks),
         TEST(test_deleting_and_collecting),
-        TEST(test_bringing_back),
+        TEST(test_undeleting),
         TEST(test_pinning_and_tagging),
         TEST(test_pruning_after_a_save),
         TEST(test_compacting),
@@ -434,13 +442,13 @@ int main(void) {
         TEST(test_aborting),
         TEST(test_recovering),
         TEST(test_rebuilding),
-        TEST(test_mending_the_catalog),
+        TEST(test_repairing_the_catalog),
         TEST(test_reading),
         TEST(test_a_file_that_cannot_be_read),
-        TEST(test_reading_tensors) /* the last: the others adopt tensors, too */
+        TEST(test_reading_tensors) /* last, because the other tests add tensors to the catalog too */
     };
     (void)mallopt(M_MMAP_THRESHOLD,
-                  1 << 30); /* memory freed is kept: most of the time would go into page faults */
+                  1 << 30); /* keep freed memory: otherwise page faults take most of the time */
     (void)mallopt(M_TRIM_THRESHOLD, 1 << 30);
     scratch_begin();
     int failed = run_sampled("faults", tests, 3, NULL, NULL);

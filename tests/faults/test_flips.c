@@ -1,6 +1,8 @@
 /*
- * Every bit counts: whichever bit of a store is flipped, verify finds it, and a load gives the right values or none. The store has bases, deltas, lossy chains with bundles, pins, tags, a policy and
- * parity. By default a sample of the bits; CKD_FLIPS=I/N in the environment takes part I of N (0/1: all) of every bit of all metadata, and of 100,000 random ones of payloads.
+ * Flips bits of a store: a verification finds every one of them, and a load gives the right values or fails. The store
+ * has bases, deltas, lossy chains with bundles, pins, tags, a policy and parity. By default a sample of bits is
+ * flipped. CKD_FLIPS=I/N in the environment takes part I of N (0/1: all) of every bit of all metadata, and of 100,000
+ * random bits of payloads.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -85,7 +87,7 @@ static void mark(ckd_store *store) {
     must(ckd_store_set_policy(store, &policy, &err), &err);
 }
 
-/* Loads would do without what is damaged. */
+/* Removes materialized copies, because loads would use them instead of a damaged block. */
 static void drop_ready(const char *dir) {
     dir_list list;
     char below[256];
@@ -116,7 +118,7 @@ static void make_store(const char *dir) {
     drop_ready(dir);
 }
 
-/* ---- what a load gives ---- */
+/* ---- what loads return ---- */
 
 typedef struct loaded {
     char name[CKD_RUN_MAX + 32];
@@ -172,12 +174,12 @@ typedef struct campaign {
     const char *dir;
     loaded right[MAX_CHECKPOINTS];
     size_t count;
-    uint64_t part;           /* the first bit of a range to be flipped; UINT64_MAX: any */
-    uint64_t flips, refused; /* loads of damaged checkpoints that failed */
-    uint64_t harmless;       /* and that gave the right values, as they did not read that bit */
+    uint64_t part;           /* first bit of a range to flip; UINT64_MAX: random */
+    uint64_t flips, refused; /* refused: loads of damaged checkpoints that failed */
+    uint64_t harmless; /* loads of damaged checkpoints that did not read the bit and gave the right values */
 } campaign;
 
-/* Is it refused? */
+/* Returns whether the load failed. */
 static bool check_load(campaign *c, ckd_store *store, const char *name, const char *where) {
     char run[64];
     unsigned long long step;
@@ -199,7 +201,7 @@ static bool check_load(campaign *c, ckd_store *store, const char *name, const ch
     return false;
 }
 
-/* With the bit flipped: found by verify; what it names is refused by loads, or right. */
+/* A verification must find the flipped bit. Loads of the checkpoints that it names fail or give the right values. */
 static void check_flipped(campaign *c, const char *where, bool payload) {
     ckd_store *store;
     ckd_verify_result *r;
@@ -207,9 +209,9 @@ static void check_flipped(campaign *c, const char *where, bool payload) {
     bool refused = false;
     ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
     c->flips++;
-    o.quick = c->part != UINT64_MAX; /* what it finds, the whole verification finds */
+    o.quick = c->part != UINT64_MAX; /* a quick verification must find it; the full one finds no less */
     if (scene_open(&store, c->dir, CKD_OPEN_READ, &err) != CKD_OK) {
-        c->refused++; /* the store's identity */
+        c->refused++; /* in the identity of the store */
         return;
     }
     must(ckd_store_verify(&r, store, &o, &err), &err);
@@ -221,7 +223,7 @@ static void check_flipped(campaign *c, const char *where, bool payload) {
             refused = check_load(c, store, r->damage[i].checkpoints[k], where) || refused;
         }
     }
-    if (payload && !refused) { /* those that only might need it may be right */
+    if (payload && !refused) { /* a checkpoint that only may need the payload can load */
         fail_msg("a damaged payload was not missed by any load: %s", where);
     }
     ckd_verify_result_free(r);
@@ -244,7 +246,7 @@ static void flip(campaign *c, const char *path, uint64_t bit, bool payload) {
 
 /* ---- which bits ---- */
 
-/* Calls flip for every `stride`-th bit of a range. */
+/* Flips every `stride`-th bit of a range. */
 static void flip_range(campaign *c, const char *path, uint64_t begin, uint64_t end, uint64_t stride) {
     uint64_t first = c->part < stride ? c->part : next_random() % stride;
     for (uint64_t bit = 8 * begin + first; bit < 8 * end; bit += stride) {
@@ -263,7 +265,7 @@ static void flip_folder(campaign *c, const char *folder, uint64_t stride) {
     dir_list_free(&list);
 }
 
-/* All of a chunk file but payloads: headers of the file and of records, heads of bundles, index, footer. */
+/* A chunk file without its payloads: headers of the file and of records, heads of bundles, index, footer. */
 static void flip_chunk_metadata(campaign *c, const char *path, uint64_t stride) {
     chunk *k;
     ckd_error err = {0};
@@ -304,7 +306,7 @@ static void each_chunk(campaign *c, void (*what)(campaign *, const char *, uint6
     dir_list_free(&list);
 }
 
-static void tell(const char *what, campaign *c) {
+static void report(const char *what, campaign *c) {
     print_message(
         "%s: %llu flips, all found by verify; loads of what was damaged: %llu refused, %llu right, none wrong\n",
         what, (unsigned long long)c->flips, (unsigned long long)c->refused, (unsigned long long)c->harmless);
@@ -326,16 +328,16 @@ static void test_flips(void **state) {
     flip_folder(&c, "data/n", stride);
     snprintf(identity, sizeof(identity), "%s", store_path_of(*state, "data/store"));
     flip_range(&c, identity, 0, file_bytes(identity), stride);
-    tell("manifests and notes", &c);
+    report("manifests and notes", &c);
     each_chunk(&c, flip_chunk_metadata, stride, false);
-    tell("headers, indexes and footers of chunk files", &c);
+    report("headers, indexes and footers of chunk files", &c);
     flip_folder(&c, "data/p", full ? 401 * stride : 4001 * slow);
-    tell("parity", &c);
+    report("parity", &c);
     each_chunk(&c, flip_payloads, full ? 100000 / shares : 300 / slow, true);
-    tell("payloads", &c);
+    report("payloads", &c);
 }
 
-/* ---- other damage: one file of any kind at a time ---- */
+/* ---- other damage, to one file of any kind at a time ---- */
 
 typedef enum harm { FLIPPED, CUT, SWAPPED, ZEROED, OLDER, LOST, A_DIRECTORY, HARMS } harm;
 static const char *const harm_names[HARMS] = {"flipped",      "cut",  "swapped",    "zeroed page",
@@ -409,7 +411,7 @@ static void do_harm(const victim *v, const char *older_catalog) {
     free(data);
 }
 
-/* Two files may be the same one, or equal; a page may be zeros already. */
+/* The other file may be the same or equal, and the page may have been zeros already. */
 static bool is_harmed(const victim *v) {
     size_t size;
     if (v->how == LOST || v->how == A_DIRECTORY) {
@@ -422,16 +424,19 @@ static bool is_harmed(const victim *v) {
 }
 
 /*
- * What a whole store shows: not which pins, tags, policies and deletions there were, nor a parity file that was alone in its group. The catalog is only a
- * cache.
+ * Whether a verification must report it. A store does not show which pins, tags, policies and deletions it had, nor
+ * whether a group of one had a parity file. The catalog is only a cache.
  */
-static bool must_be_told(const victim *v) {
+static bool must_be_reported(const victim *v) {
     bool counts = v->folder != CATALOG && v->folder != IDENTITY;
     return counts && (v->how != LOST || v->folder == CHUNKS || v->folder == MANIFESTS);
 }
 
-/* Parity covers chunk files, one lost of each group; manifests are written again if they are gone, but for what the catalog has dropped: the deleted run@3. */
-static bool must_come_back(const victim *v) {
+/*
+ * Whether a repair must undo it. Parity restores one lost chunk file per group. Lost manifests are written again,
+ * except that of the deleted run@3, which the catalog has dropped.
+ */
+static bool must_be_repaired(const victim *v) {
     bool one = v->how != SWAPPED;
     return v->folder == CATALOG || (one && v->folder == CHUNKS) || v->folder == PARITY ||
            (v->folder == MANIFESTS && v->how == LOST && !strstr(v->path, "/run.3."));
@@ -459,18 +464,18 @@ static void check_repair(campaign *c, const victim *v) {
     ckd_repair_result *r;
     ckd_error err = {0};
     if (scene_open(&store, c->dir, CKD_OPEN_WRITE, &err) != CKD_OK) {
-        assert_false(must_come_back(v));
+        assert_false(must_be_repaired(v));
         return;
     }
     must(ckd_store_repair(&r, store, NULL, &err), &err);
     size_t left = r->left->damage_count;
     ckd_repair_result_free(r);
     size_t damage = damage_count(store);
-    if ((left == 0 && damage) || (left && must_come_back(v))) {
+    if ((left == 0 && damage) || (left && must_be_repaired(v))) {
         fail_msg("repair leaves %zu and says %zu: %s", damage, left, v->where);
     }
-    load_each(c, store, v, must_come_back(v));
-    if (must_come_back(v) && v->folder == CHUNKS) {
+    load_each(c, store, v, must_be_repaired(v));
+    if (must_be_repaired(v) && v->folder == CHUNKS) {
         size_t size;
         unsigned char *now = read_whole_file(v->path, &size);
         assert_int_equal(size, v->size);
@@ -485,7 +490,7 @@ static void check_harmed(campaign *c, const victim *v) {
     ckd_error err = {0};
     c->flips++;
     if (scene_open(&store, c->dir, CKD_OPEN_READ, &err) == CKD_OK) {
-        if (damage_count(store) == 0 && must_be_told(v)) {
+        if (damage_count(store) == 0 && must_be_reported(v)) {
             fail_msg("verify does not find it: %s", v->where);
         }
         load_each(c, store, v, false);
@@ -528,7 +533,7 @@ static void harm_one(campaign *c, const char *pristine, const char *older_catalo
     remove_tree(to);
 }
 
-/* With a deleted checkpoint in the trash, an older generation of nothing, and parity of all. */
+/* Makes a store with a checkpoint in the trash and parity for all files, and keeps an older catalog. */
 static void make_full_store(const char *dir, const char *older_catalog) {
     ckd_store *store;
     ckd_parity_result *r;
@@ -548,7 +553,7 @@ static void make_full_store(const char *dir, const char *older_catalog) {
     drop_ready(dir);
 }
 
-/* CKD_HARMS=N in the environment: N of each kind; by default a few. */
+/* CKD_HARMS=N in the environment does N of each kind, by default a few. */
 static void test_other_damage(void **state) {
     const char *asked = getenv("CKD_HARMS");
     unsigned long count = asked ? strtoul(asked, NULL, 10) : under_sanitizer() ? 2 : test_pick(2, 10, 10);

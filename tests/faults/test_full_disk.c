@@ -1,4 +1,7 @@
-/* A disk that is full but for materialized copies: they give way to a save, wherever in it the disk fills up. */
+/*
+ * A disk that has only the space of materialized copies left. The copies are removed for a save, whenever during the
+ * save the disk becomes full.
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,10 +31,10 @@ typedef struct disk {
     ckd_store *store;
     float *values; /* of the newest checkpoint of "run" */
     uint8_t *noise;
-    size_t problems; /* told: of the catalog */
+    size_t problems; /* messages about the catalog */
 } disk;
 
-static void hear(void *context, const char *message) {
+static void note_message(void *context, const char *message) {
     disk *d = context;
     d->problems += strstr(message, "catalog") != NULL;
 }
@@ -40,7 +43,7 @@ static ckd_save *begin(disk *d, const char *run, uint64_t step) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     o.run = run;
     o.step = step;
-    o.newest_load_cost = 1; /* every delta gets a copy */
+    o.newest_load_cost = 1; /* every delta gets a materialized copy */
     ckd_save *save;
     ckd_error err = {0};
     if (ckd_save_begin(&save, d->store, &o, &err) != CKD_OK) {
@@ -56,7 +59,7 @@ static void commit(ckd_save *save) {
     }
 }
 
-/* A run whose newest checkpoint has copies, on a disk with a lot of room. */
+/* Makes a run whose newest checkpoint has materialized copies, on a disk with much free space. */
 static int setup(void **state) {
     disk *d = calloc(1, sizeof(*d));
     *state = d;
@@ -70,7 +73,7 @@ static int setup(void **state) {
     char path[4096];
     snprintf(path, sizeof(path), "%s/store", d->path);
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
-    o.on_message = hear;
+    o.on_message = note_message;
     o.message_context = d;
     o.threads = 1;
     assert_int_equal(ckd_store_open(&d->store, path, CKD_OPEN_CREATE, &o, NULL), CKD_OK);
@@ -117,8 +120,8 @@ static uint64_t copies(const disk *d) {
     return total;
 }
 
-/* Until `room` bytes are left. */
-static void fill(const disk *d, uint64_t room) {
+/* Fills the disk until `free_bytes` bytes are free. */
+static void fill(const disk *d, uint64_t free_bytes) {
     char path[4096];
     struct statvfs fs;
     snprintf(path, sizeof(path), "%s/filler", d->path);
@@ -126,8 +129,8 @@ static void fill(const disk *d, uint64_t room) {
     assert_true(f >= 0);
     assert_int_equal(statvfs(d->path, &fs), 0);
     uint64_t available = fs.f_bavail * fs.f_frsize;
-    assert_true(available > room);
-    assert_int_equal(posix_fallocate(f, 0, (off_t)(available - room)), 0);
+    assert_true(available > free_bytes);
+    assert_int_equal(posix_fallocate(f, 0, (off_t)(available - free_bytes)), 0);
     close(f);
 }
 
@@ -150,10 +153,10 @@ static void add_noise(disk *d, ckd_save *save) {
     add_tensor(save, "noise", CKD_F32, 1, &n, NULL, d->noise);
 }
 
-static void test_there_are_copies_while_there_is_room(void **state) {
+static void test_copies_are_kept_while_there_is_space(void **state) {
     disk *d = *state;
     need_disk(d);
-    assert_true(copies(d) > SMALL * 4 + 200000); /* what the tests below rely on */
+    assert_true(copies(d) > SMALL * 4 + 200000); /* the tests below rely on this size */
     ckd_save *save = begin(d, "other", 1);
     add_noise(d, save);
     commit(save);
@@ -171,7 +174,7 @@ static void test_disk_fills_up_before_a_save(void **state) {
     check_all(d);
 }
 
-/* The save itself reads its parent through the copies: their room is free only when it has closed them. */
+/* The save reads its parent through the copies, so their space is not free until the save closes them. */
 static void test_disk_fills_up_when_a_save_has_begun(void **state) {
     disk *d = *state;
     need_disk(d);
@@ -180,14 +183,15 @@ static void test_disk_fills_up_when_a_save_has_begun(void **state) {
     fill(d, 16384);
     assert_true(copies(d) > 0);
     add_noise(d, save);
-    add_tensor(save, "t", CKD_F32, 1, &n, NULL, d->values); /* unchanged, and now read without the copies */
+    /* Unchanged, and read without the copies from here on. */
+    add_tensor(save, "t", CKD_F32, 1, &n, NULL, d->values);
     commit(save);
     check_run(d, "run", 2, "noise", d->noise, SMALL * 4);
     check_run(d, "run", 2, "t", d->values, N * 4);
     check_all(d);
 }
 
-/* What gives way is the copy that this save is making. */
+/* The copy that is removed is the one that this save is making. */
 static void test_disk_fills_up_in_the_middle(void **state) {
     disk *d = *state;
     need_disk(d);
@@ -200,7 +204,7 @@ static void test_disk_fills_up_in_the_middle(void **state) {
     add_tensor(save, "t", CKD_F32, 1, &n, NULL, d->values);
     uint64_t half = SMALL / 2;
     assert_true(copies(d) > half * 4 + 100000);
-    fill(d, 1 << 20); /* that much may be in a buffer */
+    fill(d, 1 << 20); /* this much may still be in a buffer */
     add_tensor(save, "noise", CKD_F32, 1, &half, NULL, d->noise);
     commit(save);
     check_run(d, "run", 2, "t", d->values, N * 4);
@@ -238,10 +242,10 @@ static void test_disk_fills_up_before_the_index(void **state) {
     check_all(d);
 }
 
-/* What checkpoints say that they take is what is there. */
+/* The sizes that checkpoints report must be those of the files. */
 static void check_sizes(const disk *d) {
     char path[4096];
-    uint64_t chunks, manifests, told = 0;
+    uint64_t chunks, manifests, reported = 0;
     snprintf(path, sizeof(path), "%s/store/data/c", d->path);
     assert_int_equal(dir_bytes(&chunks, path, NULL), CKD_OK);
     snprintf(path, sizeof(path), "%s/store/data/m", d->path);
@@ -249,19 +253,19 @@ static void check_sizes(const disk *d) {
     ckd_checkpoint_list *list;
     assert_int_equal(ckd_store_list(&list, d->store, NULL, NULL), CKD_OK);
     for (size_t i = 0; i < list->count; i++) {
-        told += list->items[i].stored_bytes;
+        reported += list->items[i].stored_bytes;
     }
     ckd_checkpoint_list_free(list);
-    assert_int_equal(told, chunks + manifests);
+    assert_int_equal(reported, chunks + manifests);
 }
 
-static void seal_fill_and_publish(disk *d, uint64_t room) {
+static void seal_fill_and_publish(disk *d, uint64_t free_bytes) {
     need_disk(d);
     ckd_save *save = begin_small(d);
     ckd_part part_of_one;
     assert_int_equal(ckd_save_seal(&part_of_one, save, NULL), CKD_OK);
     assert_true(copies(d) > 0);
-    fill(d, room);
+    fill(d, free_bytes);
     ckd_checkpoint info;
     ckd_error err = {0};
     if (ckd_save_publish(&info, save, &part_of_one, 1, &err) != CKD_OK) {
@@ -277,7 +281,7 @@ static void test_disk_fills_up_before_the_manifest(void **state) {
     seal_fill_and_publish(*state, 0);
 }
 
-static void test_disk_has_room_for_the_manifest_only(void **state) {
+static void test_disk_has_space_for_the_manifest_only(void **state) {
     seal_fill_and_publish(*state, 4096);
 }
 
@@ -296,7 +300,7 @@ static int fail_copies(void *context, file_op step, const char *path) {
     return hit ? f->error : 0;
 }
 
-static void test_a_copy_that_cannot_be_made_fails_nothing(void **state) {
+static void test_failing_copies_do_not_fail_saves(void **state) {
     disk *d = *state;
     need_disk(d);
     static const file_op steps[] = {FILE_OP_CREATE, FILE_OP_WRITE,  FILE_OP_CLOSE,
@@ -321,16 +325,16 @@ static void test_a_copy_that_cannot_be_made_fails_nothing(void **state) {
     }
 }
 
-static int no_room_for_one_chunk(void *context, file_op step, const char *path) {
+static int fail_first_chunk(void *context, file_op step, const char *path) {
     size_t *left = context;
     return step == FILE_OP_CREATE && strstr(path, "/data/c/") && *left && (*left)-- ? ENOSPC : 0;
 }
 
-static void test_a_chunk_file_that_cannot_be_made_at_first(void **state) {
+static void test_chunk_file_on_a_full_disk(void **state) {
     disk *d = *state;
     need_disk(d);
     size_t left = 1;
-    file_set_fault_hook(no_room_for_one_chunk, &left);
+    file_set_fault_hook(fail_first_chunk, &left);
     ckd_save *save = begin_small(d);
     file_set_fault_hook(NULL, NULL);
     commit(save);
@@ -343,16 +347,16 @@ static void test_a_chunk_file_that_cannot_be_made_at_first(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_there_are_copies_while_there_is_room),
+        TEST(test_copies_are_kept_while_there_is_space),
         TEST(test_disk_fills_up_before_a_save),
         TEST(test_disk_fills_up_when_a_save_has_begun),
         TEST(test_disk_fills_up_in_the_middle),
         TEST(test_disk_fills_up_before_a_large_blob),
         TEST(test_disk_fills_up_before_the_index),
         TEST(test_disk_fills_up_before_the_manifest),
-        TEST(test_disk_has_room_for_the_manifest_only),
-        TEST(test_a_chunk_file_that_cannot_be_made_at_first),
-        TEST(test_a_copy_that_cannot_be_made_fails_nothing),
+        TEST(test_disk_has_space_for_the_manifest_only),
+        TEST(test_chunk_file_on_a_full_disk),
+        TEST(test_failing_copies_do_not_fail_saves),
     };
     return cmocka_run_group_tests_name("full disk", tests, NULL, NULL);
 }

@@ -1,9 +1,10 @@
 /*
- * Memory that cannot be had: every allocation of the library, of zstd's contexts and of SQLite fails, once, or from then on
- * for ever. A call that fails says NOMEM and leaks nothing; one that failed for a moment works when it is made again, on
- * the same handle; nothing that was committed is lost or wrong; what was left over goes at the next open for writing.
+ * Lack of memory: every allocation of the library, of zstd's contexts and of SQLite fails, once or from then on. A
+ * call that fails returns NOMEM and leaks nothing. After a temporary failure the same call works on the same handle.
+ * Nothing committed is lost or wrong, and the next open for writing removes what was left over.
  *
- * The linker sends the library's calls of malloc and the like here (see mk/test.mk), SQLite lets itself be configured.
+ * The linker redirects the library's calls of malloc and the like to this file (see mk/test.mk). SQLite is configured
+ * to use it.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -39,15 +40,15 @@
 
 typedef enum allocator { LIBRARY, SQLITE } allocator;
 
-/* One thread at a time allocates while it is on. */
+/* While it is on, only one thread allocates. */
 static struct {
     bool on, for_ever;
     allocator from;
-    unsigned long at, seen; /* which allocation of `from`, from 1 */
+    unsigned long at, seen; /* number of the allocation of `from` that fails, from 1 */
     trouble trouble;
 } shortage;
 
-/* Is this allocation to fail? */
+/* True if this allocation is to fail. */
 static bool fails(allocator from) {
     if (!shortage.on || from != shortage.from) {
         return false;
@@ -86,7 +87,7 @@ static void *sqlite_realloc(void *block, int size) {
     return fails(SQLITE) ? NULL : sqlite_memory.xRealloc(block, size);
 }
 
-/* Before SQLite's first use. */
+/* Must be called before SQLite is used. */
 static void take_over_sqlite(void) {
     sqlite3_mem_methods ours;
     if (sqlite3_config(SQLITE_CONFIG_GETMALLOC, &sqlite_memory) != SQLITE_OK) {
@@ -109,15 +110,15 @@ static void check_failure(const char *call, ckd_status status, const ckd_error *
 /* ---- sweeps ---- */
 
 typedef struct sweep {
-    const char *template; /* a directory with a store, NULL: begin with nothing */
+    const char *template; /* directory with a store; NULL: an empty directory */
     act_fn act;
     const char *source; /* another store, to copy from */
-    uint64_t before;    /* bits of the steps in the template */
-    uint64_t possible;  /* bits of the steps that are tried */
+    uint64_t before;    /* bit mask of the steps in the template */
+    uint64_t possible;  /* bit mask of the steps that are tried */
     uint64_t next;      /* the step to save afterwards */
 } sweep;
 
-/* false if there are fewer allocations. */
+/* Returns false if there are fewer allocations. */
 static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long at, bool all) {
     char *dir = tempdir_create();
     action a = {.dir = dir, .source = w->source, .trouble = &shortage.trouble};
@@ -149,7 +150,7 @@ static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long
     return shortage.trouble.hits > 0;
 }
 
-/* From one allocation to the next: SQLite has far more of them. */
+/* From one failing allocation to the next. SQLite makes far more allocations. */
 static unsigned long stride_of(allocator from, bool for_ever) {
     if (test_level_now() == TEST_BIG) {
         return from == LIBRARY ? 1 : 17;
@@ -158,7 +159,7 @@ static unsigned long stride_of(allocator from, bool for_ever) {
            (under_sanitizer() ? 2u : 1u);
 }
 
-/* Returns how many allocations of the library there are. */
+/* Returns the number of allocations of the library. */
 static unsigned long fail_everywhere(const char *what, const sweep *w) {
     unsigned long counts[2] = {0, 0}, points = 0;
     for (int i = 0; i < 4; i++) {
@@ -209,7 +210,7 @@ static void test_saving(void **state) {
     }
 }
 
-/* What a writer of step 2 leaves that dies in the middle of it. */
+/* Leaves a store as a writer of step 2 does that dies during the save. */
 static void leave_behind(const char *dir) {
     int ended;
     pid_t pid = fork();
@@ -228,7 +229,7 @@ static void leave_behind(const char *dir) {
     assert_int_equal(ended, 0);
 }
 
-/* With an intent to clean up after, and a manifest to adopt. */
+/* The recovery removes what an intent names, and adds a checkpoint to the catalog. */
 static void test_recovering_and_rebuilding(void **state) {
     scene_make(*state, 0, 2);
     leave_behind(*state);
@@ -239,7 +240,7 @@ static void test_recovering_and_rebuilding(void **state) {
     assert_true(fail_everywhere("rebuild", &rebuild) >= 50);
 }
 
-static void test_deleting_and_bringing_back(void **state) {
+static void test_deleting_and_undeleting(void **state) {
     scene_make(*state, 0, 3);
     sweep w = {*state, act_deletes, .before = 1, .possible = 6, .next = 3};
     assert_true(fail_everywhere("delete", &w) >= 50);
@@ -284,7 +285,7 @@ static void test_recoding(void **state) {
     assert_true(fail_everywhere("recode", &w) >= 150);
 }
 
-/* What memory is short for is not damaged: nothing is left out. */
+/* A lack of memory is no damage: the copy must not leave out a checkpoint. */
 static void test_copying(void **state) {
     scene_make(*state, 0, 4);
     sweep w = {.act = act_copies, .source = *state, .possible = 15, .next = 4};
@@ -297,7 +298,7 @@ static void test_reading(void **state) {
     assert_true(fail_everywhere("reading", &w) >= 100);
 }
 
-/* The same where the catalog has no tensors. */
+/* The same, if the catalog lists no tensors. */
 static void test_reading_tensors(void **state) {
     scene_make(*state, 0, 3);
     scene_adopt(*state, 0);
@@ -305,7 +306,7 @@ static void test_reading_tensors(void **state) {
     assert_true(fail_everywhere("reading tensors", &w) >= 150);
 }
 
-/* The same of a store with bundles and measures. */
+/* The same for a store with bundles and measures. */
 static void test_reading_bundles(void **state) {
     scene_make(*state, 0, 3);
     measure_store(store_path_of(*state, ""));
@@ -313,12 +314,12 @@ static void test_reading_bundles(void **state) {
     assert_true(fail_everywhere("reading bundles", &w) >= 100);
 }
 
-/* CKD_OK, or the first failure; the file is there only if it is complete. */
+/* Returns CKD_OK or the first failure. The file exists only if it is complete. */
 static ckd_status write_bundle(const char *path, ckd_error *err) {
     chunk_identity identity = {sample_id(1), sample_id(2), sample_id(3)};
     record records[SAMPLE_COUNT];
     uint8_t payloads[SAMPLE_COUNT][SAMPLE_BYTES];
-    save_measures told = {0};
+    save_measures reported = {0};
     measures figures = measures_of_shard(0);
     hash128 root;
     uint64_t size;
@@ -334,12 +335,13 @@ static ckd_status write_bundle(const char *path, ckd_error *err) {
     }
     const record *first = &records[0];
     if (status == CKD_OK) {
-        status = measures_add(&told, first->tensor->name, first->region, first->tensor->ndim, &figures, err);
+        status =
+            measures_add(&reported, first->tensor->name, first->region, first->tensor->ndim, &figures, err);
     }
     if (status == CKD_OK) {
-        status = measures_commit(&told, w, &first->tensor->checkpoint, err);
+        status = measures_commit(&reported, w, &first->tensor->checkpoint, err);
     }
-    measures_free(&told);
+    measures_free(&reported);
     if (status != CKD_OK) {
         chunk_writer_abort(w);
         return status;
@@ -347,6 +349,7 @@ static ckd_status write_bundle(const char *path, ckd_error *err) {
     return chunk_writer_finish(w, &root, &size, err);
 }
 
+/* Every allocation fails while a file with a bundle is written. */
 static void test_writing_bundles(void **state) {
     char path[4096];
     snprintf(path, sizeof(path), "%s/bundle", (char *)*state);
@@ -367,7 +370,7 @@ static void test_writing_bundles(void **state) {
                 check_failure("writing a bundle", status, &err);
                 assert_false(file_exists(path));
             } else {
-                assert_true(enough || !for_ever); /* a buffer that could not grow by much grows by less */
+                assert_true(enough || !for_ever); /* a buffer that cannot grow by much grows by less */
                 assert_int_equal(file_remove(path, false, NULL), CKD_OK);
             }
             assert_true(!enough || (status == CKD_OK && at > 20));
@@ -388,7 +391,7 @@ int main(void) {
         TEST(test_creating_a_store_and_saving_a_base),
         TEST(test_saving),
         TEST(test_recovering_and_rebuilding),
-        TEST(test_deleting_and_bringing_back),
+        TEST(test_deleting_and_undeleting),
         TEST(test_pinning_and_tagging),
         TEST(test_pruning_after_a_save),
         TEST(test_compacting),
@@ -399,11 +402,11 @@ int main(void) {
         TEST(test_reading),
         TEST(test_reading_bundles),
         TEST(test_writing_bundles),
-        TEST(test_reading_tensors) /* the last: the others adopt tensors, too */
+        TEST(test_reading_tensors) /* last, because the other tests add tensors to the catalog too */
     };
     take_over_sqlite();
     (void)mallopt(M_MMAP_THRESHOLD,
-                  1 << 30); /* memory freed is kept: most of the time would go into page faults */
+                  1 << 30); /* keep freed memory: otherwise page faults take most of the time */
     (void)mallopt(M_TRIM_THRESHOLD, 1 << 30);
     scratch_begin();
     int failed = run_sampled("nomem", tests, 3, NULL, NULL);

@@ -1,8 +1,9 @@
 /*
- * The power fails after any operation of the library and of SQLite below it. tests/support/crash_disk.h has the model of the disk, tests/support/power.h
- * goes through the disks that there may be.
+ * The power fails after any operation of the library and of SQLite below it. tests/support/crash_disk.h has the model
+ * of the disk, tests/support/power.h enumerates the disks that a power failure can leave.
  *
- * The committed is on all of them, the rest of it whole or not at all, and nothing is left that nothing names. And no call that syncs can be left out.
+ * On all of them every committed checkpoint is there, anything else is there completely or not at all, and no file is
+ * left that nothing names. Each call that syncs is also left out once, which must lose something.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -48,7 +49,7 @@ static void test_new_store_base_delta_and_ranks(void **state) {
     save_thrice(*state);
 }
 
-/* Steps 1 and 2 go to the trash, come back, go again and are removed: whatever is listed can be loaded. */
+/* Steps 1 and 2 are deleted, undeleted, deleted again and removed. Whatever is listed can be loaded. */
 static void test_deleting(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -63,7 +64,7 @@ static void test_deleting(void **state) {
     disk_must(ckd_store_delete(store, ids, 2, &o, &err), &err);
     disk_must(ckd_store_undelete(store, ids, 2, &err), &err);
     disk_expect(d, 7, 7);
-    disk_expect(d, 1, 7); /* from now on they are deleted again */
+    disk_expect(d, 1, 7); /* from here on they may be deleted */
     o.undo_s = 0;
     disk_must(ckd_store_delete(store, ids, 2, &o, &err), &err);
     disk_expect(d, 1, 1);
@@ -72,7 +73,7 @@ static void test_deleting(void **state) {
     disk_end("delete", d, 3);
 }
 
-/* Before their time is over: an entry that has lost a file must not seem to be one that can come back. */
+/* The trash is emptied before its time. An entry that has lost a file must not look as if it could be undeleted. */
 static void test_emptying_the_trash(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -127,7 +128,7 @@ static void test_pinning_in_a_folder_that_may_be_lost(void **state) {
     pin_in_a_copy(*state, true);
 }
 
-/* By itself, after a save. */
+/* An automatic policy, applied after a save. */
 static void test_pruning(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -137,12 +138,12 @@ static void test_pruning(void **state) {
     disk_begin(d, 8, 31);
     ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
     disk_must(scene_save(NULL, store, &s, &err), &err);
-    disk_expect(d, 24, 24); /* by now the others are gone for good */
+    disk_expect(d, 24, 24); /* by now the others are deleted for good */
     ckd_store_close(store);
     disk_end("prune", d, 5);
 }
 
-/* To a depth of 1, and then the newest two take over what they are deltas on. */
+/* First to a depth of 1; then the newest two take over what they need of the others. */
 static void test_compacting(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -156,7 +157,7 @@ static void test_compacting(void **state) {
     disk_begin(d, 15, 15);
     ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
     disk_must(ckd_compact(NULL, store, &o, &err), &err);
-    disk_expect(d, 12, 15); /* from now on, any of the others may go */
+    disk_expect(d, 12, 15); /* from here on any of the others may be deleted */
     o.policy = &policy;
     o.deletion = &now;
     disk_must(ckd_compact(NULL, store, &o, &err), &err);
@@ -166,7 +167,7 @@ static void test_compacting(void **state) {
     disk_end("compact", d, 4);
 }
 
-/* The store of a disk is in DIR/new/above. */
+/* The store is in DIR/new/above. */
 static power_check_fn check_store;
 static const char *below(const char *dir) {
     static char path[1024];
@@ -176,7 +177,7 @@ static const char *below(const char *dir) {
 static void check_below(const char *dir, const expectation *e, bool thorough, void *context) {
     char new[1024];
     snprintf(new, sizeof(new), "%s/new", dir);
-    (void)mkdir(new, 0777); /* for the check's own files; one that was lost is empty now */
+    (void)mkdir(new, 0777); /* for the check's own files; a directory that was lost is empty now */
     (void)mkdir(below(dir), 0777);
     check_store(below(dir), e, thorough, context);
 }
@@ -196,7 +197,7 @@ static void new_parents(disk *d, const char *lost) {
 static void test_new_store_below_new_directories(void **state) {
     new_parents(*state, NULL);
 }
-/* Whoever made them died before they were durable. */
+/* The process that made the directories died before they were durable. */
 static void test_new_store_below_directories_that_may_be_lost(void **state) {
     disk *d = *state;
     char path[1024];
@@ -205,10 +206,10 @@ static void test_new_store_below_directories_that_may_be_lost(void **state) {
     new_parents(d, "new");
 }
 
-/* Whoever created the store died before its own names were durable. */
+/* The process that created the store died before the names of its files were durable. */
 static void creator_died(disk *d, const char *lost, ckd_open_mode mode) {
     ckd_store_close(disk_open(d, CKD_OPEN_CREATE));
-    assert_int_equal(unlink(store_path_of(d->p.dir, "catalog.db")), 0); /* he did not come to that */
+    assert_int_equal(unlink(store_path_of(d->p.dir, "catalog.db")), 0); /* it did not get that far */
     power_begin(&d->p, lost);
     ckd_store *store = disk_open(d, mode);
     disk_save(d, store, 0, false);
@@ -226,11 +227,11 @@ static void test_store_whose_creator_died_before_its_folder_was_synced(void **st
     creator_died(*state, "data", CKD_OPEN_WRITE);
 }
 
-/* ---- a writer dies between naming a file and making the name durable ---- */
+/* ---- a writer dies between naming a file and syncing the folder ---- */
 
 typedef struct death {
     const char *folder;
-    unsigned syncs; /* of the folder; the last one is that of the death */
+    unsigned syncs; /* number of syncs of the folder up to the death */
 } death;
 
 static int die_at_sync(void *context, file_op step, const char *path) {
@@ -260,8 +261,11 @@ static void save_step_2(ckd_store *store) {
     scene_save(NULL, store, &s, NULL);
 }
 
-/* Who finds a manifest of a dead writer, and says "that is saved already", promises it in turn. */
-static void same_again(disk *d, bool open_before) {
+/*
+ * A writer that finds the manifest of a dead writer, and answers that the step is already saved, must make it durable
+ * first.
+ */
+static void save_again(disk *d, bool open_before) {
     scene_make(d->p.dir, 0, 2);
     ckd_store *store = open_before ? disk_open(d, CKD_OPEN_WRITE) : NULL;
     die_while(d, (death){"data/m", 1}, save_step_2);
@@ -286,21 +290,24 @@ static void same_again(disk *d, bool open_before) {
     disk_end("the same again", d, 3);
 }
 
-static void test_same_again_after_a_writer_died(void **state) {
-    same_again(*state, false);
+static void test_saving_again_after_a_writer_died(void **state) {
+    save_again(*state, false);
 }
-static void test_same_again_in_a_store_that_was_open(void **state) {
-    same_again(*state, true);
+static void test_saving_again_in_an_open_store(void **state) {
+    save_again(*state, true);
 }
 
-/* ---- a run is renamed ---- */
+/* ---- renaming a run ---- */
 
-enum { RENAMED = 512 }; /* of an expectation's flags: it has the new name */
+enum { RENAMED = 512 }; /* a flag of the expectation: the run has its new name */
 #define NEW_NAME "new"
 
-static power_check_fn check_steps; /* of SCENE_RUN */
+static power_check_fn check_steps; /* checks the steps of SCENE_RUN */
 
-/* Whoever opens the store for writing completes the rename; nothing is left of the old name. Then it goes back. */
+/*
+ * Opening the store for writing completes the rename, so that no manifest has the old name. Then the run is renamed
+ * back.
+ */
 static void check_renamed(const char *dir, const expectation *e, bool thorough, void *context) {
     ckd_store *store;
     ckd_error err = {0};
@@ -337,7 +344,7 @@ static void rename_it(ckd_store *store) {
     ckd_store_rename_run(NULL, store, SCENE_RUN, NEW_NAME, NULL, NULL);
 }
 
-/* The next writer completes the rename. */
+/* The renaming process dies. The next writer completes the rename. */
 static void renamer_dies(disk *d, death at, uint64_t steps, const char *lost) {
     scene_make(d->p.dir, 0, steps);
     check_steps = d->p.check;
@@ -357,7 +364,7 @@ static void test_renamer_died_at_a_manifest(void **state) {
     renamer_dies(*state, (death){"data/m", 1}, 1, NEW_NAME ".0.1");
 }
 
-/* ---- a compaction ends before its manifest is durable ---- */
+/* ---- a compaction dies before its manifest is durable ---- */
 
 static void compact_it(ckd_store *store) {
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
@@ -365,7 +372,7 @@ static void compact_it(ckd_store *store) {
     ckd_compact(NULL, store, &o, NULL);
 }
 
-/* A writer that was at work already removes the generation that was replaced, without a recovery. */
+/* Another writer that was already active removes the replaced generation without a recovery. */
 static void test_compactor_died(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -411,7 +418,7 @@ static void test_abort_leaves_nothing(void **state) {
     disk_end("abort", d, 2);
 }
 
-/* Each with its reason. */
+/* Syncs that may be left out, each with the reason. */
 static const char *const spared[] = {
     "base/file_names.c:sync_parent a path without a folder, which a store has not",
     "catalog/fault_vfs.c:sync_parent the catalog's journal: the catalog can be made anew",
@@ -447,8 +454,8 @@ int main(void) {
         disk_test(test_store_whose_creator_died),
         disk_test(test_store_whose_creator_died_opened_for_writing),
         disk_test(test_store_whose_creator_died_before_its_folder_was_synced),
-        disk_test(test_same_again_after_a_writer_died),
-        disk_test(test_same_again_in_a_store_that_was_open),
+        disk_test(test_saving_again_after_a_writer_died),
+        disk_test(test_saving_again_in_an_open_store),
         disk_test(test_renamer_died_at_its_record),
         disk_test(test_renamer_died_at_a_manifest),
         disk_test(test_compactor_died),

@@ -1,4 +1,4 @@
-/* Full disks, rival writers, readers in between, flipped bytes, little memory: the store keeps what it has. */
+/* Full disks, concurrent writers and readers, flipped bytes, little memory: the store keeps what was committed. */
 #include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
@@ -23,9 +23,9 @@
 #include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 
-/* ---- rivals ---- */
+/* ---- concurrent processes ---- */
 
-/* In a child: 20 saves of a run of its own; leaves 0 if all were committed. */
+/* In a child: saves 20 steps of a run. Exits with 0 if all were committed. */
 static void write_run(const char *dir, const char *run) {
     uint64_t n = 20000;
     ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
@@ -55,7 +55,7 @@ static bool ended(pid_t child, int *failures) {
     return true;
 }
 
-/* Lists, verifies and loads everything that is there. */
+/* Lists, verifies and loads everything. Returns the number of checkpoints. */
 static size_t read_everything(const char *dir) {
     ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
     ckd_checkpoint_list *list;
@@ -125,7 +125,7 @@ static void test_one_of_two_writers_of_a_step_wins(void **state) {
     ckd_store_close(store);
 }
 
-static void test_a_held_lock_is_told(void **state) {
+static void test_a_held_lock_is_reported(void **state) {
     char path[4096];
     ckd_store *store = store_create(*state);
     ckd_store_close(store);
@@ -139,7 +139,8 @@ static void test_a_held_lock_is_told(void **state) {
     assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_WRITE, &o, &err), CKD_E_BUSY);
     assert_null(store);
     assert_true(err.message[0]);
-    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_READ, &o, &err), CKD_OK); /* readers do not care */
+    /* Readers do not need the lock. */
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_READ, &o, &err), CKD_OK);
     ckd_store_close(store);
     lock_release(lock);
 }
@@ -147,7 +148,7 @@ static void test_a_held_lock_is_told(void **state) {
 /* ---- flipped bytes ---- */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FLIP_EVERY 13 /* byte: sanitizers are slow, and the plain build flips all */
+#define FLIP_EVERY 13 /* sanitizers are slow; the plain build flips every byte */
 #else
 #define FLIP_EVERY 1
 #endif
@@ -162,7 +163,7 @@ static void flip(const char *path, long at) {
     fclose(f);
 }
 
-/* Every load gives the right values or a status that is no OK; a verification finds the damage. */
+/* Every load gives the right values or fails, and a verification finds the damage. */
 static void check_damaged(const char *dir, uint8_t *const *values, uint64_t steps, size_t size) {
     ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
     size_t failed = 0;
@@ -194,7 +195,7 @@ static void check_damaged(const char *dir, uint8_t *const *values, uint64_t step
     ckd_store_close(store);
 }
 
-static void test_no_flipped_byte_goes_unseen(void **state) {
+static void test_every_flipped_byte_is_found(void **state) {
     enum { STEPS = 3, COUNT = 300 };
     uint64_t n = COUNT;
     uint8_t *values[STEPS];
@@ -301,7 +302,7 @@ typedef struct made_up {
     uint64_t seed;
 } made_up;
 
-/* Weights without an array: element i is a function of i and the seed. */
+/* Weights that take no memory: element i is a function of i and the seed. */
 static ckd_status make_values(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     (void)err;
     const made_up *m = context;
@@ -321,12 +322,12 @@ static long peak_kib(void) {
     return usage.ru_maxrss;
 }
 
-/* Within 256 MiB of memory in all, the process itself included. */
+/* At most 256 MiB in all, including the process itself. */
 static void check_peak(const char *what, double size, long before) {
     long peak = peak_kib();
     print_message("%s of %.0f MiB: at most %ld MiB of memory in all, %ld KiB more than before\n", what,
                   size / (1 << 20), peak / 1024, peak - before);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which keep freed memory */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* these sanitizers keep freed memory */
     assert_true(peak < 256 * 1024);
 #endif
 }
@@ -347,7 +348,7 @@ static void save_made_up(ckd_store *store, uint64_t step, uint64_t elements) {
     }
 }
 
-/* At the big level: 2 GiB. Saved as base and as delta and loaded in pieces, within 256 MiB in all. */
+/* A base and a delta are saved, and loaded in pieces, within 256 MiB in all. They have 2 GiB at the big level. */
 static void test_large_states_in_little_memory(void **state) {
     uint64_t elements = test_level_now() == TEST_BIG ? UINT64_C(1) << 29 : UINT64_C(1) << 25;
     ckd_store *store = store_create(*state);
@@ -380,7 +381,7 @@ static void test_large_states_in_little_memory(void **state) {
     ckd_store_close(store);
 }
 
-/* A sparse i8 tensor beyond 2^32 elements (2^25 below the big level), streamed. */
+/* A sparse i8 tensor that is streamed: more than 2^32 elements at the big level, otherwise 2^25. */
 static ckd_status make_sparse(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     (void)context;
     (void)err;
@@ -432,8 +433,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_two_writers_and_a_reader_throughout),
         TEST(test_one_of_two_writers_of_a_step_wins),
-        TEST(test_a_held_lock_is_told),
-        TEST(test_no_flipped_byte_goes_unseen),
+        TEST(test_a_held_lock_is_reported),
+        TEST(test_every_flipped_byte_is_found),
         TEST(test_full_disk),
         TEST(test_large_states_in_little_memory),
         TEST(test_sparse_tensor_is_streamed),

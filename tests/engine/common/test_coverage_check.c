@@ -1,4 +1,7 @@
-/* Do regions tile a tensor? Against counting every element, for very many regions, and in stored checkpoints. */
+/*
+ * Checks whether regions tile a tensor: compared with counting every element, for very many regions, and in stored
+ * checkpoints.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -26,7 +29,7 @@ static uint64_t random_below(uint64_t n) {
     return n ? state % n : 0;
 }
 
-/* ---- the arithmetic ---- */
+/* ---- arithmetic ---- */
 
 enum { MOST_REGIONS = 64, MOST_ELEMENTS = 8192 };
 
@@ -82,7 +85,7 @@ static void make_geometry(layout *l) {
     assert_true(l->g.elements <= MOST_ELEMENTS);
 }
 
-/* Cuts one of the boxes in two, so that boxes of all sizes come about that tile, in no order. */
+/* Cuts a random box in two, so that a tiling of boxes of all sizes in random order results. */
 static void cut_a_box(layout *l) {
     ckd_region *r = &l->regions[random_below(l->count)];
     uint32_t d = (uint32_t)random_below(l->g.ndim);
@@ -107,7 +110,7 @@ static void cut_a_range(layout *l) {
     }
 }
 
-/* The same elements as a range, if a box's elements follow each other. */
+/* Replaces a box by the range of the same elements, if these are contiguous. */
 static void box_to_range(layout *l) {
     ckd_region *r = &l->regions[random_below(l->count)];
     uint64_t elements;
@@ -120,7 +123,10 @@ static void box_to_range(layout *l) {
     }
 }
 
-/* Rows up to some row as boxes, the rest as ranges: what only adds up if both are measured alike. */
+/*
+ * Makes a tiling with boxes for the first rows and ranges for the rest. It only adds up if both kinds are measured in
+ * the same way.
+ */
 static void make_tiling(layout *l) {
     const geometry *g = &l->g;
     l->count = 0;
@@ -147,7 +153,7 @@ static void make_tiling(layout *l) {
     }
 }
 
-/* Moves, grows, shrinks, doubles or drops a region, or swaps what two of them lack and have twice. */
+/* Moves, grows, shrinks, duplicates or drops a region. After two calls a gap and an overlap may compensate. */
 static void spoil(layout *l) {
     ckd_region *r = &l->regions[random_below(l->count)];
     uint32_t d = l->g.ndim ? (uint32_t)random_below(l->g.ndim) : 0;
@@ -175,7 +181,7 @@ static void spoil(layout *l) {
     }
 }
 
-static void test_random_layouts_like_counting(void **unused) {
+static void test_random_layouts_agree_with_counting(void **unused) {
     (void)unused;
     static layout l;
     size_t good = 0, bad = 0, same_size = 0;
@@ -220,7 +226,7 @@ static void test_tensors_without_elements_and_scalars(void **unused) {
     assert_true(tiles(&l, 1));
 }
 
-/* Columns, which cut every row, next to ranges; the last of the largest tensor there may be. */
+/* Boxes of columns, which cut every row, next to ranges, in the largest possible tensor. */
 static void test_a_hundred_thousand_regions(void **unused) {
     (void)unused;
     enum { COUNT = 100000, COLUMNS = COUNT / 2 };
@@ -231,7 +237,7 @@ static void test_a_hundred_thousand_regions(void **unused) {
     ckd_region *regions = calloc(COUNT, sizeof(*regions));
     assert_non_null(regions);
     uint64_t half = g.elements / 2;
-    for (uint64_t i = 0; i < COLUMNS; i++) { /* of the rows of the first half */
+    for (uint64_t i = 0; i < COLUMNS; i++) { /* columns of the rows in the first half */
         uint64_t from = shape[2] * i / COLUMNS, to = shape[2] * (i + 1) / COLUMNS;
         regions[i] = (ckd_region){
             .kind = CKD_REGION_BOX, .offsets = {0, 0, from}, .lengths = {shape[0] / 2, shape[1], to - from}};
@@ -244,8 +250,8 @@ static void test_a_hundred_thousand_regions(void **unused) {
         coverage t = coverage_begin(&g, 7);
         for (size_t i = 0; i < COUNT; i++) {
             ckd_region r = regions[i];
-            r.start -=
-                spoilt == 1 && i == COUNT - 1; /* the very last element is in none, another one in two */
+            /* No region has the last element, and two regions have another one. */
+            r.start -= spoilt == 1 && i == COUNT - 1;
             r.offsets[0] += spoilt == 2 && i == COLUMNS / 2;
             coverage_add(&t, &r);
         }
@@ -274,10 +280,10 @@ static ckd_region flat(uint64_t start, uint64_t count) {
     return (ckd_region){.kind = CKD_REGION_FLAT, .start = start, .count = count};
 }
 
-static void test_what_does_not_tile_is_not_committed(void **dir) {
+static void test_gaps_and_overlaps_are_not_committed(void **dir) {
     static const struct {
         ckd_region a, b;
-        bool overlap; /* the second region is refused at once; a gap shows at the commit */
+        bool overlap; /* the second region is refused at once; a gap is found at the commit */
         const char *says;
     } cases[] = {
         {{.kind = CKD_REGION_FLAT, .start = 0, .count = 50},
@@ -319,7 +325,7 @@ static void test_what_does_not_tile_is_not_committed(void **dir) {
     ckd_store_close(store);
 }
 
-/* The chunk file `from` once more as `id`, its i-th record over regions[i]. */
+/* Copies the chunk file `from` as `id`, with regions[i] for its i-th record. */
 static void copy_chunk(file_ref *out, const char *store_path, const file_ref *from, const ckd_id *id,
                        const ckd_region *regions) {
     chunk *c;
@@ -342,7 +348,7 @@ static void copy_chunk(file_ref *out, const char *store_path, const file_ref *fr
     chunk_close(c);
 }
 
-/* The next generation of run@1, with other regions: all hashes are right, the checkpoint is not. */
+/* Publishes another generation of run@1 with other regions. All hashes are right, but the checkpoint is not. */
 static void republish(const char *store_path, const ckd_region *regions) {
     bytes data = {0};
     manifest m;
@@ -385,7 +391,7 @@ static ckd_status load_all(ckd_store *store, void *to, ckd_error *err) {
     return status;
 }
 
-/* A damaged, or badly made, checkpoint whose blocks cover elements twice and others not at all. */
+/* Checks a stored checkpoint whose blocks cover the regions a and b: with gaps or overlaps it is damaged. */
 static void check_stored(const char *dir, ckd_region a, ckd_region b, ckd_status expected) {
     ckd_store *store = store_create(dir);
     uint64_t n = ELEMENTS;
@@ -414,14 +420,15 @@ static void check_stored(const char *dir, ckd_region a, ckd_region b, ckd_status
 }
 
 static void test_stored_regions_as_they_were(void **dir) {
-    check_stored(*dir, flat(0, 50), flat(50, 50), CKD_OK); /* the test's own making is sound */
+    /* Shows that the rewritten checkpoint is otherwise intact. */
+    check_stored(*dir, flat(0, 50), flat(50, 50), CKD_OK);
 }
 
 static void test_stored_regions_that_overlap_and_leave_a_gap(void **dir) {
     check_stored(*dir, flat(0, 50), flat(40, 50), CKD_E_CORRUPT);
 }
 
-static void test_one_stored_region_twice(void **dir) {
+static void test_duplicate_stored_regions(void **dir) {
     check_stored(*dir, flat(0, 50), flat(0, 50), CKD_E_CORRUPT);
 }
 
@@ -429,13 +436,13 @@ static void test_one_stored_region_twice(void **dir) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_layouts_like_counting),
+        cmocka_unit_test(test_random_layouts_agree_with_counting),
         cmocka_unit_test(test_tensors_without_elements_and_scalars),
         cmocka_unit_test(test_a_hundred_thousand_regions),
-        TEST(test_what_does_not_tile_is_not_committed),
+        TEST(test_gaps_and_overlaps_are_not_committed),
         TEST(test_stored_regions_as_they_were),
         TEST(test_stored_regions_that_overlap_and_leave_a_gap),
-        TEST(test_one_stored_region_twice),
+        TEST(test_duplicate_stored_regions),
     };
     return cmocka_run_group_tests_name("tiling", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Shard geometry against brute force: every region as the list of its elements. */
+/* Geometry of shards, compared with lists of the elements of each region. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@ static uint64_t random_below(uint64_t n) {
 
 #define MOST 4096
 
-/* Global positions of a region's elements, in the region's order. */
+/* Lists the positions in the tensor of a region's elements, in the order of the region. */
 static size_t enumerate(uint64_t *out, const geometry *g, const ckd_region *r) {
     size_t n = 0;
     for (uint64_t e = 0; e < g->elements; e++) {
@@ -66,7 +66,7 @@ static geometry random_geometry(void) {
     return g;
 }
 
-static void test_random_spans_intersect_like_sets(void **unused) {
+static void test_spans_intersect_like_sets(void **unused) {
     (void)unused;
     static uint64_t of_a[MOST], of_b[MOST];
     static uint32_t from[MOST], to[MOST];
@@ -99,8 +99,8 @@ static void test_random_spans_intersect_like_sets(void **unused) {
         assert_int_equal(span_common(&g, &a, &b), expected);
         span_run runs[MOST];
         size_t count_of_runs = span_runs(runs, MOST, &g, &a, &b);
-        for (size_t i = 0; i < count_of_runs;
-             i++) { /* each element from where it was copied from, and no two runs that are one */
+        /* Runs copy each element from the right place, and adjacent runs are merged. */
+        for (size_t i = 0; i < count_of_runs; i++) {
             for (uint64_t k = 0; k < runs[i].count; k++) {
                 assert_int_equal(to[runs[i].to + k], from[runs[i].from + k]);
             }
@@ -175,7 +175,7 @@ static void test_caps(void **unused) {
     }
 }
 
-/* 2^40 elements: positions far beyond 32 bits, found without walking there. */
+/* 2^40 elements: positions far beyond 32 bits are found without walking to them. */
 static void test_huge_tensor(void **unused) {
     (void)unused;
     geometry g;
@@ -196,7 +196,7 @@ static void test_huge_tensor(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_spans_intersect_like_sets),
+        cmocka_unit_test(test_spans_intersect_like_sets),
         cmocka_unit_test(test_bounds_and_order),
         cmocka_unit_test(test_caps),
         cmocka_unit_test(test_huge_tensor),

@@ -1,4 +1,7 @@
-/* engine/roles: roles and weights by the names that frameworks give. The names are those that PyTorch 2.15, DeepSpeed, Megatron and Optax write. */
+/*
+ * engine/roles: finds the roles of tensors and their weights by the names that frameworks use. The names are those of
+ * PyTorch 2.15, DeepSpeed, Megatron and Optax.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +22,7 @@
 #define MA CKD_ROLE_MASTER
 #define O  CKD_ROLE_OTHER
 
-/* ---- one name ---- */
+/* ---- single names ---- */
 
 static const struct {
     const char *name;
@@ -32,7 +35,7 @@ static const struct {
     {"state.params.Dense_0.kernel", W},
     {"bn.running_var", W},
     {"ema.layer.weight", W},
-    {"step", W}, /* a single number is exact anyway */
+    {"step", W}, /* a single number is always exact */
     {"exp_avg.layer.weight", M},
     {"exp_avg_sq.layer.weight", V},
     {"max_exp_avg_sq.layer.weight", V},
@@ -62,7 +65,7 @@ static const struct {
     {"optimizer.state.emb.weight.exp_avg_sq_row", O},
     {"optimizer.state.emb.weight.variance", O},
     {"optimizer.state.emb.weight.square_avg", V},
-    /* A number says nothing without the optimizer's order, and what is not known is no weight. */
+    /* A number identifies no parameter without the optimizer's order. Unknown names are not taken for weights. */
     {"state.0.exp_avg", O},
     {"optimizer.state.0.exp_avg_sq", O},
     {"optimizer_states.0.state.3.exp_avg", O},
@@ -174,10 +177,10 @@ static void test_odd_names(void **state) {
 
 typedef struct expected {
     const char *name;
-    uint64_t rows;      /* of 16 elements; 0: a single number */
-    ckd_role role;      /* what is to be found */
-    const char *weight; /* or NULL */
-    ckd_role given;     /* AUTO, if not said */
+    uint64_t rows;      /* rows of 16 elements; 0: a single number */
+    ckd_role role;      /* the role to be found */
+    const char *weight; /* the weight to be found, or NULL */
+    ckd_role given;     /* role that the caller gives, or AUTO */
     bool in_doubt;
 } expected;
 #define IS(name, rows, role) \
@@ -226,7 +229,7 @@ static void check(const expected *all, size_t count) {
 #define CHECK(...) \
     check((const expected[]){__VA_ARGS__}, sizeof((const expected[]){__VA_ARGS__}) / sizeof(expected))
 
-static void test_own_names(void **state) {
+static void test_ckptdelta_names(void **state) {
     (void)state;
     CHECK(IS("w", 4, W), OF("master.w", 4, MA, "w"), OF("exp_avg.w", 4, M, "w"),
           OF("exp_avg_sq.w", 4, V, "w"), OF("max_exp_avg_sq.w", 4, V, "w"), IS("step.w", 0, W));
@@ -243,10 +246,10 @@ static void test_dcp(void **state) {
           IS("optimizer.state.emb.weight.step", 0, O),
           OF("optimizer.state.seq.0.weight.exp_avg", 5, M, "model.seq.0.weight"),
           OF("optimizer.state.0.weight.exp_avg", 6, M, "model.0.weight"));
-    /* torchtitan: the model is flat */
+    /* torchtitan: the model's names have no prefix */
     CHECK(IS("layers.0.wq.weight", 4, W),
           OF("optimizer.state.layers.0.wq.weight.exp_avg", 4, M, "layers.0.wq.weight"));
-    /* A Hugging Face model has a model of its own. */
+    /* A Hugging Face model contains a module named model. */
     CHECK(IS("model.model.emb.weight", 4, W), IS("model.lm_head.weight", 4, W),
           OF("optim.state.model.emb.weight.exp_avg_sq", 4, V, "model.model.emb.weight"),
           OF("optim.lm_head.weight.exp_avg", 4, M, "model.lm_head.weight"));
@@ -261,9 +264,9 @@ static void test_wrapped(void **state) {
              "layers.0.weight"));
     CHECK(IS("state_dict._orig_mod.w", 4, W),
           OF("optimizer_states.0.state.w.exp_avg", 4, M, "state_dict._orig_mod.w"));
-    /* Two could be meant: none is. */
+    /* Two weights match, so none is chosen. */
     CHECK(IS("module.w", 4, W), IS("_orig_mod.w", 4, W), DOUBT("state.w.exp_avg", 4));
-    /* The one that is called just so goes first. */
+    /* The exact name is preferred. */
     CHECK(IS("module.w", 4, W), IS("w", 4, W), OF("state.w.exp_avg", 4, M, "w"));
 }
 
@@ -280,7 +283,7 @@ static void test_numbers(void **state) {
     const char *order[] = {"b", "a", NULL};
     ckd_parameter_order orders[] = {{"optimizer.", order, 3}};
     check_orders(all, sizeof(all) / sizeof(all[0]), orders, 1);
-    /* Without it they stay exact, and so does one whose shape is not the weight's. */
+    /* Without the order they are in doubt and stay exact. So does a moment whose shape differs from the weight's. */
     CHECK(IS("a", 4, W), DOUBT("state.0.exp_avg", 4), DOUBT("state.0.exp_avg_sq", 4),
           IS("state.0.step", 0, O));
     static const expected other[] = {IS("a", 4, W), DOUBT("state.0.exp_avg", 5)};
@@ -294,7 +297,7 @@ static void test_deepspeed(void **state) {
     CHECK(IS("layers.0.weight", 4, W), OF("layers.0.weight/fp32.pt", 4, MA, "layers.0.weight"),
           OF("layers.0.weight/exp_avg.pt", 4, M, "layers.0.weight"),
           OF("layers.0.weight/exp_avg_sq.pt", 4, V, "layers.0.weight"), IS("layers.0.weight/step.pt", 0, W));
-    /* Nothing but the universal format's folder. */
+    /* Only the folder of the universal format. */
     CHECK(OF("zero.a.fp32", 4, MA, "zero.a.fp32"), OF("zero.a.exp_avg", 4, M, "zero.a.fp32"),
           OF("zero.a.exp_avg_sq", 4, V, "zero.a.fp32"));
     CHECK(IS("module.a", 4, W), DOUBT("optimizer_state_dict.base_optimizer_state.state.0.exp_avg", 9),
@@ -322,11 +325,11 @@ static void test_optax(void **state) {
 
 static void test_in_doubt(void **state) {
     (void)state;
-    /* Another shape, no weight, a slot that nobody knows, two for one place. */
+    /* A different shape, no such weight, an unknown slot, two tensors for one place. */
     CHECK(IS("w", 4, W), DOUBT("exp_avg.w", 5), DOUBT("exp_avg_sq.x", 4), DOUBT("optimizer.state.w.sum", 4),
           DOUBT("master.y", 4), IS("optimizer.state.w.row_var", 4, O), IS("optimizer.state.w.lr", 0, O));
     CHECK(IS("w", 4, W), DOUBT("optimizers.0.w.exp_avg", 4), DOUBT("optimizers.1.w.exp_avg", 4));
-    /* Short names, where the weight is there; a layer of that name, where it is not. */
+    /* Short names next to their weight, and a layer of such a name without one. */
     CHECK(IS("a.w", 4, W), DOUBT("m.a.w", 4), DOUBT("a.w.v", 4), IS("v.weight", 4, W),
           IS("attention.v", 4, W));
 }
@@ -364,7 +367,7 @@ int main(void) {
         cmocka_unit_test(test_one_name),
         cmocka_unit_test(test_parameter_of_a_name),
         cmocka_unit_test(test_odd_names),
-        cmocka_unit_test(test_own_names),
+        cmocka_unit_test(test_ckptdelta_names),
         cmocka_unit_test(test_dcp),
         cmocka_unit_test(test_wrapped),
         cmocka_unit_test(test_numbers),

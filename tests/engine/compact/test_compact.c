@@ -1,4 +1,7 @@
-/* Compaction: the same bits whatever was rewritten, chains as short as asked for, and only what stays is needed. */
+/*
+ * Compaction: it changes no value, makes chains as short as requested, and makes the remaining checkpoints independent
+ * of deleted ones.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +22,7 @@
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
 
-/* Depths as the catalog has them, and after a rebuild: the files say the same. */
+/* The greatest depth in the catalog. Callers also check it after a rebuild, when it comes from the files. */
 static uint32_t deepest(ckd_store *store) {
     ckd_checkpoint_list *list;
     uint32_t depth = 0;
@@ -31,7 +34,7 @@ static uint32_t deepest(ckd_store *store) {
     return depth;
 }
 
-/* What was rewritten can be packed, and then there is nothing more to do. */
+/* A further compaction finds nothing to do, except to pack small files if it is asked to. */
 static void pack_the_rest(ckd_store *store, uint32_t max_depth) {
     ckd_compact_options o = options_for(max_depth);
     ckd_compaction *again = compact_with(store, &o);
@@ -50,7 +53,7 @@ static void pack_the_rest(ckd_store *store, uint32_t max_depth) {
     ckd_compaction_free(again);
 }
 
-/* Everything is as it should be: values, depths, files, a catalog made anew, and there is nothing more to do. */
+/* Checks values, depths, files and a rebuilt catalog, and that there is nothing left to compact. */
 static void check_store(const char *dir, ckd_store *store, const fingerprints *before, size_t count,
                         uint32_t max_depth) {
     assert_int_equal(fingerprints_check(store, before), count);
@@ -70,7 +73,7 @@ static void check_store(const char *dir, ckd_store *store, const fingerprints *b
     ckd_store_close(store);
 }
 
-/* ---- chains ---- */
+/* ---- shortening chains ---- */
 
 static void shorten(const char *dir, ckd_fidelity fidelity) {
     ckd_store *store = store_create(dir);
@@ -90,11 +93,14 @@ static void shorten(const char *dir, ckd_fidelity fidelity) {
 static void test_near_chains_are_shortened(void **state) {
     shorten(*state, CKD_NEAR);
 }
-static void test_compact_chains_are_shortened(void **state) {
+static void test_coarse_chains_are_shortened(void **state) {
     shorten(*state, CKD_COARSE);
 }
 
-/* Masters and their casts, copies, what never changes, optimizer steps, ranks: as saves make them. */
+/*
+ * With everything that saves produce: masters and their rounded copies, copies, unchanged tensors, optimizer steps,
+ * ranks.
+ */
 static void test_exact_chains_are_shortened(void **state) {
     scene_make(*state, 0, 9);
     ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
@@ -132,9 +138,9 @@ static void test_ranks_keep_their_files(void **state) {
     fingerprints_free(&before);
 }
 
-/* ---- what goes is folded into what stays ---- */
+/* ---- folding deleted checkpoints into the remaining ones ---- */
 
-/* With what the policy does not keep deleted at once. */
+/* Compacts with a policy, which deletes at once and without undo. */
 static ckd_compaction *compact_to(ckd_store *store, const ckd_policy *policy) {
     ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
     now.undo_s = 0;
@@ -149,7 +155,7 @@ static ckd_compaction *compact_to(ckd_store *store, const ckd_policy *policy) {
 static void fold(const char *dir, ckd_fidelity fidelity, uint64_t every) {
     ckd_store *store = store_create(dir);
     make_chain(store, "run", fidelity, 0, 17);
-    ckd_save_options b = lossy_options("branch", 12, fidelity); /* of a step that goes */
+    ckd_save_options b = lossy_options("branch", 12, fidelity); /* branches off a step that will be deleted */
     b.parent_run = "run";
     b.parent_step = 11;
     drift d = drift_new(96, 64, 7);
@@ -165,26 +171,26 @@ static void fold(const char *dir, ckd_fidelity fidelity, uint64_t every) {
     ckd_compaction *done = compact_to(store, &policy);
     assert_non_null(done->pruned);
     size_t left = done->pruned->count - done->pruned->deleted + 1;
-    assert_int_equal(left, 16 / every + 1 + 1 + 1); /* multiples of it, the newest two, the branch */
+    assert_int_equal(left, 16 / every + 1 + 1 + 1); /* multiples of `every`, the newest two, the branch */
     ckd_compaction_free(done);
     assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
     check_store(dir, store, &before, left, 16);
     fingerprints_free(&before);
 }
 
-static void test_near_is_folded(void **state) {
+static void test_near_chains_are_folded(void **state) {
     fold(*state, CKD_NEAR, 4);
 }
-static void test_compact_is_folded(void **state) {
+static void test_coarse_chains_are_folded(void **state) {
     fold(*state, CKD_COARSE, 8);
 }
-static void test_exact_is_folded(void **state) {
+static void test_exact_chains_are_folded(void **state) {
     fold(*state, CKD_EXACT, 8);
 }
 
 enum { SMALLEST = 60, SMALLEST_STEPS = 9 };
 
-/* Tensor i of them, which walks at random, at a step. */
+/* Adds tensor i, whose values walk randomly, as it is at a step. */
 static void add_smallest(ckd_save *save, unsigned i, uint64_t step) {
     uint64_t random = i + 1, shape[1] = {4 + i};
     float values[4 + SMALLEST] = {0};
@@ -202,10 +208,10 @@ static void add_smallest(ckd_save *save, unsigned i, uint64_t step) {
 }
 
 /*
- * Of some hundred bytes, coded on a lattice, neither a difference nor the values themselves may come out smaller than they are: then they stay as they are. Such
- * tensors lie between others, which are smaller.
+ * Tensors of about a hundred bytes: coded on a lattice, neither their values nor a difference may come out smaller
+ * than before. Those blocks are copied as they are, next to others that are recoded.
  */
-static void test_the_smallest_lossy_tensors_are_folded(void **state) {
+static void test_tiny_lossy_tensors_are_folded(void **state) {
     ckd_store *store = store_create(*state);
     for (uint64_t step = 0; step < SMALLEST_STEPS; step++) {
         ckd_save_options o = lossy_options("run", step, CKD_NEAR);
@@ -227,8 +233,11 @@ static void test_the_smallest_lossy_tensors_are_folded(void **state) {
     fingerprints_free(&before);
 }
 
-/* The first checkpoint holds what never changes: the oldest that stays takes it over, the others name that one. */
-static void test_the_base_goes(void **state) {
+/*
+ * The base is deleted, which holds what never changes. The oldest remaining checkpoint takes it over, and the others
+ * refer to that one.
+ */
+static void test_deleted_base_is_folded(void **state) {
     scene_make(*state, 0, 8);
     ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
     fingerprints before = fingerprints_of(store);
@@ -248,9 +257,10 @@ static void test_the_base_goes(void **state) {
     fingerprints_free(&before);
 }
 
-/* ---- only looking ---- */
+/* ---- dry runs ---- */
 
-static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
+/* A dry run predicts exactly what is rewritten. With `estimate`, sizes are right within a factor of two. */
+static void test_dry_runs_are_exact_and_change_nothing(void **state) {
     ckd_store *store = store_create(*state);
     make_chain(store, "run", CKD_COARSE, 0, 12);
     char *files = tree_describe(store_path_of(*state, "data/c")),
@@ -276,7 +286,7 @@ static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
     check_items(done);
     assert_true(done->count > 4);
     size_t same =
-        0; /* what is only packed is estimated, and nothing knows how long lists of files in manifests will be */
+        0; /* packed checkpoints are only estimated, and the lengths of file lists in manifests are unknown */
     for (size_t i = 0; i < done->count && i < would->count && i < about->count; i++) {
         if (done->items[i].why & CKD_COMPACT_PACK) {
             continue;
@@ -299,7 +309,7 @@ static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- cold data ---- */
+/* ---- recoding cold data ---- */
 
 static void make_fast(ckd_store *store, uint64_t steps) {
     drift d = drift_new(96, 64, 7);
@@ -312,7 +322,7 @@ static void make_fast(ckd_store *store, uint64_t steps) {
     drift_free(&d);
 }
 
-/* The same values in fewer bytes, and never in more; what is not cold, or not exact, stays as it is. */
+/* Cold exact checkpoints take fewer bytes afterwards, never more. Other checkpoints are not touched. */
 static void check_recoded(const char *dir, bool by_age) {
     enum { STEPS = 8, NEWEST = 3 };
     ckd_store *store = store_create(dir);
@@ -337,7 +347,7 @@ static void check_recoded(const char *dir, bool by_age) {
     assert_int_equal(fingerprints_check(store, &before), STEPS + 4);
     assert_int_equal(verify_damage(store), 0);
     uint64_t once = bytes_of_all(store);
-    done = compact_with(store, &o); /* there is nothing more to gain */
+    done = compact_with(store, &o); /* nothing more to gain */
     assert_int_equal(done->count, 0);
     ckd_compaction_free(done);
     assert_int_equal(bytes_of_all(store), once);
@@ -351,13 +361,13 @@ static void test_cold_data_is_recoded(void **state) {
     check_recoded(*state, false);
 }
 
-static void test_young_data_is_not(void **state) {
+static void test_young_data_is_not_recoded(void **state) {
     check_recoded(*state, true);
 }
 
 /* ---- damage ---- */
 
-/* Flips a bit in the middle of what the checkpoint's file holds. */
+/* Flips a bit in the middle of the payloads of the checkpoint's file. */
 static void damage_file_of(const char *dir, const ckd_checkpoint *c) {
     dir_list list;
     bool found = false;
@@ -382,8 +392,11 @@ static void damage_file_of(const char *dir, const ckd_checkpoint *c) {
     dir_list_free(&list);
 }
 
-/* One bit of a file that is to be rewritten: that checkpoint stays, damaged as it is, and the others are done. */
-static void test_damage_is_not_laundered(void **state) {
+/*
+ * A checkpoint whose file is damaged is not rewritten: that would give the damage valid checksums. The others are
+ * compacted.
+ */
+static void test_damaged_checkpoints_are_not_rewritten(void **state) {
     ckd_store *store = store_create(*state);
     make_chain(store, "run", CKD_EXACT, 0, 1);
     make_chain(store, "a", CKD_COARSE, 0, 6);
@@ -418,7 +431,8 @@ static void test_damage_is_not_laundered(void **state) {
 
 /* ---- a full disk ---- */
 
-static void test_a_full_disk_is_told_before_it_hurts(void **state) {
+/* A compaction that would not fit on the disk is refused before it writes anything. */
+static void test_full_disk_is_noticed_in_advance(void **state) {
     char dir[512];
     snprintf(dir, sizeof(dir), "%s/small", (const char *)*state);
     assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
@@ -454,19 +468,19 @@ static void test_a_full_disk_is_told_before_it_hurts(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_near_chains_are_shortened),
-        tempdir_test(test_compact_chains_are_shortened),
+        tempdir_test(test_coarse_chains_are_shortened),
         tempdir_test(test_exact_chains_are_shortened),
         tempdir_test(test_ranks_keep_their_files),
-        tempdir_test(test_near_is_folded),
-        tempdir_test(test_compact_is_folded),
-        tempdir_test(test_exact_is_folded),
-        tempdir_test(test_the_smallest_lossy_tensors_are_folded),
-        tempdir_test(test_the_base_goes),
-        tempdir_test(test_a_dry_run_is_exact_and_changes_nothing),
+        tempdir_test(test_near_chains_are_folded),
+        tempdir_test(test_coarse_chains_are_folded),
+        tempdir_test(test_exact_chains_are_folded),
+        tempdir_test(test_tiny_lossy_tensors_are_folded),
+        tempdir_test(test_deleted_base_is_folded),
+        tempdir_test(test_dry_runs_are_exact_and_change_nothing),
         tempdir_test(test_cold_data_is_recoded),
-        tempdir_test(test_young_data_is_not),
-        tempdir_test(test_damage_is_not_laundered),
-        tempdir_test(test_a_full_disk_is_told_before_it_hurts),
+        tempdir_test(test_young_data_is_not_recoded),
+        tempdir_test(test_damaged_checkpoints_are_not_rewritten),
+        tempdir_test(test_full_disk_is_noticed_in_advance),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("compact", tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /*
- * Compaction and a training that saves, two processes at a time, each killed at some step or none: whatever was reported committed and is wanted is there, everything that is listed loads to the
- * right values, nothing is left over, and it goes on from there. CKD_TEST_INTERLEAVINGS=10000 for a campaign; CKD_TEST_SEED for another one.
+ * A compaction and a training that saves run side by side, and each may be killed at some step. Committed checkpoints
+ * that should be kept are there, everything listed has the right values, nothing is left over, and the next round
+ * continues. CKD_TEST_INTERLEAVINGS=10000 makes this a campaign; CKD_TEST_SEED makes it another one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,13 +26,13 @@ static const char *const runs[RUNS] = {"run", "run~2", "run~3"};
 /* What one round does. */
 typedef struct round_plan {
     unsigned run;
-    uint64_t step[RUNS]; /* the next of each run */
+    uint64_t step[RUNS]; /* the next step of each run */
     rival saver, compactor;
     ckd_policy policy;
     ckd_delete_options deletion;
 } round_plan;
 
-/* Everything that is listed is right; the newest of each run, and what the saver reported, is there. */
+/* Everything listed is right. The newest step of each run, and what the saver reported, is there. */
 static size_t check(round_plan *p, uint64_t committed) {
     ckd_store *store;
     ckd_checkpoint_list *list;
@@ -98,7 +99,7 @@ static void make_lineage(const char *dir, uint64_t step[RUNS]) {
     ckd_store *store;
     assert_int_equal(scene_open(&store, dir, CKD_OPEN_CREATE, NULL), CKD_OK);
     for (unsigned r = 0; r < RUNS; r++) {
-        for (uint64_t i = 0; i < 5; i++) { /* each branches off the run before, at its third step */
+        for (uint64_t i = 0; i < 5; i++) { /* each run branches off the previous one, at its third step */
             scene s = scene_of(1 + 2 * r + i);
             s.run = runs[r];
             assert_int_equal(scene_save(NULL, store, &s, NULL), CKD_OK);

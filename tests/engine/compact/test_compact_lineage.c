@@ -1,10 +1,13 @@
 /*
- * A lineage with branches, in which a compaction and a training that saves are killed side by side, again and again: nothing that is wanted is lost, and everything loads to
- * the values that it was saved with. CKD_TEST_LINEAGE=1000 CKD_TEST_INTERLEAVINGS=10000 for a campaign (an hour or two); CKD_TEST_SEED for another one.
+ * A lineage with branches, where a compaction and a training that saves run side by side and are killed again and
+ * again. No checkpoint that should be kept is lost, and all load with their values. CKD_TEST_LINEAGE=1000
+ * CKD_TEST_INTERLEAVINGS=10000 makes this a campaign of an hour or two; CKD_TEST_SEED makes it another one.
  *
- * The compactor dies at a step of its files, which goes through all numbers from 1 on in turn, or is one of the kind at which it died least often, or a random one; or at a random time, or not
- * at all. The saver dies at random steps. After each round what was rewritten or added is loaded, and all that builds on it, directly or not; chunk files never change, so that everything else is as it was
- * when it was loaded as long as its files, and what it depends on, are there, which is looked at for all. Every FULL rounds, and at the end, all is loaded.
+ * The compaction dies at a file operation: at each number in turn, at the kind where it has died least often, or at a
+ * random one. Or it dies at a random time, or not at all. The saver dies at random operations. After each round the
+ * test loads what was rewritten or added, and all that depends on it. Chunk files never change, so any other
+ * checkpoint is as it was if its files and those it depends on exist, which is checked for all. Every FULL rounds, and
+ * at the end, everything is loaded.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,25 +32,25 @@
 enum { RUNS = 8, FEW = 40, FULL = 1000, SWEEP = 400, FAR = 3000, SAVES = 2, LONGEST_US = 150000 };
 static const char *const runs[RUNS] = {"run", "run~2", "run~3", "run~4", "run~5", "run~6", "run~7", "run~8"};
 
-/* A checkpoint as it was loaded last. */
+/* A checkpoint as it was last loaded. */
 typedef struct known {
     ckd_checkpoint c;
     file_ref *files;
-    ckd_id *on; /* what it depends on */
+    ckd_id *on; /* the checkpoints it depends on */
     size_t file_count, on_count;
-    bool suspect; /* to be loaded again */
+    bool suspect; /* must be loaded again */
 } known;
 
 typedef struct lineage {
     const char *dir;
-    uint64_t length; /* how many there are about */
-    known *all;      /* by id */
+    uint64_t length; /* approximate number of checkpoints */
+    known *all;      /* sorted by id */
     size_t count;
-    uint64_t next[RUNS]; /* step of each run */
+    uint64_t next[RUNS]; /* next step of each run */
     unsigned long loads;
 } lineage;
 
-/* ---- what is there ---- */
+/* ---- what the store has ---- */
 
 static int by_id(const void *a, const void *b) {
     return memcmp(&((const known *)a)->c.id, &((const known *)b)->c.id, sizeof(ckd_id));
@@ -80,7 +83,7 @@ static void look_at(known *k, const ckd_store *store) {
     manifest_free(&m);
 }
 
-/* As it was before, unless it has another generation. */
+/* Keeps what was known, unless the checkpoint has another generation. */
 static void take_over(known *k, const lineage *before, const ckd_store *store) {
     known *old = find(before, &k->c.id);
     if (old && old->c.generation == k->c.generation) {
@@ -94,7 +97,7 @@ static void take_over(known *k, const lineage *before, const ckd_store *store) {
     }
 }
 
-/* Whatever builds on something that was rewritten. */
+/* Marks everything that builds on a rewritten checkpoint. */
 static void spread(const lineage *l) {
     for (bool changed = true; changed;) {
         changed = false;
@@ -102,7 +105,7 @@ static void spread(const lineage *l) {
             known *k = &l->all[i];
             for (size_t d = 0; d < k->on_count && !k->suspect; d++) {
                 const known *on = find(l, &k->on[d]);
-                k->suspect = on && on->suspect; /* it may have been deleted: its files stay */
+                k->suspect = on && on->suspect; /* it may have been deleted, but its files stay */
                 changed = changed || k->suspect;
             }
         }
@@ -132,9 +135,9 @@ static void load(lineage *l, ckd_store *store, known *k) {
     l->loads++;
 }
 
-/* ---- what should be there ---- */
+/* ---- what the store should have ---- */
 
-/* Of its run, so many are newer; or it is the first. */
+/* How many checkpoints of its run are newer, and whether it is the first. */
 static uint64_t newer_in(const lineage *l, const ckd_checkpoint *c, bool *first) {
     uint64_t newer = 0;
     *first = true;
@@ -148,7 +151,7 @@ static uint64_t newer_in(const lineage *l, const ckd_checkpoint *c, bool *first)
     return newer;
 }
 
-/* Nothing is gone but what the policy does not keep. `added`: by the saver, at most, in its run. */
+/* Nothing is missing except what the policy does not keep. The saver may have added SAVES steps to its run. */
 static void check_kept(const lineage *before, const lineage *now, const ckd_policy *policy) {
     for (size_t i = 0; i < before->count; i++) {
         const ckd_checkpoint *c = &before->all[i].c;
@@ -183,7 +186,7 @@ static void check_newest(lineage *l, unsigned run, uint64_t committed) {
     }
 }
 
-/* Opening recovers. all: load what cannot have changed, too. */
+/* Opens the store, which recovers it, and checks it. all: also loads what cannot have changed. */
 static void check(lineage *l, const ckd_policy *policy, unsigned run, uint64_t committed, bool all) {
     ckd_store *store;
     ckd_checkpoint_list *list;
@@ -219,7 +222,7 @@ static void check(lineage *l, const ckd_policy *policy, unsigned run, uint64_t c
         assert_int_equal(verify_damage(store), 0);
     }
     ckd_store_close(store);
-    if (all || next_random() % 8 == 0) { /* nothing takes away what is left over */
+    if (all || next_random() % 8 == 0) { /* leftovers stay until they are looked for */
         store_check_clean(l->dir);
     }
 }
@@ -229,14 +232,17 @@ static void check(lineage *l, const ckd_policy *policy, unsigned run, uint64_t c
 typedef struct round_plan {
     rival saver, compactor;
     unsigned run;
-    unsigned long kill_after_us; /* the compactor; 0: not by time */
-    unsigned long sweep;         /* the next step for it to die at */
-    bool swept;                  /* it is that */
+    unsigned long kill_after_us; /* when to kill the compaction; 0: not by time */
+    unsigned long sweep;         /* the next operation of the sweep */
+    bool swept;                  /* the compaction dies at that one */
     ckd_policy policy;
     ckd_delete_options deletion;
 } round_plan;
 
-/* Depths at which there is always something to do; old ones go when there are too many, but for each run's first. */
+/*
+ * Chooses a depth that leaves something to do. If there are too many checkpoints, old ones are deleted, except the
+ * first of each run.
+ */
 static void choose_work(round_plan *p, const lineage *l) {
     uint64_t r = next_random();
     ckd_compact_options *o = &p->compactor.compaction;
@@ -276,7 +282,7 @@ static void choose_deaths(round_plan *p) {
     p->saver.torn = r >> 40 & 1;
 }
 
-/* Number of saves that were reported committed. */
+/* Runs a round. Returns how many saves were reported as committed. */
 static uint64_t play(const round_plan *p, unsigned long killed[2]) {
     int ends[2];
     uint8_t byte;
@@ -299,7 +305,7 @@ static uint64_t play(const round_plan *p, unsigned long killed[2]) {
     return committed;
 }
 
-/* Each run branches off the one before it, at some of its steps. */
+/* Makes the runs. Each branches off the previous one. */
 static void make(lineage *l) {
     ckd_store *store;
     uint64_t each = l->length / RUNS;

@@ -1,4 +1,7 @@
-/* Chunk files of several checkpoints: they come about, shrink, are copied, and damage to what they have of one checkpoint concerns that one. */
+/*
+ * Packs, which are chunk files of several checkpoints: how they are made, shrunk and copied. Damage to one
+ * checkpoint's part concerns only that checkpoint.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +30,7 @@ static ckd_compaction *pack(ckd_store *store) {
     return done;
 }
 
-/* All but the newest four come into one file, and load as before; they go one by one. */
+/* All but the newest four checkpoints are packed into one file and load as before. */
 static void test_small_files_become_one(void **state) {
     ckd_store *store = store_create(*state);
     make_chain(store, "run", CKD_NEAR, 0, 24);
@@ -41,7 +44,7 @@ static void test_small_files_become_one(void **state) {
     assert_int_equal(done->count, 0);
     ckd_compaction_free(done);
 
-    /* A save goes on from it, and there is one file more that is old, and none that is worth packing. */
+    /* Later saves build on the pack. Too few further files are not worth another one. */
     make_chain(store, "run", CKD_NEAR, 24, 2);
     assert_int_equal(folder_count(*state, "data/c"), 7);
     done = pack(store);
@@ -61,7 +64,7 @@ static void test_small_files_become_one(void **state) {
     store_check_clean(*state);
 }
 
-/* A lossy checkpoint that nothing builds on. */
+/* Saves a lossy base. */
 static void save_single(ckd_store *store, uint64_t step) {
     drift d = drift_new(96, 64, (unsigned)step);
     ckd_save_options o = lossy_options("run", step, CKD_NEAR);
@@ -70,7 +73,7 @@ static void save_single(ckd_store *store, uint64_t step) {
     drift_free(&d);
 }
 
-/* What most have gone from is written anew. */
+/* A pack is rewritten when most of its checkpoints are deleted. */
 static void test_packs_shrink(void **state) {
     ckd_store *store = store_create(*state);
     for (uint64_t step = 0; step < 24; step++) {
@@ -90,7 +93,7 @@ static void test_packs_shrink(void **state) {
     ckd_collect_options everything = CKD_COLLECT_OPTIONS_INIT;
     everything.all = 1;
     assert_int_equal(ckd_store_collect(NULL, store, &everything, NULL), CKD_OK);
-    assert_int_equal(folder_count(*state, "data/c"), 5); /* what stays needs the file */
+    assert_int_equal(folder_count(*state, "data/c"), 5); /* the remaining checkpoints need the file */
     assert_int_equal(fingerprints_check(store, &before), 12);
     ckd_compaction *done = pack(store);
     assert_int_equal(done->count, 8);
@@ -103,7 +106,7 @@ static void test_packs_shrink(void **state) {
     store_check_clean(*state);
 }
 
-/* One file for each rank's; and one checkpoint of them can be copied elsewhere. */
+/* Ranks get a pack each. A single packed checkpoint can be copied to another store. */
 static void test_ranks_are_packed(void **state) {
     ckd_store *store, *other;
     char path[512];
@@ -133,7 +136,8 @@ static void test_ranks_are_packed(void **state) {
     assert_true(fingerprints_check(other, &before) >= 1);
     assert_int_equal(verify_damage(other), 0);
     assert_int_equal(ckd_copy(&copied, other, store, NULL, NULL), CKD_OK);
-    assert_int_equal(copied->files, 2 + 4 * 2); /* what the first one brought is there: the rest of the two */
+    /* The first copy brought a part of two files; the rest of them comes now. */
+    assert_int_equal(copied->files, 2 + 4 * 2);
     ckd_copy_result_free(copied);
     assert_int_equal(fingerprints_check(other, &before), 12);
     fingerprints_free(&before);
@@ -142,7 +146,7 @@ static void test_ranks_are_packed(void **state) {
     store_check_clean(*state);
 }
 
-/* Where the file with a checkpoint's bundle has its heads, and a block's payload. */
+/* Finds the file with a checkpoint's bundle, the position of the bundle's heads, and that of a block's payload. */
 static void find_bundle(char path[512], uint64_t *heads, uint64_t *payload, const char *dir,
                         const ckd_id *id) {
     dir_list list;
@@ -175,7 +179,7 @@ static void flip(const char *path, uint64_t at) {
     free(data);
 }
 
-/* All but step 5 load; a verification names that, and nothing else. */
+/* All checkpoints load except step 5, and verifications report only that one. */
 static void check_only_five_suffers(ckd_store *store, const fingerprints *before) {
     for (size_t i = 0; i < before->count; i++) {
         ckd_checkpoint c = checkpoint_at(store, "run", i);
@@ -199,7 +203,7 @@ static void check_only_five_suffers(ckd_store *store, const fingerprints *before
     }
 }
 
-/* What stays is told, and only that: the others are packed with new ones. */
+/* The damaged checkpoint is reported and stays where it is. The others are packed again together with new ones. */
 static void check_others_are_packed(const char *dir, ckd_store *store) {
     for (uint64_t step = 12; step < 16; step++) {
         save_single(store, step);
@@ -207,19 +211,22 @@ static void check_others_are_packed(const char *dir, ckd_store *store) {
     ckd_compact_options o = options_for(100);
     o.pack_below = PACK_BELOW;
     ckd_compaction *done = compact_with(store, &o);
-    size_t told = 0;
+    size_t reported = 0;
     for (size_t i = 0; i < done->count; i++) {
         bool five = done->items[i].checkpoint.step == 5;
-        told += five;
+        reported += five;
         assert_int_equal(done->items[i].left.status, five ? CKD_E_CORRUPT : CKD_OK);
     }
-    assert_int_equal(done->count - told, 11);
-    assert_int_equal(done->left, told);
+    assert_int_equal(done->count - reported, 11);
+    assert_int_equal(done->left, reported);
     ckd_compaction_free(done);
     assert_int_equal(folder_count(dir, "data/c"), 2 + 4);
 }
 
-/* One bit in what a pack has of a checkpoint, in the heads of its bundle or in a payload, concerns that checkpoint. */
+/*
+ * A flipped bit in one checkpoint's part of a pack, in the heads of its bundle or in a payload, concerns only that
+ * checkpoint.
+ */
 static void test_damage_in_a_pack_stays_with_its_checkpoint(void **state) {
     for (int payload = 0; payload < 2; payload++) {
         char dir[512], path[512];
@@ -245,7 +252,7 @@ static void test_damage_in_a_pack_stays_with_its_checkpoint(void **state) {
     }
 }
 
-/* A pack that is damaged is no pack to copy from: what it was stays, and is told. */
+/* A damaged pack is not rewritten, but reported. */
 static void test_damaged_packs_stay(void **state) {
     ckd_store *store = store_create(*state);
     make_chain(store, "run", CKD_NEAR, 0, 12);

@@ -1,6 +1,7 @@
 /*
- * Two compactions at once, step by step: whenever one is about to take the publish lock, another one runs, to its end or until it is killed in front of one of its manifests. Whatever the first one
- * then publishes names what the other one replaced, or is not published; all that is listed loads to the same bits.
+ * Two compactions at the same time: whenever one is about to take the publish lock, another one runs, to its end or
+ * until it is killed before one of its manifests. A manifest that the first one publishes then names the files that
+ * the other has made, or it is not published. All listed checkpoints keep their values.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,12 +22,12 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-enum { SAVES = 9, KEPT = 6, MANIFESTS = 2 /* a place of rivals.c */ };
+enum { SAVES = 9, KEPT = 6, MANIFESTS = 2 /* from rivals.c */ };
 
-/* Where the other compaction comes in. */
+/* Where the other compaction runs. */
 typedef struct meeting {
     rival other;
-    unsigned long at, seen; /* the turn of the publish lock, from 1 on */
+    unsigned long at, seen; /* the turn of the publish lock, from 1 */
     bool busy;
 } meeting;
 
@@ -42,7 +43,7 @@ static int meet(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* The first compaction lets all go but the newest. */
+/* The first compaction deletes all but the newest checkpoints. */
 static void compact_meeting(meeting *m, const char *dir) {
     ckd_policy policy = CKD_POLICY_INIT;
     ckd_delete_options deletion = CKD_DELETE_OPTIONS_INIT;
@@ -65,7 +66,7 @@ static void compact_meeting(meeting *m, const char *dir) {
 
 static void check(const char *dir, const fingerprints *before) {
     size_t left = before->count < KEPT ? before->count : KEPT;
-    ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE); /* what the dead left goes */
+    ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE); /* opening removes what killed processes left */
     assert_int_equal(fingerprints_check(store, before), left);
     assert_int_equal(verify_damage(store), 0);
     ckd_compact_options o = options_for(1);
@@ -75,7 +76,7 @@ static void check(const char *dir, const fingerprints *before) {
     store_check_clean(dir);
 }
 
-/* The other one is killed in front of its second, third or fourth manifest, or not at all. */
+/* The other compaction is killed before its second, third or fourth manifest, or not at all. */
 static void meet_everywhere(const char *from, const fingerprints *before) {
     static const unsigned long kill_at[] = {0, 2, 3, 4};
     unsigned long turns = 0;
@@ -112,8 +113,8 @@ static void test_new_chains(void **state) {
     fingerprints_free(&before);
 }
 
-/* Both give its manifests all of their files, before they take links away that others need. */
-static void test_a_store_of_an_early_version(void **state) {
+/* Both compactions complete the lists of files in the manifests before they remove links that others need. */
+static void test_store_of_an_early_version(void **state) {
     tree_copy("tests/golden/v1/links", store_path_of(*state, ""));
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
     fingerprints before = fingerprints_of(store);
@@ -125,7 +126,7 @@ static void test_a_store_of_an_early_version(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_new_chains),
-        tempdir_test(test_a_store_of_an_early_version),
+        tempdir_test(test_store_of_an_early_version),
     };
     return run_sampled("compact_two", tests, 2, NULL, NULL);
 }

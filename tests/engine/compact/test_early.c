@@ -1,4 +1,7 @@
-/* Stores whose manifests name own files only: compaction gives them all of their files, whatever comes between. */
+/*
+ * Stores of early versions, whose manifests only name their own files. A compaction completes their lists of files,
+ * whatever happens meanwhile.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,7 +45,7 @@ static void check_same_files(const manifest *a, const manifest *b) {
     }
 }
 
-/* Two tensors in turn are new: each step builds on the one before, and needs nothing of the one before that. */
+/* Two tensors are new in turn. Each step builds on the one before and needs nothing of earlier ones. */
 static void make_turns(ckd_store *store, uint64_t count) {
     enum { SIZE = 5000 };
     const uint64_t shape[] = {SIZE};
@@ -60,8 +63,8 @@ static void make_turns(ckd_store *store, uint64_t count) {
     free(values[1]);
 }
 
-/* No more than a load reads: what the save named. */
-static void test_just_what_a_load_reads_is_named(void **state) {
+/* A manifest names only the files that a load reads, which are those that the save had named. */
+static void test_manifests_name_what_loads_read(void **state) {
     ckd_store *store = store_create(*state);
     make_turns(store, 6);
     make_chain(store, "run", CKD_NEAR, 0, 6);
@@ -87,15 +90,19 @@ static void test_just_what_a_load_reads_is_named(void **state) {
     ckd_store_close(store);
 }
 
-/* Step 7 lacks the manifest of 6, and what else it builds on keeps its file, though others of its size are put together. */
-static void test_what_is_held_is_not_packed(void **state) {
+/*
+ * The manifest of step 6 is missing, and step 7 needs it. The files that step 7 may need are not packed; others of
+ * their size are.
+ */
+static void test_protected_files_are_not_packed(void **state) {
     char lost[1024], kept[1024];
     scene_make(*state, 0, 12);
     early_store(*state);
     snprintf(lost, sizeof(lost), "%s", store_path_of(*state, "data/m/run.6.0"));
     snprintf(kept, sizeof(kept), "%s/run.6.0", (char *)*state);
     assert_int_equal(rename(lost, kept), 0);
-    assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0); /* which would know that it is lost */
+    /* It would know that a manifest is lost. */
+    assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0);
     ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
     manifest_set before = manifest_set_of(store);
     size_t held = 0, packed = 0;
@@ -124,7 +131,7 @@ static void test_what_is_held_is_not_packed(void **state) {
 
 enum { STEPS = 5 };
 
-/* As it may be after a crash: what is listed loads, and what was deleted comes back. */
+/* After a crash, whatever is listed loads, and the deleted checkpoint can be undeleted. */
 static void check_after_crash(const char *dir, unsigned long at) {
     ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
     ckd_trash *trash;
@@ -168,8 +175,8 @@ static void test_killed_at_any_step(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_just_what_a_load_reads_is_named),
-        tempdir_test(test_what_is_held_is_not_packed),
+        tempdir_test(test_manifests_name_what_loads_read),
+        tempdir_test(test_protected_files_are_not_packed),
         tempdir_test(test_killed_at_any_step),
     };
     return run_sampled("early", tests, 2, NULL, NULL);

@@ -1,4 +1,7 @@
-/* What others do while, and after, a store is folded: loads that have begun go on, and copies load or are refused. */
+/*
+ * Loads, saves and copies during and after a compaction that folds deleted checkpoints into the remaining ones. Loads
+ * that have begun continue, and copies can be loaded.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,8 +38,8 @@ static ckd_store *make_chain(const char *dir, ckd_fidelity fidelity, uint64_t st
     return store;
 }
 
-/* Every n-th step stays, and the newest two. */
-static void fold_so(ckd_store *store, uint64_t every, uint64_t least, const ckd_delete_options *deletion) {
+/* Keeps every n-th step and the newest two. At least `least` steps must be deleted. */
+static void fold_with(ckd_store *store, uint64_t every, uint64_t least, const ckd_delete_options *deletion) {
     ckd_policy policy = CKD_POLICY_INIT;
     policy.keep_every = every;
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
@@ -50,18 +53,18 @@ static void fold_so(ckd_store *store, uint64_t every, uint64_t least, const ckd_
 }
 
 static void fold(ckd_store *store, uint64_t every) {
-    fold_so(store, every, 8, NULL);
+    fold_with(store, every, 8, NULL);
 }
 
-/* Nothing of what goes can come back. */
+/* Folds without undo. */
 static void fold_for_good(ckd_store *store, uint64_t every) {
     ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
     now.undo_s = 0;
-    fold_so(store, every, 1, &now);
+    fold_with(store, every, 1, &now);
     assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
 }
 
-static void test_a_load_goes_on(void **state) {
+static void test_load_during_a_fold(void **state) {
     ckd_store *store = make_chain(*state, CKD_NEAR, 17, 1000);
     ckd_checkpoint c = checkpoint_at(store, "run", 12);
     float *before = load_floats(store, "run", 12, "w", CKD_F32, 96 * 64),
@@ -96,7 +99,7 @@ static ckd_store *copy_in(const char *dir, unsigned number) {
     return store;
 }
 
-/* All of it. Returns how many were brought. */
+/* Copies everything and checks a dry run against it. Returns the number of checkpoints moved. */
 static size_t copy_all(ckd_store *to, ckd_store *from, const fingerprints *before) {
     ckd_copy_result *would, *done;
     ckd_error err = {0};
@@ -122,8 +125,11 @@ static size_t copy_all(ckd_store *to, ckd_store *from, const fingerprints *befor
     return count;
 }
 
-/* Wherever a copy had got to, and whatever was folded on either side: all that it lists loads, and by itself. */
-static void test_copies_of_it_load(void **state) {
+/*
+ * Whatever a copy already had, and whatever was folded on either side, all checkpoints that it lists load without the
+ * source.
+ */
+static void test_copies_of_folded_stores(void **state) {
     enum { COPIES = 7 };
     ckd_store *from = make_chain(*state, CKD_NEAR, 65, 6), *early[COPIES];
     for (unsigned i = 0; i < COPIES; i++) {
@@ -150,7 +156,7 @@ static void test_copies_of_it_load(void **state) {
     assert_true(copy_all(fresh, from, &before) > 8);
     ckd_store_close(fresh);
 
-    /* Both go ways of their own. */
+    /* Then both stores are folded independently. */
     save_steps(from, CKD_NEAR, 65, 90, 6);
     fingerprints_free(&before);
     before = fingerprints_of(from);
@@ -187,8 +193,8 @@ static uint64_t prune_with(ckd_store *store, const ckd_policy *policy) {
     return deleted;
 }
 
-/* What a save reads stays until it has ended, whatever becomes of the checkpoints, and afterwards as long as its own manifest names it. */
-static void test_a_save_goes_on(void **state) {
+/* The files that a save reads stay until it has ended, and afterwards as long as its manifest names them. */
+static void test_save_during_a_fold(void **state) {
     ckd_store *store = make_chain(*state, CKD_NEAR, 17, 1000);
     drift d = drift_new(96, 64, 7);
     for (int step = 0; step < 17; step++) {
@@ -209,8 +215,8 @@ static void test_a_save_goes_on(void **state) {
     ckd_compaction_free(done);
     ckd_id last = id_at(store, 16);
     assert_int_equal(ckd_store_delete(store, &last, 1, &now, &err), CKD_OK);
-    ckd_store_collect(NULL, store, NULL,
-                      NULL); /* the save is under way: BUSY, or only what it does not read */
+    /* The save is in progress: the collection is busy, or removes only what the save does not read. */
+    ckd_store_collect(NULL, store, NULL, NULL);
     add_drift(save, "w", &d);
     commit_save(save);
     assert_int_equal(verify_damage(store), 0);
@@ -231,9 +237,9 @@ static void test_a_save_goes_on(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_a_load_goes_on),
-        tempdir_test(test_a_save_goes_on),
-        tempdir_test(test_copies_of_it_load),
+        tempdir_test(test_load_during_a_fold),
+        tempdir_test(test_save_during_a_fold),
+        tempdir_test(test_copies_of_folded_stores),
     };
     return cmocka_run_group_tests_name("folded", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Exact deltas coded on a CUDA device. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+/* Exact deltas coded on a CUDA device. Skipped if there is none; with CKD_REQUIRE_GPU=1 that is a failure. */
 #define DEVICE_EXACT_TESTS
 #include "tests/support/cuda_device.h"
 #include "tests/engine/device/test_device_exact.c"
@@ -9,11 +9,11 @@ int main(void) {
         tempdir_test(test_ready_copies),
         tempdir_test(test_references),
         tempdir_test(test_twins),
-        tempdir_test(test_what_does_not_win),
+        tempdir_test(test_useless_deltas),
         tempdir_test(test_moments),
-        tempdir_test(test_what_was_not_expected),
+        tempdir_test(test_late_materialized_copies),
     };
-    /* Named here, so that they are no less used than elsewhere. */
+    /* These tests only work with the emulated device. The casts prevent warnings about unused functions. */
     (void)test_backwards, (void)test_failures;
     int result = 0;
     backend = cuda_device(&result);

@@ -1,15 +1,18 @@
-/* Loading to a CUDA device, where blocks are decoded. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+/*
+ * Loads to a CUDA device, where blocks are decoded. Skipped if there is none; with CKD_REQUIRE_GPU=1 that is a
+ * failure.
+ */
 #define DEVICE_LOAD_TESTS
 #include "tests/support/cuda_device.h"
 #include "tests/engine/device/test_device_load.c"
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_exact),          tempdir_test(test_compact),        tempdir_test(test_near),
-        tempdir_test(test_little_staging), tempdir_test(test_damage),         tempdir_test(test_ranges),
-        tempdir_test(test_rounded),        tempdir_test(test_many_stretches),
+        tempdir_test(test_exact),          tempdir_test(test_coarse),         tempdir_test(test_near),
+        tempdir_test(test_many_stretches), tempdir_test(test_little_staging), tempdir_test(test_damage),
+        tempdir_test(test_ranges),         tempdir_test(test_rounded),
     };
-    /* Named here, so that they are no less used than elsewhere. */
+    /* These tests only work with the emulated device. The casts prevent warnings about unused functions. */
     (void)test_failures, (void)test_wrong_device;
     int result = 0;
     backend = cuda_device(&result);

@@ -1,4 +1,4 @@
-/* Lossy saves from a CUDA device. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+/* Lossy saves from a CUDA device. Skipped if there is none; with CKD_REQUIRE_GPU=1 that is a failure. */
 #define DEVICE_LOSSY_TESTS
 #include "tests/support/cuda_device.h"
 #include "tests/engine/device/test_device_lossy.c"
@@ -8,7 +8,7 @@ int main(void) {
         tempdir_test(test_lossy_tiles), tempdir_test(test_second_moments),    tempdir_test(test_masters),
         tempdir_test(test_spikes),      tempdir_test(test_tiles_of_the_host),
     };
-    /* Named here, so that they are no less used than elsewhere. */
+    /* These tests only work with the emulated device. The casts prevent warnings about unused functions. */
     (void)test_lossy_failures, (void)test_references;
     int result = 0;
     backend = cuda_device(&result);

@@ -1,4 +1,7 @@
-/* Exact masters and their rounded copies on a CUDA device. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+/*
+ * Exact masters and their rounded copies on a CUDA device. Skipped if there is none; with CKD_REQUIRE_GPU=1 that is a
+ * failure.
+ */
 #define DEVICE_MASTERS_TESTS
 #include "tests/support/cuda_device.h"
 #include "tests/engine/device/test_device_masters.c"
@@ -9,7 +12,7 @@ int main(void) {
         tempdir_test(test_ready_copies),
         tempdir_test(test_references),
     };
-    /* Named here, so that they are no less used than elsewhere. */
+    /* These tests only work with the emulated device. The casts prevent warnings about unused functions. */
     (void)test_backwards, (void)test_failures, (void)test_wrong_rounding;
     int result = 0;
     backend = cuda_device(&result);

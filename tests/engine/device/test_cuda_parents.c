@@ -1,4 +1,7 @@
-/* What lossy saves from a CUDA device build on is made there. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+/*
+ * Lossy saves from a CUDA device whose parents are decoded there. Skipped if there is none; with CKD_REQUIRE_GPU=1
+ * that is a failure.
+ */
 #define DEVICE_PARENTS_TESTS
 #include "tests/support/cuda_device.h"
 #include "tests/engine/device/test_device_parents.c"

@@ -1,4 +1,4 @@
-/* Small tensors on a CUDA device. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+/* Small tensors on a CUDA device. Skipped if there is none; with CKD_REQUIRE_GPU=1 that is a failure. */
 #define DEVICE_SMALL_TESTS
 #include "tests/support/cuda_device.h"
 #include "tests/engine/device/test_device_small.c"
@@ -10,7 +10,7 @@ int main(void) {
         tempdir_test(test_only_the_save_waits),
         tempdir_test(test_host_memory),
         tempdir_test(test_calls),
-        cmocka_unit_test(test_larger_ones_are_copied_together),
+        cmocka_unit_test(test_larger_tensors_are_copied_together),
         tempdir_test(test_one_by_one),
     };
     int result = 0;

@@ -1,6 +1,7 @@
 /*
- * Ranks that load together to the memory of devices: payloads travel as ever, and each rank's device decodes what its rank wants. What is there is what host memory
- * would have; what a device cannot do its host does, and no other rank hears of it. The device is emulated.
+ * Ranks load together to device memory. Payloads are exchanged as usual, and each rank's device decodes what the rank
+ * requested. The result is that of loads to host memory. If a device fails, its host takes over and other ranks do not
+ * notice. The device is emulated.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,8 +38,8 @@ typedef struct job {
     ckd_checkpoint c;
     uint64_t staging;
     void *there[WORLD][PARTS];
-    void *host; /* of rank 1, for all tensors, one after the other, which then loads nothing to a device */
-    uint64_t first[WORLD], rows[WORLD]; /* that the rank wants of each tensor */
+    void *host; /* memory for all tensors of rank 1, which then loads nothing to a device */
+    uint64_t first[WORLD], rows[WORLD]; /* what the rank requests of each tensor */
     uint64_t decoded[WORLD], given_up[WORLD];
 } job;
 
@@ -51,7 +52,7 @@ static size_t size_of(const job *j, uint32_t rank) {
     return j->rows[rank] * COLUMNS * sizeof(float);
 }
 
-static ckd_status load_there(void *context, thread_rank *rank, ckd_error *err) {
+static ckd_status load_to_device(void *context, thread_rank *rank, ckd_error *err) {
     job *j = context;
     uint32_t me = rank->rank;
     ckd_load *load;
@@ -123,7 +124,7 @@ static void loads_well(ckd_store *store, uint64_t step, bool replicas, uint64_t 
     thread_ranks ranks = {0};
     uint64_t values = 0, before = emulated_copied[DEVICE_TO_DEVICE];
     j.staging = staging;
-    thread_ranks_run(&ranks, WORLD, load_there, &j);
+    thread_ranks_run(&ranks, WORLD, load_to_device, &j);
     uint64_t sent = emulated_copied[DEVICE_TO_DEVICE] - before;
     for (uint32_t r = 0; r < WORLD; r++) {
         assert_int_equal(ranks.ranks[r].status, CKD_OK);
@@ -149,12 +150,13 @@ static void test_values(void **state) {
 }
 
 /*
- * Every call that can fail does, once, in any round: values are right, or the load says that the device failed; the other rank, which has none, hears nothing of it.
+ * Each device call fails once, in any round. The values are right or the load reports that the device failed. The
+ * other rank, which has no device, does not notice.
  */
 static void test_failures(void **state) {
     ckd_store *store = store_create(*state);
     save_steps(store);
-    unsigned went_on = 0;
+    unsigned recovered = 0;
     bool happened = true;
     for (int n = 1; happened; n += 3) {
         job j = new_job(store, STEPS - 1, WORLD, true);
@@ -164,21 +166,21 @@ static void test_failures(void **state) {
         assert_non_null(j.host);
         emulated_fail_after = n;
         emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
-        thread_ranks_run(&ranks, WORLD, load_there, &j);
+        thread_ranks_run(&ranks, WORLD, load_to_device, &j);
         happened = emulated_fail_after == 0;
         emulated_fail_after = 0;
         if (ranks.ranks[0].status == CKD_OK) {
             check(&j, 1);
-            went_on += j.given_up[0] > 0;
+            recovered += j.given_up[0] > 0;
         } else {
             assert_int_equal(ranks.ranks[0].status, n % 2 ? CKD_E_NOMEM : CKD_E_DEVICE);
         }
-        /* Where addresses are looked at, before anything is loaded, all ranks hear of it. */
+        /* addresses are checked before anything is loaded, and then all ranks get the error */
         assert_true(ranks.ranks[1].status == CKD_OK || n < PARTS + 2);
         free(j.host);
         end_job(&j, WORLD);
     }
-    assert_true(went_on > 5);
+    assert_true(recovered > 5);
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }

@@ -1,7 +1,7 @@
 /*
- * Exact tensors in the memory of a device, whose deltas are coded there: what is stored is, payload by payload, what is stored from host memory; the values do not cross
- * the bus unless somebody wants to see them; and where the device cannot, the host does. The device is emulated; tests/engine/device/test_cuda_exact.c includes this file for a real
- * one.
+ * Exact tensors in device memory, whose deltas are coded on the device. Every payload is the same as from host memory.
+ * Values cross the bus only if the host needs them, and the host takes over what the device cannot do. The device is
+ * emulated; tests/engine/device/test_cuda_exact.c includes this file for a real one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,10 @@
 
 enum { TENSORS = 7 };
 
-/* One of several blocks, one that is cut into panels, others of other dtypes, one that lies oddly, one that stays, a small one. */
+/*
+ * A tensor of several blocks, one that is cut into panels, other dtypes, one at an unaligned address, one that does
+ * not change, and a small one.
+ */
 static void model(tensor *t) {
     static const tensor all[TENSORS] = {
         {.name = "blocks.weight", .dtype = CKD_F32, .ndim = 2, .shape = {2 * BLOCK / 512 + 77, 512}},
@@ -42,7 +45,7 @@ static void model(tensor *t) {
     }
 }
 
-/* Fine-tuning: all move by a little, but for `still`. */
+/* Resembles fine-tuning: all values change a little, except those of still.weight. */
 static void train_one(tensor *t, unsigned i, unsigned step) {
     float *by = random_values(CKD_F32, t[i].elements, 1000 * step + i);
     for (uint64_t j = 0; j < t[i].elements && i != 5; j++) {
@@ -65,9 +68,9 @@ static void model_free(tensor *t) {
         backend->release(0, t[i].device);
     }
 }
-/* ---- the same as from the host ---- */
+/* ---- the same payloads as from the host ---- */
 
-/* What crosses the bus is about what is stored, with materialized copies as well. */
+/* About as many bytes cross the bus as are stored, also with materialized copies. */
 static void compare_chain(const char *dir, double newest) {
     ckd_store *store = store_create(dir);
     tensor t[TENSORS];
@@ -82,7 +85,7 @@ static void compare_chain(const char *dir, double newest) {
         traffic took = save_both(store, step, newest, t, TENSORS, &stored);
         bool counted = backend == emulated_device() && step > 0;
         assert_true(step == 0 || stored.deltas > 30);
-        assert_true(!counted || took.device >= parents); /* the parent's values, and tables */
+        assert_true(!counted || took.device >= parents); /* the parent's values and tables */
         assert_true(!counted || took.host < stored.bytes + raw / 8 + small);
         train(t, step);
     }
@@ -98,14 +101,14 @@ static void test_ready_copies(void **state) {
     compare_chain(*state, 2);
 }
 
-/* All threads the other way round: the same. */
+/* The emulated device runs its threads in reverse order. The result is the same. */
 static void test_backwards(void **state) {
     emulated_backwards = true;
     compare_chain(*state, 1000);
     emulated_backwards = false;
 }
 
-/* ---- the parent's values, kept on the device ---- */
+/* ---- references: the parent's values, kept on the device ---- */
 
 static void spoil_references(const ckd_store *store) {
     const float nonsense[4] = {1, 2, 3, 4};
@@ -117,7 +120,10 @@ static void spoil_references(const ckd_store *store) {
     assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
 }
 
-/* Then nothing is decoded or sent but tables; and what is not the parent's values is found out, block by block. */
+/*
+ * With references, only tables are sent and nothing is decoded. A reference that does not match the parent is detected
+ * for each block.
+ */
 static void test_references(void **state) {
     ckd_store *store = store_create(*state);
     tensor t[TENSORS];
@@ -126,7 +132,7 @@ static void test_references(void **state) {
     for (unsigned i = 0; i < TENSORS; i++) {
         raw += size_of(&t[i]);
     }
-    uint64_t kept = raw - size_of(&t[TENSORS - 1]); /* the small one is the host's */
+    uint64_t kept = raw - size_of(&t[TENSORS - 1]); /* the host saves the small tensor */
     store->device_reference_bytes = raw;
     for (unsigned step = 0; step < 5; step++) {
         stored_payloads stored;
@@ -136,7 +142,7 @@ static void test_references(void **state) {
         traffic took = save_both(store, step, 1000, t, TENSORS, &stored);
         assert_int_equal(store->device_references_held, kept);
         bool counted = backend == emulated_device() && step > 0;
-        /* First blocks, of which one is the first of a panel, were spoilt. */
+        /* The first blocks were overwritten, one of them the first of a panel. */
         uint64_t most = step == 3 ? 5 * (uint64_t)BLOCK * 4 : 0;
         assert_true(!counted || took.device < raw / 8 + most);
         assert_true(!counted || step != 3 || took.device > (uint64_t)BLOCK * 4);
@@ -146,9 +152,12 @@ static void test_references(void **state) {
     close_store(store);
 }
 
-/* ---- values that are wanted after all ---- */
+/* ---- values that the host needs after all ---- */
 
-/* Two blocks with the same values, each a good delta: the second one is a copy of the first, whose chain is long, so that it is looked at on its own. */
+/*
+ * Two blocks with equal values, and a good delta for each. The second is a copy of the first, whose chain is long, so
+ * the host also tries it without a delta.
+ */
 static void test_twins(void **state) {
     ckd_store *store = store_create(*state);
     tensor t = {
@@ -172,15 +181,15 @@ static void test_twins(void **state) {
     close_store(store);
 }
 
-/* What is kept ready besides deltas is wanted only once these are decided: its values come then. */
-static void test_what_was_not_expected(void **state) {
+/* Materialized copies are decided on after the deltas. Only then are their values read. */
+static void test_late_materialized_copies(void **state) {
     ckd_store *store = store_create(*state);
     tensor t[TENSORS];
     model(t);
     save_device_unprepared(true);
     for (unsigned step = 0; step < 4; step++) {
         stored_payloads stored;
-        save_both(store, step, 2, t, TENSORS, &stored); /* which compares */
+        save_both(store, step, 2, t, TENSORS, &stored); /* compares the payloads */
         train(t, step);
     }
     save_device_unprepared(false);
@@ -188,8 +197,11 @@ static void test_what_was_not_expected(void **state) {
     close_store(store);
 }
 
-/* Noise, whose deltas never win, is coded on its own, as are values that were all zero, once it is known about what they take. */
-static void test_what_does_not_win(void **state) {
+/*
+ * Noise never makes good deltas, so it is coded without a parent. So are values that were all zero, once their stored
+ * size is known.
+ */
+static void test_useless_deltas(void **state) {
     ckd_store *store = store_create(*state);
     tensor t[2] = {{.name = "noise", .dtype = CKD_F32, .ndim = 2, .shape = {3000, 500}, .elements = 1500000},
                    {.name = "zeros", .dtype = CKD_F32, .ndim = 1, .shape = {200000}, .elements = 200000}};
@@ -232,7 +244,10 @@ static void set_moments(float *first, float *second, unsigned step) {
     free(noise);
 }
 
-/* New ones each time, with rows and columns of their own scales, of which the second are never negative: levels, and bits that all share. */
+/*
+ * New moments in each step, with scales per row and column. Second moments are never negative. Their levels and shared
+ * bits are coded.
+ */
 static void test_moments(void **state) {
     ckd_store *store = store_create(*state);
     tensor t[3] = {{.name = "exp_avg.w", .dtype = CKD_F32, .ndim = 2, .shape = {500, 520}},
@@ -266,29 +281,29 @@ static void test_moments(void **state) {
     close_store(store);
 }
 
-/* ---- what goes wrong ---- */
+/* ---- errors ---- */
 
-typedef struct heard {
+typedef struct message_counts {
     unsigned coding, all;
-} heard;
+} message_counts;
 
-static void hear(void *context, const char *message) {
-    heard *h = context;
+static void note_message(void *context, const char *message) {
+    message_counts *h = context;
     h->all += strstr(message, "is copied to the host") != NULL;
     h->coding += strstr(message, "and coded there, as the device failed") != NULL;
 }
 
-/* Each call that can fail does, once: the host goes on, or the save has failed; a tensor is told of once. */
+/* Each device call fails once. The host takes over or the save fails, and there is at most one message per tensor. */
 static void test_failures(void **state) {
     ckd_store *store = store_create(*state);
     tensor all[TENSORS], *t = &all[3];
-    heard h = {0, 0};
-    unsigned went_on = 0, failed = 0;
+    message_counts h = {0, 0};
+    unsigned recovered = 0, failed = 0;
     char path[512];
     ckd_store_close(store);
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     snprintf(path, sizeof(path), "%s/store", (const char *)*state);
-    o.on_message = hear;
+    o.on_message = note_message;
     o.message_context = &h;
     assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_WRITE, &o, NULL), CKD_OK);
     model(all);
@@ -296,11 +311,11 @@ static void test_failures(void **state) {
     ckd_save_options first = exact_options("device", 0, 1000);
     assert_int_equal(save_some(NULL, store, &first, t, 1, true), CKD_OK);
     bool happened = true;
-    const unsigned every = (unsigned)test_pick(3, 1, 1); /* odd: both kinds of failure come */
+    const unsigned every = (unsigned)test_pick(3, 1, 1); /* odd, so that both kinds of failure occur */
     for (unsigned n = (unsigned)test_first("exact failures", every); happened; n += every) {
         train_one(all, 3, n);
         ckd_save_options options = exact_options("device", n, 2);
-        h = (heard){0, 0};
+        h = (message_counts){0, 0};
         emulated_fail_after = (int)n;
         emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
         ckd_status status = save_some(NULL, store, &options, t, 1, true);
@@ -308,13 +323,13 @@ static void test_failures(void **state) {
         emulated_fail_after = 0;
         assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));
         assert_true(h.all <= 1);
-        went_on += status == CKD_OK && h.coding;
+        recovered += status == CKD_OK && h.coding;
         failed += status != CKD_OK;
         if (status == CKD_OK) {
             loads_as(store, "device", n, t, 1);
         }
     }
-    assert_true(went_on > test_pick(5, 25, 25) && failed >= test_pick(0, 3, 3));
+    assert_true(recovered > test_pick(5, 25, 25) && failed >= test_pick(0, 3, 3));
     model_free(all);
     close_store(store);
 }
@@ -326,9 +341,9 @@ int main(void) {
         tempdir_test(test_ready_copies),
         tempdir_test(test_backwards),
         tempdir_test(test_references),
-        tempdir_test(test_what_was_not_expected),
+        tempdir_test(test_late_materialized_copies),
         tempdir_test(test_twins),
-        tempdir_test(test_what_does_not_win),
+        tempdir_test(test_useless_deltas),
         tempdir_test(test_moments),
         tempdir_test(test_failures),
     };

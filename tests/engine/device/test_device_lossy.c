@@ -1,6 +1,7 @@
 /*
- * Lossy tensors in the memory of a device: they are coded there, into what would have been made of them in host memory, and little of them crosses the bus. The device is
- * emulated; tests/engine/device/test_cuda_lossy.c includes this file for a real one.
+ * Lossy tensors in device memory. They are coded on the device, with the result that coding in host memory would have,
+ * and little data crosses the bus. The device is emulated; tests/engine/device/test_cuda_lossy.c includes this file
+ * for a real one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,12 +23,15 @@
 #include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 
-/* ---- lossy tiles, coded on the device ---- */
+/* ---- lossy tiles ---- */
 
 enum { SIDE = 640, LAYER = SIDE * SIDE, OF_LAYER = 3 };
 static const char *const layer_names[OF_LAYER] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 
-/* A step of something like training: weights move in a few directions, and a little in all others; moments are new. */
+/*
+ * A step that resembles training: weights move in a few directions, and a little in all others. Moments are new in
+ * each step.
+ */
 static void train(float *const layer[OF_LAYER], unsigned step) {
     float *noise = random_values(CKD_F32, LAYER, 100 + step),
           *sides = random_values(CKD_F32, 8 * SIDE, 200 + step);
@@ -37,7 +41,8 @@ static void train(float *const layer[OF_LAYER], unsigned step) {
         for (unsigned k = 0; k < 4; k++) {
             low += sides[k * SIDE + i / SIDE] * sides[(4 + k) * SIDE + i % SIDE];
         }
-        float alone = fabsf(noise[i]) > 0.05f ? 0.2f * noise[i] : 0; /* what factors do not say */
+        /* What the low-rank factors cannot express. */
+        float alone = fabsf(noise[i]) > 0.05f ? 0.2f * noise[i] : 0;
         layer[2][i] += 0.3f * low + 0.003f * noise[i] + alone;
         layer[1][i] = (low + 0.1f * moments[i]) * 1e-3f;
         layer[0][i] =
@@ -48,7 +53,10 @@ static void train(float *const layer[OF_LAYER], unsigned step) {
     free(moments);
 }
 
-/* Of a state that is saved; `sent` and `got`: bytes that its save moves to the device and to the host, and the largest copy to the host. */
+/*
+ * A tensor of a saved state. sent, got: bytes that its save copies to the device and to the host; largest: the largest
+ * copy to the host.
+ */
 typedef struct lossy_tensor {
     const char *name;
     ckd_dtype dtype;
@@ -147,7 +155,10 @@ static bool near_by(double a, double b, double share) {
     return fabs(a - b) <= share * fabs(b);
 }
 
-/* The same errors in the same bytes as from the host's memory, but for how sums are rounded; and only integers and sums leave the device. */
+/*
+ * Saves from the device have the errors and sizes of saves from host memory, except for the rounding of sums. Only
+ * integers and sums leave the device.
+ */
 static void compare_lossy(ckd_store *store, ckd_fidelity fidelity, ckd_dtype dtype, bool cells) {
     float *layer[OF_LAYER];
     char host[32], device[32];
@@ -164,7 +175,7 @@ static void compare_lossy(ckd_store *store, ckd_fidelity fidelity, ckd_dtype dty
         uint64_t smallest = LAYER * (dtype == CKD_BF16 ? 2 : 4);
         figures a = figures_of(store, host, step, OF_LAYER), b = figures_of(store, device, step, OF_LAYER);
         assert_true(step == 0 ||
-                    emulated_largest < smallest); /* the first weights have no parent: they are read */
+                    emulated_largest < smallest); /* the first weights have no parent and are read */
         for (int i = 0; i < OF_LAYER; i++) {
             assert_true(near_by(b.rel_l2[i], a.rel_l2[i], 0.02));
             assert_true(near_by((double)b.stored[i], (double)a.stored[i], 0.03));
@@ -200,9 +211,9 @@ static void test_lossy_tiles(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* ---- second moments that rows and columns say little of ---- */
+/* ---- second moments that row and column scales describe badly ---- */
 
-/* Of rows that hardly ever have a gradient, or none at all; and zeros of both signs. */
+/* Some rows hardly ever have a gradient, some never. Zeros of both signs occur. */
 static float *odd_seconds(unsigned seed) {
     float *values = random_values(CKD_F32, LAYER, seed);
     for (uint64_t i = 0; i < LAYER; i++) {
@@ -230,11 +241,14 @@ static void compare_seconds(ckd_store *store, ckd_fidelity fidelity, ckd_dtype d
         f[device] = figures_of(store, run, 1, 1);
         loaded[device] = load_whole(store, run, 1, t.name, size);
     }
-    /* A byte each, if many are neither 0 nor 1; and the high halves of values, in pieces, for the other moment. */
+    /*
+     * One byte per element, if many are neither 0 nor 1; and, for the other moment, the upper halves of values in
+     * pieces.
+     */
     assert_true(backend != emulated_device() || t.largest < 2 * LAYER);
     assert_true(near_by(f[1].rel_l2[0], f[0].rel_l2[0], 0.001));
     assert_true(near_by((double)f[1].stored[0], (double)f[0].stored[0], 0.01));
-    uint64_t other = 0; /* rows' and columns' levels are rounded from sums */
+    uint64_t other = 0; /* the levels of rows and columns are rounded from sums */
     for (size_t i = 0; i < size; i++) {
         other += ((uint8_t *)loaded[0])[i] != ((uint8_t *)loaded[1])[i];
     }
@@ -255,9 +269,12 @@ static void test_second_moments(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* ---- masters, and copies that are rounded from them ---- */
+/* ---- masters and their rounded copies ---- */
 
-/* A layer's tensors, and what its weights are in a narrower dtype, which is the caller's to free. `off`: but for one element. */
+/*
+ * The tensors of a layer. Returns the weights in a narrower dtype, which the caller frees. With `off`, one element
+ * differs from the rounded master.
+ */
 static void *mixed_state(lossy_tensor t[MOST_TENSORS], float *const layer[OF_LAYER], ckd_dtype dtype,
                          bool off) {
     uint16_t *copy = malloc(LAYER * sizeof(*copy));
@@ -271,7 +288,7 @@ static void *mixed_state(lossy_tensor t[MOST_TENSORS], float *const layer[OF_LAY
     return copy;
 }
 
-/* What a load gives of the copy is what it gives of the master, rounded. */
+/* The loaded copy must be the loaded master, rounded. */
 static void is_rounded(ckd_store *store, const char *run, uint64_t step, ckd_dtype dtype) {
     uint16_t *copy = load_whole(store, run, step, "w", LAYER * sizeof(*copy)), *rounded = malloc(LAYER * 2);
     float *master = load_whole(store, run, step, "master.w", LAYER * sizeof(float));
@@ -283,16 +300,16 @@ static void is_rounded(ckd_store *store, const char *run, uint64_t step, ckd_dty
     free(master);
 }
 
-/* Only hashes of the copy cross the bus, and nothing of it is sent there; of the master what comes of any weights. */
+/* Of the copy, only hashes are copied from the device, and nothing to it. The master costs what any weights cost. */
 static void crosses_little(const lossy_tensor t[MOST_TENSORS], unsigned step, bool off) {
-    const uint64_t raw = LAYER * 2, hashes = raw / 512 + 1024 * 8; /* 8 bytes of 4096, and of blocks' ends */
+    /* 8 bytes per 4096, and per end of a block. */
+    const uint64_t raw = LAYER * 2, hashes = raw / 512 + 1024 * 8;
     if (backend != emulated_device()) {
         return;
     }
-    assert_true(step == 0 ||
-                t[2].largest < 2 * raw); /* a block is fetched if a materialized copy is wanted */
+    assert_true(step == 0 || t[2].largest < 2 * raw); /* a block is read if a materialized copy is needed */
     if (off) {
-        assert_true(t[3].sent >= LAYER); /* what its parent's values are made from */
+        assert_true(t[3].sent >= LAYER); /* what the parent's values are computed from */
     } else {
         assert_true(t[3].got > 0 && t[3].got < hashes && t[3].sent == 0);
     }
@@ -321,14 +338,17 @@ static void compare_masters(ckd_store *store, ckd_fidelity fidelity, ckd_dtype d
         }
         crosses_little(t, step, off);
         if (fidelity == CKD_COARSE && backend == emulated_device()) {
-            /* The vectors of a search, 32 of a side at first, go there once, and factors come back: not all of them for each of ten products. */
+            /*
+             * The search for factors sends its vectors once, 32 per side at first, and gets the factors back. It does
+             * not transfer them for each of its ten products.
+             */
             const uint64_t side = 32 * SIDE * sizeof(float);
             const uint64_t halves = LAYER * 4; /* of the second moments, as input and decoded */
             assert_true(t[1].sent < 5 * side + halves && t[1].got < 12 * side);
         }
         for (int i = 0; i < MOST_TENSORS; i++) {
             assert_true(near_by(f[1].rel_l2[i], f[0].rel_l2[i], 0.02));
-            /* Ids are stored with each block, and are packed. */
+            /* Ids are stored with each block, and compress differently. */
             assert_true(llabs((long long)f[1].stored[i] - (long long)f[0].stored[i]) <
                         256 + (long long)f[0].stored[i] / 50);
         }
@@ -356,9 +376,12 @@ static void test_masters(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* ---- elements that are kept as they are ---- */
+/* ---- elements that are stored exactly ---- */
 
-/* From a thousand times the usual movement to 10^30 times, in weights and first moments; or what is no number at all. Returns where the k-th one is. */
+/*
+ * Spikes in weights and first moments are 10^3 to 10^30 times the usual change, or no numbers at all. Returns the
+ * position of the k-th one.
+ */
 static uint64_t spike_at(unsigned step, unsigned k) {
     return ((uint64_t)step * 7919 + (uint64_t)k * UINT64_C(0x9e3779b97f4a7c15)) % LAYER;
 }
@@ -373,7 +396,7 @@ static void put_spikes(float *const layer[OF_LAYER], unsigned step, unsigned cou
     }
 }
 
-/* As from the host, and the rest of the tile stays on the device. */
+/* The device stores spikes exactly, as the host does, and the rest of the tile stays on the device. */
 static void compare_spikes(ckd_store *store, unsigned count, ckd_dtype dtype, bool cells, bool numbers) {
     float *layer[OF_LAYER];
     char runs[2][32];
@@ -400,7 +423,7 @@ static void compare_spikes(ckd_store *store, unsigned count, ckd_dtype dtype, bo
         assert_true(step == 0 || emulated_largest < LAYER * (dtype == CKD_BF16 ? 2 : 4));
         for (int i = 0; i < OF_LAYER; i++) {
             size_t size = i && dtype == CKD_BF16 ? 2 : 4;
-            /* Squares of the largest are beyond what is noted of errors: not known. */
+            /* Squares of the largest values exceed what the recorded errors can express, so those are unknown. */
             assert_true(near_by(f[1].rel_l2[i], f[0].rel_l2[i], 0.02) ||
                         (isnan(f[1].rel_l2[i]) && isnan(f[0].rel_l2[i])));
             assert_true(near_by((double)f[1].stored[i], (double)f[0].stored[i], 0.03));
@@ -438,9 +461,12 @@ static void test_spikes(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* ---- what is the host's ---- */
+/* ---- tiles that the host codes ---- */
 
-/* Tiles that turn out to be none for a device, one after the other: what was read ahead of the first one is not what is in pinned memory by now. */
+/*
+ * Several tiles in a row cannot be coded on the device. What was read ahead of the first one must not be taken from
+ * pinned memory that was reused since.
+ */
 static void test_tiles_of_the_host(void **state) {
     enum { ROWS = 4096, COLUMNS = 1024 };
     static const uint64_t shape[2] = {ROWS, COLUMNS};
@@ -450,14 +476,14 @@ static void test_tiles_of_the_host(void **state) {
     for (uint64_t step = 0; step < 3; step++) {
         change_values(CKD_F32, values, ROWS * COLUMNS, (unsigned)step);
         for (uint64_t i = 0; i < ROWS * COLUMNS && step;
-             i += 200) { /* more than a device lists, in each tile */
+             i += 200) { /* in each tile more than the device can list */
             values[i] = step == 1 ? NAN : INFINITY;
         }
         float *there = to_device(values, ROWS * COLUMNS * sizeof(float));
         for (int device = 0; device < 2; device++) {
             ckd_save_options o = options_of(device ? "device" : "host", step);
             o.fidelity = CKD_COARSE;
-            o.staging_bytes = 1 << 24; /* tiles of 1 Mi elements, two of them in a piece of pinned memory */
+            o.staging_bytes = 1 << 24; /* tiles of 1 Mi elements, two per piece of pinned memory */
             ckd_save *save = begin_with(store, &o);
             ckd_tensor t = CKD_TENSOR_INIT;
             t.name = "w";
@@ -472,7 +498,7 @@ static void test_tiles_of_the_host(void **state) {
         backend->release(0, there);
         float *a = load_whole(store, "host", step, "w", ROWS * COLUMNS * sizeof(float)),
               *b = load_whole(store, "device", step, "w", ROWS * COLUMNS * sizeof(float));
-        assert_memory_equal(a, b, ROWS * COLUMNS * sizeof(float)); /* all of it was coded by the host */
+        assert_memory_equal(a, b, ROWS * COLUMNS * sizeof(float)); /* the host coded everything */
         free(a);
         free(b);
     }
@@ -481,7 +507,7 @@ static void test_tiles_of_the_host(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- what is kept on the device between saves ---- */
+/* ---- references kept on the device between saves ---- */
 
 static void spoil_references(const ckd_store *store) {
     const float nonsense[4] = {1, 2, 3, 4};
@@ -500,7 +526,10 @@ static uint64_t bytes_sent(ckd_store *store, uint64_t step, ckd_dtype dtype, flo
     return emulated_copied[DEVICE_TO_DEVICE] - before;
 }
 
-/* What is stored is the same, and what the parent's values are made from is sent only if they are not kept, or are not what the parent has. */
+/*
+ * What is stored does not depend on the references. The data that the parent's values are computed from is sent only
+ * if no reference is kept, or if it does not match the parent.
+ */
 static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {
     const uint64_t size = LAYER * (dtype == CKD_BF16 ? 2 : 4);
     char folder[2][600];
@@ -515,7 +544,7 @@ static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {
         layer[i] = random_values(CKD_F32, LAYER, 50 + (unsigned)i);
     }
     for (unsigned step = 0; step < 6; step++) {
-        store[1]->device_reference_bytes = step ? size : size - 1; /* the first time too little by one */
+        store[1]->device_reference_bytes = step ? size : size - 1; /* one byte too few at first */
         train(layer, step);
         if (step == 4) {
             spoil_references(store[1]);
@@ -523,13 +552,13 @@ static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {
         uint64_t plain = bytes_sent(store[0], step, dtype, layer, cells),
                  sent = bytes_sent(store[1], step, dtype, layer, cells);
         bool known =
-            step >= 2 && step != 4; /* what step 1 has, the first with a parent, is the first that is kept */
+            step >= 2 && step != 4; /* step 1 is the first with a parent, and the first that is kept */
         assert_in_range(plain - sent, known ? LAYER : 0, known ? LAYER * sizeof(float) : 0);
         assert_int_equal(store[1]->device_references_held, step ? size : 0);
         figures a = figures_of(store[0], "run", step, OF_LAYER),
                 b = figures_of(store[1], "run", step, OF_LAYER);
         assert_memory_equal(a.rel_l2, b.rel_l2, sizeof(a.rel_l2));
-        for (int i = 0; i < OF_LAYER; i++) { /* ids are stored with them, and are packed */
+        for (int i = 0; i < OF_LAYER; i++) { /* ids are stored too, and compress differently */
             assert_in_range(b.stored[i] + 64, a.stored[i], a.stored[i] + 128);
         }
         void *one = load_whole(store[0], "run", step, "w", size),
@@ -557,9 +586,9 @@ static void test_references(void **state) {
     }
 }
 
-/* ---- what goes wrong ---- */
+/* ---- errors ---- */
 
-/* Where the device's memory ends, the host goes on; what else goes wrong is the save's end, and not the next one's. */
+/* If device memory runs out, the host takes over. Any other error fails this save, but not the next one. */
 static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
     float *layer[OF_LAYER];
     for (int i = 0; i < OF_LAYER; i++) {
@@ -571,7 +600,7 @@ static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
     assert_int_equal(save_lossy_state(store, "run", first, CKD_COARSE, t, MOST_TENSORS, NULL, false), CKD_OK);
     train(layer, 1);
     kernels_cpu()->cast(CKD_BF16, copy, CKD_F32, layer[2], LAYER);
-    unsigned failed = 0, went_on = 0;
+    unsigned failed = 0, recovered = 0;
     bool happened = true;
     each *= test_pick(9, 1, 1);
     for (uint64_t n = test_first("lossy failures", each); happened; n += each) {
@@ -583,9 +612,9 @@ static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
         emulated_fail_after = 0;
         assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));
         failed += status != CKD_OK;
-        went_on += status == CKD_OK && happened;
+        recovered += status == CKD_OK && happened;
     }
-    assert_true(failed >= test_pick(0, 4, 4) && went_on > test_pick(1, 30, 30));
+    assert_true(failed >= test_pick(0, 4, 4) && recovered > test_pick(1, 30, 30));
     free(copy);
     for (int i = 0; i < OF_LAYER; i++) {
         free(layer[i]);

@@ -1,7 +1,7 @@
 /*
- * Exact states in mixed precision on a device: masters are coded there as other tensors are, and weights that are these rounded are known by the hashes of what was given, so that of
- * these hardly anything crosses the bus. What is stored is what is stored from host memory. The device is emulated; tests/engine/device/test_cuda_masters.c includes this file for a
- * real one.
+ * Exact mixed-precision states on a device. Masters are coded on the device like other tensors. Weights that are
+ * rounded masters are recognised by hashes, so that they hardly cross the bus. What is stored is what a save from host
+ * memory stores. The device is emulated; tests/engine/device/test_cuda_masters.c includes this file for a real one.
  */
 #include <stdio.h>
 
@@ -10,10 +10,13 @@
 #include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 
-/* Masters, and behind them what is rounded from them. */
+/* The masters come first, then their rounded copies. */
 enum { MASTERS = 5, TENSORS = 2 * MASTERS, FROZEN = 3, TORN = 1, SMALL = 4 };
 
-/* One of several blocks; one that lies oddly; one that is cut into panels, as is its copy; one that stays; a small one. */
+/*
+ * A master of several blocks, one at an unaligned address, one that is cut into panels like its copy, one that does
+ * not change, and a small one.
+ */
 static void model(tensor *t) {
     static const tensor all[TENSORS] = {
         {.name = "master.a", .dtype = CKD_F32, .ndim = 2, .shape = {2 * BLOCK / 512 + 77, 512}},
@@ -45,7 +48,7 @@ static void move(tensor *t, unsigned seed) {
     free(by);
 }
 
-/* All masters move by a little, but for the frozen one. Of one weight, the last value is not what its master says. */
+/* Moves all masters a little, except the frozen one. The last value of one weight differs from its rounded master. */
 static void train(tensor *t, unsigned step) {
     for (unsigned i = 0; i < TENSORS; i++) {
         if (i < MASTERS && i != FROZEN) {
@@ -77,7 +80,7 @@ static uint64_t size_of_some(const tensor *t, unsigned first, unsigned end) {
     return sum;
 }
 
-/* What comes to the host where masters are saved alone. */
+/* The bytes copied to the host by a save of the masters alone. */
 static uint64_t masters_alone(ckd_store *store, uint64_t step, double newest, const tensor *t) {
     ckd_save_options o = exact_options("masters", step, newest);
     uint64_t before = emulated_copied[DEVICE_TO_HOST];
@@ -85,8 +88,8 @@ static uint64_t masters_alone(ckd_store *store, uint64_t step, double newest, co
     return emulated_copied[DEVICE_TO_HOST] - before;
 }
 
-/* To the device, from where they are compared. */
-static void loads_there(ckd_store *store, const char *run, uint64_t step, const tensor *t) {
+/* Loads to the device and compares there. */
+static void check_device_loads(ckd_store *store, const char *run, uint64_t step, const tensor *t) {
     ckd_checkpoint c;
     ckd_load *load;
     ckd_error err;
@@ -114,8 +117,9 @@ static void loads_there(ckd_store *store, const char *run, uint64_t step, const 
 }
 
 /*
- * Masters take about what is stored of them; weights 8 bytes of 4096, but for a block that is no rounded master, and what is small. reference: bytes that may be kept on the device: those of
- * masters and of what is no copy, so that parents are not sent there.
+ * Masters cost about their stored size on the bus. Weights cost 8 bytes per 4096, except for small ones and for a
+ * block that is no rounded master. `reference`: bytes of references on the device, enough to keep masters and weights
+ * that are no copies, so that their parents are not sent.
  */
 static void compare_chain(const char *dir, double newest, uint64_t reference) {
     ckd_store *store = store_create(dir);
@@ -137,7 +141,7 @@ static void compare_chain(const char *dir, double newest, uint64_t reference) {
         assert_int_equal(store->device_references_held,
                          reference ? masters - size_of(&t[SMALL]) + (step ? size_of(&t[MASTERS + TORN]) : 0)
                                    : 0);
-        loads_there(store, "device", step, t);
+        check_device_loads(store, "device", step, t);
         train(t, step);
     }
     model_free(t);
@@ -162,9 +166,9 @@ static void test_backwards(void **state) {
     emulated_backwards = false;
 }
 
-/* ---- what goes wrong ---- */
+/* ---- errors ---- */
 
-/* A master of one block and its copy. */
+/* A master of one block and its rounded copy. */
 static void pair_new(tensor pair[2]) {
     pair[0] = (tensor){.name = "master.w", .dtype = CKD_F32, .ndim = 1, .shape = {50001}, .elements = 50001};
     pair[1] = (tensor){.name = "w", .dtype = CKD_BF16, .ndim = 1, .shape = {50001}, .elements = 50001};
@@ -184,21 +188,21 @@ static void pair_free(tensor pair[2]) {
     }
 }
 
-/* Each call that can fail does, once: the host goes on, or the save has failed; what is loaded is what was given. */
+/* Each device call fails once. The host takes over or the save fails, and loads give the saved values. */
 static void test_failures(void **state) {
     ckd_store *store = store_create(*state);
     tensor pair[2];
-    unsigned went_on = 0, failed = 0;
+    unsigned recovered = 0, failed = 0;
     pair_new(pair);
     for (int n = 0, happened = 1; happened; n++) {
         ckd_save_options o = exact_options("device", (uint64_t)n, 1000);
-        emulated_fail_after = n; /* 0: none does */
+        emulated_fail_after = n; /* 0: no call */
         emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
         ckd_status status = save_some(NULL, store, &o, pair, 2, true);
         happened = emulated_fail_after == 0;
         emulated_fail_after = 0;
         assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));
-        went_on += n > 0 && happened && status == CKD_OK;
+        recovered += n > 0 && happened && status == CKD_OK;
         failed += status != CKD_OK;
         if (status == CKD_OK) {
             loads_as(store, "device", (uint64_t)n, pair, 2);
@@ -207,12 +211,12 @@ static void test_failures(void **state) {
         round_all(&pair[0]);
         round_all(&pair[1]);
     }
-    assert_true(went_on > 20 && failed > 2);
+    assert_true(recovered > 20 && failed > 2);
     pair_free(pair);
     close_store(store);
 }
 
-/* It takes f16 for bf16. */
+/* Rounds to f16 instead of bf16. */
 static device_result round_wrongly(const device_queue *queue, bool *known, const device_elements *what,
                                    const device_span *spans, uint32_t count, device_failure *failure) {
     device_elements other = *what;
@@ -220,7 +224,10 @@ static device_result round_wrongly(const device_queue *queue, bool *known, const
     return emulated_device()->elements(queue, known, &other, spans, count, failure);
 }
 
-/* A device, and a trainer's with it, that rounds in another way than a load does: what it takes for a copy of a master is none, and is not committed. */
+/*
+ * The device, and so the trainer's weights, round in another way than loads do. Such a weight is not a copy of its
+ * master, and the save is not committed.
+ */
 static void test_wrong_rounding(void **state) {
     device_backend wrong = *emulated_device();
     wrong.elements = round_wrongly;
@@ -235,7 +242,8 @@ static void test_wrong_rounding(void **state) {
         kernels_cpu()->cast(CKD_F16, pair[1].host, CKD_F32, pair[0].exact, pair[0].elements);
         give(&pair[1]);
         ckd_status status = save_some(NULL, store, &o, pair, 2, true);
-        assert_int_equal(status, step == 1 ? CKD_E_DEVICE : CKD_OK); /* the base's masters are the host's */
+        /* In the base, the host codes the masters. */
+        assert_int_equal(status, step == 1 ? CKD_E_DEVICE : CKD_OK);
         if (status == CKD_OK) {
             loads_as(store, "device", step, pair, 2);
         }

@@ -1,6 +1,8 @@
 /*
- * What lossy tiles on a device build on is made there, from what is stored: what is saved is what it is when the host decodes the parent and sends its values, and less crosses the
- * bus. What a device cannot do, or does wrongly, the host does; and what is damaged costs no save. The device is emulated; tests/engine/device/test_cuda_parents.c includes this file for a real one.
+ * The parents of lossy tiles on a device are decoded on the device, from their stored bytes. Saves store the same as
+ * if the host decoded the parent and sent its values, but send less over the bus. The host takes over what the device
+ * cannot do or does wrongly, and a damaged parent does not make a save fail. The device is emulated;
+ * tests/engine/device/test_cuda_parents.c includes this file for a real one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,15 +28,15 @@
 enum { ROWS = 768, COLUMNS = 700, COUNT = ROWS * COLUMNS };
 static const char *const parts[3] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 
-/* Who decodes what weights on a device build on. */
+/* Where the parents of weights on the device are decoded. */
 typedef enum decoding { ON_DEVICE, ON_HOST } decoding;
 
-static unsigned told;
-static char told_text[600];
-static void hear(void *context, const char *message) {
+static unsigned message_count;
+static char last_message[600];
+static void keep_message(void *context, const char *message) {
     (void)context;
-    told++;
-    snprintf(told_text, sizeof(told_text), "%s", message);
+    message_count++;
+    snprintf(last_message, sizeof(last_message), "%s", message);
 }
 
 static ckd_store *new_store(const char *dir, const char *name) {
@@ -42,10 +44,10 @@ static ckd_store *new_store(const char *dir, const char *name) {
     ckd_store *store;
     ckd_error err;
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
-    o.on_message = hear;
+    o.on_message = keep_message;
     snprintf(path, sizeof(path), "%s/%s", dir, name);
     assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_CREATE, &o, &err), CKD_OK);
-    told = 0;
+    message_count = 0;
     return store;
 }
 
@@ -54,7 +56,7 @@ static ckd_store *new_store(const char *dir, const char *name) {
 typedef struct plan {
     ckd_fidelity fidelity;
     ckd_dtype dtype;
-    bool cells, ready; /* cut into small ones; the newest is kept ready */
+    bool cells, ready; /* cut into small cells; the newest checkpoint has materialized copies */
     uint64_t staging;
 } plan;
 
@@ -72,7 +74,7 @@ static ckd_save *begin_plan(ckd_store *store, const plan *p, uint64_t step, deco
     return save;
 }
 
-static ckd_status add_there(ckd_save *save, const char *name, ckd_dtype dtype, const void *values) {
+static ckd_status add_from_device(ckd_save *save, const char *name, ckd_dtype dtype, const void *values) {
     const uint64_t shape[2] = {ROWS, COLUMNS};
     ckd_tensor t = CKD_TENSOR_INIT;
     ckd_error err;
@@ -88,12 +90,15 @@ static ckd_status add_there(ckd_save *save, const char *name, ckd_dtype dtype, c
     return status;
 }
 
-/* What happens between the beginning of a save and its first tensor. */
+/* Called between the beginning of a save and its first tensor, if not NULL. */
 static void (*prepare)(ckd_save *save);
 
-/* *sent: bytes that the weights' save sends to the device, but for the weights. */
-static ckd_status save_there(uint64_t *sent, ckd_store *store, const plan *p, uint64_t step, const drift *d,
-                             decoding by) {
+/*
+ * Saves a state from the device. *sent: the bytes that the save of the weights copies to the device, not counting the
+ * weights.
+ */
+static ckd_status save_from_device(uint64_t *sent, ckd_store *store, const plan *p, uint64_t step,
+                                   const drift *d, decoding by) {
     const float *values[3] = {d->second, d->first, d->weight};
     ckd_save *save = begin_plan(store, p, step, by);
     ckd_status status = CKD_OK;
@@ -104,7 +109,7 @@ static ckd_status save_there(uint64_t *sent, ckd_store *store, const plan *p, ui
     for (int i = 0; i < 3 && status == CKD_OK; i++) {
         void *typed = to_dtype(values[i], p->dtype, COUNT);
         uint64_t before = emulated_copied[DEVICE_TO_DEVICE], own = COUNT * ckd_dtype_size(p->dtype);
-        status = add_there(save, parts[i], p->dtype, typed);
+        status = add_from_device(save, parts[i], p->dtype, typed);
         *sent = emulated_copied[DEVICE_TO_DEVICE] - before - own;
         free(typed);
     }
@@ -128,8 +133,11 @@ static bool is_weight(const view_block *b) {
     return strcmp(b->record->tensor->name, "w") == 0;
 }
 
-/* Block by block; returns the weights' depth. Names of checkpoints are stored with blocks, and differ. */
-static uint32_t stored_alike(ckd_store *one, ckd_store *other, uint64_t step) {
+/*
+ * Both stores must have the same blocks. Returns the depth of the weights. Ids of checkpoints, which are stored with
+ * blocks, may differ.
+ */
+static uint32_t check_same_records(ckd_store *one, ckd_store *other, uint64_t step) {
     ckd_load *a = begin_load(one, step), *b = begin_load(other, step);
     uint32_t depth = 0;
     assert_int_equal(a->view->block_count, b->view->block_count);
@@ -152,9 +160,11 @@ static void end(ckd_store *store) {
     ckd_store_close(store);
 }
 
-/* ---- what is saved, and what is sent ---- */
+/* ---- what is stored, and what is sent ---- */
 
-/* Chains of so many links; share: of four bytes an element, what is sent at most of the last step's parent. */
+/*
+ * Compares chains of `links` deltas. The last save may send at most `share` of four bytes per element for its parent.
+ */
 static void compare_chains(const char *dir, const plan *p, uint32_t links, double share) {
     char names[2][64];
     for (int i = 0; i < 2; i++) {
@@ -165,16 +175,16 @@ static void compare_chains(const char *dir, const plan *p, uint32_t links, doubl
     drift d = drift_new(ROWS, COLUMNS, 7);
     uint64_t sent = 0, all = 0;
     for (uint64_t step = 0; step <= links + 1; step++) {
-        assert_int_equal(save_there(&sent, made, p, step, &d, ON_DEVICE), CKD_OK);
-        assert_int_equal(save_there(&all, host, p, step, &d, ON_HOST), CKD_OK);
-        assert_int_equal(stored_alike(made, host, step), step);
+        assert_int_equal(save_from_device(&sent, made, p, step, &d, ON_DEVICE), CKD_OK);
+        assert_int_equal(save_from_device(&all, host, p, step, &d, ON_HOST), CKD_OK);
+        assert_int_equal(check_same_records(made, host, step), step);
         if (backend == emulated_device() && step > 0) {
-            uint64_t others = all - COUNT * sizeof(float); /* plans, and factors */
+            uint64_t others = all - COUNT * sizeof(float); /* plans and factors */
             assert_true(step <= links || (double)(sent - others) < share * 4 * COUNT);
         }
         drift_step(&d);
     }
-    assert_int_equal(told, 0);
+    assert_int_equal(message_count, 0);
     drift_free(&d);
     end(made);
     end(host);
@@ -207,7 +217,7 @@ static device_result count_streams(const device_queue *queue, const device_decod
     return backend->decode(queue, all, count, failure);
 }
 
-/* In other regions than the tile, and as many as make reading their streams on a device worth it. */
+/* Saves other regions than the tile, and enough of them that decoding their streams on a device pays off. */
 static void save_bands(ckd_store *store, uint64_t step, ckd_dtype dtype, const float *values) {
     enum { BANDS = 32 };
     const uint64_t shape[2] = {ROWS, COLUMNS};
@@ -215,7 +225,7 @@ static void save_bands(ckd_store *store, uint64_t step, ckd_dtype dtype, const f
     uint8_t *typed = to_dtype(values, dtype, COUNT), *band = malloc(COUNT * size);
     assert_non_null(band);
     ckd_save *save = begin_save(store, "run", step);
-    for (size_t i = 0; i < BANDS; i++) { /* the left half and the right one of some rows */
+    for (size_t i = 0; i < BANDS; i++) { /* left and right halves of some rows */
         ckd_region r = {.kind = CKD_REGION_BOX,
                         .offsets = {i / 2 * rows, i % 2 * COLUMNS / 2},
                         .lengths = {rows, COLUMNS / 2}};
@@ -247,13 +257,13 @@ static void test_exact_parents(void **state) {
             save_bands(stores[1], step, p.dtype, d.weight);
             drift_step(&d);
         }
-        assert_int_equal(save_there(&sent[0], stores[0], &p, 2, &d, ON_DEVICE), CKD_OK);
+        assert_int_equal(save_from_device(&sent[0], stores[0], &p, 2, &d, ON_DEVICE), CKD_OK);
         assert_true(streams_read >= 32);
         streams_read = 0;
-        assert_int_equal(save_there(&sent[1], stores[1], &p, 2, &d, ON_HOST), CKD_OK);
+        assert_int_equal(save_from_device(&sent[1], stores[1], &p, 2, &d, ON_HOST), CKD_OK);
         assert_int_equal(streams_read, 0);
-        assert_true(stored_alike(stores[0], stores[1], 2) >= 1);
-        assert_int_equal(told, 0);
+        assert_true(check_same_records(stores[0], stores[1], 2) >= 1);
+        assert_int_equal(message_count, 0);
         drift_free(&d);
         end(stores[0]);
         end(stores[1]);
@@ -262,7 +272,7 @@ static void test_exact_parents(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* ---- what goes wrong ---- */
+/* ---- errors ---- */
 
 typedef struct pair {
     ckd_store *made, *host;
@@ -273,25 +283,28 @@ static pair new_pair(const char *dir, const plan *p, uint64_t steps) {
     pair two = {new_store(dir, "made"), new_store(dir, "host"), drift_new(ROWS, COLUMNS, 9)};
     uint64_t sent;
     for (uint64_t step = 0; step < steps; step++) {
-        assert_int_equal(save_there(&sent, two.made, p, step, &two.d, ON_DEVICE), CKD_OK);
-        assert_int_equal(save_there(&sent, two.host, p, step, &two.d, ON_HOST), CKD_OK);
+        assert_int_equal(save_from_device(&sent, two.made, p, step, &two.d, ON_DEVICE), CKD_OK);
+        assert_int_equal(save_from_device(&sent, two.host, p, step, &two.d, ON_HOST), CKD_OK);
         drift_step(&two.d);
     }
-    assert_int_equal(told, 0);
+    assert_int_equal(message_count, 0);
     return two;
 }
 
-/* Another step of both, alike; returns how many messages there were of the one whose parents are made on the device, and what the last said. */
-static unsigned next_alike(char *text, size_t size, pair *two, const plan *p, uint64_t step) {
+/*
+ * Saves the next step in both stores and compares them. Returns the number of messages of the save with ON_DEVICE, and
+ * the last one.
+ */
+static unsigned save_next_in_both(char *text, size_t size, pair *two, const plan *p, uint64_t step) {
     uint64_t sent;
-    told = 0;
-    assert_int_equal(save_there(&sent, two->made, p, step, &two->d, ON_DEVICE), CKD_OK);
-    unsigned heard = told;
-    snprintf(text, size, "%s", heard ? told_text : "");
-    assert_int_equal(save_there(&sent, two->host, p, step, &two->d, ON_HOST), CKD_OK);
-    stored_alike(two->made, two->host, step);
+    message_count = 0;
+    assert_int_equal(save_from_device(&sent, two->made, p, step, &two->d, ON_DEVICE), CKD_OK);
+    unsigned messages = message_count;
+    snprintf(text, size, "%s", messages ? last_message : "");
+    assert_int_equal(save_from_device(&sent, two->host, p, step, &two->d, ON_HOST), CKD_OK);
+    check_same_records(two->made, two->host, step);
     drift_step(&two->d);
-    return heard;
+    return messages;
 }
 
 static void end_pair(pair *two) {
@@ -301,7 +314,7 @@ static void end_pair(pair *two) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* The weights' first block, or its materialized copy: a bit in the middle of its payload. */
+/* Flips a bit in the payload of the weights' first block or of its materialized copy. */
 static void damage(ckd_store *store, uint64_t step, bool ready) {
     ckd_load *load = begin_load(store, step);
     size_t i = 0;
@@ -325,22 +338,22 @@ static void test_damaged_parent(void **state) {
     const plan p = {CKD_COARSE, CKD_F32, false, false, 0};
     char text[600];
     pair two = new_pair(*state, &p, 3);
-    damage(two.made, 0, false); /* of which the parent's chain is made */
+    damage(two.made, 0, false); /* step 0, on which the parent's chain is built */
     damage(two.host, 0, false);
-    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 3), 1);
+    assert_int_equal(save_next_in_both(text, sizeof(text), &two, &p, 3), 1);
     assert_non_null(strstr(text, "are damaged; these blocks are stored without a delta"));
-    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 4), 0);
+    assert_int_equal(save_next_in_both(text, sizeof(text), &two, &p, 4), 0);
     end_pair(&two);
 }
 
-/* a materialized copy is nobody's only one. */
+/* A damaged materialized copy is not used: the block itself is intact. */
 static void test_damaged_copy(void **state) {
     const plan p = {CKD_COARSE, CKD_F32, false, true, 0};
     char text[600];
     pair two = new_pair(*state, &p, 3);
     damage(two.made, 2, true);
     damage(two.host, 2, true);
-    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 3), 0);
+    assert_int_equal(save_next_in_both(text, sizeof(text), &two, &p, 3), 0);
     end_pair(&two);
 }
 
@@ -353,15 +366,15 @@ static void change_content(ckd_save *save) {
     }
 }
 
-/* Values that are not what was saved, in files that are as they were written. */
+/* The parent's values do not match its content hash, although its files are intact. */
 static void test_wrong_parent(void **state) {
     const plan p = {CKD_NEAR, CKD_BF16, true, false, 0};
     char text[600];
     pair two = new_pair(*state, &p, 2);
     prepare = change_content;
-    unsigned heard = next_alike(text, sizeof(text), &two, &p, 2);
+    unsigned messages = save_next_in_both(text, sizeof(text), &two, &p, 2);
     prepare = NULL;
-    assert_int_equal(heard, 1);
+    assert_int_equal(messages, 1);
     assert_non_null(strstr(text, "are damaged; these blocks are stored without a delta"));
     end_pair(&two);
 }
@@ -370,11 +383,11 @@ static bool wrong_now;
 static device_result move_wrongly(const device_queue *queue, const device_tile *tile,
                                   device_failure *failure) {
     device_tile wrong = *tile;
-    wrong.unit *= wrong_now && !tile->now ? 2 : 1; /* of parents */
+    wrong.unit *= wrong_now && !tile->now ? 2 : 1; /* only when it decodes parents */
     return backend->move(queue, &wrong, failure);
 }
 
-/* A device that computes wrongly is found out, and the host does it, for the rest of the save. */
+/* A wrong result of the device is detected by its hash, and the host decodes for the rest of the save. */
 static void test_wrong_device(void **state) {
     const plan p = {CKD_COARSE, CKD_F32, false, false, 0};
     char text[600];
@@ -383,15 +396,15 @@ static void test_wrong_device(void **state) {
     device_backend_use(&wrong);
     pair two = new_pair(*state, &p, 2);
     wrong_now = true;
-    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 2), 1);
+    assert_int_equal(save_next_in_both(text, sizeof(text), &two, &p, 2), 1);
     assert_non_null(strstr(text, "the device's result does not match its content hash"));
     wrong_now = false;
-    assert_int_equal(next_alike(text, sizeof(text), &two, &p, 3), 0);
+    assert_int_equal(save_next_in_both(text, sizeof(text), &two, &p, 3), 0);
     end_pair(&two);
     device_backend_use(backend);
 }
 
-/* ---- little memory of the device ---- */
+/* ---- little device memory ---- */
 
 static ckd_status make_block(void *context, device_chain *c, chain_sides *sides, bool values, uint32_t worker,
                              ckd_error *err) {
@@ -404,7 +417,7 @@ static ckd_status make_block(void *context, device_chain *c, chain_sides *sides,
     return block_values(&load->decoders[worker], load->view, c->block, to, err);
 }
 
-/* The weights, with so much memory to work in. */
+/* Decodes the weights with `memory` bytes to work in. */
 static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, const void *values) {
     const view_tensor *t = view_find(load->view, "w");
     ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {ROWS, COLUMNS}};
@@ -414,7 +427,7 @@ static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, con
     ckd_device here = CKD_DEVICE_INIT;
     size_t size = COUNT * sizeof(float);
     void *got = malloc(size), *zeros = calloc(1, size), *there = to_device(zeros, size),
-         *room = to_device(zeros, size);
+         *work_memory = to_device(zeros, size);
     assert_true(got && memory <= size);
     assert_int_equal(load_task_list(&task, &err), CKD_OK);
     *f = (span_decode){.pool = load->store->pool,
@@ -424,7 +437,7 @@ static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, con
                        .make = make_block,
                        .context = load,
                        .staging = UINT64_MAX,
-                       .memory = room,
+                       .memory = work_memory,
                        .memory_size = memory};
     assert_int_equal(device_acquire(&f->lease, load->store, &here, there, &err), CKD_OK);
     assert_true(device_can_decode_span(f, task.blocks, &task.count));
@@ -433,14 +446,17 @@ static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, con
     from_device(got, there, size);
     assert_true(status != CKD_OK || (f->copied == COUNT && memcmp(got, values, size) == 0));
     backend->release(0, there);
-    backend->release(0, room);
+    backend->release(0, work_memory);
     load_task_free(&task);
     free(got);
     free(zeros);
     return status;
 }
 
-/* With less of it, fewer blocks are made at a time, and in the end the host's values are sent, until there is no room for one block of these. */
+/*
+ * With less memory, fewer blocks are decoded at a time. Below that, values come from the host, until there is no space
+ * for a single block.
+ */
 static void test_little_memory(void **state) {
     const plan p = {CKD_NEAR, CKD_F32, true, false, 0};
     pair two = new_pair(*state, &p, 4);

@@ -1,6 +1,8 @@
 /*
- * Products of factors on a device: of bytes where these hold all integers, and of floats where they do not, where columns are too odd for tensor cores, or where a device has no such
- * products. What is saved and loaded does not depend on it. The device is emulated; tests/kernels/test_cuda_parity.c has the products themselves on a real one.
+ * Products of factors on a device. They are products of bytes if all integers fit bytes. They are products of floats
+ * if not, if the columns do not suit tensor cores, or if the device lacks byte products. What is saved and loaded does
+ * not depend on it. The device is emulated; tests/kernels/test_cuda_parity.c tests the products themselves on a real
+ * one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,13 +24,16 @@
 enum { ROWS = 512, WIDE = 512, ODD = 509, STEPS = 3, PARTS = 3 };
 static const char *const parts[PARTS] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 
-/* How a state moves. far: one row and one column hundreds of times as far as the others, in directions of their own. */
+/*
+ * How a state moves. far: one row and one column move hundreds of times as far as the others, in directions of their
+ * own.
+ */
 typedef struct course {
     uint64_t columns;
     bool far;
 } course;
 
-/* Returns how many products of bytes the weights' save made. */
+/* Saves a step. Returns how many byte products the save of the weights made. */
 static uint64_t save_step(ckd_store *store, const char *run, uint64_t step, const drift *d) {
     const uint64_t shape[2] = {d->rows, d->columns};
     const float *values[PARTS] = {d->second, d->first, d->weight};
@@ -54,7 +59,10 @@ static uint64_t save_step(ckd_store *store, const char *run, uint64_t step, cons
     return made;
 }
 
-/* In a direction of all rows and columns, stronger than others, whose integers are counted with shifts then; and along one row and one column. */
+/*
+ * Moves along one direction that is stronger than the others, so that its integers need shifts; and, with `far`, along
+ * one row and one column.
+ */
 static void move_further(drift *d, const course *c) {
     float row[ROWS], column[WIDE];
     for (uint64_t i = 0; i < ROWS + c->columns; i++) {
@@ -70,7 +78,7 @@ static void move_further(drift *d, const course *c) {
     }
 }
 
-/* Returns how many of them there were for weights. */
+/* Saves all steps. Returns the number of byte products for weights. */
 static uint64_t save_course(ckd_store *store, const char *run, const course *c, bool of_bytes) {
     drift d = drift_new(ROWS, c->columns, 7);
     uint64_t made = 0;
@@ -85,8 +93,8 @@ static uint64_t save_course(ckd_store *store, const char *run, const course *c, 
     return made;
 }
 
-/* To the device, and to the host. */
-static void load_alike(ckd_load *load, const char *name, uint64_t size) {
+/* Loads to the device and to the host and compares the bytes. */
+static void check_load(ckd_load *load, const char *name, uint64_t size) {
     ckd_error err;
     void *values[2] = {malloc(size), malloc(size)}, *there = to_device(values[0], size);
     assert_true(values[0] && values[1]);
@@ -117,7 +125,7 @@ static uint64_t load_course(ckd_store *store, const char *run, const course *c, 
         for (int i = 0; i < PARTS; i++) {
             before = emulated_byte_products;
             decoded = load->device.decoded;
-            load_alike(load, parts[i], ROWS * c->columns * sizeof(float));
+            check_load(load, parts[i], ROWS * c->columns * sizeof(float));
         }
         made += emulated_byte_products - before;
         assert_true(load->device.decoded > decoded || step != 2);
@@ -127,8 +135,8 @@ static uint64_t load_course(ckd_store *store, const char *run, const course *c, 
     return made;
 }
 
-/* Runs that were saved with and without products of bytes have the same values in the same bytes. */
-static void alike(ckd_store *store, const course *c) {
+/* Runs saved with and without byte products must have the same values. */
+static void check_same_runs(ckd_store *store, const course *c) {
     for (uint64_t step = 1; step <= STEPS; step++) {
         for (int i = 0; i < PARTS; i++) {
             uint64_t size = ROWS * c->columns * sizeof(float);
@@ -145,7 +153,7 @@ static void follow(const char *dir, const course *c, bool saved, bool loaded) {
     ckd_store *store = store_create(dir);
     assert_int_equal(save_course(store, "bytes", c, true) > 0, saved);
     assert_int_equal(save_course(store, "floats", c, false), 0);
-    alike(store, c);
+    check_same_runs(store, c);
     assert_int_equal(load_course(store, "bytes", c, true) > 0, loaded);
     assert_int_equal(load_course(store, "bytes", c, false), 0);
     assert_int_equal(verify_damage(store), 0);
@@ -161,7 +169,7 @@ static void test_odd_columns(void **state) {
     follow(*state, &(course){ODD, false}, false, false);
 }
 
-/* Integers of what goes far do not fit a byte. */
+/* The integers of far movements do not fit bytes. */
 static void test_wide_integers(void **state) {
     follow(*state, &(course){WIDE, true}, false, false);
 }

@@ -1,6 +1,7 @@
 /*
- * Exact sessions of tensors on a device that keep their weights there, for the next save's deltas (device_reference_bytes): whatever fails in between, whatever is restored, and
- * whatever there is no memory for, what is stored is what the trainer had, bit for bit. The device is emulated.
+ * Exact sessions that keep the weights on the device as references for the next save's deltas
+ * (device_reference_bytes). Whatever fails, is restored or lacks memory in between, the stored state is the trainer's,
+ * bit for bit. The device is emulated.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,10 +28,13 @@ typedef struct kept_tensor {
     const char *name;
     ckd_dtype dtype;
     uint64_t shape[2];
-    void *host, *device; /* what the trainer has, and where the session reads it */
+    void *host, *device; /* the trainer's values, and the memory that the session reads */
 } kept_tensor;
 
-/* Weights of two blocks; some that are cut into panels; of another dtype; and a moment, of which nothing is kept. */
+/*
+ * A weight of two blocks, one that is cut into panels, one of another dtype, and a moment, for which no reference is
+ * kept.
+ */
 static const kept_tensor tensors_of_all[TENSORS] = {
     {.name = "tall.weight", .dtype = CKD_F32, .shape = {1030, 300}},
     {.name = "wide.weight", .dtype = CKD_F32, .shape = {60, 2100}},
@@ -43,9 +47,9 @@ typedef struct kept_trainer {
     ckd_session *session;
     uint64_t step;
     unsigned tried;
-    ckd_saved last;                       /* what the session said of the last save */
-    ckd_id saved[MOST_SAVES];             /* what is stored */
-    hash128 content[MOST_SAVES][TENSORS]; /* of these, as the trainer had it */
+    ckd_saved last;                       /* the session's result of the last save */
+    ckd_id saved[MOST_SAVES];             /* the stored checkpoints */
+    hash128 content[MOST_SAVES][TENSORS]; /* the content hashes of their tensors, as the trainer had them */
     size_t count;
 } kept_trainer;
 
@@ -57,7 +61,7 @@ static uint64_t weight_bytes(const kept_trainer *k) {
     return size_of(&k->t[0]) + size_of(&k->t[1]) + size_of(&k->t[2]);
 }
 
-/* Between the calls that are told to fail. */
+/* Copies to the device. The copy does not count as the call that is to fail. */
 static void put(const kept_tensor *t) {
     int fail_after = emulated_fail_after;
     device_queue queue = {.device = 0};
@@ -88,7 +92,7 @@ static void trainer_end(kept_trainer *k) {
     assert_int_equal(emulated_memory + emulated_pinned + emulated_marks, 0);
 }
 
-/* Its device memory holds nonsense between the steps: what is saved is the snapshot. */
+/* Overwrites the device memory between steps, since a save must only use the snapshot. */
 static void spoil(const kept_trainer *k) {
     for (unsigned i = 0; i < TENSORS; i++) {
         kept_tensor nonsense = k->t[i];
@@ -104,14 +108,14 @@ static void keep_result(void *context, const ckd_saved *saved) {
     ((kept_trainer *)context)->last = *saved;
 }
 
-static void session_begin(kept_trainer *k, const char *dir, ckd_snapshot how, uint64_t room) {
+static void session_begin(kept_trainer *k, const char *dir, ckd_snapshot how, uint64_t budget) {
     ckd_session_options o = session_options();
     char path[512];
     ckd_error err;
     snprintf(path, sizeof(path), "%s/store", dir);
     o.snapshot = how;
     o.every_steps = UINT64_MAX;
-    o.device_reference_bytes = room;
+    o.device_reference_bytes = budget;
     o.on_saved = keep_result;
     o.saved_context = k;
     must(ckd_session_open(&k->session, path, &o, &err), &err);
@@ -139,9 +143,9 @@ static void note_saved(kept_trainer *k) {
     k->saved[k->count++] = k->last.checkpoint.id;
 }
 
-static bool spared; /* fewer calls were made than it took to come to the one that fails */
+static bool not_reached; /* true if the save made fewer calls than the number of the failing one */
 
-/* One step of training, and its save. `fail_after`: the call to the device that fails; 0: none does. */
+/* One training step and its save. `fail_after`: number of the device call that fails; 0: none. */
 static ckd_status train(kept_trainer *k, int fail_after, ckd_error *err) {
     k->step++;
     for (unsigned i = 0; i < TENSORS; i++) {
@@ -154,7 +158,7 @@ static ckd_status train(kept_trainer *k, int fail_after, ckd_error *err) {
     ckd_session_fence(k->session);
     spoil(k);
     status = status == CKD_OK ? ckd_session_wait(k->session, CKD_DURABLE, err) : status;
-    spared = emulated_fail_after > 0;
+    not_reached = emulated_fail_after > 0;
     emulated_fail_after = 0;
     (void)ckd_session_wait(k->session, CKD_DURABLE, NULL);
     if (status == CKD_OK) {
@@ -190,7 +194,7 @@ static void check_checkpoint(const kept_trainer *k, ckd_store *store, size_t sav
     ckd_load_end(load);
 }
 
-/* All that was ever saved. */
+/* Checks every checkpoint that was saved. */
 static void check_store(const kept_trainer *k, const char *dir) {
     ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
     for (size_t save = 0; save < k->count; save++) {
@@ -206,7 +210,7 @@ static uint64_t held(const kept_trainer *k) {
     return now.device_reference_bytes;
 }
 
-/* ---- as it should be ---- */
+/* ---- without errors ---- */
 
 static void save_a_few(const char *dir, ckd_snapshot how) {
     kept_trainer *k = trainer_begin();
@@ -215,9 +219,9 @@ static void save_a_few(const char *dir, ckd_snapshot how) {
         uint64_t sent = emulated_copied[DEVICE_TO_DEVICE];
         train_well(k);
         assert_int_equal(held(k), weight_bytes(k));
-        /* The trainer puts all there twice a step. */
+        /* The trainer itself copies everything to the device twice per step. */
         sent = emulated_copied[DEVICE_TO_DEVICE] - sent - 2 * (weight_bytes(k) + size_of(&k->t[3]));
-        /* Tables, and the parent of the moment, of which nothing is kept. */
+        /* Only tables, and the parent of the moment, which has no reference. */
         assert_true(i == 0 || sent < size_of(&k->t[3]) + weight_bytes(k) / 8);
     }
     session_end(k);
@@ -233,9 +237,9 @@ static void test_kept_lazily(void **state) {
     save_a_few(*state, CKD_SNAPSHOT_LAZY);
 }
 
-/* ---- what goes wrong ---- */
+/* ---- errors ---- */
 
-/* Each call that can fail does, once, as one of both results; the save after that is a delta on whatever was the last one that is stored. */
+/* Each device call fails once, in one of two ways. The next save is a delta on the last stored checkpoint. */
 static void fail_everywhere(const char *dir, device_result as) {
     kept_trainer *k = trainer_begin();
     session_begin(k, dir, CKD_SNAPSHOT_COPY, weight_bytes(k));
@@ -246,7 +250,7 @@ static void fail_everywhere(const char *dir, device_result as) {
     for (int n = 1; happened; n += n < 40 ? 3 : 17) {
         ckd_error err;
         ckd_status status = train(k, n, &err);
-        happened = !spared;
+        happened = !not_reached;
         assert_true(status == CKD_OK || status == CKD_E_DEVICE || status == CKD_E_NOMEM);
         failed += status != CKD_OK;
         given_up += status == CKD_OK && happened;
@@ -271,7 +275,7 @@ static void test_no_memory(void **state) {
     fail_everywhere(*state, DEVICE_FULL);
 }
 
-/* A step that was restored: what is kept is another one's, and the device says so. */
+/* After a restore the references belong to another step. The device detects this. */
 static void test_restored(void **state) {
     kept_trainer *k = trainer_begin();
     ckd_error err;
@@ -303,7 +307,7 @@ static void test_restored(void **state) {
     trainer_end(k);
 }
 
-/* Nonsense in what is kept, as after a save that failed: found out. */
+/* Overwrites the references, as a failed save could. The device detects this. */
 static void test_spoilt(void **state) {
     static const uint8_t nonsense[64] = {1, 2, 3};
     kept_trainer *k = trainer_begin();
@@ -322,10 +326,10 @@ static void test_spoilt(void **state) {
     trainer_end(k);
 }
 
-/* ---- memory that there is not ---- */
+/* ---- lack of device memory ---- */
 
-/* Room for some of them; of the others nothing is kept, and nothing is missing. */
-static void test_too_little_room(void **state) {
+/* Space for some references. Tensors without one are stored correctly. */
+static void test_references_in_little_memory(void **state) {
     kept_trainer *k = trainer_begin();
     session_begin(k, *state, CKD_SNAPSHOT_COPY, size_of(&k->t[0]) + size_of(&k->t[2]) + 1);
     for (int i = 0; i < 4; i++) {
@@ -337,12 +341,12 @@ static void test_too_little_room(void **state) {
     trainer_end(k);
 }
 
-/* The device has less than it may take: what it has not is not said to be kept. */
+/* The device has less memory than the session may use. Tensors that get none do not count as kept. */
 static void test_refused(void **state) {
     kept_trainer *k = trainer_begin();
     ckd_error err;
     session_begin(k, *state, CKD_SNAPSHOT_COPY, 10 * weight_bytes(k));
-    must(ckd_session_step(k->session, ++k->step, &err), &err); /* memory for the snapshot */
+    must(ckd_session_step(k->session, ++k->step, &err), &err); /* allocates the snapshot */
     emulated_largest_memory = size_of(&k->t[0]) - 1;
     for (int i = 0; i < 4; i++) {
         train_well(k);
@@ -362,7 +366,7 @@ int main(void) {
         tempdir_test(test_no_memory),
         tempdir_test(test_restored),
         tempdir_test(test_spoilt),
-        tempdir_test(test_too_little_room),
+        tempdir_test(test_references_in_little_memory),
         tempdir_test(test_refused),
     };
     backend = emulated_device();

@@ -1,4 +1,4 @@
-/* A device that computes something else than the host: no checkpoint is made of it, and the next saves go without it. */
+/* A device whose results differ from the host's: no checkpoint is committed, and later saves do not use it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,10 @@
 
 enum { ROWS = 600, COLUMNS = 500, ELEMENTS = ROWS * COLUMNS };
 
-/* Of lossy values few move far, as steps are as wide as most move; exact ones all move by a little. */
+/*
+ * Of lossy values only a few move far, because quantizer steps are as large as the usual movement. Exact values all
+ * move a little.
+ */
 static void train(float *values, ckd_fidelity fidelity, unsigned step) {
     float *by = random_values(CKD_F32, ELEMENTS, step + 1);
     for (uint64_t i = 0; i < ELEMENTS; i++) {
@@ -32,8 +35,8 @@ static void train(float *values, ckd_fidelity fidelity, unsigned step) {
 
 static double most_cost = 1000;
 
-static ckd_status save_there(ckd_store *store, ckd_fidelity fidelity, uint64_t step, const float *values,
-                             ckd_error *err) {
+static ckd_status save_from_device(ckd_store *store, ckd_fidelity fidelity, uint64_t step,
+                                   const float *values, ckd_error *err) {
     void *there = to_device(values, ELEMENTS * sizeof(float));
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     ckd_save *save;
@@ -81,7 +84,10 @@ static void loads(ckd_store *store, ckd_fidelity fidelity, uint64_t step, const 
     free(got);
 }
 
-/* A base from a device that is right, then two saves from one that is wrong: the first is refused, the second is the host's. */
+/*
+ * Saves a base with a correct device, then twice with a wrong one. The first of these is refused; the second is coded
+ * by the host.
+ */
 static void refuse(const char *dir, ckd_fidelity fidelity, const device_backend *wrong) {
     ckd_store *store = store_create(dir);
     ckd_error err;
@@ -90,19 +96,19 @@ static void refuse(const char *dir, ckd_fidelity fidelity, const device_backend 
     for (unsigned step = 0; step < 3; step++) {
         memcpy(before, values, ELEMENTS * sizeof(*values));
         train(values, fidelity, step);
-        if (step == 2) { /* a handle keeps the one that it has used */
+        if (step == 2) { /* an open handle keeps its device */
             ckd_store_close(store);
             device_backend_use(wrong);
             store = store_reopen(dir, CKD_OPEN_WRITE);
         }
         ckd_status expected = step == 2 ? CKD_E_DEVICE : CKD_OK;
-        assert_int_equal(save_there(store, fidelity, step, values, &err), expected);
+        assert_int_equal(save_from_device(store, fidelity, step, values, &err), expected);
     }
     assert_non_null(strstr(err.message, "layer.weight"));
     assert_non_null(strstr(err.message, "nothing was committed"));
     loads(store, fidelity, 1, before);
     for (unsigned step = 2; step < 5; step++) {
-        assert_int_equal(save_there(store, fidelity, step, values, &err), CKD_OK);
+        assert_int_equal(save_from_device(store, fidelity, step, values, &err), CKD_OK);
         loads(store, fidelity, step, values);
         train(values, fidelity, step);
     }
@@ -161,8 +167,8 @@ static void test_hashes(void **state) {
     refuse(*state, CKD_EXACT, &wrong);
 }
 
-/* Of a block that the host codes, after all, as its chain would become too long. */
-static void test_hashes_of_what_the_host_codes(void **state) {
+/* The host codes the block after all, because its chain would become too long. */
+static void test_hashes_of_blocks_of_the_host(void **state) {
     device_backend wrong = *emulated_device();
     wrong.hash = hash_wrongly;
     save_device_unprepared(true);
@@ -172,7 +178,7 @@ static void test_hashes_of_what_the_host_codes(void **state) {
     save_device_unprepared(false);
 }
 
-/* ---- what no device is to blame for ---- */
+/* ---- failures that are not the device's fault ---- */
 
 static int reads_left;
 static int no_reads(void *context, file_op step, const char *path) {
@@ -181,7 +187,7 @@ static int no_reads(void *context, file_op step, const char *path) {
     return step == FILE_OP_READ && reads_left-- <= 0 ? EIO : 0;
 }
 
-/* Wherever reading fails, the save fails for that reason, or does without; the device goes on. */
+/* If reading fails anywhere, the save fails for that reason or does without the data. The device stays in use. */
 static void test_unreadable(void **state) {
     ckd_store *store = store_create(*state);
     ckd_error err;
@@ -193,7 +199,7 @@ static void test_unreadable(void **state) {
         train(values, CKD_EXACT, step);
         reads_left = n;
         file_set_fault_hook(step ? no_reads : NULL, NULL);
-        ckd_status status = save_there(store, CKD_EXACT, step, values, &err);
+        ckd_status status = save_from_device(store, CKD_EXACT, step, values, &err);
         file_set_fault_hook(NULL, NULL);
         happened = step == 0 || reads_left < 0;
         assert_true(status != CKD_E_DEVICE);
@@ -211,7 +217,7 @@ static void test_unreadable(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_values),     tempdir_test(test_differences),
-        tempdir_test(test_hashes),     tempdir_test(test_hashes_of_what_the_host_codes),
+        tempdir_test(test_hashes),     tempdir_test(test_hashes_of_blocks_of_the_host),
         tempdir_test(test_unreadable),
     };
     backend = emulated_device();

@@ -1,7 +1,7 @@
 /*
- * Sessions of tensors on a device: the trainer overwrites them on its stream as soon as a step or a fence has returned, and what is stored is the state of the step all
- * the same. The device is emulated, with streams that wait for nothing but what they were told to; tests/engine/device/test_cuda_session.c includes this file for a
- * real one.
+ * Sessions with tensors on a device. The trainer overwrites them on its stream as soon as a step or a fence returns;
+ * the stored state is nevertheless that of the step. The device is emulated, and its streams wait only for what they
+ * are told to wait for; tests/engine/device/test_cuda_session.c includes this file for a real one.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -22,17 +22,20 @@
 #include "tests/support/tempdir.h"
 #include "tests/support/trainers.h"
 
-#define ROWS    UINT64_C(1200) /* 300 KiB a layer: copied by themselves */
+#define ROWS    UINT64_C(1200) /* 300 KiB per layer: large enough that each is copied by itself */
 #define COLUMNS 64
 #define LAYER   (ROWS * COLUMNS * sizeof(float))
 
 static const device_backend *backend;
 static device_failure why;
 
-/* Layers and what is frozen lie on the device, in host memory of the trainer is what is to come there next; the rest is the host's. */
+/*
+ * The layers and the frozen tensor are on the device; the trainer's copy in host memory is what it will put there
+ * next. The rest of the state is on the host.
+ */
 typedef struct device_trainer {
     trainer *host;
-    device_queue stream; /* the trainer's */
+    device_queue stream; /* the trainer's stream */
     ckd_device device;
     void *layers[TRAINER_TENSORS], *frozen;
 } device_trainer;
@@ -71,7 +74,7 @@ static void put_layer(const device_trainer *t, int layer, uint64_t step) {
     put(t, t->layers[layer], t->host->layers[layer], LAYER);
 }
 
-/* The optimizer, on the trainer's stream; what is copied there is still on its way when it returns. */
+/* The optimizer runs on the trainer's stream. When it returns, its copies are still in progress. */
 static void optimize(const device_trainer *t, uint64_t step) {
     finish(t);
     trainer_set(t->host, step);
@@ -81,7 +84,7 @@ static void optimize(const device_trainer *t, uint64_t step) {
     put(t, t->frozen, t->host->frozen, sizeof(t->host->frozen));
 }
 
-/* All of it becomes nonsense, as soon as the stream may. */
+/* Overwrites the whole state as soon as the stream allows it. */
 static void spoil(const device_trainer *t) {
     static uint8_t nonsense[LAYER];
     memset(nonsense, 0xee, sizeof(nonsense));
@@ -105,7 +108,7 @@ static ckd_status add(ckd_session *s, const char *name, uint64_t rows, uint64_t 
     return ckd_session_add(s, &d, data, which_group, err);
 }
 
-/* As trainers.h registers them, so that stored_check knows them. */
+/* Registers the tensors as trainers.h does, so that stored_check knows them. */
 static ckd_session *open_session(const char *dir, const ckd_session_options *o, const device_trainer *t) {
     char path[512], name[32];
     ckd_session *s;
@@ -114,7 +117,7 @@ static ckd_session *open_session(const char *dir, const ckd_session_options *o, 
     must(ckd_session_open(&s, path, o, &err), &err);
     must(add(s, "frozen", TRAINER_FROZEN, 0, t->frozen, 0, &t->device, &err), &err);
     for (int i = 0; i < TRAINER_TENSORS; i++) {
-        ckd_device device = t->device; /* copied */
+        ckd_device device = t->device; /* the session copies it */
         snprintf(name, sizeof(name), "layer%d", i);
         must(add(s, name, ROWS, COLUMNS, t->layers[i], (uint32_t)i + 1, &device, &err), &err);
     }
@@ -126,7 +129,10 @@ static ckd_session *open_session(const char *dir, const ckd_session_options *o, 
     return s;
 }
 
-/* Saves under way wait, as long as they may: what is copied by then is copied because the trainer's stream waits for it. */
+/*
+ * Makes a running save wait as long as possible. A tensor that is saved before that was copied because the trainer's
+ * stream waits for the copy.
+ */
 static void hold_saver(ckd_session *s) {
     ckd_session_phase(s, CKD_PHASE_BUSY);
 }
@@ -175,7 +181,7 @@ static void test_lazy(void **state) {
     save_and_spoil(*state, CKD_SNAPSHOT_LAZY, 0, 5);
 }
 
-/* Some of it on the device, some in pinned memory; room for two snapshots; hardly any room. */
+/* Device memory for a part of the state, with the rest in pinned memory; for two snapshots; for almost nothing. */
 static void test_budgets(void **state) {
     char dir[3][600];
     const uint64_t budgets[3] = {2 * LAYER + 100, 2 * (TRAINER_TENSORS * LAYER + 4096), 1};
@@ -200,12 +206,12 @@ static ckd_session_state first_step(const char *dir, const ckd_session_options *
     return now;
 }
 
-/* What is held is what is said, and asked for. What is frozen is small, and on the host as well. */
-static void test_what_is_held(void **state) {
+/* The session reports the memory that it allocated. The frozen tensor is small and also exists on the host. */
+static void test_reported_memory(void **state) {
     device_trainer t = device_trainer_new();
     const uint64_t one = TRAINER_TENSORS * LAYER + 4096,
                    cases[][3] = {
-                       /* device_bytes; held on the device; in host memory, at least */
+                       /* device_bytes; held on the device; held in host memory, at least */
                        {0, one, 4096},
                        {one, one, 4096},
                        {2 * one - 1, one, 4096},
@@ -232,7 +238,7 @@ static void test_what_is_held(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned + emulated_marks, 0);
 }
 
-/* Nobody but the save waits for what is on the streams. */
+/* Only the save itself waits for work on the streams. */
 static void test_only_the_save_waits(void **state) {
     for (int i = 0; i < 4; i++) {
         char dir[600];
@@ -252,7 +258,7 @@ static void test_only_the_save_waits(void **state) {
     }
 }
 
-/* Layer by layer, each behind its own fence; the others are not waited for, and unharmed. */
+/* Each layer is overwritten behind its own fence, which does not wait for the other layers. */
 static void test_groups(void **state) {
     device_trainer t = device_trainer_new();
     ckd_session_options o = session_options();
@@ -289,7 +295,7 @@ static void test_no_fence(void **state) {
     ckd_error err;
     optimize(&t, 1);
     must(ckd_session_step(s, 1, &err), &err);
-    put_layer(&t, 0, 3); /* what lies in host memory is still being copied */
+    put_layer(&t, 0, 3); /* a copy from host memory is still in progress */
     ckd_status status = ckd_session_step(s, 2, &err);
     status = status == CKD_OK ? ckd_session_wait(s, CKD_DURABLE, &err) : status;
     assert_int_equal(status, CKD_E_STATE);
@@ -302,7 +308,7 @@ static void test_no_fence(void **state) {
     stored_check(*state, TRAINER_RUN, 3, ROWS);
 }
 
-/* ---- lossy: coded on the device, against what is kept there ---- */
+/* ---- lossy tensors, coded on the device against references kept there ---- */
 
 enum { SIDE = 512, SAVES = 6 };
 
@@ -314,7 +320,8 @@ static double rms(const float *a, const float *b) {
     return sqrt(sum / (SIDE * SIDE));
 }
 
-static void test_compact(void **state) {
+/* Lossy saves against references on the device store each step's state, although the trainer overwrites it at once. */
+static void test_coarse(void **state) {
     device_trainer t = device_trainer_new();
     ckd_session_options o = session_options();
     ckd_save_options save = *o.save;
@@ -352,7 +359,8 @@ static void test_compact(void **state) {
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
     for (unsigned i = 1; i <= SAVES; i++) {
         float *stored = load_whole(store, TRAINER_RUN, i, "w", SIDE * SIDE * sizeof(float));
-        assert_true(rms(stored, w[i]) < 1.5 * rms(w[i], w[i - 1])); /* noise, of which compact keeps little */
+        /* The change is noise, of which CKD_COARSE keeps little. */
+        assert_true(rms(stored, w[i]) < 1.5 * rms(w[i], w[i - 1]));
         free(stored);
     }
     assert_int_equal(verify_damage(store), 0);
@@ -380,8 +388,7 @@ static void test_restore(void **state) {
     spoil(&t);
     must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
     assert_int_equal(from.step, 3);
-    for (int i = 0; i < TRAINER_TENSORS;
-         i++) { /* on the trainer's stream, which waits for what was written */
+    for (int i = 0; i < TRAINER_TENSORS; i++) { /* on the trainer's stream, which waits for the restore */
         assert_int_equal(
             backend->copy(&t.stream, t.host->layers[i], t.layers[i], LAYER, DEVICE_TO_HOST, &why),
             DEVICE_DONE);
@@ -395,13 +402,16 @@ static void test_restore(void **state) {
     device_trainer_free(&t);
 }
 
-/* ---- what goes wrong ---- */
+/* ---- errors ---- */
 
 static void keep_message(void *context, const char *message) {
     snprintf(context, 300, "%s", message);
 }
 
-/* The first allocation of the first step is that of device memory: too little of it costs time. */
+/*
+ * The first step allocates device memory first. If that fails, the snapshot goes to host memory, which only takes
+ * longer.
+ */
 static void test_too_little_memory(void **state) {
     char said[300] = "";
     device_trainer t = device_trainer_new();
@@ -414,7 +424,7 @@ static void test_too_little_memory(void **state) {
     ckd_error err;
     optimize(&t, 1);
     emulated_fail_as = DEVICE_FULL;
-    emulated_fail_after = 2; /* the queue is opened first */
+    emulated_fail_after = 2; /* after opening the queue */
     must(ckd_session_step(s, 1, &err), &err);
     spoil(&t);
     assert_int_equal(emulated_fail_after, 0);
@@ -429,7 +439,7 @@ static void test_too_little_memory(void **state) {
     stored_check(*state, TRAINER_RUN, 1, ROWS);
 }
 
-/* Each call that can fail does, once: the session says so, and the next save works. */
+/* Each device call fails once. The session reports it, and the next save works. */
 static void test_failures(void **state) {
     device_trainer t = device_trainer_new();
     ckd_session_options o = session_options();
@@ -453,7 +463,8 @@ static void test_failures(void **state) {
             assert_int_equal(status, CKD_E_DEVICE);
             assert_non_null(strstr(err.message, "told to fail"));
             failed++;
-            (void)ckd_session_wait(s, CKD_DURABLE, &err); /* if it was the step's own, nothing is under way */
+            /* If the step itself failed, no save is in progress. */
+            (void)ckd_session_wait(s, CKD_DURABLE, &err);
         } else {
             stored_check(*state, TRAINER_RUN, step, ROWS);
         }
@@ -498,7 +509,7 @@ int main(void) {
         tempdir_test(test_copy),
         tempdir_test(test_lazy),
         tempdir_test(test_budgets),
-        tempdir_test(test_what_is_held),
+        tempdir_test(test_reported_memory),
         tempdir_test(test_only_the_save_waits),
         tempdir_test(test_groups),
         tempdir_test(test_no_fence),
@@ -507,7 +518,7 @@ int main(void) {
         tempdir_test(test_too_little_memory),
         tempdir_test(test_refused),
         tempdir_test(test_no_backend),
-        tempdir_test(test_compact),
+        tempdir_test(test_coarse),
     };
     backend = emulated_device();
     device_backend_use(backend);

@@ -1,7 +1,8 @@
 /*
- * Many small tensors on a device: a session has them gathered by a launch for 32, and brought to the host by one transfer, whatever groups they are in and however
- * little of the device's memory it may take; who saves one by itself waits once. What is stored is the state of the step all the same. The device is emulated;
- * tests/engine/device/test_cuda_small.c includes this file for a real one.
+ * Many small tensors on a device. A session gathers them with one launch for every 32 and copies them to the host in
+ * one transfer, whatever groups they are in and however little device memory it may use. A save of a single one waits
+ * once. What is stored is the state of the step. The device is emulated; tests/engine/device/test_cuda_small.c
+ * includes this file for a real one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,12 +30,15 @@ enum { SMALL = 2000, GROUPS = 7, LARGE = 90000, STEPS = 3 };
 static const device_backend *backend;
 static device_failure why;
 
-/* Vectors, scalars and small matrices of three dtypes, of 4 bytes up to 64 KiB, and behind them one that is not small; in one piece of the device's memory. */
+/*
+ * Vectors, scalars and small matrices of three dtypes, from 4 bytes to 64 KiB, and after them a large tensor, all in
+ * one allocation on the device.
+ */
 typedef struct small_model {
-    device_queue stream; /* the trainer's */
+    device_queue stream; /* the trainer's stream */
     ckd_device on;
     uint8_t *host, *device;
-    uint64_t size, at[SMALL + 1]; /* bytes */
+    uint64_t size, at[SMALL + 1]; /* offsets in bytes */
     uint64_t elements[SMALL + 1];
 } small_model;
 
@@ -43,7 +47,7 @@ static ckd_dtype dtype_of(unsigned i) {
     return i == SMALL ? CKD_F32 : all[i % 3];
 }
 
-/* The large one has its own. */
+/* The large tensor has a group of its own. */
 static uint32_t group_of(unsigned i) {
     return i == SMALL ? GROUPS : i % GROUPS;
 }
@@ -56,7 +60,7 @@ static small_model model_new(void) {
     small_model m = {.on = CKD_DEVICE_INIT};
     for (unsigned i = 0; i <= SMALL; i++) {
         m.elements[i] = i == SMALL ? LARGE : i % 50 == 0 ? 8192 : 1 + i * 7919u % 700;
-        m.at[i] = (m.size + 7) / 8 * 8; /* multiples of their elements, of nothing more */
+        m.at[i] = (m.size + 7) / 8 * 8; /* aligned for their dtypes, but not more */
         m.size = m.at[i] + size_of(&m, i);
     }
     m.host = malloc(m.size);
@@ -76,7 +80,7 @@ static void model_free(small_model *m) {
     free(m->host);
 }
 
-/* A third of them changes. */
+/* One third of the tensors does not change. */
 static void image_of(uint8_t *to, const small_model *m, uint64_t step) {
     for (unsigned i = 0; i <= SMALL; i++) {
         uint64_t seed = i % 3 == 1 ? 1 : step;
@@ -86,7 +90,7 @@ static void image_of(uint8_t *to, const small_model *m, uint64_t step) {
     }
 }
 
-/* Some of it, on the trainer's stream; still on its way when it returns. */
+/* Copies a part on the trainer's stream. The copy is still in progress when it returns. */
 static void put(const small_model *m, uint64_t at, uint64_t size) {
     assert_int_equal(backend->copy(&m->stream, m->device + at, m->host + at, size, DEVICE_TO_DEVICE, &why),
                      DEVICE_DONE);
@@ -98,7 +102,7 @@ static void optimize(small_model *m, uint64_t step) {
     put(m, 0, m->size);
 }
 
-/* Becomes nonsense, as soon as the stream may. A which_group's tensors, or all. */
+/* Overwrites the tensors of a group, or all of them, as soon as the stream allows it. */
 static void spoil(small_model *m, uint32_t which_group) {
     assert_int_equal(backend->finish(&m->stream, &why), DEVICE_DONE);
     memset(m->host, 0xee, m->size);
@@ -121,7 +125,7 @@ static ckd_tensor description(const small_model *m, unsigned i, char name[32]) {
     return d;
 }
 
-/* The first `count` of them; the large one is the last. */
+/* Registers the first `count` tensors. The large one is the last. */
 static ckd_session *open_session(const char *dir, const ckd_session_options *o, const small_model *m,
                                  unsigned count) {
     char path[600], name[32];
@@ -165,12 +169,12 @@ static emulated_calls calls_since(const emulated_calls *before) {
 
 /* ---- sessions ---- */
 
-/* One step, of which the trainer spoils everything as soon as it may, group by which_group. */
+/* Saves a step. The trainer overwrites the tensors as soon as it may, group by group. */
 static void step_and_spoil(ckd_session *s, small_model *m, uint64_t step) {
     ckd_error err;
     optimize(m, step);
-    ckd_session_phase(s,
-                      CKD_PHASE_BUSY); /* what is copied by then is copied because the stream waits for it */
+    /* Everything copied before the save may continue was copied because the trainer's stream waits for it. */
+    ckd_session_phase(s, CKD_PHASE_BUSY);
     must(ckd_session_step(s, step, &err), &err);
     for (uint32_t which_group = GROUPS; which_group > 0; which_group--) {
         ckd_session_fence_group(s, which_group);
@@ -212,7 +216,7 @@ static void in_folders(const char *dir, ckd_snapshot how, const uint64_t *budget
     }
 }
 
-/* With room for all of it on the device, for some of the small ones, and for nothing. */
+/* space on the device for everything, for some of the small tensors, for nothing */
 static const uint64_t budgets[3] = {0, 500000, 1};
 
 static void test_values(void **state) {
@@ -223,7 +227,10 @@ static void test_lazy_values(void **state) {
     in_folders(*state, CKD_SNAPSHOT_LAZY, budgets, 3);
 }
 
-/* Launches of 32 a group, and one transfer, or none where they are gathered on the host at once; nothing of what the save does with them asks the device for anything. */
+/*
+ * At most one launch per 32 tensors and group, and one transfer, or none if the tensors are gathered directly on the
+ * host. The save itself makes no device calls for them.
+ */
 static void test_calls(void **state) {
     for (int i = 0; i < 4; i++) {
         char dir[600];
@@ -254,9 +261,12 @@ static void test_calls(void **state) {
     }
 }
 
-/* ---- larger ones: a stream takes some thousand commands, and then who starts the snapshot waits ---- */
+/* ---- larger tensors: a stream holds about a thousand commands, after which starting a snapshot would wait ---- */
 
-/* Layers of four matrices alike, three others alike and two vectors, the last of an odd size; one in ten layers begins at an odd address. */
+/*
+ * Layers of four equal matrices, three other equal ones and two vectors, the last of an odd size. Every tenth layer
+ * begins at an odd address.
+ */
 enum { LAYERS = 20, EACH = 9, LARGER = LAYERS * EACH };
 
 static uint64_t larger_size(unsigned i) {
@@ -264,7 +274,7 @@ static uint64_t larger_size(unsigned i) {
     return which < 4 ? 300000 : which < 7 ? 700000 + 16 * which : which == 7 ? 90000 : 70001;
 }
 
-/* Returns how much memory they take. */
+/* Returns how many bytes they take. */
 static uint64_t larger_sources(device_source *sources, const ckd_device *on, uint8_t *memory) {
     uint64_t at = 0;
     for (unsigned i = 0; i < LARGER; i++) {
@@ -296,7 +306,7 @@ static void read_larger(device_snapshot *s, const small_model *m, const device_s
     free(got);
 }
 
-static void test_larger_ones_are_copied_together(void **state) {
+static void test_larger_tensors_are_copied_together(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
         small_model m = {.on = CKD_DEVICE_INIT};
@@ -317,9 +327,9 @@ static void test_larger_ones_are_copied_together(void **state) {
         must(device_snapshot_start(s, &err), &err);
         emulated_calls took = calls_since(&before);
         if (backend == emulated_device() && i == 0) {
-            /* Of two groups: two kinds that take turns, and short ones. */
+            /* Two groups, each with two alternating kinds of matrices and the short vectors. */
             assert_true(took.launches <= 2 * (2 * LAYERS / 2 + 2));
-            assert_int_equal(took.copies[DEVICE_ON_DEVICE], LAYERS / 10 * 7); /* at odd addresses */
+            assert_int_equal(took.copies[DEVICE_ON_DEVICE], LAYERS / 10 * 7); /* those at odd addresses */
             assert_int_equal(took.copies[DEVICE_TO_HOST], 0);
         }
         assert_int_equal(took.waits, 0);
@@ -331,9 +341,9 @@ static void test_larger_ones_are_copied_together(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned + emulated_marks, 0);
 }
 
-/* ---- who waits ---- */
+/* ---- waiting ---- */
 
-/* Who reads waits for what is on its way: nobody else does. */
+/* Only the thread that reads the snapshot waits for the copies. */
 static void test_only_the_save_waits(void **state) {
     for (int i = 0; i < 2; i++) {
         char dir[600];
@@ -361,7 +371,7 @@ static void test_only_the_save_waits(void **state) {
     }
 }
 
-/* They are in host memory, too: what may be taken of that is not enough. */
+/* The limit of snapshots in host memory is too small for these tensors. */
 static void test_host_memory(void **state) {
     small_model m = model_new();
     ckd_session_options o = session_options();
@@ -374,7 +384,7 @@ static void test_host_memory(void **state) {
     model_free(&m);
 }
 
-/* ---- one by one ---- */
+/* ---- saved one by one ---- */
 
 static void test_one_by_one(void **state) {
     enum { ONES = 40 };
@@ -415,7 +425,7 @@ int main(void) {
         tempdir_test(test_only_the_save_waits),
         tempdir_test(test_host_memory),
         tempdir_test(test_calls),
-        cmocka_unit_test(test_larger_ones_are_copied_together),
+        cmocka_unit_test(test_larger_tensors_are_copied_together),
         tempdir_test(test_one_by_one),
     };
     backend = emulated_device();

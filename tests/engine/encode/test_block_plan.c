@@ -1,4 +1,7 @@
-/* engine/encode/encode.h: rows and columns of regions; blocks planned on their own and as deltas, and what their streams decode to. */
+/*
+ * engine/encode/encode.h: the rows and columns of regions, plans for blocks without a parent and as deltas, and the
+ * values that their streams decode to.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +17,7 @@
 #include "engine/encode/internal.h"
 
 static symbols_workspace *work, *reading;
-static block_plan plan; /* one for all blocks, as a worker has it */
+static block_plan plan; /* one plan for all blocks, as each worker has */
 
 static int set_up(void **state) {
     (void)state;
@@ -60,7 +63,7 @@ static void test_grids_of_whole_tensors(void **state) {
     WHOLE(64, 0, 0, 10, 64);
     WHOLE(64, 5, 64 * 3 + 5, 10, 64);
     WHOLE(32, 0, 0, 10, 32);
-    WHOLE(310, 33, 33, 10, 31); /* rows of 31 are joined */
+    WHOLE(310, 33, 33, 10, 31); /* rows of 31 are too short and are joined */
     WHOLE(144, 0, 0, 64, 16, 3, 3);
     WHOLE(144, 262144 % 144, 262144, 512, 16, 3, 3);
     WHOLE(48, 262144 % 48, 262144, 512, 512, 3, 48);
@@ -71,7 +74,7 @@ static void test_grids_of_whole_tensors(void **state) {
     WHOLE(1, 0, 0, 1, 1, 1);
     WHOLE(0, 0, 0, 0, 7);
     WHOLE(0, 0, 0, 5, 0, 7);
-    WHOLE(70, 0, 0, 0, 70); /* no elements, though rows would have some */
+    WHOLE(70, 0, 0, 0, 70); /* no elements, although there is a row length */
 }
 
 static void test_grids_of_regions(void **state) {
@@ -95,13 +98,13 @@ static void test_grids_of_regions(void **state) {
 
 typedef enum change {
     UNCHANGED,
-    CLOSE,   /* a delta is clearly better */
-    SIMILAR, /* about equal */
-    FAR,     /* nothing to do with what was before */
+    CLOSE,   /* a delta is clearly smaller */
+    SIMILAR, /* a delta is about as large */
+    FAR,     /* unrelated to the previous values */
     CHANGES
 } change;
 
-/* From a uniform pair; Box and Muller. */
+/* A normal variate by the method of Box and Muller. */
 static double normal(void) {
     double u = ((double)(next_random() >> 11) + 0.5) * 0x1p-53, v = (double)(next_random() >> 11) * 0x1p-53;
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
@@ -132,7 +135,7 @@ static void store(uint8_t *to, ckd_dtype dtype, size_t i, double v) {
     }
 }
 
-/* How much smaller the change is than the value, so that a delta costs about as much. */
+/* How large the change is relative to the value, so that a delta takes about as many bytes. */
 static double similar(ckd_dtype dtype) {
     return dtype == CKD_U8 || dtype == CKD_BF16 ? 0.3 : 0.8;
 }
@@ -141,10 +144,10 @@ typedef struct block {
     ckd_dtype dtype;
     size_t count, size;
     symbols_grid grid;
-    uint8_t *values, *previous; /* allocated to the byte */
+    uint8_t *values, *previous; /* allocated without slack, so that a sanitizer sees overruns */
 } block;
 
-/* Weights: rows and columns differ in scale. */
+/* Weights whose rows and columns differ in scale. */
 static block make(ckd_dtype dtype, size_t count, change how, symbols_grid grid) {
     size_t size = count * ckd_dtype_size(dtype);
     block b = {dtype, count, size, grid, malloc(size), malloc(size)};
@@ -173,7 +176,7 @@ static bool is_float(ckd_dtype dtype) {
     return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
-/* As a reader does it. Returns the size. */
+/* Decodes a stream as a reader does and compares the values. Returns its size. */
 static size_t check_stream(const block *b, bool delta) {
     size_t capacity = symbols_bound(work, delta);
     uint8_t *stream = malloc(capacity + 1), *got = malloc(b->size), *context = malloc(b->count);
@@ -206,7 +209,7 @@ static bool about(size_t a, size_t b, double which_part) {
     return fabs((double)a - (double)b) <= which_part * (double)b + 64;
 }
 
-/* What was said of a stream, exactly where it was planned. */
+/* Compares the planned size of a stream with the real one. */
 static void check_size(const block *b, bool delta) {
     size_t said = delta ? plan.delta : plan.standalone;
     assert_true(about(said, check_stream(b, delta), 0.004));
@@ -214,14 +217,17 @@ static void check_size(const block *b, bool delta) {
 
 static const ckd_dtype dtypes[] = {CKD_F32, CKD_BF16, CKD_I32, CKD_U8, CKD_F64};
 #define DTYPES     5
-#define SAMPLED_AT 16384 /* elements */
+#define SAMPLED_AT 16384 /* number of elements */
 
 static ckd_status begin_plan(const block *b, bool try_delta, uint64_t expected) {
     plan_input in = {b->dtype, b->values, b->count, b->grid};
     return block_plan_begin(&plan, &in, try_delta, expected, NULL);
 }
 
-/* previous must not be needed after the call: it is gone, and the values' own copy is all there is. */
+/*
+ * Plans a delta. The previous values are overwritten and freed after the call, since the plan must not need them any
+ * more.
+ */
 static void plan_delta(const block *b, uint64_t expected) {
     assert_int_equal(begin_plan(b, true, expected), CKD_OK);
     assert_true(plan.standalone > 0 && !plan.delta_planned);
@@ -241,7 +247,7 @@ static void check_flags(const block *b, change how) {
         assert_true(plan.standalone_planned && plan.delta_planned);
         return;
     }
-    /* Where one wins by far, the other is not planned. */
+    /* If one way wins by far, the other one is not planned. */
     if (how == UNCHANGED || how == CLOSE) {
         assert_true(plan.delta_planned && !plan.standalone_planned);
     } else if (how == FAR) {
@@ -249,7 +255,7 @@ static void check_flags(const block *b, change how) {
     }
 }
 
-/* Rows differ, and a sample may have no more than four of them. */
+/* How far an estimate may be off. Rows differ, and a sample may have only four of them. */
 static double deviation(const block *b) {
     return b->grid.columns <= 256 ? 0.04 : 0.15;
 }
@@ -269,7 +275,7 @@ static void check_block(const block *b, change how) {
     assert_int_equal(block_plan_as_standalone(&plan, NULL), CKD_OK);
     assert_true(plan.standalone_planned && about(alone, plan.standalone, estimated ? deviation(b) : 0));
     check_size(b, false);
-    if (plan.delta_planned) { /* it has survived the other plan */
+    if (plan.delta_planned) { /* the plan of the delta is still valid */
         assert_int_equal(plan.delta, delta);
         check_size(b, true);
     }
@@ -293,7 +299,7 @@ static void test_blocks(void **state) {
     }
 }
 
-/* Samples are taken from inside the block, whatever its rows are; a sanitizer sees more of that. */
+/* Samples are taken from inside the block, whatever its row length. A sanitizer checks more of this. */
 static void test_all_samples(void **state) {
     (void)state;
     for (int i = 0; i < 60; i++) {
@@ -305,12 +311,12 @@ static void test_all_samples(void **state) {
         block_free(&b);
     }
     block b = make(CKD_BF16, SAMPLED_AT, CLOSE, (symbols_grid){1, 0});
-    b.grid = (symbols_grid){0, 0}; /* of a tensor that has none */
+    b.grid = (symbols_grid){0, 0}; /* a tensor without rows and columns */
     check_block(&b, CLOSE);
     block_free(&b);
 }
 
-/* What the caller expects takes the place of a sample, right or wrong; what is written is right in any case. */
+/* A size that the caller expects replaces the sample, whether it is right or not. The stream is right in any case. */
 static void test_expected(void **state) {
     (void)state;
     for (int how = 0; how < CHANGES; how++) {
@@ -337,7 +343,7 @@ static void test_expected(void **state) {
     }
 }
 
-/* A block that was all the same took nothing; now that a few elements are not, that says nothing of what it takes. */
+/* A block with one constant value took almost nothing. This must not be expected once a few elements differ. */
 static void test_expected_of_a_constant_block(void **state) {
     (void)state;
     block b = make(CKD_I32, 20000, UNCHANGED, (symbols_grid){200, 0});
@@ -367,8 +373,8 @@ static void test_without_delta(void **state) {
     }
 }
 
-/* The grid gets through to the stream: second moments are smaller with it. */
-static void test_rows_and_columns_pay(void **state) {
+/* The stream uses the grid: second moments take fewer bytes with it. */
+static void test_grids_save_bytes(void **state) {
     (void)state;
     block b = make(CKD_F32, 65536, FAR, (symbols_grid){256, 0});
     size_t size[2];
@@ -381,7 +387,7 @@ static void test_rows_and_columns_pay(void **state) {
     block_free(&b);
 }
 
-/* Samples are of whole rows, wherever in a row the block begins. */
+/* Samples consist of whole rows, even if the block begins within a row. */
 static void test_samples_of_rows(void **state) {
     (void)state;
     block b = make(CKD_F32, 65536, CLOSE, (symbols_grid){512, 256});
@@ -399,7 +405,9 @@ static void test_samples_of_rows(void **state) {
     block_free(&b);
 }
 
-/* Signed integers around zero take about what their magnitudes do, not what unsigned ones over the whole range would. */
+/*
+ * Signed integers around zero cost as much as their magnitudes, not as unsigned integers over the whole range would.
+ */
 static void test_integers_of_both_signs(void **state) {
     (void)state;
     static const ckd_dtype signed_dtypes[] = {CKD_I16, CKD_I32, CKD_I64};
@@ -409,11 +417,12 @@ static void test_integers_of_both_signs(void **state) {
         for (size_t i = 0; i < b.count; i++) {
             int64_t v = (int64_t)(100 * normal());
             memcpy((uint8_t *)b.values + i * width, &v,
-                   width); /* little endian: tests run where that is so */
+                   width); /* little-endian, like every machine that runs the tests */
         }
         assert_int_equal(begin_plan(&b, false, 0), CKD_OK);
         assert_true(check_stream(&b, false) < b.count * 10 / 8);
-        for (size_t i = 0; i < b.count; i++) { /* without signs, low bits that all share are left away */
+        /* For unsigned values, low bits that are the same everywhere are not stored. */
+        for (size_t i = 0; i < b.count; i++) {
             int64_t v = (int64_t)(next_random() % 256) * 64 + 7;
             memcpy((uint8_t *)b.values + i * width, &v, width);
         }
@@ -432,7 +441,7 @@ int main(void) {
         cmocka_unit_test(test_expected),
         cmocka_unit_test(test_expected_of_a_constant_block),
         cmocka_unit_test(test_without_delta),
-        cmocka_unit_test(test_rows_and_columns_pay),
+        cmocka_unit_test(test_grids_save_bytes),
         cmocka_unit_test(test_samples_of_rows),
         cmocka_unit_test(test_integers_of_both_signs),
     };

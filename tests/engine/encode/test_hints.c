@@ -1,4 +1,7 @@
-/* What records say of their cost is what was written, whatever was expected of a block before: later saves count on it. */
+/*
+ * The costs in records are those of what was written, whatever was expected of a block before. Later saves rely on
+ * them.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -27,7 +30,10 @@ static uint32_t random_word(void) {
     return (uint32_t)(state >> 32);
 }
 
-/* The next save as a delta has no room in the load cost, and its parent says how large it will be. */
+/*
+ * Saves the next step. The parent's records give the expected size, and the limit of the load cost may exclude a
+ * delta.
+ */
 static ckd_checkpoint save_next(ckd_store *store, uint64_t step, double max_load_cost,
                                 const uint32_t *values) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
@@ -42,7 +48,7 @@ static ckd_checkpoint save_next(ckd_store *store, uint64_t step, double max_load
     return saved;
 }
 
-/* The blocks of all chunk files; returns how many are coded on their own. */
+/* Checks the blocks of all chunk files. Returns how many are coded without a parent. */
 static size_t check_records(const char *dir) {
     char root[4096];
     snprintf(root, sizeof(root), "%s/store", dir);
@@ -77,7 +83,7 @@ static int teardown(void **dir) {
     return 0;
 }
 
-/* `before` random bits of every value, and `after` of them from the second step on. */
+/* Values have `before` random bits in the first step, and `after` from the second step on. */
 static void check_change(const char *dir, unsigned before, unsigned after) {
     uint32_t *values = malloc(sizeof(uint32_t) * COUNT);
     assert_non_null(values);
@@ -99,7 +105,7 @@ static void check_change(const char *dir, unsigned before, unsigned after) {
 }
 
 static void test_far_more_than_expected(void **dir) {
-    check_change(*dir, 10, 32); /* stored raw: its parent says less */
+    check_change(*dir, 10, 32); /* stored raw: the parent's records expect less */
 }
 
 static void test_more_than_expected(void **dir) {

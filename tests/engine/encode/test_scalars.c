@@ -1,4 +1,7 @@
-/* Scalars that come once a parameter, as PyTorch's optimizers have them: exact saves put them into bundles, once there are many. */
+/*
+ * Scalars that exist once per parameter, as in PyTorch's optimizers: exact saves put them into bundles if there are
+ * many.
+ */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +26,7 @@ enum {
     SIDE = 16,
     ELEMENTS = SIDE * SIDE,
     STEPS = 8,
-    PACKED = 4 /* the newest four stay */
+    PACKED = 4 /* the newest four are not packed */
 };
 static const char run[] = "gpt";
 static const char *const moments[2] = {"exp_avg", "exp_avg_sq"};
@@ -33,7 +36,7 @@ static const char *name_of(char name[96], unsigned parameter, const char *slot) 
     return name;
 }
 
-/* Of a parameter's moments at a step. */
+/* One of a parameter's moments at a step. */
 static const float *moment_of(const float *all, unsigned parameter, unsigned which, unsigned step) {
     return all + (2 * parameter + which + 7 * step) * ELEMENTS;
 }
@@ -42,7 +45,7 @@ static float *make_values(void) {
     return random_values(CKD_F32, (uint64_t)(2 * PARAMETERS + 7 * STEPS) * ELEMENTS, 1);
 }
 
-/* own: each parameter's steps are its own; else all are the same, as they mostly are. */
+/* own: each parameter has its own step number; otherwise all have the same, as is usual. */
 static float step_of(unsigned parameter, unsigned step, bool own) {
     return (float)(60 + step) + (own ? (float)parameter / 8 : 0);
 }
@@ -73,7 +76,8 @@ static void check_state(ckd_store *store, unsigned step, const float *values) {
     for (unsigned p = 0; p < PARAMETERS; p++) {
         float got[ELEMENTS] = {0}, scalar = 0;
         ckd_load_request q = CKD_LOAD_REQUEST_INIT;
-        assert_string_equal(list->items[3 * p + 2].name, name_of(name, p, "step")); /* in the order saved */
+        /* In the order in which they were saved. */
+        assert_string_equal(list->items[3 * p + 2].name, name_of(name, p, "step"));
         q.name = name;
         q.data = &scalar;
         q.size = sizeof(scalar);
@@ -88,7 +92,7 @@ static void check_state(ckd_store *store, unsigned step, const float *values) {
     ckd_load_end(load);
 }
 
-/* Records of all chunk files that stand by themselves, and scalars that do. */
+/* The records of all chunk files that are not in bundles, and the scalars among them. */
 typedef struct standing {
     size_t records, scalars, bundles;
 } standing;
@@ -119,7 +123,7 @@ static standing count_standing(const char *dir) {
     return found;
 }
 
-/* Bytes a scalar, of what is stored. */
+/* Stored bytes per scalar. */
 static double scalars_take(ckd_store *store, unsigned step) {
     ckd_checkpoint c = checkpoint_at(store, run, step);
     ckd_tensor_list *list;
@@ -148,7 +152,7 @@ static void test_many_scalars_share_records(void **state) {
     ckd_store_close(store);
 }
 
-/* Old checkpoints become one file, in which no scalar stands by itself. */
+/* Old checkpoints are packed into one file, with all scalars in bundles. */
 static void test_scalars_are_compacted(void **state) {
     ckd_store *store = store_create(*state);
     float *values = make_values();
@@ -168,7 +172,7 @@ static void test_scalars_are_compacted(void **state) {
     ckd_store_close(store);
 }
 
-/* A model of few tensors is stored as ever: readers need not know bundles, and damage costs one tensor. */
+/* A model of few tensors is stored without bundles: readers need not know them, and damage costs one tensor. */
 static void test_few_scalars_stand_by_themselves(void **state) {
     ckd_store *store = store_create(*state);
     float *values = make_values();

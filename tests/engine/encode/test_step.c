@@ -1,6 +1,7 @@
 /*
- * Optimizer steps: checkpoints one update apart, whatever computed it, in whatever order and regions they are saved. Values are exact
- * always; where the update is what the caller says it was, little more than the first moment is stored.
+ * Optimizer steps: checkpoints that are one update apart, computed by various optimizers and saved in any order and by
+ * regions. Values are always exact. If the update is the one the caller described, little more than the first moment
+ * is stored.
  */
 #include <errno.h>
 #include <math.h>
@@ -25,15 +26,15 @@
 enum { ROWS = 96, COLUMNS = 128, N = ROWS * COLUMNS };
 static const uint64_t shape[] = {ROWS, COLUMNS};
 
-/* ---- optimizers, as programs write them ---- */
+/* ---- optimizers, as training programs implement them ---- */
 
 typedef enum flavour {
-    PLAIN,       /* f32, one rounding an operation: PyTorch on a CPU, a loop in C */
-    PARENTHESES, /* the same with the other grouping */
-    FUSED,       /* a GPU's fused multiply-add, in one place of each update */
-    DOUBLE,      /* f64 inside, as fused kernels */
-    APEX,        /* weight decay added to the direction */
-    L2,          /* Adam: weight decay in the gradient */
+    PLAIN,       /* f32, one rounding per operation: PyTorch on a CPU, a loop in C */
+    PARENTHESES, /* the same with different parentheses */
+    FUSED,       /* with one fused multiply-add per update, as on a GPU */
+    DOUBLE,      /* f64 internally, like fused kernels */
+    APEX,        /* weight decay is added to the direction */
+    L2,          /* Adam: weight decay is part of the gradient */
     SGD,
     NESTEROV,
     FLAVOURS
@@ -163,7 +164,7 @@ static ckd_optimizer optimizer_of(const model *x) {
     return o;
 }
 
-/* ---- saving and looking ---- */
+/* ---- saving and checking ---- */
 
 static void add(ckd_save *save, const char *name, const float *values, const ckd_region *region,
                 const ckd_optimizer *optimizer) {
@@ -195,7 +196,7 @@ static ckd_checkpoint commit(ckd_save *save) {
     return info;
 }
 
-/* In the documented order. */
+/* Saves the tensors in the documented order. */
 static ckd_checkpoint save_model(ckd_store *store, const model *x, const ckd_optimizer *o) {
     ckd_save *save = begin(store, x->step);
     add(save, "exp_avg.w", x->m, NULL, o);
@@ -220,7 +221,7 @@ static void check_model(ckd_store *store, const model *x) {
     }
 }
 
-/* How a tensor is coded; its stored bits an element. */
+/* The coding of a tensor. Returns its stored bits per element. */
 static double look_at(char coding[32], ckd_store *store, uint64_t step, const char *name) {
     ckd_checkpoint c;
     ckd_tensor_list *list;
@@ -253,8 +254,6 @@ static void check_not_step(ckd_store *store, uint64_t step, const char *name) {
     assert_string_not_equal(coding, "step");
 }
 
-/* ---- tests ---- */
-
 static void check_flavour(const char *dir, flavour how) {
     ckd_store *store = store_create(dir);
     model x = model_new(how, 7 + (unsigned)how);
@@ -268,7 +267,10 @@ static void check_flavour(const char *dir, flavour how) {
         ckd_optimizer o = optimizer_of(&x);
         save_model(store, &x, &o);
         check_model(store, &x);
-        /* Headers and names are 0.5 bits of such small tensors; Nesterov's gradient is known less well than weights are stored. */
+        /*
+         * Headers and names take 0.5 bits of such small tensors. Nesterov's gradient is known less precisely than the
+         * weights are stored.
+         */
         check_coding(store, x.step, "w", "step", how == NESTEROV ? 2.5 : 0.8);
         if (!sgd) {
             check_coding(store, x.step, "exp_avg_sq.w", "step", 2.2);
@@ -292,7 +294,8 @@ DEFINE_FLAVOUR(l2, L2)
 DEFINE_FLAVOUR(sgd, SGD)
 DEFINE_FLAVOUR(nesterov, NESTEROV)
 
-static void test_wrong_numbers_cost_no_values(void **state) {
+/* Wrong hyperparameters only make the prediction useless. Values stay exact. */
+static void test_wrong_hyperparameters(void **state) {
     ckd_store *store = store_create(*state);
     model x = model_new(PLAIN, 3);
     for (int i = 0; i < 10; i++) {
@@ -307,7 +310,8 @@ static void test_wrong_numbers_cost_no_values(void **state) {
     check_model(store, &x);
     check_not_step(store, x.step, "w");
     check_not_step(store, x.step, "exp_avg_sq.w");
-    for (int i = 0; i < 2; i++) { /* two steps apart: the right numbers, and no prediction */
+    /* The hyperparameters are right, but two steps apart nothing can be predicted. */
+    for (int i = 0; i < 2; i++) {
         model_step(&x);
     }
     ckd_optimizer o = optimizer_of(&x);
@@ -319,7 +323,7 @@ static void test_wrong_numbers_cost_no_values(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- moments that are held in a file ---- */
+/* ---- moments that are kept in a scratch file ---- */
 
 static void save_with_staging(ckd_store *store, const model *x, const ckd_optimizer *o, uint64_t staging) {
     ckd_save_options options = options_of("run", x->step);
@@ -332,7 +336,7 @@ static void save_with_staging(ckd_store *store, const model *x, const ckd_optimi
     commit(save);
 }
 
-/* The same is written, and nothing is left of the file. */
+/* With little staging memory the same is stored, and the scratch file is removed. */
 static void test_little_staging(void **state) {
     double bits[2];
     for (int i = 0; i < 2; i++) {
@@ -357,15 +361,15 @@ static void test_little_staging(void **state) {
         ckd_store_close(store);
         store_check_clean(dir);
     }
-    assert_true(fabs(bits[0] - bits[1]) < 0.01); /* ids are packed a little better or worse */
+    assert_true(fabs(bits[0] - bits[1]) < 0.01); /* ids may compress a little differently */
 }
 
 typedef struct broken {
     file_op step;
-    int after; /* so many that work */
+    int after; /* this many succeed first */
 } broken;
 
-/* Steps on scratch files name their directory. */
+/* The path of an operation on a scratch file ends in the directory's name. */
 static int break_scratch(void *context, file_op step, const char *path) {
     broken *b = context;
     size_t length = strlen(path);
@@ -373,8 +377,8 @@ static int break_scratch(void *context, file_op step, const char *path) {
     return scratch && step == b->step && b->after-- <= 0 ? EIO : 0;
 }
 
-/* Without the file nothing is predicted, and that is all. */
-static void test_a_scratch_file_that_fails(void **state) {
+/* If the scratch file fails, nothing is predicted. The save succeeds. */
+static void test_failing_scratch_file(void **state) {
     ckd_store *store = store_create(*state);
     model x = model_new(PLAIN, 5);
     for (int i = 0; i < 10; i++) {
@@ -398,7 +402,7 @@ static void test_a_scratch_file_that_fails(void **state) {
     ckd_store_close(store);
 }
 
-static void test_numbers_that_make_no_sense(void **state) {
+static void test_invalid_hyperparameters(void **state) {
     ckd_store *store = store_create(*state);
     model x = model_new(PLAIN, 3);
     x.step = 1;
@@ -429,7 +433,7 @@ static void test_numbers_that_make_no_sense(void **state) {
     ckd_store_close(store);
 }
 
-/* What may be predicted depends on what came before; values do not. */
+/* What can be predicted depends on the order of the tensors. The values do not. */
 static void test_any_order(void **state) {
     static const char *const names[] = {"exp_avg.w", "exp_avg_sq.w", "w"};
     static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
@@ -463,7 +467,7 @@ static void test_any_order(void **state) {
     ckd_store_close(store);
 }
 
-/* The moments of one region do not predict another's. */
+/* The moments of one region do not predict weights of another region. */
 static void test_regions(void **state) {
     ckd_store *store = store_create(*state);
     model x = model_new(PLAIN, 5);
@@ -478,7 +482,7 @@ static void test_regions(void **state) {
             size_t at = p ? half : 0;
             add(save, "exp_avg.w", x.m + at, &parts[p], &o);
             add(save, "exp_avg_sq.w", x.v + at, &parts[p], &o);
-            if (k == 4) { /* in one piece, all of a sudden */
+            if (k == 4) { /* the weights come in one piece this time */
                 continue;
             }
             add(save, "w", x.w + at, &parts[p], &o);
@@ -494,7 +498,7 @@ static void test_regions(void **state) {
         }
     }
     check_not_step(store, x.step, "w");
-    /* A region of the result that lies across those saved. */
+    /* Loads regions that cross the saved ones. */
     ckd_checkpoint c;
     ckd_load *load;
     assert_int_equal(ckd_store_find(&c, store, "run", x.step - 1, NULL), CKD_OK);
@@ -518,7 +522,7 @@ static void test_regions(void **state) {
     ckd_store_close(store);
 }
 
-/* NaNs of any kind, infinities, zeros of both signs and denormals in every part of the state. */
+/* NaNs of several kinds, infinities, zeros of both signs and denormals in every part of the state. */
 static void test_special_values(void **state) {
     static const uint32_t special[] = {0x7fc00000, 0xffc00001, 0x7f800001, 0x7f800000,
                                        0xff800000, 0x80000000, 0,          1,
@@ -542,7 +546,7 @@ static void test_special_values(void **state) {
     ckd_store_close(store);
 }
 
-/* The master is what is predicted, its copy is rounded from it; moments of another dtype predict nothing. */
+/* The master is predicted, and its rounded copy is derived from it. Moments of another dtype predict nothing. */
 static void test_mixed_precision(void **state) {
     ckd_store *store = store_create(*state);
     model x = model_new(PLAIN, 9);
@@ -560,7 +564,7 @@ static void test_mixed_precision(void **state) {
         t.shape = shape;
         t.data = low;
         t.optimizer = &o;
-        if (k % 2) { /* before its master */
+        if (k % 2) { /* the copy before its master */
             assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
         }
         add(save, "master.w", x.w, NULL, &o);
@@ -592,7 +596,7 @@ static void test_mixed_precision(void **state) {
     ckd_store_close(store);
 }
 
-/* A long chain within the usual bound: loads stay cheap, each value is found again without the materialized copies. */
+/* A long chain within the default load cost. Every value is also found without the materialized copies. */
 static void test_chain_within_bounds(void **state) {
     ckd_store *store = store_create(*state);
     enum { STEPS = 20 };
@@ -639,7 +643,7 @@ static void test_chain_within_bounds(void **state) {
     ckd_store_close(store);
 }
 
-/* Nothing can be read any more. */
+/* Makes all chunk files unreadable. */
 static void overwrite_chunk_files(const char *dir) {
     char command[4096];
     snprintf(command, sizeof(command),
@@ -658,7 +662,7 @@ static ckd_status load_part(ckd_load *load, const char *name, uint64_t first, ui
     return ckd_load_tensor(load, &q, NULL);
 }
 
-/* As save_model, with noise that makes its file too large to be kept in memory while it is open. */
+/* Like save_model, with noise that makes the file too large to be kept in memory while it is open. */
 static void save_model_in_large_file(ckd_store *store, const model *x, const ckd_optimizer *o) {
     enum { BALLAST = 300000 };
     uint8_t *ballast = malloc(BALLAST);
@@ -676,7 +680,10 @@ static void save_model_in_large_file(ckd_store *store, const model *x, const ckd
     free(ballast);
 }
 
-/* What weights, or second moments, were rebuilt with is not read again: the files are gone when the others are asked for. */
+/*
+ * A load keeps what it decoded to rebuild weights or second moments. The other tensors are then loaded after the files
+ * were overwritten.
+ */
 static void test_a_load_rebuilds_once(void **state) {
     static const char *const names[] = {"w", "exp_avg_sq.w", "exp_avg.w"};
     model x = model_new(PLAIN, 23);
@@ -707,11 +714,11 @@ static void test_a_load_rebuilds_once(void **state) {
         for (int k = 0; k < 3; k++) {
             if (k == first) {
                 assert_int_not_equal(load_part(load, names[k], 0, ROWS, to),
-                                     CKD_OK); /* it was given out, and is not held */
+                                     CKD_OK); /* it was returned, and is not kept */
                 continue;
             }
             assert_int_equal(load_part(load, names[k], 1, 5, to),
-                             CKD_OK); /* what is asked for in part stays */
+                             CKD_OK); /* a partial request does not discard it */
             assert_memory_equal(to, values[k] + COLUMNS, 5 * COLUMNS * sizeof(float));
             assert_int_equal(load_part(load, names[k], 0, ROWS, to), CKD_OK);
             assert_memory_equal(to, values[k], N * sizeof(float));
@@ -758,7 +765,7 @@ static void test_same_content_again(void **state) {
     ckd_store_close(store);
 }
 
-/* Steps of two ranks, each with its rows; then one rank's part is not there. */
+/* Steps saved by two ranks, each with its own rows. */
 static void test_ranks(void **state) {
     ckd_store *store = store_create(*state);
     model x = model_new(PLAIN, 17);
@@ -794,7 +801,7 @@ static void test_ranks(void **state) {
     ckd_store_close(store);
 }
 
-/* What tests of crashes, faults and full disks save has steps in it, whatever codes their residuals. */
+/* The scenes of the tests for crashes, faults and full disks contain steps, however their residuals are coded. */
 static void test_scenes_have_steps(void **state) {
     scene_make(*state, 0, 3);
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
@@ -818,10 +825,10 @@ int main(void) {
         TEST(test_l2),
         TEST(test_sgd),
         TEST(test_nesterov),
-        TEST(test_wrong_numbers_cost_no_values),
+        TEST(test_wrong_hyperparameters),
         TEST(test_little_staging),
-        TEST(test_a_scratch_file_that_fails),
-        TEST(test_numbers_that_make_no_sense),
+        TEST(test_failing_scratch_file),
+        TEST(test_invalid_hyperparameters),
         TEST(test_any_order),
         TEST(test_regions),
         TEST(test_special_values),

@@ -1,6 +1,6 @@
 /*
- * Parity: any file of a group that is lost or damaged comes back bit for bit; several damaged ones, too, where their damage is in different places; what cannot be repaired is told and left alone;
- * deletions and saves go on beside it.
+ * Parity: a lost or damaged file of a group is rebuilt bit for bit, and so are several if their damage is in different
+ * places. What cannot be repaired is reported and left as it is. Parity keeps working while others delete and save.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
 
-#define ROWS_LARGE 6000 /* of a scene: files of some pieces */
+#define ROWS_LARGE 6000 /* rows of a scene whose chunk files have several pieces */
 
 static void must(ckd_status status, const ckd_error *err) {
     if (status != CKD_OK) {
@@ -46,7 +46,7 @@ static void save_bases(ckd_store *store, uint64_t first, uint64_t end, uint64_t 
     }
 }
 
-/* What a call made; nothing may be damaged. */
+/* Makes parity and returns the result. The call must find no damage. */
 static ckd_parity_result make_parity(ckd_store *store, uint32_t data, uint32_t parity) {
     ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
     ckd_parity_result *r, out;
@@ -71,10 +71,10 @@ static ckd_parity_status status_of(ckd_store *store) {
     return out;
 }
 
-/* How many files came back, and how many places stay damaged. */
+/* How many files were repaired, and how many places stay damaged. */
 typedef struct repaired {
     size_t files, left;
-    char first[128], aside[128], why[512]; /* of the first file; of the first place left */
+    char first[128], aside[128], why[512]; /* of the first repaired file; of the first place left */
 } repaired;
 
 static repaired repair(ckd_store *store, bool dry_run) {
@@ -97,7 +97,7 @@ static repaired repair(ckd_store *store, bool dry_run) {
     return out;
 }
 
-static uint64_t weak_groups; /* that the last verification has found */
+static uint64_t weak_groups; /* as the last verification counted them */
 
 static size_t damage_of(ckd_store *store) {
     ckd_verify_result *r;
@@ -109,23 +109,21 @@ static size_t damage_of(ckd_store *store) {
     return count;
 }
 
-/* ---- files ---- */
-
 typedef struct kept_file {
     char path[512];
     unsigned char *data;
     size_t size;
 } kept_file;
 
-/* All files in a folder of the store whose names end like this. */
-static size_t keep_files(kept_file *out, size_t room, const char *dir, const char *folder, const char *end) {
+/* Reads all files of a folder of the store whose names end in `end`. */
+static size_t keep_files(kept_file *out, size_t most, const char *dir, const char *folder, const char *end) {
     dir_list list;
     size_t count = 0;
     assert_int_equal(dir_list_read(&list, store_path_of(dir, folder), NULL), CKD_OK);
     for (size_t i = 0; i < list.count; i++) {
         size_t length = strlen(list.names[i]);
         if (length > strlen(end) && strcmp(list.names[i] + length - strlen(end), end) == 0) {
-            assert_true(count < room);
+            assert_true(count < most);
             snprintf(out[count].path, sizeof(out[count].path), "%s/%s", store_path_of(dir, folder),
                      list.names[i]);
             out[count].data = read_whole_file(out[count].path, &out[count].size);
@@ -159,9 +157,12 @@ static void flip(const kept_file *f, size_t at) {
     free(data);
 }
 
-/* ---- one after the other ---- */
+/* ---- one damaged file at a time ---- */
 
-/* Each file of a store, chunk files and parity files alike, is taken away, cut, emptied, damaged at many places. */
+/*
+ * Removes, truncates, empties and damages each file in turn. Each time a verification finds it and a repair restores
+ * it.
+ */
 static void lose_each(const char *dir, ckd_store *store, const char *folder, const char *end) {
     kept_file files[32];
     size_t count = keep_files(files, 32, dir, folder, end);
@@ -191,7 +192,10 @@ static void lose_each(const char *dir, ckd_store *store, const char *folder, con
     free_files(files, count);
 }
 
-/* A parity file that is alone in its group, and so damaged that it does not say what it is for, is made anew. */
+/*
+ * A damaged parity file is restored. If it is the only one of its group and no longer says what it covers, repair
+ * removes it, and the next call makes parity for those files again.
+ */
 static void lose_parity(const char *dir, ckd_store *store) {
     kept_file files[4];
     assert_int_equal(keep_files(files, 4, dir, "data/p", ".ckp"), 2);
@@ -239,6 +243,7 @@ static void test_any_file_comes_back(void **state) {
 
 /* ---- damage in several files ---- */
 
+/* One parity file repairs several damaged files if no two are damaged in the same place. */
 static void test_damage_in_different_places(void **state) {
     kept_file files[8], parity[8];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -247,11 +252,11 @@ static void test_damage_in_different_places(void **state) {
     assert_int_equal(keep_files(files, 8, *state, "data/c", ".ckd"), 3);
     assert_int_equal(keep_files(parity, 8, *state, "data/p", ".ckp"), 1);
     assert_true(files[0].size > 3 * PARITY_PIECE);
-    flip(&files[0], 10); /* its header: it cannot even be opened */
+    flip(&files[0], 10); /* the header: the file cannot even be opened */
     flip(&files[1], PARITY_PIECE + 10);
     flip(&files[2], 2 * PARITY_PIECE + 10);
     flip(&parity[0], 3 * PARITY_PIECE + PARITY_PIECE / 2);
-    flip(&parity[0], 20); /* its head, of which there are two */
+    flip(&parity[0], 20); /* the first of two copies of the head */
     repaired r = repair(store, true);
     assert_true(r.files == 4 || r.files == 3);
     r = repair(store, false);
@@ -260,7 +265,7 @@ static void test_damage_in_different_places(void **state) {
         check_file(&files[i]);
     }
     check_file(&parity[0]);
-    /* In the same place, one loss too many. */
+    /* Two files are damaged in the same place, which is one too many. */
     flip(&files[0], PARITY_PIECE + 10);
     flip(&files[1], PARITY_PIECE + 30);
     r = repair(store, false);
@@ -275,8 +280,10 @@ static void test_damage_in_different_places(void **state) {
     ckd_store_close(store);
 }
 
-/* Any two files of five and two of parity. */
-static void test_two_losses(void **state) {
+/*
+ * Two parity files repair any two lost files of seven: five chunk files and two of parity. They cannot repair three.
+ */
+static void test_two_parity_files_repair_two_losses(void **state) {
     kept_file files[16];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     if (erasure_ready(NULL) != CKD_OK) {
@@ -337,9 +344,10 @@ static void test_two_groups_of_a_lost_file(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- what is kept aside, and what is not covered ---- */
+/* ---- what a repair reports, and files without parity ---- */
 
-static void test_what_is_told(void **state) {
+/* A repair keeps the damaged file aside until a purge, and reports files that no parity covers. */
+static void test_repair_reports_what_it_did(void **state) {
     kept_file files[8];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save_bases(store, 0, 2, 10);
@@ -348,7 +356,7 @@ static void test_what_is_told(void **state) {
     ckd_parity_status s = status_of(store);
     assert_true(s.files == 3 && s.covered_files == 2 && s.groups == 1 && s.weak_groups == 0);
     assert_int_equal(keep_files(files, 8, *state, "data/c", ".ckd"), 3);
-    for (size_t i = 0; i < 3; i++) { /* one by one: the one that is not covered is among them */
+    for (size_t i = 0; i < 3; i++) { /* two of them are covered, one is not */
         flip(&files[i], files[i].size / 2);
         repaired r = repair(store, false);
         if (r.files == 1) {
@@ -373,7 +381,7 @@ static void test_what_is_told(void **state) {
     ckd_store_close(store);
 }
 
-/* A damaged file gets no parity, which would make its damage last. */
+/* Parity is not computed from a damaged file: it would make the damage permanent. */
 static void test_damaged_files_are_left_out(void **state) {
     kept_file files[8];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -396,8 +404,9 @@ static void test_damaged_files_are_left_out(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- growing, deleting ---- */
+/* ---- growing groups, deleting members ---- */
 
+/* New files join the last group until it is full. Full groups stay as they are. */
 static void test_groups_grow(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_parity_options off = CKD_PARITY_OPTIONS_INIT;
@@ -408,7 +417,7 @@ static void test_groups_grow(void **state) {
         save_bases(store, step, step + 1, 10);
         ckd_parity_result made = make_parity(store, 0, 0);
         assert_int_equal(made.groups, 1);
-        assert_int_equal(made.files, step % 4 + 1); /* full groups are not touched */
+        assert_int_equal(made.files, step % 4 + 1); /* full groups are not rewritten */
         assert_int_equal(made.removed_groups, step % 4 > 0);
     }
     ckd_parity_status s = status_of(store);
@@ -438,18 +447,18 @@ static void collect(ckd_store *store) {
     must(ckd_store_collect(NULL, store, NULL, &err), &err);
 }
 
-static void test_deletion(void **state) {
+static void test_deletion_regroups_the_rest(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save_bases(store, 0, 8, 10);
     make_parity(store, 4, 1);
-    delete_step(store, 1, 3600); /* in the trash: it is covered as before, and so are the others */
+    delete_step(store, 1, 3600); /* in the trash: parity still covers it and the others */
     ckd_parity_status s = status_of(store);
     assert_true(s.files == 8 && s.covered_files == 8 && s.weak_groups == 0);
     ckd_parity_result made = make_parity(store, 0, 0);
     assert_true(made.groups == 0 && made.removed_groups == 0);
     delete_step(store, 2, 0);
-    collect(
-        store); /* before its group goes, the others have another one, and what is in the trash one of its own */
+    /* Before the old group is removed, the remaining files get a new one, and the file in the trash gets its own. */
+    collect(store);
     s = status_of(store);
     assert_true(s.groups == 3 && s.files == 7 && s.covered_files == 7 && s.weak_groups == 0);
     assert_int_equal(damage_of(store), 0);
@@ -460,7 +469,7 @@ static void test_deletion(void **state) {
     store_check_clean(*state);
 }
 
-/* With more parity than was deleted the group stays, and says that it is weaker. */
+/* A group with more parity files than deleted members stays. It reports that it is weaker. */
 static void test_weak_group(void **state) {
     kept_file files[8];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -483,13 +492,16 @@ static void test_weak_group(void **state) {
     assert_true(r.files == 1 && r.left == 0);
     check_file(&files[0]);
     s = status_of(store);
-    assert_true(s.covered_files == 3 && s.files == 3); /* what was deleted did not come back */
+    assert_true(s.covered_files == 3 && s.files == 3); /* the deleted file is not restored */
     free_files(files, 3);
     ckd_store_close(store);
 }
 
-/* A parity file that rotted before a member goes cannot be made again afterwards: what stays gets a new group. */
-static void test_deletion_meets_rotten_parity(void **state) {
+/*
+ * A damaged parity file cannot be rebuilt once a member is deleted. The collection notices and makes a new group of
+ * the rest.
+ */
+static void test_deletion_finds_damaged_parity(void **state) {
     kept_file rows[2];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     if (erasure_ready(NULL) != CKD_OK) {
@@ -513,7 +525,7 @@ static void test_deletion_meets_rotten_parity(void **state) {
     ckd_store_close(store);
 }
 
-/* What only the deleted file and the parity can rebuild must come back first. */
+/* A file that only the deleted member and the parity can rebuild must be repaired before that member is removed. */
 typedef enum loss { LOST, ROTTEN } loss;
 static void lose_and_delete(const char *dir, uint32_t parity, loss how, ckd_status expected) {
     kept_file kept[1];
@@ -567,7 +579,7 @@ static size_t scrubbed_trash(ckd_store *store) {
     return count;
 }
 
-/* Each scrub looks at parity as well, also when no chunk file is due. */
+/* Each scrub checks parity, also when no chunk file is due. */
 static void test_scrub_reads_parity(void **state) {
     kept_file parity[1];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -578,7 +590,7 @@ static void test_scrub_reads_parity(void **state) {
     flip(&parity[0], parity[0].size / 2);
     assert_int_equal(scrubbed(store, "data/p/"), 1);
     flip(&parity[0], parity[0].size / 2);
-    flip(&parity[0], 20); /* its head */
+    flip(&parity[0], 20); /* the head */
     assert_int_equal(scrubbed(store, "data/p/"), 1);
     flip(&parity[0], 20);
     assert_int_equal(scrubbed(store, ""), 0);
@@ -586,8 +598,8 @@ static void test_scrub_reads_parity(void **state) {
     ckd_store_close(store);
 }
 
-/* Of what repair cannot do, the operator has to say that it is given up. */
-static void test_given_up(void **state) {
+/* A collection refuses to remove a member that an unrepairable file needs, unless the operator passes --give-up. */
+static void test_give_up_removes_what_repair_needs(void **state) {
     kept_file kept[1], rest[8];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_error err = {0};
@@ -605,12 +617,12 @@ static void test_given_up(void **state) {
     assert_int_equal(ckd_store_collect(&gone, store, &o, &err), CKD_OK);
     assert_int_equal(gone.checkpoints, 1);
     ckd_parity_status status = status_of(store);
-    assert_true(status.groups == 1 && status.covered_files == 2); /* what is right goes on being covered */
+    assert_true(status.groups == 1 && status.covered_files == 2); /* the intact files are still covered */
     size_t left = keep_files(rest, 8, *state, "data/c", ".ckd");
     assert_int_equal(left, 2);
     repaired r = repair(store, false);
     assert_true(r.files == 0 && r.left == 1);
-    delete_step(store, 0, 0); /* and what needs the file can go, or stay */
+    delete_step(store, 0, 0); /* the checkpoint that needs the lost file can be deleted */
     collect(store);
     assert_int_equal(damage_of(store), 0);
     free_files(rest, left);
@@ -619,7 +631,10 @@ static void test_given_up(void **state) {
     store_check_clean(*state);
 }
 
-/* While somebody makes parity, members that would stay without any keep their group, and nothing is removed. */
+/*
+ * While another process makes parity, a collection cannot make a new group. It gives up without removing any file, so
+ * that no member loses its cover.
+ */
 static void test_deletion_waits_for_parity(void **state) {
     kept_file files[4];
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
@@ -650,13 +665,13 @@ static void test_deletion_waits_for_repair(void **state) {
     lose_and_delete(*state, 1, LOST, CKD_E_STATE);
 }
 
-/* Rot that nobody has met yet: what stays is read before its parity goes. */
-static void test_deletion_meets_rot(void **state) {
+/* Nobody has noticed the damage yet. The collection reads the remaining members before it removes their parity. */
+static void test_deletion_finds_damaged_members(void **state) {
     lose_and_delete(*state, 1, ROTTEN, CKD_E_STATE);
 }
 
-/* In vain: one more than parity can do was damaged before. */
-static void test_deletion_of_what_repairs_nothing(void **state) {
+/* More files are damaged than the parity can repair, so keeping the deleted member would not help. It is removed. */
+static void test_deletion_of_members_that_repair_nothing(void **state) {
     kept_file files[4];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save_bases(store, 0, 4, 10);
@@ -675,7 +690,7 @@ static void test_deletion_of_what_repairs_nothing(void **state) {
     ckd_store_close(store);
 }
 
-/* Damage in the trash is told and repaired, and what it makes unloadable is named as being there. */
+/* Damage to a file in the trash is found and repaired. A verification marks its checkpoint as being in the trash. */
 static void test_trash_is_covered(void **state) {
     kept_file kept[1];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -711,15 +726,15 @@ static void test_trash_is_covered(void **state) {
     scene s = scene_of(0);
     s.rows = 10;
     assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
-    delete_step(store, 0, 0); /* its time is over: it is nobody's concern any more */
+    delete_step(store, 0, 0); /* without undo time it is deleted at once, and its loss is no damage */
     assert_int_equal(unlink(kept[0].path), 0);
     assert_int_equal(damage_of(store), 0);
     free_files(kept, 1);
     ckd_store_close(store);
 }
 
-/* The group can do without what is deleted, and then no more. */
-static void test_deletion_leaves_what_repairs(void **state) {
+/* The group can repair the lost file without the deleted member. It cannot lose another one after that. */
+static void test_deletion_leaves_enough_for_repair(void **state) {
     if (erasure_ready(NULL) != CKD_OK) {
         puts("SKIP: ISA-L (libisal2) is not installed");
         skip();
@@ -728,8 +743,8 @@ static void test_deletion_leaves_what_repairs(void **state) {
 }
 
 /*
- * A group 4+2 with a lost parity file and a damaged chunk file, that of step 0. The checkpoint `gone` was deleted and
- * cannot be restored, but its file is there.
+ * A group 4+2 that lost a parity file, and whose chunk file of step 0 is damaged. The checkpoint `gone` was deleted
+ * and cannot be restored, but its file is still there.
  */
 typedef struct broken_group {
     kept_file damaged, rows[2];
@@ -765,7 +780,10 @@ static void check_covered(broken_group *b, const char *dir, ckd_store *store) {
     store_check_clean(dir);
 }
 
-/* The collection waits for the repair. The repair makes the lost parity again, although a member is to be removed. */
+/*
+ * The collection refuses until a repair has run. The repair rebuilds the lost parity file, although one member is to
+ * be removed.
+ */
 static void test_parity_with_a_deleted_member_comes_back(void **state) {
     broken_group b;
     ckd_error err = {0};
@@ -780,7 +798,7 @@ static void test_parity_with_a_deleted_member_comes_back(void **state) {
     check_covered(&b, *state, store);
 }
 
-/* The deleted member itself is damaged. No parity is made of it, and the collection replaces the group. */
+/* The deleted member itself is damaged. No parity is computed from it, and the collection replaces the group. */
 static void test_parity_is_not_made_of_a_damaged_member(void **state) {
     broken_group b;
     ckd_store *store = break_group(&b, *state, 0);
@@ -792,12 +810,12 @@ static void test_parity_is_not_made_of_a_damaged_member(void **state) {
 }
 
 typedef struct meanwhile {
-    ckd_store *other; /* a handle of its own */
+    ckd_store *other; /* another handle of the store */
     const char *dir;
     bool done;
 } meanwhile;
 
-/* As soon as parity is being made anew: what it is for is collected. */
+/* Deletes and collects all members of the group once a parity file is being rebuilt. */
 static int delete_member(void *context, uint64_t done, uint64_t total) {
     meanwhile *m = context;
     dir_list list;
@@ -811,7 +829,8 @@ static int delete_member(void *context, uint64_t done, uint64_t total) {
     dir_list_free(&list);
     if (writing && !m->done) {
         m->done = true;
-        for (uint64_t step = 0; step < 4; step++) { /* all of the group: none is left without parity */
+        /* The whole group, as a remaining member would need parity. */
+        for (uint64_t step = 0; step < 4; step++) {
             delete_step(m->other, step, 0);
         }
         collect(m->other);
@@ -819,6 +838,7 @@ static int delete_member(void *context, uint64_t done, uint64_t total) {
     return 0;
 }
 
+/* The group's members are deleted while a repair rebuilds its parity. */
 static void test_members_go_during_repair(void **state) {
     kept_file rows[1];
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -845,7 +865,7 @@ static void test_members_go_during_repair(void **state) {
     store_check_clean(*state);
 }
 
-/* ---- beside a run that saves ---- */
+/* ---- repairs while a run saves ---- */
 
 typedef struct saver {
     const char *dir;
@@ -858,8 +878,8 @@ static void *save_on(void *context) {
     ckd_store *store;
     s->status = scene_open(&store, s->dir, CKD_OPEN_WRITE, NULL);
     for (uint64_t step = 4; step < 24 && s->status == CKD_OK; step++) {
-        scene x = scene_of(step); /* some of them deltas */
-        do { /* a file that a delta builds on may be gone at the commit, until it is repaired */
+        scene x = scene_of(step); /* some of them are deltas */
+        do {                      /* the parent's file may be missing at the commit, until it is repaired */
             s->status = scene_save(NULL, store, &x, NULL);
         } while (s->status == CKD_E_NOT_FOUND);
     }
@@ -867,7 +887,7 @@ static void *save_on(void *context) {
     return NULL;
 }
 
-static void test_beside_saves(void **state) {
+static void test_repair_while_a_run_saves(void **state) {
     kept_file files[4];
     saver s = {.dir = *state};
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -898,26 +918,26 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_any_file_comes_back),
         tempdir_test(test_damage_in_different_places),
-        tempdir_test(test_two_losses),
+        tempdir_test(test_two_parity_files_repair_two_losses),
         tempdir_test(test_two_groups_of_a_lost_file),
-        tempdir_test(test_what_is_told),
+        tempdir_test(test_repair_reports_what_it_did),
         tempdir_test(test_damaged_files_are_left_out),
         tempdir_test(test_groups_grow),
-        tempdir_test(test_deletion),
+        tempdir_test(test_deletion_regroups_the_rest),
         tempdir_test(test_weak_group),
-        tempdir_test(test_deletion_meets_rotten_parity),
+        tempdir_test(test_deletion_finds_damaged_parity),
         tempdir_test(test_deletion_waits_for_parity),
         tempdir_test(test_deletion_waits_for_repair),
-        tempdir_test(test_deletion_meets_rot),
-        tempdir_test(test_deletion_of_what_repairs_nothing),
+        tempdir_test(test_deletion_finds_damaged_members),
+        tempdir_test(test_deletion_of_members_that_repair_nothing),
         tempdir_test(test_trash_is_covered),
-        tempdir_test(test_given_up),
+        tempdir_test(test_give_up_removes_what_repair_needs),
         tempdir_test(test_scrub_reads_parity),
-        tempdir_test(test_deletion_leaves_what_repairs),
+        tempdir_test(test_deletion_leaves_enough_for_repair),
         tempdir_test(test_parity_with_a_deleted_member_comes_back),
         tempdir_test(test_parity_is_not_made_of_a_damaged_member),
         tempdir_test(test_members_go_during_repair),
-        tempdir_test(test_beside_saves),
+        tempdir_test(test_repair_while_a_run_saves),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /*
- * Making parity and repairing, killed at every step, and with every step failing once: what was right stays right, nothing half-made is taken for whole, and the next call ends the work.
+ * Making parity and repairing are killed at every step, or every step fails once. Intact files stay intact, nothing
+ * incomplete is taken for complete, and the next call finishes the work.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -50,7 +51,7 @@ static void check_files(const snapshot *s, const char *dir) {
     }
 }
 
-/* ---- what is done ---- */
+/* ---- the work ---- */
 
 typedef ckd_status (*work_fn)(ckd_store *store);
 
@@ -71,7 +72,7 @@ static ckd_status repair(ckd_store *store) {
     return status;
 }
 
-/* A store with files that were saved since its parity was made, so that a group is made anew. */
+/* Makes a store with files saved after its parity, so that a group must be made again. */
 static void prepare_parity(const char *dir, snapshot *s) {
     ckd_store *store;
     assert_int_equal(scene_open(&store, dir, CKD_OPEN_CREATE, NULL), CKD_OK);
@@ -87,7 +88,7 @@ static void prepare_parity(const char *dir, snapshot *s) {
     take(s, dir);
 }
 
-/* The same with all of its parity, and a file that is damaged. */
+/* The same with complete parity and one damaged file. */
 static void prepare_repair(const char *dir, snapshot *s) {
     ckd_store *store;
     prepare_parity(dir, s);
@@ -105,7 +106,7 @@ static void prepare_repair(const char *dir, snapshot *s) {
 
 typedef struct trouble {
     unsigned long at, seen;
-    int errnum; /* 0: the process is killed */
+    int errnum; /* 0: kill the process */
 } trouble;
 
 static int hook(void *context, file_op step, const char *path) {
@@ -123,19 +124,19 @@ static int hook(void *context, file_op step, const char *path) {
     return t->errnum;
 }
 
-/* In a child: 0 if the trouble never came. */
+/* In a child. Returns 0 if the trouble never came. */
 static int run_child(const char *dir, work_fn work, trouble *t) {
     ckd_store *store;
     file_set_fault_hook(hook, t);
     if (scene_open(&store, dir, CKD_OPEN_WRITE, NULL) != CKD_OK) {
         return 1;
     }
-    (void)work(store); /* with an error, or without where the step did not matter */
+    (void)work(store); /* an error may be returned or not: the step may not matter */
     ckd_store_close(store);
     return t->seen < t->at ? 0 : 1;
 }
 
-/* Did it come to the end without trouble? */
+/* Returns whether the work finished without trouble. */
 static bool in_child(const char *dir, work_fn work, unsigned long at, int errnum) {
     trouble t = {.at = at, .errnum = errnum};
     int code;
@@ -150,7 +151,7 @@ static bool in_child(const char *dir, work_fn work, unsigned long at, int errnum
     return !killed && WEXITSTATUS(code) == 0;
 }
 
-/* Nothing but the lock, and parity files under their names. */
+/* Only the lock and complete parity files are left. */
 static void check_no_leftovers(const char *dir) {
     dir_list list;
     assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/p"), NULL), CKD_OK);

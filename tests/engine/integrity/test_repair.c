@@ -1,4 +1,4 @@
-/* Repair of what no parity test does: other things in place of files, manifests that vanished. */
+/* Repair apart from parity: directories, links and the like in place of files, and lost manifests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -73,7 +73,7 @@ static size_t damage_of(ckd_store *store) {
     return count;
 }
 
-/* The first file in a folder of the store; static. */
+/* The path of the first file in a folder of the store, in a static buffer. */
 static const char *first_in(const char *dir, const char *folder) {
     static char path[512];
     dir_list list;
@@ -84,7 +84,7 @@ static const char *first_in(const char *dir, const char *folder) {
     return path;
 }
 
-/* ---- other things in place of a file ---- */
+/* ---- something else in place of a file ---- */
 
 typedef enum thing {
     A_DIRECTORY,
@@ -95,7 +95,7 @@ typedef enum thing {
     THINGS
 } thing;
 
-static void put_there(thing what, const char *path) {
+static void replace_with(thing what, const char *path) {
     char below[600];
     assert_int_equal(unlink(path), 0);
     switch (what) {
@@ -127,7 +127,8 @@ static void check_file(const char *path, const unsigned char *data, size_t size)
     free(now);
 }
 
-static void test_other_things(void **state) {
+/* A repair replaces whatever stands where a file should be. */
+static void test_other_things_are_replaced(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     for (uint64_t step = 0; step < 4; step++) {
         save(store, step, true);
@@ -139,11 +140,11 @@ static void test_other_things(void **state) {
         bool parity = k % 2;
         snprintf(path, sizeof(path), "%s", first_in(*state, parity ? "data/p" : "data/c"));
         unsigned char *data = read_whole_file(path, &size);
-        put_there((thing)(k / 2), path);
+        replace_with((thing)(k / 2), path);
         assert_true(damage_of(store) > 0);
         repaired r = repair(store);
         assert_true(r.files == 1 && r.left == 0);
-        if (parity) { /* nobody else says what it was for */
+        if (parity) { /* repair removes it, since nothing else says what it covered */
             make_parity(store);
         } else {
             check_file(path, data, size);
@@ -155,7 +156,7 @@ static void test_other_things(void **state) {
     ckd_store_close(store);
 }
 
-/* Whose files are to go can go, whatever stands there. */
+/* A collection removes deleted files, whatever stands in their place. */
 static void test_other_things_are_removed(void **state) {
     for (thing what = 0; what < THINGS; what++) {
         ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -167,7 +168,7 @@ static void test_other_things_are_removed(void **state) {
         save(store, 2 * what, true);
         must(ckd_store_find(&c, store, SCENE_RUN, 2 * what, &err), &err);
         snprintf(path, sizeof(path), "%s", first_in(*state, "data/c"));
-        put_there(what, path);
+        replace_with(what, path);
         o.undo_s = 0;
         must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
         must(ckd_store_collect(&gone, store, NULL, &err), &err);
@@ -178,9 +179,9 @@ static void test_other_things_are_removed(void **state) {
     }
 }
 
-/* ---- manifests that vanished ---- */
+/* ---- lost manifests ---- */
 
-/* Verify and repair name this checkpoint alone. */
+/* Verify and repair report the lost manifest of this checkpoint and no other damage. */
 static void check_named(ckd_store *store, const char *checkpoint) {
     ckd_verify_options quick = CKD_VERIFY_OPTIONS_INIT;
     ckd_verify_result *r;
@@ -201,7 +202,7 @@ static void remove_manifest(const char *dir, unsigned long long step) {
     assert_int_equal(unlink(store_path_of(dir, name)), 0);
 }
 
-/* It is noticed as long as a chunk file of it is there, whatever was written since. */
+/* A lost manifest is reported as long as one of its chunk files exists, whatever was saved since. */
 static void test_vanished_manifest(void **state) {
     char named[CKD_RUN_MAX + 32] = SCENE_RUN "@2";
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -213,7 +214,7 @@ static void test_vanished_manifest(void **state) {
     store = open_store(*state, CKD_OPEN_READ);
     check_named(store, named);
     ckd_store_close(store);
-    store = open_store(*state, CKD_OPEN_WRITE); /* its catalog drops the checkpoint */
+    store = open_store(*state, CKD_OPEN_WRITE); /* a writer drops the checkpoint from the catalog */
     check_named(store, named);
     save(store, 3, true);
     check_named(store, named);
@@ -221,13 +222,14 @@ static void test_vanished_manifest(void **state) {
     assert_true(r.files == 1 && r.left == 0);
     scene_check(store, 0, 4);
     ckd_store_close(store);
-    assert_int_equal(rmdir(store_path_of(*state, "data/q")), 0); /* nothing is kept any more */
+    /* The records of lost checkpoints are gone. */
+    assert_int_equal(rmdir(store_path_of(*state, "data/q")), 0);
     store_check_clean(*state);
 }
 
-/* In the middle of a chain, where it begins, all of them. The catalog is to agree with what was before. */
+/* Any subset of a chain loses its manifests. A repair restores them, and the catalog lists what it listed before. */
 static void test_vanished_chain(void **state) {
-    for (unsigned which = 1; which < 16; which++) { /* a bit for each step */
+    for (unsigned which = 1; which < 16; which++) { /* bit n: step n */
         char dir[600];
         ckd_checkpoint_list *before, *after;
         ckd_error err = {0};
@@ -291,7 +293,7 @@ static pathname file_of(ckd_store *store, uint64_t step) {
     return path;
 }
 
-/* Of all generations. */
+/* Removes the manifests of all generations of a step. */
 static void remove_manifests(const char *dir, uint64_t step) {
     char name[64];
     dir_list list;
@@ -321,8 +323,9 @@ static void save_on(ckd_store *store, uint64_t step, uint64_t parent) {
 }
 
 /*
- * A compaction rewrote step 2, and was cut off before it rewrote 3, which goes on naming the old file of 2; 4 builds on the new one. When the manifest of 2 is lost, both
- * files hold all of it, and each of them is named by somebody.
+ * A compaction rewrote step 2 and stopped before it rewrote step 3, which still names the old file of step 2. Step 4
+ * builds on the new file. If the manifest of step 2 is lost, two complete files of it exist, and other manifests name
+ * both.
  */
 static void test_vanished_with_two_generations(void **state) {
     ckd_compact_options deep = CKD_COMPACT_OPTIONS_INIT;
@@ -359,7 +362,7 @@ static void test_vanished_with_two_generations(void **state) {
     store_check_clean(*state);
 }
 
-/* Nobody knows which files a lost checkpoint needs but a repair: none is removed or rewritten before it. */
+/* Only a repair finds out which files a lost checkpoint needs. No file is removed or rewritten before it has run. */
 static void test_vanished_files_stay(void **state) {
     ckd_error err = {0};
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
@@ -383,11 +386,11 @@ static void test_vanished_files_stay(void **state) {
     ckd_store_close(store);
 }
 
-/* What the catalog knew of a lost checkpoint outlives a catalog that is made from the manifests alone. */
+/* What the catalog recorded of a lost checkpoint survives a catalog that is rebuilt from manifests. */
 static void test_vanished_before_a_rebuild(void **state) {
     scene_make(*state, 0, 4);
     remove_manifest(*state, 1);
-    for (int i = 0; i < 2; i++) { /* the second replaces catalog.db.old, too */
+    for (int i = 0; i < 2; i++) { /* the second time also replaces catalog.db.old */
         assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
     }
     ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
@@ -397,13 +400,13 @@ static void test_vanished_before_a_rebuild(void **state) {
     ckd_store_close(store);
 }
 
-/* A writer that died has left a temporary file where what the catalog knew is kept. */
+/* A temporary file of a writer that died, among the records of lost checkpoints, is ignored. */
 static void test_vanished_after_a_writer_died(void **state) {
     scene_make(*state, 0, 3);
     remove_manifest(*state, 2);
     assert_int_equal(mkdir(store_path_of(*state, "data/q"), 0777), 0);
     write_whole_file(store_path_of(*state, "data/q/.tmp-lost"), "half", 4);
-    ckd_store_close(open_store(*state, CKD_OPEN_WRITE)); /* its catalog drops the checkpoint */
+    ckd_store_close(open_store(*state, CKD_OPEN_WRITE)); /* a writer drops the checkpoint from the catalog */
     ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
     repaired r = repair(store);
     assert_true(r.files == 1 && r.left == 0);
@@ -411,15 +414,15 @@ static void test_vanished_after_a_writer_died(void **state) {
     ckd_store_close(store);
 }
 
-/* What cannot be brought back whole stays gone, and is told. */
-static void test_vanished_for_good(void **state) {
+/* A lost checkpoint whose place was taken cannot be restored. The repair reports it as left. */
+static void test_vanished_and_replaced(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save(store, 0, true);
     save(store, 1, true);
     ckd_store_close(store);
     remove_manifest(*state, 1);
     store = open_store(*state, CKD_OPEN_WRITE);
-    save(store, 1, true); /* another one has its place */
+    save(store, 1, true); /* another checkpoint takes its place */
     repaired r = repair(store);
     assert_true(r.files == 0 && r.left == 1);
     for (uint64_t step = 0; step < 2; step++) {
@@ -429,7 +432,9 @@ static void test_vanished_for_good(void **state) {
     ckd_store_close(store);
 }
 
-/* A payload of it is damaged: every value is rebuilt before it is listed again. */
+/*
+ * A payload of the lost checkpoint is damaged too. It is not listed again, because the repair reads every value first.
+ */
 static void test_vanished_and_damaged(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save(store, 0, true);
@@ -448,7 +453,7 @@ static void test_vanished_and_damaged(void **state) {
     ckd_store_close(store);
 }
 
-/* With no word of it anywhere, the chunk file itself is told. */
+/* Neither a manifest nor the catalog mentions the checkpoint. The chunk file itself is reported. */
 static void test_unnamed_file(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_verify_result *r;
@@ -468,28 +473,28 @@ static void test_unnamed_file(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- whether a row without a manifest is lost or deleted ---- */
+/* ---- telling a lost checkpoint from a deleted one ---- */
 
-static char told[4096];
+static char messages[4096];
 
 static void remember(void *context, const char *message) {
     (void)context;
-    size_t used = strlen(told);
-    snprintf(told + used, sizeof(told) - used, "%s\n", message);
+    size_t used = strlen(messages);
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
 }
 
-static ckd_store *open_told(const char *dir, ckd_open_mode mode) {
+static ckd_store *open_with_messages(const char *dir, ckd_open_mode mode) {
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     ckd_store *store;
     ckd_error err = {0};
     o.threads = 1;
     o.on_message = remember;
-    told[0] = '\0';
+    messages[0] = '\0';
     must(ckd_store_open(&store, store_path_of(dir, ""), mode, &o, &err), &err);
     return store;
 }
 
-/* Deletes a step for good. Files that others read stay. */
+/* Deletes a step for good. Files that other checkpoints read stay. */
 static void delete_step(const char *dir, uint64_t step) {
     ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
     ckd_checkpoint c;
@@ -520,7 +525,10 @@ static ckd_status repair_named(repaired *out, ckd_store *store, uint64_t step, i
     return status;
 }
 
-/* A catalog from before a deletion is put back. The deleted checkpoint's files are there, as the next one reads them. */
+/*
+ * Puts back a catalog from before a deletion. Files of the deleted checkpoint still exist, because the next one reads
+ * them.
+ */
 static void make_older_catalog(const char *dir) {
     char path[600];
     size_t size;
@@ -533,29 +541,33 @@ static void make_older_catalog(const char *dir) {
     free(old);
 }
 
+/*
+ * A checkpoint that only an older catalog lists was deleted, not lost. A message says how to restore it all the same.
+ */
 static void test_older_catalog(void **state) {
     repaired r;
     make_older_catalog(*state);
-    ckd_store *store = open_told(*state, CKD_OPEN_READ);
+    ckd_store *store = open_with_messages(*state, CKD_OPEN_READ);
     assert_int_equal(damage_of(store), 0);
-    assert_non_null(strstr(told, SCENE_RUN "@1, which has no manifest"));
+    assert_non_null(strstr(messages, SCENE_RUN "@1, which has no manifest"));
     ckd_store_close(store);
-    store = open_told(*state, CKD_OPEN_WRITE); /* it drops the row */
-    assert_non_null(strstr(told, "--manifest " SCENE_RUN "@1"));
+    store = open_with_messages(*state, CKD_OPEN_WRITE); /* a writer drops the row */
+    assert_non_null(strstr(messages, "--manifest " SCENE_RUN "@1"));
     r = repair(store);
     assert_true(r.files == 0 && r.left == 0);
     assert_false(has_step(store, 1));
     assert_int_equal(repair_named(&r, store, 0, 0), CKD_E_NOT_FOUND);
     assert_int_equal(repair_named(&r, store, 0, 1), CKD_OK);
-    assert_int_equal(repair_named(&r, store, 1, 0), CKD_E_NOT_FOUND); /* it was forgotten */
+    assert_int_equal(repair_named(&r, store, 1, 0), CKD_E_NOT_FOUND); /* purged */
     ckd_store_close(store);
-    store = open_told(*state, CKD_OPEN_READ);
+    store = open_with_messages(*state, CKD_OPEN_READ);
     assert_int_equal(damage_of(store), 0);
-    assert_string_equal(told, "");
+    assert_string_equal(messages, "");
     ckd_store_close(store);
 }
 
-static void test_older_catalog_and_asked(void **state) {
+/* The user asks for the deleted checkpoint by name, and it is restored. */
+static void test_older_catalog_restored_on_request(void **state) {
     repaired r;
     make_older_catalog(*state);
     ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
@@ -566,7 +578,7 @@ static void test_older_catalog_and_asked(void **state) {
     assert_int_equal(rmdir(store_path_of(*state, "data/q")), 0);
 }
 
-/* A mark that is gone or damaged makes the catalog doubtful, until the next writer. */
+/* Without a valid deletion mark the catalog is not trusted, until a writer renews the mark. */
 static void test_deletion_mark_is_lost(void **state) {
     scene_make(*state, 0, 3);
     for (int damaged = 0; damaged < 2; damaged++) {
@@ -589,7 +601,7 @@ static void test_deletion_mark_is_lost(void **state) {
     }
 }
 
-/* Its files are gone as well: nothing is left of it but the row, which tells all the same. */
+/* The chunk files are lost as well. The catalog's row is all that is left, and it suffices to report the loss. */
 static void test_vanished_with_its_files(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save(store, 0, true);
@@ -606,8 +618,8 @@ static void test_vanished_with_its_files(void **state) {
     ckd_store_close(store);
 }
 
-/* A manifest that somebody puts back himself, and a checkpoint that is deleted afterwards: nothing is lost. */
-static void test_back_and_deleted(void **state) {
+/* A lost manifest is put back by hand, and the checkpoint is deleted afterwards. Nothing is reported as lost. */
+static void test_vanished_put_back_and_deleted(void **state) {
     char path[600];
     size_t size;
     scene_make(*state, 0, 3);
@@ -628,7 +640,7 @@ static void test_back_and_deleted(void **state) {
     ckd_store_close(store);
 }
 
-/* Puts another checkpoint's manifest, which names nothing, in the place of one. */
+/* Replaces the manifest of a step with that of another checkpoint that names no files. */
 static void replace_manifest(const char *dir, unsigned step) {
     manifest m;
     bytes data = {0};
@@ -645,7 +657,10 @@ static void replace_manifest(const char *dir, unsigned step) {
     ckd_store_close(store);
 }
 
-/* The manifest is no damage to the catalog, which would forget what was there: once it is removed, that comes back. */
+/*
+ * A foreign manifest does not make the catalog forget the real checkpoint. Once it is removed, a repair restores that
+ * one.
+ */
 static void test_replaced_manifest(void **state) {
     scene_make(*state, 0, 3);
     replace_manifest(*state, 1);
@@ -662,13 +677,14 @@ static void test_replaced_manifest(void **state) {
     assert_true(r.files == 1 && r.left == 0);
     scene_check(store, 0, 3);
     ckd_store_close(store);
-    assert_int_equal(rmdir(store_path_of(*state, "data/q")), 0); /* nothing is kept any more */
+    /* The records of lost checkpoints are gone. */
+    assert_int_equal(rmdir(store_path_of(*state, "data/q")), 0);
     store_check_clean(*state);
 }
 
-/* ---- checkpoints that lack something, though all that is there is right ---- */
+/* ---- incomplete checkpoints whose files are all intact ---- */
 
-/* The manifest of the newest of a chain names one file less than its blocks build on. */
+/* The manifest of the newest step of a chain omits one file that its blocks build on. */
 static void forge_incomplete(const char *dir) {
     manifest m;
     bytes data = {0};
@@ -720,8 +736,8 @@ static void test_incomplete_checkpoint(void **state) {
     ckd_store_close(store);
 }
 
-/* What others have saved since the store was opened is no damage. */
-static void test_saved_by_others(void **state) {
+/* A checkpoint that others saved after the store was opened is not reported as damage. */
+static void test_checkpoints_of_others_are_no_damage(void **state) {
     ckd_verify_options quick = CKD_VERIFY_OPTIONS_INIT;
     ckd_verify_result *found;
     ckd_error err = {0};
@@ -739,7 +755,7 @@ static void test_saved_by_others(void **state) {
     ckd_store_close(store);
 }
 
-/* A file that a dry run could repair is no damage that is left, whoever builds on it. */
+/* A dry run counts a file that it could repair as repaired, and does not report the checkpoints that build on it. */
 static void test_dry_run_of_a_chain(void **state) {
     ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
     ckd_repair_result *r;
@@ -760,7 +776,7 @@ static void test_dry_run_of_a_chain(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_other_things),
+        tempdir_test(test_other_things_are_replaced),
         tempdir_test(test_other_things_are_removed),
         tempdir_test(test_vanished_manifest),
         tempdir_test(test_vanished_chain),
@@ -768,18 +784,18 @@ int main(void) {
         tempdir_test(test_vanished_files_stay),
         tempdir_test(test_vanished_before_a_rebuild),
         tempdir_test(test_vanished_after_a_writer_died),
-        tempdir_test(test_vanished_for_good),
+        tempdir_test(test_vanished_and_replaced),
         tempdir_test(test_vanished_and_damaged),
         tempdir_test(test_unnamed_file),
         tempdir_test(test_older_catalog),
-        tempdir_test(test_older_catalog_and_asked),
+        tempdir_test(test_older_catalog_restored_on_request),
         tempdir_test(test_deletion_mark_is_lost),
         tempdir_test(test_vanished_with_its_files),
-        tempdir_test(test_back_and_deleted),
+        tempdir_test(test_vanished_put_back_and_deleted),
         tempdir_test(test_replaced_manifest),
         tempdir_test(test_incomplete_checkpoint),
         tempdir_test(test_dry_run_of_a_chain),
-        tempdir_test(test_saved_by_others),
+        tempdir_test(test_checkpoints_of_others_are_no_damage),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /*
- * Scrubbing: what was verified is not read again before its time, the oldest comes first, whoever ends it goes on where it was; damage is found and found again;
- * others save, delete and collect meanwhile.
+ * Scrubbing: verified files are not read again before they are due, the oldest come first, and a scrub that ends early
+ * is continued. Damage is found each time. Others save, delete and collect meanwhile.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -42,7 +42,7 @@ static void save_bases(ckd_store *store, uint64_t first, uint64_t end) {
     }
 }
 
-/* What a scrub of all that was not verified in the last hour read and found. */
+/* Scrubs what was not verified in the last hour. The result is what it read and found. */
 typedef struct scrubbed {
     uint64_t files, bytes, left, oldest_ns;
     size_t damage;
@@ -68,7 +68,7 @@ static scrubbed scrub(ckd_store *store) {
     return out;
 }
 
-/* The path of the n-th chunk file, by name. */
+/* The path of the n-th chunk file by name. */
 static const char *chunk_path(const char *dir, size_t n) {
     dir_list list;
     char below[128];
@@ -87,7 +87,8 @@ static void flip_middle(const char *path) {
     free(data);
 }
 
-static void test_it_remembers(void **state) {
+/* A scrub reads only files that were not verified recently. A rebuilt catalog does not know when they were. */
+static void test_verified_files_are_remembered(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_scrub_result *r;
     ckd_error err = {0};
@@ -102,7 +103,7 @@ static void test_it_remembers(void **state) {
     ckd_store_close(store);
     store = open_store(*state, CKD_OPEN_WRITE);
     assert_int_equal(scrub(store).files, 2);
-    must(ckd_store_scrub(&r, store, NULL, &err), &err); /* all of them */
+    must(ckd_store_scrub(&r, store, NULL, &err), &err); /* all files */
     assert_int_equal(r->found->files, 6);
     assert_int_equal(r->found->checkpoints, 6);
     ckd_scrub_result_free(r);
@@ -118,9 +119,9 @@ static void test_it_remembers(void **state) {
     store_check_clean(*state);
 }
 
-/* ---- ended early ---- */
+/* ---- scrubs that end early ---- */
 
-static uint64_t cancel_at; /* bytes */
+static uint64_t cancel_at; /* number of bytes */
 
 static int cancel(void *context, uint64_t done, uint64_t total) {
     (void)context;
@@ -128,7 +129,7 @@ static int cancel(void *context, uint64_t done, uint64_t total) {
     return done >= cancel_at;
 }
 
-static void test_it_goes_on_where_it_ended(void **state) {
+static void test_scrub_continues_where_it_ended(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
     ckd_scrub_result *r;
@@ -138,7 +139,7 @@ static void test_it_goes_on_where_it_ended(void **state) {
     assert_int_equal(dir_bytes(&whole, store_path_of(*state, "data/c"), NULL), CKD_OK);
     o.older_than_s = 3600;
     o.on_progress = cancel;
-    cancel_at = 0; /* before it began */
+    cancel_at = 0; /* before the first file */
     assert_int_equal(ckd_store_scrub(&r, store, &o, &err), CKD_E_CANCELLED);
     assert_null(r);
     cancel_at = whole / 2;
@@ -150,7 +151,7 @@ static void test_it_goes_on_where_it_ended(void **state) {
     ckd_store_close(store);
 }
 
-/* Ended after its first file, when all are due: that was one of those that were never verified. */
+/* All files are due, and the scrub ends after the first one. That must be one of those that were never verified. */
 static void test_the_oldest_comes_first(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
@@ -159,8 +160,8 @@ static void test_the_oldest_comes_first(void **state) {
     assert_int_equal(scrub(store).files, 5);
     save_bases(store, 5, 7);
     o.on_progress = cancel;
-    cancel_at =
-        file_bytes(chunk_path(*state, 0)) + 200; /* all are about as large; none has so small a part */
+    /* All files are about as large, and two of them larger than this. */
+    cancel_at = file_bytes(chunk_path(*state, 0)) + 200;
     assert_int_equal(ckd_store_scrub(&r, store, &o, NULL), CKD_E_CANCELLED);
     ckd_store_close(store);
     store = open_store(*state, CKD_OPEN_WRITE);
@@ -194,6 +195,7 @@ static void test_time_and_rate(void **state) {
 
 /* ---- damage ---- */
 
+/* Each scrub finds damage again until it is gone. Foreign, missing and damaged files of all kinds are reported. */
 static void test_damage_is_found_again(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     char path[1024];
@@ -203,7 +205,7 @@ static void test_damage_is_found_again(void **state) {
     scrubbed s = scrub(store);
     assert_true(s.files == 4 && s.damage == 1);
     assert_non_null(strstr(path, s.file));
-    s = scrub(store); /* that one alone */
+    s = scrub(store); /* only the damaged file */
     assert_true(s.files == 1 && s.damage == 1 && s.oldest_ns == 0);
     flip_middle(path);
     s = scrub(store);
@@ -216,7 +218,7 @@ static void test_damage_is_found_again(void **state) {
     size_t size, other_size;
     unsigned char *other = read_whole_file(chunk_path(*state, 2), &other_size);
     unsigned char *mine = read_whole_file(path, &size);
-    write_whole_file(path, other, other_size); /* intact, but another one */
+    write_whole_file(path, other, other_size); /* an intact chunk file, but a different one */
     s = scrub(store);
     assert_int_equal(s.damage, 1);
     assert_string_equal(s.what, "this is not the chunk file that its manifest names");
@@ -235,14 +237,16 @@ static void test_damage_is_found_again(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- beside others ---- */
+/* ---- concurrent use ---- */
 
 static struct {
     ckd_store *other;
     uint64_t calls;
 } beside;
 
-/* Another handle deletes step 0 for good before the first file is read, and saves and deletes while each is being read. */
+/*
+ * Another handle deletes step 0 for good before the first file is read, and saves and deletes during the next reads.
+ */
 static int delete_meanwhile(void *context, uint64_t done, uint64_t total) {
     (void)context;
     (void)total;
@@ -263,13 +267,13 @@ static int delete_meanwhile(void *context, uint64_t done, uint64_t total) {
     return 0;
 }
 
-static void test_others_delete_and_save_meanwhile(void **state) {
+static void test_deletions_and_saves_during_a_scrub(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
     ckd_scrub_result *r;
     ckd_error err = {0};
     ckd_store_options short_of_time = CKD_STORE_OPTIONS_INIT;
-    short_of_time.lock_timeout_ms = 100; /* nobody waits for a scrub */
+    short_of_time.lock_timeout_ms = 100; /* a scrub must not make the other handle wait */
     save_bases(store, 0, 10);
     must(ckd_store_open(&beside.other, store_path_of(*state, ""), CKD_OPEN_WRITE, &short_of_time, &err),
          &err);
@@ -277,11 +281,11 @@ static void test_others_delete_and_save_meanwhile(void **state) {
     o.on_progress = delete_meanwhile;
     must(ckd_store_scrub(&r, store, &o, &err), &err);
     assert_int_equal(r->found->damage_count, 0);
-    assert_in_range(r->found->files, 6, 9); /* what was gone before its turn is no damage */
+    assert_in_range(r->found->files, 6, 9); /* files that were removed before their turn are not damage */
     ckd_scrub_result_free(r);
     ckd_store_close(beside.other);
     scrubbed s = scrub(store);
-    assert_true(s.files == 4 && s.damage == 0); /* those that were saved meanwhile */
+    assert_true(s.files == 4 && s.damage == 0); /* the files saved during the first scrub */
     ckd_store_close(store);
     store_check_clean(*state);
 }
@@ -297,7 +301,7 @@ static int fault_hook(void *context, file_op step, const char *path) {
     return ++fault_seen == fault_at ? EIO : 0;
 }
 
-/* Each step fails once: it says so, or what it says is right; and nothing is lost. */
+/* Each operation fails once. The scrub reports the error, or its result is right, and nothing is lost. */
 static void test_faults(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save_bases(store, 0, 3);
@@ -316,7 +320,7 @@ static void test_faults(void **state) {
         assert_int_equal(open_descriptors(), descriptors);
         if (status == CKD_OK) {
             assert_true(r->found->files == 3 ||
-                        r->found->damage_count); /* a disk that cannot read is damaged */
+                        r->found->damage_count); /* a file that cannot be read is reported as damaged */
         } else if (status != CKD_E_IO || err.sys_errno != EIO || !err.file[0]) {
             fail_msg("step %lu: %s: %s (%s)", fault_at, ckd_status_name(status), err.message, err.file);
         }
@@ -333,12 +337,12 @@ static void test_faults(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_it_remembers),
-        tempdir_test(test_it_goes_on_where_it_ended),
+        tempdir_test(test_verified_files_are_remembered),
+        tempdir_test(test_scrub_continues_where_it_ended),
         tempdir_test(test_the_oldest_comes_first),
         tempdir_test(test_time_and_rate),
         tempdir_test(test_damage_is_found_again),
-        tempdir_test(test_others_delete_and_save_meanwhile),
+        tempdir_test(test_deletions_and_saves_during_a_scrub),
         tempdir_test(test_faults),
     };
     scratch_begin();

@@ -1,4 +1,7 @@
-/* Loads that are planned: what they say they will read is what they read, once; and what differs is found before anything is written. */
+/*
+ * Planned loads: they read exactly what they explained, each byte once, and find differences before anything is
+ * written.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,21 +18,27 @@
 #include "tests/support/scratch.h"
 #include "tests/support/stored.h"
 
-/* The thread sanitizer takes fifty times as long: three blocks, and a chain that goes on behind the change of ranks, are enough for it. */
+/*
+ * The thread sanitizer is fifty times slower. For it, three blocks and a chain that goes on after the change of ranks
+ * are enough.
+ */
 #ifdef __SANITIZE_THREAD__
 enum { ROWS = 600, COLUMNS = 1100 };
 #else
 enum { ROWS = 1200, COLUMNS = 1100 };
 #endif
 
-/* The last step: saves take time that grows with the chain. */
+/* The last step. Each save takes longer than the one before. */
 static uint64_t last(void) {
     return under_sanitizer() ? 5 : 16;
 }
 
 static const uint64_t shape[2] = {ROWS, COLUMNS};
 
-/* Rows or columns, three shards; the saver's ranks change in the middle of the chain. */
+/*
+ * Adds a tensor in three shards of rows or of columns. Switching between them within the chain looks like a change of
+ * ranks.
+ */
 static void add_cut(ckd_save *save, const float *values, bool by_rows) {
     float *piece = malloc(sizeof(float) * ROWS * COLUMNS);
     assert_non_null(piece);
@@ -110,7 +119,7 @@ static void check_values(const stored *f, const ckd_load_request *q) {
     free(half);
 }
 
-/* Loads them all; returns what was explained, which must be what is read. */
+/* Loads all requests. Returns the explanation, whose parts must add up. */
 static ckd_load_reads load_planned(const stored *f, ckd_load *load, ckd_load_request *q, size_t count) {
     ckd_load_explanation *e;
     assert_int_equal(ckd_load_explain(&e, load, q, count, NULL), CKD_OK);
@@ -144,7 +153,10 @@ static ckd_load_reads load_planned(const stored *f, ckd_load *load, ckd_load_req
     return all;
 }
 
-/* Rounded copies, twins, blocks that were cut in another way, regions in pieces: no stored byte is read twice, whatever the threads. */
+/*
+ * Rounded copies, twins, blocks cut in another way, regions in pieces: with any number of threads, no stored byte is
+ * read twice.
+ */
 static void test_each_byte_is_read_once(void **state) {
     stored *f = *state;
     bool slow = under_sanitizer();
@@ -168,7 +180,7 @@ static void test_each_byte_is_read_once(void **state) {
             ckd_load_reads all = load_planned(f, load, q, count);
             assert_int_equal(ckd_load_bytes_read(load), all.read_bytes);
             assert_int_equal(all.depth, last());
-            if (what < 3) { /* everything is asked for */
+            if (what < 3) { /* all values are requested */
                 assert_int_equal(all.needed_bytes, all.read_bytes);
             }
             ckd_load_end(load);
@@ -177,7 +189,7 @@ static void test_each_byte_is_read_once(void **state) {
     }
 }
 
-/* With too little room things are read again, and are right. */
+/* With too little staging memory, some bytes are read again. The values are right. */
 static void test_little_staging(void **state) {
     stored *f = *state;
     ckd_load_request q[2] = {{0}};
@@ -190,8 +202,8 @@ static void test_little_staging(void **state) {
     ckd_load_end(load);
 }
 
-/* A raw block's share is its elements' bytes. */
-static void test_what_is_needed(void **state) {
+/* Of a raw block, only the bytes of the requested elements are needed. */
+static void test_needed_bytes_of_raw_blocks(void **state) {
     stored *f = *state;
     ckd_region third = part(0, 0, 3);
     ckd_load_request q = request_of("master.w", &third);
@@ -208,6 +220,7 @@ static void test_what_is_needed(void **state) {
 
 /* ---- differences ---- */
 
+/* An explanation lists every difference between the requests and the checkpoint. */
 static void test_differences_are_explained(void **state) {
     stored *f = *state;
     ckd_load *load = begin(f->store, "chain", last(), 0);
@@ -249,7 +262,7 @@ static void check_untouched(const uint8_t *data, size_t size) {
     }
 }
 
-/* The last request is wrong in some way; the first one's memory must stay as it is. */
+/* If the last request differs in some way, the memory of the first one stays untouched. */
 static void test_nothing_is_written_if_anything_differs(void **state) {
     stored *f = *state;
     ckd_load *load = begin(f->store, "raw", last(), 0);
@@ -274,7 +287,7 @@ static void test_nothing_is_written_if_anything_differs(void **state) {
         assert_string_equal(err.tensor, wrong == 0 ? "nix" : wrong == 5 ? "master.w" : "twin");
         check_untouched(first, sizeof(first));
         check_untouched(second, sizeof(second));
-        if (wrong < 3) { /* if that is fine, the others are loaded */
+        if (wrong < 3) { /* if the difference is allowed, the other request is loaded */
             allowed |= wrong == 0 ? CKD_DIFFERS_MISSING : wrong == 1 ? CKD_DIFFERS_DTYPE : CKD_DIFFERS_SHAPE;
             assert_int_equal(ckd_load_all(load, q, 2, allowed, &err), CKD_OK);
             assert_memory_equal(first, f->values, sizeof(first));
@@ -288,7 +301,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_byte_is_read_once),
         cmocka_unit_test(test_little_staging),
-        cmocka_unit_test(test_what_is_needed),
+        cmocka_unit_test(test_needed_bytes_of_raw_blocks),
         cmocka_unit_test(test_differences_are_explained),
         cmocka_unit_test(test_nothing_is_written_if_anything_differs),
     };

@@ -1,4 +1,4 @@
-/* Materialized copies: the newest checkpoint loads without its chain, and nothing is lost or wrong when the copies are. */
+/* Materialized copies: the newest checkpoint loads without its chain, and missing or damaged copies cost nothing. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +24,7 @@ typedef struct chain {
     ckd_checkpoint checkpoints[STEPS];
 } chain;
 
-/* A run whose last checkpoint has deltas on deltas. */
+/* Makes a run whose last checkpoint has deltas on deltas. */
 static int setup(void **state) {
     chain *c = calloc(1, sizeof(*c));
     c->dir = tempdir_create();
@@ -38,7 +38,7 @@ static int setup(void **state) {
         ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
         o.run = "run";
         o.step = s;
-        o.max_load_cost = 12; /* room for long chains */
+        o.max_load_cost = 12; /* allows long chains */
         ckd_save *save;
         assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
         add_tensor(save, "t", CKD_F32, 1, &n, NULL, c->values[s]);
@@ -59,7 +59,7 @@ static int teardown(void **state) {
     return 0;
 }
 
-/* The path of the only file in data/k; false if there is none. */
+/* The path of the only file in data/k. Returns false if there is none. */
 static bool ready_file(char path[4096], const char *dir) {
     char folder[2048];
     snprintf(folder, sizeof(folder), "%s/store/data/k", dir);
@@ -113,7 +113,7 @@ static void test_copy_belongs_to_the_newest_only(void **state) {
     ckd_id_text(hex, &newest->id);
     assert_non_null(strstr(path, hex));
     check_newest(c, CKD_OPEN_READ);
-    /* The next save of the run takes its place, also when it needs no copy itself. */
+    /* The next save of the run removes it, even if it needs no copy itself. */
     ckd_store *store = store_reopen(c->dir, CKD_OPEN_WRITE);
     uint64_t one = 1;
     save_one(store, "run", STEPS, "other", CKD_F32, 1, &one, c->values[0]);
@@ -168,13 +168,13 @@ static void test_verification_is_not_fooled_by_a_copy(void **state) {
     assert_int_equal(damaged, STEPS);
 }
 
-static void test_leftovers_go_when_the_store_is_opened_for_writing(void **state) {
+static void test_opening_for_writing_removes_leftovers(void **state) {
     chain *c = *state;
     char path[4096], stray[4200];
     assert_true(ready_file(path, c->dir));
     static const char *const names[] = {
         "0123456789abcdef0123456789abcdef.0.ckd", /* no such checkpoint */
-        "0123456789abcdef0123456789abcdef.0.ckd.tmp-00112233445566778899aabbccddeeff"}; /* its writer is gone */
+        "0123456789abcdef0123456789abcdef.0.ckd.tmp-00112233445566778899aabbccddeeff"}; /* its writer died */
     for (size_t i = 0; i < 2; i++) {
         snprintf(stray, sizeof(stray), "%s/store/data/k/%s", c->dir, names[i]);
         FILE *f = fopen(stray, "w");
@@ -183,7 +183,7 @@ static void test_leftovers_go_when_the_store_is_opened_for_writing(void **state)
     }
     check_newest(c, CKD_OPEN_WRITE);
     char still[4096];
-    assert_true(ready_file(still, c->dir)); /* asserts that there is one file at most */
+    assert_true(ready_file(still, c->dir)); /* asserts that there is at most one file */
     assert_string_equal(still, path);
 }
 
@@ -192,8 +192,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_copy_belongs_to_the_newest_only, setup, teardown),
         cmocka_unit_test_setup_teardown(test_loads_without_or_with_a_damaged_copy, setup, teardown),
         cmocka_unit_test_setup_teardown(test_verification_is_not_fooled_by_a_copy, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_leftovers_go_when_the_store_is_opened_for_writing, setup,
-                                        teardown),
+        cmocka_unit_test_setup_teardown(test_opening_for_writing_removes_leftovers, setup, teardown),
     };
     return cmocka_run_group_tests_name("ready", tests, NULL, NULL);
 }

@@ -1,4 +1,7 @@
-/* How much more is read than a part of a large matrix needs, whole or from the end of a chain; and that its squares hold what was saved. */
+/*
+ * How much more than needed is read to load a part of a large matrix, whole or from the end of a chain, and that the
+ * parts have the right values.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,13 +75,13 @@ static ckd_load_reads reads_of(ckd_load *load, const ckd_region *region) {
     return all;
 }
 
-/* Element `i` of `n` cuts of a side: as torch.chunk has it, or evenly. */
+/* Where cut `i` of `n` is: as in torch.chunk, or evenly spaced. */
 static uint64_t cut(uint64_t i, uint64_t n, bool chunk) {
     uint64_t each = (SIDE + n - 1) / n;
     return !chunk ? SIDE * i / n : i * each < SIDE ? i * each : SIDE;
 }
 
-/* Part `i` of rows x columns parts; rows 0: of `columns` flat ranges. */
+/* Part `i` of a grid of rows x columns parts. With rows 0: of `columns` flat ranges. */
 static ckd_region part(uint64_t i, uint64_t rows, uint64_t columns, bool chunk) {
     if (rows == 0) {
         uint64_t all = (uint64_t)SIDE * SIDE, start = all * i / columns;
@@ -92,7 +95,7 @@ static ckd_region part(uint64_t i, uint64_t rows, uint64_t columns, bool chunk) 
     return r;
 }
 
-/* No rank reads more than `bound` times what it needs, and all together no more than `together` times. */
+/* No rank reads more than `bound` times what it needs, and all ranks together no more than `together` times. */
 static void check_layout(ckd_load *load, const uint64_t layout[2], bool chunk, double bound,
                          double together) {
     uint64_t rows = layout[0], columns = layout[1], read = 0, needed = 0;
@@ -110,7 +113,7 @@ static void check_layout(ckd_load *load, const uint64_t layout[2], bool chunk, d
     assert_true((double)read <= together * (double)needed);
 }
 
-/* What begins where shards usually do is read alone; what begins elsewhere takes a little more with it. */
+/* Parts of usual layouts are read exactly. Parts of other layouts read a little more than they need. */
 static void check_over_read(ckd_load *load, double bound) {
     static const uint64_t usual[][2] = {{1, 1}, {2, 1},  {4, 1}, {8, 1}, {16, 1}, {1, 2}, {1, 4},
                                         {1, 8}, {1, 16}, {2, 2}, {4, 2}, {3, 1},  {1, 3}, {5, 1},
@@ -165,10 +168,13 @@ static void check_loaded(const fixture *f, ckd_load *load, const ckd_region *r, 
     free(to);
 }
 
-/* An eighth from the end of a chain costs a sixth of all at most, by rows, by columns and by both; and is right. */
-static void test_an_eighth_of_a_chain(void **state) {
+/*
+ * Loading an eighth of the matrix from the end of a chain reads at most a sixth of the whole, by rows, by columns and
+ * by both.
+ */
+static void test_parts_of_a_chain(void **state) {
     fixture *f = *state;
-    const uint64_t columns = 2 * DEPTH * 64, rows = SIDE; /* half the matrix, so that it does not take long */
+    const uint64_t columns = 2 * DEPTH * 64, rows = SIDE; /* half the matrix, to save time */
     const uint64_t depth = under_sanitizer() ? 2 : test_pick(3, DEPTH, DEPTH);
     for (uint64_t step = 0; step <= depth; step++) {
         change_values(CKD_F32, f->values, rows * columns, (unsigned)step);
@@ -199,8 +205,11 @@ static void test_an_eighth_of_a_chain(void **state) {
     assert_int_equal(verify_damage(f->store), 0);
 }
 
-/* What is no large matrix, or not exact, or predicted by an optimizer, stays in one piece; so does what was in one before. */
-static void test_what_is_not_cut(void **state) {
+/*
+ * Tensors that are no large matrices, that are lossy, or that an optimizer predicts, are stored in one piece. So is a
+ * tensor whose parent is in one piece.
+ */
+static void test_tensors_in_one_piece(void **state) {
     fixture *f = *state;
     const uint64_t rows = 2048, columns = 2048, narrow[2] = {rows * 8, columns / 8}, line = rows * columns;
     ckd_optimizer step = CKD_OPTIMIZER_INIT;
@@ -246,7 +255,7 @@ static void test_what_is_not_cut(void **state) {
     assert_int_equal(tensor_info(f->store, "lossy", 1, "exp_avg.w").shards, 1);
 }
 
-/* A rounded copy has the blocks of its master, whatever the size of either: it takes next to nothing. */
+/* A rounded copy is cut like its master, whatever its size, and takes almost no space. */
 static void test_rounded_copies_are_cut_alike(void **state) {
     fixture *f = *state;
     ckd_optimizer rule = CKD_OPTIMIZER_INIT;
@@ -282,8 +291,11 @@ static void test_rounded_copies_are_cut_alike(void **state) {
     }
 }
 
-/* A chain goes on in the panels it was begun in, whoever cut them; where it cannot, values are what they are all the same. */
-static void test_a_parent_that_is_cut_otherwise(void **state) {
+/*
+ * A chain keeps the panels of its base, whoever chose them. If a later save uses other regions, its values are still
+ * right.
+ */
+static void test_parents_with_other_cuts(void **state) {
     fixture *f = *state;
     const uint64_t rows = 2048, columns = 2048, shape[2] = {rows, columns}, wide = 320;
     float *panel = malloc(rows * wide * sizeof(float));
@@ -305,7 +317,7 @@ static void test_a_parent_that_is_cut_otherwise(void **state) {
     assert_string_equal(tensor_info(f->store, "cuts", 2, "w").coding, "delta");
     change_values(CKD_F32, f->values, rows * columns, 2);
     save = begin_save(f->store, "cuts", 3);
-    for (uint64_t half = 0; half < 2; half++) { /* other rows than any before */
+    for (uint64_t half = 0; half < 2; half++) { /* not the regions of any earlier save */
         ckd_region r = {
             .kind = CKD_REGION_BOX, .offsets = {half * rows / 2, 0}, .lengths = {rows / 2, columns}};
         add_tensor(save, "w", CKD_F32, 2, shape, &r, f->values + half * rows / 2 * columns);
@@ -319,12 +331,11 @@ static void test_a_parent_that_is_cut_otherwise(void **state) {
     assert_int_equal(verify_damage(f->store), 0);
 }
 
-/* Lossy matrices, as saves cut them unasked: 2048 x 2048 into quarters of both sides; less stays in whole rows. */
+/* Lossy matrices of 2048 x 2048 or more are cut into quarters of both sides. Smaller ones stay whole. */
 static void test_lossy(void **state) {
     fixture *f = *state;
     const uint64_t side = 2048, shape[2] = {side, side}, less[2] = {side, side - 1};
-    const uint64_t more[2] = {2560,
-                              2560}; /* its quarters are too long for blocks of quarters of both sides */
+    const uint64_t more[2] = {2560, 2560}; /* too long for blocks of a quarter of both sides */
     for (uint64_t step = 0; step < 4; step++) {
         uint64_t random = 11 + step;
         for (uint64_t i = 0; i < side * side; i++) {
@@ -360,7 +371,7 @@ static void test_lossy(void **state) {
     ckd_load_end(load);
 }
 
-/* Sides that no number of shards divides: many cuts that are near each other. */
+/* Sides that are no multiples of usual numbers of shards have many cuts close to each other. */
 static void test_odd_sides(void **state) {
     fixture *f = *state;
     const uint64_t rows = 3067, columns = 4093;
@@ -382,10 +393,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_raw),
         cmocka_unit_test(test_compressed),
-        cmocka_unit_test(test_an_eighth_of_a_chain),
-        cmocka_unit_test(test_what_is_not_cut),
+        cmocka_unit_test(test_parts_of_a_chain),
+        cmocka_unit_test(test_tensors_in_one_piece),
         cmocka_unit_test(test_rounded_copies_are_cut_alike),
-        cmocka_unit_test(test_a_parent_that_is_cut_otherwise),
+        cmocka_unit_test(test_parents_with_other_cuts),
         cmocka_unit_test(test_lossy),
         cmocka_unit_test(test_odd_sides),
     };

@@ -1,6 +1,7 @@
 /*
- * What some ranks saved, others load, through the chain: the layouts that other checkpoint formats test, or trip over. Each tensor is
- * saved in its own size and, with "deep", in a larger one whose every checkpoint is a delta.
+ * Checkpoints saved by some ranks are loaded by others, from within chains. The layouts are those that other
+ * checkpoint formats test, or fail with. Each tensor is saved in its own size and, with "deep", in a larger one, where
+ * each checkpoint is a delta.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +19,7 @@
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
 
-/* All lengths `by` times as long, of flat ranges in their order. */
+/* Multiplies all lengths by `by`. Flat ranges grow with the tensor's volume. */
 static void enlarge(layout *l, uint32_t ndim, uint64_t by) {
     uint64_t volume = 1;
     for (uint32_t d = 0; d < ndim; d++) {
@@ -41,7 +42,10 @@ static void copy_layout(layout *to, const layout *from) {
     }
 }
 
-/* One case for each layout a tensor is saved in, loaded in all of them; and the same with `by` times the lengths. */
+/*
+ * Adds a case for each layout, saved in that one and loaded in all of them; and the same again with lengths multiplied
+ * by `by`.
+ */
 static void add_pairs(reshard_cases *all, const char *name, uint32_t ndim, const uint64_t *shape,
                       const layout *layouts, size_t count, uint64_t by) {
     char full[96];
@@ -83,7 +87,7 @@ static reshard_case shaped(uint32_t ndim, const uint64_t *shape) {
     return c;
 }
 
-/* PyTorch: test_dtensor_resharding, [4, 4] among all pairs. */
+/* PyTorch's test_dtensor_resharding: [4, 4] between all pairs of layouts. */
 static void four_by_four(reshard_cases *all) {
     const uint64_t shape[] = {4, 4};
     reshard_case c = shaped(2, shape);
@@ -106,7 +110,7 @@ static void uneven_rows(reshard_cases *all) {
     free_layouts(l, 2);
 }
 
-/* In the three roles, as lossy fidelities code each in its way. */
+/* In three roles, because lossy fidelities code each differently. */
 static void shards_of_128(reshard_cases *all) {
     static const char *const names[] = {"square", "exp_avg.square", "exp_avg_sq.square"};
     const uint64_t shape[] = {128, 128};
@@ -156,7 +160,10 @@ typedef struct parallel {
     uint32_t tensor, pipeline;
 } parallel;
 
-/* Of the rank's stage; rows are cut as far as they go: the vocabulary is padded to a multiple of 128 for each rank, and stripped again. */
+/*
+ * Cuts a tensor among the ranks of a stage. The vocabulary is padded to a multiple of 128 per rank, and the padding is
+ * stripped, so the last ranks may have fewer rows.
+ */
 static void tensor_parallel(layout *l, const reshard_case *c, int dim, uint64_t padded, uint32_t first_rank,
                             uint32_t ranks) {
     ckd_region r = {.kind = CKD_REGION_BOX};
@@ -295,7 +302,7 @@ static void grouped_queries(reshard_cases *all) {
     }
 }
 
-/* Eight experts on eight ranks, loaded on two: stacked in one tensor, and each by itself. */
+/* Eight experts on eight ranks, loaded on two: stacked in one tensor, and as eight tensors. */
 static void experts(reshard_cases *all) {
     const uint64_t stack[] = {8, 24, 32}, one[] = {24, 32};
     reshard_case *c = reshard_add(all, CKD_F32, 3, stack, "experts");
@@ -341,7 +348,7 @@ static void test_near(void **unused) {
     check_all(CKD_NEAR);
 }
 
-static void test_compact(void **unused) {
+static void test_coarse(void **unused) {
     (void)unused;
     check_all(CKD_COARSE);
 }
@@ -350,7 +357,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact),
         cmocka_unit_test(test_near),
-        cmocka_unit_test(test_compact),
+        cmocka_unit_test(test_coarse),
     };
     scratch_begin();
     int failed = run_sampled("reshard", tests, 2, NULL, NULL);

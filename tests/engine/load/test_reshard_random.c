@@ -1,4 +1,7 @@
-/* Random layouts of random tensors: saved in one, loaded in others, through the chain, as test_reshard does with known ones. */
+/*
+ * Random layouts of random tensors: saved in one layout and loaded in others, from within chains. test_reshard does
+ * this with known layouts.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +18,10 @@
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
 
-/* Each is loaded from four depths, in layouts drawn anew: 3 x 300 x 4 x 3 = 10800 of them. Under a sanitizer fewer. */
+/*
+ * Each tensor is loaded at four depths, in layouts that are drawn again each time: 3 x 300 x 4 x 3 = 10800. Fewer
+ * under a sanitizer.
+ */
 enum { TENSORS = 300, FEWER = 40, TARGETS = 3 };
 
 static uint64_t below(uint64_t *random, uint64_t n) {
@@ -44,7 +50,7 @@ static void add_random(reshard_cases *all, ckd_fidelity fidelity, uint64_t *rand
     }
 }
 
-/* New layouts to load in; and every third tensor is saved by other ranks from one step to the next. */
+/* Draws new layouts for loads, and for every third tensor also for the next save. */
 static void new_layouts(reshard_cases *all, uint64_t *random) {
     for (size_t i = 0; i < all->count; i++) {
         reshard_case *c = &all->items[i];
@@ -74,7 +80,7 @@ static void check_random(ckd_fidelity fidelity, uint64_t seed) {
     reshard_free(&all);
 }
 
-/* Another seed by CKD_TEST_SEED. */
+/* CKD_TEST_SEED gives another seed. */
 static uint64_t seed_of(unsigned which) {
     const char *given = getenv("CKD_TEST_SEED");
     return given ? strtoull(given, NULL, 10) : 20261121 + which;
@@ -90,7 +96,7 @@ static void test_near(void **unused) {
     check_random(CKD_NEAR, seed_of(1));
 }
 
-static void test_compact(void **unused) {
+static void test_coarse(void **unused) {
     (void)unused;
     check_random(CKD_COARSE, seed_of(2));
 }
@@ -99,7 +105,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact),
         cmocka_unit_test(test_near),
-        cmocka_unit_test(test_compact),
+        cmocka_unit_test(test_coarse),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("reshard_random", tests, NULL, NULL);

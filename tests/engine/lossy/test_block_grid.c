@@ -1,6 +1,6 @@
 /*
- * Large lossy matrices as cells, some rows of some columns: any part of them is what it is in the whole, whatever their chain went through, and
- * takes little of the rest.
+ * Large lossy matrices stored as cells, each with some rows of some columns. Loads of any part give the values of the
+ * whole, whatever the chain consists of, and read little of the rest.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -43,19 +43,19 @@ static void test_near(void **state) {
     check_chain(*state, CKD_NEAR);
 }
 
-static void test_compact(void **state) {
+static void test_coarse(void **state) {
     check_chain(*state, CKD_COARSE);
 }
 
-typedef struct told {
-    double error, wrong;  /* relative, as the store says and as it is */
-    double first, second; /* of the moments, as it is */
-    double direction;     /* change of it by the first moments' errors */
+typedef struct figures {
+    double error, wrong;  /* relative error, as reported and as measured */
+    double first, second; /* measured errors of the moments */
+    double direction;     /* the change of direction caused by the first moments' errors */
     uint64_t stored;
-} told;
+} figures;
 
-/* Of the weight after three saves into a store of its own. */
-static told series_of(const save_grid *grid, uint32_t threads) {
+/* Saves three steps into a new store. Returns the figures of the last weight. */
+static figures series_of(const save_grid *grid, uint32_t threads) {
     cells_scene f = {.dir = tempdir_create(), .d = cells_state()};
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     o.threads = threads;
@@ -72,12 +72,12 @@ static told series_of(const save_grid *grid, uint32_t threads) {
     float *first = load_floats(f.store, "run", 2, "exp_avg.w", CKD_F32, CELLS_COUNT);
     float *second = load_floats(f.store, "run", 2, "exp_avg_sq.w", CKD_F32, CELLS_COUNT);
     f.d.first[CELLS_COUNT - 1] = first[CELLS_COUNT - 1] = 0;
-    told out = {.error = t.rel_l2,
-                .first = relative_error(first, f.d.first, CELLS_COUNT),
-                .second = relative_error(second, f.d.second, CELLS_COUNT),
-                .wrong = relative_error(got, f.d.weight, CELLS_COUNT),
-                .direction = tensor_info(f.store, "run", 2, "exp_avg.w").direction_change,
-                .stored = t.stored_bytes};
+    figures out = {.error = t.rel_l2,
+                   .first = relative_error(first, f.d.first, CELLS_COUNT),
+                   .second = relative_error(second, f.d.second, CELLS_COUNT),
+                   .wrong = relative_error(got, f.d.weight, CELLS_COUNT),
+                   .direction = tensor_info(f.store, "run", 2, "exp_avg.w").direction_change,
+                   .stored = t.stored_bytes};
     free(got);
     free(first);
     free(second);
@@ -87,11 +87,14 @@ static told series_of(const save_grid *grid, uint32_t threads) {
     return out;
 }
 
-/* What an error is does not depend on the cut, what is told of it is so of all panels together, and the bytes are those of one thread. */
+/*
+ * Errors do not depend on the cells, the reported error is that of all panels together, and several threads store the
+ * same bytes as one.
+ */
 static void test_figures(void **unused) {
     (void)unused;
-    told cut = series_of(&cells_small, 1), whole = series_of(&cells_none, 1),
-         together = series_of(&cells_small, 5);
+    figures cut = series_of(&cells_small, 1), whole = series_of(&cells_none, 1),
+            together = series_of(&cells_small, 5);
     assert_true(fabs(cut.error - cut.wrong) < 5e-3 * cut.wrong);
     assert_true(fabs(whole.error - whole.wrong) < 5e-3 * whole.wrong);
     assert_true(fabs(cut.wrong - whole.wrong) < 0.02 * whole.wrong);
@@ -101,7 +104,10 @@ static void test_figures(void **unused) {
     assert_true(memcmp(&cut, &together, sizeof(cut)) == 0);
 }
 
-/* Two dtypes of half the size, and a stack of matrices, whose panels go through all of them; from a read function, by several threads. */
+/*
+ * A stack of matrices in a 16-bit dtype, whose panels extend through all matrices, saved with a read function by
+ * several threads.
+ */
 static ckd_status read_back(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     (void)err;
     memcpy(to, (const uint16_t *)context + first, count * sizeof(uint16_t));
@@ -159,9 +165,9 @@ static void test_stacks_of_other_dtypes(void **state) {
     assert_int_equal(verify_damage(f->store), 0);
 }
 
-/* ---- other cuts in one chain ---- */
+/* ---- other cells within a chain ---- */
 
-static void test_a_parent_of_whole_rows(void **state) {
+static void test_parent_of_whole_rows(void **state) {
     cells_scene *f = *state;
     for (uint64_t step = 0; step < 5; step++) {
         cells_save_next(f, step, CKD_NEAR, step < 2 ? &cells_none : &cells_small);
@@ -171,8 +177,11 @@ static void test_a_parent_of_whole_rows(void **state) {
     cells_check_parts(f, 4);
 }
 
-/* A chain goes on in the cells it was begun in; where ranks save other rows, in others, and values are what they are all the same. */
-static void test_a_parent_of_other_cells(void **state) {
+/*
+ * A chain keeps the cells of its base. If a later save has other regions, it uses other cells, and the values are
+ * still right.
+ */
+static void test_parent_with_other_cells(void **state) {
     cells_scene *f = *state;
     const uint64_t shape[2] = {CELLS_ROWS, CELLS_COLUMNS};
     for (uint64_t step = 0; step < 3; step++) {
@@ -198,13 +207,16 @@ static void test_a_parent_of_other_cells(void **state) {
         assert_int_equal(tensor_info(f->store, "run", step, "w").depth, step);
         cells_check_parts(f, step);
     }
-    cells_save_next(f, 6, CKD_NEAR, &cells_other); /* and in one piece again */
+    cells_save_next(f, 6, CKD_NEAR, &cells_other); /* in one piece again */
     cells_check_parts(f, 6);
     assert_int_equal(verify_damage(f->store), 0);
 }
 
-/* The cells of exact tensors are smaller than is good for lossy ones; the other way round they are taken over. */
-static void test_an_exact_parent(void **state) {
+/*
+ * Cells of an exact parent are too small for lossy blocks and are not kept. An exact save keeps the cells of a lossy
+ * parent.
+ */
+static void test_exact_parent(void **state) {
     cells_scene *f = *state;
     const uint64_t rows = 1024, columns = 1024, shape[2] = {rows, columns};
     float *values = random_values(CKD_F32, rows * columns, 3);
@@ -234,7 +246,7 @@ static void test_an_exact_parent(void **state) {
     assert_int_equal(verify_damage(f->store), 0);
 }
 
-/* For tests/golden/make_cells.py: a store in FOLDER/store. */
+/* For tests/golden/make_cells.py: makes a store in FOLDER/store. */
 static int write_store(char *folder) {
     cells_scene f = {folder, store_create(folder), cells_state()};
     for (uint64_t step = 0; step < 3; step++) {
@@ -254,12 +266,12 @@ int main(int argc, char **argv) {
     }
     const struct CMUnitTest tests[] = {
         WITH_STORE(test_near),
-        WITH_STORE(test_compact),
+        WITH_STORE(test_coarse),
         cmocka_unit_test(test_figures),
         WITH_STORE(test_stacks_of_other_dtypes),
-        WITH_STORE(test_a_parent_of_whole_rows),
-        WITH_STORE(test_a_parent_of_other_cells),
-        WITH_STORE(test_an_exact_parent),
+        WITH_STORE(test_parent_of_whole_rows),
+        WITH_STORE(test_parent_with_other_cells),
+        WITH_STORE(test_exact_parent),
     };
     return cmocka_run_group_tests_name("cells", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* What large lossy matrices as cells go through: tiles that end, damage, compaction, copies. */
+/* Large lossy matrices stored as cells: several tiles, damage, compaction, materialized copies. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-/* Tiles of a few rows each: cells end where they do. */
+/* The matrix is coded in tiles of a few rows. Cells end at the ends of tiles. */
 static void test_several_tiles(void **state) {
     cells_scene *f = *state;
     const uint64_t rows = 2500, columns = 1000, shape[2] = {rows, columns};
@@ -52,8 +52,8 @@ static void test_several_tiles(void **state) {
     assert_int_equal(verify_damage(f->store), 0);
 }
 
-/* The last tile is so small that it is exact: in the same panels as the rest, as values of the last row. */
-static void test_an_exact_tile(void **state) {
+/* The last tile is so small that it is stored exactly. It has the panels of the other tiles. */
+static void test_exact_tile(void **state) {
     cells_scene *f = *state;
     const uint64_t columns = 40, rows = (1 << 20) / columns + 1, shape[2] = {rows, columns};
     float *values = random_values(CKD_F32, rows * columns, 3);
@@ -79,7 +79,7 @@ static void test_an_exact_tile(void **state) {
     free(values);
 }
 
-/* Panels of one block each, whose columns nobody else shares. */
+/* Each panel has a single block, so no two blocks share columns. */
 static void test_one_band(void **state) {
     cells_scene *f = *state;
     const uint64_t rows = 30, columns = 1600, shape[2] = {rows, columns};
@@ -102,8 +102,9 @@ static void test_one_band(void **state) {
     assert_int_equal(verify_damage(f->store), 0);
 }
 
-/* ---- damage, compaction, copies ---- */
+/* ---- damage, compaction, materialized copies ---- */
 
+/* A record with the rows that several panels share is damaged. The error names the file and the tensor. */
 static void test_damaged_rows(void **state) {
     cells_scene *f = *state;
     cells_save_next(f, 0, CKD_NEAR, &cells_small);
@@ -129,7 +130,7 @@ static void test_damaged_rows(void **state) {
     assert_int_equal(ckd_load_tensor(load, &q, &err), CKD_E_CORRUPT);
     assert_string_equal(err.file, w.path);
     assert_string_equal(err.tensor, "w");
-    /* Whoever does not need these rows does not miss them. */
+    /* Rows that do not need the damaged record still load. */
     uint64_t row = w.side.first / CELLS_COLUMNS, rows = w.side.count / CELLS_COLUMNS;
     assert_true(rows < CELLS_ROWS / 2);
     q.region = (ckd_region){.kind = CKD_REGION_BOX, .lengths = {CELLS_ROWS - row - rows, CELLS_COLUMNS}};
@@ -144,15 +145,15 @@ static void test_damaged_rows(void **state) {
     free(to);
 }
 
-/* A file that does not say in its header what its blocks need, those in bundles too. */
-static void test_a_feature_that_is_not_said(void **state) {
+/* The file's header lacks a feature that its blocks need. */
+static void test_missing_feature(void **state) {
     cells_scene *f = *state;
     cells_save_next(f, 0, CKD_NEAR, &cells_small);
     cells_save_next(f, 1, CKD_NEAR, &cells_small);
     cells_found w = cells_look(f, 1, "w");
     size_t size;
     unsigned char *data = read_whole_file(w.path, &size);
-    assert_int_equal(data[16], 3); /* bundles, shared rows */
+    assert_int_equal(data[16], 3); /* the features for bundles and shared rows */
     data[16] = 1;
     store_le64(data + 80, hash64(data, 80));
     write_whole_file(w.path, data, size);
@@ -163,7 +164,7 @@ static void test_a_feature_that_is_not_said(void **state) {
     assert_non_null(strstr(err.message, "shares its rows"));
 }
 
-/* Whatever goes, links and lossy bases of what stays have the same values. */
+/* The remaining checkpoints keep their values, although deltas and lossy bases were rewritten. */
 static void test_compaction(void **state) {
     cells_scene *f = *state;
     for (uint64_t step = 0; step < 9; step++) {
@@ -194,7 +195,7 @@ static void test_compaction(void **state) {
     cells_check_parts(f, 9);
 }
 
-/* Copies of long chains, and the same without them. */
+/* The values are the same with and without materialized copies. */
 static void test_ready_copies(void **state) {
     cells_scene *f = *state;
     char folder[4096];
@@ -232,12 +233,8 @@ static void test_ready_copies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        WITH_STORE(test_several_tiles),
-        WITH_STORE(test_an_exact_tile),
-        WITH_STORE(test_one_band),
-        WITH_STORE(test_damaged_rows),
-        WITH_STORE(test_a_feature_that_is_not_said),
-        WITH_STORE(test_compaction),
+        WITH_STORE(test_several_tiles), WITH_STORE(test_exact_tile),      WITH_STORE(test_one_band),
+        WITH_STORE(test_damaged_rows),  WITH_STORE(test_missing_feature), WITH_STORE(test_compaction),
         WITH_STORE(test_ready_copies),
     };
     return cmocka_run_group_tests_name("cells kept", tests, NULL, NULL);

@@ -1,4 +1,7 @@
-/* What lossy saves do to each kind of tensor, through the public interface: which are lossy, how far off, and what stays exact. */
+/*
+ * What lossy saves do to each kind of tensor, through the public interface: which are lossy, how large the errors are,
+ * and what stays exact.
+ */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -51,7 +54,7 @@ enum { DTYPES = 4 };
 static const struct {
     ckd_role role;
     const char *prefix;
-    double most[2]; /* relative error, near and coarse */
+    double most[2]; /* largest relative error, near and coarse */
 } kinds[] = {{CKD_ROLE_EXP_AVG_SQ, "exp_avg_sq.", {0.7, 1}},
              {CKD_ROLE_EXP_AVG_SQ, "max_exp_avg_sq.", {0.7, 1}},
              {CKD_ROLE_EXP_AVG, "exp_avg.", {1, 1.01}},
@@ -99,7 +102,7 @@ static void check_kind(ckd_store *store, ckd_fidelity fidelity, uint64_t step, c
             fail_msg("%s, %s, step %u: error %g", name, run_of(fidelity), (unsigned)step, error);
         }
         assert_true(rms > 0);
-        double largest = largest_error(got, wanted, N); /* is told rounded up */
+        double largest = largest_error(got, wanted, N); /* reported rounded up */
         if (!(fabs(info.rel_l2 / error - 1) < 4e-3) || !(info.max_error >= largest) ||
             !(info.max_error <= 1.008 * largest)) {
             fail_msg("%s: told %g and %g, is %g and %g", name, info.rel_l2, info.max_error, error, largest);
@@ -140,8 +143,11 @@ static void test_every_dtype_and_role(void **state) {
 
 /* ---- optimizers ---- */
 
-/* Bits: second, first, weight. AdamW; SGD or Lion, which have no second moment; weights alone; moments alone. */
-static void test_whatever_optimizer(void **state) {
+/*
+ * `parts` is a bit mask of weight, first and second moment: AdamW has all; SGD and Lion have no second moment; and
+ * weights or moments alone.
+ */
+static void test_any_optimizer(void **state) {
     ckd_store *store = store_create(*state);
     for (unsigned parts = 1; parts < 8; parts++) {
         drift d = drift_new(ROWS, COLUMNS, parts);
@@ -178,7 +184,7 @@ static void test_whatever_optimizer(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- what is never lossy ---- */
+/* ---- tensors that are never lossy ---- */
 
 static void test_integers_scalars_and_small_tensors_are_exact(void **state) {
     ckd_store *store = store_create(*state);
@@ -220,7 +226,8 @@ static void test_integers_scalars_and_small_tensors_are_exact(void **state) {
 
 /* ---- copies ---- */
 
-static void test_masters_tied_and_frozen_tensors(void **state) {
+/* Rounded copies, tied tensors and frozen tensors are stored as copies and stay equal to what they copy. */
+static void test_copies_of_lossy_tensors(void **state) {
     ckd_store *store = store_create(*state);
     drift d = drift_new(ROWS, COLUMNS, 1), still = drift_new(ROWS, COLUMNS, 2);
     void *first = NULL;
@@ -254,7 +261,7 @@ static void test_masters_tied_and_frozen_tensors(void **state) {
         assert_string_equal(tensor_info(store, "r", step, "w").coding, "cast");
         assert_string_equal(tensor_info(store, "r", step, "head").coding, "copy");
         if (first) {
-            assert_memory_equal(got[3], first, N * 4); /* does not creep */
+            assert_memory_equal(got[3], first, N * 4); /* repeated saves do not change it */
         } else {
             first = load_whole(store, "r", step, "frozen", N * 4);
         }
@@ -274,9 +281,9 @@ static void test_masters_tied_and_frozen_tensors(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_every_dtype_and_role),
-        TEST(test_whatever_optimizer),
+        TEST(test_any_optimizer),
         TEST(test_integers_scalars_and_small_tensors_are_exact),
-        TEST(test_masters_tied_and_frozen_tensors),
+        TEST(test_copies_of_lossy_tensors),
     };
     return cmocka_run_group_tests_name("lossy", tests, NULL, NULL);
 }

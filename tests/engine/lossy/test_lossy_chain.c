@@ -1,4 +1,7 @@
-/* Lossy checkpoints one after the other: errors that do not add up, the same bits however they are stored, bounds and targets. */
+/*
+ * Chains of lossy checkpoints: errors do not accumulate, the values do not depend on how checkpoints are stored, and
+ * error bounds and size targets are met.
+ */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -31,9 +34,9 @@ static double error_at(ckd_store *store, const char *run, uint64_t step, const d
     return error;
 }
 
-/* ---- closed loop ---- */
+/* ---- errors along a chain ---- */
 
-/* Sums of errors of the three parts at steps 5 to 12, around 8, and 57 to 64. */
+/* Sums of the errors of the three tensors, at steps 5 to 12 (around depth 8) and at steps 57 to 64. */
 typedef double chain_errors[2][3];
 
 static void long_chain(ckd_store *store, const char *run, ckd_fidelity fidelity, uint64_t seed,
@@ -42,7 +45,7 @@ static void long_chain(ckd_store *store, const char *run, ckd_fidelity fidelity,
     drift d = drift_new(96, 64, seed);
     for (uint64_t step = 0; step <= 64; step++, drift_step(&d)) {
         ckd_save_options o = lossy_options(run, step, fidelity);
-        o.max_load_cost = o.newest_load_cost = 1000; /* one long chain */
+        o.max_load_cost = o.newest_load_cost = 1000; /* keeps everything in one long chain */
         save_drift(store, &o, &d);
         for (int when = 0; when < 2; when++) {
             for (int part = 0; part < 3 && step >= from[when] && step < from[when] + 8; part++) {
@@ -54,7 +57,7 @@ static void long_chain(ckd_store *store, const char *run, ckd_fidelity fidelity,
     drift_free(&d);
 }
 
-/* Of four chains: errors of one differ by 3 % whatever the depth. */
+/* Compares sums over four chains, because errors within one chain vary by 3 % at any depth. */
 static void test_errors_do_not_add_up(void **state) {
     ckd_store *store = store_create(*state);
     for (int f = 0; f < 2; f++) {
@@ -74,7 +77,7 @@ static void test_errors_do_not_add_up(void **state) {
     ckd_store_close(store);
 }
 
-/* As save_drift, but that all rows from the middle on hardly occur. */
+/* Saves a drift whose second moments are nearly 0 in the lower half of the rows. */
 static void save_rare(ckd_store *store, const ckd_save_options *o, const drift *d) {
     drift rare = *d;
     rare.second = malloc(d->count * sizeof(float));
@@ -86,8 +89,11 @@ static void save_rare(ckd_store *store, const ckd_save_options *o, const drift *
     free(rare.second);
 }
 
-/* Rows of an output layer whose tokens hardly occur: their second moments are next to nothing, and yet they move as far as others. */
-static void test_rare_rows_do_not_fall_behind(void **state) {
+/*
+ * Rows of an output layer whose tokens hardly ever occur: their second moments are nearly 0, but their weights move as
+ * far as others. Their error must stay small.
+ */
+static void test_rare_rows_are_as_precise(void **state) {
     ckd_store *store = store_create(*state);
     for (int f = 0; f < 2; f++) {
         drift d = drift_new(96, 64, 7);
@@ -112,10 +118,10 @@ static void test_rare_rows_do_not_fall_behind(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- stored in any way ---- */
+/* ---- independent of how checkpoints are stored ---- */
 
-/* Not as a delta, and as one, with materialized copies and without: the same state has the same values. */
-static void test_deltas_and_ready_copies_give_the_same_bits(void **state) {
+/* Chains with deltas, with materialized copies and with little of either: the same states give the same values. */
+static void test_deltas_and_copies_give_the_same_values(void **state) {
     ckd_store *store = store_create(*state);
     static const struct {
         const char *run;
@@ -135,7 +141,7 @@ static void test_deltas_and_ready_copies_give_the_same_bits(void **state) {
                     first[part][step] = got;
                     continue;
                 }
-                if (w == 1) { /* with the bound on loads, other steps are chosen */
+                if (w == 1) { /* a limited load cost leads to other quantizer steps */
                     assert_memory_equal(got, first[part][step], d.count * sizeof(float));
                 }
                 assert_true(relative_error(got, part_of(&d, part), d.count) < (part < 2 ? 1.01 : 0.04));
@@ -156,7 +162,10 @@ static void test_deltas_and_ready_copies_give_the_same_bits(void **state) {
     ckd_store_close(store);
 }
 
-/* Whatever the checkpoints' ids, which are random: chains that go back to ancestors go back to the same ones. */
+/*
+ * Checkpoint ids are random but do not influence which ancestor a delta builds on. The same saves give the same
+ * values.
+ */
 static void test_the_same_saves_give_the_same_values(void **state) {
     ckd_store *store = store_create(*state);
     static const char *const runs[2] = {"a", "b"};
@@ -170,7 +179,7 @@ static void test_the_same_saves_give_the_same_values(void **state) {
         }
         drift_free(&d);
     }
-    assert_true(checkpoint_at(store, runs[0], 39).depth < 30); /* some did go back */
+    assert_true(checkpoint_at(store, runs[0], 39).depth < 30); /* some deltas build on older ancestors */
     for (int step = 0; step < 40; step++) {
         assert_memory_equal(got[0][step], got[1][step], 96 * 64 * sizeof(float));
         free(got[0][step]);
@@ -193,7 +202,7 @@ static void test_base_of_a_lossy_run(void **state) {
     ckd_store_close(store);
 }
 
-/* From exact to lossy and back, and from one fidelity to the other. */
+/* From exact to lossy and back, and between fidelities. */
 static void test_fidelities_follow_each_other(void **state) {
     ckd_store *store = store_create(*state);
     static const ckd_fidelity order[] = {CKD_EXACT,  CKD_COARSE, CKD_EXACT, CKD_NEAR,
@@ -216,7 +225,7 @@ static void test_fidelities_follow_each_other(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- what is asked for ---- */
+/* ---- error bounds, size targets, quantizer steps, effort ---- */
 
 static void check_bound(ckd_store *store, const char *run, uint64_t step, const drift *d, double bound) {
     for (int part = 0; part < 3; part++) {
@@ -240,11 +249,11 @@ static void test_the_largest_error_is_bounded(void **state) {
         drift d = drift_new(96, 64, 5);
         for (uint64_t step = 0; step < 4; step++, drift_step(&d)) {
             ckd_save_options o = lossy_options(run, step, fidelities[b % 2]);
-            o.max_error = step == 1 && b < 4 ? 0 : bounds[b / 2]; /* a parent without a bound */
+            o.max_error = step == 1 && b < 4 ? 0 : bounds[b / 2]; /* the parent has no bound */
             save_drift(store, &o, &d);
             if (o.max_error > 0) {
                 check_bound(store, run, step, &d, o.max_error);
-                assert_true(b >= 6 || tensor_info(store, run, step, "w").rel_l2 > 0); /* not just exact */
+                assert_true(b >= 6 || tensor_info(store, run, step, "w").rel_l2 > 0); /* not stored exactly */
             }
         }
         drift_free(&d);
@@ -252,7 +261,7 @@ static void test_the_largest_error_is_bounded(void **state) {
     ckd_store_close(store);
 }
 
-/* A bf16 copy of a bounded master keeps the bound, too. */
+/* A bf16 copy of a bounded master meets the bound too. */
 static void test_rounded_copies_keep_the_bound(void **state) {
     ckd_store *store = store_create(*state);
     drift d = drift_new(96, 64, 6);
@@ -277,7 +286,7 @@ static void test_rounded_copies_keep_the_bound(void **state) {
     ckd_store_close(store);
 }
 
-/* Bits of the newest delta's weight and moments, an element. */
+/* Bits per element of the weight and both moments of a step. */
 static double bits_at(ckd_store *store, const char *run, uint64_t step, const drift *d) {
     double bits = 0;
     for (int part = 0; part < 3; part++) {
@@ -317,6 +326,7 @@ static void test_targets_are_met(void **state) {
     ckd_store_close(store);
 }
 
+/* A larger step_scale takes fewer bits and gives larger errors. */
 static void test_steps_are_scaled(void **state) {
     ckd_store *store = store_create(*state);
     static const double scales[] = {1.0 / 64, 0.5, 0, 1, 1.4, 64};
@@ -338,7 +348,7 @@ static void test_steps_are_scaled(void **state) {
         drift_free(&d);
     }
     for (int part = 0; part < 2; part++) {
-        assert_true(errors[2][part] == errors[3][part]); /* 0 says nothing */
+        assert_true(errors[2][part] == errors[3][part]); /* 0 means the default, 1 */
     }
     for (int i = 1; i < 6; i++) {
         assert_true(i == 3 || (bits[i] < bits[i - 1] && errors[i][0] > errors[i - 1][0]));
@@ -380,8 +390,9 @@ static void test_efforts(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- lineage ---- */
+/* ---- resumed runs ---- */
 
+/* lossy_resumes counts how often a checkpoint's history was resumed from a lossy checkpoint. */
 static void test_lossy_resumes_are_counted(void **state) {
     ckd_store *store = store_create(*state);
     drift d = drift_new(96, 64, 9);
@@ -398,7 +409,7 @@ static void test_lossy_resumes_are_counted(void **state) {
         assert_int_equal(save_drift(store, &o, &d).lossy_resumes, saves[step].resumes);
     }
     ckd_save_options next = lossy_options("r", 7, CKD_NEAR);
-    assert_int_equal(save_drift(store, &next, &d).lossy_resumes, 4); /* not resumed */
+    assert_int_equal(save_drift(store, &next, &d).lossy_resumes, 4); /* not resumed from a checkpoint */
     ckd_save_options branch = lossy_options("r", 3, CKD_COARSE);
     branch.on_duplicate = CKD_DUPLICATE_BRANCH;
     ckd_checkpoint c = save_drift(store, &branch, &d);
@@ -408,7 +419,10 @@ static void test_lossy_resumes_are_counted(void **state) {
     ckd_store_close(store);
 }
 
-/* Resumed, saved once and resumed again, a training loses next to nothing of its way: as far as the resume is told of. */
+/*
+ * The first save after a resume is finer if the save names the checkpoint it resumed from. Repeated resumes then lose
+ * little of the training's progress.
+ */
 static void test_the_first_save_after_a_resume_is_finer(void **state) {
     ckd_store *store = store_create(*state);
     for (int f = 0; f < 2; f++) {
@@ -423,17 +437,17 @@ static void test_the_first_save_after_a_resume_is_finer(void **state) {
         drift_step(&d);
         double moved = relative_error(resumed, d.weight, d.count);
         double lost[2];
-        for (int told = 0; told < 2; told++) {
+        for (int named = 0; named < 2; named++) {
             char name[32];
-            snprintf(name, sizeof(name), "%s-%d", run, told);
+            snprintf(name, sizeof(name), "%s-%d", run, named);
             ckd_save_options o = lossy_options(name, 5, fidelities[f]);
             o.parent_run = run;
             o.parent_step = 4;
-            o.resumed_from_run = told ? run : NULL;
+            o.resumed_from_run = named ? run : NULL;
             o.resumed_from_step = 4;
             save_drift(store, &o, &d);
-            lost[told] = error_at(store, name, 5, &d, 2) / moved;
-            print_message("%s: %.3f of the movement is lost\n", name, lost[told]);
+            lost[named] = error_at(store, name, 5, &d, 2) / moved;
+            print_message("%s: %.3f of the movement is lost\n", name, lost[named]);
         }
         assert_true(lost[1] < 0.15 && lost[1] < 0.6 * lost[0]);
         free(resumed);
@@ -442,7 +456,7 @@ static void test_the_first_save_after_a_resume_is_finer(void **state) {
     ckd_store_close(store);
 }
 
-static void test_the_same_step_again(void **state) {
+static void test_saving_the_same_step_again(void **state) {
     ckd_store *store = store_create(*state);
     drift d = drift_new(96, 64, 10);
     ckd_save_options o = lossy_options("r", 1, CKD_NEAR);
@@ -463,7 +477,7 @@ static void test_the_same_step_again(void **state) {
     assert_int_equal(ckd_save_tensor(save, &t, &err), CKD_E_EXISTS);
     assert_true(strstr(err.message, names[2]));
     ckd_save_abort(save);
-    /* What was loaded from it is the same. */
+    /* The values that were loaded from the checkpoint count as the same content. */
     float *back[3];
     for (int part = 0; part < 3; part++) {
         back[part] = load_floats(store, "r", 1, names[part], CKD_F32, d.count);
@@ -487,8 +501,8 @@ static void test_the_same_step_again(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_errors_do_not_add_up),
-        TEST(test_rare_rows_do_not_fall_behind),
-        TEST(test_deltas_and_ready_copies_give_the_same_bits),
+        TEST(test_rare_rows_are_as_precise),
+        TEST(test_deltas_and_copies_give_the_same_values),
         TEST(test_the_same_saves_give_the_same_values),
         TEST(test_base_of_a_lossy_run),
         TEST(test_fidelities_follow_each_other),
@@ -499,7 +513,7 @@ int main(void) {
         TEST(test_efforts),
         TEST(test_lossy_resumes_are_counted),
         TEST(test_the_first_save_after_a_resume_is_finer),
-        TEST(test_the_same_step_again),
+        TEST(test_saving_the_same_step_again),
     };
     return run_sampled("lossy_chain", tests, 2, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Lossy saves of what training seldom gives: what is committed can be loaded, and is what was given. */
+/* Lossy saves of values that are rare in training: what is committed can be loaded and is right. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,9 +28,9 @@ static void add_matrix(ckd_save *save, const char *name, ckd_dtype dtype, const 
     assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
 }
 
-/* One matrix called NAME, as dtype, in a save with these options; what a load of it gives. */
-static float *there_and_back(ckd_store *store, const ckd_save_options *o, const char *name, ckd_dtype dtype,
-                             const float *values) {
+/* Saves one matrix and returns what a load of it gives. */
+static float *save_and_load(ckd_store *store, const ckd_save_options *o, const char *name, ckd_dtype dtype,
+                            const float *values) {
     void *given = to_dtype(values, dtype, N);
     ckd_save *save = begin_with(store, o);
     add_matrix(save, name, dtype, given);
@@ -45,14 +45,14 @@ static void fill(float *values, uint64_t seed, double scale) {
     }
 }
 
-/* The copy of a master that is stored as a copy itself. */
+/* A rounded copy whose master is itself stored as a copy. */
 static void test_copies_of_zeros(void **state) {
     ckd_store *store = store_create(*state);
     static const float zeros[N];
     static const char *const names[] = {"exp_avg_sq.w", "exp_avg.w", "master.w"};
     float ones[N];
     fill(ones, 3, 1);
-    for (int round = 0; round < 2; round++) { /* what jobs did before must not matter */
+    for (int round = 0; round < 2; round++) { /* the result must not depend on earlier jobs */
         ckd_save_options o = lossy_options("zeros", (uint64_t)round, CKD_NEAR);
         ckd_save *save = begin_with(store, &o);
         add_matrix(save, "master.other", CKD_F32, ones);
@@ -69,7 +69,7 @@ static void test_copies_of_zeros(void **state) {
     ckd_store_close(store);
 }
 
-/* Half of an exact parent is -0, which no lattice has. */
+/* Half of an exact parent is -0, which no lattice can represent. */
 static void test_negative_zeros_in_the_parent(void **state) {
     ckd_store *store = store_create(*state);
     static const double costs[] = {1, 4};
@@ -84,14 +84,14 @@ static void test_negative_zeros_in_the_parent(void **state) {
             }
             ckd_save_options o = lossy_options(run, step, step ? CKD_NEAR : CKD_EXACT);
             o.max_load_cost = costs[c];
-            free(there_and_back(store, &o, "w", CKD_BF16, values));
+            free(save_and_load(store, &o, "w", CKD_BF16, values));
         }
     }
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
 }
 
-/* What had blown up and is ordinary again does not stay where it was. */
+/* Values that were huge and are ordinary again are stored as such. */
 static void test_after_huge_values(void **state) {
     ckd_store *store = store_create(*state);
     static const ckd_dtype dtypes[] = {CKD_F32, CKD_BF16};
@@ -103,11 +103,11 @@ static void test_after_huge_values(void **state) {
         }
         ckd_save_options o = lossy_options(d ? "blown16" : "blown", 0, CKD_EXACT);
         o.max_load_cost = d ? 1 : 0;
-        free(there_and_back(store, &o, "w", dtypes[d], values));
+        free(save_and_load(store, &o, "w", dtypes[d], values));
         fill(values, 6, 0.02);
         o.step = 1;
         o.fidelity = CKD_NEAR;
-        float *got = there_and_back(store, &o, "w", dtypes[d], values);
+        float *got = save_and_load(store, &o, "w", dtypes[d], values);
         assert_true(largest_error(got, values, N) < 0.1);
         free(got);
     }
@@ -115,7 +115,7 @@ static void test_after_huge_values(void **state) {
     ckd_store_close(store);
 }
 
-/* A target that would need a finer lattice than there is. */
+/* A size target that would need a finer lattice than the format has. */
 static void test_targets_of_tiny_values(void **state) {
     ckd_store *store = store_create(*state);
     static const double scales[] = {1e-32, 1e-36};
@@ -124,7 +124,7 @@ static void test_targets_of_tiny_values(void **state) {
         fill(values, 7, scales[i]);
         ckd_save_options o = lossy_options(i ? "tinier" : "tiny", 0, CKD_NEAR);
         o.target_bits = 64;
-        free(there_and_back(store, &o, "exp_avg.w", CKD_F32, values));
+        free(save_and_load(store, &o, "exp_avg.w", CKD_F32, values));
     }
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);

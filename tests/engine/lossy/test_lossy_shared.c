@@ -1,4 +1,4 @@
-/* What the blocks of a matrix share is kept while others are decoded, so many and so much of it as there is room for. */
+/* What blocks of a matrix share is kept for other blocks, as much of it as the limits of number and size allow. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,11 +14,11 @@
 #include "tests/support/tempdir.h"
 #include "tests/support/xorshift.h"
 
-/* Three blocks each; 256 KiB of steps of columns: in the end these are too much. */
+/* Three blocks per tensor, and 256 KiB of column steps: more than is kept in total. */
 enum { ROWS = 9, COLUMNS = 1 << 16, COUNT = ROWS * COLUMNS, TENSORS = 66 };
 
 static void fill(uint16_t *values, size_t n) {
-    for (size_t i = 0; i < n; i++) { /* bf16 of magnitudes from 2^-14 to 2^-7 */
+    for (size_t i = 0; i < n; i++) { /* bf16 with magnitudes from 2^-14 to 2^-7 */
         values[i] = (uint16_t)(0x3880 + (next_random() & 0x83ff));
     }
 }
@@ -27,7 +27,7 @@ static void name_of(char name[32], int i) {
     snprintf(name, 32, "exp_avg.%d", i);
 }
 
-/* Each tensor has a window of the same values to itself. */
+/* Each tensor has its own window of the same values. */
 static void save_all(ckd_store *store, const uint16_t *values) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     ckd_save *save;
@@ -51,6 +51,7 @@ static void save_all(ckd_store *store, const uint16_t *values) {
     assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
 }
 
+/* The columns of all tensors together exceed the limit of what is kept. */
 static void test_more_columns_than_are_kept(void **state) {
     (void)state;
     assert_true((uint64_t)TENSORS * COLUMNS * 4 > KEPT_COLUMN_BYTES);
@@ -69,7 +70,7 @@ static void test_more_columns_than_are_kept(void **state) {
     assert_int_equal(ckd_store_find(&found, store, "run", 0, NULL), CKD_OK);
     assert_int_equal(ckd_load_begin(&load, store, &found.id, NULL), CKD_OK);
     assert_true(found.stored_bytes <
-                (uint64_t)TENSORS * COUNT / 2); /* of 2 bytes each: they are lossy indeed */
+                (uint64_t)TENSORS * COUNT / 2); /* of 2 bytes each, which shows that they are lossy */
     for (int round = 0; round < 2; round++) {
         for (int i = TENSORS - 1; i >= 0; i -= 1 + 20 * round) {
             char name[32];
@@ -78,7 +79,7 @@ static void test_more_columns_than_are_kept(void **state) {
             request.name = name;
             request.data = got;
             request.size = COUNT * sizeof(*got);
-            assert_int_equal(ckd_load_tensor(load, &request, NULL), CKD_OK); /* its hashes are right */
+            assert_int_equal(ckd_load_tensor(load, &request, NULL), CKD_OK); /* its hashes are checked */
         }
     }
     ckd_load_end(load);
@@ -88,8 +89,8 @@ static void test_more_columns_than_are_kept(void **state) {
     tempdir_remove(dir);
 }
 
-/* More than there are places: those that were used longest ago make room, but for those in use. */
-static void test_more_places_than_there_are(void **state) {
+/* More entries than places: the least recently used are replaced, except those in use. */
+static void test_more_entries_than_places(void **state) {
     (void)state;
     columns_cache *c = malloc(sizeof(*c));
     assert_non_null(c);
@@ -108,7 +109,7 @@ static void test_more_places_than_there_are(void **state) {
             columns_release(c, k);
         }
     }
-    for (uint64_t i = 0; i < 2 * KEPT_COLUMNS; i++) { /* the first, which was held, and the last ones */
+    for (uint64_t i = 0; i < 2 * KEPT_COLUMNS; i++) { /* the first, which was in use, and the last ones */
         hash128 content = content_hash(&i, sizeof(i));
         if (i == 0 || i > KEPT_COLUMNS) {
             cached_columns *k = columns_claim(c, &mine, &content);
@@ -123,6 +124,6 @@ static void test_more_places_than_there_are(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_more_columns_than_are_kept),
-                                       cmocka_unit_test(test_more_places_than_there_are)};
+                                       cmocka_unit_test(test_more_entries_than_places)};
     return cmocka_run_group_tests_name("lossy shared", tests, NULL, NULL);
 }

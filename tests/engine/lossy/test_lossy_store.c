@@ -1,6 +1,6 @@
 /*
- * Stores with lossy checkpoints: any shape and layout saved, any region loaded, with any number of threads, by any table of kernels, in any
- * mode of the host's floats; damage is found; the catalog can be made anew.
+ * Stores with lossy checkpoints: any shape and layout, loads of any region, any number of threads, any table of
+ * kernels and any floating-point mode of the process. Damage is found, and the catalog can be rebuilt.
  */
 #include <fenv.h>
 #include <math.h>
@@ -31,7 +31,7 @@ static const float *part_of(const drift *d, int part) {
     return part == 0 ? d->second : part == 1 ? d->first : d->weight;
 }
 
-/* The linker sends the library's calls here (mk/test.mk). */
+/* The linker redirects the library's calls to this function (mk/test.mk). */
 static bool portable;
 const kernels *__real_kernels_cpu(void);
 const kernels *__wrap_kernels_cpu(void);
@@ -104,7 +104,7 @@ static void test_shapes_and_regions(void **state) {
 
 /* ---- ranks ---- */
 
-/* Flat ranges with ragged edges, or slabs of rows. */
+/* A rank's part: a flat range with ragged ends, or a slab of rows. */
 static ckd_region region_of(const drift *d, uint32_t rank, uint32_t world, bool rows) {
     ckd_region r = {.kind = rows ? CKD_REGION_BOX : CKD_REGION_FLAT};
     uint64_t whole = rows ? d->rows : d->count, first = whole * rank / world,
@@ -122,7 +122,7 @@ static ckd_region region_of(const drift *d, uint32_t rank, uint32_t world, bool 
     return r;
 }
 
-/* Of names, those from `from` on. */
+/* Each rank saves its part of the tensors from number `from` on. */
 static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uint32_t world, bool rows,
                        int from) {
     ckd_save *saves[4] = {NULL};
@@ -151,7 +151,7 @@ static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uin
     }
 }
 
-/* The weight in so many ranges, by one rank. */
+/* One rank saves the weight in several ranges. */
 static void save_in_pieces(ckd_store *store, const ckd_save_options *o, const drift *d, uint32_t pieces) {
     uint64_t shape[2] = {d->rows, d->columns};
     ckd_save *save = begin_with(store, o);
@@ -162,7 +162,7 @@ static void save_in_pieces(ckd_store *store, const ckd_save_options *o, const dr
     commit_save(save);
 }
 
-/* Each step by another number of ranks, cut another way: parents are read across the cuts. */
+/* Each step is saved by another number of ranks in another layout, so that parents are read across boundaries. */
 static void test_ranks_and_other_layouts(void **state) {
     ckd_store *store = store_create(*state);
     static const uint64_t shape[2] = {211, 97};
@@ -178,10 +178,10 @@ static void test_ranks_and_other_layouts(void **state) {
                 check_random_region(store, run, step, "w", 2, shape, got, i);
             }
             free(got);
-            double told = tensor_info(store, run, step, "w").rel_l2;
+            double reported = tensor_info(store, run, step, "w").rel_l2;
             got = load_floats(store, run, step, "w", CKD_F32, d.count);
             double is = relative_error(got, d.weight, d.count);
-            assert_true(told > 0.99 * is && told < 1.01 * is);
+            assert_true(reported > 0.99 * is && reported < 1.01 * is);
             free(got);
         }
         drift_free(&d);
@@ -190,8 +190,11 @@ static void test_ranks_and_other_layouts(void **state) {
     ckd_store_close(store);
 }
 
-/* A region of so few values that they are exact, and nearly all of the tensor's norm: the error is that of all of it. By the catalog and by the files. */
-static void test_errors_are_told_of_exact_regions_too(void **state) {
+/*
+ * A region with few values is stored exactly but contributes half of the tensor's norm. The reported error, by catalog
+ * and by files, is still that of the whole tensor.
+ */
+static void test_errors_include_exact_regions(void **state) {
     enum { COUNT = 20000, FEW = 20 };
     ckd_store *store = store_create(*state);
     const uint64_t shape[1] = {COUNT};
@@ -212,13 +215,14 @@ static void test_errors_are_told_of_exact_regions_too(void **state) {
         add_tensor(save, "w", CKD_F32, 1, shape, &others, values + FEW);
         ckd_checkpoint c = commit_save(save);
         float *got = load_floats(store, "run", step, "w", CKD_F32, COUNT);
-        double is = relative_error(got, values, COUNT), told = tensor_info(store, "run", step, "w").rel_l2;
+        double is = relative_error(got, values, COUNT),
+               reported = tensor_info(store, "run", step, "w").rel_l2;
         assert_memory_equal(got, values, FEW * sizeof(*got));
-        assert_true(is > 0 && told > 0.99 * is && told < 1.01 * is);
+        assert_true(is > 0 && reported > 0.99 * is && reported < 1.01 * is);
         ckd_load *load;
         assert_int_equal(ckd_load_begin(&load, store, &c.id, NULL), CKD_OK);
-        told = ckd_load_tensors(load)->items[0].rel_l2;
-        assert_true(told > 0.99 * is && told < 1.01 * is);
+        reported = ckd_load_tensors(load)->items[0].rel_l2;
+        assert_true(reported > 0.99 * is && reported < 1.01 * is);
         ckd_load_end(load);
         free(got);
         free(values);
@@ -226,8 +230,11 @@ static void test_errors_are_told_of_exact_regions_too(void **state) {
     ckd_store_close(store);
 }
 
-/* Weights alone, region by region: nothing makes up for a chain that takes too long. By three ranks, and by one. */
-static void test_regions_keep_to_what_loads_may_cost(void **state) {
+/*
+ * Only weights are saved, in regions, by three ranks and by one. The limit of the load cost is met although no other
+ * tensor could compensate for a long chain.
+ */
+static void test_regions_meet_the_load_cost(void **state) {
     ckd_store *store = store_create(*state);
     static const double limits[] = {1.8, 2, 3};
     for (int i = 0; i < 6; i++) {
@@ -255,11 +262,11 @@ static void test_regions_keep_to_what_loads_may_cost(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- the same, whoever computes it ---- */
+/* ---- independent of threads, kernels and floating-point modes ---- */
 
 enum { ROWS = 700, COLUMNS = 420, N = ROWS * COLUMNS, STEPS = 4 };
 
-/* The values of every step, one after the other; malloc'ed. Sets what it took to store them. */
+/* Returns the values of all steps in one array, which the caller frees. Sets the number of bytes stored. */
 static float *save_and_load(const char *dir, const char *name, uint32_t threads, ckd_fidelity fidelity,
                             uint64_t *stored) {
     char path[4096];
@@ -272,7 +279,7 @@ static float *save_and_load(const char *dir, const char *name, uint32_t threads,
     assert_non_null(all);
     fenv_t mode;
     fegetenv(&mode);
-    fesetenv(FE_DFL_ENV); /* the test's own arithmetic */
+    fesetenv(FE_DFL_ENV); /* for the test's own arithmetic */
     drift d = drift_new(ROWS, COLUMNS, 1);
     *stored = 0;
     for (uint64_t step = 0; step < STEPS; step++) {
@@ -300,7 +307,7 @@ static void set_odd_mode(void) {
 #endif
 }
 
-static void test_threads_kernels_and_modes_do_not_matter(void **state) {
+static void test_values_do_not_depend_on_threads_kernels_or_modes(void **state) {
     for (int f = 0; f < 2; f++) {
         uint64_t stored, others;
         char name[32];
@@ -317,18 +324,19 @@ static void test_threads_kernels_and_modes_do_not_matter(void **state) {
             fesetenv(FE_DFL_ENV);
             portable = false;
             assert_memory_equal(other, all, 3 * STEPS * N * sizeof(float));
-            assert_true(others + 200 > stored && stored + 200 > others); /* but for random ids, packed */
+            /* Random ids may compress differently. */
+            assert_true(others + 200 > stored && stored + 200 > others);
             free(other);
         }
         free(all);
     }
 }
 
-/* ---- chains that go back, whoever computes them ---- */
+/* ---- chains with older ancestors, independent of threads ---- */
 
 enum { LAYERS = 16, LONG = 16 };
 
-/* Of a run: a hash of all values and how deep each weight's chain is, by step and layer; and what all of it took. */
+/* A run: hashes of the values and the depths of the weights' chains, by step and layer, and the bytes stored. */
 typedef struct long_run {
     uint64_t stored, values[LONG][LAYERS];
     uint32_t depth[LONG][LAYERS];
@@ -343,7 +351,7 @@ static void look_at_layer(long_run *out, ckd_store *store, uint64_t step, int la
     free(got);
 }
 
-/* Layers of several shapes, in chains that loads' limit makes go back to ancestors. */
+/* Saves layers of several shapes. The limit of the load cost makes their chains return to older ancestors. */
 static long_run save_long(const char *dir, const char *name, uint32_t threads, ckd_fidelity fidelity) {
     char path[4096], layer[32];
     long_run out = {0};
@@ -377,8 +385,8 @@ static long_run save_long(const char *dir, const char *name, uint32_t threads, c
     return out;
 }
 
-/* How many deltas are none on the save before. */
-static int went_back(const long_run *r) {
+/* How many deltas do not build on the previous save. */
+static int count_older_parents(const long_run *r) {
     int count = 0;
     for (int step = 1; step < LONG; step++) {
         for (int i = 0; i < LAYERS; i++) {
@@ -388,7 +396,7 @@ static int went_back(const long_run *r) {
     return count;
 }
 
-static void test_threads_choose_no_ancestors(void **state) {
+static void test_ancestors_do_not_depend_on_threads(void **state) {
     static const uint32_t threads[] = {2, 5};
     for (unsigned f = 0; f < 2; f++) {
         if (!test_draws("long runs", f, 2)) {
@@ -397,20 +405,21 @@ static void test_threads_choose_no_ancestors(void **state) {
         char name[32];
         snprintf(name, sizeof(name), "%u", f);
         long_run one = save_long(*state, name, 1, fidelities[f]);
-        print_message("%s: %d deltas of %d on ancestors\n", ckd_fidelity_name(fidelities[f]), went_back(&one),
-                      (LONG - 1) * LAYERS);
-        assert_true(went_back(&one) >= LAYERS);
+        print_message("%s: %d deltas of %d on ancestors\n", ckd_fidelity_name(fidelities[f]),
+                      count_older_parents(&one), (LONG - 1) * LAYERS);
+        assert_true(count_older_parents(&one) >= LAYERS);
         for (int i = 0; i < 2; i++) {
             snprintf(name, sizeof(name), "%u.%d", f, i);
             long_run other = save_long(*state, name, threads[i], fidelities[f]);
             assert_memory_equal(other.depth, one.depth, sizeof(one.depth));
             assert_memory_equal(other.values, one.values, sizeof(one.values));
-            assert_in_range(other.stored, one.stored - 100 * LONG, one.stored + 100 * LONG); /* ids */
+            /* Ids compress differently. */
+            assert_in_range(other.stored, one.stored - 100 * LONG, one.stored + 100 * LONG);
         }
     }
 }
 
-/* ---- damage ---- */
+/* ---- rebuilt catalogs and damage ---- */
 
 static void test_rebuild(void **state) {
     ckd_store *store = store_create(*state);
@@ -425,14 +434,14 @@ static void test_rebuild(void **state) {
     }
     ckd_checkpoint_list *old, *new;
     assert_int_equal(ckd_store_list(&old, store, NULL, NULL), CKD_OK);
-    double told = tensor_info(store, "r", 3, "w").rel_l2;
+    double reported = tensor_info(store, "r", 3, "w").rel_l2;
     ckd_store_close(store);
     assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
     store = store_reopen(*state, CKD_OPEN_READ);
     assert_int_equal(ckd_store_list(&new, store, NULL, NULL), CKD_OK);
     lists_check_equal(old, new);
     assert_int_equal(new->items[STEPS - 1].lossy_resumes, STEPS - 1);
-    assert_true(tensor_info(store, "r", 3, "w").rel_l2 == told);
+    assert_true(tensor_info(store, "r", 3, "w").rel_l2 == reported);
     for (uint64_t step = 0; step < STEPS; step++) {
         float *after = load_floats(store, "r", step, "w", CKD_F32, d.count);
         assert_memory_equal(after, before[step], d.count * sizeof(float));
@@ -446,7 +455,7 @@ static void test_rebuild(void **state) {
     ckd_store_close(store);
 }
 
-/* Loads of steps 0 ... 2: right, or an error. Returns how many failed. */
+/* Loads steps 0 to 2. Each load must be right or fail. Returns how many failed. */
 static int load_all(ckd_store *store, float *const right[9], uint64_t count) {
     int failed = 0;
     for (uint64_t i = 0; i < 9; i++) {
@@ -502,8 +511,8 @@ static void test_every_flipped_byte(void **state) {
             content[at] ^= (unsigned char)(1u << (at % 8));
             store = store_reopen(*state, CKD_OPEN_READ);
             int failed = load_all(store, right, d.count);
-            bool told = verify_damage(store) > 0;
-            if (!told) {
+            bool reported = verify_damage(store) > 0;
+            if (!reported) {
                 fail_msg("a flipped bit at %zu of %s is not found", at, path);
             }
             found += failed > 0;
@@ -535,10 +544,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_shapes_and_regions),
         TEST(test_ranks_and_other_layouts),
-        TEST(test_errors_are_told_of_exact_regions_too),
-        TEST(test_regions_keep_to_what_loads_may_cost),
-        TEST(test_threads_kernels_and_modes_do_not_matter),
-        TEST(test_threads_choose_no_ancestors),
+        TEST(test_errors_include_exact_regions),
+        TEST(test_regions_meet_the_load_cost),
+        TEST(test_values_do_not_depend_on_threads_kernels_or_modes),
+        TEST(test_ancestors_do_not_depend_on_threads),
         TEST(test_rebuild),
         TEST(test_every_flipped_byte),
     };

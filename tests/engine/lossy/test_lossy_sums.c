@@ -1,4 +1,7 @@
-/* Statistics of a tile: sums by panels are those of all its elements, samples are spread over it, and threads change nothing. */
+/*
+ * Statistics of a tile: sums by panels equal those of all elements, samples are spread over the tile, and the number
+ * of threads changes nothing.
+ */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -14,7 +17,7 @@
 #include "engine/lossy/internal.h"
 #include "tests/support/drift.h"
 
-/* Panels of several groups of rows, of which the first and the last one lack elements. */
+/* Panels of several groups of rows. The first and the last panel are incomplete. */
 enum { ROWS = 451, COLUMNS = 700, PHASE = 123, COUNT = ROWS * COLUMNS - PHASE - 77 };
 
 typedef struct fixture {
@@ -114,7 +117,7 @@ static void test_sums_are_of_all_elements(void **state) {
     teardown(&f);
 }
 
-/* ---- the sample ---- */
+/* ---- samples ---- */
 
 static void test_samples_are_spread(void **state) {
     (void)state;
@@ -149,9 +152,9 @@ static void test_samples_are_spread(void **state) {
     teardown(&f);
 }
 
-/* ---- what a tile is prepared to ---- */
+/* ---- preparing a tile ---- */
 
-/* All that blocks are coded by. */
+/* Everything that blocks are coded with. */
 static void assert_same_plan(const lossy_tile *a, const lossy_tile *b) {
     assert_int_equal(a->plan.step, b->plan.step);
     assert_int_equal(a->plan.exponent, b->plan.exponent);
@@ -209,8 +212,8 @@ static void test_threads_do_not_matter(void **state) {
     }
 }
 
-/* One element far from all others, wherever it is: a sample may miss it, and the tile must not. */
-static void test_a_spike_is_found(void **state) {
+/* One element is far from all others. A sample may miss it, but the tile must handle it, wherever it is. */
+static void test_spikes_are_found(void **state) {
     (void)state;
     fixture f;
     setup(&f, 1);
@@ -234,7 +237,7 @@ static void test_a_spike_is_found(void **state) {
             assert_in_range(t.plan.step + 4 * t.plan.exponent + 4096,
                             usual.plan.step + 4 * usual.plan.exponent + 4095,
                             usual.plan.step + 4 * usual.plan.exponent + 4097);
-            if (which_part == LOSSY_SECOND) { /* of the rows' means, it is a part */
+            if (which_part == LOSSY_SECOND) { /* it also raises the mean of its row */
                 uint64_t row = (PHASE + at) / COLUMNS, other = (row + 1) % ROWS;
                 assert_true(scales.row[row] > log2(1e15 / COLUMNS) - 1 && scales.row[other] < 0);
             }
@@ -253,7 +256,7 @@ int main(void) {
         cmocka_unit_test(test_sums_are_of_all_elements),
         cmocka_unit_test(test_samples_are_spread),
         cmocka_unit_test(test_threads_do_not_matter),
-        cmocka_unit_test(test_a_spike_is_found),
+        cmocka_unit_test(test_spikes_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /*
- * Trouble in the middle of lossy saves: a process that is killed, operations that fail, memory that cannot be had, at any place. What was
- * committed is there, to the bit; what is there is whole; a save that failed can be made again, and gives the same values.
+ * Lossy saves under trouble: the process is killed, an operation fails, or memory runs out, at any point. Committed
+ * checkpoints keep their exact values, everything listed is complete, and a failed save can be repeated with the same
+ * result.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -28,11 +29,11 @@
 enum { ROWS = 40, COLUMNS = 24, N = ROWS * COLUMNS, PARTS = 3, STEPS = 3 };
 static const char *const names[PARTS] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 
-/* What every step gives where nothing fails. */
+/* The values of every step if nothing fails. */
 static float *right[STEPS][PARTS];
 static drift states[STEPS];
-static bool
-    parent_unread; /* step 2 may be a lossy base: a parent that cannot be read does not cost the save */
+/* Step 2 may be a lossy base, because a parent that cannot be read does not fail the save. */
+static bool parent_unread;
 
 /* ---- memory ---- */
 
@@ -61,7 +62,7 @@ WRAPPED(void *, malloc, (size_t size), (size))
 WRAPPED(void *, calloc, (size_t count, size_t size), (count, size))
 WRAPPED(void *, realloc, (void *block, size_t size), (block, size))
 
-/* ---- saving and looking ---- */
+/* ---- saving and loading ---- */
 
 static ckd_store *open_store(const char *dir, ckd_open_mode mode) {
     ckd_store *store;
@@ -128,7 +129,7 @@ static ckd_status load_step(ckd_store *store, uint64_t step, ckd_error *err) {
     return status;
 }
 
-/* All committed steps and no others are there, and step 2 can be saved if it is not. */
+/* All committed steps are there and no others, and step 2 can be saved if it is missing. */
 static void check(const char *dir, bool third) {
     ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
     ckd_error err = {0};
@@ -155,7 +156,7 @@ static char *copy_of(const char *template) {
     return dir;
 }
 
-/* ---- killed ---- */
+/* ---- killed processes ---- */
 
 typedef struct killer {
     unsigned long at, seen;
@@ -195,7 +196,7 @@ static void test_killed_anywhere(void **state) {
     assert_true(at > 10);
 }
 
-/* ---- faults ---- */
+/* ---- failing operations ---- */
 
 typedef struct faulter {
     unsigned long at, seen, hits;
@@ -246,7 +247,7 @@ static void test_faults_anywhere(void **state) {
     assert_true(points > 20);
 }
 
-/* ---- out of memory ---- */
+/* ---- lack of memory ---- */
 
 static bool shortage_at(const char *template, unsigned long at, bool for_ever) {
     char *dir = copy_of(template);
@@ -308,7 +309,7 @@ static void test_out_of_memory_anywhere(void **state) {
     assert_true(saves > 30 && loads > 30);
 }
 
-/* ---- the store that all begin with: steps 0 and 1 ---- */
+/* ---- the store that all tests begin with: steps 0 and 1 ---- */
 
 static int setup(void **state) {
     char *dir = tempdir_create(), *whole = tempdir_create();

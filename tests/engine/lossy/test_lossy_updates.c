@@ -1,4 +1,7 @@
-/* The updates that an optimizer makes of lossy moments, |m| / (sqrt(v) + eps): never much larger than of those that were saved. */
+/*
+ * The updates that an optimizer would make of lossy moments, |m| / (sqrt(v) + eps), are never much larger than those
+ * of the saved moments.
+ */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +24,7 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-/* The linker sends the library's calls here (mk/test.mk). */
+/* The linker redirects the library's calls to this function (mk/test.mk). */
 static bool portable;
 const kernels *__real_kernels_cpu(void);
 const kernels *__wrap_kernels_cpu(void);
@@ -30,8 +33,9 @@ const kernels *__wrap_kernels_cpu(void) {
 }
 
 /*
- * Rows of an embedding. Some tokens come in every batch, most hardly ever: of these, first moments have decayed since, second ones nearly have not, and are the squares of
- * one gradient, the smallest of which are millions of times smaller than their mean. The roots of some are below eps.
+ * The moments of an embedding. A few tokens occur in every batch, most of them hardly ever. For the rare ones the
+ * first moments have decayed, but the second moments hardly have: these are the squares of a single gradient, and the
+ * smallest are a million times smaller than their mean. Some of their roots are below eps.
  */
 enum { ROWS = 1500, COLUMNS = 96, ELEMENTS = ROWS * COLUMNS, DIRECTIONS = 6, OFTEN = 60, SAVES = 4 };
 static const double usual_eps = 1e-8;
@@ -39,8 +43,8 @@ static const char *const names[2] = {"exp_avg.w", "exp_avg_sq.w"};
 
 typedef struct embedding {
     float moment[2][ELEMENTS]; /* first, second */
-    const float *directions;   /* of gradients, DIRECTIONS x COLUMNS, and of each row, ROWS x DIRECTIONS */
-    const float *noise;        /* ELEMENTS */
+    const float *directions;   /* DIRECTIONS x COLUMNS of gradients, then ROWS x DIRECTIONS */
+    const float *noise;        /* ELEMENTS values */
 } embedding;
 
 static double scale_of(uint64_t row) {
@@ -75,7 +79,10 @@ static embedding *embedding_new(void) {
     return e;
 }
 
-/* Only rows whose second moments are tiny move: the largest update is small by the optimizer's eps, and usual by a lower one. */
+/*
+ * Only rows with tiny second moments still move. The largest update is small with the optimizer's eps, and normal with
+ * a smaller eps.
+ */
 static void embedding_fade(embedding *e) {
     for (uint64_t i = 0; i < ELEMENTS; i++) {
         e->moment[0][i] *= scale_of(i / COLUMNS) < 1e-6 ? 1 : 0.02f;
@@ -101,14 +108,14 @@ enum { FIRST_MOMENT = 1, SECOND_MOMENT = 2, BOTH_MOMENTS = 3 };
 
 typedef struct saving {
     ckd_fidelity fidelity;
-    bool second_first;         /* else the first moment is saved first */
-    bool bf16;                 /* the first moment is */
-    bool cells;                /* the tensors are cut into them */
-    bool file;                 /* what is kept of the first one does not fit the memory */
-    bool faded;                /* embedding_fade */
-    const ckd_optimizer *rule; /* NULL: not told */
-    ckd_role exact;            /* this moment's role is; CKD_ROLE_AUTO: none */
-    unsigned on_device;        /* FIRST_MOMENT, SECOND_MOMENT: it is in a device's memory */
+    bool second_first;         /* the second moment is saved first */
+    bool bf16;                 /* the first moment is bf16 */
+    bool cells;                /* the tensors are cut into cells */
+    bool file;                 /* what is kept of the first one exceeds the staging memory */
+    bool faded;                /* use embedding_fade */
+    const ckd_optimizer *rule; /* NULL: the save does not name one */
+    ckd_role exact;            /* the role that is stored exactly; CKD_ROLE_AUTO: none */
+    unsigned on_device;        /* FIRST_MOMENT, SECOND_MOMENT: in device memory */
 } saving;
 
 static ckd_status add_moment(ckd_save *save, const char *name, ckd_dtype dtype, const void *values,
@@ -163,8 +170,10 @@ static void save_moments(ckd_store *store, const char *run, uint64_t step, const
 }
 
 /*
- * No update is much larger than the largest one that was given. An optimizer that corrects its moments for bias has a smaller eps after few steps, the least after the first one, or
- * after the one that its rule says. The bound holds for the largest and the least eps, so between them no update is more than 1 + sqrt(largest / least) times too large; with usual moments it is less.
+ * No update is much larger than the largest of the saved moments. An optimizer with bias correction has a smaller
+ * effective eps in early steps: the smallest in the first step, or in the step that its rule names. The bound holds
+ * for the largest and the smallest eps. In between, an update may be at most 1 + sqrt(largest / smallest) times too
+ * large, and less for ordinary moments.
  */
 static void compare_updates(const char *run, uint64_t step, const float *const given[2],
                             const float *const got[2], saving how) {
@@ -186,7 +195,7 @@ static void compare_updates(const char *run, uint64_t step, const float *const g
     }
 }
 
-/* The largest updates that were saved, and what is told of them. */
+/* Checks the largest updates of the loaded moments, and those that the store reports. */
 static void check_updates(ckd_store *store, const char *run, uint64_t step, const embedding *e, saving how) {
     ckd_dtype dtype = how.bf16 ? CKD_BF16 : CKD_F32;
     float *given = malloc(ELEMENTS * sizeof(float));
@@ -206,9 +215,9 @@ static void check_updates(ckd_store *store, const char *run, uint64_t step, cons
         for (uint64_t i = 0; i < ELEMENTS; i++) {
             assert_true(second[i] >= 0 && isfinite(second[i]) && (second[i] > 0 || e->moment[1][i] == 0));
         }
-        ckd_tensor_info told = tensor_info(store, run, step, names[!how.second_first]);
-        assert_true(told.largest_update_given > 0.98 * was && told.largest_update_given < 1.01 * was);
-        assert_true(told.largest_update >= is && told.largest_update <= 1.02 * is);
+        ckd_tensor_info reported = tensor_info(store, run, step, names[!how.second_first]);
+        assert_true(reported.largest_update_given > 0.98 * was && reported.largest_update_given < 1.01 * was);
+        assert_true(reported.largest_update >= is && reported.largest_update <= 1.02 * is);
         free(first);
         free(second);
     }
@@ -273,7 +282,7 @@ static void test_rare_rows(void **state) {
     ckd_store_close(store);
 }
 
-/* Moments in a device's memory: the same bound, and of the same input. */
+/* The same bound for moments in device memory. */
 static void test_rare_rows_on_a_device(void **state) {
     ckd_store *store = store_create(*state);
     const struct {
@@ -304,12 +313,12 @@ static void test_rare_rows_on_a_device(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* A call of the device that fails may fail the save, but no save has larger updates than it may. */
+/* A device call that fails may fail the save, but no stored moments have too large updates. */
 static void test_failing_devices(void **state) {
     ckd_store *store = store_create(*state);
     embedding *e = embedding_new();
     const uint64_t each = test_pick(11, 3, 1);
-    unsigned failed = 0, went_on = 0;
+    unsigned failed = 0, recovered = 0;
     bool happened = true;
     for (uint64_t n = test_first("updates of failing devices", each); happened; n += each) {
         saving how = {.fidelity = CKD_NEAR, .second_first = n % 4 < 2, .on_device = BOTH_MOMENTS};
@@ -320,18 +329,18 @@ static void test_failing_devices(void **state) {
         emulated_fail_after = 0;
         assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));
         failed += status != CKD_OK;
-        went_on += status == CKD_OK && happened;
+        recovered += status == CKD_OK && happened;
         if (status == CKD_OK) {
             check_updates(store, "run", n, e, how);
         }
     }
-    assert_true(failed > 0 && went_on > 0);
+    assert_true(failed > 0 && recovered > 0);
     embedding_free(e);
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* The place of the largest update. */
+/* The position of the largest update. */
 static uint64_t place_of_largest(const embedding *e) {
     uint64_t place = 0;
     double largest = 0;
@@ -345,10 +354,10 @@ static uint64_t place_of_largest(const embedding *e) {
 
 /*
  * A block with many NaNs is coded exactly, although the rest of its tile stays on the device. Its largest update is
- * that of the values that were saved.
+ * that of the saved values.
  */
 static void test_exact_blocks_on_a_device(void **state) {
-    enum { NONE = 480 }; /* more than one in 16 of a cell, less than one in 256 of all */
+    enum { NONE = 480 }; /* more than 1/16 of a cell, less than 1/256 of the tensor */
     ckd_store *store = store_create(*state);
     embedding *e = embedding_new();
     uint64_t spared = place_of_largest(e), row = spared / COLUMNS, column = spared % COLUMNS, none = 0;
@@ -374,9 +383,9 @@ static void test_exact_blocks_on_a_device(void **state) {
             is = fmax(is, fabs((double)first[i]) / (sqrt((double)second[i]) + usual_eps));
             was = fmax(was, fabs((double)e->moment[0][i]) / (sqrt((double)e->moment[1][i]) + usual_eps));
         }
-        ckd_tensor_info told = tensor_info(store, "exact", turn, names[!how.second_first]);
-        assert_true(told.largest_update_given > 0.98 * was && told.largest_update_given < 1.01 * was);
-        assert_true(told.largest_update >= is && told.largest_update <= 1.02 * is);
+        ckd_tensor_info reported = tensor_info(store, "exact", turn, names[!how.second_first]);
+        assert_true(reported.largest_update_given > 0.98 * was && reported.largest_update_given < 1.01 * was);
+        assert_true(reported.largest_update >= is && reported.largest_update <= 1.02 * is);
         free(first);
         free(second);
     }
@@ -384,8 +393,10 @@ static void test_exact_blocks_on_a_device(void **state) {
     ckd_store_close(store);
 }
 
-/* Of an exact moment that comes last nothing can be changed. The update that it makes with the other one is told. */
-static void test_exact_moments_that_come_last(void **state) {
+/*
+ * The exact moment is saved last, so neither can be adjusted any more. The update that both make together is reported.
+ */
+static void test_exact_moments_saved_last(void **state) {
     ckd_store *store = store_create(*state);
     for (unsigned step = 0; step < 2; step++) {
         embedding *e = embedding_new();
@@ -397,11 +408,11 @@ static void test_exact_moments_that_come_last(void **state) {
               *second = load_floats(store, "last", step, names[1], CKD_F32, ELEMENTS);
         double was = largest_update(e->moment[0], e->moment[1], usual_eps),
                is = largest_update(first, second, usual_eps);
-        ckd_tensor_info told = tensor_info(store, "last", step, names[!step]);
+        ckd_tensor_info reported = tensor_info(store, "last", step, names[!step]);
         assert_memory_equal(step ? first : second, e->moment[!step], sizeof(e->moment[0]));
-        assert_true(told.largest_update_given > 0.98 * was && told.largest_update_given < 1.01 * was);
-        assert_true(told.largest_update >= is && told.largest_update <= 1.02 * is);
-        assert_true(told.rel_l2 == 0 && told.max_error == 0);
+        assert_true(reported.largest_update_given > 0.98 * was && reported.largest_update_given < 1.01 * was);
+        assert_true(reported.largest_update >= is && reported.largest_update <= 1.02 * is);
+        assert_true(reported.rel_l2 == 0 && reported.max_error == 0);
         free(first);
         free(second);
         embedding_free(e);
@@ -409,7 +420,7 @@ static void test_exact_moments_that_come_last(void **state) {
     ckd_store_close(store);
 }
 
-/* Negative second moments, infinities and NaNs stay what they are, in a tensor that says it is one. */
+/* Negative second moments, infinities and NaNs are stored exactly. */
 static void test_odd_seconds(void **state) {
     static const float odd[] = {-1.5f, INFINITY, NAN, -0x1p-140f, 0x1p-149f, 0, 3e38f};
     ckd_store *store = store_create(*state);
@@ -440,7 +451,7 @@ int main(void) {
         tempdir_test(test_rare_rows_on_a_device),
         tempdir_test(test_failing_devices),
         tempdir_test(test_exact_blocks_on_a_device),
-        tempdir_test(test_exact_moments_that_come_last),
+        tempdir_test(test_exact_moments_saved_last),
         tempdir_test(test_odd_seconds),
     };
     backend = emulated_device();

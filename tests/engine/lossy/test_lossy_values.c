@@ -1,4 +1,4 @@
-/* Lossy saves of values that training should not have, and sometimes has: zeros, spikes, denormals, NaN and infinities. */
+/* Lossy saves of unusual values that occur in training: zeros, spikes, denormals, NaNs and infinities. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -20,7 +20,7 @@ enum { ROWS = 64, COLUMNS = 48, N = ROWS * COLUMNS };
 static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COARSE};
 static const char *const names[3] = {"exp_avg_sq.w", "exp_avg.w", "w"};
 
-/* All three, in the order of names. */
+/* The three tensors, in the order of `names`. */
 typedef struct triple {
     float *values[3];
 } triple;
@@ -49,7 +49,7 @@ static void save_step(ckd_store *store, const char *run, uint64_t step, ckd_fide
     save_drift(store, &o, d);
 }
 
-/* ---- not finite ---- */
+/* ---- NaNs and infinities ---- */
 
 enum { ODD = 7 };
 static const uint64_t odd_at[ODD] = {0, 1, COLUMNS, 777, 778, 2000, N - 1};
@@ -68,7 +68,7 @@ static void check_odd(const float *got) {
     }
 }
 
-/* Steps 0 ... 3; not finite in those whose bit is set. */
+/* Saves steps 0 to 3. Those whose bit is set in odd_steps have NaNs and infinities. */
 static void nan_in(ckd_store *store, ckd_fidelity fidelity, unsigned odd_steps, const char *run) {
     drift d = drift_new(ROWS, COLUMNS, 3);
     for (uint64_t step = 0; step < 4; step++, drift_step(&d)) {
@@ -103,7 +103,7 @@ static void nan_in(ckd_store *store, ckd_fidelity fidelity, unsigned odd_steps, 
     drift_free(&d);
 }
 
-static void test_what_is_not_finite_is_kept_and_goes_again(void **state) {
+static void test_nonfinite_values_are_exact(void **state) {
     ckd_store *store = store_create(*state);
     for (int f = 0; f < 2; f++) {
         for (unsigned odd = 1; odd < 16; odd += 2) {
@@ -117,7 +117,7 @@ static void test_what_is_not_finite_is_kept_and_goes_again(void **state) {
     ckd_store_close(store);
 }
 
-/* Neighbours are what they would be without, but for what statistics make of it. */
+/* A NaN changes other values only through statistics of the tensor. */
 static void test_neighbours_of_nan(void **state) {
     ckd_store *store = store_create(*state);
     for (int f = 0; f < 2; f++) {
@@ -137,7 +137,7 @@ static void test_neighbours_of_nan(void **state) {
         for (int i = 0; i < 3; i++) {
             with.values[i][1000] = without.values[i][1000];
             double change = relative_error(with.values[i], without.values[i], N);
-            if (!(change < (i < 2 ? 0.2 : 0.03))) { /* which is less than the coder's own error */
+            if (!(change < (i < 2 ? 0.2 : 0.03))) { /* less than the coder's own error */
                 fail_msg("%s: a NaN changes others by %g", names[i], change);
             }
         }
@@ -147,7 +147,7 @@ static void test_neighbours_of_nan(void **state) {
     ckd_store_close(store);
 }
 
-/* So many that integers are worth nothing. */
+/* Tensors with so many NaNs that they are stored exactly. */
 static void test_tensors_of_nan(void **state) {
     ckd_store *store = store_create(*state);
     for (uint64_t step = 0; step < 3; step++) {
@@ -171,7 +171,7 @@ static void test_tensors_of_nan(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- zeros and the like ---- */
+/* ---- zeros and other unusual tensors ---- */
 
 typedef void (*fill_fn)(float *values, uint64_t step);
 
@@ -210,7 +210,7 @@ static void all_scales(float *values, uint64_t step) {
 static const struct {
     const char *what;
     fill_fn fill;
-    double most[3]; /* relative error at most */
+    double most[3]; /* largest relative error of each tensor */
 } fills[] = {
     {"zeros", zeros, {0, 0, 0}},       {"negative", negative_zeros, {0, 0, 0}},
     {"ones", ones, {0.5, 1, 0.3}},     {"denormals", denormals, {5, 1, 1}},
@@ -255,7 +255,7 @@ static void test_strange_tensors(void **state) {
     ckd_store_close(store);
 }
 
-/* One value goes off, and comes back: so does what is loaded, soon, and the others were never far. */
+/* One value jumps and comes back. So does the loaded value, within a few steps, and the other values stay close. */
 static void test_a_spike(void **state) {
     static const float spikes[] = {1, 100, 1e10f, -1e30f, FLT_MAX};
     ckd_store *store = store_create(*state);
@@ -300,8 +300,11 @@ static void test_a_spike(void **state) {
     ckd_store_close(store);
 }
 
-/* Rows of an embedding that no token has touched: no second moment, and no first one; they wake up one by one. */
-static void test_embeddings_that_sleep(void **state) {
+/*
+ * Rows of an embedding whose tokens have not occurred: both moments are zero until their token occurs for the first
+ * time.
+ */
+static void test_unused_embedding_rows(void **state) {
     ckd_store *store = store_create(*state);
     for (int f = 0; f < 2; f++) {
         drift d = drift_new(ROWS, COLUMNS, 4);
@@ -337,12 +340,12 @@ static void test_embeddings_that_sleep(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_what_is_not_finite_is_kept_and_goes_again),
+        TEST(test_nonfinite_values_are_exact),
         TEST(test_neighbours_of_nan),
         TEST(test_tensors_of_nan),
         TEST(test_strange_tensors),
         TEST(test_a_spike),
-        TEST(test_embeddings_that_sleep),
+        TEST(test_unused_embedding_rows),
     };
     return cmocka_run_group_tests_name("lossy_values", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* engine/eigen and engine/low_rank: decompositions of matrices that are known. */
+/* engine/eigen and engine/low_rank: decompositions of known matrices. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +25,7 @@ static double even(void) {
 
 enum { LARGEST = 70 };
 
-/* kind 0: anything; 1: of rank 2; 2: diagonal, with equal values; 3: zero. */
+/* kind 0: random; 1: of rank 2; 2: diagonal, with equal values; 3: zero. */
 static void fill(double *m, size_t n, int kind) {
     for (size_t i = 0; i < n; i++) {
         for (size_t j = 0; j <= i; j++) {
@@ -82,11 +82,14 @@ static void piece_of_array(const void *context, float *to, size_t row, size_t ro
     }
 }
 
-/* `rank` directions and noise below what pays: as many components, and what they leave is noise. */
+/* A matrix of `rank` directions and weak noise is decomposed into as many components, and only noise is left. */
 static void test_factors(void **state) {
     (void)state;
     static const size_t sizes[][3] = {{64, 96, 3}, {200, 100, 40}, {33, 257, 0}, {300, 300, 110}};
-    /* of the energy; each side once rounded, and never refitted to the other, leaves 7.6e-4, 3.4e-4, 1, 1.6e-4 */
+    /*
+     * The share of the energy left at most. Rounding each side once, without refitting it to the other, leaves 7.6e-4,
+     * 3.4e-4, 1 and 1.6e-4.
+     */
     static const double most[] = {7.3e-4, 2.7e-4, 1, 1.15e-4};
     for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
         size_t rows = sizes[s][0], columns = sizes[s][1], rank = sizes[s][2];
@@ -131,13 +134,13 @@ static void test_factors(void **state) {
     }
 }
 
-/* Looks that are left before the work is to end. */
+/* Cancels at the check after `left` more. */
 static ckd_status count_down(void *context, ckd_error *err) {
     int *left = context;
     return (*left)-- > 0 ? CKD_OK : err_set(err, CKD_E_CANCELLED, "enough");
 }
 
-static void test_it_stops_when_told(void **state) {
+static void test_cancellation(void **state) {
     enum { SIDE = 64 };
     (void)state;
     float *x = malloc(SIDE * SIDE * sizeof(float));
@@ -147,10 +150,10 @@ static void test_it_stops_when_told(void **state) {
     }
     array a = {x, SIDE};
     low_rank_matrix m = {SIDE, SIDE, piece_of_array, &a, NULL};
-    int looks = 0;
-    for (ckd_status status = CKD_E_CANCELLED; status != CKD_OK; looks++) {
+    int checks = 0;
+    for (ckd_status status = CKD_E_CANCELLED; status != CKD_OK; checks++) {
         low_rank f = {0};
-        int left = looks;
+        int left = checks;
         cancel_check stop = {.poll = count_down, .context = &left};
         low_rank_search how = {.lambda = 0.15,
                                .max = 256,
@@ -162,12 +165,12 @@ static void test_it_stops_when_told(void **state) {
         assert_true(status == CKD_OK ? f.rank > 0 : status == CKD_E_CANCELLED && !f.left);
         low_rank_free(&f);
     }
-    assert_true(looks >= 6); /* each round, and each refit */
+    assert_true(checks >= 6); /* at least one check per round and per refit */
     free(x);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_eigen), cmocka_unit_test(test_factors),
-                                       cmocka_unit_test(test_it_stops_when_told)};
+                                       cmocka_unit_test(test_cancellation)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Measures: tables come back to three digits, and nothing that lies is accepted; what a store tells of its errors, from the files
- * and from the catalog; and that damage to them costs no value.
+ * Measures of errors: tables decode to three digits, and invalid ones are refused. A store reports its errors the same
+ * from files and from the catalog, and damage to measures costs no values.
  */
 #include <dirent.h>
 #include <math.h>
@@ -55,7 +55,7 @@ static measures_entry entry_of(uint64_t shard, double scale) {
         {3.3 * scale, 7e3 * scale, 1.23456789 * scale, 0.001 * scale, 9.99 * scale, NAN, NAN, shard % 7}};
 }
 
-static void test_tables_come_back(void **state) {
+static void test_tables_round_trip(void **state) {
     (void)state;
     measures_entry entries[300], *got;
     size_t count;
@@ -79,7 +79,7 @@ static void test_tables_come_back(void **state) {
     bytes_free(&raw);
 }
 
-/* Updates, where any are known; and figures of programs to come. */
+/* Optional figures: those of updates, and those that later versions may add. */
 static void test_further_figures(void **state) {
     (void)state;
     measures_entry entries[3] = {entry_of(0, 1), entry_of(1, 2), entry_of(4, 3)}, *got;
@@ -130,18 +130,18 @@ static void test_single_figures(void **state) {
     assert_true(through(1e300, false) == INFINITY && through(1e300, true) == INFINITY);
     assert_true(through(0x1.01p0, false) == 0x1p0 || through(0x1.01p0, false) == 0x1.02p0);
     assert_true(through(0x1.00001p0, false) == 1 && through(0x1.00001p0, true) == 0x1.02p0);
-    assert_true(through(1 + 0x1p-50, true) == 0x1.02p0); /* not even an f32 can hold it */
+    assert_true(through(1 + 0x1p-50, true) == 0x1.02p0); /* it does not even fit an f32 */
     assert_true(through(1e-60, true) > 0 && through(1e-60, false) == 0);
 }
 
-static void test_tables_that_lie(void **state) {
+static void test_invalid_tables(void **state) {
     (void)state;
     measures_entry entries[3] = {entry_of(0, 1), entry_of(4, 2), entry_of(5, 3)}, *got;
     size_t count;
     bytes raw = {0};
     measures_encode(&raw, entries, 3);
     assert_int_equal(raw.size, 2 + 6 + 30);
-    for (size_t size = 0; size <= raw.size; size++) { /* cut off */
+    for (size_t size = 0; size <= raw.size; size++) { /* truncated */
         ckd_error err = {0};
         ckd_status expected = size == raw.size ? CKD_OK : CKD_E_CORRUPT;
         assert_int_equal(measures_decode(&got, &count, raw.data, size, &(record_place){"p", 77}, &err),
@@ -167,7 +167,7 @@ static void test_tables_that_lie(void **state) {
         raw.data[lies[i].at] = old;
     }
     bytes_free(&raw);
-    /* Shards beyond the last number; more entries than bytes. */
+    /* Numbers of shards beyond the largest, and more entries than bytes. */
     static const uint64_t gaps[] = {UINT64_MAX, UINT64_MAX - 1};
     for (size_t i = 0; i < 2; i++) {
         bytes b = {0};
@@ -214,7 +214,7 @@ static int setup(void **state) {
     return 0;
 }
 
-/* Of the scene's tensors, whose shards are numbered in this order; "exp_avg.w" has numbers 2 and 3, halves of it. */
+/* Tensors of the scene in the order of their shards. "exp_avg.w" has shards 2 and 3, one for each half. */
 static const char *const order[] = {"master.w", "w",     "exp_avg.w",   "embedding",      "tied",
                                     "count",    "empty", "exp_avg.net", "exp_avg_sq.net", "net"};
 enum { TENSORS = sizeof(order) / sizeof(order[0]) };
@@ -232,7 +232,7 @@ static void expect_tensor(const ckd_tensor_info *t, size_t number) {
     assert_int_equal(t->nonfinite, m.nonfinite);
     if (isnan(m.direction_change)) {
         assert_true(isnan(t->direction_change));
-    } else { /* the other half of number 2 is exact */
+    } else { /* the other half of tensor 2 is exact */
         expect_near(t->direction_change, number == 2 ? m.direction_change / sqrt(2) : m.direction_change);
     }
 }
@@ -262,7 +262,7 @@ static void check_lists(ckd_store *store) {
     }
 }
 
-static void test_stores_tell_their_errors(void **state) {
+static void test_stores_report_their_errors(void **state) {
     for (int mode = CKD_OPEN_READ; mode <= CKD_OPEN_WRITE; mode++) {
         ckd_store *store = store_reopen(*state, mode);
         check_lists(store);
@@ -275,7 +275,7 @@ static void test_stores_tell_their_errors(void **state) {
     ckd_store_close(store);
 }
 
-/* What an exact delta on a lossy checkpoint says of itself. */
+/* An exact delta on a lossy checkpoint reports no errors. */
 static void test_exact_checkpoints_have_no_errors(void **state) {
     ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
     scene s = scene_at(FIRST + STEPS);
@@ -292,7 +292,7 @@ static void test_exact_checkpoints_have_no_errors(void **state) {
     ckd_store_close(store);
 }
 
-/* The record of measures in the chunk file of a step. */
+/* The record of measures in a step's chunk file. */
 typedef struct table {
     char path[4096];
     uint64_t payload, size, offset;
@@ -333,7 +333,7 @@ static void flip(const table *t, uint64_t at) {
     free(data);
 }
 
-/* Every value is there, no figure is wrong, and the damage is found. */
+/* With damaged measures every value loads, no figure is reported, and a verification finds the damage. */
 static void test_damage_costs_no_value(void **state) {
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
     ckd_checkpoint c = checkpoint_at(store, FIRST + 1);
@@ -364,7 +364,7 @@ static void test_damage_costs_no_value(void **state) {
     ckd_store_close(store);
 }
 
-/* Not even what no checksum contradicts. */
+/* Wrong measures are found even if all checksums are right. */
 static void test_wrong_measures_are_found(void **state) {
     mismeasure_store(store_path_of(*state, ""));
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
@@ -392,7 +392,7 @@ static chunk_writer *writer_at(const char *path) {
     return w;
 }
 
-static void test_only_of_what_was_saved(void **state) {
+static void test_measures_of_other_tensors_are_refused(void **state) {
     char path[4096];
     snprintf(path, sizeof(path), "%s/file", (char *)*state);
     chunk_writer *w = writer_at(path);
@@ -433,8 +433,8 @@ static void test_only_of_what_was_saved(void **state) {
     measures_free(&wrong_region);
 }
 
-/* Right in all its hashes: but its table is not, its coding is unknown, or its header says what it must not. */
-static void test_records_that_lie(void **state) {
+/* Records whose hashes are right, but whose table is wrong, whose coding is unknown, or whose header is invalid. */
+static void test_invalid_records(void **state) {
     char path[4096];
     snprintf(path, sizeof(path), "%s/lying", (char *)*state);
     record_tensor tensor = {.name = "measures", .checkpoint = sample_id(5), .role = CKD_ROLE_OTHER};
@@ -480,31 +480,31 @@ static void test_records_that_lie(void **state) {
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, tempdir_teardown)
 
-/* Squares that no f32 holds: how far values are off, in shares of them, is not known then. It is not nothing. */
-static void test_squares_that_are_too_large(void **state) {
+/* If the squares exceed the range of f32, the relative error is unknown. It is not reported as 0. */
+static void test_squares_beyond_f32(void **state) {
     (void)state;
     const double squares[] = {1e30, 3e38, 1e39};
     for (int i = 0; i < 3; i++) {
         measures m = {.error_squares = through(squares[i] / 16, false),
                       .value_squares = through(squares[i], false)};
-        double told = measures_rel_l2(&m);
-        assert_true(i < 2 ? fabs(told - 0.25) < 1e-3 : isnan(told));
+        double reported = measures_rel_l2(&m);
+        assert_true(i < 2 ? fabs(reported - 0.25) < 1e-3 : isnan(reported));
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables_come_back),
+        cmocka_unit_test(test_tables_round_trip),
         cmocka_unit_test(test_further_figures),
         cmocka_unit_test(test_single_figures),
-        cmocka_unit_test(test_squares_that_are_too_large),
-        cmocka_unit_test(test_tables_that_lie),
-        TEST(test_stores_tell_their_errors),
+        cmocka_unit_test(test_squares_beyond_f32),
+        cmocka_unit_test(test_invalid_tables),
+        TEST(test_stores_report_their_errors),
         TEST(test_exact_checkpoints_have_no_errors),
         TEST(test_damage_costs_no_value),
         TEST(test_wrong_measures_are_found),
-        TEST(test_only_of_what_was_saved),
-        TEST(test_records_that_lie),
+        TEST(test_measures_of_other_tensors_are_refused),
+        TEST(test_invalid_records),
     };
     return cmocka_run_group_tests_name("measures", tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /*
- * Loads by several ranks at once: what each gets is what it would get alone, and all together read each stored byte once; whatever fails on
- * one rank, at whatever moment, fails on all, and nobody waits. Ranks are threads here; tests/mpi/check_mpi.sh has processes.
+ * Loads by several ranks together. Each rank gets what it would load alone, and together they read each stored byte
+ * once. An error on one rank, at any moment, becomes the error of all, and no rank waits forever. Ranks are threads
+ * here; tests/mpi/check_mpi.sh uses processes.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,9 +29,10 @@ enum { ROWS = 300, COLUMNS = 400, STEPS = 6, LAST = STEPS - 1, TENSOR_COUNT_MAX 
 static char *dir;
 static const uint64_t shape[2] = {ROWS, COLUMNS};
 
-/* ---- memory that one rank cannot have: the linker sends allocations here (mk/test.mk) ---- */
+/* ---- failing allocations: the linker redirects malloc and its like to these functions (mk/test.mk) ---- */
 
-static _Thread_local unsigned long allocations, fail_allocation; /* of the thread; which fails, 0: none */
+/* Counts this thread's allocations; the one that fails, 0: none. */
+static _Thread_local unsigned long allocations, fail_allocation;
 static _Atomic unsigned long failed_allocations;
 
 static bool fails(void) {
@@ -54,7 +56,10 @@ WRAPPED(realloc, (void *block, size_t size), (block, size))
 
 /* ---- checkpoints ---- */
 
-/* Rows, or columns, in four shards: the saver's ranks change in mid-chain. */
+/*
+ * Adds a tensor in four shards of rows or of columns. A chain that switches between them looks like one whose ranks
+ * changed.
+ */
 static void add_cut(ckd_save *save, const char *name, const float *values, bool by_rows) {
     float *piece = malloc(sizeof(float) * ROWS * COLUMNS);
     assert_non_null(piece);
@@ -119,7 +124,8 @@ static int make_stores(void **state) {
     make_exact(store, "exact", CKD_CODEC_AUTO);
     make_exact(store, "raw", CKD_CODEC_RAW);
     make_near(store);
-    for (uint64_t step = 1; step < STEPS; step++) { /* a net that AdamW trains is in it: steps */
+    /* Contains a network that AdamW trains, so that there are optimizer steps. */
+    for (uint64_t step = 1; step < STEPS; step++) {
         scene s = {.run = SCENE_RUN, .step = step, .rows = 400, .ready = step == LAST};
         assert_int_equal(scene_save(NULL, store, &s, NULL), CKD_OK);
     }
@@ -134,7 +140,7 @@ static int remove_stores(void **state) {
     return 0;
 }
 
-/* ---- what a checkpoint holds, loaded by one ---- */
+/* ---- what one process loads ---- */
 
 typedef struct known {
     const char *run;
@@ -196,31 +202,31 @@ static void forget(known *k) {
     }
 }
 
-/* ---- what ranks do ---- */
+/* ---- what ranks load ---- */
 
-typedef struct wanted {
+typedef struct rank_requests {
     ckd_load_request q[REQUESTS_MOST];
     const struct known_tensor *of[REQUESTS_MOST];
     size_t count;
     unsigned allowed;
     uint64_t staging;
     uint32_t threads;
-    const ckd_id *other; /* another checkpoint; or NULL */
-    uint64_t bytes_read; /* afterwards */
-} wanted;
+    const ckd_id *other; /* load this checkpoint instead; NULL: that of the job */
+    uint64_t bytes_read; /* filled in after the load */
+} rank_requests;
 
 typedef struct job {
     const known *known;
-    wanted ranks[THREAD_RANKS_MOST];
+    rank_requests ranks[THREAD_RANKS_MOST];
     uint32_t world;
-    uint64_t seen_by_one; /* 0: as usual */
-    uint32_t poor_rank;   /* whose allocation fail_at fails; fail_at 0: none */
+    uint64_t seen_by_one; /* 0: the default */
+    uint32_t poor_rank;   /* rank whose allocation number fail_at fails; fail_at 0: none */
     unsigned long fail_at;
 } job;
 
 static ckd_status act_loads(void *context, thread_rank *rank, ckd_error *err) {
     job *j = context;
-    wanted *w = &j->ranks[rank->rank];
+    rank_requests *w = &j->ranks[rank->rank];
     char path[4096];
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
@@ -242,8 +248,8 @@ static ckd_status act_loads(void *context, thread_rank *rank, ckd_error *err) {
                      : ckd_load_all_together(load, &rank->transport, w->q, w->count, w->allowed, err);
         fail_allocation = 0;
         w->bytes_read = ckd_load_bytes_read(load);
-        if (j->fail_at &&
-            status == CKD_E_NOMEM) { /* nothing is left behind in the load, nor between the ranks */
+        /* Neither the load nor the transport may be left in a bad state: the same call must work. */
+        if (j->fail_at && status == CKD_E_NOMEM) {
             ckd_error again;
             if (ckd_load_all_together(load, &rank->transport, w->q, w->count, w->allowed, &again)) {
                 *err = again;
@@ -262,7 +268,7 @@ static uint64_t region_elements_of(const struct known_tensor *t, const ckd_regio
     return count;
 }
 
-static void want(wanted *w, const struct known_tensor *t, const ckd_region *r) {
+static void add_request(rank_requests *w, const struct known_tensor *t, const ckd_region *r) {
     assert_in_range(w->count, 0, REQUESTS_MOST - 1);
     ckd_load_request *q = &w->q[w->count];
     *q = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
@@ -275,14 +281,14 @@ static void want(wanted *w, const struct known_tensor *t, const ckd_region *r) {
     w->of[w->count++] = t;
 }
 
-static void want_all(wanted *w, const known *k) {
+static void add_all_requests(rank_requests *w, const known *k) {
     static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
     for (size_t i = 0; i < k->count; i++) {
-        want(w, &k->tensors[i], &whole);
+        add_request(w, &k->tensors[i], &whole);
     }
 }
 
-static void check_got(const wanted *w) {
+static void check_got(const rank_requests *w) {
     for (size_t i = 0; i < w->count; i++) {
         const struct known_tensor *t = w->of[i];
         const ckd_load_request *q = &w->q[i];
@@ -316,7 +322,7 @@ static void job_free(job *j) {
     }
 }
 
-/* Bytes of all that any of them needs, each block once. */
+/* The stored bytes of all blocks that any rank needs, each block counted once. */
 static uint64_t union_bytes(const job *j) {
     ckd_store *store = open_store(1);
     ckd_load *load;
@@ -345,8 +351,8 @@ static uint64_t sum_read(const job *j) {
     return sum;
 }
 
-/* All ranks end well, with the right values. */
-static void run_well(job *j) {
+/* All ranks must succeed and get the right values. */
+static void run_succeeds(job *j) {
     thread_ranks *t = calloc(1, sizeof(*t));
     assert_non_null(t);
     thread_ranks_run(t, j->world, act_loads, j);
@@ -359,14 +365,15 @@ static void run_well(job *j) {
     free(t);
 }
 
-/* ---- all of it, by everyone ---- */
+/* ---- every rank loads everything ---- */
 
-/* The last two: materialized copies, and steps. */
+/* The last two contain materialized copies and optimizer steps. */
 static const struct {
     const char *run;
     uint64_t step;
 } runs[] = {{"exact", LAST}, {"raw", LAST}, {"near", LAST}, {SCENE_RUN, LAST}, {SCENE_RUN, LAST - 1}};
 
+/* Every rank loads everything. Together the ranks read each block once, and divide the reading evenly. */
 static void test_replicas(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(runs) / sizeof(*runs); i++) {
@@ -374,10 +381,10 @@ static void test_replicas(void **state) {
         for (uint32_t world = 1; world <= 5; world += 1 + (world == 2)) {
             job j = {.known = &k, .world = world};
             for (uint32_t r = 0; r < world; r++) {
-                want_all(&j.ranks[r], &k);
+                add_all_requests(&j.ranks[r], &k);
                 j.ranks[r].threads = 1 + r % 3;
             }
-            run_well(&j);
+            run_succeeds(&j);
             uint64_t most = 0;
             for (uint32_t r = 0; r < world; r++) {
                 most = j.ranks[r].bytes_read > most ? j.ranks[r].bytes_read : most;
@@ -386,7 +393,7 @@ static void test_replicas(void **state) {
                    runs[i].run, (unsigned)runs[i].step, (unsigned)world, (unsigned long long)sum_read(&j),
                    (unsigned long long)most, (unsigned long long)k.bytes_read);
             assert_int_equal(sum_read(&j), union_bytes(&j));
-            if (i < 2) { /* (else one block may be half of all) */
+            if (i < 2) { /* in the others one block may be half of everything */
                 assert_true(most * world <= sum_read(&j) * 5 / 4);
             }
             job_free(&j);
@@ -425,7 +432,7 @@ static void random_job(job *j, const known *k, uint64_t *random) {
     *j = (job){.known = k, .world = 1 + (uint32_t)below(random, 7), .seen_by_one = below(random, 3)};
     uint64_t staging = (uint64_t[]){0, 0, 1, 20000, 300000}[below(random, 5)];
     for (uint32_t r = 0; r < j->world; r++) {
-        wanted *w = &j->ranks[r];
+        rank_requests *w = &j->ranks[r];
         w->allowed = CKD_DIFFERS_UNEXPECTED;
         w->staging = staging;
         w->threads = 1 + (uint32_t)below(random, 3);
@@ -433,7 +440,7 @@ static void random_job(job *j, const known *k, uint64_t *random) {
         for (uint64_t i = 0; i < count; i++) {
             const struct known_tensor *t = &k->tensors[below(random, k->count)];
             ckd_region region = random_region(t, random);
-            want(w, t, &region);
+            add_request(w, t, &region);
         }
     }
 }
@@ -447,7 +454,7 @@ static void test_random_layouts(void **state) {
         for (size_t n = 0; n < jobs; n++) {
             job j;
             random_job(&j, &k, &random);
-            run_well(&j);
+            run_succeeds(&j);
             uint64_t all = union_bytes(&j);
             if (j.ranks[0].staging == 0) {
                 assert_int_equal(sum_read(&j), all);
@@ -464,14 +471,17 @@ static void test_random_layouts(void **state) {
            (unsigned long long)needed);
 }
 
-/* With room for little at a time there are many rounds, each of which carries little, and what is needed at once is still read once. */
+/*
+ * With a small staging limit there are many rounds with little data each. Blocks that several ranks need in the same
+ * round are still read once.
+ */
 static void test_many_rounds(void **state) {
     (void)state;
     known k = learn("raw", LAST);
     job j = {.known = &k, .world = 3};
     for (uint32_t r = 0; r < 3; r++) {
-        want_all(&j.ranks[r], &k);
-        j.ranks[r].staging = UINT64_C(8) << 17; /* a block of 16 Ki floats takes half of a round */
+        add_all_requests(&j.ranks[r], &k);
+        j.ranks[r].staging = UINT64_C(8) << 17; /* a block of 16 Ki floats fills half of a round */
     }
     thread_ranks *t = calloc(1, sizeof(*t));
     thread_ranks_run(t, 3, act_loads, &j);
@@ -489,7 +499,7 @@ static void test_many_rounds(void **state) {
     forget(&k);
 }
 
-/* ---- what fails on one fails on all ---- */
+/* ---- an error on one rank is an error on all ---- */
 
 static void small_job(job *j, const known *k, uint32_t world) {
     *j = (job){.known = k, .world = world};
@@ -502,7 +512,7 @@ static void small_job(job *j, const known *k, uint32_t world) {
                 region.offsets[0] = region.lengths[0] * r / (world + 1);
                 region.lengths[0] -= region.offsets[0];
             }
-            want(&j->ranks[r], &k->tensors[i], &region);
+            add_request(&j->ranks[r], &k->tensors[i], &region);
         }
         j->ranks[r].staging = 100000;
     }
@@ -533,8 +543,8 @@ static void test_the_transport_fails_at_any_call(void **state) {
     forget(&k);
 }
 
-/* All ranks have the same error, which is returned. */
-static ckd_error run_badly(job *j) {
+/* All ranks must return the same error. Returns it. */
+static ckd_error run_fails(job *j) {
     thread_ranks *t = calloc(1, sizeof(*t));
     assert_non_null(t);
     thread_ranks_run(t, j->world, act_loads, j);
@@ -569,7 +579,7 @@ static void test_differences_of_one_rank(void **state) {
         q->region.kind = wrong == 4 ? CKD_REGION_BOX : q->region.kind;
         char name[64];
         snprintf(name, sizeof(name), "%s", q->name);
-        ckd_error err = run_badly(&j);
+        ckd_error err = run_fails(&j);
         assert_int_equal(err.status, wrong < 3 ? CKD_E_MISMATCH : CKD_E_INVALID);
         assert_string_equal(err.tensor, name);
         assert_non_null(strstr(err.message, "rank 2: "));
@@ -580,27 +590,27 @@ static void test_differences_of_one_rank(void **state) {
     forget(&k);
 }
 
-/* Unexpected is what no rank asks for; and whoever does not allow it decides. */
+/* A tensor is unexpected if no rank requests it. The load fails if one rank does not allow unexpected tensors. */
 static void test_unexpected(void **state) {
     (void)state;
     known k = learn("exact", LAST);
     for (unsigned what = 0; what < 4; what++) {
         job j = {.known = &k, .world = 3};
         static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
-        for (size_t i = 0; i < k.count; i++) { /* rank 1 asks for nothing */
+        for (size_t i = 0; i < k.count; i++) { /* rank 1 requests nothing */
             if (i != 2 || what == 0 || what == 3) {
-                want(&j.ranks[i % 2 * 2], &k.tensors[i], &whole);
+                add_request(&j.ranks[i % 2 * 2], &k.tensors[i], &whole);
             }
         }
         j.ranks[0].allowed = j.ranks[1].allowed = what >= 2 ? CKD_DIFFERS_UNEXPECTED : 0;
         j.ranks[2].allowed = what == 1 || what == 2 ? CKD_DIFFERS_UNEXPECTED : 0;
         if (what == 1) {
-            ckd_error err = run_badly(&j);
+            ckd_error err = run_fails(&j);
             assert_int_equal(err.status, CKD_E_MISMATCH);
             assert_string_equal(err.tensor, k.tensors[2].name);
             check_untouched(&j);
         } else {
-            run_well(&j);
+            run_succeeds(&j);
         }
         job_free(&j);
     }
@@ -613,7 +623,7 @@ static void test_other_checkpoints(void **state) {
     job j;
     small_job(&j, &k, 3);
     j.ranks[1].other = &other.id;
-    ckd_error err = run_badly(&j);
+    ckd_error err = run_fails(&j);
     assert_int_equal(err.status, CKD_E_INVALID);
     assert_non_null(strstr(err.message, "another checkpoint"));
     check_untouched(&j);
@@ -622,8 +632,9 @@ static void test_other_checkpoints(void **state) {
     forget(&other);
 }
 
-/* ---- memory ---- */
+/* ---- lack of memory ---- */
 
+/* Each allocation of one rank fails once. */
 static void test_one_rank_has_no_memory(void **state) {
     (void)state;
     known k = learn("exact", 2);
@@ -638,14 +649,15 @@ static void test_one_rank_has_no_memory(void **state) {
             thread_ranks *t = calloc(1, sizeof(*t));
             thread_ranks_run(t, 2, act_loads, &j);
             hit = failed_allocations > 0;
-            for (uint32_t r = 0; r < 2; r++) { /* what can be done without is done without */
+            /* The load may also succeed, if it can do without that memory. */
+            for (uint32_t r = 0; r < 2; r++) {
                 const thread_rank *one = &t->ranks[r];
                 if (one->status != t->ranks[0].status || (one->status && one->status != CKD_E_NOMEM) ||
                     (one->status && !strstr(one->err.message, poor ? "rank 1: out of" : "rank 0: out of"))) {
                     fail_msg("allocation %lu of rank %u: rank %u says %s", at, (unsigned)poor, (unsigned)r,
                              one->err.message);
                 }
-                check_got(&j.ranks[r]); /* at the second time at the latest */
+                check_got(&j.ranks[r]); /* at the latest after the second attempt */
             }
             failed += t->ranks[0].status != CKD_OK;
             free(t);
@@ -659,7 +671,7 @@ static void test_one_rank_has_no_memory(void **state) {
 
 /* ---- damage ---- */
 
-/* The payload of a block of that tensor and checkpoint, and where it is. */
+/* Finds the payload of a block of a tensor in a checkpoint, and its position in the file. */
 static bool find_payload(char *path, size_t size, uint64_t *offset, const ckd_id *id, const char *tensor) {
     char *all = tree_describe(store_path_of(dir, "data/c")), *at = NULL;
     bool found = false;
@@ -717,27 +729,27 @@ static void test_damage(void **state) {
         for (uint32_t r = 0; r < 4; r++) {
             j.ranks[r].allowed = CKD_DIFFERS_UNEXPECTED;
             if (cases[i].shared || r == 2) {
-                want_all(&j.ranks[r], &k);
+                add_all_requests(&j.ranks[r], &k);
             } else {
                 static const ckd_region none = {.kind = CKD_REGION_FLAT};
-                want(&j.ranks[r], &k.tensors[0], &none);
+                add_request(&j.ranks[r], &k.tensors[0], &none);
             }
         }
         flip(path, offset);
-        ckd_error err = run_badly(&j);
+        ckd_error err = run_fails(&j);
         flip(path, offset);
         assert_int_equal(err.status, CKD_E_CORRUPT);
         assert_string_equal(err.file, path);
         assert_string_equal(err.tensor, cases[i].tensor);
         assert_non_null(strstr(err.message, cases[i].shared ? "rank " : "rank 2: "));
-        run_well(&j);
+        run_succeeds(&j);
         job_free(&j);
         forget(&k);
     }
 }
 
-/* A tensor that is new each time, and one that hardly changes; nothing of either can be compressed. */
-static void make_ready_beside_new(void) {
+/* Saves a tensor that is new each time, and one that hardly changes. Neither compresses. */
+static void make_unchanged_beside_new(void) {
     enum { SIZE = 40000 };
     ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
     uint8_t *same = random_bits(SIZE, 1);
@@ -760,10 +772,13 @@ static void make_ready_beside_new(void) {
     ckd_store_close(store);
 }
 
-/* A materialized copy lies where another block does in the file of the checkpoint, and is as large: neither is taken for the other. */
-static void test_ready_copies_are_not_what_they_lie_beside(void **state) {
+/*
+ * A materialized copy and a block of another tensor have the same size and the same position in their files. Neither
+ * is taken for the other.
+ */
+static void test_copies_and_blocks_at_the_same_place(void **state) {
     (void)state;
-    make_ready_beside_new();
+    make_unchanged_beside_new();
     known k = learn("ready", LAST);
     ckd_store *store = open_store(1);
     ckd_load *load;
@@ -781,18 +796,18 @@ static void test_ready_copies_are_not_what_they_lie_beside(void **state) {
             static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
             j.ranks[r].allowed = CKD_DIFFERS_UNEXPECTED;
             if (r == 0) {
-                want_all(&j.ranks[r], &k);
+                add_all_requests(&j.ranks[r], &k);
             } else {
-                want(&j.ranks[r], &k.tensors[r == 1 ? only : 1 - only], &whole);
+                add_request(&j.ranks[r], &k.tensors[r == 1 ? only : 1 - only], &whole);
             }
         }
-        run_well(&j);
+        run_succeeds(&j);
         job_free(&j);
     }
     forget(&k);
 }
 
-/* Materialized copies that are damaged are done without, by whoever reads them for the others, too. */
+/* Damaged materialized copies are not used, not even if another rank reads them. */
 static void test_damaged_ready_copies(void **state) {
     (void)state;
     known k = learn(SCENE_RUN, LAST);
@@ -822,12 +837,12 @@ static void test_damaged_ready_copies(void **state) {
     assert_true(files > 0);
     job j;
     small_job(&j, &k, 3);
-    run_well(&j);
+    run_succeeds(&j);
     job_free(&j);
     forget(&k);
 }
 
-/* Whatever bits flip on the way, all ranks fail, or all have the right values. */
+/* Random bits flip in messages. Either all ranks fail, or all have the right values. */
 static void test_damaged_messages(void **state) {
     (void)state;
     unsigned fine = 0, refused = 0, seen = 0;
@@ -859,10 +874,10 @@ static void test_damaged_messages(void **state) {
     }
     printf("%lu messages damaged: %u loads refused, %u right\n", damaged, refused, fine);
     assert_true(refused > 10);
-    assert_true(seen > 0); /* before anything was decoded */
+    assert_true(seen > 0); /* some damage is detected before anything is decoded */
 }
 
-/* ---- transports ---- */
+/* ---- unusable transports ---- */
 
 static ckd_status fail_to_call(void *context, uint64_t *number, ckd_error *err) {
     (void)context;
@@ -872,7 +887,7 @@ static ckd_status fail_to_call(void *context, uint64_t *number, ckd_error *err) 
     return CKD_E_IO;
 }
 
-static void test_transports_that_do_not_do(void **state) {
+static void test_unusable_transports(void **state) {
     (void)state;
     known k = learn("raw", 0);
     ckd_store *store = open_store(1);
@@ -882,7 +897,7 @@ static void test_transports_that_do_not_do(void **state) {
     t.world = 1;
     t.least = fail_to_call;
     assert_int_equal(ckd_load_all_together(load, &t, NULL, 0, 0, NULL), CKD_E_INVALID);
-    t.struct_size = offsetof(ckd_transport, exchange); /* compiled before there was one */
+    t.struct_size = offsetof(ckd_transport, exchange); /* as if compiled before `exchange` existed */
     t.exchange = (ckd_status(*)(void *, const ckd_pieces *, const ckd_bytes *, ckd_error *))(void *)&t;
     assert_int_equal(ckd_load_all_together(load, &t, NULL, 0, 0, NULL), CKD_E_INVALID);
     ckd_load_end(load);
@@ -902,9 +917,9 @@ int main(void) {
         cmocka_unit_test(test_one_rank_has_no_memory),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_damaged_messages),
-        cmocka_unit_test(test_ready_copies_are_not_what_they_lie_beside),
-        cmocka_unit_test(test_damaged_ready_copies), /* it leaves them damaged */
-        cmocka_unit_test(test_transports_that_do_not_do),
+        cmocka_unit_test(test_copies_and_blocks_at_the_same_place),
+        cmocka_unit_test(test_damaged_ready_copies), /* leaves the copies damaged */
+        cmocka_unit_test(test_unusable_transports),
     };
     scratch_begin();
     int failed = run_sampled("collective_load_run", tests, 2, make_stores, remove_stores);

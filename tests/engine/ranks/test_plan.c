@@ -1,4 +1,7 @@
-/* Plans of saves by many ranks, against painting every element: which layouts fit together, and what is wrong with those that do not. */
+/*
+ * Plans for saves by many ranks, compared with marking every element: which layouts fit together, and what is wrong
+ * with those that do not.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -18,9 +21,9 @@ static uint64_t random_below(uint64_t n) {
     return n ? next_random() % n : 0;
 }
 
-/* ---- painting ---- */
+/* ---- marking elements ---- */
 
-static void paint(uint8_t *grid, const geometry *g, const ckd_region *region) {
+static void mark(uint8_t *grid, const geometry *g, const ckd_region *region) {
     uint64_t count;
     assert_true(region_count(&count, g, region));
     for (uint64_t i = 0; i < count; i++) {
@@ -38,8 +41,8 @@ static bool same_elements(const geometry *g, const ckd_region *a, const ckd_regi
     return same;
 }
 
-/* Distinct regions cover each element once. */
-static bool fits_by_painting(const holdings *h, const ckd_tensor *t, const geometry *g) {
+/* True if the distinct regions cover each element once. */
+static bool fits_by_marking(const holdings *h, const ckd_tensor *t, const geometry *g) {
     uint8_t *grid = calloc(g->elements + 1, 1);
     ckd_region distinct[RANKS_MOST * REGIONS_MOST];
     uint64_t last_of[RANKS_MOST * REGIONS_MOST];
@@ -56,10 +59,10 @@ static bool fits_by_painting(const holdings *h, const ckd_tensor *t, const geome
             while (at < count && !same_elements(g, &distinct[at], &mine->region)) {
                 at++;
             }
-            fits = fits && (at == count || last_of[at] != r); /* one rank, twice the same */
+            fits = fits && (at == count || last_of[at] != r); /* one rank has the same region twice */
             if (at == count) {
                 distinct[count++] = mine->region;
-                paint(grid, g, &mine->region);
+                mark(grid, g, &mine->region);
             }
             last_of[at] = r;
         }
@@ -71,19 +74,19 @@ static bool fits_by_painting(const holdings *h, const ckd_tensor *t, const geome
     return fits;
 }
 
-/* What the plan has written covers each element once. */
+/* The regions that the plan assigns to writers cover each element once. */
 static void check_written(const ckd_plan *plan, const holdings *h, const ckd_tensor *t, const geometry *g) {
     uint8_t *grid = calloc(g->elements + 1, 1);
     size_t writers = 0;
     for (uint32_t r = 0; r < h->world; r++) {
         for (size_t i = 0; i < h->counts[r]; i++) {
             if (strcmp(h->tensors[r][i].name, t->name) == 0 && ckd_plan_writes(plan, r, i)) {
-                paint(grid, g, &h->tensors[r][i].region);
+                mark(grid, g, &h->tensors[r][i].region);
                 writers++;
             }
         }
     }
-    assert_true(writers > 0); /* also if it has no elements */
+    assert_true(writers > 0); /* also if the tensor has no elements */
     for (uint64_t i = 0; i < g->elements; i++) {
         assert_int_equal(grid[i], 1);
     }
@@ -112,7 +115,7 @@ static void cut_box(layout *l, const ckd_region *box, unsigned depth) {
     cut_box(l, &high, depth - 1);
 }
 
-/* Boxes that no plane cuts: five in two dimensions, around a middle. */
+/* Five boxes around a middle, in two dimensions, which no plane separates. */
 static bool pinwheel(layout *l) {
     if (l->g.ndim < 2 || l->g.shape[0] < 3 || l->g.shape[1] < 3) {
         return false;
@@ -160,8 +163,8 @@ static layout random_layout(void) {
     return l;
 }
 
-/* Another way to write the same region. */
-static ckd_region in_other_words(const geometry *g, const ckd_region *r) {
+/* Describes the same elements with another kind of region, if possible. */
+static ckd_region redescribe(const geometry *g, const ckd_region *r) {
     ckd_region boxes[2 * CKD_MAX_DIMS];
     uint64_t count;
     assert_true(region_count(&count, g, r));
@@ -176,12 +179,12 @@ static ckd_region in_other_words(const geometry *g, const ckd_region *r) {
     return flat_boxes(boxes, g, start, count) == 1 ? boxes[0] : *r;
 }
 
-/* Now and then something is wrong, or at least different. */
+/* Makes a change that may leave a gap, an overlap or a duplicate. */
 static void disturb(layout *l) {
     ckd_region *r = &l->regions[random_below(l->count)];
     uint32_t d = l->g.ndim ? (uint32_t)random_below(l->g.ndim) : 0;
     switch (random_below(6)) {
-    case 0: /* a tensor that nobody holds is none */
+    case 0: /* keep one region: without any there is no tensor */
         l->count -= l->count > 1;
         *r = l->regions[l->count];
         break;
@@ -217,12 +220,12 @@ static void give_out(holdings *h, const ckd_tensor *t, const layout *l) {
         hold(h, rank, t, &l->regions[i]);
         for (uint32_t r = 0; r < h->world; r++) {
             if (r != rank && random_below(5) == 0) {
-                ckd_region other = in_other_words(&l->g, &l->regions[i]);
+                ckd_region other = redescribe(&l->g, &l->regions[i]);
                 hold(h, r, t, random_below(2) ? &other : &l->regions[i]);
             }
         }
     }
-    if (l->g.ndim && l->g.elements) { /* a rank with nothing of it */
+    if (l->g.ndim && l->g.elements) { /* an empty region for some rank */
         ckd_region none = region_flat(random_below(l->g.elements), 0);
         hold(h, (uint32_t)random_below(h->world), t, &none);
     }
@@ -249,7 +252,7 @@ static void check_summary(const ckd_plan *plan, const holdings *h, const layout 
     assert_true(s.least_bytes <= raw / h->world && s.most_bytes >= (raw + h->world - 1) / h->world);
 }
 
-static void test_against_painting(void **state) {
+static void test_against_marking(void **state) {
     (void)state;
     static const char *const names[TENSOR_COUNT_MAX] = {"a", "b", "exp_avg.a", "deep/er", "e", "f"};
     unsigned accepted = 0, turned_down = 0;
@@ -275,7 +278,7 @@ static void test_against_painting(void **state) {
                 break;
             }
             give_out(h, &tensors[k], &layouts[k]);
-            bad += !fits_by_painting(h, &tensors[k], &layouts[k].g);
+            bad += !fits_by_marking(h, &tensors[k], &layouts[k].g);
         }
         ckd_plan *plan;
         ckd_error err = {0};
@@ -302,16 +305,16 @@ static void region_at(ckd_region *out, const void *context, size_t index) {
     *out = ((const ckd_region *)context)[index];
 }
 
-/* What is found is really so: all elements of the box in both regions, or in none. */
+/* All elements of the reported box are in both regions, or in none. */
 static void check_defect(const layout *l, const plan_defect *defect, const uint8_t *grid) {
     uint64_t count;
     assert_true(l->g.ndim == 0 || (region_count(&count, &l->g, &defect->box) && count > 0));
     uint8_t *box = calloc(l->g.elements, 1), *a = calloc(l->g.elements, 1), *b = calloc(l->g.elements, 1);
-    paint(box, &l->g, &defect->box);
+    mark(box, &l->g, &defect->box);
     if (defect->overlap) {
         assert_true(defect->a != defect->b);
-        paint(a, &l->g, &l->regions[defect->a]);
-        paint(b, &l->g, &l->regions[defect->b]);
+        mark(a, &l->g, &l->regions[defect->a]);
+        mark(b, &l->g, &l->regions[defect->b]);
     }
     for (uint64_t i = 0; i < l->g.elements; i++) {
         if (box[i]) {
@@ -334,7 +337,7 @@ static void test_defects_are_real(void **state) {
         for (uint64_t n = random_below(3); n > 0 && l.count > 0; n--) {
             disturb(&l);
         }
-        for (size_t k = l.count; k-- > 0;) { /* as planning does */
+        for (size_t k = l.count; k-- > 0;) { /* planning removes these too */
             uint64_t count;
             if (!region_count(&count, &l.g, &l.regions[k]) || count == 0) {
                 l.regions[k] = l.regions[--l.count];
@@ -343,7 +346,7 @@ static void test_defects_are_real(void **state) {
         uint8_t *grid = calloc(l.g.elements, 1);
         bool bad = false;
         for (size_t k = 0; k < l.count; k++) {
-            paint(grid, &l.g, &l.regions[k]);
+            mark(grid, &l.g, &l.regions[k]);
         }
         for (uint64_t k = 0; k < l.g.elements; k++) {
             bad = bad || grid[k] != 1;
@@ -361,7 +364,7 @@ static void test_defects_are_real(void **state) {
     assert_true(found_some > 5000 && none > 5000);
 }
 
-static void test_flat_ranges_are_few_boxes(void **state) {
+static void test_flat_ranges_become_few_boxes(void **state) {
     (void)state;
     for (int i = 0; i < 20000; i++) {
         uint64_t shape[4];
@@ -376,7 +379,7 @@ static void test_flat_ranges_are_few_boxes(void **state) {
         size_t n = flat_boxes(boxes, &g, start, count);
         assert_true(n >= 1 && n <= 2 * ndim - 1);
         uint64_t at = start;
-        for (size_t k = 0; k < n; k++) { /* in the range's order */
+        for (size_t k = 0; k < n; k++) { /* in the order of the range */
             uint64_t size;
             assert_true(region_count(&size, &g, &boxes[k]));
             for (uint64_t e = 0; e < size; e++) {
@@ -392,9 +395,9 @@ static void test_flat_ranges_are_few_boxes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_painting),
+        cmocka_unit_test(test_against_marking),
         cmocka_unit_test(test_defects_are_real),
-        cmocka_unit_test(test_flat_ranges_are_few_boxes),
+        cmocka_unit_test(test_flat_ranges_become_few_boxes),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

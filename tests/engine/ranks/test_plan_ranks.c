@@ -1,4 +1,7 @@
-/* Plans of saves by many ranks: who writes what, what is said where ranks do not fit together, and plans as bytes, keys and in a cache. */
+/*
+ * Plans for saves by many ranks: who writes what, the errors if ranks do not fit together, and plans as bytes, as keys
+ * and in a cache.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -13,8 +16,9 @@
 #include "engine/ranks/internal.h"
 #include "tests/support/holdings.h"
 
-/* ---- who writes ---- */
+/* ---- who writes what ---- */
 
+/* Replicas are distributed so that all ranks write about the same number of bytes. */
 static void test_replicas_are_spread(void **state) {
     (void)state;
     static holdings h;
@@ -30,8 +34,8 @@ static void test_replicas_are_spread(void **state) {
             hold(&h, r, &t, &all);
         }
     }
-    ckd_tensor own =
-        holdings_tensor("own", CKD_F32, 1, shape); /* rank 3 has 2000 bytes of its own more than the others */
+    /* Rank 3 alone has 2000 bytes more than each of the others. */
+    ckd_tensor own = holdings_tensor("own", CKD_F32, 1, shape);
     for (uint32_t r = 0; r < 4; r++) {
         quarter = r < 3 ? region_flat(r * 125, 125) : region_flat(375, 625);
         hold(&h, r, &own, &quarter);
@@ -40,12 +44,13 @@ static void test_replicas_are_spread(void **state) {
     ckd_plan_summary s = ckd_plan_summarise(plan);
     assert_int_equal(s.raw_bytes, 17 * 4000);
     assert_int_equal(s.replicas, 16 * 3);
-    assert_int_equal(s.most_bytes, 4 * 4000 + 2500); /* 68000 bytes: 17000 each would be even */
+    /* 68000 bytes in all, of which 17000 per rank would be even. */
+    assert_int_equal(s.most_bytes, 4 * 4000 + 2500);
     assert_int_equal(s.least_bytes, 4 * 4000 + 500);
     ckd_plan_free(plan);
 }
 
-/* What is predicted from each other is saved together. */
+/* Tensors that predict each other are written by the same rank. */
 static void test_parameters_stay_together(void **state) {
     (void)state;
     static holdings h;
@@ -78,7 +83,7 @@ static void test_parameters_stay_together(void **state) {
     ckd_plan_free(plan);
 }
 
-/* A box and the range of the same elements are replicas of each other. */
+/* A box and a range with the same elements are replicas of each other. */
 static void test_same_elements_are_replicas(void **state) {
     (void)state;
     static holdings h;
@@ -153,7 +158,7 @@ static void test_worlds_must_fit(void **state) {
     ckd_bytes_free(&d[1]);
     assert_int_equal(ckd_plan_describe(&d[1], 2, 2, &t, 1, &err), CKD_E_INVALID);
     assert_null(d[1].data);
-    assert_int_equal(ckd_plan_describe(&d[1], 1, 2, NULL, 0, &err), CKD_OK); /* a rank with nothing */
+    assert_int_equal(ckd_plan_describe(&d[1], 1, 2, NULL, 0, &err), CKD_OK); /* a rank without tensors */
     assert_int_equal(ckd_plan_make(&plan, d, 2, &err), CKD_OK);
     assert_int_equal(ckd_plan_writes(plan, 0, 0), 1);
     ckd_plan_free(plan);
@@ -175,7 +180,7 @@ static void small_holdings(holdings *h, const uint64_t *shape) {
     }
 }
 
-static void test_plans_travel(void **state) {
+static void test_plans_round_trip(void **state) {
     (void)state;
     static holdings h;
     const uint64_t shape[2] = {6, 5};
@@ -195,7 +200,7 @@ static void test_plans_travel(void **state) {
         }
     }
     ckd_plan_free(back);
-    for (size_t i = 0; i < text.size; i++) { /* any byte, and any end */
+    for (size_t i = 0; i < text.size; i++) { /* a changed byte or a missing end is detected */
         ((uint8_t *)text.data)[i] ^= 0x10;
         assert_int_not_equal(plan_read(&back, text.data, text.size, &err), CKD_OK);
         assert_null(back);
@@ -244,14 +249,15 @@ static hash128 key_of(const holdings *h) {
     return key;
 }
 
-static void test_keys_are_of_what_plans_depend_on(void **state) {
+/* A plan's key covers regions, ranks, names, dtypes and shapes, but not addresses. */
+static void test_keys_cover_all_that_plans_depend_on(void **state) {
     (void)state;
     static holdings h;
     const uint64_t shape[2] = {6, 5}, taller[2] = {12, 5};
     float values[60];
     small_holdings(&h, shape);
     hash128 first = key_of(&h), other;
-    h.tensors[0][0].data = values; /* where values lie does not matter */
+    h.tensors[0][0].data = values; /* addresses do not matter */
     h.tensors[1][1].data = values + 1;
     other = key_of(&h);
     assert_memory_equal(&first, &other, sizeof(first));
@@ -260,7 +266,7 @@ static void test_keys_are_of_what_plans_depend_on(void **state) {
     other = key_of(&h);
     assert_memory_not_equal(&first, &other, sizeof(first));
     small_holdings(&h, shape);
-    h.tensors[0][0].region = region_rows(3, 3, 5); /* ranks exchanged */
+    h.tensors[0][0].region = region_rows(3, 3, 5); /* the two ranks' regions are exchanged */
     h.tensors[1][0].region = region_rows(0, 3, 5);
     other = key_of(&h);
     assert_memory_not_equal(&first, &other, sizeof(first));
@@ -284,6 +290,7 @@ static void test_keys_are_of_what_plans_depend_on(void **state) {
     assert_memory_not_equal(&first, &other, sizeof(first));
 }
 
+/* The cache holds three plans. A fourth one replaces the least recently used. */
 static void test_cache(void **state) {
     (void)state;
     static holdings h;
@@ -298,7 +305,7 @@ static void test_cache(void **state) {
         }
         ckd_plan *plan = holdings_planned(&h);
         keys[i] = plan->key;
-        if (i == 3) { /* so that the second one is the oldest */
+        if (i == 3) { /* makes the second plan the least recently used */
             assert_non_null(plan_cache_find(cache, &keys[0]));
         }
         plan_cache_add(cache, plan);
@@ -307,7 +314,7 @@ static void test_cache(void **state) {
     assert_null(plan_cache_find(cache, &keys[1]));
     assert_non_null(plan_cache_find(cache, &keys[0]));
     assert_non_null(plan_cache_find(cache, &keys[2]));
-    ckd_plan *again = holdings_planned(&h); /* takes the place of its like */
+    ckd_plan *again = holdings_planned(&h); /* replaces the plan with the same key */
     plan_cache_add(cache, again);
     assert_ptr_equal(plan_cache_find(cache, &keys[3]), again);
     assert_non_null(plan_cache_find(cache, &keys[0]));
@@ -324,9 +331,9 @@ int main(void) {
         cmocka_unit_test(test_same_elements_are_replicas),
         cmocka_unit_test(test_refusals_name_ranks_and_elements),
         cmocka_unit_test(test_worlds_must_fit),
-        cmocka_unit_test(test_plans_travel),
+        cmocka_unit_test(test_plans_round_trip),
         cmocka_unit_test(test_damaged_descriptions),
-        cmocka_unit_test(test_keys_are_of_what_plans_depend_on),
+        cmocka_unit_test(test_keys_cover_all_that_plans_depend_on),
         cmocka_unit_test(test_cache),
     };
     return cmocka_run_group_tests_name("plan of ranks", tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /*
- * Processes that save together, through nothing but the store's directory: what they agree on, and worlds that change in the midst of a
- * chain. What becomes of it when one of them fails or is killed: test_ranks_failed, test_ranks_killed.
+ * Processes that save together and communicate only through the store's directory: what they agree on, and worlds
+ * whose size changes within a chain. test_ranks_failed and test_ranks_killed test what happens if one fails or is
+ * killed.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,14 +28,14 @@ static void test_saves_together(void **state) {
     survivors_check(*state, 31, 31, 5);
 }
 
-/* Its stages in the order in which they happen, and the whole within the save's own time. */
+/* The stages of a rank must be in order. Returns a bit mask of them. */
 static uint64_t check_rank_times(const ckd_stage_times *s, size_t count, uint32_t rank) {
     uint64_t seen = 0, before = 0;
     for (size_t i = 0; i < count; i++) {
         assert_int_equal(s[i].rank, rank);
         assert_true(s[i].begin_ns <= s[i].end_ns);
         seen |= UINT64_C(1) << s[i].stage;
-        if (s[i].stage >= CKD_STAGE_SYNC) { /* one after the other */
+        if (s[i].stage >= CKD_STAGE_SYNC) { /* these follow one another */
             assert_true(s[i].begin_ns >= before);
         } else {
             assert_true(s[i].work_ns > 0 && s[i].bytes > 0);
@@ -44,14 +45,14 @@ static uint64_t check_rank_times(const ckd_stage_times *s, size_t count, uint32_
     return seen;
 }
 
-static void test_each_rank_tells_its_times(void **state) {
+static void test_each_rank_reports_its_times(void **state) {
     enum { SIZE = 3 };
     scene_make(*state, 0, 1);
     all_went_well(&(world){.dir = *state, .size = SIZE, .step = 1, .act = act_saves});
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
     ckd_timeline *t;
     assert_int_equal(ckd_store_timeline(&t, store, NULL, NULL), CKD_OK);
-    size_t save = t->count - 1, at = 0; /* the one before was made by one rank */
+    size_t save = t->count - 1, at = 0; /* the previous save was made by one rank */
     while (at < t->stage_count && t->stages[at].save < save) {
         at++;
     }
@@ -65,7 +66,7 @@ static void test_each_rank_tells_its_times(void **state) {
                          rank == 0 ? all | 1u << CKD_STAGE_COMMIT : all);
         const ckd_stage_times *wait = &t->stages[at + 4];
         ready = wait->begin_ns > ready ? wait->begin_ns : ready;
-        assert_true(rank == 0 || wait->end_ns == waited); /* until the last one was there */
+        assert_true(rank == 0 || wait->end_ns == waited); /* all wait until the last rank has arrived */
         waited = wait->end_ns;
         at += count;
     }
@@ -92,7 +93,8 @@ static void test_other_steps(void **state) {
     survivors_check(*state, 3, 3, 2);
 }
 
-static void test_who_does_not_come(void **state) {
+/* A rank that waits for others in vain gives up, names the first one missing, and leaves no files. */
+static void test_missing_ranks(void **state) {
     ckd_store *store;
     ckd_ranks *ranks;
     ckd_error err = {0};
@@ -110,11 +112,11 @@ static void test_who_does_not_come(void **state) {
     o.rank = 3;
     assert_int_equal(ckd_ranks_join(&ranks, store, &o, &err), CKD_E_INVALID);
     ckd_ranks_leave(NULL);
-    store_check_clean(*state); /* who gave up has left nothing */
+    store_check_clean(*state); /* no file is left */
     ckd_store_close(store);
 }
 
-/* What is there already and the same, aborted without a reason, and said in bytes that are no UTF-8. */
+/* A world of one rank: saving the same content twice, and an abort without an error. */
 static void test_one_rank(void **state) {
     ckd_store *store = store_create(*state);
     ckd_ranks *ranks;
@@ -144,34 +146,35 @@ static void test_one_rank(void **state) {
     store_check_clean(*state);
 }
 
+/* Messages between ranks may contain file names that are not valid UTF-8. */
 static void test_errors_of_any_bytes(void **state) {
-    ckd_error why = {.status = CKD_E_IO, .sys_errno = EIO, .offset = 7}, told;
+    ckd_error why = {.status = CKD_E_IO, .sys_errno = EIO, .offset = 7}, received;
     (void)state;
     snprintf(why.message, sizeof(why.message), "cannot read /caf\xe9/x");
     snprintf(why.file, sizeof(why.file), "/caf\xe9/x");
     ckd_bytes m = rank_message_write(CKD_E_IO, &why, true, NULL, 0);
-    rank_message got = rank_message_read(&m, &told);
+    rank_message got = rank_message_read(&m, &received);
     assert_true(got.readable && got.over);
     assert_int_equal(got.status, CKD_E_IO);
-    assert_int_equal(told.sys_errno, EIO);
-    assert_int_equal(told.offset, 7);
-    assert_string_equal(told.message, why.message);
-    assert_string_equal(told.file, why.file);
+    assert_int_equal(received.sys_errno, EIO);
+    assert_int_equal(received.offset, 7);
+    assert_string_equal(received.message, why.message);
+    assert_string_equal(received.file, why.file);
     ckd_bytes_free(&m);
 }
 
-/* ---- worlds that change ---- */
+/* ---- worlds whose size changes ---- */
 
 enum { ROWS = 256, COLUMNS = 384, WHOLE = 40 };
 
 static float value_at(uint64_t step, uint64_t element) {
     uint64_t noise =
-        (element + 1) * UINT64_C(0x9e3779b97f4a7c15); /* so that no base is as small as a delta */
+        (element + 1) * UINT64_C(0x9e3779b97f4a7c15); /* random, so that a base is much larger than a delta */
     noise = (noise ^ noise >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
     return (float)(noise >> 40) + (float)(step * (element % 31 == 0));
 }
 
-/* Rank's rows of "w", and all of "bias", which every rank has; values are where they were last, or not. */
+/* Each rank saves its rows of "w" and all of "bias". */
 static ckd_status act_plans(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                             uint32_t rank, ckd_error *err) {
     (void)store;
@@ -202,7 +205,7 @@ static ckd_status act_plans(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *s
         ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
         o.run = "run";
         o.step = step;
-        o.max_load_cost = 100; /* chains end for other shards, if at all */
+        o.max_load_cost = 100; /* no chain ends because of its load cost */
         status = ckd_ranks_save(info, ranks, &o, t, 2, err);
         free(values);
     }
@@ -230,7 +233,7 @@ static void check_shard(ckd_store *store, uint64_t step, uint32_t rank, uint32_t
     free(got);
 }
 
-/* 4 ranks save, 2 go on with the chain, then 1 and 8; any number loads any of it. */
+/* Four ranks save, two continue the chain, then one, then eight. Loads by any number of ranks get the right values. */
 static void test_worlds_change_in_mid_chain(void **state) {
     static const uint32_t sizes[] = {4, 2, 1, 8};
     ckd_store_close(store_create(*state));
@@ -242,8 +245,8 @@ static void test_worlds_change_in_mid_chain(void **state) {
         ckd_checkpoint c;
         assert_int_equal(ckd_store_find(&c, store, "run", step, NULL), CKD_OK);
         assert_int_equal(c.world, sizes[step / 3]);
-        assert_int_equal(c.raw_bytes, (ROWS * COLUMNS + WHOLE) * sizeof(float)); /* "bias" once */
-        if (step > 0) { /* the first of each world, too: other shards are no reason for a base */
+        assert_int_equal(c.raw_bytes, (ROWS * COLUMNS + WHOLE) * sizeof(float)); /* "bias" is stored once */
+        if (step > 0) { /* a change of shards does not lead to a base */
             if (c.kind != CKD_DELTA || c.stored_bytes > c.raw_bytes / 3) {
                 fail_msg("step %u by %u ranks: %s of %u bytes", (unsigned)step, (unsigned)c.world,
                          ckd_kind_name(c.kind), (unsigned)c.stored_bytes);
@@ -262,8 +265,8 @@ static void test_worlds_change_in_mid_chain(void **state) {
     ckd_store_close(store);
 }
 
-/* What the parent has otherwise begins anew, and is told. */
-static void test_what_begins_anew(void **state) {
+/* Tensors that the parent does not have in this form start without a parent, and are listed. */
+static void test_tensors_without_parent(void **state) {
     static const char *const names[] = {"same", "taller", "rounded", "new"};
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, 4096, 1);
@@ -280,27 +283,27 @@ static void test_what_begins_anew(void **state) {
         assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
     }
     ckd_checkpoint c;
-    ckd_tensor_list *anew;
+    ckd_tensor_list *without_parent;
     assert_int_equal(ckd_store_find(&c, store, "run", 1, NULL), CKD_OK);
-    assert_int_equal(ckd_store_tensors_without_parent(&anew, store, &c.id, NULL), CKD_OK);
-    assert_int_equal(anew->count, 3);
+    assert_int_equal(ckd_store_tensors_without_parent(&without_parent, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(without_parent->count, 3);
     for (size_t i = 0; i < 3; i++) {
-        assert_string_equal(anew->items[i].name, names[i + 1]);
+        assert_string_equal(without_parent->items[i].name, names[i + 1]);
     }
-    ckd_tensor_list_free(anew);
+    ckd_tensor_list_free(without_parent);
     assert_int_equal(ckd_store_find(&c, store, "run", 0, NULL), CKD_OK);
-    assert_int_equal(ckd_store_tensors_without_parent(&anew, store, &c.id, NULL), CKD_OK);
-    assert_int_equal(anew->count, 3); /* a base: all */
-    ckd_tensor_list_free(anew);
+    assert_int_equal(ckd_store_tensors_without_parent(&without_parent, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(without_parent->count, 3); /* a base: all of them */
+    ckd_tensor_list_free(without_parent);
     free(values);
     ckd_store_close(store);
 }
 
-/* Of a parent whose file cannot be read, no tensors are known. */
-static void test_begun_anew_on_a_damaged_parent(void **state) {
+/* If the parent's file cannot be read, its tensors are unknown, so all count as new. */
+static void test_tensors_on_a_damaged_parent(void **state) {
     static const uint64_t shape[1] = {4096};
     static float values[4096];
-    ckd_tensor_list *anew;
+    ckd_tensor_list *without_parent;
     ckd_store *store = store_create(*state);
     ckd_checkpoint parent = save_one(store, "run", 0, "w", CKD_F32, 1, shape, values);
     values[7] = 1;
@@ -316,13 +319,13 @@ static void test_begun_anew_on_a_damaged_parent(void **state) {
     write_whole_file(p.text, "damaged", 7);
     assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0);
     store = store_reopen(*state, CKD_OPEN_READ);
-    assert_int_equal(ckd_store_tensors_without_parent(&anew, store, &c.id, NULL), CKD_OK);
-    assert_int_equal(anew->count, 1);
-    ckd_tensor_list_free(anew);
+    assert_int_equal(ckd_store_tensors_without_parent(&without_parent, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(without_parent->count, 1);
+    ckd_tensor_list_free(without_parent);
     ckd_store_close(store);
 }
 
-/* The row in the middle twice. */
+/* Both ranks save row 4. */
 static ckd_status act_overlaps(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                uint32_t rank, ckd_error *err) {
     (void)store;
@@ -341,7 +344,7 @@ static ckd_status act_overlaps(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store
     return ckd_ranks_save(info, ranks, &o, &t, 1, err);
 }
 
-static void test_layouts_that_do_not_fit(void **state) {
+static void test_overlapping_layouts(void **state) {
     outcome out[WORLD_MOST];
     ckd_store_close(store_create(*state));
     run_world(out, &(world){.dir = *state, .size = 2, .act = act_overlaps});
@@ -351,7 +354,7 @@ static void test_layouts_that_do_not_fit(void **state) {
     }
 }
 
-/* Bases, so that the ones before can go. */
+/* Saves bases, so that earlier steps can be deleted. */
 static ckd_status act_saves_bases(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                   uint32_t rank, ckd_error *err) {
     (void)store;
@@ -370,7 +373,7 @@ static ckd_status act_saves_bases(ckd_checkpoint *info, ckd_ranks *ranks, ckd_st
     return status;
 }
 
-/* Rank 0 applies the store's policy, when the others are through with the commit. */
+/* Rank 0 applies the store's policy once the other ranks have finished the commit. */
 static void test_policy_after_each_commit(void **state) {
     ckd_policy policy = CKD_POLICY_INIT;
     ckd_checkpoint_list *list;
@@ -384,7 +387,7 @@ static void test_policy_after_each_commit(void **state) {
     assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
     assert_int_equal(ckd_store_trash(&trash, store, NULL), CKD_OK);
     assert_int_equal(list->count + trash->count, 5);
-    assert_true(trash->count >= 1); /* rank 0 does not wait for others that still hold what it needs */
+    assert_true(trash->count >= 1); /* rank 0 does not wait for ranks that still hold locks */
     assert_int_equal(list->items[list->count - 1].step, 4);
     ckd_checkpoint_list_free(list);
     ckd_trash_free(trash);
@@ -395,15 +398,15 @@ static void test_policy_after_each_commit(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_saves_together),
-        tempdir_test(test_who_does_not_come),
+        tempdir_test(test_missing_ranks),
         tempdir_test(test_other_steps),
-        tempdir_test(test_each_rank_tells_its_times),
+        tempdir_test(test_each_rank_reports_its_times),
         cmocka_unit_test(test_errors_of_any_bytes),
         tempdir_test(test_one_rank),
-        tempdir_test(test_layouts_that_do_not_fit),
+        tempdir_test(test_overlapping_layouts),
         tempdir_test(test_worlds_change_in_mid_chain),
-        tempdir_test(test_what_begins_anew),
-        tempdir_test(test_begun_anew_on_a_damaged_parent),
+        tempdir_test(test_tensors_without_parent),
+        tempdir_test(test_tensors_on_a_damaged_parent),
         tempdir_test(test_policy_after_each_commit),
     };
     worlds_begin();

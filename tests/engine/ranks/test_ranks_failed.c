@@ -1,4 +1,4 @@
-/* Ranks that save together, one of which cannot, or does not come, or gives up. */
+/* Ranks that save together, one of which fails, does not arrive, or gives up. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 #include "tests/support/tempdir.h"
 #include "tests/support/worlds.h"
 
-/* Twice: the second time nothing fails any more. */
+/* Saves twice. The second time nothing fails. */
 static ckd_status act_tries_again(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                   uint32_t rank, ckd_error *err) {
     (void)store;
@@ -32,7 +32,7 @@ static ckd_status act_tries_again(ckd_checkpoint *info, ckd_ranks *ranks, ckd_st
     return status;
 }
 
-static void test_what_one_cannot_do_fails_on_all(void **state) {
+static void test_failures_of_one_rank_fail_on_all(void **state) {
     outcome out[WORLD_MOST];
     static const fate fates[] = {{.rank = 2, .step = FILE_OP_SYNC, .where = ".ckd.tmp", .fail = ENOSPC},
                                  {.rank = 3, .step = FILE_OP_CREATE, .where = ".ckd.tmp", .fail = ENOSPC},
@@ -57,7 +57,7 @@ static void test_what_one_cannot_do_fails_on_all(void **state) {
     (void)state;
 }
 
-/* One rank lives and does not save. */
+/* Rank 1 is alive but does not save. */
 static ckd_status act_sleeps(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                              uint32_t rank, ckd_error *err) {
     if (rank != 1) {
@@ -79,7 +79,7 @@ static void test_deadline(void **state) {
     survivors_check(*state, 3, 3, 2);
 }
 
-/* Rank 1 does not come until the others know: for them, too, the group is over, and nobody waits for anybody. */
+/* Rank 1 arrives only after the others have timed out. The group has ended for rank 1 too, and nobody waits. */
 static ckd_status act_comes_late(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                  uint32_t rank, ckd_error *err) {
     await_told(rank == 1 ? 2 : 0);
@@ -95,7 +95,7 @@ static ckd_status act_comes_late(ckd_checkpoint *info, ckd_ranks *ranks, ckd_sto
     return over ? status : CKD_E_INVALID;
 }
 
-static void test_a_group_is_over_for_all(void **state) {
+static void test_groups_end_for_all(void **state) {
     outcome out[WORLD_MOST];
     scene_make(*state, 0, 2);
     worlds_forget();
@@ -108,8 +108,8 @@ static void test_a_group_is_over_for_all(void **state) {
     survivors_check(*state, 3, 3, 2);
 }
 
-/* There is no room for rank 0 to say how it went: it leaves, and the others find out. */
-static void test_rank_0_cannot_tell(void **state) {
+/* Rank 0 has no space to write its result. It leaves, and the others notice. */
+static void test_rank_0_cannot_write_its_result(void **state) {
     outcome out[WORLD_MOST];
     fate f = {.rank = 0, .step = FILE_OP_CREATE, .where = "data/r", .fail = ENOSPC};
     scene_make(*state, 0, 2);
@@ -119,13 +119,16 @@ static void test_rank_0_cannot_tell(void **state) {
         assert_true(r == 0 || strstr(out[r].message, "rank 0 of 4 has died or left"));
     }
     survivors_check(*state, 3, 3, 2);
-    f = (fate){.rank = 0, .step = FILE_OP_CREATE, .where = ".6.tmp", .fail = ENOSPC}; /* of the commit */
+    /* The result of the commit. */
+    f = (fate){.rank = 0, .step = FILE_OP_CREATE, .where = ".6.tmp", .fail = ENOSPC};
     all_went_well(&(world){.dir = *state, .size = 4, .step = 3, .fate = &f, .act = act_saves});
 }
 
-/* ---- a commit that others have given up ---- */
+/* ---- commits that another rank gave up ---- */
 
-/* Of the rank that gives up: it cannot get the publish lock, or not even say that it gives up. */
+/*
+ * What goes wrong for the rank that gives up: it cannot take the publish lock, or cannot even write that it gives up.
+ */
 typedef struct trouble {
     bool lock, saying;
 } trouble;
@@ -139,7 +142,7 @@ static int trouble_hook(void *context, file_op step, const char *path) {
                : 0;
 }
 
-/* Rank 1 does not wait long, and in trouble cannot take its part back; rank 0 comes when it has given up. */
+/* Rank 1 times out early and, if in trouble, cannot withdraw its part. Rank 0 commits after that. */
 static ckd_status give_up(ckd_checkpoint *info, ckd_ranks *ranks, const world *w, uint32_t rank, trouble t,
                           ckd_error *err) {
     ckd_save *save;
@@ -155,7 +158,7 @@ static ckd_status give_up(ckd_checkpoint *info, ckd_ranks *ranks, const world *w
     status = status == CKD_OK ? ckd_ranks_commit(info, ranks, save, err) : status;
     file_set_fault_hook(NULL, NULL);
     tell();
-    await_told(rank == 1 ? 2 : 0); /* leaving would take it back */
+    await_told(rank == 1 ? 2 : 0); /* leaving would withdraw the part */
     return status;
 }
 
@@ -180,7 +183,7 @@ static world with_an_impatient_rank(const char *dir,
         .dir = dir, .size = 2, .step = 2, .timeout_ms = 2000, .first_timeout_ms = PATIENCE_MS, .act = act};
 }
 
-static void test_what_cannot_be_taken_back(void **state) {
+static void test_parts_that_cannot_be_withdrawn(void **state) {
     outcome out[WORLD_MOST];
     world w = with_an_impatient_rank(*state, act_gives_up_silently);
     run_world(out, &w);
@@ -190,7 +193,7 @@ static void test_what_cannot_be_taken_back(void **state) {
     survivors_check(*state, 7, 7, 3);
 }
 
-static void test_what_was_given_up_is_not_committed(void **state) {
+static void test_withdrawn_parts_are_not_committed(void **state) {
     outcome out[WORLD_MOST];
     world w = with_an_impatient_rank(*state, act_gives_up);
     run_world(out, &w);
@@ -201,7 +204,10 @@ static void test_what_was_given_up_is_not_committed(void **state) {
     survivors_check(*state, 3, 3, 2);
 }
 
-/* Rank 0 has claimed the commit, and is about to name the manifest, when rank 1 gives up, and then waits for the publish lock. */
+/*
+ * Rank 0 has claimed the commit and is about to name the manifest when rank 1 gives up. Rank 1 then waits for the
+ * publish lock.
+ */
 static int claimed_hook(void *context, file_op step, const char *path) {
     (void)context;
     if (step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/m/")) {
@@ -253,14 +259,14 @@ static ckd_status act_gives_up_late_and_cannot_read(ckd_checkpoint *info, ckd_ra
     return give_up_late(info, ranks, w, rank, waiting_without_reading_hook, err);
 }
 
-static void test_who_comes_too_late_to_give_up_is_told(void **state) {
+static void test_giving_up_after_the_commit(void **state) {
     world w = with_an_impatient_rank(*state, act_gives_up_late);
     all_went_well(&w);
     survivors_check(*state, 7, 7, 3);
 }
 
 /* It must not say that nothing was committed. */
-static void test_who_cannot_read_the_manifest_does_not_know(void **state) {
+static void test_manifests_that_cannot_be_read(void **state) {
     outcome out[WORLD_MOST];
     world w = with_an_impatient_rank(*state, act_gives_up_late_and_cannot_read);
     run_world(out, &w);
@@ -271,7 +277,7 @@ static void test_who_cannot_read_the_manifest_does_not_know(void **state) {
     survivors_check(*state, 7, 7, 3);
 }
 
-/* Rank 1's time is over when rank 0 comes to the commit, or is not, by chance. */
+/* Rank 1 times out at about the moment when rank 0 commits. */
 static ckd_status act_gives_up_about_now(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
                                          const world *w, uint32_t rank, ckd_error *err) {
     ckd_save *save;
@@ -294,14 +300,14 @@ static ckd_status act_gives_up_about_now(ckd_checkpoint *info, ckd_ranks *ranks,
     return status;
 }
 
-static void test_both_know_the_same_however_late(void **state) {
+static void test_giving_up_during_the_commit(void **state) {
     unsigned committed = 0, times = under_sanitizer() ? 8 : 30, not_told = 0;
     (void)state;
     for (unsigned i = 0; i < times; i++) {
         char *dir = tempdir_create();
         outcome out[WORLD_MOST];
         world w = with_an_impatient_rank(dir, act_gives_up_about_now);
-        w.timeout_ms = 300; /* of joining, too */
+        w.timeout_ms = 300; /* also of joining */
         run_world(out, &w);
         bool known = !strstr(out[1].message, "rank 1 does not know whether");
         if (known && (out[0].status == CKD_OK) != (out[1].status == CKD_OK)) {
@@ -320,14 +326,14 @@ static void test_both_know_the_same_however_late(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_deadline),
-        tempdir_test(test_a_group_is_over_for_all),
-        tempdir_test(test_rank_0_cannot_tell),
-        tempdir_test(test_what_cannot_be_taken_back),
-        tempdir_test(test_what_was_given_up_is_not_committed),
-        tempdir_test(test_who_comes_too_late_to_give_up_is_told),
-        tempdir_test(test_who_cannot_read_the_manifest_does_not_know),
-        tempdir_test(test_both_know_the_same_however_late),
-        tempdir_test(test_what_one_cannot_do_fails_on_all),
+        tempdir_test(test_groups_end_for_all),
+        tempdir_test(test_manifests_that_cannot_be_read),
+        tempdir_test(test_rank_0_cannot_write_its_result),
+        tempdir_test(test_parts_that_cannot_be_withdrawn),
+        tempdir_test(test_withdrawn_parts_are_not_committed),
+        tempdir_test(test_giving_up_after_the_commit),
+        tempdir_test(test_giving_up_during_the_commit),
+        tempdir_test(test_failures_of_one_rank_fail_on_all),
     };
     worlds_begin();
     int failed = cmocka_run_group_tests_name("failed ranks", tests, NULL, NULL);

@@ -1,4 +1,6 @@
-/* Ranks that save together, one of which is killed: at every step of its files, and while the others are busy. */
+/*
+ * Ranks that save together, one of which is killed: at any file operation, at any time, and while the others are busy.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +20,7 @@
 #include "tests/support/tempdir.h"
 #include "tests/support/worlds.h"
 
-/* What is not needed for the save: so that ranks die while they plan, too. */
+/* The plan is not needed for the save. It is made so that ranks also die while they plan. */
 static ckd_status act_plans_and_saves(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
                                       const world *w, uint32_t rank, ckd_error *err) {
     const ckd_plan *plan;
@@ -34,7 +36,10 @@ static ckd_status act_plans_and_saves(ckd_checkpoint *info, ckd_ranks *ranks, ck
     return status == CKD_OK ? act_saves(info, ranks, store, w, rank, err) : status;
 }
 
-/* All survivors know the same, and so does the store: the checkpoint before is there, this one, of step 2, if they say so. */
+/*
+ * All survivors agree, and the store agrees with them: the earlier checkpoints exist, and step 2 if the survivors say
+ * so.
+ */
 static void judge(const char *dir, const outcome out[WORLD_MOST], uint32_t victim, unsigned *late,
                   double *longest) {
     unsigned well = 0, badly = 0;
@@ -55,7 +60,7 @@ static void judge(const char *dir, const outcome out[WORLD_MOST], uint32_t victi
     assert_true(well > 0 || !out[victim].killed || badly == 3);
 }
 
-/* Returns false when the rank came to its end without being killed. */
+/* Returns false if the rank finished without being killed. */
 static bool kill_once(const char *template, uint32_t victim, unsigned long at, unsigned *late,
                       double *longest) {
     char *dir = tempdir_create(), store[1024];
@@ -99,8 +104,8 @@ static void test_the_last_rank_is_killed(void **state) {
     kill_everywhere(*state, 3);
 }
 
-/* The commit point is the manifest, whoever lives to tell. */
-static void test_coordinator_dies_behind_the_commit_point(void **state) {
+/* The manifest is the commit point, whichever rank survives it. */
+static void test_coordinator_dies_after_the_commit_point(void **state) {
     outcome out[WORLD_MOST];
     static const struct {
         file_op step;
@@ -125,7 +130,7 @@ static void test_coordinator_dies_behind_the_commit_point(void **state) {
     (void)state;
 }
 
-/* Rank 0 has much to save: it comes to the commit only when the others know already that rank 3 is dead. */
+/* Rank 0 has much to save, and commits only after the others know that rank 3 is dead. */
 static ckd_status act_with_a_busy_coordinator(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
                                               const world *w, uint32_t rank, ckd_error *err) {
     ckd_save *save;
@@ -143,7 +148,7 @@ static ckd_status act_with_a_busy_coordinator(ckd_checkpoint *info, ckd_ranks *r
     bool busy = rank != 0 || told() == 2;
     status = ckd_ranks_commit(info, ranks, save, err);
     tell();
-    ckd_error again = {0}; /* without the dead one, nobody knows what comes next */
+    ckd_error again = {0}; /* after a death the group cannot continue */
     bool over = ckd_ranks_begin(&save, ranks, &o, &again) == CKD_E_STATE &&
                 strstr(again.message, "call ckd_ranks_leave, then ckd_ranks_join");
     return busy && over ? status : CKD_E_INVALID;
@@ -164,12 +169,12 @@ static void test_survivors_do_not_wait_for_a_busy_coordinator(void **state) {
 
 /* ---- killed at any time ---- */
 
-static uint32_t victim; /* of the world that is run next */
+static uint32_t victim; /* of the next world */
 
 static ckd_status act_may_die_soon(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                    uint32_t rank, ckd_error *err) {
     if (rank == victim) {
-        die_in(clock_monotonic_ns() % 64 * 1000000); /* as long as all of it takes, about */
+        die_in(clock_monotonic_ns() % 64 * 1000000); /* roughly as long as the whole save takes */
     }
     return act_plans_and_saves(info, ranks, store, w, rank, err);
 }
@@ -186,7 +191,7 @@ static void test_killed_at_any_time(void **state) {
         victim = i % 4;
         run_world(out, &(world){.dir = dir, .size = 4, .step = 2, .act = act_may_die_soon});
         judge(dir, out, victim, &late, &longest);
-        all_went_well(&(world){.dir = dir, .size = 4, .step = 3, .act = act_saves}); /* a fresh group */
+        all_went_well(&(world){.dir = dir, .size = 4, .step = 3, .act = act_saves}); /* a new group */
         kills += out[victim].killed;
         tempdir_remove(dir);
     }
@@ -197,7 +202,7 @@ static void test_killed_at_any_time(void **state) {
 
 /* ---- killed while the others are busy ---- */
 
-/* So much that nobody comes to its end before somebody says that it is to no avail. */
+/* A tensor so large that no rank finishes it before it learns that the save has failed. */
 #define ENDLESS (UINT64_C(1) << 33)
 
 static ckd_status read_endless(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
@@ -214,9 +219,9 @@ static ckd_status read_endless(void *context, uint64_t first, uint64_t count, vo
     return CKD_OK;
 }
 
-static ckd_fidelity busy_with; /* of the world that is run next */
+static ckd_fidelity busy_with; /* of the next world */
 
-/* The victim waits until all others are in the midst of a tensor. */
+/* The victim waits until all other ranks are saving a tensor. */
 static ckd_status act_is_busy(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                               uint32_t rank, ckd_error *err) {
     ckd_save *save;
@@ -247,7 +252,7 @@ static ckd_status act_is_busy(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store 
     return end == ENDLESS ? CKD_E_INVALID : ckd_ranks_abort(ranks, save, err);
 }
 
-static void test_survivors_do_not_come_to_the_end_of_a_tensor(void **state) {
+static void test_survivors_stop_within_a_tensor(void **state) {
     static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR};
     outcome out[WORLD_MOST];
     (void)state;
@@ -276,7 +281,7 @@ static void test_survivors_do_not_come_to_the_end_of_a_tensor(void **state) {
 
 /* ---- killed while they join ---- */
 
-/* A rank has looked at another one twice: the first time at least, that was there. */
+/* The rank has looked for another rank twice, so that one was there at least the first time. */
 static int joining_hook(void *context, file_op step, const char *path) {
     static unsigned times;
     const char *peer = context, *end = path + strlen(path);
@@ -296,7 +301,7 @@ static int seen_hook(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* Rank 0 looks for rank 2, rank 1 for rank 0; rank 3 never comes. */
+/* Rank 0 looks for rank 2, rank 1 looks for rank 0, rank 3 never joins. */
 static void before_joining(const world *w, uint32_t rank) {
     static char peers[2][5] = {"-2-4", "-0-4"};
     (void)w;
@@ -325,10 +330,10 @@ static void test_killed_while_others_join(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_coordinator_dies_behind_the_commit_point),
+        tempdir_test(test_coordinator_dies_after_the_commit_point),
         tempdir_test(test_survivors_do_not_wait_for_a_busy_coordinator),
         tempdir_test(test_killed_while_others_join),
-        tempdir_test(test_survivors_do_not_come_to_the_end_of_a_tensor),
+        tempdir_test(test_survivors_stop_within_a_tensor),
         tempdir_test(test_killed_at_any_time),
         tempdir_test(test_rank_0_is_killed),
         tempdir_test(test_another_rank_is_killed),

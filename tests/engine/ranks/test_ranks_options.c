@@ -1,4 +1,7 @@
-/* Options that all ranks of a save must give alike: whatever way ranks save, one that differs is told, and nothing is committed. */
+/*
+ * Options that must be equal on all ranks of a save. However ranks save, an option that differs is reported, and
+ * nothing is committed.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -81,13 +84,14 @@ static const struct {
     const char *option;
     change_fn change;
 } changes[] = {
+    /* A parent_run that does not exist, which is not the same as none. */
     {"run 'other'", other_run},
     {"step '2'", other_step},
     {"the fidelity of role weight 'coarse'", other_fidelity},
     {"the fidelity of role exp_avg_sq 'near'", other_role},
     {"base 'yes'", other_base},
     {"parent_run 'run'", other_parent},
-    {"parent_run 'none'", other_parent_step}, /* not to be taken for no parent */
+    {"parent_run 'none'", other_parent_step},
     {"resumed_from_run 'run'", other_resume},
     {"on_duplicate 'branch'", other_duplicate},
     {"codec '1'", other_codec},
@@ -103,7 +107,7 @@ static const struct {
 };
 enum { CHANGES = sizeof(changes) / sizeof(changes[0]) };
 
-/* Of the ranks that are children of this process. */
+/* The changed option. Set before the children that are the ranks are forked. */
 static size_t chosen;
 
 static ckd_save_options options_for(uint32_t rank) {
@@ -139,7 +143,7 @@ static void check_message(const char *message, const char *option) {
     }
 }
 
-/* ---- through the store's directory ---- */
+/* ---- ranks that use the store's directory ---- */
 
 static ckd_status act_saves_otherwise(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
                                       const world *w, uint32_t rank, ckd_error *err) {
@@ -162,14 +166,17 @@ static void test_each_option(void **state) {
             check_message(out[r].message, changes[chosen].option);
         }
         char *now = tree_describe(store_path_of(*state, "data/c"));
-        assert_string_equal(now, chunks); /* not even the directory has changed: nothing was written */
+        assert_string_equal(now, chunks); /* nothing was written: not even the directory changed */
         free(now);
     }
     free(chunks);
     store_check_clean(*state);
 }
 
-/* Roles are compared by the plan, which ckd_ranks_save and sessions make: a tensor that one rank gives another role is not written by any. */
+/*
+ * The plan compares roles. ckd_ranks_save and sessions make a plan, so a tensor with different roles is not written by
+ * any rank.
+ */
 static void give_other_role(ckd_tensor *t, uint32_t rank) {
     t->role = rank == ODD ? CKD_ROLE_EXP_AVG : CKD_ROLE_AUTO;
 }
@@ -210,7 +217,7 @@ static void test_roles(void **state) {
     store_check_clean(*state);
 }
 
-/* A metric is rank 0's; memory and progress are each rank's own. */
+/* Only rank 0's metric counts. Memory limits and progress belong to each rank. */
 static ckd_status act_saves_alike(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                   uint32_t rank, ckd_error *err) {
     (void)store;
@@ -224,11 +231,11 @@ static ckd_status act_saves_alike(ckd_checkpoint *info, ckd_ranks *ranks, ckd_st
     o.metric = rank;
     o.total_bytes = rank;
     o.staging_bytes = (uint64_t)rank << 26;
-    o.parent_step = rank; /* not looked at, as there is no parent_run */
+    o.parent_step = rank; /* ignored without a parent_run */
     return ckd_ranks_save(info, ranks, &o, &t, 1, err);
 }
 
-static void test_what_may_differ(void **state) {
+static void test_options_that_may_differ(void **state) {
     ckd_checkpoint c;
     ckd_store_close(store_create(*state));
     all_went_well(&(world){.dir = *state, .size = RANKS, .act = act_saves_alike});
@@ -297,7 +304,7 @@ static void test_sessions(void **state) {
     store_check_clean(*state);
 }
 
-/* ---- parts that travel by the caller's means ---- */
+/* ---- parts that the caller transfers ---- */
 
 typedef struct parts {
     ckd_save *saves[RANKS];
@@ -326,7 +333,7 @@ static void seal_all(parts *p, ckd_store *store) {
 static void end_all(parts *p) {
     for (uint32_t r = 0; r < RANKS; r++) {
         ckd_part_free(&p->parts[r]);
-        if (r > 0) { /* 0 has published */
+        if (r > 0) { /* rank 0's save was published */
             ckd_save_abort(p->saves[r]);
         }
     }
@@ -334,7 +341,7 @@ static void end_all(parts *p) {
 
 static bool fits_a_part(change_fn change) {
     return change != other_parent && change != other_parent_step &&
-           change != other_resume; /* there is none */
+           change != other_resume; /* there is no checkpoint to name */
 }
 
 static void test_parts_of_other_options(void **state) {
@@ -360,9 +367,9 @@ static void test_parts_of_other_options(void **state) {
     store_check_clean(*state);
 }
 
-/* ---- parts of any bytes ---- */
+/* ---- parts with invalid options ---- */
 
-/* Rank 1's part, with other options in it: well formed, but no rank has said so. */
+/* Replaces the options in a part. The part is well formed, but no rank wrote it. */
 static void forge(ckd_part *of, const ckd_id *store, int kind) {
     part p;
     assert_int_equal(part_decode(&p, store, of->data, of->size, NULL), CKD_OK);
@@ -377,7 +384,7 @@ static void forge(ckd_part *of, const ckd_id *store, int kind) {
     } else if (kind == 3) {
         memset(forged.data, 0xff, size);
     } else if (kind == 4) {
-        forged.data[2] ^= 1; /* the first name */
+        forged.data[2] ^= 1; /* in the first name */
     } else if (kind == 5) {
         bytes_clear(&forged);
         bytes_put_u8(&forged, 0);
@@ -402,7 +409,7 @@ static void test_parts_of_any_options(void **state) {
         ckd_error err = {0};
         seal_all(&p, store);
         forge(&p.parts[2], &store->id, kind);
-        ckd_part swap = p.parts[1]; /* before rank 1's, which differs, too */
+        ckd_part swap = p.parts[1]; /* comes before rank 1's part, whose options differ too */
         p.parts[1] = p.parts[2];
         p.parts[2] = swap;
         assert_int_equal(ckd_save_publish(NULL, p.saves[0], p.parts, RANKS, &err), CKD_E_INVALID);
@@ -417,7 +424,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_each_option),
         tempdir_test(test_roles),
-        tempdir_test(test_what_may_differ),
+        tempdir_test(test_options_that_may_differ),
         tempdir_test(test_sessions),
         tempdir_test(test_parts_of_other_options),
         tempdir_test(test_parts_of_any_options),

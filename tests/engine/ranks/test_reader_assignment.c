@@ -1,4 +1,7 @@
-/* Who reads what for whom: each payload that several need has one reader, who sends it to all the others, and reading is shared out evenly. */
+/*
+ * Assignment of readers in collective loads: a payload that several ranks need has one reader, which sends it to the
+ * others. Reading is divided evenly.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,11 +18,11 @@
 
 enum { WORLD = 9, PAYLOADS = 700 };
 
-/* What each rank lists, and what it is answered. */
+/* What each rank lists, and the replies that it gets. */
 typedef struct scene {
     uint32_t world;
     bytes lists[WORLD], replies[WORLD];
-    uint32_t of[WORLD][PAYLOADS]; /* payload of each entry */
+    uint32_t of[WORLD][PAYLOADS]; /* the payload of each entry */
     uint32_t entries[WORLD];
     bool needs[WORLD][PAYLOADS];
     uint32_t turn[WORLD][PAYLOADS];
@@ -43,7 +46,7 @@ static scene *scene_new(uint32_t world, unsigned share) {
     }
     for (uint32_t r = 0; r < world; r++) {
         for (uint32_t k = 0; k < PAYLOADS; k++) {
-            uint32_t p = (k * 37 + r * 11) % PAYLOADS; /* not in the same order everywhere */
+            uint32_t p = (k * 37 + r * 11) % PAYLOADS; /* in a different order on each rank */
             if (s->needs[r][p]) {
                 hash128 id = id_of(p);
                 reader_list_add(&s->lists[r], &id, s->size[p], s->turn[r][p]);
@@ -87,7 +90,7 @@ static void read_replies(found *all, const scene *s) {
             f->place = reply.position;
             f->replies++;
             if (reply.receiver_count) {
-                assert_int_equal(f->receivers, 0); /* one reader */
+                assert_int_equal(f->receivers, 0); /* there is only one reader */
                 f->reader = r;
                 f->receivers = reply.receiver_count;
             }
@@ -144,8 +147,8 @@ static void test_random_needs(void **state) {
     }
 }
 
-/* One rank needs far more than the others: it reads for nobody. */
-static void test_who_has_much_to_read(void **state) {
+/* One rank needs far more than the others, so it reads nothing for them. */
+static void test_busy_ranks_read_for_nobody(void **state) {
     (void)state;
     bytes lists[3] = {{0}}, replies[3] = {{0}};
     for (uint32_t p = 0; p < 20; p++) {
@@ -176,7 +179,7 @@ static void test_who_has_much_to_read(void **state) {
     assert_int_equal(reads[2], 10);
 }
 
-static void test_what_makes_no_sense(void **state) {
+static void test_invalid_messages(void **state) {
     (void)state;
     uint8_t data[READER_ENTRY + 1] = {0};
     bytes replies[2] = {{0}};
@@ -203,7 +206,7 @@ static void test_what_makes_no_sense(void **state) {
     bytes_free(&reply);
 }
 
-/* Behind a place in the midst of a turn, that turn is not done. */
+/* A position within a turn means that this turn is not complete. */
 static void test_turns(void **state) {
     (void)state;
     assert_int_equal(complete_turns(UINT64_C(1) << 32), 0);
@@ -212,9 +215,10 @@ static void test_turns(void **state) {
     assert_true(complete_turns(UINT64_MAX) == UINT64_MAX);
 }
 
-/* ---- payloads that are held ---- */
+/* ---- payloads kept in memory ---- */
 
-static void test_payloads_give_way(void **state) {
+/* A payload is freed once its last turn is complete, or earlier if the payloads exceed the limit. */
+static void test_payloads_are_freed(void **state) {
     (void)state;
     record records[6];
     load_node nodes[6];
@@ -236,13 +240,13 @@ static void test_payloads_give_way(void **state) {
     for (size_t i = 0; i < 6; i++) {
         payloads_add(&p, i, malloc(100));
     }
-    payloads_trim(&p, 4, 1000); /* turns 0 ... 3 are done */
+    payloads_trim(&p, 4, 1000); /* turns 0 to 3 are complete */
     static const bool then[6] = {true, false, true, false, true, true};
     for (size_t i = 0; i < 6; i++) {
         assert_int_equal(p.data[i] != NULL, then[i]);
     }
     assert_int_equal(p.bytes, 400);
-    payloads_trim(&p, 4, 250); /* those needed for the longest time go */
+    payloads_trim(&p, 4, 250); /* those that are needed last are freed */
     static const bool now[6] = {false, false, true, false, false, true};
     for (size_t i = 0; i < 6; i++) {
         assert_int_equal(p.data[i] != NULL, now[i]);
@@ -255,9 +259,9 @@ static void test_payloads_give_way(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_needs),        cmocka_unit_test(test_who_has_much_to_read),
-        cmocka_unit_test(test_what_makes_no_sense), cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_payloads_give_way),
+        cmocka_unit_test(test_random_needs),       cmocka_unit_test(test_busy_ranks_read_for_nobody),
+        cmocka_unit_test(test_invalid_messages),   cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_payloads_are_freed),
     };
     return cmocka_run_group_tests_name("together_meet", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Deleting checkpoints: what stays can be loaded, what went can come back, and what is removed frees its room; and what must not be
- * deleted is not.
+ * Deleting checkpoints: the others still load, deleted ones can be undeleted, and a collection frees their space. What
+ * must not be deleted is refused.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +44,7 @@ static void check_deleted(ckd_store *store, const uint64_t *steps, size_t count,
     }
 }
 
-/* Bits of the steps that are listed; each must load. */
+/* The listed steps as a bit mask. Each of them must load. */
 static uint64_t steps_of(ckd_store *store) {
     ckd_checkpoint_list *list;
     uint64_t bits = 0;
@@ -85,7 +85,7 @@ static ckd_store *make_steps(const char *dir, uint64_t count) {
 
 static const uint64_t last_two[] = {1, 2}, step_2[] = {2}, step_1[] = {1};
 
-static void test_deleted_is_gone_and_comes_back(void **state) {
+static void test_delete_and_undelete(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id gone = id_of(store, 2);
     ckd_trash *trash;
@@ -106,7 +106,7 @@ static void test_deleted_is_gone_and_comes_back(void **state) {
     ckd_store_close(store);
 }
 
-/* A second handle, a reader and a catalog made anew see the same. */
+/* A second handle, a reader and a rebuilt catalog see the same. */
 static void test_all_see_the_same(void **state) {
     ckd_store *store = make_steps(*state, 3), *other = open_store(*state), *second;
     check_deleted(store, last_two, 2, 3600);
@@ -122,8 +122,8 @@ static void test_all_see_the_same(void **state) {
     ckd_store_close(store);
 }
 
-/* What is a delta on it goes on to load: its manifest names the files. */
-static void test_what_others_need_stays(void **state) {
+/* A delta on a deleted checkpoint still loads, because its manifest names the files that it reads. */
+static void test_files_of_deltas_stay(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_error err = {0};
     ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
@@ -144,7 +144,7 @@ static void test_what_others_need_stays(void **state) {
     assert_int_equal(steps_of(store), 1 | 4);
     assert_int_equal(delete_steps(store, step_2, 1, 0, &err), CKD_OK);
     assert_int_equal(ckd_store_collect(NULL, store, &all, &err), CKD_OK);
-    assert_int_equal(files_in(*state, "data/c"), files - 2); /* now nobody names them */
+    assert_int_equal(files_in(*state, "data/c"), files - 2); /* no manifest names them now */
     ckd_store_close(store);
     assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
     assert_int_equal(ckd_store_delete(store, twice, 1, NULL, &err), CKD_E_READ_ONLY);
@@ -177,7 +177,8 @@ static ckd_collected collect(ckd_store *store, int all, int dry_run) {
     return c;
 }
 
-static void test_collecting_frees_what_it_says(void **state) {
+/* A dry run reports what a collection frees. Checkpoints that can be undeleted are kept unless all are collected. */
+static void test_collection_frees_what_it_reports(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id gone = id_of(store, 2);
     uint64_t before, after;
@@ -211,8 +212,11 @@ static void test_collecting_frees_what_it_says(void **state) {
     store_check_clean(*state);
 }
 
-/* What is over goes when the store is opened for writing; not the files that another one in the trash still needs to come back. */
-static void test_opening_collects_what_is_over(void **state) {
+/*
+ * Opening a store for writing collects what can no longer be undeleted, except files that another checkpoint in the
+ * trash needs to come back.
+ */
+static void test_opening_collects_expired_deletions(void **state) {
     ckd_store *store = make_steps(*state, 4);
     static const uint64_t step_3[] = {3}, middle[] = {1, 2};
     ckd_id ids[] = {id_of(store, 1), id_of(store, 2), id_of(store, 3)};
@@ -235,7 +239,8 @@ static void test_opening_collects_what_is_over(void **state) {
     ckd_store_close(store);
 }
 
-static void test_saved_anew_under_the_same_name(void **state) {
+/* A step that was deleted can be saved again. Only the last of the two can be undeleted. */
+static void test_deleted_step_saved_again(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id old = id_of(store, 2);
     ckd_error err = {0};
@@ -247,7 +252,7 @@ static void test_saved_anew_under_the_same_name(void **state) {
     assert_memory_not_equal(&old, &new, sizeof(old));
     assert_int_equal(ckd_store_undelete(store, &old, 1, &err), CKD_E_EXISTS);
 
-    check_deleted(store, step_2, 1, 3600); /* that one as well: only the last can come back */
+    check_deleted(store, step_2, 1, 3600); /* the new one is deleted too; only the last can be undeleted */
     assert_int_equal(ckd_store_undelete(store, &old, 1, &err), CKD_E_EXISTS);
     assert_int_equal(ckd_store_undelete(store, &new, 1, &err), CKD_OK);
     assert_int_equal(steps_of(store), 7);
@@ -259,15 +264,15 @@ static void test_saved_anew_under_the_same_name(void **state) {
     store_check_clean(*state);
 }
 
-/* Its files do, the checkpoint may go. */
-static void test_what_a_save_builds_on_stays(void **state) {
+/* The parent of a running save can be deleted, but its files stay. */
+static void test_files_of_a_running_save_stay(void **state) {
     ckd_store *store = make_steps(*state, 2);
     ckd_error err = {0};
     size_t files = files_in(*state, "data/c");
     ckd_save *save = begin_save(store, SCENE_RUN, 2);
     ckd_id parent = id_of(store, 1);
     assert_int_equal(delete_steps(store, step_1, 1, 0, &err), CKD_OK);
-    ckd_store *other = open_store(*state); /* which collects what is over; a save is under way */
+    ckd_store *other = open_store(*state); /* opening collects; a save is in progress */
     ckd_store_close(other);
     assert_true(files_in(*state, "data/c") >= files);
     scene s = scene_of(2);
@@ -282,14 +287,14 @@ static void test_what_a_save_builds_on_stays(void **state) {
     ckd_store_close(store);
 }
 
-/* Pruned beside a save: its parent may go, and what it reads stays. */
-static void test_policies_beside_a_save(void **state) {
+/* A policy is applied during a save. It may delete the save's parent, whose files stay. */
+static void test_policy_during_a_save(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_save_options o = options_of("other", 9);
     ckd_policy policy = CKD_POLICY_INIT;
     ckd_prune *plan;
     ckd_error err = {0};
-    for (uint64_t step = 3; step < 6; step++) { /* bases, so that the newest need none before */
+    for (uint64_t step = 3; step < 6; step++) { /* bases, so that the newest ones need no earlier step */
         ckd_save_options base = options_of(SCENE_RUN, step);
         base.base = 1;
         ckd_save *save = begin_with(store, &base);
@@ -334,7 +339,7 @@ static void test_collecting_waits_for_readers(void **state) {
     assert_int_equal(ckd_load_begin(&load, store, &id, NULL), CKD_OK);
     check_deleted(store, step_2, 1, 0);
     assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_BUSY);
-    writer = open_store(*state); /* does not wait */
+    writer = open_store(*state); /* opening for writing does not wait for the reader */
     assert_int_equal(files_in(*state, "data/c"), 3);
     ckd_store_close(writer);
     ckd_load_end(load);
@@ -343,7 +348,8 @@ static void test_collecting_waits_for_readers(void **state) {
     ckd_store_close(store);
 }
 
-static void test_nothing_goes_where_a_manifest_cannot_be_read(void **state) {
+/* While a manifest cannot be read, nothing is deleted: that checkpoint may need any of the files. */
+static void test_nothing_is_deleted_while_a_manifest_is_damaged(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_error err = {0};
     check_deleted(store, step_2, 1, 0);
@@ -361,7 +367,7 @@ static void test_nothing_goes_where_a_manifest_cannot_be_read(void **state) {
     free(manifest);
 }
 
-static void test_files_that_were_removed_do_not_come_back(void **state) {
+static void test_undelete_without_files_is_refused(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_error err = {0};
     ckd_id id = id_of(store, 2);
@@ -369,7 +375,7 @@ static void test_files_that_were_removed_do_not_come_back(void **state) {
     check_deleted(store, step_2, 1, 3600);
     dir_list list;
     assert_int_equal(dir_list_read(&list, store_path_of(*state, "data/c"), NULL), CKD_OK);
-    for (size_t i = 0; i < list.count; i++) { /* as a collection that was interrupted does */
+    for (size_t i = 0; i < list.count; i++) { /* as an interrupted collection leaves it */
         char path[128];
         snprintf(path, sizeof(path), "data/c/%s", list.names[i]);
         assert_int_equal(unlink(store_path_of(*state, path)), 0);
@@ -381,15 +387,15 @@ static void test_files_that_were_removed_do_not_come_back(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- any order of things ---- */
+/* ---- random operations, compared with a model ---- */
 
 typedef struct model {
     ckd_store *store;
-    uint64_t listed, trashed; /* bits of steps */
+    uint64_t listed, trashed; /* bit masks of steps */
     ckd_id ids[32];
 } model;
 
-static void model_saves(model *m, uint64_t step) {
+static void model_save(model *m, uint64_t step) {
     ckd_error err = {0};
     scene s = scene_of(step);
     ckd_checkpoint c;
@@ -398,11 +404,11 @@ static void model_saves(model *m, uint64_t step) {
     }
     m->ids[step] = c.id;
     m->listed |= UINT64_C(1) << step;
-    m->trashed &= ~(UINT64_C(1) << step); /* what it was before cannot come back */
+    m->trashed &= ~(UINT64_C(1) << step); /* the deleted one cannot be undeleted any more */
 }
 
-/* Moves some to the other side; refused, nothing may have changed. */
-static void model_moves(model *m, uint64_t which, bool deletes) {
+/* Deletes or undeletes some steps. If the store refuses, it must not have changed. */
+static void model_move(model *m, uint64_t which, bool deletes) {
     ckd_id ids[32];
     size_t count = 0;
     ckd_error err = {0};
@@ -422,7 +428,7 @@ static void model_moves(model *m, uint64_t which, bool deletes) {
     }
 }
 
-static void test_any_order_of_things(void **state) {
+static void test_random_operations(void **state) {
     uint64_t moved = 0;
     int turns = under_sanitizer() ? 60 : 300;
     model m = {.store = make_steps(*state, 1), .listed = 1};
@@ -436,15 +442,15 @@ static void test_any_order_of_things(void **state) {
         case 1:
         case 2:
             if (!(m.listed >> step & 1)) {
-                model_saves(&m, step);
+                model_save(&m, step);
             }
             break;
         case 3:
         case 4:
-            model_moves(&m, m.listed & some, true);
+            model_move(&m, m.listed & some, true);
             break;
         case 5:
-            model_moves(&m, m.trashed & some, false);
+            model_move(&m, m.trashed & some, false);
             break;
         case 6:
             if (r & 2048) {
@@ -468,7 +474,7 @@ static void test_any_order_of_things(void **state) {
     assert_int_equal(files_in(*state, "data/m"), __builtin_popcountll(m.listed));
 }
 
-/* ---- beside a verification ---- */
+/* ---- deletion during a verification ---- */
 
 typedef struct meanwhile {
     ckd_store *store;
@@ -487,7 +493,7 @@ static int delete_the_last(void *context, uint64_t done, uint64_t total) {
     return 0;
 }
 
-/* What is deleted while a verification runs is no damage. */
+/* A checkpoint that is deleted while a verification runs is not reported as damage. */
 static void test_deleted_while_verified(void **state) {
     scene_make(*state, 0, 4);
     for (int quick = 0; quick < 2; quick++) {
@@ -516,20 +522,20 @@ static void test_deleted_while_verified(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_deleted_is_gone_and_comes_back),
+        tempdir_test(test_delete_and_undelete),
         tempdir_test(test_all_see_the_same),
-        tempdir_test(test_what_others_need_stays),
+        tempdir_test(test_files_of_deltas_stay),
         tempdir_test(test_each_comes_back_by_itself),
-        tempdir_test(test_collecting_frees_what_it_says),
-        tempdir_test(test_opening_collects_what_is_over),
-        tempdir_test(test_saved_anew_under_the_same_name),
-        tempdir_test(test_what_a_save_builds_on_stays),
-        tempdir_test(test_policies_beside_a_save),
+        tempdir_test(test_collection_frees_what_it_reports),
+        tempdir_test(test_opening_collects_expired_deletions),
+        tempdir_test(test_deleted_step_saved_again),
+        tempdir_test(test_files_of_a_running_save_stay),
+        tempdir_test(test_policy_during_a_save),
         tempdir_test(test_collecting_waits_for_readers),
-        tempdir_test(test_nothing_goes_where_a_manifest_cannot_be_read),
-        tempdir_test(test_files_that_were_removed_do_not_come_back),
+        tempdir_test(test_nothing_is_deleted_while_a_manifest_is_damaged),
+        tempdir_test(test_undelete_without_files_is_refused),
         tempdir_test(test_deleted_while_verified),
-        tempdir_test(test_any_order_of_things),
+        tempdir_test(test_random_operations),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("delete", tests, NULL, NULL);

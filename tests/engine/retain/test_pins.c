@@ -1,6 +1,7 @@
 /*
- * Pins and tags: what has one is kept by deletions and policies, also without the catalog; none that is damaged, cut off or of a newer version is taken
- * for none; and what nobody can read keeps everything.
+ * Pins and tags: deletions and policies keep what has one, also after the catalog was lost. A pin or tag that is
+ * damaged, truncated or of a newer version is never taken for a missing one: while it cannot be read, nothing is
+ * deleted.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,8 +22,6 @@
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
-
-/* ---- what tests have in common ---- */
 
 static void must(ckd_status status, const ckd_error *err) {
     if (status != CKD_OK) {
@@ -53,7 +52,7 @@ static ckd_status delete_step(ckd_store *store, uint64_t step, ckd_error *err) {
     return ckd_store_delete(store, &id, 1, NULL, err);
 }
 
-/* The step that has the tag; 99: none, 98: it cannot be read. */
+/* The step that has the tag; 99: no step, 98: the tag cannot be read. */
 static uint64_t tagged_step(ckd_store *store, const char *tag) {
     ckd_checkpoint c;
     ckd_status status = ckd_store_find_tag(&c, store, tag, NULL);
@@ -80,9 +79,10 @@ static size_t settings_in(const char *dir) {
     return count;
 }
 
-/* ---- what they keep ---- */
+/* ---- what pins and tags keep ---- */
 
-static void test_what_is_pinned_stays(void **state) {
+/* A pinned checkpoint cannot be deleted until it is unpinned, neither alone nor together with others. */
+static void test_pinned_checkpoints_are_not_deleted(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id id = id_of(store, 2), base = id_of(store, 0), unknown = {{7}};
     ckd_pin_list *pins;
@@ -91,7 +91,7 @@ static void test_what_is_pinned_stays(void **state) {
     must(ckd_store_pin(store, &id, "for the paper", &err), &err);
     assert_int_equal(delete_step(store, 2, &err), CKD_E_STATE);
     assert_non_null(strstr(err.message, "run@2 is pinned (for the paper): unpin it first"));
-    must(ckd_store_delete(store, &base, 1, NULL, &err), &err); /* its files stay, as step 2 reads them */
+    must(ckd_store_delete(store, &base, 1, NULL, &err), &err); /* its files stay because step 2 reads them */
     must(ckd_store_undelete(store, &base, 1, &err), &err);
     ckd_id all[] = {base, id_of(store, 1), id};
     assert_int_equal(ckd_store_delete(store, all, 3, NULL, &err), CKD_E_STATE);
@@ -163,7 +163,7 @@ static void test_arguments_and_modes(void **state) {
     assert_int_equal(ckd_store_pin(store, &id, "\xff", &err), CKD_E_INVALID);
     reason[CKD_REASON_MAX] = '\0';
     must(ckd_store_pin(store, &id, reason, &err), &err);
-    must(ckd_store_pin(store, &id, NULL, &err), &err); /* takes the reason away */
+    must(ckd_store_pin(store, &id, NULL, &err), &err); /* removes the reason */
     assert_int_equal(settings_in(*state), 1);
     ckd_store_close(store);
 
@@ -179,8 +179,8 @@ static void test_arguments_and_modes(void **state) {
     ckd_store_close(store);
 }
 
-/* Nothing of them is only in the catalog. */
-static void test_without_the_catalog(void **state) {
+/* Pins and tags do not depend on the catalog. */
+static void test_pins_and_tags_survive_a_lost_catalog(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id one = id_of(store, 1), two = id_of(store, 2);
     ckd_error err = {0};
@@ -214,7 +214,7 @@ static void save_bases(ckd_store *store, uint64_t first, uint64_t end) {
     }
 }
 
-static void test_policies_keep_them(void **state) {
+static void test_policies_keep_pins_and_tags(void **state) {
     ckd_store *store = make_steps(*state, 1);
     ckd_policy policy = CKD_POLICY_INIT;
     ckd_prune *plan;
@@ -247,7 +247,7 @@ static void test_policies_keep_them(void **state) {
 
 /* ---- damage ---- */
 
-/* Everything that deletes or removes refuses, and names the file. */
+/* Deletions, policies and collections refuse to run, and name the file. */
 static void check_refused(ckd_store *store, ckd_status expected, const char *file) {
     ckd_policy policy = CKD_POLICY_INIT;
     ckd_prune *plan;
@@ -262,7 +262,7 @@ static void check_refused(ckd_store *store, ckd_status expected, const char *fil
     assert_non_null(strstr(err.file, file));
 }
 
-/* Each bit of a note; then each way to cut it off. */
+/* Flips each bit of a note, then truncates it at many lengths. */
 static void damage_everywhere(ckd_store *store, const char *path, const char *file) {
     ckd_error err = {0};
     size_t size, step = under_sanitizer() ? 7 : 1;
@@ -284,7 +284,7 @@ static void damage_everywhere(ckd_store *store, const char *path, const char *fi
     free(note);
 }
 
-static void test_damage_keeps_everything(void **state) {
+static void test_nothing_is_deleted_while_a_pin_is_damaged(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id one = id_of(store, 1);
     ckd_tag_list *tags;
@@ -292,7 +292,7 @@ static void test_damage_keeps_everything(void **state) {
     ckd_error err = {0};
     must(ckd_store_pin(store, &one, "why", &err), &err);
     damage_everywhere(store, pin_path(*state, &one, 0), "data/n/pin.");
-    must(ckd_store_pins(&pins, store, &err), &err); /* that it is pinned is known all the same */
+    must(ckd_store_pins(&pins, store, &err), &err); /* a damaged pin still names its checkpoint */
     assert_int_equal(pins->items[0].status, CKD_E_CORRUPT);
     assert_memory_equal(&pins->items[0].checkpoint, &one, sizeof(one));
     ckd_pin_list_free(pins);
@@ -316,7 +316,7 @@ static void test_damage_keeps_everything(void **state) {
     ckd_store_close(store);
 }
 
-/* What is in the trash may be what it is about. */
+/* The unreadable pin may belong to a checkpoint in the trash, so the trash is not emptied. */
 static void test_damage_keeps_the_trash(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id two = id_of(store, 2), zero = id_of(store, 0);
@@ -329,7 +329,7 @@ static void test_damage_keeps_the_trash(void **state) {
     write_whole_file(pin_path(*state, &zero, 0), note, size - 1);
     assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_CORRUPT);
     ckd_store_close(store);
-    store = open_store(*state, CKD_OPEN_WRITE); /* which would have emptied it */
+    store = open_store(*state, CKD_OPEN_WRITE); /* would have emptied the trash */
     must(ckd_store_undelete(store, &two, 1, &err), &err);
     write_whole_file(pin_path(*state, &zero, 0), note, size);
     scene_check(store, 0, 3);
@@ -339,7 +339,7 @@ static void test_damage_keeps_the_trash(void **state) {
     ckd_store_close(store);
 }
 
-/* A newer version's: it is not known what it says, and it is not ours to take away. */
+/* A note of a newer version cannot be interpreted. It keeps everything, and is neither replaced nor removed. */
 static void test_newer_notes_stay(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id one = id_of(store, 1);
@@ -353,7 +353,7 @@ static void test_newer_notes_stay(void **state) {
     for (size_t i = 0; i < 2; i++) {
         unsigned char *note = read_whole_file(paths[i], &size), *newer = malloc(size);
         memcpy(newer, note, size);
-        newer[12] = 4; /* a required feature */
+        newer[12] = 4; /* a required feature that this version does not know */
         uint64_t sum = hash64(newer, size - 8);
         for (size_t k = 0; k < 8; k++) {
             newer[size - 8 + k] = (unsigned char)(sum >> 8 * k);
@@ -375,6 +375,7 @@ static void test_newer_notes_stay(void **state) {
 
 /* ---- generations and names ---- */
 
+/* Of several generations of a tag the highest one counts. A file whose name contradicts its content is damaged. */
 static void test_the_highest_generation_counts(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id one = id_of(store, 1), two = id_of(store, 2);
@@ -384,16 +385,16 @@ static void test_the_highest_generation_counts(void **state) {
     unsigned char *old = read_whole_file(note_path(*state, "tag", "best", 0), &size);
     must(ckd_store_set_tag(store, "best", &two, 1, &err), &err);
     assert_false(file_exists(note_path(*state, "tag", "best", 0)));
-    write_whole_file(note_path(*state, "tag", "best", 0), old, size); /* as a crash leaves it */
+    write_whole_file(note_path(*state, "tag", "best", 0), old, size); /* as a crash could leave it */
     assert_int_equal(tagged_step(store, "best"), 2);
-    write_whole_file(note_path(*state, "tag", "best", 0), old,
-                     size / 2); /* it means nothing, whatever it holds */
+    /* The lower generation is ignored even if it is damaged. */
+    write_whole_file(note_path(*state, "tag", "best", 0), old, size / 2);
     assert_int_equal(tagged_step(store, "best"), 2);
     assert_int_equal(delete_step(store, 2, &err), CKD_E_STATE);
     must(ckd_store_remove_tag(store, "best", &err), &err);
     assert_int_equal(settings_in(*state), 0);
 
-    write_whole_file(note_path(*state, "tag", "best", 3), old, size); /* its own generation is 0 */
+    write_whole_file(note_path(*state, "tag", "best", 3), old, size); /* the file itself says generation 0 */
     check_refused(store, CKD_E_CORRUPT, "data/n/tag.best.3");
     must(ckd_store_remove_tag(store, "best", &err), &err);
     write_whole_file(note_path(*state, "tag", "other", 0), old, size);
@@ -407,7 +408,8 @@ static void test_the_highest_generation_counts(void **state) {
     ckd_store_close(store);
 }
 
-static void test_other_names_mean_nothing(void **state) {
+/* Files whose names only resemble those of pins and tags are ignored. */
+static void test_other_file_names_are_ignored(void **state) {
     static const char *const names[] = {"pin",
                                         "pin.0",
                                         "pin.a.0",
@@ -436,8 +438,11 @@ static void test_other_names_mean_nothing(void **state) {
     assert_int_equal(settings_in(*state), sizeof(names) / sizeof(names[0]));
 }
 
-/* Its manifest was lost: the tag says so, and goes like any other. */
-static void test_a_checkpoint_that_is_gone(void **state) {
+/*
+ * The tagged checkpoint's manifest was lost. The tag is still listed, finding it reports the loss, and it can be
+ * removed.
+ */
+static void test_tag_of_a_lost_checkpoint(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_id two = id_of(store, 2);
     ckd_tag_list *tags;
@@ -460,7 +465,7 @@ static void test_a_checkpoint_that_is_gone(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- beside each other ---- */
+/* ---- concurrency ---- */
 
 typedef struct mover {
     ckd_store *store;
@@ -476,8 +481,8 @@ static void *move_tag(void *context) {
     return NULL;
 }
 
-/* Whoever reads while it moves sees the tag, here or there. */
-static void test_readers_of_a_tag_that_moves(void **state) {
+/* A reader always finds a tag that is being moved, at the old or the new checkpoint. */
+static void test_readers_always_find_a_moving_tag(void **state) {
     mover m = {.store = make_steps(*state, 3)};
     ckd_store *watcher = open_store(*state, CKD_OPEN_READ);
     pthread_t thread;
@@ -503,18 +508,18 @@ static void test_readers_of_a_tag_that_moves(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_what_is_pinned_stays),
+        tempdir_test(test_pinned_checkpoints_are_not_deleted),
         tempdir_test(test_tags),
         tempdir_test(test_arguments_and_modes),
-        tempdir_test(test_without_the_catalog),
-        tempdir_test(test_policies_keep_them),
-        tempdir_test(test_damage_keeps_everything),
+        tempdir_test(test_pins_and_tags_survive_a_lost_catalog),
+        tempdir_test(test_policies_keep_pins_and_tags),
+        tempdir_test(test_nothing_is_deleted_while_a_pin_is_damaged),
         tempdir_test(test_damage_keeps_the_trash),
         tempdir_test(test_newer_notes_stay),
         tempdir_test(test_the_highest_generation_counts),
-        tempdir_test(test_other_names_mean_nothing),
-        tempdir_test(test_a_checkpoint_that_is_gone),
-        tempdir_test(test_readers_of_a_tag_that_moves),
+        tempdir_test(test_other_file_names_are_ignored),
+        tempdir_test(test_tag_of_a_lost_checkpoint),
+        tempdir_test(test_readers_always_find_a_moving_tag),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("pins", tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /*
- * Policies that a store keeps: which applies to which run, that none that is damaged is taken for none, and what happens after a commit: it deletes what it
- * should, never makes a save fail, never waits, and leaves what is good.
+ * Retention policies kept in a store: which policy applies to which run, that a damaged policy is never taken for a
+ * missing one, and what applying it after a commit does. It deletes only what the policy allows, never makes a save
+ * fail, and never waits for other users of the store.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,14 +23,12 @@
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
 
-/* ---- what tests have in common ---- */
-
-static char told[8192]; /* by the library, one below the other */
+static char messages[8192]; /* messages of the library, one per line */
 
 static void on_message(void *context, const char *message) {
     (void)context;
-    size_t used = strlen(told);
-    snprintf(told + used, sizeof(told) - used, "%s\n", message);
+    size_t used = strlen(messages);
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
 }
 
 static void must(ckd_status status, const ckd_error *err) {
@@ -46,7 +45,7 @@ static ckd_store *open_store(const char *dir, ckd_open_mode mode) {
     o.on_message = on_message;
     o.lock_timeout_ms = 20000;
     must(ckd_store_open(&store, store_path_of(dir, ""), mode, &o, &err), &err);
-    told[0] = '\0';
+    messages[0] = '\0';
     return store;
 }
 
@@ -78,7 +77,7 @@ static void save_bases(ckd_store *store, const char *run, uint64_t first, uint64
     }
 }
 
-/* Bits of the steps of a run that are listed. */
+/* The listed steps of a run as a bit mask: bit n is step n. */
 static uint64_t steps_of(ckd_store *store, const char *run) {
     ckd_checkpoint_list *list;
     uint64_t bits = 0;
@@ -98,7 +97,7 @@ static size_t files_in(const char *dir, const char *folder) {
     return count;
 }
 
-/* The only chunk file of a store with one checkpoint. */
+/* The path of the only chunk file in a store with one checkpoint. */
 static void only_chunk(char path[1024], const char *dir) {
     dir_list list;
     char below[128];
@@ -117,8 +116,9 @@ static void flip_middle(const char *path) {
     free(data);
 }
 
-/* ---- storing ---- */
+/* ---- setting, reading and clearing ---- */
 
+/* Policies are validated, replaced, listed and cleared. Those of runs and that of the store are independent. */
 static void test_set_and_clear(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_stored_policy got;
@@ -150,7 +150,7 @@ static void test_set_and_clear(void **state) {
     assert_true(clock_wall_ns() - got.set_ns < UINT64_C(600) * 1000000000);
 
     set_policy(store, NULL, 4, 0);
-    set_policy(store, NULL, 5, 0); /* takes its place */
+    set_policy(store, NULL, 5, 0); /* replaces the previous one */
     set_policy(store, "0", 6, 0);
     must(ckd_store_policy(&got, store, "a", &err), &err);
     assert_true(got.policy.keep_last == 5 && !got.run[0]);
@@ -173,8 +173,11 @@ static void test_set_and_clear(void **state) {
     ckd_store_close(store);
 }
 
-/* A caller that was built before some fields were appended. */
-static void test_an_older_caller(void **state) {
+/*
+ * A caller built before `automatic` and `undo_s` were appended passes a smaller struct. Those fields get their
+ * defaults.
+ */
+static void test_older_callers_get_defaults(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_stored_policy got;
     ckd_error err = {0};
@@ -187,9 +190,10 @@ static void test_an_older_caller(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- applying on request ---- */
+/* ---- applying a policy on request ---- */
 
-static void test_each_run_by_its_own(void **state) {
+/* A run with a policy of its own follows that one. All other runs follow the policy of the store. */
+static void test_a_run_follows_its_own_policy(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_prune *plan;
     ckd_trash *trash;
@@ -204,7 +208,7 @@ static void test_each_run_by_its_own(void **state) {
     p.undo_s = 50;
     must(ckd_store_set_policy(store, &p, &err), &err);
     must(ckd_store_plan_prune(&plan, store, NULL, &err), &err);
-    assert_int_equal(plan->count, 6); /* of b alone */
+    assert_int_equal(plan->count, 6); /* only run b has a policy */
     assert_int_equal(plan->deleted, 2);
     ckd_prune_free(plan);
     p = policy_of(NULL, 2, 0);
@@ -219,16 +223,17 @@ static void test_each_run_by_its_own(void **state) {
     assert_int_equal(steps_of(store, "c"), 48);
     must(ckd_store_trash(&trash, store, &err), &err);
     assert_int_equal(trash->count, 10);
-    for (size_t i = 0; i < trash->count; i++) { /* the longest of both */
+    for (size_t i = 0; i < trash->count; i++) { /* of two policies, the longer undo_s applies */
         assert_int_equal(trash->items[i].until_ns - trash->items[i].deleted_ns, UINT64_C(3000000000000));
     }
     ckd_trash_free(trash);
     ckd_store_close(store);
-    assert_string_equal(told, "");
+    assert_string_equal(messages, "");
 }
 
-/* ---- after commits ---- */
+/* ---- applying a policy after each commit ---- */
 
+/* Only runs with an automatic policy are pruned. */
 static void test_after_each_commit(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_trash *trash;
@@ -241,8 +246,8 @@ static void test_after_each_commit(void **state) {
     assert_int_equal(steps_of(store, "a"), 48);
     assert_int_equal(steps_of(store, "b"), 63);
     assert_int_equal(steps_of(store, "c"), 63);
-    assert_non_null(strstr(told, "deleted 1 checkpoint of a, by its policy\n"));
-    assert_null(strstr(told, " of b"));
+    assert_non_null(strstr(messages, "deleted 1 checkpoint of a, by its policy\n"));
+    assert_null(strstr(messages, " of b"));
     must(ckd_store_trash(&trash, store, &err), &err);
     assert_int_equal(trash->count, 4);
     ckd_trash_free(trash);
@@ -252,12 +257,14 @@ static void test_after_each_commit(void **state) {
     p.undo_s = 0;
     must(ckd_store_set_policy(store, &p, &err), &err);
     save_base(store, "a", 6);
-    assert_int_equal(files_in(*state, "data/c"), 18); /* one more, one less; the others' time is not over */
+    /* Step 6 came and one file went; the trash still holds the files deleted with the default undo_s. */
+    assert_int_equal(files_in(*state, "data/c"), 18);
     ckd_store_close(store);
     store_check_clean(*state);
 }
 
-static void test_many_at_once(void **state) {
+/* automatic = 3: the policy is applied when at least three checkpoints can be deleted. */
+static void test_automatic_waits_for_a_number_of_deletions(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     set_policy(store, NULL, 2, 3);
     static const uint64_t listed[] = {1, 3, 7, 15, 24, 56, 120, 192};
@@ -268,8 +275,11 @@ static void test_many_at_once(void **state) {
     ckd_store_close(store);
 }
 
-/* Of a chain as much goes as of bases, and what stays loads. */
-static void test_a_chain(void **state) {
+/*
+ * Steps of a delta chain are deleted like bases, except those that a remaining checkpoint needs. The pinned one still
+ * loads.
+ */
+static void test_chains_are_pruned(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_error err = {0};
     set_policy(store, NULL, 1, 1);
@@ -282,12 +292,13 @@ static void test_a_chain(void **state) {
     assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, 3, NULL), CKD_OK);
     must(ckd_store_pin(store, &c.id, NULL, &err), &err);
     save_bases(store, SCENE_RUN, 5, 7);
-    assert_int_equal(steps_of(store, SCENE_RUN), 8 | 32 | 64); /* what is pinned */
+    assert_int_equal(steps_of(store, SCENE_RUN), 8 | 32 | 64); /* step 3 is pinned */
     scene_check(store, 3, 1);
     ckd_store_close(store);
 }
 
-static void test_it_never_makes_a_save_fail(void **state) {
+/* A damaged tag or policy keeps the policy from being applied. The save succeeds and a message names the file. */
+static void test_a_policy_never_makes_a_save_fail(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     char path[1024];
     set_policy(store, NULL, 1, 1);
@@ -296,18 +307,18 @@ static void test_it_never_makes_a_save_fail(void **state) {
     write_whole_file(store_path_of(*state, "data/n/tag.best.0"), "x", 1);
     save_bases(store, "a", 1, 4);
     assert_int_equal(steps_of(store, "a"), 15);
-    assert_non_null(strstr(told, "the policy of a was not applied: "));
-    assert_non_null(strstr(told, "data/n/tag.best.0"));
+    assert_non_null(strstr(messages, "the policy of a was not applied: "));
+    assert_non_null(strstr(messages, "data/n/tag.best.0"));
     assert_int_equal(unlink(store_path_of(*state, "data/n/tag.best.0")), 0);
 
-    told[0] = '\0';
+    messages[0] = '\0';
     size_t size;
     const char *note = store_path_of(*state, "data/n/policy.-.0");
     unsigned char *policy = read_whole_file(note, &size);
     write_whole_file(note, policy, size - 1);
     save_base(store, "a", 4);
     assert_int_equal(steps_of(store, "a"), 31);
-    assert_non_null(strstr(told, "policy.-.0"));
+    assert_non_null(strstr(messages, "policy.-.0"));
     write_whole_file(store_path_of(*state, "data/n/policy.-.0"), policy, size);
     free(policy);
     save_base(store, "a", 5);
@@ -315,14 +326,14 @@ static void test_it_never_makes_a_save_fail(void **state) {
     ckd_store_close(store);
 }
 
-/* The newest is damaged before the others go: they stay. */
+/* Damages the chunk file of the newest checkpoint between its commit and the deletions. */
 static int damage_hook(void *context, file_op step, const char *path) {
     char *victim = context;
     if (step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/c/") && !victim[0]) {
         snprintf(victim, 1024, "%s", path);
     }
     if (step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/m/") &&
-        victim[0]) { /* its chunk file is complete by now */
+        victim[0]) { /* by now the chunk file is complete */
         char copy[1024];
         snprintf(copy, sizeof(copy), "%s", victim);
         file_set_fault_hook(NULL, NULL);
@@ -331,7 +342,7 @@ static int damage_hook(void *context, file_op step, const char *path) {
     return 0;
 }
 
-static void test_nothing_goes_while_the_newest_are_damaged(void **state) {
+static void test_nothing_is_deleted_while_the_newest_are_damaged(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     char victim[1024] = "";
     save_bases(store, "a", 0, 4);
@@ -341,15 +352,15 @@ static void test_nothing_goes_while_the_newest_are_damaged(void **state) {
     file_set_fault_hook(NULL, NULL);
     assert_string_not_equal(victim, "");
     assert_int_equal(steps_of(store, "a"), 31);
-    assert_non_null(strstr(told, "a@4, which the newest that are left need, is damaged"));
-    save_base(store, "a", 5); /* 4 is of the newest two still */
+    assert_non_null(strstr(messages, "a@4, which the newest that are left need, is damaged"));
+    save_base(store, "a", 5); /* step 4 is still one of the newest two */
     assert_int_equal(steps_of(store, "a"), 63);
     save_base(store, "a", 6);
     assert_int_equal(steps_of(store, "a"), 96);
     ckd_store_close(store);
 }
 
-/* ---- what it costs ---- */
+/* ---- what applying a policy reads ---- */
 
 static struct {
     const char *where;
@@ -362,7 +373,7 @@ static int count_reads(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* Damages a file when the policy is looked at, after the commit. */
+/* Damages a file after the commit, when the policy is read. */
 static int damage_then_hook(void *context, file_op step, const char *path) {
     if (step == FILE_OP_OPEN && strstr(path, "data/n")) {
         file_set_fault_hook(NULL, NULL);
@@ -371,13 +382,15 @@ static int damage_then_hook(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* A delta on step 0, whose file is damaged while the policy is applied. */
+/*
+ * Saves a delta on step 0. The chunk file of step 0 is damaged while the policy is applied, and restored afterwards.
+ */
 static void save_on_zero(ckd_store *store, uint64_t step, char *file_of_zero) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     ckd_save *save;
     ckd_error err = {0};
     scene s = scene_of(step);
-    o.run = o.parent_run = SCENE_RUN; /* parent_step 0 */
+    o.run = o.parent_run = SCENE_RUN; /* parent_step is 0 */
     o.step = step;
     o.max_load_cost = o.newest_load_cost = 1000;
     must(ckd_save_begin(&save, store, &o, &err), &err);
@@ -388,8 +401,11 @@ static void save_on_zero(ckd_store *store, uint64_t step, char *file_of_zero) {
     flip_middle(file_of_zero);
 }
 
-/* A file that was read through once is not read again, until the catalog is lost; on request it is. */
-static void test_it_reads_once(void **state) {
+/*
+ * A chunk file that was verified once is not read again after a commit, until the catalog is lost. A prune on request
+ * reads it every time.
+ */
+static void test_files_are_verified_once(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     char path[1024];
     ckd_error err = {0};
@@ -402,16 +418,17 @@ static void test_it_reads_once(void **state) {
     set_policy(store, NULL, 1, 1);
     save_on_zero(store, 1, path);
     save_on_zero(store, 2, path);
-    assert_string_equal(told, "");
-    save_on_zero(store, 3, path); /* 1 could go, but the file of 0 was never read, and is damaged */
+    assert_string_equal(messages, "");
+    /* Step 1 could go, but the file of step 0 has not been verified and is damaged. */
+    save_on_zero(store, 3, path);
     assert_int_equal(steps_of(store, SCENE_RUN), 15);
-    assert_non_null(strstr(told, "which the newest that are left need, is damaged"));
+    assert_non_null(strstr(messages, "which the newest that are left need, is damaged"));
     must(ckd_store_prune(NULL, store, &p, NULL, &err), &err);
     assert_int_equal(steps_of(store, SCENE_RUN), 13);
 
     set_policy(store, NULL, 1, 1);
     save_on_zero(store, 4, path);
-    assert_int_equal(steps_of(store, SCENE_RUN), 25); /* now it was read before */
+    assert_int_equal(steps_of(store, SCENE_RUN), 25); /* the prune on request has verified the file */
     set_policy(store, NULL, 1, 9);
     save_on_zero(store, 5, path);
     assert_int_equal(steps_of(store, SCENE_RUN), 57);
@@ -426,10 +443,11 @@ static void test_it_reads_once(void **state) {
     set_policy(store, NULL, 1, 1);
     save_on_zero(store, 6, path);
     assert_int_equal(steps_of(store, SCENE_RUN), 121);
-    assert_non_null(strstr(told, "which the newest that are left need, is damaged"));
+    assert_non_null(strstr(messages, "which the newest that are left need, is damaged"));
     ckd_store_close(store);
 }
 
+/* A save reads other manifests only if the policy has something to delete. */
 static void test_a_save_reads_little(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save_bases(store, "a", 0, 3);
@@ -445,15 +463,15 @@ static void test_a_save_reads_little(void **state) {
     file_set_fault_hook(count_reads, NULL);
     save_base(store, "a", 4);
     file_set_fault_hook(NULL, NULL);
-    assert_true(watched.reads > idle + 4); /* it looked at all of them, and deleted */
-    assert_true(idle <= 2);                /* as a save does without any policy */
+    assert_true(watched.reads > idle + 4); /* the policy read all manifests and deleted */
+    assert_true(idle <= 2);                /* no more than a save without a policy reads */
     ckd_store_close(store);
 }
 
 /* ---- locks ---- */
 
 static struct {
-    const char *lock; /* taken when the policy is looked at; NULL: none, or taken already */
+    const char *lock; /* taken when the policy is read; NULL: none, or already taken */
     file_lock *held;
     char store[1024];
 } rival;
@@ -470,8 +488,8 @@ static int rival_hook(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* Whoever holds what it needs is not waited for: it is done after the next save. */
-static void test_it_does_not_wait(void **state) {
+/* A policy does not wait for a lock that somebody else holds. The next save applies it. */
+static void test_a_policy_does_not_wait(void **state) {
     static const char *const locks[] = {"data/lock", "data/readers"};
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_error err = {0};
@@ -491,8 +509,8 @@ static void test_it_does_not_wait(void **state) {
         assert_int_equal(steps_of(store, "a"), i ? 63 : 31);
         lock_release(rival.held);
     }
-    assert_string_equal(told, "");
-    ckd_load *load; /* reading is no hindrance to deleting, but to removing */
+    assert_string_equal(messages, "");
+    ckd_load *load; /* a reader does not block deletions, only the removal of files */
     ckd_checkpoint c;
     assert_int_equal(ckd_store_find(&c, store, "a", 5, NULL), CKD_OK);
     must(ckd_load_begin(&load, store, &c.id, &err), &err);
@@ -506,7 +524,7 @@ static void test_it_does_not_wait(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- compacting ---- */
+/* ---- compaction after a commit ---- */
 
 static void save_delta(ckd_store *store, uint64_t step) {
     scene s = scene_of(step);
@@ -528,7 +546,7 @@ static void check_bits(ckd_store *store, uint64_t step) {
     must(scene_load(store, &s, &err), &err);
 }
 
-/* Percent of chunk files that are what deleted checkpoints left. */
+/* The share of dead bytes in the run's chunk files, in percent: bytes that only deleted checkpoints used. */
 static uint64_t dead_percent(ckd_store *store, const char *run) {
     manifest_set n = {0};
     chunk_waste w;
@@ -538,7 +556,8 @@ static uint64_t dead_percent(ckd_store *store, const char *run) {
     return w.bytes ? 100 * w.dead / w.bytes : 0;
 }
 
-static void test_it_compacts(void **state) {
+/* After its deletions a policy also compacts the run, if the share of dead bytes exceeds the limit. */
+static void test_a_policy_compacts(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_error err = {0};
     ckd_policy p = policy_of(NULL, 2, 1);
@@ -551,15 +570,15 @@ static void test_it_compacts(void **state) {
     save_delta(store, 3);
     assert_true(dead_percent(store, SCENE_RUN) > CKD_COMPACT_SHARE);
     assert_int_equal(dead_percent(store, "b"), 0);
-    assert_null(strstr(told, "compacted"));
+    assert_null(strstr(messages, "compacted"));
     set_compacting(store, 1, 99);
     save_delta(store, 4);
-    assert_null(strstr(told, "compacted"));
+    assert_null(strstr(messages, "compacted"));
     set_compacting(store, 1, 0);
-    save_base(store, "b", 0); /* whose policy deletes nothing */
-    assert_null(strstr(told, "compacted"));
+    save_base(store, "b", 0); /* the policy deletes nothing of b */
+    assert_null(strstr(messages, "compacted"));
     save_delta(store, 5);
-    assert_non_null(strstr(told, "compacted " SCENE_RUN ", by its policy"));
+    assert_non_null(strstr(messages, "compacted " SCENE_RUN ", by its policy"));
     assert_int_equal(steps_of(store, SCENE_RUN), 48);
     assert_true(dead_percent(store, SCENE_RUN) <= CKD_COMPACT_SHARE);
     check_bits(store, 4);
@@ -568,7 +587,10 @@ static void test_it_compacts(void **state) {
     store_check_clean(*state);
 }
 
-/* A limit stops what is coded anew, one checkpoint later; manifests still let go of old files, and the next call goes on. */
+/*
+ * A compaction that reaches its limit stops after the checkpoint that exceeded it. Manifests already stop naming old
+ * files, and the next call continues.
+ */
 static void test_compacting_in_parts(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_checkpoint_list *list;
@@ -582,7 +604,7 @@ static void test_compacting_in_parts(void **state) {
         save_delta(store, step);
     }
     must(ckd_store_list(&list, store, SCENE_RUN, &err), &err);
-    for (size_t i = 0; i < 8; i += 1 + (i == 3)) { /* 4 and 8 stay */
+    for (size_t i = 0; i < 8; i += 1 + (i == 3)) { /* keep steps 4 and 8 */
         must(ckd_store_delete(store, &list->items[i].id, 1, &at_once, &err), &err);
     }
     ckd_checkpoint_list_free(list);
@@ -591,7 +613,7 @@ static void test_compacting_in_parts(void **state) {
     for (over = true; over && calls < 10; calls++) {
         ckd_compaction *done;
         must(compact_within(&done, &over, store, &o, &limits, &err), &err);
-        assert_int_equal(done->count, over); /* the one that was too much */
+        assert_int_equal(done->count, over); /* the checkpoint that exceeded the limit */
         ckd_compaction_free(done);
     }
     assert_true(calls > 1 && !over && dead_percent(store, SCENE_RUN) < before);
@@ -602,7 +624,7 @@ static void test_compacting_in_parts(void **state) {
 }
 
 typedef struct written {
-    uint64_t intents; /* a save makes one, and each rewrite of a compaction another one */
+    uint64_t intents; /* a save creates one, each rewrite of a compaction another */
 } written;
 
 static int written_hook(void *context, file_op step, const char *path) {
@@ -611,7 +633,9 @@ static int written_hook(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* By a handle of its own, as the command saves. Returns how many rewrites the policy's compaction has begun. */
+/*
+ * Saves with a store handle of its own, as the command does. Returns how many rewrites the policy's compaction began.
+ */
 static uint64_t save_drifting(const char *dir, drift *d, uint64_t step) {
     written w = {0};
     ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
@@ -625,10 +649,11 @@ static uint64_t save_drifting(const char *dir, drift *d, uint64_t step) {
 }
 
 /*
- * Lossy checkpoints that are far apart keep what lies between them, as it would be larger if it were coded anew. A compaction that has found so is not
- * tried again at the next save, though the share of dead bytes is above what the policy allows.
+ * Lossy checkpoints that are far apart need the deleted ones between them, because recoding the difference would make
+ * them larger. Once a compaction has found this, the next saves do not try it again, although the share of dead bytes
+ * exceeds what the policy allows.
  */
-static void test_what_cannot_be_compacted(void **state) {
+static void test_useless_compactions_are_not_repeated(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_policy p = policy_of(NULL, 0, 1);
     ckd_error err = {0};
@@ -646,17 +671,17 @@ static void test_what_cannot_be_compacted(void **state) {
         idle += above && rewrites == 0;
     }
     drift_free(&d);
-    assert_true(idle >= 10); /* 15 of 60; 5 where each save tries again */
+    assert_true(idle >= 10); /* 15 of 60; it would be 5 if each save tried again */
 }
 
 static struct {
     char lock[1100];
-    const char *before; /* it is taken when this one is about to be */
-    bool is_near;       /* what was deleted has been removed: a compaction is next */
+    const char *before; /* saver.lock is taken just before this one */
+    bool is_near;       /* the deleted files have been removed: the compaction is next */
     file_lock *held;
 } saver;
 
-/* Somebody else has a lock when the compaction has begun. */
+/* Takes a lock, as another process would, once the compaction has begun. */
 static int saver_hook(void *context, file_op step, const char *path) {
     (void)context;
     saver.is_near = saver.is_near || (step == FILE_OP_REMOVE && strstr(path, "data/t/" SCENE_RUN));
@@ -667,15 +692,18 @@ static int saver_hook(void *context, file_op step, const char *path) {
     return 0;
 }
 
-static void saver_comes(const char *dir, const char *lock, const char *before) {
+static void arm_saver(const char *dir, const char *lock, const char *before) {
     snprintf(saver.lock, sizeof(saver.lock), "%s", store_path_of(dir, lock));
     saver.before = before;
     saver.is_near = false;
     saver.held = NULL;
 }
 
-/* Readers keep old files from being removed, but nothing waits for them, nor for somebody who saves; and nothing fails. */
-static void test_compacting_waits_for_nobody(void **state) {
+/*
+ * The compaction does not wait for readers or savers, and does not fail because of them. Readers only delay the
+ * removal of old files.
+ */
+static void test_compaction_does_not_wait(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_load *load;
     ckd_checkpoint c;
@@ -687,18 +715,18 @@ static void test_compacting_waits_for_nobody(void **state) {
     assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, 3, NULL), CKD_OK);
     must(ckd_load_begin(&load, store, &c.id, &err), &err);
     save_delta(store, 4);
-    assert_null(strstr(told, "waiting"));
+    assert_null(strstr(messages, "waiting"));
     assert_int_equal(steps_of(store, SCENE_RUN), 24);
     ckd_load_end(load);
-    saver_comes(*state, "data/lock", "data/readers");
-    told[0] = '\0';
+    arm_saver(*state, "data/lock", "data/readers");
+    messages[0] = '\0';
     file_set_fault_hook(saver_hook, NULL);
     save_delta(store, 5);
     file_set_fault_hook(NULL, NULL);
     assert_non_null(saver.held);
     lock_release(saver.held);
-    assert_null(strstr(told, "waiting"));
-    assert_null(strstr(told, "not applied"));
+    assert_null(strstr(messages, "waiting"));
+    assert_null(strstr(messages, "not applied"));
     assert_true(dead_percent(store, SCENE_RUN) > CKD_COMPACT_SHARE);
     save_delta(store, 6);
     assert_true(dead_percent(store, SCENE_RUN) <= CKD_COMPACT_SHARE);
@@ -708,8 +736,11 @@ static void test_compacting_waits_for_nobody(void **state) {
     store_check_clean(*state);
 }
 
-/* Manifests of early versions come first. One that is listed needs the readers' lock, one in the trash the publish lock. */
-static void waits_for_nobody_early(const char *dir, const char *lock, bool deleted) {
+/*
+ * Early manifests are converted before a compaction. A listed one needs the readers' lock, one in the trash the
+ * publish lock. The conversion waits for neither lock.
+ */
+static void check_conversion_does_not_wait(const char *dir, const char *lock, bool deleted) {
     ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
     ckd_policy p = policy_of(SCENE_RUN, 2, 1);
     ckd_checkpoint c;
@@ -729,37 +760,37 @@ static void waits_for_nobody_early(const char *dir, const char *lock, bool delet
         must(ckd_store_find(&c, store, "early", step, &err), &err);
         must(deleted ? ckd_store_delete(store, &c.id, 1, NULL, &err) : CKD_OK, &err);
     }
-    saver_comes(dir, lock, lock);
-    told[0] = '\0';
+    arm_saver(dir, lock, lock);
+    messages[0] = '\0';
     file_set_fault_hook(saver_hook, NULL);
     save_delta(store, 4);
     file_set_fault_hook(NULL, NULL);
     assert_non_null(saver.held);
     lock_release(saver.held);
-    assert_null(strstr(told, "waiting"));
-    assert_null(strstr(told, "not applied"));
+    assert_null(strstr(messages, "waiting"));
+    assert_null(strstr(messages, "not applied"));
     save_delta(store, 5);
-    assert_non_null(strstr(told, "compacted " SCENE_RUN ", by its policy"));
+    assert_non_null(strstr(messages, "compacted " SCENE_RUN ", by its policy"));
     check_bits(store, 5);
     ckd_store_close(store);
 }
 
-static void test_bringing_over_waits_for_no_reader(void **state) {
-    waits_for_nobody_early(*state, "data/readers", false);
+static void test_conversion_does_not_wait_for_readers(void **state) {
+    check_conversion_does_not_wait(*state, "data/readers", false);
 }
 
-static void test_bringing_over_waits_for_no_saver(void **state) {
-    waits_for_nobody_early(*state, "data/lock", true);
+static void test_conversion_does_not_wait_for_savers(void **state) {
+    check_conversion_does_not_wait(*state, "data/lock", true);
 }
 
-/* ---- others delete meanwhile ---- */
+/* ---- concurrent deletions ---- */
 
 static struct {
-    ckd_store *store; /* another handle; NULL: it has deleted */
+    ckd_store *store; /* another handle; NULL once it has deleted */
     uint64_t first, end;
 } other;
 
-/* Deletes steps of a when the first chunk file is read through. */
+/* Deletes steps of run a when the first chunk file is read. */
 static int other_hook(void *context, file_op step, const char *path) {
     (void)context;
     if (step == FILE_OP_READ && strstr(path, "data/c/") && other.store) {
@@ -776,8 +807,8 @@ static int other_hook(void *context, file_op step, const char *path) {
     return 0;
 }
 
-static ckd_status prune_beside(ckd_prune **plan, ckd_store *store, ckd_store *rival_store, uint64_t first,
-                               uint64_t end, const ckd_policy *p, ckd_error *err) {
+static ckd_status prune_during_deletions(ckd_prune **plan, ckd_store *store, ckd_store *rival_store,
+                                         uint64_t first, uint64_t end, const ckd_policy *p, ckd_error *err) {
     other.store = rival_store;
     other.first = first;
     other.end = end;
@@ -788,24 +819,24 @@ static ckd_status prune_beside(ckd_prune **plan, ckd_store *store, ckd_store *ri
     return status;
 }
 
-/* What goes is decided by what is listed when it goes. */
-static void test_the_plan_that_is_carried_out(void **state) {
+/* A prune decides again if checkpoints were deleted while it verified: it deletes by what is listed at that moment. */
+static void test_prune_decides_by_the_current_list(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_store *beside = open_store(*state, CKD_OPEN_WRITE);
     ckd_error err = {0};
     ckd_prune *plan;
     save_bases(store, "a", 0, 9);
     ckd_policy p = policy_of(NULL, 5, 0);
-    must(prune_beside(&plan, store, beside, 6, 9, &p, &err), &err);
-    assert_int_equal(steps_of(store, "a"), 62); /* the newest five of 0 to 5 */
+    must(prune_during_deletions(&plan, store, beside, 6, 9, &p, &err), &err);
+    assert_int_equal(steps_of(store, "a"), 62); /* the newest five of steps 0 to 5 */
     assert_int_equal(plan->deleted, 1);
     assert_int_equal(plan->count, 6);
     assert_int_equal(plan->items[0].kept, 0);
     assert_true(plan->items[1].kept & CKD_KEPT_LAST);
     assert_true(plan->items[5].kept & CKD_KEPT_SAFETY);
     ckd_prune_free(plan);
-    p.keep_last = 2; /* and now all that could go is gone */
-    must(prune_beside(&plan, store, beside, 1, 5, &p, &err), &err);
+    p.keep_last = 2; /* the other handle deletes everything that the policy would */
+    must(prune_during_deletions(&plan, store, beside, 1, 5, &p, &err), &err);
     assert_int_equal(steps_of(store, "a"), 32);
     assert_int_equal(plan->deleted, 0);
     ckd_prune_free(plan);
@@ -826,8 +857,8 @@ static void flip_file_of(ckd_store *store, const char *dir, uint64_t step) {
     manifest_free(&m);
 }
 
-/* Those that are the newest then are read through, too. */
-static void test_the_newest_are_others_by_then(void **state) {
+/* If the newest checkpoints were deleted meanwhile, the prune also verifies those that are now the newest. */
+static void test_prune_verifies_the_current_newest(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_store *beside = open_store(*state, CKD_OPEN_WRITE);
     ckd_error err = {0};
@@ -835,16 +866,17 @@ static void test_the_newest_are_others_by_then(void **state) {
     save_bases(store, "a", 0, 6);
     flip_file_of(store, *state, 3);
     ckd_policy p = policy_of(NULL, 1, 0);
-    assert_int_equal(prune_beside(&plan, store, beside, 4, 6, &p, &err), CKD_E_CORRUPT);
+    assert_int_equal(prune_during_deletions(&plan, store, beside, 4, 6, &p, &err), CKD_E_CORRUPT);
     assert_non_null(strstr(err.message, "a@3, which the newest that are left need, is damaged"));
     assert_int_equal(steps_of(store, "a"), 15);
     ckd_store_close(beside);
     ckd_store_close(store);
 }
 
-/* ---- damage, and the loss of the catalog ---- */
+/* ---- damaged policies and a lost catalog ---- */
 
-static void test_damage_keeps_everything(void **state) {
+/* While a policy is damaged nothing is deleted. Setting it again repairs this. */
+static void test_nothing_is_deleted_while_a_policy_is_damaged(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_error err = {0};
     ckd_prune *plan;
@@ -877,13 +909,14 @@ static void test_damage_keeps_everything(void **state) {
     assert_int_equal(list->items[0].status, CKD_E_CORRUPT);
     assert_string_equal(list->items[0].run, "b");
     ckd_policy_list_free(list);
-    set_policy(store, "b", 2, 1); /* anew */
+    set_policy(store, "b", 2, 1);
     must(ckd_store_delete(store, &c.id, 1, NULL, &err), &err);
     free(note);
     ckd_store_close(store);
 }
 
-static void test_without_the_catalog(void **state) {
+/* A policy still applies after the catalog was lost and rebuilt. */
+static void test_policies_survive_a_lost_catalog(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_error err = {0};
     set_policy(store, NULL, 1, 1);
@@ -901,26 +934,26 @@ static void test_without_the_catalog(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_set_and_clear),
-        tempdir_test(test_an_older_caller),
-        tempdir_test(test_each_run_by_its_own),
+        tempdir_test(test_older_callers_get_defaults),
+        tempdir_test(test_a_run_follows_its_own_policy),
         tempdir_test(test_after_each_commit),
-        tempdir_test(test_many_at_once),
-        tempdir_test(test_a_chain),
-        tempdir_test(test_it_never_makes_a_save_fail),
-        tempdir_test(test_nothing_goes_while_the_newest_are_damaged),
-        tempdir_test(test_it_reads_once),
+        tempdir_test(test_automatic_waits_for_a_number_of_deletions),
+        tempdir_test(test_chains_are_pruned),
+        tempdir_test(test_a_policy_never_makes_a_save_fail),
+        tempdir_test(test_nothing_is_deleted_while_the_newest_are_damaged),
+        tempdir_test(test_files_are_verified_once),
         tempdir_test(test_a_save_reads_little),
-        tempdir_test(test_it_does_not_wait),
-        tempdir_test(test_it_compacts),
+        tempdir_test(test_a_policy_does_not_wait),
+        tempdir_test(test_a_policy_compacts),
         tempdir_test(test_compacting_in_parts),
-        tempdir_test(test_what_cannot_be_compacted),
-        tempdir_test(test_compacting_waits_for_nobody),
-        tempdir_test(test_bringing_over_waits_for_no_reader),
-        tempdir_test(test_bringing_over_waits_for_no_saver),
-        tempdir_test(test_the_plan_that_is_carried_out),
-        tempdir_test(test_the_newest_are_others_by_then),
-        tempdir_test(test_damage_keeps_everything),
-        tempdir_test(test_without_the_catalog),
+        tempdir_test(test_useless_compactions_are_not_repeated),
+        tempdir_test(test_compaction_does_not_wait),
+        tempdir_test(test_conversion_does_not_wait_for_readers),
+        tempdir_test(test_conversion_does_not_wait_for_savers),
+        tempdir_test(test_prune_decides_by_the_current_list),
+        tempdir_test(test_prune_verifies_the_current_newest),
+        tempdir_test(test_nothing_is_deleted_while_a_policy_is_damaged),
+        tempdir_test(test_policies_survive_a_lost_catalog),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("policy", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /*
- * Renaming a run: what moves with it, what keeps the old name, what is refused; and that a rename that ends anywhere lists
- * every checkpoint once, and is completed by the next writer.
+ * Renaming a run: what moves with it, what keeps the old name, and what is refused. A rename that is interrupted at
+ * any point lists every checkpoint once, and the next writer completes it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -63,7 +63,7 @@ static void check_values(ckd_store *store, const ckd_id *id, uint64_t step) {
     must(scene_load_id(store, id, &s, &err), &err);
 }
 
-/* The files in data/n or data/m whose name has the prefix. */
+/* Counts the files of a folder whose names begin with the prefix. */
 static size_t files_like(const char *dir, const char *folder, const char *prefix) {
     dir_list list;
     size_t count = 0;
@@ -99,7 +99,7 @@ static void set_parity(ckd_store *store, const char *run) {
     ckd_parity_result_free(made);
 }
 
-/* ---- what moves ---- */
+/* ---- what moves with a run ---- */
 
 static void check_same_as_rebuilt(const char *dir) {
     ckd_store *store = open_store(dir, CKD_OPEN_READ);
@@ -115,7 +115,11 @@ static void check_same_as_rebuilt(const char *dir) {
     ckd_store_close(store);
 }
 
-static void test_all_of_a_run_moves(void **state) {
+/*
+ * Checkpoints keep their ids. The run's policy, parity setting and tags follow. A handle that was open before the
+ * rename finds the new name.
+ */
+static void test_checkpoints_settings_and_tags_move(void **state) {
     ckd_store *store, *seen;
     ckd_id ids[STEPS];
     ckd_checkpoint c;
@@ -134,7 +138,7 @@ static void test_all_of_a_run_moves(void **state) {
     for (uint64_t i = 0; i < STEPS; i++) {
         ckd_id id = id_of(store, "other.1", i);
         assert_memory_equal(&id, &ids[i], sizeof(id));
-        id = id_of(seen, "other.1", i); /* open since before */
+        id = id_of(seen, "other.1", i); /* this handle was opened before the rename */
         assert_memory_equal(&id, &ids[i], sizeof(id));
         check_values(seen, &id, i);
     }
@@ -142,7 +146,7 @@ static void test_all_of_a_run_moves(void **state) {
     must(ckd_store_find_tag(&c, store, "best", &err), &err);
     assert_string_equal(c.run, "other.1");
     assert_int_equal(policy_of(store, "other.1"), 5);
-    assert_int_equal(policy_of(store, SCENE_RUN), 9); /* that of all runs */
+    assert_int_equal(policy_of(store, SCENE_RUN), 9); /* the policy of the store */
     assert_int_equal(files_like(*state, "data/n", "parity.other.1."), 1);
     assert_int_equal(files_like(*state, "data/n", "parity." SCENE_RUN "."), 0);
     assert_int_equal(files_like(*state, "data/n", "rename."), 0);
@@ -153,6 +157,7 @@ static void test_all_of_a_run_moves(void **state) {
     check_same_as_rebuilt(*state);
 }
 
+/* The renamed run continues with deltas on its checkpoints. The old name is free for a new run. */
 static void test_saves_after_a_rename(void **state) {
     ckd_checkpoint c;
     ckd_error err = {0};
@@ -165,12 +170,12 @@ static void test_saves_after_a_rename(void **state) {
     must(scene_save(&c, store, &s, &err), &err);
     assert_int_equal(c.kind, CKD_DELTA);
     assert_memory_equal(&c.parent, &last, sizeof(last));
-    s.run = SCENE_RUN; /* the old name is free: a run begins */
+    s.run = SCENE_RUN; /* a new run starts under the old name */
     must(scene_save(&c, store, &s, &err), &err);
     assert_int_equal(c.kind, CKD_BASE);
     assert_int_equal(rename_run(store, "b", SCENE_RUN, &err), CKD_E_EXISTS);
     must(rename_run(store, SCENE_RUN, "c", &err), &err);
-    must(rename_run(store, "b", SCENE_RUN, &err), &err); /* back */
+    must(rename_run(store, "b", SCENE_RUN, &err), &err); /* back to the first name */
     assert_int_equal(listed(store, SCENE_RUN), STEPS + 1);
     assert_int_equal(listed(store, "c"), 1);
     for (uint64_t i = 0; i < STEPS; i++) {
@@ -182,6 +187,7 @@ static void test_saves_after_a_rename(void **state) {
     check_same_as_rebuilt(*state);
 }
 
+/* Deleted checkpoints stay in the trash under the old name, and can be undeleted under it. */
 static void test_the_trash_keeps_the_old_name(void **state) {
     ckd_trash *trash;
     ckd_error err = {0};
@@ -198,8 +204,8 @@ static void test_the_trash_keeps_the_old_name(void **state) {
     must(ckd_store_undelete(store, &id, 1, &err), &err);
     check_values(store, &id, 1);
     must(rename_run(store, SCENE_RUN, "c", &err), &err);
-    id = id_of(store, "b",
-               2); /* a step of b in the trash is no obstacle, and does not hide what comes to its place */
+    /* A deleted step of run b does not prevent the rename, and does not hide the step that replaces it. */
+    id = id_of(store, "b", 2);
     ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
     ckd_id both[] = {id_of(store, "b", 0), id};
     must(ckd_store_delete(store, both, 2, &o, &err), &err);
@@ -260,13 +266,13 @@ static void test_refusals(void **state) {
     must(ckd_save_begin(&save, store, &o, &err), &err);
     expect(store, SCENE_RUN, "d", CKD_E_BUSY, "is using run");
     ckd_save_abort(save);
-    o.parent_run = SCENE_RUN; /* another run's save that builds on it */
+    o.parent_run = SCENE_RUN; /* a save of another run builds on it */
     o.parent_step = 0;
     o.run = "e";
     must(ckd_save_begin(&save, store, &o, &err), &err);
     expect(store, SCENE_RUN, "d", CKD_E_BUSY, "is using run");
     ckd_save_abort(save);
-    o.run = "d"; /* it has no manifest yet */
+    o.run = "d"; /* a run that only has a save in progress, without a manifest */
     o.parent_run = NULL;
     must(ckd_save_begin(&save, store, &o, &err), &err);
     expect(store, SCENE_RUN, "d", CKD_E_BUSY, "to run 'd' has begun");
@@ -285,8 +291,8 @@ static void test_refusals(void **state) {
 
 typedef struct interruption {
     unsigned long at, seen;
-    bool dies;          /* else the step fails, and all later ones */
-    const char *within; /* counts steps whose path contains this; NULL: all */
+    bool dies;          /* kill the process at the step; otherwise that step and all later ones fail */
+    const char *within; /* only steps whose path contains this count; NULL: all */
 } interruption;
 
 static int interrupt_hook(void *context, file_op step, const char *path) {
@@ -301,7 +307,7 @@ static int interrupt_hook(void *context, file_op step, const char *path) {
     return 28; /* ENOSPC */
 }
 
-/* Makes DIR/store as a rename leaves it that ends at a step. Returns whether it came to its end. */
+/* Renames the run of DIR/store in a child process and interrupts it at a step. Returns whether the rename finished. */
 static bool rename_until(const char *dir, interruption *i) {
     int state;
     fflush(NULL);
@@ -325,7 +331,7 @@ static bool rename_until(const char *dir, interruption *i) {
     return WIFEXITED(state) && WEXITSTATUS(state) == 0;
 }
 
-/* Every checkpoint is listed once, under either name, and can be loaded. */
+/* Every checkpoint is listed once, under one of the two names, and loads. */
 static void check_each_once(ckd_store *store, const ckd_id ids[STEPS]) {
     ckd_checkpoint_list *list;
     assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
@@ -353,14 +359,17 @@ static void check_completed(const char *dir, const ckd_id ids[STEPS], bool finis
     check_same_as_rebuilt(dir);
 }
 
-/* Returns whether the rename came to its end before the step. */
+/*
+ * Interrupts a rename at one step, and checks the store before and after the next writer. Returns whether the rename
+ * finished.
+ */
 static bool interrupt_once(const char *template, const ckd_id ids[STEPS], unsigned long at, bool dies) {
     char *dir = tempdir_create(), store[1024];
     interruption i = {.at = at, .dies = dies};
     snprintf(store, sizeof(store), "%s/store", dir);
     tree_copy(store_path_of(template, ""), store);
     bool finished = rename_until(dir, &i);
-    if (at % 2) { /* the catalog is no better than none */
+    if (at % 2) { /* at every other step the catalog is lost as well */
         unlink(store_path_of(dir, "catalog.db"));
     }
     ckd_store *seen = open_store(dir, CKD_OPEN_READ);
@@ -397,13 +406,16 @@ static void test_failing_anywhere(void **state) {
     interrupt_everywhere(*state, false);
 }
 
-/* Fails when the first manifest under the old name is to be removed: then all have two names. */
+/*
+ * Fails when the first manifest with the old name is removed. By then every checkpoint has manifests with both names.
+ */
 static int keep_old_names(void *context, file_op step, const char *path) {
     (void)context;
     return step == FILE_OP_REMOVE && strstr(path, "data/m/" SCENE_RUN ".") ? 5 : 0; /* EIO */
 }
 
-static void test_deleting_before_it_is_completed(void **state) {
+/* A checkpoint that has manifests with both names is deleted. It is not listed under either of them again. */
+static void test_deletion_before_a_rename_is_completed(void **state) {
     ckd_error err = {0};
     ckd_trash *trash;
     scene_make(*state, 0, STEPS);
@@ -417,7 +429,8 @@ static void test_deleting_before_it_is_completed(void **state) {
     assert_int_equal(listed(store, NULL), STEPS);
     ckd_id id = id_of(store, "b", 0);
     must(ckd_store_delete(store, &id, 1, NULL, &err), &err);
-    assert_int_equal(listed(store, NULL), STEPS - 1); /* its old name does not bring it back */
+    /* The manifest with the old name does not bring it back. */
+    assert_int_equal(listed(store, NULL), STEPS - 1);
     ckd_store_close(store);
     store = open_store(*state, CKD_OPEN_WRITE);
     assert_int_equal(listed(store, "b"), STEPS - 1);
@@ -430,7 +443,7 @@ static void test_deleting_before_it_is_completed(void **state) {
     check_same_as_rebuilt(*state);
 }
 
-/* ---- readers ---- */
+/* ---- renames while somebody reads ---- */
 
 static ckd_store *open_impatient(const char *dir) {
     ckd_store *store;
@@ -470,8 +483,11 @@ static void test_nothing_is_renamed_while_somebody_reads(void **state) {
 
 #define AT_A_MANIFEST ((interruption){.at = 2, .dies = true, .within = "data/m/b."})
 
-/* Until then some checkpoints have two names. Deleting one leaves none of them, wherever it ends. */
-static void test_completed_when_nobody_reads(void **state) {
+/*
+ * While somebody reads, a rename is not completed, and some checkpoints have two names. A deletion covers both of
+ * them.
+ */
+static void test_a_rename_is_completed_when_nobody_reads(void **state) {
     ckd_error err = {0};
     interruption dies = AT_A_MANIFEST;
     scene_make(*state, 0, STEPS);
@@ -490,7 +506,7 @@ static void test_completed_when_nobody_reads(void **state) {
     scene s = scene_of(c.step);
     assert_int_equal(scene_save(NULL, store, &s, &err), CKD_E_BUSY);
     assert_non_null(strstr(err.message, "was renamed to 'b'"));
-    for (int i = 0; i < 2; i++) { /* again after it came back */
+    for (int i = 0; i < 2; i++) { /* the second time after it was undeleted */
         must(ckd_store_delete(store, &c.id, 1, NULL, &err), &err);
         assert_int_equal(listed(store, NULL), STEPS - 1);
         must(ckd_store_undelete(store, &c.id, 1, &err), &err);
@@ -512,7 +528,7 @@ static void test_completed_when_nobody_reads(void **state) {
 }
 
 /* All checkpoints have the new name; only the setting that records the rename is left. */
-static void test_repeated_while_somebody_reads(void **state) {
+static void test_a_rename_repeated_while_somebody_reads(void **state) {
     interruption dies = {.at = 1, .dies = true, .within = "data/n/policy." SCENE_RUN};
     scene_make(*state, 0, STEPS);
     ckd_store *store = open_impatient(*state);
@@ -536,8 +552,8 @@ static int fail_at_second(void *context, file_op step, const char *path) {
     return step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/t/") && ++*count == 2 ? 5 : 0; /* EIO */
 }
 
-/* Of two names, one is covered by a tombstone. */
-static void test_a_deletion_that_fails_while_there_are_two_names(void **state) {
+/* A deletion fails after it made a tombstone for only one of the two names. The checkpoint stays listed. */
+static void test_failed_deletion_of_two_names(void **state) {
     ckd_error err = {0};
     unsigned count = 0;
     scene_make(*state, 0, STEPS);
@@ -555,8 +571,11 @@ static void test_a_deletion_that_fails_while_there_are_two_names(void **state) {
     check_same_as_rebuilt(*state);
 }
 
-/* The recovery dies before the catalog knows. A reader of the catalog's file finds the checkpoint nevertheless. */
-static void test_a_load_after_a_recovery_that_died(void **state) {
+/*
+ * A recovery removes the old manifests and dies before it updates the catalog. A reader of the old catalog still finds
+ * the checkpoint.
+ */
+static void test_load_after_a_killed_recovery(void **state) {
     interruption dies = AT_A_MANIFEST, dies_again = {.at = 1, .dies = true, .within = "data/n/"};
     scene_make(*state, 0, STEPS);
     ckd_store *other = open_store(*state, CKD_OPEN_READ);
@@ -578,8 +597,8 @@ static void test_a_load_after_a_recovery_that_died(void **state) {
     ckd_store_close(other);
 }
 
-/* The request completes what another process left, and then finds no run of that name. */
-static void test_another_name_after_an_interruption(void **state) {
+/* A rename to another name first completes the one that was interrupted. Then no run has the old name. */
+static void test_rename_to_another_name_after_an_interruption(void **state) {
     interruption dies = AT_A_MANIFEST;
     scene_make(*state, 0, STEPS);
     ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
@@ -590,7 +609,11 @@ static void test_another_name_after_an_interruption(void **state) {
     store_check_clean(*state);
 }
 
-static void test_a_damaged_setting_is_no_dead_end(void **state) {
+/*
+ * A damaged rename setting does not block the run. A rebuild lists each checkpoint once, a verification reports the
+ * setting, and another rename to the same name repairs it.
+ */
+static void test_a_damaged_rename_setting_is_repaired(void **state) {
     size_t size;
     ckd_error err = {0};
     scene_make(*state, 0, STEPS);
@@ -605,8 +628,8 @@ static void test_a_damaged_setting_is_no_dead_end(void **state) {
     data[45] ^= 1;
     write_whole_file(path, data, size);
     free(data);
-    ckd_rebuild_result
-        rebuilt; /* of two manifests of a checkpoint the higher generation counts, which has the later name */
+    /* Of two manifests of a checkpoint, the one with the higher generation wins. It has the new name. */
+    ckd_rebuild_result rebuilt;
     must(ckd_store_rebuild(&rebuilt, store_path_of(*state, ""), NULL, &err), &err);
     assert_true(rebuilt.checkpoints == STEPS && rebuilt.skipped == 0);
     ckd_verify_result *found;
@@ -631,20 +654,20 @@ static void test_a_damaged_setting_is_no_dead_end(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_all_of_a_run_moves),
+        tempdir_test(test_checkpoints_settings_and_tags_move),
         tempdir_test(test_saves_after_a_rename),
         tempdir_test(test_the_trash_keeps_the_old_name),
         tempdir_test(test_refusals),
         tempdir_test(test_killed_anywhere),
         tempdir_test(test_failing_anywhere),
-        tempdir_test(test_deleting_before_it_is_completed),
+        tempdir_test(test_deletion_before_a_rename_is_completed),
         tempdir_test(test_nothing_is_renamed_while_somebody_reads),
-        tempdir_test(test_completed_when_nobody_reads),
-        tempdir_test(test_repeated_while_somebody_reads),
-        tempdir_test(test_a_deletion_that_fails_while_there_are_two_names),
-        tempdir_test(test_a_load_after_a_recovery_that_died),
-        tempdir_test(test_another_name_after_an_interruption),
-        tempdir_test(test_a_damaged_setting_is_no_dead_end),
+        tempdir_test(test_a_rename_is_completed_when_nobody_reads),
+        tempdir_test(test_a_rename_repeated_while_somebody_reads),
+        tempdir_test(test_failed_deletion_of_two_names),
+        tempdir_test(test_load_after_a_killed_recovery),
+        tempdir_test(test_rename_to_another_name_after_an_interruption),
+        tempdir_test(test_a_damaged_rename_setting_is_repaired),
     };
     return cmocka_run_group_tests_name("rename", tests, NULL, NULL);
 }

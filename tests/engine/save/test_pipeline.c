@@ -1,4 +1,4 @@
-/* Blocks of several tensors are under way at once, and the bytes written are those that one after the other would give. */
+/* A save processes blocks of several tensors at the same time, and writes what a sequential save would write. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -26,7 +26,7 @@
 enum { STEPS = 4, SMALL = 12, MANY = 80, ROOM = 1 << 20 };
 #define BLOCK CKD_BLOCK_ELEMENTS
 
-/* One state: what makes blocks depend on each other is in it. */
+/* A model whose tensors contain everything that makes blocks depend on each other. */
 typedef struct tensor {
     char name[32];
     ckd_dtype dtype;
@@ -52,7 +52,7 @@ static void *copy_of(const void *values, size_t size) {
     return copy;
 }
 
-/* Deltas of the first four blocks never win, so that those of the others, which would, are not tried. */
+/* No delta of the first four blocks wins, so deltas of the other blocks are not tried, although they would win. */
 static uint32_t *noise_at(unsigned step) {
     uint32_t *values = random_values(CKD_U32, 7 * BLOCK, 30), *fresh = random_bits(4 * BLOCK * 4, 30 + step);
     memcpy(values, fresh, 4 * BLOCK * sizeof(*values));
@@ -70,10 +70,11 @@ static model model_at(unsigned step) {
         change_values(CKD_F32, weights, 3 * BLOCK, 10 + s);
         change_values(CKD_F32, master, 2 * BLOCK, 20 + s);
     }
-    put(&m, "zeros", CKD_F32, 5 * BLOCK, calloc(5 * BLOCK, sizeof(float))); /* all blocks are one */
+    put(&m, "zeros", CKD_F32, 5 * BLOCK, calloc(5 * BLOCK, sizeof(float))); /* all blocks are equal */
     put(&m, "noise", CKD_U32, 7 * BLOCK, noise_at(step));
     put(&m, "master.a", CKD_F32, 2 * BLOCK, master);
-    put(&m, "a", CKD_BF16, 2 * BLOCK, round_to_bf16(master, 2 * BLOCK)); /* rounded from the one before it */
+    /* Rounded from the tensor before it. */
+    put(&m, "a", CKD_BF16, 2 * BLOCK, round_to_bf16(master, 2 * BLOCK));
     put(&m, "w", CKD_F32, 3 * BLOCK, weights);
     put(&m, "twin", CKD_F32, 3 * BLOCK, copy_of(weights, 3 * BLOCK * sizeof(float)));
     put(&m, "frozen", CKD_F32, BLOCK / 2, random_values(CKD_F32, BLOCK / 2, 3));
@@ -96,7 +97,10 @@ static uint32_t under_way(const ckd_save *save) {
     return (uint32_t)(save->pipeline.pushed - save->pipeline.written);
 }
 
-/* From one buffer, which is written over as soon as each call returns. Returns how many blocks were under way between calls at most. */
+/*
+ * Saves from one buffer that is overwritten as soon as each call returns. Returns the maximum number of blocks in
+ * progress between calls.
+ */
 static uint32_t save_model(ckd_store *store, unsigned step) {
     model m = model_at(step);
     uint8_t *buffer = malloc(7 * BLOCK * 4);
@@ -149,10 +153,8 @@ static void check_threads(const char *dir, uint32_t threads, char *out, size_t r
         uint32_t now = save_model(store, step);
         most = now > most ? now : most;
     }
-    assert_true(
-        most > 0 ||
-        threads ==
-            1); /* calls do not wait for their last blocks; how many are left depends on how busy the machine is */
+    /* Calls do not wait for their last blocks. How many are still in progress depends on the load of the machine. */
+    assert_true(most > 0 || threads == 1);
     assert_int_equal(verify_damage(store), 0);
     check_model(store, 1);
     check_model(store, STEPS);
@@ -160,12 +162,12 @@ static void check_threads(const char *dir, uint32_t threads, char *out, size_t r
     ckd_store_close(store);
 }
 
-static void test_threads_do_not_show(void **state) {
+static void test_results_do_not_depend_on_threads(void **state) {
     char *one = calloc(1, ROOM), *several = calloc(1, ROOM);
     check_threads(*state, 1, one, ROOM);
     char rounded[32];
     snprintf(rounded, sizeof(rounded), " a 0 %u %u ", (unsigned)CODING_RAW, (unsigned)PREDICT_CAST);
-    assert_non_null(strstr(one, rounded)); /* found, whoever was analysed beside it */
+    assert_non_null(strstr(one, rounded)); /* found whatever was analysed at the same time */
     const uint32_t threads[] = {2, 3, 7};
     for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
         check_threads(*state, threads[i], several, ROOM);
@@ -175,9 +177,12 @@ static void test_threads_do_not_show(void **state) {
     free(several);
 }
 
-/* ---- as many checkpoints as a save may build on, and more ---- */
+/* ---- the limit of checkpoints that a save may build on ---- */
 
-/* Step by step one more of many tensors is changed for the last time, so that each is held by another checkpoint; every tenth changes each time. */
+/*
+ * At each step one more tensor changes for the last time, so that the tensors are stored in different checkpoints.
+ * Every tenth tensor always changes.
+ */
 static void save_many(ckd_store *store, unsigned step) {
     const uint64_t count = 300;
     ckd_save *save = begin_save(store, "run", step);
@@ -193,7 +198,7 @@ static void save_many(ckd_store *store, unsigned step) {
     assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
 }
 
-/* Checkpoints that the records of a step name, itself not counted. */
+/* How many other checkpoints the records of a step refer to. */
 static unsigned named_at(const char *described, unsigned step) {
     bool named[MANY + 1] = {false};
     unsigned at, count = 0;
@@ -220,7 +225,7 @@ static void check_many(const char *dir, uint32_t threads, char *out) {
     ckd_store_close(store);
 }
 
-static void test_what_a_save_builds_on_is_counted_in_order(void **state) {
+static void test_referenced_checkpoints_do_not_depend_on_threads(void **state) {
     char *one = calloc(1, ROOM), *several = calloc(1, ROOM);
     check_many(*state, 1, one);
     assert_int_equal(named_at(one, MANY), REFERENCED_CHECKPOINTS_MAX);
@@ -233,14 +238,14 @@ static void test_what_a_save_builds_on_is_counted_in_order(void **state) {
     free(several);
 }
 
-/* ---- errors that come while other tensors are being saved ---- */
+/* ---- errors while other tensors are in progress ---- */
 
 static int fail_writes(void *context, file_op step, const char *path) {
     int *left = context;
     return step == FILE_OP_WRITE && strstr(path, ".tmp") && --*left < 0 ? EIO : 0;
 }
 
-static void test_errors_come_in_the_end(void **state) {
+static void test_errors_are_returned_in_the_end(void **state) {
     char root[4096];
     ckd_store *store = store_with(root, sizeof(root), *state, 2);
     ckd_save_options save_options = options_of("run", 1);
@@ -305,8 +310,8 @@ static ckd_status add_of_step(ckd_save *save, const char *name, const float *val
     return ckd_save_tensor(save, &t, &err);
 }
 
-/* Whoever gives up a tensor that is coded as an optimizer's step has nobody at work on the moments that it let go. */
-static void test_a_step_that_is_cancelled(void **state) {
+/* When a tensor that is coded as an optimizer step is cancelled, no thread may still use the moments. */
+static void test_cancelled_steps(void **state) {
     const uint64_t count = CANCELLED_BLOCKS * BLOCK, mebi = 1 << 20;
     char path[4096];
     float *v = random_values(CKD_F32, count, 2), *m = random_values(CKD_F32, count, 1),
@@ -354,7 +359,7 @@ static void test_a_step_that_is_cancelled(void **state) {
     free(w);
 }
 
-/* ---- a forked child, while other threads wait ---- */
+/* ---- a forked child while other threads wait ---- */
 
 typedef struct waiter {
     pthread_mutex_t *mutex;
@@ -379,7 +384,7 @@ static pthread_t begin_waiting(waiter *w, pthread_mutex_t *mutex, pthread_cond_t
     assert_int_equal(pthread_create(&thread, NULL, wait_for_it, w), 0);
     for (bool here = false; !here;) {
         pthread_mutex_lock(mutex);
-        here = w->here; /* and waits, as it has the mutex but then */
+        here = w->here; /* holding the mutex, we know that the thread waits */
         pthread_mutex_unlock(mutex);
     }
     return thread;
@@ -393,8 +398,11 @@ static void end_waiting(waiter *w, pthread_t thread) {
     pthread_join(thread, NULL);
 }
 
-/* It gives up its copy of the save, and does not wait for threads that it does not have. The parent's goes on. */
-static void test_a_child_does_not_wait_for_its_parents_threads(void **state) {
+/*
+ * The child aborts its copy of the save without waiting for threads that it does not have. The parent's save
+ * continues.
+ */
+static void test_abort_in_a_forked_child(void **state) {
     ckd_store *store = store_create(*state);
     uint64_t n = 1000;
     float *values = random_values(CKD_F32, n, 1);
@@ -409,7 +417,7 @@ static void test_a_child_does_not_wait_for_its_parents_threads(void **state) {
                             begin_waiting(&w[1], &columns->mutex, &columns->changed)};
     pid_t child = fork();
     if (child == 0) {
-        alarm(20); /* ends a child that waits */
+        alarm(20); /* kills a child that waits */
         ckd_save_abort(save);
         _exit(0);
     }
@@ -434,7 +442,7 @@ static int teardown(void **dir) {
     return 0;
 }
 
-/* What a save remembers of a tensor that is through is its name and shape, not all that was under way with it. */
+/* For a finished tensor, a save keeps only its name and shape. */
 static void test_very_many_tensors(void **state) {
     enum { TINY = 50000, BYTES_EACH = 400, OTHERS = 12 };
     static const uint64_t shape[1] = {1};
@@ -446,7 +454,7 @@ static void test_very_many_tensors(void **state) {
         snprintf(name, sizeof(name), "t%u", (unsigned)i);
         add_tensor(save, name, CKD_U8, 1, shape, NULL, &value);
     }
-    /* Its memory comes in pieces of 1 MiB, after some that are smaller. */
+    /* Memory is allocated in pieces of 1 MiB after a few smaller ones. */
     assert_in_range(save->registry.arena.count, 2, OTHERS + ((uint64_t)TINY * BYTES_EACH >> 20));
     assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
     uint8_t *got = load_whole(store, "run", 1, "t777", 1);
@@ -457,11 +465,12 @@ static void test_very_many_tensors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_threads_do_not_show, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_what_a_save_builds_on_is_counted_in_order, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_errors_come_in_the_end, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_a_step_that_is_cancelled, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_a_child_does_not_wait_for_its_parents_threads, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_results_do_not_depend_on_threads, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_referenced_checkpoints_do_not_depend_on_threads, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_errors_are_returned_in_the_end, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cancelled_steps, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_abort_in_a_forked_child, setup, teardown),
         cmocka_unit_test_setup_teardown(test_very_many_tensors, setup, teardown),
     };
     return run_sampled("pipeline", tests, 2, NULL, NULL);

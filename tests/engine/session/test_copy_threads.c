@@ -1,4 +1,4 @@
-/* Threads that copy beside the trainer, and tell of it. */
+/* Threads that copy the snapshot beside the trainer, and report when it is complete. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ typedef struct telling {
     unsigned times;
 } telling;
 
-/* false: 20 seconds are over. */
+/* Returns false after 20 seconds. */
 static bool wait_for(sem_t *s) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -67,8 +67,8 @@ static void end(scene *s) {
     free(s->state);
 }
 
-/* Whoever is told of a snapshot late, or must wait for who takes the next one, keeps nobody from taking it. */
-static void test_telling_keeps_nobody_waiting(void **state) {
+/* A callback that takes long for one snapshot does not keep the next snapshot from being taken. */
+static void test_callbacks_do_not_block_snapshots(void **state) {
     (void)state;
     scene s;
     begin(&s, 1);
@@ -77,7 +77,7 @@ static void test_telling_keeps_nobody_waiting(void **state) {
     copy_threads_wake(s.copy_threads);
     assert_true(wait_for(&s.told.called));
     snapshot_finish(s.snapshot, SNAPSHOT_ALL);
-    copy_threads_begin(s.copy_threads, s.snapshot); /* the one before is told of now */
+    copy_threads_begin(s.copy_threads, s.snapshot); /* the callback of the previous one is still running */
     s.told.waits = false;
     sem_post(&s.told.let_go);
     copy_threads_wake(s.copy_threads);
@@ -88,8 +88,8 @@ static void test_telling_keeps_nobody_waiting(void **state) {
     assert_int_equal(s.told.times, 2);
 }
 
-/* Once of each snapshot, however many copy it; by the caller, if nobody does. */
-static void test_each_is_told_once(void **state) {
+/* There is one callback per snapshot, however many threads copy it. Without threads the caller makes it. */
+static void test_one_callback_per_snapshot(void **state) {
     (void)state;
     for (uint32_t threads = 0; threads <= 3; threads++) {
         scene s;
@@ -109,8 +109,8 @@ static void test_each_is_told_once(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_telling_keeps_nobody_waiting),
-        cmocka_unit_test(test_each_is_told_once),
+        cmocka_unit_test(test_callbacks_do_not_block_snapshots),
+        cmocka_unit_test(test_one_callback_per_snapshot),
     };
     return cmocka_run_group_tests_name("copiers", tests, NULL, NULL);
 }

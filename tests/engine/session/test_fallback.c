@@ -1,4 +1,4 @@
-/* A session restores an older checkpoint than the damaged one only if that was asked for, and says so. */
+/* If the newest checkpoint is damaged, a session restores an older one only if asked to, and reports it. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,12 +17,12 @@
 
 enum { COUNT = 5000 };
 static float values[COUNT];
-static char said[2048];
+static char messages[2048];
 
-static void hear(void *unused, const char *message) {
+static void keep_message(void *unused, const char *message) {
     (void)unused;
-    size_t used = strlen(said);
-    snprintf(said + used, sizeof(said) - used, "%s\n", message);
+    size_t used = strlen(messages);
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
 }
 
 static void must(ckd_status status, const ckd_error *err) {
@@ -40,7 +40,7 @@ static ckd_session *open_session(const char *dir, int restore_older) {
     ckd_error err = {0};
     save.run = "run";
     save.base = 1;
-    store.on_message = hear;
+    store.on_message = keep_message;
     o.save = &save;
     o.store = &store;
     o.every_steps = 1;
@@ -80,7 +80,7 @@ static void flip(const char *path, size_t from_end) {
     free(data);
 }
 
-/* The chunk file of a step, found by its manifest. */
+/* Damages the chunk file of a step, which is found by its manifest. */
 static void damage_chunk(const char *dir, uint64_t step) {
     char below[128];
     size_t size;
@@ -111,7 +111,7 @@ static void damage_chunk(const char *dir, uint64_t step) {
 static ckd_status restore(const char *dir, int older, uint64_t step, ckd_checkpoint *from) {
     ckd_session *s = open_session(dir, older);
     ckd_error err = {0};
-    said[0] = '\0';
+    messages[0] = '\0';
     memset(values, 0, sizeof(values));
     ckd_status status = ckd_session_restore(from, s, step, &err);
     assert_int_equal(status, err.status);
@@ -132,12 +132,12 @@ static void test_payloads(void **state) {
     damage_chunk(*state, 3);
     assert_int_equal(restore(*state, 0, CKD_LATEST, &from), CKD_E_CORRUPT);
     assert_int_equal(from.step, 0);
-    assert_string_equal(said, "");
+    assert_string_equal(messages, "");
     assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_OK);
     assert_int_equal(from.step, 2);
     check_restored(2);
-    assert_non_null(strstr(said, "run@4 is damaged"));
-    assert_non_null(strstr(said, "run@2 is restored instead"));
+    assert_non_null(strstr(messages, "run@4 is damaged"));
+    assert_non_null(strstr(messages, "run@2 is restored instead"));
     assert_int_equal(restore(*state, 0, 1, &from), CKD_OK);
     check_restored(1);
     damage_chunk(*state, 2);
@@ -154,10 +154,10 @@ static void test_manifests(void **state) {
     assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_OK);
     assert_int_equal(from.step, 1);
     check_restored(1);
-    assert_non_null(strstr(said, "run@2 is newer than run@1 and cannot be read"));
+    assert_non_null(strstr(messages, "run@2 is newer than run@1 and cannot be read"));
 }
 
-/* Reads and openings of one file fail. */
+/* Makes reads or opens of one file fail. */
 typedef struct unreadable {
     const char *name;
     int errnum;
@@ -169,8 +169,8 @@ static int refuse_file(void *context, file_op step, const char *path) {
     return step == u->step && strstr(path, u->name) ? u->errnum : 0;
 }
 
-/* The newest manifest cannot be read, and no catalog knows of it. */
-static void test_manifests_that_cannot_be_read(void **state) {
+/* The newest manifest cannot be read, and there is no catalog. */
+static void test_unreadable_manifests(void **state) {
     static const struct {
         int errnum;
         file_op step;
@@ -190,9 +190,9 @@ static void test_manifests_that_cannot_be_read(void **state) {
         file_set_fault_hook(NULL, NULL);
         assert_int_equal(from.step, 1);
         check_restored(1);
-        assert_non_null(strstr(said, "run@2 is newer than run@1 and cannot be read"));
+        assert_non_null(strstr(messages, "run@2 is newer than run@1 and cannot be read"));
     }
-    unreadable ours = {"data/m/run.2.0", EMFILE, FILE_OP_OPEN}; /* says nothing about the file */
+    unreadable ours = {"data/m/run.2.0", EMFILE, FILE_OP_OPEN}; /* EMFILE says nothing about the file */
     file_set_fault_hook(refuse_file, &ours);
     assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_E_IO);
     file_set_fault_hook(NULL, NULL);
@@ -200,7 +200,7 @@ static void test_manifests_that_cannot_be_read(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {tempdir_test(test_payloads), tempdir_test(test_manifests),
-                                       tempdir_test(test_manifests_that_cannot_be_read)};
+                                       tempdir_test(test_unreadable_manifests)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();

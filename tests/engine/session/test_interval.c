@@ -1,4 +1,4 @@
-/* When sessions save: the arithmetic, on made-up times. */
+/* When sessions save: the arithmetic, with simulated times. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,24 +10,24 @@
 #include "engine/session/interval.h"
 #include "tests/support/xorshift.h"
 
-/* A training whose saves cost what is said here. */
+/* A simulated training and the cost of its saves. */
 typedef struct world {
     double step_s, stall_s, slower,
-        persist_s; /* slower: iterations beside a save take so many times longer */
-    double noise;  /* iterations take up to this share more or less */
-    double left_s; /* of the save under way */
+        persist_s; /* slower: factor by which iterations are slower during a save */
+    double noise;  /* iterations vary by up to this share */
+    double left_s; /* time left of the save in progress */
 } world;
 
 typedef struct outcome {
     uint64_t saves, first, last, last_gap;
-    double pure_s, lost_s; /* training itself, and what saves have cost it, as they really do */
+    double pure_s, lost_s; /* time of training alone, and the real cost of the saves */
 } outcome;
 
 static double uniform(void) {
     return (double)(next_random() >> 11) / (double)(UINT64_C(1) << 53);
 }
 
-/* From step `first` on, until `end`; the disk may change in between. */
+/* Simulates steps `first` to `end`. The world may change between calls. */
 static void train(outcome *o, interval *v, world *w, uint64_t first, uint64_t end) {
     for (uint64_t step = first; step < end; step++) {
         bool saving = w->left_s > 0;
@@ -57,8 +57,11 @@ static world usual(void) {
     return (world){.step_s = .1, .stall_s = .05, .slower = 1.3, .persist_s = 1, .noise = .1};
 }
 
-/* Stall .05 and .3 of 1.3 of a second beside it: .28 s in all. At 3.5 % that is a save every 8 s. */
-static void test_the_share_lost_is_what_was_asked_for(void **state) {
+/*
+ * A save stalls training for 0.05 s and slows it for 1.3 s, which costs 0.28 s in all. At 3.5 % there is a save every
+ * 8 s.
+ */
+static void test_saves_cost_the_given_share(void **state) {
     (void)state;
     static const double asked[] = {0.01, 0.035, 0.1};
     for (size_t i = 0; i < 3; i++) {
@@ -87,8 +90,11 @@ static void test_the_default_is_three_and_a_half_percent(void **state) {
     assert_true(fabs(o.lost_s / o.pure_s - 0.035) < 0.005);
 }
 
-/* A disk that becomes three times slower: saves take, and slow, three times as long. The next gaps are as long within three saves. */
-static void test_a_slower_disk_is_followed(void **state) {
+/*
+ * The disk becomes three times slower, so saves last and slow training three times as long. Within three saves the
+ * gaps are right again.
+ */
+static void test_intervals_follow_a_slower_disk(void **state) {
     (void)state;
     interval v;
     outcome before = {0}, after = {0};
@@ -105,14 +111,17 @@ static void test_a_slower_disk_is_followed(void **state) {
     train(&late, &v, &w, step, step + 20000);
     assert_true(late.lost_s / late.pure_s < 0.05 && late.lost_s / late.pure_s > 0.025);
     assert_true((double)late.last_gap > 1.8 * (double)before.last_gap);
-    w.persist_s /= 3; /* and back */
+    w.persist_s /= 3; /* and fast again */
     outcome again = {.last = 0};
     train(&again, &v, &w, step + 20000, step + 30000);
     assert_true((double)again.last_gap < 1.4 * (double)before.last_gap);
 }
 
-/* Saves that cost nothing are not begun before the last one is durable, and some iterations without one are seen. */
-static void test_free_saves_leave_room_to_measure(void **state) {
+/*
+ * Saves without cost begin only after the last one is durable, and after some iterations without a save, for
+ * comparison.
+ */
+static void test_free_saves_leave_iterations_to_measure(void **state) {
     (void)state;
     interval v;
     outcome o = {0};
@@ -122,8 +131,8 @@ static void test_free_saves_leave_room_to_measure(void **state) {
     assert_in_range(o.last_gap, 50, 53);
 }
 
-/* sqrt(2 x .28 s x 3600 s) = 45 s. */
-static void test_a_known_failure_rate_sets_the_optimum(void **state) {
+/* sqrt(2 x 0.28 s x 3600 s) = 45 s. */
+static void test_failure_rates_set_the_optimum(void **state) {
     (void)state;
     interval v;
     outcome o = {0};
@@ -131,7 +140,7 @@ static void test_a_known_failure_rate_sets_the_optimum(void **state) {
     interval_init(&v, 0, 0, 0, 3600);
     train(&o, &v, &w, 0, 20000);
     assert_in_range(o.last_gap, 360, 540);
-    interval_init(&v, 0, 0, 0.001, 3600); /* too dear */
+    interval_init(&v, 0, 0, 0.001, 3600); /* the optimum exceeds the allowed share */
     outcome bound = {0};
     train(&bound, &v, &w, 0, 40000);
     assert_true(bound.last_gap > 2000);
@@ -153,7 +162,7 @@ static void test_steps_and_seconds(void **state) {
     assert_false(interval_due(&v, 3));
 }
 
-/* A validation of half a minute in between is neither an iteration nor the fault of a save. */
+/* A pause of half a minute, such as a validation, is not counted as an iteration, and not as a cost of a save. */
 static void test_pauses_are_not_counted(void **state) {
     (void)state;
     interval v;
@@ -169,7 +178,7 @@ static void test_pauses_are_not_counted(void **state) {
     assert_true(v.account_s >= account_s && v.account_s <= v.cost_s);
 }
 
-/* Iterations that are eight times as long for good are what training is now. */
+/* If iterations become eight times longer for good, the estimate follows. */
 static void test_longer_iterations_are_noticed(void **state) {
     (void)state;
     interval v;
@@ -185,11 +194,11 @@ static void test_longer_iterations_are_noticed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_share_lost_is_what_was_asked_for),
+        cmocka_unit_test(test_saves_cost_the_given_share),
         cmocka_unit_test(test_the_default_is_three_and_a_half_percent),
-        cmocka_unit_test(test_a_slower_disk_is_followed),
-        cmocka_unit_test(test_free_saves_leave_room_to_measure),
-        cmocka_unit_test(test_a_known_failure_rate_sets_the_optimum),
+        cmocka_unit_test(test_intervals_follow_a_slower_disk),
+        cmocka_unit_test(test_free_saves_leave_iterations_to_measure),
+        cmocka_unit_test(test_failure_rates_set_the_optimum),
         cmocka_unit_test(test_steps_and_seconds),
         cmocka_unit_test(test_pauses_are_not_counted),
         cmocka_unit_test(test_longer_iterations_are_noticed),

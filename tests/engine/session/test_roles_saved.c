@@ -1,4 +1,7 @@
-/* Roles in saves and sessions of the C API: what a name alone tells, what all of them tell together, and what is said of the rest. */
+/*
+ * Roles in saves and sessions of the C API: what a single name tells, what all names together tell, and what is
+ * reported about tensors in doubt.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +21,7 @@
 
 enum { ROWS = 96, COLUMNS = 64, COUNT = ROWS * COLUMNS, PARTS = 3 };
 
-/* First moment, second moment, weight, after a step of AdamW more. */
+/* First moment, second moment and weight, as after a step of AdamW. */
 typedef struct adam {
     float values[PARTS][COUNT];
     ckd_optimizer optimizer;
@@ -65,24 +68,24 @@ static ckd_tensor tensor_of(const char *name) {
     return t;
 }
 
-typedef struct told {
+typedef struct messages {
     int count;
     char last[512];
-} told;
+} messages;
 
-static void hear(void *context, const char *message) {
-    told *t = context;
+static void keep_message(void *context, const char *message) {
+    messages *t = context;
     if (strstr(message, "like optimizer state")) {
         t->count++;
         snprintf(t->last, sizeof(t->last), "%s", message);
     }
 }
 
-static ckd_store *open_store(const char *dir, told *t) {
+static ckd_store *open_store(const char *dir, messages *t) {
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     ckd_store *store;
     ckd_error err;
-    o.on_message = hear;
+    o.on_message = keep_message;
     o.message_context = t;
     must(ckd_store_open(&store, store_path_of(dir, ""), CKD_OPEN_CREATE, &o, &err), &err);
     return store;
@@ -99,7 +102,7 @@ static ckd_save *begin(ckd_store *store, uint64_t step, ckd_fidelity fidelity) {
     return save;
 }
 
-/* The tensor as the checkpoint has it; its coding in room for 32 bytes. */
+/* Returns a tensor's role in the checkpoint. Writes its coding to `coding`, of 32 bytes. */
 static ckd_role stored_as(char *coding, ckd_store *store, const ckd_checkpoint *c, const char *name) {
     ckd_tensor_list *list;
     ckd_role role = CKD_ROLE_AUTO;
@@ -134,10 +137,13 @@ static void save_part(ckd_save *save, const adam *a, int which, ckd_tensor t) {
     must(ckd_save_tensor(save, &t, &err), &err);
 }
 
-/* One tensor at a time: a number tells nothing, a role that is given is taken, and each save says once that something is in doubt. */
-static void test_a_save_is_told_of_doubts(void **state) {
+/*
+ * In a save, tensors come one at a time. A number in a name identifies nothing, a given role is accepted, and each
+ * save reports only once that tensors are in doubt.
+ */
+static void test_saves_report_doubts(void **state) {
     static adam a;
-    told t = {0};
+    messages t = {0};
     ckd_store *store = open_store(*state, &t);
     ckd_error err;
     ckd_checkpoint c;
@@ -168,7 +174,7 @@ static void test_a_save_is_told_of_doubts(void **state) {
     assert_false(loads_exactly(store, &c, "optimizer.state.1.exp_avg", a.values[0]));
     assert_false(loads_exactly(store, &c, "optimizer.state.w.exp_avg", a.values[0]));
     assert_false(loads_exactly(store, &c, "w", a.values[2]));
-    save = begin(store, 2, CKD_EXACT); /* nothing is at stake */
+    save = begin(store, 2, CKD_EXACT); /* the save is exact, so roles do not matter */
     save_part(save, &a, 1, tensor_of("optimizer.state.0.exp_avg_sq"));
     assert_int_equal(ckd_save_in_doubt(save), 0);
     assert_int_equal(t.count, 1);
@@ -176,12 +182,12 @@ static void test_a_save_is_told_of_doubts(void **state) {
     ckd_store_close(store);
 }
 
-/* What the weight is called can be said: the step is found under any names. */
-static void test_a_weight_is_named(void **state) {
+/* The caller can name the weight. The optimizer step is then found whatever the tensors are called. */
+static void test_named_weights(void **state) {
     static const char *const names[] = {"first", "second", "w"};
     static const ckd_role roles[] = {CKD_ROLE_EXP_AVG, CKD_ROLE_EXP_AVG_SQ, CKD_ROLE_WEIGHT};
     static adam a;
-    told t = {0};
+    messages t = {0};
     ckd_store *store = open_store(*state, &t);
     ckd_error err;
     char coding[32];
@@ -216,18 +222,18 @@ static void test_a_weight_is_named(void **state) {
     ckd_store_close(store);
 }
 
-/* A session knows all names, and so finds weights that are wrapped. */
-static void test_a_session_knows_all_names(void **state) {
+/* A session knows all names, so it finds weights whose names have a wrapper's prefix. */
+static void test_sessions_know_all_names(void **state) {
     static const char *const names[] = {"optimizer.state.w.exp_avg", "optimizer.state.w.exp_avg_sq",
                                         "model._orig_mod.w", "optimizer.state.5.exp_avg_sq"};
     static adam a;
-    told t = {0};
+    messages t = {0};
     begin_training(&a);
     ckd_session_options o = session_options();
     ckd_save_options save = *o.save;
     ckd_store_options store_options = *o.store;
-    save.role_fidelity[CKD_ROLE_MASTER] = CKD_NEAR; /* all that is there stays exact */
-    store_options.on_message = hear;
+    save.role_fidelity[CKD_ROLE_MASTER] = CKD_NEAR; /* no tensor has this role, so everything stays exact */
+    store_options.on_message = keep_message;
     store_options.message_context = &t;
     o.save = &save;
     o.store = &store_options;
@@ -240,7 +246,7 @@ static void test_a_session_knows_all_names(void **state) {
         tensor.optimizer = &a.optimizer;
         tensor.weight = i == 0 ? weight : NULL;
         must(ckd_session_add(s, &tensor, a.values[i % PARTS == 0 && i ? 1 : i], 0, &err), &err);
-        memset(weight, '?', sizeof(weight) - 1); /* it is copied */
+        memset(weight, '?', sizeof(weight) - 1); /* it was copied */
     }
     for (uint64_t step = 1; step <= 2; step++) {
         take_step(&a);
@@ -263,9 +269,9 @@ static void test_a_session_knows_all_names(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_a_save_is_told_of_doubts),
-        tempdir_test(test_a_weight_is_named),
-        tempdir_test(test_a_session_knows_all_names),
+        tempdir_test(test_saves_report_doubts),
+        tempdir_test(test_named_weights),
+        tempdir_test(test_sessions_know_all_names),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("roles_saved", tests, NULL, NULL);

@@ -1,4 +1,7 @@
-/* Sessions: what is saved while training goes on is the state of one step, errors are told, and what finds no room waits. */
+/*
+ * Sessions: a save during training stores the state of one step, errors are reported, and a save that finds no free
+ * snapshot is handled as configured.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,8 +26,9 @@
 
 #define ROWS 300
 
-/* Allocations of this thread: the linker sends the library's calls here (mk/test.mk). */
-static _Thread_local unsigned long allocations, fail_at; /* fail_at: the one that fails, from 1; 0: none */
+/* The linker redirects the library's allocations to these functions, which count those of this thread. */
+/* fail_at: number of the allocation that fails, from 1; 0: none. */
+static _Thread_local unsigned long allocations, fail_at;
 #define COUNTED(name, parameters, arguments)                              \
     void *__real_##name parameters;                                       \
     void *__wrap_##name parameters;                                       \
@@ -36,9 +40,9 @@ COUNTED(calloc, (size_t count, size_t size), (count, size))
 COUNTED(realloc, (void *block, size_t size), (block, size))
 COUNTED(aligned_alloc, (size_t alignment, size_t size), (alignment, size))
 
-/* ------------------------------------------------------------------------------------------------------- saving */
+/* ---- saving ---- */
 
-/* Of the newest save: how long training stood still, and until when it was copied. */
+/* The times of the newest save: how long training stalled, and when the copy of the state was complete. */
 static void check_times(const char *dir, uint64_t stall_ns) {
     ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
     ckd_timeline *t;
@@ -52,7 +56,7 @@ static void check_times(const char *dir, uint64_t stall_ns) {
     const ckd_stage_times *s = &t->stages[at];
     assert_true(s[0].stage == CKD_STAGE_SNAPSHOT && s[0].begin_ns == 0 && s[0].end_ns >= s[0].work_ns);
     assert_int_equal(s[0].work_ns, stall_ns);
-    assert_int_equal(t->stage_count - at, 6); /* and no waiting for others */
+    assert_int_equal(t->stage_count - at, 6); /* no stage of waiting for other ranks */
     assert_true(s[5].stage == CKD_STAGE_COMMIT && s[5].end_ns >= s[0].end_ns);
     ckd_timeline_free(t);
     ckd_store_close(store);
@@ -100,15 +104,15 @@ static void test_two_snapshots(void **state) {
 }
 
 /*
- * The optimizer overwrites everything as soon as the fence returns, save after save; then all that was stored is looked at. CKD_SAVES=10000 for a
- * campaign (README.md).
+ * The optimizer overwrites the state as soon as the fence returns, save after save. Afterwards all checkpoints are
+ * checked. CKD_SAVES=10000 makes this a campaign (README.md).
  */
 static void isolate(const char *dir, ckd_snapshot how, uint32_t threads) {
     const char *asked = getenv("CKD_SAVES");
     uint64_t saves = asked               ? strtoull(asked, NULL, 10)
                      : under_sanitizer() ? 20
                                          : test_pick(20, 60, 60),
-             rows = 20000; /* 5 x 5 MB: pieces */
+             rows = 20000; /* five layers of 5 MB, each several pieces */
     trainer *t = trainer_new(rows), *seen = trainer_new(rows);
     ckd_session_options o = session_options();
     o.snapshot = how;
@@ -135,19 +139,19 @@ static void isolate(const char *dir, ckd_snapshot how, uint32_t threads) {
     trainer_free(t);
 }
 
-static void test_what_is_stored_is_the_snapshot(void **state) {
+static void test_lazy_snapshots_are_isolated(void **state) {
     isolate(*state, CKD_SNAPSHOT_LAZY, 1);
 }
 
-static void test_what_several_threads_store_is_the_snapshot(void **state) {
+static void test_lazy_snapshots_are_isolated_from_several_threads(void **state) {
     isolate(*state, CKD_SNAPSHOT_LAZY, 3);
 }
 
-static void test_what_is_stored_is_the_copy(void **state) {
+static void test_copies_are_isolated(void **state) {
     isolate(*state, CKD_SNAPSHOT_COPY, 1);
 }
 
-/* A layer-wise optimizer waits for its layer only; the last layer is frozen, and nobody waits for it. */
+/* A layer-wise optimizer waits only for the fence of its layer. The last layer is frozen and has no fence. */
 static void test_fences_of_groups(void **state) {
     const char *dir = *state;
     uint64_t rows = 20000;
@@ -181,7 +185,7 @@ static int note_files(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* A save begins with its snapshot, and does not wait for the fence. */
+/* A save begins as soon as its snapshot has begun, before the fence. */
 static void test_saves_begin_before_the_fence(void **state) {
     const char *dir = *state;
     for (uint32_t threads = 1; threads <= 3; threads++) {
@@ -207,30 +211,30 @@ static void test_saves_begin_before_the_fence(void **state) {
     assert_int_equal(count_of(dir, TRAINER_RUN), 3);
 }
 
-/* Without a fence nobody knows of which step a lazy snapshot is: it must not become a checkpoint. */
-static void test_a_forgotten_fence_is_told(void **state) {
+/* Without a fence it is unknown which step a lazy snapshot contains, so it must not become a checkpoint. */
+static void test_missing_fences_are_reported(void **state) {
     const char *dir = *state;
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     o.snapshot = CKD_SNAPSHOT_LAZY;
     ckd_session *s = session_of(dir, &o, t);
     ckd_error err = {0};
-    trainer_set(t, 1); /* and not again: what is told is that it might have been */
+    trainer_set(t, 1); /* the state does not change, but it could have */
     must(ckd_session_step(s, 1, &err), &err);
-    ckd_status told = ckd_session_step(s, 2, &err);
-    if (told == CKD_OK) {
-        told = ckd_session_wait(s, CKD_DURABLE, &err);
+    ckd_status reported = ckd_session_step(s, 2, &err);
+    if (reported == CKD_OK) {
+        reported = ckd_session_wait(s, CKD_DURABLE, &err);
     }
-    assert_int_equal(told, CKD_E_STATE);
+    assert_int_equal(reported, CKD_E_STATE);
     assert_non_null(strstr(err.message, "ckd_session_fence"));
     must(iterate(s, t, 3, &err), &err);
-    must(ckd_session_close(s, &err), &err); /* as good as a fence */
+    must(ckd_session_close(s, &err), &err); /* closing acts as a fence */
     trainer_free(t);
-    assert_int_equal(count_of(dir, TRAINER_RUN), 2); /* 2 is as good as any */
+    assert_int_equal(count_of(dir, TRAINER_RUN), 2); /* steps 2 and 3 are both valid */
     stored_check(dir, TRAINER_RUN, 3, ROWS);
 }
 
-/* The first step finds all memory that the trainer's thread will ever ask for. */
+/* The first step allocates all memory. Later steps allocate nothing on the trainer's thread. */
 static void test_training_allocates_nothing(void **state) {
     for (int lazy = 0; lazy < 2; lazy++) {
         trainer *t = trainer_new(ROWS);
@@ -243,7 +247,7 @@ static void test_training_allocates_nothing(void **state) {
         ckd_error err = {0};
         unsigned long before = allocations;
         must(iterate(s, t, 1, &err), &err);
-        assert_true(allocations > before); /* they are counted */
+        assert_true(allocations > before); /* proves that they are counted */
         before = allocations;
         for (uint64_t step = 2; step <= 30; step++) {
             must(iterate(s, t, step, &err), &err);
@@ -255,7 +259,7 @@ static void test_training_allocates_nothing(void **state) {
     }
 }
 
-/* Memory that cannot be had for a session, its tensors or its snapshots is an error, and nothing is lost. */
+/* A failing allocation for the session, its tensors or its snapshots is an error, and nothing is lost. */
 static void test_no_memory(void **state) {
     const char *dir = *state;
     ckd_store_close(store_create(dir));
@@ -276,7 +280,7 @@ static void test_no_memory(void **state) {
         }
         if (status == CKD_OK) {
             status = ckd_session_step(s, 1, &err);
-            if (status == CKD_E_NOMEM) { /* the same step again, when there is some */
+            if (status == CKD_E_NOMEM) { /* the same step works once memory is available */
                 fail_at = 0;
                 must(ckd_session_step(s, 1, &err), &err);
                 must(ckd_session_close(s, &err), &err);
@@ -296,7 +300,7 @@ static void test_no_memory(void **state) {
     trainer_free(t);
     stored_check(dir, TRAINER_RUN, 1, ROWS);
 }
-/* ------------------------------------------------------------------------------------------- failures, and room */
+/* ---- failures, and saves that find no free snapshot ---- */
 
 static atomic_int failing;
 static int fail_writes(void *context, file_op step, const char *path) {
@@ -304,20 +308,21 @@ static int fail_writes(void *context, file_op step, const char *path) {
     return step == FILE_OP_WRITE && strstr(path, "/data/c/") && atomic_load(&failing) ? ENOSPC : 0;
 }
 
-static unsigned told_good, told_bad;
+static unsigned reported_good, reported_bad;
 static void count_saved(void *context, const ckd_saved *saved) {
     assert_ptr_equal(context, &failing);
-    told_good += saved->status == CKD_OK;
-    told_bad += saved->status == CKD_E_NOSPACE;
+    reported_good += saved->status == CKD_OK;
+    reported_bad += saved->status == CKD_E_NOSPACE;
 }
 
-static void test_errors_are_told_and_the_next_save_works(void **state) {
+/* A failed save is reported once, training continues, and the next save works. */
+static void test_errors_are_reported_and_the_next_save_works(void **state) {
     const char *dir = *state;
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     o.on_saved = count_saved;
     o.saved_context = &failing;
-    told_good = told_bad = 0;
+    reported_good = reported_bad = 0;
     ckd_session *s = session_of(dir, &o, t);
     ckd_error err = {0};
     must(iterate(s, t, 1, &err), &err);
@@ -328,7 +333,7 @@ static void test_errors_are_told_and_the_next_save_works(void **state) {
     must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
     assert_true(err.message[0] && err.file[0]);
     atomic_store(&failing, 0);
-    must(iterate(s, t, 3, &err), &err); /* told once */
+    must(iterate(s, t, 3, &err), &err); /* the error is reported once */
     must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
     file_set_fault_hook(NULL, NULL);
     ckd_session_state now;
@@ -337,8 +342,8 @@ static void test_errors_are_told_and_the_next_save_works(void **state) {
     assert_int_equal(now.failed, 1);
     must(ckd_session_close(s, &err), &err);
     trainer_free(t);
-    assert_int_equal(told_good, 2);
-    assert_int_equal(told_bad, 1);
+    assert_int_equal(reported_good, 2);
+    assert_int_equal(reported_bad, 1);
     assert_int_equal(count_of(dir, TRAINER_RUN), 2);
     stored_check(dir, TRAINER_RUN, 3, ROWS);
     ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
@@ -346,7 +351,7 @@ static void test_errors_are_told_and_the_next_save_works(void **state) {
     store_check_clean(dir);
 }
 
-/* Holds a save until it is let go. */
+/* Holds a save until let_go is posted. */
 static sem_t held, let_go;
 static void hold(void *context, const ckd_saved *saved) {
     (void)context;
@@ -355,7 +360,7 @@ static void hold(void *context, const ckd_saved *saved) {
     sem_wait(&let_go);
 }
 
-/* Step 1 is being saved all the time until step 5 was made. */
+/* Keeps the save of the first step in progress until step 5. */
 static ckd_session_state busy(const char *dir, ckd_when_busy when, uint64_t snapshot_bytes) {
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
@@ -391,22 +396,22 @@ static ckd_session_state busy(const char *dir, ckd_when_busy when, uint64_t snap
     return now;
 }
 
-static void test_what_finds_no_room_is_skipped(void **state) {
+static void test_busy_skip(void **state) {
     ckd_session_state now = busy(*state, CKD_BUSY_SKIP, 0);
-    assert_int_equal(now.skipped, 1); /* 4 */
+    assert_int_equal(now.skipped, 1); /* step 4 */
     assert_int_equal(now.saved, 1);
     assert_int_equal(count_of(*state, TRAINER_RUN), 1);
 }
 
-static void test_what_finds_no_room_comes_later(void **state) {
+static void test_busy_coalesce(void **state) {
     ckd_session_state now = busy(*state, CKD_BUSY_COALESCE, 0);
-    assert_true(now.coalesced >= 1); /* 4; 5 as well, which still finds none */
+    assert_true(now.coalesced >= 1); /* step 4; and step 5, which also finds no snapshot */
     assert_int_equal(now.saved, 2);
     stored_check(*state, TRAINER_RUN, 7, ROWS);
 }
 
-/* It does not wait although the first save is under way: the second snapshot has room. */
-static void test_a_second_snapshot_is_room(void **state) {
+/* While the first save is in progress, the second one uses the second snapshot and does not wait. */
+static void test_busy_block_with_two_snapshots(void **state) {
     ckd_session_state now = busy(*state, CKD_BUSY_BLOCK, UINT64_C(1) << 30);
     assert_int_equal(now.saved, 2);
     assert_int_equal(now.skipped + now.coalesced, 0);
@@ -418,18 +423,18 @@ int main(void) {
         tempdir_test(test_copies),
         tempdir_test(test_lazy),
         tempdir_test(test_two_snapshots),
-        tempdir_test(test_what_is_stored_is_the_snapshot),
-        tempdir_test(test_what_several_threads_store_is_the_snapshot),
-        tempdir_test(test_what_is_stored_is_the_copy),
+        tempdir_test(test_lazy_snapshots_are_isolated),
+        tempdir_test(test_lazy_snapshots_are_isolated_from_several_threads),
+        tempdir_test(test_copies_are_isolated),
         tempdir_test(test_fences_of_groups),
         tempdir_test(test_saves_begin_before_the_fence),
-        tempdir_test(test_a_forgotten_fence_is_told),
+        tempdir_test(test_missing_fences_are_reported),
         tempdir_test(test_training_allocates_nothing),
         tempdir_test(test_no_memory),
-        tempdir_test(test_errors_are_told_and_the_next_save_works),
-        tempdir_test(test_what_finds_no_room_is_skipped),
-        tempdir_test(test_what_finds_no_room_comes_later),
-        tempdir_test(test_a_second_snapshot_is_room),
+        tempdir_test(test_errors_are_reported_and_the_next_save_works),
+        tempdir_test(test_busy_skip),
+        tempdir_test(test_busy_coalesce),
+        tempdir_test(test_busy_block_with_two_snapshots),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("session", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /*
- * Lossy sessions: what a load of the newest checkpoint would give is kept in memory, and the next save coded against it. It makes no difference to what is
- * stored, whether it is there or not, or wrong.
+ * Lossy sessions keep in memory what a load of the newest checkpoint would give, and code the next save against it.
+ * What is stored does not depend on whether these values are kept, missing or wrong.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,10 @@ enum {
     ROOM = 1 << 19
 };
 
-/* What the library allocates, on all threads: the linker sends its calls here (mk/test.mk); those of SQLite, zstd and the C library itself are theirs. */
+/*
+ * The linker redirects the library's allocations to these functions (mk/test.mk), which count those of all threads.
+ * Allocations of SQLite, zstd and the C library are not included.
+ */
 static atomic_ullong allocations, allocated;
 static size_t count_it(size_t size) {
     atomic_fetch_add(&allocations, 1);
@@ -58,7 +61,7 @@ static void must(ckd_status status, const ckd_error *err) {
     }
 }
 
-/* Layers of W, m and v, a weight in bf16, and counters, which are exact. */
+/* Layers with weights and both moments, a bf16 weight, and counters, which are exact. */
 typedef struct model {
     struct {
         char name[48];
@@ -74,7 +77,7 @@ static void put(model *m, const char *format, int layer, ckd_dtype dtype, void *
     m->tensors[m->count++].values = values;
 }
 
-static bool with_masters; /* each weight has one, after it */
+static bool with_masters; /* add a master after each weight */
 
 static void model_begin(model *m) {
     m->count = 0;
@@ -97,9 +100,9 @@ static void model_begin(model *m) {
     put(m, "counters.%d", 0, CKD_I32, random_values(CKD_I32, COUNT, 78));
 }
 
-static bool with_directions; /* weights move along a few */
+static bool with_directions; /* let weights move in a few directions */
 
-/* Of three strong directions. */
+/* Moves along three strong directions. */
 static void move_along(float *x, const float *by) {
     for (size_t k = 0; k < COUNT; k++) {
         for (size_t d = 0; d < 3; d++) {
@@ -139,10 +142,10 @@ static void model_end(model *m) {
 
 typedef struct setting {
     const char *dir, *run;
-    bool room; /* for keeping */
+    bool room; /* allow the session to keep values */
     uint32_t threads;
     ckd_fidelity fidelity;
-    int *told;
+    int *damage_messages;
     uint64_t staging;
 } setting;
 
@@ -160,8 +163,8 @@ static ckd_session *open_session(const setting *how, model *m) {
     save.fidelity = how->fidelity;
     save.staging_bytes = how->staging;
     store.threads = how->threads;
-    store.on_message = how->told ? count_damage : NULL;
-    store.message_context = how->told;
+    store.on_message = how->damage_messages ? count_damage : NULL;
+    store.message_context = how->damage_messages;
     o.save = &save;
     o.store = &store;
     o.every_steps = 1;
@@ -186,7 +189,7 @@ static void save_step(ckd_session *s, uint64_t step) {
     must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
 }
 
-/* The records that were stored, and what loads of the last checkpoint give. */
+/* The stored records, and the values that loads of the last checkpoint give. */
 typedef struct outcome {
     char *records;
     void *values[TENSORS];
@@ -228,7 +231,10 @@ static void outcome_free(outcome *r, const model *m) {
     }
 }
 
-/* scribble: what is kept is overwritten between saves. again: the session is closed, and the state restored, in the middle. */
+/*
+ * With `scribble`, the kept values are overwritten between saves. With `again`, the session is closed halfway, and a
+ * new one restores the state.
+ */
 static outcome run_session(const setting *how, model *m, bool scribble, bool again) {
     model_begin(m);
     ckd_session *s = open_session(how, m);
@@ -256,8 +262,11 @@ static outcome run_session(const setting *how, model *m, bool scribble, bool aga
     return r;
 }
 
-/* A weight and its master are under way together, and both look at the same second moments: who ends first leaves them to the other. */
-static void test_two_tiles_look_at_the_same_moments(void **state) {
+/*
+ * A weight and its master are saved at the same time and use the same second moments. The one that finishes first must
+ * not free them.
+ */
+static void test_two_tiles_share_second_moments(void **state) {
     char dir[2][4096];
     model m;
     outcome r[2];
@@ -272,7 +281,7 @@ static void test_two_tiles_look_at_the_same_moments(void **state) {
     outcome_free(&r[0], &m);
 }
 
-static void test_it_changes_nothing(void **state) {
+static void test_kept_values_change_nothing(void **state) {
     const ckd_fidelity fidelities[] = {CKD_NEAR, CKD_COARSE};
     for (unsigned f = 0; f < 2; f++) {
         if (!test_draws("it changes nothing", f, 2)) {
@@ -283,10 +292,10 @@ static void test_it_changes_nothing(void **state) {
         for (int how = 0; how < 3; how++) { /* not kept; kept; kept, and wrong */
             char dir[4096];
             snprintf(dir, sizeof(dir), "%s/%u%d", (const char *)*state, f, how);
-            int told = 0;
-            setting with = {dir, "run", how > 0, 2, fidelities[f], &told, 0};
+            int damage_messages = 0;
+            setting with = {dir, "run", how > 0, 2, fidelities[f], &damage_messages, 0};
             outcome r = run_session(&with, &m, how == 2, false);
-            assert_int_equal(told, 0);
+            assert_int_equal(damage_messages, 0);
             if (how == 0) {
                 read = r;
             } else {
@@ -297,7 +306,7 @@ static void test_it_changes_nothing(void **state) {
     }
 }
 
-static void test_a_restart_makes_it_anew(void **state) {
+static void test_restored_values_are_kept(void **state) {
     model m;
     char dir[4096];
     outcome all[2];
@@ -310,7 +319,7 @@ static void test_a_restart_makes_it_anew(void **state) {
     outcome_free(&all[0], &m);
 }
 
-static void test_threads_do_not_show(void **state) {
+static void test_results_do_not_depend_on_threads(void **state) {
     model m;
     const uint32_t threads[] = {1, 2, 3, 7};
     outcome one = {NULL, {NULL}};
@@ -328,7 +337,7 @@ static void test_threads_do_not_show(void **state) {
     outcome_free(&one, &m);
 }
 
-/* Bits of all payloads of the only chunk file; its index stays. */
+/* Flips bits in all payloads of the only chunk file, but not in its index. */
 static void damage_payloads(const char *dir) {
     dir_list files;
     pathname store = path_in(dir, "store"), folder = path_in(store.text, DIR_CHUNKS);
@@ -345,14 +354,14 @@ static void damage_payloads(const char *dir) {
     free(content);
 }
 
-/* The parent's payloads cannot be read when the second save is made: is it a delta all the same? */
-static void test_the_parent_is_not_read(void **state) {
+/* The parent's payloads are unreadable at the second save. With kept values it is a delta all the same. */
+static void test_parents_are_not_read(void **state) {
     for (int room = 0; room < 2; room++) {
         model m;
         char dir[4096];
-        int told = 0;
+        int damage_messages = 0;
         snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, room);
-        setting with = {dir, "run", room, 2, CKD_NEAR, &told, 0};
+        setting with = {dir, "run", room, 2, CKD_NEAR, &damage_messages, 0};
         model_begin(&m);
         ckd_session *s = open_session(&with, &m);
         save_step(s, 1);
@@ -361,7 +370,7 @@ static void test_the_parent_is_not_read(void **state) {
         save_step(s, 2);
         ckd_error err = {0};
         must(ckd_session_close(s, &err), &err);
-        assert_int_equal(told, !room);
+        assert_int_equal(damage_messages, !room);
         model_end(&m);
     }
 }
@@ -370,7 +379,10 @@ typedef struct cost {
     uint64_t count, bytes;
 } cost;
 
-/* The least of the last few saves: which place in the pipeline needs what for the first time depends on the values. */
+/*
+ * Returns the cheapest of the last saves. In earlier ones, parts of the pipeline may need memory for the first time,
+ * depending on the values.
+ */
 static cost cost_of(const char *dir, ckd_fidelity fidelity, uint64_t staging) {
     model m;
     cost c = {UINT64_MAX, UINT64_MAX};
@@ -397,10 +409,10 @@ static cost cost_of(const char *dir, ckd_fidelity fidelity, uint64_t staging) {
 }
 
 /*
- * Scratch stays. A later save of 12 MB allocates what describes blocks and files, and reads small chunk files back. A
- * lossy save also opens about ten older checkpoints, twice each: to choose a parent, and to name all files that a load
- * reads. That takes some ten small allocations each, and 250 KB for each of four files that are small enough to be read
- * whole. One more f32 tensor, or a buffer to write it, is too much.
+ * Later saves reuse scratch memory. A later save of 12 MB allocates what describes blocks and files, and reads small
+ * chunk files back. A lossy save also opens about ten older checkpoints, twice each: to choose a parent, and to name
+ * all files that a load reads. That takes some ten small allocations each, and 250 KB for each of four files that are
+ * small enough to be read whole. The limits are too low for one more f32 tensor or for a buffer to write it.
  */
 static void test_later_saves_allocate_little(void **state) {
     static const cost most[] = {
@@ -417,8 +429,11 @@ static void test_later_saves_allocate_little(void **state) {
     }
 }
 
-/* What searches for factors work in is more than a save with so small a budget may keep: it is given back, and asked for again. */
-static void test_what_is_much_is_given_back(void **state) {
+/*
+ * With so small a budget, a save may not keep the memory in which it searches for factors. It frees that memory and
+ * allocates it again.
+ */
+static void test_large_scratch_memory_is_freed(void **state) {
     enum { STAGING = 1 << 20 };
     char dir[4096];
     snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, 1);
@@ -440,13 +455,10 @@ static int teardown(void **dir) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_two_tiles_look_at_the_same_moments),
-        TEST(test_it_changes_nothing),
-        TEST(test_a_restart_makes_it_anew),
-        TEST(test_threads_do_not_show),
-        TEST(test_the_parent_is_not_read),
-        TEST(test_later_saves_allocate_little),
-        TEST(test_what_is_much_is_given_back),
+        TEST(test_two_tiles_share_second_moments), TEST(test_kept_values_change_nothing),
+        TEST(test_restored_values_are_kept),       TEST(test_results_do_not_depend_on_threads),
+        TEST(test_parents_are_not_read),           TEST(test_later_saves_allocate_little),
+        TEST(test_large_scratch_memory_is_freed),
     };
     return run_sampled("session_cached", tests, 2, NULL, NULL);
 }

@@ -1,4 +1,7 @@
-/* Two launches of one run: they are not mixed, each is told of the other, or goes on in its own branch; and nobody is told without cause. */
+/*
+ * Two sessions of the same run, as after launching a training twice. Their steps are not mixed: one of them gets an
+ * error, or both continue in branches of their own. There are no errors without cause.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +35,7 @@ static void end(launch *l) {
     trainer_free(l->t);
 }
 
-/* Every step is saved, and waited for. */
+/* Saves every step and waits for it. */
 static void saves(launch *l, uint64_t first, uint64_t last) {
     for (uint64_t step = first; step <= last; step++) {
         ckd_error err = {0};
@@ -40,7 +43,7 @@ static void saves(launch *l, uint64_t first, uint64_t last) {
     }
 }
 
-static void is_told(launch *l, uint64_t step, const char *of) {
+static void save_refused(launch *l, uint64_t step, const char *of) {
     ckd_error err = {0};
     ckd_session_state before, now;
     ckd_session_poll(&before, l->s);
@@ -65,39 +68,39 @@ static void make_run(const char *dir, uint64_t last) {
     end(&l);
 }
 
-static void test_two_that_were_restored(void **state) {
+static void test_two_restored_sessions(void **state) {
     ckd_session_options o = session_options();
     make_run(*state, 3);
     launch a = launched(*state, &o), b = launched(*state, &o);
     restores(&a, CKD_LATEST);
     restores(&b, CKD_LATEST);
     saves(&a, 4, 6);
-    is_told(&b, 7, "run@6");
+    save_refused(&b, 7, "run@6");
     saves(&a, 7, 7);
-    is_told(&b, 8, "run@7");
+    save_refused(&b, 8, "run@7");
     saves(&a, 8, 9);
-    restores(&b, CKD_LATEST); /* by hand: it takes over, and the other one is told */
+    restores(&b, CKD_LATEST); /* the user restores the other's steps: b takes over, and a gets the error */
     saves(&b, 10, 10);
-    is_told(&a, 11, "run@10");
+    save_refused(&a, 11, "run@10");
     end(&a);
     end(&b);
     assert_int_equal(count_of(*state, "run"), 10);
 }
 
-static void test_two_that_begin_anew(void **state) {
+static void test_two_new_sessions(void **state) {
     ckd_session_options o = session_options();
     launch a = launched(*state, &o), b = launched(*state, &o);
     saves(&a, 1, 2);
-    is_told(&b, 3, "run@2");
-    is_told(&b, 4, "run@2");
+    save_refused(&b, 3, "run@2");
+    save_refused(&b, 4, "run@2");
     saves(&a, 3, 3);
     end(&a);
     end(&b);
     assert_int_equal(count_of(*state, "run"), 3);
 }
 
-/* They save at other steps, and one comes in between while the other one's save is under way. */
-static void test_one_while_the_other_saves(void **state) {
+/* They save different steps, and b commits while a's save is in progress. */
+static void test_commit_during_the_other_save(void **state) {
     ckd_session_options o = session_options(), lazy = session_options();
     ckd_error err = {0};
     make_run(*state, 2);
@@ -105,7 +108,7 @@ static void test_one_while_the_other_saves(void **state) {
     launch a = launched(*state, &lazy), b = launched(*state, &o);
     restores(&a, CKD_LATEST);
     restores(&b, CKD_LATEST);
-    must(iterate(a.s, a.t, 4, &err), &err); /* it is committed with the next fence */
+    must(iterate(a.s, a.t, 4, &err), &err); /* committed after the next fence */
     saves(&b, 3, 3);
     assert_int_equal(ckd_session_wait(a.s, CKD_DURABLE, &err), CKD_E_EXISTS);
     assert_non_null(strstr(err.message, "run@3"));
@@ -130,16 +133,16 @@ static void test_branches_of_their_own(void **state) {
     restores(&a, CKD_LATEST);
     restores(&b, CKD_LATEST);
     for (uint64_t step = 4; step < 10; step++) {
-        saves(step % 2 ? &a : &b, step, step); /* at other steps */
+        saves(step % 2 ? &a : &b, step, step); /* at different steps */
     }
     saves(&a, 10, 12);
-    saves(&b, 10, 12); /* at the same ones */
+    saves(&b, 10, 12); /* at the same steps */
     end(&a);
     end(&b);
-    assert_int_equal(count_of(*state, "run"), 3 + 6); /* who came first: b */
+    assert_int_equal(count_of(*state, "run"), 3 + 6); /* b came first and has the run itself */
     assert_int_equal(count_of(*state, "run~2"), 6);
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
-    for (uint64_t branch = 1; branch <= 2; branch++) { /* each step comes after one of its own launch */
+    for (uint64_t branch = 1; branch <= 2; branch++) { /* each step follows one of its own session */
         const char *run = branch == 1 ? "run" : "run~2";
         static const uint64_t steps[2][6] = {{4, 6, 8, 10, 11, 12}, {5, 7, 9, 10, 11, 12}};
         ckd_checkpoint before, c;
@@ -153,7 +156,7 @@ static void test_branches_of_their_own(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- without cause ---- */
+/* ---- no error without cause ---- */
 
 static void delete_step(const char *dir, const char *run, uint64_t step) {
     ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
@@ -166,7 +169,7 @@ static void delete_step(const char *dir, const char *run, uint64_t step) {
     ckd_store_close(store);
 }
 
-static void test_the_last_one_was_deleted(void **state) {
+static void test_deleted_last_step(void **state) {
     ckd_session_options o = session_options();
     launch a = launched(*state, &o);
     saves(&a, 1, 4);
@@ -192,7 +195,7 @@ static void test_a_step_back(void **state) {
     launch a = launched(*state, &o);
     restores(&a, 3);
     saves(&a, 4, 8);
-    restores(&a, 5); /* of the branch: the next one begins */
+    restores(&a, 5); /* a step of the branch, so the next branch begins */
     saves(&a, 6, 7);
     end(&a);
     launch b = launched(*state, &o);
@@ -204,7 +207,7 @@ static void test_a_step_back(void **state) {
     assert_int_equal(count_of(*state, "run~3"), 4);
 }
 
-static void test_beside_compaction_and_policies(void **state) {
+static void test_compaction_and_policies_meanwhile(void **state) {
     ckd_session_options o = session_options();
     ckd_policy policy = CKD_POLICY_INIT;
     ckd_error err = {0};
@@ -223,7 +226,7 @@ static void test_beside_compaction_and_policies(void **state) {
     end(&a);
 }
 
-/* What is replayed from an older step is compared, and goes on behind the last one. */
+/* Replayed steps are compared with the stored ones. The session then continues after the last one. */
 static void test_a_replay(void **state) {
     static ckd_save_options save;
     ckd_session_options o = session_options();
@@ -238,8 +241,8 @@ static void test_a_replay(void **state) {
     assert_int_equal(count_of(*state, "run"), 8);
 }
 
-/* A run that was there is gone on with at a higher step, without a restore. */
-static void test_a_run_that_was_there(void **state) {
+/* An existing run is continued at a higher step without a restore. */
+static void test_existing_run(void **state) {
     ckd_session_options o = session_options();
     make_run(*state, 3);
     launch a = launched(*state, &o);
@@ -250,11 +253,15 @@ static void test_a_run_that_was_there(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_two_that_were_restored),         tempdir_test(test_two_that_begin_anew),
-        tempdir_test(test_one_while_the_other_saves),      tempdir_test(test_branches_of_their_own),
-        tempdir_test(test_the_last_one_was_deleted),       tempdir_test(test_a_step_back),
-        tempdir_test(test_beside_compaction_and_policies), tempdir_test(test_a_replay),
-        tempdir_test(test_a_run_that_was_there),
+        tempdir_test(test_two_restored_sessions),
+        tempdir_test(test_two_new_sessions),
+        tempdir_test(test_commit_during_the_other_save),
+        tempdir_test(test_branches_of_their_own),
+        tempdir_test(test_deleted_last_step),
+        tempdir_test(test_a_step_back),
+        tempdir_test(test_compaction_and_policies_meanwhile),
+        tempdir_test(test_a_replay),
+        tempdir_test(test_existing_run),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("session follow", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /*
- * A trainer is killed (SIGKILL) in the midst of its saves: of the states that it has handed over at most the newest is lost, or as many as it has let be
- * under way; and nothing of it keeps the next one from the store.
+ * A trainer is killed during its saves. Of the states it has handed over, at most the newest is lost, or as many as
+ * may be in progress. Nothing keeps the next trainer from using the store.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,12 +35,12 @@ typedef struct progress {
 
 typedef struct way_to_save {
     ckd_snapshot snapshot;
-    uint32_t under_way; /* as the option */
+    uint32_t under_way; /* saves_under_way */
     uint64_t snapshot_bytes;
     ckd_fidelity fidelity;
 } way_to_save;
 
-/* The disk is slow: a save takes longer than an interval, so that the trainer runs ahead as far as it may. */
+/* Simulates a slow disk: a save takes longer than an interval, so the trainer gets as far ahead as it may. */
 static int slowly(void *context, file_op step, const char *path) {
     (void)context;
     if (step == FILE_OP_SYNC && strstr(path, "/data/c/")) {
@@ -49,7 +49,7 @@ static int slowly(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* The child: trains until it is killed. */
+/* The child trains until it is killed. */
 static void train(const char *dir, const way_to_save *how, int to) {
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
@@ -78,7 +78,7 @@ static void train(const char *dir, const way_to_save *how, int to) {
     }
 }
 
-/* Kills it as soon as it has told of so many steps; what it had told by then. */
+/* Kills the child once it has reported so many steps. Returns its last report. */
 static progress kill_after(const char *dir, const way_to_save *how, int messages) {
     int ends[2];
     progress last = {0, CKD_LATEST};
@@ -97,13 +97,13 @@ static progress kill_after(const char *dir, const way_to_save *how, int messages
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status));
-    while (read(ends[0], &last, sizeof(last)) == (ssize_t)sizeof(last)) { /* what it still told */
+    while (read(ends[0], &last, sizeof(last)) == (ssize_t)sizeof(last)) { /* reports sent before it died */
     }
     close(ends[0]);
     return last;
 }
 
-/* By the protocol: a lock ends with its process. Nothing is waited for. */
+/* A lock ends with its process, so nothing has to wait. */
 static void expect_free_locks(const char *dir) {
     file_lock *lock;
     ckd_error err = {0};
@@ -114,7 +114,7 @@ static void expect_free_locks(const char *dir) {
     lock_release(lock);
 }
 
-/* How many intervals what was handed over last is ahead of what is durable. */
+/* By how many intervals the last state handed over is ahead of the durable one. */
 static uint64_t intervals_lost(const char *dir, const progress *p, const way_to_save *how) {
     ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
     ckd_checkpoint newest = {.step = 0};
@@ -129,11 +129,11 @@ static uint64_t intervals_lost(const char *dir, const progress *p, const way_to_
     }
     assert_int_equal(newest.step % EVERY, 0);
     assert_true(newest.step + at_once * EVERY >= staged);
-    assert_true(p->step < staged + EVERY); /* nor has training gone on any farther */
+    assert_true(p->step < staged + EVERY); /* training did not go on any further */
     return newest.step < staged ? (staged - newest.step) / EVERY : 0;
 }
 
-/* At all steps of some intervals; the most that was lost. */
+/* Kills trainers at all steps of some intervals. Returns the greatest loss. */
 static uint64_t kill_everywhere(const char *dir, const way_to_save *how) {
     uint64_t most = 0;
     for (int messages = 1; messages <= MESSAGES; messages += messages < 12 ? 1 : 5) {
@@ -149,31 +149,31 @@ static uint64_t kill_everywhere(const char *dir, const way_to_save *how) {
     return most;
 }
 
-static void test_one_state_at_most_by_default(void **state) {
+static void test_at_most_one_state_is_lost(void **state) {
     way_to_save copy = {.snapshot = CKD_SNAPSHOT_COPY}, lazy = {.snapshot = CKD_SNAPSHOT_LAZY};
-    assert_int_equal(kill_everywhere(*state, &copy), 1); /* the disk is slow enough for it to be seen */
+    assert_int_equal(kill_everywhere(*state, &copy), 1); /* the disk is slow enough to lose one */
     assert_int_equal(kill_everywhere(*state, &lazy), 1);
 }
 
-static void test_one_state_at_most_with_any_memory(void **state) {
+static void test_more_memory_loses_no_more(void **state) {
     way_to_save exact = {.snapshot_bytes = UINT64_C(1) << 30},
                 lossy = {.snapshot_bytes = UINT64_C(1) << 30, .fidelity = CKD_NEAR};
     assert_int_equal(kill_everywhere(*state, &exact), 1);
     assert_int_equal(kill_everywhere(*state, &lossy), 1);
 }
 
-static void test_two_if_two_may_be_under_way(void **state) {
+static void test_two_saves_under_way_may_lose_two(void **state) {
     way_to_save two = {.snapshot_bytes = UINT64_C(1) << 30, .under_way = 2};
     assert_int_equal(kill_everywhere(*state, &two), 2);
-    way_to_save no_memory = {.under_way = 2}; /* for one snapshot only */
+    way_to_save no_memory = {.under_way = 2}; /* memory for one snapshot only */
     assert_true(kill_everywhere(*state, &no_memory) <= 1);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_one_state_at_most_by_default),
-        tempdir_test(test_one_state_at_most_with_any_memory),
-        tempdir_test(test_two_if_two_may_be_under_way),
+        tempdir_test(test_at_most_one_state_is_lost),
+        tempdir_test(test_more_memory_loses_no_more),
+        tempdir_test(test_two_saves_under_way_may_lose_two),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("killed sessions", tests, NULL, NULL);

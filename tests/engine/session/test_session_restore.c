@@ -1,4 +1,4 @@
-/* Sessions: what is restored is what was saved, and what follows goes on from there, or branches off. */
+/* Sessions: a restore gives back what was saved, and later saves continue from there or in a branch. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,8 +51,9 @@ static void make_run(const char *dir, uint64_t first, uint64_t last) {
     trainer_free(t);
 }
 
-/* A run of six steps, and a session that went back to one of them. */
-static ckd_session *gone_back(const char *dir, const ckd_session_options *o, trainer *t, uint64_t to) {
+/* Makes a run of six steps, and a session that restored step `to`. */
+static ckd_session *session_restored_to(const char *dir, const ckd_session_options *o, trainer *t,
+                                        uint64_t to) {
     make_run(dir, 1, 6);
     ckd_session *s = session_of(dir, o, t);
     ckd_error err = {0};
@@ -60,12 +61,14 @@ static ckd_session *gone_back(const char *dir, const ckd_session_options *o, tra
     return s;
 }
 
-/* Whoever goes back goes on in a branch, as a delta on what he went back to. */
-static void test_going_back_branches(void **state) {
+/*
+ * After a restore of an earlier step, saves continue in a branch, beginning with a delta on the restored checkpoint.
+ */
+static void test_restoring_an_earlier_step_branches(void **state) {
     const char *dir = *state;
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
-    ckd_session *s = gone_back(dir, &o, t, 3);
+    ckd_session *s = session_restored_to(dir, &o, t, 3);
     ckd_error err = {0};
     trainer_check(t, 3);
     iterate_through(s, t, 4, 8);
@@ -83,12 +86,12 @@ static void test_going_back_branches(void **state) {
     stored_check(dir, TRAINER_RUN "~2", 8, ROWS);
 }
 
-/* Back again, to before the branch; and a new session finds where the training is by now, not where it once was. */
-static void test_going_back_twice(void **state) {
+/* Restores again, a step before the branch. A new session then continues the newest branch, not the original run. */
+static void test_restoring_twice(void **state) {
     const char *dir = *state;
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
-    ckd_session *s = gone_back(dir, &o, t, 3);
+    ckd_session *s = session_restored_to(dir, &o, t, 3);
     ckd_error err = {0};
     ckd_checkpoint from;
     must(iterate(s, t, 4, &err), &err);
@@ -110,12 +113,12 @@ static void test_going_back_twice(void **state) {
     stored_check(dir, TRAINER_RUN "~3", 4, ROWS);
 }
 
-/* A new session is asked for a step that the run reached only after somebody had gone back. */
+/* A new session finds a step that only a branch has. */
 static void test_a_step_of_a_branch(void **state) {
     const char *dir = *state;
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
-    ckd_session *s = gone_back(dir, &o, t, 4);
+    ckd_session *s = session_restored_to(dir, &o, t, 4);
     ckd_error err = {0};
     ckd_checkpoint from;
     iterate_through(s, t, 5, 8);
@@ -127,19 +130,19 @@ static void test_a_step_of_a_branch(void **state) {
     assert_int_equal(ckd_session_restore(&from, s, 9, &err), CKD_E_NOT_FOUND);
     must(ckd_session_close(s, &err), &err);
     s = session_of(dir, &o, t);
-    must(ckd_session_restore(&from, s, 6, &err), &err); /* both have it: the run's own */
+    must(ckd_session_restore(&from, s, 6, &err), &err); /* both have it: the run's own is restored */
     assert_string_equal(from.run, TRAINER_RUN);
     must(ckd_session_close(s, &err), &err);
     trainer_free(t);
 }
 
-/* The first save after going back lies beyond the steps that were given up: they are no part of what it goes on from. */
-static void test_beyond_what_was_given_up(void **state) {
+/* The first save after the restore is later than the abandoned steps. It still builds on the restored checkpoint. */
+static void test_saving_beyond_abandoned_steps(void **state) {
     const char *dir = *state;
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     o.every_steps = 10;
-    ckd_session *s = gone_back(dir, &o, t, 3);
+    ckd_session *s = session_restored_to(dir, &o, t, 3);
     ckd_error err = {0};
     iterate_through(s, t, 4, 20);
     must(ckd_session_restore(NULL, s, 3, &err), &err);
@@ -157,8 +160,11 @@ static void test_beyond_what_was_given_up(void **state) {
     stored_check(dir, TRAINER_RUN "~3", 30, ROWS);
 }
 
-/* A training that begins anew under the name of one that there is: said, and nothing is mixed; branches are for who asks. */
-static void test_a_fresh_start_is_told(void **state) {
+/*
+ * A training that starts over under the name of an existing run gets an error and changes nothing. It saves to a
+ * branch only if asked to.
+ */
+static void test_fresh_starts_are_reported(void **state) {
     const char *dir = *state;
     make_run(dir, 4, 6);
     for (int branches = 0; branches < 2; branches++) {
@@ -169,11 +175,12 @@ static void test_a_fresh_start_is_told(void **state) {
         o.save = &save;
         ckd_session *s = session_of(dir, &o, t);
         ckd_error err = {0};
-        ckd_status status = iterate_and_wait(s, t, 1, &err); /* no step of the other one's */
+        ckd_status status = iterate_and_wait(s, t, 1, &err); /* not a step of the existing run */
         assert_int_equal(status, branches ? CKD_OK : CKD_E_EXISTS);
         if (!branches) {
             assert_non_null(strstr(err.message, "up to step 6"));
-            must(iterate_and_wait(s, t, 7, &err), &err); /* where that one ended: restored by other means */
+            /* One step after its end: the state may have been restored by other means. */
+            must(iterate_and_wait(s, t, 7, &err), &err);
         }
         must(ckd_session_close(s, &err), &err);
         trainer_free(t);
@@ -182,7 +189,7 @@ static void test_a_fresh_start_is_told(void **state) {
     assert_int_equal(count_of(dir, TRAINER_RUN "~2"), 1);
 }
 
-/* A child of the trainer's, a data loader say, has nothing of the snapshot. */
+/* A child process, such as a data loader, does not inherit the snapshot. */
 static void test_children_have_no_snapshot(void **state) {
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
@@ -212,7 +219,7 @@ static void test_children_have_no_snapshot(void **state) {
     stored_check(*state, TRAINER_RUN, 2, ROWS);
 }
 
-/* Two of a name would make every save fail. */
+/* Two tensors of the same name would make every save fail. */
 static void test_a_name_is_registered_once(void **state) {
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
@@ -228,7 +235,7 @@ static void test_a_name_is_registered_once(void **state) {
     tensor.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = 0, .count = 32};
     must(ckd_session_add(s, &tensor, values, 0, &err), &err);
     tensor.region.start = 32;
-    must(ckd_session_add(s, &tensor, values + 32, 0, &err), &err); /* another part of it */
+    must(ckd_session_add(s, &tensor, values + 32, 0, &err), &err); /* another part of the tensor */
     tensor.region.start = 16;
     assert_int_equal(ckd_session_add(s, &tensor, values + 16, 0, &err), CKD_E_INVALID);
     assert_string_equal(err.tensor, "halves");
@@ -248,8 +255,8 @@ static void test_a_name_is_registered_once(void **state) {
     trainer_free(t);
 }
 
-/* What was resumed from may be deleted before the first save: that one fails, the next one goes on without it. */
-static void test_the_parent_is_deleted(void **state) {
+/* The restored checkpoint is deleted before the first save. That save fails; the next one works without it. */
+static void test_deleted_parent(void **state) {
     const char *dir = *state;
     make_run(dir, 1, 3);
     trainer *t = trainer_new(ROWS);
@@ -269,7 +276,7 @@ static void test_the_parent_is_deleted(void **state) {
     stored_check(dir, TRAINER_RUN, 5, ROWS);
 }
 
-/* A forward pass draws random numbers: what is registered as bytes is that of the step all the same. */
+/* The forward pass draws random numbers. Registered bytes are still those of the step. */
 static void test_bytes_are_copied_at_once(void **state) {
     const char *dir = *state;
     trainer *t = trainer_new(20000);
@@ -288,7 +295,7 @@ static void test_bytes_are_copied_at_once(void **state) {
     }
 }
 
-static void test_the_newest_is_gone_on_from(void **state) {
+static void test_continuing_from_the_newest(void **state) {
     const char *dir = *state;
     make_run(dir, 1, 3);
     trainer *t = trainer_new(ROWS);
@@ -306,8 +313,8 @@ static void test_the_newest_is_gone_on_from(void **state) {
     assert_memory_equal(&four.resumed_from, &from.id, sizeof(from.id));
 }
 
-/* What does not fit is found before anything of the trainer's is touched. */
-static void test_what_does_not_fit_changes_nothing(void **state) {
+/* A mismatch is found before any of the trainer's memory is written. */
+static void test_mismatches_change_nothing(void **state) {
     const char *dir = *state;
     make_run(dir, 1, 1);
     ckd_session_options o = session_options();
@@ -336,12 +343,18 @@ static void test_what_does_not_fit_changes_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_nothing_to_restore),         tempdir_test(test_going_back_branches),
-        tempdir_test(test_going_back_twice),           tempdir_test(test_a_step_of_a_branch),
-        tempdir_test(test_beyond_what_was_given_up),   tempdir_test(test_a_fresh_start_is_told),
-        tempdir_test(test_children_have_no_snapshot),  tempdir_test(test_a_name_is_registered_once),
-        tempdir_test(test_the_parent_is_deleted),      tempdir_test(test_bytes_are_copied_at_once),
-        tempdir_test(test_the_newest_is_gone_on_from), tempdir_test(test_what_does_not_fit_changes_nothing),
+        tempdir_test(test_nothing_to_restore),
+        tempdir_test(test_restoring_an_earlier_step_branches),
+        tempdir_test(test_restoring_twice),
+        tempdir_test(test_a_step_of_a_branch),
+        tempdir_test(test_saving_beyond_abandoned_steps),
+        tempdir_test(test_fresh_starts_are_reported),
+        tempdir_test(test_children_have_no_snapshot),
+        tempdir_test(test_a_name_is_registered_once),
+        tempdir_test(test_deleted_parent),
+        tempdir_test(test_bytes_are_copied_at_once),
+        tempdir_test(test_continuing_from_the_newest),
+        tempdir_test(test_mismatches_change_nothing),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("session_restore", tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* Sessions: what they save against, when they save, what they refuse, and ranks. */
+/* Sessions: what a save is coded against, when it is made, what is refused, and ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@
 
 #define ROWS 300
 
-static void test_an_optimizer_step_is_coded_as_one(void **state) {
+static void test_optimizer_steps_are_recognised(void **state) {
     const char *dir = *state;
     enum { COUNT = 4096 };
     static float w[COUNT], m[COUNT], v[COUNT];
@@ -90,8 +90,11 @@ static void damage_chunk(const char *dir) {
     free(content);
 }
 
-/* Two saves of a matrix that moves a little; the first one's file is damaged in between. Was the second one a delta on it? */
-static bool second_is_a_delta(const char *dir, const char *run, int snapshots, int *told) {
+/*
+ * Saves a matrix twice, with a small change, and damages the first file in between. Returns whether the second save is
+ * a delta.
+ */
+static bool second_is_a_delta(const char *dir, const char *run, int snapshots, int *damage_messages) {
     enum { COUNT = 250000 }; /* one block */
     float *w = random_values(CKD_F32, COUNT, 5);
     ckd_session_options o = session_options();
@@ -99,7 +102,7 @@ static bool second_is_a_delta(const char *dir, const char *run, int snapshots, i
     ckd_store_options store = *o.store;
     save.run = run;
     store.on_message = count_damage;
-    store.message_context = told;
+    store.message_context = damage_messages;
     o.save = &save;
     o.store = &store;
     o.snapshot_bytes = (uint64_t)snapshots * (COUNT * sizeof(float) + 64);
@@ -124,17 +127,17 @@ static bool second_is_a_delta(const char *dir, const char *run, int snapshots, i
     return delta;
 }
 
-/* With room for a second snapshot, an exact save is coded against the last one, and does not read it. */
-static void test_the_reference_is_in_memory(void **state) {
-    int told = 0;
-    assert_true(second_is_a_delta(*state, "kept", 2, &told));
-    assert_int_equal(told, 0);
+/* With memory for a second snapshot, an exact save is coded against the last one without reading it. */
+static void test_references_in_memory(void **state) {
+    int damage_messages = 0;
+    assert_true(second_is_a_delta(*state, "kept", 2, &damage_messages));
+    assert_int_equal(damage_messages, 0);
 }
 
-static void test_else_it_is_read(void **state) {
-    int told = 0;
-    assert_false(second_is_a_delta(*state, "read", 1, &told));
-    assert_int_equal(told, 1);
+static void test_references_that_are_read(void **state) {
+    int damage_messages = 0;
+    assert_false(second_is_a_delta(*state, "read", 1, &damage_messages));
+    assert_int_equal(damage_messages, 1);
 }
 
 static void test_requests(void **state) {
@@ -176,7 +179,10 @@ static uint64_t saved_by(ckd_session *s, unsigned ms) {
     return now.saved;
 }
 
-/* Saves pause while training is busy: until it is not, until somebody waits, or until they have paused long enough. */
+/*
+ * Saves pause while training is busy: until it is idle, until a caller waits for them, or until they have paused long
+ * enough.
+ */
 static void test_phases(void **state) {
     for (int how = 0; how < 3; how++) {
         trainer *t = trainer_new(ROWS);
@@ -189,7 +195,7 @@ static void test_phases(void **state) {
         ckd_error err = {0};
         ckd_session_phase(s, CKD_PHASE_BUSY);
         must(iterate(s, t, 1, &err), &err);
-        assert_int_equal(saved_by(s, 200), 0); /* of a second that it may pause */
+        assert_int_equal(saved_by(s, 200), 0); /* it may pause for a second */
         if (how == 0) {
             ckd_session_phase(s, CKD_PHASE_IDLE);
         } else if (how == 1) {
@@ -271,7 +277,7 @@ static void test_bad_input(void **state) {
     stored_check(dir, TRAINER_RUN, 6, ROWS);
 }
 
-/* Two ranks, as threads: each has half of a matrix, and both have the counter. */
+/* Two ranks, which are threads. Each has half of a matrix, and both have the counter. */
 typedef struct member {
     const char *dir;
     uint32_t rank;
@@ -359,9 +365,9 @@ static void test_ranks_save_together(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_an_optimizer_step_is_coded_as_one),
-        tempdir_test(test_the_reference_is_in_memory),
-        tempdir_test(test_else_it_is_read),
+        tempdir_test(test_optimizer_steps_are_recognised),
+        tempdir_test(test_references_in_memory),
+        tempdir_test(test_references_that_are_read),
         tempdir_test(test_requests),
         tempdir_test(test_phases),
         tempdir_test(test_bad_input),

@@ -1,9 +1,9 @@
 /*
- * Stores with bundles: what is saved is what is loaded, tensors keep their order, sizes add up; damage in a bundle is found at every
- * byte, named, and never gives wrong values; deltas go on from there.
+ * Stores with bundles: loads give what was saved, tensors keep their order, and sizes add up. Damage to any byte of a
+ * bundle is found and named, and never gives wrong values. Later saves are deltas.
  *
- * With the path of a store as its argument it is a tool instead, and puts the small records of that store into bundles; with "lossy" behind
- * it, it makes the store one with measures.
+ * With the path of a store as its argument, the program is a tool that puts the small records of that store into
+ * bundles. With "lossy" as a second argument it also adds measures.
  */
 #include <dirent.h>
 #include <setjmp.h>
@@ -32,7 +32,7 @@ static scene scene_at(uint64_t step) {
     return s;
 }
 
-/* The first step by two ranks, then a chain. */
+/* Saves the first step by two ranks, then a chain. */
 static void make_store(const char *dir) {
     ckd_store *store = store_create(dir);
     for (uint64_t step = FIRST; step < FIRST + STEPS; step++) {
@@ -73,7 +73,7 @@ static void test_loads(void **state) {
     }
 }
 
-static void test_saves_go_on(void **state) {
+static void test_saves_continue(void **state) {
     ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
     scene s = scene_at(FIRST + STEPS);
     ckd_checkpoint c;
@@ -91,7 +91,7 @@ static ckd_tensor_list *tensors_of(ckd_store *store, uint64_t step) {
     return list;
 }
 
-/* As they were saved, though the large ones stand in the file before the bundle. */
+/* Tensors are listed in the order in which they were saved, although the file has large ones before the bundle. */
 static void test_order_and_sizes(void **state) {
     static const char *const order[] = {"master.w", "w",     "exp_avg.w",   "embedding",      "tied",
                                         "count",    "empty", "exp_avg.net", "exp_avg_sq.net", "net"};
@@ -138,12 +138,12 @@ static void test_report_adds_up(void **state) {
 
 /* ---- damage ---- */
 
-/* The newest checkpoint's chunk file, and what its first bundle holds. */
+/* The newest checkpoint's chunk file and its first bundle. */
 typedef struct target {
     char path[4096];
-    uint64_t size, offset; /* of the bundle's header */
-    uint64_t master;       /* a byte of the payload of "master.w" */
-    size_t bundled;        /* records in bundles */
+    uint64_t size, offset; /* of the bundle; offset of its header */
+    uint64_t master;       /* position of a byte in the payload of "master.w" */
+    size_t bundled;        /* number of records in bundles */
 } target;
 
 static bool has_tensor_of(const chunk *c, const ckd_id *id) {
@@ -203,7 +203,7 @@ static ckd_verify_result *verify(ckd_store *store, bool quick) {
     return result;
 }
 
-/* The tensors that cannot be loaded; -1 if none can. */
+/* How many tensors cannot be loaded; -1 if the checkpoint cannot. */
 static int lost_tensors(ckd_store *store, uint64_t step) {
     ckd_checkpoint c;
     ckd_load *load;
@@ -229,7 +229,10 @@ static int lost_tensors(ckd_store *store, uint64_t step) {
     return lost;
 }
 
-/* One payload in a bundle: its tensor, those made of it, and all checkpoints that need it are named; the rest loads. */
+/*
+ * A payload in a bundle is damaged. The report names its tensor, those made from it, and all checkpoints that need it.
+ * The rest loads.
+ */
 static void test_damage_of_a_payload(void **state) {
     target t = find_target(*state, FIRST + 1);
     flip(&t, t.master);
@@ -243,7 +246,7 @@ static void test_damage_of_a_payload(void **state) {
         assert_true(strcmp(d->tensor, "master.w") == 0 || strcmp(d->tensor, "w") == 0);
         if (strcmp(d->tensor, "master.w") == 0) {
             named = true;
-            assert_true(d->checkpoint_count >= 2); /* its own, and deltas on it */
+            assert_true(d->checkpoint_count >= 2); /* the checkpoint itself and deltas on it */
             assert_string_equal(d->checkpoints[0], "run@4");
             assert_non_null(strstr(d->what, "it holds master.w"));
             assert_int_not_equal(d->block, CKD_NO_OFFSET);
@@ -263,7 +266,7 @@ static void test_damage_of_a_payload(void **state) {
     ckd_store_close(store);
 }
 
-/* Any byte: found, with the file's name, and what loads all the same is right. */
+/* Damage to any byte is found and the file is named. What still loads is right. */
 static void test_damage_of_every_byte(void **state) {
     target t = find_target(*state, FIRST + 1);
     size_t step = under_sanitizer() ? 61 : test_pick(29, 7, 1), whole = 0;
@@ -301,7 +304,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        TEST(test_loads),          TEST(test_saves_go_on),         TEST(test_order_and_sizes),
+        TEST(test_loads),          TEST(test_saves_continue),      TEST(test_order_and_sizes),
         TEST(test_report_adds_up), TEST(test_damage_of_a_payload), TEST(test_damage_of_every_byte),
     };
     return cmocka_run_group_tests_name("bundled_store", tests, NULL, NULL);

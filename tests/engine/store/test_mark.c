@@ -1,6 +1,6 @@
 /*
- * Who opens a store reads no manifest whose content the catalog is known to repeat: the catalog's mark says what the folders were like. Any change of them, and any
- * other catalog, makes him read them all.
+ * Opening a store reads no manifest that the catalog is known to repeat. The catalog's mark records the state of the
+ * folders. If a folder or the catalog has changed, all manifests are read.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static int count_manifests(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* Manifests that are read by opening the store. */
+/* Counts the manifests that are read when the store is opened. */
 static unsigned manifests_read_by(const char *dir, ckd_open_mode mode) {
     unsigned count = 0;
     ckd_store *store;
@@ -56,8 +56,8 @@ static void test_names_are_enough(void **state) {
     ckd_store_close(store);
 }
 
-/* A name that comes and goes in one of the folders leaves the names as they were, but not the mark. */
-static void test_a_folder_that_changed(void **state) {
+/* A file that appears in a folder and is removed again leaves the names unchanged, but not the mark. */
+static void test_changed_folders(void **state) {
     static const char *const folders[] = {DIR_MANIFESTS, DIR_TOMBSTONES};
     scene_make(*state, 0, STEPS);
     for (size_t i = 0; i < 2; i++) {
@@ -67,14 +67,14 @@ static void test_a_folder_that_changed(void **state) {
         assert_int_equal(unlink(path), 0);
         assert_int_equal(manifests_read_by(*state, CKD_OPEN_READ), STEPS);
         assert_int_equal(manifests_read_by(*state, CKD_OPEN_WRITE), STEPS);
-        scene_trash(*state, 2, 1); /* a change that is the store's own marks it anew */
+        scene_trash(*state, 2, 1); /* a change by the store itself renews the mark */
         scene_make(*state, 2, 1);
         assert_int_equal(manifests_read_by(*state, CKD_OPEN_READ), 0);
     }
 }
 
-/* The same names, and the checkpoint of one of them is another one: the catalog from before that is not believed. */
-static void test_another_catalog(void **state) {
+/* The names are the same, but one of them belongs to another checkpoint. The older catalog is not used. */
+static void test_older_catalog(void **state) {
     ckd_store *store;
     ckd_checkpoint before, after, found;
     ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
@@ -108,8 +108,8 @@ static void set_time(const char *path, time_t seconds, long nanoseconds) {
     assert_int_equal(utimensat(AT_FDCWD, path, both, 0), 0);
 }
 
-/* A clock of whole seconds cannot tell changes apart that come soon after each other. */
-static void test_a_coarse_clock(void **state) {
+/* A file system with timestamps in whole seconds cannot distinguish changes within a second. */
+static void test_coarse_timestamps(void **state) {
     char first[FILE_FINGERPRINT], second[FILE_FINGERPRINT];
     const char *path = store_path_of(*state, "");
     assert_int_equal(mkdir(path, 0777), 0);
@@ -130,7 +130,7 @@ static void test_a_coarse_clock(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {tempdir_test(test_names_are_enough),
-                                       tempdir_test(test_a_folder_that_changed),
-                                       tempdir_test(test_another_catalog), tempdir_test(test_a_coarse_clock)};
+                                       tempdir_test(test_changed_folders), tempdir_test(test_older_catalog),
+                                       tempdir_test(test_coarse_timestamps)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

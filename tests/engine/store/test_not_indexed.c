@@ -1,5 +1,6 @@
 /*
- * Tensors that the catalog does not have, since it was made from the manifests of very many checkpoints: whoever asks is told what it would say if it had them.
+ * A catalog made from the manifests of very many checkpoints does not list their tensors. Whoever asks for them gets
+ * what a complete catalog would answer.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -22,7 +23,7 @@
 
 #define ALL ((size_t)1 << 30)
 
-/* ---- what a store says of itself ---- */
+/* ---- everything that a store reports ---- */
 
 static void write_tensors(FILE *to, ckd_store *store, const ckd_id *id) {
     ckd_tensor_list *list;
@@ -99,7 +100,7 @@ static void write_report(FILE *to, ckd_store *store) {
     ckd_report_free(r);
 }
 
-/* Release with free. */
+/* Everything that a store reports, as text. The caller frees it. */
 static char *account(ckd_store *store) {
     char *text;
     size_t size;
@@ -125,7 +126,7 @@ static void expect_account(const char *dir, ckd_open_mode mode, const char *want
     free(have);
 }
 
-/* How many checkpoints the catalog has without their tensors. */
+/* How many checkpoints the catalog lists without their tensors. */
 static size_t undetailed(const char *dir) {
     ckd_store *store;
     ckd_checkpoint_list list;
@@ -173,14 +174,12 @@ static void make(const char *dir) {
     ckd_store_close(store);
 }
 
-/* ---- the tests ---- */
-
-static void test_the_same_is_said(void **state) {
+static void test_answers_are_the_same(void **state) {
     make(*state);
-    assert_int_equal(undetailed(*state), 0); /* whoever saves adds the tensors */
+    assert_int_equal(undetailed(*state), 0); /* a save adds its tensors */
     char *want = account_of(*state, CKD_OPEN_READ);
     assert_non_null(strstr(want, "another@2"));
-    drop_catalog(*state); /* in memory */
+    drop_catalog(*state); /* a reader makes one in memory */
     expect_account(*state, CKD_OPEN_READ, want);
     for (size_t rows = 0; rows < 64; rows += 21) {
         open_and_close(*state);
@@ -195,7 +194,7 @@ static void test_the_same_is_said(void **state) {
     free(want);
 }
 
-/* Chains, steps, blobs, bundles and lossy measures of stores that other versions wrote. */
+/* Chains, steps, blobs, bundles and lossy measures of stores written by other versions. */
 static void test_stores_of_all_kinds(void **state) {
     static const char *const kinds[] = {"bundles",       "example", "library", "library-2",    "library-runs",
                                         "library-steps", "steps",   "lossy",   "library-lossy"};
@@ -216,8 +215,8 @@ static void test_stores_of_all_kinds(void **state) {
     }
 }
 
-/* What becomes of checkpoints without tensors: deleted, rewritten, built upon. */
-static void test_changes_of_such_a_store(void **state) {
+/* Checkpoints without tensors in the catalog are deleted, compacted and used as parents. */
+static void test_changes_without_tensors(void **state) {
     ckd_store *store;
     ckd_checkpoint_list *list;
     ckd_compact_options compaction = CKD_COMPACT_OPTIONS_INIT;
@@ -237,7 +236,8 @@ static void test_changes_of_such_a_store(void **state) {
     ckd_checkpoint_list_free(list);
     assert_int_equal(ckd_compact(NULL, store, &compaction, NULL), CKD_OK);
     ckd_store_close(store);
-    assert_true(undetailed(*state) > 0 && undetailed(*state) < 6); /* what was rewritten has its tensors */
+    /* Compacted checkpoints have their tensors. */
+    assert_true(undetailed(*state) > 0 && undetailed(*state) < 6);
     char *have = account_of(*state, CKD_OPEN_READ);
     rebuild(*state);
     expect_account(*state, CKD_OPEN_READ, have);
@@ -261,7 +261,10 @@ static char *account_with_messages(const char *dir, unsigned *messages) {
     return text;
 }
 
-/* A chunk file is gone: its checkpoint has no tensors, which is told each time, and the others are whole. */
+/*
+ * A chunk file is missing. Its checkpoint has no tensors, which a message says each time, and the other checkpoints
+ * have theirs.
+ */
 static void test_damage(void **state) {
     unsigned messages;
     ckd_store *store;
@@ -277,13 +280,15 @@ static void test_damage(void **state) {
     ckd_checkpoint_list_free(list);
     ckd_store_close(store);
     char *have = account_with_messages(*state, &messages);
-    assert_int_equal(messages, 2); /* by the list, and by the report */
+    assert_int_equal(messages, 2); /* one from the list, one from the report */
     rebuild(*state);
     expect_account(*state, CKD_OPEN_READ, have);
     free(have);
 }
 
-/* A chunk file comes back, as repair brings it, after a catalog was made without it: the catalog knows the tensors again. */
+/*
+ * A catalog is made while a chunk file is missing. Once a repair has restored the file, its tensors are listed again.
+ */
 static void test_damage_that_is_repaired(void **state) {
     ckd_store *store;
     ckd_checkpoint c;
@@ -306,7 +311,7 @@ static void test_damage_that_is_repaired(void **state) {
     free(have);
 }
 
-/* More rows than are added at once, without lowering how many that are. */
+/* More rows than the default limit adds at once. */
 static void test_very_many(void **state) {
     enum { TENSORS = 2000, STEPS = 10 };
     ckd_store *store;
@@ -367,7 +372,7 @@ static int open_for_writing(const char *dir) {
     return status != CKD_OK;
 }
 
-/* Reports until the store holds step 8. */
+/* Reports until the store has step 8. */
 static int report_often(const char *dir) {
     bool done = false;
     for (unsigned i = 0; !done && i < 100000; i++) {
@@ -392,7 +397,7 @@ static int report_often(const char *dir) {
     return done ? 0 : 3;
 }
 
-static void test_two_at_once(void **state) {
+static void test_two_writers_at_once(void **state) {
     make(*state);
     char *want = account_of(*state, CKD_OPEN_READ);
     for (int i = 0; i < 10; i++) {
@@ -406,8 +411,8 @@ static void test_two_at_once(void **state) {
     free(want);
 }
 
-/* Readers report while a writer rewrites, deletes, saves and rebuilds. */
-static void test_reporting_meanwhile(void **state) {
+/* Readers report while a writer compacts, deletes, saves and rebuilds. */
+static void test_reports_during_writes(void **state) {
     ckd_compact_options compaction = CKD_COMPACT_OPTIONS_INIT;
     ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
     compaction.max_depth = 1;
@@ -431,7 +436,7 @@ static void test_reporting_meanwhile(void **state) {
     expect_done(readers[1]);
 }
 
-/* Deletes the newest checkpoint of SCENE_RUN at once, waiting shortly for who reads its files. */
+/* Deletes the newest checkpoint of SCENE_RUN without undo. It waits only briefly for readers of its files. */
 static int delete_newest(const char *dir) {
     ckd_store *store;
     ckd_checkpoint newest;
@@ -453,7 +458,7 @@ static int delete_newest(const char *dir) {
     return gone ? 0 : 2;
 }
 
-/* Another process deletes it before the first chunk file is opened. */
+/* Another process deletes the checkpoint just before the first chunk file is opened. */
 static int delete_at_first_chunk(void *context, file_op step, const char *path) {
     const char **dir = context;
     if (*dir && step == FILE_OP_OPEN && strstr(path, "data/c/")) {
@@ -464,7 +469,7 @@ static int delete_at_first_chunk(void *context, file_op step, const char *path) 
     return 0;
 }
 
-/* What is being read stays until it was read. */
+/* A checkpoint that is being read is not removed until then. */
 static void test_deleted_while_it_is_read(void **state) {
     ckd_store *store;
     ckd_checkpoint newest;
@@ -484,7 +489,7 @@ static void test_deleted_while_it_is_read(void **state) {
     ckd_store_close(store);
 }
 
-/* One that goes while others are read has no tensors in the report, which is of the time before, and no harm is done. */
+/* A checkpoint that is deleted during a report appears in it without tensors. */
 static void test_deleted_before_it_is_read(void **state) {
     ckd_store *store;
     ckd_report *r;
@@ -506,7 +511,7 @@ static void test_deleted_before_it_is_read(void **state) {
     ckd_store_close(store);
 }
 
-/* A writer that is killed while it adopts leaves a catalog of before, or one of after. */
+/* If a writer is killed while it makes the catalog, either the old or the new catalog is left. */
 static void test_killed_in_the_middle(void **state) {
     make(*state);
     char *want = account_of(*state, CKD_OPEN_READ);
@@ -528,16 +533,12 @@ static void test_killed_in_the_middle(void **state) {
 #define not_indexed_test(test) cmocka_unit_test_setup_teardown(test, setup, tempdir_teardown)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {not_indexed_test(test_the_same_is_said),
-                                       not_indexed_test(test_stores_of_all_kinds),
-                                       not_indexed_test(test_changes_of_such_a_store),
-                                       not_indexed_test(test_damage),
-                                       not_indexed_test(test_damage_that_is_repaired),
-                                       not_indexed_test(test_very_many),
-                                       not_indexed_test(test_two_at_once),
-                                       not_indexed_test(test_reporting_meanwhile),
-                                       not_indexed_test(test_deleted_while_it_is_read),
-                                       not_indexed_test(test_deleted_before_it_is_read),
-                                       not_indexed_test(test_killed_in_the_middle)};
+    const struct CMUnitTest tests[] = {
+        not_indexed_test(test_answers_are_the_same),     not_indexed_test(test_stores_of_all_kinds),
+        not_indexed_test(test_changes_without_tensors),  not_indexed_test(test_damage),
+        not_indexed_test(test_damage_that_is_repaired),  not_indexed_test(test_very_many),
+        not_indexed_test(test_two_writers_at_once),      not_indexed_test(test_reports_during_writes),
+        not_indexed_test(test_deleted_while_it_is_read), not_indexed_test(test_deleted_before_it_is_read),
+        not_indexed_test(test_killed_in_the_middle)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

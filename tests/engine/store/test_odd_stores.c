@@ -1,6 +1,6 @@
 /*
- * Stores that are not as they were left: names taken by what cannot be read, the last generation, paths that are too
- * long, catalogs of another time; and what calls give out that fail or look at whole checkpoints.
+ * Stores that changed since they were closed: damaged manifests that block a name, the last generation, paths that are
+ * too long, and catalogs of another time. Also the outputs of failing calls, and calls that look at whole checkpoints.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -40,7 +40,7 @@ static void damage(const char *path) {
     fclose(f);
 }
 
-/* Its manifest cannot be read, and the catalog that knew it is gone. */
+/* Damages a manifest and deletes the catalog, which knew its checkpoint. */
 static ckd_store *reopen_with_damaged_manifest(const char *dir, const char *damaged) {
     char path[2048];
     store_path(path, dir, damaged);
@@ -50,7 +50,7 @@ static ckd_store *reopen_with_damaged_manifest(const char *dir, const char *dama
     return store_reopen(dir, CKD_OPEN_WRITE);
 }
 
-static void test_a_damaged_manifest_blocks_its_name_and_says_so(void **state) {
+static void test_damaged_manifest_blocks_its_name(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
     for (uint64_t step = 1; step < 3; step++) {
@@ -86,8 +86,8 @@ static void test_a_damaged_manifest_blocks_its_name_and_says_so(void **state) {
     ckd_store_close(store);
 }
 
-/* Whether its step is taken does not depend on what the catalog happens to know. */
-static void test_a_branch_with_a_damaged_manifest_is_left_for_the_next(void **state) {
+/* A branch's name counts as taken if a manifest has it, whether or not the catalog knows that checkpoint. */
+static void test_damaged_manifest_blocks_its_branch(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
     ckd_save_options o = options_of("run", 5);
@@ -108,13 +108,14 @@ static void test_a_branch_with_a_damaged_manifest_is_left_for_the_next(void **st
     ckd_store_close(store);
 }
 
-static void test_generations_end(void **state) {
+/* After the last generation, a step cannot be saved again. Tombstones count too. */
+static void test_last_generation(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
     char path[2048];
     ckd_save_options o = options_of("run", 1);
     static const char *const tombstones[] = {"data/t/run.1.4294967295", "data/t/run.1.7"};
-    for (int i = 0; i < 2; i++) { /* the name alone counts */
+    for (int i = 0; i < 2; i++) { /* only the names of tombstones matter */
         store_path(path, *state, tombstones[i]);
         FILE *f = fopen(path, "w");
         assert_non_null(f);
@@ -157,9 +158,9 @@ static void test_same_ok_is_for_one_rank(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- paths ---- */
+/* ---- long paths ---- */
 
-/* Makes the folders of DIR/0123.../0123..., of `length` bytes in all but for the last name. */
+/* Writes the path DIR/ppp.../ppp... of `length` bytes to `out`, and makes all folders but the last. */
 static void deep_path(char *out, const char *dir, size_t length) {
     size_t at = (size_t)sprintf(out, "%s", dir);
     while (at + 1 < length) {
@@ -175,24 +176,28 @@ static void deep_path(char *out, const char *dir, size_t length) {
     assert_int_equal(strlen(out), length);
 }
 
-typedef struct heard {
+typedef struct message_log {
     size_t count;
     char last[1024];
-} heard;
+} message_log;
 
-static void hear(void *context, const char *message) {
-    heard *h = context;
+static void keep_message(void *context, const char *message) {
+    message_log *h = context;
     h->count++;
     snprintf(h->last, sizeof(h->last), "%s", message);
 }
 
+/*
+ * A store's path may have 493 bytes. Longer ones are refused for writing, because SQLite cannot open them, but can
+ * still be read.
+ */
 static void test_the_longest_path(void **state) {
     char *dir = realpath(*state, NULL), path[2048], longer[2049];
     assert_non_null(dir);
-    heard told = {0};
+    message_log messages = {0};
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
-    o.on_message = hear;
-    o.message_context = &told;
+    o.on_message = keep_message;
+    o.message_context = &messages;
     deep_path(path, dir, 493);
     ckd_store *store;
     ckd_error err;
@@ -202,14 +207,14 @@ static void test_the_longest_path(void **state) {
     save_one(store, "run", 1, "t", CKD_F32, 1, &one, &value);
     save_one(store, "run", 2, "t", CKD_F32, 1, &one, &value);
     ckd_store_close(store);
-    assert_int_equal(told.count, 0); /* nothing was wrong with the catalog */
+    assert_int_equal(messages.count, 0); /* the catalog could be opened */
     snprintf(longer, sizeof(longer), "%sp", path);
     for (int mode = CKD_OPEN_WRITE; mode <= CKD_OPEN_CREATE; mode++) {
         assert_int_equal(ckd_store_open(&store, longer, (ckd_open_mode)mode, &o, &err), CKD_E_INVALID);
         assert_null(store);
         assert_non_null(strstr(err.message, "493"));
     }
-    assert_int_equal(access(longer, F_OK), -1); /* nothing was begun */
+    assert_int_equal(access(longer, F_OK), -1); /* nothing was created */
     strcat(longer, "/");
     assert_int_equal(ckd_store_open(&store, longer, CKD_OPEN_CREATE, &o, &err), CKD_E_INVALID);
     longer[strlen(longer) - 1] = '\0';
@@ -221,7 +226,7 @@ static void test_the_longest_path(void **state) {
     assert_int_equal(ckd_store_find(&found, store, "run", CKD_LATEST, &err), CKD_OK);
     assert_int_equal(found.step, 2);
     ckd_store_close(store);
-    /* A short link does not help SQLite, nor does a relative path. */
+    /* Neither a short link nor a relative path makes SQLite accept it. */
     char link_path[2048], before[4096];
     snprintf(link_path, sizeof(link_path), "%s/link", dir);
     assert_int_equal(symlink(longer, link_path), 0);
@@ -237,7 +242,7 @@ static void test_the_longest_path(void **state) {
     free(dir);
 }
 
-/* ---- catalogs that are not this store's present ---- */
+/* ---- catalogs of another time ---- */
 
 static void copy_file(const char *from, const char *to) {
     char command[8192];
@@ -268,8 +273,11 @@ static void expect_newest(ckd_store *store, const ckd_checkpoint *expected, cons
     free(back);
 }
 
-/* run@1 was removed and saved anew: the names in an old catalog are right, what they mean is not. */
-static void test_an_old_catalog_is_not_believed(void **state) {
+/*
+ * The manifest of run@1 was removed and the step saved again. An old catalog has the right names but the wrong
+ * checkpoint, and is not used.
+ */
+static void test_old_catalog_is_not_used(void **state) {
     char catalog_path[2048], old[2048], first[2048];
     store_path(catalog_path, *state, "catalog.db");
     store_path(old, *state, "data/old-catalog");
@@ -289,7 +297,7 @@ static void test_an_old_catalog_is_not_believed(void **state) {
     ckd_store *reading = store_reopen(*state, CKD_OPEN_READ), *writing = store_reopen(*state, CKD_OPEN_WRITE);
     expect_newest(reading, &second, values);
     expect_newest(writing, &second, values);
-    char swapped[2048]; /* under those handles */
+    char swapped[2048]; /* replaced while both handles are open */
     store_path(swapped, *state, "swapped");
     copy_file(old, swapped);
     assert_int_equal(rename(swapped, catalog_path), 0);
@@ -301,7 +309,7 @@ static void test_an_old_catalog_is_not_believed(void **state) {
     store = store_reopen(*state, CKD_OPEN_READ);
     expect_newest(store, &second, values);
     ckd_store_close(store);
-    store = store_reopen(*state, CKD_OPEN_WRITE); /* mends it */
+    store = store_reopen(*state, CKD_OPEN_WRITE); /* repairs the catalog */
     expect_newest(store, &second, values);
     ckd_store_close(store);
     ckd_id any = {{0}};
@@ -315,7 +323,7 @@ static void test_an_old_catalog_is_not_believed(void **state) {
     free(values);
 }
 
-/* ---- outputs of what fails ---- */
+/* ---- outputs of failing calls ---- */
 
 static int fail_one_step(void *context, file_op step, const char *path) {
     (void)step;
@@ -324,6 +332,7 @@ static int fail_one_step(void *context, file_op step, const char *path) {
     return (*left)-- == 0 ? EIO : 0;
 }
 
+/* A rebuild that fails at any step returns zeros. */
 static void test_a_failed_rebuild_gives_no_result(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
@@ -347,7 +356,7 @@ static void test_a_failed_rebuild_gives_no_result(void **state) {
         if (status != CKD_OK) {
             assert_memory_equal(&result, &none, sizeof(none));
             failures++;
-        } else if (left >= 0) { /* nothing failed any more */
+        } else if (left >= 0) { /* no step failed this time */
             assert_int_equal(result.checkpoints, 2);
             assert_int_equal(result.skipped, 1);
             break;
@@ -356,9 +365,9 @@ static void test_a_failed_rebuild_gives_no_result(void **state) {
     assert_true(failures > 10);
 }
 
-/* ---- comparing ---- */
+/* ---- comparing checkpoints ---- */
 
-/* By name, whatever the order they were saved in. */
+/* Tensors are matched by name, in whatever order they were saved. */
 static void test_a_comparison_finds_every_tensor(void **state) {
     enum { TENSORS = 200 };
     ckd_store *store = store_create(*state);
@@ -368,7 +377,8 @@ static void test_a_comparison_finds_every_tensor(void **state) {
         ckd_save *save = begin_save(store, "run", step);
         for (unsigned i = 0; i < TENSORS; i++) {
             char name[32];
-            unsigned t = step ? TENSORS - i : i; /* 0 only in the first, TENSORS only in the second */
+            /* layer.0 is only in the first checkpoint, layer.200 only in the second. */
+            unsigned t = step ? TENSORS - i : i;
             float values[4] = {1, 2, 3, (float)t + (t % 3 == 0 && step ? 1.0f : 0.0f)};
             snprintf(name, sizeof(name), "layer.%u", t);
             add_tensor(save, name, CKD_F32, 1, &n, NULL, values);
@@ -384,7 +394,8 @@ static void test_a_comparison_finds_every_tensor(void **state) {
     for (unsigned i = 0; i <= TENSORS; i++) {
         const ckd_tensor_diff *d = &diff->items[i];
         char name[32];
-        snprintf(name, sizeof(name), "layer.%u", i); /* the first's order, then what only the second has */
+        /* The order of the first, then what only the second has. */
+        snprintf(name, sizeof(name), "layer.%u", i);
         assert_string_equal(d->name, name);
         bool both = i > 0 && i < TENSORS;
         assert_int_equal(d->comparable, both);
@@ -396,7 +407,7 @@ static void test_a_comparison_finds_every_tensor(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- manifests that are well formed, and not those of their files ---- */
+/* ---- well-formed manifests that do not match their files ---- */
 
 static void forge_manifest(const char *dir, const manifest *m) {
     char path[2048];
@@ -412,9 +423,10 @@ static void forge_manifest(const char *dir, const manifest *m) {
     fclose(f);
     bytes_free(&data);
     store_path(path, dir, "catalog.db");
-    unlink(path); /* it knows the right one */
+    unlink(path); /* it knows the right checkpoint */
 }
 
+/* A manifest that contradicts its chunk files in its id or its number of tensors is reported as damaged. */
 static void test_manifests_of_other_files(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
@@ -431,7 +443,7 @@ static void test_manifests_of_other_files(void **state) {
         m.checkpoint.tensors += kind == 1;
         m.checkpoint.raw_bytes -= kind == 2;
         if (kind >=
-            4) { /* it says nothing at all; with another id, it looks like that of an empty checkpoint */
+            4) { /* the manifest names no tensors; with another id, it looks like an empty checkpoint's */
             m.checkpoint.tensors = m.checkpoint.raw_bytes = m.role_count = 0;
         }
         m.own_count = m.file_count = kind == 6 ? 0 : files;
@@ -440,7 +452,7 @@ static void test_manifests_of_other_files(void **state) {
         ckd_load *load;
         ckd_error err = {0};
         ckd_status status = ckd_load_begin(&load, store, &m.checkpoint.id, &err);
-        bool damaged = kind < 2 || kind >= 4; /* sums of bytes only inform */
+        bool damaged = kind < 2 || kind >= 4; /* the number of raw bytes is only informational */
         assert_int_equal(status, damaged ? CKD_E_CORRUPT : CKD_OK);
         if (damaged) {
             assert_non_null(strstr(err.message, "its chunk files hold"));
@@ -467,7 +479,10 @@ static void check_empty(const char *dir, unsigned step) {
     ckd_store_close(store);
 }
 
-/* A checkpoint without tensors is one, also after a compaction that packs what is beside it, and after a repair. */
+/*
+ * A checkpoint without tensors is valid. A compaction that packs its neighbours leaves it alone, and a repair restores
+ * it.
+ */
 static void test_an_empty_checkpoint(void **state) {
     enum { STEPS = 12, EMPTY = 2 };
     char path[2048];
@@ -487,7 +502,7 @@ static void test_an_empty_checkpoint(void **state) {
     ckd_compaction *c;
     o.pack_below = 1 << 20;
     assert_int_equal(ckd_compact(&c, store, &o, &err), CKD_OK);
-    assert_int_equal(c->count, STEPS - 5); /* but for the newest four and the empty one */
+    assert_int_equal(c->count, STEPS - 5); /* all except the newest four and the empty one */
     assert_int_equal(c->left, 0);
     ckd_compaction_free(c);
     ckd_store_close(store);
@@ -496,7 +511,7 @@ static void test_an_empty_checkpoint(void **state) {
     store_path(path, *state, "data/m/run.2.0");
     assert_int_equal(unlink(path), 0);
     store = store_reopen(*state, CKD_OPEN_WRITE);
-    assert_int_equal(verify_damage(store), 2); /* the manifest is gone, and no manifest names the file */
+    assert_int_equal(verify_damage(store), 2); /* the manifest is missing, and no manifest names the file */
     ckd_repair_result *r;
     assert_int_equal(ckd_store_repair(&r, store, NULL, &err), CKD_OK);
     assert_int_equal(r->repaired_count, 1);
@@ -510,12 +525,12 @@ static void test_an_empty_checkpoint(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_a_damaged_manifest_blocks_its_name_and_says_so),
-        TEST(test_a_branch_with_a_damaged_manifest_is_left_for_the_next),
-        TEST(test_generations_end),
+        TEST(test_damaged_manifest_blocks_its_name),
+        TEST(test_damaged_manifest_blocks_its_branch),
+        TEST(test_last_generation),
         TEST(test_same_ok_is_for_one_rank),
         TEST(test_the_longest_path),
-        TEST(test_an_old_catalog_is_not_believed),
+        TEST(test_old_catalog_is_not_used),
         TEST(test_a_failed_rebuild_gives_no_result),
         TEST(test_a_comparison_finds_every_tensor),
         TEST(test_manifests_of_other_files),

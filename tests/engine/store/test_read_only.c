@@ -1,6 +1,6 @@
 /*
- * A store on a read-only file system, or without permission to write: opening for writing says so, and where; opening for
- * reading, listing, loading and verifying work as ever and change nothing, also without the catalog and the lock files.
+ * A store on a read-only file system, or without permission to write. Opening it for writing fails and says where.
+ * Opening for reading, listing, loading and verifying work and change nothing, also without a catalog and lock files.
  */
 #include <errno.h>
 #include <grp.h>
@@ -25,7 +25,7 @@
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
 
-/* Whatever a test that failed has left mounted. */
+/* Unmounts what a failed test has left. */
 static int teardown(void **state) {
     for (int i = 0; i < 2; i++) {
         char disk[2048];
@@ -36,7 +36,7 @@ static int teardown(void **state) {
     return 0;
 }
 
-/* "" or what is wrong: the test fails in the parent, not in a child. */
+/* Returns "" or what is wrong, since only the parent can fail the test, not a child. */
 static const char *refused(ckd_status status, const ckd_error *err, const char *dir) {
     static char text[1200];
     bool clear = status == CKD_E_READ_ONLY && strstr(err->message, "read-only") && strstr(err->message, dir);
@@ -98,7 +98,7 @@ static const char *check_reading_works(const char *dir, void *const *values) {
     return wrong;
 }
 
-/* A store with three steps; bare: without catalog and lock files, as a copy may be. */
+/* A store with three steps. bare: without catalog and lock files, as a copy may be. */
 static void make_values_and_store(const char *dir, void **values, bool bare) {
     uint64_t n = READ_ONLY_COUNT;
     ckd_store *store = store_create(dir);
@@ -151,7 +151,7 @@ static void test_a_read_only_file_system(void **state) {
     }
 }
 
-/* Takes the permission to write away, from directories too. */
+/* Removes the permission to write from files and directories. */
 static void protect(const char *path) {
     dir_list list;
     struct stat info;
@@ -168,8 +168,11 @@ static void protect(const char *path) {
     assert_int_equal(chmod(path, S_ISDIR(info.st_mode) ? 0555 : 0444), 0);
 }
 
-/* In a child, which gives up root's rights; it says what is wrong and leaves 1, or 77: it gets nowhere. */
-static void read_as_somebody(const char *dir, void *const *values) {
+/*
+ * In a child that gives up root's rights. It prints what is wrong and exits with 1; or with 77 if it cannot test
+ * anything.
+ */
+static void read_as_other_user(const char *dir, void *const *values) {
     if (geteuid() == 0 && (setgroups(0, NULL) != 0 || setresgid(65534, 65534, 65534) != 0 ||
                            setresuid(65534, 65534, 65534) != 0)) {
         _exit(77);
@@ -199,7 +202,7 @@ static void test_no_permission_to_write(void **state) {
         fflush(NULL);
         pid_t child = fork();
         if (child == 0) {
-            read_as_somebody(dir, values);
+            read_as_other_user(dir, values);
         }
         assert_true(child > 0);
         assert_int_equal(waitpid(child, &status, 0), child);

@@ -1,6 +1,6 @@
 /*
- * A new catalog takes the place of the old one when it is complete: a rebuild that fails or is killed, and a first save that
- * is, leave nothing behind that looks like damage. What is no regular file is no catalog.
+ * A new catalog replaces the old one only when it is complete. A rebuild that fails or is killed, or a first save that
+ * is killed, leaves nothing that looks like damage. Anything but a regular file is not used as a catalog.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -25,19 +25,19 @@
 #include "tests/support/tempdir.h"
 
 enum { STEPS = 3 };
-static char said[4096];
+static char messages[4096];
 
-static void hear(void *unused, const char *message) {
+static void keep_message(void *unused, const char *message) {
     (void)unused;
-    size_t used = strlen(said);
-    snprintf(said + used, sizeof(said) - used, "%s\n", message);
+    size_t used = strlen(messages);
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
 }
 
 static ckd_status open_store(ckd_store **out, const char *dir, ckd_open_mode mode) {
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
-    o.on_message = hear;
+    o.on_message = keep_message;
     o.threads = 1;
-    said[0] = '\0';
+    messages[0] = '\0';
     return ckd_store_open(out, store_path_of(dir, ""), mode, &o, NULL);
 }
 
@@ -57,20 +57,20 @@ static void check_listed(ckd_store *store, size_t count) {
     ckd_checkpoint_list_free(list);
 }
 
-/* A reader has nothing to say about the catalog, and all checkpoints are there. */
+/* A reader reports no problem with the catalog and lists all checkpoints. */
 static void check_silent(const char *dir, size_t count) {
     ckd_store *store;
     assert_int_equal(open_store(&store, dir, CKD_OPEN_READ), CKD_OK);
     check_listed(store, count);
     assert_int_equal(verify_damage(store), 0);
-    assert_string_equal(said, "");
+    assert_string_equal(messages, "");
     ckd_store_close(store);
 }
 
-/* ---- steps that fail, or at which the process ends ---- */
+/* ---- operations that fail, or at which the process dies ---- */
 
 typedef struct saboteur {
-    size_t at, steps; /* of files of the catalog, counted from 1 */
+    size_t at, steps; /* operations on the catalog's files, from 1 */
     bool kill;
 } saboteur;
 
@@ -109,7 +109,7 @@ static void test_a_failed_rebuild_keeps_the_old_catalog(void **state) {
     }
     assert_in_range(failed, 10, SIZE_MAX);
     free(old);
-    /* A full disk: the very same file is there. */
+    /* If the disk is full, the old file is unchanged. */
     old = read_whole_file(store_path_of(*state, "catalog.db"), &before);
     file_set_fault_hook(full_disk, NULL);
     assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_E_NOSPACE);
@@ -122,7 +122,7 @@ static void test_a_failed_rebuild_keeps_the_old_catalog(void **state) {
     free(old);
 }
 
-/* The exit status of a child that rebuilds or creates the store, and ends at a step. */
+/* Rebuilds or creates the store in a child that dies at an operation. Returns the child's exit status. */
 static int killed_at(saboteur *s, const char *dir, bool rebuild) {
     pid_t child = fork();
     if (child == 0) {
@@ -154,11 +154,11 @@ static void test_a_killed_rebuild(void **state) {
     }
     assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE), CKD_OK);
     ckd_store_close(store);
-    assert_false(file_exists(store_path_of(*state, "rebuild.db"))); /* the next writer cleans up */
+    assert_false(file_exists(store_path_of(*state, "rebuild.db"))); /* the next writer removes it */
     check_silent(*state, STEPS);
 }
 
-/* A store that was begun has no damage, wherever its creation was cut off. */
+/* A store whose creation was interrupted at any point is not damaged. */
 static void test_a_killed_creation(void **state) {
     int ended = 77;
     size_t checked = 0;
@@ -176,7 +176,7 @@ static void test_a_killed_creation(void **state) {
     assert_in_range(checked, 5, SIZE_MAX);
 }
 
-/* ---- what is no regular file ---- */
+/* ---- other things than regular files ---- */
 
 static void make_pipe(const char *path, const char *elsewhere) {
     (void)elsewhere;
@@ -199,8 +199,8 @@ static void check_replaced(const char *dir, const char *name, void (*make)(const
     (void)remove(path);
     (void)remove(store_path_of(dir, "catalog.db.old"));
     make(path, elsewhere);
-    assert_int_equal(open_store(&store, dir, CKD_OPEN_READ), CKD_OK); /* which does not wait for a pipe */
-    assert_non_null(strstr(said, "is no regular file"));
+    assert_int_equal(open_store(&store, dir, CKD_OPEN_READ), CKD_OK); /* a reader does not block on a pipe */
+    assert_non_null(strstr(messages, "is no regular file"));
     check_listed(store, STEPS);
     assert_int_equal(ckd_store_verify(&result, store, NULL, NULL), CKD_OK);
     assert_int_equal(result->damage_count, 1);
@@ -208,14 +208,14 @@ static void check_replaced(const char *dir, const char *name, void (*make)(const
     ckd_verify_result_free(result);
     ckd_store_close(store);
     assert_int_equal(open_store(&store, dir, CKD_OPEN_WRITE), CKD_OK);
-    assert_non_null(strstr(said, "rebuilding it from the manifests"));
+    assert_non_null(strstr(messages, "rebuilding it from the manifests"));
     check_listed(store, STEPS);
     ckd_store_close(store);
     assert_false(file_exists(elsewhere));
     check_silent(dir, STEPS);
 }
 
-static void test_what_is_no_regular_file(void **state) {
+static void test_only_regular_files_are_catalogs(void **state) {
     make_store(*state);
     check_replaced(*state, "catalog.db", make_pipe);
     check_replaced(*state, "catalog.db", make_folder);
@@ -232,7 +232,7 @@ static void test_what_is_no_regular_file(void **state) {
     check_listed(store, STEPS);
     ckd_store_close(store);
     assert_int_equal(stat(elsewhere, &st), 0);
-    assert_int_equal(st.st_size, 0); /* no catalog was written to where the link leads */
+    assert_int_equal(st.st_size, 0); /* nothing was written through the link */
     check_silent(*state, STEPS);
 }
 
@@ -241,7 +241,7 @@ int main(void) {
         tempdir_test(test_a_failed_rebuild_keeps_the_old_catalog),
         tempdir_test(test_a_killed_rebuild),
         tempdir_test(test_a_killed_creation),
-        tempdir_test(test_what_is_no_regular_file),
+        tempdir_test(test_only_regular_files_are_catalogs),
     };
     scratch_begin();
     int failed = run_sampled("rebuild", tests, 2, NULL, NULL);

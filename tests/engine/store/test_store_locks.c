@@ -1,6 +1,6 @@
 /*
- * A process may be stopped while it holds a lock of a store: whoever waits for it is told which process that is, and gives
- * up after the store's time.
+ * A process may be stopped while it holds a lock of a store. Whoever waits for the lock gets a message naming that
+ * process, and gives up after the store's timeout.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -23,19 +23,19 @@
 
 #define PATIENCE_MS 1200 /* just above the second after which a message comes */
 
-static char said[4096];
+static char messages[4096];
 
-static void hear(void *unused, const char *message) {
+static void keep_message(void *unused, const char *message) {
     (void)unused;
-    size_t used = strlen(said);
-    snprintf(said + used, sizeof(said) - used, "%s\n", message);
+    size_t used = strlen(messages);
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
 }
 
 static ckd_status open_store(ckd_store **out, const char *dir, ckd_open_mode mode, ckd_error *err) {
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     o.lock_timeout_ms = PATIENCE_MS;
-    o.on_message = hear;
-    said[0] = '\0';
+    o.on_message = keep_message;
+    messages[0] = '\0';
     return ckd_store_open(out, store_path_of(dir, ""), mode, &o, err);
 }
 
@@ -49,7 +49,7 @@ static void make_store(const char *dir, uint64_t steps) {
     ckd_store_close(store);
 }
 
-/* A process that takes a lock of the store and is stopped then. */
+/* Starts a process that takes a lock of the store and is then stopped. */
 static pid_t stopped_holder(const char *dir, const char *name, lock_kind kind) {
     const char *path = store_path_of(dir, name);
     pid_t child = fork();
@@ -87,19 +87,19 @@ static void test_the_publish_lock(void **state) {
     make_store(*state, 1);
     pid_t child = stopped_holder(*state, "data/lock", LOCK_EXCLUSIVE);
     assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE, &err), CKD_E_BUSY);
-    assert_non_null(strstr(said, "for the lock data/lock, held by process"));
-    assert_names(said, child);
+    assert_non_null(strstr(messages, "for the lock data/lock, held by process"));
+    assert_names(messages, child);
     assert_names(err.message, child);
     assert_non_null(strstr(err.message, "then try again"));
     assert_non_null(strstr(err.file, "data/lock"));
     let_go(child);
     assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE, &err), CKD_OK);
-    assert_string_equal(said, "");
+    assert_string_equal(messages, "");
     ckd_store_close(store);
 }
 
-/* Whoever unlinks holds the reader lock exclusively: loads, saves and verifications wait for it. */
-static void test_a_stopped_unlinker(void **state) {
+/* A process that removes files holds the reader lock exclusively. Loads, saves and verifications wait for it. */
+static void test_stopped_while_removing_files(void **state) {
     ckd_store *store;
     ckd_error err = {0};
     ckd_verify_result *result = NULL;
@@ -108,19 +108,19 @@ static void test_a_stopped_unlinker(void **state) {
     assert_int_equal(open_store(&store, *state, CKD_OPEN_READ, &err), CKD_OK);
     pid_t child = stopped_holder(*state, "data/readers", LOCK_EXCLUSIVE);
     assert_int_equal(scene_load(store, &first, &err), CKD_E_BUSY);
-    assert_names(said, child);
+    assert_names(messages, child);
     assert_names(err.message, child);
-    said[0] = '\0';
+    messages[0] = '\0';
     assert_int_equal(ckd_store_verify(&result, store, NULL, &err), CKD_E_BUSY);
-    assert_names(said, child);
+    assert_names(messages, child);
     assert_names(err.message, child);
     let_go(child);
     assert_int_equal(scene_load(store, &first, &err), CKD_OK);
     ckd_store_close(store);
 }
 
-/* A stopped load keeps what it reads from being removed. */
-static void test_a_stopped_reader(void **state) {
+/* A stopped load keeps files from being removed. */
+static void test_stopped_while_loading(void **state) {
     ckd_store *store;
     ckd_error err = {0};
     ckd_checkpoint_list *list;
@@ -134,8 +134,8 @@ static void test_a_stopped_reader(void **state) {
     assert_int_equal(ckd_store_delete(store, &list->items[0].id, 1, NULL, &err), CKD_OK);
     ckd_checkpoint_list_free(list);
     assert_int_equal(ckd_store_collect(&result, store, &all, &err), CKD_E_BUSY);
-    assert_non_null(strstr(said, "waiting for loads and saves that may read the files to be removed"));
-    assert_names(said, child);
+    assert_non_null(strstr(messages, "waiting for loads and saves that may read the files to be removed"));
+    assert_names(messages, child);
     let_go(child);
     assert_int_equal(ckd_store_collect(&result, store, &all, &err), CKD_OK);
     assert_int_equal(result.checkpoints, 1);
@@ -144,8 +144,8 @@ static void test_a_stopped_reader(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {tempdir_test(test_the_publish_lock),
-                                       tempdir_test(test_a_stopped_unlinker),
-                                       tempdir_test(test_a_stopped_reader)};
+                                       tempdir_test(test_stopped_while_removing_files),
+                                       tempdir_test(test_stopped_while_loading)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();

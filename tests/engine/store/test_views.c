@@ -1,4 +1,4 @@
-/* Views: which of several records that are the same to readers they give. */
+/* Views: which of several equal records they use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-/* How many records both files have; each must be found in the first one. */
+/* Counts the records that both files have. Each of them must be found in the first file. */
 static size_t count_in_both(const view *v) {
     size_t count = 0;
     for (size_t i = 0; i + 1 < v->shared_count; i++) {
@@ -28,8 +28,8 @@ static size_t count_in_both(const view *v) {
     return count;
 }
 
-/* One file opened twice, in both orders: addresses cannot be ascending in both. */
-static void test_first_file_counts(void **state) {
+/* One file is opened twice, in both orders, so that the result cannot depend on addresses. */
+static void test_first_file_is_used(void **state) {
     ckd_checkpoint c;
     view_cache cache;
     const view *root;
@@ -55,15 +55,15 @@ static void test_first_file_counts(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- a block in two records, of which one builds on what is not there ---- */
+/* ---- a block with two records, one of which builds on a missing file ---- */
 
-/* The chain 0 <- 1 <- 2 <- 3 of a run, in which 2 was rewritten on 0: the file that it had lies beside the new one. */
-typedef struct twice {
+/* A chain 0 <- 1 <- 2 <- 3 where step 2 was rewritten to build on step 0. Its old file still exists. */
+typedef struct rewritten {
     ckd_store *store;
     view_cache cache;
-    manifest top;            /* of 3, which names all four files as they were */
-    file_ref base, was, now; /* of 0; of 2 */
-} twice;
+    manifest top;            /* manifest of step 3, which names all four original files */
+    file_ref base, was, now; /* file of step 0; old and new file of step 2 */
+} rewritten;
 
 static void read_manifest(manifest *out, ckd_store *store, uint64_t step) {
     ckd_checkpoint c;
@@ -97,7 +97,7 @@ static void put_back(kept_file *f) {
     free(f->data);
 }
 
-static void make_twice(twice *x, const char *dir) {
+static void make_rewritten(rewritten *x, const char *dir) {
     x->store = store_create(dir);
     make_chain(x->store, "chain", CKD_EXACT, 0, 4);
     read_manifest(&x->top, x->store, 3);
@@ -114,14 +114,17 @@ static void make_twice(twice *x, const char *dir) {
     views_init(&x->cache, x->store);
 }
 
-static void free_twice(twice *x) {
+static void free_rewritten(rewritten *x) {
     views_free(&x->cache);
     manifest_free(&x->top);
     ckd_store_close(x->store);
 }
 
-/* The status of all that 3 builds on, if its manifest named its own file and these. *named: what it needs of them. */
-static ckd_status closure_of(twice *x, const file_ref *const *files, size_t count, manifest *named) {
+/*
+ * The status of everything that step 3 builds on, if its manifest named its own file and `files`. *named: the files it
+ * needs.
+ */
+static ckd_status closure_of(rewritten *x, const file_ref *const *files, size_t count, manifest *named) {
     manifest wide = {.checkpoint = x->top.checkpoint}, copy;
     const view *draft;
     for (size_t pass = 0; pass < 2; pass++) {
@@ -138,10 +141,10 @@ static ckd_status closure_of(twice *x, const file_ref *const *files, size_t coun
     return status;
 }
 
-/* Without the file of 1 the first record of a block of 2 leads nowhere, and the other one counts. */
-static void test_first_that_is_complete_counts(void **state) {
-    twice x;
-    make_twice(&x, *state);
+/* Without the file of step 1, the first record of a block of step 2 is incomplete, so the other record is used. */
+static void test_first_complete_record_is_used(void **state) {
+    rewritten x;
+    make_rewritten(&x, *state);
     const file_ref *const without[] = {&x.was, &x.base};
     const file_ref *const both[] = {&x.was, &x.now, &x.base};
     manifest named;
@@ -156,18 +159,18 @@ static void test_first_that_is_complete_counts(void **state) {
     assert_false(was);
     assert_true(now);
     manifest_free(&named);
-    free_twice(&x);
+    free_rewritten(&x);
 }
 
-/* Where both records are complete, the first file counts. */
-static void test_first_file_counts_of_complete_ones(void **state) {
-    twice x;
-    make_twice(&x, *state);
+/* If both records are complete, the one in the first file is used. */
+static void test_first_file_of_complete_records_is_used(void **state) {
+    rewritten x;
+    make_rewritten(&x, *state);
     const file_ref *files[] = {&x.now, &x.was, NULL, NULL};
     for (size_t i = 1; i < x.top.file_count; i++) {
         bool base = id_equal(&x.top.files[i].id, &x.base.id), was = id_equal(&x.top.files[i].id, &x.was.id);
         files[2] = base ? &x.top.files[i] : files[2];
-        files[3] = !base && !was ? &x.top.files[i] : files[3]; /* of 1 */
+        files[3] = !base && !was ? &x.top.files[i] : files[3]; /* of step 1 */
     }
     assert_non_null(files[3]);
     manifest named;
@@ -179,14 +182,14 @@ static void test_first_file_counts_of_complete_ones(void **state) {
         assert_true(id_equal(&named.files[1].id, &files[0]->id));
         manifest_free(&named);
     }
-    free_twice(&x);
+    free_rewritten(&x);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_first_file_counts),
-        tempdir_test(test_first_that_is_complete_counts),
-        tempdir_test(test_first_file_counts_of_complete_ones),
+        tempdir_test(test_first_file_is_used),
+        tempdir_test(test_first_complete_record_is_used),
+        tempdir_test(test_first_file_of_complete_records_is_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /*
- * Copies between stores: the same checkpoints, with the same files but for the store's id in them, and with all that they need; only what is missing is moved.
+ * Copies between stores: the destination gets the same checkpoints and all files that they need. Files are identical
+ * except for the store's id, and only missing ones are copied.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +24,7 @@
 
 /* ---- what is copied ---- */
 
-/* The same file but for the store's id in its header and that header's checksum. */
+/* The files are the same, except for the store's id in the header and the header's checksum. */
 static void check_same_file(const pair *p, const char *name) {
     char path[128];
     size_t size_a, size_b;
@@ -39,6 +40,7 @@ static void check_same_file(const pair *p, const char *name) {
     free(b);
 }
 
+/* Every file is copied and verified. A second copy moves nothing. */
 static void test_all_of_a_store(void **state) {
     pair *p = *state;
     dir_list files;
@@ -52,7 +54,7 @@ static void test_all_of_a_store(void **state) {
     ckd_scrub_result *scrubbed;
     week.older_than_s = 7 * 24 * 3600;
     assert_int_equal(ckd_store_scrub(&scrubbed, p->to, &week, NULL), CKD_OK);
-    assert_int_equal(scrubbed->found->files, 0); /* they were verified when they came */
+    assert_int_equal(scrubbed->found->files, 0); /* they were verified when they arrived */
     ckd_scrub_result_free(scrubbed);
     assert_int_equal(dir_list_read(&files, store_path_of(p->a, DIR_CHUNKS), NULL), CKD_OK);
     assert_int_equal(files.count, 5);
@@ -62,7 +64,7 @@ static void test_all_of_a_store(void **state) {
     dir_list_free(&files);
     pair_counts(pair_copy(p, NULL, 0, NULL), 0, 0);
 
-    /* The run goes on in both: what the one saved goes on as a delta in the other. */
+    /* The run continues in both stores. A checkpoint that came from one can be the parent of a delta in the other. */
     ckd_store_close(p->from);
     assert_int_equal(scene_open(&p->from, p->a, CKD_OPEN_WRITE, NULL), CKD_OK);
     pair_save(p->from, SCENE_RUN, 4, false);
@@ -74,8 +76,8 @@ static void test_all_of_a_store(void **state) {
     store_check_clean(p->b);
 }
 
-/* One checkpoint comes with all files that it reads, and with no other checkpoint. */
-static void test_one_comes_by_itself(void **state) {
+/* A single checkpoint is copied with all files that it reads, and without any other checkpoint. */
+static void test_a_single_checkpoint(void **state) {
     pair *p = *state;
     pair_make_source(p);
     pair_open(p);
@@ -95,6 +97,7 @@ static void test_one_comes_by_itself(void **state) {
     assert_int_equal(verify_damage(p->to), 0);
 }
 
+/* A branch can be copied without the run that it branched off, and keeps its lineage. */
 static void test_branches_and_lineage(void **state) {
     pair *p = *state;
     pair_make_source(p);
@@ -113,14 +116,15 @@ static void test_branches_and_lineage(void **state) {
     ckd_store_close(store);
     pair_open(p);
     ckd_id tuned = pair_id(p->from, "tuned", 7);
-    pair_counts(pair_copy(p, &tuned, 1, NULL), 1, 3); /* with records of steps 0 and 1 */
+    /* Including the records of steps 0 and 1 that it reads. */
+    pair_counts(pair_copy(p, &tuned, 1, NULL), 1, 3);
     ckd_checkpoint a, b;
     assert_int_equal(ckd_store_find(&a, p->from, "tuned", 7, NULL), CKD_OK);
     assert_int_equal(ckd_store_find(&b, p->to, "tuned", 7, NULL), CKD_OK);
     assert_memory_equal(&a.resumed_from, &b.resumed_from, sizeof(ckd_id));
     assert_memory_equal(&a.parent, &b.parent, sizeof(ckd_id));
     assert_int_equal(scene_load(p->to, &s, NULL), CKD_OK);
-    pair_counts(pair_copy(p, NULL, 0, NULL), 4, 5); /* and the rest of these */
+    pair_counts(pair_copy(p, NULL, 0, NULL), 4, 5); /* and the other records of those */
     scene_check(p->to, 0, 4);
     assert_int_equal(verify_damage(p->to), 0);
 }
@@ -156,7 +160,7 @@ static void test_lossy_chains(void **state) {
     assert_int_equal(verify_damage(p->to), 0);
 }
 
-/* ---- stores that were compacted ---- */
+/* ---- compacted stores ---- */
 
 static void compact(ckd_store *store, const ckd_policy *policy) {
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
@@ -168,7 +172,7 @@ static void compact(ckd_store *store, const ckd_policy *policy) {
     }
 }
 
-/* A checkpoint is the same in whatever generation, and each side may be compacted by itself. */
+/* Checkpoints of different generations are the same checkpoint. Each store may be compacted independently. */
 static void test_compacted_stores(void **state) {
     pair *p = *state;
     ckd_store *store;
@@ -192,7 +196,7 @@ static void test_compacted_stores(void **state) {
     pair_counts(pair_copy(p, NULL, 0, NULL), 0, 0);
     scene_check(p->to, 0, 4);
 
-    /* All of a compacted store, of which some was folded into what stays. */
+    /* Copies a compacted store, where deleted steps were folded into the remaining ones. */
     ckd_policy policy = CKD_POLICY_INIT;
     policy.keep_last = 2;
     pair_renew(p);
@@ -214,6 +218,7 @@ static void test_compacted_stores(void **state) {
 
 /* ---- names ---- */
 
+/* A checkpoint can be copied to another run name. It counts as present under whatever name. */
 static void test_other_names(void **state) {
     pair *p = *state;
     pair_make_source(p);
@@ -230,7 +235,7 @@ static void test_other_names(void **state) {
     scene s = scene_of(1);
     assert_int_equal(scene_load_id(p->to, &second, &s, NULL), CKD_OK);
 
-    pair_counts(pair_copy(p, &second, 1, NULL), 0, 0); /* it is there, whatever its name */
+    pair_counts(pair_copy(p, &second, 1, NULL), 0, 0); /* already there, under another name */
     as.as_run = "again";
     pair_refused(p, &second, 1, &as, CKD_E_EXISTS, "as copied@1");
     as.as_run = "no/name";
@@ -239,7 +244,7 @@ static void test_other_names(void **state) {
     pair_refused(p, twice, 2, NULL, CKD_E_INVALID, "given twice");
     pair_refused(p, &none, 1, NULL, CKD_E_NOT_FOUND, "there is no checkpoint 01");
 
-    /* The sizes of both manifests differ with the names' lengths; the rest is what it was. */
+    /* Stored sizes include the manifests, whose sizes differ by the lengths of the names. */
     ckd_checkpoint a;
     assert_int_equal(ckd_store_find(&a, p->from, SCENE_RUN, 1, NULL), CKD_OK);
     assert_int_equal(c.stored_bytes, a.stored_bytes + strlen("copied") - strlen(SCENE_RUN));
@@ -263,6 +268,7 @@ static void test_conflicts(void **state) {
     assert_int_equal(verify_damage(p->to), 0);
 }
 
+/* Tags are copied with the requested checkpoints. A tag on another checkpoint is a conflict. */
 static void test_tags(void **state) {
     pair *p = *state;
     ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
@@ -276,7 +282,7 @@ static void test_tags(void **state) {
     assert_int_equal(ckd_store_set_tag(p->from, "start", &first, 0, NULL), CKD_OK);
     assert_int_equal(ckd_store_set_tag(p->from, "best", &second, 0, NULL), CKD_OK);
     ckd_copy_result *r = pair_copy(p, &second, 1, &o);
-    assert_int_equal(r->tags, 1); /* step 0 was not asked for */
+    assert_int_equal(r->tags, 1); /* step 0 was not requested */
     ckd_copy_result_free(r);
     assert_int_equal(ckd_store_find_tag(&found, p->to, "best", NULL), CKD_OK);
     assert_int_equal(found.step, 1);
@@ -338,9 +344,10 @@ static void test_dry_runs_are_exact(void **state) {
     ckd_copy_result_free(done);
 }
 
-/* ---- deleted there ---- */
+/* ---- checkpoints deleted in the destination ---- */
 
-static void test_the_trash_gives_back(void **state) {
+/* A copy restores checkpoints from the destination's trash instead of transferring them. */
+static void test_copies_restore_from_the_trash(void **state) {
     pair *p = *state;
     pair_make_source(p);
     pair_open(p);
@@ -362,7 +369,7 @@ static void test_the_trash_gives_back(void **state) {
     pair_check_lists(p);
     scene_check(p->to, 0, 4);
 
-    /* Deleted for good: it comes again. */
+    /* Deleted for good, it is copied again. */
     ckd_store_close(p->to);
     scene_trash(p->b, 3, 1);
     assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
@@ -386,8 +393,8 @@ static void *copy_often(void *context) {
     return NULL;
 }
 
-/* Neither waits for what the other holds. */
-static void test_both_ways_at_once(void **state) {
+/* Copies in opposite directions at the same time do not block each other. */
+static void test_opposite_copies_at_once(void **state) {
     pair *p = *state;
     pthread_t thread;
     pair_make_source(p);
@@ -405,9 +412,9 @@ static void test_both_ways_at_once(void **state) {
     pair_check_clean(p);
 }
 
-/* Both copies go on together from where each has the first manifest of its source to read. */
+/* A hook makes both copies wait for each other just before they read the first manifest of their source. */
 static pthread_barrier_t meeting;
-static _Thread_local const char *source_manifests; /* NULL: this thread has met the other one */
+static _Thread_local const char *source_manifests; /* NULL: this thread has already waited */
 
 static int meeting_hook(void *context, file_op step, const char *path) {
     (void)context;
@@ -428,8 +435,11 @@ static void *copy_once(void *context) {
     return NULL;
 }
 
-/* Manifests of early versions are completed by other ones of the source: whoever does that must not hold what the other copy needs. */
-static void test_both_ways_at_once_of_early_stores(void **state) {
+/*
+ * A manifest of an early version is completed with other manifests of its store. A copy that does this must not hold a
+ * lock that the opposite copy needs.
+ */
+static void test_opposite_copies_of_early_stores(void **state) {
     pair *p = *state;
     pthread_t thread;
     pair_make_source(p);
@@ -446,7 +456,7 @@ static void test_both_ways_at_once_of_early_stores(void **state) {
     way there = {p->to, p->from, CKD_OK}, back = {p->from, p->to, CKD_OK};
     assert_int_equal(pthread_barrier_init(&meeting, NULL, 2), 0);
     file_set_fault_hook(meeting_hook, NULL);
-    alarm(300); /* two that wait for each other would never end */
+    alarm(300); /* a deadlock would never end */
     assert_int_equal(pthread_create(&thread, NULL, copy_once, &there), 0);
     copy_once(&back);
     assert_int_equal(pthread_join(thread, NULL), 0);
@@ -463,7 +473,7 @@ static void test_both_ways_at_once_of_early_stores(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_all_of_a_store),
-                                       TEST(test_one_comes_by_itself),
+                                       TEST(test_a_single_checkpoint),
                                        TEST(test_branches_and_lineage),
                                        TEST(test_lossy_chains),
                                        TEST(test_compacted_stores),
@@ -472,8 +482,8 @@ int main(void) {
                                        TEST(test_tags),
                                        TEST(test_the_same_store),
                                        TEST(test_dry_runs_are_exact),
-                                       TEST(test_the_trash_gives_back),
-                                       TEST(test_both_ways_at_once),
-                                       TEST(test_both_ways_at_once_of_early_stores)};
+                                       TEST(test_copies_restore_from_the_trash),
+                                       TEST(test_opposite_copies_at_once),
+                                       TEST(test_opposite_copies_of_early_stores)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,7 @@
-/* Files of which a copy brings only the records that are read: packs, and files with much of deleted checkpoints. */
+/*
+ * Copies that transfer only the records they need from a file: from packs, and from files that mostly belong to
+ * deleted checkpoints.
+ */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -25,7 +28,7 @@
 
 enum { STEPS = 12, BASES = 4, ROWS = 3000 };
 
-/* Steps of which each fourth is a base, and all but the newest four lie in one file. */
+/* Makes a run whose every fourth step is a base, and packs all but the newest four steps into one file. */
 static void make_pack(const pair *p) {
     ckd_store *store;
     assert_int_equal(scene_open(&store, p->a, CKD_OPEN_CREATE, NULL), CKD_OK);
@@ -42,10 +45,10 @@ static void make_pack(const pair *p) {
     ckd_store_close(store);
 }
 
-/* What `load --explain` says that a load reads. */
+/* The bytes that a load reads, according to `load --explain`. */
 static uint64_t read_by_a_load(ckd_store *store, const ckd_id *id) {
     ckd_load *load;
-    ckd_load_explanation *said;
+    ckd_load_explanation *explained;
     assert_int_equal(ckd_load_begin(&load, store, id, NULL), CKD_OK);
     const ckd_tensor_list *tensors = ckd_load_tensors(load);
     ckd_load_request *requests = calloc(tensors->count, sizeof(*requests));
@@ -53,10 +56,10 @@ static uint64_t read_by_a_load(ckd_store *store, const ckd_id *id) {
         requests[i] = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
         requests[i].name = tensors->items[i].name;
     }
-    assert_int_equal(ckd_load_explain(&said, load, requests, tensors->count, NULL), CKD_OK);
-    assert_int_equal(said->difference_count, 0);
-    uint64_t size = said->all.read_bytes;
-    ckd_load_explanation_free(said);
+    assert_int_equal(ckd_load_explain(&explained, load, requests, tensors->count, NULL), CKD_OK);
+    assert_int_equal(explained->difference_count, 0);
+    uint64_t size = explained->all.read_bytes;
+    ckd_load_explanation_free(explained);
     free(requests);
     ckd_load_end(load);
     return size;
@@ -66,7 +69,10 @@ static uint64_t written(const pair *p) {
     return folder_bytes(p->b, DIR_CHUNKS) + folder_bytes(p->b, DIR_MANIFESTS);
 }
 
-/* At most a tenth more than a load reads was written, and a manifest. Copies of blocks that are kept ready are not copied, so the destination is asked. */
+/*
+ * The copy may write at most a tenth more than a load reads, and a manifest. The load is explained in the destination,
+ * because materialized copies are not transferred.
+ */
 static void check_small(const pair *p, const ckd_id *id) {
     uint64_t most = read_by_a_load(p->to, id) * 11 / 10 + folder_bytes(p->b, DIR_MANIFESTS);
     if (written(p) > most) {
@@ -75,7 +81,7 @@ static void check_small(const pair *p, const ckd_id *id) {
     }
 }
 
-/* What comes of a pack is what one checkpoint reads, in the order in which it was saved. */
+/* Of a pack, only the records that one checkpoint reads are transferred, in the order in which they were saved. */
 static void test_one_of_a_pack(void **state) {
     pair *p = *state;
     make_pack(p);
@@ -97,8 +103,8 @@ static void test_one_of_a_pack(void **state) {
     fingerprints_free(&before);
 }
 
-/* The newest builds on a file of which the rest belonged to checkpoints that are gone. */
-static void test_what_is_dead_stays(void **state) {
+/* The checkpoint builds on a file whose other records belonged to deleted checkpoints. Those are not transferred. */
+static void test_dead_records_are_not_copied(void **state) {
     pair *p = *state;
     make_pack(p);
     ckd_store *store;
@@ -130,7 +136,7 @@ static void test_what_is_dead_stays(void **state) {
     fingerprints_free(&before);
 }
 
-/* One step after the other: each brings what the ones before have not brought. */
+/* Steps are copied one by one. Each copy transfers only what the earlier ones have not. */
 static void test_step_by_step(void **state) {
     pair *p = *state;
     make_pack(p);
@@ -145,7 +151,8 @@ static void test_step_by_step(void **state) {
         ckd_copy_result_free(r);
         ckd_checkpoint c;
         assert_int_equal(ckd_store_find(&c, p->from, SCENE_RUN, step, NULL), CKD_OK);
-        uint64_t most = c.stored_bytes * 11 / 10 + 2048; /* its own, and a file's ends */
+        /* Its own records, and the beginning and end of a file. */
+        uint64_t most = c.stored_bytes * 11 / 10 + 2048;
         assert_true(folder_bytes(p->b, DIR_CHUNKS) - had <= most);
         pair_counts(pair_copy(p, &id, 1, NULL), 0, 0);
     }
@@ -156,7 +163,7 @@ static void test_step_by_step(void **state) {
     fingerprints_free(&before);
 }
 
-/* The last first: what it brought of the others does not come again for those that build on it. */
+/* The later step is copied first. Records that came with it are not transferred again for the earlier step. */
 static void test_two_of_a_pack(void **state) {
     pair *p = *state;
     make_pack(p);
@@ -171,7 +178,7 @@ static void test_two_of_a_pack(void **state) {
     assert_true(folder_bytes(p->b, DIR_CHUNKS) - had <= c.stored_bytes * 11 / 10 + 2048);
     assert_int_equal(fingerprints_check(p->to, &before), 2);
 
-    /* Both at once share a file. */
+    /* Copied together they share a file. */
     pair_renew(p);
     assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_CREATE, NULL), CKD_OK);
     ckd_id both[] = {earlier, later};
@@ -179,7 +186,7 @@ static void test_two_of_a_pack(void **state) {
     assert_true(folder_bytes(p->b, DIR_CHUNKS) <= had + c.stored_bytes / 5);
     assert_int_equal(fingerprints_check(p->to, &before), 2);
 
-    /* All of a run comes in the files that it has. */
+    /* A whole run is transferred in its existing files. */
     pair_renew(p);
     assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_CREATE, NULL), CKD_OK);
     pair_counts(pair_copy(p, NULL, 0, NULL), STEPS, 5);
@@ -188,7 +195,7 @@ static void test_two_of_a_pack(void **state) {
     fingerprints_free(&before);
 }
 
-/* Flips a byte in the middle of the only file of a folder. */
+/* Flips a byte of the only file of a folder. */
 static void hurt_only_file(const char *dir, const char *folder) {
     dir_list list;
     size_t size;
@@ -203,7 +210,7 @@ static void hurt_only_file(const char *dir, const char *folder) {
     free(data);
 }
 
-/* What is damaged there is not built upon. */
+/* A damaged file in the destination does not count as present. */
 static void test_damage_in_the_destination(void **state) {
     pair *p = *state;
     make_pack(p);
@@ -225,8 +232,8 @@ static int stop(void *context, uint64_t done, uint64_t total) {
     return done >= *after;
 }
 
-/* A copy that is cancelled commits what has arrived whole, and goes on. */
-static void test_going_on(void **state) {
+/* A cancelled copy commits the checkpoints that are complete, and the next copy continues. */
+static void test_cancelled_copy_continues(void **state) {
     pair *p = *state;
     make_pack(p);
     pair_open(p);
@@ -258,7 +265,7 @@ static void test_going_on(void **state) {
     pair_check_clean(p);
 }
 
-/* ---- processes that die ---- */
+/* ---- killed processes ---- */
 
 typedef struct fault {
     unsigned long at, seen;
@@ -273,7 +280,9 @@ static int kill_at(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* At every step that changes the destination; then the copy is made again, in which a part that had arrived is used. */
+/*
+ * The copy is killed at every other step that changes the destination. The next copy uses the part that has arrived.
+ */
 static void test_killed_anywhere(void **state) {
     pair *p = *state;
     unsigned long used = 0, killed = 0;
@@ -313,7 +322,8 @@ static void test_killed_anywhere(void **state) {
             chunk *c;
             char path[256];
             snprintf(path, sizeof(path), DIR_INCOMING "/%s", list.names[1]);
-            bool durable = !strstr(list.names[1], ".part"); /* others come again */
+            /* Files that were not durable are transferred again. */
+            bool durable = !strstr(list.names[1], ".part");
             if (durable && chunk_open_bundled(&c, store_path_of(p->b, path), NULL) == CKD_OK) {
                 snprintf(arrived, sizeof(arrived), "%s", list.names[1] + CKD_ID_TEXT);
                 chunk_close(c);
@@ -343,9 +353,12 @@ static void test_killed_anywhere(void **state) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(test_one_of_a_pack),  TEST(test_what_is_dead_stays),        TEST(test_step_by_step),
-        TEST(test_two_of_a_pack),  TEST(test_damage_in_the_destination), TEST(test_going_on),
-        TEST(test_killed_anywhere)};
+    const struct CMUnitTest tests[] = {TEST(test_one_of_a_pack),
+                                       TEST(test_dead_records_are_not_copied),
+                                       TEST(test_step_by_step),
+                                       TEST(test_two_of_a_pack),
+                                       TEST(test_damage_in_the_destination),
+                                       TEST(test_cancelled_copy_continues),
+                                       TEST(test_killed_anywhere)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,7 @@
-/* Copies to a store whose own files are damaged: files of checkpoints that it has are replaced, or the checkpoint is named. */
+/*
+ * Copies to a store with damaged files. Files of checkpoints that it already has are replaced, or the checkpoint is
+ * reported.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +55,7 @@ static void do_harm(const char *path, harm how) {
     }
 }
 
-/* The own chunk file of a step in one of the stores. */
+/* The chunk file of a step in one of the stores. */
 static pathname file_of(const pair *p, const char *dir, uint64_t step) {
     manifest m;
     assert_int_equal(store_read_manifest(&m, p->from, SCENE_RUN, step, 0, NULL), CKD_OK);
@@ -66,8 +69,10 @@ static void reopen(pair *p) {
     pair_open(p);
 }
 
-/* In the middle of the chain. All but what hides in a payload is found, and only the one file moves. */
-static void test_present(void **state) {
+/*
+ * A file in the middle of the chain is damaged. All damage except in payloads is found, and only that file is copied.
+ */
+static void test_damaged_files_are_replaced(void **state) {
     pair *p = *state;
     pair_make_source(p);
     pair_open(p);
@@ -79,7 +84,7 @@ static void test_present(void **state) {
         uint64_t size = file_bytes(source.text), wanted = how == PAYLOAD_FLIPPED ? 0 : 1;
         do_harm(there.text, how);
         assert_true(verify_damage(p->to) > 0);
-        for (int again = 0; again < 2; again++) { /* a dry run says the same, and changes nothing */
+        for (int again = 0; again < 2; again++) { /* the dry run reports the same and changes nothing */
             ckd_copy_result *r = pair_copy(p, NULL, 0, again ? NULL : &dry);
             assert_int_equal(r->checkpoints, 0);
             assert_int_equal(r->files, wanted);
@@ -93,7 +98,7 @@ static void test_present(void **state) {
             ckd_copy_result_free(r);
             assert_true(again || verify_damage(p->to) > 0);
         }
-        if (how == PAYLOAD_FLIPPED) { /* a copy does not read what is there */
+        if (how == PAYLOAD_FLIPPED) { /* a copy does not read payloads in the destination */
             do_harm(there.text, how);
         }
         assert_int_equal(verify_damage(p->to), 0);
@@ -104,8 +109,8 @@ static void test_present(void **state) {
     }
 }
 
-/* Compacted there, deleted here, or damaged in both: nobody has it. The others are none the worse. */
-static void test_present_and_nobody_has_it(void **state) {
+/* The source cannot replace the file, because its own is damaged too. The other checkpoints are not affected. */
+static void test_damaged_files_in_both_stores(void **state) {
     pair *p = *state;
     pair_make_source(p);
     pair_open(p);
@@ -127,21 +132,21 @@ static void test_present_and_nobody_has_it(void **state) {
     pair_check_clean(p);
 }
 
-static void delete_there(pair *p, uint64_t step) {
+static void delete_in_destination(pair *p, uint64_t step) {
     ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
     ckd_id id = pair_id(p->to, SCENE_RUN, step);
     o.undo_s = 3600;
     assert_int_equal(ckd_store_delete(p->to, &id, 1, &o, NULL), CKD_OK);
 }
 
-/* It comes back from the trash whole, whatever was wrong with it there. */
-static void test_restored(void **state) {
+/* A checkpoint is restored from the trash, and its damaged files are replaced. */
+static void test_restored_checkpoints_are_repaired(void **state) {
     pair *p = *state;
     pair_make_source(p);
     pair_open(p);
     ckd_copy_result_free(pair_copy(p, NULL, 0, NULL));
     for (harm how = 0; how < HARMS; how++) {
-        delete_there(p, 3);
+        delete_in_destination(p, 3);
         do_harm(file_of(p, p->b, 3).text, how);
         ckd_copy_result *r = pair_copy(p, NULL, 0, NULL);
         assert_int_equal(r->checkpoints, 0);
@@ -158,14 +163,14 @@ static void test_restored(void **state) {
     }
 }
 
-/* What nobody has whole stays in the trash; another one comes back from there. */
-static void test_restored_and_nobody_has_it(void **state) {
+/* A checkpoint whose file neither store has intact stays in the trash. Another one is restored. */
+static void test_restored_and_damaged_in_both_stores(void **state) {
     pair *p = *state;
     pair_make_source(p);
     pair_open(p);
     ckd_copy_result_free(pair_copy(p, NULL, 0, NULL));
-    delete_there(p, 3);
-    delete_there(p, 2);
+    delete_in_destination(p, 3);
+    delete_in_destination(p, 2);
     do_harm(file_of(p, p->b, 3).text, PAYLOAD_FLIPPED);
     do_harm(file_of(p, p->a, 3).text, REMOVED);
     ckd_copy_result *r = pair_leaves(p, NULL, 0, CKD_E_CORRUPT, 1, "the source cannot replace it");
@@ -189,10 +194,10 @@ static void test_restored_and_nobody_has_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_present),
-        TEST(test_present_and_nobody_has_it),
-        TEST(test_restored),
-        TEST(test_restored_and_nobody_has_it),
+        TEST(test_damaged_files_are_replaced),
+        TEST(test_damaged_files_in_both_stores),
+        TEST(test_restored_checkpoints_are_repaired),
+        TEST(test_restored_and_damaged_in_both_stores),
     };
     return cmocka_run_group_tests_name("copies that mend", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Copies between stores that meet damage, full disks, others who save and delete meanwhile, steps that fail, and processes that die: what is there is whole, nothing is
- * left over, and the next copy goes on.
+ * Copies between stores under trouble: damage, full disks, concurrent saves and deletions, failing steps and killed
+ * processes. The destination is always consistent, nothing is left over, and the next copy continues.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -30,7 +30,7 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-/* ---- damage ---- */
+/* ---- damage in the source ---- */
 
 static void flip(const char *path, size_t from_end) {
     size_t size;
@@ -40,7 +40,7 @@ static void flip(const char *path, size_t from_end) {
     free(data);
 }
 
-/* The chunk file of a step that one rank saved. */
+/* The chunk file of a step that was saved by one rank. */
 static pathname file_of(const pair *p, uint64_t step) {
     manifest m;
     assert_int_equal(store_read_manifest(&m, p->from, SCENE_RUN, step, 0, NULL), CKD_OK);
@@ -49,7 +49,10 @@ static pathname file_of(const pair *p, uint64_t step) {
     return path_chunk(store_path_of(p->a, ""), &file, "");
 }
 
-/* In the middle, in the index, in the header: it is named, and only what came before is there. */
+/*
+ * Damage in the payload, the index and the header. The error names the file, and only the checkpoints before it are
+ * copied.
+ */
 static void test_damage_in_the_source(void **state) {
     pair *p = *state;
     pair_make_source(p);
@@ -77,13 +80,13 @@ static void test_damage_in_the_source(void **state) {
     scene_check(p->to, 0, 4);
 }
 
-/* Runs that branch off at different steps: only what is damaged, and what builds on it, is left. */
-static void test_the_rest_is_copied(void **state) {
+/* Runs that branch off at different steps. Only the damaged checkpoint and those that build on it are left out. */
+static void test_damage_leaves_out_only_dependents(void **state) {
     pair *p = *state;
     pair_make_source(p);
     ckd_store *store;
     assert_int_equal(scene_open(&store, p->a, CKD_OPEN_WRITE, NULL), CKD_OK);
-    for (uint64_t step = 1; step < 4; step++) { /* b branches off step 0 */
+    for (uint64_t step = 1; step < 4; step++) { /* run ~2 branches off step 0 */
         pair_save(store, SCENE_RUN "~2", step, false);
     }
     scene alone = scene_of(7);
@@ -120,7 +123,7 @@ static void test_the_rest_is_copied(void **state) {
     pair_check_clean(p);
     assert_int_equal(folder_count(p->b, "data/x"), 0);
 
-    /* A manifest that cannot be read is of no concern to those that build on its checkpoint. */
+    /* If a manifest cannot be read, the checkpoints that build on it are copied nevertheless. */
     flip(file.text, file_bytes(file.text) / 2);
     pair_close(p);
     pair_renew(p);
@@ -139,7 +142,7 @@ static void test_the_rest_is_copied(void **state) {
 
 /* ---- packs ---- */
 
-/* Bases that compaction puts into one file, but for the newest four. */
+/* Makes bases and has a compaction pack them into one file, except for the newest four. */
 static void make_pack(const pair *p, ckd_id *ids, size_t count) {
     ckd_store *store = store_create(p->a);
     for (uint64_t step = 0; step < count; step++) {
@@ -154,7 +157,7 @@ static void make_pack(const pair *p, ckd_id *ids, size_t count) {
     ckd_store_close(store);
 }
 
-/* A byte that the file has of the checkpoint. */
+/* The position of a byte in the file that belongs to a checkpoint's payloads. */
 static uint64_t place_in(const char *path, const ckd_id *id) {
     chunk *c;
     uint64_t at = 0;
@@ -187,7 +190,10 @@ static pathname pack_in(const char *dir, ckd_store *store, const ckd_id *one) {
     return path;
 }
 
-/* Damage to what a pack has of one is told of that one, in whatever order they are copied; repaired, it can be copied as well. */
+/*
+ * Damage in one checkpoint's part of a pack is reported for that checkpoint alone, in whatever order they are copied.
+ * Once repaired, it is copied too.
+ */
 static void test_damage_in_a_pack(void **state) {
     pair *p = *state;
     enum { COUNT = 12, HURT = 3 };
@@ -201,7 +207,7 @@ static void test_damage_in_a_pack(void **state) {
     ckd_copy_result_free(pair_leaves(p, &ids[HURT], 1, CKD_E_CORRUPT, 1, "run@3 in "));
     assert_int_equal(folder_count(p->b, "data/c"), 0);
     assert_int_equal(folder_count(p->b, "data/x"), 0);
-    pair_counts(pair_copy(p, &ids[5], 1, NULL), 1, 1); /* brings its part of the file */
+    pair_counts(pair_copy(p, &ids[5], 1, NULL), 1, 1); /* brings its part of the pack */
     ckd_copy_result *r = pair_leaves(p, NULL, 0, CKD_E_CORRUPT, 1, "run@3 in ");
     assert_int_equal(r->checkpoints, COUNT - 2);
     assert_int_equal(r->items[HURT].state, CKD_COPY_LEFT);
@@ -209,7 +215,7 @@ static void test_damage_in_a_pack(void **state) {
     assert_int_equal(fingerprints_check(p->to, &before), COUNT - 1);
     pair_check_clean(p);
 
-    flip(pack.text, at); /* as if it had been repaired */
+    flip(pack.text, at); /* undo the damage, as a repair would */
     pair_counts(pair_copy(p, NULL, 0, NULL), 1, 1);
     assert_int_equal(fingerprints_check(p->to, &before), COUNT);
     assert_int_equal(verify_damage(p->to), 0);
@@ -217,8 +223,11 @@ static void test_damage_in_a_pack(void **state) {
     fingerprints_free(&before);
 }
 
-/* Of a pack that is mostly not asked for, records are looked at first; if it is lost, its checkpoint is left out before files are chosen. */
-static void test_a_pack_that_is_lost(void **state) {
+/*
+ * If few checkpoints of a pack are copied, its records are read before the files are chosen. A checkpoint whose pack
+ * is lost is left out then.
+ */
+static void test_a_lost_pack(void **state) {
     pair *p = *state;
     enum { COUNT = 12, HURT = 3 };
     ckd_id ids[COUNT];
@@ -235,7 +244,7 @@ static void test_a_pack_that_is_lost(void **state) {
     fingerprints_free(&before);
 }
 
-/* ---- going on ---- */
+/* ---- continuing a cancelled copy ---- */
 
 typedef struct stopper {
     uint64_t after, first, last, total;
@@ -251,8 +260,10 @@ static int stop(void *context, uint64_t done, uint64_t total) {
     return done >= s->after;
 }
 
-/* A large file, cancelled in its middle; what has arrived is not moved again, unless it was damaged. */
-static void test_going_on(void **state) {
+/*
+ * Cancels the copy of a large file halfway. The next copy does not transfer what arrived again, unless it was damaged.
+ */
+static void test_cancelled_copy_continues(void **state) {
     enum { N = 1 << 21 };
     pair *p = *state;
     uint64_t n = N;
@@ -281,7 +292,7 @@ static void test_going_on(void **state) {
         if (damaged) {
             flip(store_path_of(p->b, piece), 1000);
         }
-        ckd_store_close(p->to); /* recovery leaves it alone */
+        ckd_store_close(p->to); /* recovery keeps incomplete files */
         assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
         stopper all = {.after = UINT64_MAX};
         o.progress_context = &all;
@@ -301,7 +312,8 @@ static void test_going_on(void **state) {
     free(noise);
 }
 
-static void test_what_nobody_goes_on_with(void **state) {
+/* Incomplete files of a copy that nobody continues are removed after a week. */
+static void test_abandoned_copies_are_removed(void **state) {
     pair *p = *state;
     stopper s = {.after = 1};
     ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
@@ -326,16 +338,16 @@ static void test_what_nobody_goes_on_with(void **state) {
     dir_list_free(&list);
 }
 
-/* ---- others at the same time ---- */
+/* ---- concurrent use ---- */
 
 typedef struct meddler {
     pair *p;
-    ckd_store *other; /* a handle of the destination */
+    ckd_store *other; /* another handle of the destination */
     ckd_store *source;
     int calls;
 } meddler;
 
-/* While the last checkpoint is on its way. */
+/* While the last checkpoint is copied, others delete, undelete, save and copy. */
 static int meddle(void *context, uint64_t done, uint64_t total) {
     meddler *m = context;
     ckd_id first = pair_id(m->p->from, SCENE_RUN, 0);
@@ -358,7 +370,8 @@ static int meddle(void *context, uint64_t done, uint64_t total) {
     return 0;
 }
 
-static void test_others_at_the_same_time(void **state) {
+/* During a copy, others save and delete in both stores. A second copy into the same store is refused. */
+static void test_concurrent_saves_and_deletions(void **state) {
     pair *p = *state;
     ckd_store_options quick = CKD_STORE_OPTIONS_INIT;
     quick.lock_timeout_ms = 20;
@@ -390,7 +403,7 @@ static void test_others_at_the_same_time(void **state) {
                 4); /* steps 1, 2 and 9: what step 3 does not read of the first two, and a file */
 }
 
-/* Brings all of it from another store, while the first file is on its way. */
+/* While the first file is copied, another copy brings all checkpoints from a second source. */
 static int overtake(void *context, uint64_t done, uint64_t total) {
     meddler *m = context;
     ckd_error err = {0};
@@ -402,6 +415,7 @@ static int overtake(void *context, uint64_t done, uint64_t total) {
     return 0;
 }
 
+/* Two copies of the same checkpoints from different sources. The slower one finds nothing left to do. */
 static void test_two_sources(void **state) {
     pair *p = *state;
     meddler m = {.p = p};
@@ -428,11 +442,11 @@ static void test_two_sources(void **state) {
     tempdir_remove(folder);
 }
 
-/* ---- steps that fail, processes that die ---- */
+/* ---- failing steps, killed processes ---- */
 
 typedef struct fault {
-    unsigned long at, seen, hits; /* at: which step in the destination, from 1 */
-    int answer;                   /* 0: kills */
+    unsigned long at, seen, hits; /* at: number of the step in the destination, from 1 */
+    int answer;                   /* errno; 0: kill the process */
     bool lasting;
     const char *where;
 } fault;
@@ -463,7 +477,7 @@ static size_t check_rest(pair *p) {
     return count;
 }
 
-/* Every step that changes something in the destination; then the copy is made again. */
+/* Kills the copy at every third step that changes the destination, and then copies again. */
 static void test_killed_anywhere(void **state) {
     pair *p = *state;
     unsigned long stride = 3, killed = 0, committed[5] = {0};
@@ -506,7 +520,10 @@ static void test_killed_anywhere(void **state) {
     }
 }
 
-/* Each step fails, once or from then on: the call says why, and what there is is right. */
+/*
+ * Every `stride`-th step fails, once or from then on. The call reports the error, the destination is consistent, and
+ * the next copy succeeds.
+ */
 static void fail_everywhere(pair *p, int answer, bool lasting, unsigned long stride) {
     bool more = true;
     for (unsigned long at = 1; more; at += stride) {
@@ -517,14 +534,14 @@ static void fail_everywhere(pair *p, int answer, bool lasting, unsigned long str
         file_set_fault_hook(fault_hook, &f);
         ckd_status status = ckd_copy(NULL, p->to, p->from, NULL, &err);
         file_set_fault_hook(NULL, NULL);
-        assert_true(open_descriptors() <= descriptors); /* less without the catalog's file */
+        assert_true(open_descriptors() <= descriptors); /* fewer if the catalog's file was closed */
         bool unread = status == CKD_E_STATE && strstr(err.message, "its manifest cannot be read");
         if (status != CKD_OK &&
             (!f.hits || !(unread || status == (answer == EIO ? CKD_E_IO : CKD_E_NOSPACE)))) {
             fail_msg("step %lu: %s: %s (%s)", at, ckd_status_name(status), err.message, err.file);
         }
         more = f.hits > 0;
-        ckd_copy_result_free(pair_copy(p, NULL, 0, NULL)); /* the same handle goes on */
+        ckd_copy_result_free(pair_copy(p, NULL, 0, NULL)); /* on the same handle */
         pair_close(p);
         pair_open(p);
         scene_check(p->to, 0, 4);
@@ -534,7 +551,7 @@ static void fail_everywhere(pair *p, int answer, bool lasting, unsigned long str
     }
 }
 
-static void test_steps_that_fail(void **state) {
+static void test_failing_anywhere(void **state) {
     pair *p = *state;
     unsigned long factor = under_sanitizer() ? 6 : 1;
     pair_make_source(p);
@@ -544,7 +561,7 @@ static void test_steps_that_fail(void **state) {
     fail_everywhere(p, ENOSPC, false, 13 * factor);
 }
 
-/* Of what does not fit nothing is left, and the store is as it was. */
+/* A copy that does not fit on the disk leaves nothing behind. */
 static void test_a_full_disk(void **state) {
     pair *p = *state;
     fault f = {.at = 3, .answer = ENOSPC, .lasting = true, .where = "data/x/"};
@@ -560,8 +577,8 @@ static void test_a_full_disk(void **state) {
     pair_check_clean(p);
 }
 
-/* Files that have their names already when no manifest can be written lose them again. */
-static void test_manifests_do_not_fit(void **state) {
+/* Chunk files that already have their final names are removed if no manifest can be written. */
+static void test_full_disk_at_the_manifests(void **state) {
     pair *p = *state;
     fault f = {.at = 1, .answer = ENOSPC, .lasting = true, .where = "data/m/.tmp-"};
     pair_make_source(p);
@@ -579,16 +596,16 @@ static void test_manifests_do_not_fit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_damage_in_the_source),
-                                       TEST(test_the_rest_is_copied),
+                                       TEST(test_damage_leaves_out_only_dependents),
                                        TEST(test_damage_in_a_pack),
-                                       TEST(test_a_pack_that_is_lost),
-                                       TEST(test_going_on),
-                                       TEST(test_what_nobody_goes_on_with),
-                                       TEST(test_others_at_the_same_time),
+                                       TEST(test_a_lost_pack),
+                                       TEST(test_cancelled_copy_continues),
+                                       TEST(test_abandoned_copies_are_removed),
+                                       TEST(test_concurrent_saves_and_deletions),
                                        TEST(test_two_sources),
                                        TEST(test_killed_anywhere),
-                                       TEST(test_steps_that_fail),
+                                       TEST(test_failing_anywhere),
                                        TEST(test_a_full_disk),
-                                       TEST(test_manifests_do_not_fit)};
+                                       TEST(test_full_disk_at_the_manifests)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
