@@ -36,7 +36,7 @@ static double take_f64(const uint8_t **at) {
     return value;
 }
 
-void group_encode(uint8_t to[GROUP_BYTES], const group *g) {
+void group_encode(uint8_t to[GROUP_BYTES], const optimizer_group *g) {
     store_le16(to, (uint16_t)g->kind);
     store_le16(to + 2, (uint16_t)g->rule);
     store_le32(to + 4, g->nesterov ? FLAG_NESTEROV : 0);
@@ -51,8 +51,8 @@ void group_encode(uint8_t to[GROUP_BYTES], const group *g) {
     }
 }
 
-ckd_status group_decode(group *out, const void *from, size_t size, const char *path, uint64_t offset,
-                        ckd_error *err) {
+ckd_status group_decode(optimizer_group *out, const void *from, size_t size, const char *path,
+                        uint64_t offset, ckd_error *err) {
     memset(out, 0, sizeof(*out));
     const uint8_t *raw = from;
     if (size < 4) {
@@ -70,7 +70,7 @@ ckd_status group_decode(group *out, const void *from, size_t size, const char *p
         return err_corrupt(err, path, offset, "a group record of another size, or with unknown flags");
     }
     const uint8_t *at = raw + 16;
-    *out = (group){.kind = kind, .rule = rule, .nesterov = flags != 0, .step = load_le64(raw + 8)};
+    *out = (optimizer_group){.kind = kind, .rule = rule, .nesterov = flags != 0, .step = load_le64(raw + 8)};
     double *const hyper[] = {&out->lr,           &out->beta1,    &out->beta2,    &out->eps,
                              &out->weight_decay, &out->momentum, &out->dampening};
     for (size_t i = 0; i < sizeof(hyper) / sizeof(hyper[0]); i++) {

@@ -94,7 +94,7 @@ void intent_free(intent *in);
 
 /* One rank's report to the coordinator of a save. */
 enum { PART_STAGES_MAX = 16, PART_OPTIONS_MAX = 4096 };
-typedef struct part {
+typedef struct rank_part {
     ckd_id checkpoint;
     uint32_t rank, world;
     file_ref file;
@@ -105,10 +105,10 @@ typedef struct part {
     ckd_stage_times stages[PART_STAGES_MAX]; /* relative to began_ns; their save and rank are ignored */
     uint8_t *options; /* the options passed to the rank, for the coordinator to compare; NULL: not reported */
     size_t options_size;
-} part;
-void part_encode(bytes *to, const ckd_id *store, const part *p);
-ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err);
-void part_free(part *p);
+} rank_part;
+void part_encode(bytes *to, const ckd_id *store, const rank_part *p);
+ckd_status part_decode(rank_part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err);
+void part_free(rank_part *p);
 
 /* A checkpoint that is being deleted. Neither a rebuild nor an old catalog brings it back. */
 typedef struct tombstone {
@@ -241,14 +241,14 @@ typedef enum group_inputs {
 #define RULE_NESTEROV_FIRST 35u
 #define RULE_NESTEROV_LAST  36u
 
-typedef struct group {
+typedef struct optimizer_group {
     uint32_t kind; /* group_kind */
     uint32_t rule;
     bool nesterov;
     uint64_t step; /* updates made so far, including this one */
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     double coefficients[GROUP_COEFFICIENTS];
-} group;
+} optimizer_group;
 
 #define GROUP_BYTES 192u
 #define GROUP_NAME  "optimizer" /* name of all group records; their content distinguishes them */
@@ -257,13 +257,13 @@ group_inputs group_rule_inputs(uint32_t rule);
 /* Number of value dependencies after the first: 1 or 2; 0 for an unknown rule. */
 uint32_t group_input_count(group_inputs inputs);
 
-void group_encode(uint8_t to[GROUP_BYTES], const group *g);
+void group_encode(uint8_t to[GROUP_BYTES], const optimizer_group *g);
 /*
  * Decodes a group. path and offset only serve error messages. Errors: CORRUPT (size, reserved bits), UNSUPPORTED (a
  * kind or rule unknown to this version).
  */
-ckd_status group_decode(group *out, const void *from, size_t size, const char *path, uint64_t offset,
-                        ckd_error *err);
+ckd_status group_decode(optimizer_group *out, const void *from, size_t size, const char *path,
+                        uint64_t offset, ckd_error *err);
 
 /* Shared by all metadata files: the envelope, and fields that several kinds have. codec/FORMAT.md, "Metadata files". */
 

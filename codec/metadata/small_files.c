@@ -41,7 +41,7 @@ void intent_free(intent *in) {
     *in = (intent){0};
 }
 
-static void put_times(bytes *to, const part *p) {
+static void put_times(bytes *to, const rank_part *p) {
     bytes_put_u64(to, p->began_ns);
     bytes_put_u32(to, p->stage_count);
     for (uint32_t i = 0; i < p->stage_count; i++) {
@@ -64,7 +64,7 @@ static uint64_t take_figure(metadata_reader *n) {
 }
 
 /* Skips stages unknown to this build. */
-static void take_times(metadata_reader *n, part *out) {
+static void take_times(metadata_reader *n, rank_part *out) {
     out->began_ns = take_figure(n);
     uint32_t count = reader_u32(&n->in);
     if (count > PART_STAGES_MAX) {
@@ -87,13 +87,13 @@ static void take_times(metadata_reader *n, part *out) {
     }
 }
 
-static void put_options(bytes *to, const part *p) {
+static void put_options(bytes *to, const rank_part *p) {
     to->failed = to->failed || p->options_size > PART_OPTIONS_MAX;
     bytes_put_u32(to, (uint32_t)p->options_size);
     bytes_put(to, p->options, p->options_size);
 }
 
-static void take_options(metadata_reader *n, part *out) {
+static void take_options(metadata_reader *n, rank_part *out) {
     size_t size = 0;
     uint8_t *options = metadata_take_array(n, &size, 1, 1);
     const void *from = options ? reader_take(&n->in, size) : NULL;
@@ -107,7 +107,7 @@ static void take_options(metadata_reader *n, part *out) {
     out->options_size = size;
 }
 
-void part_encode(bytes *to, const ckd_id *store, const part *p) {
+void part_encode(bytes *to, const ckd_id *store, const rank_part *p) {
     uint32_t features = (p->began_ns ? METADATA_TIMES : 0) | (p->options ? METADATA_OPTIONS : 0);
     size_t start = metadata_begin(to, METADATA_PART, store, 0, features);
     wire_put_id(to, &p->checkpoint);
@@ -124,9 +124,9 @@ void part_encode(bytes *to, const ckd_id *store, const part *p) {
     metadata_end(to, start);
 }
 
-ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err) {
+ckd_status part_decode(rank_part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err) {
     metadata_reader n = metadata_open(METADATA_PART, store, data, size, NULL, err);
-    *out = (part){0};
+    *out = (rank_part){0};
     metadata_check_no_generation(&n);
     out->checkpoint = metadata_take_id(&n);
     out->rank = reader_u32(&n.in);
@@ -147,10 +147,10 @@ ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t 
     return status;
 }
 
-void part_free(part *p) {
+void part_free(rank_part *p) {
     free(p->dependencies);
     free(p->options);
-    *p = (part){0};
+    *p = (rank_part){0};
 }
 
 void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t) {

@@ -65,10 +65,10 @@ typedef struct geometry {
 bool geometry_init(geometry *g, uint32_t ndim, const uint64_t *shape);
 
 /* Elements first ... first + count - 1 of a region's order. The region belongs to the caller. */
-typedef struct span {
+typedef struct region_span {
     const ckd_region *region;
     uint64_t first, count;
-} span;
+} region_span;
 
 /* Checks the region against the shape and counts its elements. Returns false if it lies outside, or on overflow. */
 bool region_count(uint64_t *elements, const geometry *g, const ckd_region *region);
@@ -90,18 +90,18 @@ uint64_t region_lower_bound(const geometry *g, const ckd_region *region, uint64_
 uint64_t region_global(const geometry *g, const ckd_region *region, uint64_t local);
 bool regions_overlap(const geometry *g, const ckd_region *a, const ckd_region *b);
 
-static inline bool span_equal(const span *a, const span *b, uint32_t ndim) {
+static inline bool span_equal(const region_span *a, const region_span *b, uint32_t ndim) {
     return a->first == b->first && a->count == b->count && region_equal(a->region, b->region, ndim);
 }
 
 /* Counts the elements that both spans hold. */
-uint64_t span_common(const geometry *g, const span *a, const span *b);
+uint64_t span_common(const geometry *g, const region_span *a, const region_span *b);
 /*
  * Copies the common elements from `from` (span `source`, contiguous) to `to` (span `target`, contiguous). Returns how
  * many.
  */
-uint64_t span_copy(const geometry *g, size_t element_size, void *to, const span *target, const void *from,
-                   const span *source);
+uint64_t span_copy(const geometry *g, size_t element_size, void *to, const region_span *target,
+                   const void *from, const region_span *source);
 
 /* A stretch that two spans share, contiguous in both. */
 typedef struct span_run {
@@ -111,7 +111,8 @@ typedef struct span_run {
  * Fills `out` with the shared runs, ascending. Returns their number, or room + 1 if there are more than `room`; `out`
  * is unusable then.
  */
-size_t span_runs(span_run *out, size_t room, const geometry *g, const span *target, const span *source);
+size_t span_runs(span_run *out, size_t room, const geometry *g, const region_span *target,
+                 const region_span *source);
 
 /*
  * Checks whether regions tile a tensor, that is, whether every element is in exactly one of them.

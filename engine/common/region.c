@@ -194,7 +194,7 @@ static void walk_to(walk *w, uint64_t index) {
     w->length = to - from;
 }
 
-static walk walk_begin(const geometry *g, const span *s) {
+static walk walk_begin(const geometry *g, const region_span *s) {
     walk w = {.r = runs_of(g, s->region), .first = s->first, .end = s->first + s->count};
     if (w.r.count == 0 || s->count == 0) {
         w.done = true;
@@ -236,8 +236,8 @@ static bool walk_meet(walk *a, walk *b, uint64_t *length) {
     return false;
 }
 
-uint64_t span_copy(const geometry *g, size_t element_size, void *to, const span *target, const void *from,
-                   const span *source) {
+uint64_t span_copy(const geometry *g, size_t element_size, void *to, const region_span *target,
+                   const void *from, const region_span *source) {
     walk a = walk_begin(g, target), b = walk_begin(g, source);
     uint64_t copied = 0, length;
     while (walk_meet(&a, &b, &length)) {
@@ -253,7 +253,8 @@ uint64_t span_copy(const geometry *g, size_t element_size, void *to, const span 
     return copied;
 }
 
-size_t span_runs(span_run *out, size_t room, const geometry *g, const span *target, const span *source) {
+size_t span_runs(span_run *out, size_t room, const geometry *g, const region_span *target,
+                 const region_span *source) {
     walk a = walk_begin(g, target), b = walk_begin(g, source);
     size_t count = 0;
     uint64_t length;
@@ -285,7 +286,7 @@ static bool boxes_overlap(const geometry *g, const ckd_region *a, const ckd_regi
 }
 
 /* A quick test for the common case: true means that a holds every element of b, which is not empty. */
-static bool holds_all(const geometry *g, const span *a, const span *b) {
+static bool holds_all(const geometry *g, const region_span *a, const region_span *b) {
     uint64_t elements;
     if (a->region->kind != CKD_REGION_BOX) {
         uint64_t start = (a->region->kind == CKD_REGION_FLAT ? a->region->start : 0) + a->first;
@@ -304,7 +305,7 @@ static bool holds_all(const geometry *g, const span *a, const span *b) {
     return true;
 }
 
-uint64_t span_common(const geometry *g, const span *a, const span *b) {
+uint64_t span_common(const geometry *g, const region_span *a, const region_span *b) {
     if (a->count && b->count && holds_all(g, a, b)) {
         return b->count;
     }
@@ -316,7 +317,7 @@ uint64_t span_common(const geometry *g, const span *a, const span *b) {
 }
 
 bool regions_overlap(const geometry *g, const ckd_region *a, const ckd_region *b) {
-    span whole_a = {a, 0, 0}, whole_b = {b, 0, 0};
+    region_span whole_a = {a, 0, 0}, whole_b = {b, 0, 0};
     if (!region_count(&whole_a.count, g, a) || !region_count(&whole_b.count, g, b)) {
         return false;
     }

@@ -178,7 +178,7 @@ static const view_block *same_span_in(const view *v, const char *name, const rec
             continue;
         }
         size_t first, end;
-        span wanted = {of->region, of->first, of->count};
+        region_span wanted = {of->region, of->first, of->count};
         view_shard_range(&first, &end, shard, &t->shape, &wanted);
         const view_block *b = first < end ? &shard->blocks[first] : NULL;
         return b && b->record->first == of->first && b->record->count == of->count ? b : NULL;

@@ -336,7 +336,7 @@ static bool needed_again(const decoder *d, const view *v, const view_tensor *t, 
 static ckd_status scatter_block(decoder *d, const view *v, const view_block *b, const span_target *target,
                                 uint64_t *copied, ckd_error *err) {
     const geometry *shape = &target->tensor->shape;
-    span have = {b->record->region, b->record->first, b->record->count};
+    region_span have = {b->record->region, b->record->first, b->record->count};
     bool all = span_equal(&have, target->want, shape->ndim);
     uint64_t common = all ? have.count : span_common(shape, target->want, &have);
     if (common == 0) {
@@ -369,7 +369,7 @@ ckd_status block_into_span(decoder *d, const view *v, const view_block *b, const
 
 ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error *err) {
     const view_tensor *t = from->tensor;
-    const span *want = &from->want;
+    const region_span *want = &from->want;
     const span_target target = {t, want, to};
     uint64_t copied = 0;
     const view_block *exact = NULL; /* the one block that equals the span: its hash was checked already */
@@ -383,7 +383,7 @@ ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error 
             if (status != CKD_OK) {
                 return status;
             }
-            span have = {b->record->region, b->record->first, b->record->count};
+            region_span have = {b->record->region, b->record->first, b->record->count};
             exact = span_equal(&have, want, t->shape.ndim) ? b : exact;
         }
     }

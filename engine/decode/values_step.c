@@ -60,7 +60,8 @@ void values_cache_end(decoder *d) {
 
 /* ---- the step ---- */
 
-static ckd_status read_group(decoder *d, const view *v, const view_block *b, group *out, ckd_error *err) {
+static ckd_status read_group(decoder *d, const view *v, const view_block *b, optimizer_group *out,
+                             ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
     const dependency *on = &r->dependencies[r->dependency_count - 1];
@@ -181,7 +182,7 @@ static ckd_status read_inputs(decoder *d, const view *v, const view_block *b, in
     return status;
 }
 
-static ckd_status predict(decoder *d, const view *v, const view_block *b, const group *g, void *to,
+static ckd_status predict(decoder *d, const view *v, const view_block *b, const optimizer_group *g, void *to,
                           ckd_error *err) {
     input inputs[3] = {{NULL, NULL, NULL}};
     ckd_status status = read_inputs(d, v, b, inputs, to, err);
@@ -205,7 +206,7 @@ ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *
         return err_corrupt(err, file, r->offset,
                            "the block cannot be an optimizer step: its dtype or its dependencies do not fit");
     }
-    group g;
+    optimizer_group g;
     ckd_status status = read_group(d, v, b, &g, err);
     if (status == CKD_OK && r->dependency_count != group_input_count(group_rule_inputs(g.rule)) + 2) {
         status =

@@ -383,7 +383,7 @@ typedef struct device_reference_key {
     const char *tensor;
     ckd_dtype dtype;
     uint32_t ndim;
-    span of;
+    region_span of;
 } device_reference_key;
 
 /* Takes the reference for the caller alone; device_reference_release returns it. NULL: there is none. */
@@ -420,7 +420,7 @@ typedef struct span_decode {
     thread_pool *pool;
     device_lease *lease;
     const view_tensor *tensor;
-    const span *want;
+    const region_span *want;
     uint8_t *data; /* in device memory; aligned to the element's size */
     span_decode_fn make;
     void *context;

@@ -36,7 +36,7 @@ static ckd_status make_chains(span_decode *f, ckd_error *err) {
 /* ---- places ---- */
 
 static size_t runs_of(span_decode *f, const view_block *b) {
-    span have = {b->record->region, b->record->first, b->record->count};
+    region_span have = {b->record->region, b->record->first, b->record->count};
     return span_runs(f->runs, DEVICE_FILL_RUNS, &f->tensor->shape, f->want, &have);
 }
 

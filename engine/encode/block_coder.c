@@ -196,7 +196,7 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
         a->parent_chain = record_chain(a->parent_block);
         return;
     }
-    span mine = {tensor->region, job->input.first, job->input.count};
+    region_span mine = {tensor->region, job->input.first, job->input.count};
     size_t s, last;
     for (view_shards_for(&s, &last, tensor->parent, &mine); s < last; s++) {
         size_t first, end;
@@ -239,7 +239,8 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
  * Copies the parent's values from the caller's memory, if they are there, and compares them with the store's hash.
  * Without a parent block of the same span there is no hash to compare with.
  */
-static bool values_in_memory(const block_job *job, const tensor_context *tensor, const span *mine, void *to) {
+static bool values_in_memory(const block_job *job, const tensor_context *tensor, const region_span *mine,
+                             void *to) {
     if (!tensor->parent_values || !job->analysis.parent_block) {
         return false;
     }

@@ -21,7 +21,7 @@ void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, cons
 
 static const record *matching(const tensor_context *tensor, const view_tensor *in, uint64_t at,
                               uint64_t count) {
-    span mine = {tensor->region, at, count};
+    region_span mine = {tensor->region, at, count};
     size_t s, last;
     for (view_shards_for(&s, &last, in, &mine); s < last; s++) {
         const view_shard *shard = &in->shards[s];
@@ -161,15 +161,16 @@ bool block_may_be_copied(const block_job *job, const coding_context *save, const
 }
 
 /* Finds an entry of this save with these values: within `bound`, or bit-identical if `bound` is negative. */
-static const content_entry *entry_with(const span *block, const hash128 *content, const coding_context *save,
-                                       const tensor_context *tensor, double bound) {
+static const content_entry *entry_with(const region_span *block, const hash128 *content,
+                                       const coding_context *save, const tensor_context *tensor,
+                                       double bound) {
     const content_entry *e =
         content_index_find(save->dedup_index, content, tensor->tensor->dtype, &tensor->shape, block);
     bool near = e && e->error.largest <= bound && isfinite(e->error.largest);
     return e && (near || hash128_equal(&e->values, content)) ? e : NULL;
 }
 
-bool block_is_registered(const span *block, const hash128 *original, const coding_context *save,
+bool block_is_registered(const region_span *block, const hash128 *original, const coding_context *save,
                          const tensor_context *tensor, double bound) {
     lock_registry(save);
     bool is = entry_with(block, original, save, tensor, bound);
@@ -179,7 +180,7 @@ bool block_is_registered(const span *block, const hash128 *original, const codin
 
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
                       double bound) {
-    span mine = {tensor->region, job->input.first, job->input.count};
+    region_span mine = {tensor->region, job->input.first, job->input.count};
     return (bound >= 0 || block_may_be_copied(job, save, tensor)) &&
            block_is_registered(&mine, &job->analysis.original, save, tensor, bound);
 }
@@ -204,7 +205,7 @@ bool block_is_in_flight(const block_job *job, const coding_context *save, const 
 
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound) {
-    span mine = {tensor->region, job->input.first, job->input.count};
+    region_span mine = {tensor->region, job->input.first, job->input.count};
     lock_registry(save);
     const content_entry *found = entry_with(&mine, &job->output.content, save, tensor, bound);
     content_entry e = found ? *found : (content_entry){0};

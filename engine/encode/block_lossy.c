@@ -85,7 +85,7 @@ static ckd_status hash_rounded_result(block_job *job, const lossy_tile *tile, co
     return status;
 }
 
-static dependency on_side(const coding_context *save, const span *of, const hash128 *content) {
+static dependency on_side(const coding_context *save, const region_span *of, const hash128 *content) {
     return (dependency){.kind = DEPENDS_SIDE,
                         .checkpoint = save->checkpoint,
                         .tensor = "",
@@ -98,7 +98,7 @@ static dependency on_side(const coding_context *save, const span *of, const hash
 /* Adds the dependency on shared rows, if any, and behind it that on shared columns. */
 static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *tile,
                              const coding_context *save, const tensor_context *tensor) {
-    span columns = {tensor->region, tile->first, tile->count};
+    region_span columns = {tensor->region, tile->first, tile->count};
     if (tile->plan.shared_rows) {
         job->decision.dependencies[(*count)++] =
             on_side(save, &job->output.rows.span, &job->output.rows.content);

@@ -141,7 +141,7 @@ static void name_inputs(block_job *job, const coding_context *save, const tensor
         on[2].content = block_matching(job, tensor, s->before)->content;
         count++;
     }
-    group g = s->group;
+    optimizer_group g = s->group;
     g.rule = rule;
     group_encode(job->analysis.step.group, &g);
     job->analysis.step.rule = rule;

@@ -71,7 +71,7 @@ ckd_status content_index_add(content_index *index, const content_entry *entry, c
 }
 
 const content_entry *content_index_find(const content_index *index, const hash128 *content, ckd_dtype dtype,
-                                        const geometry *shape, const span *where) {
+                                        const geometry *shape, const region_span *where) {
     if (index->count == 0) {
         return NULL;
     }

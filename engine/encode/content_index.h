@@ -40,6 +40,6 @@ void content_index_free(content_index *index);
 ckd_status content_index_add(content_index *index, const content_entry *entry, ckd_error *err);
 /* Returns an entry with this content over the same span of a tensor of the same shape; NULL: none. */
 const content_entry *content_index_find(const content_index *index, const hash128 *content, ckd_dtype dtype,
-                                        const geometry *shape, const span *where);
+                                        const geometry *shape, const region_span *where);
 
 #endif

@@ -109,7 +109,7 @@ typedef struct tensor_context {
     const void *parent_values;
     /* receives the decoded values, laid out as `values_span`; may be `parent_values`. NULL: nowhere */
     void *decoded_values;
-    span values_span;
+    region_span values_span;
 } tensor_context;
 
 /* One way to store the block. size 0 and not available: not tried. */
@@ -150,7 +150,7 @@ typedef struct block_precoded {
 /* A side record with the rows of a lossy block, which neighbouring blocks share. */
 typedef struct shared_rows {
     uint64_t row, rows; /* of the tile */
-    span span;          /* of the record */
+    region_span span;   /* of the record */
     hash128 content;
 } shared_rows;
 
@@ -311,7 +311,7 @@ bool block_is_in_flight(const block_job *job, const coding_context *save, const 
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
                       double bound);
 /* block_is_in_save for input with this hash, without a job. */
-bool block_is_registered(const span *block, const hash128 *original, const coding_context *save,
+bool block_is_registered(const region_span *block, const hash128 *original, const coding_context *save,
                          const tensor_context *tensor, double bound);
 /* Returns true if the job is a duplicate of values in this save. */
 bool block_copies_from_save(const block_job *job, const coding_context *save);

@@ -35,20 +35,20 @@ ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err) {
 }
 
 /* In double precision, as frameworks compute them. */
-static group group_of(const ckd_optimizer *o) {
+static optimizer_group group_of(const ckd_optimizer *o) {
     /* other optimizers have it in the gradient, hence in the moments */
     double decay = o->kind == CKD_ADAMW ? o->weight_decay : 0;
     double bias1 = 1 - pow(o->beta1, (double)o->step), bias2 = 1 - pow(o->beta2, (double)o->step);
-    group g = {.kind = (uint32_t)o->kind,
-               .nesterov = o->nesterov != 0,
-               .step = o->step,
-               .lr = o->lr,
-               .beta1 = o->beta1,
-               .beta2 = o->beta2,
-               .eps = o->eps,
-               .weight_decay = o->weight_decay,
-               .momentum = o->momentum,
-               .dampening = o->dampening};
+    optimizer_group g = {.kind = (uint32_t)o->kind,
+                         .nesterov = o->nesterov != 0,
+                         .step = o->step,
+                         .lr = o->lr,
+                         .beta1 = o->beta1,
+                         .beta2 = o->beta2,
+                         .eps = o->eps,
+                         .weight_decay = o->weight_decay,
+                         .momentum = o->momentum,
+                         .dampening = o->dampening};
     const double c[GROUP_COEFFICIENTS] = {[C_BETA1] = o->beta1,
                                           [C_REST1] = 1 - o->beta1,
                                           [C_BETA2] = o->beta2,

@@ -60,7 +60,7 @@ void step_states_free(step_states *s);
 /* Rules to try and their inputs; shared by the blocks of a tensor. */
 typedef struct step_source {
     bool available;
-    group group; /* except its rule */
+    optimizer_group group; /* except its rule */
     uint32_t first_rule, last_rule, usual;
     group_inputs inputs;
     const pinned_tensor *first, *square;

@@ -87,7 +87,7 @@ static ckd_status check_sizes(const ckd_load *load, const ckd_load_request *requ
     for (size_t i = 0; i < count; i++) {
         ckd_load_request q;
         const view_tensor *t = load_match(&q, load, &requests[i]);
-        span want;
+        region_span want;
         ckd_region region;
         ckd_status status = t ? load_span(&want, &region, &q, t, true, err) : CKD_OK;
         if (status != CKD_OK) {

@@ -10,7 +10,7 @@
 
 /* ---- the blocks of a task ---- */
 
-ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
+ckd_status load_each_block(const view_tensor *t, const region_span *want, load_block_fn each, void *context,
                            ckd_error *err) {
     ckd_status status = CKD_OK;
     size_t s, last;
@@ -107,7 +107,7 @@ static ckd_status make_chain(void *context, device_chain *c, chain_sides *sides,
         }
     }
     uint64_t copied = 0;
-    const span whole = {b->record->region, b->record->first, b->record->count};
+    const region_span whole = {b->record->region, b->record->first, b->record->count};
     const span_target target = {w->span.tensor, &whole, device_chain_values(c, err)};
     ckd_status status = target.to ? place_block(w->load, worker, b, &target, &copied, err) : CKD_E_NOMEM;
     return status == CKD_OK ? device_chain_filled(c, err) : status;

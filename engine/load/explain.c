@@ -93,13 +93,13 @@ typedef struct building {
     load_plan *x;
     const view *view;
     const view_tensor *tensor;
-    const span *want;
+    const region_span *want;
     size_t from;
 } building;
 
 static ckd_status build_on(void *context, const view_block *b, ckd_error *err) {
     building *k = context;
-    span have = {b->record->region, b->record->first, b->record->count};
+    region_span have = {b->record->region, b->record->first, b->record->count};
     const geometry *g = &k->tensor->shape;
     uint64_t common = span_equal(&have, k->want, g->ndim) ? have.count : span_common(g, k->want, &have);
     if (common == 0) {
@@ -168,7 +168,7 @@ static ckd_status visit(size_t *out, load_plan *x, const view *v, const view_blo
 static ckd_status visit_request(load_plan *x, const ckd_load_request *request, ckd_error *err) {
     ckd_load_request q;
     const view_tensor *t = load_match(&q, x->load, request);
-    span want;
+    region_span want;
     ckd_region region;
     if (!t) {
         return CKD_OK;

@@ -185,9 +185,9 @@ void load_describe_difference(char *text, size_t size, ckd_difference kind, cons
     }
 }
 
-ckd_status load_span(span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
+ckd_status load_span(region_span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
                      bool sized, ckd_error *err) {
-    *want = (span){.region = region};
+    *want = (region_span){.region = region};
     if (!region_count(&want->count, &t->shape, &q->region)) {
         return err_set(err, CKD_E_INVALID, "the region asked for does not lie inside the tensor's shape");
     }

@@ -45,7 +45,7 @@ void load_describe_difference(char *text, size_t size, ckd_difference kind, cons
  * Sets the span of a request that has no differences. `region` is the caller's, and the span points to it. sized: also
  * checks that the caller's memory fits. Errors: INVALID.
  */
-ckd_status load_span(span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
+ckd_status load_span(region_span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
                      bool sized, ckd_error *err);
 /*
  * Plans the reads of all requests that have no differences. The caller releases the plan (load_plan_free). Errors: as
@@ -73,7 +73,7 @@ ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, si
 void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_hand);
 /* Calls `each` for the blocks of a tensor that may intersect the span, until a call fails. */
 typedef ckd_status (*load_block_fn)(void *context, const view_block *b, ckd_error *err);
-ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
+ckd_status load_each_block(const view_tensor *t, const region_span *want, load_block_fn each, void *context,
                            ckd_error *err);
 
 /* ---- execute.c ---- */
@@ -83,7 +83,7 @@ ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn
  */
 typedef struct load_task {
     const view_tensor *tensor;
-    span want;
+    region_span want;
     ckd_region region;
     void *to; /* host memory; the task's own if it is for a device. NULL: the device decodes the blocks */
     const ckd_device *device; /* final destination; NULL: `to` */

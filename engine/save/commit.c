@@ -67,14 +67,14 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     bytes data = {0};
     if (status == CKD_OK) {
         close_materialized(save); /* last, so that it gets only the space that is left */
-        part p = {.checkpoint = save->checkpoint,
-                  .rank = save->options.rank,
-                  .world = save->options.world,
-                  .file = save->output.sealed,
-                  .dependencies = save->output.dependencies,
-                  .dependency_count = save->output.dependency_count,
-                  .options = save->terms.data,
-                  .options_size = save->terms.size};
+        rank_part p = {.checkpoint = save->checkpoint,
+                       .rank = save->options.rank,
+                       .world = save->options.world,
+                       .file = save->output.sealed,
+                       .dependencies = save->output.dependencies,
+                       .dependency_count = save->output.dependency_count,
+                       .options = save->terms.data,
+                       .options_size = save->terms.size};
         save_put_times(&p, save);
         part_encode(&data, &save->store->id, &p);
         status = data.failed ? err_nomem(err, data.size, "a part") : CKD_OK;
@@ -98,7 +98,7 @@ void ckd_part_free(ckd_part *p) {
 /* ---- from parts to a manifest ---- */
 
 static ckd_status add_part(ckd_save *save, manifest *m, const ckd_part *bytes_of, ckd_error *err) {
-    part p;
+    rank_part p;
     ckd_status status = part_decode(&p, &save->store->id, bytes_of->data, bytes_of->size, err);
     if (status != CKD_OK) {
         return status;

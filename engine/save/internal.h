@@ -83,9 +83,9 @@ void save_remove_expected(load_budget *budget, const view *v, const view_tensor 
 /* Adds the time of an analysis outside the pipeline's stage. */
 void save_add_analysis(ckd_save *save, uint64_t ns);
 /* Adds this rank's times to its part, which is about to be sent. */
-void save_put_times(part *to, const ckd_save *save);
+void save_put_times(rank_part *to, const ckd_save *save);
 /* Keeps the times that a part reports, this rank's or another's. Errors: NOMEM. */
-ckd_status save_take_times(ckd_save *save, const part *told, ckd_error *err);
+ckd_status save_take_times(ckd_save *save, const rank_part *told, ckd_error *err);
 /* Stores the times in the catalog. The caller has begun a transaction. */
 ckd_status save_store_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err);
 

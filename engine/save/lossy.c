@@ -208,7 +208,7 @@ static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lo
     ckd_status status = measure_on_device(p->panel, t, err);
     for (uint64_t at = 0; at < t->count && *all && status == CKD_OK;) {
         uint64_t n = block_count(p->panel, t, at);
-        span block = {p->context->region, t->first + at, n};
+        region_span block = {p->context->region, t->first + at, n};
         const hash128 *original = &lossy_device_block_of(t, at)->original;
         *all = block_is_registered(&block, original, &r->save->coding.context, p->context, t->bound);
         at += n;

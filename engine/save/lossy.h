@@ -227,7 +227,7 @@ ckd_status grid_rows(block_job *job, save_slot *slot, const lossy_region *r, con
 typedef struct shared_part {
     const lattice_columns *factors;
     const record_tensor *tensor;
-    span span; /* of the matrix */
+    region_span span; /* of the matrix */
 } shared_part;
 /* Makes a side record of the part, to be written before a block. *content: its hash. Errors: NOMEM. */
 ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const shared_part *of,

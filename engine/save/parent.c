@@ -24,11 +24,11 @@ typedef struct tile_load {
  * block need not be decoded. NULL: the hash differs, or the block is not wholly inside the tile (values outside the
  * tile may be overwritten meanwhile). room: for a block that is not contiguous there.
  */
-static ckd_status find_decoded(const void **values, const tile_load *l, const span *block, const record *r,
-                               bytes *room, ckd_error *err) {
+static ckd_status find_decoded(const void **values, const tile_load *l, const region_span *block,
+                               const record *r, bytes *room, ckd_error *err) {
     const tensor_context *t = l->context;
     size_t size = ckd_dtype_size(l->tile->dtype);
-    span tile = {t->region, l->tile->first, l->tile->count};
+    region_span tile = {t->region, l->tile->first, l->tile->count};
     *values = NULL;
     if (!t->parent_values || l->from->is_ancestor || span_common(&t->shape, &tile, block) != r->count) {
         return CKD_OK;
@@ -57,12 +57,12 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     const lossy_tile *t = l->tile;
     const view_block *b = l->blocks[index];
     const record *r = b->record;
-    span want = {l->context->region, t->first, t->count};
+    region_span want = {l->context->region, t->first, t->count};
     decoder *d = &l->save->lossy.tiles->loaders[worker];
     bool inside = region_equal(r->region, want.region, l->context->shape.ndim) && r->first >= t->first &&
                   r->first + r->count <= t->first + t->count;
     size_t size = ckd_dtype_size(t->dtype);
-    span block = {r->region, r->first, r->count};
+    region_span block = {r->region, r->first, r->count};
     const void *kept;
     status = find_decoded(&kept, l, &block, r, &l->save->lossy.tiles->decode_buffers[worker], err);
     if (status != CKD_OK) {
@@ -94,7 +94,7 @@ static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_
 /* blocks == NULL: only counts. */
 static void find_blocks(tile_load *l) {
     const view_tensor *in = l->from->tensor;
-    span want = {l->context->region, l->tile->first, l->tile->count};
+    region_span want = {l->context->region, l->tile->first, l->tile->count};
     size_t s, last;
     l->count = 0;
     for (view_shards_for(&s, &last, in, &want); s < last; s++) {
@@ -212,7 +212,7 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, b
 static ckd_status fill_tile(bool *made, parent_filling *w, const lossy_tile *t, const tensor_context *context,
                             ckd_error *err) {
     span_decode *f = &w->fill;
-    const span want = {context->region, t->first, t->count};
+    const region_span want = {context->region, t->first, t->count};
     tile_load l = {.save = w->save, .tile = t, .from = w->from, .context = context};
     f->want = &want;
     ckd_status status = list_blocks(&l, err);

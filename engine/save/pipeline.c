@@ -67,7 +67,7 @@ static ckd_status analyse_block(ckd_save *save, uint64_t block, ckd_error *err) 
 static void keep_values(const block_job *job, const tensor_context *t) {
     bool known = job->output.lossy || hash128_equal(&job->output.content, &job->analysis.original);
     if (t->decoded_values && job->input.values && known && job->input.count > 0) {
-        span mine = {t->region, job->input.first, job->input.count};
+        region_span mine = {t->region, job->input.first, job->input.count};
         span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->values_span,
                   job->input.values, &mine);
     }

@@ -43,7 +43,7 @@ static bool find_part(lossy_device_part *out, const record *r, const lossy_tile 
  */
 static size_t find_parts(lossy_device_part *out, const lossy_tile *t, const tile_parent *from,
                          const tensor_context *context) {
-    span want = {context->region, t->first, t->count};
+    region_span want = {context->region, t->first, t->count};
     size_t s, last, count = 0;
     uint64_t elements = 0;
     for (view_shards_for(&s, &last, from->tensor, &want); s < last; s++) {

@@ -24,7 +24,7 @@
 static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_context *context,
                           const lossy_tile *t) {
     load_cost all = {0, 0};
-    span mine = {context->region, t->first, t->count};
+    region_span mine = {context->region, t->first, t->count};
     *depth = 0;
     for (size_t s = 0; s < in->shard_count; s++) {
         size_t first, end;

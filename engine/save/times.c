@@ -27,7 +27,7 @@ static uint64_t origin_of(const ckd_save *save) {
     return snapshot && snapshot < save->stats.begun_ns ? snapshot : save->stats.begun_ns;
 }
 
-void save_put_times(part *to, const ckd_save *save) {
+void save_put_times(rank_part *to, const ckd_save *save) {
     const struct {
         ckd_stage stage;
         const save_stage *of;
@@ -51,7 +51,7 @@ void save_put_times(part *to, const ckd_save *save) {
     }
 }
 
-ckd_status save_take_times(ckd_save *save, const part *told, ckd_error *err) {
+ckd_status save_take_times(ckd_save *save, const rank_part *told, ckd_error *err) {
     uint32_t world = save->options.world;
     if (!told->began_ns) {
         return CKD_OK;

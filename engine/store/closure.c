@@ -85,7 +85,7 @@ static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_erro
         view_shard_range(&first, &end, shard, &s.tensor->shape, &s.want);
         for (; first < end && status == CKD_OK; first++) {
             const view_block *b = &shard->blocks[first];
-            span have = {b->record->region, b->record->first, b->record->count};
+            region_span have = {b->record->region, b->record->first, b->record->count};
             uint64_t common = span_common(&s.tensor->shape, &s.want, &have);
             bool all = span_equal(&have, &s.want, s.tensor->shape.ndim);
             found += common;

@@ -16,7 +16,7 @@ pathname path_materialized(const char *store, const ckd_id *checkpoint, uint32_t
 /* The block that a record of a copy stands for; NULL if the checkpoint has none. */
 static view_block *block_of(const view *v, const record *r) {
     const view_tensor *t = view_find(v, r->tensor->name);
-    span place = {r->region, r->first, r->count};
+    region_span place = {r->region, r->first, r->count};
     for (size_t s = 0; t && s < t->shard_count; s++) {
         size_t first, end;
         if (!region_equal(t->shards[s].region, r->region, t->shape.ndim)) {

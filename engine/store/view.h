@@ -135,10 +135,10 @@ bool view_in_sequence(const view_tensor *t);
  * Finds shards first ... end - 1, the only ones that can intersect the span. These are few if shards are rows or
  * ranges, or are cut as the span is.
  */
-void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const span *want);
+void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const region_span *want);
 /* Finds blocks first ... end - 1 of the shard, the only ones that can intersect the span (of the same tensor). */
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
-                      const span *want);
+                      const region_span *want);
 
 /* Sums over the blocks of shards; coding is "mixed" if they differ. */
 typedef struct view_totals {
@@ -209,7 +209,7 @@ void views_free(view_cache *cache);
 typedef struct view_source {
     const view *view;
     const view_tensor *tensor;
-    span want;
+    region_span want;
     const hash128 *content;
 } view_source;
 /*

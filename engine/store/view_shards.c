@@ -68,7 +68,7 @@ static size_t shard_of_region(const view_tensor *t, const ckd_region *region) {
     return t->shard_count;
 }
 
-void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const span *want) {
+void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const region_span *want) {
     *first = 0;
     *end = want->count ? t->shard_count : 0;
     if (*end <= 1) {
@@ -97,7 +97,7 @@ static bool boxes_apart(const geometry *g, const ckd_region *a, const ckd_region
 }
 
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
-                      const span *want) {
+                      const region_span *want) {
     *first = *end = 0;
     if (want->count == 0 || shard->elements == 0 || boxes_apart(shape, shard->region, want->region)) {
         return;

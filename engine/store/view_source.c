@@ -50,8 +50,8 @@ ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, 
     const view_tensor *t = out->tensor;
     bool same_shape = t->shape.ndim == r->tensor->ndim &&
                       memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
-    span want =
-        on->same_span ? (span){r->region, r->first, r->count} : (span){&on->region, on->first, on->count};
+    region_span want = on->same_span ? (region_span){r->region, r->first, r->count}
+                                     : (region_span){&on->region, on->first, on->count};
     uint64_t elements;
     if ((on->same_span && !same_shape) || want.count != r->count ||
         !region_count(&elements, &t->shape, want.region) || want.first > elements ||
@@ -75,7 +75,7 @@ const view_block *view_source_block(const view_source *s) {
         view_shard_range(&first, &end, &s->tensor->shards[i], &s->tensor->shape, &s->want);
         for (; first < end; first++) {
             const view_block *b = &s->tensor->shards[i].blocks[first];
-            span have = {b->record->region, b->record->first, b->record->count};
+            region_span have = {b->record->region, b->record->first, b->record->count};
             if (span_equal(&have, &s->want, s->tensor->shape.ndim)) {
                 return hash128_equal(&b->record->content, s->content) ? b : NULL;
             }

@@ -67,9 +67,9 @@ static intent sample_intent(void) {
     return in;
 }
 
-static part sample_part(void) {
+static rank_part sample_part(void) {
     manifest m = sample_manifest();
-    part p = {.checkpoint = sample_id(0x61), .rank = 3, .world = 4, .file = m.files[1]};
+    rank_part p = {.checkpoint = sample_id(0x61), .rank = 3, .world = 4, .file = m.files[1]};
     p.dependencies = m.dependencies;
     p.dependency_count = 1;
     return p;
@@ -101,7 +101,7 @@ static bytes encode(metadata_kind kind) {
     bytes b = {0};
     manifest m = sample_manifest();
     intent in = sample_intent();
-    part p = sample_part();
+    rank_part p = sample_part();
     switch (kind) {
     case METADATA_MANIFEST:
         manifest_encode(&b, &store_id, &m);
@@ -143,7 +143,7 @@ static ckd_status decode(metadata_kind kind, const bytes *b, ckd_error *err) {
     union {
         manifest manifest;
         intent intent;
-        part part;
+        rank_part part;
         tombstone tombstone;
         pin_setting pin;
         tag_setting tag;
@@ -287,7 +287,7 @@ static void test_intent(void **state) {
 
 static void test_part_tombstone_identity(void **state) {
     (void)state;
-    part want = sample_part(), got;
+    rank_part want = sample_part(), got;
     bytes b = encode(METADATA_PART);
     assert_int_equal(part_decode(&got, &store_id, b.data, b.size, NULL), CKD_OK);
     assert_memory_equal(&got.checkpoint, &want.checkpoint, 16);
@@ -730,7 +730,7 @@ static void test_counts_that_lie(void **state) {
 /* Of a part that tells its times, and of one that does not: an older rank's, or one that a newer version added stages to. */
 static void test_times_of_a_part(void **state) {
     (void)state;
-    part want = sample_part(), got;
+    rank_part want = sample_part(), got;
     bytes b = {0};
     want.began_ns = 1234567890123456789;
     want.stage_count = 2;
@@ -771,7 +771,7 @@ static void test_options_of_a_part(void **state) {
         options[i] = (uint8_t)i;
     }
     for (size_t i = 0; i < 3; i++) {
-        part want = sample_part(), got;
+        rank_part want = sample_part(), got;
         bytes b = {0};
         want.began_ns = i; /* with times before them, and without */
         want.options = options;
@@ -798,7 +798,7 @@ static void test_options_of_a_part(void **state) {
 static void test_times_that_are_none(void **state) {
     (void)state;
     for (int i = 0; i < 5; i++) {
-        part p = sample_part();
+        rank_part p = sample_part();
         bytes b = {0};
         p.began_ns = i == 0 ? UINT64_MAX : 1;
         p.stage_count = 1;
@@ -810,7 +810,7 @@ static void test_times_that_are_none(void **state) {
         assert_int_equal(decode(METADATA_PART, &b, NULL), i < 4 ? CKD_E_CORRUPT : CKD_OK);
         bytes_free(&b);
     }
-    part p = sample_part();
+    rank_part p = sample_part();
     bytes b = {0};
     p.began_ns = 1;
     p.stage_count = PART_STAGES_MAX;
@@ -826,7 +826,7 @@ static void test_ranks(void **state) {
         ckd_status expected;
     } cases[] = {{0, 1, CKD_OK}, {3, 4, CKD_OK}, {4, 4, CKD_E_CORRUPT}, {0, 0, CKD_E_CORRUPT}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        part p = sample_part();
+        rank_part p = sample_part();
         p.rank = cases[i].rank;
         p.world = cases[i].world;
         bytes b = {0};

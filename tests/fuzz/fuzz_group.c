@@ -17,7 +17,7 @@ static void require(bool holds) {
     }
 }
 
-static void predict(const group *g, const uint8_t *data, size_t size) {
+static void predict(const optimizer_group *g, const uint8_t *data, size_t size) {
     uint8_t in[3][4 * VALUES], first[4 * VALUES], second[4 * VALUES];
     for (size_t i = 0; i < sizeof(in); i++) {
         in[i / (4 * VALUES)][i % (4 * VALUES)] = size ? data[i % size] : 0;
@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *exact = malloc(length ? length : 1), again[GROUP_BYTES];
     require(exact != NULL);
     memcpy(exact, data, length);
-    group g;
+    optimizer_group g;
     ckd_status status = group_decode(&g, exact, length, "fuzz", 0, NULL);
     if (status == CKD_OK) {
         require(length == GROUP_BYTES);

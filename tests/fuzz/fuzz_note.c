@@ -33,7 +33,7 @@ static void try_intent(const uint8_t *data, size_t size, const ckd_id *store, by
 }
 
 static void try_part(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
-    part p;
+    rank_part p;
     if (part_decode(&p, NULL, data, size, NULL) == CKD_OK) {
         part_encode(again, store, &p);
         check_same(again, data, size);
@@ -92,7 +92,7 @@ static void try_rename(const uint8_t *data, size_t size, const ckd_id *store, by
 
 static void try_parity(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
     parity_setting p;
-    parity_group g;
+    optimizer_group g;
     if (parity_decode(&p, NULL, data, size, "fuzz", NULL) == CKD_OK) {
         parity_encode(again, store, &p);
         check_same(again, data, size);

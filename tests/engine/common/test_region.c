@@ -77,7 +77,7 @@ static void test_spans_intersect_like_sets(void **unused) {
         uint64_t count;
         assert_true(region_count(&count, &g, &ra));
         assert_int_equal(count, na);
-        span a = {&ra, random_below(na + 1), 0}, b = {&rb, random_below(nb + 1), 0};
+        region_span a = {&ra, random_below(na + 1), 0}, b = {&rb, random_below(nb + 1), 0};
         a.count = random_below(na - a.first + 1);
         b.count = random_below(nb - b.first + 1);
         for (size_t i = 0; i < b.count; i++) {
@@ -190,7 +190,7 @@ static void test_huge_tensor(void **unused) {
     assert_true(region_lower_bound(&g, &box, last) == count - 1);
     assert_true(region_lower_bound(&g, &box, last + 1) == count);
     ckd_region flat = {.kind = CKD_REGION_FLAT, .start = last - 99, .count = 100};
-    span a = {&box, 0, count}, b = {&flat, 0, 100};
+    region_span a = {&box, 0, count}, b = {&flat, 0, 100};
     assert_int_equal(span_common(&g, &a, &b), 96);
 }
 

@@ -421,7 +421,7 @@ static ckd_status make_block(void *context, device_chain *c, chain_sides *sides,
 static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, const void *values) {
     const view_tensor *t = view_find(load->view, "w");
     ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {ROWS, COLUMNS}};
-    const span all = {&whole, 0, COUNT};
+    const region_span all = {&whole, 0, COUNT};
     load_task task = {.tensor = t, .want = all};
     ckd_error err;
     ckd_device here = CKD_DEVICE_INIT;

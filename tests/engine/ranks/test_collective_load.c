@@ -294,7 +294,7 @@ static void check_got(const rank_requests *w) {
         const ckd_load_request *q = &w->q[i];
         static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
         ckd_region r = region_canonical(&t->shape, &q->region);
-        span all = {&whole, 0, t->shape.elements}, piece = {&r, 0, region_elements_of(t, &q->region)};
+        region_span all = {&whole, 0, t->shape.elements}, piece = {&r, 0, region_elements_of(t, &q->region)};
         uint8_t *expected = malloc(q->size + 1);
         assert_int_equal(span_copy(&t->shape, ckd_dtype_size(t->dtype), expected, &piece, t->values, &all),
                          piece.count);

@@ -371,7 +371,7 @@ static void test_parts_of_other_options(void **state) {
 
 /* Replaces the options in a part. The part is well formed, but no rank wrote it. */
 static void forge(ckd_part *of, const ckd_id *store, int kind) {
-    part p;
+    rank_part p;
     assert_int_equal(part_decode(&p, store, of->data, of->size, NULL), CKD_OK);
     assert_true(p.options_size > 0);
     uint8_t *options = p.options;
