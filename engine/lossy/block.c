@@ -8,7 +8,7 @@
 
 void lossy_job_free(lossy_job *j) {
     lattice_work_free(&j->work);
-    bytes *const all[] = {&j->q, &j->few, &j->rebuilt, &j->at, &j->bits, &j->other, &j->values};
+    bytes *const all[] = {&j->q, &j->q8, &j->rebuilt, &j->at, &j->bits, &j->other_moment, &j->values};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -42,14 +42,15 @@ typedef struct row_piece {
 } row_piece;
 
 static void residual_of(float *to, const source *from, const lattice_run *run, const row_piece *p) {
-    static const float none[PIECE] = {0};
+    static const float zeros[PIECE] = {0};
     const lossy_elements *e = from->elements;
     const float *now = e->tile->now + e->at, *before = e->tile->before;
-    lattice_run here = *run;
-    here.column_step = run->column_step ? run->column_step + p->column : NULL;
+    lattice_run piece_run = *run;
+    piece_run.column_step = run->column_step ? run->column_step + p->column : NULL;
     e->kernels->lattice_residual(
-        to, now + p->first, before ? before + e->at + p->first : none,
-        from->products ? from->products + p->row * from->job->block.columns + p->column : NULL, p->n, &here);
+        to, now + p->first, before ? before + e->at + p->first : zeros,
+        from->products ? from->products + p->row * from->job->block.columns + p->column : NULL, p->n,
+        &piece_run);
 }
 
 uint8_t lossy_offset(double below) {
@@ -74,8 +75,8 @@ static void add_levels(level_sums *s, const int32_t *q, const float *residual, u
     }
 }
 
-/* Integers go to `few`, or to q if `few` is NULL. Returns false if one does not fit a byte. */
-static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const source *from) {
+/* Integers go to `q8`, or to q if `q8` is NULL. Returns false if one does not fit a byte. */
+static bool quantise_rows(level_sums *sums, int8_t *q8, int32_t *q, const source *from) {
     float residual[PIECE];
     const lattice_block *b = &from->job->block;
     const float *up = from->elements->tile->up;
@@ -84,13 +85,13 @@ static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const sourc
         uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
         lattice_run run = lattice_row_run(b, &from->job->work, row);
         for (uint64_t at = 0; at < n; at += PIECE) {
-            uint64_t left = n - at;
-            row_piece p = {row, first + at, column + at, left < PIECE ? left : PIECE};
+            uint64_t remaining = n - at;
+            row_piece p = {row, first + at, column + at, remaining < PIECE ? remaining : PIECE};
             residual_of(residual, from, &run, &p);
-            if (few && !k->quantise_few(few + p.first, sums, residual, up, p.n)) {
+            if (q8 && !k->quantise_few(q8 + p.first, sums, residual, up, p.n)) {
                 return false;
             }
-            if (!few) {
+            if (!q8) {
                 k->quantise(q + p.first, residual, up, p.n);
                 add_levels(sums, q + p.first, residual, p.n);
             }
@@ -112,14 +113,14 @@ static ckd_status quantise_linear(lossy_job *j, const lossy_elements *e, ckd_err
     }
     source from = {j, e, NULL};
     level_sums sums = {{0}, {0}};
-    int8_t *few = bytes_scratch(&j->few, b->count, "coding scratch", err);
-    ckd_status status = few ? lattice_products(&from.products, b, &j->work, e->kernels, err) : CKD_E_NOMEM;
+    int8_t *q8 = bytes_scratch(&j->q8, b->count, "coding scratch", err);
+    ckd_status status = q8 ? lattice_products(&from.products, b, &j->work, e->kernels, err) : CKD_E_NOMEM;
     THEN(status, lattice_steps(b, &j->work, err));
     if (status != CKD_OK) {
         return status;
     }
-    if (effort_of(t) == LATTICE_FAST && quantise_rows(&sums, few, NULL, &from)) {
-        b->q8 = few;
+    if (effort_of(t) == LATTICE_FAST && quantise_rows(&sums, q8, NULL, &from)) {
+        b->q8 = q8;
     } else {
         sums = (level_sums){{0}, {0}};
         int32_t *q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
@@ -157,11 +158,11 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_elements *e, ckd_err
         uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
         level_run run = level_row_run(b, &j->work, row, false);
         for (uint64_t i = 0; i < n && status == CKD_OK; i += PIECE) {
-            uint64_t here = n - i < PIECE ? n - i : PIECE, to = first + i;
-            level_run of = run;
-            of.column += b->own.step ? column + i : 0;
-            e->kernels->level_quantise(piece, now + to, now + to, LOSSY_LEVEL_UP, here, &of);
-            if (!q && any_set(piece, here)) {
+            uint64_t count = n - i < PIECE ? n - i : PIECE, to = first + i;
+            level_run piece_run = run;
+            piece_run.column += b->own.step ? column + i : 0;
+            e->kernels->level_quantise(piece, now + to, now + to, LOSSY_LEVEL_UP, count, &piece_run);
+            if (!q && any_set(piece, count)) {
                 q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
                 status = q ? CKD_OK : CKD_E_NOMEM;
                 if (q) {
@@ -169,7 +170,7 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_elements *e, ckd_err
                 }
             }
             if (q) {
-                memcpy(q + to, piece, here * sizeof(int32_t));
+                memcpy(q + to, piece, count * sizeof(int32_t));
             }
         }
     }
@@ -182,18 +183,18 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_elements *e, ckd_err
 static ckd_status measure(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     const lossy_tile *t = e->tile;
     uint64_t n = j->block.count;
-    const float *got = (const float *)(const void *)j->values.data;
+    const float *decoded = (const float *)(const void *)j->values.data;
     if (t->dtype != CKD_F32) {
         float *wide = bytes_scratch(&j->rebuilt, n * sizeof(float), "coding scratch", err);
         if (!wide) {
             return CKD_E_NOMEM;
         }
         e->kernels->widen(wide, t->dtype, j->values.data, n);
-        got = wide;
+        decoded = wide;
     }
-    j->decoded = got;
+    j->decoded = decoded;
     j->error = (lossy_error){0};
-    lossy_error_add(&j->error, t->now + e->at, got, n, e->kernels);
+    lossy_error_add(&j->error, t->now + e->at, decoded, n, e->kernels);
     lossy_check_bound(j, t);
     return CKD_OK;
 }

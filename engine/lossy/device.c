@@ -48,11 +48,12 @@ static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
              integers = device_bytes_rank((uint32_t)rank) * (rows + columns),
              factors = sides + (floats > integers ? floats : integers);
     uint64_t search = lossy_device_search_size(rows, t->columns, rank);
-    uint64_t other = t->count / 4 + t->count / 16 * sizeof(device_element_at) + t->count / 64 + (4u << 20);
+    uint64_t packing = t->count / 4 + t->count / 16 * sizeof(device_element_at) + t->count / 64 + (4u << 20);
     max = of_columns > max ? of_columns : max;
     max = factors > max ? factors : max;
     max = search > max ? search : max;
-    return lossy_device_aligned((other > max ? other : max) + 4096); /* alignment of arrays to 256 bytes */
+    return lossy_device_aligned((packing > max ? packing : max) +
+                                4096); /* alignment of arrays to 256 bytes */
 }
 
 /* Errors: NOMEM if the operation needs more than the scratch. */
@@ -66,10 +67,10 @@ ckd_status lossy_device_check_scratch(const struct lossy_device *d, uint64_t use
 
 static ckd_status as_floats(const struct lossy_device *d, float *to, const void *from, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    device_elements what = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
+    device_elements conversion = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
     device_span all = {.to = to, .from = from, .n = d->count};
-    bool known;
-    d->lease->backend->elements(&d->lease->queue, &known, &what, &all, 1, &why);
+    bool supported;
+    d->lease->backend->elements(&d->lease->queue, &supported, &conversion, &all, 1, &why);
     return lossy_device_status(d, &why, err);
 }
 
@@ -112,7 +113,7 @@ static ckd_status begin_given(struct lossy_device *d, lossy_tile *t, uint64_t pa
 
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *v,
                               ckd_error *err) {
-    bool floats = t->dtype == CKD_F32, kept = v->reference && floats,
+    bool floats = t->dtype == CKD_F32, borrowed = v->reference && floats,
          before = v->before || v->reference || v->makes_before;
     uint64_t n = t->count, all = lossy_device_aligned(n * sizeof(float)), rows = n / t->columns;
     *d = (struct lossy_device){.lease = v->lease,
@@ -131,7 +132,7 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
         return begin_given(d, t, panel, err);
     }
     uint64_t list = lossy_device_aligned(KEPT_ROOM(n) * sizeof(device_element_at)) + lossy_device_aligned(8);
-    uint64_t size = (2 + (before && !kept) + !floats) * all + (floats ? 0 : all / 2) +
+    uint64_t size = (2 + (before && !borrowed) + !floats) * all + (floats ? 0 : all / 2) +
                     lossy_device_aligned(n) + list + d->scratch_size + panel;
     void *memory;
     ckd_status status = device_memory(&memory, d->lease, size, err);
@@ -141,16 +142,16 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     uint8_t *at = memory;
     d->matrix = (float *)(void *)at;
     d->whole.values = (float *)(void *)(at += all);
-    d->few = (int8_t *)(at += all);
+    d->q8 = (int8_t *)(at += all);
     at += lossy_device_aligned(n);
-    d->kept = (device_exceptions){.count = (uint64_t *)(void *)at,
-                                  .list = (device_element_at *)(void *)(at + lossy_device_aligned(8)),
-                                  .room = (uint32_t)KEPT_ROOM(n)};
+    d->exceptions = (device_exceptions){.count = (uint64_t *)(void *)at,
+                                        .list = (device_element_at *)(void *)(at + lossy_device_aligned(8)),
+                                        .room = (uint32_t)KEPT_ROOM(n)};
     d->scratch = at += list;
     d->panel = at += d->scratch_size;
     at += panel;
     d->whole.now = v->input;
-    if (kept) {
+    if (borrowed) {
         d->whole.before = v->reference->memory;
     } else if (before) {
         status = set_before(d, v, (float *)(void *)at, err);
@@ -273,7 +274,7 @@ static void find_scales(double *scale, tile_pass *p, uint64_t rows) {
 
 static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
-    uint64_t used = 0, panels = panels_of(d->rows), each = panels * d->columns;
+    uint64_t used = 0, panels = panels_of(d->rows), sum_count = panels * d->columns;
     device_failure why = {DEVICE_DONE, "", ""};
     double *scales = lossy_device_take(d, &used, d->rows * sizeof(double));
     device_columns c = {.now = d->whole.now,
@@ -283,16 +284,17 @@ static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err)
                         .panels = panels,
                         .most = p->max[0],
                         .magnitudes = p->magnitudes};
-    c.sum = lossy_device_take(d, &used, each * sizeof(double));
-    double *of = lossy_device_take(d, &used, each * sizeof(double));
-    c.scales = p->birth > 0 ? of : NULL;
-    c.count_of = lossy_device_take(d, &used, each * sizeof(uint32_t));
-    double *host = malloc(d->rows * sizeof(double) + 2 * each * sizeof(double) + each * sizeof(uint32_t));
+    c.sum = lossy_device_take(d, &used, sum_count * sizeof(double));
+    double *scale_sums = lossy_device_take(d, &used, sum_count * sizeof(double));
+    c.scales = p->birth > 0 ? scale_sums : NULL;
+    c.count_of = lossy_device_take(d, &used, sum_count * sizeof(uint32_t));
+    double *host =
+        malloc(d->rows * sizeof(double) + 2 * sum_count * sizeof(double) + sum_count * sizeof(uint32_t));
     if (!host) {
-        return err_nomem(err, 3 * each * sizeof(double), "sums over a tile");
+        return err_nomem(err, 3 * sum_count * sizeof(double), "sums over a tile");
     }
-    double *sum = host + d->rows, *scale = sum + each;
-    uint32_t *count = (uint32_t *)(void *)(scale + each);
+    double *sum = host + d->rows, *scale = sum + sum_count;
+    uint32_t *count = (uint32_t *)(void *)(scale + sum_count);
     find_scales(host, p, d->rows);
     ckd_status status = lossy_device_check_scratch(d, used, err);
     THEN(status, device_put(d->lease, scales, host, d->rows * sizeof(double), err));
@@ -300,12 +302,13 @@ static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err)
         d->lease->backend->columns(&d->lease->queue, &c, &why);
         status = lossy_device_status(d, &why, err);
     }
-    THEN(status, device_get(d->lease, sum, c.sum, each * sizeof(double), err));
-    status =
-        status == CKD_OK ? device_get(d->lease, count, c.count_of, each * sizeof(uint32_t), err) : status;
-    status = status == CKD_OK && c.scales ? device_get(d->lease, scale, c.scales, each * sizeof(double), err)
-                                          : status;
-    for (uint64_t i = 0; i < each && status == CKD_OK; i++) {
+    THEN(status, device_get(d->lease, sum, c.sum, sum_count * sizeof(double), err));
+    status = status == CKD_OK ? device_get(d->lease, count, c.count_of, sum_count * sizeof(uint32_t), err)
+                              : status;
+    status = status == CKD_OK && c.scales
+                 ? device_get(d->lease, scale, c.scales, sum_count * sizeof(double), err)
+                 : status;
+    for (uint64_t i = 0; i < sum_count && status == CKD_OK; i++) {
         p->column[i % d->columns] += sum[i];
         p->column_count[i % d->columns] += count[i];
         if (c.scales) {
@@ -363,7 +366,7 @@ static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *use
     *out = (device_tile){.now = d->whole.now,
                          .before = d->whole.before,
                          .values = d->whole.values,
-                         .few = d->few,
+                         .few = d->q8,
                          .row_step = row_step,
                          .column_step = run.column_step ? column_step : NULL,
                          .count = d->count,
@@ -469,13 +472,13 @@ ckd_status lossy_device_factors(device_tile *tile, const lossy_tile *t, uint64_t
     if (!t->plan.factor) {
         return CKD_OK;
     }
-    bool whole;
-    ckd_status status = multiply_bytes(&whole, t, used, err);
-    if (status == CKD_OK && !whole) {
+    bool as_integers;
+    ckd_status status = multiply_bytes(&as_integers, t, used, err);
+    if (status == CKD_OK && !as_integers) {
         status = multiply_floats(t, used, err);
     }
-    tile->low_rank = whole ? NULL : d->matrix;
-    tile->low_whole = whole ? (const int32_t *)(const void *)d->matrix : NULL;
+    tile->low_rank = as_integers ? NULL : d->matrix;
+    tile->low_whole = as_integers ? (const int32_t *)(const void *)d->matrix : NULL;
     return status;
 }
 

@@ -15,8 +15,8 @@ ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t cou
     }
     lossy_device_block *b = &d->blocks[d->block_count++];
     *b = (lossy_device_block){.at = at, .count = count};
-    for (uint64_t i = at; d->at.integers && i < at + count && !b->any; i++) {
-        b->any = d->at.integers[i] != 0;
+    for (uint64_t i = at; d->at.integers && i < at + count && !b->nonzero; i++) {
+        b->nonzero = d->at.integers[i] != 0;
     }
     return CKD_OK;
 }
@@ -61,59 +61,59 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_dtype rounded
 }
 
 /* The scratch has room for all pieces of the tile, and one more per stretch. */
-static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, device_pieces *of, size_t count,
-                                 ckd_error *err) {
+static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, device_pieces *stretches,
+                                 size_t count, ckd_error *err) {
     uint64_t used = 0, pieces = 0;
     for (size_t i = 0; i < count; i++) {
-        pieces += device_hash_pages_of(of[i].bytes);
+        pieces += device_hash_pages_of(stretches[i].bytes);
     }
     uint64_t *to = lossy_device_take(d, &used, pieces * sizeof(*to));
     ckd_status status = lossy_device_check_scratch(d, used, err);
-    return status == CKD_OK ? device_hash(out, d->lease, of, count, to, err) : status;
+    return status == CKD_OK ? device_hash(out, d->lease, stretches, count, to, err) : status;
 }
 
 /* Returns a hash in a block's description by its offset. */
-static hash128 *hash_place(lossy_device_block *b, size_t which) {
-    return (hash128 *)(void *)((uint8_t *)b + which);
+static hash128 *hash_place(lossy_device_block *b, size_t offset) {
+    return (hash128 *)(void *)((uint8_t *)b + offset);
 }
 
-/* Computes the content hashes of all blocks of one array. which: offset of the hash in lossy_device_block. */
-static ckd_status hash_blocks(const struct lossy_device *d, size_t which, const void *values, size_t size,
+/* Computes the content hashes of all blocks of one array. offset: that of the hash in lossy_device_block. */
+static ckd_status hash_blocks(const struct lossy_device *d, size_t offset, const void *values, size_t size,
                               ckd_error *err) {
-    device_pieces *of = malloc(d->block_count * (sizeof(*of) + sizeof(hash128)) + 1);
-    if (!of) {
-        return err_nomem(err, d->block_count * sizeof(*of), "coding scratch");
+    device_pieces *stretches = malloc(d->block_count * (sizeof(*stretches) + sizeof(hash128)) + 1);
+    if (!stretches) {
+        return err_nomem(err, d->block_count * sizeof(*stretches), "coding scratch");
     }
-    hash128 *out = (hash128 *)(void *)(of + d->block_count);
+    hash128 *out = (hash128 *)(void *)(stretches + d->block_count);
     for (size_t i = 0; i < d->block_count; i++) {
         const lossy_device_block *b = &d->blocks[i];
-        of[i] = (device_pieces){(const uint8_t *)values + b->at * size, b->count * size, NULL};
+        stretches[i] = (device_pieces){(const uint8_t *)values + b->at * size, b->count * size, NULL};
     }
-    ckd_status status = hash_stretches(out, d, of, d->block_count, err);
+    ckd_status status = hash_stretches(out, d, stretches, d->block_count, err);
     for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
-        *hash_place(&d->blocks[i], which) = out[i];
+        *hash_place(&d->blocks[i], offset) = out[i];
     }
-    free(of);
+    free(stretches);
     return status;
 }
 
 /* ---- masters ---- */
 
 /* Hashes the values as a rounded copy will have them. Uses the matrix's memory, which is free by then. */
-static ckd_status hash_rounded(const struct lossy_device *d, size_t which, const float *values, ckd_dtype to,
+static ckd_status hash_rounded(const struct lossy_device *d, size_t offset, const float *values, ckd_dtype to,
                                ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    device_elements what = {DEVICE_CAST, CKD_F32, to, NULL};
+    device_elements conversion = {DEVICE_CAST, CKD_F32, to, NULL};
     device_span all = {.to = d->matrix, .from = values, .n = d->at.count};
-    bool known;
-    d->lease->backend->elements(&d->lease->queue, &known, &what, &all, 1, &why);
+    bool supported;
+    d->lease->backend->elements(&d->lease->queue, &supported, &conversion, &all, 1, &why);
     ckd_status status = lossy_device_status(d, &why, err);
-    return status == CKD_OK ? hash_blocks(d, which, d->matrix, ckd_dtype_size(to), err) : status;
+    return status == CKD_OK ? hash_blocks(d, offset, d->matrix, ckd_dtype_size(to), err) : status;
 }
 
-static ckd_status measure_rounded(const struct lossy_device *d, ckd_dtype to, size_t which, ckd_error *err) {
-    size_t original = which + offsetof(lossy_device_rounded, original),
-           content = which + offsetof(lossy_device_rounded, content);
+static ckd_status measure_rounded(const struct lossy_device *d, ckd_dtype to, size_t offset, ckd_error *err) {
+    size_t original = offset + offsetof(lossy_device_rounded, original),
+           content = offset + offsetof(lossy_device_rounded, content);
     ckd_status status = measure_blocks(d, to, err);
     THEN(status, hash_rounded(d, original, d->at.now, to, err));
     return status == CKD_OK ? hash_rounded(d, content, d->at.values, to, err) : status;
@@ -176,23 +176,23 @@ ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_dev
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t used = 0;
     *same = false;
-    device_pieces *of = malloc(count * (sizeof(*of) + sizeof(hash128)) + 1);
-    if (!of) {
-        return err_nomem(err, count * sizeof(*of), "coding scratch");
+    device_pieces *stretches = malloc(count * (sizeof(*stretches) + sizeof(hash128)) + 1);
+    if (!stretches) {
+        return err_nomem(err, count * sizeof(*stretches), "coding scratch");
     }
-    hash128 *found = (hash128 *)(void *)(of + count);
+    hash128 *found = (hash128 *)(void *)(stretches + count);
     for (size_t i = 0; i < count; i++) {
         const void *values = gather_part(d, &parts[i], &used, &why);
-        of[i] = (device_pieces){values, parts[i].count * ckd_dtype_size(d->dtype), NULL};
+        stretches[i] = (device_pieces){values, parts[i].count * ckd_dtype_size(d->dtype), NULL};
     }
     ckd_status status = lossy_device_status(d, &why, err);
-    THEN(status, hash_stretches(found, d, of, count, err));
+    THEN(status, hash_stretches(found, d, stretches, count, err));
     bool equal = status == CKD_OK;
     for (size_t i = 0; i < count && equal; i++) {
         equal = hash128_equal(&found[i], &parts[i].content);
     }
     *same = equal;
-    free(of);
+    free(stretches);
     return status;
 }
 

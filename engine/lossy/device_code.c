@@ -23,26 +23,28 @@ static bool may_have_exceptions(const lossy_tile *t) {
  * and columns, but a device's sums leave them out.
  */
 static bool is_planned(const lossy_tile *t) {
-    bool known = t->part == LOSSY_SECOND ? !may_have_exceptions(t) : t->offsets_known && t->plan.step <= 400;
-    return known && (t->part != LOSSY_WEIGHT || t->before);
+    bool complete =
+        t->part == LOSSY_SECOND ? !may_have_exceptions(t) : t->offsets_known && t->plan.step <= 400;
+    return complete && (t->part != LOSSY_WEIGHT || t->before);
 }
 
 /* Returns an empty list of exceptions with the tile's limits. */
 static device_exceptions exceptions_of(const lossy_tile *t, device_failure *why) {
     const struct lossy_device *d = t->device;
-    device_exceptions kept = d->kept;
-    kept.above = t->exception_above;
-    kept.moved = t->exception_moved;
-    kept.most = out_of_reach(t);
-    d->lease->backend->zero(&d->lease->queue, kept.count, sizeof(uint64_t), why);
-    return kept;
+    device_exceptions exceptions = d->exceptions;
+    exceptions.above = t->exception_above;
+    exceptions.moved = t->exception_moved;
+    exceptions.most = out_of_reach(t);
+    d->lease->backend->zero(&d->lease->queue, exceptions.count, sizeof(uint64_t), why);
+    return exceptions;
 }
 
 /* Fetches the number of exceptions. *fit = false: they exceed the room for them. */
 static ckd_status count_exceptions(bool *fit, const lossy_tile *t, ckd_error *err) {
     struct lossy_device *d = t->device;
-    ckd_status status = device_get(d->lease, &d->whole.exception_count, d->kept.count, sizeof(uint64_t), err);
-    *fit = d->whole.exception_count <= d->kept.room;
+    ckd_status status =
+        device_get(d->lease, &d->whole.exception_count, d->exceptions.count, sizeof(uint64_t), err);
+    *fit = d->whole.exception_count <= d->exceptions.room;
     return status;
 }
 
@@ -61,7 +63,7 @@ static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error 
     }
     *out = (device_levels){.now = d->whole.now,
                            .values = d->whole.values,
-                           .few = t->levels_known ? NULL : d->few,
+                           .few = t->levels_known ? NULL : d->q8,
                            .row = t->plan.row ? row : NULL,
                            .column = t->plan.own.step ? column : NULL,
                            .count = d->count,
@@ -75,37 +77,37 @@ static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error 
 /* Fetches the packed integers and unpacks them. */
 static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
     struct lossy_device *d = t->device;
-    uint64_t used = 0, words = (d->count + 15) / 16, room = d->count / 16, others = 0;
+    uint64_t used = 0, words = (d->count + 15) / 16, capacity = d->count / 16, wide_count = 0;
     device_failure why = {DEVICE_DONE, "", ""};
-    device_packing p = {.few = d->few, .count = d->count, .room = (uint32_t)room};
+    device_packing p = {.few = d->q8, .count = d->count, .room = (uint32_t)capacity};
     p.words = lossy_device_take(d, &used, words * sizeof(uint32_t));
-    p.other = lossy_device_take(d, &used, room * sizeof(*p.other));
+    p.other = lossy_device_take(d, &used, capacity * sizeof(*p.other));
     p.others = lossy_device_take(d, &used, sizeof(uint64_t));
-    int8_t *few = bytes_scratch(&d->integers, d->count, "coding scratch", err);
-    uint32_t *packed = few ? malloc(words * sizeof(uint32_t) + room * sizeof(*p.other)) : NULL;
+    int8_t *integers = bytes_scratch(&d->integers, d->count, "coding scratch", err);
+    uint32_t *packed = integers ? malloc(words * sizeof(uint32_t) + capacity * sizeof(*p.other)) : NULL;
     if (!packed) {
-        return few ? err_nomem(err, words * sizeof(uint32_t), "coding scratch") : CKD_E_NOMEM;
+        return integers ? err_nomem(err, words * sizeof(uint32_t), "coding scratch") : CKD_E_NOMEM;
     }
-    device_element_at *other = (device_element_at *)(void *)(packed + words);
+    device_element_at *wide = (device_element_at *)(void *)(packed + words);
     ckd_status status = lossy_device_check_scratch(d, used, err);
     if (status == CKD_OK &&
         d->lease->backend->zero(&d->lease->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
         d->lease->backend->pack(&d->lease->queue, &p, &why);
     }
     THEN(status, lossy_device_status(d, &why, err));
-    THEN(status, device_get(d->lease, &others, p.others, sizeof(others), err));
-    if (status == CKD_OK && others > room) {
-        status = device_get(d->lease, few, d->few, d->count, err);
+    THEN(status, device_get(d->lease, &wide_count, p.others, sizeof(wide_count), err));
+    if (status == CKD_OK && wide_count > capacity) {
+        status = device_get(d->lease, integers, d->q8, d->count, err);
     } else if (status == CKD_OK) {
         status = device_get(d->lease, packed, p.words, words * sizeof(uint32_t), err);
         status =
-            status == CKD_OK ? device_get(d->lease, other, p.other, others * sizeof(*other), err) : status;
+            status == CKD_OK ? device_get(d->lease, wide, p.other, wide_count * sizeof(*wide), err) : status;
         static const int8_t meaning[4] = {0, 1, -1, 0};
         for (uint64_t i = 0; i < d->count && status == CKD_OK; i++) {
-            few[i] = meaning[packed[i / 16] >> 2 * (i % 16) & 3];
+            integers[i] = meaning[packed[i / 16] >> 2 * (i % 16) & 3];
         }
-        for (uint64_t i = 0; i < others && status == CKD_OK; i++) {
-            few[other[i].at] = (int8_t)other[i].q;
+        for (uint64_t i = 0; i < wide_count && status == CKD_OK; i++) {
+            integers[wide[i].at] = (int8_t)wide[i].q;
         }
     }
     free(packed);
@@ -115,11 +117,11 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
 /* Sets all integers to 0: nothing moved. */
 static ckd_status zero_integers(const lossy_tile *t, ckd_error *err) {
     struct lossy_device *d = t->device;
-    int8_t *few = bytes_scratch(&d->integers, d->count, "coding scratch", err);
-    if (few) {
-        memset(few, 0, d->count);
+    int8_t *integers = bytes_scratch(&d->integers, d->count, "coding scratch", err);
+    if (integers) {
+        memset(integers, 0, d->count);
     }
-    return few ? CKD_OK : CKD_E_NOMEM;
+    return integers ? CKD_OK : CKD_E_NOMEM;
 }
 
 /* *fit = false: there are too many exceptions. */
@@ -140,7 +142,7 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
         d->lease->backend->zero(&d->lease->queue, tile.sums, sizeof(*tile.sums), &why) == DEVICE_DONE) {
         d->lease->backend->quantise(&d->lease->queue, &tile, &why);
     }
-    tile.few = still ? NULL : d->few;
+    tile.few = still ? NULL : d->q8;
     if (why.result == DEVICE_DONE) {
         d->lease->backend->move(&d->lease->queue, &tile, &why);
     }
@@ -178,12 +180,12 @@ static ckd_status finish_values(const struct lossy_device *d, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     device_elements narrow = {DEVICE_CAST, CKD_F32, d->dtype, NULL},
                     wide = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
-    device_span there = {.to = d->whole.cast, .from = d->whole.values, .n = d->count},
-                back = {.to = d->whole.values, .from = d->whole.cast, .n = d->count};
-    bool known;
-    if (d->whole.cast &&
-        d->lease->backend->elements(&d->lease->queue, &known, &narrow, &there, 1, &why) == DEVICE_DONE) {
-        d->lease->backend->elements(&d->lease->queue, &known, &wide, &back, 1, &why);
+    device_span to_dtype = {.to = d->whole.cast, .from = d->whole.values, .n = d->count},
+                to_floats = {.to = d->whole.values, .from = d->whole.cast, .n = d->count};
+    bool supported;
+    if (d->whole.cast && d->lease->backend->elements(&d->lease->queue, &supported, &narrow, &to_dtype, 1,
+                                                     &why) == DEVICE_DONE) {
+        d->lease->backend->elements(&d->lease->queue, &supported, &wide, &to_floats, 1, &why);
     }
     return lossy_device_status(d, &why, err);
 }
@@ -199,12 +201,12 @@ static int by_place(const void *a, const void *b) {
 static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t count = d->whole.exception_count;
-    device_exception_copy floats = {d->kept.list, count, d->whole.values, d->whole.now, sizeof(float)},
-                          typed = {d->kept.list, count, d->whole.cast, d->whole.input,
+    device_exception_copy floats = {d->exceptions.list, count, d->whole.values, d->whole.now, sizeof(float)},
+                          typed = {d->exceptions.list, count, d->whole.cast, d->whole.input,
                                    (uint32_t)ckd_dtype_size(d->dtype)};
     device_element_at *list =
         bytes_scratch(&d->exception_list, count * sizeof(*list) + 1, "coding scratch", err);
-    d->whole.kept = list;
+    d->whole.exceptions = list;
     if (!list || count == 0) {
         return list ? CKD_OK : CKD_E_NOMEM;
     }
@@ -212,7 +214,7 @@ static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
         d->lease->backend->keep(&d->lease->queue, &typed, &why);
     }
     ckd_status status = lossy_device_status(d, &why, err);
-    THEN(status, device_get(d->lease, list, d->kept.list, count * sizeof(*list), err));
+    THEN(status, device_get(d->lease, list, d->exceptions.list, count * sizeof(*list), err));
     if (status == CKD_OK) {
         qsort(list, count, sizeof(*list), by_place);
     }
@@ -225,12 +227,12 @@ static ckd_status exceptions_in_panel(struct lossy_device *d, uint64_t first, ui
     const lossy_device_arrays *all = &d->whole;
     device_element_at *list =
         bytes_scratch(&d->panel_exceptions, all->exception_count * sizeof(*list) + 1, "coding scratch", err);
-    d->at.kept = list;
+    d->at.exceptions = list;
     for (uint64_t i = 0; i < all->exception_count && list; i++) {
-        uint64_t row = all->kept[i].at / d->columns, column = all->kept[i].at % d->columns;
+        uint64_t row = all->exceptions[i].at / d->columns, column = all->exceptions[i].at % d->columns;
         if (column >= first && column < first + width) {
             list[d->at.exception_count++] =
-                (device_element_at){(uint32_t)(row * width + column - first), all->kept[i].q};
+                (device_element_at){(uint32_t)(row * width + column - first), all->exceptions[i].q};
         }
     }
     return list ? CKD_OK : CKD_E_NOMEM;
@@ -242,11 +244,11 @@ static ckd_status exceptions_in_block(lossy_job *j, const lossy_device_arrays *a
     uint64_t low = 0, high = a->exception_count;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
-        *(a->kept[middle].at < at ? &low : &high) = a->kept[middle].at < at ? middle + 1 : middle;
+        *(a->exceptions[middle].at < at ? &low : &high) = a->exceptions[middle].at < at ? middle + 1 : middle;
     }
     lossy_no_exceptions(j);
-    for (uint64_t i = low; i < a->exception_count && a->kept[i].at < at + count; i++) {
-        lossy_add_exception(j, (uint32_t)(a->kept[i].at - at), (uint32_t)a->kept[i].q);
+    for (uint64_t i = low; i < a->exception_count && a->exceptions[i].at < at + count; i++) {
+        lossy_add_exception(j, (uint32_t)(a->exceptions[i].at - at), (uint32_t)a->exceptions[i].q);
     }
     return lossy_exceptions_done(j, err);
 }
@@ -290,15 +292,15 @@ ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err) {
     to->now = d->whole.cast ? gather_columns(&p, d->whole.now, sizeof(float)) : to->input;
     t->now = to->now;
     t->before = to->before;
-    int8_t *few =
+    int8_t *integers =
         d->whole.integers ? bytes_scratch(&d->panel_integers, t->count, "coding scratch", err) : NULL;
-    if (d->whole.integers && !few) {
+    if (d->whole.integers && !integers) {
         return CKD_E_NOMEM;
     }
-    for (uint64_t row = 0; few && row < d->rows; row++) {
-        memcpy(few + row * t->columns, d->whole.integers + row * d->columns + first, t->columns);
+    for (uint64_t row = 0; integers && row < d->rows; row++) {
+        memcpy(integers + row * t->columns, d->whole.integers + row * d->columns + first, t->columns);
     }
-    to->integers = few;
+    to->integers = integers;
     ckd_status status = d->whole.exception_count ? exceptions_in_panel(d, first, t->columns, err) : CKD_OK;
     return status == CKD_OK ? lossy_device_status(d, &p.why, err) : status;
 }
@@ -321,10 +323,10 @@ ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
 }
 
 /* Sets q to the block's integers, for second moments. */
-static ckd_status levels_of(lossy_job *j, const int8_t *few, uint64_t count, ckd_error *err) {
+static ckd_status levels_of(lossy_job *j, const int8_t *integers, uint64_t count, ckd_error *err) {
     int32_t *q = bytes_scratch(&j->q, count * sizeof(int32_t), "coding scratch", err);
     for (uint64_t i = 0; q && i < count; i++) {
-        q[i] = few[i] == DEVICE_LEVEL_ZERO ? LEVEL_ZERO : few[i];
+        q[i] = integers[i] == DEVICE_LEVEL_ZERO ? LEVEL_ZERO : integers[i];
     }
     j->block.q = q;
     return q ? CKD_OK : CKD_E_NOMEM;
@@ -335,13 +337,13 @@ ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_e
     const lossy_tile *t = e->tile;
     const struct lossy_device *d = t->device;
     const lossy_device_block *b = lossy_device_block_of(t, e->at);
-    const int8_t *few = b->any ? d->at.integers + e->at : NULL;
+    const int8_t *integers = b->nonzero ? d->at.integers + e->at : NULL;
     ckd_status status = CKD_OK;
     j->block = lossy_block_of(t, e->at, e->count);
-    if (t->part == LOSSY_SECOND && few) {
-        status = levels_of(j, few, e->count, err);
+    if (t->part == LOSSY_SECOND && integers) {
+        status = levels_of(j, integers, e->count, err);
     } else {
-        j->block.q8 = few;
+        j->block.q8 = integers;
     }
     j->error = b->error;
     j->decoded = NULL;

@@ -117,7 +117,7 @@ static double ql_step(double *m, double *d, double *e, size_t n, size_t l, size_
     r = p < 0 ? -r : r;
     d[l] = e[l] / (p + r);
     d[l + 1] = e[l] * (p + r);
-    double first = d[l + 1], shift = g - d[l], beside = e[l + 1];
+    double first = d[l + 1], shift = g - d[l], el1 = e[l + 1];
     for (size_t i = l + 2; i < n; i++) {
         d[i] -= shift;
     }
@@ -142,14 +142,14 @@ static double ql_step(double *m, double *d, double *e, size_t n, size_t l, size_
             a[k] = c * a[k] - s * h;
         }
     }
-    p = -s * s2 * c3 * beside * e[l] / first;
+    p = -s * s2 * c3 * el1 * e[l] / first;
     e[l] = s * p;
     d[l] = c * p;
     return shift;
 }
 
-void eigen_symmetric(double *m, double *values, double *spare, size_t n) {
-    double *d = values, *e = spare, shifted = 0, largest = 0;
+void eigen_symmetric(double *m, double *values, double *scratch, size_t n) {
+    double *d = values, *e = scratch, shifted = 0, largest = 0;
     if (n == 0) {
         return;
     }
@@ -159,8 +159,8 @@ void eigen_symmetric(double *m, double *values, double *spare, size_t n) {
     }
     e[n - 1] = 0;
     for (size_t l = 0; l < n; l++) {
-        double here = fabs(d[l]) + fabs(e[l]);
-        largest = here > largest ? here : largest;
+        double magnitude = fabs(d[l]) + fabs(e[l]);
+        largest = magnitude > largest ? magnitude : largest;
         for (int round = 0; round < MOST_ROUNDS; round++) {
             size_t end = l;
             while (end + 1 < n && fabs(e[end]) > PRECISE * largest) {

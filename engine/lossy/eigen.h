@@ -10,9 +10,9 @@
 
 /*
  * Decomposes m, a symmetric n x n matrix. m becomes the orthonormal eigenvectors, one per row, of values[0],
- * values[1], ..., unsorted. spare: n numbers. If m is not finite, the call returns, but the results are
+ * values[1], ..., unsorted. scratch: n numbers. If m is not finite, the call returns, but the results are
  * undefined.
  */
-void eigen_symmetric(double *m, double *values, double *spare, size_t n);
+void eigen_symmetric(double *m, double *values, double *scratch, size_t n);
 
 #endif

@@ -58,7 +58,7 @@ static void add_exception(lossy_job *j, const lossy_elements *e, uint64_t i) {
         ((int32_t *)(void *)j->q.data)[i] = 0;
     }
     if (j->block.q8) {
-        j->few.data[i] = 0;
+        j->q8.data[i] = 0;
     }
 }
 

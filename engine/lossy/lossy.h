@@ -165,8 +165,8 @@ uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
 /* Chooses thresholds, and factors where they pay. A part of lossy_tile_prepare (plan.c). */
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
-/* Replaces *t by `other`, which is not prepared. *t keeps its memory. */
-void lossy_tile_reset(lossy_tile *t, const lossy_tile *other);
+/* Replaces *t by `from`, which is not prepared. *t keeps its memory. */
+void lossy_tile_reset(lossy_tile *t, const lossy_tile *from);
 void lossy_tile_free(lossy_tile *t);
 
 /* Distance of lossy values from the state. */
@@ -190,7 +190,7 @@ typedef struct lossy_elements {
 /* Scratch of one worker, and its result for one block. */
 typedef struct lossy_job {
     lattice_work work;
-    bytes q, few, rebuilt, at, bits, other;
+    bytes q, q8, rebuilt, at, bits, other_moment;
     bytes values;         /* decoded values in the dtype */
     const float *decoded; /* decoded values as floats, valid until the next block */
     lattice_block block;
@@ -231,10 +231,10 @@ uint64_t lossy_standalone_size(const lossy_tile *t, uint64_t count);
 void pair_record(uint16_t *to, lossy_part part, bool decoded, const float *values, uint64_t n);
 
 /*
- * Raises so_far[b] to the largest update of n elements with the eps of bound b. part: of `here`; `other` is
+ * Raises so_far[b] to the largest update of n elements with the eps of bound b. part: of `values`; `other` is
  * the other moment. NaN has no update.
  */
-void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *here, const uint16_t *other,
+void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *values, const uint16_t *other,
                   uint64_t n, const pair_bound bounds[PAIR_BOUNDS]);
 
 /* Sets the largest update of the input, and the limit that follows from it. */
@@ -362,7 +362,7 @@ typedef struct lossy_device_block {
     uint64_t at, count; /* in the tile */
     hash128 original, content;
     hash128 before; /* f32 only: hash of the parent's values */
-    bool any;       /* some integer is not 0 */
+    bool nonzero;   /* some integer is not 0 */
     lossy_error error;
     lossy_device_rounded bf16, f16; /* of masters */
 } lossy_device_block;
@@ -379,7 +379,7 @@ typedef struct lossy_device_arrays {
     void *cast;             /* decoded values in the dtype; NULL if that is f32 */
     const int8_t *integers; /* in host memory; NULL: all are 0 */
     /* In host memory: the exceptions, ascending; q: their bits in the dtype. */
-    const device_element_at *kept;
+    const device_element_at *exceptions;
     uint64_t exception_count;
     uint64_t count;
 } lossy_device_arrays;
@@ -393,10 +393,10 @@ struct lossy_device {
     bool master;                   /* rounded copies of it will be recognised by its blocks */
     lossy_device_arrays whole, at; /* at: the arrays of the blocks: the whole tile or a panel */
     float *matrix;                 /* residuals in steps, or products of factors */
-    int8_t *few;
-    device_exceptions kept; /* room for exceptions, without limits yet */
-    uint8_t *panel;         /* memory for a panel's arrays */
-    uint8_t *scratch;       /* reused by one operation after the other */
+    int8_t *q8;
+    device_exceptions exceptions; /* room for exceptions, without limits yet */
+    uint8_t *panel;               /* memory for a panel's arrays */
+    uint8_t *scratch;             /* reused by one operation after the other */
     uint64_t scratch_size;
     struct { /* of a search for factors, in the scratch */
         float *spare, *mix;

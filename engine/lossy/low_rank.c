@@ -7,7 +7,7 @@
 #include "engine/lossy/eigen.h"
 
 #define ROUND_UP         0.55 /* fraction from which a factor's integers round up */
-#define MORE_TURNS       1    /* refits beyond the first */
+#define MORE_PASSES      1    /* refits beyond the first */
 #define FIRST_GUESS      24u  /* directions in the first search */
 #define MORE             3u   /* growth of the search while more directions may pay */
 #define OVERSAMPLED      8u   /* directions searched beyond those that pay */
@@ -56,13 +56,14 @@ typedef struct search {
     const double **sorted;
 } search;
 
-static ckd_status search_begin(search *s, size_t count, const low_rank_search *how, ckd_error *err) {
-    low_rank_scratch *scratch = how->scratch;
+static ckd_status search_begin(search *s, size_t count, const low_rank_search *options, ckd_error *err) {
+    low_rank_scratch *scratch = options->scratch;
     size_t square = count * count;
-    size_t each = 3 * sizeof(double) + sizeof(*s->order) + sizeof(*s->sorted);
+    size_t per_component = 3 * sizeof(double) + sizeof(*s->order) + sizeof(*s->sorted);
     s->count = count;
-    s->gram = bytes_scratch(&scratch->small, square * (2 * sizeof(double) + sizeof(float)) + count * each,
-                            "factors of a matrix", err);
+    s->gram =
+        bytes_scratch(&scratch->small, square * (2 * sizeof(double) + sizeof(float)) + count * per_component,
+                      "factors of a matrix", err);
     if (!s->gram) {
         return CKD_E_NOMEM;
     }
@@ -77,7 +78,7 @@ static ckd_status search_begin(search *s, size_t count, const low_rank_search *h
     if (status == CKD_OK && s->x->backend) {
         status = s->x->backend->begin(s->x->context, &s->left, &s->right, err);
     }
-    s->products = (product_context){.x = s->x, .pool = how->pool, .k = how->kernels, .count = count};
+    s->products = (product_context){.x = s->x, .pool = options->pool, .k = options->kernels, .count = count};
     return status == CKD_OK ? product_context_begin(&s->products, &scratch->scratch, err) : status;
 }
 
@@ -95,24 +96,24 @@ static void invert_root(search *s, size_t n) {
     double *g = s->gram, *inverse = s->inverse;
     memset(inverse, 0, n * n * sizeof(double));
     for (size_t i = 0; i < n; i++) {
-        double own = g[i * n + i], left = own;
+        double diagonal = g[i * n + i], remainder = diagonal;
         for (size_t j = 0; j < i; j++) {
             double v = g[i * n + j];
             for (size_t m = 0; m < j; m++) {
                 v -= g[i * n + m] * g[j * n + m];
             }
             g[i * n + j] = v * inverse[j * n + j];
-            left -= g[i * n + j] * g[i * n + j];
+            remainder -= g[i * n + j] * g[i * n + j];
         }
-        if (!(left > DEPENDENT * own) || !(own > 0)) {
+        if (!(remainder > DEPENDENT * diagonal) || !(diagonal > 0)) {
             memset(g + i * n, 0, (i + 1) * sizeof(double));
             continue;
         }
-        inverse[i * n + i] = 1 / sqrt(left);
+        inverse[i * n + i] = 1 / sqrt(remainder);
         for (size_t m = 0; m < i; m++) {
-            double by = g[i * n + m] * inverse[i * n + i];
-            for (size_t j = 0; j <= m && by != 0; j++) {
-                inverse[i * n + j] -= by * inverse[m * n + j];
+            double factor = g[i * n + m] * inverse[i * n + i];
+            for (size_t j = 0; j <= m && factor != 0; j++) {
+                inverse[i * n + j] -= factor * inverse[m * n + j];
             }
         }
     }
@@ -136,9 +137,9 @@ static ckd_status orthonormalise(search *s, vectors *v, unsigned times, ckd_erro
 
 /* right becomes an orthonormal basis of the strongest directions of rows, left = right times x transposed. */
 static ckd_status iterate(search *s, unsigned rounds, ckd_error *err) {
-    const vectors_backend *elsewhere = s->x->backend;
+    const vectors_backend *backend = s->x->backend;
     fill_random(&s->right);
-    ckd_status status = elsewhere ? elsewhere->put(s->x->context, &s->right, err) : CKD_OK;
+    ckd_status status = backend ? backend->put(s->x->context, &s->right, err) : CKD_OK;
     for (unsigned round = 0;; round++) {
         THEN(status, cancel_poll(s->stop, err));
         THEN(status, vectors_times_matrix(&s->left, &s->right, true, &s->products, err));
@@ -253,8 +254,8 @@ static ckd_status round_on_backend(search *s, int which, ckd_error *err) {
     for (size_t k = 0; k < side->count; k++) {
         scale[k] = scale_of(s, k, which);
     }
-    vectors_rounding how = {1 - ROUND_UP, MOST_ROUNDED, scale, largest};
-    ckd_status status = s->x->backend->round(s->x->context, side, &how, err);
+    vectors_rounding rounding = {1 - ROUND_UP, MOST_ROUNDED, scale, largest};
+    ckd_status status = s->x->backend->round(s->x->context, side, &rounding, err);
     for (size_t k = 0; k < side->count && status == CKD_OK; k++) {
         s->largest[k][which] = largest[k];
     }
@@ -272,22 +273,22 @@ static ckd_status round_side(search *s, int which, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Least squares: `to` becomes the best fit of x with `kept` as the other side. turned: x transposed. */
-static ckd_status refit(search *s, vectors *to, const vectors *kept, bool turned, ckd_error *err) {
-    size_t rank = kept->count;
-    float *turned_mix = s->products.scratch;
-    ckd_status status = vectors_times_matrix(to, kept, turned, &s->products, err);
+/* Least squares: `to` becomes the best fit of x with `fixed` as the other side, or of x transposed. */
+static ckd_status refit(search *s, vectors *to, const vectors *fixed, bool transposed, ckd_error *err) {
+    size_t rank = fixed->count;
+    float *transposed_mix = s->products.scratch;
+    ckd_status status = vectors_times_matrix(to, fixed, transposed, &s->products, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = pair_up(s, kept, err);
+    status = pair_up(s, fixed, err);
     if (status != CKD_OK) {
         return status;
     }
     invert_root(s, rank);
     status = vectors_mix(to, s->mix, rank, &s->products, err);
-    transpose(turned_mix, s->mix, rank, rank);
-    memcpy(s->mix, turned_mix, rank * rank * sizeof(float));
+    transpose(transposed_mix, s->mix, rank, rank);
+    memcpy(s->mix, transposed_mix, rank * rank * sizeof(float));
     return status == CKD_OK ? vectors_mix(to, s->mix, rank, &s->products, err) : status;
 }
 
@@ -297,12 +298,12 @@ static ckd_status refit(search *s, vectors *to, const vectors *kept, bool turned
  */
 static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
     ckd_status status = components(s, &s->left, rank, err);
-    for (int turn = 0; status == CKD_OK; turn++) {
+    for (int pass = 0; status == CKD_OK; pass++) {
         status = round_side(s, 0, err);
         THEN(status, cancel_poll(s->stop, err));
         THEN(status, refit(s, &s->right, &s->left, false, err));
         THEN(status, round_side(s, 1, err));
-        if (status != CKD_OK || turn == MORE_TURNS) {
+        if (status != CKD_OK || pass == MORE_PASSES) {
             break;
         }
         status = refit(s, &s->left, &s->right, true, err);
@@ -332,9 +333,9 @@ static void integers_of(int32_t *all, const search *s, int which) {
 
 /* Copies both sides to host memory, if they are elsewhere. */
 static ckd_status take_sides(search *s, ckd_error *err) {
-    const vectors_backend *elsewhere = s->x->backend;
-    ckd_status status = elsewhere ? elsewhere->take(s->x->context, &s->left, err) : CKD_OK;
-    return elsewhere && status == CKD_OK ? elsewhere->take(s->x->context, &s->right, err) : status;
+    const vectors_backend *backend = s->x->backend;
+    ckd_status status = backend ? backend->take(s->x->context, &s->left, err) : CKD_OK;
+    return backend && status == CKD_OK ? backend->take(s->x->context, &s->right, err) : status;
 }
 
 static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_error *err) {
@@ -366,27 +367,28 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_erro
     return CKD_OK;
 }
 
-ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, const low_rank_search *how, ckd_error *err) {
+ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, const low_rank_search *options,
+                       ckd_error *err) {
     *out = (low_rank){.memory = out->memory};
     size_t shorter = x->rows < x->columns ? x->rows : x->columns;
-    size_t max = how->max < shorter ? how->max : shorter;
+    size_t max = options->max < shorter ? options->max : shorter;
     size_t count = FIRST_GUESS + OVERSAMPLED;
     for (;;) {
         count = count < max ? count : max;
-        search s = {.x = x, .stop = how->stop};
-        ckd_status status = search_begin(&s, count, how, err);
+        search s = {.x = x, .stop = options->stop};
+        ckd_status status = search_begin(&s, count, options, err);
         uint32_t rank = 0;
-        THEN(status, iterate(&s, how->rounds, err));
+        THEN(status, iterate(&s, options->rounds, err));
         THEN(status, decompose(&s, err));
         if (status == CKD_OK) {
-            rank = components_that_pay(&s, how->lambda, &out->bits);
+            rank = components_that_pay(&s, options->lambda, &out->bits);
         }
         /* Could more components pay? */
-        bool enough = status != CKD_OK || rank + OVERSAMPLED / 2 <= count || count == max;
-        if (status == CKD_OK && enough && rank) {
+        bool done = status != CKD_OK || rank + OVERSAMPLED / 2 <= count || count == max;
+        if (status == CKD_OK && done && rank) {
             status = make_factors(out, &s, rank, err);
         }
-        if (enough) {
+        if (done) {
             return status;
         }
         count *= MORE;

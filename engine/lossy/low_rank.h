@@ -47,6 +47,7 @@ typedef struct low_rank_search {
  * Searches for factors of x, whose elements are in steps. out: zero, or an earlier result, whose memory is
  * reused. Errors: NOMEM, and those of stop.
  */
-ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, const low_rank_search *how, ckd_error *err);
+ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, const low_rank_search *options,
+                       ckd_error *err);
 
 #endif

@@ -23,8 +23,8 @@ static struct lossy_device *device_of(const void *tile) {
 static ckd_status begin(const void *tile, vectors *left, vectors *right, ckd_error *err) {
     struct lossy_device *d = device_of(tile);
     uint64_t used = 0, count = left->count, size = side_size(left->n, right->n, count);
-    left->there = lossy_device_take(d, &used, size);
-    right->there = lossy_device_take(d, &used, size);
+    left->device_copy = lossy_device_take(d, &used, size);
+    right->device_copy = lossy_device_take(d, &used, size);
     d->search.spare = lossy_device_take(d, &used, size);
     d->search.mix = lossy_device_take(d, &used, count * count * sizeof(float));
     d->search.scale = lossy_device_take(d, &used, count * sizeof(double));
@@ -53,8 +53,8 @@ static ckd_status exchange(const void *tile, const vectors *v, bool out, ckd_err
     if (!out) {
         turn_vectors(flat, v, false);
     }
-    ckd_status status = out ? device_get(d->lease, flat, v->there, size, err)
-                            : device_put(d->lease, v->there, flat, size, err);
+    ckd_status status = out ? device_get(d->lease, flat, v->device_copy, size, err)
+                            : device_put(d->lease, v->device_copy, flat, size, err);
     if (out && status == CKD_OK) {
         turn_vectors(flat, v, true);
     }
@@ -76,15 +76,15 @@ static ckd_status multiply(const struct lossy_device *d, const device_product *p
     return lossy_device_status(d, &why, err);
 }
 
-static ckd_status times(const void *tile, vectors *to, const vectors *from, bool turned, ckd_error *err) {
+static ckd_status times(const void *tile, vectors *to, const vectors *from, bool transposed, ckd_error *err) {
     const struct lossy_device *d = device_of(tile);
-    device_product p = {.sums = to->there,
-                        .left = from->there,
+    device_product p = {.sums = to->device_copy,
+                        .left = from->device_copy,
                         .right = d->matrix,
                         .rows = from->count,
                         .columns = to->n,
                         .rank = from->n,
-                        .right_turned = turned};
+                        .right_turned = transposed};
     to->count = from->count;
     return multiply(d, &p, err);
 }
@@ -92,8 +92,8 @@ static ckd_status times(const void *tile, vectors *to, const vectors *from, bool
 static ckd_status pairs(const void *tile, float *mix, const vectors *v, ckd_error *err) {
     const struct lossy_device *d = device_of(tile);
     device_product p = {.sums = d->search.mix,
-                        .left = v->there,
-                        .right = v->there,
+                        .left = v->device_copy,
+                        .right = v->device_copy,
                         .rows = v->count,
                         .columns = v->count,
                         .rank = v->n,
@@ -108,42 +108,43 @@ static ckd_status mix_vectors(const void *tile, vectors *v, const float *mix, si
     struct lossy_device *d = device_of(tile);
     device_product p = {.sums = d->search.spare,
                         .left = d->search.mix,
-                        .right = v->there,
+                        .right = v->device_copy,
                         .rows = count,
                         .columns = v->n,
                         .rank = v->count};
     ckd_status status = device_put(d->lease, d->search.mix, mix, count * v->count * sizeof(float), err);
     THEN(status, multiply(d, &p, err));
-    d->search.spare = v->there;
-    v->there = p.sums;
+    d->search.spare = v->device_copy;
+    v->device_copy = p.sums;
     v->count = count;
     return status;
 }
 
-static ckd_status round_vectors(const void *tile, const vectors *v, const vectors_rounding *how,
+static ckd_status round_vectors(const void *tile, const vectors *v, const vectors_rounding *rounding,
                                 ckd_error *err) {
     const struct lossy_device *d = device_of(tile);
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t size = v->count * sizeof(uint32_t);
-    device_rounding r = {.at = v->there,
+    device_rounding r = {.at = v->device_copy,
                          .scale = d->search.scale,
                          .largest = d->search.largest,
                          .n = v->n,
                          .count = (uint32_t)v->count,
-                         .add = how->add,
-                         .most = how->max};
+                         .add = rounding->add,
+                         .most = rounding->max};
     uint32_t *largest = malloc(size + 1);
     if (!largest) {
         return err_nomem(err, size, "factors of a matrix");
     }
-    ckd_status status = device_put(d->lease, d->search.scale, how->scale, v->count * sizeof(double), err);
+    ckd_status status =
+        device_put(d->lease, d->search.scale, rounding->scale, v->count * sizeof(double), err);
     if (status == CKD_OK && d->lease->backend->zero(&d->lease->queue, r.largest, size, &why) == DEVICE_DONE) {
         d->lease->backend->round(&d->lease->queue, &r, &why);
     }
     THEN(status, lossy_device_status(d, &why, err));
     THEN(status, device_get(d->lease, largest, r.largest, size, err));
     for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
-        how->largest[i] = largest[i];
+        rounding->largest[i] = largest[i];
     }
     free(largest);
     return status;

@@ -6,8 +6,8 @@
 
 #define FACTORS "factors of a matrix"
 
-ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_error *err) {
-    *v = (vectors){bytes_scratch(room, count * n * sizeof(float), FACTORS, err), n, count, NULL};
+ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *memory, ckd_error *err) {
+    *v = (vectors){bytes_scratch(memory, count * n * sizeof(float), FACTORS, err), n, count, NULL};
     return v->at ? CKD_OK : CKD_E_NOMEM;
 }
 
@@ -57,7 +57,7 @@ static ckd_status run(const product_context *c, size_t count, pool_fn fn, void *
 typedef struct times_matrix {
     const product_context *c;
     const vectors *to, *from;
-    bool turned;
+    bool transposed;
 } times_matrix;
 
 /* Computes one part of all result vectors: sums over the parts of `from`, in their order. */
@@ -71,7 +71,7 @@ static ckd_status part_times_matrix(void *context, size_t index, uint32_t worker
     size_t width = vectors_width(t->to, index);
     for (size_t i = 0; i < vectors_parts(from); i++) {
         size_t depth = vectors_width(from, i);
-        if (t->turned) {
+        if (t->transposed) {
             x->piece(x->context, piece, index * PIECE_SIDE, width, i * PIECE_SIDE, depth);
             transpose(right, piece, width, depth);
         } else {
@@ -85,13 +85,13 @@ static ckd_status part_times_matrix(void *context, size_t index, uint32_t worker
     return CKD_OK;
 }
 
-ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, const product_context *c,
+ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool transposed, const product_context *c,
                                 ckd_error *err) {
     to->count = from->count;
     if (c->x->backend) {
-        return c->x->backend->times(c->x->context, to, from, turned, err);
+        return c->x->backend->times(c->x->context, to, from, transposed, err);
     }
-    times_matrix t = {c, to, from, turned};
+    times_matrix t = {c, to, from, transposed};
     return run(c, vectors_parts(to), part_times_matrix, &t, err);
 }
 
@@ -101,12 +101,13 @@ ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c,
     if (c->x->backend) {
         return c->x->backend->pairs(c->x->context, mix, v, err);
     }
-    float *turned = c->scratch, *sums = turned + v->count * PIECE_SIDE; /* pieces are not needed now */
+    float *transposed = c->scratch,
+          *sums = transposed + v->count * PIECE_SIDE; /* pieces are not needed now */
     memset(mix, 0, v->count * v->count * sizeof(float));
     for (size_t i = 0; i < vectors_parts(v); i++) {
         size_t width = vectors_width(v, i);
-        transpose(turned, vectors_part(v, i), v->count, width);
-        c->k->gemm(i ? sums : mix, vectors_part(v, i), turned, v->count, width, v->count);
+        transpose(transposed, vectors_part(v, i), v->count, width);
+        c->k->gemm(i ? sums : mix, vectors_part(v, i), transposed, v->count, width, v->count);
         if (i) {
             add(mix, sums, v->count * v->count);
         }

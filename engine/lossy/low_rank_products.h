@@ -38,7 +38,7 @@ typedef struct vectors_backend {
     /* Copy all vectors from host memory (put) and to it (take). */
     ckd_status (*put)(const void *context, const struct vectors *v, ckd_error *err);
     ckd_status (*take)(const void *context, const struct vectors *v, ckd_error *err);
-    ckd_status (*times)(const void *context, struct vectors *to, const struct vectors *from, bool turned,
+    ckd_status (*times)(const void *context, struct vectors *to, const struct vectors *from, bool transposed,
                         ckd_error *err);
     ckd_status (*pairs)(const void *context, float *mix, const struct vectors *v, ckd_error *err);
     ckd_status (*mix)(const void *context, struct vectors *v, const float *mix, size_t count, ckd_error *err);
@@ -64,10 +64,10 @@ typedef struct low_rank_matrix {
 typedef struct vectors {
     float *at;
     size_t n, count;
-    float *there; /* for vectors_backend: whole vectors, one after the other */
+    float *device_copy; /* for vectors_backend: whole vectors, one after the other */
 } vectors;
-/* Allocates in `room`, which stays the caller's (also in the functions below). Errors: NOMEM. */
-ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_error *err);
+/* Allocates in `memory`, which stays the caller's (also in the functions below). Errors: NOMEM. */
+ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *memory, ckd_error *err);
 static inline size_t vectors_parts(const vectors *v) {
     return (v->n + PIECE_SIDE - 1) / PIECE_SIDE;
 }
@@ -99,10 +99,10 @@ ckd_status product_context_begin(product_context *c, bytes *memory, ckd_error *e
 
 void transpose(float *to, const float *from, size_t rows, size_t columns);
 /*
- * to = from (vectors of rows) times x; turned: from (vectors of columns) times x transposed. The caller has
+ * to = from (vectors of rows) times x; transposed: from (vectors of columns) times x transposed. The caller has
  * set to->n and its memory; to->count becomes from->count.
  */
-ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, const product_context *c,
+ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool transposed, const product_context *c,
                                 ckd_error *err);
 /* mix (count x count) = products of all pairs of vectors. */
 ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c, ckd_error *err);

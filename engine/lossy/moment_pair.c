@@ -9,14 +9,14 @@
 #include "codec/common/common.h"
 #include "kernels/scalar_moments.h"
 
-#define SOME        512u /* elements at a time */
+#define PIECE       512u /* elements at a time */
 #define MOST_CHOSEN 64   /* at most one first moment in 64 is kept for its update; with more, they become 0 */
 #define RAISED_STEP 8    /* step in levels where second moments had no integers: an octave */
 
 /* ---- stored values ---- */
 
-CPU_PLAIN void pair_record(uint16_t *to, lossy_part of, bool decoded, const float *values, uint64_t n) {
-    bool second = of == LOSSY_SECOND;
+CPU_PLAIN void pair_record(uint16_t *to, lossy_part part, bool decoded, const float *values, uint64_t n) {
+    bool second = part == LOSSY_SECOND;
     uint32_t up = scalar_moment_up(second, decoded);
     for (uint64_t i = 0; i < n; i++) {
         to[i] = scalar_moment_half(values[i], second, up);
@@ -71,18 +71,18 @@ static bool any_doubtful(const float *first, const float *second, uint64_t n, do
     return any_larger(first, second, n, max, bounds[PAIR_LOW_EPS].eps);
 }
 
-void pair_largest(double so_far[PAIR_BOUNDS], lossy_part of, const float *here, const uint16_t *other,
+void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *values, const uint16_t *other,
                   uint64_t n, const pair_bound bounds[PAIR_BOUNDS]) {
-    float room[SOME];
-    for (uint64_t i = 0; i < n; i += SOME) {
-        uint64_t some = n - i < SOME ? n - i : SOME;
-        widen(room, other + i, some);
-        const float *first = of == LOSSY_SECOND ? room : here + i,
-                    *second = of == LOSSY_SECOND ? here + i : room;
+    float wide[PIECE];
+    for (uint64_t i = 0; i < n; i += PIECE) {
+        uint64_t length = n - i < PIECE ? n - i : PIECE;
+        widen(wide, other + i, length);
+        const float *first = part == LOSSY_SECOND ? wide : values + i,
+                    *second = part == LOSSY_SECOND ? values + i : wide;
         double max = so_far[PAIR_EPS];
-        bool any = !(max > 0) || any_doubtful(first, second, some, max, bounds);
+        bool any = !(max > 0) || any_doubtful(first, second, length, max, bounds);
         for (size_t b = 0; b < PAIR_BOUNDS && any; b++) {
-            so_far[b] = larger_of(so_far[b], first, second, some, bounds[b].eps);
+            so_far[b] = larger_of(so_far[b], first, second, length, bounds[b].eps);
         }
     }
 }
@@ -100,12 +100,13 @@ ckd_status pair_read(uint16_t *to, const lossy_pair *p, bool decoded, uint64_t a
 /* Reads the other moment's decoded values for a block. */
 static ckd_status other_of(const float **out, lossy_job *j, const lossy_tile *t, uint64_t at, uint64_t n,
                            ckd_error *err) {
-    float *to = bytes_scratch(&j->other, n * (sizeof(float) + sizeof(uint16_t)), "coding scratch", err);
+    float *to =
+        bytes_scratch(&j->other_moment, n * (sizeof(float) + sizeof(uint16_t)), "coding scratch", err);
     uint16_t *halves = (uint16_t *)(void *)(to + n);
     ckd_status status = to ? CKD_OK : CKD_E_NOMEM;
-    for (uint64_t i = 0, some; i < n && status == CKD_OK; i += some) {
-        some = pair_in_row(&t->pair, at + i, n - i);
-        status = pair_read(halves + i, &t->pair, true, pair_index(&t->pair, at + i), some, err);
+    for (uint64_t i = 0, length; i < n && status == CKD_OK; i += length) {
+        length = pair_in_row(&t->pair, at + i, n - i);
+        status = pair_read(halves + i, &t->pair, true, pair_index(&t->pair, at + i), length, err);
     }
     if (status == CKD_OK) {
         widen(to, halves, n);
@@ -119,9 +120,9 @@ typedef struct block_pair {
     const pair_bound *bounds;
 } block_pair;
 
-static block_pair pair_of(const lossy_tile *t, const float *here, const float *other) {
+static block_pair pair_of(const lossy_tile *t, const float *values, const float *other) {
     bool second = t->part == LOSSY_SECOND;
-    return (block_pair){second ? other : here, second ? here : other, t->pair.bounds};
+    return (block_pair){second ? other : values, second ? values : other, t->pair.bounds};
 }
 
 /* Is one of n updates from element i on too large, by either bound? */
@@ -141,19 +142,19 @@ static bool too_large(const block_pair *p, uint64_t i) {
 /* Returns the largest update with the optimizer's eps. */
 static double largest_in(const block_pair *p, uint64_t n) {
     double largest = 0;
-    for (uint64_t i = 0; i < n; i += SOME) {
-        uint64_t some = n - i < SOME ? n - i : SOME;
-        largest = larger_of(largest, p->first + i, p->second + i, some, p->bounds[PAIR_EPS].eps);
+    for (uint64_t i = 0; i < n; i += PIECE) {
+        uint64_t length = n - i < PIECE ? n - i : PIECE;
+        largest = larger_of(largest, p->first + i, p->second + i, length, p->bounds[PAIR_EPS].eps);
     }
     return largest;
 }
 
 static uint64_t count_too_large(const block_pair *p, uint64_t n) {
     uint64_t count = 0;
-    for (uint64_t i = 0; i < n; i += SOME) {
-        uint64_t some = n - i < SOME ? n - i : SOME;
-        bool any = any_too_large(p, i, some);
-        for (uint64_t e = i; any && e < i + some; e++) {
+    for (uint64_t i = 0; i < n; i += PIECE) {
+        uint64_t length = n - i < PIECE ? n - i : PIECE;
+        bool any = any_too_large(p, i, length);
+        for (uint64_t e = i; any && e < i + length; e++) {
             count += too_large(p, e);
         }
     }
@@ -194,14 +195,15 @@ static int32_t level_above(double value) {
 /* Drops exceptions whose updates are too large; only integers can be raised. */
 static void drop_exceptions(lossy_job *j, const block_pair *p) {
     lattice_block *b = &j->block;
-    uint32_t *places = (uint32_t *)(void *)j->at.data, *bits = (uint32_t *)(void *)j->bits.data, left = 0;
+    uint32_t *places = (uint32_t *)(void *)j->at.data, *bits = (uint32_t *)(void *)j->bits.data,
+             remaining = 0;
     for (uint32_t i = 0; i < b->exceptions; i++) {
         if (!too_large(p, places[i])) {
-            places[left] = places[i];
-            bits[left++] = bits[i];
+            places[remaining] = places[i];
+            bits[remaining++] = bits[i];
         }
     }
-    b->exceptions = left;
+    b->exceptions = remaining;
 }
 
 /* Returns the smallest second moment that satisfies both bounds. */
@@ -229,8 +231,8 @@ static ckd_status raise_seconds(lossy_job *j, const block_pair *p, ckd_error *er
         for (uint64_t i = first; i < first + n; i++) {
             if (too_large(p, i)) {
                 int32_t from = run.birth + run.row + (b->own.step ? run.column[column + i - first] : 0);
-                int32_t by = level_above(second_needed(p, i)) - from;
-                q[i] = by > 0 ? (by + run.step - 1) / run.step : -(-by / run.step);
+                int32_t distance = level_above(second_needed(p, i)) - from;
+                q[i] = distance > 0 ? (distance + run.step - 1) / run.step : -(-distance / run.step);
             }
         }
     }
@@ -244,14 +246,14 @@ static uint32_t within_bits(const lossy_elements *e, float value, double max) {
     ckd_dtype dtype = e->tile->dtype;
     float min = fabs((double)value) <= max ? fabsf(value) : (float)max;
     min = (double)min > max && fabs((double)value) > max ? nextafterf(min, 0) : min;
-    float of = value < 0 ? -min : min, back;
+    float limited = value < 0 ? -min : min, widened;
     if (dtype == CKD_F32) {
-        return scalar_bits(of);
+        return scalar_bits(limited);
     }
     uint16_t half;
-    e->kernels->cast(dtype, &half, CKD_F32, &of, 1);
-    e->kernels->widen(&back, dtype, &half, 1);
-    return (uint32_t)half - (fabsf(back) > min && (half & 0x7fff));
+    e->kernels->cast(dtype, &half, CKD_F32, &limited, 1);
+    e->kernels->widen(&widened, dtype, &half, 1);
+    return (uint32_t)half - (fabsf(widened) > min && (half & 0x7fff));
 }
 
 static double max_first(const block_pair *p, uint64_t i) {
@@ -270,30 +272,30 @@ static ckd_status keep_firsts(lossy_job *j, const lossy_elements *e, const block
                               ckd_error *err) {
     const float *now = e->tile->now + e->at;
     lattice_block *b = &j->block;
-    uint32_t kept = b->exceptions, next = 0;
-    uint32_t *old = malloc(2 * ((size_t)kept + 1) * sizeof(*old));
+    uint32_t old_count = b->exceptions, next = 0;
+    uint32_t *old = malloc(2 * ((size_t)old_count + 1) * sizeof(*old));
     if (!old) {
-        return err_nomem(err, 2 * (size_t)kept * sizeof(*old), "coding scratch");
+        return err_nomem(err, 2 * (size_t)old_count * sizeof(*old), "coding scratch");
     }
-    if (kept) {
-        memcpy(old, b->exception_at, kept * sizeof(*old));
-        memcpy(old + kept, b->exception_bits, kept * sizeof(*old));
+    if (old_count) {
+        memcpy(old, b->exception_at, old_count * sizeof(*old));
+        memcpy(old + old_count, b->exception_bits, old_count * sizeof(*old));
     }
     lossy_no_exceptions(j);
-    int8_t *few = b->q8 ? (int8_t *)(void *)j->few.data : NULL;
+    int8_t *q8 = b->q8 ? (int8_t *)(void *)j->q8.data : NULL;
     int32_t *q = b->q ? (int32_t *)(void *)j->q.data : NULL;
     for (uint64_t i = 0; i < b->count; i++) {
-        bool was = next < kept && old[next] == i, large = too_large(p, i);
-        uint32_t bits = was ? old[kept + next] : 0;
-        next += was;
-        if (large && (was || chosen)) {
-            bits = within_bits(e, was ? p->first[i] : now[i], max_first(p, i));
+        bool was_exception = next < old_count && old[next] == i, large = too_large(p, i);
+        uint32_t bits = was_exception ? old[old_count + next] : 0;
+        next += was_exception;
+        if (large && (was_exception || chosen)) {
+            bits = within_bits(e, was_exception ? p->first[i] : now[i], max_first(p, i));
         }
-        if (was || (large && chosen)) {
+        if (was_exception || (large && chosen)) {
             lossy_add_exception(j, (uint32_t)i, bits);
         }
-        if (large && few) {
-            few[i] = 0;
+        if (large && q8) {
+            q8[i] = 0;
         }
         if (large && q) {
             q[i] = 0;
@@ -391,20 +393,20 @@ static double direction_of(double first, double second, double eps) {
 
 void direction_add(direction_sums *sums, const direction_sample *s, const direction_values *v, double eps) {
     for (uint64_t i = first_sampled(s, v->at); i < v->at + v->count; i += s->stride) {
-        double was = direction_of(v->input[i - v->at], s->input[i / s->stride], eps);
-        double is = direction_of(v->decoded[i - v->at], s->decoded[i / s->stride], eps);
-        sums->change += (is - was) * (is - was);
-        sums->all += was * was;
+        double input = direction_of(v->input[i - v->at], s->input[i / s->stride], eps);
+        double decoded = direction_of(v->decoded[i - v->at], s->decoded[i / s->stride], eps);
+        sums->change += (decoded - input) * (decoded - input);
+        sums->all += input * input;
     }
 }
 
 void direction_take(direction_sums *sums, direction_sample *s, const direction_values *v, double eps) {
     for (uint64_t i = 0; i < v->count; i++) {
-        direction_values one = {v->input + i, v->decoded + i, (v->at + i) * s->stride, 1};
+        direction_values element = {v->input + i, v->decoded + i, (v->at + i) * s->stride, 1};
         if (sums) {
-            direction_add(sums, s, &one, eps);
+            direction_add(sums, s, &element, eps);
         } else {
-            direction_record(s, &one);
+            direction_record(s, &element);
         }
     }
 }

@@ -48,7 +48,8 @@ static double time_in_bits(const lossy_tile *t, uint32_t rank) {
 }
 
 /* Uses the low-rank part, alone or with integers for its remainder, if either costs less than integers alone. */
-static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const kernels *k, ckd_error *err) {
+static ckd_status try_factors(planning *p, lossy_tile *t, double integers_cost, const kernels *k,
+                              ckd_error *err) {
     double lambda = t->params->lambda;
     lossy_matrix residual;
     low_rank_matrix x = {lattice_rows(&t->plan), t->columns, lossy_matrix_piece, &residual, NULL};
@@ -56,40 +57,40 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const ke
         x = (low_rank_matrix){lattice_rows(&t->plan), t->columns, NULL, t, &lossy_device_vectors};
     }
     ckd_status status = lossy_matrix_begin(&residual, t, k, &p->scratches->work, err);
-    low_rank_search how = {.lambda = lambda,
-                           .max = t->params->max_rank,
-                           .rounds = t->params->rounds,
-                           .pool = t->pool,
-                           .kernels = k,
-                           .scratch = &p->scratches->search,
-                           .stop = t->stop};
-    THEN(status, low_rank_of(&t->factors, &x, &how, err));
+    low_rank_search options = {.lambda = lambda,
+                               .max = t->params->max_rank,
+                               .rounds = t->params->rounds,
+                               .pool = t->pool,
+                               .kernels = k,
+                               .scratch = &p->scratches->search,
+                               .stop = t->stop};
+    THEN(status, low_rank_of(&t->factors, &x, &options, err));
     if (status != CKD_OK || t->factors.rank == 0) {
         return status;
     }
     use_factors(t, &t->factors);
-    rate_histogram *left = p->histogram;
-    status = lossy_residual(left, t, k, err);
+    rate_histogram *remainder = p->histogram;
+    status = lossy_residual(remainder, t, k, err);
     if (status != CKD_OK) {
         return status;
     }
-    rate_plan only = rate_plan_none(left), both = rate_plan_of(left, lambda);
+    rate_plan only = rate_plan_none(remainder), both = rate_plan_of(remainder, lambda);
     double bits = t->factors.bits + time_in_bits(t, t->factors.rank);
-    double of_only = cost_of(&only, bits, lambda), of_both = cost_of(&both, bits, lambda);
-    if (of_only < alone || of_both < alone) {
-        const rate_plan *best = of_only <= of_both ? &only : &both;
+    double cost_only = cost_of(&only, bits, lambda), cost_both = cost_of(&both, bits, lambda);
+    if (cost_only < integers_cost || cost_both < integers_cost) {
+        const rate_plan *best = cost_only <= cost_both ? &only : &both;
         use_rate(t, best);
         p->bits = best->bits + t->factors.bits;
     } else {
-        low_rank none = {0};
-        use_factors(t, &none);
+        low_rank no_factors = {0};
+        use_factors(t, &no_factors);
     }
     return CKD_OK;
 }
 
 /* Samples the residuals without factors: thresholds depend on the distribution only. */
 static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
-    static const float none[SAMPLE_PIECE] = {0};
+    static const float zeros[SAMPLE_PIECE] = {0};
     float residual[SAMPLE_PIECE];
     lattice_work *work = &p->scratches->work;
     ckd_status status = lattice_steps(&t->plan, work, err);
@@ -99,7 +100,7 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
     for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
         lattice_run run = lattice_row_run(&t->plan, work, t->vector ? 0 : at.row);
         run.column_step = run.column_step ? run.column_step + at.column : NULL;
-        k->lattice_residual(residual, at.now, at.before ? at.before : none, NULL, at.n, &run);
+        k->lattice_residual(residual, at.now, at.before ? at.before : zeros, NULL, at.n, &run);
         rate_add(p->histogram, residual, at.n, k);
     }
     sample_end(&s);
@@ -108,19 +109,19 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
 
 /* Plans with the current steps. */
 static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
-    low_rank none = {0};
-    use_factors(t, &none);
+    low_rank no_factors = {0};
+    use_factors(t, &no_factors);
     ckd_status status = p->factors ? lossy_residual(p->histogram, t, k, err) : sample_residual(p, t, k, err);
     if (status != CKD_OK) {
         return status;
     }
-    rate_plan alone = rate_plan_of(p->histogram, t->params->lambda);
-    use_rate(t, &alone);
-    p->bits = alone.bits * (double)t->count / (double)(p->histogram->n ? p->histogram->n : 1);
+    rate_plan plan = rate_plan_of(p->histogram, t->params->lambda);
+    use_rate(t, &plan);
+    p->bits = plan.bits * (double)t->count / (double)(p->histogram->n ? p->histogram->n : 1);
     if (!p->factors) {
         return CKD_OK;
     }
-    return try_factors(p, t, cost_of(&alone, 0, t->params->lambda), k, err);
+    return try_factors(p, t, cost_of(&plan, 0, t->params->lambda), k, err);
 }
 
 /* Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. */

@@ -6,32 +6,32 @@
 #define ROUNDS  4
 #define UP_MOST 0.98
 
-#define SOME 512 /* elements at a time */
+#define PIECE 512 /* elements at a time */
 
 void rate_add(rate_histogram *h, const float *residual, size_t n, const kernels *k) {
-    uint16_t bin[SOME];
-    for (size_t at = 0; at < n; at += SOME) {
-        size_t here = n - at < SOME ? n - at : SOME, i = 0;
-        k->bins_of(bin, residual + at, RATE_IN_ONE, RATE_BINS - 1, here);
-        for (; i + RATE_APART <= here; i += RATE_APART) {
+    uint16_t bin[PIECE];
+    for (size_t at = 0; at < n; at += PIECE) {
+        size_t length = n - at < PIECE ? n - at : PIECE, i = 0;
+        k->bins_of(bin, residual + at, RATE_IN_ONE, RATE_BINS - 1, length);
+        for (; i + RATE_APART <= length; i += RATE_APART) {
             for (size_t j = 0; j < RATE_APART; j++) {
                 h->apart[j][bin[i + j]]++;
             }
         }
-        for (; i < here; i++) {
+        for (; i < length; i++) {
             h->apart[0][bin[i]]++;
         }
     }
     h->n += n;
 }
 
-void rate_join(rate_histogram *h, const rate_histogram *more) {
+void rate_join(rate_histogram *h, const rate_histogram *from) {
     for (size_t j = 0; j < RATE_APART; j++) {
         for (size_t b = 0; b < RATE_BINS; b++) {
-            h->apart[j][b] += more->apart[j][b];
+            h->apart[j][b] += from->apart[j][b];
         }
     }
-    h->n += more->n;
+    h->n += from->n;
 }
 
 static double count_in(const rate_histogram *h, int bin) {

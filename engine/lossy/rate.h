@@ -24,7 +24,7 @@ typedef struct rate_histogram {
 } rate_histogram;
 void rate_add(rate_histogram *h, const float *residual, size_t n, const kernels *k);
 /* Adds another histogram. */
-void rate_join(rate_histogram *h, const rate_histogram *more);
+void rate_join(rate_histogram *h, const rate_histogram *from);
 
 /* Thresholds: level 1 from up[0] on, level 2 from 1 + up[1], level n from n - 1 + up[2]. */
 typedef struct rate_plan {

@@ -14,7 +14,7 @@ typedef struct residual_panel {
     lattice_block block; /* the panel, as one block */
     lattice_work *work;
     const float *products;
-    float *row, *none; /* a row's residuals; zeros */
+    float *row, *zeros; /* a row's residuals; zeros */
 } residual_panel;
 
 static void add_rows(residual_panel *p, const residual_pass *all, uint64_t at, rate_histogram *h) {
@@ -24,7 +24,7 @@ static void add_rows(residual_panel *p, const residual_pass *all, uint64_t at, r
         uint64_t first, column, n = lattice_row_span(&p->block, r, &first, &column);
         lattice_run run = lattice_row_run(&p->block, p->work, r);
         run.column_step = run.column_step ? run.column_step + column : NULL;
-        all->k->lattice_residual(p->row, t->now + at + first, t->before ? t->before + at + first : p->none,
+        all->k->lattice_residual(p->row, t->now + at + first, t->before ? t->before + at + first : p->zeros,
                                  p->products ? p->products + r * columns + column : NULL, n, &run);
         rate_add(h, p->row, n, all->k);
     }
@@ -44,7 +44,7 @@ static ckd_status residual_of_panel(void *context, size_t index, uint32_t worker
     ckd_status status = p.row ? lattice_products(&p.products, &p.block, p.work, all->k, err) : CKD_E_NOMEM;
     THEN(status, lattice_steps(&p.block, p.work, err));
     if (status == CKD_OK) {
-        p.none = memset(p.row + t->columns, 0, t->columns * sizeof(float));
+        p.zeros = memset(p.row + t->columns, 0, t->columns * sizeof(float));
         add_rows(&p, all, at, &all->part[index]);
     }
     bytes_free(&own.rows);
@@ -82,7 +82,7 @@ ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernel
 
 /* Elements outside the tile are 0. */
 static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t column, size_t columns) {
-    static const float none[PIECE_SIDE] = {0};
+    static const float zeros[PIECE_SIDE] = {0};
     const lossy_tile *t = m->tile;
     uint64_t first, begin, n = tile_row_span(t, row, &first, &begin), end = begin + n,
                            to_end = column + columns;
@@ -97,7 +97,7 @@ static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t co
     lattice_run run = lattice_row_run(&t->plan, m->work, row);
     run.column_step = run.column_step ? run.column_step + from : NULL;
     first += from - begin;
-    m->kernels->lattice_residual(to + (from - column), t->now + first, t->before ? t->before + first : none,
+    m->kernels->lattice_residual(to + (from - column), t->now + first, t->before ? t->before + first : zeros,
                                  NULL, end - from, &run);
 }
 

@@ -118,8 +118,8 @@ static float typical_limit(const float *values, uint64_t n, const kernels *k) {
 
 ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err) {
     bool moves = t->before && t->part == LOSSY_WEIGHT;
-    tile_scratches own = {.workers = NULL}, *room = t->scratches ? t->scratches : &own;
-    bytes *now = &room->now, *moved = &room->moved;
+    tile_scratches own = {.workers = NULL}, *scratches = t->scratches ? t->scratches : &own;
+    bytes *now = &scratches->now, *moved = &scratches->moved;
     tile_sample s;
     bytes_clear(now);
     bytes_clear(moved);
@@ -151,8 +151,8 @@ ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, c
 }
 
 static bool limit_holds(float limit, float largest, double energy, uint64_t n, uint64_t count) {
-    bool few = limit >= FLT_MAX || count - n <= max_outliers(count);
-    return few && !((double)largest > OUTLIER_OF_ALL * sqrt(n ? energy / (double)n : 0));
+    bool few_outliers = limit >= FLT_MAX || count - n <= max_outliers(count);
+    return few_outliers && !((double)largest > OUTLIER_OF_ALL * sqrt(n ? energy / (double)n : 0));
 }
 
 bool typical_range_holds(const lossy_tile *t, const lattice_sums *s) {

@@ -12,7 +12,7 @@ typedef struct stream {
     const lossy_elements *elements;
     const lossy_tile *tile;
     const kernels *k;
-    int8_t *few;     /* NULL: levels, which have no integers */
+    int8_t *q8;      /* NULL: levels, which have no integers */
     float *floats;   /* decoded values of the block */
     int32_t largest; /* largest integer so far */
 } stream;
@@ -44,8 +44,8 @@ static bool quantise_chunk(stream *s, uint64_t from, uint64_t end) {
     const float *now = t->now + s->elements->at, *before = t->before ? t->before + s->elements->at : NULL;
     for (row_part r = {.first = from}; next_part(&r, &s->job->block, end);) {
         lattice_run run = run_of(s, &r);
-        int32_t largest = s->k->quantise_run(s->few + r.first, now + r.first,
-                                             before ? before + r.first : NULL, t->up, r.n, &run);
+        int32_t largest = s->k->quantise_run(s->q8 + r.first, now + r.first, before ? before + r.first : NULL,
+                                             t->up, r.n, &run);
         s->largest = largest > s->largest ? largest : s->largest;
         if (largest > INT8_MAX) {
             return false;
@@ -59,15 +59,15 @@ static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     const lossy_tile *t = s->tile;
     const lattice_block *b = &s->job->block;
     size_t size = (end - from) * sizeof(float);
-    if (s->few && t->before) {
+    if (s->q8 && t->before) {
         memcpy(s->floats + from, t->before + s->elements->at + from, size);
-    } else if (s->few) {
+    } else if (s->q8) {
         memset(s->floats + from, 0, size);
     }
     for (row_part r = {.first = from}; next_part(&r, b, end);) {
-        if (s->few) {
+        if (s->q8) {
             lattice_run run = run_of(s, &r);
-            s->k->lattice_apply_few(s->floats + r.first, s->few + r.first, r.n, &run);
+            s->k->lattice_apply_few(s->floats + r.first, s->q8 + r.first, r.n, &run);
         } else {
             level_run run = level_row_run(b, &s->job->work, r.row, false);
             run.column += b->own.step ? r.column : 0;
@@ -76,8 +76,8 @@ static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     }
 }
 
-/* Converts the chunk to the tensor's dtype, inserts exceptions from number `kept` on, and widens it again. */
-static void finish_chunk(stream *s, uint64_t from, uint64_t end, uint32_t kept) {
+/* Converts the chunk to the tensor's dtype, inserts exceptions from number `first_exception` on, and widens it again. */
+static void finish_chunk(stream *s, uint64_t from, uint64_t end, uint32_t first_exception) {
     const lattice_block *b = &s->job->block;
     ckd_dtype dtype = s->tile->dtype;
     size_t size = ckd_dtype_size(dtype);
@@ -85,7 +85,7 @@ static void finish_chunk(stream *s, uint64_t from, uint64_t end, uint32_t kept) 
     if (dtype != CKD_F32) {
         s->k->cast(dtype, values + from * size, CKD_F32, s->floats + from, end - from);
     }
-    for (uint32_t i = kept; i < b->exceptions; i++) {
+    for (uint32_t i = first_exception; i < b->exceptions; i++) {
         memcpy(values + b->exception_at[i] * size,
                (const uint8_t *)s->elements->original + b->exception_at[i] * size, size);
     }
@@ -96,12 +96,12 @@ static void finish_chunk(stream *s, uint64_t from, uint64_t end, uint32_t kept) 
 
 static ckd_status code_chunk(bool *fits, stream *s, uint64_t from, uint64_t end, ckd_error *err) {
     lossy_job *j = s->job;
-    uint32_t kept = j->block.exceptions;
-    *fits = !s->few || quantise_chunk(s, from, end);
+    uint32_t first_exception = j->block.exceptions;
+    *fits = !s->q8 || quantise_chunk(s, from, end);
     ckd_status status = *fits ? lossy_find_exceptions(j, s->elements, from, end, err) : CKD_OK;
     if (status == CKD_OK && *fits) {
         rebuild_chunk(s, from, end);
-        finish_chunk(s, from, end, kept);
+        finish_chunk(s, from, end, first_exception);
         lossy_error_add(&j->error, s->tile->now + s->elements->at + from, s->floats + from, end - from, s->k);
     }
     return status;
@@ -116,9 +116,9 @@ static ckd_status stream_scratch(stream *s, ckd_error *err) {
         s->floats = bytes_scratch(&j->rebuilt, n * sizeof(float), "coding scratch", err);
     }
     if (s->floats && s->tile->part != LOSSY_SECOND) {
-        s->few = bytes_scratch(&j->few, n, "coding scratch", err);
+        s->q8 = bytes_scratch(&j->q8, n, "coding scratch", err);
     }
-    bool all = s->floats && (s->few || s->tile->part == LOSSY_SECOND);
+    bool all = s->floats && (s->q8 || s->tile->part == LOSSY_SECOND);
     return all ? lattice_steps(&j->block, &j->work, err) : CKD_E_NOMEM;
 }
 
@@ -128,7 +128,7 @@ ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_elements *e, ckd_e
     lattice_block *b = &j->block;
     *done = t->part == LOSSY_SECOND ? t->levels_known : t->offsets_known && !b->factor;
     ckd_status status = *done ? stream_scratch(&s, err) : CKD_OK;
-    b->q8 = s.few;
+    b->q8 = s.q8;
     j->error = (lossy_error){0};
     lossy_no_exceptions(j);
     for (uint64_t from = 0; from < b->count && status == CKD_OK && *done; from += CHUNK) {

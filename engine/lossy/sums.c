@@ -86,8 +86,8 @@ int32_t level_distance(double now, double from) {
     double octaves = now > 0 && from > 0 ? log2(now / from) : 0;
     octaves = fabs(octaves) <= 256 ? octaves : 0; /* an infinite parent says nothing */
     double steps = octaves * LEVELS_IN_OCTAVE / LEVELS_OF_MEANS;
-    int32_t whole = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* fluctuations are left alone */
-    return LEVELS_OF_MEANS * (steps < 0 ? -whole : whole);
+    int32_t rounded = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* fluctuations are left alone */
+    return LEVELS_OF_MEANS * (steps < 0 ? -rounded : rounded);
 }
 
 uint64_t max_outliers(uint64_t n) {
@@ -164,8 +164,8 @@ static ckd_status add_panel(void *context, size_t index, uint32_t worker, ckd_er
              end = tile_panel(rows, index + 1, all->count);
     while (row < end) {
         /* The first row and the last one may have fewer elements. */
-        bool whole = row > 0 && row + 1 < rows;
-        uint64_t last = end < rows ? end : rows - 1, at_once = whole && last > row ? last - row : 1;
+        bool whole_row = row > 0 && row + 1 < rows;
+        uint64_t last = end < rows ? end : rows - 1, at_once = whole_row && last > row ? last - row : 1;
         at_once = at_once < GROUP ? at_once : GROUP;
         add_rows(to, all, row, at_once);
         row += at_once;
@@ -192,9 +192,9 @@ static void add_sums(lattice_sums *to, const lattice_sums *s) {
 static ckd_status allocate_sums(panels *all, ckd_error *err) {
     tile_pass *p = all->pass;
     uint64_t rows = tile_rows(all->tile), columns = p->means ? width_of(all->tile) : 0,
-             each = all->count * columns;
-    uint64_t doubles = p->means ? 2 * rows + each * (p->birth > 0 ? 2 : 1) : 0;
-    uint64_t size = doubles * sizeof(double) + (each + (p->means ? rows : 0)) * sizeof(int32_t);
+             sum_count = all->count * columns;
+    uint64_t doubles = p->means ? 2 * rows + sum_count * (p->birth > 0 ? 2 : 1) : 0;
+    uint64_t size = doubles * sizeof(double) + (sum_count + (p->means ? rows : 0)) * sizeof(int32_t);
     double *at = bytes_scratch(&p->scratches->sums, size, "sums over a tile", err);
     size_t of_panels = all->count * sizeof(panel);
     all->panel = at ? bytes_scratch(&p->scratches->panels, of_panels, "sums over a tile", err) : NULL;
@@ -206,7 +206,7 @@ static ckd_status allocate_sums(panels *all, ckd_error *err) {
     p->row = at;
     p->row_count = at + rows;
     p->column = p->row_count + rows;
-    p->column_scales = p->birth > 0 ? p->column + each : NULL;
+    p->column_scales = p->birth > 0 ? p->column + sum_count : NULL;
     p->row_level = (int32_t *)(void *)(at + doubles);
     p->column_count = (uint32_t *)p->row_level + rows;
     for (uint64_t i = 0; i < all->count; i++) {
@@ -225,13 +225,13 @@ static void join_columns(const panels *all) {
     tile_pass *p = all->pass;
     uint64_t columns = width_of(all->tile);
     for (uint64_t i = 1; i < all->count; i++) {
-        const moment_sums *more = &all->panel[i].columns;
+        const moment_sums *from = &all->panel[i].columns;
         for (uint64_t j = 0; j < columns; j++) {
-            p->column[j] += more->sum[j];
-            p->column_count[j] += more->count[j];
+            p->column[j] += from->sum[j];
+            p->column_count[j] += from->count[j];
         }
-        for (uint64_t j = 0; more->scales && j < columns; j++) {
-            p->column_scales[j] += more->scales[j];
+        for (uint64_t j = 0; from->scales && j < columns; j++) {
+            p->column_scales[j] += from->scales[j];
         }
     }
 }

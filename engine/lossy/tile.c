@@ -83,12 +83,12 @@ void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, 
     uint64_t rows = columns && columns <= max ? max / columns : 0;
     t->first = first;
     t->vector = g->ndim < 2 || columns == 1 || rows == 0;
-    uint64_t here = t->vector ? max : rows * columns - (origin + first) % columns;
+    uint64_t count = t->vector ? max : rows * columns - (origin + first) % columns;
     if (!t->vector && stacked) { /* up to the end of this matrix of the stack */
-        uint64_t matrix = stacked * columns, left = matrix - (origin + first) % matrix;
-        here = left < here ? left : here;
+        uint64_t matrix = stacked * columns, remaining = matrix - (origin + first) % matrix;
+        count = remaining < count ? remaining : count;
     }
-    t->count = elements - first < here ? elements - first : here;
+    t->count = elements - first < count ? elements - first : count;
     t->columns = t->vector ? t->count : columns;
     t->phase = t->vector ? 0 : (origin + first) % columns;
     t->vector |= t->count <= t->columns;
@@ -141,11 +141,11 @@ static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
 /* Runs a pass without outliers. If the sample's limits do not suit, finds limits on all elements and runs again. */
 static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (int turn = 0; turn < 2 && status == CKD_OK; turn++) {
+    for (int attempt = 0; attempt < 2 && status == CKD_OK; attempt++) {
         p->max[0] = t->exception_above;
         p->max[1] = t->exception_moved;
         status = tile_pass_run(p, t, k, err);
-        if (status != CKD_OK || turn || typical_range_holds(t, &p->all)) {
+        if (status != CKD_OK || attempt || typical_range_holds(t, &p->all)) {
             break;
         }
         status = find_typical_range(t, k, err);
@@ -180,9 +180,9 @@ static double smallest_weight(const lossy_tile *t) {
 /* Returns the exponent of a lattice that is at least this fine, but coarse enough to hold values up to `largest`. */
 static int32_t exponent_of(const lossy_tile *t, double spacing, double largest) {
     int32_t min = t->dtype == CKD_F16 ? -24 : -120;
-    int32_t room = largest > 0 ? ilogb(largest) - 27 : min;
+    int32_t min_exponent = largest > 0 ? ilogb(largest) - 27 : min;
     int32_t e = spacing > 0 ? ilogb(spacing) : min;
-    e = e < room ? room : e;
+    e = e < min_exponent ? min_exponent : e;
     return e < min ? min : (e > 100 ? 100 : e);
 }
 
@@ -251,14 +251,14 @@ static void prepare_root(lossy_tile *t, const lattice_sums *values) {
  * the rest.
  */
 static double find_movement(lossy_tile *t, double energy, double rms) {
-    double fair = rms / t->params->root_units; /* an error that may stay for ever */
-    t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error && energy <= fair * fair &&
-               !(t->params->max_error > 0);
+    double lasting_error = rms / t->params->root_units; /* an error that may stay for ever */
+    t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error &&
+               energy <= lasting_error * lasting_error && !(t->params->max_error > 0);
     double share = energy > 0 ? 1 - t->before_error / energy : 0;
     share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
     if (energy > 0 && t->expected_movement > 0) {
-        double known = t->expected_movement * t->expected_movement / energy;
-        share = known < 1 ? known : 1;
+        double expected_share = t->expected_movement * t->expected_movement / energy;
+        share = expected_share < 1 ? expected_share : 1;
         t->still = false;
     }
     t->movement = sqrt(energy * share);
@@ -271,8 +271,8 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
  * and for few bits, as most leftovers are just below a step.
  */
 static double step_refinement(const lossy_tile *t) {
-    double left = t->movement > 0 ? sqrt(t->before_error) / (t->params->leftover * t->movement) : 0;
-    return left > 1 ? fmin(left * left, MOST_CATCHING_UP) : 1;
+    double leftover = t->movement > 0 ? sqrt(t->before_error) / (t->params->leftover * t->movement) : 0;
+    return leftover > 1 ? fmin(leftover * leftover, MOST_CATCHING_UP) : 1;
 }
 
 static ckd_status add_up_weights(lattice_sums *s, lossy_tile *t, const kernels *k, ckd_error *err) {
@@ -381,17 +381,17 @@ static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err
 static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
     ckd_status status = make_steps(t, err);
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data,
-            any[2] = {0, 0};
+            changed[2] = {0, 0};
     for (uint64_t i = 0; status == CKD_OK && i < rows_of(t); i++) {
         row[i] = p->row_level[i];
-        any[0] |= row[i];
+        changed[0] |= row[i];
     }
     for (uint64_t j = 0; status == CKD_OK && j < t->columns; j++) {
         column[j] = level_distance(p->column[j], p->column_scales[j]);
-        any[1] |= column[j];
+        changed[1] |= column[j];
     }
-    t->plan.row = any[0] ? t->plan.row : NULL;
-    t->plan.own.step = any[1] ? t->plan.own.step : NULL;
+    t->plan.row = changed[0] ? t->plan.row : NULL;
+    t->plan.own.step = changed[1] ? t->plan.own.step : NULL;
     return status;
 }
 
@@ -480,13 +480,13 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     return status;
 }
 
-void lossy_tile_reset(lossy_tile *t, const lossy_tile *other) {
-    lossy_tile was = *t;
-    *t = *other;
-    t->row = was.row;
-    t->column = was.column;
-    t->weight = was.weight;
-    t->factors = (low_rank){.memory = was.factors.memory};
+void lossy_tile_reset(lossy_tile *t, const lossy_tile *from) {
+    lossy_tile old = *t;
+    *t = *from;
+    t->row = old.row;
+    t->column = old.column;
+    t->weight = old.weight;
+    t->factors = (low_rank){.memory = old.factors.memory};
 }
 
 void lossy_tile_free(lossy_tile *t) {
