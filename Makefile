@@ -29,7 +29,7 @@ bench:
 	@+$(SUBMAKE) bench-run
 
 bench-run: programs $(BENCHES)
-	@CKPTDELTA_BUILD='$(abspath $(B))' '$(B)/bench/bench_exact' $(BENCH_ARGS)
+	@'$(B)/bench/bench_exact' $(BENCH_ARGS)
 
 bench-build: $(BENCHES)
 

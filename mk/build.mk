@@ -5,11 +5,8 @@ LIB_OBJ := $(call obj,$(LIB_SRC))
 CLI_OBJ := $(call obj,$(CLI_SRC))
 EXAMPLE_OBJ := $(call obj,$(EXAMPLE_SRC))
 GPT_OBJ := $(call obj,$(GPT_SRC))
-BENCH_SUPPORT_OBJ := $(call obj,$(BENCH_SUPPORT_SRC))
-BENCH_QUALITY_OBJ := $(call obj,$(BENCH_QUALITY_SRC))
-BENCH_KERNELS_OBJ := $(call obj,$(BENCH_KERNELS_SRC))
-BENCH_RANKS_OBJ := $(call obj,$(BENCH_RANKS_SRC))
-BENCH_STALL_OBJ := $(call obj,$(BENCH_STALL_SRC))
+BENCH_SUPPORT_OBJ := $(call obj,$(filter bench/support/%,$(BENCH_PART_SRC)))
+BENCH_QUALITY_OBJ := $(call obj,$(filter bench/quality/%,$(BENCH_PART_SRC)))
 MPI_OBJ := $(call obj,$(MPI_SRC))
 CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
 
@@ -20,7 +17,8 @@ MPI_LIB := $(if $(HAVE_MPI),$(B)/libckptdelta_mpi.so)
 CLI := $(B)/ckptdelta
 EXAMPLE := $(B)/train_gpt
 SMALL_EXAMPLES := $(patsubst examples/%.c,$(B)/examples/%,$(SMALL_EXAMPLE_SRC))
-BENCHES := $(patsubst bench/%.c,$(B)/bench/%,$(BENCH_SRC))
+# Programs lie in one folder, whatever folder their source lies in.
+BENCHES := $(patsubst %.c,$(B)/bench/%,$(notdir $(BENCH_SRC)))
 COMPLETIONS := $(addprefix $(B)/completions/,ckptdelta.bash _ckptdelta ckptdelta.fish)
 PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(MPI_LIB) $(CLI) $(EXAMPLE) $(SMALL_EXAMPLES) $(B)/man/.made $(COMPLETIONS)
 
@@ -111,27 +109,19 @@ $(COMPLETIONS): $(B)/completions/%: completions/% $(B)/gen/help.tsv scripts/comp
 $(B)/obj/internal.a: $(LIB_OBJ) $(B)/.objects
 	@rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 
-$(B)/bench/bench_quality: EXTRA_OBJ = $(BENCH_QUALITY_OBJ)
-$(B)/bench/bench_quality: $(BENCH_QUALITY_OBJ)
-$(B)/bench/bench_kernels: EXTRA_OBJ = $(BENCH_KERNELS_OBJ)
-$(B)/bench/bench_kernels: $(BENCH_KERNELS_OBJ)
+$(foreach s,$(BENCH_SRC),$(eval $(B)/bench/$(notdir $(s:.c=)): $(call obj,$(s) $(filter $(dir $(s))%,$(BENCH_PART_SRC)))))
+$(BENCHES): $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %.o,$^) $(B)/obj/internal.a $(CKD_LIBS)
 
-$(B)/bench/bench_stall: EXTRA_OBJ = $(BENCH_STALL_OBJ)
-$(B)/bench/bench_stall: $(BENCH_STALL_OBJ) $(B)/bench/slow_disk.so
-$(B)/bench/slow_disk.so: $(B)/obj/bench/slow_disk.o
+$(B)/bench/bench_stall: $(B)/bench/slow_disk.so
+$(B)/bench/slow_disk.so: $(B)/obj/bench/support/slow_disk.o
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	@$(CC) -shared $(CKD_LDFLAGS) -o $@ $<
 
-$(B)/bench/bench_ranks: EXTRA_OBJ = $(BENCH_RANKS_OBJ)
-$(B)/bench/bench_ranks: $(BENCH_RANKS_OBJ) $(if $(HAVE_MPI),$(B)/bench/mpi_save)
-
-$(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a
-	$(call say,LINK,$@)
-	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< $(EXTRA_OBJ) $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
-
-$(B)/obj/mpi/%.o $(B)/obj/tests/mpi/%.o $(B)/obj/bench/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
+$(B)/obj/mpi/%.o $(B)/obj/tests/mpi/%.o $(B)/obj/bench/ranks/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
 
 $(B)/libckptdelta_mpi.so: $(MPI_OBJ) $(B)/.objects $(SHARED_LIB) mk/libckptdelta.map
 	$(call say,LINK,$@)
@@ -139,7 +129,8 @@ $(B)/libckptdelta_mpi.so: $(MPI_OBJ) $(B)/.objects $(SHARED_LIB) mk/libckptdelta
 	    $(MPI_OBJ) -L$(B) -lckptdelta $(MPI_LIBS)
 
 # Run by bench_ranks, beside which it stands.
-$(B)/bench/mpi_save: $(B)/obj/bench/mpi_save.o $(B)/obj/bench/ranks_state.o $(MPI_LIB) $(SHARED_LIB)
+$(B)/bench/bench_ranks: $(if $(HAVE_MPI),$(B)/bench/mpi_save)
+$(B)/bench/mpi_save: $(B)/obj/bench/ranks/mpi_save.o $(B)/obj/bench/ranks/state.o $(MPI_LIB) $(SHARED_LIB)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %.o,$^) -L$(B) -lckptdelta_mpi -lckptdelta $(MPI_LIBS)
@@ -164,5 +155,5 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	    $(if $(CUBLAS_DIR),-L$(CUBLAS_DIR) -Xlinker -rpath=$(CUBLAS_DIR)) -o $@ $(CUDA_OBJ) \
 	    -Xlinker $(if $(CUBLAS_LIB),-l:$(notdir $(CUBLAS_LIB)),-lcublas)
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(call obj,$(SMALL_EXAMPLE_SRC)) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) $(MPI_OBJ) \
-    $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(BENCH_RANKS_OBJ) $(BENCH_STALL_OBJ) $(call obj,$(BENCH_SRC) bench/mpi_save.c))
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(call obj,$(SMALL_EXAMPLE_SRC)) $(CUDA_OBJ) $(MPI_OBJ) \
+    $(call obj,$(wildcard bench/*/*.c)))

@@ -59,12 +59,9 @@ EXAMPLE_SRC := $(wildcard examples/gpt_*.c examples/train_gpt.c)
 GPT_SRC := $(wildcard examples/gpt_*.c)
 # Programs of one file that show the use of the library; `make install` installs their sources.
 SMALL_EXAMPLE_SRC := examples/save.c examples/session.c
-BENCH_SRC := $(wildcard bench/bench_*.c)
-BENCH_SUPPORT_SRC := $(wildcard bench/support*.c)
-BENCH_QUALITY_SRC := $(wildcard bench/quality_*.c bench/excp.c)
-BENCH_KERNELS_SRC := $(wildcard bench/kernels_*.c)
-BENCH_RANKS_SRC := $(wildcard bench/ranks_*.c)
-BENCH_STALL_SRC := $(wildcard bench/stall_*.c)
+# Each bench/*/bench_*.c is a program. The other files of its folder are its parts; two are linked by rules of their own.
+BENCH_SRC := $(wildcard bench/*/bench_*.c)
+BENCH_PART_SRC := $(filter-out $(BENCH_SRC) bench/support/slow_disk.c bench/ranks/mpi_save.c,$(wildcard bench/*/*.c))
 TEST_DIRS := tests tests/* tests/*/*
 TEST_SRC := $(wildcard $(addsuffix /test_*.c,$(TEST_DIRS)))
 # What only test_power_cut has: it stands in front of the C library.

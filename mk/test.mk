@@ -18,14 +18,17 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
 $(B)/tests/test_gpt: EXTRA_OBJ = $(GPT_OBJ)
 $(B)/tests/test_gpt: $(GPT_OBJ)
 
-$(B)/tests/test_excp: EXTRA_OBJ = $(B)/obj/bench/excp.o
-$(B)/tests/test_excp: $(B)/obj/bench/excp.o
+$(B)/tests/test_excp: EXTRA_OBJ = $(B)/obj/bench/quality/excp.o
+$(B)/tests/test_excp: $(B)/obj/bench/quality/excp.o
 
 $(B)/tests/test_quality: EXTRA_OBJ = $(BENCH_QUALITY_OBJ) $(BENCH_SUPPORT_OBJ)
 $(B)/tests/test_quality: $(BENCH_QUALITY_OBJ) $(BENCH_SUPPORT_OBJ)
 
-$(B)/tests/test_symbol_rates: EXTRA_OBJ = $(B)/obj/bench/support_rates.o
-$(B)/tests/test_symbol_rates: $(B)/obj/bench/support_rates.o
+$(B)/tests/test_bench_options: EXTRA_OBJ = $(BENCH_SUPPORT_OBJ)
+$(B)/tests/test_bench_options: $(BENCH_SUPPORT_OBJ)
+
+$(B)/tests/test_symbol_rates: EXTRA_OBJ = $(B)/obj/bench/support/rates.o
+$(B)/tests/test_symbol_rates: $(B)/obj/bench/support/rates.o
 
 # Its allocations fail when the test says so.
 $(B)/tests/test_nomem: EXTRA_OBJ = $(foreach f,malloc calloc realloc strdup opendir realpath ZSTD_createCCtx ZSTD_createDCtx,\
@@ -158,7 +161,7 @@ check-layers:
 check-layers-run: $(LIB_OBJ) $(CLI_OBJ)
 	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py . --objects '$(B)/obj' --graph
 
-C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi cli/* examples bench $(TEST_DIRS),\
+C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi cli/* examples bench/* $(TEST_DIRS),\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "bench/excp.h"
+#include "bench/quality/excp.h"
 
 /* ---- pruning ---- */
 

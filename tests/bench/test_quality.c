@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "bench/quality.h"
+#include "bench/quality/quality.h"
 #include "tests/support/tempdir.h"
 
 static int near_to(double a, double b) {

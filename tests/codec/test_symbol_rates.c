@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "bench/support_rates.h"
+#include "bench/support/rates.h"
 #include "tests/support/xorshift.h"
 #include <stdlib.h>
 #include <string.h>

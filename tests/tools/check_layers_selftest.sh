@@ -144,6 +144,7 @@ finds engine/new.c 601 "$(lines 600 '')int x;"
 finds engine/new.c 1 "void f(void) {\\n$(lines 59 '    x();')}"
 finds cli/new.c 3 "void f(int a,\\n       int b)\\n{\\n$(lines 59 '    x();')}"
 finds examples/new.c 2 "void f(int a,\\n       int b) {\\n$(lines 59 '    x();')}"
+finds bench/save/new.c 1 "void f(void) {\\n$(lines 59 '    x();')}"
 finds kernels/cuda/new.cu 1 "__global__ void f(int a) {\\n$(lines 59 '    x();')}"
 finds engine/new.c 1 'void f(void) {\n    x();\n    }'
 finds engine/new.c 1 'static void f(int a, int b, int c, int d, int e, int f, int g) {\n}'
