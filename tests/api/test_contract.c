@@ -1,4 +1,4 @@
-/* What the public header promises where it is easy to break: identities, branches, duplicates, damaged origins. */
+/* Promises of the public header that are easy to break: identities, branches, duplicates, lost origins. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static void test_an_id_is_used_once(void **state) {
     assert_int_equal(ckd_id_new(&o.checkpoint_id, NULL), CKD_OK);
     ckd_save *first = begin_with(store, &o);
     o.step = 1;
-    ckd_save *second = begin_with(store, &o); /* neither is committed yet */
+    ckd_save *second = begin_with(store, &o); /* neither save is committed yet */
     add_tensor(first, "t", CKD_F32, 1, &shape_n, NULL, values);
     add_tensor(second, "t", CKD_F32, 1, &shape_n, NULL, values);
     assert_int_equal(ckd_save_commit(NULL, first, NULL), CKD_OK);
@@ -40,7 +40,7 @@ static void test_an_id_is_used_once(void **state) {
     ckd_store_close(store);
 }
 
-static void test_ranks_that_see_other_parents(void **state) {
+static void test_ranks_that_see_different_parents(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
     ckd_save_options o = options_of("run", 2);
@@ -59,7 +59,7 @@ static void test_ranks_that_see_other_parents(void **state) {
     }
     ckd_checkpoint info;
     assert_int_equal(ckd_save_publish(&info, ranks[0], parts, 2, NULL), CKD_OK);
-    ckd_save_abort(ranks[1]); /* too late: its file is part of the checkpoint */
+    ckd_save_abort(ranks[1]); /* too late, as its file is part of the checkpoint */
     ckd_part_free(&parts[0]);
     ckd_part_free(&parts[1]);
     ckd_store_close(store);
@@ -87,12 +87,12 @@ static void test_names_that_cannot_be_stored(void **state) {
     ckd_store_close(store);
 }
 
-static void test_same_ok_wants_all_of_it(void **state) {
+static void test_same_ok_needs_the_whole_checkpoint(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
     ckd_save_options o = options_of("run", 1);
     o.on_duplicate = CKD_DUPLICATE_SAME_OK;
-    assert_int_equal(ckd_id_new(&o.checkpoint_id, NULL), CKD_OK); /* whoever tries again names the same id */
+    assert_int_equal(ckd_id_new(&o.checkpoint_id, NULL), CKD_OK); /* a retry uses the same id */
     for (int attempt = 0; attempt < 4; attempt++) {
         ckd_save *save = begin_with(store, &o);
         ckd_region half = {.kind = CKD_REGION_FLAT, .start = 0, .count = N / 2};
@@ -111,8 +111,8 @@ static void test_same_ok_wants_all_of_it(void **state) {
     ckd_store_close(store);
 }
 
-/* A comparison takes no less than a save would: every element, blob and empty tensor, once. */
-static void test_same_ok_wants_each_of_it_once(void **state) {
+/* A comparison needs what a save needs: every element, blob and empty tensor, each once. */
+static void test_same_ok_needs_each_part_once(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
     memcpy(values + N / 2, values, N / 2 * 4);
@@ -125,7 +125,7 @@ static void test_same_ok_wants_each_of_it_once(void **state) {
         bool without_empty, without_blob;
         ckd_status expected;
         const char *tensor;
-    } cases[] = {{false, false, CKD_OK, ""}, /* saves it */
+    } cases[] = {{false, false, CKD_OK, ""}, /* the first one saves */
                  {false, false, CKD_OK, ""},
                  {true, false, CKD_E_EXISTS, "empty"},
                  {false, true, CKD_E_EXISTS, "y"}};
@@ -174,7 +174,7 @@ static void test_branches_of_the_longest_names(void **state) {
     for (; o.step < 4; o.step++) {
         assert_int_equal(ckd_save_commit(NULL, begin_with(store, &o), NULL), CKD_OK);
     }
-    o.step = 2; /* now it would have to branch, and cannot */
+    o.step = 2; /* a branch would need a longer name, so it fails */
     ckd_save *save;
     assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_E_INVALID);
     free(values);
@@ -199,7 +199,7 @@ static void remove_largest_chunk(const char *dir) {
     assert_int_equal(unlink(largest), 0);
 }
 
-static void test_a_lost_origin_does_not_cost_the_new_state(void **state) {
+static void test_a_lost_origin_does_not_prevent_saving(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
     for (uint64_t step = 1; step < 3; step++) {
@@ -214,8 +214,8 @@ static void test_a_lost_origin_does_not_cost_the_new_state(void **state) {
     ckd_store_close(store);
 }
 
-/* Periodic residuals, whose plan the symbol coder cannot keep. */
-static void test_residuals_that_defy_the_plan(void **state) {
+/* Periodic residuals: the coded size exceeds the size that the symbol coder planned. */
+static void test_residuals_that_exceed_their_plan(void **state) {
     ckd_store *store = store_create(*state);
     uint64_t n = CKD_BLOCK_ELEMENTS;
     uint8_t *values = random_bits(n, 3);
@@ -239,8 +239,11 @@ static void test_residuals_that_defy_the_plan(void **state) {
     ckd_store_close(store);
 }
 
-/* Tensors that stop changing one after the other refer to as many checkpoints, but not to more than can be open at once. */
-static void test_descriptors_stay_few(void **state) {
+/*
+ * Each tensor's last values are in a different checkpoint. The newest checkpoint refers to as many files as
+ * there are tensors, and a load opens few of them at once.
+ */
+static void test_loads_open_few_files(void **state) {
     enum { TENSORS = 150, SIZE = 64 };
     ckd_store *store = store_create(*state);
     uint64_t n = SIZE;
@@ -297,14 +300,14 @@ static void test_handles_follow_a_rebuilt_catalog(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_an_id_is_used_once),
-        TEST(test_ranks_that_see_other_parents),
+        TEST(test_ranks_that_see_different_parents),
         TEST(test_names_that_cannot_be_stored),
-        TEST(test_same_ok_wants_all_of_it),
-        TEST(test_same_ok_wants_each_of_it_once),
+        TEST(test_same_ok_needs_the_whole_checkpoint),
+        TEST(test_same_ok_needs_each_part_once),
         TEST(test_branches_of_the_longest_names),
-        TEST(test_a_lost_origin_does_not_cost_the_new_state),
-        TEST(test_residuals_that_defy_the_plan),
-        TEST(test_descriptors_stay_few),
+        TEST(test_a_lost_origin_does_not_prevent_saving),
+        TEST(test_residuals_that_exceed_their_plan),
+        TEST(test_loads_open_few_files),
         TEST(test_handles_follow_a_rebuilt_catalog),
     };
     return cmocka_run_group_tests_name("contract", tests, NULL, NULL);

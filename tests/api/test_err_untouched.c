@@ -1,4 +1,7 @@
-/* What a call writes into the caller's error is for failures: calls that succeed leave it as it was, whatever went wrong on their way. */
+/*
+ * Calls write to the caller's ckd_error only if they fail. If they succeed, they leave it unchanged, even
+ * after errors that they handled.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +21,7 @@
 
 static ckd_error err;
 
-/* The call, which gets &err. */
+/* Makes a call that uses &err, and checks that it succeeds and leaves err unchanged. */
 #define SUCCEEDS(call)                                                         \
     do {                                                                       \
         memset(&err, 0x5a, sizeof(err));                                       \
@@ -229,7 +232,7 @@ static void test_other_ways_to_save(void **state) {
     ckd_store_close(store);
 }
 
-/* No catalog, one that is another store's, a parent that is damaged: calls find their way. */
+/* The calls succeed without a catalog, with a file that is no catalog, and with a damaged parent. */
 static void test_calls_beside_damage(void **state) {
     for (int kind = 0; kind < 4; kind++) {
         char name[20];
@@ -281,7 +284,7 @@ static void test_calls_of_a_session(void **state) {
         SUCCEEDS(ckd_session_open(&session, store_path_of(*state, ""), &o, &err));
         SUCCEEDS(ckd_session_add(session, &t, values, 0, &err));
         SUCCEEDS(ckd_session_add_bytes(session, "number", &number, sizeof(number), &err));
-        if (launch > 0) { /* the newest; then an older one, from where a branch begins */
+        if (launch > 0) { /* the newest checkpoint, then an older one, which begins a branch */
             SUCCEEDS(ckd_session_restore(&from, session, launch == 1 ? CKD_LATEST : 2, &err));
         }
         for (uint64_t step = 10 * launch + 1; step < 10 * launch + 5; step++) {
@@ -294,7 +297,7 @@ static void test_calls_of_a_session(void **state) {
     }
 }
 
-/* In a child of this process: what fails is told by its status. */
+/* Runs in a child. A failure is reported by its status. */
 static ckd_status check_call(ckd_status made, const char *call, ckd_error *out) {
     const unsigned char *bytes_of = (const unsigned char *)&err;
     for (size_t i = 0; made == CKD_OK && i < sizeof(err); i++) {
@@ -323,7 +326,7 @@ static ckd_status act_joins_and_saves(ckd_checkpoint *info, ckd_ranks *outer, ck
     group_of.group = "inner";
     memset(&err, 0x5a, sizeof(err));
     if (rank == 1) {
-        usleep(50000); /* so that rank 0 looks for it more than once */
+        usleep(50000); /* rank 0 has to look for it several times */
     }
     ckd_status status = check_call(ckd_ranks_join(&ranks, store, &group_of, &err), "join", out);
     if (status != CKD_OK) {
@@ -331,7 +334,7 @@ static ckd_status act_joins_and_saves(ckd_checkpoint *info, ckd_ranks *outer, ck
     }
     status = check_call(ckd_ranks_plan(&plan, ranks, &t, 1, &err), "plan", out);
     if (rank == 0) {
-        usleep(50000); /* the other one waits for us */
+        usleep(50000); /* the other rank has to wait */
     }
     status = status == CKD_OK ? check_call(ckd_ranks_begin(&save, ranks, &o, &err), "begin", out) : status;
     if (status == CKD_OK) {

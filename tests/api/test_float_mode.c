@@ -1,6 +1,6 @@
 /*
- * A host program that rounds and flushes as it likes: no result of the library depends on that, its own mode is as it was after
- * every call, and its callbacks run in it.
+ * The host program has unusual rounding and flushes denormals. Results of the library do not depend on that.
+ * After every call the host's mode is as before, and callbacks run in it.
  */
 #include <fenv.h>
 #include <setjmp.h>
@@ -20,7 +20,7 @@
 enum { N = 40000 };
 static const uint64_t shape_n = N;
 
-/* The mode's bits, but for the flags of exceptions that were seen. */
+/* The mode's bits, without the flags of past exceptions. */
 static uint64_t mode_now(void) {
 #if defined(__x86_64__)
     return __builtin_ia32_stmxcsr() & ~0x3fu;
@@ -33,7 +33,7 @@ static uint64_t mode_now(void) {
 #endif
 }
 
-/* Rounds up; on x86-64 and arm64 also flushes denormals and takes them as zero. */
+/* Rounds up. On x86-64 and arm64, also flushes denormals, and reads them as zero. */
 static uint64_t set_odd_mode(void) {
     fesetround(FE_UPWARD);
 #if defined(__x86_64__)
@@ -50,7 +50,7 @@ static void set_plain_mode(void) {
 
 typedef struct host {
     const float *values;
-    uint64_t mode; /* what its callbacks expect */
+    uint64_t mode; /* the mode that callbacks expect */
     size_t calls, strange;
 } host;
 

@@ -1,6 +1,7 @@
 /*
- * What saves and loads of a shard hold: its own memory, the staging budget, and little else. Every measurement is a process of its own that
- * tells its largest resident set (VmHWM), less what it had before; page cache is not in it, and nothing is mapped.
+ * The memory that saves and loads of a shard use: the shard's own, the staging budget, and little more. Each
+ * measurement runs in a process of its own, and takes its largest resident set (VmHWM) minus the initial one.
+ * The page cache does not count, and nothing is mapped.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,10 +24,13 @@
 
 enum { THREADS = 2, DEPTH = 4, RANKS = 8, COLUMNS = 4096, SMALL = 16 };
 #define MIB ((uint64_t)1 << 20)
-/* For stacks, code, tables of blocks, what the allocator does not give back; workers as ckd_save_options.staging_bytes says. */
+/*
+ * For stacks, code, tables of blocks, and memory that the allocator does not return. The memory of workers is
+ * as in ckd_save_options.staging_bytes.
+ */
 #define ALLOWED (16 * MIB)
 
-/* ---- a training state that is nowhere in memory: any part of it, at any step ---- */
+/* ---- a training state that is never in memory: any part is computed when needed ---- */
 
 static const char *const exact_names[] = {"a", "b", "c", "d"};
 static const char *const near_names[] = {"exp_avg_sq.w", "exp_avg.w", "w", "u"};
@@ -39,7 +43,7 @@ typedef struct part {
     ckd_region box;
 } part;
 
-/* Noise, about -1 ... 1, made once: generating values is not what takes the time here. */
+/* Noise between about -1 and 1. It is computed once, so that generating values takes little time. */
 enum { NOISE = 1 << 16 };
 static float noise[NOISE];
 
@@ -55,7 +59,7 @@ static float noise_at(uint64_t i) {
     return noise[i % NOISE];
 }
 
-/* Row `row` of a tensor, from a column on. Exact values have few digits, which does not take long to store. */
+/* Computes a part of a row. Exact values have few digits, so that storing them is fast. */
 static void row_of(float *to, const part *p, uint64_t row, uint64_t column, uint64_t count) {
     float scale = 1.5f + noise_at(row), moved = 2e-3f * noise_at(row + 5 * p->step);
     const float *first = noise + 8 * row % (NOISE / 2) + 64 * p->step, *second = noise + 32 * p->step;
@@ -75,7 +79,7 @@ static void row_of(float *to, const part *p, uint64_t row, uint64_t column, uint
     }
 }
 
-/* Elements `first` ... first + count - 1 of the part, in its box's order. */
+/* Computes the elements `first` ... first + count - 1 of the part, in the order of its box. */
 static void values_of(float *to, const part *p, uint64_t first, uint64_t count) {
     while (count) {
         uint64_t width = p->box.lengths[1], row = first / width, column = first % width;
@@ -93,7 +97,7 @@ static ckd_status read_part(void *context, uint64_t first, uint64_t count, void 
     return CKD_OK;
 }
 
-/* ---- a process that is measured ---- */
+/* ---- measured processes ---- */
 
 static uint64_t resident(const char *field) {
     FILE *f = fopen("/proc/self/status", "r");
@@ -115,7 +119,7 @@ typedef struct task {
     const char *const *names;
     ckd_fidelity fidelity;
     bool optimizer, by_columns;
-    bool given; /* the caller has the shard in memory, else he is asked for it */
+    bool given; /* the caller passes the shard in memory; else a callback is asked for values */
     uint64_t step, staging;
     int effort;
     uint64_t rows;
@@ -123,9 +127,9 @@ typedef struct task {
 } task;
 
 typedef struct outcome {
-    uint64_t peak; /* beyond what the process had before; 0: it failed */
-    uint64_t own;  /* of it the caller's */
-    uint64_t hash; /* of what was loaded */
+    uint64_t peak; /* beyond what the process had at first; 0: it failed */
+    uint64_t own;  /* the caller's share of it */
+    uint64_t hash; /* of the loaded values */
 } outcome;
 
 typedef void (*task_fn)(outcome *out, const task *t);
@@ -153,7 +157,7 @@ static outcome measured(task_fn fn, const task *t) {
     return out;
 }
 
-/* In the child: cmocka's assertions are the parent's. */
+/* For the child, where cmocka's assertions cannot be used. */
 static void need(bool good, const char *what) {
     if (!good) {
         fprintf(stderr, "test_memory: %s\n", what);
@@ -204,7 +208,7 @@ static void save_shard(ckd_save *save, const task *t, part *p, float *room) {
     need_ok(ckd_save_tensor(save, &tensor, &err), &err);
 }
 
-/* The state of a step: of each tensor two shards, one after the other. */
+/* Saves the state of a step: two shards of each tensor, one after the other. */
 static void save_state(outcome *out, const task *t) {
     ckd_error err;
     ckd_store *store = open_store(t);
@@ -237,7 +241,7 @@ static void save_state(outcome *out, const task *t) {
 
 /* ---- loading ---- */
 
-/* One of eight shards of the tensor, by columns not where blocks end. */
+/* One of eight shards of the tensor. By columns, it does not end where blocks end. */
 static ckd_region shard_of(const task *t) {
     ckd_region r = {.kind = CKD_REGION_BOX, .lengths = {t->rows / RANKS, COLUMNS}};
     r.offsets[0] = 3 * r.lengths[0];
@@ -289,7 +293,8 @@ static void load_shard(outcome *out, const task *t) {
     need_ok(ckd_store_find(&c, store, t->run, t->step, &err), &err);
     need(c.depth == DEPTH, "the chain is not as deep as it should be");
     need_ok(ckd_load_begin_with(&load, store, &c.id, &o, &err), &err);
-    for (size_t i = 0; i < NAMES && t->by_columns; i++) { /* one by one: what is wanted in part is kept */
+    /* one by one, so that blocks that are needed partly are cached */
+    for (size_t i = 0; i < NAMES && t->by_columns; i++) {
         need_ok(ckd_load_tensor(load, &requests[i], &err), &err);
     }
     if (!t->by_columns) {
@@ -317,7 +322,7 @@ static void check_peak(const char *what, const outcome *o, const task *t) {
     }
 }
 
-/* 128 MiB a tensor of 8192: all tensors are more than the smaller budget at each level. */
+/* A tensor of 8192 rows has 128 MiB. At each level all tensors together exceed the smaller budget. */
 static uint64_t rows_of(uint64_t quick, uint64_t rows) {
     return under_sanitizer() ? 64 : test_pick(quick, rows, rows);
 }
@@ -327,7 +332,7 @@ static void check_save(const task *t) {
     check_peak(t->given ? "save" : "save of what is read", &saved, t);
 }
 
-/* The same values with each budget. */
+/* Loads with both budgets. The values must be the same. */
 static void check_loads(const task *like, const uint64_t budgets[2]) {
     task t = *like;
     outcome loaded[2];
@@ -342,7 +347,10 @@ static void check_loads(const task *like, const uint64_t budgets[2]) {
     }
 }
 
-/* A chain, its last two links measured, one with each budget; then loads of an eighth by rows and by columns. */
+/*
+ * Saves a chain. Its last two links are measured, one with each budget. Then loads an eighth by rows and by
+ * columns.
+ */
 static void check_run(const task *like) {
     const uint64_t budgets[2] = {0, SMALL * MIB};
     task t = *like;
@@ -378,7 +386,7 @@ static void test_near(void **state) {
     check_run(&t);
 }
 
-/* Moments are held until their weights come: 64 MiB of a shard here, which is more than the smaller budget. */
+/* Moments are held until their weights arrive: 64 MiB of a shard here, more than the smaller budget. */
 static void test_optimizer_steps(void **state) {
     task t = {.dir = *state,
               .run = "steps",

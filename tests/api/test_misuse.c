@@ -1,4 +1,4 @@
-/* Calls that make no sense are refused at once, and never leave a checkpoint that lacks something. */
+/* Invalid calls are refused at once. They never result in an incomplete checkpoint. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -37,7 +37,7 @@ static ckd_region range(uint64_t start, uint64_t count) {
     return (ckd_region){.kind = CKD_REGION_FLAT, .start = start, .count = count};
 }
 
-/* ---- a call of a save that failed ---- */
+/* ---- saves in which a call failed ---- */
 
 static ckd_status fails_to_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     (void)context;
@@ -102,7 +102,8 @@ static void test_no_commit_after_a_failed_call(void **state) {
     ckd_store *store = store_create(*state);
     ckd_checkpoint_list *list;
     for (size_t i = 0; i < sizeof(bad_calls) / sizeof(bad_calls[0]); i++) {
-        for (int compared = 0; compared < 2; compared++) { /* with a checkpoint that is there already */
+        /* also with a checkpoint that exists already, which the save is compared with */
+        for (int compared = 0; compared < 2; compared++) {
             ckd_save_options o = options_of(compared ? "there" : "run", 1);
             o.on_duplicate = CKD_DUPLICATE_SAME_OK;
             ckd_checkpoint info;
@@ -111,7 +112,7 @@ static void test_no_commit_after_a_failed_call(void **state) {
             ckd_tensor t = tensor_of("w");
             assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
             assert_int_equal(ckd_save_blob(save, "rng", "1", 1, NULL), CKD_OK);
-            if (i == 0 && compared) { /* now it is there */
+            if (i == 0 && compared) { /* saves this checkpoint */
                 assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
                 continue;
             }
@@ -129,7 +130,7 @@ static void test_no_commit_after_a_failed_call(void **state) {
     store_check_clean(*state);
 }
 
-/* ---- the same twice ---- */
+/* ---- the same region or name twice ---- */
 
 static void test_regions_that_overlap(void **state) {
     ckd_store *store = store_create(*state);
@@ -175,7 +176,7 @@ static void test_one_name_for_two_tensors(void **state) {
         assert_int_equal(ckd_save_tensor(save, &t, NULL), kind < 3 ? CKD_E_MISMATCH : CKD_OK);
         ckd_save_abort(save);
     }
-    ckd_save *save = begin_save(store, "run", 1); /* blobs have names of their own */
+    ckd_save *save = begin_save(store, "run", 1); /* a blob may have the name of a tensor */
     ckd_tensor t = tensor_of("a");
     assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
     assert_int_equal(ckd_save_blob(save, "a", "1", 1, NULL), CKD_OK);
@@ -183,7 +184,10 @@ static void test_one_name_for_two_tensors(void **state) {
     ckd_store_close(store);
 }
 
-/* More regions than a new one is compared with: in order they all pass, and what overlaps far back is found by the commit. */
+/*
+ * A new region is compared with a limited number of others. Regions in order all pass; the commit finds an
+ * overlap with one far back.
+ */
 static void test_very_many_regions(void **state) {
     enum { MANY = 3000 };
     static const uint64_t length[1] = {MANY};
@@ -206,16 +210,16 @@ static void test_very_many_regions(void **state) {
     ckd_store_close(store);
 }
 
-/* ---- structs that say no size ---- */
+/* ---- structs without a size ---- */
 
 typedef struct open_things {
     const char *dir;
     ckd_store *store;
-    ckd_save *save; /* made anew for each call */
+    ckd_save *save; /* begun again for each call */
     ckd_load *load;
     ckd_session *session;
     ckd_id checkpoint;
-    size_t size; /* the struct_size to be given */
+    size_t size; /* the struct_size to pass */
 } open_things;
 
 static ckd_status sized_open(open_things *w, ckd_error *err) {
@@ -404,7 +408,7 @@ static void close_all(open_things *w) {
     ckd_store_close(w->store);
 }
 
-static void test_structs_that_say_no_size(void **state) {
+static void test_structs_without_a_size(void **state) {
     static const size_t sizes[] = {0, 5};
     open_things w = {.dir = NULL};
     open_all(&w, *state);
@@ -423,7 +427,7 @@ static void test_structs_that_say_no_size(void **state) {
     close_all(&w);
 }
 
-/* Compiled before what came last, or after something that is yet to come. */
+/* struct_size is smaller or larger than now: the program was compiled for an older or a newer version. */
 static void test_structs_of_other_versions(void **state) {
     open_things w = {.dir = NULL};
     open_all(&w, *state);
@@ -434,7 +438,7 @@ static void test_structs_of_other_versions(void **state) {
     newer.q.struct_size = sizeof(newer);
     assert_int_equal(ckd_load_tensor(w.load, &newer.q, NULL), CKD_OK);
     newer.q.struct_size = offsetof(ckd_load_request, device);
-    newer.q.device = (const ckd_device *)(uintptr_t)1; /* not there, for that version */
+    newer.q.device = (const ckd_device *)(uintptr_t)1; /* the older version has no such field */
     assert_int_equal(ckd_load_tensor(w.load, &newer.q, NULL), CKD_OK);
     close_all(&w);
 }
@@ -487,11 +491,11 @@ static void test_handles_that_are_null(void **state) {
     assert_true(now.durable_step == CKD_LATEST && now.saved == 0);
 }
 
-static void test_requests_that_are_none(void **state) {
+static void test_invalid_requests(void **state) {
     open_things w = {.dir = NULL};
     open_all(&w, *state);
     ckd_load_request q = CKD_LOAD_REQUEST_INIT;
-    assert_int_equal(ckd_load_tensor(w.load, &q, NULL), CKD_E_INVALID); /* without a name */
+    assert_int_equal(ckd_load_tensor(w.load, &q, NULL), CKD_E_INVALID); /* no name */
     assert_int_equal(ckd_load_tensor(w.load, NULL, NULL), CKD_E_INVALID);
     assert_int_equal(ckd_load_all(w.load, NULL, 3, 0, NULL), CKD_E_INVALID);
     close_all(&w);
@@ -511,7 +515,7 @@ static void test_steps_that_are_too_large(void **state) {
     assert_int_equal(ckd_session_add(session, &t, values, 0, NULL), CKD_OK);
     assert_int_equal(ckd_session_step(session, UINT64_MAX, NULL), CKD_E_INVALID);
     assert_int_equal(ckd_session_save(session, (uint64_t)INT64_MAX + 1, NULL), CKD_E_INVALID);
-    assert_int_equal(ckd_session_save(session, 5, NULL), CKD_OK); /* nothing has come of them */
+    assert_int_equal(ckd_session_save(session, 5, NULL), CKD_OK); /* the refused steps had no effect */
     assert_int_equal(ckd_session_save(session, (uint64_t)INT64_MAX + 1, NULL), CKD_E_INVALID);
     assert_int_equal(ckd_session_save(session, INT64_MAX, NULL), CKD_OK);
     assert_int_equal(ckd_session_close(session, NULL), CKD_OK);
@@ -521,7 +525,7 @@ static void test_steps_that_are_too_large(void **state) {
     ckd_store_close(store);
 }
 
-static void test_paths_of_something_else(void **state) {
+static void test_paths_that_are_no_store(void **state) {
     char path[600];
     ckd_store *store;
     ckd_error err;
@@ -545,9 +549,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_no_commit_after_a_failed_call), tempdir_test(test_regions_that_overlap),
         tempdir_test(test_one_name_for_two_tensors),      tempdir_test(test_very_many_regions),
-        tempdir_test(test_structs_that_say_no_size),      tempdir_test(test_structs_of_other_versions),
-        cmocka_unit_test(test_handles_that_are_null),     tempdir_test(test_requests_that_are_none),
-        tempdir_test(test_steps_that_are_too_large),      tempdir_test(test_paths_of_something_else),
+        tempdir_test(test_structs_without_a_size),        tempdir_test(test_structs_of_other_versions),
+        cmocka_unit_test(test_handles_that_are_null),     tempdir_test(test_invalid_requests),
+        tempdir_test(test_steps_that_are_too_large),      tempdir_test(test_paths_that_are_no_store),
     };
     return cmocka_run_group_tests_name("misuse", tests, NULL, NULL);
 }

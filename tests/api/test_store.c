@@ -1,4 +1,4 @@
-/* The checkpoint level end to end: what is saved comes back, bit for bit, through chains and for any region. */
+/* Checkpoints end to end: everything saved is loaded bit for bit, through chains and for any region. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,7 +37,7 @@ static void test_round_trip_of_every_dtype(void **state) {
 
 static void test_special_values_survive(void **state) {
     ckd_store *store = store_create(*state);
-    /* Every f16 and bf16 pattern, and every pattern of an f32's upper half with odd payloads. */
+    /* Every pattern of f16 and bf16, and every pattern of the upper half of an f32 with odd payloads. */
     uint64_t n = 65536;
     uint16_t *half = malloc(n * 2);
     uint32_t *single = malloc(n * 4);
@@ -170,7 +170,7 @@ static void test_regions_must_tile(void **state) {
             t.data = values;
             t.region =
                 (ckd_region){.kind = CKD_REGION_FLAT, .start = wrong[i][k].start, .count = wrong[i][k].count};
-            int overlaps = k == 1 && i > 0; /* is seen at once, a hole at the end */
+            int overlaps = k == 1 && i > 0; /* the save finds overlaps at once, and holes at the end */
             assert_int_equal(ckd_save_tensor(save, &t, &err), overlaps ? CKD_E_MISMATCH : CKD_OK);
         }
         ckd_status status = ckd_save_commit(NULL, save, i == 0 ? &err : NULL);
@@ -219,8 +219,8 @@ static void test_size_never_exceeds_raw_by_much(void **state) {
     ckd_store_close(store);
 }
 
-/* Values that have nothing to do with the parent's take what they would have taken without it. */
-static void test_another_kind_of_values(void **state) {
+/* Values unrelated to the parent's take no more space than without a parent. */
+static void test_values_unrelated_to_the_parent(void **state) {
     uint64_t n = 65536;
     ckd_store *store = store_create(*state);
     uint8_t *noise = random_bits(n, 1);
@@ -331,7 +331,8 @@ static void test_four_ranks_one_commit(void **state) {
         check_random_region(store, "run", 0, "t", 2, shape, values, seed);
     }
     change_values(CKD_F32, values, n, 4);
-    ckd_save_options o = CKD_SAVE_OPTIONS_INIT; /* another layout: the parent's values are read across it */
+    /* In another layout, the parent's values are read across shards. */
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     o.run = "run";
     o.step = 1;
     o.newest_load_cost = 4;
@@ -357,7 +358,7 @@ int main(void) {
         tempdir_test(test_any_region_of_any_sharding),
         tempdir_test(test_regions_must_tile),
         tempdir_test(test_size_never_exceeds_raw_by_much),
-        tempdir_test(test_another_kind_of_values),
+        tempdir_test(test_values_unrelated_to_the_parent),
         tempdir_test(test_blobs_metric_and_lineage),
         tempdir_test(test_four_ranks_one_commit),
     };

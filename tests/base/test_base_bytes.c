@@ -11,7 +11,7 @@
 #include "base/bytes.h"
 #include "base/hash.h"
 
-/* An allocation that is too large is an answer here, not a finding. */
+/* An allocation that is too large must return NULL, and is no finding of the sanitizer. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 __attribute__((visibility("default"))) const char *__asan_default_options(void) {
@@ -99,13 +99,13 @@ static void test_fields_round_trip(void **state) {
     assert_int_equal(b.size + b.capacity, 0);
 }
 
-/* Every prefix of a valid stream fails, at once and for good, and yields zeros. */
+/* Reading any prefix of a valid stream fails at once, and every later read does, too, with zeros. */
 static void test_reader_past_the_end(void **state) {
     (void)state;
     static const uint8_t raw[15] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (size_t size = 0; size < sizeof(raw); size++) {
         uint8_t *copy =
-            malloc(size + !size); /* exactly as long, so that the sanitizer sees one byte too far */
+            malloc(size + !size); /* the exact size, so that the sanitizer notices one byte too many */
         assert_non_null(copy);
         memcpy(copy, raw, size);
         reader r = reader_of(copy, size);
@@ -147,7 +147,7 @@ static bool string_fails(const void *field, size_t size, size_t capacity) {
 static void test_strings(void **state) {
     (void)state;
     assert_false(string_fails("\3\0abc", 5, 4));
-    assert_true(string_fails("\3\0abc", 5, 3)); /* no room for the NUL */
+    assert_true(string_fails("\3\0abc", 5, 3)); /* no space for the NUL */
     assert_true(string_fails("\3\0abc", 5, 0));
     assert_true(string_fails("\3\0abc", 4, 64));  /* cut */
     assert_true(string_fails("\3", 1, 64));       /* length cut */
@@ -269,10 +269,13 @@ static void test_utf8(void **state) {
     assert_false(utf8_valid("a\0b", 3));
     assert_false(utf8_valid("\0", 1));
     assert_true(utf8_valid(NULL, 0));
-    assert_false(utf8_valid("\xe2\x82\xac", 2)); /* what follows does not count */
+    assert_false(utf8_valid("\xe2\x82\xac", 2)); /* bytes after the size do not count */
 }
 
-/* The shortest encoding of every code point but NUL and the surrogates is valid, and so is nothing else of its length. */
+/*
+ * The shortest encodings of all code points except NUL and surrogates are valid, and nothing else of the same
+ * length is.
+ */
 static void test_utf8_every_code_point(void **state) {
     (void)state;
     uint32_t valid = 0;
@@ -289,7 +292,9 @@ static void test_utf8_every_code_point(void **state) {
     assert_int_equal(valid, 0x10000 - 0x800 - 0x800);
 }
 
-/* ---- hashes: values by python3-xxhash 3.0.0, of bytes (131 i + 17 (i >> 8) + 7) mod 256 ---- */
+/*
+ * ---- hashes: values computed with python3-xxhash 3.0.0, of the bytes (131 i + 17 (i >> 8) + 7) mod 256 ----
+ */
 
 typedef struct known {
     size_t size;

@@ -1,4 +1,4 @@
-/* base/error: what lands in a ckd_error. */
+/* base/error: what the functions write to a ckd_error. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -113,7 +113,10 @@ static void test_arguments_inside_the_error(void **state) {
     assert_string_equal(err.file, "data/c");
 }
 
-/* Texts of every length around the limits, of characters of one to four bytes: cut, but valid UTF-8 and ended. */
+/*
+ * Texts of every length around the limits, with characters of one to four bytes. They are cut to valid UTF-8
+ * that ends with NUL.
+ */
 static void test_cut_between_characters(void **state) {
     (void)state;
     static const char *const characters[] = {"a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80"};

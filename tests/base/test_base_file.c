@@ -1,6 +1,6 @@
 /*
- * base/file: reading and writing. System calls that are hard to make fail are replaced here: the program's own pread,
- * pwrite, fdatasync and close take the place of the C library's.
+ * base/file: reading and writing. The program replaces pread, pwrite, fdatasync and close of the C library,
+ * to make them fail.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -31,15 +31,15 @@
 /* ---- the replaced system calls ---- */
 
 static struct {
-    bool rough;   /* every second call is interrupted, and no call moves more than a few bytes */
-    bool pretend; /* claim to have moved everything, and note the largest request */
-    bool nothing; /* pwrite moves nothing at all */
+    bool rough;   /* every second call is interrupted, and each call moves a few bytes at most */
+    bool pretend; /* calls claim to have moved everything, and record the largest request */
+    bool nothing; /* pwrite moves nothing */
     size_t largest;
     unsigned calls, syncs;
     int sync_errno, close_errno;
 } fake;
 
-/* -1: interrupted; else how much of `size` to move. */
+/* Returns -1 for an interrupted call, else how much of `size` to move. */
 static ssize_t rough_size(size_t size) {
     fake.calls++;
     if (fake.calls % 2 == 1) {
@@ -210,7 +210,7 @@ static void test_write_at(void **state) {
     file_writer *f;
     assert_int_equal(file_create(&f, p->path, 16, NULL), CKD_OK);
     assert_int_equal(file_append(f, "........header........", 22, NULL), CKD_OK);
-    assert_int_equal(file_append(f, "tail", 4, NULL), CKD_OK); /* still in the buffer */
+    assert_int_equal(file_append(f, "tail", 4, NULL), CKD_OK); /* stays in the buffer */
     assert_int_equal(file_write_at(f, 8, "HEADER", 6, NULL), CKD_OK);
     assert_int_equal(file_write_at(f, 22, "TAIL", 4, NULL), CKD_OK);
     assert_int_equal(file_write_at(f, 26, "", 0, NULL), CKD_OK);
@@ -219,15 +219,15 @@ static void test_write_at(void **state) {
     assert_int_equal(file_write_at(f, 27, "", 0, NULL), CKD_E_INVALID);
     assert_int_equal(file_write_at(f, UINT64_MAX, "xy", 2, NULL), CKD_E_INVALID);
     assert_int_equal(file_written(f), 26);
-    assert_int_equal(file_append(f, "!", 1, NULL),
-                     CKD_OK); /* goes to the end, not behind what was replaced */
+    /* Appended at the end of the file, not after the replaced bytes. */
+    assert_int_equal(file_append(f, "!", 1, NULL), CKD_OK);
     assert_int_equal(file_close(f, NULL), CKD_OK);
     assert_content(p->path, "........HEADER........TAIL!", 27);
 }
 
 static void test_large_calls_are_split(void **state) {
     place *p = *state;
-    size_t size = ((size_t)5 << 29) + 12345; /* 2.5 GiB of address space, never touched */
+    size_t size = ((size_t)5 << 29) + 12345; /* 2.5 GiB of address space that is never touched */
     void *nothing =
         mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     assert_ptr_not_equal(nothing, MAP_FAILED);
@@ -254,7 +254,7 @@ static void test_large_calls_are_split(void **state) {
 
 typedef struct fault {
     file_op step;
-    int answer; /* what the hook says to the `at`th such step, and to all after it */
+    int answer; /* what the hook returns for the `at`th such step, and all later ones */
     unsigned at, seen, total;
     char path[512];
 } fault;
@@ -269,7 +269,7 @@ static int answer_step(void *context, file_op step, const char *path) {
     return f->seen++ >= f->at ? f->answer : 0;
 }
 
-/* Whatever fails first: nothing works on that file any more, above all no second sync. */
+/* After any failure, nothing works on this file any more; above all there is no second sync. */
 static void assert_spoiled(file_writer *f, const char *path, ckd_status status) {
     ckd_error err;
     fault watch = {.step = FILE_OP_SYNC};
@@ -301,12 +301,12 @@ static void test_failed_write_spoils(void **state) {
     assert_string_equal(full.path, p->path);
     file_set_fault_hook(NULL, NULL);
     assert_spoiled(f, p->path, CKD_E_NOSPACE);
-    assert_int_equal(file_close(f, NULL), CKD_E_NOSPACE); /* frees it, too */
+    assert_int_equal(file_close(f, NULL), CKD_E_NOSPACE); /* frees the writer, too */
     assert_content(p->path, "abcdef", 6);
     assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
 
     assert_int_equal(file_create(&f, p->path, 4, NULL), CKD_OK);
-    fake.nothing = true; /* a write that moves nothing must not be tried for ever */
+    fake.nothing = true; /* a write that moves nothing must not be repeated forever */
     assert_int_equal(file_append(f, "abcdef", 6, &err), CKD_E_IO);
     fake.nothing = false;
     assert_spoiled(f, p->path, CKD_E_IO);
@@ -333,14 +333,14 @@ static void test_failed_sync_spoils(void **state) {
         assert_int_equal(file_sync(f, &err), want[i / 2]);
         assert_int_equal(err.sys_errno, reasons[i / 2]);
         assert_int_equal(fake.syncs, i % 2 == 0 ? 1 : 0);
-        fake.sync_errno = 0; /* the kernel would say yes to a second one */
+        fake.sync_errno = 0; /* the kernel would report success for a second one */
         assert_spoiled(f, p->path, want[i / 2]);
         file_discard(f);
         assert_false(file_exists(p->path));
     }
 }
 
-/* -n: n - 1 bytes of that write reach the file, then the disk is full. */
+/* An answer of -n lets n - 1 bytes of the write reach the file; then the disk is full. */
 static void test_short_write_faults(void **state) {
     place *p = *state;
     for (int n = 1; n <= 12; n++) {
@@ -371,7 +371,7 @@ static void test_failed_create_and_close(void **state) {
     assert_int_equal(file_create(&f, p->path, 8, &err), CKD_E_READ_ONLY);
     assert_null(f);
     assert_false(file_exists(p->path));
-    broken.answer = -3; /* means nothing but failure here */
+    broken.answer = -3; /* for this step it only means failure */
     assert_int_equal(file_create(&f, p->path, 8, &err), CKD_E_IO);
     file_set_fault_hook(NULL, NULL);
 
@@ -387,7 +387,7 @@ static void test_failed_create_and_close(void **state) {
         } else {
             fake.close_errno = i == 1 || i == 2 ? EINTR : EIO;
         }
-        /* Interrupted after a sync: everything is safe. Before one: who knows. */
+        /* If close is interrupted after a sync, everything is safe. Before a sync, nobody knows. */
         static const ckd_status want[] = {CKD_E_NOSPACE, CKD_E_IO, CKD_OK, CKD_E_IO};
         assert_int_equal(file_close(f, &err), want[i]);
         file_set_fault_hook(NULL, NULL);
@@ -401,7 +401,7 @@ static void test_discard(void **state) {
     place *p = *state;
     file_writer *f;
     file_discard(NULL);
-    /* Published meanwhile, and the old name taken by another file: neither is touched. */
+    /* The file was published, and its old name now belongs to another file. Neither is removed. */
     assert_int_equal(file_create(&f, p->path, 8, NULL), CKD_OK);
     assert_int_equal(file_append(f, "published", 9, NULL), CKD_OK);
     assert_int_equal(file_flush(f, NULL), CKD_OK);
@@ -411,7 +411,7 @@ static void test_discard(void **state) {
     assert_content(p->path, "another", 7);
     assert_content(p->other, "published", 9);
     assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
-    /* A child of the writer drops its copy and leaves the file to its parent. */
+    /* A child of the writer frees its copy, and leaves the file to its parent. */
     assert_int_equal(file_create(&f, p->path, 8, NULL), CKD_OK);
     assert_int_equal(file_append(f, "mine", 4, NULL), CKD_OK);
     pid_t child = fork();
@@ -424,7 +424,7 @@ static void test_discard(void **state) {
     assert_int_equal(status, 0);
     assert_int_equal(file_close(f, NULL), CKD_OK);
     assert_content(p->path, "mine", 4);
-    /* It can fail as well, and then leaves the file, but no open descriptor (tear_down looks). */
+    /* Removing can fail. Then the file stays, but no open descriptor (tear_down checks). */
     assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
     assert_int_equal(file_create(&f, p->path, 8, NULL), CKD_OK);
     fault stuck = {.step = FILE_OP_REMOVE, .answer = EIO};
@@ -436,7 +436,7 @@ static void test_discard(void **state) {
 
 /* ---- reading ---- */
 
-/* Bytes come back from where they were written, in any order; nothing is ever seen in the directory. */
+/* Bytes are read back from where they were written, in any order. The directory never lists the file. */
 static void test_scratch(void **state) {
     const place *p = *state;
     const char *dir = p->dir;
@@ -457,7 +457,7 @@ static void test_scratch(void **state) {
         assert_memory_equal(in, out, sizeof(in));
     }
     ckd_error err;
-    assert_int_equal(file_scratch_read(f, 200, in, 101, &err), CKD_E_IO); /* beyond its end */
+    assert_int_equal(file_scratch_read(f, 200, in, 101, &err), CKD_E_IO); /* beyond the end */
     fault full = {.step = FILE_OP_WRITE, .answer = -4, .at = 0};
     file_set_fault_hook(answer_step, &full);
     assert_int_equal(file_scratch_write(f, 0, out, 10, &err), CKD_E_NOSPACE);
@@ -506,7 +506,7 @@ static void test_read_at(void **state) {
         assert_true(err.offset == far[i]);
         assert_string_equal(err.file, p->path);
     }
-    /* Cut short by somebody after it was opened. */
+    /* Another process truncates the file after it was opened. */
     assert_int_equal(truncate(p->path, 500), 0);
     assert_int_equal(file_read_at(r, 400, got, 200, &err), CKD_E_CORRUPT);
     assert_non_null(strstr(err.message, "ends at byte 500"));
@@ -580,7 +580,8 @@ static void test_what_cannot_be_read(void **state) {
     write_small_file(p->other, "x", 1);
     fault denied = {.step = FILE_OP_OPEN, .answer = EACCES};
     file_set_fault_hook(answer_step, &denied);
-    assert_int_equal(file_open_read(&r, p->other, &err), CKD_E_IO); /* not READ_ONLY: it is not even that */
+    /* not READ_ONLY, as it cannot even be read */
+    assert_int_equal(file_open_read(&r, p->other, &err), CKD_E_IO);
     assert_int_equal(err.status, CKD_E_IO);
     assert_int_equal(err.sys_errno, EACCES);
     bytes_free(&out);
@@ -595,16 +596,16 @@ static void assert_not_regular(const char *path, const char *what) {
     assert_non_null(strstr(err.message, what));
 }
 
-/* As of damaged files, so that whoever meets one can go on with the others. */
-static void test_what_is_no_regular_file(void **state) {
+/* Files that are not regular count as damaged, so that callers can continue with the other files. */
+static void test_files_that_are_not_regular(void **state) {
     place *p = *state;
     assert_not_regular(p->dir, "is a directory");
     assert_int_equal(mkfifo(p->path, 0600), 0);
-    assert_not_regular(p->path, "is a pipe"); /* without waiting for somebody to write into it */
+    assert_not_regular(p->path, "is a pipe"); /* does not wait for a writer */
     file_remove(p->path, false, NULL);
     write_small_file(p->other, "x", 1);
     assert_int_equal(symlink(p->other, p->path), 0);
-    assert_not_regular(p->path, "is a symbolic link"); /* even to a file that could be read */
+    assert_not_regular(p->path, "is a symbolic link"); /* even if its target could be read */
     file_remove(p->path, false, NULL);
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     assert_true(snprintf(name.sun_path, sizeof(name.sun_path), "%s", p->path) < (int)sizeof(name.sun_path));
@@ -614,7 +615,7 @@ static void test_what_is_no_regular_file(void **state) {
     assert_not_regular(p->path, "is a socket");
 }
 
-/* Troubles of one file, and those of the process, in which no file can be read. */
+/* Tells errors of one file from those of the process, which prevent reading any file. */
 static void test_errors_of_one_file(void **state) {
     (void)state;
     static const int unreadable[] = {EIO,    EUCLEAN, EBADMSG, ENODATA, EREMOTEIO,
@@ -646,7 +647,7 @@ int main(void) {
         WITH_PLACE(test_one_reader_for_many_threads),
         WITH_PLACE(test_read_all),
         WITH_PLACE(test_what_cannot_be_read),
-        WITH_PLACE(test_what_is_no_regular_file),
+        WITH_PLACE(test_files_that_are_not_regular),
         cmocka_unit_test(test_errors_of_one_file),
     };
     return cmocka_run_group_tests_name("base_file", tests, NULL, NULL);

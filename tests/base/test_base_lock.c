@@ -1,6 +1,6 @@
 /*
- * base/file: locks between handles, threads and processes; clocks and randomness. The program's own fcntl and getrandom
- * take the place of the C library's.
+ * base/file: locks between handles, threads and processes; clocks and random numbers. The program replaces
+ * fcntl and getrandom of the C library.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -29,10 +29,10 @@
 #include "tests/support/tempdir.h"
 
 static struct {
-    bool rough; /* every second call is interrupted; random bytes come a few at a time */
+    bool rough; /* every second call is interrupted, and random bytes come a few at a time */
     unsigned calls, tries;
     int lock_errno, random_errno;
-    const char *remove_before_lock; /* the lock file's name goes just before it is locked, this often: */
+    const char *remove_before_lock; /* this lock file is removed just before it is locked, this many times: */
     int removals;
 } fake;
 
@@ -63,8 +63,8 @@ ssize_t getrandom(void *to, size_t size, unsigned flags) {
     return (ssize_t)syscall(SYS_getrandom, to, fake.rough && size > 7 ? (size_t)7 : size, flags);
 }
 
-#define LONG_MS \
-    600000 /* far longer than any wait here; a test that fails runs out of time, none passes by it */
+/* Far longer than any wait here: a test that fails runs out of time. */
+#define LONG_MS 600000
 
 typedef struct place {
     char *dir;
@@ -106,7 +106,7 @@ static file_lock *take(const char *path, lock_kind kind) {
     return lock;
 }
 
-/* Can it be had at once? Never keeps it. */
+/* Returns whether the lock can be taken at once. Never keeps it. */
 static bool available(const char *path, lock_kind kind) {
     file_lock *lock;
     ckd_status status = lock_acquire(&lock, path, kind, true, 0, NULL);
@@ -177,7 +177,7 @@ static void test_missing_and_unlockable(void **state) {
     fake.lock_errno = ENOLCK;
     assert_int_equal(lock_acquire(&lock, p->path, LOCK_SHARED, false, LONG_MS, &err), CKD_E_IO);
     assert_int_equal(err.sys_errno, ENOLCK);
-    fake.lock_errno = EACCES; /* POSIX allows it in place of EAGAIN */
+    fake.lock_errno = EACCES; /* POSIX allows it instead of EAGAIN */
     assert_int_equal(lock_acquire(&lock, p->path, LOCK_SHARED, false, 0, &err), CKD_E_BUSY);
     fake.lock_errno = 0;
     fake.rough = true;
@@ -187,7 +187,7 @@ static void test_missing_and_unlockable(void **state) {
     assert_true(available(p->path, LOCK_SHARED));
 }
 
-/* A shared lock needs only read permission. As root everything is permitted: then in a child that is not root. */
+/* A shared lock needs only read permission. As root may do everything, a child of another user tests it. */
 static void test_shared_needs_read_permission_only(void **state) {
     place *p = *state;
     write_small_file(p->path, "", 0);
@@ -201,7 +201,7 @@ static void test_shared_needs_read_permission_only(void **state) {
             _exit(2);
         }
         if (access(p->dir, X_OK) != 0 && errno == EACCES && file_exists(p->path) == false) {
-            _exit(77); /* a directory above that only root may enter */
+            _exit(77); /* only root may enter a parent directory */
         }
         if (lock_acquire(&lock, p->path, LOCK_SHARED, true, 0, &err) != CKD_OK) {
             _exit(3);
@@ -245,7 +245,10 @@ static void test_ends_with_the_process(void **state) {
     close(ready[1]);
 }
 
-/* A forked child shares the open file: it must neither keep the lock when its parent releases it, nor release it. */
+/*
+ * A forked child shares the open file. It neither keeps the lock when its parent releases it, nor releases
+ * it.
+ */
 static void test_children_do_not_interfere(void **state) {
     place *p = *state;
     int to_child[2], to_parent[2];
@@ -257,9 +260,9 @@ static void test_children_do_not_interfere(void **state) {
     file_lock *two = take(second, LOCK_EXCLUSIVE);
     pid_t child = fork();
     if (child == 0) {
-        lock_release(one); /* as a destructor would */
+        lock_release(one); /* as a destructor would do */
         bool ok = write(to_parent[1], "x", 1) == 1 && read(to_child[0], &byte, 1) == 1;
-        _exit(ok ? 0 : 1); /* alive, with its copy of `two`, until told */
+        _exit(ok ? 0 : 1); /* it lives, with its copy of `two`, until the parent writes */
     }
     assert_int_equal(read(to_parent[0], &byte, 1), 1);
     assert_false(available(p->path, LOCK_SHARED));
@@ -303,8 +306,11 @@ static void test_waits_until_released(void **state) {
     }
 }
 
-/* The name goes, or goes to another file, while we are between opening and locking: what we get is what has the name. */
-static void test_removed_under_us(void **state) {
+/*
+ * The lock file is removed or replaced between opening and locking. The lock must be on the file that has the
+ * name.
+ */
+static void test_lock_files_removed_while_locking(void **state) {
     place *p = *state;
     ckd_error err;
     for (int removals = 1; removals <= 5; removals++) {
@@ -323,7 +329,7 @@ static void test_removed_under_us(void **state) {
     file_lock *lock;
     assert_int_equal(lock_acquire(&lock, p->path, LOCK_EXCLUSIVE, false, LONG_MS, &err), CKD_E_NOT_FOUND);
     assert_null(lock);
-    fake.removals = 1000000; /* for ever: not for ever */
+    fake.removals = 1000000; /* nearly forever: lock_acquire gives up */
     assert_int_equal(lock_acquire(&lock, p->path, LOCK_SHARED, true, LONG_MS, &err), CKD_E_BUSY);
 }
 
@@ -334,11 +340,14 @@ static void test_removed_under_us(void **state) {
 
 typedef struct arena {
     const char *path;
-    bool removing;             /* every holder removes the lock file before it releases */
+    bool removing;             /* every holder removes the lock file before it releases the lock */
     volatile uint64_t *shared; /* [0] is incremented, not atomically; [1] counts holders */
 } arena;
 
-/* Relaxed: atomic enough for the thread sanitizer, which does not know file locks, and a lost update stays lost. */
+/*
+ * Relaxed atomics satisfy the thread sanitizer, which does not know file locks. A lost update still stays
+ * lost.
+ */
 static uint64_t load(const volatile uint64_t *from) {
     return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
@@ -415,16 +424,16 @@ static void test_one_thread_at_a_time(void **state) {
     assert_int_equal(shared[0], CONTENDERS * TURNS);
 }
 
-/* ---- clocks and randomness ---- */
+/* ---- holders, clocks, random numbers ---- */
 
-/* Which process has a lock on a file, and whether it is stopped. */
+/* Finds the process that holds a lock on a file, and whether it is stopped. */
 static void test_holders(void **state) {
     place *p = *state;
     lock_holder h;
     assert_false(lock_find_holder(&h, p->path));
     write_small_file(p->path, "", 0);
     assert_false(lock_find_holder(&h, p->path));
-    int opened = open(p->path, O_RDONLY | O_CLOEXEC); /* to have it open is not to have it locked */
+    int opened = open(p->path, O_RDONLY | O_CLOEXEC); /* a file that is only open is not locked */
     assert_true(opened >= 0);
     assert_false(lock_find_holder(&h, p->path));
     close(opened);
@@ -446,7 +455,7 @@ static void test_holders(void **state) {
     assert_int_equal(waitpid(child, &how, WUNTRACED), child);
     assert_true(WIFSTOPPED(how));
     assert_true(lock_find_holder(&h, p->path));
-    assert_int_equal(h.process, child); /* the stopped one of both */
+    assert_int_equal(h.process, child); /* the one of both that is stopped */
     assert_true(h.stopped);
     assert_int_equal(h.others, 1);
     kill(child, SIGCONT);
@@ -466,7 +475,7 @@ static void test_clocks_and_random_bytes(void **state) {
         assert_int_equal(random_bytes(a + 1, 298, NULL), CKD_OK);
         assert_int_equal(random_bytes(b + 1, 298, NULL), CKD_OK);
         assert_memory_not_equal(a + 1, b + 1, 298);
-        assert_memory_not_equal(a + 267, b + 267, 32); /* up to the end */
+        assert_memory_not_equal(a + 267, b + 267, 32); /* including the last bytes */
         assert_int_equal(a[0] | a[299], 0);
     }
     uint8_t a[16];
@@ -489,7 +498,7 @@ int main(void) {
         WITH_PLACE(test_ends_with_the_process),
         WITH_PLACE(test_children_do_not_interfere),
         WITH_PLACE(test_waits_until_released),
-        WITH_PLACE(test_removed_under_us),
+        WITH_PLACE(test_lock_files_removed_while_locking),
         WITH_PLACE(test_one_process_at_a_time),
         WITH_PLACE(test_one_thread_at_a_time),
         WITH_PLACE(test_holders),

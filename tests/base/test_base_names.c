@@ -1,6 +1,6 @@
 /*
- * base/file: names and directories; every step failing, every step the last one before a crash. The program's own
- * renameat2, link and fsync take the place of the C library's.
+ * base/file: names and directories. Every step fails, and every step is the last one before a crash. The
+ * program replaces renameat2, link and fsync of the C library.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -26,8 +26,8 @@
 #include "tests/support/tempdir.h"
 
 static struct {
-    int rename_errno;      /* of a file system without RENAME_NOREPLACE */
-    bool link_answer_lost; /* link works and says EEXIST, as NFS may */
+    int rename_errno;      /* like a file system without RENAME_NOREPLACE */
+    bool link_answer_lost; /* link succeeds but returns EEXIST, as NFS may */
     int link_errno, fsync_errno;
     unsigned links, fsyncs;
 } fake;
@@ -120,18 +120,18 @@ static void test_publish_where_links_fail(void **state) {
     ckd_error err;
     write_small_file(p->temp, "new", 3);
     fake.rename_errno = EINVAL;
-    fake.link_answer_lost = true; /* done, but it looks as if somebody else had been first */
+    fake.link_answer_lost = true; /* done, but it looks as if another process had been first */
     assert_int_equal(file_rename_noreplace(p->temp, p->path, NULL), CKD_OK);
     assert_content(p->path, "new", 3);
     assert_false(file_exists(p->temp));
     write_small_file(p->temp, "other", 5);
-    assert_int_equal(file_rename_noreplace(p->temp, p->path, NULL),
-                     CKD_E_EXISTS); /* somebody else was first */
+    /* Another process was first. */
+    assert_int_equal(file_rename_noreplace(p->temp, p->path, NULL), CKD_E_EXISTS);
     fake.link_answer_lost = false;
     fake.link_errno = EPERM; /* no hard links at all */
     assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_E_READ_ONLY);
     assert_int_equal(err.sys_errno, EPERM);
-    fake.rename_errno = EXDEV; /* no reason to try a link */
+    fake.rename_errno = EXDEV; /* not an error for which links are tried */
     fake.link_errno = 0;
     fake.links = 0;
     assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_E_IO);
@@ -149,10 +149,12 @@ static int child_status(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
 }
 
-/* One racer: publishes ROUNDS files; `wins` counts the winners of each round, in memory that all share. */
+/*
+ * One process of the race: publishes ROUNDS files. `wins` counts the winners of each round, in shared memory.
+ */
 static int race(const char *dir, int racer, int start, int (*wins)[RACERS]) {
     char go, temp[600], path[600];
-    if (read(start, &go, 1) != 0) { /* the end of the pipe is the shot */
+    if (read(start, &go, 1) != 0) { /* closing the pipe starts the race */
         return 1;
     }
     for (int round = 0; round < ROUNDS; round++) {
@@ -222,7 +224,7 @@ static void test_replace_and_remove(void **state) {
     place *p = *state;
     ckd_error err;
     write_small_file(p->temp, "new", 3);
-    assert_int_equal(file_rename(p->temp, p->path, NULL), CKD_OK); /* nothing there yet */
+    assert_int_equal(file_rename(p->temp, p->path, NULL), CKD_OK); /* there is no file of that name yet */
     write_small_file(p->temp, "newer", 5);
     assert_int_equal(file_rename(p->temp, p->path, NULL), CKD_OK);
     assert_content(p->path, "newer", 5);
@@ -236,7 +238,7 @@ static void test_replace_and_remove(void **state) {
     assert_int_equal(file_remove(p->path, true, NULL), CKD_OK);
     assert_int_equal(file_remove(p->path, false, &err), CKD_E_NOT_FOUND);
     assert_string_equal(err.file, p->path);
-    assert_int_not_equal(file_remove(p->dir, true, NULL), CKD_OK); /* no file */
+    assert_int_not_equal(file_remove(p->dir, true, NULL), CKD_OK); /* it is no file */
     assert_true(file_exists(p->dir));
 }
 
@@ -257,7 +259,7 @@ static void test_directories(void **state) {
     assert_int_equal(fake.fsyncs, 1);
     assert_int_equal(dir_sync(deep, &err), CKD_E_NOT_FOUND);
     assert_int_equal(dir_sync(p->temp, &err), CKD_E_IO);
-    fake.fsync_errno = EINVAL; /* a file system that knows no such thing */
+    fake.fsync_errno = EINVAL; /* like a file system that cannot sync directories */
     assert_int_equal(dir_sync(p->path, NULL), CKD_OK);
     fake.fsync_errno = EIO;
     assert_int_equal(dir_sync(p->path, &err), CKD_E_IO);
@@ -315,16 +317,16 @@ static void test_bytes_of_a_directory(void **state) {
         snprintf(path, sizeof(path), "%s/f", deep);
         write_small_file(path, "1234567890", 10);
     }
-    assert_int_equal(truncate(path, (off_t)1 << 33), 0); /* apparent size: nearly nothing is allocated */
+    assert_int_equal(truncate(path, (off_t)1 << 33), 0); /* its apparent size; almost nothing is allocated */
     snprintf(path, sizeof(path), "%s/loop", deep);
-    assert_int_equal(symlink(p->dir, path), 0); /* neither followed nor counted */
+    assert_int_equal(symlink(p->dir, path), 0); /* links are neither followed nor counted */
     snprintf(path, sizeof(path), "%s/file-link", p->dir);
     assert_int_equal(symlink(p->temp, path), 0);
     assert_int_equal(mkfifo(p->path, 0600), 0);
     assert_int_equal(dir_bytes(&total, p->dir, NULL), CKD_OK);
     assert_true(total == 5 + 19 * 10 + (UINT64_C(1) << 33));
     snprintf(path, sizeof(path), "%s/link", p->dir);
-    assert_int_equal(symlink(p->dir, path), 0); /* but the path itself may be a link to the store */
+    assert_int_equal(symlink(p->dir, path), 0); /* but the path itself may be a link to the directory */
     uint64_t through = 0;
     assert_int_equal(dir_bytes(&through, path, NULL), CKD_OK);
     assert_true(through == total);
@@ -340,7 +342,7 @@ static void test_bytes_of_a_directory(void **state) {
     assert_int_equal(dir_bytes(&total, path, NULL), CKD_E_NOT_FOUND);
 }
 
-/* Each folder of a, a/b, ab, c holds a file of another size. */
+/* Each of the folders a, a/b, ab and c holds a file of another size. */
 static void test_bytes_without_some_folders(void **state) {
     static const struct {
         const char *without[DIR_EXCLUDED_MAX + 1];
@@ -376,8 +378,8 @@ static void test_bytes_without_some_folders(void **state) {
 
 typedef struct sweep {
     unsigned at, seen;
-    int answer;   /* 0: the process ends at this step */
-    file_op step; /* the one that was reached */
+    int answer;   /* 0: the process exits at this step */
+    file_op step; /* the step that was reached */
     char path[512];
     file_op all[32];
 } sweep;
@@ -423,7 +425,7 @@ static void test_publish_bytes(void **state) {
     snprintf(second, sizeof(second), "%s/second", p->dir);
     assert_int_equal(file_create_durable(second, p->temp, "other", 5, &err), CKD_E_EXISTS);
     assert_string_equal(err.file, p->temp);
-    assert_content(p->temp, "a living writer's", 17); /* not ours to remove */
+    assert_content(p->temp, "a living writer's", 17); /* it belongs to another writer */
     assert_false(file_exists(second));
     assert_int_equal(file_remove(p->temp, false, NULL), CKD_OK);
     assert_int_equal(file_create_durable(second, p->temp, NULL, 0, NULL), CKD_OK);
@@ -443,7 +445,7 @@ static void test_publish_bytes_without_a_slash(void **state) {
     assert_content(p->path, text, sizeof(text));
 }
 
-/* Whichever step fails: all or nothing under the name, no leftover, and the right error. */
+/* Whichever step fails, the name has all or nothing, no file is left over, and the error is right. */
 static void test_publish_bytes_failing_anywhere(void **state) {
     place *p = *state;
     static const int answers[] = {EIO, ENOSPC, EROFS, -1, -5, -1000};
@@ -481,7 +483,7 @@ static void test_publish_bytes_failing_anywhere(void **state) {
     }
 }
 
-/* Whichever step is the last: the name is absent or complete, and complete from the publishing on. */
+/* Whichever step is the last, the file is absent or complete. It is complete once it was published. */
 static void test_publish_bytes_dying_anywhere(void **state) {
     place *p = *state;
     for (unsigned at = 0;; at++) {
@@ -535,8 +537,8 @@ static ckd_status one_call(int which, const place *p, const char *other, ckd_err
     }
 }
 
-/* Each step that one call makes asks once, names its path, and does nothing if told to fail. */
-static void test_each_step_asks(void **state) {
+/* Each step of a call invokes the hook once with its path, and does nothing if the hook returns an error. */
+static void test_each_step_calls_the_hook(void **state) {
     place *p = *state;
     char other[600];
     snprintf(other, sizeof(other), "%s/other", p->dir);
@@ -586,7 +588,7 @@ int main(void) {
         WITH_PLACE(test_publish_bytes_without_a_slash),
         WITH_PLACE(test_publish_bytes_failing_anywhere),
         WITH_PLACE(test_publish_bytes_dying_anywhere),
-        WITH_PLACE(test_each_step_asks),
+        WITH_PLACE(test_each_step_calls_the_hook),
     };
     return cmocka_run_group_tests_name("base_names", tests, NULL, NULL);
 }

@@ -1,4 +1,7 @@
-/* base/threads: every index once, the same answer whatever the thread count, and a well-behaved guest in its process. */
+/*
+ * base/threads: every index runs once, results do not depend on the number of threads, and the pool does not
+ * disturb its process.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -61,7 +64,7 @@ typedef struct tally {
 static ckd_status count_index(void *context, size_t index, uint32_t worker, ckd_error *err) {
     tally *t = context;
     size_t begun = atomic_fetch_add(&t->begun, 1);
-    /* In order: when this index was handed out, so were all before it; all but those just starting have begun. */
+    /* Indices are handed out in order. All earlier ones have begun, except those that are just starting. */
     bool wrong = worker >= t->threads || begun + t->threads - 1 < index || err->message[0] != '\0' ||
                  (worker == 0) != (pthread_equal(pthread_self(), t->caller) != 0);
     if (wrong) {
@@ -86,7 +89,7 @@ static void test_every_index_once(void **state) {
             memset(&err, 'Z', sizeof(err));
             before = err;
             assert_int_equal(pool_run(pool, count, count_index, &t, &err), CKD_OK);
-            assert_memory_equal(&err, &before, sizeof(err)); /* written on failure only */
+            assert_memory_equal(&err, &before, sizeof(err)); /* written only on failure */
             assert_int_equal(t.mistakes, 0);
             for (size_t i = 0; i < MOST_INDICES; i++) {
                 assert_int_equal(t.runs[i], i < count ? 1 : 0);
@@ -104,8 +107,8 @@ static void test_every_index_once(void **state) {
 /* ---- failures ---- */
 
 typedef struct failing {
-    size_t first; /* every index from here on fails ... */
-    size_t late;  /* ... and this one, but only after `first` did; SIZE_MAX: none */
+    size_t first; /* all indices from here on fail */
+    size_t late;  /* this one fails, too, but only after `first` did; SIZE_MAX: none */
     atomic_size_t calls;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -154,13 +157,13 @@ static void test_first_failure_by_index(void **state) {
             assert_string_equal(err.file, "data/c");
             assert_string_equal(err.tensor, "h.0.w");
             assert_int_equal(err.offset, first);
-            /* The rest was not started: each worker can have had one failing index under way. */
+            /* The rest was not started. Each worker ran at most one failing index. */
             assert_in_range(f.calls, first + 1, first + threads);
             f.calls = 0;
             assert_int_equal(pool_run(pool, (size_t)1 << 40, fail_some, &f, NULL), CKD_E_CORRUPT);
             assert_in_range(f.calls, first + 1, first + threads);
         }
-        /* The pool is as good as before. */
+        /* The pool can be used again. */
         tally t = {.threads = threads, .caller = pthread_self()};
         assert_int_equal(pool_run(pool, 100, count_index, &t, NULL), CKD_OK);
         assert_int_equal(t.begun, 100);
@@ -168,7 +171,7 @@ static void test_first_failure_by_index(void **state) {
     }
 }
 
-/* A smaller index that fails later in time than a larger one is still the one that is reported. */
+/* A smaller index that fails after a larger one is the one that is reported. */
 static void test_late_failure_of_a_smaller_index(void **state) {
     (void)state;
     thread_pool *pool = new_pool(2);
@@ -187,7 +190,7 @@ static ckd_status fail_silently(void *context, size_t index, uint32_t worker, ck
     return index == 3 ? CKD_E_MISMATCH : CKD_OK;
 }
 
-static void test_failure_without_a_word(void **state) {
+static void test_failure_without_a_message(void **state) {
     (void)state;
     for (uint32_t threads = 1; threads <= 3; threads++) {
         thread_pool *pool = new_pool(threads);
@@ -276,7 +279,7 @@ static void test_nested_calls(void **state) {
     pool_destroy(n.other);
 }
 
-/* ---- manners ---- */
+/* ---- signals, floating-point mode, idle threads ---- */
 
 typedef struct manners {
     pthread_barrier_t all;
@@ -318,7 +321,7 @@ static void test_signals_and_floats(void **state) {
     sigset_t before, after;
     assert_int_equal(fesetround(FE_UPWARD), 0);
 #if defined(__x86_64__)
-    unsigned callers_csr = _mm_getcsr() | 0x8040; /* flush denormals to zero, take them as zero */
+    unsigned callers_csr = _mm_getcsr() | 0x8040; /* flush denormals to zero, and read them as zero */
     _mm_setcsr(callers_csr);
 #endif
     pthread_sigmask(SIG_SETMASK, NULL, &before);
@@ -331,7 +334,7 @@ static void test_signals_and_floats(void **state) {
 #if defined(__x86_64__)
     unsigned csr = _mm_getcsr();
     _mm_setcsr(csr & ~0x8040u);
-    assert_int_equal(csr & ~0x3fu, callers_csr & ~0x3fu); /* but for the exceptions seen */
+    assert_int_equal(csr & ~0x3fu, callers_csr & ~0x3fu); /* except the flags of exceptions */
 #endif
     fesetround(FE_TONEAREST);
     assert_int_equal(callers_round, FE_UPWARD);
@@ -346,7 +349,7 @@ static void test_signals_and_floats(void **state) {
     pool_destroy(pool);
 }
 
-/* 'S' if asleep, 'R' if running, 0 if unknown. */
+/* Returns 'S' if the thread sleeps, 'R' if it runs, 0 if unknown. */
 static char thread_state(pid_t tid) {
     char path[64], text[256] = "";
     snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)tid);
@@ -369,8 +372,7 @@ static void test_idle_workers_sleep(void **state) {
     assert_int_equal(pool_run(pool, 4, look_around, &m, NULL), CKD_OK);
     pthread_barrier_destroy(&m.all);
     int asleep = 0, looks = 0;
-    for (; looks < 20000 && asleep < 20;
-         looks++) { /* a spinning thread is never seen asleep 20 times running */
+    for (; looks < 20000 && asleep < 20; looks++) { /* a spinning thread is never asleep 20 times in a row */
         usleep(500);
         bool all = true;
         for (size_t w = 1; w < 4; w++) {
@@ -382,7 +384,7 @@ static void test_idle_workers_sleep(void **state) {
     pool_destroy(pool);
 }
 
-/* ---- how many ---- */
+/* ---- number of threads ---- */
 
 static void test_thread_count(void **state) {
     (void)state;
@@ -397,7 +399,7 @@ static void test_thread_count(void **state) {
     pool_destroy(pool);
 
     pid_t child = fork();
-    if (child == 0) { /* confined to its last core */
+    if (child == 0) { /* runs only on its last core */
         int last = CPU_SETSIZE - 1;
         while (!CPU_ISSET(last, &all)) {
             last--;
@@ -439,8 +441,11 @@ static size_t thread_count(void) {
     return count - 2;
 }
 
-/* Too little address space for all the stacks: the threads that did start are ended, and nothing is left. */
-static void test_no_more_threads(void **state) {
+/*
+ * There is too little address space for all stacks. The threads that did start are ended, and nothing is
+ * left.
+ */
+static void test_threads_that_cannot_start(void **state) {
     (void)state;
     if (SANITIZED) {
         print_message("SKIP: sanitizers need the address space that this test takes away\n");
@@ -461,10 +466,10 @@ static void test_no_more_threads(void **state) {
         static const char before[] = "cannot start thread ";
         if (strncmp(err.message, before, strlen(before)) != 0 ||
             strtoul(err.message + strlen(before), NULL, 10) < 3) {
-            _exit(4); /* or none was started before it: nothing to end */
+            _exit(4); /* no thread was started before the failure, so the test would prove nothing */
         }
         for (int tries = 0; thread_count() != 1 && tries < 1000; tries++) {
-            usleep(1000); /* a joined thread may linger in /proc for a moment */
+            usleep(1000); /* a joined thread may stay in /proc for a moment */
         }
         if (thread_count() != 1) {
             _exit(5);
@@ -483,7 +488,7 @@ static void test_fork(void **state) {
     if (child == 0) {
         ckd_error err;
         ckd_status status = pool_run(pool, 100, do_nothing, NULL, &err);
-        pool_destroy(pool); /* must not wait for threads that are not here */
+        pool_destroy(pool); /* must not wait for the threads, which do not exist here */
         _exit(status == CKD_E_STATE && err.status == CKD_E_STATE ? 0 : 1);
     }
     assert_int_equal(child_status(child), 0);
@@ -492,7 +497,7 @@ static void test_fork(void **state) {
     pool_destroy(pool);
 }
 
-/* ---- lent ---- */
+/* ---- pools attached to a job ---- */
 
 typedef struct errands {
     pthread_mutex_t mutex;
@@ -534,7 +539,7 @@ static ckd_status count_and_wait(void *context, size_t index, uint32_t worker, c
     return CKD_OK;
 }
 
-/* What comes bit by bit is done by the workers, in between what pool_run has for them, and not after the pool was taken back. */
+/* Workers do small jobs as they arrive, between calls of pool_run. After pool_detach they do none. */
 static void test_workers_help(void **state) {
     (void)state;
     for (uint32_t threads = 2; threads <= 5; threads++) {
@@ -543,7 +548,7 @@ static void test_workers_help(void **state) {
         errands e = {.mutex = PTHREAD_MUTEX_INITIALIZER, .caller = pthread_self()};
         atomic_int indices = 0;
         assert_true(pool_attach(pool, run_errand, &e));
-        assert_false(pool_attach(pool, run_errand, &e)); /* to one at a time */
+        assert_false(pool_attach(pool, run_errand, &e)); /* only one job can be attached */
         for (unsigned i = 0; i < 60; i++) {
             pthread_mutex_lock(&e.mutex);
             e.left++;
@@ -576,7 +581,7 @@ static void test_workers_help(void **state) {
     }
 }
 
-static void test_one_thread_has_nobody_to_lend(void **state) {
+static void test_a_pool_of_one_thread_cannot_be_attached(void **state) {
     (void)state;
     thread_pool *pool;
     errands e = {.left = 1};
@@ -600,7 +605,10 @@ static ckd_status sleep_unevenly(void *context, size_t index, uint32_t worker, c
     return CKD_OK;
 }
 
-/* One of two threads waits for the other: that is no work. The nearest of a few tries, as others may use the machine. */
+/*
+ * One of two threads waits for the other; waiting is no work. The test takes the best of a few tries, as
+ * other programs may use the machine.
+ */
 static void test_work_is_counted(void **state) {
     (void)state;
     thread_pool *pool;
@@ -631,8 +639,10 @@ static void *look_at_policy(void *context) {
     return NULL;
 }
 
-/* The usual policy becomes one that waits for a core; another one stays. */
-static void test_interrupting_nobody(void **state) {
+/*
+ * The usual scheduling policy becomes SCHED_BATCH, which does not interrupt others. Any other policy stays.
+ */
+static void test_batch_policy(void **state) {
     (void)state;
     pthread_t thread;
     int policies[4] = {-1, -1, -1, -1};
@@ -651,18 +661,18 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_index_once),
         cmocka_unit_test(test_workers_help),
-        cmocka_unit_test(test_one_thread_has_nobody_to_lend),
+        cmocka_unit_test(test_a_pool_of_one_thread_cannot_be_attached),
         cmocka_unit_test(test_work_is_counted),
         cmocka_unit_test(test_first_failure_by_index),
         cmocka_unit_test(test_late_failure_of_a_smaller_index),
-        cmocka_unit_test(test_failure_without_a_word),
+        cmocka_unit_test(test_failure_without_a_message),
         cmocka_unit_test(test_calls_are_serialised),
         cmocka_unit_test(test_nested_calls),
         cmocka_unit_test(test_signals_and_floats),
         cmocka_unit_test(test_idle_workers_sleep),
         cmocka_unit_test(test_thread_count),
-        cmocka_unit_test(test_no_more_threads),
-        cmocka_unit_test(test_interrupting_nobody),
+        cmocka_unit_test(test_threads_that_cannot_start),
+        cmocka_unit_test(test_batch_policy),
         cmocka_unit_test(test_fork),
     };
     return cmocka_run_group_tests_name("base_threads", tests, NULL, NULL);

@@ -1,4 +1,7 @@
-/* The published competitor in bench/: its thresholds, masks, k-means, labels and arrays, against results known by other means. */
+/*
+ * The published competitor in bench/: its thresholds, masks, k-means, labels and arrays are compared with
+ * results from other calculations.
+ */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,17 +18,17 @@
 
 static void threshold_is_medians_up_to_a_bound(void **state) {
     (void)state;
-    /* |residual|: 1 2 3 4 5 100, lower median 3; mean of v 4e-10, its root 2e-5. */
+    /* |residual| is 1 2 3 4 5 100 with the lower median 3. The mean of v is 4e-10, and its root 2e-5. */
     const float residual[] = {-1, 5, 2, -100, 4, 3}, v[] = {0, 8e-10f, 4e-10f, 4e-10f, 4e-10f, 4e-10f},
                 zeros[6] = {0};
     assert_true(fabs(excp_threshold(residual, v, 6, 2e-5, EXCP_MAX_FACTOR) - 3.0) < 1e-6); /* factor 1 */
     assert_true(fabs(excp_threshold(residual, v, 6, 3e-5, EXCP_MAX_FACTOR) - 4.5) < 1e-6); /* factor 1.5 */
-    assert_true(fabs(excp_threshold(residual, v, 6, EXCP_ALPHA, EXCP_MAX_FACTOR) - 7.5) <
-                1e-6); /* 2.5 exactly at the bound */
+    /* 2.5, exactly at the bound. */
+    assert_true(fabs(excp_threshold(residual, v, 6, EXCP_ALPHA, EXCP_MAX_FACTOR) - 7.5) < 1e-6);
     assert_true(fabs(excp_threshold(residual, v, 6, 1, EXCP_MAX_FACTOR) - 7.5) < 1e-6);
     assert_true(fabs(excp_threshold(residual, v, 6, INFINITY, EXCP_MAX_FACTOR) - 7.5) < 1e-6);
-    assert_true(fabs(excp_threshold(residual, zeros, 6, EXCP_ALPHA, EXCP_MAX_FACTOR) - 7.5) <
-                1e-6); /* no v: the bound */
+    /* Without v: the bound. */
+    assert_true(fabs(excp_threshold(residual, zeros, 6, EXCP_ALPHA, EXCP_MAX_FACTOR) - 7.5) < 1e-6);
     assert_true(excp_threshold(residual, v, 5, 0, EXCP_MAX_FACTOR) == 0);
     assert_true(fabs(excp_threshold(residual, v, 6, INFINITY, 4) - 12.0) < 1e-6); /* other bounds */
     assert_true(fabs(excp_threshold(residual, zeros, 6, EXCP_ALPHA, 1.5) - 4.5) < 1e-6);
@@ -42,14 +45,17 @@ static void weights_keep_what_exceeds_the_threshold(void **state) {
 
 static void moments_need_the_mean_and_the_weight(void **state) {
     (void)state;
-    /* mean of |m| over all seven, kept or not, is 2: above 4 are the values -5 and 6, of which one has no weight */
+    /*
+     * The mean of |m| over all seven values, kept or not, is 2. The values -5 and 6 are above 4; one of these
+     * has no weight.
+     */
     float m[] = {-5, 6, 1, 0, 1, 1, 0}, v[] = {1, 2, 3, 4, 5, 6, 7};
     const float pruned[] = {0.1f, 0, 1, 1, -1, 0, 1}, m_expected[] = {-5, 0, 0, 0, 0, 0, 0},
                 v_expected[] = {1, 0, 0, 0, 0, 0, 0};
     excp_prune_moments(m, v, pruned, 7, EXCP_BETA);
     assert_memory_equal(m, m_expected, sizeof(m_expected));
     assert_memory_equal(v, v_expected, sizeof(v_expected));
-    /* At twice the mean exactly it does not exceed it. */
+    /* A value of exactly twice the mean does not exceed it. */
     float border[] = {4, 2, 1, 1}, border_v[] = {1, 1, 1, 1};
     const float all[] = {1, 1, 1, 1};
     excp_prune_moments(border, border_v, all, 4, EXCP_BETA);
@@ -74,7 +80,7 @@ static void few_values_are_their_own_centroids(void **state) {
 
 static void separate_clusters_are_found(void **state) {
     (void)state;
-    /* Fifteen clusters of 40 around the multiples of 100, 0 left out; each one's mean is known. */
+    /* Fifteen clusters of 40 values around multiples of 100, without 0. Each one's mean is known. */
     float values[EXCP_CENTROIDS * 40];
     excp_table table;
     size_t n = 0;
@@ -91,7 +97,10 @@ static void separate_clusters_are_found(void **state) {
     }
 }
 
-/* What it may get wrong is only where to begin: at its end every centroid is the mean of the values nearest to it. */
+/*
+ * The result depends on where it begins. But in the end every centroid is the mean of the values nearest to
+ * it.
+ */
 static void centroids_are_means_of_their_cells(void **state) {
     (void)state;
     enum { N = 3000 };
@@ -100,7 +109,7 @@ static void centroids_are_means_of_their_cells(void **state) {
     excp_table table;
     assert_non_null(values);
     for (int i = 0; i < N; i++) {
-        double x = (i + 0.5) / N * 2 - 1; /* heavy tails, none at zero */
+        double x = (i + 0.5) / N * 2 - 1; /* heavy tails, no zeros */
         values[i] = (float)(x * x * x + (x < 0 ? -0.01 : 0.01));
     }
     assert_int_equal(excp_kmeans(&table, values, N), 0);
@@ -139,8 +148,8 @@ static void labels_pack_two_a_byte(void **state) {
     assert_memory_equal(back, labels, 4);
 }
 
-/* Second moments of a late training step would be zero as plain halves. */
-static void arrays_come_back_as_centroids(void **state) {
+/* Second moments of a late training step would be zero in half precision. */
+static void arrays_are_read_back_as_centroids(void **state) {
     (void)state;
     enum { N = 1001 };
     static const double scales[] = {1, 1e-3, 1e-12, 1e6};
@@ -163,7 +172,7 @@ static void arrays_come_back_as_centroids(void **state) {
     }
 }
 
-static void few_values_come_back_exactly(void **state) {
+static void few_values_are_read_back_exactly(void **state) {
     (void)state;
     float values[64] = {0}, back[64];
     for (int i = 0; i < EXCP_CENTROIDS; i++) {
@@ -191,7 +200,7 @@ static void damaged_arrays_are_refused(void **state) {
     excp_input stray = {bytes.data, bytes.size};
     assert_int_equal(excp_read(back, 8, &stray), -1);
     free(bytes.data);
-    const uint8_t many[256] = {128 | 16}, more[256] = {127}; /* more centroids than there can be */
+    const uint8_t many[256] = {128 | 16}, more[256] = {127}; /* more centroids than are possible */
     excp_input crowded[] = {{many, sizeof(many)}, {more, sizeof(more)}};
     assert_int_equal(excp_read(back, 8, &crowded[0]), -1);
     assert_int_equal(excp_read(back, 8, &crowded[1]), -1);
@@ -206,8 +215,8 @@ int main(void) {
         cmocka_unit_test(separate_clusters_are_found),
         cmocka_unit_test(centroids_are_means_of_their_cells),
         cmocka_unit_test(labels_pack_two_a_byte),
-        cmocka_unit_test(arrays_come_back_as_centroids),
-        cmocka_unit_test(few_values_come_back_exactly),
+        cmocka_unit_test(arrays_are_read_back_as_centroids),
+        cmocka_unit_test(few_values_are_read_back_exactly),
         cmocka_unit_test(damaged_arrays_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

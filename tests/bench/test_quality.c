@@ -1,4 +1,7 @@
-/* bench_quality's parts: which coders are measured, how losses are read and added up, what saves tell, how ExCP's bound acts. */
+/*
+ * Parts of bench_quality: which coders are measured, how losses are read and averaged, what saves report, and
+ * ExCP's bound.
+ */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,7 +29,7 @@ static void write_text(char path[600], const char *dir, const char *text) {
     assert_int_equal(fclose(f), 0);
 }
 
-/* ---- what the trainer wrote ---- */
+/* ---- output of the trainer ---- */
 
 static void losses_are_averaged_by_segment(void **state) {
     (void)state;
@@ -36,7 +39,7 @@ static void losses_are_averaged_by_segment(void **state) {
     assert_true(quality_mean_losses(means, path, 2, 2));
     assert_true(near_to(means[0], 1.5) && near_to(means[1], 3.5));
     assert_true(quality_mean_losses(means, path, 1, 4) && near_to(means[0], 2.5));
-    assert_false(quality_mean_losses(means, path, 1, 3)); /* a line too many */
+    assert_false(quality_mean_losses(means, path, 1, 3)); /* one line too many */
     assert_false(quality_mean_losses(means, path, 3, 2)); /* two too few */
     assert_false(quality_mean_losses(means, "/nowhere/losses", 1, 1));
     tempdir_remove(dir);
@@ -58,9 +61,9 @@ static void last_validation_losses_are_found(void **state) {
     tempdir_remove(dir);
 }
 
-/* ---- which coders ---- */
+/* ---- selection of coders ---- */
 
-/* Their names, each with a space behind it. */
+/* The names of the selected coders, each with a space after it. */
 static const char *chosen(const quality_options *o) {
     static char names[2000];
     names[0] = '\0';
@@ -74,7 +77,7 @@ static void modes_choose_coders(void **state) {
     (void)state;
     quality_options o = {.mode = QUALITY_TABLE};
     assert_string_equal(chosen(&o), "exact near near-16 coarse coarse-1 coarse-16 excp excp-2.5 no-moments ");
-    o.only = "coarse,excp-2.5"; /* whole names */
+    o.only = "coarse,excp-2.5"; /* only whole names match */
     assert_string_equal(chosen(&o), "exact coarse excp-2.5 ");
     o = (quality_options){.mode = QUALITY_RESUMES};
     assert_string_equal(chosen(&o), "near coarse ");
@@ -84,7 +87,7 @@ static void modes_choose_coders(void **state) {
     assert_string_equal(chosen(&o), "near coarse ");
 }
 
-static void curves_have_the_points_they_should(void **state) {
+static void curves_have_all_points(void **state) {
     (void)state;
     quality_options o = {.mode = QUALITY_CURVES};
     static const double medians[] = {0, 1, 1.5, 2, 2.5, 3, 4};
@@ -107,7 +110,7 @@ static void curves_have_the_points_they_should(void **state) {
     assert_true(found == 7 && scales >= 12);
 }
 
-static void load_costs_leave_those_that_have_one(void **state) {
+static void load_cost_options_keep_the_coders_own(void **state) {
     (void)state;
     quality_options o = {.load_cost = 8};
     for (size_t c = 0; c < quality_coder_count; c++) {
@@ -129,7 +132,7 @@ static void figures_and_noise(void **state) {
     assert_true(near_to(f.mean, 3) && near_to(f.spread, sqrt(7)));
     assert_true(quality_figure_of(values, 1).spread == 0);
     static quality_group g = {.seeds = 2};
-    const double own[2] = {2, 5}, other[2] = {4, 5}; /* deviations sqrt(2) and 0 */
+    const double own[2] = {2, 5}, other[2] = {4, 5}; /* with deviations sqrt(2) and 0 */
     for (int seed = 0; seed < 2; seed++) {
         g.results[0][seed].losses = (quality_losses){0, own[seed], 10 * own[seed]};
         g.orders[0][seed] = (quality_losses){0, other[seed], 10 * other[seed]};
@@ -144,7 +147,7 @@ static void merged_bits(void **state) {
     quality_merged all = quality_merge_bits(bits, 1, 4), pairs = quality_merge_bits(bits, 2, 4),
                    one = quality_merge_bits(bits, 4, 4);
     assert_true(near_to(all.one, 3) && near_to(all.sum, 12));
-    assert_true(near_to(pairs.one, 1.5) && near_to(pairs.sum, 3)); /* a chain of its own: two deltas */
+    assert_true(near_to(pairs.one, 1.5) && near_to(pairs.sum, 3)); /* chains of two deltas */
     assert_true(near_to(one.one, 1) && near_to(one.sum, 1));
 }
 
@@ -162,7 +165,7 @@ static float normal(uint64_t *seed) {
     return (float)(radius * cos(6.283185307179586 * uniform(seed)));
 }
 
-/* One matrix; each step moves it. */
+/* A state with one matrix, which each step changes. */
 static quality_state made_state(uint64_t step) {
     quality_state s = {.step = step, .count = 1, .parameters = ROWS * COLUMNS, .config_size = 4};
     s.tensors = calloc(1, sizeof(*s.tensors));
@@ -188,7 +191,7 @@ static quality_state made_state(uint64_t step) {
     return s;
 }
 
-static void saves_tell_lossy_resumes(void **state) {
+static void saves_count_lossy_resumes(void **state) {
     (void)state;
     char *dir = tempdir_create(), store[600];
     snprintf(store, sizeof(store), "%s/store", dir);
@@ -204,13 +207,13 @@ static void saves_tell_lossy_resumes(void **state) {
         quality_free(&s);
     }
     quality_state s = made_state(5);
-    assert_int_equal(quality_save(store, "r", &s, &near, 0, NULL),
-                     3); /* it went on from there, without a resume */
+    /* It continued from there without a resume. */
+    assert_int_equal(quality_save(store, "r", &s, &near, 0, NULL), 3);
     quality_free(&s);
     tempdir_remove(dir);
 }
 
-/* A chain of two states with each: share of weights moved, and bits. */
+/* Runs a chain of two states through a coder. The result has the share of moved weights, and bits. */
 static quality_result chain_of(const char *name, double step_scale, const char *dir) {
     for (size_t c = 0; c < quality_coder_count; c++) {
         if (strcmp(quality_coders[c].name, name) == 0) {
@@ -232,13 +235,13 @@ static quality_result chain_of(const char *name, double step_scale, const char *
     return (quality_result){0};
 }
 
-static void knobs_reach_the_coders(void **state) {
+static void options_reach_the_coders(void **state) {
     (void)state;
     char *dir = tempdir_create();
     quality_result fine = chain_of("near", 0.25, dir), coarse = chain_of("near", 1, dir);
     assert_true(fine.bits[0] > 1.5 * coarse.bits[0]);
     if (system("xz --version >/dev/null 2>&1") == 0) {
-        /* Of a Gaussian's values half exceed the median; 2.5 and 4 medians are 1.69 and 2.70 deviations. */
+        /* Half of a Gaussian's values exceed the median. 2.5 and 4 medians are 1.69 and 2.70 deviations. */
         assert_true(fabs(chain_of("excp-1", 0, dir).moved - 0.5) < 0.01);
         assert_true(fabs(chain_of("excp-2.5", 0, dir).moved - 0.0917) < 0.015);
         assert_true(fabs(chain_of("excp-4", 0, dir).moved - 0.007) < 0.004);
@@ -251,12 +254,12 @@ int main(void) {
         cmocka_unit_test(losses_are_averaged_by_segment),
         cmocka_unit_test(last_validation_losses_are_found),
         cmocka_unit_test(modes_choose_coders),
-        cmocka_unit_test(curves_have_the_points_they_should),
-        cmocka_unit_test(load_costs_leave_those_that_have_one),
+        cmocka_unit_test(curves_have_all_points),
+        cmocka_unit_test(load_cost_options_keep_the_coders_own),
         cmocka_unit_test(figures_and_noise),
         cmocka_unit_test(merged_bits),
-        cmocka_unit_test(saves_tell_lossy_resumes),
-        cmocka_unit_test(knobs_reach_the_coders),
+        cmocka_unit_test(saves_count_lossy_resumes),
+        cmocka_unit_test(options_reach_the_coders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

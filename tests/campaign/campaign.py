@@ -1,10 +1,12 @@
-"""Random commands beside a model of what must be readable: `make campaign` starts it, tests/README.md explains it.
+"""Plays random commands, and compares the stores with a model of what must be readable.
 
-    campaign.py [--seconds N] [--seed N] [--mode NAME] [--jobs N] [--ops N]    script after script, until the time is over
-    campaign.py --replay FILE                                                  one that failed, again
+`make campaign` starts it, and tests/README.md explains it.
 
-Each script has a seed, which says its mode, its commands and what they work on. One that fails is shrunk and saved, both as
-commands for people and as a file for --replay. The last line reads `N passed, N failed, N skipped`.
+    campaign.py [--seconds N] [--seed N] [--mode NAME] [--jobs N] [--ops N]    plays scripts until a time limit
+    campaign.py --replay FILE                                                  plays a failed script again
+
+Each script has a seed, which determines its mode and its commands. A script that fails is shrunk and saved,
+as commands for people and as a file for --replay. The last line reads `N passed, N failed, N skipped`.
 """
 
 import argparse
@@ -40,14 +42,15 @@ class Settings:
 
 
 def fast_folder():
-    """Memory, where it can be had: nothing here is about power cuts."""
+    """A folder in memory if possible: the campaign does not test power cuts."""
     if os.environ.get("TMPDIR"):
         return os.environ["TMPDIR"]
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def play(settings, seed, ops, plan=None, length=0, deadline=None):
-    """(Failure or None, the commands played, the player). With a plan, commands are drawn; else those given are played."""
+    """Returns (Failure or None, the commands played, the player). With a plan, commands are drawn; otherwise
+    `ops` are played."""
     folder = settings.folder / f"{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     player = Player(settings, folder, seed)
@@ -83,7 +86,7 @@ def tell_failure(settings, seed, mode, failure, ops, shrink_seconds):
 
 
 def play_crowd(settings, seed, seconds, shrink_seconds):
-    """The same of many commands at a time. What failed is not played again as it was, but one command after the other."""
+    """Plays a crowd. If it fails, its commands are played again, one after the other."""
     crowd = Crowd(settings, seed, seconds)
     failure = crowd.play()
     if failure:
@@ -141,7 +144,7 @@ def campaign(settings, args):
 
 
 def campaign_side_by_side(args):
-    """Several of these at a time, each with every so manyth seed."""
+    """Runs several campaigns at a time. Each takes every n-th seed."""
     own = [a for a in sys.argv[1:]]
     children = [subprocess.Popen([sys.executable, __file__, *own, "--jobs", "1", "--seed", str(args.seed + i), "--stride", str(args.jobs)],
                                  stdout=subprocess.PIPE, text=True) for i in range(args.jobs)]

@@ -27,12 +27,12 @@ class Result:
 
 
 def errors_told(result):
-    """What a command's JSON says of why it failed."""
+    """The reasons of a failure in a command's JSON."""
     return "".join(f"{line.strip()}\n" for line in result.out.splitlines() if '"error": "' in line or '"why": "' in line or '"what": "' in line)
 
 
 def environment(shim, fault=None, clock=0, now=None, random=None):
-    """`clock` is by how much the clock is wrong; `now`, what it says when the command begins."""
+    """`clock` is the error of the clock, and `now` its time when the command begins."""
     env = dict(os.environ, LC_ALL="C.UTF-8")
     for name in [n for n in env if n.startswith("CAMPAIGN_")]:
         del env[name]
@@ -48,7 +48,7 @@ def environment(shim, fault=None, clock=0, now=None, random=None):
 
 
 def limits(fault):
-    """For `size:N`: no file grows beyond N bytes, as on a disk that is full."""
+    """For `size:N`: no file grows beyond N bytes, as on a full disk."""
     if not fault or not fault.startswith("size"):
         return None
     most = int(fault.partition(":")[2])
@@ -61,7 +61,7 @@ def start(command, args, folder, env, fault=None):
 
 
 def finish(process, args, may_die=()):
-    """Waits for the end; what must never happen is a failure."""
+    """Waits for the end of a command. Raises a Failure for crashes, hangs and sanitizer reports."""
     try:
         out, err = process.communicate(timeout=TIME_LIMIT)
     except subprocess.TimeoutExpired:
@@ -170,5 +170,5 @@ LINES = {f.__name__: f for f in (save, delete, prune, compact, policy, restore, 
 
 
 def line(op):
-    """The arguments of a command that is one call."""
+    """The arguments of a command that needs one call."""
     return [str(a) for a in LINES[op["op"]](op)]

@@ -1,8 +1,10 @@
-"""Many commands at a time: savers, readers and whoever keeps order work in the same stores, and some are killed or stopped.
+"""Many commands at a time: savers, readers and maintenance work in the same stores, and some of them are
+killed or stopped.
 
-What each command may have done is added up; when all have ended, each store must be in a state that some order of them
-explains. Steps that are multiples of 10, and those of the runs e0 and r0, are never deleted; of the other runs the newest four stay.
-A save that ended with 0 is there then, one that was killed may be. Run r0, in a store of its own, gets other names again and again.
+The crowd records what each command may have done. In the end, each store must have a state that some order of
+the commands explains. Steps that are multiples of 10, and all steps of the runs e0 and r0, are never deleted;
+of the other runs the newest four stay. A save that ended with 0 must be there, and one that was killed may
+be. The run r0 has its own store, and is renamed often.
 """
 
 import json
@@ -26,7 +28,7 @@ from play import Player  # noqa: E402
 
 SIGNALS = [signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 KEEP = {"last": 4, "every": 10}
-# Why a command may fail beside others: what it was about has changed meanwhile.
+# Messages of commands that may fail because others changed the store meanwhile.
 EXPECTED = re.compile("in progress|is not in the (store|trash)|no such|is pinned|"
                       "already|has changed|changed meanwhile|try again|is busy|being (deleted|rewritten|copied)|no parity is configured|"
                       "was deleted|gone|no checkpoint|run .* is not|there is no run|has no run|another process|"
@@ -49,20 +51,21 @@ class Crowd:
         self.lock = threading.Lock()
         self.log, self.failure = [], None
         self.killing = self.rng.choice([0.0, 0.2, 0.45])
-        self.jumping = self.rng.choice([0.0, 0.0, 0.1])  # clocks
+        self.jumping = self.rng.choice([0.0, 0.0, 0.1])  # clocks that are wrong
         self.flavour = states.flavour(self.rng, self.rng.choice(["plain", "plain", "tied", "adamw"]))
         self.lines = {run: [[self.rng.randrange(1 << 30), 0]] for run in ("e0", "p0", "n0", "c0", "r0")}
         self.fidelity = {"e0": "exact", "r0": "exact", "p0": "exact", "n0": "near", "c0": "coarse"}
         self.contents = {}  # by id
         self.saved = set()  # (run, step) of saves that ended with 0
         self.tried = set()
-        self.pushed = set()  # what is in B since a push ended with 0
+        self.pushed = set()  # must be in B, as a push of it ended with 0
         self.commands = self.loads = 0
 
     # ------------------------------------------------------------------------------------------- one command
 
     def run(self, rng, op, args=None, hurt=True):
-        """Runs a command, and perhaps ends it in the middle. None: it was killed or stopped, and may have done anything or nothing."""
+        """Runs a command, and may stop it at any time. Returns None if it was killed or stopped: it may have
+        had any part of its effect."""
         args = args or commands.line(op)
         fault, clock = None, 0
         if hurt and rng.random() < self.killing * 0.3:
@@ -97,10 +100,10 @@ class Crowd:
         process.send_signal(sent)
         return sent
 
-    # ------------------------------------------------------------------------------------------- who does what
+    # ------------------------------------------------------------------------------------------- kinds of work
 
     def work(self, act, *about):
-        """A thread: does one thing after the other until the time is over, or something failed."""
+        """A thread: repeats one kind of work until the time is over, or something failed."""
         rng = random.Random(f"{self.seed} {act.__name__} {about}")
         try:
             while time.monotonic() < self.end and not self.failure:
@@ -140,7 +143,8 @@ class Crowd:
                 shutil.rmtree(self.folder / "A/data/k", ignore_errors=True)
 
     def rename(self, rng, steps):
-        """Store D has one run. This saves to it by one of its names, renames it, and looks after it."""
+        """Store D has one run, which has several names in turn. This saves to it, renames it, and maintains
+        the store."""
         time.sleep(rng.random() * 0.2)
         listing = self.run(rng, {"op": "other"}, ["list", "D", "--json"]) if (self.folder / "D/data/store").exists() else None
         found = listing.json()["checkpoints"] if listing and listing.code == 0 else []
@@ -173,7 +177,7 @@ class Crowd:
             content.check(f"{run}@{step} of {store}", st.read(path)[0])
 
     def clean(self, rng):
-        """What deletes and rewrites."""
+        """Deletes and rewrites checkpoints."""
         time.sleep(rng.random() * 0.2)
         undo = rng.choice(["0s", "1s", "1h"])
         run = rng.choice([None, "p0", "n0", "c0"])
@@ -196,7 +200,7 @@ class Crowd:
             self.run(rng, op)
 
     def keep_whole(self, rng):
-        """What looks whether all is whole, and keeps it so."""
+        """Checks and repairs the store."""
         time.sleep(rng.random() * 0.3)
         args = rng.choice([["verify", "A"], ["verify", "A", "--quick"], ["verify", "A", "--sample", "30"], ["repair", "A"], ["parity", "A", "--group", "4+1"],
                            ["parity", "A"], ["parity", "A", "--off"], ["scrub", "A", "--rate", "max", "--older-than", "0s"], ["rebuild", "A"],
@@ -205,7 +209,7 @@ class Crowd:
         self.run(rng, op, args)
 
     def carry(self, rng):
-        """Copies to other stores, and back."""
+        """Copies to other stores and back."""
         time.sleep(rng.random() * 0.3)
         with self.lock:
             before = {s for s in self.saved if s[0] != "r0" and self.never_deleted(*s)}
@@ -224,10 +228,10 @@ class Crowd:
     def never_deleted(run, step):
         return run in ("e0", "r0") or step % KEEP["every"] == 0
 
-    # ------------------------------------------------------------------------------------------- all together
+    # ---------------------------------------------------------------------------------------- the whole crowd
 
     def play(self):
-        """The Failure, or None."""
+        """Returns the Failure, or None."""
         self.save(random.Random(0), "e0", iter([0]))
         odd, even = (i for i in range(1, 10**6, 2)), (i for i in range(2, 10**6, 2))
         acts = [(self.save, "e0", odd), (self.save, "e0", even), (self.save, "p0", iter(range(1, 10**6))), (self.save, "n0", iter(range(1, 10**6))),
@@ -247,7 +251,7 @@ class Crowd:
         return self.failure
 
     def settle(self):
-        """All have ended: some writer opens each store, and everything is as it must be."""
+        """After all commands: a writer opens each store, which must then be as the rules say."""
         quiet = random.Random(0)
         for store in "ABCD":
             if not (self.folder / store / "data/store").exists():
@@ -276,7 +280,7 @@ class Crowd:
             raise Failure("lost", f"{store} does not list {sorted(must - listed)}")
 
     def check_files(self, store):
-        """By the checks of the other campaign; a week later, when nothing unfinished is kept any more."""
+        """Uses the checks of the other modes, a week later, when unfinished files have been removed."""
         player = Player(self.settings, self.folder, self.seed)
         player.world.clock += 8 * 86400
         if self.settings.shim:
@@ -288,7 +292,7 @@ class Crowd:
         return {"commands": self.commands, "loads": self.loads}
 
     def serialised(self):
-        """The commands in the order in which they ended, for one to play after the other."""
+        """The commands in the order in which they ended, to be played one by one."""
         ops = [entry["op"] for entry in sorted(self.log, key=lambda e: e["ended"]) if entry["op"]["op"] in commands.LINES]
         return [{k: v for k, v in op.items() if k != "file"} for op in ops]
 

@@ -1,12 +1,13 @@
 /*
- * Preloaded into the command by a campaign: random bytes and the clock are the campaign's, and one system call fails.
+ * A library that a campaign preloads into the command. It determines random bytes and the clock, and lets one
+ * system call fail.
  *
- *   CAMPAIGN_RANDOM=N        getrandom() gives the stream of this seed, so that ids are the same when a script is replayed
- *   CAMPAIGN_NOW=SECONDS     CLOCK_REALTIME when the process begins, since 1970; it goes on for five seconds and then stands still, so
- *                            that a slow machine is not another script
- *   CAMPAIGN_CLOCK=SECONDS   CLOCK_REALTIME is that much ahead, or behind
- *   CAMPAIGN_FAULT=WHAT:N    at the Nth call of those below: `kill` ends the process, `short` moves fewer bytes than asked
- *                            for, `EIO`, `ENOSPC`, `EINTR` fail; `EIO+:N` fails from then on
+ *   CAMPAIGN_RANDOM=N        getrandom() gives the stream of this seed, so that ids are the same in a replay
+ *   CAMPAIGN_NOW=SECONDS     CLOCK_REALTIME when the process begins, since 1970. It advances for five seconds and
+ *                            then stops, so that a slow machine plays the same script
+ *   CAMPAIGN_CLOCK=SECONDS   CLOCK_REALTIME is this much ahead, or behind
+ *   CAMPAIGN_FAULT=WHAT:N    at the Nth call of those below: `kill` ends the process, `short` moves fewer bytes
+ *                            than requested, `EIO`, `ENOSPC`, `EINTR` fail; `EIO+:N` fails from then on
  *
  * Calls on standard input, output and error are not counted, nor are those of the C library itself.
  */
@@ -82,7 +83,7 @@ __attribute__((constructor)) static void begin(void) {
     }
 }
 
-/* Counts a call. Does it fail? Then errno is set. */
+/* Counts a call. If it must fail, sets errno and returns true. */
 static bool fails(bool *is_short) {
     uint64_t n = atomic_fetch_add(&calls, 1) + 1;
     if (fault == NOTHING || n < fault_at || (n > fault_at && !for_ever)) {
@@ -173,7 +174,7 @@ CALL(link, (const char *from, const char *to), (from, to))
 CALL(unlink, (const char *path), (path))
 CALL(mkdir, (const char *path, mode_t mode), (path, mode))
 
-/* posix: the error is what it returns */
+/* the error is the result, as POSIX says */
 int fallocate64(int fd, int mode, off64_t offset, off64_t size) {
     return fails(NULL) ? -1 : REAL(fallocate64)(fd, mode, offset, size);
 }

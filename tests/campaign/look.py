@@ -1,4 +1,4 @@
-"""Runs commands and compares what a store then says with the model."""
+"""Runs commands, and compares the stores with the model."""
 
 import json
 import shlex
@@ -16,7 +16,7 @@ from model import GONE, LISTED, TRASH, Entry, Failure, World  # noqa: E402
 
 
 class Looker:
-    """The stores of one script, in a folder of their own, and the model beside them."""
+    """The stores of one script, in a folder of their own, and their model."""
 
     def __init__(self, settings, folder, seed=0):
         self.command, self.shim, self.ranks = settings.command, settings.shim, settings.ranks
@@ -24,14 +24,14 @@ class Looker:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.world = World("ABCD")
         self.world.clock = int(time.time())
-        self.script = []  # what was run, for people
+        self.script = []  # the commands that were run, as text
         self.files, self.number, self.calls = {}, 0, 0
         self.loads = self.verifies = 0
 
     # ------------------------------------------------------------------------------------------- running
 
     def run(self, *args, fault=None, show=True):
-        """One call of the command in the folder of this script."""
+        """Runs the command once in the folder of this script."""
         args = [str(a) for a in args]
         if show:
             self.script.append((f"CAMPAIGN_FAULT={fault} " if fault else "") + "ckptdelta " + shlex.join(args))
@@ -55,11 +55,12 @@ class Looker:
     def counts(self):
         return {"commands": self.calls, "loads": self.loads, "verifies": self.verifies}
 
-    # ------------------------------------------------------------------------------------------- looking
+    # ----------------------------------------------------------------------------------------- comparing
 
     def look(self, store, allowed=None, new=(), marks=None):
-        """Compares what a store lists with the model, which then follows it. `allowed` says where which id may be now, or
-        is a function of the store that says so when what is new is in the model."""
+        """Compares what a store lists with the model, and updates the model. `allowed` has the places that
+        each id may have now, or is a function of the store that returns them, for ids that are new in the
+        model."""
         model = self.world.stores[store]
         if not model.exists:
             return
@@ -125,7 +126,7 @@ class Looker:
         model.pins, model.tags = pins, tags
 
     def verify(self, store, again=False):
-        """Everything is whole, unless something was damaged and not repaired."""
+        """Everything is intact, unless something was damaged and not repaired."""
         model = self.world.stores[store]
         if not model.exists:
             return
@@ -135,7 +136,8 @@ class Looker:
             self.expect(result, 0, 4)
             return
         if result.code == 4 and all(d["file"].endswith("catalog.db") for d in result.json()["damage"]) and not again:
-            self.run("trash", store, "--empty", show=False)  # the catalog is a cache: the next writer makes it anew
+            # the catalog is a cache: the next writer rebuilds it
+            self.run("trash", store, "--empty", show=False)
             self.verify(store, again=True)
             return
         if result.code == 4:
@@ -155,7 +157,7 @@ class Looker:
         self.world.contents[entry.id].check(f"{entry.name} of {store}", st.read(self.folder / "out.safetensors")[0])
 
     def sweep(self, store):
-        """Loads all, without the materialized copies, which nothing may need."""
+        """Loads all checkpoints without materialized copies, which nothing may need."""
         shutil.rmtree(self.folder / store / "data/k", ignore_errors=True)
         for entry in self.world.stores[store].listed():
             self.load(store, entry, show=False)
@@ -168,7 +170,7 @@ class Looker:
             raise Failure("catalog", f"{store}: the catalog made anew differs: {difference(before, after)}")
 
     def check_files(self, store):
-        """No file that nothing names: manifests name chunk files, the trash names manifests."""
+        """Every file is named by another one: chunk files by manifests, and manifests by the trash."""
         data = self.folder / store / "data"
         left = [str(p.relative_to(data)) for p in data.rglob("*") if p.is_file() and (".tmp" in p.name or p.parent.name in ("i", "x"))]
         if left:
@@ -180,7 +182,7 @@ class Looker:
 
 
 def named_files(data):
-    """The chunk files that manifests name, read by the tests' own reader."""
+    """The chunk files that manifests name, according to the independent reader."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reader"))
     import ckd_reader
     named = set()

@@ -1,7 +1,7 @@
-"""What must be readable: the oracle of a campaign.
+"""What must be readable: the model with which a campaign compares stores.
 
-A store is a set of checkpoints, each of which is listed, in the trash, or gone. A command changes where some of them may be;
-whatever it does not concern must be where it was. What a checkpoint holds is known by its id, in whatever store it lies.
+A store is a set of checkpoints. Each is listed, in the trash, or gone. A command may move some of them; all
+others must stay where they are. The values of a checkpoint are known by its id, in any store.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ import states
 
 LISTED, TRASH, GONE = "listed", "trash", "gone"
 PERIODS = {"daily": lambda t: t // 86400, "weekly": lambda t: (t // 86400 + 3) // 7, "monthly": lambda t: time.gmtime(t)[:2]}
-SLACK = 6  # seconds: a command may see its clock go on by five
+SLACK = 6  # seconds: the clock of a command may advance by five
 
 
 class Failure(Exception):
-    """The store is not as it has to be. The kind is what a shrunk script has to show again."""
+    """A store differs from the model. A shrunk script must fail with the same kind."""
 
     def __init__(self, kind, text):
         super().__init__(f"{kind}: {text}")
@@ -38,7 +38,7 @@ class Entry:
 
 
 class Content:
-    """The values of a checkpoint: what was saved, and for lossy ones what the first load gave."""
+    """The values of a checkpoint: those that were saved, and for lossy ones those of the first load."""
 
     def __init__(self, flavour, line, step, fidelities):
         self.flavour, self.line, self.step, self.fidelities = flavour, line, step, fidelities
@@ -49,7 +49,7 @@ class Content:
         return set(self.fidelities.values()) <= {"exact"}
 
     def check(self, name, loaded):
-        """Compares what a load gave, {tensor: (dtype, shape, bytes)}."""
+        """Compares the loaded tensors, {tensor: (dtype, shape, bytes)}."""
         saved = states.tensors(self.flavour, self.line, self.step)
         if loaded.keys() != saved.keys():
             raise Failure("tensors", f"{name} has other tensors: {sorted(loaded.keys() ^ saved.keys())}")
@@ -84,7 +84,8 @@ def floats(dtype, data):
 
 
 def check_near(name, tensor, dtype, saved, loaded):
-    """Lossy values are coarse, but never of another size, and a second moment is never below 0 or 0 where it was not."""
+    """Lossy values may be coarse, but not far off. A second moment must not become negative, or 0 if it was
+    not."""
     a, b = floats(dtype, saved), floats(dtype, loaded)
     with np.errstate(invalid="ignore", over="ignore"):
         if not np.array_equal(np.isfinite(a), np.isfinite(b)):
@@ -103,9 +104,9 @@ class Store:
         self.name, self.entries = name, {}
         self.pins, self.tags, self.policies = set(), {}, {}
         self.exists = False
-        self.parity = None  # (data, parity) of the groups
+        self.parity = None  # (data, parity) of its groups
         self.covered, self.damaged = set(), set()  # chunk files
-        self.hurt = False  # something may be unreadable until it is repaired
+        self.hurt = False  # something may be unreadable until a repair
 
     def at(self, place):
         return sorted((e for e in self.entries.values() if e.place == place), key=lambda e: (e.run, e.step, e.id))
@@ -123,7 +124,7 @@ class Store:
         return self.pins | set(self.tags.values())
 
     def must_stay(self, run, keep, now, safety=True):
-        """The ids that a policy keeps of a run, whatever else is said; a second set has those that it may keep."""
+        """The ids that a policy must keep of a run; a second set has those that it may keep."""
         mine = sorted(self.listed(run), key=lambda e: e.step)
         stay = {e.id for e in mine if e.id in self.marked()}
         maybe = set()
@@ -150,7 +151,7 @@ class Store:
             maybe |= {e.id for e in mine if newest - keep["within"] - SLACK <= e.saved <= newest - keep["within"] + SLACK}
         for rule, period in PERIODS.items():
             if keep.get(rule):
-                # The command may have saved some seconds later, in the next period.
+                # The command may have saved a few seconds later, in the next period.
                 if any(period(e.saved) != period(e.saved + SLACK) for e in mine):
                     maybe |= {e.id for e in mine}
                 else:
@@ -160,7 +161,7 @@ class Store:
 
 
 class World:
-    """All stores, and what each id holds."""
+    """All stores, and the values of each id."""
 
     def __init__(self, names):
         self.stores = {name: Store(name) for name in names}

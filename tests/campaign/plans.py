@@ -1,4 +1,5 @@
-"""Draws the commands of a campaign: which ones, and how often, is up to a mode, which is drawn as well."""
+"""Draws the commands of a campaign. The mode, which is drawn too, determines which commands there are, and
+how often."""
 
 import random
 
@@ -7,7 +8,7 @@ from model import TRASH
 
 UNDO = ["0s", "0s", "60s", "1h", "1h", "24h"]
 
-# How often what is done, by mode. Each mode leaves out and stresses something else.
+# The frequency of each command, by mode. Each mode stresses something else.
 MODES = {
     "lossy": {"save": 50, "compact": 16, "delete": 6, "restore": 6, "prune": 3, "copy": 5, "load": 6, "empty": 2, "wait": 2},
     "branches": {"save": 50, "rename": 4, "compact": 10, "delete": 6, "restore": 4, "prune": 5, "copy": 3, "load": 6, "empty": 2, "wait": 2,
@@ -25,7 +26,7 @@ MODES = {
                "rebuild": 3, "catalog": 2, "pin": 2, "tag": 2, "load": 3, "wait": 2},
 }
 
-# Played only when asked for: repair does not yet bring back a manifest whose records two generations of files hold.
+# Runs only on request: repair cannot yet restore a manifest if files of two generations hold its records.
 ASKED = {"manifests": {**MODES["damage"], "manifest": 5}}
 
 FAULTS = ["kill"] * 6 + ["EIO", "EIO", "EIO+", "ENOSPC", "ENOSPC+", "EINTR", "short", "short", "size"]
@@ -33,7 +34,7 @@ FAULTY = {"save", "ranks", "compact", "prune", "delete", "restore", "empty", "co
 
 
 class Plan:
-    """Draws the next command from the model as it is."""
+    """Draws the next command for the present state of the model."""
 
     def __init__(self, seed, mode):
         self.rng, self.mode = random.Random(f"{seed} {mode}"), mode
@@ -62,7 +63,7 @@ class Plan:
         return self.draw_save(world)
 
     def with_fault(self, op):
-        """Some commands end in the middle, or meet a system call that fails."""
+        """Some commands are killed, or one of their system calls fails."""
         often = {"faults": 0.4, "ranks": 0.1}.get(self.mode, 0.0)
         if op["op"] in FAULTY and self.rng.random() < often:
             fault = self.rng.choice(FAULTS)
@@ -71,7 +72,7 @@ class Plan:
         return op
 
     def store(self, world):
-        """Mostly the first one."""
+        """Mostly store A."""
         there = [s for s in "ABC" if world.stores[s].listed()]
         return self.rng.choice(["A"] * 3 + there)
 
@@ -138,7 +139,7 @@ class Plan:
         return op
 
     def draw_ranks(self, world):
-        """A save of several ranks; what only the command can do is left out."""
+        """A save by several ranks, without the options that only the command has."""
         op = self.draw_save(world)
         if "--on-duplicate" in op["args"]:
             return op

@@ -1,7 +1,8 @@
-"""Plays a script of commands, one after the other, beside the model, and fails when the two differ.
+"""Plays a script of commands one after the other, and fails if a store differs from the model.
 
-A command is a dictionary that says all of itself: it can be played after any other ones, so that a script can be shrunk by
-leaving commands out. The model follows what happened; only what must not happen is a failure.
+A command is a dictionary with everything it needs, so that it can be played after any others. A script can
+therefore be shrunk by leaving commands out. The model follows what happened; only results that must not
+happen are failures.
 """
 
 import shlex
@@ -28,7 +29,7 @@ def seconds(text):
 
 class Player(Looker):
     def play(self, op):
-        """One command of a script."""
+        """Plays one command."""
         self.number += 1
         self.pass_time(10)
         getattr(self, "do_" + op["op"])(op)
@@ -51,7 +52,8 @@ class Player(Looker):
             missing = [a for a in op.get("args", []) if "@" in a and not model.find(a)]
             self.expect(result, *([3] if missing and fine else [0] if fine and not missing else [0, 1, 3]), fault=op.get("fault"))
         saved = None
-        if result.code == 0 and (result.out or not op.get("fault")):  # that output fails undoes no save
+        # a failure to print the result does not undo the save
+        if result.code == 0 and (result.out or not op.get("fault")):
             c = result.json()["checkpoints"][0]
             saved = (c["run"], c["step"], c["id"])
         self.look_saved(op, saved, there)
@@ -59,7 +61,8 @@ class Player(Looker):
             raise Failure("lost", f"a save of {op['run']}@{op['step']} ended with 0, and {store} does not list it")
 
     def look_saved(self, op, saved, there=None):
-        """Is what was saved there, and does it load? `saved` has run, step and id; None if the save failed."""
+        """Checks that a saved checkpoint is there and loads. `saved` has run, step and id; None if the save
+        failed."""
         store, world = op["store"], self.world
         model = world.stores[store]
         model.exists = model.exists or (self.folder / store / "data/store").exists()
@@ -80,7 +83,7 @@ class Player(Looker):
             raise Failure("lost", f"{saved[0]}@{saved[1]} was saved, and {store} does not list it")
 
     def do_ranks(self, op):
-        """Several processes save one checkpoint together; one of them may die."""
+        """Several processes save a checkpoint together; one of them may die."""
         if not self.ranks:
             return
         op = {**op, "group": f"g{self.number}"}
@@ -99,7 +102,7 @@ class Player(Looker):
             raise Failure("lost", f"ranks were told that {op['run']}@{op['step']} is saved, and {op['store']} does not list it")
 
     def after_save(self, model):
-        """Where checkpoints may be when policies were applied by themselves."""
+        """The places that checkpoints may have after automatic policies were applied."""
         allowed = {}
         for run in model.runs():
             policy = model.policies.get(run, model.policies.get(None))
@@ -111,7 +114,7 @@ class Player(Looker):
         return allowed
 
     def dropped(self, entry, undo):
-        """Where a checkpoint is after its deletion."""
+        """The places that a checkpoint may have after its deletion."""
         entry.until = self.world.clock + seconds(undo or "24h")
         return {TRASH} if seconds(undo or "24h") else {GONE, TRASH}
 
@@ -147,7 +150,8 @@ class Player(Looker):
         self.verify(store)
 
     def policy_effect(self, model, run, keep, undo, safety=True):
-        """({id: where it may be}, what stays, what may stay) of a deletion by rules."""
+        """Returns ({id: places that it may have}, the ids that stay, the ids that may stay) after a deletion
+        by rules."""
         allowed, stay, maybe = {}, set(), set()
         for r in [run] if run else model.runs():
             policy = {"keep": keep, "undo": undo} if keep else model.policies.get(r, model.policies.get(None))
@@ -225,7 +229,8 @@ class Player(Looker):
         if not model.hurt:
             self.expect(result, 0, fault=op.get("fault"))
         for e in model.at(TRASH):
-            e.until = min(e.until, self.world.clock) if op["all"] else e.until  # one that was interrupted goes on later
+            # a command that was interrupted continues later
+            e.until = min(e.until, self.world.clock) if op["all"] else e.until
         self.look(store, {e.id: {TRASH, GONE} for e in model.at(TRASH) if e.may_expire(self.world.clock)})
         self.verify(store)
 
@@ -258,7 +263,7 @@ class Player(Looker):
         self.look_marks(op, result, (set(model.pins), tags))
 
     def do_rename(self, op):
-        """A rename that ends in the middle is completed by the next writer, or was never begun."""
+        """The next writer completes a rename that was interrupted, or the rename never began."""
         store, model, old, new = op["store"], self.world.stores[op["store"]], op["run"], op["to"]
         if not model.exists:
             return
@@ -286,7 +291,7 @@ class Player(Looker):
         return any(c["run"] == run and c["id"] in ids for c in listing.json()["checkpoints"])
 
     def look_marks(self, op, result, after):
-        """Looks whether pins and tags are as after the command, or as before it if it may not have happened."""
+        """Checks that pins and tags are as after the command, or as before if the command may have failed."""
         model = self.world.stores[op["store"]]
         before = (set(model.pins), dict(model.tags))
         self.look(op["store"], marks=[after] if result.code == 0 else [before, after] if op.get("fault") else [before])
@@ -307,7 +312,8 @@ class Player(Looker):
         allowed = {i: {TRASH, LISTED} for i in new if i in target.entries and target.entries[i].place == TRASH}
         if result.code == 0:
             allowed.update({i: {LISTED} for i in asked if i in target.entries})
-        for e in source.listed():  # one whose time in the trash was over came anew, by the name that it has in the source
+        # the copy of a checkpoint whose deadline in the trash was over has the name that it has in the source
+        for e in source.listed():
             if e.id in allowed and target.entries[e.id].place == TRASH and self.has_run(op["to"], e.run, {e.id}):
                 target.entries[e.id].run = e.run
         pins, tags = set(target.pins), dict(target.tags)
@@ -322,7 +328,7 @@ class Player(Looker):
         self.verify(op["to"])
 
     def copied_tags(self, source, copied, pins, tags):
-        """A tag is copied with its checkpoint, or if that is there already."""
+        """A tag is copied with its checkpoint, and if the target has the checkpoint already."""
         both = {**tags, **{t: i for t, i in source.tags.items() if i in source.entries and i in copied}}
         return [(pins, tags), (pins, both)]
 
@@ -344,11 +350,12 @@ class Player(Looker):
             self.load(op["store"], entry)
 
     def do_region(self, op):
-        """Parts of tensors are those of the whole load."""
+        """Parts of tensors equal those of the whole load."""
         entry = self.world.stores[op["store"]].find(op["name"])
         if not entry:
             return
-        (self.folder / "out.safetensors").unlink(missing_ok=True)  # of damage there is none, and not that of another checkpoint
+        # a load that fails because of damage leaves no file, and that of another checkpoint must not stay
+        (self.folder / "out.safetensors").unlink(missing_ok=True)
         self.load(op["store"], entry, show=False)
         whole = st.read(self.folder / "out.safetensors")[0] if (self.folder / "out.safetensors").exists() else {}
         chosen = [n for n, (dtype, shape, _) in whole.items() if shape and dtype in NUMPY and all(n > 0 for n in shape[:len(op["cut"])])]
@@ -380,7 +387,7 @@ class Player(Looker):
         self.verify(store)
 
     def do_damage(self, op):
-        """Covers everything with parity, then damages no more files than that promises to repair."""
+        """Covers all files with parity, then damages no more files than it can repair."""
         store, model = op["store"], self.world.stores[op["store"]]
         if not model.exists or model.hurt:
             return
@@ -393,23 +400,25 @@ class Player(Looker):
                 damage(path, how, at)
                 self.script.append(f"# {path.relative_to(self.folder)}: {how} at {at:.2f} of its size")
                 model.hurt = True
-                noticed |= path.suffix != ".ckp" or how != "lose"  # nothing names a parity file: one that is gone is not missed
-        # Before anything is opened for writing: a collection may replace parity that it finds damaged.
-        # What can no longer be taken back is not looked at.
+                # nothing names a parity file, so that a lost one is not noticed
+                noticed |= path.suffix != ".ckp" or how != "lose"
+        # This runs before anything is opened for writing, as a collection may replace damaged parity.
+        # Checkpoints that can no longer be restored are not verified.
         over = any(e.may_expire(self.world.clock) for e in model.at(TRASH))
         if noticed and not over and self.run("verify", store, "-q", show=False).code != 4:
             raise Failure("not noticed", f"verify of {store} says that nothing is damaged")
         self.look(store)
 
     def do_manifest(self, op):
-        """A manifest is lost, or damaged and then removed. The catalog is as it was, so the checkpoint comes back."""
+        """A manifest is lost, or is damaged and then removed. The catalog is intact, so the checkpoint can be
+        restored."""
         store, model = op["store"], self.world.stores[op["store"]]
         listed = model.listed() if model.exists and not model.hurt else []
         if not listed:
             return
         entry = listed[int(op["which"] * len(listed))]
         found = [p for p in (self.folder / store / "data/m").iterdir() if p.name.rpartition(".")[0] == f"{entry.run}.{entry.step}"]
-        if len(found) != 1:  # another generation counts then, or one that was deleted stands beside it
+        if len(found) != 1:  # the checkpoint has several generations, or a deleted one has the same name
             return
         self.script.append(f"# {found[0].relative_to(self.folder)}: {op['how']}")
         damage(found[0], op["how"], op["at"])
@@ -440,7 +449,7 @@ class Player(Looker):
         self.pass_time(op["seconds"])
 
     def pass_time(self, seconds):
-        """Without the shim the clock is the real one."""
+        """Advances the clock. Without the preloaded library it is the real one."""
         self.world.clock = self.world.clock + seconds if self.shim else int(time.time())
 
     def do_tell(self, op):
@@ -448,7 +457,7 @@ class Player(Looker):
         if self.world.stores[op["store"]].exists:
             result = self.run_op(op)
             self.expect(result, 0, *([4] if self.world.stores[op["store"]].hurt else []), *([3] if not self.world.stores[op["store"]].listed() else []))
-            if result.code == 0 or result.out:  # diff of what is damaged prints nothing
+            if result.code == 0 or result.out:  # diff of damaged checkpoints prints nothing
                 result.json()
 
     def do_rebuild(self, op):
@@ -461,7 +470,7 @@ class Player(Looker):
             self.verify(op["store"])
 
     def do_catalog(self, op):
-        """The catalog is removed, kept for later, or replaced by what was kept: it is only a cache."""
+        """The catalog is removed, saved for later, or replaced by the saved one: it is only a cache."""
         store = self.folder / op["store"]
         if not self.world.stores[op["store"]].exists:
             return
@@ -477,8 +486,8 @@ class Player(Looker):
         self.look(op["store"])
 
     def finish(self):
-        """After everything: some writer opens each store, a week later, when nothing unfinished is kept any more. Then all is
-        as the model says, and nothing is left over."""
+        """After all commands: a week later, when unfinished files can be removed, a writer opens each store.
+        Then everything is as the model says, and no files are left over."""
         self.pass_time(8 * DAY)
         for store, model in self.world.stores.items():
             if not model.exists:
@@ -497,7 +506,7 @@ NUMPY = {"F32": np.float32, "I64": np.int64, "BF16": np.uint16, "F16": np.uint16
 
 
 def damage(path, how, at):
-    """`flip` a bit, `zero` a page, `cut` the file off, `lose` it, or put a `folder` in its place."""
+    """Damages a file: `flip` a bit, `zero` a page, `cut` it, `lose` it, or replace it by a `folder`."""
     size = path.stat().st_size
     where = min(int(at * size), max(size - 1, 0))
     if how in ("lose", "folder"):

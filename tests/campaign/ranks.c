@@ -1,10 +1,11 @@
 /*
- * One rank of several that save a checkpoint together, as a campaign starts them.
+ * One of several ranks that save a checkpoint together, started by a campaign.
  *
  *   campaign_ranks STORE RUN STEP FIDELITY RANK WORLD GROUP FILE
  *
- * FILE.txt has a line for each tensor that the rank holds a part of: name, dtype (the number in ckptdelta.h), dimensions, shape, offsets,
- * lengths, and where its elements begin in FILE.bin. Exit status: that of the command; the id is printed by rank 0.
+ * FILE.txt has a line for each tensor of which the rank holds a part: name, dtype (the number in
+ * ckptdelta.h), dimensions, shape, offsets, lengths, and where its elements begin in FILE.bin. The exit
+ * status is that of the command. Rank 0 prints the id.
  */
 #include <ckptdelta.h>
 #include <ckptdelta_ranks.h>
@@ -58,7 +59,7 @@ static int read_numbers(FILE *f, uint64_t *out, uint32_t count) {
     return 1;
 }
 
-/* Is there another line, and is it right? */
+/* Reads the next line. Returns 0 if there is none, or if it is invalid. */
 static int read_tensor(rank_input *in, FILE *f) {
     part *p = &in->parts[in->count];
     ckd_tensor t = CKD_TENSOR_INIT;

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A run that saves under a policy: what stays listed, and how much room it takes beside a fresh store of just that.
+"""Saves a run under a policy, and compares the checkpoints that stay with a fresh store of the same ones.
 
     tests/campaign/retention.py COMMAND SAVES FIDELITY POLICY [--json]
 
-FIDELITY is exact, near or coarse; POLICY has prune's --keep options in one argument, as "--keep-last 3 --keep-every 100".
-The policy is stored with `policy --auto --undo 0s`, and steps 1 to SAVES are saved one after the other. Then what is listed is
-saved into a store of its own, likewise. The exit status is 1 if what is listed is not what the policy says, or if something does not verify.
+FIDELITY is exact, near or coarse. POLICY has prune's --keep options in one argument, such as "--keep-last 3
+--keep-every 100". The policy is stored with `policy --auto --undo 0s`, and the steps 1 to SAVES are saved one
+after the other. Then the listed checkpoints are saved into another store in the same way. The exit status is
+1 if the listed checkpoints are not those of the policy, or if a store does not verify.
 """
 
 import argparse
@@ -26,11 +27,12 @@ import support_safetensors as st  # noqa: E402
 FLAVOUR = {"kind": "adamw", "moved": 1.0, "scale": 1e-3, "rest": 0.0,
            "shapes": [["a.weight", [128, 96]], ["b.weight", [64, 100]], ["b.bias", [64]]]}
 LINE = [[1, 0]]
-SAFE = 2  # the newest ones stay whatever a policy says
+SAFE = 2  # no policy deletes the newest two
 
 
 def kept(policy, saves):
-    """The steps that stay of 1 to `saves`. What a policy lets go never comes back, so its rules hold at the end as after each save."""
+    """The steps of 1 to `saves` that stay. Deleted checkpoints never return, so the rules hold at the end as
+    after each save."""
     words = dict(re.findall(r"--keep-(\w+) *(\d*)", policy))
     unknown = set(words) - {"last", "every", "first"}
     if unknown or not words:
@@ -62,7 +64,7 @@ class Store:
         return [c["step"] for c in json.loads(self.call("list", "--json"))["checkpoints"]]
 
     def sizes(self):
-        """Bytes by folder of `data`, and of what stands beside it."""
+        """Bytes by folder of `data`, and of the files beside it."""
         sizes = {}
         for p in self.path.rglob("*"):
             if p.is_file():

@@ -1,14 +1,14 @@
-"""Leaves commands out of a script that fails, as long as it fails in the same way."""
+"""Removes commands from a failed script, as long as it fails in the same way."""
 
 import time
 
 
 def shrink(ops, failure, again, limit):
-    """(commands, failure, player) of the shortest script found within the limit in seconds."""
+    """Returns (commands, failure, player) of the shortest script that was found within `limit` seconds."""
     end = time.monotonic() + limit
     best = again(ops)
     if best[0] is None or best[0].kind != failure.kind:
-        return ops, failure, best[2]  # it does not fail in this way each time
+        return ops, failure, best[2]  # the failure does not repeat
 
     def fails(some):
         nonlocal best

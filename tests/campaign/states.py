@@ -1,7 +1,8 @@
-"""The states that a campaign saves: random walks, each a function of its seed, so that a command alone says its content.
+"""The states that a campaign saves. They are random walks that depend only on their seeds, so that a command
+determines its state.
 
-A flavour says what the tensors are and how they move. A line is a list of [seed, first step]: a branch has its parent's
-entries and one of its own. `tensors(flavour, line, step)` is the same whenever and wherever it is asked.
+A flavour determines the tensors and how they change. A line is a list of [seed, first step]: a branch has its
+parent's entries and one of its own. `tensors(flavour, line, step)` always returns the same.
 """
 
 import collections
@@ -12,7 +13,7 @@ import numpy as np
 ODD_DTYPES = ["F64", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"]
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
          "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
-KEPT = 400  # states that are kept, so that the next step of a line is one step away
+KEPT = 400  # states that are cached, so that the next step of a line needs one update
 BETA1, BETA2, EPSILON, DECAY, RATE = np.float32(0.9), np.float32(0.999), np.float32(1e-8), np.float32(0.01), np.float32(1e-3)
 
 
@@ -83,7 +84,7 @@ def raw(dtype, array):
 
 
 def bf16(array):
-    """The upper half of each float, which is bf16 rounded down."""
+    """The upper half of each float, which is its value in bf16, rounded towards zero."""
     return (array.view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -101,7 +102,7 @@ def tensors(flavour, line, step):
         made["exp_avg." + name] = raw("F32", m.astype(np.float32))
         made["exp_avg_sq." + name] = raw("F32", v.astype(np.float32))
     if flavour["kind"] == "tied":
-        made["head.weight"] = made["a.weight"]  # the same tensor twice
+        made["head.weight"] = made["a.weight"]  # a second name for the same values
     made["ids"] = raw("I64", np.arange(step, step + 64, dtype=np.int64))
     if flavour["kind"] == "odd":
         made.update(odd_tensors(line, step))
@@ -109,7 +110,7 @@ def tensors(flavour, line, step):
 
 
 def odd_tensors(line, step):
-    """Every dtype, scalars, tensors without elements, and such that come and go."""
+    """Every dtype, scalars, empty tensors, and tensors that exist only at some steps."""
     made = {}
     for i, dtype in enumerate(ODD_DTYPES):
         noise = random.Random(f"{line[0][0]} {dtype} {step // 3}")

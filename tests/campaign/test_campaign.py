@@ -1,4 +1,5 @@
-"""A minute of the campaign: a short script of each mode, and many commands at a time; and that it finds what is wrong."""
+"""A minute of the campaign: a short script of each mode, a crowd of commands at a time, and commands with
+mistakes that it must find."""
 
 import os
 import re
@@ -18,7 +19,7 @@ COMMAND = os.environ.get("CKPTDELTA") or str(CAMPAIGN.parents[2] / "build/curren
 
 
 def campaign(folder, *args):
-    """Ends early where the machine is slow, and is not wrong because of it."""
+    """Runs the campaign. On a slow machine it plays less, which is no failure."""
     done = subprocess.run([sys.executable, CAMPAIGN, "--folder", folder, "--out", folder / "out", *map(str, args)],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800)
     return done.returncode, done.stdout
@@ -31,7 +32,8 @@ def test_mode(tmp_path, mode):
     assert code == 0, out
 
 
-# Shrunk scripts that once failed. Which call a fault hits moves as the code changes; then one of them still tries its commands.
+# Shrunk scripts that once failed. As the code changes, faults hit other calls; the scripts still run these
+# commands.
 @pytest.mark.parametrize("script", sorted(CAMPAIGN.parent.glob("scripts/*.json")), ids=lambda path: path.stem)
 def test_script_that_failed(tmp_path, script):
     code, out = campaign(tmp_path, "--replay", script)
@@ -43,7 +45,7 @@ def test_crowd(tmp_path):
     assert code == 0, out
 
 
-# A command that does one thing wrong, and says that all went well.
+# Commands that make one mistake and report success.
 WRONG = {
     "bits": "case $1 in load) printf '\\377\\377' | dd of=out.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null; esac",
     "lost": "case $1 in save) \"$real\" delete A \"$4@$6\" --undo 0s -q; esac",
@@ -53,7 +55,7 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", sorted(WRONG))
 @pytest.mark.sampled(3)
-def test_finds_what_is_wrong(tmp_path, kind):
+def test_mistakes_are_found(tmp_path, kind):
     command = tmp_path / "wrong"
     command.write_text(f'#!/bin/sh\nreal={COMMAND}\n"$real" "$@"\ncode=$?\n{WRONG[kind]}\nexit $code\n')
     command.chmod(command.stat().st_mode | stat.S_IXUSR)

@@ -1,4 +1,5 @@
-"""A run that saves under an automatic policy keeps what the policy says, in little more room than that takes alone."""
+"""A run that saves under an automatic policy keeps what the policy says, and takes little more space than a
+fresh store of that."""
 
 import json
 import os
@@ -19,7 +20,7 @@ def retention(folder, fidelity, policy, *args):
     return json.loads(done.stdout)
 
 
-# Lossy checkpoints that are far apart cannot be coded as small as a store of their own codes them: that one saves coarser states.
+# Lossy checkpoints that are far apart take more space than in a fresh store, which saves coarser states.
 @pytest.mark.parametrize("fidelity, policy, most", [
     ("exact", "--keep-last 5", 1.35), ("exact", "--keep-last 3 --keep-every 20", 1.35), ("exact", "--keep-every 10 --keep-first", 1.35),
     ("near", "--keep-last 5", 1.35), ("coarse", "--keep-last 5", 1.6),
@@ -30,6 +31,6 @@ def test_retention(tmp_path, fidelity, policy, most):
     assert found["as_policy_says"] and found["factor"] <= most, found
 
 
-def test_without_compaction_it_is_more(tmp_path):
+def test_without_compaction_it_takes_more(tmp_path):
     found = retention(tmp_path, "exact", "--keep-every 10 --keep-first", "--compact", "off")
     assert found["as_policy_says"] and found["factor"] > 1.35, found

@@ -1,4 +1,4 @@
-"""Saves of several ranks together: cuts a state into what each rank holds, and starts the processes."""
+"""Saves by several ranks: cuts a state into the parts of the ranks, and starts the processes."""
 
 import shlex
 
@@ -11,7 +11,8 @@ DTYPES = {"F64": 1, "F32": 2, "F16": 3, "BF16": 4, "F8_E4M3": 5, "F8_E5M2": 6, "
 
 
 def parts(shape, cut, number, rank, world):
-    """(offsets, lengths) of what a rank holds of tensor `number`; None: nothing. What cannot be cut is whole on each."""
+    """(offsets, lengths) of a rank's part of tensor `number`; None if it has none. A tensor that cannot be
+    cut is whole on each rank."""
     if not shape or 0 in shape:
         return [0] * len(shape), list(shape)
     dim = {"rows": 0, "columns": len(shape) - 1, "mixed": number % len(shape)}[cut]
@@ -25,7 +26,7 @@ def parts(shape, cut, number, rank, world):
 
 
 def write(path, tensors, cut, rank, world):
-    """The two files of a rank that campaign_ranks reads."""
+    """Writes the two files of a rank for campaign_ranks."""
     lines, data = [], b""
     for number, (name, (dtype, shape, raw)) in enumerate(tensors.items()):
         part = parts(shape, cut, number, rank, world)
@@ -45,7 +46,7 @@ def line(op, rank, file):
 
 
 def save(program, op, tensors, folder, environments, may_die=()):
-    """Results of all ranks, by rank. A fault concerns the rank that the command names."""
+    """The results of all ranks, by rank. A fault affects only the rank that the command names."""
     started = []
     for rank in range(op["world"]):
         file = folder / f"{op['group']}-{rank}"
@@ -61,7 +62,7 @@ def save(program, op, tensors, folder, environments, may_die=()):
 
 
 def text(op):
-    """For people."""
+    """The commands as text."""
     ranks = "; ".join("campaign_ranks " + shlex.join(line(op, rank, f"{op['group']}-{rank}")) + " &" for rank in range(op["world"]))
     fault = f"  # rank {op['victim']}: CAMPAIGN_FAULT={op['fault']}" if op.get("fault") else ""
     return f"{ranks} wait  # cut by {op['cut']}{fault}"

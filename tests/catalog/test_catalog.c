@@ -1,4 +1,7 @@
-/* catalog: what was added is found again, in every field; transactions, handles, opening. Damage: test_catalog_damage.c. */
+/*
+ * catalog: every field of what was added is read back; transactions, handles, opening. test_catalog_damage.c
+ * tests damage.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,12 +25,15 @@
 #include "tests/support/catalogs.h"
 #include "tests/support/tempdir.h"
 
-static bool detailed; /* what the catalog said last of a checkpoint whose tensors were asked for */
+static bool detailed; /* whether the catalog has tensors of the last checkpoint that was asked for */
 
-/* ---- a look with SQLite itself ---- */
+/* ---- reading with SQLite itself ---- */
 
-/* Runs SQL on dir/catalog.db and returns the first column of its first row, "" if there is none. Release with free. */
-static char *look(const char *dir, const char *sql) {
+/*
+ * Runs SQL on dir/catalog.db. Returns the first column of the first row, or "" if there is none. Release with
+ * free.
+ */
+static char *first_column(const char *dir, const char *sql) {
     sqlite3 *db = NULL;
     sqlite3_stmt *stmt = NULL;
     assert_int_equal(sqlite3_open(catalog_sample_path(dir, "catalog.db"), &db), SQLITE_OK);
@@ -43,8 +49,8 @@ static char *look(const char *dir, const char *sql) {
     return result;
 }
 
-static void expect_look(const char *dir, const char *sql, const char *want) {
-    char *got = look(dir, sql);
+static void expect_column(const char *dir, const char *sql, const char *want) {
+    char *got = first_column(dir, sql);
     if (strcmp(got, want) != 0) {
         fail_msg("%s: \"%s\", not \"%s\"", sql, got, want);
     }
@@ -222,49 +228,49 @@ static void test_round_trip_of_limits(void **state) {
     catalog_close(c);
 }
 
-/* What a person sees with the sqlite3 shell, and the names of all numbers. */
-static void test_readable_by_people(void **state) {
+/* People read the catalog with the sqlite3 shell: all numbers have names, and views work. */
+static void test_people_can_read_it(void **state) {
     catalog_sample s;
     char sql[160];
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
     catalog_sample_init(&s, "run", 9, 3);
     catalog_sample_add(c, "run", 9, 3);
     catalog_close(c);
-    expect_look(
+    expect_column(
         *state, "SELECT group_concat(shape || ' ' || region, '; ') FROM (SELECT * FROM tensor_list)",
         "[768, 3072] box [0:384, 0:3072]; [768, 3072] box [384:768, 0:3072]; [768, 3072] flat 0+1000000; "
         "[768, 3072] flat 1000000+1359296; [] whole; [0, 5] whole");
-    expect_look(
+    expect_column(
         *state,
         "SELECT run || step || kind || fidelity || metric_name || metric || ratio FROM checkpoint_list",
         "run9deltaexactval_loss-3.06254.0");
-    expect_look(*state, "SELECT created FROM checkpoint_list", "2023-11-14 22:13:20");
-    expect_look(*state, "SELECT id FROM checkpoint_list", "0300000000000000a8a9aaabacadaeaf");
-    expect_look(
+    expect_column(*state, "SELECT created FROM checkpoint_list", "2023-11-14 22:13:20");
+    expect_column(*state, "SELECT id FROM checkpoint_list", "0300000000000000a8a9aaabacadaeaf");
+    expect_column(
         *state,
         "SELECT group_concat(name || ' ' || rank || ' ' || size || ' ' || hex(root), '; ') FROM files",
         "0000000000000003.0 0 1003 01010101010101010101010101010101; "
         "0000000000000003.1 1 2003 02020202020202020202020202020202");
-    expect_look(*state, "SELECT value FROM meta WHERE key = 'store'", "5753000000000000a8a9aaabacadaeaf");
-    expect_look(*state, "PRAGMA application_id", "1667985508");
-    expect_look(*state, "PRAGMA user_version", "6");
+    expect_column(*state, "SELECT value FROM meta WHERE key = 'store'", "5753000000000000a8a9aaabacadaeaf");
+    expect_column(*state, "PRAGMA application_id", "1667985508");
+    expect_column(*state, "PRAGMA user_version", "6");
     for (int i = CKD_F64; i <= CKD_BOOL; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'dtype' AND number = %d", i);
-        expect_look(*state, sql, ckd_dtype_name((ckd_dtype)i));
+        expect_column(*state, sql, ckd_dtype_name((ckd_dtype)i));
     }
     for (int i = CKD_ROLE_WEIGHT; i <= CKD_ROLE_OTHER; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'role' AND number = %d", i);
-        expect_look(*state, sql, ckd_role_name((ckd_role)i));
+        expect_column(*state, sql, ckd_role_name((ckd_role)i));
     }
     for (int i = CKD_BASE; i <= CKD_LOSSY_BASE; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'kind' AND number = %d", i);
-        expect_look(*state, sql, ckd_kind_name((ckd_kind)i));
+        expect_column(*state, sql, ckd_kind_name((ckd_kind)i));
     }
     for (int i = CKD_EXACT; i <= CKD_COARSE; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'fidelity' AND number = %d", i);
-        expect_look(*state, sql, ckd_fidelity_name((ckd_fidelity)i));
+        expect_column(*state, sql, ckd_fidelity_name((ckd_fidelity)i));
     }
-    expect_look(*state, "SELECT count(*) FROM vocabulary", "26");
+    expect_column(*state, "SELECT count(*) FROM vocabulary", "26");
 }
 
 static void test_order_and_newest(void **state) {
@@ -356,8 +362,11 @@ static void test_checkpoint_without_tensors(void **state) {
     catalog_close(c);
 }
 
-/* Its tensors stand elsewhere, until a newer generation of it has them. */
-static void test_undetailed(void **state) {
+/*
+ * A checkpoint may be added without its tensors, if another place holds them. A newer generation may add
+ * them.
+ */
+static void test_tensors_that_are_not_indexed(void **state) {
     catalog_sample s[3];
     ckd_checkpoint_list list;
     ckd_checkpoint got;
@@ -383,7 +392,7 @@ static void test_undetailed(void **state) {
     assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
     assert_int_equal(catalog_not_indexed(&places, &count, &list, c, NULL), CKD_OK);
     assert_int_equal(count, 2);
-    assert_true(places[0] == 0 && places[1] == 1); /* first@7, run@5, run@6 */
+    assert_true(places[0] == 0 && places[1] == 1); /* the list has first@7, run@5, run@6 */
     free(places);
     list.count = 1;
     assert_int_equal(catalog_not_indexed(&places, &count, &list, c, NULL), CKD_E_CORRUPT);
@@ -412,8 +421,11 @@ static void test_undetailed(void **state) {
     catalog_close(c);
 }
 
-/* Shards that no catalog has are folded as those that it has. */
-static void test_folding(void **state) {
+/*
+ * catalog_entry_tensors returns the same tensors for an entry in memory as catalog_tensors does for a stored
+ * one.
+ */
+static void test_entries_give_the_same_tensors(void **state) {
     catalog_sample s;
     ckd_tensor_list want, have;
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
@@ -427,7 +439,7 @@ static void test_folding(void **state) {
     assert_int_equal(catalog_add(c, &s.entry, NULL), CKD_OK);
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     assert_int_equal(catalog_tensors(&want, &detailed, c, &s.checkpoint.id, NULL), CKD_OK);
-    for (size_t i = 0; i < SAMPLE_SHARDS / 2; i++) { /* in any order */
+    for (size_t i = 0; i < SAMPLE_SHARDS / 2; i++) { /* shards may be in any order */
         catalog_shard other = s.shards[i];
         s.shards[i] = s.shards[SAMPLE_SHARDS - 1 - i];
         s.shards[SAMPLE_SHARDS - 1 - i] = other;
@@ -467,7 +479,10 @@ static void test_generations(void **state) {
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     assert_int_equal(catalog_add(c, &s.entry, NULL), CKD_OK);
     assert_int_equal(catalog_add_timing(c, &s.checkpoint.id, "encode", 11, 22, NULL), CKD_OK);
-    /* the same generation, an older one, another checkpoint at this step, this id at another step */
+    /*
+     * The same generation, an older one, another checkpoint at this step, and this id at another step are
+     * refused.
+     */
     catalog_sample_init(&other, "run", 5, 50);
     other.checkpoint.generation = 3;
     assert_int_equal(catalog_add(c, &other.entry, NULL), CKD_E_EXISTS);
@@ -502,11 +517,11 @@ static void test_generations(void **state) {
     catalog_tensors_free(&tensors);
     assert_int_equal(catalog_check(c, NULL), CKD_OK);
     catalog_close(c);
-    expect_look(*state, "SELECT count(*) FROM files", "1");
-    expect_look(*state, "SELECT count(*) FROM shards", "2");
-    expect_look(*state, "SELECT count(*) FROM role_totals", "1");
-    expect_look(*state, "SELECT manifest_bytes FROM checkpoints", "7");
-    expect_look(*state, "SELECT stage || ns || bytes FROM timings", "encode1122");
+    expect_column(*state, "SELECT count(*) FROM files", "1");
+    expect_column(*state, "SELECT count(*) FROM shards", "2");
+    expect_column(*state, "SELECT count(*) FROM role_totals", "1");
+    expect_column(*state, "SELECT manifest_bytes FROM checkpoints", "7");
+    expect_column(*state, "SELECT stage || ns || bytes FROM timings", "encode1122");
 }
 
 static void test_remove(void **state) {
@@ -533,7 +548,7 @@ static void test_remove(void **state) {
     assert_int_equal(runs.count, 1);
     assert_string_equal(runs.names[0], "b");
     catalog_names_free(&runs);
-    catalog_sample_add(c, "a", 1, 1); /* and it can come back */
+    catalog_sample_add(c, "a", 1, 1); /* it can be added again */
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     assert_int_equal(catalog_remove(c, "a", 1, NULL), CKD_OK);
     assert_int_equal(catalog_remove(c, "b", 2, NULL), CKD_OK);
@@ -542,7 +557,7 @@ static void test_remove(void **state) {
     catalog_close(c);
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         snprintf(sql, sizeof(sql), "SELECT count(*) FROM %s", tables[i]);
-        expect_look(*state, sql, "0");
+        expect_column(*state, sql, "0");
     }
 }
 
@@ -566,14 +581,14 @@ static void test_timings(void **state) {
     assert_int_equal(catalog_add_timing(c, &id, "s", 0, UINT64_MAX, NULL), CKD_E_INVALID);
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     catalog_close(c);
-    expect_look(
+    expect_column(
         *state,
         "SELECT group_concat(stage || ' ' || ns || ' ' || bytes, '; ') FROM timings WHERE stage < 't' "
         "AND length(stage) < 9",
         "sync 5 0");
-    expect_look(*state, "SELECT ns || ' ' || bytes FROM timings WHERE stage = 'write'",
-                "3 9223372036854775807");
-    expect_look(*state, "SELECT count(*) FROM timings", "3");
+    expect_column(*state, "SELECT ns || ' ' || bytes FROM timings WHERE stage = 'write'",
+                  "3 9223372036854775807");
+    expect_column(*state, "SELECT count(*) FROM timings", "3");
 }
 
 static void test_when_files_were_verified(void **state) {
@@ -692,7 +707,7 @@ static void test_invalid_shards(void **state) {
     INVALID(s.shards[4].elements = 2);
     INVALID(s.shards[1].raw_bytes = UINT64_MAX);
     INVALID(s.shards[1].stored_bytes = UINT64_MAX);
-    /* shards of one tensor, far apart in the list, that contradict each other */
+    /* Shards of one tensor that contradict each other, far apart in the list. */
     INVALID((s.shards[5] = s.shards[0], s.shards[5].index = 9, s.shards[5].shape = other));
     INVALID((s.shards[5] = s.shards[0], s.shards[5].index = 9, s.shards[5].ndim = 1));
     INVALID((s.shards[5] = s.shards[0], s.shards[5].index = 9, s.shards[5].role = CKD_ROLE_OTHER));
@@ -782,7 +797,7 @@ static void test_two_handles(void **state) {
     catalog_close(r);
 }
 
-/* A reader that does not give way: the commit is BUSY and undone, and can be tried again. */
+/* A reader holds its lock. The commit returns BUSY and is undone, and can be repeated. */
 static void test_commit_waits_for_readers(void **state) {
     catalog_sample s;
     sqlite3 *blocker = NULL;
@@ -801,7 +816,7 @@ static void test_commit_waits_for_readers(void **state) {
     catalog_close(c);
 }
 
-/* A child of fork can neither use the parent's handle nor, by closing it, undo what the parent is writing. */
+/* A child of fork cannot use the parent's handle. Closing it does not undo what the parent is writing. */
 static void test_fork(void **state) {
     catalog_sample s;
     ckd_checkpoint_list list;
@@ -849,7 +864,7 @@ static ckd_status add_step(catalog *c, const worker *w, uint64_t step, ckd_error
     return status == CKD_OK ? catalog_commit(c, err) : status;
 }
 
-/* Opens a handle for every step, adds one checkpoint and reads them all. */
+/* Opens a handle for each step, adds one checkpoint, and reads all of them. */
 static void *work(void *context) {
     worker *w = context;
     ckd_id store = catalog_sample_store();
@@ -926,7 +941,7 @@ static void test_usage(void **state) {
     catalog_sample_init(&s, "b", 1, 100);
     catalog_sample_init(&t, "b", 2, 200);
     catalog_sample_init(&u, "a", 1, 300);
-    t.files[0] = s.files[0]; /* compaction has put parts of both into one file */
+    t.files[0] = s.files[0]; /* compaction put parts of both checkpoints into one file */
     u.files[0] = s.files[0];
     u.entry.shard_count = 2; /* weights only */
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
@@ -964,15 +979,15 @@ static void test_usage(void **state) {
     catalog_close(c);
 }
 
-/* The sums by tensor that are kept are those that the shards have. */
+/* Checks that the stored sums by tensor equal those of the shards. */
 static void expect_tensor_totals(const char *dir, const char *rows) {
-    expect_look(dir,
-                "SELECT count(*) FROM (SELECT c.run, s.tensor, s.role, count(DISTINCT s.checkpoint), "
-                "sum(s.elements), sum(s.raw_bytes), sum(s.stored_bytes) FROM shards s JOIN checkpoints c "
-                "ON c.key = s.checkpoint GROUP BY 1, 2, 3 INTERSECT SELECT run, tensor, role, checkpoints, "
-                "elements, raw_bytes, stored_bytes FROM tensor_totals)",
-                rows);
-    expect_look(dir, "SELECT count(*) FROM tensor_totals", rows);
+    expect_column(dir,
+                  "SELECT count(*) FROM (SELECT c.run, s.tensor, s.role, count(DISTINCT s.checkpoint), "
+                  "sum(s.elements), sum(s.raw_bytes), sum(s.stored_bytes) FROM shards s JOIN checkpoints c "
+                  "ON c.key = s.checkpoint GROUP BY 1, 2, 3 INTERSECT SELECT run, tensor, role, checkpoints, "
+                  "elements, raw_bytes, stored_bytes FROM tensor_totals)",
+                  rows);
+    expect_column(dir, "SELECT count(*) FROM tensor_totals", rows);
 }
 
 static void change_one(const char *dir, const catalog_entry *add, const char *run, uint64_t remove_step) {
@@ -997,7 +1012,7 @@ static void test_sums_by_tensor_follow(void **state) {
         change_one(*state, &s.entry, NULL, 0);
         expect_tensor_totals(*state, "8");
     }
-    /* A newer generation has other bytes, less tensors, and one in another role. */
+    /* A newer generation has other sizes, fewer tensors, and one tensor in another role. */
     catalog_sample_init(&again, "b", 2, 200);
     again.checkpoint.generation = 3;
     again.entry.shard_count = 2;
@@ -1021,15 +1036,15 @@ static void test_sums_by_tensor_follow(void **state) {
         }
     }
     expect_tensor_totals(*state, "0");
-    /* Sums end where integers do. */
+    /* Sums do not exceed the largest integer. */
     for (uint64_t step = 1; step < 4; step++) {
         catalog_sample_init(&s, "b", step, 100 * step);
         s.shards[0].raw_bytes = INT64_MAX;
         s.entry.shard_count = 1;
         change_one(*state, &s.entry, NULL, 0);
     }
-    expect_look(*state, "SELECT max(raw_bytes) FROM tensor_totals", "9223372036854775807");
-    expect_look(*state, "SELECT typeof(raw_bytes) FROM tensor_totals", "integer");
+    expect_column(*state, "SELECT max(raw_bytes) FROM tensor_totals", "9223372036854775807");
+    expect_column(*state, "SELECT typeof(raw_bytes) FROM tensor_totals", "integer");
 }
 
 static void test_usage_in_detail(void **state) {
@@ -1046,7 +1061,7 @@ static void test_usage_in_detail(void **state) {
     change_one(*state, &s.entry, NULL, 0);
     change_one(*state, &u.entry, NULL, 0);
     catalog_sample_init(&s, "b", 2, 101);
-    s.entry.shard_count = 0; /* nothing of any role */
+    s.entry.shard_count = 0; /* no tensors of any role */
     s.entry.file_count = 0;
     change_one(*state, &s.entry, NULL, 0);
 
@@ -1066,7 +1081,7 @@ static void test_usage_in_detail(void **state) {
     assert_int_equal(roles[1].roles[CKD_ROLE_MASTER].elements, 0);
     assert_int_equal(roles[2].roles[CKD_ROLE_WEIGHT].raw_bytes, 0);
     free(roles);
-    /* A list of another time is noticed. */
+    /* A list from another time is noticed. */
     ckd_checkpoint first = list.items[0];
     list.items[0] = list.items[1];
     list.items[1] = first;
@@ -1128,8 +1143,10 @@ static void add_many(catalog *c) {
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
 }
 
-/* Cost is counted in pages read, not in time. */
-/* One checkpoint of very many shards, in a catalog that has nothing else: all work is on what was just inserted. */
+/*
+ * A checkpoint with very many shards in an empty catalog: all work is on rows that were just inserted. The
+ * test counts pages read, not time.
+ */
 static void check_very_many_shards(catalog *c) {
     enum { TENSORS = 1250, RANKS = 32 };
     static char names[TENSORS][16];
@@ -1162,7 +1179,8 @@ static void check_very_many_shards(catalog *c) {
     s.entry.shards = shards;
     s.entry.shard_count = (size_t)TENSORS * RANKS;
     s.checkpoint.tensors = TENSORS;
-    for (uint32_t generation = 0; generation < 2; generation++) { /* the second one replaces the first */
+    /* the second generation replaces the first */
+    for (uint32_t generation = 0; generation < 2; generation++) {
         s.checkpoint.generation = generation;
         ckd_error err = {0};
         assert_int_equal(catalog_begin(c, NULL), CKD_OK);
@@ -1288,7 +1306,7 @@ static ckd_status try_open(const char *dir, const char *name, catalog_mode mode,
     return status;
 }
 
-/* Both modes must say so. */
+/* Opens the catalog in both modes, and expects this status from each. */
 static void expect_open(const char *dir, ckd_status want) {
     ckd_error err = {0};
     for (catalog_mode mode = CATALOG_READ; mode <= CATALOG_WRITE; mode++) {
@@ -1300,7 +1318,7 @@ static void expect_open(const char *dir, ckd_status want) {
 }
 
 static void change(const char *dir, const char *sql) {
-    free(look(dir, sql));
+    free(first_column(dir, sql));
 }
 
 static void test_open_absent(void **state) {
@@ -1360,7 +1378,7 @@ static void test_open_other_versions(void **state) {
 
 static void test_open_other_tables(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
-    /* What a person adds does no harm, and what it would run does not run. */
+    /* Indexes and statistics that people add do no harm, and triggers do not run. */
     change(*state, "ANALYZE");
     change(*state, "CREATE INDEX by_parent ON checkpoints (parent)");
     change(*state, "CREATE TRIGGER trap AFTER INSERT ON checkpoints BEGIN DELETE FROM checkpoints; END");
@@ -1376,7 +1394,7 @@ static void test_open_other_tables(void **state) {
     expect_open(*state, CKD_E_CORRUPT);
 }
 
-/* A table of ours replaced by a view, and our name for something else. */
+/* A view has the name of a table of the catalog. */
 static void test_open_view_for_table(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
     change(*state, "DROP TABLE timings");
@@ -1388,14 +1406,14 @@ static void test_open_wal(void **state) {
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
     catalog_sample_add(c, "run", 1, 5);
     catalog_close(c);
-    expect_look(*state, "PRAGMA journal_mode = WAL", "wal");
+    expect_column(*state, "PRAGMA journal_mode = WAL", "wal");
     expect_open(*state, CKD_E_CORRUPT);
     assert_false(file_exists(catalog_sample_path(*state, "catalog.db-wal")));
-    expect_look(*state, "PRAGMA journal_mode = DELETE", "delete");
+    expect_column(*state, "PRAGMA journal_mode = DELETE", "delete");
     expect_open(*state, CKD_OK);
 }
 
-/* Names that mean something else to SQLite are file names here. */
+/* These names mean something special to SQLite. For the catalog they are names of files. */
 static void test_open_strange_names(void **state) {
     static const char *const names[] = {":memory:", "file:x?mode=memory", "a b%20?c#d"};
     ckd_id store = catalog_sample_store();
@@ -1426,7 +1444,10 @@ static void test_mode_follows_umask(void **state) {
 
 /* ---- readers change nothing ---- */
 
-/* Lets permissions hold for the superuser as well, by giving up the capability that overrides them, and back. */
+/*
+ * Makes permissions apply to the superuser, too, by giving up the capability that overrides them; false
+ * restores it.
+ */
 static void obey_permissions(bool obey) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct sets[2];
@@ -1480,7 +1501,7 @@ static void test_readers_change_nothing(void **state) {
     free(after);
 }
 
-/* Where nothing may be written, the superuser included. */
+/* Writing fails if the files are read-only, even for the superuser. */
 static void test_writing_what_is_read_only(void **state) {
     ckd_error err = {0};
     catalog_sample s;
@@ -1511,12 +1532,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(round_trip),
         TEST(round_trip_of_limits),
-        TEST(readable_by_people),
+        TEST(people_can_read_it),
         TEST(order_and_newest),
         TEST(not_found),
         TEST(checkpoint_without_tensors),
-        TEST(undetailed),
-        TEST(folding),
+        TEST(tensors_that_are_not_indexed),
+        TEST(entries_give_the_same_tensors),
         TEST(generations),
         TEST(remove),
         TEST(timings),

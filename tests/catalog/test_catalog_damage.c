@@ -1,6 +1,7 @@
 /*
- * catalog: whatever the file holds and whatever fails, there is a status, never a crash, never an endless loop, and
- * either the old state or the new one. The catalogs here are small; what is tried is the same on every run.
+ * catalog: whatever the file holds and whatever fails, each call returns a status, without a crash or an
+ * endless loop, and the catalog has the old state or the new one. The catalogs here are small. Every run
+ * tries the same.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +32,7 @@ static uint64_t next_random(uint64_t *state) {
     return *state;
 }
 
-static bool detailed; /* what the catalog said last of a checkpoint whose tensors were asked for */
+static bool detailed; /* whether the catalog has tensors of the last checkpoint that was asked for */
 
 /* ---- a catalog on disk, as bytes ---- */
 
@@ -51,7 +52,7 @@ static image image_get(const char *dir) {
     return i;
 }
 
-/* `count` checkpoints of two runs. */
+/* Creates a catalog with `count` checkpoints of two runs. */
 static image image_make(const char *dir, uint64_t count) {
     catalog_sample s;
     catalog *c = catalog_sample_open(dir, CATALOG_WRITE);
@@ -74,7 +75,7 @@ static size_t count_all(catalog *c) {
     return count;
 }
 
-/* ---- everything a damaged catalog is asked ---- */
+/* ---- all queries, on a damaged catalog ---- */
 
 static void expect_one_of(const char *what, ckd_status status, const ckd_error *err,
                           const ckd_status *allowed) {
@@ -89,7 +90,7 @@ static void expect_one_of(const char *what, ckd_status status, const ckd_error *
     assert_true(status == CKD_OK || (err->status == status && err->message[0]));
 }
 
-/* The list ends with OK, which is always allowed. */
+/* The call must return one of these statuses. The list ends with OK, which is always allowed. */
 #define EXPECT(call, ...)                                   \
     do {                                                    \
         static const ckd_status allowed_[] = {__VA_ARGS__}; \
@@ -106,7 +107,7 @@ static void assert_well_formed(const ckd_checkpoint *p) {
     assert_true(strnlen(p->metric_name, sizeof(p->metric_name)) < sizeof(p->metric_name));
 }
 
-static void ask_for_tensors(catalog *c, const ckd_id *id) {
+static void query_tensors(catalog *c, const ckd_id *id) {
     ckd_status status;
     ckd_tensor_list tensors;
     EXPECT(catalog_tensors(&tensors, &detailed, c, id, &err), CKD_E_CORRUPT, CKD_E_NOT_FOUND, CKD_OK);
@@ -122,7 +123,7 @@ static void ask_for_tensors(catalog *c, const ckd_id *id) {
     catalog_tensors_free(&tensors);
 }
 
-/* Sums by role of all checkpoints. */
+/* Sums by role of each checkpoint. */
 static ckd_status by_checkpoint(catalog *c, ckd_error *why) {
     ckd_checkpoint_list list;
     ckd_checkpoint_roles *roles = NULL;
@@ -135,7 +136,7 @@ static ckd_status by_checkpoint(catalog *c, ckd_error *why) {
     return status;
 }
 
-static void ask_for_details(catalog *c) {
+static void query_details(catalog *c) {
     ckd_status status;
     ckd_checkpoint_list list;
     ckd_checkpoint_roles *roles;
@@ -160,7 +161,7 @@ static void ask_for_details(catalog *c) {
     free(by_tensor);
 }
 
-static void ask(catalog *c) {
+static void run_queries(catalog *c) {
     ckd_status status;
     ckd_checkpoint_list list;
     ckd_checkpoint found;
@@ -172,7 +173,7 @@ static void ask(catalog *c) {
     for (size_t i = 0; i < list.count; i++) {
         assert_well_formed(&list.items[i]);
         if (i % 4 == 0) {
-            ask_for_tensors(c, &list.items[i].id);
+            query_tensors(c, &list.items[i].id);
         }
     }
     catalog_list_free(&list);
@@ -191,7 +192,7 @@ static void ask(catalog *c) {
     free(states);
     EXPECT(catalog_usage_by_run(&rows, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
     free(rows);
-    ask_for_details(c);
+    query_details(c);
     EXPECT(catalog_check(c, &err), CKD_E_CORRUPT, CKD_OK);
 }
 
@@ -207,7 +208,7 @@ static void change(catalog *c, bool commit) {
     EXPECT(catalog_add(c, &s.entry, &err), CKD_E_CORRUPT, CKD_E_EXISTS, CKD_OK);
     catalog_sample_init(&s, "run", 3, 13);
     s.checkpoint.generation = 1;
-    /* An error that SQLite cannot survive ends the transaction. */
+    /* An error after which SQLite cannot continue ends the transaction. */
     EXPECT(catalog_add(c, &s.entry, &err), CKD_E_CORRUPT, CKD_E_EXISTS, CKD_E_STATE, CKD_OK);
     EXPECT(catalog_remove(c, "run", 1, &err), CKD_E_CORRUPT, CKD_E_NOT_FOUND, CKD_E_STATE, CKD_OK);
     EXPECT(catalog_add_timing(c, &id, "write", 1, 1, &err), CKD_E_CORRUPT, CKD_E_NOT_FOUND, CKD_E_STATE,
@@ -220,7 +221,7 @@ static void change(catalog *c, bool commit) {
     }
 }
 
-/* Opens what is there in both modes and asks it everything. Returns how opening for reading went. */
+/* Opens the catalog in both modes, and runs all queries. Returns the status of opening it for reading. */
 static ckd_status exercise(const char *dir, bool commit) {
     ckd_status status, reading;
     catalog *c;
@@ -229,13 +230,13 @@ static ckd_status exercise(const char *dir, bool commit) {
     EXPECT(catalog_open(&c, path, CATALOG_READ, &store, 0, &err), CKD_E_CORRUPT, CKD_E_UNSUPPORTED, CKD_OK);
     reading = status;
     if (status == CKD_OK) {
-        ask(c);
+        run_queries(c);
         catalog_close(c);
     }
     EXPECT(catalog_open(&c, path, CATALOG_WRITE, &store, 0, &err), CKD_E_CORRUPT, CKD_E_UNSUPPORTED, CKD_OK);
     if (status == CKD_OK) {
         change(c, commit);
-        ask(c);
+        run_queries(c);
         catalog_close(c);
     }
     return reading;
@@ -269,7 +270,7 @@ static void test_truncation(void **state) {
         image part = {whole.data, size};
         image_put(&part, *state);
         ckd_status status = exercise(*state, false);
-        /* A page without its last bytes still counts, and what is missing may have been zeros. */
+        /* SQLite accepts a page without its last bytes, which may have been zeros. */
         if (size + 4096 <= whole.size) {
             assert_int_equal(status, CKD_E_CORRUPT);
         }
@@ -280,7 +281,7 @@ static void test_truncation(void **state) {
     free(whole.data);
 }
 
-/* Each byte of the header, then bytes anywhere: flipped bits, extremes, other bytes, other numbers. */
+/* Changes each byte of the header, and random bytes of the file: flipped bits, extremes, other values. */
 static void test_changed_bytes(void **state) {
     static const unsigned char extremes[] = {0, 1, 2, 0x7f, 0x80, 0xff};
     uint64_t random = 7;
@@ -311,7 +312,7 @@ static void test_changed_bytes(void **state) {
     free(good.data);
 }
 
-/* Whole pages exchanged, repeated, zeroed. */
+/* Exchanges, repeats and zeroes whole pages. */
 static void test_changed_pages(void **state) {
     uint64_t random = 99;
     image good = image_make(*state, 40);
@@ -333,7 +334,7 @@ static void test_changed_pages(void **state) {
     free(good.data);
 }
 
-/* ---- trees that lie ---- */
+/* ---- trees whose pages repeat ---- */
 
 static uint32_t be32(const unsigned char *p) {
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
@@ -361,7 +362,7 @@ static uint32_t root_of(const char *dir, const char *name) {
     return root;
 }
 
-/* Makes all children of an inner page the same one. Returns the first of those it had. */
+/* Makes all children of an inner page the same page. Returns its first child before that. */
 static uint32_t point_all(unsigned char *page, uint32_t child) {
     assert_true(page[0] == 0x02 || page[0] == 0x05);
     size_t cells = (size_t)page[3] << 8 | page[4];
@@ -376,7 +377,7 @@ static uint32_t point_all(unsigned char *page, uint32_t child) {
     return first;
 }
 
-/* The file with a tree of 12 more levels, where each inner page has the next level's as all its children. */
+/* Gives a tree 12 more levels. All children of an inner page are the same page of the next level. */
 static image multiply(const image *good, uint32_t root) {
     enum { LEVELS = 12 };
     image bad = {.size = good->size + LEVELS * 4096};
@@ -397,8 +398,11 @@ static image multiply(const image *good, uint32_t root) {
     return bad;
 }
 
-/* More rows than atoms in the universe: ordered lists notice at once, sums by the work they take. */
-static void test_trees_that_lie(void **state) {
+/*
+ * Such a tree has far too many rows to read. Ordered lists notice that the order is wrong, and sums notice
+ * that they have taken too much work.
+ */
+static void test_trees_that_repeat_pages(void **state) {
     static const char *const trees[] = {"checkpoints", "sqlite_autoindex_checkpoints_2", "shards",
                                         "role_totals", "files"};
     image good = image_make(*state, 1200);
@@ -432,15 +436,15 @@ static void test_trees_that_lie(void **state) {
         if (status != CKD_E_CORRUPT || (i == 1 && !strstr(err.message, "out of order"))) {
             fail_msg("%s: %s: %s", trees[i], ckd_status_name(status), err.message);
         }
-        ask(c);
+        run_queries(c);
         catalog_close(c);
         free(bad.data);
     }
     free(good.data);
 }
 
-/* One checkpoint that fills many pages with its shards, and the first of them again and again. */
-static void test_shards_again_and_again(void **state) {
+/* A checkpoint fills many pages with its shards, and the tree repeats the first page. */
+static void test_repeated_shards(void **state) {
     enum { MANY = 800 };
     static catalog_shard shards[MANY];
     ckd_tensor_list tensors;
@@ -473,7 +477,7 @@ static void test_shards_again_and_again(void **state) {
 
 /* ---- rows that the schema forbids ---- */
 
-/* Runs SQL with all checks off. */
+/* Runs SQL with all checks disabled. */
 static void force(const char *dir, const char *sql) {
     sqlite3 *db = NULL;
     char *message = NULL;
@@ -540,7 +544,7 @@ static void test_hostile_checkpoints(void **state) {
             expect_corrupt(bad[i], "runs", catalog_runs(&runs, c, &err), &err);
             assert_null(runs.names);
         }
-        ask(c);
+        run_queries(c);
         catalog_close(c);
     }
     free(good.data);
@@ -599,7 +603,7 @@ static void test_hostile_tensors(void **state) {
         expect_corrupt(bad[i], "tensors", catalog_tensors(&tensors, &detailed, c, &id, &err), &err);
         expect_too_big(bad[i], &err);
         assert_null(tensors.items);
-        ask(c);
+        run_queries(c);
         catalog_close(c);
     }
     free(good.data);
@@ -656,19 +660,19 @@ static void test_hostile_totals(void **state) {
     free(good.data);
 }
 
-/* Exchanges the rows of the second and third entry of an index of one page: its keys stay in order. */
+/* Exchanges the rows of the second and third entry in an index of one page. Its keys stay in order. */
 static void exchange_rows(image *i, uint32_t root) {
     unsigned char *page = i->data + 4096 * (size_t)(root - 1);
     assert_int_equal(page[0], 0x0a);
     unsigned char *a = page + ((size_t)page[10] << 8 | page[11]);
     unsigned char *b = page + ((size_t)page[12] << 8 | page[13]);
-    assert_int_equal(a[0], b[0]); /* payload sizes; the row is in the last byte */
+    assert_int_equal(a[0], b[0]); /* payloads have the same size; the row is in the last byte */
     unsigned char row = a[a[0]];
     a[a[0]] = b[b[0]];
     b[b[0]] = row;
 }
 
-/* Indexes that do not fit their tables. */
+/* The indexes by id and by step name the wrong rows. */
 static void test_hostile_indexes(void **state) {
     ckd_checkpoint found;
     ckd_checkpoint_list list;
@@ -699,8 +703,8 @@ static void test_hostile_indexes(void **state) {
     free(good.data);
 }
 
-/* The same of the one of checkpoints without tensors. */
-static void test_hostile_undetailed(void **state) {
+/* The index of checkpoints without tensors names the wrong rows. */
+static void test_hostile_index_of_undetailed(void **state) {
     ckd_checkpoint_list list;
     size_t *places, count;
     free(image_make(*state, 6).data);
@@ -718,7 +722,7 @@ static void test_hostile_undetailed(void **state) {
     free(good.data);
 }
 
-/* An index that has lost its rows: the checkpoint that it does not show is in the way of the same one. */
+/* An index has lost its rows. The checkpoint that it no longer finds prevents adding the same one. */
 static void test_index_without_rows(void **state) {
     catalog_sample s;
     image good = image_make(*state, 6);
@@ -735,7 +739,9 @@ static void test_index_without_rows(void **state) {
     free(good.data);
 }
 
-/* Rows that nobody owns are in the way of a new checkpoint: what was written of it before that is undone. */
+/*
+ * Shards without a checkpoint prevent adding a new one. What was written of it before the failure is undone.
+ */
 static void test_add_fails_half_way(void **state) {
     catalog_sample s;
     ckd_error err = {0};
@@ -772,7 +778,7 @@ static void test_older_copy(void **state) {
     free(old.data);
 }
 
-/* A rebuild in another process has put a new catalog in this one's place: nothing may be written to the old one. */
+/* Another process has rebuilt the catalog and replaced the file. Nothing may be written to the old one. */
 static void test_replaced_while_open(void **state) {
     catalog_sample s;
     ckd_error err = {0};
@@ -796,7 +802,7 @@ static void test_replaced_while_open(void **state) {
 /* ---- failures of the system ---- */
 
 typedef struct fault {
-    int at; /* counted down; strikes at 0 */
+    int at; /* counted down; the fault happens at 0 */
     file_op step;
     int result;
     bool struck;
@@ -831,7 +837,7 @@ static ckd_status add_one(catalog *c, ckd_error *err) {
     return status;
 }
 
-/* Fails step number `at` of adding a checkpoint. False: it does not have so many. */
+/* Fails step number `at` of adding a checkpoint. Returns false if there are fewer steps. */
 static bool fail_step(const char *dir, const image *before, fault f, ckd_status want) {
     ckd_error err = {0};
     image_put(before, dir);
@@ -852,7 +858,7 @@ static bool fail_step(const char *dir, const image *before, fault f, ckd_status 
     if (status != CKD_OK) {
         assert_string_equal(err.file, catalog_sample_path(dir, "catalog.db"));
     }
-    /* The same handle, and another one, see the old state or the new one, in full; and can write. */
+    /* This handle and a new one see the whole old state or the whole new one, and can write. */
     size_t count = count_all(c);
     assert_true(count == 3 || (status != CKD_OK && count == 2));
     ckd_status again = add_one(c, &err);
@@ -901,7 +907,7 @@ static void test_failing_steps(void **state) {
     free(before.data);
 }
 
-/* Creating the catalog, with every step failing in turn. */
+/* Creating the catalog: each step fails in turn. */
 static void test_failing_creation(void **state) {
     static const struct {
         file_op step;
@@ -939,9 +945,9 @@ static void test_failing_creation(void **state) {
     }
 }
 
-/* ---- death ---- */
+/* ---- processes that die ---- */
 
-/* Dies at step number *context of those that change something. */
+/* Kills the process at step number *context, counting steps that change files. */
 static int die(void *context, file_op step, const char *path) {
     int *left = context;
     (void)path;
@@ -951,7 +957,7 @@ static int die(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* A child adds a checkpoint and dies on the way. True: it lived. */
+/* A child adds a checkpoint and dies at step `at`. Returns true if it survived. */
 static bool child_adds(const char *dir, int at) {
     int wait_status = -1;
     pid_t child = fork();
@@ -981,7 +987,9 @@ static image file_or_nothing(const char *path) {
     return i;
 }
 
-/* A reader gets the old state or the new one, or CORRUPT because of the journal; and leaves all as it is. */
+/*
+ * A reader sees the old state or the new one, or returns CORRUPT because of the journal. It changes no file.
+ */
 static ckd_status read_after_death(const char *dir, size_t old) {
     const char *db = catalog_sample_path(dir, "catalog.db"),
                *journal = catalog_sample_path(dir, "catalog.db-journal");
@@ -1067,7 +1075,7 @@ static void *limited_realloc(void *p, int size) {
     return no_memory() ? NULL : real_memory.xRealloc(p, size);
 }
 
-/* Once SQLite has no more memory at allocation number N, it never has. */
+/* Once an allocation has failed, all later ones fail, too. */
 static void test_out_of_memory(void **state) {
     ckd_id store = catalog_sample_store(), id = catalog_sample_id(10);
     image before = image_make(*state, 2);
@@ -1111,7 +1119,10 @@ static void test_out_of_memory(void **state) {
 }
 
 int main(void) {
-    /* Before SQLite wakes up: all memory passes through here, and is counted only in test_out_of_memory. */
+    /*
+     * Install this before SQLite starts: all of its memory is allocated here. Only test_out_of_memory limits
+     * it.
+     */
     if (sqlite3_config(SQLITE_CONFIG_GETMALLOC, &real_memory) != SQLITE_OK) {
         return 1;
     }
@@ -1127,13 +1138,13 @@ int main(void) {
         TEST(truncation),
         TEST(changed_bytes),
         TEST(changed_pages),
-        TEST(trees_that_lie),
-        TEST(shards_again_and_again),
+        TEST(trees_that_repeat_pages),
+        TEST(repeated_shards),
         TEST(hostile_checkpoints),
         TEST(hostile_tensors),
         TEST(hostile_totals),
         TEST(hostile_indexes),
-        TEST(hostile_undetailed),
+        TEST(hostile_index_of_undetailed),
         TEST(index_without_rows),
         TEST(add_fails_half_way),
         TEST(older_copy),

@@ -1,4 +1,4 @@
-/* catalog: when ranks did what, and catalogs of the version that had no place for it. */
+/* catalog: times of each rank's stages, and catalogs of version 5, which had no table for them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +15,11 @@
 #include "tests/support/catalogs.h"
 #include "tests/support/tempdir.h"
 
-/* Runs SQL on dir/catalog.db with SQLite itself; the first number of its first row, -1 if there is none. */
-static int64_t look(const char *dir, const char *sql) {
+/*
+ * Runs SQL on dir/catalog.db with SQLite itself. Returns the first number of the first row, or -1 if there is
+ * none.
+ */
+static int64_t first_number(const char *dir, const char *sql) {
     sqlite3 *db = NULL;
     sqlite3_stmt *stmt = NULL;
     assert_int_equal(sqlite3_open(catalog_sample_path(dir, "catalog.db"), &db), SQLITE_OK);
@@ -56,7 +59,7 @@ static void test_by_save_rank_and_stage(void **state) {
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
     catalog_sample_add(c, "b", 1, 1);
     catalog_sample_add(c, "a", 5, 20);
-    catalog_sample_add(c, "a", 6, 30); /* without any timing: no save of the timeline */
+    catalog_sample_add(c, "a", 6, 30); /* has no timings, so it is not in the timeline */
     catalog_sample_add(c, "a", 7, 40);
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     for (uint64_t seed = 1; seed <= 40; seed += seed == 1 ? 19 : 20) {
@@ -67,7 +70,7 @@ static void test_by_save_rank_and_stage(void **state) {
     add(c, 40, 1, CKD_STAGE_SYNC, 5, 6);
     add(c, 40, 1, CKD_STAGE_ANALYSE, 1, 4);
     add(c, 40, 0, CKD_STAGE_WAIT, 3, 3);
-    add(c, 40, 0, CKD_STAGE_WAIT, 2, INT64_MAX); /* told again */
+    add(c, 40, 0, CKD_STAGE_WAIT, 2, INT64_MAX); /* added a second time */
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     ckd_timeline t;
     assert_int_equal(catalog_timings(&t, c, NULL, NULL), CKD_OK);
@@ -90,10 +93,10 @@ static void test_by_save_rank_and_stage(void **state) {
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     assert_int_equal(catalog_check(c, NULL), CKD_OK);
     catalog_close(c);
-    assert_int_equal(look(*state, "SELECT count(*) FROM rank_timings"), 1);
+    assert_int_equal(first_number(*state, "SELECT count(*) FROM rank_timings"), 1);
 }
 
-static void test_what_is_no_stage(void **state) {
+static void test_invalid_stages_are_refused(void **state) {
     ckd_id id = catalog_sample_id(1), unknown = catalog_sample_id(2);
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
     catalog_sample_add(c, "a", 1, 1);
@@ -110,9 +113,9 @@ static void test_what_is_no_stage(void **state) {
     assert_int_equal(catalog_add_stage(c, &id, &good, NULL), CKD_OK);
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     catalog_close(c);
-    /* A later version may know more. */
-    look(*state, "INSERT INTO rank_timings SELECT key, 0, 'dream', 0, 1, 1, 1 FROM checkpoints");
-    look(*state, "INSERT INTO timings SELECT key, 'total', 1, 1 FROM checkpoints");
+    /* A later version may have more stages. */
+    first_number(*state, "INSERT INTO rank_timings SELECT key, 0, 'dream', 0, 1, 1, 1 FROM checkpoints");
+    first_number(*state, "INSERT INTO timings SELECT key, 'total', 1, 1 FROM checkpoints");
     c = catalog_sample_open(*state, CATALOG_READ);
     ckd_timeline t;
     assert_int_equal(catalog_timings(&t, c, NULL, NULL), CKD_OK);
@@ -122,7 +125,7 @@ static void test_what_is_no_stage(void **state) {
     catalog_close(c);
 }
 
-/* A catalog as version 5 wrote it, with a checkpoint and its timing. */
+/* Makes a catalog as version 5 wrote it, with a checkpoint and its timing. */
 static void make_version_5(const char *dir) {
     catalog *c = catalog_sample_open(dir, CATALOG_WRITE);
     ckd_id id = catalog_sample_id(1);
@@ -131,8 +134,8 @@ static void make_version_5(const char *dir) {
     assert_int_equal(catalog_add_timing(c, &id, "total", 77, 0, NULL), CKD_OK);
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     catalog_close(c);
-    look(dir, "DROP TABLE rank_timings");
-    look(dir, "PRAGMA user_version = 5");
+    first_number(dir, "DROP TABLE rank_timings");
+    first_number(dir, "PRAGMA user_version = 5");
 }
 
 static void expect_total(catalog *c, size_t stages) {
@@ -143,12 +146,12 @@ static void expect_total(catalog *c, size_t stages) {
     free(t.stages);
 }
 
-static void test_version_5_is_read_and_renewed(void **state) {
+static void test_version_5_is_read_and_upgraded(void **state) {
     make_version_5(*state);
     catalog *c = catalog_sample_open(*state, CATALOG_READ);
     expect_total(c, 0);
     catalog_close(c);
-    assert_int_equal(look(*state, "PRAGMA user_version"), 5); /* readers change nothing */
+    assert_int_equal(first_number(*state, "PRAGMA user_version"), 5); /* readers change nothing */
     c = catalog_sample_open(*state, CATALOG_WRITE);
     expect_total(c, 0);
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
@@ -156,11 +159,11 @@ static void test_version_5_is_read_and_renewed(void **state) {
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     expect_total(c, 1);
     catalog_close(c);
-    assert_int_equal(look(*state, "PRAGMA user_version"), 6);
+    assert_int_equal(first_number(*state, "PRAGMA user_version"), 6);
     c = catalog_sample_open(*state, CATALOG_READ);
     expect_total(c, 1);
     catalog_close(c);
-    look(*state, "DROP TABLE rank_timings"); /* of version 6 it is no catalog without */
+    first_number(*state, "DROP TABLE rank_timings"); /* a catalog of version 6 needs this table */
     ckd_id store = catalog_sample_store();
     assert_int_equal(
         catalog_open(&c, catalog_sample_path(*state, "catalog.db"), CATALOG_WRITE, &store, 0, NULL),
@@ -176,8 +179,8 @@ static int fail_later(void *context, file_op step, const char *path) {
     return changes && steps_left && --steps_left == 0 ? 28 /* ENOSPC */ : 0;
 }
 
-/* Whatever fails while it is renewed, it is as it was, or renewed; the times are in it. */
-static void test_renewing_fails(void **state) {
+/* If upgrading the catalog fails, the catalog is as before or upgraded, and has the times. */
+static void test_upgrading_fails(void **state) {
     ckd_id store = catalog_sample_store();
     make_version_5(*state);
     unsigned long failed = 0;
@@ -189,7 +192,7 @@ static void test_renewing_fails(void **state) {
             catalog_open(&c, catalog_sample_path(*state, "catalog.db"), CATALOG_WRITE, &store, 0, NULL);
         file_set_fault_hook(NULL, NULL);
         catalog_close(c);
-        int64_t version = look(*state, "PRAGMA user_version");
+        int64_t version = first_number(*state, "PRAGMA user_version");
         assert_true(version == 5 || version == 6);
         c = catalog_sample_open(*state, CATALOG_READ);
         expect_total(c, 0);
@@ -200,21 +203,21 @@ static void test_renewing_fails(void **state) {
         }
         failed += status != CKD_OK;
         if (version == 6) {
-            look(*state, "DROP TABLE rank_timings");
-            look(*state, "PRAGMA user_version = 5");
+            first_number(*state, "DROP TABLE rank_timings");
+            first_number(*state, "PRAGMA user_version = 5");
         }
     }
     assert_true(failed >= 2);
-    assert_int_equal(look(*state, "PRAGMA user_version"), 6);
+    assert_int_equal(first_number(*state, "PRAGMA user_version"), 6);
 }
 
 int main(void) {
 #define TEST(name) tempdir_test(test_##name)
     const struct CMUnitTest tests[] = {
         TEST(by_save_rank_and_stage),
-        TEST(what_is_no_stage),
-        TEST(version_5_is_read_and_renewed),
-        TEST(renewing_fails),
+        TEST(invalid_stages_are_refused),
+        TEST(version_5_is_read_and_upgraded),
+        TEST(upgrading_fails),
     };
     return cmocka_run_group_tests_name("catalog timings", tests, NULL, NULL);
 }

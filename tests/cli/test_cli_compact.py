@@ -1,4 +1,4 @@
-"""compact: what it says before, does, and says afterwards."""
+"""compact: what it announces, does, and reports."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from support_cli import CORRUPT, NOT_FOUND, run, state, store  # noqa: F401
 
 @pytest.fixture
 def chain(store):
-    """Twelve deltas, one on the other."""
+    """Twelve deltas, each on the previous one."""
     for step in range(1, 14):
         store.save(step, state(1, step), "--max-load-cost", 1000, "--newest-load-cost", 1000)
     assert max(c["depth"] for c in store.checkpoints()) > 3
@@ -34,7 +34,7 @@ def test_chains_are_shortened(chain):
     assert plan["estimated"] and plan["dry_run"] and would["dry_run"] and not would["estimated"]
     assert depth(chain) > 2
     done = chain.json("compact", "--max-depth", 2, "--pack-below", 0)
-    sizes = {"bytes_after": 0, "dry_run": False}  # but for the lists of files in manifests
+    sizes = {"bytes_after": 0, "dry_run": False}  # except the lists of files in manifests
     assert abs(would["bytes_after"] - done["bytes_after"]) <= 2048 * len(done["checkpoints"])
     assert [{**c, **sizes} for c in would["checkpoints"]] == [{**c, **sizes} for c in done["checkpoints"]]
     assert done["left"] == 0 and done["checkpoints"]
@@ -50,7 +50,7 @@ def test_chains_are_shortened(chain):
     assert values(chain) == before and chain.json("verify")["ok"]
     assert chain.json("compact", "--max-depth", 2)["checkpoints"] == []
 
-def test_what_goes_is_folded(chain):
+def test_deleted_checkpoints_are_folded(chain):
     before = values(chain)
     text = run("compact", chain.path, "--keep-every", 4, "--undo", "0s").out
     assert "builds on what goes" in text and "deleted" in text
@@ -83,7 +83,7 @@ def test_one_run(chain):
     depths = {r: max(c["depth"] for c in chain.checkpoints() if c["run"] == r) for r in "ab"}
     assert depths["b"] <= 1 < depths["a"]
 
-def test_damage_is_told(chain):
+def test_damage_is_reported(chain):
     c = chain.checkpoints()[-1]
     file = max(chain.files().values(), key=lambda p: p.stat().st_mtime_ns if "data/c" in str(p) else 0)
     data = bytearray(file.read_bytes())
@@ -100,7 +100,7 @@ def test_nothing_to_do(store):
 
 
 def drifting(store, steps, fidelity):
-    """A matrix whose deltas are small against its lattice, with its second moments."""
+    """A matrix whose deltas are small compared with its lattice, and its second moments."""
     random = np.random.default_rng(1)
     w, left = random.normal(size=(96, 64)).astype(np.float32), random.normal(size=(96, 4)).astype(np.float32)
     for step in range(1, steps + 1):
@@ -110,8 +110,9 @@ def drifting(store, steps, fidelity):
 
 
 @pytest.mark.parametrize("fidelity", ["near", "coarse"])
-def test_what_is_left_of_deleted_checkpoints_is_what_the_format_says(store, fidelity):
-    """Records of what goes stay where something that stays reads them; also when that goes in its turn."""
+def test_records_of_deleted_checkpoints_follow_the_format(store, fidelity):
+    """Records of deleted checkpoints stay while a remaining checkpoint reads them, and go when that is
+    deleted, too. The independent reader agrees."""
     drifting(store, 12, fidelity)
     before = values(store)
     size = sum(p.stat().st_size for n, p in store.files().items() if str(n).startswith("data/c"))
@@ -134,7 +135,8 @@ def test_what_is_left_of_deleted_checkpoints_is_what_the_format_says(store, fide
 
 
 def walking(store, first, end):
-    """A random walk in which 30 % of the weights move by 1e-3 a step, saved at the coarsest fidelity from step `first` on."""
+    """A random walk in which 30 % of the weights change by 1e-3 a step. It is saved with fidelity coarse from
+    step `first` on."""
     random = np.random.default_rng(sum(map(ord, "c0")))
     shapes = {"a.weight": (128, 96), "b.weight": (64, 200), "b.bias": (64,)}
     weights = {n: random.standard_normal(s).astype(np.float32) * np.float32(0.02) for n, s in shapes.items()}
@@ -150,8 +152,9 @@ def walking(store, first, end):
 
 
 @pytest.mark.parametrize("first", [141, 53, 77])
-def test_what_others_build_on_survives_a_second_compaction(store, first):
-    """What a compaction keeps for other checkpoints, listed or in the trash, a later one keeps as well."""
+def test_needed_records_survive_a_second_compaction(store, first):
+    """Records that a compaction keeps for other checkpoints, listed or in the trash, are kept by a later one,
+    too."""
     walking(store, first, first + 8)
     before = values(store)
     for p in (store.path / "data/k").glob("*"):

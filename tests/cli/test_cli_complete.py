@@ -1,4 +1,5 @@
-"""What is made of the help's text: manual pages, completions of shells; and `complete`, which names what is in a store."""
+"""Manual pages and shell completions, which are made from the help text; and `complete`, which lists names in
+a store."""
 
 import os
 import re
@@ -20,7 +21,7 @@ def commands():
 
 
 def help_of(command):
-    """Without line breaks in paragraphs."""
+    """The help of a command, without line breaks in paragraphs."""
     return run("help", command, env=dict(os.environ, ARGP_HELP_FMT="rmargin=30000")).out
 
 
@@ -53,7 +54,7 @@ def test_names_of_a_store(filled, args, names):
     assert filled.call("complete", *args).out.splitlines() == names
 
 
-def test_complete_says_nothing_of_errors(filled, tmp_path):
+def test_complete_hides_errors(filled, tmp_path):
     def silent(*args):
         done = subprocess.run([COMMAND, "complete", *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert (done.stdout, done.stderr) == (b"", b"")
@@ -67,7 +68,7 @@ def test_complete_says_nothing_of_errors(filled, tmp_path):
 
 
 @pytest.mark.parametrize("args", [[], ["s"], ["s", "everything"], ["s", "runs", "more"]])
-def test_complete_is_used_wrongly(args):
+def test_complete_refuses_wrong_arguments(args):
     run("complete", *args, expect=USAGE)
 
 
@@ -79,7 +80,7 @@ def test_complete_is_not_listed():
 # ----------------------------------------------------------------------------------------------------- manual pages
 
 def plain(page):
-    """The text of a page, without roff."""
+    """The text of a page without roff commands."""
     text = re.sub(r"\\f[A-Z]", "", page)
     for escape, char in {r"\-": "-", r"\(aq": "'", r"\(ga": "`", r"\(dq": '"', r"\(ha": "^", r"\(ti": "~", r"\e": "\\",
                          r"\&": ""}.items():
@@ -94,7 +95,7 @@ def test_each_command_has_a_page():
         assert f".BR ckptdelta-{command} (1)" in main
 
 
-def test_pages_say_what_the_help_says():
+def test_pages_have_the_text_of_the_help():
     for command in commands():
         text, examples = re.split("\nExamples?:\n", help_of(command))
         page = plain((MAN / f"ckptdelta-{command}.1").read_text())
@@ -103,7 +104,7 @@ def test_pages_say_what_the_help_says():
         of_help = re.findall(r"^ {2,6}(-[^ \n]+(?: --[^ \n]+)?)(?: {2,}|\n {20,})([^ ].*)$", text, re.MULTILINE)
         assert [tuple(h.split("\n")[:2]) for h in heads] == of_help, command
         assert len(of_help) >= 5
-        # Lines that are no prose stay as they are, each by itself: examples, and those below the options.
+        # Lines that are not prose are unchanged: examples, and lines below the options.
         others = re.findall(r"^  (.*)$", text.split("Print program version")[-1], re.MULTILINE)
         assert others or command != "import"
         for line in others + [line[2:] for line in examples.splitlines()]:
@@ -115,12 +116,12 @@ def test_pages_say_what_the_help_says():
 
 
 def test_pages_render():
-    """groff, where it is installed, has nothing to say about them; sections are complete in any case."""
+    """If groff is installed, it reports no problems. In any case each page has all sections."""
     for page in sorted(MAN.glob("*.1")):
         text = page.read_text()
         for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "EXAMPLES", "EXIT STATUS", "SEE ALSO"):
             assert text.count(f'\n.SH "{section}"\n') == 1, page
-        # A plain - is a hyphen, which cannot be pasted into a command line.
+        # roff prints a plain - as a hyphen, which cannot be pasted into a command line.
         assert page.name == "ckptdelta.1" or "\n\\fB\\-?\\fR, \\fB\\-\\-help\\fR\n" in text
         assert max(map(ord, text)) < 128 and 1 <= text.count(".nf") == text.count(".fi")
         if shutil.which("groff"):
@@ -142,7 +143,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def bash(line, cwd, **environment):
-    """What bash would offer at the end of a line; errors are none of its."""
+    """What bash offers at the end of a line. Errors must not be printed."""
     done = subprocess.run(["bash", "--norc", "-c", BASH, "bash", str(BUILD / "completions/ckptdelta.bash"),
                            line.replace("ckptdelta", COMMAND, 1)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           env=dict(os.environ, HOME=str(cwd), **environment))
@@ -163,7 +164,8 @@ def bash(line, cwd, **environment):
     ("ckptdelta load ~/store --tag ", ["best"]),
     ("ckptdelta delete store ", ["a@1", "a@2", "tuned~2.x@30", "@best"]),
     ("ckptdelta delete store a@1 tuned", ["tuned~2.x@30"]),
-    ("ckptdelta delete store a@", ["1", "2"]),  # bash has split there, and puts this behind it
+    # bash splits the word here, and adds the offered text after it
+    ("ckptdelta delete store a@", ["1", "2"]),
     ("ckptdelta delete store @b", ["best"]),
     ("ckptdelta compact store ", ["a", "tuned~2.x"]),
     ("ckptdelta tag store best ", ["a@1", "a@2", "tuned~2.x@30", "@best", "best"]),
@@ -189,8 +191,9 @@ def test_bash_takes_the_store_of_the_environment(filled):
     assert bash("ckptdelta show --run t", filled.folder, CKPTDELTA_STORE=str(filled.path)) == ["tuned~2.x"]
 
 
-def test_zsh_and_fish_take_their_scripts():
-    """Where a shell is missing, at least all is in the script that its table is to have."""
+def test_zsh_and_fish_read_their_scripts():
+    """The scripts have everything that their tables should have. If the shells are installed, they can read
+    them."""
     for shell, name in (("zsh", "_ckptdelta"), ("fish", "ckptdelta.fish")):
         script = BUILD / "completions" / name
         text = script.read_text()
@@ -207,7 +210,7 @@ def test_zsh_and_fish_take_their_scripts():
 
 
 def test_fish(filled):
-    """What it calls is tested above; the script itself where there is a fish."""
+    """test_bash tests the commands that it calls. If fish is installed, the script itself is tested, too."""
     script = (BUILD / "completions/ckptdelta.fish").read_text()
     for kind in ("runs", "steps", "tags", "checkpoints"):
         assert f"(__ckptdelta_names {kind})" in script

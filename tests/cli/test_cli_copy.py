@@ -1,4 +1,4 @@
-"""copy, push, pull: what is chosen, what is said, what is refused."""
+"""copy, push, pull: what is selected, printed and refused."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from support_cli import (COMMAND, CORRUPT, FAILED, NOT_FOUND, USAGE, Store, chec
 
 @pytest.fixture
 def runs(store):
-    """Run a: a base at 1, deltas at 2 and 3, a base at 4; run b: a base at 1."""
+    """Run a: a base at 1, deltas at 2 and 3, a base at 4. Run b: a base at 1."""
     for step in (1, 2, 3):
         store.save(step, state(1, step))
     store.save(4, state(1, 4), "--base")
@@ -57,7 +57,7 @@ def test_push_and_pull(runs, other):
     same(runs, other, "a@5")
 
 
-def test_what_is_chosen(runs, other):
+def test_selection(runs, other):
     assert copied(run("copy", runs.path, other.path, "--run", "b", "--json").json()) == ["b@1"]
     runs.call("tag", "good", "a@2")
     done = runs.json("push", other.path, "--tag", "good", "--tags")
@@ -71,7 +71,7 @@ def test_what_is_chosen(runs, other):
     assert names(other) == ["a@2", "b@1"]
 
 
-def test_what_it_says(runs, other):
+def test_output(runs, other):
     out = runs.call("push", other.path, "--run", "a", "--step", "2", "--dry-run").out
     assert "would be copied" in out and "would copy 1 checkpoint in 2 files" in out
     assert not other.path.exists()
@@ -131,7 +131,8 @@ def test_damage_is_named(runs, other):
 
 
 def test_the_rest_is_copied(runs, other):
-    """Of a: 2 is damaged, and 3 builds on it; all else comes, and each that does not is named, also with -q."""
+    """a@2 is damaged, and a@3 builds on it. All others are copied. Each that is not copied is named, also
+    with -q."""
     by_age = sorted((p for n, p in runs.files().items() if "data/c" in str(n)), key=lambda p: p.stat().st_mtime_ns)
     content = bytearray(by_age[1].read_bytes())
     content[200] ^= 1
@@ -149,7 +150,7 @@ def test_the_rest_is_copied(runs, other):
     assert "3 are there already" in text.out
 
 
-def test_interrupted_and_gone_on(store, other):
+def test_an_interrupted_copy_continues(store, other):
     noise = np.random.default_rng(3).integers(0, 256, 1 << 22, dtype=np.uint8)
     store.save(1, {"w": noise})
     process = subprocess.Popen([COMMAND, "push", store.path, other.path, "--rate", "1M"], stdout=subprocess.PIPE,

@@ -1,4 +1,5 @@
-"""Damaged stores: named by verify down to file, tensor and checkpoints; never loaded as if intact; nothing left behind."""
+"""Damaged stores: verify names the file, the tensor and the checkpoints; a load never succeeds with wrong
+values, and leaves no files behind."""
 
 import ctypes
 import os
@@ -13,7 +14,7 @@ from support_cli import CORRUPT, DONE, FAILED, check_documented, run, state, sto
 
 @pytest.fixture
 def chain(store):
-    """Three deltas on a base, and a run of its own."""
+    """Three deltas on a base, and another run."""
     for step in range(4):
         store.save(step, state(1, step), "--max-load-cost", 100, "--newest-load-cost", 100)
     store.save(0, state(5), run_name="b")
@@ -22,7 +23,7 @@ def chain(store):
 
 
 def chunk_of(store, action):
-    """The chunk file that an action adds."""
+    """The chunk file that `action` adds."""
     before = set(store.files())
     action()
     chunk, = [p for name, p in store.files().items() if name not in before and name.parts[:2] == ("data", "c")]
@@ -36,7 +37,7 @@ def flip(path, at, mask=0x10):
 
 
 def fails_to_load(store, *args):
-    """Status 4, a message, no file and no temporary file."""
+    """Expects status 4, a message, and neither a file nor a temporary file."""
     out = store.folder / "broken-out"
     failed = store.call("load", *args, "--out", out, expect=CORRUPT)
     assert not out.exists() and not store.temporary_files()
@@ -60,7 +61,7 @@ def test_an_intact_store(chain):
 
 
 def weights(changed):
-    """Noise of which a few values differ: there is nothing smaller than a delta for them."""
+    """Noise in which a few values change: a delta is the smallest way to store the change."""
     values = np.random.default_rng(2).standard_normal(30_000)
     values[:changed] += 1
     return {"layers.0.weight": values}
@@ -91,7 +92,7 @@ def test_a_damaged_base(store):
 
 
 def test_only_what_is_damaged_is_lost(store):
-    """A flipped bit in one tensor leaves the others of the same checkpoint loadable."""
+    """If a bit of one tensor is flipped, the other tensors of the checkpoint can still be loaded."""
     noise = np.random.default_rng(1)
     tensors = {name: noise.standard_normal(50_000) for name in ("first", "second")}
     chunk = chunk_of(store, lambda: store.save(1, tensors, "--codec", "raw"))
@@ -107,15 +108,16 @@ def test_only_what_is_damaged_is_lost(store):
 
 
 def test_flipped_bits_everywhere(store):
-    """Wherever a bit flips in a chunk file, nothing wrong is ever loaded, and verify sees what a load sees."""
+    """Wherever a bit of a chunk file is flipped, a load gives right values or fails, and verify finds what a
+    load finds."""
     chunk = chunk_of(store, lambda: store.save(1, state(3, width=16), metadata={"k": "v"}))
     content = chunk.read_bytes()
-    expected = st.read(_load(store, DONE))
+    expected = st.read(load_with(store, DONE))
     silent = 0
     for at in range(0, len(content), max(1, len(content) // 60)):
         flip(chunk, at)
-        code, out = _try(store)
-        verdict = _verify_code(store)
+        code, out = try_load(store)
+        verdict = verify_code(store)
         if code == DONE:
             assert st.same(st.read(out)[0], expected[0]) and st.read(out)[1] == expected[1]
             silent += 1
@@ -125,11 +127,11 @@ def test_flipped_bits_everywhere(store):
         assert verdict == CORRUPT, f"byte {at} of the chunk file can change unseen"
         assert not store.temporary_files()
         chunk.write_bytes(content)
-    assert st.read(_load(store, DONE)) == expected
+    assert st.read(load_with(store, DONE)) == expected
     assert silent < 30
 
 
-def _try(store):
+def try_load(store):
     out = store.folder / "try"
     if out.exists():
         out.unlink()
@@ -142,13 +144,13 @@ def _try(store):
     raise AssertionError("neither loaded nor corrupt")
 
 
-def _load(store, code):
-    got, out = _try(store)
+def load_with(store, code):
+    got, out = try_load(store)
     assert got == code
     return out
 
 
-def _verify_code(store):
+def verify_code(store):
     for code in (DONE, CORRUPT):
         try:
             run("verify", store.path, "--json", expect=code, **({} if code else {"expect_message": ""}))
@@ -175,7 +177,7 @@ def test_chunk_files_of_the_wrong_size(store, how):
     assert st.same(store.load("--step", 2)[0], state(2))
 
 
-def test_quick_sees_damage_of_what_is_stored(store):
+def test_quick_finds_damage_of_stored_bytes(store):
     chunk = chunk_of(store, lambda: store.save(1, state(1)))
     flip(chunk, chunk.stat().st_size // 2)
     assert verified(store, "--quick")["damage"]
@@ -223,7 +225,7 @@ def test_a_lost_catalog_costs_nothing(chain, damage):
     assert st.same(chain.load("--run", "a")[0], state(1, 3))
 
 
-def test_a_catalog_of_an_older_version_is_made_anew(chain):
+def test_a_catalog_of_an_older_version_is_rebuilt(chain):
     catalog = chain.path / "catalog.db"
     before = chain.call("list", "--json").json()
     data = bytearray(catalog.read_bytes())
@@ -237,7 +239,7 @@ def test_a_catalog_of_an_older_version_is_made_anew(chain):
     assert len(chain.call("list", "--json", expect_message="").json()["checkpoints"]) == 6
 
 
-def test_nothing_is_written_for_a_failed_load_over_an_old_file(store):
+def test_a_failed_load_does_not_overwrite_a_file(store):
     chunk = chunk_of(store, lambda: store.save(1, state(1)))
     flip(chunk, chunk.stat().st_size // 2)
     out = store.folder / "out"
@@ -247,7 +249,7 @@ def test_nothing_is_written_for_a_failed_load_over_an_old_file(store):
 
 
 def without_overrides():
-    """Run between fork and exec: takes from root the right to ignore permissions."""
+    """Runs between fork and exec. Takes root's right to ignore permissions away."""
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in (1, 2, 3):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
         if os.geteuid() == 0 and libc.prctl(24, capability, 0, 0, 0) != 0:  # PR_CAPBSET_DROP
@@ -262,7 +264,7 @@ def set_modes(root, file_mode, folder_mode):
 
 
 def test_a_read_only_store(chain):
-    """It can be read and verified; a save says why not."""
+    """It can be read and verified. A save fails and says why."""
     extra = chain.file(state(1))
     set_modes(chain.path, 0o444, 0o555)
     try:

@@ -1,4 +1,5 @@
-"""export: a folder that loaders of models read, all of it or none; the same values as load gives."""
+"""export: a folder that programs for models can read. It is complete or absent, and has the values that load
+gives."""
 
 import hashlib
 import importlib.util
@@ -29,7 +30,7 @@ def hidden(folder):
 
 
 def read_all(folder):
-    """(tensors, index or None, metadata of each file): as a loader goes about it, index first."""
+    """(tensors, index or None, metadata of each file), read as a loader does: index first."""
     if not (folder / INDEX).exists():
         tensors, metadata = st.read(folder / "model.safetensors")
         return tensors, None, [metadata]
@@ -75,7 +76,7 @@ def test_one_file_without_an_index(saved, step):
 
 
 def test_several_files_and_an_index(saved):
-    """Four of 64 * 64 * 4 bytes or less: two fit, and no file is larger than asked for."""
+    """Four tensors of at most 64 * 64 * 4 bytes. Two fit in a file, and no file exceeds the limit."""
     out, said = export(saved, "--max-shard-size", "33000")
     tensors, index, metadata = read_all(out)
     assert index and st.same(tensors, state(1, 3)) and metadata == [{"k": "v", "format": "pt"}] * len(metadata)
@@ -130,7 +131,7 @@ def test_choosing_tensors(saved):
 
 
 def bf16(values):
-    """Rounded to nearest even, by hand."""
+    """Rounds to nearest even, with integers."""
     bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
     rounded = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7fc0), rounded)
@@ -160,7 +161,8 @@ def test_rounding_to_another_dtype(store):
 
 
 def test_every_exponent_and_tie_as_f16(store):
-    """Around every value that f16 has, and half way between two: exactly, a bit more, a bit less."""
+    """Values around every finite value of f16 and around every midpoint: exact, slightly above, slightly
+    below."""
     half = np.arange(0x7c00, dtype=np.uint16).view(np.float16).astype(np.float32)
     ties = ((half[1:].astype(np.float64) + half[:-1]) / 2).astype(np.float32)
     tie = np.array([65520, 2.0**-25, 1e-45, 1e-40], np.float32)
@@ -187,16 +189,16 @@ def test_blobs_have_files_of_their_own(tmp_path):
     assert not (out / "blobs").exists()
 
 
-# -------------------------------------------------------------------------------------------- what is there already
+# ------------------------------------------------------------------------------------------------- existing folders
 
-def test_what_stands_there_is_not_replaced(saved):
+def test_existing_files_are_not_replaced(saved):
     out = saved.folder / "out"
     for make in (lambda: out.write_text("x"), lambda: out.symlink_to(saved.folder)):
         make()
         assert "not a folder" in saved.call("export", "--out", out, "--overwrite", expect=FAILED).err
         out.unlink()
     out.mkdir()
-    export(saved)  # an empty one is fine
+    export(saved)  # an empty folder may exist
     before = {n: (out / n).read_bytes() for n in names(out)}
     assert "--overwrite" in saved.call("export", "--out", out, "--step", 1, expect=FAILED).err
     assert {n: (out / n).read_bytes() for n in names(out)} == before
@@ -210,7 +212,7 @@ def test_what_stands_there_is_not_replaced(saved):
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors.bak", "model-1-of-2.safetensors", ".hidden", "blobs"])
-def test_names_that_no_export_writes(saved, name):
+def test_folders_with_other_files_are_refused(saved, name):
     out, _ = export(saved)
     (out / name).write_text("mine")
     assert name in saved.call("export", "--out", out, "--overwrite", expect=FAILED).err
@@ -225,7 +227,7 @@ def test_folders_above_are_made(saved):
         saved.call("export", "--out", bad, "--overwrite", expect=USAGE)
 
 
-# ------------------------------------------------------------------------------------------------ half of an export
+# ---------------------------------------------------------------------------------------------- interrupted exports
 
 @pytest.fixture
 def big(store):
@@ -235,7 +237,7 @@ def big(store):
 
 
 def stopped(big):
-    """An export that has written its first file, and no more than that, and sleeps."""
+    """An export that has written its first file and then sleeps."""
     process = subprocess.Popen([COMMAND, "export", big.path, "--out", big.folder / "out", "--max-shard-size", "16M"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
@@ -253,14 +255,14 @@ def test_killed_in_the_middle(big):
     assert process.returncode == -signal.SIGKILL and not (big.folder / "out").exists()
     left, = hidden(big.folder)
     assert not (left / INDEX).exists() and not (left / "model.safetensors").exists()
-    out, _ = export(big)  # another one is not disturbed; what was left is as old as nothing yet
+    out, _ = export(big)  # another export is not disturbed; the left folder is too new to be removed
     assert len(read_all(out)[0]) == 4 and hidden(big.folder) == [left]
     os.utime(left, (1, 1))
     export(big, "--overwrite")
     assert not hidden(big.folder), "what nobody has been writing to is removed"
 
 
-def test_a_folder_that_is_written_to_is_not_taken_for_abandoned(big):
+def test_a_folder_in_use_is_not_removed(big):
     process = stopped(big)
     left, = hidden(big.folder)
     os.utime(left, (1, 1))
@@ -290,7 +292,7 @@ def test_full_disk(saved):
     if subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, env={**os.environ, "DISK": "/dev/null", "SIZE": "1M"},
                       preexec_fn=lambda: os.dup2(2, 3), pass_fds=[3]).returncode != 0:
         pytest.skip("a tmpfs cannot be mounted here")
-    # Rounded to pages, each tensor in a file of its own needs more than there is, though their bytes would fit.
+    # The second case fits in bytes, but not in pages, as each tensor has its own file.
     for size, room, says in [("5G", "32K", "are free on the file system"), ("1", "64K", "No space left")]:
         with open(saved.folder / "seen", "w+") as seen:
             done = subprocess.run([*command, COMMAND, "export", saved.path, "--out", disk / "out", "--max-shard-size", size],
@@ -301,7 +303,7 @@ def test_full_disk(saved):
             assert seen.read() == "", "something is left on the disk"
 
 
-def test_damage_leaves_nothing(saved):
+def test_damage_leaves_no_folder(saved):
     chunk = max((p for p in (saved.path / "data").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     content = bytearray(chunk.read_bytes())
     for at in range(2000, len(content) - 2000, 500):
@@ -311,7 +313,7 @@ def test_damage_leaves_nothing(saved):
     assert "ckptdelta verify" in err and not (saved.folder / "out").exists() and not hidden(saved.folder)
 
 
-def test_memory_stays_at_pieces(store):
+def test_memory_is_limited_to_pieces(store):
     if os.environ.get("CKPTDELTA_SAN"):
         pytest.skip("sanitizers reserve address space")
     import resource

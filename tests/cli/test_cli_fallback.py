@@ -1,4 +1,5 @@
-"""load of what is damaged: it fails, unless an older checkpoint was asked for, and then says which and why."""
+"""load of a damaged checkpoint fails, unless the user allows an older one. Then the command says which one it
+loaded, and why."""
 
 import subprocess
 
@@ -23,7 +24,7 @@ def damage(path):
 
 
 def chunk_of(store, step):
-    """The chunk file of a step: the one without which the step cannot be loaded."""
+    """The chunk file of a step, without which the step cannot be loaded."""
     for path in sorted((store.path / "data/c").iterdir()):
         aside = path.with_suffix(".aside")
         path.rename(aside)
@@ -39,7 +40,7 @@ def same(path, tensors):
     return found.keys() == tensors.keys() and all(found[n][2] == np.ascontiguousarray(tensors[n]).tobytes() for n in tensors)
 
 
-def test_only_when_asked(bases, tmp_path):
+def test_an_older_one_is_loaded_only_on_request(bases, tmp_path):
     out = tmp_path / "out.safetensors"
     damage(chunk_of(bases, 5))
     chunk_of(bases, 4).unlink()
@@ -58,7 +59,7 @@ def test_only_when_asked(bases, tmp_path):
     assert text == "" and same(tmp_path / "three", state(1, 3))
 
 
-def test_nothing_is_left(bases, tmp_path):
+def test_no_older_one_is_intact(bases, tmp_path):
     for path in (bases.path / "data/c").iterdir():
         damage(path)
     out = tmp_path / "out.safetensors"
@@ -66,8 +67,8 @@ def test_nothing_is_left(bases, tmp_path):
     assert not out.exists() and all(f"a@{step} is damaged and skipped" in failed.err for step in range(1, 6))
 
 
-def test_a_damaged_manifest_is_not_passed_over(bases, tmp_path):
-    """Also where the catalog knows nothing of it."""
+def test_a_damaged_manifest_is_not_ignored(bases, tmp_path):
+    """The same if the catalog does not know the checkpoint."""
     damage(bases.path / "data/m/a.5.0")
     out = tmp_path / "out.safetensors"
     run("load", bases.path, "--out", out, expect=CORRUPT)
@@ -79,7 +80,7 @@ def test_a_damaged_manifest_is_not_passed_over(bases, tmp_path):
     assert [s["checkpoint"] for s in loaded["skipped"]] == ["a@5"] and same(out, state(1, 4))
 
 
-def test_branches_go_back_to_where_they_began(bases, tmp_path):
+def test_branches_fall_back_to_their_origin(bases, tmp_path):
     bases.save(3, state(2, 3), "--on-duplicate", "branch", "--base", expect_message="a~2")
     for path in (bases.path / "data/c").iterdir():
         content = path.read_bytes()

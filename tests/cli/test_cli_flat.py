@@ -1,4 +1,5 @@
-"""Flat buffers of ZeRO and FSDP1: import takes parameters out of them, load puts them together again. docs/layouts.md says how."""
+"""Flat buffers of ZeRO and FSDP1: import takes parameters out of them, and load assembles them again, as
+docs/layouts.md says."""
 
 import math
 
@@ -17,7 +18,8 @@ def up(n, to):
 
 
 def flat(arrays, n, pad=1, pad_all=1, align=1, each=False, stripped=False):
-    """What each of n ranks has of these arrays: their elements end to end, padded with zeros, in equal shares."""
+    """What each of n ranks has of these arrays: all elements one after the other, padded with zeros, in equal
+    shares."""
     step = math.lcm(pad * n, pad_all)
     if each:
         parts = [[] for _ in range(n)]
@@ -58,7 +60,7 @@ def do_import(store, text, held, step=1, *args, **options):
 
 
 def check_ranks(store, text, held):
-    """All at once, and one by one."""
+    """Loads the files of all ranks at once, and then one by one."""
     layout, out = written(store, text, "back"), store.folder / "out"
     run("load", store.path, "--layout", layout, "--out", out, "--force")
     for i, tensors in enumerate(held):
@@ -77,7 +79,7 @@ def entry(name, array):
 
 
 def some_shapes(seed):
-    """Of up to 3 dimensions and 53 elements; scalars and empty ones, too."""
+    """Random shapes of up to 3 dimensions and 53 elements, among them scalars and empty tensors."""
     rng = np.random.default_rng(seed)
     shapes = [(), (53,), (1,), (0,), (7, 7), (3, 17), (2, 5, 5), (1, 1, 1), (4, 0, 2), (13, 4), (52, 1)]
     while len(shapes) < 20:
@@ -102,7 +104,8 @@ def options_of(pad=1, pad_all=1, align=1, each=False, stripped=False):
 @pytest.mark.parametrize("there, here", [(4, 2), (2, 4), (4, 3)])
 @pytest.mark.sampled(4)
 def test_other_numbers_of_ranks(store, there, here, way, fidelity):
-    """DP there -> here: what load writes is what the trainer would have with that many ranks; moments as well, and the way back."""
+    """DP of the import and of the load differ. The files are those that the trainer has with that number of
+    ranks, for moments, too, and on the way back."""
     for seed in range(3):
         names = [f"p{i}" for i in range(len(some_shapes(seed)))]
         whole = {state + name: noise(*shape, seed=seed + len(state)) * np.float32(0.1 if state else 1)
@@ -124,7 +127,7 @@ def test_other_numbers_of_ranks(store, there, here, way, fidelity):
 
 
 def test_a_chain(store):
-    """Deltas on other ranks' checkpoints."""
+    """Deltas on checkpoints that other numbers of ranks saved."""
     whole = {"a": noise(300, 70), "b": noise(129)}
     text = "mesh dp={}\nlist l a:300x70 b:129\nflat flat of=l over=dp pad=2\n[ab] replicated\n"
     for step, n in enumerate((4, 3, 5)):
@@ -135,7 +138,8 @@ def test_a_chain(store):
 
 
 def test_a_group_of_one_tensor_and_empty_ranks(store):
-    """Fewer elements than ranks: the last ones have padding only, or, without that, nothing, or no tensor at all."""
+    """With fewer elements than ranks, the last ranks have only padding. Without padding they have an empty
+    tensor, or none."""
     x = noise(3)
     text = "mesh dp={}\nlist one x:3\nf flat of=one over=dp {}\nx replicated\n"
     held = [{"f": part} for part in flat([x], 5)]
@@ -152,7 +156,8 @@ def test_a_group_of_one_tensor_and_empty_ranks(store):
 
 
 def test_large_ones(store):
-    """Ranges that begin and end inside of blocks and rows, larger than what is read or written at a time."""
+    """Ranges begin and end within blocks and rows. They are larger than the pieces that are read or
+    written."""
     whole = {"a": noise(3000, 401), "b": noise(7), "c": noise(5, 1200, 700), "d": noise(1300001)}
     text = "mesh dp={} tp={}\nlist l a:3000x401 b:7\nlist l c:5x1200x700 d:1300001\nflat flat of=l over=dp pad=8\n" \
            "a sharded dim=0 over=tp\nc sharded dim=1 over=tp\nd sharded dim=0 over=tp cut=chunk\nb replicated\n"
@@ -170,8 +175,8 @@ def test_large_ones(store):
     check_ranks(store, text.format(5, 1), held(5, 1))
 
 
-def test_explained_ranges(store):
-    """A rank's blocks, and no others, are those of its range: here zeros, which take no room, there noise."""
+def test_explain_counts_the_blocks_of_a_range(store):
+    """A rank reads only the blocks of its range. Some are zeros, which take no space, the others noise."""
     block = 1 << 18
     row = np.concatenate([np.zeros(block, np.float32), noise(block)])
     text = "mesh dp=4 tp={}\nlist l x:524288 y:2x524288\nf flat of=l over=dp\nx replicated\ny sharded dim=0 over=tp\n"
@@ -180,7 +185,8 @@ def test_explained_ranges(store):
         for dp in range(4):
             said = store.json("load", "--layout", written(store, text.format(tp)), "--shard", f"{dp * tp + tp - 1}/{4 * tp}", "--explain")
             assert said["blocks"] == blocks[dp]
-            assert tp == 1 or (said["read_bytes"] < 1000) == (dp in (0, 2))  # of tp 1: halves of x, halves of a row of y
+            # tp 1: halves of x, and halves of a row of y
+            assert tp == 1 or (said["read_bytes"] < 1000) == (dp in (0, 2))
 
 
 # ------------------------------------------------------------------------------------------------- whole trainers
@@ -212,7 +218,7 @@ final\\.weight            replicated pp=last
 
 
 def zero_ranks(whole, pp, dp, tp):
-    """DeepSpeed 3-D: weights are tensors, masters and moments are in two flat groups."""
+    """DeepSpeed 3-D: weights are tensors; masters and moments are in two flat groups."""
     def local(state, p, t):
         held = {}
         if p == 0:
@@ -243,7 +249,8 @@ def zero_ranks(whole, pp, dp, tp):
 
 @pytest.mark.parametrize("there, here", [((1, 2, 1), (2, 2, 2)), ((2, 3, 4), (1, 4, 2)), ((4, 2, 2), (2, 1, 4))])
 def test_zero_with_tensor_and_pipeline_parallel(store, there, here):
-    """(PP, DP, TP): a flat group has the rank's tensors as other rules cut, pad and repeat them, of the layers that its stage has."""
+    """(PP, DP, TP): a flat group has the tensors of the stage's layers, cut, padded and repeated by other
+    rules."""
     model = zero_model()
     whole = model | {state + name: x * np.float32(0.5 + len(state)) for state in ("master.", "exp_avg.", "exp_avg_sq.") for name, x in model.items()}
 
@@ -259,7 +266,8 @@ def test_zero_with_tensor_and_pipeline_parallel(store, there, here):
 
 
 def test_fsdp_units(store):
-    """One flat parameter for each layer and one for the rest, no shape in a file; the buffers of moments have moments' names."""
+    """One flat parameter for each layer, and one for the rest. No file has a shape. Moments are buffers with
+    names of moments."""
     layers, rest = [{"w": noise(5, 7, seed=i), "b": noise(5, seed=9 + i)} for i in range(3)], {"embed": noise(9, 4), "norm": noise(4)}
     text = """\
 mesh one=1 dp={}
@@ -291,11 +299,13 @@ layers\\.{{layer}}\\._flat_param flat of=block over=dp align=4
     assert st.same(got, {"layers.1._flat_param": held(2)[1]["layers.1._flat_param"]})
     part = store.json("load", "--layout", written(store, text.format(2)), "--shard", "1/2", "--tensor", "exp_avg.layers.1*", "--explain")
     assert [t["name"] for t in part["tensors"]] == ["exp_avg.layers.1.w", "exp_avg.layers.1.b"]
-    assert part["raw_bytes"] == 4 * 19  # of 41 elements, padded to 42, the second 21, of which one is between w and b, and one behind
+    # of 41 elements, padded to 42, the second rank has 21: one is padding between w and b, and one at the end
+    assert part["raw_bytes"] == 4 * 19
 
 
 def test_copies_of_shares_are_compared(store):
-    """Over dp ranks have ranges, over replicas copies of these, over tp copies of what is not cut."""
+    """Ranks over dp have ranges. Ranks over replicas have copies of these, and ranks over tp have copies of
+    tensors that are not cut."""
     x, y = noise(5, 3), noise(4, 2)
     text = "mesh replica=2 dp=3 tp=2\nlist l x:5x3 y:4x2\nf flat of=l over=dp\nx replicated\ny sharded dim=0 over=tp\n"
     held = [{"f": flat([x, split(y, t, 2)], 3)[d]} for _ in range(2) for d in range(3) for t in range(2)]
@@ -310,8 +320,9 @@ def test_copies_of_shares_are_compared(store):
     do_import(store, text.replace("replicated", "averaged"), held, 3)
 
 
-def test_shapes_beside(store):
-    """ZeRO-1: the shapes are those of the rank's own weights, which are there as tensors, even if they are skipped."""
+def test_shapes_from_weights_in_the_same_file(store):
+    """ZeRO-1: shapes are those of the rank's own weights, which are tensors in its file, even if a rule skips
+    them."""
     x, y = noise(5, 6), noise(5)
     held = [{"x": chunk(x, t, 2), "y": y, "exp_avg.f": flat([chunk(x, t, 2) * 2, y * 2], 3)[d]} for d in range(3) for t in range(2)]
     text = "mesh dp=3 tp=2\nlist l x y\nf flat of=l over=dp state=only\nx sharded dim=0 over=tp cut=chunk\ny {}\n"
@@ -324,8 +335,9 @@ def test_shapes_beside(store):
     check_ranks(store, text, [{name: value for name, value in h.items() if "f" in name} for h in held])
 
 
-def test_states_that_lie_otherwise(store):
-    """ZeRO-1 strips the masters' padding and not the moments'; FSDP1 that of parameters. Each by a rule of its own, for one name."""
+def test_states_with_different_padding(store):
+    """ZeRO-1 removes the padding of masters, but not of moments. FSDP1 removes that of parameters. One name
+    has a rule for each."""
     x, y = noise(7, 3), noise(4)
     text = """\
 mesh dp={}
@@ -369,7 +381,8 @@ def test_dry_run(store):
 # ------------------------------------------------------------------------------------------------- the documentation
 
 def example(mark):
-    """The layout in docs/layouts.md with this in it, of a small model: 2 layers, 4 wide, a vocabulary of 11."""
+    """The layout in docs/layouts.md that contains `mark`, for a small model: 2 layers, width 4, a vocabulary
+    of 11."""
     block = next(b for b in (DOC.parent / "layouts.md").read_text().split("\n\n") if b.startswith("    mesh") and mark in b)
     for large, small in (("50257", "11"), ("3072", "12"), ("4096", "16"), ("1024", "4"), ("count=24", "count=2")):
         block = block.replace(large, small)
@@ -380,8 +393,9 @@ SHAPES = {"norm1.weight": (4,), "qkv.weight": (12, 4), "proj.weight": (4, 4), "n
 LAYERS = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in SHAPES.items()}
 
 
-def test_the_documentation_s_zero(store):
-    """Files as DeepSpeed has them: the weights only of data-parallel rank 0, masters without their padding, moments with it."""
+def test_zero_layout_of_the_documentation(store):
+    """Files as DeepSpeed writes them: only data-parallel rank 0 has weights; masters have no padding, and
+    moments do."""
     names = {"embed.weight": (11, 4)} | LAYERS | {"norm.weight": (4,)}
     weights = {name: noise(*shape, seed=i, dtype=np.float16) for i, (name, shape) in enumerate(names.items())}
     states = {f"{s}.{n}": x.astype(np.float32) * len(s) for s in ("master", "exp_avg", "exp_avg_sq") for n, x in weights.items()}
@@ -407,7 +421,7 @@ def test_the_documentation_s_zero(store):
             assert st.same(st.read(path(out, rank))[0], tensors | (weights if rank == 0 else {}))
 
 
-def test_the_documentation_s_fsdp(store):
+def test_fsdp_layout_of_the_documentation(store):
     names = {"embed.weight": (11, 4), "norm.weight": (4,)} | LAYERS
     whole = {s + n: noise(*shape, seed=i) + len(s) for s in STATES for i, (n, shape) in enumerate(names.items())}
     text = example("_flat_param")

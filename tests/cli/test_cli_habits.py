@@ -1,4 +1,4 @@
-"""What users of restic, git, zstd and rclone type by habit."""
+"""Commands and options that users of restic, git, zstd and rclone type by habit."""
 
 import json
 import os
@@ -44,14 +44,14 @@ def test_a_misspelt_option(args, meant):
     assert f"ckptdelta {args[0]} --help" in err
 
 
-def test_words_that_are_no_near_misses(tmp_path):
+def test_words_that_are_not_misspelt(tmp_path):
     for args in (["frobnicate"], ["x"], ["list", "s", "--frobnicate"], ["list", "s", "--x=1"]):
         err = run(*args, expect=USAGE, cwd=tmp_path).err
         assert "there is no" in err and "did you mean" not in err
-    # Values of options, and what stands behind --, are no options.
+    # Values of options, and arguments after --, are no options.
     assert "there is no option" not in run("load", "absent", "--out", "--frobnicate", expect=NOT_FOUND, cwd=tmp_path).err
     assert "there is no option" not in run("list", "--", "--frobnicate", expect=NOT_FOUND, cwd=tmp_path).err
-    # Beginnings of options still do.
+    # Unique beginnings of options still work.
     assert run("list", "--versio").out == run("list", "--version").out
 
 
@@ -60,7 +60,7 @@ ALL = ["save", "import", "load", "export", "list", "show", "diff", "report", "ti
 
 
 @pytest.mark.parametrize("command", ALL)
-def test_short_options_stand_beside_the_long_ones(command):
+def test_help_shows_short_and_long_options_together(command):
     text = run(command, "--help").out
     for short, long in (("o", "out"), ("r", "run"), ("n", "dry-run"), ("q", "quiet"), ("v", "verbose")):
         assert not re.search(rf"^ +(-., )?--{long}\b", text, re.MULTILINE) or f"  -{short}, --{long}" in text, long
@@ -90,7 +90,7 @@ def test_parents_of_a_new_store_are_made(tmp_path):
         assert [c["step"] for c in run("list", "--json", path, cwd=tmp_path).json()["checkpoints"]] == [1]
     refused = run("save", tmp_path / "in.safetensors/below/store", "--run", "a", "--step", 1, file, expect=USAGE)
     assert "a part of its path, is a file" in refused.err
-    # Only what creates a store makes them.
+    # Only commands that create a store create its parents.
     run("list", tmp_path / "no/such/store", expect=NOT_FOUND)
     run("prune", tmp_path / "no/such/store", "--keep-last", 3, expect=NOT_FOUND)
     assert not (tmp_path / "no").exists()
@@ -108,7 +108,7 @@ def test_parents_are_not_made_for_a_path_that_is_too_long(tmp_path):
 
 @pytest.fixture
 def ambient(store, monkeypatch, tmp_path):
-    """A store that the environment names, and a folder to be in. Another one is there, too."""
+    """A store that the environment names, and a current folder. Another store is there, too."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     monkeypatch.setenv("CKPTDELTA_STORE", str(store.path))
@@ -140,10 +140,10 @@ def test_the_environment_names_the_store(ambient, tmp_path):
     assert run("prune", "--keep-last", 1, "--dry-run").out == run("prune", ambient.path, "--keep-last", 1, "--dry-run").out
 
 
-def test_a_store_that_is_named_goes_before_the_environment(ambient, tmp_path):
+def test_a_named_store_takes_precedence(ambient, tmp_path):
     file = ambient.file(state(1))
     other = tmp_path / "cwd" / "other"
-    run("save", "other/", "--run", "a", "--step", 7, file)  # a new store ends with a slash
+    run("save", "other/", "--run", "a", "--step", 7, file)  # the name of a new store ends with a slash
     assert not ambient.path.exists() and steps_of("other") == [7]
     run("save", "other", "--run", "a", "--step", 8, file)
     assert steps_of(other) == [7, 8]
@@ -171,7 +171,7 @@ def test_no_store_at_all(store, monkeypatch):
     monkeypatch.delenv("CKPTDELTA_STORE", raising=False)
     for command in (["list"], ["report"], ["push"], ["show", "--step", 1]):
         assert "CKPTDELTA_STORE" in run(*command, expect=USAGE).err
-    monkeypatch.setenv("CKPTDELTA_STORE", "")  # as if it were not set
+    monkeypatch.setenv("CKPTDELTA_STORE", "")  # the same as unset
     assert "CKPTDELTA_STORE" in run("list", expect=USAGE).err
     monkeypatch.setenv("CKPTDELTA_STORE", str(store.folder / "absent"))
     assert "absent" in run("list", expect=NOT_FOUND).err
@@ -182,7 +182,7 @@ def test_no_store_at_all(store, monkeypatch):
 
 @pytest.fixture
 def named(store):
-    """Steps 1 to 3 of a, step 5 of b; a@2 has the tag best."""
+    """Steps 1 to 3 of a, and step 5 of b. a@2 has the tag best."""
     for step in (1, 2, 3):
         store.save(step, state(1, step))
     store.save(5, state(2), run_name="b")
@@ -200,14 +200,14 @@ def test_a_checkpoint_is_named_as_an_argument(named, place, options):
     assert st.same(st.read(out)[0], named.load(*options)[0])
 
 
-def test_a_step_alone_is_one_of_the_run(named):
+def test_a_step_alone_is_of_the_given_run(named):
     assert named.call("show", 2, "--run", "a").out == named.call("show", "a@2").out
     assert named.call("show", "latest", "-r", "a").out == named.call("show", "a@3").out
     assert "several runs" in named.call("show", 2, expect=USAGE).err
 
 
 @pytest.mark.parametrize("command", [["show"], ["verify"], ["load", "--explain"], ["export", "-o", "x"]])
-def test_what_names_no_checkpoint(named, command):
+def test_arguments_that_name_no_checkpoint(named, command):
     for args in (["a"], ["a@x"], ["@"], ["a@-1"], ["a@1", "--step", 1], ["a@1", "--run", "a"], ["@best", "--tag", "best"], ["a@1", "a@2"]):
         assert named.call(*command, *args, expect=USAGE).err
     assert "twice" in named.call(*command, "a@1", "--tag", "best", expect=USAGE).err
@@ -221,7 +221,7 @@ def test_save_names_its_checkpoint_as_an_argument(named, monkeypatch):
     monkeypatch.setenv("CKPTDELTA_STORE", str(named.path))
     run("save", "c@8", named.file(state(2)))
     assert [c["step"] for c in named.checkpoints() if c["run"] == "c"] == [7, 8]
-    # A file is a file, whatever its name is.
+    # An existing file counts as a file, whatever its name is.
     monkeypatch.chdir(named.folder)
     st.write(named.folder / "c@9", state(3))
     named.call("save", "c@9", "--run", "d", "--step", 1)
@@ -255,7 +255,7 @@ def test_copies_name_checkpoints(named, monkeypatch):
 # ------------------------------------------------------------------------------------------------ JSON messages
 
 
-def test_errors_are_json_where_json_is_asked_for(named):
+def test_errors_are_json_with_json(named):
     err = named.call("show", "--json", "a@9", expect=NOT_FOUND).messages
     assert [(m["level"], m["status"], m["exit_status"]) for m in err] == [("error", "NOT_FOUND", 3)] and "9" in err[0]["message"]
     chunk = max((p for p in named.files().values() if "data/c/" in str(p)), key=lambda p: p.stat().st_size)
@@ -320,7 +320,7 @@ def test_a_file_comes_from_a_pipe_and_goes_to_one(store, tmp_path):
     assert not (tmp_path / "-").exists()
 
 
-def test_what_a_pipe_refuses(named, tmp_path):
+def test_uses_of_a_pipe_that_are_refused(named, tmp_path):
     for data in (b"", b"1234567", b"\x08" + bytes(7) + b"notjson!", named.file(state(1)).read_bytes()[:-1]):
         piped(["save", named.path, "p@1", "-"], data, expect=CORRUPT)
     done = piped(["save", named.path, "p@1", "-"], b"x", expect=NOT_FOUND, env=dict(os.environ, TMPDIR=str(tmp_path / "absent")))
@@ -329,13 +329,13 @@ def test_what_a_pipe_refuses(named, tmp_path):
     for args in (["--json"], ["--or-older"]):
         piped(["load", named.path, "a@1", "-o", "-", *args], b"", expect=USAGE)
     assert "load -o -" in named.call("export", "a@1", "-o", "-", expect=USAGE).err
-    # A full disk behind standard output is a failure, which says so.
+    # A full disk behind standard output is reported as a failure.
     with open("/dev/full", "wb") as full:
         done = subprocess.run([COMMAND, "load", named.path, "a@1", "-o", "-"], stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == FAILED and b"standard output" in done.stderr
 
 
-def test_a_terminal_takes_no_file(named):
+def test_no_file_is_written_to_a_terminal(named):
     main, other = pty.openpty()
     done = subprocess.run([COMMAND, "load", named.path, "a@1", "-o", "-"], stdout=other, stderr=subprocess.PIPE, timeout=60)
     os.close(main)
@@ -346,7 +346,7 @@ def test_a_terminal_takes_no_file(named):
 # ------------------------------------------------------------------------------------------------------- blobs
 
 
-def test_blobs_go_in_and_come_out(store, tmp_path):
+def test_blobs_are_saved_and_loaded(store, tmp_path):
     contents = {"config": b"lr: 1", "position": bytes(range(256)) * 1000, "empty": b"", "a/b": b"\n"}
     args = []
     for i, (name, content) in enumerate(contents.items()):
@@ -360,18 +360,18 @@ def test_blobs_go_in_and_come_out(store, tmp_path):
     done = store.call("load", "a@1", "-o", tmp_path / "x", "--blob", f"config={tmp_path}/c")
     assert "1 blob" in done.out and (tmp_path / "c").read_bytes() == b"lr: 1" and st.same(st.read(tmp_path / "x")[0], state(1))
     assert store.json("load", "a@1", "--blob", f"config={tmp_path}/d")["out"] is None
-    # They exist already; with --force they are replaced.
+    # Existing files are replaced only with --force.
     assert "exists" in store.call("load", "a@1", "--blob", f"config={tmp_path}/c", "-o", tmp_path / "y", expect=FAILED).err
     assert not (tmp_path / "y").exists()
     store.call("load", "a@1", "--force", "--blob", f"position={tmp_path}/c", "-q")
     assert (tmp_path / "c").read_bytes() == contents["position"]
-    # Nothing is written if one is not there.
+    # If a blob is missing, nothing is written.
     for place, name in (("a@2", "config"), ("a@1", "confi")):
         store.call("load", place, "-o", tmp_path / "y", "--blob", f"empty={tmp_path}/e", "--blob", f"{name}={tmp_path}/f", expect=NOT_FOUND)
         assert not [n for n in "yef" if (tmp_path / n).exists()]
 
 
-def test_blobs_that_make_no_sense(store, tmp_path):
+def test_invalid_blob_options(store, tmp_path):
     file = store.file(state(1))
     for blob in ("config", "=x", "config=", "safetensors.metadata=x"):
         assert store.call("save", "a@1", file, "--blob", blob, expect=USAGE).err
@@ -403,7 +403,7 @@ def test_a_save_that_lacks_tensors_says_so(store):
     store.save(4, less, "-q")
     told = store.save(5, {"other": whole["step"]}, "--json", expect_message="a@5 lacks 1 tensor that a@4 has")
     assert told.json()["missing"] == ["step"]
-    # Tensors that are new and a run's first checkpoint lack nothing. A base is compared, too.
+    # New tensors, and a run's first checkpoint, lack nothing. Bases are compared, too.
     assert store.save(6, {**less, "other": whole["step"], "new": whole["step"]}, "--json").json()["missing"] == []
     store.save(7, {"x": whole["step"]}, "--base", expect_message="a@7 lacks 3 tensors that a@6 has")
     store.save(1, {"x": whole["step"]}, run_name="b")

@@ -1,4 +1,5 @@
-"""Safetensors files that break one rule of the format each: refused with status 4, by name, and nothing is stored."""
+"""Safetensors files, each of which breaks one rule of the format. Each is refused with status 4 and a message
+that names it, and nothing is stored."""
 
 import csv
 import io
@@ -99,13 +100,13 @@ def test_header_length(store, length):
 
 
 @pytest.mark.parametrize("size", range(0, 8))
-def test_no_room_for_a_length(store, size):
+def test_files_too_short_for_a_header_length(store, size):
     path = store.folder / "bad.safetensors"
     path.write_bytes(bytes(size))
     assert f"{size} bytes" in save(store, path, expect=CORRUPT).err
 
 
-def test_cut_anywhere(store):
+def test_every_prefix_is_refused(store):
     """Every prefix of a good file is refused."""
     whole = st.write(store.folder / "good", {"a": ("F32", [2], bytes(8)), "b": ("I8", [1], b"x")}, {"k": "v"}).read_bytes()
     path = store.folder / "cut.safetensors"
@@ -134,13 +135,14 @@ def test_deep_nesting(store):
 def test_not_a_regular_file(store):
     fifo = store.folder / "fifo"
     os.mkfifo(fifo)
-    assert "too short" in save(store, fifo, expect=CORRUPT).err  # nobody writes to it
+    assert "too short" in save(store, fifo, expect=CORRUPT).err  # no process writes to it
     for path in (store.folder, "/dev/null"):
         assert "neither a regular file nor a pipe" in save(store, path, expect=FAILED).err
 
 
 def test_unusual_but_good(store):
-    """Tensors in any order of names, padding or none, an empty header, offsets of empty tensors at any boundary."""
+    """Tensors in any order of names, with padding or without, an empty header, offsets of empty tensors at
+    any boundary."""
     path = store.folder / "good.safetensors"
     path.write_bytes(st.header_bytes({"z": entry(begin=1, end=2), "a": entry(), "e": entry(shape=[0], begin=1, end=1),
                                       "s": entry(shape=[], begin=2, end=3)}, pad=False) + b"xyz")
@@ -153,7 +155,7 @@ def test_unusual_but_good(store):
 NAMES = ["=cmd|'/c calc'!A1", "+1", "-1", "@SUM(A1)", "\u202eRTL", "line\u2028end", "\x9b31m", "\u200bhidden", "plain=1", "new\nline", "\U000e0041tag", "gr\u00f6\u00dfe"]
 
 
-def test_names_do_not_steer_terminals_and_spreadsheets(store):
+def test_names_are_no_terminal_escapes_or_formulas(store):
     tensors = {name: np.arange(96, dtype="f4") + i for i, name in enumerate(NAMES)}
     store.save(1, tensors)
     store.save(2, {name: values + 1 for name, values in tensors.items()})
@@ -173,7 +175,7 @@ def test_names_do_not_steer_terminals_and_spreadsheets(store):
     assert "plain=1" in cells
 
 
-def test_usage_errors_and_prices_are_shown_clean(store, tmp_path):
+def test_escapes_in_arguments_and_prices_are_not_printed(store, tmp_path):
     store.save(1, state(1, 1))
     evil = "\x1b[31m\u202e"
     for args in (["--step", evil], ["--" + evil], ["--run", evil]):

@@ -1,4 +1,5 @@
-"""import, and load --layout: rank files of other trainers into a checkpoint and back. docs/layouts.md says what must come of it."""
+"""import, and load --layout: files of other trainers' ranks become a checkpoint, and are written again.
+docs/layouts.md says what the results must be."""
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ def do_import(store, layout, files, step=1, *args, **options):
 
 
 def check_model(store, folder, layout, tensors, tp, pp):
-    """All ranks of the layout as load writes them are as numpy cuts them."""
+    """Loads with a layout, and compares the files of all ranks with what numpy cuts."""
     run("load", store.path, "--layout", layout, "--out", folder)
     for p in range(pp):
         for t in range(tp):
@@ -27,7 +28,7 @@ def check_model(store, folder, layout, tensors, tp, pp):
 @pytest.mark.parametrize("there, here", [((2, 4), (4, 2)), ((1, 8), (8, 1)), ((2, 1), (1, 8)), ((1, 1), (2, 4))])
 @pytest.mark.sampled(4)
 def test_tensor_and_pipeline_parallel(store, vocabulary, there, here):
-    """(TP, PP) there -> here, from a base and from a delta on it."""
+    """(TP, PP) of the import and of the load differ. Imports a base and a delta."""
     layouts = [model_layout(store.folder / f"layout{i}", *mesh, vocabulary) for i, mesh in enumerate((there, here))]
     for step in (1, 2):
         tensors = model(vocabulary, step=step)
@@ -42,7 +43,7 @@ def test_tensor_and_pipeline_parallel(store, vocabulary, there, here):
 @pytest.mark.parametrize("fidelity", ["exact", "near", "coarse"])
 @pytest.mark.sampled(3)
 def test_through_long_chains(store, fidelity):
-    """Imports of both layouts in turn; ranks get what the whole load has, at depths up to 16."""
+    """Imports in two layouts in turn. At depths up to 16, ranks get the values of the whole load."""
     meshes = [(2, 4), (4, 2)]
     layouts = [model_layout(store.folder / f"layout{i}", *mesh, 127) for i, mesh in enumerate(meshes)]
     for step in range(17):
@@ -60,7 +61,7 @@ def test_through_long_chains(store, fidelity):
 
 
 def test_one_rank(store):
-    """--shard R/W writes what that rank's file of all would be; --tensor is about its names."""
+    """--shard R/W writes the same file as for all ranks. --tensor selects by the rank's names."""
     layout = model_layout(store.folder / "layout", 2, 4, 17)
     tensors = model(17)
     do_import(store, layout, write_model(store.folder / "in", tensors, 2, 4))
@@ -95,8 +96,8 @@ def test_dry_run(store):
     assert "layers.7.up.weight" in text and "6-7" in text and "rng of 8 ranks" in text and "nothing was saved" in text
 
 
-def test_place_in_the_list(store):
-    """Without `files`, FILEs are in the order of ranks."""
+def test_files_in_the_order_of_ranks(store):
+    """Without `files` in the layout, FILE arguments are in the order of ranks."""
     layout = model_layout(store.folder / "layout", 2, 2, 17)
     layout.write_text("".join(line for line in layout.open() if not line.startswith("files")))
     tensors = model(17)
@@ -124,8 +125,8 @@ def written(store, text, name="layout"):
     return path
 
 
-def check_both_ways(store, text, held, whole, step=1, **options):
-    """Imports the ranks, expects the whole tensors, and the same ranks back."""
+def check_import_and_load(store, text, held, whole, step=1, **options):
+    """Imports files of ranks and expects these whole tensors. Loads them, and expects the same files."""
     layout = written(store, text)
     do_import(store, layout, ranks(store.folder / "in", *held), step, **options)
     assert st.same(store.load()[0], whole)
@@ -143,7 +144,7 @@ def noise(*shape, seed=3):
 
 
 def gqa(q, k, v, n):
-    """Rank i of n: heads of 4 elements, query, key and value in one matrix."""
+    """Rank i of n: heads of 4 elements; query, key and value in one matrix."""
     def heads(array, i):
         return chunk(array.reshape(-1, 4, 10), i, n).reshape(-1, 10)
     return [{"qkv": np.concatenate([heads(x, i) for x in (q, k, v)])} for i in range(n)]
@@ -151,11 +152,12 @@ def gqa(q, k, v, n):
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_gqa_with_ranks_without_keys(store, apart):
-    """8 query heads and 2 of keys and values: over 4 ranks, two have none of these; over 16, half have nothing at all."""
+    """8 query heads, and 2 heads of keys and values. With 4 ranks, two have none of the latter; with 16, half
+    have nothing at all."""
     q, k, v = noise(32, 10), noise(8, 10, seed=4), noise(8, 10, seed=5)
     rule = "qkv sharded dim=0 over=tp cut=chunk parts=q:32:4,k:8:4,v:8:4" + (" as=attention.{part}" if apart else "")
     whole = {"attention.q": q, "attention.k": k, "attention.v": v} if apart else {"qkv": np.concatenate([q, k, v])}
-    check_both_ways(store, f"mesh tp=4\n{rule}\n", gqa(q, k, v, 4), whole)
+    check_import_and_load(store, f"mesh tp=4\n{rule}\n", gqa(q, k, v, 4), whole)
     assert gqa(q, k, v, 16)[15]["qkv"].shape == (0, 10)
     for n in (1, 2, 3, 5, 16):
         check_ranks(store, f"mesh tp={n}\n{rule}\n", gqa(q, k, v, n))
@@ -165,7 +167,7 @@ def test_gqa_with_ranks_without_keys(store, apart):
 
 
 def repeated(array, i, n):
-    """Heads of 4 rows for rank i of n; with fewer heads than ranks, each is on several."""
+    """Heads of 4 rows for rank i of n. If there are fewer heads than ranks, several ranks have each."""
     heads = len(array) // 4
     return split(array, i, n) if heads >= n else split(array, i * heads // n, heads)
 
@@ -176,7 +178,7 @@ def gqa_repeated(q, k, v, n):
 
 
 def stored(store, like):
-    """All that the checkpoint has, as arrays of the same shapes."""
+    """All tensors of the checkpoint, as arrays with the shapes of `like`."""
     got = store.load()[0]
     assert got.keys() == like.keys() and all(got[name][1] == list(like[name].shape) for name in like)
     return {name: np.frombuffer(got[name][2], like[name].dtype).reshape(like[name].shape) for name in like}
@@ -187,7 +189,8 @@ def stored(store, like):
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.sampled(4)
 def test_gqa_with_repeated_keys(store, fidelity, kv, apart):
-    """TP 2, 4, 8 of 8 query heads and 1, 2, 4 of keys and values, which more ranks than there are have copies of; moments, too."""
+    """TP 2, 4, 8; 8 query heads; 1, 2, 4 heads of keys and values. If there are more ranks than the latter,
+    several have copies of one. The same with moments."""
     q, k, v = noise(32, 10), noise(4 * kv, 10, seed=4), noise(4 * kv, 10, seed=5)
     rules = f"qkv sharded dim=-2 over=tp parts=q:32:4,k:{4 * kv}:4:repeat,v:{4 * kv}:4:repeat{' as={part}' if apart else ''}\n" \
             f"k_norm sharded dim=0 over=tp cut=repeat unit=4 size={4 * kv}\n"
@@ -218,7 +221,8 @@ def test_gqa_with_repeated_keys(store, fidelity, kv, apart):
 
 @pytest.mark.parametrize("rule", ["parts=q:32:4,k:8:4:repeat,v:8:4:repeat", "parts=q:32:4,k:8:4:repeat,v:8:4:repeat as={part}"])
 def test_repeated_keys_that_differ(store, rule):
-    """A copy of a head is another one: found wherever it lies, and named; take=first takes the first."""
+    """A copy of a head differs from the others. The import finds it in any place and names it; take=first
+    takes the first copy."""
     q, k, v = noise(32, 10), noise(8, 10, seed=4), noise(8, 10, seed=5)
     layout = written(store, f"mesh dp=2 tp=8\nk_norm skipped\nqkv sharded dim=0 over=tp {rule}\n")
     good = gqa_repeated(q, k, v, 8) + gqa_repeated(q, k, v, 8)
@@ -237,8 +241,8 @@ def test_repeated_keys_that_differ(store, rule):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 8, 12])
 def test_groups_of_heads_shared_by_ranks(store, n):
-    """Megatron's order with 2 or 3 groups of 4 queries of 2 rows: where there are more ranks, the queries of a group are dealt to several,
-    and each has the group's key and value."""
+    """Megatron's order with 2 or 3 groups of 4 queries of 2 rows. With more ranks than groups, the queries of
+    a group are distributed to several ranks, each of which has the group's key and value."""
     groups = 3 if n % 3 == 0 else 2
     q, k, v = noise(8 * groups, 5), noise(2 * groups, 5, seed=4), noise(2 * groups, 5, seed=5)
 
@@ -255,13 +259,13 @@ def test_groups_of_heads_shared_by_ranks(store, n):
 
     sizes = f"q:{8 * groups}:2,k:{2 * groups}:2:repeat,v:{2 * groups}:2:repeat"
     rule = f"qkv sharded dim=0 over=tp parts={sizes} groups={groups} as={{part}}.weight\n"
-    check_both_ways(store, f"mesh tp={n}\n{rule}", held(n), {"q.weight": q, "k.weight": k, "v.weight": v})
+    check_import_and_load(store, f"mesh tp={n}\n{rule}", held(n), {"q.weight": q, "k.weight": k, "v.weight": v})
     for m in (groups, 2 * groups, 4 * groups, 1):
         check_ranks(store, f"mesh tp={m}\n{rule}", held(m))
 
 
 def test_averaged_repeats(store):
-    """Means of all copies, of one tp and of several dp."""
+    """Means of all copies, those of one tp and those of several dp."""
     a, b = noise(8, 3), noise(8, 3, seed=4)
     held = [{"k": split(x, t // 2, 2)} for x in (a, b) for t in range(4)]
     held[1]["k"] = held[1]["k"] + np.float32(2)
@@ -272,7 +276,8 @@ def test_averaged_repeats(store):
 
 
 def test_groups_of_heads(store):
-    """Megatron's: for each group of heads its queries, its key, its value; stored apart."""
+    """Megatron's order: each group of heads has its queries, key and value together. The checkpoint has three
+    tensors."""
     q, k, v = noise(24, 5), noise(12, 5, seed=4), noise(12, 5, seed=5)
 
     def held(n):
@@ -281,11 +286,11 @@ def test_groups_of_heads(store):
 
     for step, n in enumerate((2, 3, 1)):
         text = f"mesh tp={n}\nqkv sharded dim=0 over=tp parts=q:24,k:12,v:12 groups=6 as={{part}}.weight\n"
-        check_both_ways(store, text, held(n), {"q.weight": q, "k.weight": k, "v.weight": v}, step)
+        check_import_and_load(store, text, held(n), {"q.weight": q, "k.weight": k, "v.weight": v}, step)
 
 
 def test_experts_by_number(store):
-    """(TP, PP, EP) = (1, 1, 8) -> (1, 1, 2); ranks count their experts from 0; a router is everybody's."""
+    """(TP, PP, EP) = (1, 1, 8) -> (1, 1, 2). Ranks number their experts from 0. All ranks have the router."""
     experts = [noise(6, 4, seed=e) for e in range(16)]
     router = noise(16, 4)
     text = "mesh pp=1 ep={} tp=1\nnumber expert over=ep count=16\nrouter replicated\nexperts\\.{{expert}}\\.w expert\n"
@@ -294,19 +299,19 @@ def test_experts_by_number(store):
         return [{"router": router} | {f"experts.{i}.w": experts[e * (16 // n) + i] for i in range(16 // n)} for e in range(n)]
 
     whole = {"router": router} | {f"experts.{e}.w": x for e, x in enumerate(experts)}
-    check_both_ways(store, text.format(8), held(8), whole)
+    check_import_and_load(store, text.format(8), held(8), whole)
     check_ranks(store, text.format(2), held(2))
 
 
-def test_stacked_experts_cut_again(store):
-    """Experts in one tensor, dealt to ep, each cut over tp: a grid."""
+def test_stacked_experts_cut_over_two_axes(store):
+    """Experts in one tensor, distributed over ep, and each cut over tp: a grid."""
     stack = noise(8, 6, 4)
     text = "mesh ep={} tp={}\nstack expert dim=0 over=ep dim=2 over=tp\n"
 
     def held(ep, tp):
         return [{"stack": split(split(stack, e, ep), t, tp, 2)} for e in range(ep) for t in range(tp)]
 
-    check_both_ways(store, text.format(4, 2), held(4, 2), {"stack": stack})
+    check_import_and_load(store, text.format(4, 2), held(4, 2), {"stack": stack})
     for ep, tp in ((1, 1), (2, 4), (8, 1)):
         check_ranks(store, text.format(ep, tp), held(ep, tp))
 
@@ -322,15 +327,16 @@ line    sharded dim=0 over=tp cut=chunk unit=2
     cuts = np.cumsum([0, 0, 5, 1, 1, 0, 7])
     held = [{"rows": rows[cuts[r]:cuts[r + 1]], "columns": chunk(columns, r % 3 * 2 + r // 3, 6, 1),
              "line": line[[0, 4, 7][r % 3]:[4, 7, 7][r % 3]]} for r in range(6)]
-    check_both_ways(store, text, held, {"rows": rows, "columns": columns, "line": line})
+    check_import_and_load(store, text, held, {"rows": rows, "columns": columns, "line": line})
 
 
-def test_dimensions_from_the_last_one(store):
-    """One rule for tensors of several dimensions; the same as if they were counted from the first, both ways."""
+def test_dimensions_counted_from_the_last(store):
+    """One rule for tensors with different numbers of dimensions. The results are as with dimensions counted
+    from the first."""
     whole = {"a": noise(4, 6), "cube": noise(5, 3, 6, seed=4), "c": noise(6, seed=5)}
     parts = [{name: split(x, t, 3, -1) for name, x in whole.items()} for t in range(3)]
-    check_both_ways(store, "mesh tp=3\n[a-z]+ sharded dim=-1 over=tp\n", parts, whole)
-    check_both_ways(store, "mesh dp=2 tp=3\nb sharded dim=-3 over=dp dim=-1 over=tp parts=x,y,z\n", [
+    check_import_and_load(store, "mesh tp=3\n[a-z]+ sharded dim=-1 over=tp\n", parts, whole)
+    check_import_and_load(store, "mesh dp=2 tp=3\nb sharded dim=-3 over=dp dim=-1 over=tp parts=x,y,z\n", [
         {"b": np.concatenate([split(split(p, i, 2, 0), j, 3, 2) for p in np.split(noise(4, 6, 9), 3, 2)], 2)}
         for i in range(2) for j in range(3)], {"b": noise(4, 6, 9)}, 2, expect_message="a@2 lacks 3 tensors")
     clash = written(store, "mesh dp=2 tp=2\nb sharded dim=1 over=dp dim=-2 over=tp\n")
@@ -341,7 +347,8 @@ def test_dimensions_from_the_last_one(store):
 
 
 def test_numbers_of_interleaved_stages(store):
-    """Chunks of layers dealt in turns; the second chunk has a name of its own. Uneven stages, and global numbers."""
+    """Chunks of layers are distributed in turns; the second chunk has its own name. Stages are uneven;
+    numbers are global."""
     layers = [noise(3, seed=n) for n in range(8)]
     whole = {f"layers.{n}.w": x for n, x in enumerate(layers)}
     text = """\
@@ -352,7 +359,7 @@ model0\\.layers\\.{first}\\.(.*)  replicated as=layers.{first}.\\1
 model1\\.layers\\.{second}\\.(.*) replicated as=layers.{second}.\\1
 """
     held = [{f"model{m}.layers.{i}.w": layers[4 * m + 2 * p + i] for m in range(2) for i in range(2)} for p in range(2)]
-    check_both_ways(store, text, held, whole)
+    check_import_and_load(store, text, held, whole)
     text = "mesh pp=3\nnumber layer over=pp sizes=3,1,4\nlayers\\.{layer}\\.w replicated\n"
     check_ranks(store, text, [{f"layers.{i}.w": x for i, x in enumerate(part)} for part in (layers[:3], layers[3:4], layers[4:])])
     text = "mesh pp=4\nnumber layer over=pp count=8 global\nlayers\\.{layer}\\.w replicated\n"
@@ -363,7 +370,8 @@ model1\\.layers\\.{second}\\.(.*) replicated as=layers.{second}.\\1
 
 
 def test_tied_weights_by_two_names(store):
-    """First and last stage share a matrix, which the last calls otherwise and cuts otherwise."""
+    """The first and the last stage share a matrix. The last one has another name for it, and cuts it in
+    another way."""
     embed, norm = noise(8, 4), noise(4)
     text = """\
 mesh pp=2 tp=2
@@ -372,19 +380,19 @@ out   sharded dim=1 over=tp pp=1 as=embed
 norm  unique pp=1
 """
     held = [{"embed": embed[:4]}, {"embed": embed[4:]}, {"out": split(embed, 0, 2, 1), "norm": norm}, {"out": split(embed, 1, 2, 1)}]
-    check_both_ways(store, text, held, {"embed": embed, "norm": norm})
+    check_import_and_load(store, text, held, {"embed": embed, "norm": norm})
     held[3]["out"] = held[3]["out"] + np.float32(1)
     refused = do_import(store, written(store, text), ranks(store.folder / "in", *held), 2, expect=FAILED)
     assert "layout:3: " in refused.err and "'embed'" in refused.err and "ranks 0 and 3 differ" in refused.err
     assert "element 2;" in refused.err
 
 
-def test_what_each_rank_has_of_its_own(store):
-    """Coordinates in as=: the state of random numbers, and of a stage."""
+def test_tensors_that_belong_to_one_rank(store):
+    """Coordinates in as=: the random state of each rank, and tensors of each stage."""
     held = [{"rng": np.array([r], np.int64), "stage": noise(3, seed=r // 2)} for r in range(4)]
     text = "mesh pp=2 tp=2\nrng replicated as=rng.{rank}\nstage replicated as=stage.{pp}\n"
     whole = {f"rng.{r}": held[r]["rng"] for r in range(4)} | {f"stage.{p}": held[2 * p]["stage"] for p in range(2)}
-    check_both_ways(store, text, held, whole)
+    check_import_and_load(store, text, held, whole)
     more = written(store, "mesh pp=2 tp=4\nrng replicated as=rng.{rank}\nstage replicated as=stage.{pp}\n")
     got = [store.load("--layout", more, "--shard", f"{r}/8")[0] for r in range(8)]
     assert all(st.same(got[r], {"stage": held[r // 4 * 2]["stage"]} | ({"rng": held[r]["rng"]} if r < 4 else {})) for r in range(8))
@@ -394,7 +402,8 @@ def test_what_each_rank_has_of_its_own(store):
 
 
 def test_a_last_rule_for_all_names(store):
-    """It does not make a stage's layers, or a rank's own tensors, everybody's."""
+    """A last rule for all names does not apply to the layers of a stage, or to tensors that belong to one
+    rank."""
     layers = [noise(3, seed=n) for n in range(4)]
     text = """\
 mesh pp=2
@@ -405,11 +414,11 @@ rng replicated as=rng.{rank}
 """
     held = [{f"layers.{i}.w": layers[2 * p + i] for i in range(2)} | {"rng": np.array([p]), "step": np.array(7)} for p in range(2)]
     whole = {f"layers.{n}.w": x for n, x in enumerate(layers)} | {f"rng.{p}": np.array([p]) for p in range(2)} | {"step": np.array(7)}
-    check_both_ways(store, text, held, whole)
+    check_import_and_load(store, text, held, whole)
 
 
 def test_many_blocks(store):
-    """Tensors larger than what is read at a time, cut so that runs are long and short; as a delta, too."""
+    """Tensors larger than the pieces that are read, cut into long and short runs; also as a delta."""
     tall, wide, deep = noise(3000, 400), noise(40, 30000, seed=4), noise(30, 600, 50, seed=5)
     text = """\
 mesh tp=4
@@ -421,7 +430,7 @@ deep sharded dim=1 over=tp parts=a:40:10,b:560:10 as=deep.{part}
         held = [{"tall": split(tall, t, 4, 1), "wide": split(wide, t, 4),
                  "deep": np.concatenate([split(x, t, 4, 1) for x in (deep[:, :40], deep[:, 40:])], 1)} for t in range(4)]
         whole = {"tall": tall, "wide": wide, "deep.a": np.ascontiguousarray(deep[:, :40]), "deep.b": np.ascontiguousarray(deep[:, 40:])}
-        check_both_ways(store, text, held, whole, step)
+        check_import_and_load(store, text, held, whole, step)
         for array in (tall, wide, deep):
             array += np.float32(1e-6)
     assert store.checkpoints()[-1]["kind"] == "delta"
@@ -443,7 +452,7 @@ def test_copies_that_differ(store):
 
 
 def to_bf16(values):
-    """Nearest even, of doubles; by integers."""
+    """Rounds doubles to nearest even, with integers."""
     out = []
     for value in values:
         if value == 0:
@@ -459,14 +468,15 @@ def to_bf16(values):
 
 
 def test_averaged(store):
-    """Means in double, rounded once, to nearest even; of equal values these values."""
+    """Means are computed in double and rounded once, to nearest even. The mean of equal values is this
+    value."""
     dtypes = {"f64": np.float64, "f32": np.float32, "f16": np.float16}
     copies = [{name: (1000 * np.random.default_rng(seed).standard_normal(3000)).astype(dtype) for name, dtype in dtypes.items()}
               for seed in range(3)]
     for held in copies:
         held["f16"][:4] = [65504, 6e-8, -0.0, np.inf]
         held["f32"][:2] = [np.nan, -0.0]
-    copies[1]["f16"][1], copies[2]["f16"][1] = 0, 0  # below the smallest: 0
+    copies[1]["f16"][1], copies[2]["f16"][1] = 0, 0  # below the smallest: becomes 0
     bf16 = [to_bf16(1000 * np.random.default_rng(9 + seed).standard_normal(3000)) for seed in range(3)]
     files = ranks(store.folder / "in", *[held | {"bf16": ("BF16", [3000], bits.tobytes())} for held, bits in zip(copies, bf16)])
     do_import(store, written(store, "mesh dp=3\n.* averaged\n"), files)
@@ -540,7 +550,7 @@ def test_averaged_shards(store):
     (2, "mesh tp=2\nw replicated " + "tp=0 " * 70),
 ])
 def test_errors_of_the_text_name_the_line(store, line, text):
-    """The same from import and load."""
+    """import and load report the same error."""
     layout = written(store, text + "\n" if line < 3 else text)
     file = ranks(store.folder / "in", {"w": noise(2)})[0]
     refused = do_import(store, layout, [file, file], expect=USAGE)
@@ -549,7 +559,7 @@ def test_errors_of_the_text_name_the_line(store, line, text):
     assert not store.path.exists()
 
 
-def test_layouts_that_are_none(store):
+def test_files_that_are_no_layout(store):
     file = ranks(store.folder / "in", {"w": noise(2)})[0]
     assert "layout: " in do_import(store, written(store, ""), [file], expect=USAGE).err
     assert "no rules" in do_import(store, written(store, "mesh tp=1\n# w replicated\n"), [file], expect=USAGE).err
@@ -682,7 +692,7 @@ def test_what_cannot_be_loaded(store):
 
 
 def test_all_ranks_or_none(store):
-    """A file that is there already is found before anything is written."""
+    """An existing file is found before anything is written."""
     store.save(1, {"w": W})
     layout = written(store, "mesh tp=3\nfiles r{tp}/w\nw replicated\n")
     there = store.folder / "out" / "r2" / "w"
@@ -706,7 +716,7 @@ def test_a_file_that_changes_or_ends_early(store):
 
 
 def examples():
-    """The layouts that docs/layouts.md shows, parts of them with what they need before."""
+    """The layouts in docs/layouts.md. Parts of layouts get the lines they need."""
     blocks, block = [], []
     for line in (DOC.parent / "layouts.md").read_text().splitlines() + ["end"]:
         if line.startswith("    ") and not line.startswith("    ckptdelta"):
@@ -717,8 +727,8 @@ def examples():
     return blocks
 
 
-def test_the_documentation_s_examples(store):
-    """They are accepted; the fault is then that there is no store."""
+def test_examples_of_the_documentation(store):
+    """They are accepted: the error is only that there is no store."""
     found = examples()
     assert len(found) >= 12
     for i, text in enumerate(found):

@@ -1,4 +1,4 @@
-"""--json: exactly the fields and types of docs/cli.md, and figures that are right."""
+"""--json: the output has exactly the fields and types of docs/cli.md, with the right values."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from support_cli import COMMAND, CORRUPT, FAILED, check_documented, documented, 
 
 @pytest.fixture
 def full(store):
-    """Two runs, one a branch; a metric, metadata, a scalar, an empty tensor."""
+    """Two runs, one of them a branch; a metric, metadata, a scalar, an empty tensor."""
     store.save(1, state(1, 1), "--metric", "val_loss=2.5", run_name="gpt", metadata={"k": "v"})
     store.save(2, {**state(1, 2), "empty": np.zeros((0, 3), np.float32)}, run_name="gpt")
     store.save(3, state(1, 3), "--parent", "gpt@2", "--resumed-from", "gpt@1", "-q", run_name="tuned")
@@ -22,12 +22,12 @@ def full(store):
 
 
 def printed(text):
-    """JSON as jansson lays it out, but for the digits of its reals."""
+    """The JSON as jansson formats it, except the digits of reals."""
     return re.sub(r"(?<= )-?\d+(\.\d+)?(e-?\d+)?(?=,?\n)", lambda n: n[0] if n[0].lstrip("-").isdigit() else repr(float(n[0])), text)
 
 
 def test_checkpoints_of_a_list_are_those_that_are_shown(store):
-    """list and report print them one by one, everything else as one tree."""
+    """list and report print checkpoints one by one, and everything else as one tree."""
     store.save(1, state(1, 1), "--metric", 'lo"ss\\ größe=1e-20', run_name="gpt")
     store.save(2, state(1, 2), "--metric", "a\\b=1", run_name="gpt")
     store.save(5, state(1, 5), "--parent", "gpt@1", "--metric", 'e"=-3', run_name="tuned")
@@ -63,7 +63,7 @@ def test_the_documentation_is_read():
 
 
 def test_all_documented_objects_are_printed(full):
-    """Every table of docs/cli.md is met by some output, with exactly its fields."""
+    """Each object in docs/cli.md is printed by some command, with exactly its fields."""
     seen = set()
     checked(full.json("list"), "list", seen)
     checked(full.json("show", "--run", "gpt"), "show", seen)
@@ -212,7 +212,7 @@ def test_report_by_run_and_role(full):
     assert sum(r["stored_bytes"] for r in report["by_role"]) == report["chunk_bytes"]
 
 
-def test_report_counts_whatever_lies_there(full):
+def test_report_counts_unknown_files(full):
     before = full.json("report")["stored_bytes"]
     (full.path / "note.txt").write_bytes(bytes(1000))
     after = full.json("report")

@@ -1,4 +1,4 @@
-/* Layouts without files: ranks and paths, names there and back, how dimensions are cut, means. */
+/* Layouts without files: ranks and paths, names in both directions, how dimensions are cut, means. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,11 +53,11 @@ static void test_paths(void **state) {
         {"o1-11", 23},
         {"x/o0-1", 1},
         {"xo0-1", LAYOUT_NONE},        /* not at the beginning of a name */
-        {"mp_00_000/m2", LAYOUT_NONE}, /* goes on */
+        {"mp_00_000/m2", LAYOUT_NONE}, /* has more characters */
         {"mp_0_000/m", LAYOUT_NONE},   /* too few digits */
         {"mp_12_000/m", LAYOUT_NONE},  /* no such coordinate */
-        {"mp_011_000/m", LAYOUT_NONE}, /* a zero too many */
-        {"o1-01", LAYOUT_NONE},        /* the same */
+        {"mp_011_000/m", LAYOUT_NONE}, /* too many digits */
+        {"o1-01", LAYOUT_NONE},        /* too many digits */
         {"o99999999999999999999-1", LAYOUT_NONE},
         {"", LAYOUT_NONE},
         {"/", LAYOUT_NONE},
@@ -85,7 +85,10 @@ static void test_paths(void **state) {
 
 /* ---- names ---- */
 
-/* What the rank's tensor is called in the checkpoint, by the first rule that applies; "-" if none. Then the way back. */
+/*
+ * Finds the name in the checkpoint of a rank's tensor, by the first rule that applies; "-" if none does. Then
+ * checks the way back.
+ */
 static void check_name(const layout *l, uint32_t rank, const char *local, const char *global) {
     uint32_t at[LAYOUT_AXES];
     uint64_t numbers[LAYOUT_NUMBERS];
@@ -131,7 +134,7 @@ static void test_names(void **state) {
     check_name(l, 1, "a.0.e2.w", "a.0.e3.w");
     check_name(l, 2, "a.2.e0.w", "a.4.e0.w");
     check_name(l, 0, "a.2.e0.w", "-"); /* stage 0 has two layers */
-    check_name(l, 0, "a.0.e1.w", "-"); /* and tp 0 one expert */
+    check_name(l, 0, "a.0.e1.w", "-"); /* tp 0 has one expert */
     check_name(l, 0, "xa.0.e0.w", "-");
     check_name(l, 0, "a.0.e0.w2", "-");
     check_name(l, 3, "dec.1.fc_w", "fc_w/dec[2]");
@@ -163,7 +166,10 @@ static void test_global_numbers(void **state) {
 
 /* ---- cuts ---- */
 
-/* "part:offset+length ..." of each rank, | between ranks, ~ for padding, #copy of what there are several of. */
+/*
+ * Describes the stretches of each rank as "part:offset+length ...", with | between ranks, ~ for padding, and
+ * #copy if there are several copies.
+ */
 static void describe(char *to, size_t room, const layout *l, uint64_t total) {
     uint64_t shape[2] = {3, total}, totals[8];
     const layout_rule *rule = l->rules;
@@ -285,7 +291,7 @@ static void test_a_grid(void **state) {
     layout_release(l);
 }
 
-/* A random rule, as text; its total length into *total. */
+/* Makes a random rule as text, and its total length. */
 static void random_rule(char *to, size_t room, uint32_t places, uint64_t *total) {
     static const char *const cuts[] = {"", "cut=even", "cut=chunk"};
     const char *cut = cuts[next_random() % 3];
@@ -305,7 +311,7 @@ static void random_rule(char *to, size_t room, uint32_t places, uint64_t *total)
         *total *= 3;
         snprintf(to, room, "%s parts=a,b,c", cut);
         break;
-    case 3: /* fewer units than places, of which each is on several */
+    case 3: /* fewer units than places, so that several places have each */
         units = places;
         for (uint64_t by = 1 + next_random() % places; units % by == 0 && by > 1;)
             units /= by;
@@ -319,7 +325,10 @@ static void random_rule(char *to, size_t room, uint32_t places, uint64_t *total)
     }
 }
 
-/* Each copy has each element once, whatever the rule, and each rank's stretches are as long as its tensor. */
+/*
+ * For random rules, each copy has each element once, and the stretches of each rank are as long as its
+ * tensor.
+ */
 static void test_random_cuts_hold_each_element_once(void **state) {
     (void)state;
     for (int round = 0; round < 5000; round++) {
@@ -367,7 +376,7 @@ static uint16_t mean_of(uint16_t a, uint16_t b, ckd_dtype dtype) {
     return out;
 }
 
-/* All values of 16 bits: of equal ones the same, of neighbours the even one, from the smallest on. */
+/* For all 16-bit values: the mean of equal values is that value, and that of neighbours is the even one. */
 static void test_means_of_16_bits(void **state) {
     (void)state;
     static const struct {

@@ -1,4 +1,7 @@
-/* Flat buffers without files: which parameters they have, which elements of these a rank has, and ranges as boxes. */
+/*
+ * Flat buffers of layouts, without files: their parameters, the elements of these that a rank has, and ranges
+ * as boxes.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +29,7 @@ typedef struct listing {
     size_t used;
 } listing;
 
-/* "buffer: parameter@line ...;" */
+/* Lists the buffers of a rank as "buffer: parameter@line ...;". */
 static ckd_status list_buffer(void *context, const layout_buffer *b, ckd_error *err) {
     listing *to = context;
     (void)err;
@@ -71,7 +74,7 @@ static void test_parameters(void **state) {
                   "exp_avg.one.0.f: exp_avg.u.0@6 exp_avg.v@6;"
                   "none: l.0.a@5 l.0.b@5 0.e.1@7 last@7 end@8;");
     layout_release(l);
-    /* Several numbers of one line: the one that stands first changes last. */
+    /* A line with several numbers: the first of them changes slowest. */
     l = parse("mesh b=1 a=1\nnumber x over=b count=2\nnumber y over=b table=3,5 global\nlist l {x}.{y} {y}\n"
               "f flat of=l over=a state=none\n.* replicated\n");
     check_buffers(l, 0, "f: 0.3@4 3@4 0.5@4 5@4 1.3@4 3@4 1.5@4 5@4;");
@@ -85,7 +88,7 @@ static ckd_status refuse(void *context, const layout_buffer *b, ckd_error *err) 
     return CKD_E_CANCELLED;
 }
 
-static void test_endless_lists_and_calls_that_fail(void **state) {
+static void test_too_many_parameters_and_failing_callbacks(void **state) {
     (void)state;
     layout *l =
         parse("mesh b=1 a=1\nnumber x over=b count=2000\nnumber y over=b count=2000\nlist l p{x}.{y}\n"
@@ -105,7 +108,7 @@ static void test_endless_lists_and_calls_that_fail(void **state) {
 
 /* ---- elements ---- */
 
-/* "length: at=first+count ..." of each place, | between them. */
+/* Describes each place as "length: at=first+count ...", with | between places. */
 static void describe(char *to, size_t room, const layout *l, const uint64_t *sizes, size_t count) {
     size_t used = 0;
     for (uint32_t rank = 0; rank < l->world; rank++) {
@@ -131,7 +134,7 @@ static void test_ranges(void **state) {
     static const struct {
         const char *options;
         uint32_t places;
-        uint64_t sizes[4]; /* behind the last one is a 0 */
+        uint64_t sizes[4]; /* a 0 follows the last one */
         const char *what;
     } cases[] = {
         {"", 1, {5, 3}, "8: 0=0+5 5=0+3"},
@@ -169,7 +172,7 @@ static void test_ranges(void **state) {
     }
 }
 
-/* Places together have each element once, in order, and nothing lies upon something else. */
+/* All places together have each element once and in order, and no ranges overlap. */
 static void check_cover(const layout *l, const uint64_t *sizes, size_t count) {
     uint64_t next[6] = {0};
     layout_range ranges[6];
@@ -213,7 +216,7 @@ static void test_random_ranges_hold_each_element_once(void **state) {
 
 /* ---- boxes ---- */
 
-/* All indices of the boxes, one after the other, are first, first + 1, ... */
+/* The indices of all boxes, one after the other, must be first, first + 1, ... */
 static void check_boxes(uint32_t ndim, const uint64_t *shape, uint64_t first, uint64_t count) {
     size_t boxes = 0;
     for (uint64_t done = 0; done < count; boxes++) {
@@ -253,8 +256,10 @@ static void test_ranges_as_boxes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parameters),      cmocka_unit_test(test_endless_lists_and_calls_that_fail),
-        cmocka_unit_test(test_ranges),          cmocka_unit_test(test_random_ranges_hold_each_element_once),
+        cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_too_many_parameters_and_failing_callbacks),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_random_ranges_hold_each_element_once),
         cmocka_unit_test(test_ranges_as_boxes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* A listing beside deletions: what goes after the list was read is left out of it. */
+/* A checkpoint that is deleted after the list was read is left out of the output. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,7 +51,7 @@ static void test_deleted_meanwhile(void **state) {
     ckd_checkpoint_list *list;
     assert_int_equal(ckd_store_list(&list, reader, NULL, NULL), CKD_OK);
     check(reader, list, STEPS);
-    static const uint64_t left[] = {1, 3}; /* the middle one goes first, then the first, then the last */
+    static const uint64_t left[] = {1, 3}; /* goes[] are the places in the list at that time */
     static const size_t goes[] = {1, 0, 0};
     for (size_t i = 0; i < STEPS; i++) {
         ckd_id id = list->items[goes[i]].id;

@@ -1,4 +1,4 @@
-"""Lossy fidelities on the command line: what is chosen, what is told, and what comes back."""
+"""Lossy fidelities on the command line: options, messages, and loaded values."""
 
 import re
 
@@ -12,7 +12,7 @@ ROWS, COLUMNS = 160, 96
 
 
 def state(step, seed=1):
-    """Some training state with AdamW's moments, integers and a double; weights move by a little each step."""
+    """A training state with moments of AdamW, integers and a double. Weights change a little each step."""
     start = np.random.default_rng(seed)
     weight, bias = start.standard_normal((ROWS, COLUMNS)) * 0.02, start.standard_normal(COLUMNS) * 0.02
     rows = np.exp(start.standard_normal((ROWS, 1)))
@@ -46,7 +46,7 @@ def error_of(got, wanted):
 
 
 @pytest.mark.parametrize("fidelity", ["near", "coarse"])
-def test_what_is_lossy_and_what_is_not(store, fidelity):
+def test_which_tensors_are_lossy(store, fidelity):
     for step in range(3):
         store.save(step, state(step), "--fidelity", fidelity)
     wanted, got = state(2), arrays(store.load()[0])
@@ -71,7 +71,7 @@ def test_what_is_lossy_and_what_is_not(store, fidelity):
     store.call("verify")
 
 
-def test_near_is_nearer_and_larger(store):
+def test_near_has_smaller_errors_and_is_larger(store):
     errors, sizes = [], []
     for number, fidelity in enumerate(["near", "coarse"]):
         for step in range(2):
@@ -97,7 +97,7 @@ def test_fidelity_by_role(store):
         assert store.json("show", "--run", run_name)["checkpoints"][0]["fidelity"] == "coarse"
 
 
-def test_the_last_word_counts(store):
+def test_the_last_fidelity_option_counts(store):
     store.save(1, state(1), "--fidelity", "coarse", "--fidelity", "exact")
     assert st.same(store.load()[0], state(1))
     assert store.checkpoints()[0]["fidelity"] == "exact" and store.json("list")["errors"] == []
@@ -124,7 +124,7 @@ def test_wrong_usage(store, args):
 
 
 @pytest.mark.parametrize("option", ["--effort", "--target-bits", "--target-ratio", "--max-error", "--step-scale"])
-def test_options_of_lossy_saves_need_one(store, option):
+def test_options_of_lossy_saves_need_a_lossy_save(store, option):
     value = "0.5" if option != "--effort" else "3"
     for fidelity in ([], ["--fidelity", "exact"], ["--fidelity", "near,weight=exact", "--fidelity", "exact"]):
         if "near,weight=exact" in fidelity:
@@ -147,7 +147,7 @@ def test_max_error_holds_for_every_value(store):
 
 
 def test_targets(store):
-    """Steps are chosen for them. (How near they come is tested where there are larger tensors.)"""
+    """Steps are chosen to meet targets. (Tests with larger tensors check how close they come.)"""
     bits = {}
     for name, args in {"few": ["--target-bits", "0.5"], "more": ["--target-bits", "4"], "ratio": ["--target-ratio", "24"]}.items():
         for step in range(2):
@@ -159,7 +159,8 @@ def test_targets(store):
 
 
 def test_steps_are_scaled(store):
-    """Between the fidelities and beyond: weights and first moments become coarser, and smaller."""
+    """Scaled steps lie between the fidelities and beyond them: weights and first moments become coarser and
+    smaller."""
     errors, sizes = [], []
     for number, scale in enumerate((0.25, 1, 1.5)):
         for step in range(2):
@@ -202,7 +203,7 @@ def test_duplicates(store):
     assert [(c["run"], c["step"]) for c in store.checkpoints()] == [("a", 1), ("a", 2), ("a~2", 1)]
 
 
-def test_what_a_lossy_save_says(store):
+def test_a_lossy_save_prints_bits_and_errors(store):
     said = store.save(0, state(0), "--fidelity", "coarse").out.splitlines()
     assert len(said) == 2 and re.fullmatch(
         r"coarse: [0-9.]+ bits per parameter; relative error \(L2\) up to [0-9.e-]+ in weights, [0-9.e-]+ in moments", said[1])
@@ -218,8 +219,9 @@ def test_what_a_lossy_save_says(store):
     assert store.save(3, weights, "--fidelity", "near", expect_message="a@3 lacks").out.splitlines()[1].endswith("in weights")
 
 
-def test_the_order(store):
-    """Parameter by parameter: second moments, first moments, master, weight, whatever the files' order; masters first."""
+def test_order_of_tensors(store):
+    """Tensors are saved parameter by parameter in any order of the file: second moment, first moment, master,
+    weight. Masters are first in exact saves."""
     matrix = np.random.default_rng(1).standard_normal((ROWS, COLUMNS)).astype(np.float32)
     names = ["z.weight", "a.weight", "exp_avg.a.weight", "master.a.weight", "exp_avg_sq.z.weight", "max_exp_avg_sq.a.weight",
              "exp_avg.z.weight", "exp_avg_sq.a.weight", "alone"]

@@ -1,4 +1,4 @@
-"""pin and tag: what they keep, what they say, and that a tag names a checkpoint wherever one is chosen."""
+"""pin and tag: what they keep and print, and that a tag may be used wherever a checkpoint is named."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_a_tag_names_a_checkpoint(bases):
     assert "no tag worst" in bases.call("show", "--tag", "worst", expect=NOT_FOUND).err
 
 
-def test_they_survive_the_catalog(bases):
+def test_marks_survive_a_lost_catalog(bases):
     bases.call("pin", "a@1", "--reason", "why")
     bases.call("tag", "best", "a@2")
     before = bases.json("list")

@@ -1,4 +1,5 @@
-"""Standard output that takes nothing: what was done stays done, with exit status 0; what was only asked has failed."""
+"""Standard output that cannot be written: finished changes count, with exit status 0; commands that only
+print have failed."""
 
 import os
 import signal
@@ -90,7 +91,7 @@ DRY = [["compact", "--max-depth", "2", "--dry-run"], ["prune", "--keep-last", "1
 
 
 @pytest.mark.parametrize("command", DRY, ids=[" ".join(c) for c in DRY])
-def test_an_answer_that_cannot_be_given_is_a_failure(two, command):
+def test_output_that_cannot_be_printed_is_a_failure(two, command):
     for json in ([], ["--json"]) if "--csv" not in command else ([],):
         done = call(FULL, command[0], two.path, *command[1:], *json)
         assert done.returncode == FAILED and done.stderr.count("cannot write to standard output") == 1
@@ -102,8 +103,8 @@ def test_a_pipe_that_is_closed_ends_a_listing_silently(two):
     assert done.returncode == -signal.SIGPIPE and done.stderr == ""
 
 
-def test_messages_go_into_no_file_of_the_store(two):
-    """A closed standard error must not lend its number to a lock file."""
+def test_messages_are_not_written_to_files_of_the_store(two):
+    """If standard error is closed, no lock file may get its number."""
     for script in ('exec "$@" 2>&-', 'exec "$@" 0<&- 1>&- 2>&-'):
         for step in (3, 2):
             args = ["save", two.path, "--run", "a", "--step", step, "--parent", "a@77", two.file(state(1, 3))]

@@ -1,4 +1,4 @@
-"""parity and repair: what they make, rebuild, say and leave alone."""
+"""parity and repair: what they make, rebuild, report, and leave unchanged."""
 
 import subprocess
 from pathlib import Path
@@ -23,7 +23,7 @@ def parity_files(store):
     return sorted(p for name, p in store.files().items() if str(name).endswith(".ckp"))
 
 
-def test_any_chunk_file_comes_back(bases):
+def test_any_chunk_file_can_be_rebuilt(bases):
     assert "--group" in bases.call("parity", expect=NOT_FOUND).err
     plan = bases.json("parity", "--group", "8+1", "--dry-run")
     check_documented(plan, "`parity`")
@@ -55,7 +55,7 @@ def test_any_chunk_file_comes_back(bases):
     assert bases.json("report")["parity_bytes"] >= made["parity_bytes"]
 
 
-def test_damage_is_put_aside_until_it_is_purged(bases):
+def test_damaged_files_are_kept_until_they_are_purged(bases):
     bases.call("parity", "--group", "4+1", "-q")
     path = chunks(bases)[3]
     content = path.read_bytes()
@@ -88,7 +88,7 @@ def test_without_the_library(bases, monkeypatch):
     monkeypatch.setenv("CKD_ISAL", "/nonexistent/libisal.so")
     refused = run("parity", bases.path, "--group", "8+2", expect=FAILED)
     assert "libisal2" in refused.err
-    bases.call("parity", "--group", "8+1")  # XOR needs none
+    bases.call("parity", "--group", "8+1")  # XOR does not need the library
     monkeypatch.delenv("CKD_ISAL")
     made = subprocess.run([COMMAND, "parity", str(bases.path), "--group", "9+2"], capture_output=True, text=True, timeout=60)
     if "libisal2" in made.stderr:

@@ -1,4 +1,7 @@
-/* Parts of the command that need no store: figures as text, values of options, roles, progress, output files. */
+/*
+ * Parts of the command that need no store: formatting of numbers, option values, roles, progress, output
+ * files.
+ */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -57,7 +60,7 @@ static void test_other_figures(void **state) {
     assert_string_equal(cli_text_number(1.25e-7).text, "1.25e-07");
 }
 
-/* A tensor's name may hold an escape sequence; the terminal must not see it. */
+/* A tensor's name may have an escape sequence, which must not reach the terminal. */
 static void test_control_characters_are_shown(void **state) {
     (void)state;
     static const struct {
@@ -74,7 +77,7 @@ static void test_control_characters_are_shown(void **state) {
         {"\xd7\x90 \xf0\x9f\x98\x80", "\xd7\x90 \xf0\x9f\x98\x80"},
         {"\x9b"
          "31m \xe2\x80",
-         "\\x9b31m \\xe2\\x80"}, /* no UTF-8 */
+         "\\x9b31m \\xe2\\x80"}, /* invalid UTF-8 */
         {"\xc0\x9b \xed\xa0\x80 \xf4\x90\x80\x80", "\\xc0\\x9b \\xed\\xa0\\x80 \\xf4\\x90\\x80\\x80"},
         {"", ""},
     };
@@ -88,7 +91,7 @@ static void test_control_characters_are_shown(void **state) {
                      3);
 }
 
-/* Exit statuses of docs/cli.md. */
+/* The exit statuses of docs/cli.md. */
 static void test_exit_statuses(void **state) {
     (void)state;
     static const struct {
@@ -99,8 +102,8 @@ static void test_exit_statuses(void **state) {
         {{.status = CKD_E_INVALID}, 2},
         {{.status = CKD_E_NOT_FOUND}, 3},
         {{.status = CKD_E_CORRUPT}, 4},
-        {{.status = CKD_E_UNSUPPORTED, .file = "data/m/a.1.0"}, 4}, /* a newer version's */
-        {{.status = CKD_E_UNSUPPORTED}, 1},                         /* a library is missing, say */
+        {{.status = CKD_E_UNSUPPORTED, .file = "data/m/a.1.0"}, 4}, /* of a newer version */
+        {{.status = CKD_E_UNSUPPORTED}, 1},                         /* for example a missing library */
         {{.status = CKD_E_IO}, 1},
         {{.status = CKD_E_BUSY}, 1},
         {{.status = CKD_E_NOSPACE}, 1},
@@ -112,8 +115,11 @@ static void test_exit_statuses(void **state) {
     }
 }
 
-/* What a compaction leaves as it is: damage of any kind is told by the exit status, what was deleted meanwhile is not. */
-static void test_what_is_left_is_damage(void **state) {
+/*
+ * Checkpoints that a compaction left: any damage changes the exit status. Checkpoints deleted meanwhile do
+ * not.
+ */
+static void test_damage_of_skipped_checkpoints(void **state) {
     (void)state;
     static const struct {
         ckd_error left;
@@ -153,7 +159,7 @@ static void test_numbers(void **state) {
         assert_false(cli_parse_double(&real, bad_reals[i]));
 }
 
-static void test_places(void **state) {
+static void test_checkpoint_names(void **state) {
     (void)state;
     cli_ref place;
     assert_true(cli_parse_ref(&place, "gpt~2@100"));
@@ -199,7 +205,7 @@ typedef struct counted {
     uint64_t next, most, pieces, until;
 } counted;
 
-/* Pieces of a box in a tensor of 5 x 7 x 9, in order and without a gap. */
+/* Checks that the pieces of a box in a tensor of 5 x 7 x 9 come in order and without gaps. */
 static ckd_status count_piece(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err) {
     counted *c = context;
     uint64_t first = piece->offsets[0] * 20 + (piece->offsets[1] - 2) * 4 + (piece->offsets[2] - 3);
@@ -266,7 +272,7 @@ static void test_shards_and_regions(void **state) {
     cli_regions_free(&r);
 }
 
-/* What torch.chunk gives: 10 by 4 are 3, 3, 3, 1; 9 by 4 are 3, 3, 3, 0; 1 by 3 are 1, 0, 0. */
+/* Shards are those of torch.chunk: 10 by 4 are 3, 3, 3, 1; 9 by 4 are 3, 3, 3, 0; 1 by 3 are 1, 0, 0. */
 static void test_shards_are_chunks(void **state) {
     (void)state;
     static const uint64_t cases[][6] = {
@@ -308,7 +314,7 @@ static void test_dimensions_count_from_both_ends(void **state) {
 
 /* ---------------------------------------------------------------------------------------------------- progress */
 
-static void test_progress_is_drawn_seldom(void **state) {
+static void test_progress_is_drawn_rarely(void **state) {
     (void)state;
     cli_progress p = {.verb = "saving", .enabled = true, .started_ns = 5 * SECOND};
     assert_false(cli_progress_due(&p, 6 * SECOND - 1));
@@ -336,7 +342,7 @@ static void test_progress_line(void **state) {
     assert_string_equal(line, "saving  1.3 GiB of 1.2 GiB  100 %  1.3 GiB/s  0 s left");
 }
 
-/* Standard error of a test is a file or a pipe. */
+/* The standard error of a test is a file or a pipe, so there is no progress. */
 static void test_progress_is_for_terminals(void **state) {
     (void)state;
     int keep = dup(STDERR_FILENO), pipes[2];
@@ -362,7 +368,7 @@ static void test_a_signal_cancels(void **state) {
     assert_true(cli_progress_update(&p, 1, 2) != 0);
     struct sigaction now;
     assert_int_equal(sigaction(SIGTERM, NULL, &now), 0);
-    assert_true(now.sa_handler == SIG_DFL); /* a second one kills */
+    assert_true(now.sa_handler == SIG_DFL); /* a second signal ends the process */
     signal(SIGINT, SIG_DFL);
     signal(SIGHUP, SIG_DFL);
 }
@@ -384,7 +390,7 @@ static int make_folder(void **state) {
     return 0;
 }
 
-/* rmdir fails if a temporary file was left. */
+/* rmdir fails if a temporary file is left over. */
 static int remove_folder(void **state) {
     fixture *f = *state;
     if (unlink(f->path) != 0)
@@ -427,21 +433,21 @@ static void test_output_appears_when_committed(void **state) {
     assert_content(f->path, "newer\n");
 }
 
-static void test_output_that_is_dropped(void **state) {
+static void test_aborted_output_leaves_nothing(void **state) {
     fixture *f = *state;
     cli_output_drop(open_output(f, false));
     assert_int_equal(access(f->path, F_OK), -1);
     cli_output_drop(NULL);
 }
 
-static void test_output_replaces_nothing(void **state) {
+static void test_output_does_not_replace_files(void **state) {
     fixture *f = *state;
     ckd_error err;
     put(f->path, "old");
     assert_int_equal(cli_output_check(f->path, false, &err), CKD_E_EXISTS);
     assert_non_null(strstr(err.message, "--force"));
     assert_int_equal(cli_output_check(f->path, true, &err), CKD_OK);
-    /* Also when the file appears later than the check. */
+    /* The same if the file appears after the check. */
     assert_int_equal(cli_output_commit(open_output(f, false), &err), CKD_E_EXISTS);
     assert_content(f->path, "old");
     assert_int_equal(cli_output_commit(open_output(f, true), &err), CKD_OK);
@@ -449,7 +455,7 @@ static void test_output_replaces_nothing(void **state) {
 }
 
 /* --force must never replace a device or a folder. */
-static void test_output_replaces_files_only(void **state) {
+static void test_forced_output_replaces_only_regular_files(void **state) {
     fixture *f = *state;
     ckd_error err;
     assert_int_equal(mkdir(f->path, 0700), 0);
@@ -469,12 +475,12 @@ static void test_output_names(void **state) {
     snprintf(path, sizeof(path), "%s/absent/out", f->folder);
     assert_int_equal(cli_output_open(&out, path, false, 0, &err), CKD_E_NOT_FOUND);
     assert_int_equal(err.sys_errno, ENOENT);
-    /* The longest name there is: the temporary one is cut. */
+    /* The name has the largest length, so the temporary name is cut. */
     snprintf(path, sizeof(path), "%s/%0255d", f->folder, 1);
     assert_int_equal(cli_output_open(&out, path, false, 0, &err), CKD_OK);
     assert_int_equal(cli_output_commit(out, &err), CKD_OK);
     assert_int_equal(unlink(path), 0);
-    /* Without a folder: the current one. */
+    /* A name without a folder is in the current folder. */
     char before[512];
     assert_non_null(getcwd(before, sizeof(before)));
     assert_int_equal(chdir(f->folder), 0);
@@ -494,22 +500,22 @@ int main(void) {
         cmocka_unit_test(test_other_figures),
         cmocka_unit_test(test_control_characters_are_shown),
         cmocka_unit_test(test_exit_statuses),
-        cmocka_unit_test(test_what_is_left_is_damage),
+        cmocka_unit_test(test_damage_of_skipped_checkpoints),
         cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_checkpoint_names),
         cmocka_unit_test(test_roles),
         cmocka_unit_test(test_boxes_in_pieces),
         cmocka_unit_test(test_shards_and_regions),
         cmocka_unit_test(test_shards_are_chunks),
         cmocka_unit_test(test_dimensions_count_from_both_ends),
-        cmocka_unit_test(test_progress_is_drawn_seldom),
+        cmocka_unit_test(test_progress_is_drawn_rarely),
         cmocka_unit_test(test_progress_line),
         cmocka_unit_test(test_progress_is_for_terminals),
         cmocka_unit_test(test_a_signal_cancels),
         WITH_FOLDER(test_output_appears_when_committed),
-        WITH_FOLDER(test_output_that_is_dropped),
-        WITH_FOLDER(test_output_replaces_nothing),
-        WITH_FOLDER(test_output_replaces_files_only),
+        WITH_FOLDER(test_aborted_output_leaves_nothing),
+        WITH_FOLDER(test_output_does_not_replace_files),
+        WITH_FOLDER(test_forced_output_replaces_only_regular_files),
         WITH_FOLDER(test_output_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

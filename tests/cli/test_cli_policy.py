@@ -1,4 +1,4 @@
-"""policy: stored with the store, applied by prune and by saves."""
+"""policy: it is stored with the store. Prunes and saves apply it."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_set_show_clear(bases):
     assert bases.json("policy")["policies"] == [] and steps(bases) == [1, 2, 3, 4, 5]
 
 
-def test_when_it_compacts(bases):
+def test_compaction_option(bases):
     def percent(*args):
         return bases.json("policy", "--keep-last", 3, *args)["policies"][0]["compact_percent"]
 
@@ -55,7 +55,7 @@ def chunk_bytes(store):
 
 
 def test_it_compacts_after_a_save(store):
-    """What stays takes little more than in a store of its own, and loads as before."""
+    """The remaining checkpoints take little more space than in a fresh store, and load as before."""
     for step in range(1, 9):
         store.save(step, state(1, step))
     store.call("policy", "--keep-last", 2, "--auto", "--undo", "0s", "--compact=off", "-q")
@@ -82,7 +82,7 @@ def test_prune_applies_it(bases):
     assert {d["checkpoint"] for d in plan["checkpoints"] if d["deleted"]} == {"a@1", "b@2", "b@3"}
     only_b = bases.json("prune", "--run", "b")
     assert only_b["deleted"] == 2 and len(only_b["checkpoints"]) == 5
-    assert bases.json("trash")["checkpoints"] == []  # its time was over at once
+    assert bases.json("trash")["checkpoints"] == []  # there is no time to undo
     assert bases.json("prune")["deleted"] == 1
     assert steps(bases) == [2, 3, 4, 5] and steps(bases, "b") == [1, 4, 5]
     assert [t["checkpoint"] for t in bases.json("trash")["checkpoints"]] == ["a@1"]
@@ -117,7 +117,7 @@ def test_a_save_does_not_fail(bases):
     save(bases, 7, expect_message="deleted 4 checkpoints")
 
 
-def test_it_survives_the_catalog(bases):
+def test_policies_survive_a_lost_catalog(bases):
     bases.call("policy", "--keep-last", 3, "--auto", "-q")
     (bases.path / "catalog.db").unlink()
     bases.call("rebuild")

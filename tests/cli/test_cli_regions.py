@@ -1,4 +1,4 @@
-"""load --shard and --region: parts of tensors, whatever they were saved as."""
+"""load --shard and --region: parts of tensors, however they were saved."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def arrays():
 
 
 def chunk(array, i, n, dim):
-    """As docs/cli.md has it."""
+    """As docs/cli.md defines it."""
     if not -array.ndim <= dim < array.ndim:
         return array
     each = -(-array.shape[dim] // n)
@@ -27,7 +27,7 @@ def chunk(array, i, n, dim):
 
 
 def chain(store, tensors, steps=3, *args):
-    """Its checkpoints are deltas; tensors are changed in place."""
+    """Saves a chain of deltas. Tensors are changed in place."""
     for step in range(steps):
         for array in tensors.values():
             if array.dtype == np.float32 and array.size:
@@ -48,7 +48,7 @@ def test_shards(store, n, dim):
     assert sum(sizes) == (9 if dim in (0, -1) else 9 * n)
 
 
-def test_dim_0_is_meant_without_dim(store):
+def test_the_default_dimension_is_0(store):
     chain(store, arrays())
     assert st.same(store.load("--shard", "1/2")[0], store.load("--shard", "1/2", "--dim", 0)[0])
 
@@ -65,7 +65,8 @@ def test_regions(store):
 
 
 def test_regions_and_other_choices(store):
-    """--region chooses its tensors as --tensor does; with --shard, all are chosen, and it goes first."""
+    """--region selects its tensors as --tensor does. With --shard all tensors are selected, and --region is
+    applied first."""
     tensors = arrays()
     chain(store, tensors)
     got = store.load("--region", "line=[2:4]", "--tensor", "s*")[0]
@@ -87,7 +88,7 @@ def test_what_cannot_be_loaded(store):
 
 
 def test_parts_larger_than_a_piece(store):
-    """Columns of a matrix of several blocks, more than is copied at a time; from a delta."""
+    """Columns of a matrix of several blocks, more than one piece; from a delta."""
     tensors = {"big": np.random.default_rng(1).standard_normal((6000, 1100)).astype(np.float32)}
     store.save(1, tensors)
     tensors["big"] += np.float32(1e-7)
@@ -100,7 +101,8 @@ def test_parts_larger_than_a_piece(store):
 
 @pytest.mark.parametrize("fidelity", ["exact", "near"])
 def test_little_memory(store, fidelity):
-    """--staging changes how much is held, not what is loaded; in near only where matrices are larger than it."""
+    """--staging changes how much memory is used, not the loaded values. Near saves differ only where matrices
+    exceed it."""
     tensors = {"w": np.random.default_rng(2).standard_normal((3000, 1000)).astype(np.float32)}
     for step in range(2):
         tensors["w"] += np.float32(1e-4) * np.random.default_rng(step).standard_normal((3000, 1000)).astype(np.float32)
@@ -111,7 +113,7 @@ def test_little_memory(store, fidelity):
     assert np.abs(values - tensors["w"][:, 334:668]).max() <= (0 if fidelity == "exact" else 1e-2)
 
 
-def test_a_lossy_checkpoint_in_parts_is_what_it_is_whole(store):
+def test_parts_of_a_lossy_checkpoint_equal_the_whole(store):
     tensors = state(1)
     for step in range(4):
         store.save(step, state(1, step), "--fidelity", "coarse")

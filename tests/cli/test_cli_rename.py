@@ -1,4 +1,4 @@
-"""rename: another name for a run, wherever a run is named."""
+"""rename: a run gets another name everywhere."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def names(store):
     return [f"{c['run']}@{c['step']}" for c in store.checkpoints()]
 
 
-def test_the_new_name_holds_everywhere(filled):
+def test_the_new_name_is_used_everywhere(filled):
     filled.call("tag", "best", "a@2")
     filled.call("pin", "a@3")
     filled.call("policy", "--run", "a", "--keep-last", 2)
@@ -45,11 +45,11 @@ def test_the_new_name_holds_everywhere(filled):
     assert filled.checkpoints() == listed
 
 
-def test_a_run_goes_on_under_its_new_name(filled):
+def test_a_run_continues_under_its_new_name(filled):
     assert filled.call("rename", "a", "c").out == "renamed a to c: 3 checkpoints\n"
     filled.save(4, state(1, 4), run_name="c")
     assert filled.checkpoints()[-1]["parent"] == "c@3"
-    filled.save(5, state(1, 5))  # under the old name a run begins
+    filled.save(5, state(1, 5))  # a new run begins under the old name
     assert [c["kind"] for c in filled.checkpoints() if c["run"] == "a"] == ["base"]
     refused = filled.call("rename", "c", "a", expect=FAILED)
     assert "has a run 'a' already" in refused.err
@@ -101,7 +101,7 @@ def test_a_run_that_was_compacted(filled):
 
 
 def test_copies_know_checkpoints_by_their_ids(filled, tmp_path):
-    """What was copied before keeps its name there, and is not copied again."""
+    """Copies made before the rename keep the old name, and are not copied again."""
     other = tmp_path / "other"
     run("push", filled.path, other, "--run", "a")
     filled.call("rename", "a", "c")

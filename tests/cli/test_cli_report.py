@@ -1,4 +1,5 @@
-"""report: figures that add up, in every form; growth, policies and prices against what is worked out by hand."""
+"""report: sums are right in every format; growth, policies and prices are compared with calculations in the
+test."""
 
 import csv
 import io
@@ -16,7 +17,8 @@ GROUPS = {"total", "part", "run", "role", "fidelity", "time", "tensor", "growth"
 
 @pytest.fixture
 def full(store):
-    """Two runs, one a branch; two fidelities; a tensor with a name that means something to CSV and HTML, metadata."""
+    """Two runs, one of them a branch; two fidelities; a tensor whose name is special in CSV and HTML;
+    metadata."""
     for step in (10, 20, 30, 40):
         tensors = {**state(1, step), HOSTILE: np.full(100, step, np.float32)}
         store.save(step, tensors, *(["--fidelity", "near"] if step > 20 else []), run_name="gpt", metadata={"k": "v"})
@@ -31,7 +33,7 @@ def report(store, *args):
 
 
 def table(store, *args):
-    """{group: [row]} of the CSV."""
+    """The rows of the CSV by group: {group: [row]}."""
     out = store.call("report", "--csv", *args).out
     rows = list(csv.reader(io.StringIO(out, newline=""), strict=True))
     assert all(len(row) == len(rows[0]) for row in rows)
@@ -84,7 +86,7 @@ def test_figures_add_up(full):
     assert all(row["cost_per_month"] is None for row in r["by_run"])
 
 
-def test_deleting_and_taking_back(full):
+def test_deleted_and_restored_checkpoints(full):
     before = report(full)
     full.call("delete", "gpt@40", "-q")
     r = report(full)
@@ -105,7 +107,7 @@ def test_deleting_and_taking_back(full):
     assert again["by_tensor"] == r["by_tensor"] and again["by_role"] == r["by_role"]
 
 
-def test_csv_is_the_same(full):
+def test_csv_has_the_same_numbers(full):
     args = ["--until", 100, "--keep-last", 1, "--prices", EXAMPLE]
     r, groups = report(full, *args), table(full, *args)
     assert set(groups) == GROUPS
@@ -234,7 +236,7 @@ def prices(store):
     return write
 
 
-def test_prices_by_hand(full, prices):
+def test_costs(full, prices):
     r = report(full, "--prices", prices(per_1000_puts=7, per_1000_gets=3, egress_per_gb=11000), "--keep-last", 1, "--until", 100)
     cost = r["cost"]
     assert r["prices"] == {"name": "Far <away> & \"cheap\"", "date": "2026-02-03", "currency": "EUR", "per_gb_month": 20000,
@@ -254,7 +256,7 @@ def test_prices_by_hand(full, prices):
         assert load["cost"] == pytest.approx(load["bytes"] / 1e9 * 11000 + load["files"] / 1000 * 3)
 
 
-def test_what_has_no_price_has_no_cost(full, prices):
+def test_no_price_no_cost(full, prices):
     cost = report(full, "--prices", prices())["cost"]
     assert cost["upload"] is None and all(load["cost"] is None for load in cost["loads"])
     only_gets = report(full, "--prices", prices(per_1000_gets=3))["cost"]["loads"][0]
@@ -272,7 +274,7 @@ def test_what_has_no_price_has_no_cost(full, prices):
     ({"egress_per_gb": 1e300}, "egress_per_gb"), ({"per_gb_monht": 1}, "per_gb_monht"), ({"currency": "moneymoney"}, "currency"),
     ({"date": "3 February"}, "YYYY-MM-DD"), ({"name": ""}, "name"), ({"name": 7}, "name"), (None, "larger"),
 ])
-def test_tables_that_are_none(full, prices, text, says):
+def test_invalid_price_tables(full, prices, text, says):
     path = prices(**text) if isinstance(text, dict) else full.folder / "bad.json"
     if not isinstance(text, dict):
         text = text or "x" * (2 << 20)

@@ -1,4 +1,4 @@
-"""delete, prune, trash: what goes, what stays and why, and that it comes back."""
+"""delete, prune, trash: what is deleted, what is kept and why, and that it can be restored."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def steps(store, run_name="a"):
 
 @pytest.fixture
 def bases(store):
-    """Steps 1 ... 6, none a delta on another; the loss is lowest at 2, then at 4."""
+    """Steps 1 ... 6, all bases. The loss is lowest at step 2, then at step 4."""
     for step, loss in enumerate((9, 1, 7, 3, 8, 5), 1):
         store.save(step, state(1, step), "--base", "--metric", f"loss={loss}")
     return store
@@ -48,7 +48,7 @@ def test_policies(bases):
     assert steps(bases) == [1, 2, 3, 4, 5, 6]
 
 
-def test_prune_deletes_what_it_said_and_frees_it(bases):
+def test_prune_deletes_and_frees_what_the_dry_run_says(bases):
     said = bases.json("prune", "--keep-first", "--dry-run")
     size = sum(p.stat().st_size for p in bases.files().values() if "data/c" in str(p))
     done = bases.json("prune", "--keep-first", "--undo", "0s")
@@ -72,19 +72,21 @@ def test_what_a_compaction_can_free(store):
     said = store.json("prune", "--dry-run", "--keep-last", 2)
     assert said["deleted"] == 4 and said["compaction_bytes"] > 0
     store.call("prune", "--keep-last", 2, "--undo", "1h", "-q")
-    assert store.json("prune", "--dry-run", "--keep-last", 2)["compaction_bytes"] == 0  # the trash needs these files
+    # the trash still needs these files
+    assert store.json("prune", "--dry-run", "--keep-last", 2)["compaction_bytes"] == 0
     store.call("trash", "--empty", "--all", "-q")
     left = store.json("prune", "--dry-run", "--keep-last", 2)
     assert left["deleted"] == 0 and left["bytes"] == 0 and left["compaction_bytes"] == said["compaction_bytes"]
     before = chunk_bytes(store)
-    assert before - left["compaction_bytes"] == pytest.approx(own, rel=0.05)  # what stays whole
+    # the size of checkpoints that are stored whole
+    assert before - left["compaction_bytes"] == pytest.approx(own, rel=0.05)
     assert "ckptdelta compact can free: at most" in store.call("prune", "--dry-run", "--keep-last", 2).out
     store.call("compact", "-q")
     assert before - left["compaction_bytes"] <= chunk_bytes(store) < before
     assert store.json("prune", "--dry-run", "--keep-last", 2)["compaction_bytes"] < left["compaction_bytes"]
 
 
-def test_it_says_when_room_is_free(store):
+def test_it_says_when_space_is_freed(store):
     for step in range(1, 7):
         store.save(step, state(1, step))
     out = store.call("prune", "--keep-last", 4, "--undo", "2h").out
@@ -102,7 +104,7 @@ def test_each_run_by_itself(bases):
     assert bases.call("prune", "--run", "c", "--keep-last", 1, expect=NOT_FOUND).err
 
 
-def test_what_deltas_need_stays(chain):
+def test_parents_of_deltas_are_kept(chain):
     chain.save(4, state(1, 4), "--base")
     chain.save(5, state(1, 5), "--base")
     chain.save(1, state(1, 3), "--parent", "a@2", run_name="branch")
@@ -127,7 +129,7 @@ def test_delete_and_restore(chain):
     assert chain.call("trash", "--restore", "a@3", expect=NOT_FOUND).err
 
 
-def test_restored_with_damage(bases):
+def test_restoring_damaged_checkpoints(bases):
     names = {p.name for p in (bases.path / "data/c").iterdir()}
     bases.save(7, state(1, 7), "--base")
     (new,) = {p.name for p in (bases.path / "data/c").iterdir()} - names
@@ -140,7 +142,7 @@ def test_restored_with_damage(bases):
     assert 7 in steps(bases)
 
 
-def test_emptying(chain):
+def test_emptying_the_trash(chain):
     chain.call("delete", "a@3")
     assert chain.json("trash", "--empty") == {"schema": 1, "dry_run": False, "checkpoints": 0, "files": 0, "bytes": 0,
                                               "waiting": 1}
@@ -152,7 +154,7 @@ def test_emptying(chain):
     assert steps(chain) == [1, 2, 3] and chain.json("verify")["ok"]
 
 
-def test_nothing_goes_while_the_newest_are_damaged(bases):
+def test_nothing_is_deleted_while_the_newest_are_damaged(bases):
     for path in (p for name, p in bases.files().items() if "data/c" in str(name)):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
@@ -162,8 +164,8 @@ def test_nothing_goes_while_the_newest_are_damaged(bases):
     assert steps(bases) == [1, 2, 3, 4, 5, 6]
 
 
-def test_nothing_goes_while_what_the_newest_need_is_damaged(store):
-    """The base of the chain, deltas away from the two that would be left."""
+def test_nothing_is_deleted_while_ancestors_of_the_newest_are_damaged(store):
+    """The base of the chain is damaged, several deltas before the two that would be kept."""
     store.save(1, state(1, 1), "--base")
     [base] = [p for name, p in store.files().items() if "data/c" in str(name)]
     store.save(2, state(5), "--base")
@@ -192,7 +194,7 @@ SUNDAY = 1718496000  # 2024-06-16 00:00 UTC
 
 @pytest.fixture
 def at(store):
-    """Runs a command on the store as if it were another time."""
+    """Runs a command on the store with another clock."""
     shim = Path(os.environ.get("CKPTDELTA_BUILD") or "build/current").resolve() / "tests/libcampaign_faults.so"
     if os.environ.get("CKPTDELTA_SAN"):
         pytest.skip("nothing can be preloaded under a sanitizer")
@@ -206,7 +208,7 @@ def at(store):
 
 @pytest.fixture
 def dated(store, at):
-    """Steps by when they were saved: two on each of some days, over two weeks and three months."""
+    """Steps saved at known times: two on each of some days, over two weeks and three months."""
     days = {1: -40, 2: -40, 3: -20, 4: -1, 5: -1, 6: 0, 7: 0, 8: 1, 9: 1}
     for step, day in days.items():
         at(SUNDAY + day * DAY + 3600 * step, "save", "--run", "a", "--step", step, "--base", "-q", store.file(state(1, step)))
@@ -219,28 +221,28 @@ def kept_at(at, now, *policy):
 
 
 def test_days_weeks_and_months(dated, at):
-    now = SUNDAY + 200 * DAY  # which does not matter
+    now = SUNDAY + 200 * DAY  # the present time does not matter
     safe = {8: [], 9: []}
     assert kept_at(at, now, "--keep-daily", 1) == {**safe, 9: ["daily"]}
     assert kept_at(at, now, "--keep-daily", 3) == {**safe, 9: ["daily"], 7: ["daily"], 5: ["daily"]}
     assert kept_at(at, now, "--keep-daily", 4) == {**safe, 9: ["daily"], 7: ["daily"], 5: ["daily"], 3: ["daily"]}
     assert len(kept_at(at, now, "--keep-daily", 99)) == 6
-    # The Sunday belongs to the week before, as a week begins on Monday.
+    # Weeks begin on Monday, so the Sunday belongs to the previous week.
     assert kept_at(at, now, "--keep-weekly", 2) == {**safe, 9: ["weekly"], 7: ["weekly"]}
     assert kept_at(at, now, "--keep-weekly", 3) == {**safe, 9: ["weekly"], 7: ["weekly"], 3: ["weekly"]}
-    # May has steps 1 to 3: the 7th and the 27th.
+    # May has steps 1 to 3, on the 7th and the 27th.
     assert kept_at(at, now, "--keep-monthly", 1) == {**safe, 9: ["monthly"]}
     assert kept_at(at, now, "--keep-monthly", 5) == {**safe, 9: ["monthly"], 3: ["monthly"]}
     assert kept_at(at, now, "--keep-monthly", 2, "--keep-daily", 1, "--keep-first") == {**safe, 1: ["first"], 3: ["monthly"], 9: ["daily", "monthly"]}
 
 
 def test_within_a_time_of_the_newest(dated, at):
-    for now in (SUNDAY + 2 * DAY, SUNDAY + 200 * DAY):  # not: of now
+    for now in (SUNDAY + 2 * DAY, SUNDAY + 200 * DAY):  # counted from the newest checkpoint, not from now
         assert kept_at(at, now, "--keep-within", "90m") == {8: ["within"], 9: ["within"]}
         assert sorted(kept_at(at, now, "--keep-within", "2d")) == [6, 7, 8, 9]
         assert sorted(kept_at(at, now, "--keep-within", "3d")) == [4, 5, 6, 7, 8, 9]
         assert len(kept_at(at, now, "--keep-within", "9999d")) == 9
-    # Of now if the newest one is from the future.
+    # Counted from now if the newest checkpoint is from the future.
     at(SUNDAY + 900 * DAY, "save", "--run", "a", "--step", 10, "-q", dated.file(state(1, 10)))
     assert sorted(kept_at(at, SUNDAY + 2 * DAY, "--keep-within", "1d")) == [8, 9, 10]
 
@@ -266,6 +268,6 @@ def test_only_what_is_tagged(bases):
 
 
 @pytest.mark.parametrize("args", [["--keep-daily", "0"], ["--keep-weekly", "x"], ["--keep-monthly", "-1"], ["--keep-within", "3"], ["--keep-tag"]])
-def test_rules_that_make_no_sense(bases, args):
+def test_invalid_rules(bases, args):
     bases.call("prune", *args, expect=USAGE)
     assert len(steps(bases)) == 6

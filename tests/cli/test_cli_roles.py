@@ -1,4 +1,5 @@
-"""Roles by the names that other programs give: what is lossy then, what stays exact, and what is said of it."""
+"""Roles of tensors with names that other programs give: what becomes lossy, what stays exact, and what the
+command says about it."""
 
 import json
 
@@ -13,7 +14,8 @@ MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 
 
 def training(steps):
-    """What AdamW makes of noisy gradients: {parameter: (weight, first moment, second moment)}; some rows have hardly any."""
+    """What AdamW makes of noisy gradients: {parameter: (weight, first moment, second moment)}. Some rows have
+    almost no gradient."""
     out = {}
     for number, (name, shape) in enumerate(SHAPES.items()):
         rng = np.random.default_rng(number)
@@ -28,7 +30,7 @@ def training(steps):
     return out
 
 
-# How a program calls a weight, its first and its second moment, and its counter of steps.
+# The names that a program gives to a weight, its first and second moment, and its step counter.
 PROGRAMS = {
     "ckptdelta": ("{}", "exp_avg.{}", "exp_avg_sq.{}", "step.{}"),
     "dcp": ("model.{}", "optimizer.state.{}.exp_avg", "optimizer.state.{}.exp_avg_sq", "optimizer.state.{}.step"),
@@ -44,11 +46,11 @@ PROGRAMS = {
                           "chained_0.optimizer.state.step.{}"),
     "optax": ("params.{}", "opt_state.0.mu.{}", "opt_state.0.nu.{}", "opt_state.0.count.{}"),
 }
-LIGHTNING = "lightning"  # has no names, but numbers
+LIGHTNING = "lightning"  # has numbers instead of names
 
 
 def called(program, training_state):
-    """As the program writes it: ({name: array}, {name: (parameter, part)}, metadata)."""
+    """The state as the program writes it: ({name: array}, {name: (parameter, part)}, metadata)."""
     tensors, meant, numbers = {}, {}, {n: str(i) for i, n in enumerate(training_state)}
     for name, values in training_state.items():
         by_number = program == LIGHTNING
@@ -69,7 +71,7 @@ def loaded(store, run_name, meant):
 
 
 @pytest.mark.parametrize("fidelity", ["near", "coarse"])
-def test_every_program_is_as_good_as_the_own_names(store, fidelity):
+def test_names_of_other_programs_give_the_same_roles(store, fidelity):
     wanted = None
     for program in PROGRAMS:
         run_name = program.replace(", ", "-")
@@ -87,7 +89,7 @@ def test_every_program_is_as_good_as_the_own_names(store, fidelity):
     assert all(wanted[key] != exact[key] for key in wanted if key[0] != "seq.0.bias"), "nothing is lossy"
 
 
-def test_without_the_order_numbers_stay_exact_and_it_is_said(store):
+def test_numbered_moments_without_an_order_stay_exact(store):
     tensors, meant, _ = called(LIGHTNING, training(9))
     said = store.save(1, tensors, "--fidelity", "coarse", expect_message="6 tensors look like optimizer state but belong to no weight")
     moments = sorted(name for name, (_, part) in meant.items() if part)
@@ -104,10 +106,10 @@ def test_without_the_order_numbers_stay_exact_and_it_is_said(store):
     check_documented(as_json, "`save`")
     assert sorted(as_json["in_doubt"]) == moments
     store.save(4, tensors, "--fidelity", "near", "-q")
-    store.save(5, tensors)  # nothing is lost, nothing is said
+    store.save(5, tensors)  # nothing is lossy, so nothing is in doubt
 
 
-def test_a_role_that_is_given_goes_first(store):
+def test_a_given_role_takes_precedence(store):
     tensors, meant, _ = called(LIGHTNING, training(9))
     store.save(1, tensors, "--fidelity", "coarse", "--role", "*.exp_avg=exp_avg", "--role", "*.exp_avg_sq=exp_avg_sq")
     got = store.load()[0]
@@ -121,7 +123,7 @@ UNPAIRED = ["exp_avg.another", "optimizer.state.0.exp_avg_sq", "optimizer.state.
 
 
 @pytest.mark.parametrize("name", UNPAIRED)
-def test_what_looks_like_an_optimizers_is_never_a_weight(store, name):
+def test_unpaired_optimizer_state_is_no_weight(store, name):
     rng = np.random.default_rng(3)
     tensors = {"layer.weight": rng.standard_normal((64, 32), np.float32), name: rng.standard_normal((64, 32), np.float32) ** 2}
     said = store.save(1, tensors, "--fidelity", "coarse", "--json", expect_message="1 tensor looks like optimizer state but belongs")
@@ -131,7 +133,7 @@ def test_what_looks_like_an_optimizers_is_never_a_weight(store, name):
 
 
 def test_factors_counters_and_momentum(store):
-    """Adafactor, SGD and Lion, as PyTorch names what they keep."""
+    """The state of Adafactor, SGD and Lion, with the names that PyTorch gives."""
     rng = np.random.default_rng(4)
     def values(*shape):
         return rng.standard_normal(shape, np.float32)
@@ -154,7 +156,7 @@ def test_factors_counters_and_momentum(store):
     ("optimizer_states.0.param_groups", '[{"params": 5}, {"params": ["a"], "param_names": [{}]}]'),
     ("optimizer_states.0.param_names", '{"0": "emb.weight"}'), ("optimizer_states.1.param_names", '["emb.weight"]'),
     ("xparam_names", '["emb.weight"]')])
-def test_metadata_that_says_nothing(store, key, value):
+def test_metadata_without_an_order(store, key, value):
     tensors, _, _ = called(LIGHTNING, training(3))
     said = store.save(1, tensors, "--fidelity", "near", "--json", metadata={key: value}, expect_message="6 tensors")
     assert len(said.json()["in_doubt"]) == 6

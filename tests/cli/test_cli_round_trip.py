@@ -1,4 +1,4 @@
-"""save and load: what went in comes out, bit for bit; where it came from is kept; duplicates, branches, choices."""
+"""save and load: loaded bits equal saved bits; parents, duplicates, branches, selection."""
 
 import os
 import re
@@ -11,7 +11,8 @@ from support_cli import CORRUPT, FAILED, NOT_FOUND, USAGE, run, state, store  # 
 
 
 def special_values(dtype):
-    """All bytes for one-byte dtypes; else NaNs with payloads, infinities, zeros of both signs, denormals, noise."""
+    """All bytes for dtypes of one byte. For others NaNs with payloads, infinities, both zeros, denormals,
+    noise."""
     size = st.SIZES[dtype]
     if size == 1:
         return bytes(range(256))
@@ -80,7 +81,7 @@ def test_several_files(store):
     assert metadata == {"format": "pt", "a": "1", "b": "2"}
 
 
-def test_files_that_do_not_go_together(store):
+def test_files_that_repeat_a_tensor_or_key(store):
     a = store.file({"w": np.ones(1, np.float32)}, {"k": "1"})
     b = store.file({"w": np.ones(1, np.float32)})
     c = store.file({"v": np.ones(1, np.float32)}, {"k": "2"})
@@ -93,7 +94,7 @@ def test_files_that_do_not_go_together(store):
 
 
 def test_large_tensors_in_pieces(store):
-    """More than one piece of 16 MiB, and lengths that are no multiple of a block."""
+    """More than one piece of 16 MiB, and lengths that are not multiples of a block."""
     noise = np.random.default_rng(3)
     big = noise.integers(0, 2 ** 16, 9 * 1024 * 1024 + 77, dtype=np.uint16)
     tensors = {"big": big, "wide": np.cumsum(noise.standard_normal(300_001)), "bytes": noise.bytes(10)}
@@ -119,7 +120,7 @@ def test_a_chain_of_deltas(store):
     assert chain == ["a@1", "a@0"]
 
 
-def test_latest_is_by_step(store):
+def test_the_latest_has_the_largest_step(store):
     store.save(7, state(1, 2))
     store.save(3, state(1, 1))
     assert st.same(store.load()[0], state(1, 2))
@@ -133,7 +134,7 @@ def test_base_depends_on_nothing(store):
 
 
 def test_copies_and_casts_cost_nothing(store):
-    """A bf16 weight is its master rounded; masters are saved first, wherever they stand in the files."""
+    """A bf16 weight is its rounded master. Masters are saved first, wherever they are in the files."""
     master = np.random.default_rng(5).standard_normal(1 << 16).astype(np.float32)
     bits = master.view(np.uint32).astype(np.uint64)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -163,7 +164,7 @@ def test_a_parent_in_another_run_makes_a_branch(store):
 
 
 @pytest.mark.parametrize("option", ["--parent", "--resumed-from"])
-def test_relatives_that_are_not_there(store, option):
+def test_missing_parents(store, option):
     store.save(1, state(1))
     store.save(2, state(1), option, "a@7", expect=NOT_FOUND)
     store.save(2, state(1), option, "b@1", expect=NOT_FOUND)
@@ -193,7 +194,7 @@ def test_same_ok(store):
     del fewer["step"]
     store.save(1, fewer, "--on-duplicate", "same-ok", metadata={"k": "v"}, expect=FAILED)
     assert store.checkpoints() == before
-    store.save(2, state(1), "--on-duplicate", "same-ok")  # no duplicate at all
+    store.save(2, state(1), "--on-duplicate", "same-ok")  # step 2 is no duplicate
 
 
 def test_branch(store):
@@ -227,11 +228,12 @@ def test_roles_from_names(store):
 
 def test_roles_from_patterns(store):
     assert roles(store, "--role", "ema.*=other", "--role", "e*=master", "--role", "?=exp_avg") == {
-        "w": "exp_avg", "exp_avg.w": "master", "exp_avg_sq.w": "master", "max_exp_avg_sq.w": "other",  # w is no weight
+        # w is no weight
+        "w": "exp_avg", "exp_avg.w": "master", "exp_avg_sq.w": "master", "max_exp_avg_sq.w": "other",
         "master.w": "other", "ema.w": "other", "count": "other", "mask": "other"}
 
 
-def test_a_pattern_that_matches_nothing_is_told(store):
+def test_a_pattern_without_matches_is_reported(store):
     store.save(1, state(1), "--role", "nothing*=other", expect_message="'nothing*=other' is unused")
     store.save(2, state(1), "--role", "nothing*=other", "-q")
     for bad in ("x", "x=", "=weight", "x=auto", "x=Weight"):
@@ -261,7 +263,7 @@ def test_choosing_tensors(store):
     assert not out.exists() and not store.temporary_files()
 
 
-def test_without_a_run_there_must_be_one(store):
+def test_the_run_may_be_omitted_if_there_is_one(store):
     run("list", store.path, expect=NOT_FOUND)
     store.save(1, state(1), run_name="first")
     assert st.same(store.load()[0], state(1))
@@ -273,7 +275,7 @@ def test_without_a_run_there_must_be_one(store):
     assert st.same(store.load("--run", "first")[0], state(1))
 
 
-def test_what_is_not_there(store):
+def test_missing_checkpoints_and_tensors(store):
     out = store.folder / "x"
     run("load", store.path, "--out", out, expect=NOT_FOUND)
     store.save(1, state(1))
@@ -326,8 +328,8 @@ def test_reading_changes_nothing(store):
     assert {name: (p.read_bytes(), p.stat().st_mtime_ns) for name, p in store.files().items()} == before
 
 
-def test_a_load_needs_no_more_memory_than_pieces(store):
-    """128 MiB of zeros through an address space that could not hold them."""
+def test_a_load_needs_little_memory(store):
+    """Loads 128 MiB of zeros with an address space smaller than that."""
     if os.environ.get("CKPTDELTA_SAN"):
         pytest.skip("sanitizers reserve address space")
     import resource
@@ -343,7 +345,7 @@ def test_a_load_needs_no_more_memory_than_pieces(store):
     assert out.stat().st_size >= big.size and out.read_bytes()[-1 << 20:] == bytes(1 << 20)
 
 
-def test_corrupt_input_is_no_partial_save(store):
+def test_corrupt_input_saves_nothing(store):
     good = store.file({"v": np.ones(4, np.float32)})
     bad = store.file({"w": np.ones(4, np.float32)})
     bad.write_bytes(bad.read_bytes()[:-1])
@@ -352,13 +354,13 @@ def test_corrupt_input_is_no_partial_save(store):
 
 
 def rounded(values):
-    """To bf16."""
+    """Rounds to bf16."""
     bits = values.view("<u4").astype("<u8")
     return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes()
 
 
 class Adam:
-    """Two parameters, one with its master, and a scale that has no weight decay; an update at a time in f32."""
+    """Two parameters, one with a master, and a scale without weight decay. Updates in f32."""
 
     def __init__(self):
         self.rng, self.step = np.random.default_rng(3), 0
@@ -395,7 +397,7 @@ def codings(store, step):
 
 
 def test_one_optimizer_step(store):
-    """In whatever order the file has the tensors."""
+    """The file may have the tensors in any order."""
     model = Adam().move().move()
     store.save(2, model.tensors())
     for step in (3, 4):
@@ -409,7 +411,7 @@ def test_one_optimizer_step(store):
     run("verify", store.path, "-q")
 
 
-def test_other_numbers_than_the_optimizers(store):
+def test_wrong_optimizer_options_are_harmless(store):
     model = Adam().move().move()
     store.save(2, model.tensors())
     now = model.move().tensors()
@@ -434,7 +436,7 @@ def test_sgd(store):
     ("adamw", ""), ("adamw", "lr=1"), ("adamw", "step=1"), ("adamw", "lr=1,step=0"), ("adamw", "lr=1,step=1,beta1=1"),
     ("adamw", "lr=-1,step=1"), ("adamw", "lr=1,step=1,momentum=0"), ("adam", "lr=1,step=1,eps"), ("adam", "lr=nan,step=1"),
     ("adam", "x:"), ("sgd", "momentum=1"), ("sgd", "lr=1,beta1=0"), ("sgd", "lr=1,nesterov=2"), ("sgd", "lr=1,dampening=1")])
-def test_optimizers_that_are_none(store, option, text):
+def test_invalid_optimizer_options(store, option, text):
     refused = run("save", store.path, "--run", "a", "--step", 1, f"--{option}", text, store.file({"w": np.ones(3, np.float32)}),
                   expect=USAGE)
     assert f"--{option} is" in refused.err

@@ -1,4 +1,5 @@
-"""verify --sample: about so many blocks, the same for a seed, all of what is stored; and what it says of that."""
+"""verify --sample: it reads about the requested share of the blocks, the same ones for the same seed, and all
+stored bytes."""
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ def many(store):
     return store
 
 
-def test_about_so_many(many):
+def test_size_of_the_sample(many):
     whole = many.json("verify")
     assert whole["blocks"] == whole["all_blocks"] == 800 and whole["sample"] is None and whole["seed"] is None
     quick = many.json("verify", "--quick")
@@ -26,7 +27,8 @@ def test_about_so_many(many):
     assert some["bytes"] == 200 * some["blocks"] and some["files"] == 2 and some["ok"]
     assert many.json("verify", "--sample", 20, "--seed", 1) == some
     assert len({many.json("verify", "--sample", 20, "--seed", s)["blocks"] for s in range(5)}) > 1
-    # Which blocks also depends on the random names of files: 4 and 776 are expected, give or take 2 and 5.
+    # The sample also depends on the random names of files. 4 and 776 blocks are expected, plus or minus 2 and
+    # 5.
     assert many.json("verify", "--sample", 0.5, "--seed", 1)["blocks"] < 20
     assert 740 < many.json("verify", "--sample", 97, "--seed", 1)["blocks"] < 800
     out = many.call("verify", "--sample", 20, "--seed", 1).out

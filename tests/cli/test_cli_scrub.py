@@ -1,4 +1,4 @@
-"""scrub: what it reads and remembers, and what it says of damage."""
+"""scrub: what it reads, what it remembers as verified, and how it reports damage."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ def chunks(store):
     return [p for name, p in store.files().items() if "data/c" in str(name)]
 
 
-def test_it_remembers(bases):
+def test_verified_files_are_remembered(bases):
     first = bases.json("scrub")
     check_documented(first, "`scrub`")
     assert first["ok"] and first["files"] == 3 and first["bytes"] == sum(p.stat().st_size for p in chunks(bases))

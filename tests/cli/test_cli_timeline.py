@@ -1,4 +1,4 @@
-"""timeline: what saves took, in the order in which they ended, and as a picture."""
+"""timeline: the times of saves, in the order in which they ended, as text and as a picture."""
 
 import sqlite3
 import xml.etree.ElementTree as ET
@@ -29,7 +29,7 @@ def test_times_add_up(store):
     assert len(lines) == 5
 
 
-def test_a_rebuild_loses_them_and_says_so(store):
+def test_a_rebuild_loses_times_and_says_so(store):
     store.save(1, state(1))
     assert "the times of its save (timeline) are lost" in store.call("rebuild").out
     assert saves(store) == []
@@ -61,7 +61,7 @@ def test_bad_input(store):
     run("timeline", store.path, "--run", "nope", expect=NOT_FOUND, expect_message="nope")
 
 
-# ---- ranks: what they told is put into the catalog by hand, so that all of it is known
+# ---- times of ranks: the tests write them to the catalog, so that they are known
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000
@@ -73,7 +73,7 @@ STAGES_OF = {  # rank: stage, from, to (ms), work (ms), bytes
 }
 
 
-def told(store, step, ranks=STAGES_OF):
+def write_times(store, step, ranks=STAGES_OF):
     db = sqlite3.connect(store.path / "catalog.db")
     (key,) = db.execute("SELECT key FROM checkpoints WHERE step = ?", (step,)).fetchone()
     db.execute("DELETE FROM rank_timings WHERE checkpoint = ?", (key,))
@@ -83,7 +83,7 @@ def told(store, step, ranks=STAGES_OF):
     db.close()
 
 
-def test_a_rank_by_itself(store):
+def test_one_rank(store):
     store.save(1, state(1))
     (save,) = saves(store)
     (rank,) = save["ranks"]
@@ -99,10 +99,10 @@ def test_a_rank_by_itself(store):
     assert len(run("timeline", store.path).out.splitlines()[0].split()) == 11
 
 
-def test_a_row_a_rank(store):
+def test_a_row_for_each_rank(store):
     for step in 1, 2:
         store.save(step, state(1, step))
-    told(store, 2)
+    write_times(store, 2)
     rows = [line.split() for line in run("timeline", store.path).out.splitlines()]
     assert [r[:3] for r in rows[1:]] == [["a", "1", "0"], ["a", "2", "0"], ["a", "2", "1"], ["a", "2", "3"]]
     text = " ".join(rows[2])
@@ -118,15 +118,16 @@ def lanes_of(picture):
     return root, {g.get("data-rank"): g for g in root.iter(SVG + "g")}
 
 
-def test_a_lane_a_rank(store, tmp_path):
+def test_a_lane_for_each_rank(store, tmp_path):
     store.save(1, state(1))
-    told(store, 1)
+    write_times(store, 1)
     picture = tmp_path / "saves.svg"
     run("timeline", store.path, "--svg", picture)
     root, lanes = lanes_of(picture)
-    assert set(lanes) == {None, "0", "1", "2", "3"}  # training, and a lane for each rank, if it said nothing, too
+    # training, and a lane for each rank, even if it reported nothing
+    assert set(lanes) == {None, "0", "1", "2", "3"}
     floor = float(root.get("viewBox").split()[3])
-    tops, scale = [], 830 / 50  # pixels a ms: the whole picture is this save
+    tops, scale = [], 830 / 50  # pixels per ms: the picture shows only this save
     for rank in "0123":
         bars = [r for r in lanes[rank].findall(SVG + "rect")]
         assert lanes[rank].find(SVG + "text").text == f"rank {rank}"
@@ -142,14 +143,16 @@ def test_a_lane_a_rank(store, tmp_path):
         if bars:
             by_name = {b.get("class"): b for b in bars}
             rows = [(float(by_name[n].get("y")), float(by_name[n].get("height"))) for n in ("analyse", "encode", "write")]
-            assert all(y + height <= below + 0.11 for (y, height), (below, _) in zip(rows, rows[1:]))  # below each other
+            # one below the other
+            assert all(y + height <= below + 0.11 for (y, height), (below, _) in zip(rows, rows[1:]))
             assert rows[0][0] == float(by_name["sync"].get("y"))
             tops.append((rows[0][0], float(by_name["sync"].get("height"))))
     assert all(y + height <= below for (y, height), (below, _) in zip(tops, tops[1:]))  # lanes do not overlap
 
 
-def test_what_an_older_version_saved(store, tmp_path):
-    """Its times stay, and are drawn in the shares they have; the catalog is renewed by the next save."""
+def test_times_of_an_older_version(store, tmp_path):
+    """Times that an older version saved are kept, and drawn by their shares. The next save upgrades the
+    catalog."""
     store.save(1, state(1))
     db = sqlite3.connect(store.path / "catalog.db")
     db.executescript("DROP TABLE rank_timings; PRAGMA user_version = 5;")
@@ -168,7 +171,7 @@ def test_what_an_older_version_saved(store, tmp_path):
 
 def test_many_ranks(store, tmp_path):
     store.save(1, state(1))
-    told(store, 1, {r: STAGES_OF[3] for r in range(40)})
+    write_times(store, 1, {r: STAGES_OF[3] for r in range(40)})
     picture = tmp_path / "saves.svg"
     run("timeline", store.path, "--svg", picture)
     root, lanes = lanes_of(picture)

@@ -1,4 +1,4 @@
-"""What a newcomer meets: help, examples in it, wrong arguments and what is said about them, exit statuses, progress."""
+"""What a new user sees: help and its examples, messages for wrong arguments, exit statuses, progress."""
 
 import os
 import pty
@@ -45,7 +45,7 @@ def test_help_of_each_command(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_docs_and_help_name_the_same_options(command):
-    """Every long option of the help stands in docs/cli.md."""
+    """Every long option in the help is in docs/cli.md."""
     doc = DOC.read_text()
     for option in re.findall(r"--[a-z][a-z-]+", run(command, "--help").out):
         if option not in ("--help", "--usage", "--version", "--quiet", "--verbose"):
@@ -59,7 +59,7 @@ def test_version():
 
 
 def test_the_examples_of_the_help_work(tmp_path):
-    """The first try that --help shows, word by word; the names in it are ours."""
+    """Runs the examples of --help literally, with the names that are in them."""
     for step in (100, 200):
         st.write(tmp_path / f"step{step}.safetensors", state(1, step // 100))
     lines = [line for line in run("--help").out.splitlines() if line.startswith("  ckptdelta ")]
@@ -140,7 +140,7 @@ def test_options_stand_anywhere(store):
     assert run("list", "--json", store.path).out == run("list", store.path, "--json").out
 
 
-def test_what_is_no_store(tmp_path):
+def test_paths_that_are_no_store(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "precious").write_text("x")
     (tmp_path / "file").write_text("x")
@@ -153,14 +153,14 @@ def test_what_is_no_store(tmp_path):
     refused = run("save", tmp_path / "folder", "--run", "a", "--step", 1, tmp_path / "in.safetensors", expect=USAGE)
     assert "not a ckptdelta store" in refused.err
     assert sorted(p.name for p in (tmp_path / "folder").iterdir()) == ["precious"]
-    # A file where the store should be: whatever the reason is called, it is told and nothing is touched.
+    # A file where the store should be: whatever the error is, the command reports it and changes nothing.
     done = subprocess.run([COMMAND, "list", tmp_path / "file"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           timeout=60)
     assert done.returncode == USAGE and done.stderr and (tmp_path / "file").read_text() == "x"
 
 
 def test_a_newer_store_is_named(store):
-    """Not a crash and not `no such store`: what cannot be verified is status 4."""
+    """It neither crashes nor says `no such store`. A store that cannot be verified is status 4."""
     store.save(1, state(1))
     identity = store.path / "data" / "store"
     candidates = [identity] if identity.exists() else [
@@ -184,7 +184,8 @@ def until(condition, process):
 
 
 def on_terminal(*args, pause_when):
-    """Standard error is a terminal; the command is stopped for more than a second while it is busy. (status, what it showed)"""
+    """Runs the command with a terminal as standard error, and stops it for more than a second while it is
+    busy. Returns (status, output)."""
     controller, terminal = pty.openpty()
     process = subprocess.Popen([COMMAND, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                stderr=terminal)
@@ -197,7 +198,7 @@ def on_terminal(*args, pause_when):
     while select.select([controller], [], [], 300)[0]:
         try:
             data = os.read(controller, 65536)
-        except OSError:  # how a terminal ends
+        except OSError:  # the end of a terminal
             break
         shown += data
     os.close(controller)
@@ -207,7 +208,7 @@ def on_terminal(*args, pause_when):
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.sampled(2)
 def test_progress_on_a_terminal(store, quiet):
-    """Four blocks that take the largest effort: time enough to be stopped in between."""
+    """Four blocks at the largest effort take long enough to be stopped in between."""
     path = store.file({"w": np.random.default_rng(1).standard_normal(1 << 20)})
     code, shown = on_terminal("save", store.path, "--run", "a", "--codec", "zstd", "--level", "19", "--threads", "1",
                               "--step", 1, path, *(["-q"] if quiet else []),
@@ -224,7 +225,7 @@ def test_progress_on_a_terminal(store, quiet):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_load_leaves_nothing(store, number):
-    """Four pieces of 16 MiB: it is stopped when the first byte is there, and meets the signal when it goes on."""
+    """Four pieces of 16 MiB. The load is stopped at the first byte, gets the signal, and continues."""
     big = np.random.default_rng(1).integers(0, 255, 64 << 20, dtype=np.uint8)
     store.save(1, {"w": big})
     out = store.folder / "out"

@@ -1,4 +1,5 @@
-"""report --html: one page that stands alone, whatever names are in it, in light and dark, narrow and wide."""
+"""report --html: one page without other files, with any names, in light and dark, on narrow and wide
+screens."""
 
 import html
 import json
@@ -22,7 +23,7 @@ SECTIONS = {"Runs", "Roles", "Growth", "Fidelities", "Time", "Retention", "Cost"
 
 
 class Page(HTMLParser):
-    """Asserts that all that is opened is closed, and keeps the text of each kind of element."""
+    """Asserts that all elements are closed, and keeps the texts of each kind of element."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -53,7 +54,7 @@ class Page(HTMLParser):
 
 
 def fill(store):
-    """Two runs, lossy and exact, a tensor whose name is markup."""
+    """Two runs, lossy and exact, and a tensor whose name is markup."""
     for step in range(10, 100, 10):
         tensors = {**state(1, step), HOSTILE: np.full(100, step, np.float32)}
         store.save(step, tensors, *(["--fidelity", "near"] if step > 50 else []), run_name="gpt")
@@ -76,7 +77,7 @@ def page(tmp_path_factory):
     return out.read_text(encoding="utf-8"), store
 
 
-def test_it_is_well_formed_and_says_all(page):
+def test_the_page_is_well_formed_and_complete(page):
     text, store = page
     parsed = Page(text)
     assert text.startswith("<!doctype html>\n") and text.endswith("</html>\n")
@@ -96,7 +97,7 @@ def test_it_is_well_formed_and_says_all(page):
     assert any(line.startswith(str(store.path)) for line in parsed.texts["p"])
 
 
-def test_nothing_comes_from_outside_and_nothing_runs(page):
+def test_the_page_loads_and_runs_nothing(page):
     text, _ = page
     parsed = Page(text)
     assert "http" not in text and "//" not in text.replace(str(page[1].path), "")
@@ -118,7 +119,7 @@ def test_shapes_stay_in_their_drawings(page):
                 assert 0 <= float(x) <= 1000 and 0 <= float(y) <= 300, value
 
 
-def test_nothing_is_priced_or_promised_without_being_asked(store):
+def test_sections_that_need_options(store):
     fill(store)
     out = store.folder / "page.html"
     store.call("report", "--html", out)
@@ -144,8 +145,8 @@ def test_odd_stores(store):
     assert "Time of saves" not in out.read_text(), "a new catalog does not know"
 
 
-def test_many_checkpoints_share_places(store):
-    """In memory where that is possible: 210 saves are 210 times as many syncs."""
+def test_many_checkpoints_share_points(store):
+    """Uses memory if possible: 210 saves on a disk take 210 times as many syncs."""
     path = store.file({"w": np.ones(4, np.float32)})
     out = store.folder / "page.html"
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else store.folder) as folder:
@@ -160,7 +161,7 @@ def test_many_checkpoints_share_places(store):
     assert 200 <= len(dots) <= 200 + 201
 
 
-def test_what_it_replaces(store):
+def test_it_replaces_only_reports(store):
     store.save(1, state(1))
     out = store.folder / "page.html"
     store.call("report", "-q", "--html", out)
@@ -212,7 +213,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_in_a_browser(page, tmp_path, width, dark):
-    path = tmp_path / "frame.html"  # as a window cannot be so narrow
+    path = tmp_path / "frame.html"  # a window cannot be so narrow
     inside = html.escape(page[0].replace("</body>", MEASURE + "</body>"))
     path.write_text(f'<!doctype html><meta charset="utf-8"><iframe style="width:{width}px;height:900px;border:0" srcdoc="{inside}"></iframe>',
                     encoding="utf-8")

@@ -1,6 +1,6 @@
 /*
- * The safetensors reader and writer of the command: every rule of the format is broken once, and each time the error names
- * the file, the tensor and what is wrong; what is right comes through, byte for byte.
+ * The command's reader and writer of safetensors. Every rule of the format is broken once. Each error names
+ * the file, the tensor and the problem. Valid files are read and written byte for byte.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -118,7 +118,7 @@ static void test_names_have_a_limit(void **state) {
     }
 }
 
-/* The JSON error says where in the file it is. */
+/* A JSON error has its offset in the file. */
 static void test_offset_of_a_json_error(void **state) {
     (void)state;
     static const char json[] = "{\"a\":\n  oops}";
@@ -192,7 +192,7 @@ static int remove_folder(void **state) {
     return rmdir(f->folder);
 }
 
-/* A file with any header length. */
+/* Writes a file with any header length. */
 static void write_file(const fixture *f, uint64_t header_length, const char *rest, size_t rest_size) {
     FILE *file = fopen(f->path, "wb");
     assert_non_null(file);
@@ -238,7 +238,7 @@ static void test_header_length(void **state) {
 static void test_a_pipe_without_a_writer(void **state) {
     fixture *f = *state;
     assert_int_equal(mkfifo(f->path, 0600), 0);
-    assert_open_fails(f, CKD_E_CORRUPT, "too short"); /* nobody writes to it */
+    assert_open_fails(f, CKD_E_CORRUPT, "too short"); /* no process writes to it */
 }
 
 static safetensors_file *open_small(const fixture *f) {

@@ -1,4 +1,5 @@
-"""What SECURITY.md says of stores, files and names that others have made: each test is one of its statements."""
+"""SECURITY.md says how the command treats stores, files and names from other people. Each test checks one of
+its statements."""
 
 import os
 import pickle
@@ -74,7 +75,7 @@ def any_end_of_tag(store, name):
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_folders_that_are_links_are_refused(store, tmp_path, folder):
-    """What a link leads to would be cleaned of all that this store does not name."""
+    """Otherwise the folder behind the link would lose all files that this store does not name."""
     store.save(1, tensors())
     victim = type(store)(tmp_path / "victim")
     victim.folder.mkdir()
@@ -148,7 +149,8 @@ def test_a_catalog_that_is_a_link_is_left_alone(store, tmp_path):
 
 
 def write_journal(database, victim):
-    """One that a writer seems to have left, of a transaction over several databases that the file `victim` lists."""
+    """Writes a journal as if a writer had left it, of a transaction over several databases, which the file
+    `victim` lists."""
     raw = database.read_bytes()
     page = struct.unpack(">H", raw[16:18])[0] or 65536
     magic = bytes.fromhex("d9d505f920a163d7")
@@ -169,7 +171,7 @@ def test_a_journal_deletes_no_file_that_it_names(store, tmp_path):
     assert [c["step"] for c in store.checkpoints()] == [1, 2]
 
 
-def test_what_a_catalog_could_run_does_not_run(store, tmp_path):
+def test_triggers_of_a_catalog_do_not_run(store, tmp_path):
     store.save(1, tensors())
     db = sqlite3.connect(store.path / "catalog.db")
     db.execute("CREATE TRIGGER steal AFTER INSERT ON checkpoints BEGIN DELETE FROM runs; END")
@@ -181,17 +183,17 @@ def test_what_a_catalog_could_run_does_not_run(store, tmp_path):
     assert [c["step"] for c in store.checkpoints()] == [1, 2]
 
 
-# ---- whose store it is
+# ---- permissions
 
 @pytest.mark.parametrize("mode, warned", [(0o777, True), (0o775, False), (0o1777, False)])
-def test_a_store_that_all_can_write_to_is_told_of(store, mode, warned):
+def test_world_writable_stores_are_reported(store, mode, warned):
     store.save(1, tensors())
     (store.path / "data" / "c").chmod(mode)
     store.call("list", expect_message="is world-writable" if warned else "")
     assert ("is world-writable" in any_end(store, "list").stderr) == warned
 
 
-def test_files_have_the_rights_that_the_umask_leaves(store):
+def test_files_have_the_permissions_of_the_umask(store):
     before = os.umask(0o077)
     try:
         store.save(1, tensors())
@@ -204,7 +206,7 @@ def test_files_have_the_rights_that_the_umask_leaves(store):
 
 # ---- archives from elsewhere
 
-def test_a_copy_takes_nothing_through_links(store, tmp_path):
+def test_a_copy_does_not_follow_links(store, tmp_path):
     source = type(store)(tmp_path / "source")
     source.folder.mkdir()
     source.save(1, tensors())
@@ -217,7 +219,7 @@ def test_a_copy_takes_nothing_through_links(store, tmp_path):
     assert store.checkpoints() == before
 
 
-def test_a_copy_takes_no_damage(store, tmp_path):
+def test_a_copy_refuses_damaged_files(store, tmp_path):
     source = type(store)(tmp_path / "source")
     source.folder.mkdir()
     source.save(1, tensors())

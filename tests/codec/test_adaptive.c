@@ -1,4 +1,4 @@
-/* Adaptive streams: round trips, sizes against what entropy allows, damage, and what is refused. */
+/* Adaptive streams: round trips, sizes compared with the entropy, damage, and refusals. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -56,7 +56,7 @@ static int32_t *integers(kind k, size_t n) {
     return values;
 }
 
-/* Any bytes; coders take them modulo what they can use. */
+/* Random bytes. Coders reduce them to the range that they use. */
 static uint8_t *any_bytes(size_t n) {
     uint8_t *out = malloc(n + 1);
     assert_non_null(out);
@@ -66,10 +66,10 @@ static uint8_t *any_bytes(size_t n) {
     return out;
 }
 
-/* ---- one way to code for both kinds of streams ---- */
+/* ---- one interface for both kinds of streams ---- */
 
 typedef struct sample {
-    adaptive_plane plane; /* columns 0: integers with contexts, which are the hints */
+    adaptive_plane plane; /* columns 0: integers with contexts, which are in `hints` */
     adaptive_start start;
     int32_t *values;
     uint8_t *extra; /* owned; plane.hints may point to it */
@@ -87,7 +87,10 @@ static void encode(bytes *to, const sample *s) {
 
 #define GUARD 0x5a5a5a5a
 
-/* From a copy of its own size, so that a sanitizer sees what is read beyond it, and with guards around the integers. */
+/*
+ * Decodes a copy of the exact size, so that sanitizers notice reads beyond it, with guards around the
+ * integers.
+ */
 static ckd_status decode(int32_t *values, const sample *s, const uint8_t *from, size_t size) {
     size_t n = s->plane.count;
     uint8_t *copy = malloc(size ? size : 1);
@@ -116,10 +119,10 @@ static ckd_status decode(int32_t *values, const sample *s, const uint8_t *from, 
     return status;
 }
 
-/* Codes there and back; returns the size in bytes. */
+/* Encodes and decodes; returns the size in bytes. */
 static size_t round_trip(const sample *s) {
     bytes stream = {0};
-    bytes_put_u32(&stream, 0x12345678); /* a stream is appended */
+    bytes_put_u32(&stream, 0x12345678); /* the stream is appended */
     encode(&stream, s);
     assert_int_equal(load_le32(stream.data), 0x12345678);
     size_t n = s->plane.count, size = stream.size - 4;
@@ -193,7 +196,7 @@ static void planes_come_back(void **state) {
 
 /* ---- sizes ---- */
 
-/* Of rounded Gaussians, in bits. */
+/* The entropy of rounded Gaussians, in bits. */
 static double ideal_bits(const int32_t *values, size_t n, double deviation) {
     double bits = 0, unit = deviation * sqrt(2);
     for (size_t i = 0; i < n; i++) {
@@ -213,7 +216,7 @@ static sample factor(size_t n, double deviation, adaptive_start start) {
     return s;
 }
 
-/* Both of many integers and, of a known scale, of few. */
+/* The sizes of many integers, and of few integers of a known scale, are close to their entropy. */
 static void factors_are_near_their_entropy(void **state) {
     (void)state;
     for (double deviation = 0.5; deviation <= 20; deviation *= 1.25) {
@@ -248,7 +251,7 @@ static void contexts_have_scales(void **state) {
     assert_int_equal(adaptive_context_of(NAN), 0);
 }
 
-/* What a coder without any model of the plane takes at least, in bytes. */
+/* The bytes that a coder without a model of the plane needs at least. */
 static double entropy(const int32_t *values, size_t n) {
     double counts[65] = {0}, bits = 0;
     for (size_t i = 0; i < n; i++) {
@@ -261,7 +264,7 @@ static double entropy(const int32_t *values, size_t n) {
     return bits / 8;
 }
 
-/* Zero but for one in 1 / density, those of geometric magnitudes. */
+/* Nonzero with probability `density`, with geometric magnitudes. */
 static int32_t rare(double density) {
     int32_t size = 0;
     if (uniform() < density) {
@@ -340,11 +343,11 @@ static void damage_does_no_harm(void **state) {
         for (size_t bit = 0; bit < 8 * stream.size; bit++) {
             stream.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
             refused += decode(back, &s, stream.data, stream.size) != CKD_OK;
-            /* a plane's mode may make no difference, all else does */
+            /* a plane's mode may make no difference; everything else does */
             assert_true((which >= 4 && bit < 8) || memcmp(back, s.values, sizeof(back)) != 0);
             stream.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
         }
-        assert_true(refused > 6 * stream.size); /* the end of a stream shows nearly all damage */
+        assert_true(refused > 6 * stream.size); /* nearly all damage shows at the end of a stream */
         bytes_free(&stream);
         sample_free(&s);
     }
@@ -358,7 +361,7 @@ static void sizes_must_be_right(void **state) {
         encode(&stream, &s);
         size_t size = stream.size;
         int32_t back[400];
-        for (size_t less = 0; less < size; less++) { /* may be a stream of other integers */
+        for (size_t less = 0; less < size; less++) { /* may be a valid stream of other integers */
             assert_true(decode(back, &s, stream.data, less) != CKD_OK ||
                         memcmp(back, s.values, sizeof(back)) != 0);
         }
@@ -389,7 +392,7 @@ static void noise_does_no_harm(void **state) {
     }
 }
 
-/* A stream begins with two bits for its kind. */
+/* The first two bits of a stream are its kind. */
 static void kinds_are_told_apart(void **state) {
     (void)state;
     int32_t back[10];
@@ -410,7 +413,7 @@ static void kinds_are_told_apart(void **state) {
     sample_free(&plane);
 }
 
-/* Memory that fails shows in the buffer. */
+/* A failed allocation is recorded in the buffer. */
 static void failures_stick(void **state) {
     (void)state;
     sample s = make(SMALL, 500, 25, 0, false);

@@ -1,8 +1,9 @@
 /*
- * Streams that decode to what tests/golden/adaptive.txt says, which tests/reader/test_adaptive_reader.py checks against the independent reader.
- * Each line: a name; start 0 or 1 (integers with contexts) or 2 (a plane); columns and phase; count; the integers; as
- * many contexts or hints, or -1 for none; the stream in hexadecimal. With a file's name as its argument, this program
- * writes such lines into it instead.
+ * Decodes the streams in tests/golden/adaptive.txt, and compares the integers.
+ * tests/reader/test_adaptive_reader.py does the same with the independent reader. Each line has a name; a
+ * start of 0 or 1 (integers with contexts) or 2 (a plane); columns and phase; the count; the integers; as
+ * many contexts or hints, or -1 for none; and the stream in hexadecimal. If a file is given as the argument,
+ * this program writes such lines to it instead.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -82,7 +83,7 @@ static void known_streams_decode(void **state) {
                                                   k.stream, k.size, &models, NULL);
         assert_int_equal(status, CKD_OK);
         assert_memory_equal(back, k.values, k.plane.count * sizeof(*back));
-        if (k.start != 2) { /* there is one way to write it */
+        if (k.start != 2) { /* an encoder has no choices here */
             bytes again = {0};
             adaptive_encode(&again, (adaptive_start)k.start,
                             &(adaptive_sequence){k.plane.count, k.plane.hints}, k.values, &models);
@@ -97,7 +98,7 @@ static void known_streams_decode(void **state) {
 
 /* ---- writing ---- */
 
-/* Zero but for some, of up to `bits` bits. */
+/* An integer that is zero, except one in `one_in`, which has up to `bits` bits. */
 static int32_t any(unsigned one_in, unsigned bits) {
     if (next_random() % one_in) {
         return 0;
@@ -155,7 +156,7 @@ static void write_values(FILE *f, known *k) {
     }
 }
 
-/* Clusters if `patch` > 1: so many neighbours are nearly all zero, or none is. */
+/* Writes planes. With `patch` > 1 they have square patches that are dense or nearly all zero. */
 static void write_planes(FILE *f, known *k) {
     static const uint64_t columns[] = {1, 3, 17, 40, 700};
     for (unsigned patch = 1; patch < 12; patch += 2) {

@@ -1,6 +1,6 @@
 /*
- * Bundles: what goes in comes out, in its order; every flipped bit is found; damage to a payload stays with its record; and
- * bundles that lie with right checksums are refused.
+ * Bundles: records are read back in their order; every flipped bit is found; damage of a payload affects only
+ * its record; and bundles with right checksums and wrong contents are refused.
  */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -19,16 +19,16 @@
 #include "tests/support/samples.h"
 #include "tests/support/tempdir.h"
 
-#define LARGE    5000u /* bytes of a payload that is not gathered */
+#define LARGE    5000u /* bytes of a payload that is too large for a bundle */
 #define RECORDS  (SAMPLE_COUNT + 1)
-#define LARGE_AT 3 /* its number among the records */
+#define LARGE_AT 3 /* its index in the records */
 
 typedef struct fixture {
     char *dir;
     char path[512];
     record records[RECORDS];
     uint8_t payloads[RECORDS][LARGE];
-    bytes data; /* the file */
+    bytes data; /* the contents of the file */
 } fixture;
 
 static chunk_writer *writer_at(const char *path, bool gathers) {
@@ -47,7 +47,7 @@ static void finish(chunk_writer *w) {
     assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
 }
 
-/* The samples, and a large record of an unknown kind among them. */
+/* Makes the samples, and a large record of an unknown kind in between. */
 static void make_records(fixture *f) {
     record samples[SAMPLE_COUNT];
     uint8_t payloads[SAMPLE_COUNT][SAMPLE_BYTES];
@@ -90,7 +90,7 @@ static int tear_down(void **state) {
 }
 
 static void put_file(const char *path, const void *data, size_t size) {
-    unlink(path); /* file systems write out at once what is cut off and written anew */
+    unlink(path); /* some file systems write a file to disk at once if it is truncated and rewritten */
     FILE *out = fopen(path, "wb");
     assert_non_null(out);
     assert_int_equal(fwrite(data, 1, size, out), size);
@@ -106,7 +106,7 @@ static chunk *open_chunk(const char *path) {
     return c;
 }
 
-/* Everything that looks for damage in the bytes. */
+/* Runs everything that finds damage. */
 static ckd_status check_all(const char *path, ckd_error *err) {
     chunk *c;
     ckd_status status = chunk_open(&c, path, err);
@@ -122,7 +122,7 @@ static ckd_status check_all(const char *path, ckd_error *err) {
     return status;
 }
 
-/* Hints are rounded up in their third digit. */
+/* Hints are rounded up to three digits. */
 static void expect_hint(uint64_t got, uint64_t want) {
     assert_true(got >= want && (double)got <= (double)want * (1 + 1.0 / 256));
 }
@@ -179,7 +179,7 @@ static void test_round_trip(void **state) {
         assert_int_equal(chunk_record_number(c, r), i != LARGE_AT);
         if (i == LARGE_AT) {
             assert_true(r->chain_work == want->chain_work && r->base_stored == want->base_stored);
-        } else { /* never less than its own bytes */
+        } else { /* at least its own bytes */
             uint64_t least = r->stored_size;
             expect_hint(r->chain_work, want->chain_work);
             assert_true(r->chain_stored >= (want->chain_stored > least ? want->chain_stored : least));
@@ -212,7 +212,7 @@ static void test_hints(void **state) {
         record r = sample_block();
         r.chain_work = values[i];
         r.chain_stored = 96 + values[i] / 2;
-        r.base_stored = values[i] / 3; /* below its own bytes, for small ones */
+        r.base_stored = values[i] / 3; /* less than its own bytes, for small values */
         assert_int_equal(chunk_writer_append(w, &r, f->payloads[0], NULL), CKD_OK);
     }
     finish(w);
@@ -224,7 +224,7 @@ static void test_hints(void **state) {
         uint64_t base = values[i] / 3 > 96 ? values[i] / 3 - 96 : 0;
         expect_hint(r->base_stored - 96, base);
     }
-    assert_true(c->records[COUNT - 1].chain_work == UINT64_C(511) << 55); /* the largest there is */
+    assert_true(c->records[COUNT - 1].chain_work == UINT64_C(511) << 55); /* the largest possible value */
     chunk_close(c);
 }
 
@@ -238,8 +238,8 @@ static void expect_same_file(const char *a, const char *b) {
     bytes_free(&y);
 }
 
-/* Without two small records there is no bundle, and a reader need not know any. */
-static void test_files_without_bundles_are_as_ever(void **state) {
+/* A file without two small records has no bundle, so that readers need not support bundles. */
+static void test_files_without_bundles_need_no_feature(void **state) {
     fixture *f = *state;
     static const size_t choices[][4] = {{LARGE_AT, LARGE_AT}, {1}, {LARGE_AT, 1}, {0}};
     static const size_t counts[] = {2, 1, 2, 0};
@@ -258,7 +258,7 @@ static void test_files_without_bundles_are_as_ever(void **state) {
     }
 }
 
-/* One small record in front of a large one keeps its place by being a bundle. */
+/* A single small record before a large one becomes a bundle, so that it keeps its place. */
 static void test_order_is_kept(void **state) {
     fixture *f = *state;
     char path[600];
@@ -283,7 +283,7 @@ static void test_order_is_kept(void **state) {
     }
 }
 
-/* Many small records of one checkpoint, and then of another, end up in several bundles. */
+/* Many small records of one checkpoint, and then of another, are in several bundles. */
 static void test_bundles_are_bounded(void **state) {
     fixture *f = *state;
     char path[600];
@@ -318,7 +318,10 @@ static void test_bundles_are_bounded(void **state) {
     chunk_close(c);
 }
 
-/* What a record costs besides its payload: of a model of many layers, every block with its parent's hash. */
+/*
+ * The bytes of a record other than its payload. The records are those of a model with many layers, and each
+ * block has its parent's hash.
+ */
 static void test_overhead(void **state) {
     fixture *f = *state;
     char path[600];
@@ -357,7 +360,8 @@ static void test_overhead(void **state) {
     hash128 root;
     uint64_t size;
     assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
-    assert_in_range((size - payload_bytes) / COUNT, 32, 45); /* file header and footer included */
+    /* includes the header and the footer of the file */
+    assert_in_range((size - payload_bytes) / COUNT, 32, 45);
 }
 
 /* ---- damage ---- */
@@ -371,7 +375,8 @@ static void test_every_flipped_bit_is_found(void **state) {
     assert_int_equal(check_all(f->path, NULL), CKD_OK);
     int fd = open(f->path, O_WRONLY);
     chunk *c = open_chunk(f->path);
-    uint64_t large = c->outer[0].payload_offset; /* is like any other: a few of its bits do */
+    /* the large record is like any other, so only some of its bits are tested */
+    uint64_t large = c->outer[0].payload_offset;
     chunk_close(c);
     for (size_t bit = 0; bit < 8 * f->data.size; bit++) {
         ckd_error err;
@@ -398,8 +403,11 @@ static void test_every_truncation_is_found(void **state) {
     }
 }
 
-/* The file opens, its other records are as they were, and the damaged one has other bytes than its content hash says. */
-static void test_damage_stays_with_its_record(void **state) {
+/*
+ * The file opens, and its other records are unchanged. The damaged payload no longer matches its content
+ * hash.
+ */
+static void test_damage_affects_only_its_record(void **state) {
     fixture *f = *state;
     char path[600];
     snprintf(path, sizeof(path), "%s/hurt", f->dir);
@@ -421,7 +429,7 @@ static void test_damage_stays_with_its_record(void **state) {
     assert_int_equal(chunk_read_payload(c, &c->outer[1], payload, &err), CKD_E_CORRUPT);
     assert_string_equal(err.tensor, "");
     free(payload);
-    /* A small file was read whole when it was opened: what changes in it since is not seen. */
+    /* A small file is read whole when it is opened, so that later changes have no effect. */
     int fd = open(path, O_WRONLY);
     poke(fd, c->records[0].payload_offset, (uint8_t)~f->payloads[0][0]);
     close(fd);
@@ -431,7 +439,7 @@ static void test_damage_stays_with_its_record(void **state) {
     chunk_close(c);
 }
 
-/* Of a file too large to be kept in memory, what changes while it is open is found by the checksum. */
+/* A file that is too large to be kept in memory changes while it is open. The checksum detects that. */
 static void test_changes_while_open_are_found(void **state) {
     fixture *f = *state;
     enum { HUGE_PAYLOAD = 300000 };
@@ -468,9 +476,12 @@ static void test_changes_while_open_are_found(void **state) {
     chunk_close(c);
 }
 
-/* ---- checkpoints that share a file ---- */
+/* ---- two checkpoints in one file ---- */
 
-/* Three rounds of a large and two small records for each of two checkpoints: bundles of both, in turns. */
+/*
+ * Writes three rounds of a large and two small records for each of two checkpoints, so that bundles of both
+ * alternate.
+ */
 static void write_two(const char *path, const fixture *f, const ckd_id ids[2]) {
     chunk_writer *w = writer_at(path, true);
     for (size_t i = 0; i < 18; i++) {
@@ -486,7 +497,7 @@ static void write_two(const char *path, const fixture *f, const ckd_id ids[2]) {
     finish(w);
 }
 
-/* Those of one, in order, readable. */
+/* The records of one checkpoint are in order and can be read. */
 static void check_part(chunk *c, const ckd_id *id, size_t first, const fixture *f) {
     const chunk_records *part, *again;
     assert_int_equal(chunk_records_of(&part, c, id, NULL), CKD_OK);
@@ -525,7 +536,7 @@ static void test_parts(void **state) {
     }
     chunk_close(c);
 
-    /* The heads of one's are damaged: the other does not notice. */
+    /* Damage to the heads of one checkpoint does not affect the other. */
     bytes data = {0};
     assert_int_equal(file_read_all(&data, path, 1 << 20, NULL), CKD_OK);
     data.data[heads] ^= 1;
@@ -539,9 +550,9 @@ static void test_parts(void **state) {
     chunk_close(c);
 }
 
-/* ---- bundles that lie ---- */
+/* ---- bundles with wrong contents ---- */
 
-/* A file of one bundle with this payload, all checksums of the file right. */
+/* Writes a file with a bundle of this payload. All checksums of the file are right. */
 static void put_bundle(const char *path, const bytes *payload, uint64_t features) {
     chunk_identity id = {sample_id(1), sample_id(2), sample_id(3)};
     record_tensor tensor = {.name = BUNDLE_NAME, .checkpoint = sample_id(5), .role = CKD_ROLE_OTHER};
@@ -582,14 +593,14 @@ static void put_bundle(const char *path, const bytes *payload, uint64_t features
     bytes_free(&index);
 }
 
-/* What a crafted bundle says: two u8 blocks of 3 elements with payloads of 3 bytes, the second with a dependency. */
+/* A crafted bundle: two u8 blocks of 3 elements with payloads of 3 bytes, the second with a dependency. */
 typedef struct craft {
-    uint32_t count, raw_more, hashes_more; /* 0: as they are */
+    uint32_t count, raw_more, hashes_more; /* 0: the right values */
     uint8_t heads[160];
     size_t heads_size;
     size_t payload_size;
     bool packed;
-    int frames; /* of the packed heads */
+    int frames; /* of the compressed heads */
 } craft;
 
 enum {
@@ -627,7 +638,7 @@ static ckd_status try_craft(fixture *f, const craft *c, uint64_t features, ckd_e
     memcpy(packed, c->heads, size);
     if (c->packed) {
         size = ZSTD_compress(packed, sizeof(packed), c->heads, c->heads_size, 3);
-        for (int i = 1; i < c->frames; i++) { /* an empty one behind it */
+        for (int i = 1; i < c->frames; i++) { /* adds an empty frame */
             size += ZSTD_compress(packed + size, sizeof(packed) - size, "", 0, 3);
         }
     }
@@ -658,7 +669,7 @@ static ckd_status try_craft(fixture *f, const craft *c, uint64_t features, ckd_e
         }                                                                              \
     } while (0)
 
-static void test_bundles_that_lie(void **state) {
+static void test_bundles_with_wrong_heads(void **state) {
     EXPECT(CKD_OK, (void)c);
     EXPECT(CKD_E_CORRUPT, c.count = 4);
     EXPECT(CKD_E_CORRUPT, c.count = 4097);
@@ -673,11 +684,11 @@ static void test_bundles_that_lie(void **state) {
     EXPECT(CKD_E_CORRUPT, c.heads_size--);
     EXPECT(CKD_E_CORRUPT, c.payload_size++);
     EXPECT(CKD_E_CORRUPT, c.payload_size--);
-    EXPECT(CKD_E_CORRUPT, c.heads[AT_PLACE] = 1);     /* no record stands in front of the bundle */
-    EXPECT(CKD_E_CORRUPT, c.heads[AT_KIND] = 5);      /* a bundle in a bundle */
-    EXPECT(CKD_E_CORRUPT, c.heads[AT_PREDICTOR] = 1); /* without a dependency */
+    EXPECT(CKD_E_CORRUPT, c.heads[AT_PLACE] = 1);     /* there is no record before the bundle */
+    EXPECT(CKD_E_CORRUPT, c.heads[AT_KIND] = 5);      /* a bundle within a bundle */
+    EXPECT(CKD_E_CORRUPT, c.heads[AT_PREDICTOR] = 1); /* it lacks a dependency */
     EXPECT(CKD_E_CORRUPT, c.heads[AT_LEFT] = 4);
-    EXPECT(CKD_E_CORRUPT, c.heads[AT_LEFT] = 1); /* two elements, of three bytes of payload */
+    EXPECT(CKD_E_CORRUPT, c.heads[AT_LEFT] = 1); /* two elements with three bytes of payload */
     EXPECT(CKD_E_CORRUPT, c.heads[AT_LEFT] = 1; c.heads[AT_SIZE] = 2);
     EXPECT(CKD_OK, c.heads[AT_LEFT] = 1; c.heads[AT_SIZE] = 2; c.payload_size = 5);
     EXPECT(CKD_E_CORRUPT, c.heads[AT_SIZE] = 4);
@@ -686,7 +697,7 @@ static void test_bundles_that_lie(void **state) {
     EXPECT(CKD_E_CORRUPT, c.heads[AT_FLAGS] = 8);
     EXPECT(CKD_E_CORRUPT, c.heads[AT_FLAGS] = 0);
     EXPECT(CKD_E_CORRUPT, memset(&c.heads[AT_FLAGS + 1], 0, 16)); /* no checkpoint */
-    EXPECT(CKD_E_CORRUPT, memset(&c.heads[AT_FLAGS + 1], 5, 16)); /* its own */
+    EXPECT(CKD_E_CORRUPT, memset(&c.heads[AT_FLAGS + 1], 5, 16)); /* its own checkpoint */
     EXPECT(CKD_E_UNSUPPORTED, c.heads[AT_REGION] = 3);
     EXPECT(CKD_E_UNSUPPORTED, c.heads[10] = 77); /* dtype */
     EXPECT(CKD_OK, c.packed = true; c.frames = 1);
@@ -694,10 +705,10 @@ static void test_bundles_that_lie(void **state) {
     EXPECT(CKD_E_CORRUPT, c.packed = true; c.frames = 1; c.raw_more = 1);
 }
 
-/* Of one record that would be a bundle by itself, but for where it is. */
+/* A bundle with one record that is a bundle itself. */
 static void test_no_bundle_in_a_bundle(void **state) {
     fixture *f = *state;
-    for (uint8_t kind = 5; kind < 9; kind += 3) { /* of kind 8 nothing is known, so that it may be there */
+    for (uint8_t kind = 5; kind < 9; kind += 3) { /* kind 8 is unknown, so it may be there */
         const uint8_t heads[] = {0, kind, 0, 0, 5, 0, 0,   0,   0,   1,   3,   3,   0, 0,
                                  0, 0,    0, 0, 0, 6, 'b', 'u', 'n', 'd', 'l', 'e', 0};
         bytes payload = {0};
@@ -719,8 +730,8 @@ static void test_no_bundle_in_a_bundle(void **state) {
     }
 }
 
-/* Each byte of the heads, with every value: nothing crashes, and what is accepted has no problem. */
-static void test_any_heads(void **state) {
+/* Sets each byte of the heads to many values. Nothing crashes, and accepted records are valid. */
+static void test_heads_with_any_bytes(void **state) {
     size_t accepted = 0;
     for (size_t at = 0; at < sound().heads_size - 16; at++) {
         for (unsigned value = 0; value < 256; value += value < 8 || value > 250 ? 1 : 11) {
@@ -741,8 +752,8 @@ static void test_a_bundle_needs_its_feature(void **state) {
     assert_int_equal(err.offset, CHUNK_HEADER_SIZE);
 }
 
-/* A bundle's header has no free fields. */
-static void test_headers_that_lie(void **state) {
+/* No field of a bundle's header may have another value. */
+static void test_bundles_with_wrong_headers(void **state) {
     (void)state;
     for (int field = 0; field < 14; field++) {
         ckd_status status;
@@ -773,7 +784,7 @@ static void test_headers_that_lie(void **state) {
     }
 }
 
-static void test_the_writer_makes_bundles_itself(void **state) {
+static void test_the_writer_makes_bundles(void **state) {
     fixture *f = *state;
     char path[600];
     snprintf(path, sizeof(path), "%s/refused", f->dir);
@@ -825,8 +836,8 @@ static void test_failing_disk(void **state) {
         assert_int_equal(status, done ? CKD_OK : CKD_E_NOSPACE);
         assert_int_equal(file_exists(path), done);
     }
-    assert_in_range(steps, 5,
-                    99); /* create, write, rewriting the header, sync and close failed at least once each */
+    /* Create, write, rewriting the header, sync and close failed at least once each. */
+    assert_in_range(steps, 5, 99);
     expect_same_file(path, f->path);
 }
 
@@ -836,21 +847,21 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         WITH_FILE(test_round_trip),
         WITH_FILE(test_hints),
-        WITH_FILE(test_files_without_bundles_are_as_ever),
+        WITH_FILE(test_files_without_bundles_need_no_feature),
         WITH_FILE(test_order_is_kept),
         WITH_FILE(test_bundles_are_bounded),
         WITH_FILE(test_overhead),
         WITH_FILE(test_every_flipped_bit_is_found),
         WITH_FILE(test_every_truncation_is_found),
-        WITH_FILE(test_damage_stays_with_its_record),
+        WITH_FILE(test_damage_affects_only_its_record),
         WITH_FILE(test_changes_while_open_are_found),
         WITH_FILE(test_parts),
-        WITH_FILE(test_bundles_that_lie),
+        WITH_FILE(test_bundles_with_wrong_heads),
         WITH_FILE(test_no_bundle_in_a_bundle),
-        WITH_FILE(test_any_heads),
+        WITH_FILE(test_heads_with_any_bytes),
         WITH_FILE(test_a_bundle_needs_its_feature),
-        WITH_FILE(test_headers_that_lie),
-        WITH_FILE(test_the_writer_makes_bundles_itself),
+        WITH_FILE(test_bundles_with_wrong_headers),
+        WITH_FILE(test_the_writer_makes_bundles),
         WITH_FILE(test_failing_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

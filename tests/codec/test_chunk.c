@@ -1,4 +1,7 @@
-/* Chunk files: round trips, every flipped bit and every truncation, and files that lie with right checksums. */
+/*
+ * Chunk files: round trips, every flipped bit and every truncation, and files with right checksums and wrong
+ * contents.
+ */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +24,7 @@ typedef struct fixture {
     uint8_t payloads[SAMPLE_COUNT][SAMPLE_BYTES];
     hash128 root;
     uint64_t size;
-    bytes data; /* the file */
+    bytes data; /* the contents of the file */
 } fixture;
 
 static int set_up(void **state) {
@@ -51,7 +54,7 @@ static void put_file(const char *path, const void *data, size_t size) {
     assert_int_equal(fclose(out), 0);
 }
 
-/* Opens, checks every record and reads every payload: the whole of what finds damage. */
+/* Opens a file, checks every record and reads every payload: all checks that find damage. */
 static ckd_status check_all(const char *path, ckd_error *err) {
     chunk *c;
     ckd_status status = chunk_open(&c, path, err);
@@ -105,7 +108,7 @@ static void test_round_trip(void **state) {
     chunk_close(NULL);
 }
 
-/* Puts one byte into a file. */
+/* Overwrites one byte of a file. */
 static void poke(int fd, size_t at, uint8_t byte) {
     assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
 }
@@ -155,7 +158,7 @@ static void test_every_truncation_is_found(void **state) {
         assert_int_equal(chunk_open(&(chunk *){NULL}, path, &err), CKD_E_CORRUPT);
         assert_string_equal(err.file, path);
     }
-    /* One byte more, or bytes lost in front, are found as well. */
+    /* Added bytes, or bytes missing at the beginning, are found, too. */
     uint8_t *longer = calloc(1, f->data.size + 1);
     memcpy(longer, f->data.data, f->data.size);
     put_file(path, longer, f->data.size + 1);
@@ -207,7 +210,7 @@ static void test_versions_and_features(void **state) {
     assert_int_equal(check_all(path, &err), CKD_E_UNSUPPORTED);
     assert_non_null(strstr(err.message, "2.0"));
     f->data.data[8] = 1;
-    f->data.data[10] = 9; /* minor version: read all the same */
+    f->data.data[10] = 9; /* another minor version can be read */
     reseal_header(&f->data);
     put_file(path, f->data.data, f->data.size);
     assert_int_equal(check_all(path, &err), CKD_OK);
@@ -216,7 +219,7 @@ static void test_versions_and_features(void **state) {
         f->data.data[16 + bit / 8] = (uint8_t)(1u << bit % 8);
         reseal_header(&f->data);
         put_file(path, f->data.data, f->data.size);
-        bool known = CHUNK_FEATURES >> bit & 1; /* and not in need of being used */
+        bool known = CHUNK_FEATURES >> bit & 1; /* and need not be in use */
         assert_int_equal(check_all(path, &err), known ? CKD_OK : CKD_E_UNSUPPORTED);
         f->data.data[16 + bit / 8] = 0;
     }
@@ -230,13 +233,13 @@ static void test_versions_and_features(void **state) {
     assert_int_equal(check_all(path, &err), CKD_E_CORRUPT);
 }
 
-static void test_footers_that_lie(void **state) {
+static void test_footers_with_wrong_fields(void **state) {
     fixture *f = *state;
     char path[600];
     snprintf(path, sizeof(path), "%s/lying", f->dir);
     bytes original = {0};
     bytes_put(&original, f->data.data, f->data.size);
-    /* The last one, times the least size of an index entry, is 59 modulo 2^64. */
+    /* The last value times the smallest size of an index entry is 59 modulo 2^64. */
     static const uint64_t values[] = {
         0,
         1,
@@ -267,7 +270,7 @@ static void test_footers_that_lie(void **state) {
     bytes_free(&original);
 }
 
-/* A file made by hand: `record_bytes` between header and index, `index` raw, all checksums right. */
+/* Writes a crafted file: `record_bytes` between header and index, a raw `index`, all checksums right. */
 static void put_crafted(const char *path, const bytes *original, const bytes *records, const bytes *index,
                         uint64_t count) {
     bytes b = {0};
@@ -291,9 +294,10 @@ static void put_crafted(const char *path, const bytes *original, const bytes *re
 }
 
 typedef struct crafted {
-    uint64_t gap, declared_gap; /* zero bytes in front of the second record, and what the index says */
-    size_t junk;                /* bytes behind the last record */
-    size_t index_tail;          /* bytes behind the last index entry */
+    /* gap: zero bytes before the second record; declared_gap: as the index says */
+    uint64_t gap, declared_gap;
+    size_t junk;       /* bytes after the last record */
+    size_t index_tail; /* bytes after the last index entry */
     int gap_byte;
     ckd_status expected;
 } crafted;
@@ -353,7 +357,7 @@ static void test_payload_that_leaves_the_file(void **state) {
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         bytes records = {0}, index = {0};
         record r = sample_block();
-        r.kind = 9; /* nothing but the file bounds its payload */
+        r.kind = 9; /* for this kind only the file limits the payload */
         r.stored_size = sizes[i];
         record_encode(&records, &r);
         bytes_put(&records, f->payloads[0], 96);
@@ -368,7 +372,7 @@ static void test_payload_that_leaves_the_file(void **state) {
     }
 }
 
-/* The same index, compressed in ways that leave room for bytes without meaning. */
+/* The same index, compressed in ways that leave space for bytes without meaning. */
 static void test_index_is_one_frame(void **state) {
     fixture *f = *state;
     char path[600];
@@ -437,7 +441,7 @@ static void test_overhead(void **state) {
         assert_int_equal(strlen(name), 40);
         record_tensor t = {name, sample_id(5), CKD_ROLE_WEIGHT, CKD_F32, 2, {81920, 4096}};
         ckd_region whole = {.kind = CKD_REGION_WHOLE};
-        /* Hashes as random as they are in practice: nothing else in a header resists compression. */
+        /* Hashes are as random as real ones. Everything else in a header can be compressed. */
         hash128 content = hash128_of(&i, sizeof(i)), other = hash128_of(&content, sizeof(content));
         dependency d = {DEPENDS_VALUES, sample_id(4), "", true, whole, 0, 0, other};
         record r = {.kind = RECORD_BLOCK,
@@ -480,7 +484,7 @@ static void test_writer_refuses_nonsense(void **state) {
     r.count++;
     assert_int_equal(chunk_writer_append(w, &r, f->payloads[0], &err), CKD_E_INVALID);
     assert_string_equal(err.tensor, "layer.0.weight");
-    /* After a failure there is no going on, and nothing is left behind. */
+    /* After a failure no call succeeds, and no file is left. */
     r.count--;
     assert_int_equal(chunk_writer_append(w, &r, f->payloads[0], &err), CKD_E_INVALID);
     hash128 root;
@@ -488,7 +492,7 @@ static void test_writer_refuses_nonsense(void **state) {
     assert_int_equal(chunk_writer_finish(w, &root, &size, &err), CKD_E_INVALID);
     assert_int_equal(size, 0);
     assert_false(file_exists(path));
-    /* An existing file is not touched. */
+    /* An existing file is not changed. */
     assert_int_equal(chunk_writer_create(&w, f->path, &identity, &err), CKD_E_EXISTS);
     assert_null(w);
     assert_int_equal(check_all(f->path, NULL), CKD_OK);
@@ -499,7 +503,7 @@ static void test_writer_refuses_nonsense(void **state) {
     chunk_writer_abort(NULL);
 }
 
-/* Fails the n-th step on files, once. */
+/* Lets the n-th step on files fail, once. */
 typedef struct nth_fault {
     int left, errnum;
 } nth_fault;
@@ -552,7 +556,7 @@ int main(void) {
         WITH_FILE(test_every_truncation_is_found),
         WITH_FILE(test_errors_say_where),
         WITH_FILE(test_versions_and_features),
-        WITH_FILE(test_footers_that_lie),
+        WITH_FILE(test_footers_with_wrong_fields),
         WITH_FILE(test_records_must_tile_the_file),
         WITH_FILE(test_payload_that_leaves_the_file),
         WITH_FILE(test_index_is_one_frame),

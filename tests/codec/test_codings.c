@@ -50,7 +50,7 @@ static const coding byte_codings[] = {CODING_RAW, CODING_ZSTD, CODING_LZ4, CODIN
                                       CODING_LZ4_PLANES};
 #define BYTE_CODINGS (sizeof(byte_codings) / sizeof(byte_codings[0]))
 
-/* Into exactly sized memory between sentinels. */
+/* Decodes to memory of the exact size, between sentinels. */
 static ckd_status decode(uint8_t *out, coding how, unsigned width, size_t raw, const uint8_t *from,
                          size_t stored, ckd_error *err) {
     memset(out, 0xa5, raw + 2 * GUARD);
@@ -147,7 +147,7 @@ static void test_planes_pay(void **state) {
     free(data);
 }
 
-/* A result that is not smaller than the limit is none, and nothing is written beyond it. */
+/* A result that is not smaller than the limit is discarded, and nothing is written beyond the limit. */
 static void test_limits(void **state) {
     (void)state;
     uint8_t *data = make(8000, 1);
@@ -172,7 +172,7 @@ static void test_limits(void **state) {
     free(data);
 }
 
-/* Damage gives an error or other bytes, never a touch outside. */
+/* Damage gives an error or other bytes, but never an access outside of the buffers. */
 static void test_damage(void **state) {
     (void)state;
     uint8_t *data = make(1200, 1), *out = malloc(1200 + 2 * GUARD);
@@ -196,7 +196,7 @@ static void test_damage(void **state) {
             assert_int_equal(decode(out, byte_codings[h], 4, 1200, exact, left, NULL), CKD_E_CORRUPT);
             free(exact);
         }
-        /* another size than what is stored */
+        /* a size other than the stored one */
         assert_int_equal(decode(out, byte_codings[h], 4, 1196, to, stored, NULL), CKD_E_CORRUPT);
         uint8_t *larger = malloc(1204 + 2 * GUARD);
         assert_int_equal(decode(larger, byte_codings[h], 4, 1204, to, stored, NULL), CKD_E_CORRUPT);
@@ -218,13 +218,13 @@ static void test_one_frame_only(void **state) {
     memmove(to + sizeof(skippable), to, first);
     memcpy(to, skippable, sizeof(skippable));
     assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + sizeof(skippable), NULL), CKD_E_CORRUPT);
-    /* frames that add nothing to the values are still more than one */
+    /* frames without content are still additional frames */
     memmove(to, to + sizeof(skippable), first);
     memcpy(to + first, skippable, sizeof(skippable));
     assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + sizeof(skippable), NULL), CKD_E_CORRUPT);
     second = ZSTD_compress(to + first, sizeof(to) - first, data, 0, 3);
     assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + second, NULL), CKD_E_CORRUPT);
-    /* a frame that does not say how much it holds */
+    /* a frame without its content size */
     ZSTD_CCtx *c = ZSTD_createCCtx();
     ZSTD_CCtx_setParameter(c, ZSTD_c_contentSizeFlag, 0);
     size_t unsaid = ZSTD_compress2(c, to, sizeof(to), data, 64);

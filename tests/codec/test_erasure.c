@@ -1,4 +1,7 @@
-/* Erasure coding: whatever is lost, up to as many pieces as there is parity, comes back; row 0 is XOR and needs no library. */
+/*
+ * Erasure coding: as many lost pieces as there are parity pieces can be rebuilt. Row 0 is XOR, and needs no
+ * library.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +19,7 @@ enum { SIZE = 777, COLUMNS = 11, ROWS = 5 };
 
 static uint8_t data[COLUMNS][SIZE], parity[ROWS][SIZE];
 
-/* Bit by bit, for comparison. */
+/* The product, computed bit by bit for comparison. */
 static uint8_t times(uint8_t a, uint8_t b) {
     unsigned product = 0;
     for (int i = 0; i < 8; i++) {
@@ -85,7 +88,7 @@ static void test_sums(void **unused) {
     }
 }
 
-/* Rebuilds the columns in `lost` (bits) from the rows in `from`. */
+/* Rebuilds the columns in `lost_bits` from the rows in `row_bits`. */
 static void rebuild(unsigned lost_bits, unsigned row_bits) {
     unsigned lost[COLUMNS], known[COLUMNS], rows[ROWS] = {0};
     size_t lost_count = 0, known_count = 0, row_count = 0;
@@ -119,7 +122,7 @@ static void rebuild(unsigned lost_bits, unsigned row_bits) {
     }
 }
 
-/* Every choice of lost pieces, from every choice of rows that is enough. */
+/* Every choice of lost pieces, and every sufficient choice of rows. */
 static void test_all_losses(void **unused) {
     (void)unused;
     fill();

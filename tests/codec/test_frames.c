@@ -1,4 +1,7 @@
-/* Framed symbol streams: round trips with grids of all kinds, what is framed, sizes and estimates, room, damage, FORMAT.md's example. */
+/*
+ * Framed symbol streams: round trips with grids of all kinds, which streams are framed, sizes and estimates,
+ * capacity, damage, and the example in FORMAT.md.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,9 +38,9 @@ typedef enum kind {
     ALL_EQUAL,
     RANDOM,
     SHARED, /* the lowest bits are the same, the highest differ */
-    LEVELS, /* rows and columns differ in scale */
+    LEVELS, /* rows and columns have different scales */
     BOTH,
-    MANY_ZEROS, /* as LEVELS, half of the rows and some columns zero */
+    MANY_ZEROS, /* like LEVELS, but half of the rows and some columns are zero */
     KINDS
 } kind;
 
@@ -54,7 +57,7 @@ static uint64_t mixed(uint64_t x) {
     return x * UINT64_C(0xbf58476d1ce4e5b9) >> 32;
 }
 
-/* Up to 88 symbols, as its row and column say; what is below them is noise. */
+/* Up to 88 symbols, depending on row and column. The bits below are noise. */
 static uint64_t leveled(const data *d, size_t i, bool zeros) {
     uint64_t columns = d->grid.columns ? d->grid.columns : 1;
     uint64_t row = (d->grid.phase + i) / columns, column = (d->grid.phase + i) % columns;
@@ -106,7 +109,7 @@ static void check_guard(const uint8_t *at) {
     }
 }
 
-/* A block of exactly `size` bytes of its own, so that a sanitizer sees what is read beyond it. */
+/* A copy in an allocation of the exact size, so that sanitizers notice reads beyond it. */
 static uint8_t *exactly(const uint8_t *from, size_t size) {
     uint8_t *copy = malloc(size ? size : 1);
     assert_non_null(copy);
@@ -124,12 +127,12 @@ static uint8_t *encode(const data *d, int slot, const symbols_grid *grid, size_t
     *size = symbols_encode(work, slot, d->values, NULL, out, bound);
     assert_true(*size > 0 && *size <= bound);
     check_guard(out + bound);
-    /* The plan is what the choice between codings rests on. */
+    /* The choice between codings relies on the planned size. */
     assert_true(*size <= planned + planned / 256 + 8 && planned <= *size + *size / 256 + 48);
     return out;
 }
 
-/* Into memory at an odd address, with sentinels. The values are at `all` + GUARD + 1. */
+/* Decodes to an odd address, with sentinels. The values are at `all` + GUARD + 1. */
 static ckd_status decode_into(uint8_t *all, const data *d, const uint8_t *context, const uint8_t *stream,
                               size_t size, ckd_error *err) {
     size_t room = d->n * d->width;
@@ -197,7 +200,7 @@ static void test_round_trips(void **state) {
     }
 }
 
-/* Every number of columns for which there may be levels, and some more. */
+/* Every number of columns for which there may be levels, and some larger ones. */
 static void test_all_columns(void **state) {
     (void)state;
     size_t levels = 0;
@@ -222,8 +225,8 @@ static void test_whole_blocks(void **state) {
     }
 }
 
-/* A grid that makes no sense is no grid. */
-static void test_senseless_grids(void **state) {
+/* A senseless grid is ignored. */
+static void test_senseless_grids_are_ignored(void **state) {
     (void)state;
     static const symbols_grid grids[] = {
         {0, 0}, {0, 5}, {64, 64}, {64, UINT64_MAX}, {UINT64_MAX, UINT64_MAX - 1}};
@@ -235,7 +238,7 @@ static void test_senseless_grids(void **state) {
     free(d.values);
 }
 
-/* ---- what is framed ---- */
+/* ---- which streams are framed ---- */
 
 typedef struct head {
     bool framed;
@@ -268,12 +271,12 @@ static head head_of(const data *d, const symbols_grid *grid) {
     return h;
 }
 
-/* So few bits saved are not worth a frame; those of symbols cost nothing anyway. */
+/* A frame is not worth it for fewer bits. Shared bits that belong to symbols cost nothing anyway. */
 static bool worth(size_t n, unsigned shift, unsigned low_bits) {
     return n * (shift < low_bits ? shift : low_bits) >= 128;
 }
 
-/* All numbers of shared bits, found whatever they are, and no more than are shared by all. */
+/* Every number of shared bits is found, and never more than all integers share. */
 static void test_shared_bits(void **state) {
     (void)state;
     static const size_t counts[] = {2, 63, 64, 65, 3000};
@@ -283,7 +286,7 @@ static void test_shared_bits(void **state) {
         for (unsigned shift = 0; shift < bits; shift++) {
             data d = make(RANDOM, width, n, 0, 0);
             uint64_t shared = next_random() & ((UINT64_C(1) << shift) - 1);
-            for (size_t i = 0; i < n; i++) { /* the next bit is one in the last integer only */
+            for (size_t i = 0; i < n; i++) { /* the next bit is 1 in the last integer only */
                 uint64_t above = i == 0 ? 0 : (i == n - 1 ? UINT64_MAX : next_random());
                 uint64_t v = above << shift << 1 | (uint64_t)(i == n - 1) << shift | shared;
                 memcpy(d.values + i * width, &v, width);
@@ -311,7 +314,7 @@ static void test_equal_integers(void **state) {
     }
 }
 
-static void test_levels_where_they_say_something(void **state) {
+static void test_levels_where_they_help(void **state) {
     (void)state;
     for (size_t w = 0; w < 4; w++) {
         for (int k = 0; k < KINDS; k++) {
@@ -320,13 +323,13 @@ static void test_levels_where_they_say_something(void **state) {
             bool leveled = k == LEVELS || k == BOTH || k == MANY_ZEROS;
             assert_true(leveled ? h.columns == 90 && h.phase == 13 : h.columns == 0);
             unsigned shift = k == BOTH ? 1 : (k == SHARED ? 8 * widths[w] / 3 : 0);
-            assert_int_equal(h.shift, widths[w] == 1 ? 0 : shift); /* a byte is all symbol */
+            assert_int_equal(h.shift, widths[w] == 1 ? 0 : shift); /* a byte has no bits below the symbol */
             free(d.values);
         }
     }
 }
 
-/* Contexts that are given take the place of a frame, and so does CLASS. */
+/* With contexts, or in mode CLASS, there is no frame. */
 static void test_no_frame_with_contexts(void **state) {
     (void)state;
     data d = make(BOTH, 4, 8192, 64, 0);
@@ -351,8 +354,8 @@ static void test_no_frame_with_contexts(void **state) {
     free(d.values);
 }
 
-/* What a decoder is given as contexts is not used: a framed stream has its own. */
-static void test_contexts_from_elsewhere(void **state) {
+/* The decoder ignores contexts from its caller: a framed stream has its own. */
+static void test_contexts_of_the_caller_are_ignored(void **state) {
     (void)state;
     data d = make(BOTH, 2, 8192, 64, 9);
     size_t size;
@@ -376,10 +379,10 @@ static void test_frames_pay(void **state) {
     size_t n = 1 << 16;
     data d = make(LEVELS, 4, n, 256, 0);
     size_t with = round_trip(&d, &d.grid), without = round_trip(&d, NULL);
-    /* 24 bits of noise; of the symbol 3.5 bits are left of 6. */
+    /* 24 bits are noise; symbols take 3.5 bits instead of 6 */
     assert_true(8 * with < n * 28 - n / 3 && 8 * without > n * 30);
     free(d.values);
-    /* The shared bit is the whole difference. */
+    /* The shared bit is the only difference. */
     data one = make(LEVELS, 4, n, 256, 0), none = make(LEVELS, 4, n, 256, 0);
     for (size_t i = 0; i < n; i++) {
         one.values[4 * i] |= 1;
@@ -390,20 +393,20 @@ static void test_frames_pay(void **state) {
     assert_true(saved > n / 8 - n / 64 && saved < n / 8 + n / 64);
     free(one.values);
     free(none.values);
-    /* A grid that says nothing costs nothing. */
+    /* A grid that does not help costs nothing. */
     data random = make(SHARED, 4, n, 0, 0);
     symbols_grid grid = {100, 7};
     assert_int_equal(round_trip(&random, &grid), round_trip(&random, NULL));
     free(random.values);
 }
 
-/* From a uniform pair; Box and Muller. */
+/* A normal number by Box and Muller, from two uniform ones. */
 static double normal(void) {
     double u = ((double)(next_random() >> 11) + 0.5) * 0x1p-53, v = (double)(next_random() >> 11) * 0x1p-53;
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* Second moments (their roots with a sign, where `sign`) as they lie in training, in fp32, rotated as the engine does. */
+/* Second moments in fp32 as in training (sign: their roots with a sign), rotated as the engine does. */
 static data moments(size_t rows, size_t columns, double spread, bool sign) {
     data d = {4, rows * columns, {columns, 0}, malloc(rows * columns * 4)};
     double *row = malloc(rows * sizeof(*row)), *column = malloc(columns * sizeof(*column));
@@ -427,7 +430,7 @@ static data moments(size_t rows, size_t columns, double spread, bool sign) {
     return d;
 }
 
-/* Whole rows from all over the matrix, as the engine takes them. */
+/* Estimates from whole rows all over the matrix, as the engine does. */
 static double estimated(const data *d, size_t share, const symbols_grid *grid) {
     size_t columns = (size_t)d->grid.columns, rows = d->n / columns, taken = rows / share;
     uint8_t *sample = malloc(taken * columns * 4);
@@ -460,7 +463,7 @@ static void test_estimates(void **state) {
     }
 }
 
-/* ---- plans and room ---- */
+/* ---- plans and capacity ---- */
 
 static void test_two_slots(void **state) {
     (void)state;
@@ -471,7 +474,7 @@ static void test_two_slots(void **state) {
         symbols_plan(work, i, SYMBOLS_SPLIT, &(symbols_input){d[i].width, d[i].n, d[i].values, NULL},
                      &d[i].grid);
     }
-    for (int i = 1; i >= 0; i--) { /* decoding in between must not disturb the other plan */
+    for (int i = 1; i >= 0; i--) { /* decoding in between must not change the other plan */
         out[i] = malloc(symbols_bound(work, i));
         assert_non_null(out[i]);
         size[i] = symbols_encode(work, i, d[i].values, NULL, out[i], symbols_bound(work, i));
@@ -485,7 +488,7 @@ static void test_two_slots(void **state) {
     }
 }
 
-/* Too little room is reported, nothing is written beyond it, and just enough is enough. */
+/* Too small a capacity is reported, and nothing is written beyond it. The exact size is enough. */
 static void test_capacity(void **state) {
     (void)state;
     static const kind kinds[] = {LEVELS, SHARED, BOTH, MANY_ZEROS};
@@ -522,7 +525,7 @@ static data damage_sample(size_t which) {
                 samples[which].columns / 2);
 }
 #define DAMAGE_SAMPLES 4
-#define DAMAGED_FRONT  400 /* frame, levels and headers lie here */
+#define DAMAGED_FRONT  400 /* the frame, the levels and the headers are here */
 
 static void test_flipped_bits(void **state) {
     (void)state;
@@ -578,12 +581,12 @@ int main(void) {
         cmocka_unit_test(test_round_trips),
         cmocka_unit_test(test_all_columns),
         cmocka_unit_test(test_whole_blocks),
-        cmocka_unit_test(test_senseless_grids),
+        cmocka_unit_test(test_senseless_grids_are_ignored),
         cmocka_unit_test(test_shared_bits),
         cmocka_unit_test(test_equal_integers),
-        cmocka_unit_test(test_levels_where_they_say_something),
+        cmocka_unit_test(test_levels_where_they_help),
         cmocka_unit_test(test_no_frame_with_contexts),
-        cmocka_unit_test(test_contexts_from_elsewhere),
+        cmocka_unit_test(test_contexts_of_the_caller_are_ignored),
         cmocka_unit_test(test_frames_pay),
         cmocka_unit_test(test_estimates),
         cmocka_unit_test(test_two_slots),

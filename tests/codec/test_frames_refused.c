@@ -1,6 +1,6 @@
 /*
- * What a decoder refuses of framed symbol streams, field by field, from streams put together by hand; FORMAT.md's example; and
- * that the portable loops of frames do what the vectorised ones do.
+ * Framed symbol streams that a decoder must refuse, field by field, in crafted streams; the example in
+ * FORMAT.md; and the portable loops of frames, compared with the vectorised ones.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@
 #include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
 
-/* ---- the portable loops: the same sources, under other names, for a processor without AVX2 ---- */
+/* ---- the portable loops: the same sources with other names, compiled for a processor without AVX2 ---- */
 
 #define cpu_has_avx2()                false
 #define symbols_shared_bits           portable_shared_bits
@@ -64,7 +64,7 @@ static int tear_down(void **state) {
 
 static const unsigned widths[] = {1, 2, 4, 8};
 
-/* Shared bits, and their being put back, of arrays of all lengths at all addresses. */
+/* Finding and restoring shared bits, for arrays of all lengths and alignments. */
 static void test_shared_bits_without_avx2(void **state) {
     (void)state;
     enum { MOST = 300 };
@@ -95,7 +95,7 @@ static void test_shared_bits_without_avx2(void **state) {
     }
 }
 
-/* The contexts by definition, and levels that are chosen. */
+/* Contexts compared with their definition, and chosen levels. */
 static void test_levels_without_avx2(void **state) {
     (void)state;
     enum { MOST = 20000 };
@@ -135,7 +135,7 @@ static void test_levels_without_avx2(void **state) {
     assert_true(chosen > 50 && chosen < 200);
 }
 
-/* ---- streams put together ---- */
+/* ---- crafted streams ---- */
 
 enum { N = 640, COLUMNS = 40, PHASE = 7, ROWS = 17, LINES = ROWS + COLUMNS, WIDTH = 2, MOST = 8192 };
 
@@ -161,7 +161,7 @@ static void put_number(stream *s, uint64_t v) {
     put_byte(s, (unsigned)v);
 }
 
-/* A dense stream of n integers of `width` bytes. */
+/* A dense stream of n integers of `width` bytes each. */
 static stream dense(symbols_mode mode, unsigned width, const void *values, const uint8_t *context, size_t n) {
     stream s = {.size = 0};
     symbols_groups groups;
@@ -172,18 +172,18 @@ static stream dense(symbols_mode mode, unsigned width, const void *values, const
     return s;
 }
 
-/* The parts of a framed stream: fields may be set to anything before they are put together. */
+/* The parts of a framed stream. Tests may set fields to any value before `together`. */
 typedef struct parts {
     unsigned shift;
     uint64_t shared, columns, phase;
-    uint64_t size_off; /* added to the size of the levels' stream */
+    uint64_t size_off; /* added to the size of the stream of levels */
     stream levels, integers;
     uint8_t contexts[N];
     uint16_t values[N];
 } parts;
 
-/* Levels 0 ... 7; each integer is 30 times its context or one more, times 4, plus 2. */
-static parts sensible(void) {
+/* Valid parts: levels 0 ... 7; each integer is (30 times its context, plus 0 or 1) times 4, plus 2. */
+static parts valid_parts(void) {
     parts p = {.shift = 2, .shared = 2, .columns = COLUMNS, .phase = PHASE};
     uint8_t levels[LINES];
     uint16_t x[N];
@@ -215,7 +215,7 @@ static stream together(const parts *p) {
     return s;
 }
 
-/* From and into memory of exactly the size. message: part of what the error says, or NULL. */
+/* Decodes from and to memory of the exact size. message: a part of the error's text, or NULL. */
 static ckd_status decode(uint16_t *values, size_t n, const uint8_t *context, const stream *s,
                          const char *message) {
     uint8_t *exact = malloc(s->size ? s->size : 1);
@@ -245,14 +245,14 @@ static void refused(const parts *p, ckd_status want, const char *message) {
 
 #define NO_FRAME "header makes no sense"
 
-static void test_sensible(void **state) {
+static void test_valid_stream(void **state) {
     (void)state;
-    parts p = sensible();
+    parts p = valid_parts();
     uint16_t values[N];
     stream s = together(&p);
     assert_int_equal(decode(values, N, NULL, &s, NULL), CKD_OK);
     assert_memory_equal(values, p.values, sizeof(values));
-    /* Integers modulo 2^16: of x the highest bits are lost. */
+    /* Integers are modulo 2^16: the highest bits of x are lost. */
     uint16_t x[N];
     for (size_t i = 0; i < N; i++) {
         x[i] = (uint16_t)(p.values[i] / 4 | 0xc000);
@@ -261,7 +261,7 @@ static void test_sensible(void **state) {
     s = together(&p);
     assert_int_equal(decode(values, N, NULL, &s, NULL), CKD_OK);
     assert_memory_equal(values, p.values, sizeof(values));
-    /* CLASS will do as well. */
+    /* CLASS is allowed, too. */
     p.integers = dense(SYMBOLS_CLASS, WIDTH, x, p.contexts, N);
     s = together(&p);
     assert_int_equal(decode(values, N, NULL, &s, NULL), CKD_OK);
@@ -281,7 +281,7 @@ static void test_refused_shared_bits(void **state) {
                  {15, 32767, CKD_OK},    {0, 0, CKD_OK},
                  {2, 3, CKD_OK}};
     for (int levels = 0; levels < 2; levels++) {
-        parts p = sensible();
+        parts p = valid_parts();
         if (!levels) {
             p.columns = 0;
             p.integers = dense(SYMBOLS_SPLIT, WIDTH, p.values, NULL, N);
@@ -296,9 +296,12 @@ static void test_refused_shared_bits(void **state) {
 
 static void test_refused_grids(void **state) {
     (void)state;
-    /* 80 is n / 8, hence no room for rows; 9 columns are 72 rows, hence 81 of 80 lines. */
+    /*
+     * 80 is n / 8, which leaves no lines for rows. 9 columns have 72 rows, which are 81 lines where 80 are
+     * allowed.
+     */
     static const uint64_t columns[] = {1, 9, 79, 80, 81, N, N + 1, UINT64_C(1) << 32, UINT64_MAX};
-    parts good = sensible(), p = good;
+    parts good = valid_parts(), p = good;
     for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
         p.columns = columns[i];
         p.phase = 0;
@@ -310,14 +313,14 @@ static void test_refused_grids(void **state) {
         p.phase = phases[i];
         refused(&p, CKD_E_CORRUPT, NO_FRAME);
     }
-    p.phase = COLUMNS - 1; /* sensible, though not what was meant: the contexts are others */
+    p.phase = COLUMNS - 1; /* also valid, but with other contexts */
     stream s = together(&p);
     uint16_t values[N];
     assert_true(decode(values, N, NULL, &s, NULL) == CKD_E_CORRUPT ||
                 memcmp(values, p.values, sizeof(values)) != 0);
 }
 
-/* Exactly n / 8 lines are taken, one more is not. */
+/* Exactly n / 8 lines are accepted, and one more is not. */
 static void test_most_lines(void **state) {
     (void)state;
     for (unsigned phase = 0; phase < 2; phase++) {
@@ -343,8 +346,8 @@ static void test_most_lines(void **state) {
 
 static void test_refused_levels(void **state) {
     (void)state;
-    parts good = sensible(), p = good;
-    /* A stream that begins or ends elsewhere, or beyond the end. */
+    parts good = valid_parts(), p = good;
+    /* A stream that begins or ends in the wrong place, or after the end. */
     size_t rest = good.integers.size;
     const uint64_t off[] = {1, UINT64_MAX, UINT64_C(0) - good.levels.size, rest, rest - 1};
     for (size_t i = 0; i < 5; i++) {
@@ -367,7 +370,7 @@ static void test_refused_levels(void **state) {
         p.levels = dense(SYMBOLS_SPLIT, 1, levels, NULL, lines);
         refused(&p, CKD_E_CORRUPT, "does not end");
     }
-    /* With contexts: SPLIT; one table, k = 7, bias 0, one symbol: all else is as it should be. */
+    /* A SPLIT stream with contexts: one table, k = 7, bias 0, one symbol. Everything else is right. */
     static const uint8_t one_table[] = {0x03, 0x70, 0x00, 0x00, 0x00};
     p.levels = (stream){.size = 0};
     put_bytes(&p.levels, one_table, sizeof(one_table));
@@ -378,10 +381,10 @@ static void test_refused_levels(void **state) {
     refused(&p, CKD_E_CORRUPT, "the block has none");
 }
 
-/* Streams inside a frame are dense ones; levels are asked for before contexts are used. */
+/* Streams within a frame must be dense. Without levels there are no contexts. */
 static void test_refused_kinds(void **state) {
     (void)state;
-    parts good = sensible(), p;
+    parts good = valid_parts(), p;
     for (unsigned kind = 0x80; kind <= 0xff; kind++) {
         p = good;
         p.levels.bytes[0] = (uint8_t)kind;
@@ -396,17 +399,17 @@ static void test_refused_kinds(void **state) {
         }
     }
     p = good;
-    p.columns = 0; /* contexts, but no levels; those from elsewhere are not taken, although they would do */
+    p.columns = 0; /* contexts without levels; those of the caller are not used */
     stream s = together(&p);
     assert_int_equal(decode(NULL, N, p.contexts, &s, "the block has none"), CKD_E_CORRUPT);
     p.integers.size = 0;
     refused(&p, CKD_E_CORRUPT, NULL);
 }
 
-/* Numbers in another than the shortest form, and the end anywhere. */
+/* Numbers that are not in their shortest form, and streams cut at any byte. */
 static void test_refused_numbers_and_ends(void **state) {
     (void)state;
-    parts p = sensible();
+    parts p = valid_parts();
     stream good = together(&p);
     assert_true(good.bytes[2] == 2 && good.bytes[3] == COLUMNS && good.bytes[4] == PHASE &&
                 good.bytes[5] == p.levels.size);
@@ -424,7 +427,7 @@ static void test_refused_numbers_and_ends(void **state) {
         assert_int_equal(decode(NULL, N, NULL, &s, NULL), CKD_E_CORRUPT);
     }
     uint16_t values[N];
-    for (size_t n = 1; n <= N; n++) { /* other numbers of integers: of the last rows a part */
+    for (size_t n = 1; n <= N; n++) { /* with other numbers of integers, the last row is incomplete */
         if (n != N) {
             assert_int_equal(decode(values, n, NULL, &good, NULL), CKD_E_CORRUPT);
         }
@@ -444,7 +447,7 @@ static void test_example_of_the_format(void **state) {
     }
 }
 
-/* A sample of more than a block may have more lines than there is room for: no levels then. */
+/* A sample of more than a block may have more lines than there is space for. Then it has no levels. */
 static void test_samples_of_more_than_a_block(void **state) {
     (void)state;
     static symbols_frame f;
@@ -464,7 +467,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_bits_without_avx2),
         cmocka_unit_test(test_levels_without_avx2),
-        cmocka_unit_test(test_sensible),
+        cmocka_unit_test(test_valid_stream),
         cmocka_unit_test(test_refused_shared_bits),
         cmocka_unit_test(test_refused_grids),
         cmocka_unit_test(test_most_lines),

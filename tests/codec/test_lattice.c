@@ -1,4 +1,7 @@
-/* Payloads of lossy blocks: round trips in every form, what is refused, damage, and how much memory any bytes can take. */
+/*
+ * Payloads of lossy blocks: round trips in every form, refusals, damage, and the memory that any bytes can
+ * take.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,7 +33,7 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* From a copy of its own size, so that a sanitizer sees what is read beyond it. */
+/* Decodes a copy of the exact size, so that sanitizers notice reads beyond it. */
 static ckd_status decode_with(lattice_block *out, uint64_t count, const lattice_columns *shared,
                               const lattice_columns *rows, const void *from, size_t size) {
     uint8_t *copy = malloc(size ? size : 1);
@@ -55,7 +58,7 @@ static void encode(bytes *to, const lattice_block *b, lattice_effort effort) {
     assert_int_equal(lattice_encode(to, b, effort, &coder_room, work, NULL), CKD_OK);
 }
 
-/* Parent's values of a few kinds: numbers, specials. */
+/* Values of a parent: numbers and special values. */
 static uint8_t *some_values(ckd_dtype dtype, uint64_t n) {
     static const uint32_t odd[] = {0x80000000, 1,          0x7f800000, 0xff800000,
                                    0x7fc00001, 0x7f7fffff, 0xc9000000, 0};
@@ -81,7 +84,7 @@ static void round_trip(unsigned forms, unsigned kind, uint64_t count, uint64_t c
     for (int effort = LATTICE_FAST; effort <= LATTICE_SMALL; effort++) {
         bytes payload = {0};
         lattice_block back;
-        bytes_put_u32(&payload, 0x12345678); /* a payload is appended */
+        bytes_put_u32(&payload, 0x12345678); /* the payload is appended */
         encode(&payload, &m.b, (lattice_effort)effort);
         assert_int_equal(load_le32(payload.data), 0x12345678);
         assert_int_equal(
@@ -127,7 +130,10 @@ static size_t size_of(const lattice_block *b, lattice_effort effort) {
     return size;
 }
 
-/* Small is never larger, but for the byte or two of its grid; few integers are cheap either way. */
+/*
+ * Effort small is never larger than fast, except one or two bytes for its grid. A few small integers take
+ * little either way.
+ */
 static void test_sizes(void **state) {
     (void)state;
     for (unsigned kind = 0; kind < LATTICES_KINDS; kind++) {
@@ -136,12 +142,12 @@ static void test_sizes(void **state) {
         size_t fast = size_of(&m.b, LATTICE_FAST), small = size_of(&m.b, LATTICE_SMALL);
         assert_true(small <= fast);
         assert_true(kind != LATTICES_NONE || small < 100);
-        assert_true(kind != LATTICES_FEW || fast < 30000 / 14); /* 0.34 bits are what they are worth */
+        assert_true(kind != LATTICES_FEW || fast < 30000 / 14); /* their entropy is 0.34 bits */
         lattices_made_free(&m);
     }
 }
 
-/* ---- columns that blocks share ---- */
+/* ---- shared columns and rows ---- */
 
 static void test_columns(void **state) {
     (void)state;
@@ -163,7 +169,7 @@ static void test_columns(void **state) {
     }
 }
 
-/* A block that needs them has them, and from a matrix as wide as its own. */
+/* A block with shared columns needs them, and they must be of a matrix as wide as its own. */
 static void test_shared_columns_must_fit(void **state) {
     (void)state;
     lattices_made m, other;
@@ -182,7 +188,7 @@ static void test_shared_columns_must_fit(void **state) {
     lattices_made_free(&other);
 }
 
-/* So do rows, from as many as its own. */
+/* A block with shared rows needs them, and there must be as many as its own. */
 static void test_shared_rows_must_fit(void **state) {
     (void)state;
     lattices_made m;
@@ -206,14 +212,14 @@ static void test_shared_rows_must_fit(void **state) {
     other = rows;
     other.rank++;
     assert_int_equal(decode_with(&back, 100, &m.b.own, &other, payload.data, payload.size), CKD_E_CORRUPT);
-    payload.data[0] ^= 128; /* what was shared is not there */
+    payload.data[0] ^= 128; /* shared rows are declared no longer */
     assert_int_equal(decode_with(&back, 100, &m.b.own, &rows, payload.data, payload.size), CKD_E_CORRUPT);
-    payload.data[0] ^= 128 | 64; /* symbols of what is not there */
+    payload.data[0] ^= 128 | 64; /* symbols of missing integers */
     assert_int_equal(decode_with(&back, 100, &m.b.own, &rows, payload.data, payload.size), CKD_E_CORRUPT);
     bytes_free(&payload);
     lattices_made_free(&m);
-    lattices_make(&m, LATTICES_SHARED, LATTICES_FEW, 100, 40,
-                  20); /* no rows at all, and then said to be shared */
+    /* No rows at all, then declared as shared. */
+    lattices_make(&m, LATTICES_SHARED, LATTICES_FEW, 100, 40, 20);
     encode(&payload, &m.b, LATTICE_FAST);
     assert_int_equal(decode_with(&back, 100, &m.b.own, NULL, payload.data, payload.size), CKD_OK);
     payload.data[0] |= 128;
@@ -223,7 +229,7 @@ static void test_shared_rows_must_fit(void **state) {
     lattices_made_free(&m);
 }
 
-/* Of a side record a panel may be narrower than its factor; a block's own factor may not. */
+/* The panel of a side record may be narrower than its factor. A block's own factor may not. */
 static void test_more_components_than_columns(void **state) {
     (void)state;
     int32_t shift[7] = {0, 1, 2, 3, 4, 5, 24}, factor[14];
@@ -250,7 +256,7 @@ enum { LEVELS = 1, ROWS = 2, GRID = 4, FACTOR = 8, EXCEPTIONS = 16, SHARED = 32 
 
 typedef struct fields {
     unsigned form;
-    int32_t step, exponent; /* or birth */
+    int32_t step, exponent; /* exponent, or birth */
     uint64_t columns, phase;
     unsigned columns_form;
     int32_t column_step;
@@ -258,7 +264,7 @@ typedef struct fields {
     int32_t shift, scale, factor, row, low_rank;
     uint64_t exceptions, place, next;
     uint8_t q;
-    unsigned more; /* bytes at the end */
+    unsigned more; /* extra bytes at the end */
 } fields;
 #define COUNT 12
 static const fields linear = {0, 0, 0, 4, 1, 3, 0, 2, 0, 20, 1, 0, 0, 2, 3, 0, 0, 0};
@@ -370,7 +376,7 @@ static ckd_status decoded(const fields *f) {
 #define FINE(base, ...)    IS(CKD_OK, base, __VA_ARGS__)
 #define REFUSED(base, ...) IS(CKD_E_CORRUPT, base, __VA_ARGS__)
 
-static void test_numbers_in_front(void **state) {
+static void test_numbers_at_the_beginning(void **state) {
     (void)state;
     FINE(linear, f.step = -400, f.exponent = -120);
     FINE(linear, f.step = 400, f.exponent = 120);
@@ -435,7 +441,7 @@ static void test_limits_of_factors(void **state) {
     REFUSED(linear, f.form = both, f.columns = 4000, f.rank = LATTICE_MAX_RANK + 1);
 }
 
-/* 2^24 integers and not one component more; not checked like the others, which would take long. */
+/* 2^24 integers, and one component more. This is not checked like the others, which would take long. */
 static void test_largest_factor(void **state) {
     (void)state;
     for (unsigned rank = 1024; rank <= 1025; rank++) {
@@ -456,7 +462,7 @@ static void test_largest_factor(void **state) {
     }
 }
 
-/* Sums of products must stay below 2^24: here 2 components of factor^2 2^shift. */
+/* Sums of products must stay below 2^24. Here they have 2 components of factor^2 2^shift. */
 static void test_low_rank_parts_are_exact(void **state) {
     (void)state;
     const unsigned both = GRID | FACTOR;
@@ -500,7 +506,7 @@ static void test_forms_of_integers(void **state) {
     }
 }
 
-/* ---- integers as they stand in a payload ---- */
+/* ---- encodings of integers ---- */
 
 static void put_stream(bytes *to, symbols_mode mode, const int8_t *values, size_t n) {
     symbols_plan(work, 0, mode, &(symbols_input){1, n, values, NULL}, NULL);
@@ -540,7 +546,7 @@ static void test_masks(void **state) {
     assert_int_equal(masks(&b, &g, mask, values, 3), CKD_E_CORRUPT);
 }
 
-/* The lowest integer is itself, but under levels, where it says that the value is zero. */
+/* The lowest integer is a normal value, except in levels, where it means that the value is zero. */
 static void test_lowest_integers(void **state) {
     (void)state;
     for (unsigned width = 1; width <= 2; width++) {
@@ -583,7 +589,7 @@ static void test_exceptions_of_narrow_dtypes(void **state) {
 
 /* ---- damage ---- */
 
-/* What the header says is needed at most; buffers grow by half. */
+/* Memory may be as much as the header's numbers need; buffers grow by half. */
 static void check_memory(uint64_t count, uint64_t columns, uint64_t rank) {
     const bytes *all[] = {&room.row, &room.step,   &room.shift, &room.factor, &room.own_factor,
                           &room.q,   &room.narrow, &room.few,   &room.at,     &room.bits};
@@ -601,7 +607,7 @@ static void damage(const lattice_block *b, lattice_effort effort) {
     encode(&payload, b, effort);
     uint8_t *parent = some_values(CKD_F32, b->count);
     unsigned survived = 0, cut = 0;
-    for (size_t size = 0; size < payload.size; size++) { /* few of them happen to be payloads as well */
+    for (size_t size = 0; size < payload.size; size++) { /* a few prefixes happen to be valid payloads */
         if (decode_with(&back, b->count, shared, lattices_rows(b), payload.data, size) == CKD_OK) {
             cut++;
             lattices_check(&back, shared, CKD_F32, parent);
@@ -620,12 +626,12 @@ static void damage(const lattice_block *b, lattice_effort effort) {
                     lattices_check(&back, shared, CKD_F32, parent);
                 }
             }
-            check_memory(b->count, 4096,
-                         64); /* what one changed byte can make of these columns and components */
+            /* One changed byte can increase columns and components to these numbers. */
+            check_memory(b->count, 4096, 64);
             payload.data[at] ^= (uint8_t)change;
         }
     }
-    assert_true(survived > 0); /* there is no checksum in it */
+    assert_true(survived > 0); /* payloads have no checksum */
     free(parent);
     bytes_free(&payload);
 }
@@ -649,7 +655,7 @@ int main(void) {
         cmocka_unit_test(test_shared_columns_must_fit),
         cmocka_unit_test(test_shared_rows_must_fit),
         cmocka_unit_test(test_more_components_than_columns),
-        cmocka_unit_test(test_numbers_in_front),
+        cmocka_unit_test(test_numbers_at_the_beginning),
         cmocka_unit_test(test_limits_of_grids),
         cmocka_unit_test(test_limits_of_factors),
         cmocka_unit_test(test_largest_factor),

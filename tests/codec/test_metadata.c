@@ -1,4 +1,7 @@
-/* Notes: manifests, intents, parts, tombstones and the store's identity; and everything that must not pass for one. */
+/*
+ * Notes: manifests, intents, parts, tombstones, the store's identity and others; and bytes that must not be
+ * accepted as notes.
+ */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +15,7 @@
 
 static const ckd_id store_id = {{0xaa, 0xbb}};
 
-/* ---- samples of each kind, and one way to decode any of them ---- */
+/* ---- samples of each kind, and one interface to decode them ---- */
 
 static ckd_id sample_ids[2];
 static file_ref sample_files[3];
@@ -23,7 +26,8 @@ static manifest sample_manifest(void) {
     sample_ids[1] = sample_id(0x32);
     sample_files[0] = (file_ref){sample_id(0x41), 0, 12345, hash128_of("a", 1)};
     sample_files[1] = (file_ref){sample_id(0x42), 1, UINT64_C(1) << 40, hash128_of("b", 1)};
-    sample_files[2] = (file_ref){sample_id(0x43), 1, 99, hash128_of("c", 1)}; /* an older one */
+    /* a file of an older checkpoint */
+    sample_files[2] = (file_ref){sample_id(0x43), 1, 99, hash128_of("c", 1)};
     sample_roles[0] = (role_total){CKD_ROLE_WEIGHT, 10, 4000, 3000};
     sample_roles[1] = (role_total){CKD_ROLE_OTHER, 1, UINT64_MAX, 8};
     manifest m = {
@@ -137,7 +141,7 @@ static bytes encode(metadata_kind kind) {
     return b;
 }
 
-/* Decodes from a copy of exactly the size, and frees the result; what failed must have left nothing. */
+/* Decodes a copy of the exact size, and frees the result. A failure must leave nothing in it. */
 static ckd_status decode(metadata_kind kind, const bytes *b, ckd_error *err) {
     ckd_status status;
     union {
@@ -342,8 +346,8 @@ static void test_pin_and_tag(void **state) {
     bytes_free(&b);
 }
 
-/* Names and reasons that must not be, with a checksum that is right. */
-static void test_what_pins_and_tags_must_not_say(void **state) {
+/* Invalid names and reasons are refused even if the checksum is right. */
+static void test_invalid_pins_and_tags(void **state) {
     (void)state;
     bytes b = {0};
     pin_setting pin = sample_pin;
@@ -415,7 +419,7 @@ static void test_policy(void **state) {
         p.policy.compact_share = shares[i].share;
         bytes_clear(&b);
         policy_encode(&b, &store_id, &p);
-        assert_int_equal(load_le32(b.data + 12), 1); /* readers without it must not take it for 25 */
+        assert_int_equal(load_le32(b.data + 12), 1); /* readers without this feature must not read it as 25 */
         assert_int_equal(policy_decode(&got, &store_id, b.data, b.size, "p", NULL), shares[i].status);
         assert_int_equal(got.policy.compact_share, shares[i].status == CKD_OK ? shares[i].share : 0);
     }
@@ -435,7 +439,7 @@ static void test_policy(void **state) {
     p.policy = (ckd_policy){.keep_tagged = 1};
     bytes_clear(&b);
     policy_encode(&b, &store_id, &p);
-    assert_int_equal(load_le32(b.data + 12), 0); /* readers without it refuse the flag */
+    assert_int_equal(load_le32(b.data + 12), 0); /* no feature: readers that do not know the flag refuse it */
     assert_int_equal(policy_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
     assert_true(got.policy.keep_tagged && !got.policy.keep_first && !got.policy.keep_daily);
     static const ckd_policy periods[] = {{.keep_within_s = 1ull << 40},
@@ -451,11 +455,11 @@ static void test_policy(void **state) {
         got.policy.struct_size = 0;
         assert_memory_equal(&got.policy, &periods[i], sizeof(ckd_policy));
     }
-    memset(b.data + b.size - 8 - 20, 0, 20); /* none of the rules that the feature bit says are there */
+    memset(b.data + b.size - 8 - 20, 0, 20); /* none of the rules for which the feature bit stands */
     reseal(&b);
     assert_int_equal(decode(METADATA_POLICY, &b, NULL), CKD_E_CORRUPT);
     p = (policy_setting){
-        .policy = {.highest_is_best = 1, .automatic = 1, .undo_s = 1}}; /* which keeps nothing */
+        .policy = {.highest_is_best = 1, .automatic = 1, .undo_s = 1}}; /* this policy keeps nothing */
     bytes_clear(&b);
     policy_encode(&b, &store_id, &p);
     assert_int_equal(decode(METADATA_POLICY, &b, NULL), CKD_E_CORRUPT);
@@ -478,7 +482,7 @@ static void test_every_flipped_bit_is_found(void **state) {
     }
 }
 
-/* Cut off, with the checksum as it was and with one that is right for what is left. */
+/* Notes cut at every byte, with the old checksum and with the right one. */
 static void test_every_truncation_is_found(void **state) {
     (void)state;
     for (size_t k = 0; k < KIND_COUNT; k++) {
@@ -503,9 +507,9 @@ static void test_trailing_bytes_are_refused(void **state) {
     (void)state;
     for (size_t k = 0; k < KIND_COUNT; k++) {
         bytes b = encode(kinds[k]);
-        bytes_put_u8(&b, 0); /* behind the checksum */
+        bytes_put_u8(&b, 0); /* after the checksum */
         assert_int_equal(decode(kinds[k], &b, NULL), CKD_E_CORRUPT);
-        reseal(&b); /* and inside the payload */
+        reseal(&b); /* before the checksum */
         assert_int_equal(decode(kinds[k], &b, NULL), CKD_E_CORRUPT);
         bytes_free(&b);
     }
@@ -525,7 +529,10 @@ static void test_envelope(void **state) {
         assert_int_equal(err.offset, 8);
         store_le16(b.data + 8, 1);
         for (unsigned bit = 0; bit < 32; bit++) { /* required features */
-            /* But its fidelity is exact, or it ends without older files, times, options, a share or periods. */
+            /*
+             * With the bit the note is damaged: its fidelity is exact, or it ends before older files, times,
+             * options, a share or periods.
+             */
             bool known = bit <= 1 && (kinds[k] == METADATA_MANIFEST || kinds[k] == METADATA_PART ||
                                       kinds[k] == METADATA_POLICY);
             store_le32(b.data + 12, 1u << bit);
@@ -565,7 +572,7 @@ static void test_notes_of_another_store(void **state) {
     }
     manifest got;
     bytes b = encode(METADATA_MANIFEST);
-    assert_int_equal(manifest_decode(&got, NULL, b.data, b.size, "p", NULL), CKD_OK); /* any store */
+    assert_int_equal(manifest_decode(&got, NULL, b.data, b.size, "p", NULL), CKD_OK); /* NULL: of any store */
     manifest_free(&got);
     bytes_free(&b);
 }
@@ -597,7 +604,7 @@ static void test_run_names(void **state) {
     memset(m.checkpoint.run, 'x', CKD_RUN_MAX);
     m.checkpoint.run[CKD_RUN_MAX] = '\0';
     assert_int_equal(recode(&m, NULL), CKD_OK);
-    /* One byte too long, which no struct manifest can say. */
+    /* A name that is one byte too long for struct manifest. */
     bytes b = {0};
     manifest_encode(&b, &store_id, &m);
     bytes longer = {0};
@@ -640,7 +647,7 @@ static void test_manifest_fields(void **state) {
     assert_int_equal(recode(&m, &err), CKD_E_UNSUPPORTED);
 }
 
-/* A reader that knows no lossy checkpoints must not take one for exact. */
+/* A reader that does not know lossy checkpoints must not take one for exact. */
 static void test_lossy_manifests_require_a_feature(void **state) {
     (void)state;
     for (unsigned fidelity = CKD_EXACT; fidelity <= CKD_COARSE; fidelity++) {
@@ -660,8 +667,8 @@ static void test_lossy_manifests_require_a_feature(void **state) {
     }
 }
 
-/* What early versions wrote ends without older files, and says nothing about them. */
-static void test_manifests_that_name_own_files_only(void **state) {
+/* Manifests of early versions end before the older files. */
+static void test_manifests_of_early_versions(void **state) {
     (void)state;
     manifest m = sample_manifest(), got;
     bytes b = {0};
@@ -677,7 +684,7 @@ static void test_manifests_that_name_own_files_only(void **state) {
     manifest_free(&got);
     bytes_free(&b);
     m = sample_manifest();
-    m.dependency_count = 0; /* a base has none */
+    m.dependency_count = 0; /* a base has no dependencies */
     m.file_count = m.own_count;
     manifest_encode(&b, &store_id, &m);
     assert_int_equal(load_le32(b.data + 12), 0);
@@ -692,8 +699,8 @@ static void test_manifests_that_name_own_files_only(void **state) {
     bytes_free(&b);
 }
 
-/* Counts that the note is too short for must not be allocated. */
-static void test_counts_that_lie(void **state) {
+/* Counts that are too large for the note must not be allocated. */
+static void test_counts_too_large_for_the_note(void **state) {
     (void)state;
     manifest m = sample_manifest();
     bytes b = encode(METADATA_MANIFEST);
@@ -717,7 +724,7 @@ static void test_counts_that_lie(void **state) {
     reseal(&b);
     assert_int_equal(decode(METADATA_MANIFEST, &b, NULL), CKD_OK);
     bytes_free(&b);
-    /* And a note above the limit is not written. */
+    /* A note above the limit is not written. */
     m.dependency_count = METADATA_MAX / METADATA_ID_SIZE;
     m.dependencies = calloc(m.dependency_count, sizeof(ckd_id));
     assert_non_null(m.dependencies);
@@ -727,7 +734,7 @@ static void test_counts_that_lie(void **state) {
     free(m.dependencies);
 }
 
-/* Of a part that tells its times, and of one that does not: an older rank's, or one that a newer version added stages to. */
+/* Parts with times, parts with stages of a newer version, and parts of older ranks without times. */
 static void test_times_of_a_part(void **state) {
     (void)state;
     rank_part want = sample_part(), got;
@@ -773,7 +780,7 @@ static void test_options_of_a_part(void **state) {
     for (size_t i = 0; i < 3; i++) {
         rank_part want = sample_part(), got;
         bytes b = {0};
-        want.began_ns = i; /* with times before them, and without */
+        want.began_ns = i; /* with and without times before the options */
         want.options = options;
         want.options_size = sizes[i];
         part_encode(&b, &store_id, &want);
@@ -783,7 +790,7 @@ static void test_options_of_a_part(void **state) {
             assert_int_equal(got.options_size, sizes[i]);
             assert_memory_equal(got.options, options, sizes[i]);
             part_free(&got);
-            size_t at = b.size - 8 - sizes[i] - 4; /* their size */
+            size_t at = b.size - 8 - sizes[i] - 4; /* the size of the options */
             store_le32(b.data + at, 0);
             reseal(&b);
             assert_int_equal(decode(METADATA_PART, &b, NULL), CKD_E_CORRUPT);
@@ -795,7 +802,7 @@ static void test_options_of_a_part(void **state) {
     }
 }
 
-static void test_times_that_are_none(void **state) {
+static void test_invalid_times(void **state) {
     (void)state;
     for (int i = 0; i < 5; i++) {
         rank_part p = sample_part();
@@ -815,7 +822,7 @@ static void test_times_that_are_none(void **state) {
     p.began_ns = 1;
     p.stage_count = PART_STAGES_MAX;
     part_encode(&b, &store_id, &p);
-    assert_int_equal(decode(METADATA_PART, &b, NULL), CKD_OK); /* of stages that nobody knows */
+    assert_int_equal(decode(METADATA_PART, &b, NULL), CKD_OK); /* unknown stages are accepted */
     bytes_free(&b);
 }
 
@@ -842,7 +849,7 @@ static void test_ranks(void **state) {
     }
 }
 
-/* Encoders append: what stands in the buffer stays, and is not part of the note. */
+/* Encoders append: the bytes before stay, and are not part of the note. */
 static void test_encoders_append(void **state) {
     (void)state;
     bytes b = {0}, alone = encode(METADATA_TOMBSTONE);
@@ -862,9 +869,9 @@ int main(void) {
         cmocka_unit_test(test_part_tombstone_identity),
         cmocka_unit_test(test_times_of_a_part),
         cmocka_unit_test(test_options_of_a_part),
-        cmocka_unit_test(test_times_that_are_none),
+        cmocka_unit_test(test_invalid_times),
         cmocka_unit_test(test_pin_and_tag),
-        cmocka_unit_test(test_what_pins_and_tags_must_not_say),
+        cmocka_unit_test(test_invalid_pins_and_tags),
         cmocka_unit_test(test_rename),
         cmocka_unit_test(test_policy),
         cmocka_unit_test(test_every_flipped_bit_is_found),
@@ -875,8 +882,8 @@ int main(void) {
         cmocka_unit_test(test_run_names),
         cmocka_unit_test(test_manifest_fields),
         cmocka_unit_test(test_lossy_manifests_require_a_feature),
-        cmocka_unit_test(test_manifests_that_name_own_files_only),
-        cmocka_unit_test(test_counts_that_lie),
+        cmocka_unit_test(test_manifests_of_early_versions),
+        cmocka_unit_test(test_counts_too_large_for_the_note),
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_encoders_append),
     };

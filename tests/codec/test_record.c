@@ -1,4 +1,4 @@
-/* Record headers: what is written can be read, is canonical, and nothing else is accepted. */
+/* Record headers: they can be read back, have one encoding, and nothing else is accepted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include "codec/chunk/record_wire.h"
 #include "tests/support/samples.h"
 
-/* Where the fields of sample_block's header are. */
+/* Offsets of the fields in the header of sample_block. */
 enum {
     AT_SIZE = 4,
     AT_KIND = 8,
@@ -34,7 +34,7 @@ static void reseal(bytes *b) {
     store_le64(b->data + b->size - 8, hash64(b->data, b->size - 8));
 }
 
-/* Puts another byte in place of those at `at`, and makes size and checksum right again. */
+/* Replaces the bytes at `at`, and corrects size and checksum. */
 static void splice(bytes *b, size_t at, size_t removed, const uint8_t *put, size_t added) {
     bytes old = {0};
     bytes_put(&old, b->data, b->size);
@@ -50,7 +50,7 @@ static void splice(bytes *b, size_t at, size_t removed, const uint8_t *put, size
 static ckd_status decode(const bytes *b, ckd_error *err) {
     record_arena arena = {0};
     record r;
-    /* A copy of exactly the size, for the address sanitizer. */
+    /* The copy has the exact size, for the address sanitizer. */
     uint8_t *copy = malloc(b->size);
     memcpy(copy, b->data, b->size);
     reader in = reader_of(copy, b->size);
@@ -214,7 +214,7 @@ static void test_round_trip(void **state) {
     }
 }
 
-/* What a dependency shares with its record is not written, however it is said. */
+/* Fields of a dependency that equal those of its record are omitted, however the caller gives them. */
 static void test_dependency_is_written_one_way(void **state) {
     (void)state;
     record r = sample_block();
@@ -294,7 +294,7 @@ static void test_damage_is_found(void **state) {
     bytes_free(&b);
 }
 
-/* With a right checksum, fields that make no sense are still refused. */
+/* Fields with senseless values are refused even if the checksum is right. */
 static void test_fields_are_checked(void **state) {
     (void)state;
     static const struct {
@@ -303,18 +303,18 @@ static void test_fields_are_checked(void **state) {
         ckd_status expected;
     } cases[] = {
         {AT_KIND, 1, 1, {1}, CKD_OK},
-        {AT_KIND, 1, 1, {9}, CKD_OK}, /* unknown: accepted here */
+        {AT_KIND, 1, 1, {9}, CKD_OK}, /* an unknown kind is accepted here */
         {AT_KIND, 1, 2, {0x81, 0x00}, CKD_E_CORRUPT},
         {AT_KIND, 1, 3, {0x80, 0x80, 0x04}, CKD_E_CORRUPT}, /* 65536 */
         {AT_PREDICTOR, 1, 1, {72}, CKD_OK},
         {AT_PREDICTOR, 1, 1, {PREDICT_COPY}, CKD_E_CORRUPT},   /* has a payload */
-        {AT_PREDICTOR, 1, 1, {PREDICT_PARENT}, CKD_E_CORRUPT}, /* of what? */
+        {AT_PREDICTOR, 1, 1, {PREDICT_PARENT}, CKD_E_CORRUPT}, /* it lacks a dependency */
         {AT_ROLE, 1, 1, {0}, CKD_E_UNSUPPORTED},
         {AT_ROLE, 1, 1, {6}, CKD_E_UNSUPPORTED},
         {AT_DTYPE, 1, 1, {0}, CKD_E_UNSUPPORTED},
         {AT_DTYPE, 1, 1, {16}, CKD_E_UNSUPPORTED},
         {AT_DTYPE, 1, 1, {CKD_I32}, CKD_OK},
-        {AT_DTYPE, 1, 1, {CKD_F64}, CKD_E_CORRUPT}, /* raw size */
+        {AT_DTYPE, 1, 1, {CKD_F64}, CKD_E_CORRUPT}, /* the raw size does not fit */
         {AT_NDIM, 1, 1, {17}, CKD_E_CORRUPT},
         {AT_SHAPE, 1, 1, {7}, CKD_OK},
         {AT_SHAPE, 1, 1, {5}, CKD_E_CORRUPT}, /* fewer elements than the block */
@@ -327,7 +327,7 @@ static void test_fields_are_checked(void **state) {
         {AT_FIRST, 1, 1, {1}, CKD_E_CORRUPT},
         {AT_FIRST, 1, 10, {0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, CKD_E_CORRUPT},
         {AT_COUNT, 1, 1, {23}, CKD_E_CORRUPT},
-        {AT_COUNT, 3, 3, {0, 0, 0}, CKD_E_CORRUPT}, /* an empty block of a tensor that is not */
+        {AT_COUNT, 3, 3, {0, 0, 0}, CKD_E_CORRUPT}, /* an empty block, but the tensor is not empty */
         {AT_RAW, 1, 1, {97}, CKD_E_CORRUPT},
         {AT_STORED, 1, 1, {95}, CKD_OK},
         {AT_STORED, 1, 1, {97}, CKD_E_CORRUPT},
@@ -335,12 +335,12 @@ static void test_fields_are_checked(void **state) {
         {AT_NAME_SIZE, 1, 1, {13}, CKD_E_CORRUPT},
         {AT_NAME_SIZE, 1, 1, {0}, CKD_E_CORRUPT},
         {AT_NAME, 1, 1, {0}, CKD_E_CORRUPT},
-        {AT_NAME + 3, 1, 1, {0}, CKD_E_CORRUPT}, /* "lay" and what nobody would see */
+        {AT_NAME + 3, 1, 1, {0}, CKD_E_CORRUPT}, /* a NUL inside of the name */
         {AT_NAME, 1, 1, {0xff}, CKD_E_CORRUPT},
         {AT_NAME, 1, 1, {'"'}, CKD_OK},
         {AT_DEPENDENCIES, 1, 1, {1}, CKD_E_CORRUPT},
         {AT_DEPENDENCIES, 1, 2, {0x81, 0x08}, CKD_E_CORRUPT},
-        {AT_DEPENDENCIES, 1, 2, {0, 0}, CKD_E_CORRUPT}, /* a byte that means nothing */
+        {AT_DEPENDENCIES, 1, 2, {0, 0}, CKD_E_CORRUPT}, /* a byte without meaning */
     };
     record r = sample_block();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -389,7 +389,7 @@ static void test_dependency_encoding_is_checked(void **state) {
         assert_int_equal(decode(&b, &err) == CKD_OK, flags == DEPENDENCY_OTHER_CHECKPOINT);
         bytes_free(&b);
     }
-    /* The record's own checkpoint, spelled out. */
+    /* The record's own checkpoint, written in full. */
     bytes b = encode(&r);
     memcpy(b.data + b.size - 8 - 16 - 16, r.tensor->checkpoint.bytes, 16);
     reseal(&b);
@@ -486,7 +486,7 @@ static void test_sizes_by_kind(void **state) {
         r.raw_size++;
         assert_non_null(record_problem(&r, &status));
         r.raw_size = 95;
-        assert_non_null(record_problem(&r, &status)); /* the payload has 96 */
+        assert_non_null(record_problem(&r, &status)); /* the payload has 96 bytes */
     }
 }
 

@@ -1,6 +1,6 @@
 /*
- * Symbol streams of small quantised integers, mostly zero: how near to the entropy of order 0 they are, and the run streams
- * that take over where dense and sparse ones are not.
+ * Symbol streams of small quantised integers, most of which are zero: how close they are to the entropy of
+ * order 0, and the run streams that are used where dense and sparse streams are not close.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +31,7 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* Codes there and back; returns the size. */
+/* Encodes and decodes; returns the size. */
 static size_t coded_size(symbols_mode mode, size_t n) {
     static int8_t back[SYMBOLS_MAX_COUNT];
     size_t planned = symbols_plan(work, 0, mode, &(symbols_input){1, n, values, NULL}, NULL);
@@ -43,7 +43,7 @@ static size_t coded_size(symbols_mode mode, size_t n) {
     return size;
 }
 
-/* Tables, headers and all. */
+/* Sizes include tables and headers. */
 static void test_rates(void **state) {
     (void)state;
     for (rates_shape shape = 0; shape < RATES_SHAPES; shape++) {
@@ -74,7 +74,7 @@ static void test_nearly_nothing(void **state) {
     }
 }
 
-/* ---- run streams of their own ---- */
+/* ---- run streams alone ---- */
 
 typedef struct integers {
     unsigned width;
@@ -97,7 +97,7 @@ static integers make(unsigned width, size_t n, unsigned one_in) {
 }
 
 static ckd_status decode(const integers *d, uint8_t *back, const uint8_t *from, size_t size) {
-    uint8_t *copy = malloc(size + !size); /* of its own size: sanitizers see what is read beyond it */
+    uint8_t *copy = malloc(size + !size); /* the exact size, so that sanitizers notice reads beyond it */
     assert_non_null(copy);
     memcpy(copy, from, size);
     size_t room = d->n * d->width;
@@ -117,7 +117,7 @@ static void test_runs_come_back(void **state) {
         for (unsigned c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
             for (unsigned one_in = 1; one_in <= 100000; one_in *= 10) {
                 integers d = make(width, counts[c], one_in);
-                bytes out = {.failed = true}; /* of an earlier one, for which memory was short */
+                bytes out = {.failed = true}; /* as after an earlier call that had no memory */
                 assert_true(symbols_runs_encode(&out, width, d.values, d.n, d.nonzero, SIZE_MAX));
                 uint8_t *back = malloc(d.n * width + 8);
                 assert_non_null(back);

@@ -1,4 +1,7 @@
-/* Symbol streams: round trips of all kinds of integers, sizes, damage of every bit, and FORMAT.md's examples. */
+/*
+ * Symbol streams: round trips of all kinds of integers, sizes, damage of every bit, and the examples in
+ * FORMAT.md.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,9 +37,9 @@ typedef enum kind {
     RANDOM,
     SPARSE,    /* one in 1000 */
     SPARSER,   /* one in 30000 */
-    RESIDUALS, /* of about 40 % of the width, scaled by the context */
+    RESIDUALS, /* use about 40 % of the width, scaled by the context */
     SHIFTED,   /* around a centre */
-    SIGNS,     /* the top bit flips now and then */
+    SIGNS,     /* the top bit flips in some */
     COUNTING,
     EXTREMES,  /* the ends of the range, and around 2^(w - 1) and 2^(w - 2) */
     EXPONENTS, /* like rotated floats */
@@ -110,7 +113,7 @@ static void data_free(data *d) {
 
 #define GUARD 32
 
-/* A block of exactly `size` bytes of its own, so that a sanitizer sees what is read beyond it. */
+/* A copy in an allocation of the exact size, so that sanitizers notice reads beyond it. */
 static uint8_t *exactly(const uint8_t *from, size_t size) {
     uint8_t *copy = malloc(size ? size : 1);
     assert_non_null(copy);
@@ -131,12 +134,12 @@ static uint8_t *encode(const data *d, symbols_mode mode, int slot, bool contexts
     for (size_t i = 0; i < GUARD; i++) {
         assert_int_equal(out[bound + i], 0xa5);
     }
-    /* The plan is what the choice between codings rests on. */
+    /* The choice between codings relies on the planned size. */
     assert_true(*size <= planned + planned / 256 + 8 && planned <= *size + *size / 256 + 24);
     return out;
 }
 
-/* Into memory at an odd address, with sentinels. */
+/* Decodes to an odd address, with sentinels. */
 static ckd_status decode_into(uint8_t *all, const data *d, const uint8_t *context, const uint8_t *stream,
                               size_t size) {
     size_t room = d->n * d->width;
@@ -198,7 +201,7 @@ static void test_whole_blocks(void **state) {
     }
 }
 
-/* Every value of 8 and 16 bits by itself, and all contexts at once. */
+/* Every value of 8 and 16 bits, and all contexts. */
 static void test_every_value(void **state) {
     (void)state;
     for (unsigned width = 1; width <= 2; width++) {
@@ -215,7 +218,9 @@ static void test_every_value(void **state) {
     }
 }
 
-/* The symbol of every integer, by the vectorised loop and by definition, leads back to it. */
+/*
+ * The symbol of every integer, computed by the vectorised loop and by definition, leads back to the integer.
+ */
 static void test_classes(void **state) {
     (void)state;
     static const unsigned fine[] = {SYMBOLS_FINE_8, SYMBOLS_FINE_16, SYMBOLS_FINE_32, SYMBOLS_FINE_64};
@@ -258,21 +263,22 @@ static void test_sizes(void **state) {
     size_t n = SYMBOLS_MAX_COUNT;
     assert_true(bits_each(ALL_ZERO, 4, n, SYMBOLS_CLASS, true) < 0.001);
     assert_true(bits_each(ALL_EQUAL, 4, n, SYMBOLS_SPLIT, false) < 0.001);
-    assert_true(bits_each(SPARSE, 2, n, SYMBOLS_CLASS, true) < 0.035); /* 11.4 bits of place, 16 of value */
+    /* 11.4 bits for the place, 16 for the value */
+    assert_true(bits_each(SPARSE, 2, n, SYMBOLS_CLASS, true) < 0.035);
     assert_true(bits_each(SPARSER, 4, n, SYMBOLS_CLASS, true) < 0.003);
     assert_true(bits_each(RANDOM, 4, n, SYMBOLS_CLASS, false) < 32.01);
     assert_true(bits_each(RANDOM, 4, n, SYMBOLS_SPLIT, false) < 32.01);
-    assert_true(bits_each(EXPONENTS, 4, n, SYMBOLS_SPLIT, false) <
-                24 + 5.2); /* log2 of 30 symbols, and a rare flag */
+    /* Log2 of 30 symbols, and a rare flag. */
+    assert_true(bits_each(EXPONENTS, 4, n, SYMBOLS_SPLIT, false) < 24 + 5.2);
     assert_true(bits_each(EXPONENTS, 4, 64, SYMBOLS_SPLIT, false) < 32);
-    /* A changed sign is a class, and not a difference of nearly all bits. */
+    /* A changed sign is a class of its own, and not a difference of nearly all bits. */
     double plain = bits_each(RESIDUALS, 4, n, SYMBOLS_CLASS, true);
     assert_true(bits_each(SIGNS, 4, n, SYMBOLS_CLASS, true) < plain + 0.7);
-    /* A common centre is taken out. */
+    /* A common centre is subtracted. */
     assert_true(bits_each(SHIFTED, 4, n, SYMBOLS_CLASS, true) < 12);
 }
 
-/* Contexts that tell the scale save what they tell; contexts that tell nothing cost nothing. */
+/* Contexts that tell the scale make streams smaller. Contexts that tell nothing cost nothing. */
 static void test_contexts_pay(void **state) {
     (void)state;
     data d = make(RESIDUALS, 4, SYMBOLS_MAX_COUNT);
@@ -296,7 +302,7 @@ static void test_two_slots(void **state) {
     symbols_plan(work, 1, SYMBOLS_SPLIT, &(symbols_input){4, b.n, b.values, NULL}, NULL);
     uint8_t *out_a = malloc(symbols_bound(work, 0)), *out_b = malloc(symbols_bound(work, 1));
     size_b = symbols_encode(work, 1, b.values, NULL, out_b, symbols_bound(work, 1));
-    /* Decoding between plan and encoding must not disturb the other plan. */
+    /* Decoding between planning and encoding must not change the other plan. */
     uint8_t *all = malloc(a.n * 4 + 2 * GUARD + 1);
     assert_int_equal(decode_into(all, &b, NULL, out_b, size_b), CKD_OK);
     assert_memory_equal(all + GUARD + 1, b.values, b.n * 4);
@@ -310,7 +316,7 @@ static void test_two_slots(void **state) {
     data_free(&b);
 }
 
-/* Too little room is reported, and nothing is written beyond it. */
+/* Too small a capacity is reported, and nothing is written beyond it. */
 static void test_capacity(void **state) {
     (void)state;
     for (int k = 0; k < 2; k++) {
@@ -350,8 +356,8 @@ static bool same(const uint8_t *all, const data *d) {
 }
 
 /*
- * Any flipped bit gives CORRUPT (or UNSUPPORTED: a kind of the future), or other integers; never a touch outside, which
- * sentinels and sanitizers see.
+ * Any flipped bit gives CORRUPT (or UNSUPPORTED, for kinds of later versions) or other integers. Nothing
+ * outside of the buffers is accessed, which sentinels and sanitizers check.
  */
 static void test_flipped_bits(void **state) {
     (void)state;
@@ -364,7 +370,7 @@ static void test_flipped_bits(void **state) {
             stream[bit / 8] ^= (uint8_t)(1u << bit % 8);
             ckd_status status = decode_into(all, &d, d.context, stream, size);
             assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
-            /* A bit may be without effect on the integers: two states of one symbol, a table that nobody uses. */
+            /* Some bits do not change the integers: two states of one symbol, an unused table. */
             refused += status != CKD_OK;
             stream[bit / 8] ^= (uint8_t)(1u << bit % 8);
         }
@@ -459,13 +465,16 @@ static void test_refusals(void **state) {
     expect(CKD_E_CORRUPT, 2, 8, NULL, "0012000e3efe1f0556f300");     /* no end mark */
     expect(CKD_E_CORRUPT, 2, 8, NULL, "0012000e3efe1f05");           /* no payload */
     expect(CKD_E_CORRUPT, 2, 8, NULL, "0012000e3efe1f2556f3a2");     /* padding that is not zero */
-    expect(CKD_E_CORRUPT, 2, 8, NULL, "");                           /* nothing at all */
-    expect(CKD_E_UNSUPPORTED, 2, 8, NULL, "8312000e3efe1f0556f3a2"); /* a kind of the future */
+    expect(CKD_E_CORRUPT, 2, 8, NULL, "");                           /* empty */
+    expect(CKD_E_UNSUPPORTED, 2, 8, NULL, "8312000e3efe1f0556f3a2"); /* a kind of a later version */
     expect(CKD_E_CORRUPT, 2, 0, NULL, "00");
     expect(CKD_OK, 2, 0, NULL, "");
     expect(CKD_E_INVALID, 3, 8, NULL, "0012000e3efe1f0556f3a2");
     expect(CKD_E_INVALID, 2, SYMBOLS_MAX_COUNT + 1, NULL, "0012000e3efe1f0556f3a2");
-    /* sparse: of nothing, of too much, of ranges that do not ascend, of gaps that lead too far */
+    /*
+     * Sparse streams: without pairs, with too many, with ranges that do not ascend, with gaps that are too
+     * large.
+     */
     expect(CKD_OK, 2, 8, NULL, "800000");
     expect(CKD_E_CORRUPT, 2, 8, NULL, "80000000");
     expect(CKD_E_CORRUPT, 2, 8, NULL, "800003");
@@ -480,7 +489,7 @@ static void test_refusals(void **state) {
            "00");
     expect(CKD_OK, 2, 4096, NULL, "800003002200863efb1f685f3f1c67db09bfe818");
     expect(CKD_E_CORRUPT, 2, 3999, NULL, "800003002200863efb1f685f3f1c67db09bfe818");
-    /* runs: of too many or too few integers, of a size too many or too few, of 64 bits */
+    /* Run streams: too many or too few integers, a size that is too large or too small, 64 bits. */
     expect(CKD_OK, 1, 20, NULL, "8209da02");
     expect(CKD_E_CORRUPT, 1, 19, NULL, "8209da02");
     expect(CKD_E_CORRUPT, 1, 5, NULL, "8209da02");
@@ -490,25 +499,26 @@ static void test_refusals(void **state) {
 }
 
 /*
- * Where a table has one symbol only, states never change and take no bits: the checks at the end are all there is, each by
- * itself. 0x01 begins: SPLIT, one lane, log 5; then k = 8 of 16 bits, bias 0, first = last = 0.
+ * If a table has one symbol, states never change and take no bits, so that only the checks at the end remain.
+ * Each is tested separately. 0x01 begins: SPLIT, one lane, log 5; then k = 8 of 16 bits, bias 0, first = last
+ * = 0.
  */
 static void test_each_check_at_the_end(void **state) {
     (void)state;
     /* bits: 1 0 00 000 0 | 000100 | 00000000 | 00000000 | 00000000 | 00 */
     static const char header[] = "0108000000";
     char stream[64];
-    /* payload of two integers with 8 low bits each, then the state (5 bits), then the mark */
+    /* The payload has two integers with 8 low bits each, then the state (5 bits), then the mark. */
     snprintf(stream, sizeof(stream), "%s%s", header, "112220");
     expect(CKD_OK, 2, 2, NULL, stream);
     expect(CKD_E_CORRUPT, 2, 1, NULL, stream); /* bits are left; the state is 0 */
     expect(CKD_E_CORRUPT, 2, 3, NULL, stream); /* bits are missing */
     snprintf(stream, sizeof(stream), "%s%s", header, "112223");
-    expect(CKD_E_CORRUPT, 2, 2, NULL, stream); /* all bits are taken; the state is 3 */
+    expect(CKD_E_CORRUPT, 2, 2, NULL, stream); /* all bits are used; the state is 3 */
 }
 
-/* A gap of 2^64 - 1, or of as many elements as there are, must not come round to an element again. */
-static void test_gaps_that_lead_too_far(void **state) {
+/* A gap of 2^64 - 1, or of the number of elements, must not wrap around to another element. */
+static void test_gaps_that_are_too_large(void **state) {
     (void)state;
     static const uint64_t gaps[] = {0, 1, 61, 62, 63, 64, UINT64_MAX, UINT64_MAX - 3, UINT64_C(1) << 32};
     for (size_t g = 0; g < sizeof(gaps) / sizeof(gaps[0]); g++) {
@@ -529,7 +539,7 @@ static void test_gaps_that_lead_too_far(void **state) {
     }
 }
 
-/* At most one pair for four elements, whatever the pairs say. */
+/* There may be at most one pair for four elements. */
 static void test_too_many_pairs(void **state) {
     (void)state;
     uint16_t pairs[12], values[24];
@@ -581,7 +591,7 @@ int main(void) {
         cmocka_unit_test(test_random_bytes),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_each_check_at_the_end),
-        cmocka_unit_test(test_gaps_that_lead_too_far),
+        cmocka_unit_test(test_gaps_that_are_too_large),
         cmocka_unit_test(test_too_many_pairs),
         cmocka_unit_test(test_examples_of_the_format),
     };

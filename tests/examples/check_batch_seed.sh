@@ -1,5 +1,6 @@
 #!/bin/sh
-# train_gpt --batch-seed: a branch off a run goes on with other batches, and only then; its saves say so.
+# train_gpt --batch-seed: a branch of a run continues with other batches, and nothing else does. Its saves
+# record the seed.
 set -eu
 trainer=${CKPTDELTA_BUILD:?the build folder}/train_gpt
 dir=$(mktemp -d)

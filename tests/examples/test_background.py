@@ -1,4 +1,5 @@
-"""train_gpt --background: a trainer that is killed at any moment loses what was not durable yet and no more, and one that is asked to stop saves first."""
+"""train_gpt --background: if the trainer is killed, only states that were not durable yet are lost. If it is
+asked to stop, it saves first."""
 
 import json
 import os
@@ -31,13 +32,13 @@ def finish(trainer):
 
 
 def steps(folder, run=None):
-    """Of all runs, or of one."""
+    """The steps of a run, or of all runs."""
     out = subprocess.run([COMMAND, "list", folder / "store", "--json"], check=True, capture_output=True, text=True, timeout=60).stdout
     return [c["step"] for c in json.loads(out)["checkpoints"] if run in (None, c["run"])]
 
 
 def await_step(losses, step):
-    """Until the trainer has made the step."""
+    """Waits until the trainer has finished the step."""
     for _ in range(3000):
         if losses.exists() and losses.read_text().count("\n") >= step:
             return
@@ -46,7 +47,7 @@ def await_step(losses, step):
 
 
 def losses_of(path):
-    """By step, the last line of each: a step is made again after a kill."""
+    """The last line of each step. A step is repeated after a kill."""
     return {int(line.split()[0]): line.split()[1] for line in path.read_text().splitlines() if line.count(" ") == 2}
 
 
@@ -68,15 +69,18 @@ def test_killed_at_any_moment(tmp_path):
     for kill in range(6):
         trainer = train(tmp_path, "--run", "killed", "--steps", 120, "--save-every", EVERY, "--background", "lazy", "--resume", "--losses", losses)
         await_step(losses, (losses.read_text().count("\n") if losses.exists() else 0) + 4)
-        while not steps(tmp_path, "killed"):  # one is durable: there is something to lose
+        # waits for a durable checkpoint, so that there is something to lose
+        while not steps(tmp_path, "killed"):
             time.sleep(0.01)
         time.sleep(chance.random() * 0.05)
         trainer.kill()
         trainer.communicate(timeout=60)
         made = max(losses_of(losses))
-        # Of three snapshots one is kept for the next save, so that saves of two steps may be under way when the next one is due; what was before is durable.
-        handed = (made - 1) - (made - 1) % EVERY  # its loss is told before a state is handed over
-        assert max(steps(tmp_path, "killed"), default=0) >= handed - EVERY  # at most the newest one that was handed over is lost
+        # One of three snapshots is kept for the next save. Saves of two steps may be unfinished when the next
+        # is due; earlier ones are durable.
+        handed_over = (made - 1) - (made - 1) % EVERY  # the loss is printed before the state is handed_over over
+        # only the newest of these may be lost
+        assert max(steps(tmp_path, "killed"), default=0) >= handed_over - EVERY
     begun = time.monotonic()
     out = finish(train(tmp_path, "--run", "killed", "--steps", 120, "--save-every", EVERY, "--background", "lazy", "--resume", "--losses", losses))
     assert "resumed from killed" in out and time.monotonic() - begun < 60

@@ -1,6 +1,7 @@
 /*
- * The trainer in examples/: its gradient against finite differences, its arithmetic against plain loops, the same bits
- * with any number of threads, and a resume from a store that goes on as if nothing had happened.
+ * The trainer in examples/: its gradient is compared with finite differences, and its arithmetic with plain
+ * loops. Any number of threads gives the same bits. A resume from a store continues as if the training had
+ * not been interrupted.
  */
 #define _GNU_SOURCE /* memmem */
 #include <math.h>
@@ -16,7 +17,7 @@
 #include "examples/gpt.h"
 
 static const gpt_config tiny = {.width = 16, .layers = 2, .heads = 2, .context = 8, .batch = 2};
-/* Large enough that matrix products, rows and columns split into several tasks. */
+/* Large enough that matrix products, rows and columns are split into several tasks. */
 static const gpt_config middling = {.width = 64, .layers = 2, .heads = 4, .context = 24, .batch = 6};
 static const gpt_adamw adamw = {.lr = 1e-2,
                                 .min_lr = 1e-3,
@@ -29,7 +30,7 @@ static const gpt_adamw adamw = {.lr = 1e-2,
                                 .steps = 10,
                                 .cosine = 1};
 
-/* Text with some structure: a Markov chain over few bytes. */
+/* Text with structure: a Markov chain over a few bytes. */
 static gpt_text make_text(size_t size, uint64_t seed) {
     gpt_text text = {.bytes = malloc(size), .size = size, .train = size / 10 * 9, .hash = seed};
     assert_non_null(text.bytes);
@@ -53,7 +54,7 @@ static double loss_of(gradient_case *c) {
     return gpt_forward(c->model, c->tokens, c->targets);
 }
 
-/* Fresh weights make most gradients tiny: larger weights, and biases that are not zero, exercise every path. */
+/* Initial weights give tiny gradients. Larger weights, and biases that are not zero, test all paths. */
 static gradient_case make_gradient_case(void) {
     gradient_case c = {.pool = gpt_pool_new(1)};
     assert_non_null(c.pool);
@@ -80,7 +81,7 @@ static void free_gradient_case(gradient_case *c) {
     gpt_pool_free(c->pool);
 }
 
-/* The slope of the loss along `direction` (of length 1), by a central difference of fourth order. */
+/* Measures the slope of the loss along `direction` (of length 1) by a central difference of fourth order. */
 static double measured_slope(gradient_case *c, const gpt_tensor *tensor, const float *direction,
                              double step) {
     static const double offsets[4] = {-2, -1, 1, 2}, factors[4] = {1, -8, 8, -1};
@@ -112,7 +113,10 @@ static double norm_of(const float *x, size_t count) {
     return sqrt(sum);
 }
 
-/* Along the gradient itself, where the slope is its length, and along single elements, where an error of shape shows. */
+/*
+ * Along the gradient, where the slope is its length, and along single elements, where mistakes about shapes
+ * show.
+ */
 static void test_backward_is_the_slope_of_the_loss(void **state) {
     (void)state;
     gradient_case c = make_gradient_case();
@@ -132,7 +136,7 @@ static void test_backward_is_the_slope_of_the_loss(void **state) {
             memset(direction, 0, tensor->count * sizeof *direction);
             size_t element = gpt_rng_next(&rng) % tensor->count;
             if (tensor->ndim == 2 && tensor->shape[0] == GPT_VOCAB)
-                element %= 9 * (size_t)tensor->shape[1]; /* rows of tokens that occur */
+                element %= 9 * (size_t)tensor->shape[1]; /* rows of tokens that occur in the batch */
             direction[element] = 1;
             check_slope(tensor, "one element", measured_slope(&c, tensor, direction, 0.02),
                         tensor->grad[element], 4e-3 * norm + 2e-4);
@@ -142,7 +146,7 @@ static void test_backward_is_the_slope_of_the_loss(void **state) {
     free_gradient_case(&c);
 }
 
-/* A position must not see what comes after it: later tokens change no earlier logit. */
+/* Later tokens must not change the logits of earlier positions. */
 static void test_attention_is_causal(void **state) {
     (void)state;
     gradient_case c = make_gradient_case();
@@ -174,7 +178,7 @@ static float element(const gpt_matrix *m, size_t row, size_t column) {
     return m->data[row * m->row_step + column * m->col_step];
 }
 
-/* One product against a plain loop in double, with a guard column behind each row of c that must stay as it is. */
+/* Compares a product with a plain loop in double. A guard column after each row of c must not change. */
 static void check_product(gpt_pool *pool, size_t m, size_t n, size_t k, int transpose, int add) {
     float *a = random_floats(m * k, m), *b = random_floats(k * n, n), *bias = random_floats(n, k);
     float *c = random_floats(m * (n + 1), 5), *serial = gpt_floats(m * (n + 1)),
@@ -226,7 +230,7 @@ static void test_products_of_all_shapes(void **state) {
     gpt_pool_free(pool);
 }
 
-/* Slow tasks: a loop that came back before its last tasks would leave marks unset. */
+/* Tasks are slow: a loop that returned before its last tasks would leave marks unset. */
 static void mark_task(void *context, size_t index, int worker) {
     usleep(2000);
     ((int *)context)[index] += 1 + worker;
@@ -247,7 +251,7 @@ static void test_a_parallel_loop_runs_every_task_once(void **state) {
     }
 }
 
-static void test_exp_is_exp(void **state) {
+static void test_exp_is_accurate(void **state) {
     (void)state;
     enum { COUNT = 17003 };
     float *x = gpt_floats(COUNT);
@@ -266,8 +270,8 @@ static void test_exp_is_exp(void **state) {
     free(x);
 }
 
-/* Two steps against AdamW written down in double; weight decay must spare what has one dimension. */
-static void test_adamw_is_adamw(void **state) {
+/* Compares two steps with AdamW computed in double. One-dimensional tensors must have no weight decay. */
+static void test_adamw_follows_its_definition(void **state) {
     (void)state;
     gpt_pool *pool = gpt_pool_new(2);
     gpt_model *model = NULL;
@@ -287,7 +291,7 @@ static void test_adamw_is_adamw(void **state) {
         assert_true(fabs(gpt_adamw_step(model, &adamw, step) - norm) <= 1e-7);
         double rate = adamw.lr * (double)step / 2;
         for (int i = 0; i < 2; i++) {
-            double g = gradient[i] * (double)step; /* norm below 1: nothing is clipped */
+            double g = gradient[i] * (double)step; /* the norm is below 1, so nothing is clipped */
             m[i] = 0.9 * m[i] + 0.1 * g;
             v[i] = 0.95 * v[i] + 0.05 * g * g;
             w[i] -= i == 0 ? rate * 0.1 * w[i] : 0;
@@ -301,7 +305,8 @@ static void test_adamw_is_adamw(void **state) {
     vector->grad[5] = 40;
     float before = matrix->exp_avg[5];
     assert_true(fabs(gpt_adamw_step(model, &adamw, 3) - 50) <= 1e-5);
-    assert_true(fabs(matrix->exp_avg[5] - (0.9 * before + 0.1 * 0.6)) <= 1e-6); /* clipped to norm 1 */
+    /* the gradient was clipped to norm 1 */
+    assert_true(fabs(matrix->exp_avg[5] - (0.9 * before + 0.1 * 0.6)) <= 1e-6);
     gpt_model_free(model);
     gpt_pool_free(pool);
 }
@@ -408,7 +413,7 @@ static void write_text(const char *path, size_t size) {
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     for (size_t i = 0; i < size; i++)
-        fputc((int)('a' + i / 4096 % 26), file); /* the letter tells the page */
+        fputc((int)('a' + i / 4096 % 26), file); /* the letter identifies the page */
     assert_int_equal(fclose(file), 0);
 }
 
@@ -441,7 +446,7 @@ static void test_found_text_is_kept(void **state) {
     (void)state;
     gpt_text found, kept;
     if (gpt_text_load(&found, NULL)) {
-        skip(); /* a machine without text */
+        skip(); /* this machine has no text */
     }
     char *dir = temporary_directory(), path[600];
     snprintf(path, sizeof path, "%s/text", dir);
@@ -449,7 +454,7 @@ static void test_found_text_is_kept(void **state) {
     assert_int_equal(gpt_text_load(&kept, path), 0);
     assert_true(kept.hash == found.hash && kept.size == found.size);
     gpt_text_free(&kept);
-    write_text(path, 300 * 1000); /* what is there stays, whatever it is */
+    write_text(path, 300 * 1000); /* an existing file is not replaced */
     assert_int_equal(gpt_text_keep(path), 0);
     assert_int_equal(gpt_text_load(&kept, path), 0);
     assert_true(kept.size == 300 * 1000 && kept.hash != found.hash);
@@ -461,7 +466,7 @@ static void test_found_text_is_kept(void **state) {
     free(dir);
 }
 
-/* A batch depends on seed and step alone, and its targets are its tokens one byte later. */
+/* A batch depends only on seed and step. Its targets are its tokens, shifted by one byte. */
 static void test_batches(void **state) {
     (void)state;
     gpt_text text = make_text(5000, 9);
@@ -493,7 +498,7 @@ typedef struct resume_case {
     gpt_pool *pool;
     gpt_text text;
     ckd_store *store;
-    gpt_model *through; /* trained without a break: 6 steps, saved after each of 2, 3, 4 */
+    gpt_model *through; /* trained without interruption: 6 steps, saved after steps 2, 3 and 4 */
     double losses[6];
 } resume_case;
 
@@ -535,7 +540,7 @@ static int free_resume_case(void **state) {
     return 0;
 }
 
-static void test_resume_goes_on_bit_for_bit(void **state) {
+static void test_resume_continues_bit_for_bit(void **state) {
     resume_case *c = *state;
     static const uint64_t steps[] = {CKD_LATEST, 2};
     for (size_t i = 0; i < 2; i++) {
@@ -553,12 +558,12 @@ static void test_resume_goes_on_bit_for_bit(void **state) {
     }
 }
 
-static void test_resume_refuses_what_does_not_fit(void **state) {
+static void test_resume_refuses_other_models(void **state) {
     resume_case *c = *state;
     gpt_model *model = NULL;
     gpt_progress progress = {.seed = 42};
     gpt_config heads = middling;
-    heads.heads = 8; /* the same shapes, another function */
+    heads.heads = 8; /* the same shapes, but another function */
     assert_int_equal(gpt_model_new(&model, &heads, c->pool, 42), 0);
     assert_int_equal(gpt_state_load(c->store, "a", 3, model, &c->text, &progress), -1);
     gpt_model_free(model);
@@ -575,7 +580,7 @@ static void test_resume_refuses_what_does_not_fit(void **state) {
     gpt_model_free(model);
 }
 
-/* Saving a step again is fine if the state is the same, and refused if it is not. */
+/* A step may be saved again if the state is the same, and not if it differs. */
 static void test_a_step_is_saved_once(void **state) {
     resume_case *c = *state;
     gpt_model *model = NULL;
@@ -590,8 +595,10 @@ static void test_a_step_is_saved_once(void **state) {
     gpt_model_free(model);
 }
 
-/* Going on under another name makes a branch: its first checkpoint is a delta on the one it was resumed from. */
-static void test_a_branch_knows_where_it_comes_from(void **state) {
+/*
+ * Continuing under another name makes a branch. Its first checkpoint is a delta on the one that was resumed.
+ */
+static void test_a_branch_records_its_origin(void **state) {
     resume_case *c = *state;
     gpt_progress progress = {.step = 5, .seed = 42};
     gpt_lineage lineage = {.run = "b", .resumed_run = "a", .resumed_step = 3, .branch = 1};
@@ -650,20 +657,19 @@ int main(void) {
         cmocka_unit_test(test_attention_is_causal),
         cmocka_unit_test(test_products_of_all_shapes),
         cmocka_unit_test(test_a_parallel_loop_runs_every_task_once),
-        cmocka_unit_test(test_exp_is_exp),
-        cmocka_unit_test(test_adamw_is_adamw),
+        cmocka_unit_test(test_exp_is_accurate),
+        cmocka_unit_test(test_adamw_follows_its_definition),
         cmocka_unit_test(test_schedule),
         cmocka_unit_test(test_same_bits_with_any_number_of_threads),
         cmocka_unit_test(test_seed_decides),
         cmocka_unit_test(test_text_is_split_by_pages),
         cmocka_unit_test(test_found_text_is_kept),
         cmocka_unit_test(test_batches),
-        cmocka_unit_test_setup_teardown(test_resume_goes_on_bit_for_bit, make_resume_case, free_resume_case),
-        cmocka_unit_test_setup_teardown(test_resume_refuses_what_does_not_fit, make_resume_case,
+        cmocka_unit_test_setup_teardown(test_resume_continues_bit_for_bit, make_resume_case,
                                         free_resume_case),
+        cmocka_unit_test_setup_teardown(test_resume_refuses_other_models, make_resume_case, free_resume_case),
         cmocka_unit_test_setup_teardown(test_a_step_is_saved_once, make_resume_case, free_resume_case),
-        cmocka_unit_test_setup_teardown(test_a_branch_knows_where_it_comes_from, make_resume_case,
-                                        free_resume_case),
+        cmocka_unit_test_setup_teardown(test_a_branch_records_its_origin, make_resume_case, free_resume_case),
         cmocka_unit_test_setup_teardown(test_dump_writes_raw_floats, make_resume_case, free_resume_case),
         cmocka_unit_test(test_bad_shapes_are_refused),
     };

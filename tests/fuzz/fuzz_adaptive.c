@@ -1,7 +1,8 @@
 /*
- * adaptive_decode and adaptive_plane_decode from any bytes: they must stay inside their buffers, which are allocated to the byte,
- * and what they accept must come back when it is coded again: as the very same bytes, but for a plane's, whose mode and density
- * are the encoder's choice. The first four bytes choose the kind, columns, contexts or hints, and the count.
+ * adaptive_decode and adaptive_plane_decode from any bytes. They must stay within their buffers, which have
+ * the exact size. Accepted streams must survive being coded again. Their bytes are then the same, except for
+ * planes, whose mode and density the encoder chooses. The first four bytes select the kind, columns, contexts
+ * or hints, and the count.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,9 @@
 /*
- * Catalogs with any rows: no CHECK, no STRICT, no foreign key holds what is in them. Then some bytes of the file, and statements that add
- * what could run. Every call gives values that its header promises, or fails; none crashes, hangs or asks for much memory.
+ * Catalogs with any rows, without CHECK, STRICT and foreign keys; then changed bytes of the file, and
+ * statements that add triggers and the like. Every call returns values that its header promises, or fails.
+ * None crashes, hangs, or takes much memory.
  *
- * An input is a list of changes: what kind, and up to four bytes of place; behind a row's comes a value.
+ * An input is a list of changes: a kind, and up to four bytes of place. A change of a row also has a value.
  */
 #include <fcntl.h>
 #include <sqlite3.h>
@@ -68,7 +69,7 @@ enum { STATEMENTS = sizeof(statements) / sizeof(statements[0]) };
 static char dir[64], path[96];
 static unsigned char *template;
 static size_t template_size;
-static char *schema[TABLES_MAX][2]; /* name and statement, as they were */
+static char *schema[TABLES_MAX][2]; /* name and statement of each table, as the library made it */
 static int schema_count;
 
 static void require(bool holds) {
@@ -77,7 +78,7 @@ static void require(bool holds) {
     }
 }
 
-/* ---- the catalog as it is made ---- */
+/* ---- the initial catalog ---- */
 
 static void remove_files(void) {
     static const char *const names[] = {"catalog.db", "catalog.db-journal", "catalog.db-wal",
@@ -119,7 +120,7 @@ static int keep_schema(void *context, int count, char **values, char **names) {
     return 0;
 }
 
-/* Kept without STRICT, so that any value can be put into any column. */
+/* Keeps the tables without STRICT, so that any column can have any value. */
 static void begin(void) {
     if (template) {
         return;
@@ -228,7 +229,7 @@ static void restore_schema(sqlite3 *db) {
     sqlite3_finalize(s);
 }
 
-/* At any place, or (what is found sooner) at the beginning of a page. */
+/* Changes a byte anywhere, or at the beginning of a page, where it has an effect more often. */
 static void change_byte(input *in) {
     unsigned at = take(in) | take(in) << 8 | take(in) << 16, value = take(in);
     struct stat st;
@@ -250,7 +251,7 @@ static void change(input *in) {
     for (int i = 0; i < CHANGES_MAX && in->left; i++) {
         unsigned kind = take(in) % 8;
         if (kind == 7) {
-            bytes_later = *in; /* the rest is bytes of the file */
+            bytes_later = *in; /* the rest are changes of bytes in the file */
             break;
         }
         if (kind == 6) {
@@ -267,7 +268,7 @@ static void change(input *in) {
     }
 }
 
-/* ---- what is read ---- */
+/* ---- calls ---- */
 
 static void check_checkpoint(const ckd_checkpoint *c) {
     require(c->run[0] && strlen(c->run) <= CKD_RUN_MAX && c->step <= INT64_MAX);

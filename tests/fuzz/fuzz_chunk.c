@@ -1,6 +1,7 @@
 /*
- * Chunk files, record headers, bundles and measures from any bytes. In fuzz builds checksums match whatever they are, so that what is tested is
- * the parsing: it must stay inside the file and the memory it asked for, and what it accepts must make sense.
+ * Chunk files, record headers, bundles and measures from any bytes. In fuzz builds all checksums match, so
+ * that the parsing is tested. It must stay within the file and the memory it allocated, and accepted values
+ * must be valid.
  */
 #include <stdlib.h>
 
@@ -19,7 +20,7 @@ static void require(bool holds) {
     }
 }
 
-/* Encoding what was decoded gives the same bytes; the checksum may be any in a fuzz build. */
+/* Encoding a decoded header gives the same bytes. In a fuzz build the checksum may be any. */
 static void check_canonical(const record *r, const uint8_t *header) {
     bytes again = {0};
     record_encode(&again, r);
@@ -59,7 +60,7 @@ static void try_headers(const uint8_t *data, size_t size) {
     arena_free(&arena);
 }
 
-/* As the payload of a bundle: what comes out lies inside it, in order. */
+/* Parses the payload of a bundle. Its records are within it, and in order. */
 static void try_bundle(const uint8_t *data, size_t size) {
     record_arena arena = {0};
     bundle_member *members;
@@ -83,7 +84,10 @@ static void try_bundle(const uint8_t *data, size_t size) {
     arena_free(&arena);
 }
 
-/* As a table of measures: what is accepted ascends, has no negative figure, and survives being written again. */
+/*
+ * Parses a table of measures. An accepted one ascends, has no negative numbers, and survives being written
+ * again.
+ */
 static void try_measures(const uint8_t *data, size_t size) {
     measures_entry *entries, *again;
     size_t count, count_again;

@@ -1,6 +1,6 @@
 /*
- * group_decode from any bytes, and the step it stands for from the bytes behind it: what is accepted is coded to the same bytes again,
- * and every instruction set predicts the same bits, whatever coefficients and values are.
+ * group_decode from any bytes, and its step on values from the bytes that follow. An accepted group is coded
+ * to the same bytes again. Every instruction set predicts the same bits, for any coefficients and values.
  */
 #include <stdlib.h>
 #include <string.h>

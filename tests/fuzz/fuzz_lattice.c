@@ -1,7 +1,8 @@
 /*
- * lattice_columns_decode, lattice_decode and lattice_rebuild_values from any bytes: they stay inside their buffers, and what they accept
- * comes back when it is coded again, and gives the same bits whatever computes them. The first bytes choose dtype, parent and
- * number of elements, and how many bytes are a side record; of a block that shares its rows, too, their first byte says how many are its columns.
+ * lattice_columns_decode, lattice_decode and lattice_rebuild_values from any bytes. They stay within their
+ * buffers. Blocks that they accept survive being coded again, and all backends compute the same bits. The
+ * first bytes select dtype, parent and number of elements, and the size of a side record. If the block shares
+ * its rows, too, the record's first byte is the size of its columns.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,7 @@ static uint8_t *exactly(const void *from, size_t size) {
     return copy;
 }
 
-/* Specials among values of all magnitudes. */
+/* Special values, and values of all magnitudes. */
 static uint8_t *parent_values(size_t size, uint32_t seed) {
     static const uint32_t odd[] = {0,          0x80000000, 1,          0x807fffff, 0x7f800000, 0xff800000,
                                    0x7fc00001, 0x7f800001, 0x7f7fffff, 0x00800000, 0x3f800000, 0xcb000001};

@@ -1,6 +1,7 @@
 /*
- * Fuzzes the text of a layout. What is accepted must keep its promises: a name that a rule gives to the checkpoint is one that rule
- * knows on the way back, and what the ranks hold of a dimension is all of it, once, not counting copies. What is refused is refused with a message.
+ * The text of a layout. In an accepted layout, a rule that gives a name in the checkpoint knows the name on
+ * the way back, and all ranks together hold each element of a dimension once, not counting copies. A refusal
+ * has a message.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +38,7 @@ static bool knows(const layout_bindings *b, const layout_rule *rule) {
     return false;
 }
 
-/* There and back: the rule is found again, as the first one or behind others. */
+/* Binds a name in both directions. The rule must be among those that are found. */
 static void check_name(const layout *l, const char *name) {
     layout_bindings there, back;
     ckd_error err;
@@ -112,7 +113,10 @@ typedef struct flat_check {
     size_t buffers;
 } flat_check;
 
-/* Parameters of some sizes: all places together have each element once, in order, and no buffer less than it must. */
+/*
+ * With parameters of some sizes, all places together have each element once and in order, and no buffer is
+ * too small.
+ */
 static void check_ranges(const layout *l, const layout_buffer *b, const uint32_t *here) {
     enum { MOST = 8 };
     uint64_t sizes[MOST], next[MOST] = {0};
@@ -148,7 +152,7 @@ static ckd_status check_buffer(void *context, const layout_buffer *b, ckd_error 
     uint64_t numbers[LAYOUT_NUMBERS];
     check(b->name && b->rule->kind == LAYOUT_FLAT);
     check(layout_bind(&found, c->l, b->name, false, err) == CKD_OK);
-    check(knows(&found, b->rule)); /* what load calls it, import takes for one */
+    check(knows(&found, b->rule)); /* import must know the name that load uses */
     for (size_t i = 0; i < found.count; i++)
         if (found.items[i].rule == b->rule && found.items[i].state == b->state)
             check(layout_applies(numbers, c->l, &found.items[i], c->at));

@@ -1,6 +1,7 @@
 /*
- * What ranks that load together tell each other, from any bytes: as the lists of two or three ranks, and as a reply. From lists that are
- * accepted come replies that can be read, speak of entries that there are, and name one reader for each payload.
+ * Messages of ranks that load together, from any bytes: as the lists of two or three ranks, and as a reply.
+ * Lists that are accepted give replies that can be read, refer to existing entries, and name one reader for
+ * each payload.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static void try_reply(const uint8_t *data, size_t size, uint32_t world) {
     }
 }
 
-/* Replies of what was accepted; as many are read for as are received. */
+/* Checks the replies for accepted lists. The numbers of sent and received payloads must be equal. */
 static void check_replies(const bytes *replies, const ckd_bytes *lists, uint32_t world) {
     size_t receivers = 0, received = 0;
     for (uint32_t r = 0; r < world; r++) {

@@ -1,6 +1,6 @@
 /*
- * Notes from any bytes. In fuzz builds checksums match whatever they are. What is accepted must give the same bytes when it is
- * written again.
+ * Notes from any bytes. In fuzz builds all checksums match. An accepted note must give the same bytes when it
+ * is written again.
  */
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /*
- * Parity files from any bytes: what is accepted has its stripes where the arithmetic says, inside of what can be, and reading any of them stays inside of the buffer. In fuzz builds checksums
- * match whatever they are.
+ * Parity files from any bytes. The stripes of an accepted file are where the arithmetic says and within
+ * bounds, and reading any of them stays within the buffer. In fuzz builds all checksums match.
  */
 #include <stdlib.h>
 

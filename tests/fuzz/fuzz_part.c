@@ -1,6 +1,7 @@
 /*
- * Parts of other ranks, from any bytes, handed to the coordinator's commit: it fails, or what it commits loads, as it was saved. All
- * checksums match. The first byte says whose part, and whether it is made anew (its ids are put right then) or has bytes changed: 2 bytes of place, 1 of value each.
+ * Parts of other ranks from any bytes, given to the coordinator's commit. It fails, or the checkpoint loads
+ * as it was saved. All checksums match. The first byte selects whose part it is, and whether the bytes are a
+ * whole part (whose ids are corrected) or changes: 2 bytes of place and 1 of value each.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -74,7 +75,7 @@ static void change(uint8_t *part, size_t size, const uint8_t *data, size_t left)
     }
 }
 
-/* What is told to be committed is there, and is what both ranks saved. */
+/* A committed checkpoint is in the store, and has what both ranks saved. */
 static void check_committed(const ckd_checkpoint *info) {
     ckd_load *load;
     float back[ROWS];

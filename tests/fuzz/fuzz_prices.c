@@ -1,4 +1,7 @@
-/* Price tables from any bytes: what is accepted has the texts and numbers that the header promises, and can be printed. */
+/*
+ * Price tables from any bytes. An accepted table has the texts and numbers that the header promises, and can
+ * be printed.
+ */
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>

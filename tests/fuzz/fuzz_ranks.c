@@ -1,6 +1,7 @@
 /*
- * What travels between ranks, from any bytes: messages, descriptions, plans. In fuzz builds checksums match whatever they are. A plan that is
- * accepted must give the same bytes when it is written again, and what is planned from descriptions must be one that can be read.
+ * Messages between ranks from any bytes: messages, descriptions, plans. In fuzz builds all checksums match.
+ * An accepted plan must give the same bytes when it is written again. A plan made from descriptions must be
+ * readable.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 #include "engine/ranks/internal.h"
 #include "tests/support/fuzz.h"
 
-enum { ASKED = 64 }; /* regions of a rank, and ranks, of which a plan is asked */
+enum { ASKED = 64 }; /* the most ranks, and regions of a rank, that a plan is asked about */
 
 static void try_message(const uint8_t *data, size_t size) {
     ckd_bytes m = {(void *)data, size};
@@ -19,7 +20,7 @@ static void try_message(const uint8_t *data, size_t size) {
     }
 }
 
-static void ask(const ckd_plan *plan) {
+static void query(const ckd_plan *plan) {
     ckd_plan_summary s = ckd_plan_summarise(plan);
     for (uint32_t r = 0; r <= s.world && r < ASKED; r++) {
         for (size_t i = 0; i < ASKED; i++) {
@@ -36,7 +37,7 @@ static void try_plan(const uint8_t *data, size_t size) {
     if (plan_read(&plan, data, size, NULL) != CKD_OK) {
         return;
     }
-    ask(plan);
+    query(plan);
     if (plan_bytes(&again, plan, NULL) == CKD_OK &&
         (again.size != size || memcmp((uint8_t *)again.data + 16, data + 16, size - 24) != 0)) {
         abort();
@@ -45,7 +46,7 @@ static void try_plan(const uint8_t *data, size_t size) {
     ckd_plan_free(plan);
 }
 
-/* Of one rank; or of two, behind "pair" and the size of the first. */
+/* The description of one rank; or those of two, after "pair" and the size of the first. */
 static void try_descriptions(const uint8_t *data, size_t size) {
     ckd_plan *plan, *read;
     ckd_bytes text;
@@ -60,7 +61,7 @@ static void try_descriptions(const uint8_t *data, size_t size) {
     if (ckd_plan_make(&plan, both, world, NULL) != CKD_OK) {
         return;
     }
-    ask(plan);
+    query(plan);
     if (plan_bytes(&text, plan, NULL) == CKD_OK) {
         if (plan_read(&read, text.data, text.size, NULL) == CKD_E_CORRUPT) {
             abort();

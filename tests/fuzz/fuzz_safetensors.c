@@ -1,6 +1,6 @@
 /*
- * Fuzzes the safetensors header: the first byte chooses how much data is behind it, the rest is JSON. What is accepted must
- * keep its promises, and say the same again when it is written and read back.
+ * The safetensors header. The first byte selects the size of the data after it; the rest is JSON. An accepted
+ * header must be consistent, and be the same when it is written and read back.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 /*
- * Whole small stores from any bytes: what any call reads of them. Checksums and content hashes match whatever they are, so that ids, counts,
- * dependencies and payloads are what decides. The first byte says which calls; behind it come files (tests/corpus/make_stores.py writes
- * such inputs from stores): number of the folder, length of the name, name, size in 4 bytes, bytes.
+ * Whole small stores from any bytes, read by all kinds of calls. All checksums and content hashes match, so
+ * that ids, counts, dependencies and payloads matter. The first byte selects the calls. Files follow: number
+ * of the folder, length of the name, name, size in 4 bytes, bytes. tests/corpus/make_stores.py writes such
+ * inputs from stores.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -77,7 +78,7 @@ static void write_file(const char *folder, const char *name, const uint8_t *data
     close(fd);
 }
 
-/* Names stay inside of their folder. */
+/* Makes a name that stays within its folder. */
 static void take_name(char to[NAME_ROOM], const uint8_t *from, size_t length) {
     memcpy(to, from, length);
     to[length] = '\0';
@@ -114,7 +115,7 @@ static void unpack(const uint8_t *data, size_t size) {
     }
 }
 
-/* ---- what is read ---- */
+/* ---- calls that read ---- */
 
 static void load_tensors(ckd_load *load) {
     const ckd_tensor_list *tensors = ckd_load_tensors(load);
@@ -152,7 +153,7 @@ static void load_blobs(ckd_load *load) {
     ckd_blob_list_free(blobs);
 }
 
-/* Half of a tensor, as another layout would have it, and what a load of it would cost. */
+/* Loads half of a tensor, as another layout would, and explains that load. */
 static void load_regions(ckd_load *load) {
     const ckd_tensor_list *tensors = ckd_load_tensors(load);
     ckd_error err;
@@ -241,7 +242,7 @@ static void read_all(ckd_store *store, bool regions) {
     ckd_checkpoint_list_free(list);
 }
 
-/* ---- what is changed ---- */
+/* ---- calls that change the store ---- */
 
 static void verify(ckd_store *store) {
     ckd_verify_result *found;

@@ -1,7 +1,7 @@
 /*
- * symbols_decode and coder_decode from any bytes: they must stay inside their buffers, which are allocated to the byte,
- * and what symbols_decode accepts must survive being coded again, with rows and columns as well. The first four bytes choose coding or
- * columns, width and count.
+ * symbols_decode and coder_decode from any bytes. They must stay within their buffers, which have the exact
+ * size. Integers that symbols_decode accepts must survive being coded again, also with rows and columns. The
+ * first four bytes select coding or columns, width and count.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     coder *c = NULL;
     require(coder_create(&c, NULL) == CKD_OK);
     coding how = (coding)(data[0] % (CODING_LOSSLESS_COUNT + 1));
-    how = data[0] & 128 ? CODING_SYMBOLS : how; /* most of the time */
+    how = data[0] & 128 ? CODING_SYMBOLS : how; /* in half of the inputs */
     unsigned width = 1u << (data[1] & 3);
     size_t n = (data[2] | (size_t)data[3] << 8) % MOST_EACH;
     uint8_t *context = malloc(n + 1), *values = malloc(n * width + 1);

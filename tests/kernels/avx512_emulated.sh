@@ -131,7 +131,8 @@ poweroff -f
 E2
 chmod +x "$root/init"
 
-# boot NAME OPTION...: what it prints goes to $work/NAME.console, the other serial line to $work/NAME.out
+# boot NAME OPTION...: boots with these options. The console goes to $work/NAME.console, and the other serial
+# line to $work/NAME.out.
 boot() {
     name=$1
     shift
@@ -176,7 +177,8 @@ E2
     ! grep -q '^not ok' "$work/$name.console" || fail "$name: a test failed"
 }
 
-# Bits of the kernel's: XSAVEC and XSAVES, as this emulator's sizes of what they save do not add up, so that Linux would use none of it.
+# Disables XSAVEC and XSAVES: the emulator reports inconsistent sizes for them, so that Linux would not use
+# XSAVE at all.
 boot avx512 clearcpuid=321,323
 grep -q '^tables: .*avx512' "$work/avx512.console" || fail "the AVX-512 table was not found"
 [ "$(grep -c '^ok: ' "$work/avx512.console")" = 6 ] || fail "not all was run"
@@ -184,7 +186,7 @@ tar -xzf "$work/avx512.out" -C "$work"
 CKD_CPU=portable "$work/sums" "$build/ckptdelta" "$work/there" 8 | cmp - "$work/there.avx512" ||
     fail "what AVX-512 saved is something else on this machine's portable path"
 
-# ... and AVX512F: the processor says it has it, the system does not save its registers
+# Disables AVX512F, too: the processor reports it, but the system does not save its registers.
 boot without only-kernels clearcpuid=304,321,323
 grep -q '^ok: test_kernels' "$work/without.console" || fail "not all was run without AVX-512"
 grep -q '^tables: ' "$work/without.console" || fail "no table was named"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# No multiplication and addition of the library are one instruction: what such a one gives differs in the last bit from what the two of a
-# processor without it give (-ffp-contract=off).
+# No instruction in the library multiplies and adds in one (-ffp-contract=off). Its result would differ in the
+# last bit from that of a processor without such instructions.
 set -u
 library=$(ls "${CKPTDELTA_BUILD:?the build folder}"/libckptdelta.so.*.*.*)
 [ "$(uname -m)" = x86_64 ] || { echo "SKIP: looks for instructions of x86-64"; exit 77; }

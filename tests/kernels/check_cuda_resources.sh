@@ -1,5 +1,5 @@
 #!/bin/sh
-# No kernel keeps anything in local memory, and what is written down of their resources is so.
+# No kernel uses local memory, and kernels/cuda/RESOURCES.md has the resources of each kernel.
 set -eu
 build=${CKPTDELTA_BUILD:?}
 if [ ! -e "$build/libckptdelta_cuda.so" ]; then
@@ -11,10 +11,10 @@ logs=$(find "$build/obj/kernels/cuda" -name '*.ptxas')
 resources() { "${PYTHON:-python3}" scripts/cuda_resources.py "$@" --check kernels/cuda/RESOURCES.md; }
 # shellcheck disable=SC2086 # one word each
 resources $logs
-# It says so when there is something, and when something else is written.
+# The check reports local memory, and resources that differ from the file.
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
-finds() { # WHAT IT SAYS, SED SCRIPT
+finds() { # MESSAGE SED_SCRIPT: logs changed by the script give this message
     for log in $logs; do sed "$2" "$log"; done >"$temporary/log"
     if resources "$temporary/log" >"$temporary/said" || ! grep -q "$1" "$temporary/said"; then
         echo "went unnoticed: $2"

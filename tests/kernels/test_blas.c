@@ -1,4 +1,7 @@
-/* kernels/blas: a BLAS is used where the environment names one, it has one thread, and matrices are large; this one is made here. */
+/*
+ * kernels/blas: the library that the environment names is used for large matrices, if it has one thread. The
+ * test builds such a library.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,31 +72,31 @@ static void check(const char *threads, size_t depth, float more) {
             for (size_t k = 0; k < depth; k++) {
                 expected += left[i / COLUMNS * depth + k] * right[k * COLUMNS + i % COLUMNS];
             }
-            assert_true(sums[i] == expected); /* of integers: exact */
+            assert_true(sums[i] == expected); /* exact, as these are integers */
         }
         all[t]->products(again, left, right, ROWS, depth, COLUMNS);
         for (size_t i = 0; i < ROWS * COLUMNS; i++) {
-            assert_true(again[i] == sums[i] - more); /* a decoder's: never the library's */
+            assert_true(again[i] == sums[i] - more); /* the decoder never uses the library */
         }
     }
 }
 
-static void test_large_ones_are_its(void **state) {
+static void test_large_products_use_the_library(void **state) {
     (void)state;
     check("1", DEPTH, 1000);
 }
-static void test_small_ones_are_not(void **state) {
+static void test_small_products_do_not(void **state) {
     (void)state;
     check("1", 100, 0);
 }
-static void test_it_may_not_have_threads(void **state) {
+static void test_a_library_with_threads_is_not_used(void **state) {
     (void)state;
     check("2", DEPTH, 0);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_large_ones_are_its),
-                                       cmocka_unit_test(test_small_ones_are_not),
-                                       cmocka_unit_test(test_it_may_not_have_threads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_large_products_use_the_library),
+                                       cmocka_unit_test(test_small_products_do_not),
+                                       cmocka_unit_test(test_a_library_with_threads_is_not_used)};
     return cmocka_run_group_tests(tests, make_library, remove_library);
 }

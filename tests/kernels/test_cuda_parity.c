@@ -1,4 +1,7 @@
-/* The CUDA backend against the CPU's kernels, on a device. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
+/*
+ * Compares the CUDA backend with the CPU's kernels, on a device. Without a device the test is skipped, or
+ * fails with CKD_REQUIRE_GPU=1.
+ */
 #include <stdio.h>
 
 #include "tests/support/cuda_device.h"

@@ -1,4 +1,7 @@
-/* The kernels for devices, run by the host over their launch geometry, against the CPU's: in the usual order of threads, and backwards. */
+/*
+ * The kernels for devices, which the host runs with their launch geometry, are compared with the CPU's
+ * kernels: with threads in the usual order and backwards.
+ */
 #include <stdio.h>
 
 #include "tests/support/device_packed.h"

@@ -1,4 +1,7 @@
-/* kernels/: each function against a plain definition, both instruction sets, buffers at any alignment, sentinels around. */
+/*
+ * kernels/: each function is compared with a plain definition, for all instruction sets, with buffers of any
+ * alignment and sentinels around them.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +55,7 @@ static uint64_t next_random(void) {
 
 static uint64_t load(const void *from, size_t width, size_t i) {
     uint64_t v = 0;
-    memcpy(&v, (const uint8_t *)from + i * width, width); /* little endian, as all tests of bits here */
+    memcpy(&v, (const uint8_t *)from + i * width, width); /* little endian, as in all tests of bits here */
     return v;
 }
 static void store(void *to, size_t width, size_t i, uint64_t v) {
@@ -62,7 +65,10 @@ static uint64_t mask_of(size_t width) {
     return UINT64_MAX >> (64 - 8 * width);
 }
 
-/* Zeros, ones, infinities, NaNs, denormals and neighbours of powers of two, of either sign; then anything. */
+/*
+ * Zeros, ones, infinities, NaNs, denormals and neighbours of powers of two, with either sign; then random
+ * values.
+ */
 static uint64_t pattern(size_t i, size_t width) {
     static const uint64_t f64[] = {0,
                                    1,
@@ -135,7 +141,7 @@ static void test_residual_and_back(void **state) {
         guarded c = guarded_new(size, 7);
         k->ordered_apply((ckd_dtype)d, c.at, b.at, r.at, n);
         assert_true(n == 0 || memcmp(c.at, a.at, size) == 0);
-        /* in place, each of the ways the header allows */
+        /* in place, in each way that the header allows */
         k->ordered_apply((ckd_dtype)d, r.at, b.at, r.at, n);
         assert_true(n == 0 || memcmp(r.at, a.at, size) == 0);
         k->ordered_residual((ckd_dtype)d, c.at, c.at, b.at, n);
@@ -235,7 +241,10 @@ static double small_value(uint32_t bits, int exponent_bits, int mantissa_bits) {
                     : ldexp(mantissa, 1 - bias - mantissa_bits);
 }
 
-/* The result must be the nearest value, the even one of two, of magnitudes only; the sign is checked apart. */
+/*
+ * Checks that the result is the nearest value, or the even one of two. Only for magnitudes; signs are checked
+ * elsewhere.
+ */
 static void check_nearest(double x, uint32_t result, int exponent_bits, int mantissa_bits) {
     uint32_t infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
     double largest = small_value(infinity - 1, exponent_bits, mantissa_bits);
@@ -287,7 +296,7 @@ static void check_f64_cast(const kernels *k, uint64_t bits) {
     }
     double x;
     memcpy(&x, &magnitude, 8);
-    float want = (float)x; /* the compiler's own, in the default rounding mode */
+    float want = (float)x; /* the compiler's cast, in the default rounding mode */
     uint32_t want_bits;
     memcpy(&want_bits, &want, 4);
     assert_int_equal(out & 0x7fffffff, want_bits);
@@ -303,7 +312,7 @@ static void test_casts(void **state) {
             check_f32_casts(all[b], (uint32_t)pattern(i, 4));
             check_f64_cast(all[b], pattern(i, 8));
         }
-        for (uint32_t e = 0; e < 256; e++) { /* around each exponent, and half way between results */
+        for (uint32_t e = 0; e < 256; e++) { /* around each exponent, and half way between two results */
             static const uint32_t mantissas[] = {0,        1,        0xfff,    0x1000,   0x1001,   0x7fff,
                                                  0x8000,   0x8001,   0x17fff,  0x18000,  0x18001,  0x2fff,
                                                  0x3000,   0x3001,   0x3fffff, 0x400000, 0x400001, 0x7fefff,
@@ -340,7 +349,7 @@ static void test_casts(void **state) {
     }
 }
 
-/* Many at a time give what one gives; nothing is written outside; other pairs are refused. */
+/* Arrays give the same results as single values. Nothing outside is written, and other pairs are refused. */
 static void test_casts_of_arrays(void **state) {
     (void)state;
     static const struct {
@@ -376,7 +385,7 @@ static void test_casts_of_arrays(void **state) {
     }
 }
 
-/* ---- optimizer steps, against FORMAT.md's formulas written down once more, an element at a time ---- */
+/* ---- optimizer steps, compared with the formulas of FORMAT.md, one element at a time ---- */
 
 static const step_rule step_numbers = {.coefficients = {0.9, 1 - 0.9, 0.95, 1 - 0.95, 1 - 1e-4, 1e-4, 1.1e-3,
                                                         0.87, 1e-8, 0.91, 0.757, 1e-3, 0.1, 0.8, 0.75}};
@@ -491,7 +500,7 @@ static uint32_t expected_step(uint32_t rule, uint32_t x, uint32_t a, uint32_t b)
     return isnan(out) ? 0x7fc00000 : bits;
 }
 
-/* Specials meet each other in all three places; then anything, and what training states look like. */
+/* Special values are combined in all three places; then random values, and values as in training. */
 static uint32_t step_pattern(size_t i, unsigned place) {
     size_t digit = place == 0 ? i % 24 : place == 1 ? i / 24 % 24 : i / 576 % 24;
     if (i < 2304) {
@@ -540,7 +549,7 @@ static void test_optimizer_steps(void **state) {
     }
 }
 
-/* The host program may have set any rounding mode. */
+/* The host program may use any rounding mode. */
 static void test_rounding_modes(void **state) {
     (void)state;
     static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};

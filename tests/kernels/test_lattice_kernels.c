@@ -1,6 +1,7 @@
 /*
- * kernels/ for lossy blocks: each function of each table against a plain definition written from codec/FORMAT.md, with specials of all
- * kinds, buffers at any alignment of floats, and sentinels around what is written.
+ * kernels/ for lossy blocks: each function of each table is compared with a plain definition from
+ * codec/FORMAT.md, with special values of all kinds, buffers at any alignment of floats, and sentinels around
+ * the results.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +26,7 @@
 static const size_t counts[] = {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 255, MOST};
 #define COUNTS (sizeof(counts) / sizeof(counts[0]))
 
-/* n words with sentinels on both sides, `shift` words off what is aligned. */
+/* n words, `shift` words after an aligned address, with sentinels on both sides. */
 typedef struct words {
     uint32_t *all, *at;
     size_t n;
@@ -66,9 +67,12 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-/* ---- what goes in ---- */
+/* ---- inputs ---- */
 
-/* Zeros, denormals, infinities, NaNs, halves, around the limits; then anything, and what training states look like. */
+/*
+ * Zeros, denormals, infinities, NaNs, halves, values around the limits; then random values, and values as in
+ * training.
+ */
 static uint32_t any_value(size_t i) {
     static const uint32_t odd[] = {0,          1,          0x7fffff,   0x800000,   0x7f7fffff,
                                    0x7f800000, 0x7f800001, 0x7fc00000, 0x7fffffff, 0x3f000000,
@@ -101,7 +105,7 @@ static words any_integers(size_t n, size_t shift) {
     }
     return w;
 }
-/* Few of them, of one byte, at any address. */
+/* Small integers in bytes, at any address. */
 static int8_t *few_integers(size_t n) {
     int8_t *q = malloc(n + 1);
     assert_non_null(q);
@@ -196,7 +200,7 @@ static words any_products(size_t n) {
     words w = words_new(n, 2);
     for (size_t j = 0; j < n; j++) {
         floats(&w)[j] = (float)((int32_t)(next_random() >> 40) - (1 << 23));
-        floats(&w)[j] = next_random() % 3 ? floats(&w)[j] / 65536 : floats(&w)[j]; /* any float will do */
+        floats(&w)[j] = next_random() % 3 ? floats(&w)[j] / 65536 : floats(&w)[j]; /* any float is allowed */
     }
     return w;
 }
@@ -250,7 +254,7 @@ static void test_apply(void **state) {
                                             form & 2 ? &floats(&low)[i] : NULL, floats(&steps)[i], &run));
             }
             k->lattice_apply(floats(&p), integers(&q), form & 2 ? floats(&low) : NULL, n, &run);
-            /* what NaN comes out of arithmetic does not matter, because none does: p stays, or a number comes */
+            /* No NaN results from arithmetic: p stays, or becomes a number. */
             same_bits(&p, want, k, "lattice_apply");
             free(want);
             words_free(&p);
@@ -374,7 +378,7 @@ static void test_widen(void **state) {
     }
 }
 
-/* Sums of integers, exact whatever the order. */
+/* Sums of integers are exact in any order. */
 static void test_products(void **state) {
     (void)state;
     static const size_t ranks[] = {0, 1, 2, 3, 4, 5, 8, 11};
@@ -407,7 +411,7 @@ static void test_products(void **state) {
     }
 }
 
-/* ---- the encoder's side: free, but the same in all tables, and right where that can be said ---- */
+/* ---- encoder functions: all tables give the same bits, within the bounds that are known ---- */
 
 static void test_residuals_and_integers(void **state) {
     (void)state;
@@ -431,7 +435,7 @@ static void test_residuals_and_integers(void **state) {
             same_bits(&q, q_again.at, k, "quantise");
             for (size_t i = 0; i < n; i++) {
                 float r = floats(&residual)[i];
-                assert_true(fabsf(r) < LATTICE_LIMIT); /* nothing that is not finite comes out */
+                assert_true(fabsf(r) < LATTICE_LIMIT); /* the result is always finite */
                 int32_t size = integers(&q)[i] < 0 ? -integers(&q)[i] : integers(&q)[i];
                 assert_true(integers(&q)[i] == 0 || (integers(&q)[i] < 0) == (r < 0));
                 assert_true((size == 0) == (fabsf(r) < up[0]));
@@ -448,8 +452,8 @@ static void test_residuals_and_integers(void **state) {
     }
 }
 
-/* Of anything, not only of residuals. */
-static void test_integers_of_anything(void **state) {
+/* Values may be anything, not only residuals. */
+static void test_integers_of_any_values(void **state) {
     (void)state;
     const kernels *k;
     const float up[3] = {0.6f, 0.7f, 0.6f};
@@ -485,9 +489,8 @@ static void test_levels_to_integers(void **state) {
             kernels_cpu()->level_quantise(integers(&again), floats(&now), floats(&before), 0.5f, n, &run);
             same_bits(&q, again.at, k, "level_quantise");
             k->level_apply(floats(&before), integers(&q), n, &run);
-            for (
-                size_t i = 0; i < n;
-                i++) { /* a zero stays one, nothing else becomes one, and levels are half a step off at most */
+            /* Zeros stay zero, no other value becomes zero, and levels are at most half a step off. */
+            for (size_t i = 0; i < n; i++) {
                 int32_t to = expected_level(now.at[i]), got = expected_level(before.at[i]);
                 assert_true((to == 0) == (got == 0));
                 assert_true(to == 0 || abs(to - got) <= run.step);
@@ -510,7 +513,7 @@ int main(void) {
         cmocka_unit_test(test_widen),
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_residuals_and_integers),
-        cmocka_unit_test(test_integers_of_anything),
+        cmocka_unit_test(test_integers_of_any_values),
         cmocka_unit_test(test_levels_to_integers),
     };
     return cmocka_run_group_tests_name("lattice kernels", tests, NULL, NULL);

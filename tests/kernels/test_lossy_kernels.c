@@ -1,4 +1,7 @@
-/* Operations of the lossy coder: each against a plain definition, all instruction sets the same bits, sentinels around. */
+/*
+ * Operations of the lossy coder: each is compared with a plain definition. All instruction sets give the same
+ * bits.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,7 +45,7 @@ static void assert_bits(const void *a, const void *b, size_t size) {
     assert_memory_equal(a, b, size);
 }
 
-/* Lengths around the vectors' and the blocks' sizes. */
+/* Lengths around the sizes of vectors and blocks. */
 static size_t length_at(size_t i) {
     static const size_t some[] = {63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 512, 699, MOST};
     return i < 40 ? i : some[i - 40];
@@ -103,7 +106,7 @@ static void test_apply_few(void **state) {
     }
 }
 
-/* Without a low-rank part, and with one that is nowhere zero or everywhere. */
+/* Without a low-rank part, and with low-rank parts that have zeros or have none. */
 static void test_residual(void **state) {
     (void)state;
     for (size_t l = 0; l < LENGTHS; l++) {
@@ -213,7 +216,7 @@ static void test_low_rank(void **state) {
         make_case(&c);
         lattice_run run = a_run(c.steps ? c.column : NULL);
         run.low_rank_unit = 0.25f;
-        run.row_step = NAN; /* is not to be looked at */
+        run.row_step = NAN; /* must not be used */
         float expected[MOST_ROWS * MOST_COLUMNS + GUARD];
         memcpy(expected, c.values, sizeof(expected));
         expect(expected, &c, &run);
@@ -273,7 +276,7 @@ static void test_quantise_few(void **state) {
     (void)state;
     static const float up[3] = {0.7f, 0.65f, 0.55f};
     for (size_t l = 0; l < LENGTHS; l++) {
-        for (int kind = 0; kind < 2; kind++) { /* the second has one that does not fit */
+        for (int kind = 0; kind < 2; kind++) { /* the second kind has an integer that does not fit a byte */
             size_t n = length_at(l);
             float residual[MOST];
             int32_t wide[MOST];
@@ -330,7 +333,7 @@ static int32_t lowest_bit(float v) {
     return exponent;
 }
 
-/* As lattice_sums says. */
+/* Sums as lattice_sums defines them. */
 static lattice_sums plain_sums(const float *now, const float *before, const float *weight, float row,
                                const float most[2], size_t n) {
     lattice_sums s = LATTICE_SUMS_INIT;
@@ -376,7 +379,7 @@ static void fill_odd(float *to, size_t n) {
             to[i] = 1e-42f * even();
             break;
         default:
-            to[i] = ldexpf((float)(int32_t)(1000 * even()), -14); /* with zeros at the end */
+            to[i] = ldexpf((float)(int32_t)(1000 * even()), -14); /* the lowest bits are zero */
         }
     }
 }
@@ -418,7 +421,9 @@ static void test_sums(void **state) {
 
 /* ---- products ---- */
 
-/* Of numbers that are no integers: a bit of a sum depends on the order, which is the same in all tables. */
+/*
+ * Factors are not integers, so that the sum's last bit depends on the order, which is the same in all tables.
+ */
 static void test_products_of_fractions(void **state) {
     (void)state;
     static const size_t shapes[][3] = {{1, 1, 1},    {5, 3, 17},    {4, 256, 64},
@@ -480,11 +485,11 @@ static void test_masks(void **state) {
             assert_true(lattice_from_masks(back, masks, others, count, n));
             assert_bits(back, q, n);
             assert_int_equal(back[n], 0x5a);
-            if (count) { /* one of them is zero */
+            if (count) { /* one of the values is zero */
                 others[next_random() % count] = 0;
                 assert_false(lattice_from_masks(back, masks, others, count, n));
             }
-            if (n % MASK_OF) { /* more than there are */
+            if (n % MASK_OF) { /* a mask has a bit after the last integer */
                 memset(others, 1, sizeof(others));
                 masks[groups - 1] = (uint8_t)(1u << (MASK_OF - 1));
                 assert_false(lattice_from_masks(back, masks, others, lattice_masks_bits(masks, groups), n));

@@ -1,4 +1,7 @@
-/* Operations on runs of a lossy tile: each against a plain definition, all instruction sets the same bits, sentinels around. */
+/*
+ * Operations on runs of a lossy tile: each is compared with a plain definition. All instruction sets give the
+ * same bits.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,16 +40,16 @@ static int find_tables(void **state) {
     return 0;
 }
 
-/* Lengths around the vectors' and the blocks' sizes. */
+/* Lengths around the sizes of vectors and blocks. */
 static size_t length_at(size_t i) {
     static const size_t some[] = {63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 512, 699, MOST};
     return i < 40 ? i : some[i - 40];
 }
 #define LENGTHS (40 + 14)
 
-/* ---- what is too large ---- */
+/* ---- values beyond limits ---- */
 
-/* Numbers, and kinds of what is none or at the end of a range. */
+/* Numbers, values that are not finite, and values at the ends of ranges. */
 static float odd(unsigned kind) {
     static const float all[] = {NAN,   -NAN,   INFINITY, -INFINITY, FLT_MAX, -FLT_MAX,    0.0f,
                                 -0.0f, 1e-42f, -1e-42f,  0.5f,      -0.5f,   0.50000006f, -0.50000006f};
@@ -57,8 +60,8 @@ static bool too_large(float v, float limit, bool positive) {
     return !(fabsf(v) <= limit) || (positive && signbit(v));
 }
 
-static bool plainly_beyond(const float *now, const float *before, const float limits[3], bool positive,
-                           size_t n) {
+static bool expected_beyond(const float *now, const float *before, const float limits[3], bool positive,
+                            size_t n) {
     bool any = false;
     for (size_t i = 0; i < n; i++) {
         any |= too_large(now[i], limits[0], positive);
@@ -82,11 +85,11 @@ static void test_beyond(void **state) {
                 now[i] = 0.25f * (1 + 0.5f * even());
                 before[i] = positive ? 0.2f : -0.05f;
             }
-            if (n && kind >= 4) { /* one of them is special */
+            if (n && kind >= 4) { /* one of the values is special */
                 (kind & 4 ? now : before)[next_random() % n] = odd(kind / 4 + (unsigned)l);
             }
             for (size_t s = 0; s < 4; s++) {
-                bool expected = plainly_beyond(now, with ? before : NULL, limits[s], positive, n);
+                bool expected = expected_beyond(now, with ? before : NULL, limits[s], positive, n);
                 seen[expected]++;
                 for (size_t t = 0; t < table_count; t++) {
                     assert_int_equal(tables[t]->beyond(now, with ? before : NULL, limits[s], positive, n),
@@ -118,7 +121,7 @@ static void test_bins(void **state) {
     }
 }
 
-/* ---- levels of rows and columns alone ---- */
+/* ---- levels of rows and columns, without integers ---- */
 
 static void test_level_fill(void **state) {
     (void)state;
@@ -153,7 +156,7 @@ static void fill_odd(float *to, size_t n) {
     }
 }
 
-/* Does it count? */
+/* Whether a value counts for the means. */
 static bool counts(float now, bool magnitudes, float most) {
     float v = magnitudes ? fabsf(now) : now;
     return v > 0 && v <= most;
@@ -208,7 +211,7 @@ static void test_moment_columns(void **state) {
                 count[j] = (uint32_t)j;
             }
             memcpy(got[0], sum, sizeof(sum));
-            for (size_t r = 0; r < rows; r++) { /* in this order */
+            for (size_t r = 0; r < rows; r++) { /* the order of the sums */
                 for (size_t j = 0; j < n; j++) {
                     size_t i = r * STRIDE + j;
                     bool is = counts(now[i], magnitudes, most);
@@ -244,7 +247,8 @@ static void test_quantise_run(void **state) {
         for (unsigned kind = 0; kind < 24; kind++) {
             size_t n = length_at(l);
             float now[MOST], before[MOST], none[MOST] = {0}, column[MOST], residual[MOST];
-            float spread = kind < 8 ? 0.01f : (kind < 16 ? 2.0f : 200.0f); /* the last ones do not fit */
+            /* integers of the last ones do not fit a byte */
+            float spread = kind < 8 ? 0.01f : (kind < 16 ? 2.0f : 200.0f);
             for (size_t i = 0; i < n; i++) {
                 column[i] = 1 + 0.5f * even();
                 before[i] = next_random() % 60u ? even() : odd(next_random());

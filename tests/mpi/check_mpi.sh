@@ -1,6 +1,7 @@
 #!/bin/sh
-# Under mpirun. 4 ranks save, 2, 3 and 1 go on with the chain, layouts that overlap are refused, a rank that cannot join fails it for all, and a rank that is killed costs nothing that was
-# committed. What 4 ranks store is at most 1.15 times what one does.
+# Saves and loads under mpirun. 4 ranks save; 2, 3 and 1 continue the chain. Overlapping layouts are refused.
+# If a rank cannot join, no rank can. If a rank is killed, no committed checkpoint is lost. What 4 ranks store
+# is at most 1.15 times what one stores.
 set -u
 build=${CKPTDELTA_BUILD:?the build folder}
 program=$build/tests/mpi_ranks
@@ -23,7 +24,7 @@ run() { # run PROGRAM N ARGUMENT...
     program=$build/tests/$1
     n=$2
     shift 2
-    # Containers run it as root.
+    # In containers root runs it.
     timeout 120 mpirun --allow-run-as-root --oversubscribe -n "$n" "$program" "$@" 2>"$root/log"
 }
 ranks() {
@@ -52,7 +53,8 @@ one=$(must 1 "$root/one" bytes 0)
 [ -z "$(ls "$store/data/i")" ] || die "something was left over: $(ls "$store/data/i")"
 echo "4 ranks store $four bytes, one $one"
 
-# Other numbers of ranks load together what 4 ranks saved: the bits that each would load alone, each stored byte read once by all.
+# Other numbers of ranks load together what 4 ranks saved. They get the bits of a plain load, and read each
+# stored byte once.
 store=$root/loads
 loads 4 "$store" save exact 6
 file=$(find "$store/data" -name '*.ckd' -printf '%s %p\n' | sort -rn | sed -n '1s/^[0-9]* //p')
@@ -69,7 +71,7 @@ for n in $counts; do
     loads "$n" "$store" load near
 done
 loads 4 "$store" mismatch exact
-# Within a payload of the base: the middle is where one matrix ends.
+# This is within a payload of the base. The middle of the file would be where one matrix ends.
 at=$(($(wc -c <"$file") * 2 / 5))
 byte=$(od -An -tu1 -j "$at" -N 1 "$file")
 chmod u+w "$file"

@@ -1,12 +1,12 @@
 /*
- * Ranks of a communicator load together; started by tests/mpi/check_mpi.sh under mpirun.
+ * Ranks of a communicator load together. tests/mpi/check_mpi.sh starts this program under mpirun.
  *
- *   mpi_load STORE save RUN COUNT     save as many steps of "exact" or "near", each rank with its rows of each matrix
- *   mpi_load STORE load RUN           the last step, in several layouts: as plain loads have it, and each stored byte read once by all
- *   mpi_load STORE mismatch RUN       one rank asks for something else: nothing is written on any
- *   mpi_load STORE damaged FILE       one of the runs cannot be loaded any more, as FILE is damaged: all ranks say so
+ *   mpi_load STORE save RUN COUNT     save this many steps of "exact" or "near", each rank its rows
+ *   mpi_load STORE load RUN           load the last step in several layouts, reading each byte once
+ *   mpi_load STORE mismatch RUN       one rank requests something else: no rank writes anything
+ *   mpi_load STORE damaged FILE       FILE is damaged, so one of the runs cannot be loaded: all ranks fail
  *
- * Exit status 0: as it should be.
+ * Exit status 0: success.
  */
 #include <ckptdelta_mpi.h>
 #include <stdbool.h>
@@ -79,11 +79,11 @@ static void save(ckd_ranks *ranks, const char *run, uint64_t step) {
     }
 }
 
-/* ---- layouts: what rank r of the world asks for ---- */
+/* ---- layouts: the requests of rank r ---- */
 
 typedef enum layout { BY_ROWS, BY_COLUMNS, REPLICAS, OVERLAPPING, ONE_RANK, LAYOUTS } layout;
 
-/* Returns how many. data stays NULL. */
+/* Makes the requests, and returns how many. data stays NULL. */
 static size_t requests_of(ckd_load_request *q, layout l, int r) {
     for (int m = 0; m < MATRICES; m++) {
         uint64_t offsets[2] = {0, 0}, lengths[2] = {ROWS, COLUMNS};
@@ -128,7 +128,7 @@ static ckd_load *begin(ckd_store *store, const char *run) {
     return load;
 }
 
-/* What is read if all that any rank asks for is read once. */
+/* The bytes that are read if each requested byte is read once. */
 static uint64_t union_bytes(ckd_store *store, const char *run, layout l) {
     ckd_load_request q[WORLD_MOST * MATRICES];
     size_t count = 0;
@@ -148,7 +148,7 @@ static uint64_t union_bytes(ckd_store *store, const char *run, layout l) {
     return bytes;
 }
 
-/* The same by a plain load: all of it must be equal, and `alone` is what that reads. */
+/* Compares with a plain load. *alone is what that reads. */
 static void compare(ckd_store *store, const char *run, const ckd_load_request *got, size_t count,
                     uint64_t *alone) {
     ckd_load_request q[REQUESTS];
@@ -174,7 +174,7 @@ static void load_layout(ckd_store *store, const char *run, layout l) {
     size_t count = requests_of(q, l, rank);
     ckd_load *load = begin(store, run);
     give_memory(q, count);
-    /* Only where nobody asks for one of them, that must be allowed. */
+    /* Elements that no rank requests must be allowed explicitly. */
     if (ckd_mpi_load_all(load, MPI_COMM_WORLD, q, count, l == OVERLAPPING ? CKD_DIFFERS_UNEXPECTED : 0,
                          &err)) {
         die("load", &err);
@@ -209,7 +209,7 @@ static void be_refused(ckd_store *store, const char *run) {
             check(((unsigned char *)q[i].data)[k] == 0x5a, "something was written");
         }
     }
-    q[1].dtype = CKD_F32; /* the same load goes on */
+    q[1].dtype = CKD_F32; /* the same load can still be used */
     if (ckd_mpi_load_all(load, MPI_COMM_WORLD, q, count, 0, &err)) {
         die("load", &err);
     }
@@ -251,7 +251,7 @@ int main(int argc, char **argv) {
     if (argc < 4 || world > WORLD_MOST) {
         return 2;
     }
-    for (int turn = 0; turn < 2; turn++) { /* rank 0 creates it */
+    for (int turn = 0; turn < 2; turn++) { /* rank 0 creates the store */
         ckd_open_mode mode = saving ? CKD_OPEN_CREATE : CKD_OPEN_READ;
         if ((rank == 0) == (turn == 0) && ckd_store_open(&store, argv[1], mode, NULL, &err)) {
             die("open", &err);

@@ -1,12 +1,12 @@
 /*
- * Ranks of a communicator save together; started by tests/mpi/check_mpi.sh under mpirun.
+ * Ranks of a communicator save together. tests/mpi/check_mpi.sh starts this program under mpirun.
  *
- *   mpi_ranks STORE save FIRST COUNT    save these steps, each rank with its rows; then each loads what another rank saved
- *   mpi_ranks STORE die STEP            rank world - 1 kills itself in the midst of the save
- *   mpi_ranks STORE refuse STEP         layouts that overlap
- *   mpi_ranks STORE bytes STEP          stored bytes of that step, to be compared
+ *   mpi_ranks STORE save FIRST COUNT    save these steps, each rank its rows; then each loads another's rows
+ *   mpi_ranks STORE die STEP            rank world - 1 kills itself in the middle of the save
+ *   mpi_ranks STORE refuse STEP         save overlapping layouts, which is refused
+ *   mpi_ranks STORE bytes STEP          print the stored bytes of the step
  *
- * Exit status 0: as it should be.
+ * Exit status 0: success.
  */
 #include <ckptdelta_mpi.h>
 #include <signal.h>
@@ -35,7 +35,7 @@ static uint64_t row_of(int r) {
     return (uint64_t)ROWS * (uint64_t)r / (uint64_t)world;
 }
 
-/* "w" by rows, "bias" on every rank. */
+/* Saves "w" by rows, and "bias" on every rank. */
 static ckd_status save(ckd_checkpoint *info, ckd_ranks *ranks, uint64_t step, int overlap, ckd_error *err) {
     static const uint64_t shape[2] = {ROWS, COLUMNS}, length[1] = {COLUMNS};
     uint64_t first = row_of(rank), count = row_of(rank + 1) - first;
@@ -72,7 +72,7 @@ static ckd_status save(ckd_checkpoint *info, ckd_ranks *ranks, uint64_t step, in
     return status;
 }
 
-/* The rows of the rank behind this one. */
+/* Loads and checks the rows of the next rank. */
 static void check(ckd_store *store, uint64_t step) {
     ckd_checkpoint c;
     ckd_load *load;
@@ -101,7 +101,7 @@ static void check(ckd_store *store, uint64_t step) {
     free(got);
 }
 
-/* Joined as usual, but one rank ends with its part not yet there. */
+/* All ranks join and begin, but one dies before its part exists. */
 static void save_and_die(ckd_ranks *ranks, uint64_t step) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     ckd_save *begun;
@@ -114,7 +114,7 @@ static void save_and_die(ckd_ranks *ranks, uint64_t step) {
     if (rank + 1 == world) {
         raise(SIGKILL);
     }
-    ckd_ranks_commit(NULL, ranks, begun, &err); /* MPI may end us in here */
+    ckd_ranks_commit(NULL, ranks, begun, &err); /* MPI may end this process here */
     exit(1);
 }
 
@@ -140,12 +140,12 @@ static void be_refused(ckd_ranks *ranks, uint64_t step) {
         !strstr(err.message, "both hold its elements")) {
         die("layouts that overlap", &err);
     }
-    if (save(NULL, ranks, step, 0, &err)) { /* the group goes on */
+    if (save(NULL, ranks, step, 0, &err)) { /* the group can still be used */
         die("save", &err);
     }
 }
 
-/* The last rank's store is open for reading only. */
+/* The last rank opens the store for reading only. */
 static void fail_to_join(ckd_store **store, const char *path) {
     ckd_ranks *ranks;
     ckd_error err = {0};
@@ -184,7 +184,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     uint64_t step = strtoull(argv[3], NULL, 10);
-    for (int turn = 0; turn < 2; turn++) { /* rank 0 creates it */
+    for (int turn = 0; turn < 2; turn++) { /* rank 0 creates the store */
         if ((rank == 0) == (turn == 0) && ckd_store_open(&store, argv[1], CKD_OPEN_CREATE, NULL, &err)) {
             die("open", &err);
         }

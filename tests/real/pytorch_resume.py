@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Resumes of PyTorch training from lossy checkpoints: needs torch and safetensors, which `make test` does not install.
+"""Resumes PyTorch training from lossy checkpoints. Needs torch and safetensors, which `make test` does not
+install.
 
     CKPTDELTA=build/.../ckptdelta python3 tests/real/pytorch_resume.py
 
-A model with an embedding of rare tokens is trained with AdamW. Its state is saved in the names that PyTorch, DCP, DeepSpeed's universal format and
-Lightning write, with fidelities near and coarse, and with exact first moments. Training goes on for five steps from what a load gives, and beside that
-from the exact state, with the same batches. Fails if a value is not finite, if a second moment is negative, if |m| / (sqrt(v) + eps) of a tensor is larger
-than twice the exact one's, or if one of the five steps is larger than 2.1 times the exact one's: PyTorch divides m and v by 1 - beta^t, so early in
-a training its eps counts for less (engine/lossy/DECISIONS.md).
+A model with an embedding of rare tokens is trained with AdamW. Its state is saved with the names that
+PyTorch, DCP, DeepSpeed's universal format and Lightning write, with fidelities near and coarse, and with
+exact first moments. Training continues for five steps from the loaded state, and from the exact state with
+the same batches. The test fails if a value is not finite, if a second moment is negative, if |m| / (sqrt(v) +
+eps) of a tensor is larger than twice the exact one's, or if one of the five steps is larger than 2.1 times
+the exact one's. (PyTorch divides m and v by 1 - beta^t, so that eps counts for less early in a training; see
+engine/lossy/DECISIONS.md.)
 """
 
 import copy
@@ -26,7 +29,7 @@ TOKENS, WIDTH, STEPS, MORE, LR = 4000, 96, 60, 5, 1e-3
 FIDELITIES = ["near", "coarse", "near,exp_avg=exact"]
 SLOTS = ["exp_avg", "exp_avg_sq", "step"]
 
-# Of the weight X, of its slot S, and of metadata; {x}: the name, {n}: the number, {s}: the slot.
+# The names of the weight X, of its slot S, and of metadata. {x}: the name, {n}: the number, {s}: the slot.
 FORMS = {
     "pytorch": ("{x}", "state.{n}.{s}", "param_groups"),
     "dcp": ("model.{x}", "optimizer.state.{x}.{s}", None),
@@ -46,14 +49,14 @@ def new_optimizer(model):
 
 
 def batch(step):
-    """Tokens by Zipf's law, so that most come in few batches."""
+    """Tokens by Zipf's law: most of them are in few batches."""
     random = torch.Generator().manual_seed(1000 + step)
     weights = 1 / torch.arange(1, TOKENS + 1) ** 1.2
     return torch.multinomial(weights, 512, replacement=True, generator=random)
 
 
 def train(model, optimizer, step):
-    """The largest change of an element, in learning rates."""
+    """Makes a step. Returns the largest change of an element, in learning rates."""
     before = [p.detach().clone() for p in model.parameters()]
     tokens = batch(step)
     loss = torch.nn.functional.cross_entropy(model(tokens[:-1]), tokens[1:])

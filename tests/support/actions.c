@@ -20,7 +20,7 @@ size_t open_descriptors(void) {
 
 typedef ckd_status (*call_fn)(action *a, ckd_error *err);
 
-/* Makes the call, and once more if it failed for a moment: then it must work. */
+/* Makes the call. With `once`, a call that failed because of a fault is repeated, and must work then. */
 static ckd_status attempt(action *a, const char *name, call_fn call) {
     ckd_error err = {0};
     for (int i = 0; i < 2; i++) {
@@ -79,7 +79,7 @@ static ckd_status call_rebuild(action *a, ckd_error *err) {
     return status;
 }
 
-/* What cannot be read for a moment may be missing from a list, then. */
+/* After a fault, checkpoints that could not be read may be missing from the list. */
 static ckd_status call_list(action *a, ckd_error *err) {
     ckd_checkpoint_list *list;
     unsigned long hits = a->trouble->hits;
@@ -126,7 +126,7 @@ static ckd_status call_tensors(action *a, ckd_error *err) {
     return status;
 }
 
-/* Those of the steps 1 and 2 that are listed, or in the trash: all of them, unless an attempt before did a part of it. */
+/* Deletes those of the steps 1 and 2 that are listed. An earlier attempt may have deleted some of them. */
 static ckd_status call_delete(action *a, ckd_error *err) {
     ckd_checkpoint_list *list;
     ckd_id ids[2];
@@ -159,13 +159,13 @@ static ckd_status call_undelete(action *a, ckd_error *err) {
     return status == CKD_OK ? ckd_store_undelete(a->store, ids, count, err) : status;
 }
 
-/* What was taken away by an attempt before is not there. */
+/* An earlier attempt may have removed the mark already. */
 static ckd_status call_mark(action *a, ckd_error *err) {
     ckd_status status = mark_change(a->store, a->marks, err);
     return mark_removes(a->marks) && status == CKD_E_NOT_FOUND && a->trouble->hits ? CKD_OK : status;
 }
 
-/* Begins, saves a blob, and gives up. */
+/* Begins a save, saves a blob, and aborts. */
 static ckd_status call_abort(action *a, ckd_error *err) {
     ckd_save *save;
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
@@ -265,7 +265,7 @@ void act_aborts(action *a) {
     }
 }
 
-/* What is left for a reason of its own counts as failed: with a fault, every checkpoint must be done in the end. */
+/* A checkpoint that compaction left counts as failed. After the fault, all of them must be done. */
 static ckd_status compact(action *a, const ckd_compact_options *o, ckd_error *err) {
     ckd_compaction *done;
     unsigned long hits = a->trouble->hits;

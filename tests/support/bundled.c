@@ -32,7 +32,7 @@ measures measures_of_shard(size_t k) {
                       .nonfinite = k % 3};
 }
 
-/* Told in two parts, and backwards. */
+/* Adds the measures of each shard in two parts, and the shards in reverse order. */
 static void add_measures(chunk_writer *w, const chunk *c) {
     save_measures m = {0};
     size_t shards = 0;
@@ -87,7 +87,7 @@ static void rewrite_file(file_ref *file, const char *store_path, rewriting how) 
     for (size_t i = 0; i < c->record_count; i++) {
         record r = c->records[i];
         if (how != BUNDLED && r.kind == RECORD_MEASURES) {
-            continue; /* it gets others */
+            continue; /* new measures are added below */
         }
         void *payload = malloc(r.stored_size + 1);
         assert_int_equal(chunk_read_payload(c, &r, payload, NULL), CKD_OK);
@@ -105,7 +105,7 @@ static void rewrite_file(file_ref *file, const char *store_path, rewriting how) 
     file->id = identity.file;
 }
 
-/* What became of files: checkpoints behind that which a file was written for name it, too. */
+/* New names of rewritten files. Later checkpoints name these files, too. */
 typedef struct renaming {
     ckd_id from;
     file_ref to;
@@ -143,7 +143,8 @@ static void rewrite_checkpoint(const char *store_path, const char *name, rewriti
         c->stored_bytes += i < m.own_count ? m.files[i].size : 0;
     }
     ckd_id store;
-    memcpy(store.bytes, data.data + 16, sizeof(store.bytes)); /* of any note's envelope */
+    /* the envelope of any note has the store's id here */
+    memcpy(store.bytes, data.data + 16, sizeof(store.bytes));
     bytes_clear(&data);
     manifest_encode(&data, &store, &m);
     assert_false(data.failed);

@@ -148,7 +148,7 @@ void cells_check_parts(const cells_scene *f, uint64_t step) {
     ckd_load_end(load);
 }
 
-/* ---- what is in the files ---- */
+/* ---- records in the files ---- */
 
 static void look_at(cells_found *out, const chunk *c, const ckd_id *of, const char *name) {
     for (size_t i = 0; i < c->record_count; i++) {

@@ -151,7 +151,7 @@ ckd_checkpoint save_one(ckd_store *store, const char *run, uint64_t step, const 
     return commit(save);
 }
 
-/* The region's elements, gathered from the whole tensor; malloc'ed. */
+/* Gathers the region's elements from the whole tensor; malloc'ed. */
 static float *gather(const geometry *g, const ckd_region *r, const float *values, uint64_t *count) {
     assert_true(region_count(count, g, r));
     float *out = malloc(*count * 4 + 4);
@@ -178,10 +178,10 @@ void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *
     for (uint64_t part = 0; part < 4; part++) {
         ckd_region r = {.kind = CKD_REGION_BOX};
         memcpy(r.lengths, shape, ndim * sizeof(*shape));
-        if (layout % 3 == 0) { /* quarters of the flat range */
+        if (layout % 3 == 0) { /* split the flat range in quarters */
             r = (ckd_region){.kind = CKD_REGION_FLAT, .start = g.elements * part / 4};
             r.count = g.elements * (part + 1) / 4 - r.start;
-        } else { /* slabs of the last dimension, or a grid of the last two */
+        } else { /* split into slabs of the last dimension, or a grid of the last two */
             uint32_t last = ndim - 1;
             uint64_t pieces = layout % 3 == 1 ? 4 : 2, at = part % pieces;
             r.offsets[last] = shape[last] * at / pieces;

@@ -9,15 +9,18 @@
 
 #define PACK_BELOW (UINT64_C(512) << 10)
 
-/* To that depth, without packs. */
+/* Options that compact to this depth, without packing. */
 ckd_compact_options options_for(uint32_t max_depth);
-/* It must work. */
+/* Compacts. Fails the test on an error. */
 ckd_compaction *compact_with(ckd_store *store, const ckd_compact_options *o);
-/* Nothing was left. */
+/* Fails the test if a checkpoint was left. */
 void check_items(const ckd_compaction *done);
-/* Steps first ... first + count - 1 of a drift, each a delta on the one before as long as it pays. */
+/*
+ * Saves the steps first ... first + count - 1 of a drift. Each is a delta on the previous one as long as that
+ * is worth it.
+ */
 void make_chain(ckd_store *store, const char *run, ckd_fidelity fidelity, uint64_t first, uint64_t count);
-/* Stored bytes of all that is listed. */
+/* The stored bytes of all listed checkpoints. */
 uint64_t bytes_of_all(ckd_store *store);
 
 #endif

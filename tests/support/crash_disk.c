@@ -27,12 +27,12 @@ struct crash_disk {
     crash_syncs_fn syncs;
     const void *context;
     size_t point;
-    content *files; /* by node: what is durable */
+    content *files; /* by node; the durable contents */
     const op **names;
     size_t name_count;
-    const op **pending; /* writes and names that may be lost */
+    const op **pending; /* writes and names that are not durable */
     size_t pending_count;
-    op *renamed; /* names that renames gave; made when they are needed */
+    op *renamed; /* the names after renames, made when they are needed */
     size_t renamed_count, renamed_capacity;
     size_t expected;
 };
@@ -71,7 +71,7 @@ static void apply_data(content *c, const op *o) {
     }
 }
 
-/* Some of its sectors. */
+/* Applies a random half of its sectors. */
 static void apply_sectors(content *c, const op *o, uint64_t seed) {
     if (o->kind == OP_TRUNCATE) {
         if (mix(seed) & 1) {
@@ -128,7 +128,7 @@ static crash_data way_of(const crash_state *s, unsigned node) {
     return s->node == UINT_MAX || s->node == node ? s->data : s->others;
 }
 
-/* data: malloc'ed */
+/* The data of a node in a state; `data` is malloc'ed. */
 static content content_of(const crash_disk *d, const crash_state *s, unsigned node) {
     const content *durable = &d->files[node];
     content c = {.data = malloc(durable->size + 1), .size = durable->size};
@@ -161,7 +161,7 @@ static void unname(const op **names, size_t *count, unsigned dir, const char *na
     }
 }
 
-/* What a rename gives, as if it had been given as any other. */
+/* The name after an operation. A rename counts like any other new name. */
 static const op *given_by(crash_disk *d, const op *o) {
     if (o->kind == OP_NAME) {
         return o;
@@ -192,7 +192,7 @@ static size_t count_names(const crash_disk *d) {
     return count;
 }
 
-/* Those of a state; malloc'ed. */
+/* The names of a state; malloc'ed. */
 static const op **names_of(size_t *count, crash_disk *d, const crash_state *s) {
     const op **names = malloc((d->name_count + d->pending_count + 1) * sizeof(*names));
     assert_non_null(names);
@@ -285,7 +285,7 @@ typedef struct enumeration {
     crash_disk *d;
     crash_states *out;
     crash_keys *keys;
-    uint64_t *hashes; /* by node and way: at this point; 0: not known yet */
+    uint64_t *hashes; /* by node and way, at the present point; 0: not computed yet */
 } enumeration;
 
 static uint64_t file_hash(const enumeration *e, const crash_state *s, unsigned node) {
@@ -320,7 +320,7 @@ static uint64_t tree_hash(const enumeration *e, const crash_state *s, const op *
     return mix(sum);
 }
 
-/* false: it was there. */
+/* Returns false if the key was there. */
 static bool keys_add(crash_keys *k, uint64_t key) {
     if (k->count * 2 >= k->capacity) {
         crash_keys larger = {.capacity = k->capacity ? k->capacity * 2 : 1024};
@@ -364,7 +364,7 @@ static void add_state(const enumeration *e, crash_state s) {
     out->items[out->count++] = s;
 }
 
-/* The same names with the data of all files in each simple way. */
+/* Adds the states with these names, for each simple way of all files' data. */
 static void add_ways(const enumeration *e, uint64_t names, bool simple) {
     static const crash_data ways[] = {DATA_NONE, DATA_SIZE, DATA_ALL};
     for (size_t i = 0; i < 3; i++) {
@@ -372,7 +372,7 @@ static void add_ways(const enumeration *e, uint64_t names, bool simple) {
     }
 }
 
-/* Is what comes next no more of the same? */
+/* Returns whether the next operation is no write or truncation. */
 static bool at_end_of_writes(const crash_disk *d) {
     return d->point == d->record->count ||
            (d->record->ops[d->point].kind != OP_WRITE && d->record->ops[d->point].kind != OP_TRUNCATE);
@@ -395,7 +395,7 @@ static void add_names(const enumeration *e) {
     }
 }
 
-/* One file is otherwise than all others. */
+/* Adds the states in which one file's data differs from that of all others. */
 static void add_files(const enumeration *e) {
     for (unsigned node = 0; node < e->d->record->node_count; node++) {
         if (!has_pending_data(e->d, node)) {

@@ -5,8 +5,9 @@
 #include "kernels/device.h"
 
 /*
- * NULL, and *result the test's exit status: 77 (skipped, with the reason) where there is no driver or no device, or the backend was not built; 1 where it was
- * built and cannot be opened, which is not for want of a device.
+ * Opens the CUDA backend. On failure returns NULL and sets *result to the test's exit status: 77 (skipped,
+ * with the reason) if there is no driver or device, or the backend was not built; 1 if it was built but
+ * cannot be opened for another reason.
  */
 const device_backend *cuda_device(int *result);
 

@@ -1,4 +1,7 @@
-/* Arrays in the memory of a device, with sentinels around them, for tests of a backend. Each file that includes this has its own backend and queue. */
+/*
+ * Arrays in the memory of a device, with sentinels around them, for tests of a backend. Each file that
+ * includes this has its own backend and queue.
+ */
 #ifndef TESTS_SUPPORT_DEVICE_ARRAYS_H
 #define TESTS_SUPPORT_DEVICE_ARRAYS_H
 
@@ -20,10 +23,10 @@
 #define GUARD    64
 #define SENTINEL 0xc3
 
-static const device_backend *backend; /* the one that is tested */
+static const device_backend *backend; /* the backend under test */
 static device_queue queue;
 static device_failure why;
-static const kernels *cpu; /* what it is compared with */
+static const kernels *cpu; /* the reference */
 
 UNUSED static void must(device_result result) {
     if (result != DEVICE_DONE) {
@@ -48,13 +51,16 @@ UNUSED static int queue_closed(int failed) {
     return failed;
 }
 
-/* Runs it with all that is above. Returns how many failed. */
+/* Runs a group of tests with a queue of the backend. Returns how many failed. */
 #define run_queue_tests(name, of, tests) \
     (queue_opened(name, of) ? queue_closed(cmocka_run_group_tests_name(name, tests, NULL, NULL)) : 1)
 
 /* ---- memory ---- */
 
-/* n elements of device memory `shift` elements behind a multiple of 64, sentinels around them; and the same on the host. */
+/*
+ * n elements of device memory, `shift` elements after a multiple of 64 bytes, with sentinels around them; and
+ * the same on the host.
+ */
 typedef struct array {
     uint8_t *all, *device, *host;
     size_t bytes, element;
@@ -82,7 +88,7 @@ UNUSED static void array_give(const array *a) {
     must(backend->copy(&queue, a->device, a->host, a->bytes, DEVICE_TO_DEVICE, &why));
 }
 
-/* What the device made, into `to`; the sentinels are there still. */
+/* Copies the device's contents to `to`, and checks the sentinels. */
 UNUSED static void array_take(const array *a, void *to) {
     size_t before = (size_t)(a->device - a->all), all = before + a->bytes + GUARD;
     uint8_t *copy = malloc(all);
@@ -114,7 +120,7 @@ UNUSED static uint64_t next_random(void) {
     return seed;
 }
 
-/* Anything: bits at random, of which many are zeros, infinities, NaNs, denormals and powers of two. */
+/* Random bits. Many values are 0, infinite, NaN, denormal, or powers of two. */
 UNUSED static void fill_bits(array *a) {
     for (size_t i = 0; i < a->bytes; i += a->element) {
         uint64_t bits = next_random();

@@ -1,4 +1,4 @@
-/* Blocks of values and of those before them, on a device and on the host, for tests of symbol streams. */
+/* Blocks of values and their parents' values, on a device and on the host, for tests of symbol streams. */
 #ifndef TESTS_SUPPORT_DEVICE_BLOCKS_H
 #define TESTS_SUPPORT_DEVICE_BLOCKS_H
 
@@ -11,7 +11,7 @@ enum {
     SHIFTED,
     SAMPLED,
     KINDS
-}; /* SAMPLED: only what centres are chosen by is changed */
+}; /* SAMPLED: only the elements that determine the centre change */
 
 UNUSED static void fill_before(uint8_t *to, ckd_dtype dtype, size_t n, int kind) {
     size_t size = ckd_dtype_size(dtype);
@@ -20,7 +20,7 @@ UNUSED static void fill_before(uint8_t *to, ckd_dtype dtype, size_t n, int kind)
         if (kind != ANYTHING && dtype == CKD_F32) {
             float v = 0.02f * ((float)(int32_t)bits / 0x1p31f) * ((float)(int32_t)(bits >> 32) / 0x1p31f);
             memcpy(to + i * size, &v, size);
-        } else if (kind != ANYTHING && size > 1) { /* exponents near each other, as of weights */
+        } else if (kind != ANYTHING && size > 1) { /* exponents close to each other, as weights have */
             bits = (bits & (UINT64_MAX >> (66 - 8 * size))) | UINT64_C(3) << (8 * size - 4);
             memcpy(to + i * size, &bits, size);
         } else {
@@ -30,7 +30,7 @@ UNUSED static void fill_before(uint8_t *to, ckd_dtype dtype, size_t n, int kind)
     }
 }
 
-/* NaNs, infinities, denormals and -0 among them. */
+/* Some values become NaN, infinite, denormal or -0. */
 UNUSED static void fill_now(uint8_t *to, const uint8_t *before, ckd_dtype dtype, size_t n, int kind) {
     size_t size = ckd_dtype_size(dtype);
     static const uint32_t odd[] = {0x7fc00000, 0x7f800000, 0xff800000, 1,
@@ -49,7 +49,7 @@ UNUSED static void fill_now(uint8_t *to, const uint8_t *before, ckd_dtype dtype,
             bits += sample * n / symbols_sample_count(n) == i ? 100 : 0;
         } else if (kind == TRAINED && by % 256 == 0) {
             bits = (uint64_t)odd[next_random() % 8] << (size > 4 ? 32 : 0) >> (size < 4 ? 32 - 8 * size : 0);
-        } else if (kind == TRAINED) { /* what is large moves by fewer of its lowest bits */
+        } else if (kind == TRAINED) { /* larger values change by fewer of their lowest bits */
             by = by >> by % 8 >> (64 - 5 * size + (size > 1 ? context % 8 : 0));
             bits += next_random() % 2 ? by : UINT64_C(0) - by;
         }
@@ -57,16 +57,16 @@ UNUSED static void fill_now(uint8_t *to, const uint8_t *before, ckd_dtype dtype,
     }
 }
 
-enum { ENTRIES = 1000 }; /* room for counters that are not 0 */
+enum { ENTRIES = 1000 }; /* entries for counters that are not 0 */
 
-/* A block on the device and on the host, and all that is made of it. */
+/* A block on the device and on the host, with everything made from it. */
 typedef struct block {
     ckd_dtype dtype;
     size_t n, size;
     array now, before, integers, contexts, symbols, counts, entries, entered;
     bool with_contexts;
     uint64_t centre;
-    uint8_t *stream; /* as the codec writes it */
+    uint8_t *stream; /* the codec's stream */
     size_t stream_size;
     uint32_t *counted;
 } block;
@@ -77,7 +77,7 @@ UNUSED static int64_t signed_integer(const uint8_t *at, size_t size) {
     return (int64_t)(v << (64 - 8 * size)) >> (64 - 8 * size);
 }
 
-/* Integers and contexts are made by the device, and by the host: integers.host, contexts.host. */
+/* Integers and contexts are computed on the device and on the host (integers.host, contexts.host). */
 UNUSED static block block_new(ckd_dtype dtype, size_t n, int kind, bool with_contexts, size_t shift) {
     block b = {.dtype = dtype, .n = n, .size = ckd_dtype_size(dtype), .with_contexts = with_contexts};
     b.now = array_new(n, b.size, shift);

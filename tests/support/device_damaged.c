@@ -3,7 +3,7 @@
 
 static unsigned damaged_streams;
 
-/* Each array by itself and no longer than it must be, so that whoever leaves it is seen. */
+/* Each array has its own allocation of the exact size, so that any access beyond its end is noticed. */
 typedef struct alone {
     array symbol, table_of, payload, states, failed, description;
     device_decoding d;
@@ -51,7 +51,7 @@ static void alone_free(alone *a) {
     }
 }
 
-/* Accepted if, and only if, the codec accepts it, with the same integers. */
+/* The device must accept the stream if and only if the codec does, and then give the same integers. */
 static bool compare_damaged(const block *b, const array *to, const uint8_t *stream, size_t size) {
     static symbols_parts parts;
     bool dense;
@@ -88,7 +88,7 @@ static bool compare_damaged(const block *b, const array *to, const uint8_t *stre
 
 static size_t damage(uint8_t *stream, size_t size) {
     for (uint64_t flips = 1 + next_random() % 3; flips-- > 0;) {
-        /* Headers are short, and most of what is interesting is there. */
+        /* Most of the interesting bytes are in the header, which is short. */
         size_t at = next_random() % (next_random() % 2 && size > 64 ? 64 : size);
         stream[at] =
             next_random() % 2 ? (uint8_t)next_random() : stream[at] ^ (uint8_t)(1 << next_random() % 8);
@@ -116,7 +116,8 @@ static void test_damaged(void **state) {
         array_free(&to);
         block_free(&b);
     }
-    assert_true(accepted > 0 && accepted < damaged_streams); /* low bits are noise; most of the rest is not */
+    /* damage to low bits is not noticed; most other damage is */
+    assert_true(accepted > 0 && accepted < damaged_streams);
 }
 
 int device_damaged_streams(const char *name, const device_backend *of, unsigned damaged) {

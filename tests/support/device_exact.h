@@ -1,4 +1,7 @@
-/* Exact tensors on a device, saved from there and from host memory, and what is stored compared, for tests. Each file that includes this has its own backend, which its main sets. */
+/*
+ * Exact tensors on a device, for tests. They are saved from the device and from host memory, and the stored
+ * blocks are compared. Each file that includes this has its own backend, which its main sets.
+ */
 #ifndef TESTS_SUPPORT_DEVICE_EXACT_H
 #define TESTS_SUPPORT_DEVICE_EXACT_H
 
@@ -20,7 +23,7 @@ static const ckd_device on_device = CKD_DEVICE_INIT;
 static const device_backend *backend;
 static device_failure why;
 
-/* ---- tensors as training has them ---- */
+/* ---- tensors ---- */
 
 enum { BLOCK = CKD_BLOCK_ELEMENTS };
 
@@ -28,7 +31,7 @@ typedef struct tensor {
     const char *name;
     ckd_dtype dtype;
     uint32_t ndim;
-    uint64_t shape[2], shift; /* elements that it is off from where memory begins */
+    uint64_t shape[2], shift; /* shift: elements between the beginning of the allocation and the tensor */
     uint64_t elements;
     float *exact;
     void *host, *device;
@@ -38,7 +41,7 @@ static uint64_t size_of(const tensor *t) {
     return t->elements * ckd_dtype_size(t->dtype);
 }
 
-/* Not the call that is told to fail. */
+/* Copies the tensor to the device. The calls of this function do not count for emulated_fail_after. */
 static void give(tensor *t) {
     int fail_after = emulated_fail_after;
     device_queue queue = {.device = 0};
@@ -85,7 +88,7 @@ static ckd_status save_some(ckd_checkpoint *out, ckd_store *store, const ckd_sav
     return ckd_save_commit(out, save, &err);
 }
 
-/* newest: base loads that the newest may cost; 1000: no copies are kept ready. */
+/* newest: the load cost of the newest checkpoint in base loads. With 1000 no materialized copies are made. */
 static ckd_save_options exact_options(const char *run, uint64_t step, double newest) {
     ckd_save_options o = options_of(run, step);
     o.fidelity = CKD_EXACT;
@@ -119,7 +122,7 @@ static void same_block(const view_block *a, const view_block *b) {
     assert_int_equal(x->predictor, y->predictor);
     assert_true(x->first == y->first && x->count == y->count && x->depth == y->depth);
     assert_true(x->chain_stored == y->chain_stored && x->chain_work == y->chain_work);
-    /* What small blocks take on their own the host counts, and the device takes from the parent. */
+    /* For a small block the host computes the standalone size, and the device takes that of the parent. */
     uint64_t off = x->count < 16384 && x->predictor == PREDICT_PARENT ? x->base_stored / 100 : 0;
     assert_in_range(y->base_stored, x->base_stored - off, x->base_stored + off);
     assert_true(hash128_equal(&x->content, &y->content));
@@ -131,13 +134,16 @@ static void same_block(const view_block *a, const view_block *b) {
     }
 }
 
-/* What was saved: deltas as symbols, blocks on their own as symbols, rounded masters, and bytes of all payloads, materialized copies included. */
+/*
+ * Counts of deltas and standalone blocks that were coded as symbols, of rounded masters, and the bytes of all
+ * payloads with those of materialized copies.
+ */
 typedef struct stored_payloads {
     unsigned deltas, alone, rounded;
     uint64_t bytes;
 } stored_payloads;
 
-/* Block by block, materialized copies included. */
+/* Compares two checkpoints block by block, materialized copies included. */
 static stored_payloads stored_alike(ckd_store *store, const ckd_checkpoint *a, const ckd_checkpoint *b) {
     view_cache views;
     const view *v[2];
@@ -167,7 +173,7 @@ static stored_payloads stored_alike(ckd_store *store, const ckd_checkpoint *a, c
     return all;
 }
 
-/* What a save on the device brought to the host, and sent there. */
+/* Bytes that a save on the device copied to the host, and to the device. */
 typedef struct traffic {
     uint64_t host, device;
 } traffic;

@@ -1,4 +1,7 @@
-/* What tests of a backend's symbol streams share: the codec's workspace, a queue's line as the engine has it, and what they all do with arrays. */
+/*
+ * What tests of a backend's symbol streams share: the codec's workspace, a lease of device memory as the
+ * engine has it, and functions for arrays.
+ */
 #ifndef TESTS_SUPPORT_DEVICE_LINES_H
 #define TESTS_SUPPORT_DEVICE_LINES_H
 
@@ -9,7 +12,7 @@
 static symbols_workspace *work;
 static device_lease lease;
 
-/* Lengths of blocks that batches, warps and pieces may stumble over. */
+/* Lengths of blocks around the sizes of warps, pieces and batches. */
 static const size_t block_lengths[] = {0,    1,    31,   32,   33,   255,  256,   257,
                                        1023, 1025, 2047, 2048, 4099, 8192, 33000, 1u << 18};
 #define LENGTHS (sizeof(block_lengths) / sizeof(block_lengths[0]))
@@ -34,7 +37,7 @@ UNUSED static array batch_memory(const dense_batch *batch) {
     return array_new((size_t)dense_batch_memory(batch), 1, 0);
 }
 
-/* Runs a group of tests with all that is above. Returns how many failed. */
+/* Runs a group of tests with the workspace and the queue. Returns how many failed. */
 #define run_stream_tests(name, of, tests) \
     (streams_open(name, of) ? streams_close(cmocka_run_group_tests_name(name, tests, NULL, NULL)) : 1)
 

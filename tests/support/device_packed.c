@@ -26,7 +26,7 @@ static const shape shapes[] = {{1, 1, 0},       {31, 31, 0},    {33, 8, 0},     
 
 /* ---- integers ---- */
 
-/* What groups are like: all as wide, each of another width, most of 1 bit with a few that are wide. */
+/* Widths of the groups: all equal, all different, or mostly zeros with a few wide integers. */
 typedef enum spread { EQUAL, ANY, SPIKES, SPREADS } spread;
 
 static void *room(uint64_t size) {
@@ -35,7 +35,7 @@ static void *room(uint64_t size) {
     return memory;
 }
 
-/* Of at most so many bits with their sign; levels: some are LEVEL_ZERO. */
+/* Random integers of at most `most` bits, the sign included. levels: some are LEVEL_ZERO. */
 static int32_t *some_integers(uint64_t n, spread how, uint32_t most, bool levels) {
     int32_t *q = room(n * sizeof(*q));
     for (uint64_t i = 0; i < n; i++) {
@@ -52,7 +52,10 @@ static int32_t *some_integers(uint64_t n, spread how, uint32_t most, bool levels
     return q;
 }
 
-/* As kernels/device.h says, bit by bit; no group is wider than it must be. */
+/*
+ * Checks packed integers bit by bit against the definition in kernels/device.h. No group may be wider than
+ * needed.
+ */
 static void check_packed(const uint32_t *packed, uint64_t size, const int32_t *q, uint64_t n) {
     uint64_t begin = ((n + DEVICE_GROUP - 1) / DEVICE_GROUP * 4 + 15) / 16;
     for (uint64_t first = 0; first < n; first += DEVICE_GROUP) {
@@ -81,7 +84,7 @@ static void check_packed(const uint32_t *packed, uint64_t size, const int32_t *q
     assert_int_equal(size, 16 * begin);
 }
 
-/* On the device, as a load sends them. */
+/* Packs integers and copies them to the device, as a load does. */
 static array packed_there(const int32_t *q, const int8_t *few, uint64_t n, bool levels) {
     pack_integers from = {few ? NULL : q, few, n, levels, cpu};
     uint64_t heads = device_pack_heads(n), most = heads + (n / DEVICE_GROUP + 1) * DEVICE_GROUP * 4;
@@ -126,7 +129,10 @@ static void fill_steps(array *a, float times) {
     array_give(a);
 }
 
-/* plain: integers are units, as in lossy bases; else there are a parent, sums of products, steps and offsets. */
+/*
+ * plain: integers count units, as in lossy bases. Otherwise the tile has a parent, sums of products, steps
+ * and offsets.
+ */
 static void tile_new(tile *t, const shape *s, bool plain) {
     *t = (tile){.s = *s, .rows = (s->phase + s->count + s->columns - 1) / s->columns};
     t->before = array_new(s->count, 4, s->count % 3);
@@ -163,7 +169,7 @@ static void tile_free(tile *t) {
     }
 }
 
-/* Row by row. */
+/* Computes the values on the CPU, row by row. */
 static void move_on_cpu(float *values, const tile *t, const int32_t *q) {
     for (uint64_t at = 0, n; at < t->s.count; at += n) {
         uint64_t place = t->s.phase + at, column = place % t->s.columns, left = t->s.count - at;
@@ -192,7 +198,7 @@ static void compare_tile(const shape *s, const int32_t *q, const int8_t *few, bo
     }
     move_on_cpu(want, &t, q);
     assert_memory_equal(got, want, s->count * sizeof(float));
-    if (plain && s->count) { /* what a host makes of lossy bases */
+    if (plain && s->count) { /* lossy bases: compare with the host's function for them, too */
         cpu->lattice_values(want, q, s->count, t.t.unit);
         assert_memory_equal(got, want, s->count * sizeof(float));
     }
@@ -289,7 +295,7 @@ static void test_levels(void **state) {
     }
 }
 
-/* ---- what has no place ---- */
+/* ---- integers that are too wide ---- */
 
 static void test_too_wide(void **state) {
     (void)state;
@@ -306,7 +312,8 @@ static void test_too_wide(void **state) {
         assert_int_equal(device_pack_measure(heads, &from), 0);
         q[100 * i - i] = was;
     }
-    q[299] = LEVEL_ZERO; /* an integer as others, but of second moments */
+    /* only second moments have LEVEL_ZERO; for others this is an integer that is too wide */
+    q[299] = LEVEL_ZERO;
     assert_int_equal(device_pack_measure(heads, &from), 0);
     from.levels = true;
     assert_true(device_pack_measure(heads, &from) > 0);

@@ -17,7 +17,7 @@
 #include "kernels/scalar_moments.h"
 #include "tests/support/device_arrays.h"
 
-/* Like weights and moments, with a few that are not. */
+/* Mostly values like those of weights and moments. One in 512 is a special value. */
 static void fill_floats(array *a, float scale, bool positive) {
     static const float odd[] = {0.0f, -0.0f, 1e-44f, -1e-40f, 3e38f, INFINITY, -INFINITY, NAN};
     float *to = (float *)(void *)a->host;
@@ -32,7 +32,7 @@ static void fill_floats(array *a, float scale, bool positive) {
 
 static const size_t counts[] = {0, 1, 31, 32, 33, 255, 256, 257, 1023, 4096, 4099, (1u << 20) + 1};
 #define COUNTS      (sizeof(counts) / sizeof(counts[0]))
-#define FEW_COUNTS  (COUNTS - 1) /* all but the largest, where there are many cases */
+#define FEW_COUNTS  (COUNTS - 1) /* all but the largest, for tests of many cases */
 #define EACH(n, of) for (size_t n##_i = 0, n = counts[0]; n##_i < (of) && (n = counts[n##_i], 1); n##_i++)
 
 /* ---- elements ---- */
@@ -78,7 +78,7 @@ static void on_cpu(void *to, const array *in, size_t n) {
     }
 }
 
-/* Two spans in one launch, of different lengths, each array at another alignment. */
+/* Runs two spans in one launch. Their lengths and the alignments of their arrays differ. */
 static void compare_elements(size_t n, size_t element, size_t to_element, size_t shift) {
     array in[2][3], to[2];
     device_span spans[2];
@@ -250,7 +250,7 @@ typedef struct tile {
     device_tile t;
 } tile;
 
-/* Sums of products as they are made of bytes. */
+/* Replaces the sums of products in f32 by the same sums in int32, as products of bytes give them. */
 static void tile_whole(tile *t) {
     int32_t *whole = malloc(t->s.count * sizeof(*whole));
     assert_non_null(whole);
@@ -319,10 +319,10 @@ static void tile_free(tile *t) {
     }
 }
 
-/* The same with the CPU's kernels, row by row. */
+/* The results of the CPU's kernels, computed row by row. */
 typedef struct by_rows {
     int32_t *q;
-    bool *wide; /* which do not fit a byte; NULL: not wanted */
+    bool *wide; /* which integers do not fit a byte; NULL: not needed */
     float *values;
     level_sums sums;
     uint64_t misfits;
@@ -413,7 +413,7 @@ static void test_tiles(void **state) {
                 tile_whole(&t);
             }
             compare_tile(&t);
-            /* In place, and with no integers. */
+            /* The same in place, and without integers. */
             t.t.few = NULL;
             t.t.values = (float *)(void *)t.before.device;
             t.t.before = t.t.values;
@@ -435,7 +435,7 @@ static void test_tiles(void **state) {
     }
 }
 
-/* Residuals one by one, and how many have each magnitude. */
+/* Compares the residuals, and the number of residuals of each magnitude. */
 static void compare_residuals(tile *t, bool written) {
     array to = array_new(t->s.count, 4, t->s.count % 2), bins = array_new(DEVICE_BINS, 4, 0);
     array_give(&bins);
@@ -522,7 +522,10 @@ static void test_gather(void **state) {
     }
 }
 
-/* As the header says; with room for all others, and for some of them. */
+/*
+ * Compares the packed words and the list of other integers with the definition in kernels/device.h. The list
+ * has room for `room` of them.
+ */
 static void compare_packed(size_t n, uint32_t room, bool aligned) {
     array few = array_new(n, 1, aligned ? 0 : 3), words = array_new((n + 15) / 16, 4, 0),
           other = array_new(room, sizeof(device_element_at), 0), others = array_new(1, 8, 0);
@@ -559,7 +562,7 @@ static void compare_packed(size_t n, uint32_t room, bool aligned) {
         }
     }
     for (uint64_t i = 0; i < (count < room ? count : room); i++) {
-        assert_true(list[i].at < n && got[list[i].at] == 0); /* each once */
+        assert_true(list[i].at < n && got[list[i].at] == 0); /* each is listed once */
         got[list[i].at] = (int8_t)list[i].q;
         assert_int_equal(list[i].q, ((int8_t *)few.host)[list[i].at]);
     }
@@ -582,7 +585,7 @@ static void test_packing(void **state) {
 
 /* ---- second moments ---- */
 
-/* Those that a byte has no place for become 0; returns how many. */
+/* Sets integers that do not fit a byte to 0. Returns how many there were. */
 static uint64_t no_bytes(int32_t *q, uint64_t n) {
     uint64_t misfits = 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -671,14 +674,17 @@ static void test_levels(void **state) {
     }
 }
 
-/* ---- what is kept as it is ---- */
+/* ---- exceptions: elements stored unchanged ---- */
 
 static int by_place(const void *a, const void *b) {
     const device_element_at *x = a, *y = b;
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* The list has these elements, and no others; and they go from one array to another. */
+/*
+ * Checks that the list has exactly the elements in `kept`, and that these are copied from one array to
+ * another.
+ */
 static void compare_list(const array *list, const array *count, const bool *kept, uint64_t n) {
     uint64_t found, expected = 0;
     array_take(count, &found);
@@ -757,7 +763,10 @@ static void compare_kept(const shape *s, bool before, bool low) {
     tile_free(&t);
 }
 
-/* Of second moments; integers: are there any? step: so fine that some do not fit a byte. */
+/*
+ * Exceptions of second moments. integers: whether the tile has integers. The step is so fine that some of
+ * them do not fit a byte.
+ */
 static void compare_kept_levels(const shape *s, bool integers) {
     array now = array_new(s->count, 4, 0), few = array_new(s->count, 1, 0),
           list = array_new(s->count, sizeof(device_element_at), 0), count = array_new(1, 8, 0);
@@ -813,7 +822,7 @@ static void test_kept(void **state) {
 /* ---- statistics ---- */
 
 static void near_enough(double got, double want) {
-    assert_true(got == want || fabs(got - want) <= 1e-12 * fabs(want)); /* both infinite, too */
+    assert_true(got == want || fabs(got - want) <= 1e-12 * fabs(want)); /* or both infinite */
 }
 
 static void compare_sums(const device_sums *got, const lattice_sums *want) {
@@ -970,7 +979,10 @@ static void test_columns(void **state) {
     }
 }
 
-/* Of both as a narrower dtype has them; what is not finite there must be the same. Returns how many are not. */
+/*
+ * Rounds both arrays to a narrower dtype. Values that are not finite there must be equal. Returns how many
+ * are not.
+ */
 static uint64_t round_both(array *given, array *decoded, size_t n, ckd_dtype to) {
     float *a = (float *)(void *)given->host, *b = (float *)(void *)decoded->host;
     uint64_t others = 0;
@@ -989,7 +1001,8 @@ static void compare_errors(size_t n, ckd_dtype rounded) {
     array given = array_new(n, 4, 0), decoded = array_new(n, 4, 1),
           blocks = array_new(device_error_blocks(n), sizeof(device_sums), 0),
           all = array_new(1, sizeof(device_sums), 0);
-    fill_floats(&given, rounded == CKD_F16 ? 140000 : 1, false); /* half way beyond the largest: 65520 */
+    /* F16: some values lie beyond 65520, where rounding gives infinity */
+    fill_floats(&given, rounded == CKD_F16 ? 140000 : 1, false);
     fill_floats(&decoded, rounded == CKD_F16 ? 140000 : 1, false);
     array_give(&given);
     array_give(&decoded);
@@ -1037,7 +1050,10 @@ static array halves_new(const array *from, size_t n, lossy_part which_part, bool
     return halves;
 }
 
-/* The largest updates, and whether one is beyond a limit, which is that of the first eps times `of_largest`. */
+/*
+ * Compares the largest updates, and whether an update exceeds a limit. The limit is `of_largest` times the
+ * largest update with the first eps.
+ */
 static void compare_updates(size_t n, lossy_part which_part, double of_largest) {
     bool is_second = which_part == LOSSY_SECOND;
     array here = array_new(n, 4, 1), from = array_new(n, 4, 0), found = array_new(3, 8, 0);
@@ -1070,7 +1086,7 @@ static void compare_updates(size_t n, lossy_part which_part, double of_largest) 
               second = is_second ? values[i] : half;
         above_want += (uint64_t)scalar_update_exceeds(first, second, u.per[0], u.eps[0]);
     }
-    for (size_t b = 0; b < PAIR_BOUNDS; b++) { /* the host skips what is larger by rounding alone */
+    for (size_t b = 0; b < PAIR_BOUNDS; b++) { /* the host skips values that are larger only by rounding */
         assert_true(got[b] >= want[b] && got[b] <= want[b] * (1 + 1e-14));
     }
     assert_int_equal(above, above_want);
@@ -1102,7 +1118,10 @@ static void test_moments(void **state) {
 
 /* ---- factors ---- */
 
-/* Whole numbers over powers of two, as engine/lossy/low_rank.c makes them; some are larger than may be. */
+/*
+ * Compares the rounding of factors to integers over powers of two, as engine/lossy/low_rank.c does it. Some
+ * values exceed the largest integer.
+ */
 static void compare_rounded(size_t n) {
     enum { SIDES = 5 };
     const double most = 1 << 20, add = 0.45;
@@ -1248,9 +1267,10 @@ static void test_byte_products(void **state) {
     }
     compare_byte_product(129, 260, 31, 0);
     compare_byte_product(1, 4, 1, 2);
-    compare_byte_product(64, 36, 1000, 2); /* 2^14 a component: beyond what floats are exact for */
+    /* sums of up to 2^14 a component, beyond what floats represent exactly */
+    compare_byte_product(64, 36, 1000, 2);
     compare_byte_product(33, 4, 300, 1);
-    /* And products in floats, behind them, as they were. */
+    /* Products of floats must still be right afterwards. */
     test_products(state);
 }
 

@@ -4,9 +4,12 @@
 #include "tests/support/device_lines.h"
 #include "tests/support/device_streams.h"
 
-static unsigned framed_streams; /* written here */
+static unsigned framed_streams; /* streams with a frame that were written on the device */
 
-/* SPLIT streams, and integers without some lowest bits that they share: as those of values on their own. */
+/*
+ * Reads SPLIT streams, and integers whose lowest bits are shared and not stored, as with values without a
+ * parent.
+ */
 static void test_split(void **state) {
     (void)state;
     for (size_t i = 1; i < LENGTHS - 1; i++) {
@@ -53,7 +56,7 @@ static void test_split(void **state) {
     }
 }
 
-/* ---- values on their own, written ---- */
+/* ---- writing values without a parent ---- */
 
 static uint64_t count_of(const uint32_t *from, unsigned context) {
     uint64_t all = 0;
@@ -65,7 +68,10 @@ static uint64_t count_of(const uint32_t *from, unsigned context) {
 
 enum { SCALED, MOMENTS, FEW_BITS, ANY_BITS, EQUAL, WAYS };
 
-/* Rows and columns of scales of their own; second moments; 16 bits of each are 0; anything; all the same. */
+/*
+ * SCALED: rows and columns with different scales. MOMENTS: second moments. FEW_BITS: the lower 16 bits of f32
+ * values are 0. ANY_BITS: any bits. EQUAL: all values are the same.
+ */
 static void fill_values(uint8_t *to, ckd_dtype dtype, size_t n, size_t columns, int way) {
     float *floats = malloc((n + 1) * sizeof(*floats));
     assert_non_null(floats);
@@ -92,13 +98,13 @@ static void fill_values(uint8_t *to, ckd_dtype dtype, size_t n, size_t columns, 
     free(floats);
 }
 
-/* What the device says of a block's integers, step by step. */
+/* The results of the device's steps for a block's integers. */
 typedef struct splitting {
     size_t n, width;
     array integers, extents, sums, squares, levels, contexts, symbols, counts;
     symbols_splitting split;
     symbols_lines lines;
-    uint8_t *chosen; /* levels; NULL: none */
+    uint8_t *chosen; /* levels of rows and columns; NULL: none */
     uint32_t *counted;
 } splitting;
 
@@ -179,7 +185,7 @@ static void count_split(splitting *s) {
     array_free(&there);
 }
 
-/* From counts to a stream, which is the codec's. */
+/* Writes the stream from the counts. It must equal the codec's stream. */
 static void compare_split_stream(splitting *s, const uint8_t *want, size_t want_size) {
     static symbols_parts parts;
     dense_batch batch = {0};

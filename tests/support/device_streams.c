@@ -3,8 +3,8 @@
 
 #include "tests/support/device_blocks.h"
 
-static unsigned fewer_entries;           /* blocks that have more counters than there was room for */
-static unsigned several_tables, centred; /* streams that were planned so */
+static unsigned fewer_entries;           /* blocks with more counters than there was space for */
+static unsigned several_tables, centred; /* planned streams with these properties */
 
 /* ---- symbols ---- */
 
@@ -36,7 +36,7 @@ static void classify_all(block *const *blocks, uint32_t count) {
     array_free(&there);
 }
 
-/* Counters that are not 0, in any order; some of those that there is no room for are not there. */
+/* Counters that are not 0 are listed in any order. If there is not enough space, some are missing. */
 static void compare_entries(block *b, const uint32_t *counts) {
     uint32_t *entries = malloc(b->entries.bytes), *left = malloc(b->counts.bytes);
     uint64_t entered, want = 0;
@@ -84,7 +84,10 @@ static void compare_classes(block *b) {
 
 /* ---- writing ---- */
 
-/* As the engine does it: from the counts to a plan, and its tables to the batch. false: the plan is for the codec to make. */
+/*
+ * Plans a stream from its counts, as the engine does, and adds it to the batch. Returns false if the codec
+ * has to plan it.
+ */
 static bool add_planned(dense_batch *batch, block *b, uint8_t *header, size_t *header_size, size_t *bound) {
     static symbols_parts parts;
     symbols_counts c = {.width = (unsigned)b->size, .n = b->n, .centre = b->centre};
@@ -134,7 +137,7 @@ static void compare_written(const dense_batch *batch, uint32_t at, const written
     free(got);
 }
 
-/* Returns how many streams were written there. */
+/* Returns how many streams the device wrote. */
 static unsigned compare_writing(block *const *blocks, uint32_t count) {
     dense_batch batch = {0};
     written *w = calloc(count, sizeof(*w));
@@ -144,7 +147,7 @@ static unsigned compare_writing(block *const *blocks, uint32_t count) {
         w[i].here = blocks[i]->n && add_planned(&batch, blocks[i], w[i].header, &w[i].size, &w[i].bound);
         here += w[i].here;
         block_encode_on_host(blocks[i]);
-        /* What the codec writes as anything but a dense stream was not planned here. */
+        /* A stream that the device planned must be dense for the codec, too. */
         assert_true(!w[i].here || blocks[i]->stream[0] < SYMBOLS_SPARSE);
     }
     array memory = batch_memory(&batch);
@@ -157,7 +160,7 @@ static unsigned compare_writing(block *const *blocks, uint32_t count) {
     }
     uint8_t *all = malloc(memory.bytes + 1);
     assert_non_null(all);
-    array_take(&memory, all); /* the sentinels around it */
+    array_take(&memory, all); /* checks the sentinels, too */
     free(all);
     free(w);
     array_free(&memory);
@@ -167,7 +170,7 @@ static unsigned compare_writing(block *const *blocks, uint32_t count) {
 
 static void read_back(block *const *blocks, uint32_t count);
 
-/* All lengths of one kind in one batch. */
+/* Tests blocks of all lengths and one kind, in one batch. */
 static void compare_batch(ckd_dtype dtype, int kind, bool contexts, size_t shift, size_t most) {
     block blocks[LENGTHS], *all[LENGTHS];
     uint32_t count = 0, enough = 0;
@@ -202,7 +205,7 @@ static void test_streams(void **state) {
     assert_true(several_tables >= 10 && centred >= 10 && fewer_entries >= 3);
 }
 
-/* ---- reading ---- */
+/* ---- reading on the device ---- */
 
 static ckd_status add_stream(dense_batch *batch, const block *b, const uint8_t *stream, size_t size, void *to,
                              bool *dense) {
@@ -220,7 +223,7 @@ static ckd_status add_stream(dense_batch *batch, const block *b, const uint8_t *
     return status;
 }
 
-/* What was written, from the host's memory to values, and their hash. */
+/* Applies integers that were read on the device to the parent's values. Compares the result, and its hash. */
 static void compare_values(const block *b) {
     device_pieces all = {b->integers.device, b->n * b->size, NULL};
     size_t pieces = (all.bytes + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
@@ -268,7 +271,7 @@ static void read_back(block *const *blocks, uint32_t count) {
     dense_batch_free(&batch);
 }
 
-/* ---- more than there are blocks, and more than these have warps ---- */
+/* ---- batches with more streams than the device has blocks or warps ---- */
 
 enum { MANY = 2100 };
 
@@ -320,7 +323,7 @@ static void test_many(void **state) {
     block_free(&b);
 }
 
-/* Dense streams: what was coded on one side is read on the other, to the byte. */
+/* Dense streams: the device and the codec write the same bytes, and each reads what the other wrote. */
 static int whole_streams(const char *name, const device_backend *of) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_streams), cmocka_unit_test(test_many)};
     return run_stream_tests(name, of, tests);

@@ -136,7 +136,7 @@ static uint16_t to_f16(float value) {
     }
     int exponent = size > 0 ? ilogb(size) : -15;
     exponent = exponent < -14 ? -14 : exponent;
-    double units = nearbyint(ldexp(size, 10 - exponent)); /* of the last place */
+    double units = nearbyint(ldexp(size, 10 - exponent)); /* in units of the last place */
     double bits = units + (exponent + 14) * 1024.0;
     return (uint16_t)(sign | (bits < 0x7c00 ? (uint16_t)bits : 0x7c00));
 }
@@ -225,12 +225,13 @@ ckd_tensor_info tensor_info(ckd_store *store, const char *run, uint64_t step, co
         fail_msg("no tensor %s", name);
     }
     found.name = name;
+    /* The list owns the text, so return a constant. */
     found.coding = strcmp(found.coding, "same") == 0         ? "same"
                    : strcmp(found.coding, "copy") == 0       ? "copy"
                    : strcmp(found.coding, "cast") == 0       ? "cast"
                    : strcmp(found.coding, "delta") == 0      ? "delta"
                    : strcmp(found.coding, "standalone") == 0 ? "standalone"
-                                                             : "other"; /* outlives the list */
+                                                             : "other";
     ckd_tensor_list_free(list);
     return found;
 }

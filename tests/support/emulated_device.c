@@ -22,7 +22,7 @@ uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3], e
     emulated_largest_memory;
 
 static pthread_mutex_t call_mutex = PTHREAD_MUTEX_INITIALIZER;
-static emulated_calls called; /* with the mutex */
+static emulated_calls called; /* guarded by call_mutex */
 
 emulated_calls emulated_called(void) {
     pthread_mutex_lock(&call_mutex);
@@ -62,14 +62,15 @@ static device_result describe(device_info *about, int device, device_failure *wh
     return call("describe", device, why);
 }
 
-/* ---- memory: its size and its device in front of it, so that what is copied can be looked at ---- */
+/* ---- memory: a head before each allocation holds its size and its device ---- */
 
 enum { HEAD = 64 };
 #define OWNED 4096
 static void *owned[OWNED];
 
 /*
- * The device's memory is nobody's but the device's: with the address sanitizer, whoever else reads or writes there is caught, as it is poisoned while nothing runs.
+ * Only kernels and copies may touch device memory. It is poisoned while none runs, so that the address
+ * sanitizer reports any other access.
  */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -78,7 +79,7 @@ static void *owned[OWNED];
 #define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
 #endif
 static pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER;
-static int running; /* kernels and copies; with the mutex, as is what is owned */
+static int running; /* kernels and copies that run now; memory_mutex guards it, and `owned` */
 
 static uint64_t size_of(const void *memory) {
     uint64_t bytes;
@@ -149,7 +150,7 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
         memcpy(all, &size, sizeof(size));
         memcpy(all + sizeof(size), &device, sizeof(device));
         memset(all + HEAD, 0xa5, bytes);
-        ASAN_POISON_MEMORY_REGION(all + HEAD + bytes, (HEAD - bytes % HEAD) % HEAD); /* for good */
+        ASAN_POISON_MEMORY_REGION(all + HEAD + bytes, (HEAD - bytes % HEAD) % HEAD); /* never unpoisoned */
         owned[i] = *out = all + HEAD;
         emulated_memory += bytes;
         if (running == 0) {
@@ -203,14 +204,15 @@ static void release_pinned(int device, void *memory) {
     free(memory);
 }
 
-/* ---- queues: streams of their own, which know of each other what they were told to wait for ---- */
+/* ---- queues: streams, each of which remembers what it waits for in the others ---- */
 
 enum { STREAMS = 32 };
 typedef struct emulated_stream {
     bool open;
-    uint64_t blocked_on_in_flight[STREAMS]; /* of each other stream: what was put there up to this number */
+    uint64_t blocked_on_in_flight[STREAMS]; /* for each other stream: wait for its copies up to this number */
 } emulated_stream;
-static emulated_stream streams[STREAMS]; /* the first one: the default stream, and any that is not ours */
+/* streams[0] is the default stream, and stands for any stream that is not in this array */
+static emulated_stream streams[STREAMS];
 
 static size_t stream_of(const void *stream) {
     for (size_t i = 1; i < STREAMS; i++) {
@@ -221,7 +223,10 @@ static size_t stream_of(const void *stream) {
     return 0;
 }
 
-/* Copies from and to host memory, and within the device's, wait until something behind them is done: who does not wait, either, sees or gives the wrong bytes. */
+/*
+ * Copies wait until somebody needs them: those from and to host memory, and those within device memory. Code
+ * that does not wait for a copy then sees or passes the wrong bytes.
+ */
 typedef struct waiting_copy {
     void *to;
     const void *from;
@@ -229,10 +234,10 @@ typedef struct waiting_copy {
     device_direction direction;
     size_t stream;
     uint64_t number;
-    uint64_t blocked_on_in_flight[STREAMS]; /* what its stream waited for when it was put there */
+    uint64_t blocked_on_in_flight[STREAMS]; /* what its stream waited for when the copy was queued */
     bool needed;
 } waiting_copy;
-static waiting_copy waiting[1024]; /* by number */
+static waiting_copy waiting[1024]; /* in the order of their numbers */
 static size_t waiting_count;
 static uint64_t waiting_numbers;
 static pthread_mutex_t waiting_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -247,7 +252,7 @@ static void copy_now(const waiting_copy *c) {
     }
 }
 
-/* With the mutex. What copy i comes behind. */
+/* Marks the copies that must precede copy i. Call with the mutex held. */
 static void need_those_before(size_t i) {
     const waiting_copy *c = &waiting[i];
     for (size_t j = 0; j < i; j++) {
@@ -256,7 +261,10 @@ static void need_those_before(size_t i) {
     }
 }
 
-/* What is on the stream up to a number (UINT64_MAX: all, and what it was told to wait for), behind all that this comes behind. */
+/*
+ * Runs the copies of a stream up to a number, and all copies that must precede these. UINT64_MAX: all copies
+ * of the stream, and those of other streams that it waits for.
+ */
 static void run_up_to(size_t stream, uint64_t number) {
     lift();
     pthread_mutex_lock(&waiting_mutex);
@@ -282,7 +290,7 @@ static void run_up_to(size_t stream, uint64_t number) {
     lower();
 }
 
-/* All that is put on anything. */
+/* Runs the copies of all streams. */
 static void catch_up(void) {
     for (size_t i = 0; i < STREAMS; i++) {
         run_up_to(i, UINT64_MAX);
@@ -311,7 +319,7 @@ static void queue_close(const device_queue *queue) {
     pthread_mutex_unlock(&waiting_mutex);
 }
 
-/* Returns its number. */
+/* Queues a copy. Returns its number. */
 static uint64_t put_off(size_t stream, waiting_copy c) {
     pthread_mutex_lock(&waiting_mutex);
     while (waiting_count == sizeof(waiting) / sizeof(waiting[0])) {
@@ -327,7 +335,10 @@ static uint64_t put_off(size_t stream, waiting_copy c) {
     return c.number;
 }
 
-/* The moment when all that is on the stream now is done, and what it waits for: a copy of nothing. */
+/*
+ * Returns the number of an empty copy at the end of the stream. It runs when everything before it, and
+ * everything that the stream waits for, has run.
+ */
 static uint64_t moment_of(size_t stream) {
     return put_off(stream, (waiting_copy){.direction = DEVICE_ON_DEVICE});
 }
@@ -408,7 +419,7 @@ static device_result mark_wait(void *mark, int device, device_failure *why) {
     return call("mark_wait", device, why);
 }
 
-/* ---- memory that is moved ---- */
+/* ---- copies ---- */
 
 static device_result copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why) {
@@ -450,10 +461,10 @@ static device_result zero(const device_queue *queue, void *memory, size_t bytes,
 
 /* ---- products ---- */
 
-/* Columns whose sums are in registers. */
+/* Columns whose sums fit in registers. */
 enum { ABREAST = 16 };
 
-/* Some sums of a row: of `left`, `rank` numbers `stride` apart, and columns of the right factor. */
+/* Computes the sums of some columns in one row of a product. `left` has `rank` numbers, `stride` apart. */
 static void some_sums(float *restrict sums, const float *restrict left, uint64_t stride,
                       const float *restrict right, const device_product *p, uint64_t columns) {
     float sum[ABREAST] = {0};
@@ -473,7 +484,7 @@ static void some_sums(float *restrict sums, const float *restrict left, uint64_t
     memcpy(sums, sum, columns * sizeof(*sums));
 }
 
-/* The right factor with its rows as rows; malloc'ed. */
+/* The right factor, transposed back to row-major order; malloc'ed. */
 static float *right_upright(const device_product *p) {
     float *right = malloc((p->rank * p->columns + 1) * sizeof(*right));
     if (right == NULL) {
@@ -487,7 +498,7 @@ static float *right_upright(const device_product *p) {
     return right;
 }
 
-/* Each sum adds up in the order of k, whatever the order of the loops. */
+/* Each sum adds its terms in the order of k, whatever the order of the loops. */
 static device_result product(const device_queue *queue, const device_product *p, device_failure *why) {
     if (take_off(queue, "product", why) != DEVICE_DONE) {
         return why->result;

@@ -1,30 +1,34 @@
 /*
- * A device_backend without a device: the CUDA backend's kernels, run by the host thread by thread over the same geometry, in memory that the
- * address sanitizer watches. Kernels run at once, but copies only when something waits for them, and streams wait for each other only where they were told to, so that who
- * forgets that is found out.
+ * A device_backend without a device. The host runs the CUDA backend's kernels thread by thread, over the same
+ * geometry, in memory that the address sanitizer watches. Kernels run at once. Copies run only when something
+ * waits for them, and streams wait for each other only as they were asked to, so that a missing wait is
+ * noticed.
  */
 #ifndef TESTS_SUPPORT_EMULATED_DEVICE_H
 #define TESTS_SUPPORT_EMULATED_DEVICE_H
 
 #include "kernels/device.h"
 
-/* How many devices it says there are; 1 at first. */
+/* The number of devices it reports; 1 at first. */
 extern int emulated_devices;
-/* Set: threads and blocks run from the last to the first. */
+/* If set, threads and blocks run from the last to the first. */
 extern bool emulated_backwards;
-/* The n-th call from now on that can fail does, once, as `result`; 0: none does. */
+/* The n-th call from now on that can fail does so, once, with the result emulated_fail_as; 0: none fails. */
 extern int emulated_fail_after;
 extern device_result emulated_fail_as;
-/* Bytes of device memory, pieces of pinned memory and marks that are allocated, and bytes copied in each direction so far. */
+/*
+ * Bytes of device memory, pieces of pinned memory, and marks that are allocated now; bytes copied so far in
+ * each direction.
+ */
 extern uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3];
-/* Set: it has no products of bytes. And how many of these were made. */
+/* If set, there are no products of bytes. emulated_byte_products counts these products. */
 extern bool emulated_without_bytes;
 extern uint64_t emulated_byte_products;
-/* The largest copy to the host; for tests to set to 0. */
+/* The size of the largest copy to the host. Tests may set it to 0. */
 extern uint64_t emulated_largest;
-/* Not 0: more bytes of device memory at once are not to be had. */
+/* If not 0, allocations of more device memory than this fail. */
 extern uint64_t emulated_largest_memory;
-/* What was called so far: kernels launched, copies asked for in each direction, and how often a thread of the host waited. */
+/* What was called so far: kernel launches, copies in each direction, and waits of host threads. */
 typedef struct emulated_calls {
     uint64_t launches, copies[3], waits;
 } emulated_calls;

@@ -1,6 +1,7 @@
 /*
- * The entry point of a fuzz driver, tests/fuzz/fuzz_NAME.c: must accept any bytes, must not keep state between calls, and
- * returns 0. `make fuzz` drives it with libFuzzer; `make test` replays tests/corpus/NAME/ through fuzz_main.c.
+ * The entry point of a fuzz driver, tests/fuzz/fuzz_NAME.c. It must accept any bytes and keep no state
+ * between calls. It returns 0. `make fuzz` runs it with libFuzzer; `make test` replays tests/corpus/NAME/
+ * with fuzz_main.c.
  */
 #ifndef CKD_TESTS_FUZZ_H
 #define CKD_TESTS_FUZZ_H

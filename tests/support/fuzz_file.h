@@ -1,4 +1,4 @@
-/* A file for fuzz drivers whose parser wants a path. */
+/* A file for fuzz drivers whose parser takes a path. */
 #ifndef TESTS_SUPPORT_FUZZ_FILE_H
 #define TESTS_SUPPORT_FUZZ_FILE_H
 
@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /*
- * Writes the bytes to a regular file in memory (or below $TMPDIR) and returns its path, which stays the same. It is overwritten by the next call,
- * and removed when the process ends. Aborts if that cannot be done.
+ * Writes the bytes to a regular file in memory (or below $TMPDIR), and returns its path, which is always the
+ * same. The next call overwrites it, and the end of the process removes it. Aborts on an error.
  */
 const char *fuzz_file(const uint8_t *data, size_t size);
 

@@ -1,9 +1,10 @@
 /*
- * Turns a fuzz driver into an ordinary test: runs it on every file in the folders given, on damaged variants of each
- * (cut off at many lengths, bytes changed), and on a few inputs without any file. What is tried is the same in every
- * run of the same level and seed. A finding is a crash or a sanitizer report; the file and the variant were printed before.
+ * Turns a fuzz driver into an ordinary test. It runs the driver on every file in the given folders, on
+ * damaged variants of each (cut at many lengths, bytes changed), and on a few inputs without a file. Every
+ * run of the same level and seed tries the same inputs. A finding is a crash or a sanitizer report; the file
+ * and the variant are printed before each try.
  *
- * Each input is a heap copy of exactly its size, so that reading past its end is seen by the address sanitizer.
+ * Each input is a heap copy of its exact size, so that the address sanitizer notices reads beyond its end.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -26,7 +27,7 @@ static void try_input(const uint8_t *data, size_t size) {
     }
     if (size)
         memcpy(copy, data, size);
-    /* An empty input gets a pointer that may not be read at all. */
+    /* The pointer of an empty input must not be read at all. */
     LLVMFuzzerTestOneInput(size ? copy : copy + 1, size);
     free(copy);
 }
@@ -50,7 +51,7 @@ static void try_cuts(const uint8_t *data, size_t size) {
 static void try_changes(uint8_t *data, size_t size) {
     uint64_t random = UINT64_C(0x9e3779b97f4a7c15) ^ size;
     unsigned long changes = test_pick(16, 96, 192);
-    random ^= test_first("changes", UINT32_MAX); /* others for each seed */
+    random ^= test_first("changes", UINT32_MAX); /* other changes for each seed */
     for (unsigned long i = 0; size && i < changes; i++) {
         size_t at[4];
         uint8_t old[4];

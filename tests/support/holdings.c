@@ -38,7 +38,7 @@ ckd_region region_rows(uint64_t from, uint64_t count, uint64_t columns) {
 ckd_status holdings_plan(ckd_plan **plan, const holdings *h, ckd_error *err) {
     ckd_bytes descriptions[RANKS_MOST] = {{NULL, 0}};
     ckd_status status = CKD_OK;
-    for (uint32_t r = 0; r < h->world && status == CKD_OK; r++) { /* handed on in any order */
+    for (uint32_t r = 0; r < h->world && status == CKD_OK; r++) { /* ranks may be added in any order */
         status =
             ckd_plan_describe(&descriptions[h->world - 1 - r], r, h->world, h->tensors[r], h->counts[r], err);
     }

@@ -91,7 +91,7 @@ static void check_again(const lattice_block *b, const lattice_columns *shared) {
     lattice_scratch_free(&from);
 }
 
-/* Values with guards around them, from `parent` by `k`. */
+/* Rebuilds the values of a block from `parent` with the kernels `k`, with guards around them. */
 static uint8_t *rebuild(ckd_status *status, const lattice_block *b, ckd_dtype dtype, const void *parent,
                         const kernels *k) {
     size_t size = b->count * ckd_dtype_size(dtype);
@@ -100,7 +100,7 @@ static uint8_t *rebuild(ckd_status *status, const lattice_block *b, ckd_dtype dt
     require(values != NULL, "no memory");
     memset(values, GUARD, size + 2);
     if (parent) {
-        memcpy(values + 1, parent, size); /* at an odd address */
+        memcpy(values + 1, parent, size); /* unaligned on purpose */
     }
     const lattice_target target = {values + 1, dtype, parent != NULL};
     *status = lattice_rebuild_values(&target, b, &work, k, NULL);

@@ -196,7 +196,7 @@ void reshard_free(reshard_cases *all) {
     *all = (reshard_cases){0};
 }
 
-/* Floats move a little, as in training; integers now and then. */
+/* Floats change a little at each step, as in training. Integers change in some steps. */
 static void move_values(reshard_case *c, uint64_t *random) {
     size_t size = ckd_dtype_size(c->dtype);
     for (uint64_t i = 0; i < c->elements; i++) {
@@ -215,9 +215,9 @@ static void move_values(reshard_case *c, uint64_t *random) {
     }
 }
 
-/* ---- a region's elements, one by one, by its definition ---- */
+/* ---- a region's elements one by one, by the definition of regions ---- */
 
-/* Global positions, one after the other, of a region's elements; returns how many. */
+/* Lists the global positions of a region's elements in order. Returns how many there are. */
 static uint64_t positions_of(uint64_t *out, const reshard_case *c, const ckd_region *r) {
     uint64_t count = 0;
     if (r->kind != CKD_REGION_BOX) {
@@ -245,7 +245,7 @@ static uint64_t positions_of(uint64_t *out, const reshard_case *c, const ckd_reg
     return count;
 }
 
-/* malloc'ed. */
+/* Copies a region's elements from the whole tensor; malloc'ed. */
 static uint8_t *gather(uint64_t *count, const reshard_case *c, const ckd_region *r, const uint8_t *values) {
     size_t size = ckd_dtype_size(c->dtype);
     uint64_t *positions = malloc((c->elements + 1) * sizeof(*positions));
@@ -260,7 +260,7 @@ static uint8_t *gather(uint64_t *count, const reshard_case *c, const ckd_region 
     return out;
 }
 
-/* ---- saving: each rank its pieces ---- */
+/* ---- saving: each rank saves its pieces ---- */
 
 static void save_rank(ckd_save *save, const reshard_cases *all, uint32_t rank) {
     for (size_t i = 0; i < all->count; i++) {
@@ -314,7 +314,7 @@ typedef struct checking {
     ckd_fidelity fidelity;
 } checking;
 
-/* malloc'ed; nothing may be written around it. */
+/* Loads a region; malloc'ed. Checks that nothing was written around it. */
 static uint8_t *load_region(const checking *k, const reshard_case *c, const ckd_region *r, uint64_t count) {
     size_t size = (size_t)count * ckd_dtype_size(c->dtype);
     uint8_t *room = malloc(size + 2 * GUARD), guard[GUARD];
@@ -340,7 +340,7 @@ static uint8_t *load_region(const checking *k, const reshard_case *c, const ckd_
     return room;
 }
 
-/* What is loaded from a lossy checkpoint is near what was saved. */
+/* Values of a lossy checkpoint must be close to the saved ones. */
 static void check_near(const reshard_case *c, const uint8_t *got) {
     double error = 0, all = 0;
     for (uint64_t i = 0; i < c->elements && c->dtype == CKD_F32; i++) {
@@ -382,7 +382,7 @@ static void check_case(const checking *k, const reshard_case *c) {
     free(whole);
 }
 
-/* Lossy tensors may go back to an older checkpoint one by one. */
+/* In lossy checkpoints the depths of single tensors may differ. */
 static void check_depths(const reshard_cases *all, const ckd_load *load, uint64_t step, bool exact) {
     const ckd_tensor_list *list = ckd_load_tensors(load);
     assert_int_equal(list->count, all->count);

@@ -1,4 +1,7 @@
-/* Which rank holds which regions of a tensor, and checkpoints of many tensors in such layouts. Failures fail the running cmocka test. */
+/*
+ * Layouts, which say which rank holds which regions of a tensor, and checkpoints of many tensors in such
+ * layouts. Failures fail the running cmocka test.
+ */
 #ifndef TESTS_SUPPORT_LAYOUTS_H
 #define TESTS_SUPPORT_LAYOUTS_H
 
@@ -17,7 +20,7 @@ typedef struct layout {
 void layout_add(layout *l, uint32_t rank, const ckd_region *region);
 void layout_free(layout *l);
 
-/* A tensor, how it is saved, and all the ways it is to be loaded. */
+/* A tensor, how it is saved, and all layouts in which it is loaded. */
 typedef struct reshard_case {
     char name[96];
     ckd_dtype dtype;
@@ -27,7 +30,7 @@ typedef struct reshard_case {
     layout from;
     layout *to;
     size_t to_count;
-    bool deep; /* large enough that each of its checkpoints is a delta on the one before */
+    bool deep; /* large enough that each of its checkpoints is a delta on the previous one */
     uint8_t *values;
 } reshard_case;
 
@@ -35,29 +38,37 @@ typedef struct reshard_cases {
     size_t count, capacity;
     reshard_case *items;
 } reshard_cases;
-/* With random values. The pointer is valid until the next one is added. */
+/* Adds a case with random values. The pointer is valid until the next one is added. */
 reshard_case *reshard_add(reshard_cases *all, ckd_dtype dtype, uint32_t ndim, const uint64_t *shape,
                           const char *name);
-layout *reshard_target(reshard_case *c); /* a new, empty one */
+layout *reshard_target(reshard_case *c); /* adds an empty layout */
 void reshard_free(reshard_cases *all);
 
-/* Pieces for ranks 0, 1, ...: */
-void layout_whole(layout *l, uint32_t ranks); /* all of it for each */
-/* Lengths in dimension `dim`, as many as `ranks`; they add up to the tensor's. */
+/* These add pieces for ranks 0, 1, ... */
+void layout_whole(layout *l, uint32_t ranks); /* the whole tensor for each rank */
+/*
+ * Splits dimension `dim` into pieces of these lengths, one for each rank. They add up to the length of the
+ * dimension.
+ */
 void layout_split(layout *l, const reshard_case *c, uint32_t dim, const uint64_t *lengths, uint32_t ranks);
-/* As torch.chunk has it: ceil(L / ranks) each as far as it goes. */
+/* Splits like torch.chunk: each rank gets ceil(L / ranks), the last ones less or nothing. */
 void layout_chunk(layout *l, const reshard_case *c, uint32_t dim, uint32_t ranks);
 void layout_grid(layout *l, const reshard_case *c, uint32_t rows, uint32_t columns);
-/* Flat ranges of these counts; they add up to all of it. */
+/* Splits into flat ranges of these counts, which add up to the number of elements. */
 void layout_flat(layout *l, const reshard_case *c, const uint64_t *counts, uint32_t ranks);
-/* Boxes or ranges, some of them empty, in a random order, for up to 9 ranks; they tile the tensor. */
+/*
+ * Splits into boxes or flat ranges for up to 9 ranks, in random order. Some are empty. Together they cover
+ * the tensor once.
+ */
 void layout_random(layout *l, const reshard_case *c, uint64_t *random);
 
 #define RESHARD_LAST_STEP 16
 /*
- * Saves a chain of RESHARD_LAST_STEP deltas in a new run, every case in its layout `from`, each rank its own part; and loads every
- * case in its layouts `to` from the chain's checkpoints 0, 1, 4 and 16: all regions must hold what the whole tensor does, and that what
- * was saved, if exact. change: called for every step, may give cases another layout. seed: of the steps, and named by failures.
+ * Saves a chain of RESHARD_LAST_STEP deltas in a new run. Every case has its layout `from`, and each rank
+ * saves its own part. Then loads every case in its layouts `to` from the checkpoints 0, 1, 4 and 16 of the
+ * chain. All regions must equal those of the whole tensor. If the fidelity is exact, the whole tensor must
+ * equal what was saved. change: called for every step; it may give cases another layout. seed: for the steps;
+ * failures name it.
  */
 void reshard_check(ckd_store *store, const char *run, reshard_cases *all, ckd_fidelity fidelity,
                    void (*change)(reshard_cases *all, uint64_t *random), uint64_t seed);

@@ -38,7 +38,7 @@ unsigned long test_first(const char *sweep, unsigned long stride) {
     for (; *sweep; sweep++) {
         hash = (hash ^ (uint8_t)*sweep) * UINT64_C(0x100000001b3);
     }
-    hash ^= hash >> 29; /* the low bits of an FNV hash mix little */
+    hash ^= hash >> 29; /* the low bits of an FNV hash are mixed badly */
     return 1 + (unsigned long)((hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) % stride);
 }
 
@@ -46,7 +46,7 @@ bool test_draws(const char *list, unsigned long i, unsigned long every) {
     return test_level_now() != TEST_QUICK || i % every == test_first(list, every) - 1;
 }
 
-/* Copies those that run to `drawn`, which has space for all; returns how many. */
+/* Copies the tests that run to `drawn`, which has space for all. Returns how many there are. */
 size_t sample_tests(struct CMUnitTest *drawn, const char *name, const struct CMUnitTest *tests, size_t count,
                     unsigned long every) {
     size_t drawn_count = 0;

@@ -10,7 +10,10 @@
 
 #include "tests/support/scenes.h"
 
-/* After so many changes: the reason of the pin of step 1, NULL if it is not pinned; the step that has the tag, 0: none; how many the policy keeps, 0: no policy. */
+/*
+ * The states after each number of changes: the reason of the pin of step 1 (NULL: not pinned), the step that
+ * has the tag (0: none), and how many checkpoints the policy keeps (0: no policy).
+ */
 static const struct {
     const char *reason;
     uint64_t tagged, kept;

@@ -41,7 +41,7 @@ typedef struct batch {
     bool all_thorough;
     crash_syncs_fn syncs;
     const void *context;
-    volatile size_t *at; /* shared: the one that is being checked */
+    volatile size_t *at; /* in shared memory: the state that is being checked */
 } batch;
 
 static void check_states(void **state) {
@@ -60,18 +60,18 @@ static void check_states(void **state) {
     crash_disk_free(d);
 }
 
-/* A test of its own, whose failure ends this process alone. */
+/* Checks the states as a test in a process of its own, so that a failure ends only that process. */
 static int check_in_child(batch *b, const char *images, int output) {
     const struct CMUnitTest tests[] = {{"disks", check_states, NULL, NULL, b}};
     assert_true(dup2(output, STDOUT_FILENO) >= 0 && dup2(output, STDERR_FILENO) >= 0);
     setenv("TMPDIR", images, 1);
-    unsetenv("CMOCKA_MESSAGE_OUTPUT"); /* what the runner counts is not this */
+    unsetenv("CMOCKA_MESSAGE_OUTPUT"); /* the runner must not count this test */
     unsetenv("CMOCKA_XML_FILE");
     cmocka_set_test_filter(NULL);
     return cmocka_run_group_tests_name("disks", tests, NULL, NULL);
 }
 
-/* The number of the first wrong state, or SIZE_MAX; what was said of it goes to `said`. */
+/* Returns the number of the first wrong state, or SIZE_MAX. Its message goes to `said`. */
 static size_t first_wrong(batch *b, char *said, size_t size) {
     int status;
     FILE *output = tmpfile();
@@ -89,7 +89,7 @@ static size_t first_wrong(batch *b, char *said, size_t size) {
     assert_int_equal(waitpid(child, &status, 0), child);
     tempdir_remove(images);
     size_t at = *b->at;
-    assert_true((at == b->states->count) == (status == 0)); /* all were looked at, or one was wrong */
+    assert_true((at == b->states->count) == (status == 0)); /* all states were checked, or one was wrong */
     at = status == 0 ? SIZE_MAX : at;
     munmap((void *)b->at, sizeof(*b->at));
     rewind(output);
@@ -101,7 +101,7 @@ static size_t first_wrong(batch *b, char *said, size_t size) {
 
 /* ---- choosing ---- */
 
-/* All simple ones, and of the others about as many as `most`; 0: all. */
+/* Keeps all simple states, and about `most` of the others; 0: all. */
 static void choose(crash_states *states, uint64_t most, uint64_t seed) {
     size_t kept = 0, others = 0, at = 0;
     for (size_t i = 0; i < states->count; i++) {
@@ -110,7 +110,7 @@ static void choose(crash_states *states, uint64_t most, uint64_t seed) {
     for (size_t i = 0; i < states->count; i++) {
         const crash_state *s = &states->items[i];
         at += !s->simple;
-        /* Not by the keys: ids are others each time. */
+        /* Keys cannot be used to choose: ids differ in each run. */
         uint64_t drawn = (at + seed) * 0x9e3779b97f4a7c15u >> 20;
         if (s->simple || most == 0 || drawn % others < most) {
             states->items[kept++] = *s;
@@ -127,10 +127,10 @@ static crash_keys keys_copy(const crash_keys *k) {
     return copy;
 }
 
-/* ---- places that sync ---- */
+/* ---- places in the code that sync ---- */
 
 typedef struct sync_site {
-    char label[LABEL_MAX]; /* file:function, with a number behind it from the second one on */
+    char label[LABEL_MAX]; /* file:function, and a number from the second place of the function on */
     char file[LABEL_MAX];
     unsigned line;
     bool reached, needed;
@@ -141,7 +141,7 @@ static size_t site_count;
 static const char *const *spared;
 static struct {
     void *frames[OP_FRAMES];
-    size_t site; /* SIZE_MAX: SQLite's */
+    size_t site; /* SIZE_MAX: the caller is SQLite */
 } callers[CALLERS_MAX];
 static size_t caller_count;
 
@@ -157,7 +157,7 @@ static bool calls_sync(const char *line) {
     return false;
 }
 
-/* "static ckd_status name(...": the name. */
+/* Finds the function's name in a line such as "static ckd_status name(...". */
 static void remember_function(char out[64], const char *line) {
     const char *open = strchr(line, '('), *begin = open;
     if (line[0] < 'a' || line[0] > 'z' || !open || strncmp(line, "typedef", 7) == 0) {
@@ -185,7 +185,7 @@ static void add_site(const char *path, const char *function, unsigned line) {
     snprintf(s->label, sizeof(s->label), before ? "%.140s#%u" : "%.140s", label, before + 1);
 }
 
-/* Every call that makes something durable, as the sources say. The test runs where they are. */
+/* Finds every call that makes something durable in the sources. The test runs in their root. */
 static void read_sources(void) {
     glob_t found = {0};
     if (site_count) {
@@ -214,7 +214,7 @@ static void read_sources(void) {
     assert_true(site_count > 20);
 }
 
-/* "/some/where/engine/retain/trash.c:117 (discriminator 3)" */
+/* Finds the place for a line such as "/some/where/engine/retain/trash.c:117 (discriminator 3)". */
 static size_t site_of_line(const char *where) {
     const char *colon = strrchr(where, ':');
     unsigned line = colon ? (unsigned)strtoul(colon + 1, NULL, 10) : 0;
@@ -228,7 +228,7 @@ static size_t site_of_line(const char *where) {
     return best;
 }
 
-/* By the debugging information of the program, whose callers in turn are the first that a call in the sources is found for. */
+/* Finds the innermost caller that is a known place, using the program's debugging information. */
 static size_t find_site(void *const frames[OP_FRAMES]) {
     Dl_info info, own;
     char command[512], line[1024], said[4096] = "";
@@ -296,7 +296,7 @@ static bool in_record(const op_record *r, size_t site) {
     return false;
 }
 
-/* "file:function" at its beginning, or a part of that with a *, and a reason. */
+/* An entry is a label, or the beginning of labels followed by *, then a space and a reason. */
 static bool spares(const char *entry, const char *label) {
     size_t length = strcspn(entry, " ");
     assert_true(entry[length] == ' ' && length > 1);
@@ -315,7 +315,7 @@ static bool is_spared(const char *label) {
     return false;
 }
 
-/* Of those that are spared, how many are no more in the sources? */
+/* Counts the spared entries that no longer match a place in the sources. */
 static size_t count_stale(void) {
     size_t stale = 0;
     for (const char *const *s = spared; s && *s; s++) {
@@ -385,7 +385,8 @@ static void check_all(power *p, crash_keys *keys, uint64_t most, uint64_t seed) 
 void power_end(power *p, const char *name) {
     uint64_t most =
         number_of("CKD_POWER_STATES", under_sanitizer() ? 20 : test_pick(12, STATES_USUAL / 2, STATES_USUAL));
-    uint64_t seed = number_of("CKD_POWER_SEED", 1); /* without a sync: disks that are known to be wrong */
+    /* the seed of the disks that lack a sync: one that is known to find wrong disks */
+    uint64_t seed = number_of("CKD_POWER_SEED", 1);
     crash_keys keys = {0};
     p->name = name;
     recorder_stop();

@@ -4,35 +4,38 @@
 
 #include "tests/support/power.h"
 
-/* Of an expectation: what else is true. */
+/* Flags of an expectation: what else must be true. */
 enum {
-    MARKED = 1,        /* as marks.h says */
-    PROTECTED = 2,     /* any chunk file that is lost can be repaired */
-    DAMAGED = 4,       /* not before it is repaired all is right */
-    KEPT = 8,          /* what was damaged is kept */
-    PURGED = 16,       /* it is no more */
+    MARKED = 1,        /* marks are as marks.h says */
+    PROTECTED = 2,     /* any lost chunk file can be repaired */
+    DAMAGED = 4,       /* everything loads only after a repair */
+    KEPT = 8,          /* damaged files are in the quarantine */
+    PURGED = 16,       /* the quarantine is empty */
     COPIED = 32,       /* DIR/from/store has steps 0 to 3 */
     UNPINNED = 64,     /* nothing is pinned */
-    PINNED = 128,      /* something is */
-    PINNED_AGAIN = 256 /* for no other reason than PIN_AGAIN */
+    PINNED = 128,      /* something is pinned */
+    PINNED_AGAIN = 256 /* all pins have the reason PIN_AGAIN */
 };
 #define PIN_AGAIN "again"
 
 typedef struct disk {
     power p;
-    uint64_t next; /* the step that is saved on a disk */
+    uint64_t next; /* a step that the checks save */
 } disk;
 
 int disk_setup(void **state);
 int disk_teardown(void **state);
 #define disk_test(test) cmocka_unit_test_setup_teardown(test, disk_setup, disk_teardown)
 
-/* Records from here on. What there is must be there, and stays. Bits of steps. */
+/*
+ * Starts to record. From here on, the steps in `committed` must be there, and those in `possible` may be.
+ * Masks are bits of steps.
+ */
 void disk_begin(disk *d, uint64_t committed, uint64_t possible);
-/* With what lies in the store being true from here on. */
+/* Changes what must be true from here on. */
 void disk_expect(disk *d, uint64_t committed, uint64_t possible);
 void disk_flags(disk *d, unsigned flags);
-/* Checks. `next` is a step that is not saved. */
+/* Stops recording and checks all disks. `next` is a step that was not saved. */
 void disk_end(const char *what, disk *d, uint64_t next);
 
 ckd_store *disk_open(disk *d, ckd_open_mode mode);

@@ -51,7 +51,7 @@ static void make_bases(disk *d, uint64_t count, bool parity) {
     ckd_store_close(store);
 }
 
-/* The first group has room for one more, and is made anew with it; then two of its members go. */
+/* Saves fill up the first parity group, so that it is made again. Then two of its members are deleted. */
 void power_parity(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -83,7 +83,10 @@ void power_parity(void **state) {
     disk_end("parity", d, 4);
 }
 
-/* Flips a bit in the middle of the folder's first file with this ending, or makes all of it noise. */
+/*
+ * Flips a bit in the middle of the folder's first file with this ending. all: overwrites the whole file
+ * instead.
+ */
 static void damage_first(const disk *d, const char *folder, const char *ending, bool all) {
     dir_list list;
     bool done = false;
@@ -144,7 +147,7 @@ void power_repair_of_parity(void **state) {
     disk_end("repair of parity", d, 3);
 }
 
-/* Of which nobody can say what it was for. */
+/* The parity file is damaged so far that nobody can tell what it was for. */
 void power_parity_put_aside(void **state) {
     disk *d = *state;
     make_bases(d, 3, true);
@@ -160,7 +163,7 @@ void power_parity_put_aside(void **state) {
 
 /* ---- copies ---- */
 
-/* DIR/from/store with 4 steps; DIR/store empty. */
+/* Creates DIR/from/store with 4 steps, and leaves DIR/store empty. */
 static void make_source(const disk *d, char from[1024]) {
     snprintf(from, 1024, "%s/from", d->p.dir);
     assert_int_equal(mkdir(from, 0777), 0);
@@ -188,7 +191,7 @@ void power_copy(void **state) {
     disk_end("copy", d, 4);
 }
 
-/* Fails once, the `left`-th time that such a step comes by. */
+/* Fails once, when `step` happens in `folder` for the `left`-th time. */
 typedef struct failure {
     file_op step;
     const char *folder;
@@ -202,7 +205,7 @@ static int fail_once(void *context, file_op step, const char *path) {
     return there && f->left && --f->left == 0 ? EIO : 0;
 }
 
-/* Whose manifest's name may not be durable; it is taken back. */
+/* The name of the copy's manifest may not be durable, so the copy removes the manifest. */
 void power_copy_that_fails(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -225,7 +228,7 @@ static int die_before_manifest(void *context, file_op step, const char *path) {
     return step == FILE_OP_CREATE && strstr(path, DIR_MANIFESTS) ? (raise(SIGKILL), 0) : 0;
 }
 
-/* A writer that dies between its chunk file and its manifest. */
+/* A writer dies after it created its chunk file, and before it created its manifest. */
 void power_recovery(void **state) {
     disk *d = *state;
     scene_make(d->p.dir, 0, 2);
@@ -250,7 +253,10 @@ void power_recovery(void **state) {
     disk_end("recovery", d, 2);
 }
 
-/* The catalog drops a checkpoint whose manifest is lost: what it knew of it must be durable before, or no repair can bring it back. */
+/*
+ * The catalog drops a checkpoint whose manifest is lost. What the catalog knew about it must be durable
+ * before, or no repair can restore the checkpoint.
+ */
 void power_manifest_lost(void **state) {
     disk *d = *state;
     scene_make(d->p.dir, 0, 3);
@@ -261,7 +267,7 @@ void power_manifest_lost(void **state) {
     disk_end("lost manifest", d, 3);
 }
 
-/* ---- what fails ---- */
+/* ---- failing saves and compactions ---- */
 
 void power_save_that_fails(void **state) {
     disk *d = *state;
@@ -299,7 +305,7 @@ void power_compaction_that_fails(void **state) {
 
 /* ---- common files ---- */
 
-#define SMALL_STEPS 8 /* enough that those before each run's newest four become one file */
+#define SMALL_STEPS 8 /* enough that the steps before each run's newest four are packed into one file */
 
 void power_common_file(void **state) {
     disk *d = *state;
@@ -341,7 +347,10 @@ void power_notes(void **state) {
     disk_end("notes", d, 2);
 }
 
-/* One that died before what it had removed, or set, was durable: who finds it so, and says so, promises it in turn. */
+/*
+ * A process died before its pin, or its removal of one, was durable. Another process that finds this state
+ * and reports it must make it durable first.
+ */
 void power_notes_of_the_dead(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -368,7 +377,7 @@ void power_notes_of_the_dead(void **state) {
     disk_end("notes of the dead", d, 2);
 }
 
-/* ---- a step that was deleted, and is saved again ---- */
+/* ---- saving a deleted step again ---- */
 
 void power_same_step_again(void **state) {
     disk *d = *state;
@@ -390,10 +399,10 @@ void power_same_step_again(void **state) {
 
 /* ---- lossy ---- */
 
-/* Masks are of `known`. */
+/* Masks are bits of `known`. */
 typedef struct lossy_disk {
     fingerprints known;
-    size_t count; /* of those that are there at the end */
+    size_t count; /* fingerprints at the end of the scenario */
 } lossy_disk;
 
 static uint64_t listed_of(ckd_store *store, const fingerprints *known) {
@@ -425,7 +434,7 @@ static void check_lossy(const char *dir, const expectation *e, bool thorough, vo
     store_check_files(dir);
 }
 
-/* A near run and a compact one of three steps each, then made shorter. */
+/* A run of fidelity near and one of fidelity coarse, two steps each, are compacted. */
 void power_lossy(void **state) {
     disk *d = *state;
     lossy_disk l = {0};
@@ -450,7 +459,7 @@ void power_lossy(void **state) {
 
 /* ---- manifests of early versions ---- */
 
-/* What is listed loads, and so does what is in the trash once it is back. */
+/* All listed checkpoints load, and so does the one in the trash after it is restored. */
 static void check_early(const char *dir, const expectation *e, bool thorough, void *context) {
     const lossy_disk *l = context;
     ckd_store *store;
@@ -466,7 +475,10 @@ static void check_early(const char *dir, const expectation *e, bool thorough, vo
     ckd_store_close(store);
 }
 
-/* A step in the trash builds on deltas that only older generations have: compaction names their files for it first. */
+/*
+ * A step in the trash builds on deltas that only older checkpoints have. Compaction first adds their files to
+ * its manifest.
+ */
 void power_early(void **state) {
     disk *d = *state;
     lossy_disk l = {0};
@@ -491,7 +503,10 @@ void power_early(void **state) {
     fingerprints_free(&l.known);
 }
 
-/* Of two steps in the trash the time of the first is over. The second builds on it, and names its files before its manifest goes. */
+/*
+ * Two steps are in the trash, and the deadline of the first is over. The second builds on it. Its manifest
+ * must name the files of the first before the first one's manifest is removed.
+ */
 void power_early_collected(void **state) {
     disk *d = *state;
     lossy_disk l = {.count = 3};

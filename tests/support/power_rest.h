@@ -1,4 +1,7 @@
-/* Scenarios of power cuts beside saving and deleting: parity, repair, copies, what is recovered, what fails half-way. Tests of cmocka. */
+/*
+ * Scenarios of power cuts other than saving and deleting: parity, repair, copies, recovery, failures
+ * half-way. These are tests of cmocka.
+ */
 #ifndef TESTS_SUPPORT_POWER_REST_H
 #define TESTS_SUPPORT_POWER_REST_H
 

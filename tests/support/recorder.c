@@ -1,4 +1,4 @@
-#undef _FILE_OFFSET_BITS /* both names of each call are defined here */
+#undef _FILE_OFFSET_BITS /* both names of each call are defined below */
 #include "tests/support/recorder.h"
 
 #include <setjmp.h>
@@ -45,7 +45,7 @@ static op *add_op(op_kind kind) {
     return o;
 }
 
-/* The newest with this inode, as numbers are used again. */
+/* Finds the newest node with this inode, as numbers of inodes are reused. */
 static bool find_node(unsigned *out, uint64_t inode) {
     for (size_t i = record->node_count; i-- > 0;) {
         if (record->nodes[i].inode == inode) {
@@ -68,7 +68,7 @@ static bool node_of_fd(unsigned *out, int fd, bool is_directory) {
            find_node(out, st.st_ino);
 }
 
-/* The directory that holds a path, and the path's last part. */
+/* Splits a path into the directory that holds it, and its last part. */
 static bool split(unsigned *dir, char name[OP_NAME_MAX], const char *path) {
     char parent[1024];
     const char *slash = strrchr(path, '/');
@@ -115,7 +115,7 @@ static void note_truncate(unsigned node, uint64_t size) {
     }
 }
 
-/* What fails in between ends the test: nothing is recorded then. */
+/* An assertion that fails before end_op ends the test. Nothing is recorded after that. */
 static void begin_op(void) {
     pthread_mutex_lock(&mutex);
 }
@@ -193,9 +193,9 @@ VISIBLE int fallocate64(int fd, int mode, off64_t offset, off64_t size) {
     return do_allocate(fd, mode, offset, size);
 }
 
-/* Its callers behind fsync or fdatasync itself, whose frame is the one above this one. */
+/* Notes the callers of fsync or fdatasync. The frame above this one is the call itself. */
 static __attribute__((noinline)) void note_callers(op *o, const void *caller) {
-    void *frames[OP_FRAMES + 8]; /* a sanitizer adds some of its own below */
+    void *frames[OP_FRAMES + 8]; /* sanitizers add frames below */
     int count = backtrace(frames, OP_FRAMES + 8), first = 0;
     while (first < count && frames[first] != caller) {
         first++;
@@ -221,7 +221,7 @@ static __attribute__((noinline)) int do_sync(int fd, long call, const void *call
 
 VISIBLE int fsync(int fd) {
     int result = do_sync(fd, SYS_fsync, __builtin_return_address(0));
-    __asm__ volatile("" ::: "memory"); /* no tail call: it would have no frame */
+    __asm__ volatile("" ::: "memory"); /* prevents a tail call, which would have no frame */
     return result;
 }
 VISIBLE int fdatasync(int fd) {
@@ -380,7 +380,7 @@ static void walk(const char *path, unsigned dir, const char *lost) {
         snprintf(below, sizeof(below), "%s/%s", path, list.names[i]);
         assert_int_equal(lstat(below, &st), 0);
         unsigned node;
-        bool known = find_node(&node, st.st_ino); /* by another name */
+        bool known = find_node(&node, st.st_ino); /* the file has another name already */
         node = known ? node : add_node(st.st_ino, S_ISDIR(st.st_mode));
         op_node *n = &record->nodes[node];
         if (!known && !n->is_directory) {
@@ -391,7 +391,7 @@ static void walk(const char *path, unsigned dir, const char *lost) {
             n->live_size = n->size;
         }
         op *o;
-        if (lost && record->count == 0 && strcmp(lost, list.names[i]) == 0) { /* the first one */
+        if (lost && record->count == 0 && strcmp(lost, list.names[i]) == 0) { /* only its first name */
             o = add_op(OP_NAME);
         } else {
             record->names = grown(record->names, &record->name_capacity, record->name_count, sizeof(op));

@@ -12,7 +12,7 @@
 #include "codec/chunk/chunk.h"
 #include "engine/store/paths.h"
 
-/* Steps from 1 on, by the ids of their checkpoints. */
+/* The ids of the checkpoints, by step, from 1. */
 typedef struct history {
     ckd_id ids[RECORDS_LATEST + 1];
     unsigned latest;
@@ -36,7 +36,7 @@ static unsigned step_of(const history *h, const ckd_id *id) {
     return step;
 }
 
-/* Text at the end of a buffer. */
+/* A buffer to whose end text is added. */
 typedef struct text {
     char *out;
     size_t used, room;

@@ -1,4 +1,4 @@
-/* What chunk files hold, as text, so that stores can be compared. */
+/* Describes the contents of chunk files as text, so that stores can be compared. */
 #ifndef TESTS_SUPPORT_RECORDS_H
 #define TESTS_SUPPORT_RECORDS_H
 
@@ -6,12 +6,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RECORDS_LATEST 80 /* steps at most, from 1 on, of the run "run" */
+#define RECORDS_LATEST 80 /* the largest step of the run "run", from 1 */
 
-/* But for ids, which are random: records, in order. Files by their steps, from `first` on. */
+/*
+ * Describes the records of the files of steps `first` to `latest`, in order. Ids are omitted, as they are
+ * random.
+ */
 void records_describe(char *out, size_t room, ckd_store *store, const char *root, unsigned first,
                       unsigned latest);
-/* Fails, naming the record, unless both are the same. */
+/* Fails the test unless both texts are equal. Names the first record that differs. */
 void records_check_same(const char *one, const char *several, uint32_t threads);
 
 #endif

@@ -108,7 +108,7 @@ void rival_at_rarest(rival *r, unsigned long n, uint64_t lot) {
     r->kill_at = n;
 }
 
-/* ---- what they do ---- */
+/* ---- what the processes do ---- */
 
 static int saves(const rival *r, int report) {
     ckd_store *store;

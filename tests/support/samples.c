@@ -86,7 +86,7 @@ void sample_records(record records[SAMPLE_COUNT], uint8_t payloads[SAMPLE_COUNT]
     records[1].raw_size = 16;
     records[1].stored_size = 11;
     records[1].coding = 1;
-    /* A delta on a flat range with dependencies of all sorts. */
+    /* A delta on a flat range, with dependencies of all kinds. */
     records[2].tensor = &moment;
     records[2].region = &flat;
     records[2].first = 4;

@@ -31,7 +31,7 @@ typedef struct scene_tensor {
     bool halves; /* saved in two regions */
 } scene_tensor;
 
-/* In the order saved; all but the scalar and the empty one are rows x COLUMNS. */
+/* In the order in which they are saved. All but the scalar and the empty tensor are rows x COLUMNS. */
 static const scene_tensor tensors[SCENE_TENSORS] = {
     {"master.w", CKD_F32, 2, false},       {"w", CKD_BF16, 2, false},
     {"exp_avg.w", CKD_F32, 2, true},       {"embedding", CKD_F32, 2, false},
@@ -40,7 +40,7 @@ static const scene_tensor tensors[SCENE_TENSORS] = {
     {"exp_avg_sq.net", CKD_F32, 2, false}, {"net", CKD_F32, 2, false},
 };
 
-/* Trained: NET_ROWS rows, an update of AdamW at each step. */
+/* Tensors of the net have NET_ROWS rows, and get an update of AdamW at each step. */
 static bool is_net(const scene_tensor *t) {
     size_t length = strlen(t->name);
     return length >= 3 && strcmp(t->name + length - 3, "net") == 0;
@@ -56,7 +56,7 @@ static uint64_t hash_text(const char *text) {
     return hash64(text, strlen(text));
 }
 
-/* Elements whose turn it is get another fraction at every step; the rest stay as they were. */
+/* At each step, an eighth of the elements get a new fraction. The others stay as they were. */
 static uint32_t float_bits(uint64_t seed, uint64_t element, uint64_t step) {
     uint64_t last_change = step - (step + element) % 8;
     if (step < (step + element) % 8) {
@@ -90,7 +90,7 @@ static ckd_optimizer net_optimizer(uint64_t step) {
     return o;
 }
 
-/* exp_avg, exp_avg_sq or the weight of one element, after as many updates as its step says. */
+/* exp_avg, exp_avg_sq or the weight of one element after the updates of all steps up to this one. */
 static float net_value(const scene_tensor *t, const scene *s, uint64_t element) {
     float w = (float)(mix(element + 1) >> 40) * 0x1p-24f, m = 0, v = 0;
     for (uint64_t step = 0; step <= s->step && step < 64; step++) {
@@ -200,7 +200,10 @@ static ckd_save_options options_of(const scene *s) {
     o.step = s->step;
     o.metric_name = "loss";
     o.metric = 1.0 / (double)(s->step + 1);
-    /* Both ways to code residuals. The bounds are out of reach: these states are too small for cost to mean much. */
+    /*
+     * Use both ways to code residuals. Load costs are not limited, as they say little for states as small as
+     * these.
+     */
     o.codec = s->step % 2 ? CKD_CODEC_AUTO : CKD_CODEC_ZSTD;
     o.max_load_cost = 1000;
     o.newest_load_cost = s->ready ? 1 : 1000;
@@ -536,8 +539,8 @@ static void check_no_leftover(const char *dir, const char *folder) {
     bool chunks = strcmp(folder, DIR_CHUNKS) == 0, ranks = strcmp(folder, DIR_RANKS) == 0;
     bool empty = ranks || strcmp(folder, DIR_INTENTS) == 0;
     ckd_status status = dir_list_read(&list, store_path_of(dir, folder), NULL);
-    assert_int_equal(
-        status, ranks && status == CKD_E_NOT_FOUND ? status : CKD_OK); /* only where ranks saved together */
+    /* data/r exists only if ranks saved together. */
+    assert_int_equal(status, ranks && status == CKD_E_NOT_FOUND ? status : CKD_OK);
     for (size_t i = 0; i < list.count; i++) {
         const char *name = list.names[i];
         ckd_id id;

@@ -1,4 +1,6 @@
-/* Small files in tests, through base/file, with cmocka's assertions (include cmocka.h before). */
+/*
+ * Reads and writes small files in tests through base/file, with cmocka's assertions (include cmocka.h first).
+ */
 #ifndef TESTS_SUPPORT_SMALL_FILES_H
 #define TESTS_SUPPORT_SMALL_FILES_H
 

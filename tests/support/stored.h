@@ -1,4 +1,4 @@
-/* The fixture of tests that share one store: it, and what is saved in it. */
+/* A fixture for tests that share one store. */
 #ifndef TESTS_SUPPORT_STORED_H
 #define TESTS_SUPPORT_STORED_H
 
@@ -10,13 +10,16 @@ typedef struct stored {
     float *values;    /* of the newest checkpoint */
 } stored;
 
-/* threads 0: as many as usual. `count` random values. The first half of a group's setup; stored_remove is the teardown. */
+/*
+ * Creates the store with `count` random values. threads 0: the default number. For the setup of a group;
+ * stored_remove is its teardown.
+ */
 stored *stored_make(uint32_t threads, uint64_t count);
 int stored_remove(void **state);
-/* Once more, DIR/store with other threads. */
+/* Opens DIR/store once more, with another number of threads. */
 ckd_store *stored_open(const char *dir, uint32_t threads);
 
-/* options may be NULL. */
+/* Begins a load. options may be NULL. */
 ckd_load *stored_load(ckd_store *store, const char *run, uint64_t step, const ckd_load_options *options);
 
 #endif

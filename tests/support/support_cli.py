@@ -1,4 +1,4 @@
-"""Runs the command as a user would, and knows what docs/cli.md promises."""
+"""Runs the command as a user would, and checks what docs/cli.md promises."""
 
 import json
 import os
@@ -27,7 +27,8 @@ class Result:
 
 
 def run(*args, expect=DONE, **options):
-    """Runs the command. Standard error is silent on success, unless expect_message is given; never on failure."""
+    """Runs the command. Standard error must be empty on success, unless expect_message is given, and must not
+    be on failure."""
     said = options.pop("expect_message", None)
     done = subprocess.run([COMMAND, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, timeout=600, **options)
@@ -53,7 +54,7 @@ def run(*args, expect=DONE, **options):
 
 
 class Store:
-    """A store below a folder, and shorthands for the commands on it."""
+    """A store below a folder, with short methods for the commands on it."""
 
     def __init__(self, folder):
         self.folder, self.path = folder, folder / "store"
@@ -67,7 +68,7 @@ class Store:
         return run("save", self.path, "--run", run_name, "--step", step, *args, self.file(tensors, metadata), **options)
 
     def load(self, *args):
-        """(tensors, metadata) as read back."""
+        """Loads a checkpoint. Returns (tensors, metadata)."""
         out = self.folder / "out.safetensors"
         run("load", self.path, "--out", out, "--force", *args)
         return st.read(out)
@@ -94,7 +95,8 @@ def store(tmp_path):
 
 
 def state(seed, step=0, width=64):
-    """Some state of a training run: weights, both moments, a master copy, a counter. Steps drift a little."""
+    """A state of a training run: weights, both moments, a master copy, a counter. Each step changes it a
+    little."""
     noise, drift = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     weight = noise.standard_normal((width, width)).astype(np.float32)
     bias = noise.standard_normal(width).astype(np.float32)

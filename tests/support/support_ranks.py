@@ -1,4 +1,5 @@
-"""A small GPT as the ranks of parallel trainings hold it, cut with numpy, and the layouts that say so."""
+"""A small GPT as the ranks of parallel trainings hold it, cut with numpy, and layout files that describe
+this."""
 
 import numpy as np
 
@@ -9,7 +10,7 @@ FFN = 32
 
 
 def model(vocabulary, seed=1, step=0):
-    """Whole tensors, as a checkpoint of the import has them; each step drifts a little."""
+    """Whole tensors, as an imported checkpoint has them; each step changes them a little."""
     noise = np.random.default_rng(seed)
     tensors = {"embed.weight": noise.standard_normal((vocabulary, H)), "head.weight": noise.standard_normal((vocabulary, H)),
                "final_norm.weight": noise.standard_normal(H)}
@@ -29,14 +30,14 @@ def model(vocabulary, seed=1, step=0):
 
 
 def chunk(array, i, n, dim=0):
-    """torch.chunk's part i, possibly empty."""
+    """Part i of torch.chunk; it may be empty."""
     each = -(-array.shape[dim] // n)
     size = array.shape[dim]
     return np.ascontiguousarray(np.take(array, range(min(i * each, size), min((i + 1) * each, size)), dim))
 
 
 def split(array, i, n, dim=0):
-    """Part i of n equal ones."""
+    """Part i of n equal parts."""
     assert array.shape[dim] % n == 0
     return chunk(array, i, n, dim)
 
@@ -78,7 +79,7 @@ def model_layout(path, tp, pp, vocabulary, pad=8):
 
 
 def model_rank(tensors, t, p, tp, pp, pad=8):
-    """What rank (t, p) holds, by its own names."""
+    """What rank (t, p) holds, under its local names."""
     def of_weight(whole, local, array):
         if whole in ("embed.weight", "head.weight"):
             if p == (0 if whole == "embed.weight" else pp - 1):
@@ -114,7 +115,7 @@ def model_rank(tensors, t, p, tp, pp, pad=8):
 
 
 def fuse(held):
-    """gate and up are one matrix."""
+    """Joins gate and up to one matrix."""
     out = {}
     for name, array in held.items():
         if ".gate." in name:
@@ -129,7 +130,7 @@ def model_path(folder, t, p):
 
 
 def write_model(folder, tensors, tp, pp, pad=8):
-    """All ranks' files; something of each rank's own is in them, too."""
+    """Writes the files of all ranks. Each also has a tensor that belongs to its rank only."""
     paths = []
     for p in range(pp):
         for t in range(tp):

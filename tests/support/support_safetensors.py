@@ -1,7 +1,8 @@
-"""The safetensors format, written and read independently of the command that is tested; needs numpy only for arrays.
+"""Writes and reads the safetensors format independently of the command under test. Needs numpy only for
+arrays.
 
-A tensor is (dtype, shape, bytes), dtype by the format's own name; bytes are the elements, little endian, row-major.
-"""
+A tensor is (dtype, shape, bytes). The dtype has the name that the format uses. Bytes are the elements in
+little endian, row-major."""
 
 import json
 import struct
@@ -13,7 +14,7 @@ NUMPY = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "<i8": "I64", "<i4": "I32", "
 
 
 def tensor(array):
-    """From a numpy array."""
+    """Converts a numpy array."""
     return NUMPY[array.dtype.str], list(array.shape), array.tobytes()
 
 
@@ -25,7 +26,7 @@ def header_bytes(header, pad=True):
 
 
 def write(path, tensors, metadata=None):
-    """Tensors in the order of the dictionary; numpy arrays are converted."""
+    """Writes tensors in the order of the dictionary. Numpy arrays are converted."""
     header, data = {}, b""
     if metadata is not None:
         header["__metadata__"] = metadata
@@ -44,7 +45,7 @@ def reject_duplicates(pairs):
 
 
 def read(path):
-    """(tensors, metadata or None). Asserts everything that the format demands."""
+    """Returns (tensors, metadata or None). Asserts everything that the format requires."""
     content = path.read_bytes()
     length, = struct.unpack("<Q", content[:8])
     assert length % 8 == 0 and 8 + length <= len(content)
@@ -73,7 +74,7 @@ def read(path):
 
 
 def same(a, b):
-    """Are two sets of tensors equal, whatever their order? Arrays are converted."""
+    """Returns whether two sets of tensors are equal, in any order. Arrays are converted."""
     def plain(tensors):
         return {n: (v[0], list(v[1]), v[2]) if isinstance(v, tuple) else tensor(v) for n, v in tensors.items()}
     a, b = plain(a), plain(b)

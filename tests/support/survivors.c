@@ -9,7 +9,7 @@
 
 #include "tests/support/scenes.h"
 
-/* A catalog may be made anew at any time, but what it says of a checkpoint that can be read is all of it. */
+/* A catalog may be rebuilt at any time, but it must list all tensors of each checkpoint that can be read. */
 static void check_tensors_known(ckd_store *store, const ckd_checkpoint *c) {
     ckd_tensor_list *known;
     ckd_error err = {0};

@@ -66,9 +66,9 @@ static void remove_entry(int dir, const char *name, dev_t device, int depth) {
     }
 }
 
-/* Takes the descriptor over. */
+/* Removes the contents of a directory, and closes its descriptor. */
 static void empty_directory(int fd, dev_t device, int depth) {
-    (void)fchmod(fd, 0700); /* a test may have taken the permission to write away */
+    (void)fchmod(fd, 0700); /* a test may have removed the write permission */
     DIR *stream = fdopendir(fd);
     if (stream == NULL) {
         give_up("read", "a directory");

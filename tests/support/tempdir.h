@@ -3,22 +3,27 @@
 #define TESTS_SUPPORT_TEMPDIR_H
 
 /*
- * Creates an empty directory ckptdelta-test-XXXXXX below $TMPDIR, or /tmp. The path is absolute. Never NULL: without
- * it no test can go on, so that a failure says why and aborts. Release with tempdir_remove. Thread-safe.
+ * Creates an empty directory ckptdelta-test-XXXXXX below $TMPDIR, or /tmp. The path is absolute, and never
+ * NULL: on failure the function prints why and aborts, as no test can run without it. Release with
+ * tempdir_remove. Thread-safe.
  */
 char *tempdir_create(void);
 
 /*
- * Removes the directory and all below it, and frees the path; accepts NULL. Symbolic links are removed, never followed;
- * other file systems mounted below are left alone. A path that does not end like one of tempdir_create, or something
- * that cannot be removed, is a mistake of the test: it says so and aborts.
+ * Removes the directory and everything below it, and frees the path; accepts NULL. Symbolic links are
+ * removed, never followed. Other file systems mounted below are left alone. A path that does not end like one
+ * of tempdir_create, or a file that cannot be removed, is a mistake of the test: the function prints it and
+ * aborts.
  */
 void tempdir_remove(char *path);
 
-/* Setup and teardown of a cmocka test: the state is the directory's path, and the teardown ends any faults. */
+/*
+ * Setup and teardown of a cmocka test. The state is the directory's path. The teardown also removes any fault
+ * hook.
+ */
 int tempdir_setup(void **state);
 int tempdir_teardown(void **state);
-/* The entry of a test that has such a directory. */
+/* A test in a list of cmocka with such a directory. */
 #define tempdir_test(test) cmocka_unit_test_setup_teardown(test, tempdir_setup, tempdir_teardown)
 
 #endif

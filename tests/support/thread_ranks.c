@@ -18,7 +18,7 @@ static ckd_status broken(ckd_error *err) {
     return CKD_E_IO;
 }
 
-/* Waits for all ranks; false: somebody's transport broke. */
+/* Waits for all ranks. Returns false if the transport of one of them broke. */
 static bool meet_all(thread_ranks *t) {
     pthread_mutex_lock(&t->mutex);
     unsigned long turn = t->turn;
@@ -35,7 +35,7 @@ static bool meet_all(thread_ranks *t) {
     return good;
 }
 
-/* At the beginning of a call. */
+/* Called at the beginning of each call of the transport. */
 static bool enter(thread_rank *r, int call) {
     thread_ranks *t = r->all;
     r->calls++;
@@ -60,7 +60,7 @@ static bool enter(thread_rank *r, int call) {
     return true;
 }
 
-/* With the mutex. */
+/* Call with the mutex held. */
 static void damage(thread_ranks *t, uint8_t *data, size_t size) {
     t->damage ^= t->damage << 13;
     t->damage ^= t->damage >> 7;
@@ -103,7 +103,7 @@ static ckd_status exchange(void *context, const ckd_pieces *out, const ckd_bytes
             receive(r, from, &in[from]);
         }
     }
-    return meet_all(t) ? CKD_OK : broken(err); /* until then pieces may be looked at */
+    return meet_all(t) ? CKD_OK : broken(err); /* the pieces must stay valid until all ranks have read them */
 }
 
 static ckd_status least(void *context, uint64_t *number, ckd_error *err) {

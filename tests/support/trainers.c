@@ -104,7 +104,7 @@ ckd_status session_register(ckd_session *s, trainer *t, ckd_error *err) {
     ckd_status status = CKD_OK;
     uint64_t shape[2] = {t->rows, COLUMNS};
     for (uint32_t i = 0; i < TRAINER_TENSORS && status == CKD_OK; i++) {
-        char name[16]; /* copied by the session, as the shape is */
+        char name[16]; /* the session copies the name and the shape */
         snprintf(name, sizeof(name), "layer%u", (unsigned)i);
         ckd_tensor tensor = CKD_TENSOR_INIT;
         tensor.name = name;

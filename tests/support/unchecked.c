@@ -1,6 +1,6 @@
 /*
- * Stands in for codec/common/wire_matches.c in fuzzers and their replays: every checksum and content hash matches, so that inputs reach
- * what is behind them.
+ * Replaces codec/common/wire_matches.c in fuzz drivers and their replays: every checksum and content hash
+ * matches, so that inputs reach the code that runs after the checks.
  */
 #include "codec/common/common.h"
 

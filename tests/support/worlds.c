@@ -18,7 +18,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/scratch.h"
 
-static struct shared { _Atomic uint64_t death_ns, told; } * shared; /* memory of all processes */
+static struct shared { _Atomic uint64_t death_ns, told; } * shared; /* in memory that all processes share */
 
 void worlds_forget(void) {
     shared->death_ns = shared->told = 0;
@@ -77,7 +77,7 @@ void worlds_end(void) {
 int fate_hook(void *context, file_op step, const char *path) {
     fate *f = context;
     if (step == FILE_OP_READ || step == FILE_OP_OPEN || (step == FILE_OP_LOCK && f->step != FILE_OP_LOCK)) {
-        return 0; /* waiting does these, so their number is not the same twice */
+        return 0; /* not counted: waiting ranks do these in varying numbers */
     }
     bool now = f->at ? ++f->seen == f->at : f->where && step == f->step && strstr(path, f->where);
     if (now && f->fail) {

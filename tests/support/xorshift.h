@@ -1,4 +1,7 @@
-/* Random numbers that are the same in every run (Marsaglia, "Xorshift RNGs", J. Stat. Software 8, 2003). One sequence a program. */
+/*
+ * Random numbers that are the same in every run (Marsaglia, "Xorshift RNGs", J. Stat. Software 8, 2003). A
+ * program has one sequence.
+ */
 #ifndef TESTS_SUPPORT_XORSHIFT_H
 #define TESTS_SUPPORT_XORSHIFT_H
 

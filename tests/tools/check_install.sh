@@ -1,8 +1,8 @@
 #!/bin/sh
-# `make install` into an empty folder: the installed command runs from there, a program compiled against the installed
-# ckptdelta.pc works with the shared and with the static library, in C and, where there is one, with a C++ compiler; so do
-# the installed examples, also in a CMake project, where there is a cmake. Manual pages are found by `man`, and completions
-# by bash. `make uninstall` leaves nothing behind, and removes nothing else.
+# `make install` to an empty folder. The installed command runs from there. A program that uses the installed
+# ckptdelta.pc works with the shared and the static library, in C and, if there is a compiler, in C++. The
+# installed examples work, also in a CMake project if cmake is installed. `man` finds the manual pages, and
+# bash the completions. `make uninstall` removes everything it installed, and nothing else.
 set -u
 build=${CKPTDELTA_BUILD:?the build folder}
 root=$(mktemp -d)
@@ -15,7 +15,7 @@ if ! command -v pkg-config >/dev/null 2>&1; then
     echo "SKIP: there is no pkg-config here"
     exit 77
 fi
-# install-files builds nothing: other tests use the build folder now.
+# install-files builds nothing, as other tests use the build folder now.
 install_options="BUILD=$build PREFIX=$root/prefix"
 # shellcheck disable=SC2086
 make $install_options install-files >"$root/log" 2>&1 || { cat "$root/log"; die "make install-files"; }
@@ -51,8 +51,8 @@ compile() { # compile NAME COMMAND...
     "$@" -Wall -Wextra -o "$root/$name" || die "compiling the $name program"
     "$root/$name" "$root/no-such-store" || die "the $name program exits with $?"
 }
-# CKPTDELTA_CFLAGS: the sanitizers of this build, if any. CKPTDELTA_LIBS: what the archive needs.
-# shellcheck disable=SC2046,SC2086
+# CKPTDELTA_CFLAGS has the sanitizers of this build, if any. CKPTDELTA_LIBS has the libraries that the archive
+# needs.
 {
     export LD_LIBRARY_PATH="$root/prefix/lib"
     compile shared ${CC:-gcc} ${CKPTDELTA_CFLAGS-} "$root/program.c" $(pkg-config --cflags --libs ckptdelta)
@@ -77,14 +77,15 @@ for example in save session; do
 done
 "$root/save" "$root/store" >"$root/said" || die "the example save exits with $?"
 grep -qx 'step 2: half of it loaded, bit for bit' "$root/said" || die "the example save says: $(cat "$root/said")"
-# Training in two parts ends as training in one does.
+# Training in two parts ends like training in one.
 "$root/session" "$root/two" 12 >/dev/null || die "the example session"
 "$root/session" "$root/two" 20 >"$root/said" || die "the example session, resuming"
 grep -qx 'resumes after step 12' "$root/said" || die "the example session did not resume: $(cat "$root/said")"
 "$root/session" "$root/one" 20 | tail -n 1 >"$root/straight" || die "the example session"
 tail -n 1 "$root/said" | cmp -s - "$root/straight" || die "the example session ends differently after a break"
 
-# A program of MPI, if libckptdelta_mpi was built. It calls nothing: it shows that all is found.
+# A program that uses MPI, if libckptdelta_mpi was built. It calls nothing, and only shows that everything is
+# found.
 mpi=
 if [ -e "$root/prefix/lib/libckptdelta_mpi.so" ] && command -v mpicc >/dev/null 2>&1; then
     mpi=yes
@@ -122,7 +123,7 @@ CMAKE
     done
     [ -z "$mpi" ] || "$root/project/build/mpi" || die "the program of MPI of the CMake project exits with $?"
     readelf -dW "$root/project/build/static" | grep -q 'NEEDED.*libckptdelta' && die "ckptdelta::static links the shared library"
-    # Before 1.0 another MINOR is another interface (CHANGELOG.md).
+    # Before 1.0, another MINOR version has another interface (CHANGELOG.md).
     for version in 99.0 0.0; do
         sed -i "s/find_package(ckptdelta [0-9.]*/find_package(ckptdelta $version/" "$root/project/CMakeLists.txt"
         configure "not-$version" && die "the CMake project finds version $version, which is not there"
@@ -139,7 +140,7 @@ if man -w -M "$share/man" ckptdelta-save >"$root/said" 2>/dev/null && [ -s "$roo
     grep -q 'ckptdelta save --\|ckptdelta save ckpts' "$root/page" || die "the page of save shows no example"
 fi
 
-# Where bash-completion looks for it, a command's completion has the command's name.
+# A completion must have the command's name to be found by bash-completion.
 if command -v bash >/dev/null 2>&1; then
     COMP_LINE="$root/prefix/bin/ckptdelta show $root/store --run " bash --norc -c '
         source "$1" && complete -p ckptdelta >/dev/null && COMP_POINT=${#COMP_LINE} && _ckptdelta && echo "${COMPREPLY[*]}"

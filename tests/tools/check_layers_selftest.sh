@@ -1,5 +1,5 @@
 #!/bin/sh
-# scripts/check_layers.py finds each kind of violation, and nothing in a tree that has none.
+# scripts/check_layers.py finds each kind of violation, and none in a tree without violations.
 set -eu
 check=$PWD/scripts/check_layers.py
 python=${PYTHON:-python3}
@@ -7,7 +7,7 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 failed=0
 
-# A small tree without violations, with what could be mistaken for one.
+# A small tree without violations, with lines that look like some.
 clean_tree() {
     rm -rf "${tree:?}"/*
     for folder in include base codec catalog kernels/cuda engine cli examples bench tests; do mkdir -p "$tree/$folder"; done
@@ -40,7 +40,7 @@ fail() {
     failed=1
 }
 
-# finds FILE LINE TEXT: with TEXT appended to FILE, exactly one finding, in that file, at that line.
+# finds FILE LINE TEXT: if TEXT is appended to FILE, there is exactly one finding, at that line of that file.
 finds() {
     clean_tree
     mkdir -p "$tree/$(dirname "$1")"
@@ -77,7 +77,7 @@ finds cli/new.c 1 '#include "engine/store.h"'
 finds cli/new.c 1 '#  include "ckptdelta_more.h"'
 finds examples/new.c 1 '#include "base/file.h"'
 finds bench/new.c 1 '#include "catalog/catalog.h"'
-# Rooms: one that uses a room above it, a folder that is no room, and a call that no include shows.
+# Rooms: a room that uses one above it, a folder that is no room, and a call without an include.
 finds engine/store/new.c 1 '#include "engine/decode/values.h"'
 finds engine/save/new.c 1 '#include "engine/store/view.h"'
 finds engine/new.c 1 '#include "engine/store/view.h"'
@@ -96,7 +96,8 @@ case $output in
     "engine/store/below.c:1: engine/store must not call above"*) ;;
     *) fail "a call to a room above: $output" ;;
 esac
-# ring COUNT: files 1 to COUNT of a room, each of which calls the next one, and the last one the first; and a file that only calls into the ring.
+# ring COUNT: files 1 to COUNT of a room each call the next one, and the last one calls the first. Another
+# file only calls into the ring.
 ring() {
     clean_tree
     mkdir -p "$tree/engine/store" "$tree/objects/engine/store"
@@ -115,7 +116,7 @@ output=$("$python" "$check" "$tree" --objects "$tree/objects") && fail "a circle
 wanted="engine/store/f1.c:1: 6 files of engine/store call each other in a circle, 5 are the limit: f1 f2 f3 f4 f5 f6 \
 (f1 calls ring_2 of f2, f2 calls ring_3 of f3, f3 calls ring_4 of f4, f4 calls ring_5 of f5, f5 calls ring_6 of f6, f6 calls ring_1 of f1)"
 [ "$output" = "$wanted" ] || fail "a circle of 6 files: $output"
-# Without one of its calls it is no circle.
+# Without one of its calls there is no circle.
 printf 'int ring_6(void);\nint ring_6(void) {\n    return 1;\n}\n' >"$tree/engine/store/f6.c"
 ${CC:-gcc} -c -o "$tree/objects/engine/store/f6.o" "$tree/engine/store/f6.c"
 output=$("$python" "$check" "$tree" --objects "$tree/objects") || fail "a row of 6 files: $output"
@@ -150,7 +151,7 @@ finds engine/new.c 1 'void f(void) {\n    x();\n    }'
 finds engine/new.c 1 'static void f(int a, int b, int c, int d, int e, int f, int g) {\n}'
 finds engine/new.c 1 'static __attribute__((noinline, target("avx2"))) void f(int a, int b, int c, int d, int e, int f, int g) {\n}'
 
-# At the limits there is nothing to find; a long table is no function.
+# At the limits there are no findings. A long table is no function.
 clean_tree
 { printf 'void f(void) {\n%b}\n' "$(lines 58 '    x();')"; printf 'static int a[] = {\n%b};\n' "$(lines 530 '    1,')"; } \
     >"$tree/engine/new.c"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the built libraries and programs show to the world: only ckd_ names are defined, and nothing is needed at run
-# time beyond the C library, zstd, LZ4 and SQLite (no CUDA, MPI or BLAS; the command needs jansson as well).
+# What the built libraries and programs export and need: only ckd_ names are defined, and at run time they
+# need only the C library, zstd, LZ4 and SQLite, the command also jansson (no CUDA, MPI or BLAS).
 set -u
 build=${CKPTDELTA_BUILD:?the build folder}
 failed=0
@@ -67,7 +67,7 @@ if [ -x "$build/train_gpt" ]; then
     needs_only "$build/train_gpt" "libzstd|liblz4|libsqlite3|$system"
     loads_without "$build/train_gpt"
 fi
-# The CUDA backend may need cuBLAS; it must not need the driver, which a machine without a GPU lacks.
+# The CUDA backend may need cuBLAS, but not the driver, which is missing on machines without a GPU.
 if [ -e "$build/libckptdelta_cuda.so" ]; then
     needs_only "$build/libckptdelta_cuda.so" "libcublas|libcublasLt|libstdc\\+\\+|$system"
     defined=$(names -D "$build/libckptdelta_cuda.so")
@@ -76,7 +76,7 @@ if [ -e "$build/libckptdelta_cuda.so" ]; then
     [ -n "$defined" ] || fail "libckptdelta_cuda.so defines nothing"
 fi
 
-# The MPI library stands on the public functions.
+# The MPI library uses only public functions.
 if [ -e "$build/libckptdelta_mpi.so" ]; then
     needs_only "$build/libckptdelta_mpi.so" "libckptdelta|libmpi|libopen-rte|libopen-pal|libhwloc|$system"
     defined=$(names -D "$build/libckptdelta_mpi.so" | sort | tr '\n' ' ')

@@ -1,4 +1,4 @@
-/* Levels and samples: what is left out at the quick level comes with another seed. */
+/* Levels and samples: other seeds select the tests that the quick level leaves out. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -49,7 +49,7 @@ static void test_each_point_is_first_for_some_seed(void **state) {
     }
     set_seed(5);
     unsigned other = 0;
-    for (unsigned seed = 0; seed < 100; seed++) { /* sweeps do not go together */
+    for (unsigned seed = 0; seed < 100; seed++) { /* sweeps have different starting points */
         set_seed(seed);
         other += test_first("sweep", 5) != test_first("another", 5);
     }
@@ -58,7 +58,7 @@ static void test_each_point_is_first_for_some_seed(void **state) {
     assert_int_equal(test_first("sweep", 100), 1);
 }
 
-static void test_one_of_each_is_drawn(void **state) {
+static void test_one_case_in_n_is_drawn(void **state) {
     (void)state;
     for (unsigned seed = 0; seed < 100; seed++) {
         set_seed(seed);
@@ -74,7 +74,7 @@ static void test_one_of_each_is_drawn(void **state) {
     }
 }
 
-/* A group is sampled, too: other tests for other seeds, at least one, and all of them at the full level. */
+/* Groups are sampled, too: other tests for other seeds, at least one, and all at the full level. */
 static void test_groups_are_sampled(void **state) {
     (void)state;
     const struct CMUnitTest tests[5] = {
@@ -101,6 +101,6 @@ static void test_groups_are_sampled(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels), cmocka_unit_test(test_each_point_is_first_for_some_seed),
-        cmocka_unit_test(test_one_of_each_is_drawn), cmocka_unit_test(test_groups_are_sampled)};
+        cmocka_unit_test(test_one_case_in_n_is_drawn), cmocka_unit_test(test_groups_are_sampled)};
     return cmocka_run_group_tests_name("level", tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-"""tests/run.py calls nothing passed that did not: crashes, missing or damaged results, time, skips, leftovers."""
+"""tests/run.py never counts a test as passed that did not pass: crashes, missing or damaged results, time
+limits, skips, old files."""
 
 import json
 import os
@@ -23,7 +24,7 @@ def program(folder, name, script):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Adds programs and scripts to a small tree, runs the runner on it."""
+    """Adds programs and scripts to a small tree, and runs the runner on it."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "build" / "tests").mkdir(parents=True)
 
@@ -66,7 +67,7 @@ def test_counts_test_functions(tree):
     "kill -SEGV $$",
     "echo junk >${CMOCKA_XML_FILE%/*}/a.xml",
     "printf \"<testsuites><testsuite><testcase name='x'/>\" >${CMOCKA_XML_FILE%/*}/a.xml",  # cut off
-    "printf '<testsuites></testsuites>' >${CMOCKA_XML_FILE%/*}/a.xml",  # no test in it
+    "printf '<testsuites></testsuites>' >${CMOCKA_XML_FILE%/*}/a.xml",  # has no test
 ])
 def test_bad_results_are_failures(tree, script):
     tree.cmocka("test_a", script)
@@ -79,7 +80,7 @@ def test_bad_end_after_good_results_is_a_failure(tree, end):
     assert tree.run()[0] == (1, 1, 0)
 
 
-def test_program_that_is_absent_is_a_failure(tree):
+def test_missing_program_is_a_failure(tree):
     (tree.root / "tests" / "test_a.c").touch()
     assert tree.run()[0] == (0, 1, 0)
 
@@ -123,7 +124,7 @@ def test_required_gpu_turns_its_skips_into_failures(tree):
     assert tree.run(CKD_REQUIRE_GPU="1")[0] == (1, 2, 1)
 
 
-def test_77_failures_are_no_skip(tree):
+def test_77_failures_are_not_a_skip(tree):
     tree.results("test_a", *[FAIL] * 77, status=77)
     assert tree.run()[0] == (0, 77, 0)
 
@@ -175,7 +176,8 @@ def test_the_longest_is_first(tree):
     times = tree.root / "build" / "results" / "times.json"
     known = json.loads(times.read_text())
     assert set(known["full"]) == {"test_a", "test_b", "test_c"}
-    times.write_text(json.dumps({"full": {"test_b": 9.0}, "quick": {"test_a": 99.0}}))  # this level's, not the other's
+    # the times of the other level do not count
+    times.write_text(json.dumps({"full": {"test_b": 9.0}, "quick": {"test_a": 99.0}}))
     (tree.root / "order").unlink()
     tree.run("--jobs", "1")
     assert (tree.root / "order").read_text().split() == ["test_b", "test_c", "test_a"]
@@ -197,13 +199,13 @@ def test_level(tree):
         assert tree.run("--level", "quick", CKD_SWEEP_SEED=seed)[0] == (5, 0, 0)
         drawn += cases.read_text().split()
     assert (tree.root / "level").read_text() == "quick\n"
-    assert sorted(drawn) == list("012345678")  # other seeds, other cases
+    assert sorted(drawn) == list("012345678")  # other seeds draw other cases
 
 
 def test_seed_of_sweeps(tree):
     program(tree.root / "tests", "check_a.sh", 'echo "$CKD_SWEEP_SEED" >>"$PWD/seeds"')
     env = {"GIT_CEILING_DIRECTORIES": str(tree.root.parent), "CKD_SWEEP_SEED": ""}
-    assert "CKD_SWEEP_SEED=1\n" in tree.run(**env)[1]  # no repository
+    assert "CKD_SWEEP_SEED=1\n" in tree.run(**env)[1]  # there is no repository
     assert "CKD_SWEEP_SEED=77\n" in tree.run(**{**env, "CKD_SWEEP_SEED": "77"})[1]
     git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
     subprocess.run([*git, "init", "-q"], cwd=tree.root, check=True)
