@@ -2,7 +2,6 @@
 #ifndef CLI_CONVERT_INTERNAL_H
 #define CLI_CONVERT_INTERNAL_H
 
-
 #include "cli/convert/convert.h"
 
 /* A tensor of a rank's file, or a parameter of a flat buffer. */

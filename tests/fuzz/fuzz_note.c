@@ -92,7 +92,7 @@ static void try_rename(const uint8_t *data, size_t size, const ckd_id *store, by
 
 static void try_parity(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
     parity_setting p;
-    optimizer_group g;
+    parity_group g;
     if (parity_decode(&p, NULL, data, size, "fuzz", NULL) == CKD_OK) {
         parity_encode(again, store, &p);
         check_same(again, data, size);
