@@ -7,7 +7,7 @@ SHELL := /bin/sh
 
 include mk/config.mk
 
-.PHONY: all programs demo demo-run bench bench-build bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir install install-files uninstall clean FORCE
+.PHONY: all programs demo demo-run bench bench-build bench-build-run bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir install install-files uninstall clean FORCE
 FORCE:
 
 include mk/build.mk
@@ -31,7 +31,10 @@ bench:
 bench-run: programs $(BENCHES)
 	@'$(B)/bench/bench_exact' $(BENCH_ARGS)
 
-bench-build: $(BENCHES)
+bench-build:
+	@+$(SUBMAKE) bench-build-run
+
+bench-build-run: $(BENCHES)
 
 bench-quality:
 	@+$(SUBMAKE) bench-quality-run
