@@ -141,7 +141,8 @@ typedef enum ckd_kind {
 CKD_API const char *ckd_kind_name(ckd_kind kind);
 
 typedef enum ckd_codec {
-    CKD_CODEC_AUTO = 0, /* the smallest of the codings below; each is tried only where it can win */
+    CKD_CODEC_AUTO =
+        0, /* the smallest of raw, zstd and the symbol coder; each is tried only where it can win */
     CKD_CODEC_RAW = 1,  /* no compression; disables deltas, too */
     CKD_CODEC_ZSTD = 2, /* only zstd on values, byte planes and residuals */
     CKD_CODEC_LZ4 = 3   /* only LZ4 on values, byte planes and residuals: fastest */

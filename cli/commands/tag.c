@@ -28,10 +28,10 @@ typedef struct arguments {
 } arguments;
 
 static void check(const arguments *a, struct argp_state *state) {
-    if (a->delete &&(!a->tag || a->has_ref || a->move)) {
+    if (a->removes && (!a->tag || a->has_ref || a->move)) {
         argp_error(state, "--delete takes the TAG and nothing else");
     }
-    if (!a->delete &&(a->tag || a->move) && !a->has_ref) {
+    if (!a->removes && (a->tag || a->move) && !a->has_ref) {
         argp_error(state, "name the TAG and the checkpoint, as in: best gpt@100");
     }
 }
@@ -62,7 +62,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->move = true;
         return 0;
     case OPT_DELETE:
-        a->delete = true;
+        a->removes = true;
         return 0;
     case ARGP_KEY_ARG:
         return parse_argument(a, arg, state);
@@ -74,7 +74,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-static ckd_status set(const arguments *a, ckd_store *store, ckd_error *err) {
+static ckd_status set_tag(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint found;
     ckd_status status = cli_find_ref(&found, store, &a->ref, NULL, err);
     THEN(status, ckd_store_set_tag(store, a->tag, &found.id, a->move, err));
@@ -88,7 +88,7 @@ static ckd_status set(const arguments *a, ckd_store *store, ckd_error *err) {
     return status;
 }
 
-static ckd_status take_away(const arguments *a, ckd_store *store, ckd_error *err) {
+static ckd_status remove_tag(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = ckd_store_remove_tag(store, a->tag, err);
     if (status == CKD_OK && cli_prints_text(&a->common)) {
         printf("the tag %s is removed\n", a->tag);
@@ -100,7 +100,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_status status = cli_open_store(&store, &a->common, a->tag ? CKD_OPEN_WRITE : CKD_OPEN_READ, err);
     if (status == CKD_OK && a->tag) {
-        status = a->delete ? take_away(a, store, err) : set(a, store, err);
+        status = a->removes ? remove_tag(a, store, err) : set_tag(a, store, err);
         if (status == CKD_OK) {
             cli_committed("the tag is changed");
         }

@@ -11,7 +11,8 @@ typedef struct placed {
     size_t place;
 } placed;
 
-static int by_alignment(const void *left, const void *right) {
+/* The largest elements first: then each tensor is aligned. */
+static int by_dtype_size(const void *left, const void *right) {
     const placed *a = left, *b = right;
     size_t size_a = ckd_dtype_size(a->tensor.dtype), size_b = ckd_dtype_size(b->tensor.dtype);
     if (size_a != size_b) {
@@ -30,7 +31,7 @@ ckd_status safetensors_arrange(uint64_t *data_size, safetensors_tensor *tensors,
     for (size_t i = 0; i < count; i++) {
         order[i] = (placed){tensors[i], i};
     }
-    qsort(order, count, sizeof(*order), by_alignment);
+    qsort(order, count, sizeof(*order), by_dtype_size);
     uint64_t end = 0;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < count && status == CKD_OK; i++) {

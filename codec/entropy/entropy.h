@@ -8,9 +8,9 @@
 #include "base/error.h"
 
 /*
- * Adaptive arithmetic coding of small signed integers. It covers two cases that the tabled coder
- * (codec/entropy/entropy.h) is not made for: few integers of a known scale, and planes of mostly zeros whose density
- * follows rows and columns. It is denser and slower than the tabled coder: tens of nanoseconds per nonzero integer.
+ * Adaptive arithmetic coding of small signed integers. It covers two cases that the symbol coder
+ * (`symbols_encode`) is not made for: few integers of a known scale, and planes of mostly zeros whose density
+ * follows rows and columns. It is denser and slower than the symbol coder: tens of nanoseconds per nonzero integer.
  * codec/FORMAT.md, "Adaptive streams", is normative.
  *
  * Encoders append a stream to `to`; out of memory sets to->failed. A stream of no integers is empty. Decoders take

@@ -14,8 +14,8 @@
 #define DEFAULT_STAGING          (UINT64_C(256) << 20)
 
 /*
- * Makes the intent durable before the chunk file exists, and locks it before any other process can see it. The caller
- * holds the publish lock.
+ * Makes the intent durable before the chunk file exists, and locks it. Others look for intents under the publish lock,
+ * which the caller holds, so they see it locked.
  */
 static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     file_ref file = {.id = save->output.file_id, .rank = save->options.rank};

@@ -241,7 +241,9 @@ static ckd_status not_tiled(const view_tensor *t, uint64_t held, ckd_status inco
 }
 
 static ckd_status check_coverage(const view *v, ckd_status inconsistent, ckd_error *err) {
-    uint64_t seed = load_le64(v->manifest.checkpoint.id.bytes); /* random, and older than the regions */
+    uint64_t seed = load_le64(
+        v->manifest.checkpoint.id
+            .bytes); /* random, and fixed before the regions were chosen, so that these cannot deceive the check */
     for (size_t i = 0; i < v->tensor_count; i++) {
         const view_tensor *t = &v->tensors[i];
         if (t->shard_count == 1 && t->shards[0].elements == t->shape.elements) {

@@ -14,7 +14,7 @@ double measures_rel_l2(const measures *m) {
     return isfinite(ratio) && isfinite(m->value_squares) ? sqrt(ratio) : NAN;
 }
 
-/* The shards of a file, in the order of their first blocks there; *count of them. */
+/* Returns the shards whose first block is in c, in the order of its records, and sets *count. NULL: out of memory. */
 static view_shard **shards_of(view *v, const chunk *c, const chunk_records *own, size_t *count) {
     view_shard **by_record = calloc(own->count + 1, sizeof(view_shard *));
     *count = 0;

@@ -33,7 +33,7 @@ static ckd_status find_dependency(view_source *out, view_cache *cache, const vie
                : view_block_corrupt(b, err, "the block builds on a tensor that is not in its checkpoint");
 }
 
-static const char other_values[] = "the block builds on values of another shape or dtype";
+static const char mismatch_text[] = "the block builds on values of another shape or dtype";
 
 ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, const view_block *b,
                           uint32_t index, ckd_error *err) {
@@ -56,7 +56,7 @@ ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, 
     if ((on->same_span && !same_shape) || want.count != r->count ||
         !region_count(&elements, &t->shape, want.region) || want.first > elements ||
         want.count > elements - want.first) {
-        return view_block_corrupt(b, err, other_values);
+        return view_block_corrupt(b, err, mismatch_text);
     }
     out->want = want;
     out->content = &on->content;
@@ -65,7 +65,7 @@ ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, 
 
 ckd_status view_source_check_dtype(const view_source *s, const view_block *b, ckd_dtype dtype,
                                    ckd_error *err) {
-    return s->tensor->tensor->dtype == dtype ? CKD_OK : view_block_corrupt(b, err, other_values);
+    return s->tensor->tensor->dtype == dtype ? CKD_OK : view_block_corrupt(b, err, mismatch_text);
 }
 
 const view_block *view_source_block(const view_source *s) {
@@ -84,7 +84,7 @@ const view_block *view_source_block(const view_source *s) {
     return NULL;
 }
 
-/* Finds a link: values that are in the checkpoint only for blocks that build on them. */
+/* Finds a link, a record that early versions kept only as a base for deltas. */
 static ckd_status find_link(const view_block **out, const view **in, view_cache *cache, const view *own,
                             const view_block *b, ckd_error *err) {
     const record *r = b->record;

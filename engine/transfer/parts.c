@@ -1,12 +1,12 @@
 /*
  * Chooses the files to copy. A file that the copied checkpoints read most of is copied unchanged. Another file may
- * be packed by compaction, or hold much of deleted checkpoints. Then only the records that they read are copied,
- * into new files: the parts of that file.
+ * be packed by compaction, or hold much of deleted checkpoints. Then only the records that the copied checkpoints read
+ * are copied, into new files: the parts of that file.
  *
  * The id of a part begins with a hash of the id of the original file. So a later copy finds the parts of a file in
  * the destination by name, without opening others, and copies only records that none of them has.
  *
- * There is one exception: the own records of a copied checkpoint stay together in one part, in their order. The
+ * There is one exception: a copied checkpoint's own records stay together in one part, in their order. The
  * order of tensors, and the measures of a lossy checkpoint, follow from it. So a record is copied at most twice: for
  * checkpoints that build on it, and later with its own checkpoint.
  */
@@ -18,9 +18,9 @@
 #include "engine/transfer/parts.h"
 
 #define MOSTLY_READ 0.9
-/* An interrupted copy keeps the parts that have arrived. */
+/* Smaller parts lose less when a copy is interrupted, which keeps the parts that have arrived. */
 #define PART_BYTES (UINT64_C(256) << 20)
-#define MOST_VIEWS 64u /* open at once */
+#define MAX_VIEWS  64u /* open at once */
 
 /* ---- files that the destination lacks ---- */
 
@@ -183,7 +183,7 @@ static ckd_status mark_items(choosing *c, ckd_error *err) {
         }
         err_from(err, status, &why);
         decide(c);
-        if (views.count > MOST_VIEWS) {
+        if (views.count > MAX_VIEWS) {
             views_free(&views);
             views_init(&views, t->from);
         }
