@@ -24,7 +24,7 @@ typedef struct arguments {
     cli_options common;
     const char *tag;
     cli_ref ref;
-    bool has_ref, move, delete;
+    bool has_ref, move, removes;
 } arguments;
 
 static void check(const arguments *a, struct argp_state *state) {
