@@ -182,7 +182,7 @@ static ckd_store *open_store(const task *t) {
 
 /* ---- saving ---- */
 
-static void save_shard(ckd_save *save, const task *t, part *p, float *room) {
+static void save_shard(ckd_save *save, const task *t, part *p, float *buffer) {
     ckd_error err;
     uint64_t shape[2] = {t->rows, COLUMNS};
     ckd_optimizer how = CKD_OPTIMIZER_INIT;
@@ -201,9 +201,9 @@ static void save_shard(ckd_save *save, const task *t, part *p, float *room) {
     tensor.optimizer = t->optimizer ? &how : NULL;
     tensor.read = t->given ? NULL : read_part;
     tensor.read_context = p;
-    tensor.data = t->given ? room : NULL;
+    tensor.data = t->given ? buffer : NULL;
     if (t->given) {
-        read_part(p, 0, p->box.lengths[0] * p->box.lengths[1], room, NULL);
+        read_part(p, 0, p->box.lengths[0] * p->box.lengths[1], buffer, NULL);
     }
     need_ok(ckd_save_tensor(save, &tensor, &err), &err);
 }
@@ -215,7 +215,7 @@ static void save_state(outcome *out, const task *t) {
     ckd_save *save;
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     uint64_t shard = t->rows / 2 * COLUMNS * sizeof(float);
-    float *room = t->given ? malloc(shard) : NULL;
+    float *buffer = t->given ? malloc(shard) : NULL;
     out->own = t->given ? shard : 0;
     o.run = t->run;
     o.step = t->step;
@@ -231,11 +231,11 @@ static void save_state(outcome *out, const task *t) {
             p.box.offsets[0] = (uint64_t)half * t->rows / 2;
             p.box.lengths[0] = t->rows / 2;
             p.box.lengths[1] = COLUMNS;
-            save_shard(save, t, &p, room);
+            save_shard(save, t, &p, buffer);
         }
     }
     need_ok(ckd_save_commit(NULL, save, &err), &err);
-    free(room);
+    free(buffer);
     ckd_store_close(store);
 }
 
@@ -276,14 +276,14 @@ static void load_shard(outcome *out, const task *t) {
     ckd_store *store = open_store(t);
     ckd_region region = shard_of(t);
     uint64_t count = region.lengths[0] * region.lengths[1];
-    float *room = malloc(NAMES * count * sizeof(float));
+    float *buffer = malloc(NAMES * count * sizeof(float));
     ckd_load_request requests[NAMES];
-    need(room != NULL, "no memory");
+    need(buffer != NULL, "no memory");
     for (size_t i = 0; i < NAMES; i++) {
         requests[i] = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
         requests[i].name = t->names[i];
         requests[i].region = region;
-        requests[i].data = room + i * count;
+        requests[i].data = buffer + i * count;
         requests[i].size = count * sizeof(float);
     }
     ckd_checkpoint c;
@@ -303,9 +303,9 @@ static void load_shard(outcome *out, const task *t) {
     ckd_load_end(load);
     out->own = NAMES * count * sizeof(float);
     for (size_t i = 0; i < NAMES; i++) {
-        check_values(out, t, i, room + i * count, count);
+        check_values(out, t, i, buffer + i * count, count);
     }
-    free(room);
+    free(buffer);
     ckd_store_close(store);
 }
 

@@ -618,8 +618,9 @@ static void test_work_is_counted(void **state) {
         atomic_llong worked = 0;
         int64_t before = pool_saved_ns(pool), begun = now_ns();
         assert_int_equal(pool_run(pool, 2, sleep_unevenly, &worked, NULL), CKD_OK);
-        int64_t told = now_ns() - begun + pool_saved_ns(pool) - before;
-        int64_t off = told > atomic_load(&worked) ? told - atomic_load(&worked) : atomic_load(&worked) - told;
+        int64_t counted = now_ns() - begun + pool_saved_ns(pool) - before;
+        int64_t off =
+            counted > atomic_load(&worked) ? counted - atomic_load(&worked) : atomic_load(&worked) - counted;
         nearest = off < nearest ? off : nearest;
     }
     assert_true(nearest < 5000000);

@@ -100,7 +100,7 @@ def test_pages_have_the_text_of_the_help():
         text, examples = re.split("\nExamples?:\n", help_of(command))
         page = plain((MAN / f"ckptdelta-{command}.1").read_text())
         heads = page.split('.SH "OPTIONS"')[1].split("\n.SH")[0].split(".TP\n")[1:]
-        # An option as the help writes it, "-q, --quiet", and what it does.
+        # An option in the help, "-q, --quiet", and its description.
         of_help = re.findall(r"^ {2,6}(-[^ \n]+(?: --[^ \n]+)?)(?: {2,}|\n {20,})([^ ].*)$", text, re.MULTILINE)
         assert [tuple(h.split("\n")[:2]) for h in heads] == of_help, command
         assert len(of_help) >= 5

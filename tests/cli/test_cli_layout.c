@@ -170,7 +170,7 @@ static void test_global_numbers(void **state) {
  * Describes the stretches of each rank as "part:offset+length ...", with | between ranks, ~ for padding, and
  * #copy if there are several copies.
  */
-static void describe(char *to, size_t room, const layout *l, uint64_t total) {
+static void describe(char *to, size_t capacity, const layout *l, uint64_t total) {
     uint64_t shape[2] = {3, total}, totals[8];
     const layout_rule *rule = l->rules;
     size_t used = 0;
@@ -183,21 +183,21 @@ static void describe(char *to, size_t room, const layout *l, uint64_t total) {
         ckd_error err;
         layout_coordinates(at, l, rank);
         if (layout_share_make(&s, l, rule, at, &(layout_whole){2, shape, totals}, &err) != CKD_OK) {
-            snprintf(to, room, "%s", err.message);
+            snprintf(to, capacity, "%s", err.message);
             return;
         }
-        used += (size_t)snprintf(to + used, room - used, "%s", rank ? "|" : "");
+        used += (size_t)snprintf(to + used, capacity - used, "%s", rank ? "|" : "");
         uint64_t length = 0;
         for (size_t i = 0; i < s.count; length += s.stretches[i++].length) {
             const layout_stretch *t = &s.stretches[i];
             if (t->part == LAYOUT_NONE)
-                used += (size_t)snprintf(to + used, room - used, " ~%u", (unsigned)t->length);
+                used += (size_t)snprintf(to + used, capacity - used, " ~%u", (unsigned)t->length);
             else
-                used += (size_t)snprintf(to + used, room - used, " %u:%u+%u", (unsigned)t->part,
+                used += (size_t)snprintf(to + used, capacity - used, " %u:%u+%u", (unsigned)t->part,
                                          (unsigned)t->offset, (unsigned)t->length);
             assert_true(t->copy < t->copies);
             if (t->copies > 1)
-                used += (size_t)snprintf(to + used, room - used, "#%u", (unsigned)t->copy);
+                used += (size_t)snprintf(to + used, capacity - used, "#%u", (unsigned)t->copy);
         }
         assert_int_equal(s.lengths[1], length);
         assert_int_equal(s.lengths[0], 3);
@@ -292,7 +292,7 @@ static void test_a_grid(void **state) {
 }
 
 /* Makes a random rule as text, and its total length. */
-static void random_rule(char *to, size_t room, uint32_t places, uint64_t *total) {
+static void random_rule(char *to, size_t capacity, uint32_t places, uint64_t *total) {
     static const char *const cuts[] = {"", "cut=even", "cut=chunk"};
     const char *cut = cuts[next_random() % 3];
     uint64_t unit = 1 + next_random() % 5, units = next_random() % 40;
@@ -301,26 +301,26 @@ static void random_rule(char *to, size_t room, uint32_t places, uint64_t *total)
     *total = unit * units;
     switch (next_random() % 5) {
     case 0:
-        snprintf(to, room, "%s unit=%u", cut, (unsigned)unit);
+        snprintf(to, capacity, "%s unit=%u", cut, (unsigned)unit);
         break;
     case 1:
         *total += next_random() % 7;
-        snprintf(to, room, "pad=%u", (unsigned)unit);
+        snprintf(to, capacity, "pad=%u", (unsigned)unit);
         break;
     case 2:
         *total *= 3;
-        snprintf(to, room, "%s parts=a,b,c", cut);
+        snprintf(to, capacity, "%s parts=a,b,c", cut);
         break;
     case 3: /* fewer units than places, so that several places have each */
         units = places;
         for (uint64_t by = 1 + next_random() % places; units % by == 0 && by > 1;)
             units /= by;
         *total = unit * units;
-        snprintf(to, room, "cut=repeat unit=%u size=%u", (unsigned)unit, (unsigned)*total);
+        snprintf(to, capacity, "cut=repeat unit=%u size=%u", (unsigned)unit, (unsigned)*total);
         break;
     default:
         *total = *total ? *total * 4 : 4 * unit * places;
-        snprintf(to, room, "%s parts=a:%u:%u,b:%u:%u", cut, (unsigned)(*total / 4), (unsigned)unit,
+        snprintf(to, capacity, "%s parts=a:%u:%u,b:%u:%u", cut, (unsigned)(*total / 4), (unsigned)unit,
                  (unsigned)(*total / 4 * 3), (unsigned)unit);
     }
 }

@@ -109,7 +109,7 @@ static void test_too_many_parameters_and_failing_callbacks(void **state) {
 /* ---- elements ---- */
 
 /* Describes each place as "length: at=first+count ...", with | between places. */
-static void describe(char *to, size_t room, const layout *l, const uint64_t *sizes, size_t count) {
+static void describe(char *to, size_t capacity, const layout *l, const uint64_t *sizes, size_t count) {
     size_t used = 0;
     for (uint32_t rank = 0; rank < l->world; rank++) {
         uint32_t at[LAYOUT_AXES];
@@ -118,13 +118,13 @@ static void describe(char *to, size_t room, const layout *l, const uint64_t *siz
         ckd_error err;
         layout_coordinates(at, l, rank);
         if (layout_ranges_make(&r, l, l->rules, at, &err) != CKD_OK) {
-            snprintf(to, room, "%s", err.message);
+            snprintf(to, capacity, "%s", err.message);
             return;
         }
-        used += (size_t)snprintf(to + used, room - used, "%s%u:", rank ? "|" : "", (unsigned)r.length);
+        used += (size_t)snprintf(to + used, capacity - used, "%s%u:", rank ? "|" : "", (unsigned)r.length);
         for (size_t i = 0; i < count; i++)
             if (ranges[i].count)
-                used += (size_t)snprintf(to + used, room - used, " %u=%u+%u", (unsigned)ranges[i].at,
+                used += (size_t)snprintf(to + used, capacity - used, " %u=%u+%u", (unsigned)ranges[i].at,
                                          (unsigned)ranges[i].first, (unsigned)ranges[i].count);
     }
 }

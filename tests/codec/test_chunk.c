@@ -388,7 +388,7 @@ static void test_index_is_one_frame(void **state) {
         size_t size = ZSTD_compress(packed, sizeof(packed), raw, half, 3);
         if (how == 1) { /* two frames */
             size += ZSTD_compress(packed + size, sizeof(packed) - size, raw + half, raw_size - half, 3);
-        } else if (how == 2) { /* a skippable frame behind it */
+        } else if (how == 2) { /* a skippable frame after it */
             memcpy(packed + size, "\x50\x2a\x4d\x18\x01\x00\x00\x00x", 9);
             size += 9;
         } else if (how == 3) { /* no content size */

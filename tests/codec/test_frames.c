@@ -135,20 +135,20 @@ static uint8_t *encode(const data *d, int slot, const symbols_grid *grid, size_t
 /* Decodes to an odd address, with sentinels. The values are at `all` + GUARD + 1. */
 static ckd_status decode_into(uint8_t *all, const data *d, const uint8_t *context, const uint8_t *stream,
                               size_t size, ckd_error *err) {
-    size_t room = d->n * d->width;
+    size_t bytes_decoded = d->n * d->width;
     ckd_error own;
     err = err ? err : &own;
     memset(err, 0, sizeof(*err));
-    memset(all, 0xa5, room + 2 * GUARD + 1);
+    memset(all, 0xa5, bytes_decoded + 2 * GUARD + 1);
     ckd_status status =
         symbols_decode(work, &(symbols_output){d->width, d->n, all + GUARD + 1, context}, stream, size, err);
     assert_true(status == CKD_OK || err->message[0]);
     check_guard(all + 1);
-    check_guard(all + GUARD + 1 + room);
+    check_guard(all + GUARD + 1 + bytes_decoded);
     return status;
 }
 
-static uint8_t *room_for(const data *d) {
+static uint8_t *buffer_for(const data *d) {
     uint8_t *all = malloc(d->n * d->width + 2 * GUARD + 1);
     assert_non_null(all);
     return all;
@@ -161,7 +161,7 @@ static bool same(const uint8_t *all, const data *d) {
 static size_t round_trip(const data *d, const symbols_grid *grid) {
     size_t size;
     uint8_t *out = encode(d, (int)(next_random() % 2), grid, &size);
-    uint8_t *stream = exactly(out, size), *all = room_for(d);
+    uint8_t *stream = exactly(out, size), *all = buffer_for(d);
     assert_int_equal(decode_into(all, d, NULL, stream, size, NULL), CKD_OK);
     assert_true(same(all, d));
     free(all);
@@ -333,7 +333,7 @@ static void test_levels_where_they_help(void **state) {
 static void test_no_frame_with_contexts(void **state) {
     (void)state;
     data d = make(BOTH, 4, 8192, 64, 0);
-    uint8_t *context = calloc(d.n, 1), *all = room_for(&d);
+    uint8_t *context = calloc(d.n, 1), *all = buffer_for(&d);
     assert_non_null(context);
     for (int mode = 0; mode < 2; mode++) {
         for (int contexts = mode; contexts < 2; contexts++) {
@@ -359,7 +359,7 @@ static void test_contexts_of_the_caller_are_ignored(void **state) {
     (void)state;
     data d = make(BOTH, 2, 8192, 64, 9);
     size_t size;
-    uint8_t *out = encode(&d, 0, &d.grid, &size), *all = room_for(&d), *context = malloc(d.n);
+    uint8_t *out = encode(&d, 0, &d.grid, &size), *all = buffer_for(&d), *context = malloc(d.n);
     assert_non_null(context);
     for (size_t i = 0; i < d.n; i++) {
         context[i] = (uint8_t)next_random();
@@ -468,7 +468,7 @@ static void test_estimates(void **state) {
 static void test_two_slots(void **state) {
     (void)state;
     data d[2] = {make(BOTH, 4, 9000, 80, 3), make(LEVELS, 8, 5000, 50, 49)};
-    uint8_t *out[2], *all = room_for(&d[1]);
+    uint8_t *out[2], *all = buffer_for(&d[1]);
     size_t size[2];
     for (int i = 0; i < 2; i++) {
         symbols_plan(work, i, SYMBOLS_SPLIT, &(symbols_input){d[i].width, d[i].n, d[i].values, NULL},
@@ -532,7 +532,7 @@ static void test_flipped_bits(void **state) {
     for (size_t which = 0; which < DAMAGE_SAMPLES; which++) {
         data d = damage_sample(which);
         size_t size, refused = 0;
-        uint8_t *out = encode(&d, 0, &d.grid, &size), *stream = exactly(out, size), *all = room_for(&d);
+        uint8_t *out = encode(&d, 0, &d.grid, &size), *stream = exactly(out, size), *all = buffer_for(&d);
         assert_int_equal(out[0], SYMBOLS_FRAMED);
         for (size_t bit = 0; bit < 8 * size; bit += bit / 8 < DAMAGED_FRONT ? 1 : 61) {
             stream[bit / 8] ^= (uint8_t)(1u << bit % 8);
@@ -556,7 +556,7 @@ static void test_truncations(void **state) {
     for (size_t which = 0; which < DAMAGE_SAMPLES; which++) {
         data d = damage_sample(which);
         size_t size;
-        uint8_t *out = encode(&d, 0, &d.grid, &size), *all = room_for(&d);
+        uint8_t *out = encode(&d, 0, &d.grid, &size), *all = buffer_for(&d);
         for (size_t left = 0; left < size; left++) {
             uint8_t *stream = exactly(out, left);
             assert_int_equal(decode_into(all, &d, NULL, stream, left, NULL), CKD_E_CORRUPT);

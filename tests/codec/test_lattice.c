@@ -19,7 +19,7 @@
 #include "tests/support/xorshift.h"
 
 static symbols_workspace *work;
-static lattice_scratch coder_room, room;
+static lattice_scratch coder_scratch, scratch;
 
 static int set_up(void **state) {
     (void)state;
@@ -28,8 +28,8 @@ static int set_up(void **state) {
 static int tear_down(void **state) {
     (void)state;
     symbols_workspace_free(work);
-    lattice_scratch_free(&coder_room);
-    lattice_scratch_free(&room);
+    lattice_scratch_free(&coder_scratch);
+    lattice_scratch_free(&scratch);
     return 0;
 }
 
@@ -42,7 +42,7 @@ static ckd_status decode_with(lattice_block *out, uint64_t count, const lattice_
     ckd_error err;
     memset(&err, 0, sizeof(err));
     ckd_status status =
-        lattice_decode(out, &(lattice_payload){copy, size, count, shared, rows}, &room, work, &err);
+        lattice_decode(out, &(lattice_payload){copy, size, count, shared, rows}, &scratch, work, &err);
     assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     assert_true((status == CKD_OK) == (err.message[0] == 0));
     free(copy);
@@ -55,7 +55,7 @@ static ckd_status decode(lattice_block *out, uint64_t count, const lattice_colum
 }
 
 static void encode(bytes *to, const lattice_block *b, lattice_effort effort) {
-    assert_int_equal(lattice_encode(to, b, effort, &coder_room, work, NULL), CKD_OK);
+    assert_int_equal(lattice_encode(to, b, effort, &coder_scratch, work, NULL), CKD_OK);
 }
 
 /* Values of a parent: numbers and special values. */
@@ -156,14 +156,16 @@ static void test_columns(void **state) {
         lattices_make(&m, forms, LATTICES_FEW, 100, 40, 0);
         bytes raw = {0};
         lattice_columns back;
-        assert_int_equal(lattice_columns_encode(&raw, &m.b.own, &room, work, NULL), CKD_OK);
-        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, work, NULL), CKD_OK);
+        assert_int_equal(lattice_columns_encode(&raw, &m.b.own, &scratch, work, NULL), CKD_OK);
+        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &scratch, work, NULL), CKD_OK);
         assert_true(lattices_same_columns(&back, &m.b.own));
         for (size_t size = 0; size < raw.size; size++) {
-            assert_int_equal(lattice_columns_decode(&back, raw.data, size, &room, work, NULL), CKD_E_CORRUPT);
+            assert_int_equal(lattice_columns_decode(&back, raw.data, size, &scratch, work, NULL),
+                             CKD_E_CORRUPT);
         }
         bytes_put_u8(&raw, 0);
-        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, work, NULL), CKD_E_CORRUPT);
+        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &scratch, work, NULL),
+                         CKD_E_CORRUPT);
         bytes_free(&raw);
         lattices_made_free(&m);
     }
@@ -238,8 +240,8 @@ static void test_more_components_than_columns(void **state) {
         factor[i] = i - 7;
     }
     bytes raw = {0};
-    assert_int_equal(lattice_columns_encode(&raw, &narrow, &room, work, NULL), CKD_OK);
-    assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, work, NULL), CKD_OK);
+    assert_int_equal(lattice_columns_encode(&raw, &narrow, &scratch, work, NULL), CKD_OK);
+    assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &scratch, work, NULL), CKD_OK);
     assert_true(lattices_same_columns(&back, &narrow));
     bytes_free(&raw);
     int32_t rows[7] = {1, 1, 1, 1, 1, 1, 0};
@@ -282,7 +284,7 @@ static void put_integers(bytes *to, int32_t value, uint64_t n, adaptive_start st
     for (uint64_t i = 0; i < n; i++) {
         values[i] = value;
     }
-    adaptive_encode(&stream, start, &(adaptive_sequence){n, contexts}, values, &coder_room.adaptive);
+    adaptive_encode(&stream, start, &(adaptive_sequence){n, contexts}, values, &coder_scratch.adaptive);
     wire_put_varint(to, stream.size);
     bytes_put(to, stream.data, stream.size);
     bytes_free(&stream);
@@ -298,7 +300,7 @@ static void put_factor(bytes *to, const fields *f, uint64_t rows) {
     memset(contexts, f->scale & 63, rows * f->rank);
     scales[0] = f->scale;
     adaptive_encode(&stream, ADAPTIVE_EVEN, &(adaptive_sequence){f->rank, NULL}, scales,
-                    &coder_room.adaptive);
+                    &coder_scratch.adaptive);
     wire_put_varint(to, stream.size);
     bytes_put(to, stream.data, stream.size);
     put_integers(to, f->factor, rows * f->rank, ADAPTIVE_SCALED, contexts);
@@ -591,8 +593,8 @@ static void test_exceptions_of_narrow_dtypes(void **state) {
 
 /* Memory may be as much as the header's numbers need; buffers grow by half. */
 static void check_memory(uint64_t count, uint64_t columns, uint64_t rank) {
-    const bytes *all[] = {&room.row, &room.step,   &room.shift, &room.factor, &room.own_factor,
-                          &room.q,   &room.narrow, &room.few,   &room.at,     &room.bits};
+    const bytes *all[] = {&scratch.row, &scratch.step,   &scratch.shift, &scratch.factor, &scratch.own_factor,
+                          &scratch.q,   &scratch.narrow, &scratch.few,   &scratch.at,     &scratch.bits};
     uint64_t held = 0, rows = count + 1, factors = columns * rank + (count + 2 * columns) * rank;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         held += all[i]->capacity;
@@ -617,8 +619,8 @@ static void damage(const lattice_block *b, lattice_effort effort) {
     for (size_t at = 0; at < payload.size; at++) {
         for (unsigned change = 1; change < 256; change = change * 3 + 1) {
             payload.data[at] ^= (uint8_t)change;
-            lattice_scratch_free(&room);
-            memset(&room, 0, sizeof(room));
+            lattice_scratch_free(&scratch);
+            memset(&scratch, 0, sizeof(scratch));
             if (decode_with(&back, b->count, shared, lattices_rows(b), payload.data, payload.size) ==
                 CKD_OK) {
                 survived++;

@@ -100,11 +100,11 @@ static ckd_status decode(const integers *d, uint8_t *back, const uint8_t *from, 
     uint8_t *copy = malloc(size + !size); /* the exact size, so that sanitizers notice reads beyond it */
     assert_non_null(copy);
     memcpy(copy, from, size);
-    size_t room = d->n * d->width;
-    memset(back, 0xa5, room + 8);
+    size_t bytes_decoded = d->n * d->width;
+    memset(back, 0xa5, bytes_decoded + 8);
     ckd_status status = symbols_decode(work, &(symbols_output){d->width, d->n, back, NULL}, copy, size, NULL);
     for (unsigned i = 0; i < 8; i++) {
-        assert_int_equal(back[room + i], 0xa5);
+        assert_int_equal(back[bytes_decoded + i], 0xa5);
     }
     free(copy);
     return status;

@@ -142,8 +142,8 @@ static uint8_t *encode(const data *d, symbols_mode mode, int slot, bool contexts
 /* Decodes to an odd address, with sentinels. */
 static ckd_status decode_into(uint8_t *all, const data *d, const uint8_t *context, const uint8_t *stream,
                               size_t size) {
-    size_t room = d->n * d->width;
-    memset(all, 0xa5, room + 2 * GUARD + 1);
+    size_t bytes_decoded = d->n * d->width;
+    memset(all, 0xa5, bytes_decoded + 2 * GUARD + 1);
     ckd_error err;
     memset(&err, 0, sizeof(err));
     ckd_status status =
@@ -151,7 +151,7 @@ static ckd_status decode_into(uint8_t *all, const data *d, const uint8_t *contex
     assert_true(status == CKD_OK || err.message[0]);
     for (size_t i = 0; i < GUARD; i++) {
         assert_int_equal(all[i + 1], 0xa5);
-        assert_int_equal(all[GUARD + 1 + room + i], 0xa5);
+        assert_int_equal(all[GUARD + 1 + bytes_decoded + i], 0xa5);
     }
     return status;
 }

@@ -1,15 +1,20 @@
 #!/bin/sh
-# The AVX-512 table on an emulated processor (bochs, skylake-x), for machines that have none:
+# The AVX-512 table on an emulated processor (bochs, skylake-x), for machines without AVX-512:
 #
 #   make build-tests && KERNEL=/boot/vmlinuz-... tests/kernels/avx512_emulated.sh [BUILD_FOLDER]
 #
-# Boots a Linux kernel (with a serial console; any of Debian's) with nothing but busybox, the tests of the kernels and the command, and checks that
-#   - the AVX-512 table is found, and gives the same bits as the others (test_kernels, test_lattice_kernels, test_lossy_kernels);
-#   - a lossy chain saved here loads there to the same bytes, and one saved there with one thread on AVX-512 loads to the same
-#     bytes there and here, on AVX-512 and with 8 threads on the portable table;
-#   - where the processor has AVX-512 but the system does not keep its registers (clearcpuid), the table is not found.
-# Needs Debian's bochs, bochs-term, isolinux, syslinux-common, genisoimage, cpio, busybox-static, bsdutils, and a kernel: /boot/vmlinuz-*, or
-# that of a package (apt-get download linux-image-...-cloud-amd64; dpkg -x). Takes a few minutes. Exit status 77: skipped, saying why.
+# Boots a Linux kernel (with a serial console; any of Debian's) with only busybox, the tests of the kernels
+# and the command. Checks that
+#   - the AVX-512 table is found, and gives the same bits as the others (test_kernels, test_lattice_kernels,
+#     test_lossy_kernels);
+#   - a lossy chain saved on this machine loads to the same bytes in the emulator, and one saved in the
+#     emulator with one thread loads to the same bytes in both, on AVX-512 and with 8 threads on the portable
+#     table;
+#   - if the processor has AVX-512 but the system does not save its registers (clearcpuid), the table is not
+#     found.
+# Needs Debian's bochs, bochs-term, isolinux, syslinux-common, genisoimage, cpio, busybox-static, bsdutils,
+# and a kernel: /boot/vmlinuz-*, or that of a package (apt-get download linux-image-...-cloud-amd64; dpkg -x).
+# Takes a few minutes. Exit status 77: skipped, with the reason.
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build/current}
@@ -41,7 +46,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python=$(scripts/find-python.sh)
 
-# --- a chain of four checkpoints, and what it loads to
+# --- a chain of four checkpoints, and the bytes that they load to
 "$python" - "$work" <<'PY'
 import pathlib
 import sys

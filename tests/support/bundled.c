@@ -48,9 +48,9 @@ static void add_measures(chunk_writer *w, const chunk *c) {
         first.error_squares = first.direction_change = (double)NAN;
         first.movement = 7;
         first.nonfinite = 0;
-        const measures *const told[] = {&first, &all};
+        const measures *const added[] = {&first, &all};
         for (int t = 0; t < 2; t++) {
-            assert_int_equal(measures_add(&m, r->tensor->name, r->region, r->tensor->ndim, told[t], NULL),
+            assert_int_equal(measures_add(&m, r->tensor->name, r->region, r->tensor->ndim, added[t], NULL),
                              CKD_OK);
         }
     }

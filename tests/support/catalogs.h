@@ -4,7 +4,7 @@
 
 #include "catalog/catalog.h"
 
-/* Sixteen bytes that depend on `seed`; never zero. */
+/* An id that depends on `seed`, and is never zero. */
 ckd_id catalog_sample_id(uint64_t seed);
 
 enum { SAMPLE_TENSORS = 4, SAMPLE_SHARDS = 6, SAMPLE_FILES = 2 };

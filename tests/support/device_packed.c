@@ -29,7 +29,7 @@ static const shape shapes[] = {{1, 1, 0},       {31, 31, 0},    {33, 8, 0},     
 /* Widths of the groups: all equal, all different, or mostly zeros with a few wide integers. */
 typedef enum spread { EQUAL, ANY, SPIKES, SPREADS } spread;
 
-static void *room(uint64_t size) {
+static void *zeroed(uint64_t size) {
     void *memory = calloc(size + 1, 1);
     assert_non_null(memory);
     return memory;
@@ -37,7 +37,7 @@ static void *room(uint64_t size) {
 
 /* Random integers of at most `most` bits, the sign included. levels: some are LEVEL_ZERO. */
 static int32_t *some_integers(uint64_t n, spread how, uint32_t most, bool levels) {
-    int32_t *q = room(n * sizeof(*q));
+    int32_t *q = zeroed(n * sizeof(*q));
     for (uint64_t i = 0; i < n; i++) {
         uint32_t which_group = (uint32_t)(i / DEVICE_GROUP), width = how == EQUAL ? most
                                                                      : how == ANY
@@ -85,7 +85,7 @@ static void check_packed(const uint32_t *packed, uint64_t size, const int32_t *q
 }
 
 /* Packs integers and copies them to the device, as a load does. */
-static array packed_there(const int32_t *q, const int8_t *few, uint64_t n, bool levels) {
+static array packed_on_device(const int32_t *q, const int8_t *few, uint64_t n, bool levels) {
     pack_integers from = {few ? NULL : q, few, n, levels, cpu};
     uint64_t heads = device_pack_heads(n), most = heads + (n / DEVICE_GROUP + 1) * DEVICE_GROUP * 4;
     uint32_t *host = NULL;
@@ -188,10 +188,10 @@ static void move_on_cpu(float *values, const tile *t, const int32_t *q) {
 static void compare_tile(const shape *s, const int32_t *q, const int8_t *few, bool plain) {
     tile t;
     tile_new(&t, s, plain);
-    array packed = packed_there(q, few, s->count, false);
+    array packed = packed_on_device(q, few, s->count, false);
     t.t.packed = (const uint32_t *)(const void *)packed.device;
     must(backend->move(&queue, &t.t, &why));
-    float *got = room(s->count * sizeof(float)), *want = room(s->count * sizeof(float));
+    float *got = zeroed(s->count * sizeof(float)), *want = zeroed(s->count * sizeof(float));
     array_take(&t.values, got);
     if (!plain) {
         memcpy(want, t.before.host, s->count * sizeof(float));
@@ -227,7 +227,7 @@ static void test_bytes(void **state) {
     for (size_t i = 0; i < SHAPES * 2; i++) {
         const shape *s = &shapes[i / 2];
         int32_t *q = some_integers(s->count, i % 2 ? ANY : SPIKES, 8, false);
-        int8_t *few = room(s->count);
+        int8_t *few = zeroed(s->count);
         for (uint64_t j = 0; j < s->count; j++) {
             few[j] = (int8_t)q[j];
         }
@@ -242,7 +242,7 @@ static void test_bytes(void **state) {
 static void compare_levels(const shape *s, const int32_t *q, bool means, int32_t step) {
     uint64_t rows = (s->phase + s->count + s->columns - 1) / s->columns;
     array row = array_new(rows, 4, 0), column = array_new(s->columns, 4, 1),
-          values = array_new(s->count, 4, s->count % 2), packed = packed_there(q, NULL, s->count, true);
+          values = array_new(s->count, 4, s->count % 2), packed = packed_on_device(q, NULL, s->count, true);
     for (uint64_t i = 0; i < rows; i++) {
         ((int32_t *)(void *)row.host)[i] = 4 * ((int32_t)(next_random() % 21) - 10);
     }
@@ -261,7 +261,7 @@ static void compare_levels(const shape *s, const int32_t *q, bool means, int32_t
                        .birth = scalar_level_of(1e-8f),
                        .step = step};
     must(backend->move_levels(&queue, &t, &why));
-    float *got = room(s->count * sizeof(float)), *want = room(s->count * sizeof(float));
+    float *got = zeroed(s->count * sizeof(float)), *want = zeroed(s->count * sizeof(float));
     array_take(&values, got);
     for (uint64_t at = 0, n; at < s->count; at += n) {
         uint64_t place = s->phase + at, c = place % s->columns, left = s->count - at;

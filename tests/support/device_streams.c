@@ -120,7 +120,7 @@ static bool add_planned(dense_batch *batch, block *b, uint8_t *header, size_t *h
 typedef struct written {
     uint8_t header[SYMBOLS_MAX_HEADER];
     size_t size, bound;
-    bool here;
+    bool on_device;
 } written;
 
 static void compare_written(const dense_batch *batch, uint32_t at, const written *w, const block *b) {
@@ -141,20 +141,20 @@ static void compare_written(const dense_batch *batch, uint32_t at, const written
 static unsigned compare_writing(block *const *blocks, uint32_t count) {
     dense_batch batch = {0};
     written *w = calloc(count, sizeof(*w));
-    unsigned here = 0;
+    unsigned on_device = 0;
     assert_non_null(w);
     for (uint32_t i = 0; i < count; i++) {
-        w[i].here = blocks[i]->n && add_planned(&batch, blocks[i], w[i].header, &w[i].size, &w[i].bound);
-        here += w[i].here;
+        w[i].on_device = blocks[i]->n && add_planned(&batch, blocks[i], w[i].header, &w[i].size, &w[i].bound);
+        on_device += w[i].on_device;
         block_encode_on_host(blocks[i]);
         /* A stream that the device planned must be dense for the codec, too. */
-        assert_true(!w[i].here || blocks[i]->stream[0] < SYMBOLS_SPARSE);
+        assert_true(!w[i].on_device || blocks[i]->stream[0] < SYMBOLS_SPARSE);
     }
     array memory = batch_memory(&batch);
     lease.reader = NULL;
     assert_int_equal(dense_write(&batch, &lease, memory.device, NULL), CKD_OK);
     for (uint32_t i = 0, at = 0; i < count; i++) {
-        if (w[i].here) {
+        if (w[i].on_device) {
             compare_written(&batch, at++, &w[i], blocks[i]);
         }
     }
@@ -165,7 +165,7 @@ static unsigned compare_writing(block *const *blocks, uint32_t count) {
     free(w);
     array_free(&memory);
     dense_batch_free(&batch);
-    return here;
+    return on_device;
 }
 
 static void read_back(block *const *blocks, uint32_t count);
@@ -184,8 +184,8 @@ static void compare_batch(ckd_dtype dtype, int kind, bool contexts, size_t shift
     for (uint32_t i = 0; i < count; i++) {
         compare_classes(all[i]);
     }
-    unsigned here = compare_writing(all, count);
-    assert_true(here >= enough);
+    unsigned on_device = compare_writing(all, count);
+    assert_true(on_device >= enough);
     read_back(all, count);
     for (uint32_t i = 0; i < count; i++) {
         block_free(all[i]);

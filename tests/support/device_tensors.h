@@ -1,4 +1,7 @@
-/* Tensors in the memory of a device, for tests of saves and loads. Each file that includes this has its own backend, which its main sets. */
+/*
+ * Tensors in the memory of a device, for tests of saves and loads. Each file that includes this has its own
+ * backend, which its main sets.
+ */
 #ifndef TESTS_SUPPORT_DEVICE_TENSORS_H
 #define TESTS_SUPPORT_DEVICE_TENSORS_H
 
@@ -18,7 +21,7 @@ UNUSED static const ckd_device on_device = CKD_DEVICE_INIT;
 static const device_backend *backend;
 static device_failure why;
 
-/* Not the call that is told to fail. */
+/* Copies to the device. The calls of this function do not count for emulated_fail_after. */
 UNUSED static void *to_device(const void *from, size_t size) {
     void *memory = NULL;
     int fail_after = emulated_fail_after;

@@ -518,7 +518,7 @@ static device_result product(const device_queue *queue, const device_product *p,
     return DEVICE_DONE;
 }
 
-/* What cuBLAS wants of them. */
+/* The alignments and sizes that cuBLAS requires. */
 static bool bytes_fit(const device_byte_product *p) {
     uintptr_t addresses = (uintptr_t)p->left | (uintptr_t)p->right | (uintptr_t)p->sums;
     return addresses % 16 == 0 && p->rank == device_bytes_rank((uint32_t)p->rank) &&
@@ -601,7 +601,7 @@ const device_backend *emulated_device(void) {
     return &backend;
 }
 
-/* For programs that open a backend: as a shared object, which CKD_CUDA names. */
+/* Exported for programs that open the backend as a shared object, which CKD_CUDA names. */
 __attribute__((visibility("default"))) const device_backend *ckd_device_backend(void);
 const device_backend *ckd_device_backend(void) {
     return emulated_device();

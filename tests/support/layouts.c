@@ -317,9 +317,9 @@ typedef struct checking {
 /* Loads a region; malloc'ed. Checks that nothing was written around it. */
 static uint8_t *load_region(const checking *k, const reshard_case *c, const ckd_region *r, uint64_t count) {
     size_t size = (size_t)count * ckd_dtype_size(c->dtype);
-    uint8_t *room = malloc(size + 2 * GUARD), guard[GUARD];
-    assert_non_null(room);
-    memset(room, 0xa5, size + 2 * GUARD);
+    uint8_t *buffer = malloc(size + 2 * GUARD), guard[GUARD];
+    assert_non_null(buffer);
+    memset(buffer, 0xa5, size + 2 * GUARD);
     memset(guard, 0xa5, GUARD);
     ckd_load_request q = CKD_LOAD_REQUEST_INIT;
     q.name = c->name;
@@ -327,17 +327,17 @@ static uint8_t *load_region(const checking *k, const reshard_case *c, const ckd_
     q.ndim = c->ndim;
     q.shape = c->shape;
     q.region = *r;
-    q.data = room + GUARD;
+    q.data = buffer + GUARD;
     q.size = size;
     ckd_error err = {0};
     if (ckd_load_tensor(k->load, &q, &err) != CKD_OK) {
         fail_msg("%s at depth %u, seed %llu: %s (%s)", c->name, (unsigned)k->step,
                  (unsigned long long)k->seed, err.message, err.file);
     }
-    assert_memory_equal(room, guard, GUARD);
-    assert_memory_equal(room + GUARD + size, guard, GUARD);
-    memmove(room, room + GUARD, size);
-    return room;
+    assert_memory_equal(buffer, guard, GUARD);
+    assert_memory_equal(buffer + GUARD + size, guard, GUARD);
+    memmove(buffer, buffer + GUARD, size);
+    return buffer;
 }
 
 /* Values of a lossy checkpoint must be close to the saved ones. */

@@ -1,3 +1,3 @@
 #!/bin/sh
-# The layers hold: see scripts/check_layers.py.
+# The order of rooms and folders is kept: see scripts/check_layers.py.
 exec "${PYTHON:-python3}" scripts/check_layers.py .

@@ -16,7 +16,7 @@ if [ -n "${CKPTDELTA_SAN-}" ]; then
     extra='|__odr_asan\..*'
 fi
 
-# defines_only_ckd WHAT NAMES: every name begins with ckd_, and there are some.
+# defines_only_ckd WHAT NAMES: there are names, and all begin with ckd_.
 defines_only_ckd() {
     foreign=$(printf '%s\n' "$2" | grep -vE "^(ckd_[a-z0-9_]+${extra-})$" | grep -v '^$')
     [ -z "$foreign" ] || fail "$1 defines names without ckd_: $(echo $foreign)"
@@ -32,7 +32,7 @@ needs_only() {
     [ -z "$foreign" ] || fail "$1 needs $(echo $foreign)"
 }
 
-# loads_without FILE: nor do the libraries it needs bring in any of these.
+# loads_without FILE: the libraries that FILE needs bring in none of these either.
 loads_without() {
     all=$(ldd "$1") || { fail "$1: ldd failed"; return; }
     printf '%s\n' "$all" | grep -q 'not found' && fail "$1: $(printf '%s\n' "$all" | grep 'not found')"
