@@ -293,7 +293,7 @@ static void load_shard(outcome *out, const task *t) {
     need_ok(ckd_store_find(&c, store, t->run, t->step, &err), &err);
     need(c.depth == DEPTH, "the chain is not as deep as it should be");
     need_ok(ckd_load_begin_with(&load, store, &c.id, &o, &err), &err);
-    /* one by one, so that blocks that are needed partly are cached */
+    /* One by one, so that blocks that are needed partly are cached. */
     for (size_t i = 0; i < NAMES && t->by_columns; i++) {
         need_ok(ckd_load_tensor(load, &requests[i], &err), &err);
     }

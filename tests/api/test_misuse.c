@@ -102,7 +102,7 @@ static void test_no_commit_after_a_failed_call(void **state) {
     ckd_store *store = store_create(*state);
     ckd_checkpoint_list *list;
     for (size_t i = 0; i < sizeof(bad_calls) / sizeof(bad_calls[0]); i++) {
-        /* also with a checkpoint that exists already, which the save is compared with */
+        /* Also with a checkpoint that exists already, which the save is compared with. */
         for (int compared = 0; compared < 2; compared++) {
             ckd_save_options o = options_of(compared ? "there" : "run", 1);
             o.on_duplicate = CKD_DUPLICATE_SAME_OK;

@@ -580,7 +580,7 @@ static void test_what_cannot_be_read(void **state) {
     write_small_file(p->other, "x", 1);
     fault denied = {.step = FILE_OP_OPEN, .answer = EACCES};
     file_set_fault_hook(answer_step, &denied);
-    /* not READ_ONLY, as it cannot even be read */
+    /* Not READ_ONLY, as it cannot even be read. */
     assert_int_equal(file_open_read(&r, p->other, &err), CKD_E_IO);
     assert_int_equal(err.status, CKD_E_IO);
     assert_int_equal(err.sys_errno, EACCES);

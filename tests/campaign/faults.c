@@ -174,7 +174,7 @@ CALL(link, (const char *from, const char *to), (from, to))
 CALL(unlink, (const char *path), (path))
 CALL(mkdir, (const char *path, mode_t mode), (path, mode))
 
-/* the error is the result, as POSIX says */
+/* The error is the result, as POSIX says. */
 int fallocate64(int fd, int mode, off64_t offset, off64_t size) {
     return fails(NULL) ? -1 : REAL(fallocate64)(fd, mode, offset, size);
 }

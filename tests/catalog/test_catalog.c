@@ -1179,7 +1179,7 @@ static void check_very_many_shards(catalog *c) {
     s.entry.shards = shards;
     s.entry.shard_count = (size_t)TENSORS * RANKS;
     s.checkpoint.tensors = TENSORS;
-    /* the second generation replaces the first */
+    /* The second generation replaces the first. */
     for (uint32_t generation = 0; generation < 2; generation++) {
         s.checkpoint.generation = generation;
         ckd_error err = {0};

@@ -390,7 +390,7 @@ static int make_folder(void **state) {
     return 0;
 }
 
-/* rmdir fails if a temporary file is left over. */
+/* Rmdir fails if a temporary file is left over. */
 static int remove_folder(void **state) {
     fixture *f = *state;
     if (unlink(f->path) != 0)

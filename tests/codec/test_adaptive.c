@@ -343,7 +343,7 @@ static void damage_does_no_harm(void **state) {
         for (size_t bit = 0; bit < 8 * stream.size; bit++) {
             stream.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
             refused += decode(back, &s, stream.data, stream.size) != CKD_OK;
-            /* a plane's mode may make no difference; everything else does */
+            /* A plane's mode may make no difference; everything else does. */
             assert_true((which >= 4 && bit < 8) || memcmp(back, s.values, sizeof(back)) != 0);
             stream.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
         }

@@ -360,7 +360,7 @@ static void test_overhead(void **state) {
     hash128 root;
     uint64_t size;
     assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
-    /* includes the header and the footer of the file */
+    /* Includes the header and the footer of the file. */
     assert_in_range((size - payload_bytes) / COUNT, 32, 45);
 }
 
@@ -375,7 +375,7 @@ static void test_every_flipped_bit_is_found(void **state) {
     assert_int_equal(check_all(f->path, NULL), CKD_OK);
     int fd = open(f->path, O_WRONLY);
     chunk *c = open_chunk(f->path);
-    /* the large record is like any other, so only some of its bits are tested */
+    /* The large record is like any other, so only some of its bits are tested. */
     uint64_t large = c->outer[0].payload_offset;
     chunk_close(c);
     for (size_t bit = 0; bit < 8 * f->data.size; bit++) {

@@ -196,7 +196,7 @@ static void test_damage(void **state) {
             assert_int_equal(decode(out, byte_codings[h], 4, 1200, exact, left, NULL), CKD_E_CORRUPT);
             free(exact);
         }
-        /* a size other than the stored one */
+        /* A size other than the stored one. */
         assert_int_equal(decode(out, byte_codings[h], 4, 1196, to, stored, NULL), CKD_E_CORRUPT);
         uint8_t *larger = malloc(1204 + 2 * GUARD);
         assert_int_equal(decode(larger, byte_codings[h], 4, 1204, to, stored, NULL), CKD_E_CORRUPT);
@@ -218,13 +218,13 @@ static void test_one_frame_only(void **state) {
     memmove(to + sizeof(skippable), to, first);
     memcpy(to, skippable, sizeof(skippable));
     assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + sizeof(skippable), NULL), CKD_E_CORRUPT);
-    /* frames without content are still additional frames */
+    /* Frames without content are still additional frames. */
     memmove(to, to + sizeof(skippable), first);
     memcpy(to + first, skippable, sizeof(skippable));
     assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + sizeof(skippable), NULL), CKD_E_CORRUPT);
     second = ZSTD_compress(to + first, sizeof(to) - first, data, 0, 3);
     assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + second, NULL), CKD_E_CORRUPT);
-    /* a frame without its content size */
+    /* A frame without its content size. */
     ZSTD_CCtx *c = ZSTD_createCCtx();
     ZSTD_CCtx_setParameter(c, ZSTD_c_contentSizeFlag, 0);
     size_t unsaid = ZSTD_compress2(c, to, sizeof(to), data, 64);

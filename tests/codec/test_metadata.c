@@ -26,7 +26,7 @@ static manifest sample_manifest(void) {
     sample_ids[1] = sample_id(0x32);
     sample_files[0] = (file_ref){sample_id(0x41), 0, 12345, hash128_of("a", 1)};
     sample_files[1] = (file_ref){sample_id(0x42), 1, UINT64_C(1) << 40, hash128_of("b", 1)};
-    /* a file of an older checkpoint */
+    /* A file of an older checkpoint. */
     sample_files[2] = (file_ref){sample_id(0x43), 1, 99, hash128_of("c", 1)};
     sample_roles[0] = (role_total){CKD_ROLE_WEIGHT, 10, 4000, 3000};
     sample_roles[1] = (role_total){CKD_ROLE_OTHER, 1, UINT64_MAX, 8};

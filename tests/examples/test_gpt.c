@@ -305,7 +305,7 @@ static void test_adamw_follows_its_definition(void **state) {
     vector->grad[5] = 40;
     float before = matrix->exp_avg[5];
     assert_true(fabs(gpt_adamw_step(model, &adamw, 3) - 50) <= 1e-5);
-    /* the gradient was clipped to norm 1 */
+    /* The gradient was clipped to norm 1. */
     assert_true(fabs(matrix->exp_avg[5] - (0.9 * before + 0.1 * 0.6)) <= 1e-6);
     gpt_model_free(model);
     gpt_pool_free(pool);

@@ -141,7 +141,7 @@ static void test_residual_and_back(void **state) {
         guarded c = guarded_new(size, 7);
         k->ordered_apply((ckd_dtype)d, c.at, b.at, r.at, n);
         assert_true(n == 0 || memcmp(c.at, a.at, size) == 0);
-        /* in place, in each way that the header allows */
+        /* In place, in each way that the header allows. */
         k->ordered_apply((ckd_dtype)d, r.at, b.at, r.at, n);
         assert_true(n == 0 || memcmp(r.at, a.at, size) == 0);
         k->ordered_residual((ckd_dtype)d, c.at, c.at, b.at, n);

@@ -26,7 +26,7 @@
 static const size_t counts[] = {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 255, MOST};
 #define COUNTS (sizeof(counts) / sizeof(counts[0]))
 
-/* n words, `shift` words after an aligned address, with sentinels on both sides. */
+/* N words, `shift` words after an aligned address, with sentinels on both sides. */
 typedef struct words {
     uint32_t *all, *at;
     size_t n;

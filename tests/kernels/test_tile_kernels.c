@@ -247,7 +247,7 @@ static void test_quantise_run(void **state) {
         for (unsigned kind = 0; kind < 24; kind++) {
             size_t n = length_at(l);
             float now[MOST], before[MOST], none[MOST] = {0}, column[MOST], residual[MOST];
-            /* integers of the last ones do not fit a byte */
+            /* Integers of the last ones do not fit a byte. */
             float spread = kind < 8 ? 0.01f : (kind < 16 ? 2.0f : 200.0f);
             for (size_t i = 0; i < n; i++) {
                 column[i] = 1 + 0.5f * even();

@@ -143,7 +143,7 @@ static void rewrite_checkpoint(const char *store_path, const char *name, rewriti
         c->stored_bytes += i < m.own_count ? m.files[i].size : 0;
     }
     ckd_id store;
-    /* the envelope of any note has the store's id here */
+    /* The envelope of any note has the store's id here. */
     memcpy(store.bytes, data.data + 16, sizeof(store.bytes));
     bytes_clear(&data);
     manifest_encode(&data, &store, &m);

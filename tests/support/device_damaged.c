@@ -116,7 +116,7 @@ static void test_damaged(void **state) {
         array_free(&to);
         block_free(&b);
     }
-    /* damage to low bits is not noticed; most other damage is */
+    /* Damage to low bits is not noticed; most other damage is. */
     assert_true(accepted > 0 && accepted < damaged_streams);
 }
 

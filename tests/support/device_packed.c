@@ -312,7 +312,7 @@ static void test_too_wide(void **state) {
         assert_int_equal(device_pack_measure(heads, &from), 0);
         q[100 * i - i] = was;
     }
-    /* only second moments have LEVEL_ZERO; for others this is an integer that is too wide */
+    /* Only second moments have LEVEL_ZERO; for others this is an integer that is too wide. */
     q[299] = LEVEL_ZERO;
     assert_int_equal(device_pack_measure(heads, &from), 0);
     from.levels = true;

@@ -1267,7 +1267,7 @@ static void test_byte_products(void **state) {
     }
     compare_byte_product(129, 260, 31, 0);
     compare_byte_product(1, 4, 1, 2);
-    /* sums of up to 2^14 a component, beyond what floats represent exactly */
+    /* Sums of up to 2^14 a component, beyond what floats represent exactly. */
     compare_byte_product(64, 36, 1000, 2);
     compare_byte_product(33, 4, 300, 1);
     /* Products of floats must still be right afterwards. */

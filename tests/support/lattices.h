@@ -48,7 +48,7 @@ typedef struct lattices_made {
     int32_t *q, *row, *step, *shift, *columns_factor, *factor;
     uint32_t *at, *bits;
 } lattices_made;
-/* count, columns >= 1; phase < columns. The low-rank part is exact. Exceptions have 16 bits. */
+/* Count, columns >= 1; phase < columns. The low-rank part is exact. Exceptions have 16 bits. */
 void lattices_make(lattices_made *out, unsigned forms, unsigned kind, uint64_t count, uint64_t columns,
                    uint64_t phase);
 void lattices_made_free(lattices_made *m);

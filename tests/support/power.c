@@ -385,7 +385,7 @@ static void check_all(power *p, crash_keys *keys, uint64_t most, uint64_t seed) 
 void power_end(power *p, const char *name) {
     uint64_t most =
         number_of("CKD_POWER_STATES", under_sanitizer() ? 20 : test_pick(12, STATES_USUAL / 2, STATES_USUAL));
-    /* the seed of the disks that lack a sync: one that is known to find wrong disks */
+    /* The seed of the disks that lack a sync: one that is known to find wrong disks. */
     uint64_t seed = number_of("CKD_POWER_SEED", 1);
     crash_keys keys = {0};
     p->name = name;
