@@ -567,7 +567,7 @@ static void test_read_all(void **state) {
     bytes_free(&out);
 }
 
-static void test_what_cannot_be_read(void **state) {
+static void test_files_that_cannot_be_read(void **state) {
     place *p = *state;
     file_reader *r = (file_reader *)p;
     bytes out = {0};
@@ -646,7 +646,7 @@ int main(void) {
         WITH_PLACE(test_read_at),
         WITH_PLACE(test_one_reader_for_many_threads),
         WITH_PLACE(test_read_all),
-        WITH_PLACE(test_what_cannot_be_read),
+        WITH_PLACE(test_files_that_cannot_be_read),
         WITH_PLACE(test_files_that_are_not_regular),
         cmocka_unit_test(test_errors_of_one_file),
     };

@@ -26,7 +26,7 @@ class Result:
         return value
 
 
-def errors_told(result):
+def reported_errors(result):
     """The reasons of a failure in a command's JSON."""
     return "".join(f"{line.strip()}\n" for line in result.out.splitlines() if '"error": "' in line or '"why": "' in line or '"what": "' in line)
 

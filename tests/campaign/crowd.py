@@ -83,7 +83,7 @@ class Crowd:
         if result.code in (0, 1, 3) and not fault and not sent and result.code and not clock and not EXPECTED.search(result.err):
             raise Failure(f"status {result.code} of {args[0]}", f"{shlex.join(args)}: exit status {result.code}\n{result.err}")
         if result.code in (2, 4) and not fault:
-            raise Failure(f"status {result.code} of {args[0]}", f"{shlex.join(args)}: exit status {result.code}\n{commands.errors_told(result)}{result.err}")
+            raise Failure(f"status {result.code} of {args[0]}", f"{shlex.join(args)}: exit status {result.code}\n{commands.reported_errors(result)}{result.err}")
         return None if (sent or fault) and result.code != 0 else result
 
     def disturb(self, rng, process):

@@ -50,7 +50,7 @@ class Looker:
         if fault:
             codes = (0, 1, 3, 4, -signal.SIGKILL, -signal.SIGXFSZ)
         if result.code not in codes:
-            raise Failure(f"status {result.code} of {result.args[0]}", f"{shlex.join(result.args)}: exit status {result.code}\n{commands.errors_told(result)}{result.err}")
+            raise Failure(f"status {result.code} of {result.args[0]}", f"{shlex.join(result.args)}: exit status {result.code}\n{commands.reported_errors(result)}{result.err}")
 
     def counts(self):
         return {"commands": self.calls, "loads": self.loads, "verifies": self.verifies}

@@ -435,7 +435,7 @@ class Player(Looker):
             return
         result = self.run_op(op)
         if not op.get("fault") and result.code == 4:
-            raise Failure("not repaired", f"{store}: {commands.errors_told(result)}{result.err}")
+            raise Failure("not repaired", f"{store}: {commands.reported_errors(result)}{result.err}")
         self.expect(result, 0, fault=op.get("fault"))
         model.hurt = model.hurt and result.code != 0
         self.look(store)

@@ -176,7 +176,7 @@ def test_every_exponent_and_tie_as_f16(store):
     assert np.array_equal(np.frombuffer(read_all(out)[0]["w"][2], np.uint16), wanted.view(np.uint16))
 
 
-def test_blobs_have_files_of_their_own(tmp_path):
+def test_each_blob_has_a_file(tmp_path):
     expected = json.loads((HANDMADE.parent / "handmade.json").read_text())
     blobs = expected["handmade"]["checkpoints"]["hand.made@1"]["blobs"]
     out = tmp_path / "out"

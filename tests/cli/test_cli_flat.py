@@ -510,7 +510,7 @@ def test_errors_of_files_name_the_line(store, line, text, held, said):
     assert not store.path.exists()
 
 
-def test_what_cannot_be_loaded(store):
+def test_loads_that_are_refused(store):
     store.save(1, {"x": X, "y": Y, "exp_avg.x": X, "master.x": X.astype(np.float64), "master.y": Y})
 
     def refused(rules):

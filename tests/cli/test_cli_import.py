@@ -665,7 +665,7 @@ def test_notes(store):
     do_import(store, layout, files, 2, "-q")
 
 
-def test_what_cannot_be_loaded(store):
+def test_loads_that_are_refused(store):
     store.save(1, {"w": W, "v": noise(5)})
 
     def refused(text, *args, expect=FAILED):

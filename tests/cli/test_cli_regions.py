@@ -76,7 +76,7 @@ def test_regions_and_other_choices(store):
     assert st.same(got, want | {"line": tensors["line"][2:4]})
 
 
-def test_what_cannot_be_loaded(store):
+def test_loads_that_are_refused(store):
     store.save(1, arrays())
     out = store.folder / "out"
     for text in ("matrix=[0:11]", "matrix=[:,:,:]", "matrix=[11:]", "scalar=[:]"):

@@ -67,7 +67,7 @@ def test_a_dry_run_changes_nothing(filled):
     assert names(filled) == ["a@1", "a@2", "a@3", "b@7"]
 
 
-def test_what_is_refused(filled):
+def test_renames_that_are_refused(filled):
     assert "no run 'x'; it has: a, b" in filled.call("rename", "x", "y", expect=NOT_FOUND).err
     assert "no run name" in filled.call("rename", "a", "c/d", expect=USAGE).err
     assert "has the name 'a' already" in filled.call("rename", "a", "a", expect=USAGE).err

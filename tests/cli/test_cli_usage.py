@@ -132,7 +132,7 @@ def test_good_run_names(store):
     assert len(store.checkpoints()) == 3
 
 
-def test_options_stand_anywhere(store):
+def test_options_may_be_anywhere(store):
     path = store.file(state(1))
     run("save", "--run=a", path.parent / "store", "--step", "1", path, "-q")
     run("save", "--step=2", "--run", "a", "-q", "--", store.path, path)

@@ -149,7 +149,7 @@ static sample make(kind k, size_t n, uint64_t columns, uint64_t phase, bool hint
 
 /* ---- round trips ---- */
 
-static void values_come_back(void **state) {
+static void values_are_read_back(void **state) {
     (void)state;
     static const size_t counts[] = {0, 1, 2, 3, 17, 300, 5000};
     for (kind k = 0; k < KINDS; k++) {
@@ -164,7 +164,7 @@ static void values_come_back(void **state) {
     }
 }
 
-static void planes_come_back(void **state) {
+static void planes_are_read_back(void **state) {
     (void)state;
     static const struct {
         size_t count;
@@ -393,7 +393,7 @@ static void noise_does_no_harm(void **state) {
 }
 
 /* The first two bits of a stream are its kind. */
-static void kinds_are_told_apart(void **state) {
+static void kinds_are_distinguished(void **state) {
     (void)state;
     int32_t back[10];
     sample values = make(SMALL, 10, 0, 0, false), plane = make(SMALL, 10, 5, 0, false);
@@ -433,8 +433,8 @@ static void failures_stick(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_come_back),
-        cmocka_unit_test(planes_come_back),
+        cmocka_unit_test(values_are_read_back),
+        cmocka_unit_test(planes_are_read_back),
         cmocka_unit_test(factors_are_near_their_entropy),
         cmocka_unit_test(contexts_have_scales),
         cmocka_unit_test(even_planes_cost_nothing),
@@ -442,7 +442,7 @@ int main(void) {
         cmocka_unit_test(damage_does_no_harm),
         cmocka_unit_test(sizes_must_be_right),
         cmocka_unit_test(noise_does_no_harm),
-        cmocka_unit_test(kinds_are_told_apart),
+        cmocka_unit_test(kinds_are_distinguished),
         cmocka_unit_test(failures_stick),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

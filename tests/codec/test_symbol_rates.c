@@ -61,7 +61,7 @@ static void test_rates(void **state) {
     }
 }
 
-static void test_nearly_nothing(void **state) {
+static void test_few_integers_that_are_not_zero(void **state) {
     (void)state;
     for (size_t n = 1 << 16; n <= 1 << 18; n *= 2) {
         memset(values, 0, n);
@@ -110,7 +110,7 @@ static ckd_status decode(const integers *d, uint8_t *back, const uint8_t *from, 
     return status;
 }
 
-static void test_runs_come_back(void **state) {
+static void test_runs_are_read_back(void **state) {
     (void)state;
     static const size_t counts[] = {1, 2, 7, 8, 9, 63, 64, 65, 1000, 70001};
     for (unsigned width = 1; width <= 4; width *= 2) {
@@ -166,8 +166,8 @@ static void test_damaged_runs(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rates),
-        cmocka_unit_test(test_nearly_nothing),
-        cmocka_unit_test(test_runs_come_back),
+        cmocka_unit_test(test_few_integers_that_are_not_zero),
+        cmocka_unit_test(test_runs_are_read_back),
         cmocka_unit_test(test_damaged_runs),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -160,7 +160,7 @@ def test_a_name_is_unique(tree):
     assert done.returncode == 1 and "several tests have the name test_x" in done.stdout
 
 
-def test_only_what_matches(tree):
+def test_only_matching_tests_run(tree):
     tree.results("test_chunk", PASS)
     tree.results("test_chain", FAIL, status=1)
     assert tree.run("--only", "chu*")[0] == (1, 0, 0)
