@@ -95,7 +95,7 @@ static void load_step(ckd_store *store, const ckd_id *id) {
 static void ask_about(ckd_store *store, const ckd_checkpoint *first, const ckd_checkpoint *last) {
     ckd_checkpoint_list *list;
     ckd_checkpoint found;
-    ckd_tensor_list *tensors, *anew;
+    ckd_tensor_list *tensors, *without_parent;
     ckd_report *report;
     ckd_diff *diff;
     ckd_timeline *timeline;
@@ -108,14 +108,14 @@ static void ask_about(ckd_store *store, const ckd_checkpoint *first, const ckd_c
     SUCCEEDS(ckd_store_previous(&found, store, "run", last->step, &err));
     SUCCEEDS(ckd_store_check_newest(store, last, &err));
     SUCCEEDS(ckd_store_tensors(&tensors, store, &last->id, &err));
-    SUCCEEDS(ckd_store_tensors_without_parent(&anew, store, &last->id, &err));
+    SUCCEEDS(ckd_store_tensors_without_parent(&without_parent, store, &last->id, &err));
     SUCCEEDS(ckd_store_report(&report, store, &err));
     SUCCEEDS(ckd_store_diff(&diff, store, &first->id, &last->id, NULL, &err));
     SUCCEEDS(ckd_store_timeline(&timeline, store, NULL, &err));
     SUCCEEDS(ckd_store_trash(&trash, store, &err));
     ckd_checkpoint_list_free(list);
     ckd_tensor_list_free(tensors);
-    ckd_tensor_list_free(anew);
+    ckd_tensor_list_free(without_parent);
     ckd_report_free(report);
     ckd_diff_free(diff);
     ckd_timeline_free(timeline);

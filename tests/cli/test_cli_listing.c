@@ -51,10 +51,11 @@ static void test_deleted_meanwhile(void **state) {
     ckd_checkpoint_list *list;
     assert_int_equal(ckd_store_list(&list, reader, NULL, NULL), CKD_OK);
     check(reader, list, STEPS);
-    static const uint64_t left[] = {1, 3}; /* goes[] are the places in the list at that time */
-    static const size_t goes[] = {1, 0, 0};
+    /* Deletes step 2, then 1, then 3: these are their indices in the list at that time. */
+    static const size_t deleted[] = {1, 0, 0};
+    static const uint64_t left[] = {1, 3}; /* steps after the first deletion */
     for (size_t i = 0; i < STEPS; i++) {
-        ckd_id id = list->items[goes[i]].id;
+        ckd_id id = list->items[deleted[i]].id;
         assert_int_equal(ckd_store_delete(store, &id, 1, NULL, NULL), CKD_OK);
         check(reader, list, STEPS - 1 - i);
         for (size_t k = 0; k < list->count && i == 0; k++) {

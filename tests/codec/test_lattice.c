@@ -130,10 +130,7 @@ static size_t size_of(const lattice_block *b, lattice_effort effort) {
     return size;
 }
 
-/*
- * Effort small is never larger than fast, except one or two bytes for its grid. A few small integers take
- * little either way.
- */
+/* Effort small is never larger than fast. A few small integers take little space either way. */
 static void test_sizes(void **state) {
     (void)state;
     for (unsigned kind = 0; kind < LATTICES_KINDS; kind++) {

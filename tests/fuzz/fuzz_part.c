@@ -106,12 +106,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         saves[rank] = seal(&parts[rank], rank, &id);
     }
     size_t whose = data[0] & 1;
-    bool anew = data[0] & 2 && size > IDS_END;
-    uint8_t *bytes = malloc(anew ? size - 1 : parts[whose].size);
+    bool is_whole = data[0] & 2 && size > IDS_END;
+    uint8_t *bytes = malloc(is_whole ? size - 1 : parts[whose].size);
     require(bytes != NULL);
     memcpy(given, parts, sizeof(given));
     given[whose].data = bytes;
-    if (anew) {
+    if (is_whole) {
         given[whose].size = size - 1;
         memcpy(bytes, data + 1, size - 1);
         memcpy(bytes + STORE_AT, (uint8_t *)parts[0].data + STORE_AT, STORE_ID_END - STORE_AT);

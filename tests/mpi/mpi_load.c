@@ -174,7 +174,7 @@ static void load_layout(ckd_store *store, const char *run, layout l) {
     size_t count = requests_of(q, l, rank);
     ckd_load *load = begin(store, run);
     give_memory(q, count);
-    /* Elements that no rank requests must be allowed explicitly. */
+    /* In the overlapping layout no rank requests the last matrix. That must be allowed. */
     if (ckd_mpi_load_all(load, MPI_COMM_WORLD, q, count, l == OVERLAPPING ? CKD_DIFFERS_UNEXPECTED : 0,
                          &err)) {
         die("load", &err);
