@@ -476,8 +476,8 @@ static void check_early(const char *dir, const expectation *e, bool thorough, vo
 }
 
 /*
- * A step in the trash builds on deltas that only older checkpoints have. Compaction first adds their files to
- * its manifest.
+ * A step in the trash builds on deltas that only older generations of other steps have once these are
+ * compacted. Compaction first adds the files with these deltas to the step's manifest.
  */
 void power_early(void **state) {
     disk *d = *state;
