@@ -121,7 +121,7 @@ void columns_cache_free(columns_cache *c, bool in_child);
  *
  * A restart loads the newest checkpoint, and so does the next save. Some chains would make that cost more than
  * newest_load_cost (default 2) base loads. Their blocks are stored once more, coded on their own, as an evictable copy
- * (store/materialized.h).
+ * (store/materialized.c).
  */
 
 typedef struct load_cost {

@@ -12,7 +12,7 @@
 ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkpoint *c, damage_list *damage,
                            ckd_error *err);
 /*
- * Records what a load of the checkpoint would miss (closure.h). Reads no payload. Locks and errors as
+ * Records what a load of the checkpoint would miss (view.h). Reads no payload. Locks and errors as
  * checkpoint_open.
  */
 ckd_status checkpoint_check_closure(view_cache *views, const view *v, damage_list *damage, ckd_error *err);

@@ -1,4 +1,4 @@
-/* The interface of engine/integrity/ for other rooms. */
+/* The interface of engine/integrity/ for other rooms. README.md has an overview. */
 #ifndef ENGINE_INTEGRITY_INTEGRITY_H
 #define ENGINE_INTEGRITY_INTEGRITY_H
 
@@ -18,7 +18,7 @@
  *     names.
  */
 
-/* ---- parity_plan.c: groups to be made ---- */
+/* ---- parity_removal.c ---- */
 
 /* Chunk files of a store, sorted by id. */
 typedef struct parity_files {
@@ -26,7 +26,6 @@ typedef struct parity_files {
     size_t count;
 } parity_files;
 
-/* ---- parity_removal.c ---- */
 /*
  * Removes groups that become useless when the files `gone` are removed on purpose. Members among `stay` are read
  * first, and get new groups if their runs ask for parity. If that is not possible, a message says so. Unreadable
@@ -48,18 +47,10 @@ ckd_status parity_remove_useless(const ckd_store *store, const parity_files *gon
  */
 ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *from, const char *dir,
                           const char *name, ckd_error *err);
-/* Moves an unusable file to data/q. Locks and errors as repair_publish. */
-ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
-                            ckd_error *err);
 /*
  * Removes a file that is no longer of use. A directory of that name is moved to data/q instead: only its maker knows
  * what it is for. Locks and errors as repair_publish.
  */
 ckd_status repair_remove(const ckd_store *store, const char *dir, const char *name, ckd_error *err);
-/*
- * Removes everything from data/q, except records by which a checkpoint may still come back. Errors: IO (a directory
- * is not empty), those of files.
- */
-ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes, const ckd_store *store, ckd_error *err);
 
 #endif

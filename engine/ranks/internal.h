@@ -89,7 +89,7 @@ typedef struct plan_defect {
     size_t a, b;    /* of an overlap: indexes of two regions that hold them */
 } plan_defect;
 /*
- * Finds the first defect, if the regions do not tile the tensor. It follows common/coverage_check.h dimension
+ * Finds the first defect, if the regions do not tile the tensor. It follows common/coverage_check.c dimension
  * by dimension: along one, all cross-sections must be tiled, and it descends into the first that is not. O(d n log n)
  * for n boxes in d dimensions. The tensor and the regions must not be empty, and the regions must lie in the tensor.
  * Errors: NOMEM.

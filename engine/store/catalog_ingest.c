@@ -124,9 +124,8 @@ ckd_status store_ingest(ckd_store *store, manifest *m, view **last, ckd_error *e
     manifest again;
     status = store_read_manifest(&again, store, checkpoint.run, checkpoint.step, checkpoint.generation, err);
     if (status == CKD_OK) {
-        status =
-            /* after a repair, its tensors are read from its files */
-            add_rows(store, &again, NULL, true, err);
+        /* After a repair, its tensors are read from its files. */
+        status = add_rows(store, &again, NULL, true, err);
         manifest_free(&again);
     }
     return status;

@@ -71,7 +71,7 @@ struct ckd_store {
     bool catalog_compared;
     uint64_t manifests_skipped;                              /* damaged manifests found while reconciling */
     struct device_lease *devices;                            /* leases that are free; guarded by the mutex */
-    struct device_reference *references;                     /* likewise (device/reference.h) */
+    struct device_reference *references;                     /* likewise (device/reference.c) */
     uint64_t device_reference_bytes, device_references_held; /* the limit, and what is held now */
     uint64_t device_references_refused; /* part of the limit that the device could not provide */
     /* devices computed other values than the host (save/self_check.h): they code nothing more */

@@ -70,6 +70,22 @@ def test_the_commands_of_the_readme_work(tmp_path):
     assert [c["fidelity"] for c in listed][-1] == "near"
 
 
+SUFFIXES = {".c", ".h", ".cu", ".py", ".sh", ".awk"}
+OTHER_HEADERS = {"cmocka.h", "xxhash.h"}
+SOURCE_NAME = re.compile(r"(?<![\w/.*-])((?:\w+/)*\w+\.(?:c|h|cu|py|sh|awk))\b")
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+def test_files_that_comments_name_are_there():
+    """A comment that names a source file, by its path or its last folders, names one that exists."""
+    sources = [p.relative_to(ROOT) for p in ROOT.glob("**/*.*") if p.suffix in SUFFIXES and "build" not in p.relative_to(ROOT).parts]
+    known = {"/".join(path.parts[i:]) for path in sources for i in range(len(path.parts))}
+    stale = {(str(path), name) for path in sources if path.suffix in (".c", ".h", ".cu")
+             for comment in COMMENT.findall((ROOT / path).read_text())
+             for name in SOURCE_NAME.findall(comment) if name not in known | OTHER_HEADERS and "NAME" not in name}
+    assert len(sources) > 500 and not stale
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_named_functions_are_there(document):
     """`file.c: function` in a document: the function stands in that file of its folder, of engine/, or of the root."""
