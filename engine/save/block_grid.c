@@ -29,8 +29,10 @@ static block_sides sides_of(const ckd_save *save) {
 
 /* Lossy blocks take a bit or two an element; smaller ones would cost more than they gain. */
 save_grid save_default_grid(void) {
-    return (save_grid){
-        .down = {512, 64, 440}, .across = {512, 64, 440}, .elements = UINT64_C(1) << 22, .columns = 2048};
+    return (save_grid){.row_sides = {512, 64, 440},
+                       .column_sides = {512, 64, 440},
+                       .elements = UINT64_C(1) << 22,
+                       .columns = 2048};
 }
 
 /* ---- where a dimension is cut ---- */
@@ -50,8 +52,8 @@ static void add_place(save_places *p, uint64_t at) {
     while (i < p->count && p->at[i] < at) {
         i++;
     }
-    uint64_t before = i ? at - p->at[i - 1] : at, behind = i < p->count ? p->at[i] - at : 0;
-    if (i < p->count && p->count <= LIKELY && before >= p->sides.min && behind >= p->sides.min) {
+    uint64_t before = i ? at - p->at[i - 1] : at, after = i < p->count ? p->at[i] - at : 0;
+    if (i < p->count && p->count <= LIKELY && before >= p->sides.min && after >= p->sides.min) {
         memmove(&p->at[i + 1], &p->at[i], (p->count - i) * sizeof(p->at[0]));
         p->at[i] = at;
         p->count++;
@@ -62,12 +64,12 @@ static void add_place(save_places *p, uint64_t at) {
 static void find_offsets(save_places *p, block_sides s, uint64_t length) {
     *p = (save_places){.sides = s, .at = {length}, .count = 1};
     for (size_t k = 0; k < sizeof(likely_shards) / sizeof(likely_shards[0]); k++) {
-        uint64_t shards = likely_shards[k], each = length / shards + (length % shards != 0);
+        uint64_t shards = likely_shards[k], shard_length = length / shards + (length % shards != 0);
         bool halves = shards % 2 == 0 && shards != 6; /* half of these cuts exist already */
-        uint64_t more = halves ? shards / 2 : shards - 1;
-        bool fits = halves ? each >= s.max : (p->count + more) * s.target <= length;
-        for (uint64_t i = 1; i < shards && i * each < length && fits; i++) {
-            add_place(p, i * each);
+        uint64_t cuts = halves ? shards / 2 : shards - 1;
+        bool fits = halves ? shard_length >= s.max : (p->count + cuts) * s.target <= length;
+        for (uint64_t i = 1; i < shards && i * shard_length < length && fits; i++) {
+            add_place(p, i * shard_length);
         }
     }
 }
@@ -119,24 +121,24 @@ typedef struct whole_master {
     const ckd_region *region; /* the save's */
 } whole_master;
 
-ckd_status save_record_whole(save_registry *known, const tensor_context *t, uint64_t elements,
+ckd_status save_record_whole(save_registry *registry, const tensor_context *t, uint64_t elements,
                              ckd_error *err) {
     whole_master m = {t->shape, t->region};
     if (!block_is_master(t) || elements < CUT_ELEMENTS) {
         return CKD_OK;
     }
-    bytes_put(&known->whole_masters, &m, sizeof(m));
-    return known->whole_masters.failed ? err_nomem(err, sizeof(m), "what is known of masters") : CKD_OK;
+    bytes_put(&registry->whole_masters, &m, sizeof(m));
+    return registry->whole_masters.failed ? err_nomem(err, sizeof(m), "what is known of masters") : CKD_OK;
 }
 
 /* Rounded copies are found by their blocks, so they must be cut as their masters are. */
-static bool may_copy_whole_master(const save_registry *known, const tensor_context *t) {
-    const whole_master *m = (const whole_master *)(const void *)known->whole_masters.data;
+static bool may_copy_whole_master(const save_registry *registry, const tensor_context *t) {
+    const whole_master *m = (const whole_master *)(const void *)registry->whole_masters.data;
     bool found = false;
     if (t->tensor->dtype != CKD_BF16 && t->tensor->dtype != CKD_F16) {
         return false;
     }
-    for (size_t i = 0; i < known->whole_masters.size / sizeof(*m) && !found; i++) {
+    for (size_t i = 0; i < registry->whole_masters.size / sizeof(*m) && !found; i++) {
         found = m[i].shape.ndim == t->shape.ndim &&
                 memcmp(m[i].shape.shape, t->shape.shape, t->shape.ndim * sizeof(t->shape.shape[0])) == 0 &&
                 region_equal(m[i].region, t->region, t->shape.ndim);
@@ -262,11 +264,11 @@ static ckd_status add_panel(save_panels *p, ckd_save *save, const tensor_context
         return err_nomem(err, sizeof(*region), "a tensor's description");
     }
     uint32_t last = whole->shape.ndim - 1;
-    ckd_region mine = box_of(whole);
-    uint64_t columns = mine.lengths[last];
-    mine.offsets[last] += first;
-    mine.lengths[last] = rows->width;
-    *region = region_canonical(&whole->shape, &mine);
+    ckd_region box = box_of(whole);
+    uint64_t columns = box.lengths[last];
+    box.offsets[last] += first;
+    box.lengths[last] = rows->width;
+    *region = region_canonical(&whole->shape, &box);
     save_panel *to = &p->items[p->count++];
     *to = (save_panel){.context = *whole, .rows = *rows, .first = first, .columns = columns};
     to->context.region = region;
@@ -274,24 +276,24 @@ static ckd_status add_panel(save_panels *p, ckd_save *save, const tensor_context
     return CKD_OK;
 }
 
-ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const block_sides *down,
-                    const block_sides *across, ckd_error *err) {
+ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const block_sides *row_sides,
+                    const block_sides *column_sides, ckd_error *err) {
     ckd_region box = box_of(t);
     uint32_t last = t->shape.ndim - 1;
     uint64_t columns = box.lengths[last], all = t->shape.shape[last];
-    bool lossy = down == &save->coding.grid.down;
+    bool lossy = row_sides == &save->coding.grid.row_sides;
     bool plain = last == 1 || lossy; /* else rows run over several dimensions, and are cut evenly */
     *out = (save_panels){.places = malloc(sizeof(*out->places))};
-    uint64_t max = LIKELY + all / across->min + 1 + (t->parent ? t->parent->shard_count : 0);
+    uint64_t max = LIKELY + all / column_sides->min + 1 + (t->parent ? t->parent->shard_count : 0);
     out->items = out->places ? calloc(max, sizeof(*out->items)) : NULL;
     if (!out->items) {
         return err_nomem(err, max * sizeof(*out->items), "a tensor's description");
     }
     save_places places;
-    find_offsets(&places, *across, all);
-    *out->places = (save_places){.sides = *down, .at = {t->shape.elements / all}, .count = 1};
+    find_offsets(&places, *column_sides, all);
+    *out->places = (save_places){.sides = *row_sides, .at = {t->shape.elements / all}, .count = 1};
     if (plain) {
-        find_offsets(out->places, *down, t->shape.shape[last - 1]);
+        find_offsets(out->places, *row_sides, t->shape.shape[last - 1]);
     }
     ckd_status status = CKD_OK;
     uint64_t widest = 1;

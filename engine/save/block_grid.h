@@ -16,7 +16,7 @@ typedef struct block_sides {
 } block_sides;
 /* Which lossy matrices are cut, and how. */
 typedef struct save_grid {
-    block_sides down, across; /* rows, columns */
+    block_sides row_sides, column_sides;
     /* least elements and columns of a matrix that is cut, or of each matrix of a stack */
     uint64_t elements, columns;
 } save_grid;
@@ -31,7 +31,7 @@ uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
  */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements);
 /* Records a tensor that is not cut. If it is a large master, its rounded copies are not cut either. Errors: NOMEM. */
-ckd_status save_record_whole(struct save_registry *known, const tensor_context *t, uint64_t elements,
+ckd_status save_record_whole(struct save_registry *registry, const tensor_context *t, uint64_t elements,
                              ckd_error *err);
 bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements);
 /* The ends of a panel's blocks. */
@@ -61,8 +61,8 @@ typedef struct save_panels {
  * Cuts a region into panels, from the first column to the last. Release with save_panels_free, whatever the status.
  * Errors: NOMEM.
  */
-ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const block_sides *down,
-                    const block_sides *across, ckd_error *err);
+ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const block_sides *row_sides,
+                    const block_sides *column_sides, ckd_error *err);
 void save_panels_free(save_panels *p);
 /* Saves elements first ... end - 1 of a panel exactly. tensor: has the values of the whole region. */
 ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save_panel *panel, uint64_t first,

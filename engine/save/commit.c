@@ -54,7 +54,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     }
     chunk_writer *writer = save->output.writer;
     save->output.writer = NULL;
-    uint64_t begun = clock_monotonic_ns();
+    uint64_t begun_ns = clock_monotonic_ns();
     status = chunk_writer_finish(writer, &save->output.sealed.root, &save->output.sealed.size, err);
     if (status == CKD_OK) {
         pathname temp = path_chunk(save->store->path, &save->output.file_id, ".tmp");
@@ -62,7 +62,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
                                        path_chunk(save->store->path, &save->output.file_id, "").text, err);
     }
     THEN(status, dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err));
-    save_stage_add(&save->stats.sync, clock_monotonic_ns() - begun);
+    save_stage_add(&save->stats.sync, clock_monotonic_ns() - begun_ns);
     save_may_retry(save, status); /* does not help this save, but the caller's next one */
     bytes data = {0};
     if (status == CKD_OK) {
@@ -107,8 +107,8 @@ static ckd_status add_part(ckd_save *save, manifest *m, const ckd_part *bytes_of
         status = err_set(err, CKD_E_INVALID, "the part of rank %u belongs to another save", (unsigned)p.rank);
     }
     if (status == CKD_OK) {
-        ckd_bytes ours = {save->terms.data, save->terms.size}, theirs = {p.options, p.options_size};
-        status = save_terms_compare(&ours, save->options.rank, &theirs, p.rank, err);
+        ckd_bytes own_terms = {save->terms.data, save->terms.size}, part_terms = {p.options, p.options_size};
+        status = save_terms_compare(&own_terms, save->options.rank, &part_terms, p.rank, err);
     }
     for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
         if (m->files[i].rank == p.rank) {
@@ -340,13 +340,13 @@ static void update_catalog(ckd_save *save, const manifest *m) {
 
 /* Two checkpoints must not have the same id: deltas could not tell them apart. */
 ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err) {
-    ckd_checkpoint same;
+    ckd_checkpoint existing;
     ckd_error why = {0};
-    ckd_status status = catalog_find_id(&same, save->store->catalog, &save->checkpoint, &why);
+    ckd_status status = catalog_find_id(&existing, save->store->catalog, &save->checkpoint, &why);
     if (status == CKD_OK) {
         return err_set(err, CKD_E_INVALID,
-                       "checkpoint_id is already used by %s@%llu; make a new one with ckd_id_new", same.run,
-                       (unsigned long long)same.step);
+                       "checkpoint_id is already used by %s@%llu; make a new one with ckd_id_new",
+                       existing.run, (unsigned long long)existing.step);
     }
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
@@ -462,11 +462,11 @@ void ckd_save_abort(ckd_save *save) {
      * once.
      */
     bool handed_out = save && save->state == SAVE_SEALED && save->options.world > 1;
-    bool ours = save && save->output.process == getpid();
+    bool same_process = save && save->output.process == getpid();
     ckd_store *store = save ? save->store : NULL;
     file_lock *lock;
     save_free(save, handed_out ? SAVE_UNDECIDED : SAVE_DROPPED);
-    if (handed_out && ours && store_lock_publish(&lock, store, NULL) == CKD_OK) {
+    if (handed_out && same_process && store_lock_publish(&lock, store, NULL) == CKD_OK) {
         store_recover(store, NULL);
         lock_release(lock);
     }

@@ -10,13 +10,13 @@ struct compared_tensor {
 };
 
 /* "tensor 'a' differs" */
-static ckd_status differs(const ckd_save *save, const char *what, const char *name, const char *how,
+static ckd_status differs(const ckd_save *save, const char *what, const char *name, const char *difference,
                           ckd_error *err) {
-    return err_in_tensor(err,
-                         err_set(err, CKD_E_EXISTS,
-                                 "run '%s' already has a different checkpoint at step %llu: %s '%s' %s",
-                                 save->target.run, (unsigned long long)save->target.step, what, name, how),
-                         name);
+    return err_in_tensor(
+        err,
+        err_set(err, CKD_E_EXISTS, "run '%s' already has a different checkpoint at step %llu: %s '%s' %s",
+                save->target.run, (unsigned long long)save->target.step, what, name, difference),
+        name);
 }
 
 ckd_status save_compare_begin(ckd_save *save, ckd_error *err) {

@@ -18,9 +18,9 @@ typedef struct coded_block {
     uint32_t number; /* in the span */
     uint64_t first, count;
     const record *parent;
-    bool known; /* this save has its values already */
+    bool duplicate; /* this save has its values already */
     bool wants[PAYLOAD_KINDS], has[PAYLOAD_KINDS];
-    bool lost;        /* a delta was planned, and may lose */
+    bool may_lose;    /* a delta was planned, and may lose */
     bool with_values; /* the pipeline needs its values all the same */
     uint64_t planned[PAYLOAD_KINDS];
     bytes payload[PAYLOAD_KINDS];
@@ -72,8 +72,8 @@ static const record *parent_of(const tensor_context *t, uint64_t first, uint64_t
     unsigned width = (unsigned)ckd_dtype_size(t->tensor->dtype);
     uint64_t raw = count * width;
     const record *r = block_in_parent(t, first, count);
-    bool few = block_probe_of(t->rows != NULL, width, raw).size == raw;
-    return !few && block_expected_standalone(r, raw) ? r : NULL;
+    bool too_small = block_probe_of(t->rows != NULL, width, raw).size == raw;
+    return !too_small && block_expected_standalone(r, raw) ? r : NULL;
 }
 
 static bool may_be_delta(const ckd_save *save, const record *parent, size_t width) {
@@ -96,7 +96,7 @@ static coded_block *add_block(save_device *s, uint32_t number, uint64_t first, u
     c->first = first;
     c->count = count;
     c->parent = parent;
-    c->known = c->lost = c->with_values = false;
+    c->duplicate = c->may_lose = c->with_values = false;
     c->wants[PAYLOAD_DELTA] = c->wants[PAYLOAD_STANDALONE] = c->has[PAYLOAD_DELTA] =
         c->has[PAYLOAD_STANDALONE] = false;
     return c;
@@ -113,15 +113,15 @@ static ckd_status choose_batch(save_device *s, const ckd_save *save, unchanged_b
     bool tries = s->skip == 0;
     uint32_t max = !tries ? s->skip : s->won ? BATCH_BLOCKS : FIRST_BLOCKS, i = u->next;
     device_reader *r = u->span->tensor->read_context;
-    uint64_t count, taken = 0;
+    uint64_t count, memory = 0;
     ckd_status status = device_deltas_clear(&s->deltas, &s->streams, r, t->tensor->dtype, BATCH_BLOCKS, err);
     s->count = 0;
     for (; first < end && status == CKD_OK && s->count < max; first += count, i++) {
         count = save_block_length(t, first, end);
         const record *parent = u->same[i] || u->named[i] ? NULL : parent_of(t, first, count);
         device_delta *d = parent && tries ? device_deltas_add(&s->deltas, first, count, MEMORY) : NULL;
-        taken += count * r->element * TIMES;
-        if (parent && (tries ? !d : s->count > 0 && taken > MEMORY)) {
+        memory += count * r->element * TIMES;
+        if (parent && (tries ? !d : s->count > 0 && memory > MEMORY)) {
             break;
         }
         if (parent) {
@@ -158,10 +158,10 @@ static void leave_duplicates(batch *b) {
         job->input.first = c->first;
         job->input.count = c->count;
         job->analysis.original = b->u->content[c->number];
-        c->known = block_is_in_save(job, &b->save->coding.context, b->t, -1);
-        c->wants[PAYLOAD_STANDALONE] &= !c->known;
+        c->duplicate = block_is_in_save(job, &b->save->coding.context, b->t, -1);
+        c->wants[PAYLOAD_STANDALONE] &= !c->duplicate;
         if (i < b->s->deltas.count) {
-            b->s->deltas.blocks[i].stream->left |= c->known;
+            b->s->deltas.blocks[i].stream->left |= c->duplicate;
         }
     }
 }
@@ -230,21 +230,22 @@ static void judge(batch *b) {
     for (uint32_t i = 0; i < b->s->deltas.count; i++) {
         coded_block *c = &b->s->blocks[i];
         device_stream *s = b->s->deltas.blocks[i].stream;
-        uint64_t raw = c->count * width, alone = block_expected_standalone(c->parent, raw);
+        uint64_t raw = c->count * width, standalone = block_expected_standalone(c->parent, raw);
         if (s->left) {
             continue;
         }
-        load_cost chain = record_chain(c->parent), base = base_cost(width, raw, alone);
+        load_cost chain = record_chain(c->parent), base = base_cost(width, raw, standalone);
         c->planned[PAYLOAD_DELTA] = s->planned;
-        c->lost = s->left = (double)s->planned > BLOCK_DELTA_WON * (double)alone;
-        if (!c->lost) {
+        c->may_lose = s->left = (double)s->planned > BLOCK_DELTA_WON * (double)standalone;
+        if (!c->may_lose) {
             chain.stored += (double)s->planned;
             chain.work += decode_work(PREDICT_PARENT, CODING_SYMBOLS, width, raw, s->planned, c->count);
         }
-        bool taken = !c->lost && budget_allows_delta(&trial, &chain, &base, PART_EXACT, s->planned, alone);
+        bool use_delta =
+            !c->may_lose && budget_allows_delta(&trial, &chain, &base, PART_EXACT, s->planned, standalone);
         c->wants[PAYLOAD_STANDALONE] =
-            !unprepared && (!taken || budget_wants_materialized(&trial, &chain, &base));
-        budget_add(&trial, taken ? &chain : &base, c->wants[PAYLOAD_STANDALONE] ? &base : &chain, &base);
+            !unprepared && (!use_delta || budget_wants_materialized(&trial, &chain, &base));
+        budget_add(&trial, use_delta ? &chain : &base, c->wants[PAYLOAD_STANDALONE] ? &base : &chain, &base);
     }
 }
 
@@ -252,13 +253,13 @@ static void judge(batch *b) {
 static ckd_status take_differences(coded_block *c, const device_deltas *all, const device_delta *d,
                                    bool in_panel, ckd_error *err) {
     uint64_t raw = c->count * all->r->element;
-    block_probe of = block_probe_of(in_panel, (unsigned)all->r->element, raw);
+    block_probe probe = block_probe_of(in_panel, (unsigned)all->r->element, raw);
     bytes_clear(&c->part[1]);
     if (4 * c->planned[PAYLOAD_DELTA] >= raw) {
         return CKD_OK;
     }
-    void *to = bytes_scratch(&c->part[1], of.size, "a part of a block", err);
-    return to ? device_deltas_residual(all, d, to, of.at, of.size, err) : CKD_E_NOMEM;
+    void *to = bytes_scratch(&c->part[1], probe.size, "a part of a block", err);
+    return to ? device_deltas_residual(all, d, to, probe.at, probe.size, err) : CKD_E_NOMEM;
 }
 
 static ckd_status take_deltas(batch *b, ckd_error *err) {
@@ -354,14 +355,14 @@ static ckd_status take_values(batch *b, device_reader *r, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < b->s->count && status == CKD_OK; i++) {
         coded_block *c = &b->s->blocks[i];
-        block_probe of = block_probe_of(b->t->rows != NULL, (unsigned)r->element, c->count * r->element);
-        bool unsure = c->lost && delta_may_pay(c->planned[PAYLOAD_DELTA], c->planned[PAYLOAD_STANDALONE]);
+        block_probe probe = block_probe_of(b->t->rows != NULL, (unsigned)r->element, c->count * r->element);
+        bool unsure = c->may_lose && delta_may_pay(c->planned[PAYLOAD_DELTA], c->planned[PAYLOAD_STANDALONE]);
         c->has[PAYLOAD_STANDALONE] &= !unsure; /* the host decides */
         c->with_values = c->has[PAYLOAD_DELTA] && c->wants[PAYLOAD_STANDALONE] && !c->has[PAYLOAD_STANDALONE];
         bytes_clear(&c->part[0]);
         if (!c->with_values && (c->has[PAYLOAD_DELTA] || c->has[PAYLOAD_STANDALONE])) {
-            void *to = bytes_scratch(&c->part[0], of.size, "a part of a block", err);
-            uint64_t first = c->first + of.at / r->element, count = of.size / r->element;
+            void *to = bytes_scratch(&c->part[0], probe.size, "a part of a block", err);
+            uint64_t first = c->first + probe.at / r->element, count = probe.size / r->element;
             r->end = first + count; /* do not read ahead */
             status = to ? device_read(r, first, count, to, err) : CKD_E_NOMEM;
         }
@@ -374,21 +375,21 @@ static ckd_status probe_one(void *context, size_t i, uint32_t worker, ckd_error 
     batch *b = context;
     coded_block *c = &b->s->blocks[i];
     unsigned width = (unsigned)ckd_dtype_size(b->t->tensor->dtype);
-    uint64_t raw = c->count * width, alone = block_expected_standalone(c->parent, raw);
-    alone = c->has[PAYLOAD_STANDALONE] && c->planned[PAYLOAD_STANDALONE] > alone
-                ? c->planned[PAYLOAD_STANDALONE]
-                : alone;
-    uint64_t limits[2] = {alone, c->planned[PAYLOAD_DELTA]};
+    uint64_t raw = c->count * width, standalone = block_expected_standalone(c->parent, raw);
+    standalone = c->has[PAYLOAD_STANDALONE] && c->planned[PAYLOAD_STANDALONE] > standalone
+                     ? c->planned[PAYLOAD_STANDALONE]
+                     : standalone;
+    uint64_t limits[2] = {standalone, c->planned[PAYLOAD_DELTA]};
     ckd_status status = CKD_OK;
     for (int k = 0; k < 2 && (c->has[PAYLOAD_DELTA] || c->has[PAYLOAD_STANDALONE]) && status == CKD_OK; k++) {
-        bool promise = false;
+        bool may_win = false;
         if (c->part[k].size && (k == 0 || c->has[PAYLOAD_DELTA])) {
             block_sample s = {c->part[k].data, c->part[k].size, width, raw, limits[k]};
-            status = block_codec_may_win(&promise, b->save->pipeline.jobs[worker].decoder.coder,
+            status = block_codec_may_win(&may_win, b->save->pipeline.jobs[worker].decoder.coder,
                                          &b->save->coding.context, &s, err);
         }
-        c->has[PAYLOAD_DELTA] &= !promise;
-        c->has[PAYLOAD_STANDALONE] &= !promise;
+        c->has[PAYLOAD_DELTA] &= !may_win;
+        c->has[PAYLOAD_STANDALONE] &= !may_win;
     }
     return status;
 }
@@ -461,9 +462,9 @@ ckd_status save_device_code(ckd_save *save, unchanged_blocks *u, uint64_t first,
 }
 
 static void exchange(bytes *a, bytes *b) {
-    bytes was = *a;
+    bytes old = *a;
     *a = *b;
-    *b = was;
+    *b = old;
 }
 
 static void set_precoded(block_job *job, coded_block *c, const hash128 *content) {
@@ -472,7 +473,7 @@ static void set_precoded(block_job *job, coded_block *c, const hash128 *content)
     job->input.precoded = (block_precoded){.coded = true,
                                            .delta = c->has[PAYLOAD_DELTA],
                                            .standalone = c->has[PAYLOAD_STANDALONE],
-                                           .lost = c->lost,
+                                           .lost = c->may_lose,
                                            .rounded = job->input.precoded.rounded,
                                            .bf16 = job->input.precoded.bf16,
                                            .f16 = job->input.precoded.f16,

@@ -36,7 +36,7 @@ uint64_t save_block_length(const tensor_context *t, uint64_t first, uint64_t end
  * rounded masters, waits for all blocks in progress. If the device fails, that is reported, and all values are read.
  * Errors: NOMEM, those of save_await.
  */
-ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_span *of, ckd_error *err);
+ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_span *span, ckd_error *err);
 void device_dedup_free(unchanged_blocks *u);
 /*
  * Visits the job's block, which is the next one. true: it is known, and nothing is read. false: it will be read.

@@ -27,14 +27,14 @@ typedef struct some_blocks {
 static uint64_t take_some(some_blocks *b, const tensor_context *t, const device_reader *r, uint64_t first,
                           uint64_t end) {
     bool master = block_is_master(t);
-    bool lies = master ? device_is_contiguous(r, r->data) : r->width == r->stride;
+    bool contiguous = master ? device_is_contiguous(r, r->data) : r->width == r->stride;
     *b = (some_blocks){.kinds = master ? KINDS : 1};
     for (uint64_t n; first < end && b->count < DEVICE_SPANS; first += n) {
         n = save_block_length(t, first, end);
         b->first[b->count] = first;
         b->span[b->count++].bytes = n * r->element;
         b->pieces += device_hash_pages_of(n * r->element);
-        b->gathered += lies ? 0 : aligned(n * r->element);
+        b->gathered += contiguous ? 0 : aligned(n * r->element);
         if (master) {
             b->pieces += 2 * device_hash_pages_of(n * sizeof(uint16_t));
             b->halves += aligned(n * sizeof(uint16_t));
@@ -44,14 +44,14 @@ static uint64_t take_some(some_blocks *b, const tensor_context *t, const device_
 }
 
 /* Sets the address of each block's bytes. */
-static ckd_status place_some(some_blocks *b, const device_reader *r, uint8_t *room, ckd_error *err) {
+static ckd_status place_some(some_blocks *b, const device_reader *r, uint8_t *to, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
         b->span[i].values = r->data + b->first[i] * r->element;
         if (b->gathered) {
-            b->span[i].values = room;
-            status = device_gather(r, room, b->first[i], b->span[i].bytes / r->element, err);
-            room += aligned(b->span[i].bytes);
+            b->span[i].values = to;
+            status = device_gather(r, to, b->first[i], b->span[i].bytes / r->element, err);
+            to += aligned(b->span[i].bytes);
         }
     }
     return status;
@@ -59,19 +59,19 @@ static ckd_status place_some(some_blocks *b, const device_reader *r, uint8_t *ro
 
 static ckd_status round_some(some_blocks *b, const device_lease *lease, uint32_t kind, uint8_t *to,
                              ckd_error *err) {
-    device_elements what = {DEVICE_CAST, CKD_F32, kind == AS_BF16 ? CKD_BF16 : CKD_F16, NULL};
+    device_elements conversion = {DEVICE_CAST, CKD_F32, kind == AS_BF16 ? CKD_BF16 : CKD_F16, NULL};
     device_failure why = {DEVICE_DONE, "", ""};
     device_span spans[DEVICE_SPANS];
-    bool known = true;
+    bool supported = true;
     for (uint32_t i = 0; i < b->count; i++) {
         uint64_t n = b->span[i].bytes / sizeof(float);
         spans[i] = (device_span){to, b->span[i].values, NULL, NULL, n};
         b->span[kind * b->count + i] = (device_pieces){to, n * sizeof(uint16_t), NULL};
         to += aligned(n * sizeof(uint16_t));
     }
-    lease->backend->elements(&lease->queue, &known, &what, spans, b->count, &why);
-    return known ? device_status(&why, lease->queue.device, err)
-                 : err_set(err, CKD_E_DEVICE, "the device does not support this dtype");
+    lease->backend->elements(&lease->queue, &supported, &conversion, spans, b->count, &why);
+    return supported ? device_status(&why, lease->queue.device, err)
+                     : err_set(err, CKD_E_DEVICE, "the device does not support this dtype");
 }
 
 /* to: room for the hashes of all kinds. */
@@ -107,17 +107,17 @@ static ckd_status hash_all(unchanged_blocks *u, ckd_error *err) {
     uint64_t first = u->span->first, end = u->span->end;
     for (uint32_t at = 0; first < end && status == CKD_OK;) {
         some_blocks b;
-        hash128 got[KINDS * DEVICE_SPANS];
+        hash128 hashes[KINDS * DEVICE_SPANS];
         first = take_some(&b, t, r, first, end);
-        status = hash_some(got, &b, r, err);
+        status = hash_some(hashes, &b, r, err);
         for (uint32_t i = 0; i < b.count && status == CKD_OK; i++, at++) {
             /* A block that is a delta in the parent may need a materialized copy, and values for it. */
             const record *old = block_in_parent(t, b.first[i], b.span[i].bytes / r->element);
-            u->content[at] = got[i];
-            u->same[at] = old && old->depth == 0 && hash128_equal(&old->content, &got[i]);
+            u->content[at] = hashes[i];
+            u->same[at] = old && old->depth == 0 && hash128_equal(&old->content, &hashes[i]);
             if (u->rounded) {
-                u->rounded[2 * at] = got[AS_BF16 * b.count + i];
-                u->rounded[2 * at + 1] = got[AS_F16 * b.count + i];
+                u->rounded[2 * at] = hashes[AS_BF16 * b.count + i];
+                u->rounded[2 * at + 1] = hashes[AS_F16 * b.count + i];
             }
         }
     }
@@ -140,13 +140,13 @@ static ckd_status name_all(unchanged_blocks *u, ckd_save *save, ckd_error *err) 
     return status;
 }
 
-ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_span *of, ckd_error *err) {
-    const tensor_context *t = of->context;
-    u->span = of;
-    if (!worth_a_look(save, of->tensor, t) || of->first == of->end) {
+ckd_status device_dedup_begin(unchanged_blocks *u, ckd_save *save, const exact_span *span, ckd_error *err) {
+    const tensor_context *t = span->context;
+    u->span = span;
+    if (!worth_a_look(save, span->tensor, t) || span->first == span->end) {
         return CKD_OK;
     }
-    for (uint64_t at = of->first; at < of->end; at += save_block_length(t, at, of->end)) {
+    for (uint64_t at = span->first; at < span->end; at += save_block_length(t, at, span->end)) {
         u->count++;
     }
     u->content = calloc(u->count, sizeof(*u->content));
@@ -203,8 +203,8 @@ bool device_dedup_next(unchanged_blocks *u, ckd_save *save, block_job *job) {
     }
     device_reader *r = u->span->tensor->read_context;
     uint64_t end = job->input.first + job->input.count;
-    uint32_t known = u->looked ? u->looked : u->count;
-    for (i++; i < known && !u->same[i] && !u->named[i] && !u->unread[i]; i++) {
+    uint32_t limit = u->looked ? u->looked : u->count;
+    for (i++; i < limit && !u->same[i] && !u->named[i] && !u->unread[i]; i++) {
         end += save_block_length(t, end, r->elements);
     }
     r->end = end;

@@ -33,25 +33,26 @@ static ckd_status gather_rows(void *context, size_t index, uint32_t worker, ckd_
     (void)worker;
     (void)err;
     const gathering *g = context;
-    uint64_t row = index * (uint64_t)ROWS_AT_A_TIME, left = g->rows - row;
-    uint64_t rows = left < ROWS_AT_A_TIME ? left : ROWS_AT_A_TIME;
+    uint64_t row = index * (uint64_t)ROWS_AT_A_TIME, remaining = g->rows - row;
+    uint64_t rows = remaining < ROWS_AT_A_TIME ? remaining : ROWS_AT_A_TIME;
     gather(g->original, g->tile->values, ckd_dtype_size(g->tile->dtype), g, row, rows);
     gather(g->now, g->tile->now, sizeof(float), g, row, rows);
     gather(g->before, g->tile->before, sizeof(float), g, row, rows);
     return CKD_OK;
 }
 
-static ckd_status gather_panel(tile_part *of, ckd_save *save, const lossy_tile *t, uint64_t first,
+static ckd_status gather_panel(tile_part *part, ckd_save *save, const lossy_tile *t, uint64_t first,
                                uint64_t width, ckd_error *err) {
-    lossy_tile *out = &of->tile;
+    lossy_tile *out = &part->tile;
     gathering g = {.tile = t, .first = first, .width = width, .rows = t->count / t->columns};
     uint64_t n = g.rows * width;
     bool same = (const void *)t->now == t->values;
-    g.now = bytes_scratch(&of->now, n * sizeof(float), "a panel of a tensor", err);
-    g.original = !g.now || same
-                     ? NULL
-                     : bytes_scratch(&of->original, n * ckd_dtype_size(t->dtype), "a panel of a tensor", err);
-    g.before = !t->before ? NULL : bytes_scratch(&of->before, n * sizeof(float), "a panel of a tensor", err);
+    g.now = bytes_scratch(&part->now, n * sizeof(float), "a panel of a tensor", err);
+    g.original = !g.now || same ? NULL
+                                : bytes_scratch(&part->original, n * ckd_dtype_size(t->dtype),
+                                                "a panel of a tensor", err);
+    g.before =
+        !t->before ? NULL : bytes_scratch(&part->before, n * sizeof(float), "a panel of a tensor", err);
     if (!g.now || (!same && !g.original) || (t->before && !g.before)) {
         return CKD_E_NOMEM;
     }
@@ -62,9 +63,9 @@ static ckd_status gather_panel(tile_part *of, ckd_save *save, const lossy_tile *
                     &g, err);
 }
 
-ckd_status grid_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, const save_panel *panel,
+ckd_status grid_of_panel(tile_part *part, ckd_save *save, const lossy_tile *t, const save_panel *panel,
                          ckd_error *err) {
-    lossy_tile *out = &of->tile;
+    lossy_tile *out = &part->tile;
     uint64_t first = panel->first, width = panel->rows.width, rows = t->count / t->columns;
     *out = *t;
     out->first = t->first / t->columns * width;
@@ -79,27 +80,27 @@ ckd_status grid_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, con
     plan->columns = plan->own.columns = width;
     plan->own.step = plan->own.step ? plan->own.step + first : NULL;
     plan->own.factor = plan->own.factor ? plan->own.factor + first * plan->own.rank : NULL;
-    return t->device ? lossy_device_panel(out, first, err) : gather_panel(of, save, t, first, width, err);
+    return t->device ? lossy_device_panel(out, first, err) : gather_panel(part, save, t, first, width, err);
 }
 
 /* ---- rows ---- */
 
-ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const shared_part *of,
+ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const shared_part *part,
                             ckd_error *err) {
     save_side *side = &to->sides[to->side_count];
     bytes *raw = &side->data;
     bytes_clear(raw);
-    ckd_status status = lattice_columns_encode(raw, of->factors, &save->lossy.tiles->scratch,
+    ckd_status status = lattice_columns_encode(raw, part->factors, &save->lossy.tiles->scratch,
                                                coder_symbols(save->lossy.tiles->loaders[0].coder), err);
     if (status != CKD_OK) {
         return status;
     }
     *content = content_hash(raw->data, raw->size);
     side->record = (record){.kind = RECORD_SIDE,
-                            .tensor = of->tensor,
-                            .region = of->span.region,
-                            .first = of->span.first,
-                            .count = of->span.count,
+                            .tensor = part->tensor,
+                            .region = part->span.region,
+                            .first = part->span.first,
+                            .count = part->span.count,
                             .raw_size = raw->size,
                             .stored_size = raw->size,
                             .content = *content,
@@ -119,22 +120,22 @@ static ckd_status write_rows(shared_rows *to, save_append *before, const lossy_r
                             .rank = rank,
                             .shift = no_shift,
                             .factor = rank ? plan->factor + to->row * rank : NULL};
-    shared_part of = {&rows, r->context.tensor, to->span};
-    return grid_side_record(&to->content, r->save, before, &of, err);
+    shared_part part = {&rows, r->context.tensor, to->span};
+    return grid_side_record(&to->content, r->save, before, &part, err);
 }
 
 ckd_status grid_rows(block_job *job, save_slot *slot, const lossy_region *r, const save_panel *panel,
                      ckd_error *err) {
-    row_records *known = &r->save->lossy.tiles->row_records;
+    row_records *records = &r->save->lossy.tiles->row_records;
     const lossy_tile *t = &slot->region_job->lossy->tile;
     uint64_t row = (job->input.first - t->first) / t->columns, rows = job->input.count / t->columns;
-    for (size_t i = 0; i < known->count; i++) {
-        if (known->items[i].row == row && known->items[i].rows == rows) {
-            job->output.rows = known->items[i];
+    for (size_t i = 0; i < records->count; i++) {
+        if (records->items[i].row == row && records->items[i].rows == rows) {
+            job->output.rows = records->items[i];
             return CKD_OK;
         }
     }
-    if (ARRAY_GROW(known->items, known->capacity, known->count + 1, "coding scratch", err) != CKD_OK) {
+    if (ARRAY_GROW(records->items, records->capacity, records->count + 1, "coding scratch", err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
     uint64_t above = t->first / t->columns; /* rows of the matrix before the tile */
@@ -144,7 +145,7 @@ ckd_status grid_rows(block_job *job, save_slot *slot, const lossy_region *r, con
                       .span = {r->context.region, (above + row) * panel->columns, rows * panel->columns}};
     ckd_status status = write_rows(&job->output.rows, &slot->append, r, &t->plan, err);
     if (status == CKD_OK) {
-        known->items[known->count++] = job->output.rows;
+        records->items[records->count++] = job->output.rows;
     }
     return status;
 }

@@ -36,8 +36,8 @@ typedef struct tensor_elements {
     const ckd_tensor *tensor;
     uint64_t first, count;
 } tensor_elements;
-/* Returns elements: in the caller's memory, or read into `room` by the tensor's read function. */
-ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const tensor_elements *of,
+/* Returns elements: in the caller's memory, or read into `scratch` by the tensor's read function. */
+ckd_status save_fetch(const void **values, ckd_save *save, bytes *scratch, const tensor_elements *elements,
                       ckd_error *err);
 /* Keeps the place of values on a device for save_device_fetch. Errors: NOMEM. */
 ckd_status save_device_remember(ckd_save *save, region_job *rj, const ckd_tensor *tensor, ckd_error *err);
@@ -66,10 +66,10 @@ ckd_status launch_check_publish(const ckd_save *save, ckd_error *err);
  * Records a region before it is coded. Tensor and region live as long as the save; the region is canonical. Errors:
  * MISMATCH (it overlaps a saved region, or the tensor has another dtype, shape or role there), NOMEM.
  */
-ckd_status save_record_region(save_registry *known, const record_tensor *tensor, const geometry *shape,
+ckd_status save_record_region(save_registry *registry, const record_tensor *tensor, const geometry *shape,
                               const ckd_region *region, uint64_t elements, ckd_error *err);
 /* Records a blob before it is written. Errors: MISMATCH (the name was saved before), NOMEM. */
-ckd_status save_record_blob(save_registry *known, const char *name, ckd_error *err);
+ckd_status save_record_blob(save_registry *registry, const char *name, ckd_error *err);
 void save_names_free(saved_names *n);
 
 /* ---- order.c ---- */
@@ -85,7 +85,7 @@ void save_add_analysis(ckd_save *save, uint64_t ns);
 /* Adds this rank's times to its part, which is about to be sent. */
 void save_put_times(rank_part *to, const ckd_save *save);
 /* Keeps the times that a part reports, this rank's or another's. Errors: NOMEM. */
-ckd_status save_take_times(ckd_save *save, const rank_part *told, ckd_error *err);
+ckd_status save_take_times(ckd_save *save, const rank_part *reported, ckd_error *err);
 /* Stores the times in the catalog. The caller has begun a transaction. */
 ckd_status save_store_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err);
 

@@ -30,9 +30,9 @@ static const void *given_of(const lossy_tile *t, const block_job *job) {
 
 /* Elements of the block that begins at element `at` of the tile. panel: the tile's; NULL: the tile is whole. */
 static uint64_t block_count(const save_panel *panel, const lossy_tile *t, uint64_t at) {
-    uint64_t left = t->count - at,
-             here = panel ? save_panel_block(&panel->rows, t->first + at) : lossy_block_count(t, at);
-    return here < left ? here : left;
+    uint64_t remaining = t->count - at,
+             count = panel ? save_panel_block(&panel->rows, t->first + at) : lossy_block_count(t, at);
+    return count < remaining ? count : remaining;
 }
 
 /* Computes the hashes and errors of the blocks of a tile on a device. */
@@ -72,17 +72,17 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
 }
 
 /* Pushes the blocks of a part; they are in progress when it returns. */
-static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, const tile_parent *from,
+static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *part, const tile_parent *from,
                             ckd_error *err) {
     ckd_save *save = r->save;
-    lossy_tile *t = &of->tile;
+    lossy_tile *t = &part->tile;
     region_job *rj;
-    of->figures = &p->figures;
+    part->figures = &p->figures;
     p->figures.measures.movement += t->movement * t->movement * (double)t->count;
     t->plan.shared = shares_columns(t);
     ckd_status status = save_new_region_job(&rj, save, p->context, NULL, err);
     if (status == CKD_OK) {
-        rj->lossy = of;
+        rj->lossy = part;
         rj->parent = from->view;
         rj->context.parent = from->tensor;
     }
@@ -99,7 +99,7 @@ static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, cons
             save_push(save);
         }
     }
-    of->end = save->pipeline.pushed;
+    part->end = save->pipeline.pushed;
     return status;
 }
 
@@ -120,10 +120,10 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
  * Waits for the blocks of a part on a device to be written, as the device holds one part at a time. Then compares
  * directions.
  */
-static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_part *of, ckd_error *err) {
-    const lossy_tile *t = &of->tile;
-    moment_stats *second = of->held->second;
-    ckd_status status = save_await(r->save, of->end, err);
+static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_part *part, ckd_error *err) {
+    const lossy_tile *t = &part->tile;
+    moment_stats *second = part->inflight->second;
+    ckd_status status = save_await(r->save, part->end, err);
     /* Without a second moment, or before it comes, there is nothing to compare directions with. */
     if (status == CKD_OK && second && second->sample.stride && t->part != LOSSY_WEIGHT) {
         direction_sums *sums = t->part == LOSSY_MOMENT ? &p->figures.direction : NULL;
@@ -133,59 +133,60 @@ static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_p
 }
 
 /* Pushes all parts of a planned tile. */
-static ckd_status push_tile(lossy_region *r, inflight_tile *held, const tile_parent *from, ckd_error *err) {
-    const lossy_tile *t = &held->tile;
+static ckd_status push_tile(lossy_region *r, inflight_tile *inflight, const tile_parent *from,
+                            ckd_error *err) {
+    const lossy_tile *t = &inflight->tile;
     ckd_status status = CKD_OK;
     r->save->lossy.tiles->row_records.count = 0;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
         lossy_piece *p = &r->pieces[i];
-        tile_part *of = &held->parts[i % 2];
-        status = save_await(r->save, of->end, err);
-        of->held = held;
+        tile_part *part = &inflight->parts[i % 2];
+        status = save_await(r->save, part->end, err);
+        part->inflight = inflight;
         if (status == CKD_OK && p->panel) {
-            status = grid_of_panel(of, r->save, t, p->panel, err);
-            of->tile.plan.shared_rows = grid_shares_rows(t);
+            status = grid_of_panel(part, r->save, t, p->panel, err);
+            part->tile.plan.shared_rows = grid_shares_rows(t);
         } else {
-            of->tile = *t;
+            part->tile = *t;
         }
         if (status == CKD_OK && t->device) {
-            status = measure_on_device(p->panel, &of->tile, err);
+            status = measure_on_device(p->panel, &part->tile, err);
         }
-        THEN(status, push_part(r, p, of, from, err));
+        THEN(status, push_part(r, p, part, from, err));
         if (status == CKD_OK && t->device) {
-            status = finish_on_device(r, p, of, err);
+            status = finish_on_device(r, p, part, err);
         }
     }
     return status;
 }
 
 /*
- * *worth == false: better coded exactly. *here == false: the tile is on a device, and the host must code it. Sets
- * held->second.
+ * *worth == false: better coded exactly. *ready == false: the tile is on a device, and the host must code it. Sets
+ * inflight->second.
  */
-static ckd_status prepare_tile(bool *worth, bool *here, inflight_tile *held, const lossy_region *r,
+static ckd_status prepare_tile(bool *worth, bool *ready, inflight_tile *inflight, const lossy_region *r,
                                ckd_error *err) {
     ckd_save *save = r->save;
-    lossy_tile *t = &held->tile;
+    lossy_tile *t = &inflight->tile;
     ckd_status status = CKD_OK;
     if (t->part == LOSSY_WEIGHT) {
-        held->second = find_moment_stats(save, t, &r->context);
-        t->scales = held->second && held->second->scales.row ? &held->second->scales : NULL;
-    } else if (!held->second) {
-        status = moment_stats_get(&held->second, save, t, &r->context, err);
+        inflight->second = find_moment_stats(save, t, &r->context);
+        t->scales = inflight->second && inflight->second->scales.row ? &inflight->second->scales : NULL;
+    } else if (!inflight->second) {
+        status = moment_stats_get(&inflight->second, save, t, &r->context, err);
     }
-    moment_stats *second = held->second;
+    moment_stats *second = inflight->second;
     if (second && t->part == LOSSY_SECOND) {
         t->found = &second->scales;
         second->scales.row = second->scales.column = NULL; /* of an earlier attempt */
     }
     THEN(status, lossy_tile_prepare(t, worth, save->lossy.tiles->loaders[0].kernels, err));
-    *here = *worth || !t->device;
+    *ready = *worth || !t->device;
     if (status == CKD_OK && *worth && t->device) {
-        status = lossy_device_code(here, t, err);
+        status = lossy_device_code(ready, t, err);
     }
-    if (status == CKD_OK && *worth && *here) {
-        status = pair_tile(here, save, held, r->eps, err);
+    if (status == CKD_OK && *worth && *ready) {
+        status = pair_tile(ready, save, inflight, r->eps, err);
     }
     return status;
 }
@@ -220,9 +221,9 @@ static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lo
  * Sets *all if this save has all of a tile on a device already, as it has the masters from which the tile is rounded.
  * The tile's blocks then only name these; it needs neither a parent nor a plan.
  */
-static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, ckd_error *err) {
+static ckd_status find_in_save(bool *all, inflight_tile *inflight, lossy_region *r, ckd_error *err) {
     ckd_save *save = r->save;
-    lossy_tile *t = &held->tile;
+    lossy_tile *t = &inflight->tile;
     *all = false;
     if (r->tensor->read != device_read || t->part != LOSSY_WEIGHT || t->dtype == CKD_F32 ||
         r->params.max_error > 0) {
@@ -236,50 +237,50 @@ static ckd_status find_in_save(bool *all, inflight_tile *held, lossy_region *r, 
     t->bound = INFINITY; /* as lossy_tile_prepare sets it */
     for (size_t i = 0; i < r->count && *all && status == CKD_OK; i++) {
         const lossy_piece *p = &r->pieces[i];
-        tile_part *of = &held->parts[0];
-        of->tile = *t;
+        tile_part *part = &inflight->parts[0];
+        part->tile = *t;
         if (p->panel) {
-            status = grid_of_panel(of, save, t, p->panel, err);
+            status = grid_of_panel(part, save, t, p->panel, err);
         }
-        THEN(status, find_blocks_in_save(all, r, p, &of->tile, err));
+        THEN(status, find_blocks_in_save(all, r, p, &part->tile, err));
     }
     if (status == CKD_OK && t->device && !*all) {
         save_tile_leave_device(save, t);
     }
-    held->second = *all ? find_moment_stats(save, t, &r->context) : NULL;
+    inflight->second = *all ? find_moment_stats(save, t, &r->context) : NULL;
     return status;
 }
 
 /* Returns the budget by which the tile's parent is chosen. */
 static load_budget budget_for(const lossy_region *r) {
     const save_tiles *all = r->save->lossy.tiles;
-    load_budget seen = all->seen;
+    load_budget budget = all->budget;
     if (all->seen_region != r->number) {
-        save_remove_expected(&seen, r->save->sources.parent, r->context.parent, r->share);
+        save_remove_expected(&budget, r->save->sources.parent, r->context.parent, r->share);
     }
-    return seen;
+    return budget;
 }
 
 /*
  * Loads and prepares a tile: from the device's memory, if it is there and can be coded there. Else, or if that fails,
  * from the host's.
  */
-static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile *held, lossy_region *r,
+static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile *inflight, lossy_region *r,
                                    ckd_error *err) {
     ckd_save *save = r->save;
-    lossy_tile *t = &held->tile, cut = *t;
+    lossy_tile *t = &inflight->tile, cut = *t;
     load_budget budget = budget_for(r);
-    bool here = false, device = true;
+    bool ready = false, device = true;
     ckd_status status = CKD_OK;
-    held->second = NULL;
+    inflight->second = NULL;
     *from = (tile_parent){0};
-    while (!here && status == CKD_OK) {
+    while (!ready && status == CKD_OK) {
         lossy_tile_reset(t, &cut);
-        status = device ? find_in_save(&here, held, r, err) : CKD_OK;
-        *worth = here;
-        if (status == CKD_OK && !here) {
-            status = save_load_tile(from, held, &budget, device ? widest_of(r) : 0, err);
-            THEN(status, prepare_tile(worth, &here, held, r, err));
+        status = device ? find_in_save(&ready, inflight, r, err) : CKD_OK;
+        *worth = ready;
+        if (status == CKD_OK && !ready) {
+            status = save_load_tile(from, inflight, &budget, device ? widest_of(r) : 0, err);
+            THEN(status, prepare_tile(worth, &ready, inflight, r, err));
         }
         /* If the device is broken, reading from it fails on the host, too. */
         if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
@@ -289,10 +290,10 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile
             }
             r->reported_fallback = true;
             status = CKD_OK;
-            here = false;
+            ready = false;
         }
         device = false;
-        if (!here) {
+        if (!ready) {
             save_tile_leave_device(save, t);
         }
     }
@@ -321,19 +322,19 @@ static ckd_status end_region(lossy_region *r, ckd_error *err) {
 }
 
 /* Waits until the tile is done, and frees its place. */
-static ckd_status end_tile(ckd_save *save, inflight_tile *held, ckd_error *err) {
-    ckd_status status = held->in_use ? save_await(save, held->end, err) : CKD_OK;
-    if (status != CKD_OK || !held->in_use) {
+static ckd_status end_tile(ckd_save *save, inflight_tile *inflight, ckd_error *err) {
+    ckd_status status = inflight->in_use ? save_await(save, inflight->end, err) : CKD_OK;
+    if (status != CKD_OK || !inflight->in_use) {
         return status;
     }
-    lossy_region *r = held->region;
-    save->lossy.tiles->seen = held->seen;
+    lossy_region *r = inflight->region;
+    save->lossy.tiles->budget = inflight->budget;
     save->lossy.tiles->seen_region = r->number;
-    held->in_use = false;
-    moment_stats_used(save, held->second, &r->context);
-    if (held->tile.device) {
-        save_reference_keep(save, &held->tile, &r->context);
-        save_tile_leave_device(save, &held->tile);
+    inflight->in_use = false;
+    moment_stats_used(save, inflight->second, &r->context);
+    if (inflight->tile.device) {
+        save_reference_keep(save, &inflight->tile, &r->context);
+        save_tile_leave_device(save, &inflight->tile);
     }
     return end_region(r, err);
 }
@@ -357,10 +358,10 @@ void save_lossy_free(ckd_save *save) {
     save_tiles *all = save->lossy.tiles;
     moment_stats_end(save);
     for (uint32_t i = 0; all && i < 2; i++) {
-        inflight_tile *held = &all->in_flight[i];
-        if (held->in_use) {
-            free_region(held->region);
-            held->in_use = false;
+        inflight_tile *inflight = &all->in_flight[i];
+        if (inflight->in_use) {
+            free_region(inflight->region);
+            inflight->in_use = false;
         }
     }
     if (all && all->device) {
@@ -406,51 +407,51 @@ static ckd_status hold_tile(inflight_tile **out, ckd_save *save, uint64_t count,
 static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *err) {
     ckd_save *save = r->save;
     tile_parent from;
-    inflight_tile *held;
+    inflight_tile *inflight;
     bool worth = false;
-    ckd_status status = hold_tile(&held, save, cut->count, err);
+    ckd_status status = hold_tile(&inflight, save, cut->count, err);
     if (status != CKD_OK) {
         return status;
     }
-    lossy_tile_reset(&held->tile, cut);
-    held->region = r;
-    held->parts[0].end = held->parts[1].end = 0;
-    uint64_t begun = clock_monotonic_ns(), waited = save->pipeline.waited_ns;
+    lossy_tile_reset(&inflight->tile, cut);
+    inflight->region = r;
+    inflight->parts[0].end = inflight->parts[1].end = 0;
+    uint64_t begun_ns = clock_monotonic_ns(), waited = save->pipeline.waited_ns;
     int64_t gained = pool_saved_ns(save->store->pool);
-    status = load_and_prepare(&worth, &from, held, r, err);
+    status = load_and_prepare(&worth, &from, inflight, r, err);
     gained = pool_saved_ns(save->store->pool) - gained;
     waited = save->pipeline.waited_ns - waited; /* blocks that were coded meanwhile count for themselves */
-    int64_t worked = (int64_t)(clock_monotonic_ns() - begun - waited) + gained;
+    int64_t worked = (int64_t)(clock_monotonic_ns() - begun_ns - waited) + gained;
     /* the pool also counts the waits of the store's other saves */
     save_add_analysis(save, worked > 0 ? (uint64_t)worked : 0);
     if (status == CKD_OK && worth) {
-        held->in_use = true;
+        inflight->in_use = true;
         r->users++;
-        status = push_tile(r, held, &from, err);
-        held->end = save->pipeline.pushed;
-        if (held->second && held->second->values_part == held->tile.part) {
-            held->second->end = held->end;
+        status = push_tile(r, inflight, &from, err);
+        inflight->end = save->pipeline.pushed;
+        if (inflight->second && inflight->second->values_part == inflight->tile.part) {
+            inflight->second->end = inflight->end;
         }
-        if (status == CKD_OK && held->tile.device) {
+        if (status == CKD_OK && inflight->tile.device) {
             status = save_end_tiles(save, err);
         }
         uint64_t raw = cut->count * ckd_dtype_size(cut->dtype);
         return status == CKD_OK ? save_report_progress(save, raw, err) : status;
     }
-    save_tile_leave_device(save, &held->tile);
+    save_tile_leave_device(save, &inflight->tile);
     double update = NAN;
-    THEN(status, pair_exact(&update, save, held, r->eps, err));
+    THEN(status, pair_exact(&update, save, inflight, r->eps, err));
     for (size_t i = 0; i < r->count; i++) {
-        pair_add_update(&r->pieces[i].figures, &held->tile.pair, update);
+        pair_add_update(&r->pieces[i].figures, &inflight->tile.pair, update);
     }
     if (status == CKD_OK) {
-        figures_add_exact(r, &held->tile);
+        figures_add_exact(r, &inflight->tile);
         status = save_exactly(r, cut, err);
     }
-    if (held->second) {
-        moment_stats_used(save, held->second, &r->context);
+    if (inflight->second) {
+        moment_stats_used(save, inflight->second, &r->context);
     }
-    save->lossy.tiles->seen = save->coding.budget;
+    save->lossy.tiles->budget = save->coding.budget;
     save->lossy.tiles->seen_region = r->number;
     return status;
 }
@@ -471,7 +472,8 @@ static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_ten
     save_eps_of(r->eps, tensor);
     ckd_status status = CKD_OK;
     if (save_is_cut_lossy(save, context, elements)) {
-        status = save_cut(&r->panels, save, context, &save->coding.grid.down, &save->coding.grid.across, err);
+        status = save_cut(&r->panels, save, context, &save->coding.grid.row_sides,
+                          &save->coding.grid.column_sides, err);
     }
     r->count = r->panels.count ? r->panels.count : 1;
     r->pieces = status == CKD_OK ? calloc(r->count, sizeof(*r->pieces)) : NULL;

@@ -32,7 +32,7 @@ typedef struct region_figures {
 /* A tile, or its part in a panel, whose blocks are in progress. */
 typedef struct tile_part {
     lossy_tile tile;
-    struct inflight_tile *held;
+    struct inflight_tile *inflight;
     region_figures *figures;
     bytes original, now, before; /* a panel's values, gathered */
     uint64_t end;                /* it is done when this many blocks are written */
@@ -54,7 +54,7 @@ typedef struct inflight_tile {
     tile_part parts[2];          /* for panels, used in turn; a tile without panels uses the first */
     struct lossy_region *region; /* ends with its last tile */
     moment_stats *second;        /* NULL: none */
-    load_budget seen;            /* the budget when its last block was decided */
+    load_budget budget;          /* when its last block was decided */
     uint64_t end;
 } inflight_tile;
 
@@ -99,7 +99,7 @@ typedef struct save_tiles {
      * The budget by which a tile's parent is chosen: that of the last tile that is certainly done when the next one
      * is prepared, so it does not depend on timing. seen_region: the number of that tile's region.
      */
-    load_budget seen;
+    load_budget budget;
     uint64_t seen_region, regions;
     decoder *loaders; /* one for each thread of the pool */
     uint32_t loader_count;
@@ -115,13 +115,13 @@ typedef struct save_tiles {
 } save_tiles;
 
 /*
- * Sets the values of held->tile, a tile of held->region, and, if it has a readable parent, the parent's (tile.c). They
- * live as long as held->buffers. budget: chooses the parent. widest: most columns of a panel; a tile on a device may
- * then stay there (tile.device), if it can be coded there. widest == 0: its values are read to the host. Leave the
- * device with save_tile_leave_device.
+ * Sets the values of inflight->tile, a tile of inflight->region, and, if it has a readable parent, the
+ * parent's (tile.c). They live as long as inflight->buffers. budget: chooses the parent. widest: most columns
+ * of a panel; a tile on a device may then stay there (tile.device), if it can be coded there. widest == 0:
+ * its values are read to the host. Leave the device with save_tile_leave_device.
  */
-ckd_status save_load_tile(tile_parent *from, inflight_tile *held, const load_budget *budget, uint64_t widest,
-                          ckd_error *err);
+ckd_status save_load_tile(tile_parent *from, inflight_tile *inflight, const load_budget *budget,
+                          uint64_t widest, ckd_error *err);
 void save_tile_leave_device(ckd_save *save, lossy_tile *t);
 /*
  * Begins a tile with its input only, to hash its blocks. *begun == false: it is not on a device, or cannot stay
@@ -164,18 +164,18 @@ ckd_status moment_stats_get(moment_stats **out, ckd_save *save, const lossy_tile
  * coded already. *within == false: one of its updates is too large, and the host must code it. Errors: NOMEM, DEVICE,
  * and those of save_await.
  */
-ckd_status pair_tile(bool *within, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
+ckd_status pair_tile(bool *within, ckd_save *save, inflight_tile *inflight, const double eps[PAIR_BOUNDS],
                      ckd_error *err);
 /* Releases the values of the first moment of a pair, which nobody needs any more. */
 void pair_end(save_tiles *all, moment_stats *k);
 /* Keeps the decoded values of a decided block, if it belongs to the first moment of a pair. */
-ckd_status pair_record_block(const inflight_tile *held, const lossy_tile *t, const block_job *job,
+ckd_status pair_record_block(const inflight_tile *inflight, const lossy_tile *t, const block_job *job,
                              ckd_error *err);
 /*
  * Called for a tile of moments that is coded exactly. If it comes first, the other moment is coded against it. If it
  * comes second, *update is the largest update that its values give with the decoded other ones (NaN: none).
  */
-ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
+ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *inflight, const double eps[PAIR_BOUNDS],
                       ckd_error *err);
 /* Returns the entry of the weight to which the tensor belongs; NULL: none. */
 moment_stats *find_moment_stats(const ckd_save *save, const lossy_tile *t, const tensor_context *context);
@@ -203,7 +203,7 @@ ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const ten
  */
 void figures_add_exact(lossy_region *r, const lossy_tile *t);
 /* Adds up the errors of a lossy block. Called in block order. */
-ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err);
+ckd_status lossy_record_decided(ckd_save *save, tile_part *part, const block_job *job, ckd_error *err);
 /* Adds the largest updates of both moments to the figures, once the second one is coded. */
 void pair_add_update(region_figures *f, const lossy_pair *pair, double decoded);
 
@@ -215,7 +215,7 @@ bool grid_shares_rows(const lossy_tile *t);
  * Makes the tile's part in a panel a tile of its own. Its values are gathered in the part's memory; shared factors
  * stay the tile's. Errors: NOMEM.
  */
-ckd_status grid_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, const save_panel *panel,
+ckd_status grid_of_panel(tile_part *part, ckd_save *save, const lossy_tile *t, const save_panel *panel,
                          ckd_error *err);
 /*
  * Sets job->output.rows, the shared rows of a block of a panel. If no block has them yet, they are written before this
@@ -230,7 +230,7 @@ typedef struct shared_part {
     region_span span; /* of the matrix */
 } shared_part;
 /* Makes a side record of the part, to be written before a block. *content: its hash. Errors: NOMEM. */
-ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const shared_part *of,
+ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, const shared_part *part,
                             ckd_error *err);
 
 /*
@@ -259,7 +259,7 @@ ckd_status save_begin_tiles(ckd_save *save, ckd_error *err);
 /* Makes the workspace's tiles. threads: of the pool. Errors: NOMEM; they may then be incomplete. */
 ckd_status save_tiles_new(save_workspace *workspace, uint32_t threads, ckd_error *err);
 /* Frees the buffers of a tile that is done. */
-void inflight_tile_free(inflight_tile *held);
+void inflight_tile_free(inflight_tile *inflight);
 /* Accepts NULL. */
 void save_tiles_free(save_tiles *all);
 /*
@@ -280,13 +280,14 @@ typedef struct parent_request {
  * Loads the parent's values as floats, into the buffers or context->decoded_values. *out == NULL: there is no parent,
  * or it cannot be read, which does not fail the save. Errors: NOMEM, CANCELLED.
  */
-ckd_status save_parent_load(const float **out, const parent_request *of, lossy_buffers *b, ckd_error *err);
+ckd_status save_parent_load(const float **out, const parent_request *request, lossy_buffers *b,
+                            ckd_error *err);
 /* Returns true if the values should be in the host's memory already. */
 bool save_parent_in_memory(const tile_parent *from, const tensor_context *context);
 /* The result of an attempt to decode the parent on the tile's device. */
 typedef struct parent_attempt {
     ckd_status status;
-    bool bad; /* the result is not what was saved: the data is damaged, or the device computes wrongly */
+    bool mismatch; /* the result is not what was saved: the data is damaged, or the device computes wrongly */
     ckd_error why;
 } parent_attempt;
 /*

@@ -45,15 +45,15 @@ void figures_add_exact(lossy_region *r, const lossy_tile *t) {
     }
 }
 
-ckd_status lossy_record_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err) {
-    inflight_tile *held = of->held;
-    add_error(of->figures, &job->output.error);
-    pair_add_update(of->figures, &of->tile.pair, job->scratch.lossy.update);
-    if (job->output.lossy && !of->tile.device) {
-        record_direction(of->figures, held->second, &of->tile, job, held->region->eps[PAIR_EPS]);
+ckd_status lossy_record_decided(ckd_save *save, tile_part *part, const block_job *job, ckd_error *err) {
+    inflight_tile *inflight = part->inflight;
+    add_error(part->figures, &job->output.error);
+    pair_add_update(part->figures, &part->tile.pair, job->scratch.lossy.update);
+    if (job->output.lossy && !part->tile.device) {
+        record_direction(part->figures, inflight->second, &part->tile, job, inflight->region->eps[PAIR_EPS]);
     }
-    held->seen = save->coding.budget;
-    return pair_record_block(held, &of->tile, job, err);
+    inflight->budget = save->coding.budget;
+    return pair_record_block(inflight, &part->tile, job, err);
 }
 
 void pair_add_update(region_figures *f, const lossy_pair *pair, double decoded) {
@@ -114,15 +114,15 @@ static void put_known(double *to, double from) {
     *to = isnan(from) ? *to : from;
 }
 
-static void fold(measures *to, const measures *more) {
-    put_known(&to->error_squares, more->error_squares);
-    put_known(&to->value_squares, more->value_squares);
-    put_known(&to->max_error, more->max_error);
-    put_known(&to->direction_change, more->direction_change);
-    put_known(&to->movement, more->movement);
-    put_known(&to->update_given, more->update_given);
-    put_known(&to->update, more->update);
-    to->nonfinite = more->nonfinite ? more->nonfinite : to->nonfinite;
+static void fold(measures *to, const measures *from) {
+    put_known(&to->error_squares, from->error_squares);
+    put_known(&to->value_squares, from->value_squares);
+    put_known(&to->max_error, from->max_error);
+    put_known(&to->direction_change, from->direction_change);
+    put_known(&to->movement, from->movement);
+    put_known(&to->update_given, from->update_given);
+    put_known(&to->update, from->update);
+    to->nonfinite = from->nonfinite ? from->nonfinite : to->nonfinite;
 }
 
 /* Turns reports into entries. Both lists are sorted by key. Several reports of one region become one entry. */
@@ -130,18 +130,18 @@ static ckd_status join(measures_entry *entries, size_t *count, const save_measur
                        size_t shard_count, ckd_error *err) {
     size_t at = 0, n = 0;
     for (size_t i = 0; i < m->count; i++) {
-        const reported_measures *told = &m->items[i];
-        if (i > 0 && told->key == told[-1].key) {
-            fold(&entries[n - 1].measures, &told->figures);
+        const reported_measures *reported = &m->items[i];
+        if (i > 0 && reported->key == reported[-1].key) {
+            fold(&entries[n - 1].measures, &reported->figures);
             continue;
         }
-        while (at < shard_count && shards[at].key < told->key) {
+        while (at < shard_count && shards[at].key < reported->key) {
             at++;
         }
-        if (at == shard_count || shards[at].key != told->key) {
+        if (at == shard_count || shards[at].key != reported->key) {
             return err_set(err, CKD_E_INVALID, "measures were told of a region that was not saved");
         }
-        entries[n++] = (measures_entry){shards[at].number, told->figures};
+        entries[n++] = (measures_entry){shards[at].number, reported->figures};
     }
     *count = n;
     return CKD_OK;

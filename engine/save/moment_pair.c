@@ -11,7 +11,7 @@
 #include "engine/save/lossy.h"
 
 #define PAIR_PIECE (1u << 18) /* elements at a time */
-#define PAIR_SOME  4096u      /* elements at a time on their way to a file */
+#define FILE_PIECE 4096u      /* elements at a time on their way to a file */
 #define PAIR_SHARE 8          /* pairs in memory may take 1/PAIR_SHARE of the staging limit */
 
 /* ---- where values are kept ---- */
@@ -61,9 +61,9 @@ void pair_end(save_tiles *all, moment_stats *k) {
         all->pairs_held -= values_size(k);
     }
     if (k->values.capacity > buffer->capacity) { /* the larger one stays */
-        bytes was = *buffer;
+        bytes old = *buffer;
         *buffer = k->values;
-        k->values = was;
+        k->values = old;
     }
     bytes_free(&k->values);
     file_scratch_close(k->file);
@@ -84,17 +84,17 @@ static ckd_status halves_put(const moment_stats *k, uint64_t to, const uint16_t 
 /* Stores n values at index `at` of the input (or decoded) values. */
 static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, const float *values,
                              uint64_t n, ckd_error *err) {
-    uint16_t some[PAIR_SOME];
+    uint16_t halves[FILE_PIECE];
     uint64_t to = (decoded ? k->count : 0) + at;
     if (!k->file) {
         pair_record((uint16_t *)(void *)k->values.data + to, k->values_part, decoded, values, n);
         return CKD_OK;
     }
     ckd_status status = CKD_OK;
-    for (uint64_t i = 0; i < n && status == CKD_OK; i += PAIR_SOME) {
-        uint64_t here = n - i < PAIR_SOME ? n - i : PAIR_SOME;
-        pair_record(some, k->values_part, decoded, values + i, here);
-        status = halves_put(k, to + i, some, here, err);
+    for (uint64_t i = 0; i < n && status == CKD_OK; i += FILE_PIECE) {
+        uint64_t length = n - i < FILE_PIECE ? n - i : FILE_PIECE;
+        pair_record(halves, k->values_part, decoded, values + i, length);
+        status = halves_put(k, to + i, halves, length, err);
     }
     return status;
 }
@@ -111,29 +111,29 @@ static uint64_t piece_count(const lossy_tile *t, uint64_t at) {
 
 static ckd_status record_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
-    const inflight_tile *held = context;
-    const lossy_tile *t = &held->tile;
+    const inflight_tile *inflight = context;
+    const lossy_tile *t = &inflight->tile;
     uint64_t at = index * (uint64_t)PAIR_PIECE;
-    return values_put(held->second, false, at, t->now + at, piece_count(t, at), err);
+    return values_put(inflight->second, false, at, t->now + at, piece_count(t, at), err);
 }
 
 typedef struct largest_search {
     const lossy_tile *tile;
-    double (*of)[PAIR_BOUNDS]; /* of each piece */
+    double (*largest)[PAIR_BOUNDS]; /* of each piece */
 } largest_search;
 
 static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     const largest_search *s = context;
     const lossy_tile *t = s->tile;
-    uint16_t other[PAIR_SOME];
+    uint16_t other[FILE_PIECE];
     uint64_t at = index * (uint64_t)PAIR_PIECE, end = at + piece_count(t, at);
     ckd_status status = CKD_OK;
-    for (; at < end && status == CKD_OK; at += PAIR_SOME) {
-        uint64_t n = end - at < PAIR_SOME ? end - at : PAIR_SOME;
+    for (; at < end && status == CKD_OK; at += FILE_PIECE) {
+        uint64_t n = end - at < FILE_PIECE ? end - at : FILE_PIECE;
         status = pair_read(other, &t->pair, false, at, n, err);
         if (status == CKD_OK) {
-            pair_largest(s->of[index], t->part, t->now + at, other, n, t->pair.bounds);
+            pair_largest(s->largest[index], t->part, t->now + at, other, n, t->pair.bounds);
         }
     }
     return status;
@@ -141,18 +141,18 @@ static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd
 
 static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
     uint64_t pieces = pieces_of(t);
-    largest_search s = {t, calloc(pieces + 1, sizeof(*s.of))};
-    ckd_status status = s.of ? tile_run_panels(t, pieces, search_piece, &s, err)
-                             : err_nomem(err, pieces * sizeof(*s.of), "coding scratch");
+    largest_search s = {t, calloc(pieces + 1, sizeof(*s.largest))};
+    ckd_status status = s.largest ? tile_run_panels(t, pieces, search_piece, &s, err)
+                                  : err_nomem(err, pieces * sizeof(*s.largest), "coding scratch");
     for (size_t b = 0; b < PAIR_BOUNDS && status == CKD_OK; b++) {
         pair_bound *bound = &t->pair.bounds[b];
         double largest = 0;
         for (uint64_t i = 0; i < pieces; i++) {
-            largest = fmax(largest, s.of[i][b]);
+            largest = fmax(largest, s.largest[i][b]);
         }
         pair_set_bound(bound, largest);
     }
-    free(s.of);
+    free(s.largest);
     return status;
 }
 
@@ -192,14 +192,14 @@ static ckd_status check_on_device(bool *within, lossy_tile *t, const moment_stat
 
 /* ---- both moments ---- */
 
-static ckd_status begin_pair(ckd_save *save, inflight_tile *held, ckd_error *err) {
-    moment_stats *k = held->second;
-    const lossy_tile *t = &held->tile;
+static ckd_status begin_pair(ckd_save *save, inflight_tile *inflight, ckd_error *err) {
+    moment_stats *k = inflight->second;
+    const lossy_tile *t = &inflight->tile;
     ckd_status status = values_begin(save, k, err);
     if (status == CKD_OK) {
         k->values_part = t->part;
         status = t->device ? record_on_device(t, k, err)
-                           : tile_run_panels(t, pieces_of(t), record_piece, held, err);
+                           : tile_run_panels(t, pieces_of(t), record_piece, inflight, err);
     }
     if (status != CKD_OK) {
         pair_end(save->lossy.tiles, k);
@@ -207,10 +207,10 @@ static ckd_status begin_pair(ckd_save *save, inflight_tile *held, ckd_error *err
     return status;
 }
 
-static ckd_status end_pair(bool *within, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
-                           ckd_error *err) {
-    const moment_stats *k = held->second;
-    lossy_tile *t = &held->tile;
+static ckd_status end_pair(bool *within, ckd_save *save, inflight_tile *inflight,
+                           const double eps[PAIR_BOUNDS], ckd_error *err) {
+    const moment_stats *k = inflight->second;
+    lossy_tile *t = &inflight->tile;
     ckd_status status = save_await(save, k->end, err);
     t->pair = (lossy_pair){.values = k->file ? NULL : (const uint16_t *)(const void *)k->values.data,
                            .file = k->file,
@@ -220,60 +220,60 @@ static ckd_status end_pair(bool *within, ckd_save *save, inflight_tile *held, co
     return status;
 }
 
-ckd_status pair_tile(bool *within, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
+ckd_status pair_tile(bool *within, ckd_save *save, inflight_tile *inflight, const double eps[PAIR_BOUNDS],
                      ckd_error *err) {
-    moment_stats *k = held->second;
-    const lossy_tile *t = &held->tile;
+    moment_stats *k = inflight->second;
+    const lossy_tile *t = &inflight->tile;
     *within = true;
     if (!k || t->part == LOSSY_WEIGHT) {
         return CKD_OK;
     }
     if (k->values_part == t->part) { /* another tensor claims to be the same moment of this weight */
-        held->second = NULL;
+        inflight->second = NULL;
         return CKD_OK;
     }
-    return k->values_part == LOSSY_NONE ? begin_pair(save, held, err)
-                                        : end_pair(within, save, held, eps, err);
+    return k->values_part == LOSSY_NONE ? begin_pair(save, inflight, err)
+                                        : end_pair(within, save, inflight, eps, err);
 }
 
 /* ---- blocks ---- */
 
-static bool is_first_of_pair(const inflight_tile *held, const lossy_tile *t) {
-    return held->second && held->second->values_part == t->part;
+static bool is_first_of_pair(const inflight_tile *inflight, const lossy_tile *t) {
+    return inflight->second && inflight->second->values_part == t->part;
 }
 
-static ckd_status record_decoded(const inflight_tile *held, const lossy_tile *t, uint64_t at, uint64_t count,
-                                 const float *decoded, ckd_error *err) {
+static ckd_status record_decoded(const inflight_tile *inflight, const lossy_tile *t, uint64_t at,
+                                 uint64_t count, const float *decoded, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (uint64_t i = 0, some; i < count && status == CKD_OK; i += some) {
-        some = pair_in_row(&t->pair, at + i, count - i);
-        status = values_put(held->second, true, pair_index(&t->pair, at + i), decoded + i, some, err);
+    for (uint64_t i = 0, length; i < count && status == CKD_OK; i += length) {
+        length = pair_in_row(&t->pair, at + i, count - i);
+        status = values_put(inflight->second, true, pair_index(&t->pair, at + i), decoded + i, length, err);
     }
     return status;
 }
 
-ckd_status pair_record_block(const inflight_tile *held, const lossy_tile *t, const block_job *job,
+ckd_status pair_record_block(const inflight_tile *inflight, const lossy_tile *t, const block_job *job,
                              ckd_error *err) {
     uint64_t at = job->input.first - t->first;
     bool recorded = t->device && job->output.lossy; /* with all of the tile */
-    if (!is_first_of_pair(held, t) || recorded) {
+    if (!is_first_of_pair(inflight, t) || recorded) {
         return CKD_OK;
     }
     /* Analysis brings the values of other blocks of a device to the host. */
     const float *decoded = job->output.lossy || t->device ? job->scratch.lossy.decoded : t->now + at;
-    return record_decoded(held, t, at, job->input.count, decoded, err);
+    return record_decoded(inflight, t, at, job->input.count, decoded, err);
 }
 
-ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *held, const double eps[PAIR_BOUNDS],
+ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *inflight, const double eps[PAIR_BOUNDS],
                       ckd_error *err) {
-    lossy_tile *t = &held->tile;
+    lossy_tile *t = &inflight->tile;
     lossy_job job = {.update = NAN};
     bool within;
-    ckd_status status = t->now ? pair_tile(&within, save, held, eps, err) : CKD_OK;
+    ckd_status status = t->now ? pair_tile(&within, save, inflight, eps, err) : CKD_OK;
     if (status == CKD_OK && pair_known(&t->pair)) {
         status = pair_measure(&job, t, 0, t->now, t->count, err);
-    } else if (status == CKD_OK && t->now && is_first_of_pair(held, t)) {
-        status = record_decoded(held, t, 0, t->count, t->now, err);
+    } else if (status == CKD_OK && t->now && is_first_of_pair(inflight, t)) {
+        status = record_decoded(inflight, t, 0, t->count, t->now, err);
     }
     *update = job.update;
     lossy_job_free(&job);

@@ -47,16 +47,16 @@ void moment_stats_end(ckd_save *save) {
 
 /* Returns an unused entry, new if need be; NULL: out of memory. */
 static moment_stats *begin(save_tiles *all) {
-    moment_stats none = {.served = true}, *k = all->spare;
+    moment_stats empty = {.served = true}, *k = all->spare;
     if (!k) {
         k = malloc(sizeof(*k));
     } else {
         all->spare = k->next;
-        none.scales.memory = k->scales.memory;
-        none.sample.memory = k->sample.memory;
+        empty.scales.memory = k->scales.memory;
+        empty.sample.memory = k->sample.memory;
     }
     if (k) {
-        *k = none;
+        *k = empty;
     }
     return k;
 }
@@ -89,16 +89,16 @@ void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *co
 
 static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const lossy_tile *t,
                                    const char *weight, const tensor_context *context, ckd_error *err) {
-    moment_stats *kept = *out = begin(save->lossy.tiles);
-    if (!kept) {
-        return err_nomem(err, sizeof(*kept), "second moments' means");
+    moment_stats *stats = *out = begin(save->lossy.tiles);
+    if (!stats) {
+        return err_nomem(err, sizeof(*stats), "second moments' means");
     }
-    kept->weight = weight;
-    kept->first = t->first;
-    kept->count = t->count;
-    kept->region = *context->region;
-    kept->next = save->lossy.moments;
-    save->lossy.moments = kept;
+    stats->weight = weight;
+    stats->first = t->first;
+    stats->count = t->count;
+    stats->region = *context->region;
+    stats->next = save->lossy.moments;
+    save->lossy.moments = stats;
     return CKD_OK;
 }
 
@@ -138,17 +138,17 @@ static bool is_beside_lossy(const ckd_save *save, const record_tensor *described
            lossy_part_of(role, described->dtype) != LOSSY_NONE;
 }
 
-static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, inflight_tile *held,
+static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, inflight_tile *inflight,
                                   const ckd_tensor *tensor, const tensor_context *context, ckd_error *err) {
-    lossy_tile *t = &held->tile;
+    lossy_tile *t = &inflight->tile;
     double update = NAN, eps[PAIR_BOUNDS];
     save_eps_of(eps, tensor);
-    held->second = NULL;
+    inflight->second = NULL;
     t->part = lossy_part_of(context->tensor->role, t->dtype);
-    ckd_status status = save_fetch_tile(save, &held->buffers, t, tensor, err);
-    THEN(status, moment_stats_get(&held->second, save, t, context, err));
-    moment_stats *k = held->second;
-    THEN(status, pair_exact(&update, save, held, eps, err));
+    ckd_status status = save_fetch_tile(save, &inflight->buffers, t, tensor, err);
+    THEN(status, moment_stats_get(&inflight->second, save, t, context, err));
+    moment_stats *k = inflight->second;
+    THEN(status, pair_exact(&update, save, inflight, eps, err));
     if (status == CKD_OK && k) {
         direction_values v = {t->now, t->now, 0, t->count};
         if (t->part == LOSSY_SECOND) {
@@ -169,22 +169,22 @@ ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const ten
         return CKD_OK;
     }
     ckd_status status = save_begin_tiles(save, err);
-    inflight_tile *held = status == CKD_OK ? calloc(1, sizeof(*held)) : NULL;
-    if (status == CKD_OK && !held) {
-        status = err_nomem(err, sizeof(*held), "a tile of a tensor");
+    inflight_tile *inflight = status == CKD_OK ? calloc(1, sizeof(*inflight)) : NULL;
+    if (status == CKD_OK && !inflight) {
+        status = err_nomem(err, sizeof(*inflight), "a tile of a tensor");
     }
-    for (uint64_t first = 0; first < elements && status == CKD_OK; first += held->tile.count) {
-        held->tile = save_cut_tile(save, context, elements, first);
-        status = pair_exact_tile(&f, save, held, tensor, context, err);
+    for (uint64_t first = 0; first < elements && status == CKD_OK; first += inflight->tile.count) {
+        inflight->tile = save_cut_tile(save, context, elements, first);
+        status = pair_exact_tile(&f, save, inflight, tensor, context, err);
     }
     if (status == CKD_OK && f.paired) {
         f.measures.direction_change = direction_change(&f.direction);
         status = measures_add(&save->lossy.measures, context->tensor->name, context->region,
                               context->shape.ndim, &f.measures, err);
     }
-    if (held) {
-        inflight_tile_free(held);
+    if (inflight) {
+        inflight_tile_free(inflight);
     }
-    free(held);
+    free(inflight);
     return status;
 }

@@ -46,70 +46,70 @@ static ckd_status grow_if_full(saved_names *n, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status check_new(const saved_name *known, const record_tensor *tensor, const geometry *shape,
+static ckd_status check_new(const saved_name *saved, const record_tensor *tensor, const geometry *shape,
                             const ckd_region *region, uint64_t elements, ckd_error *err) {
-    const record_tensor *t = known->tensor;
+    const record_tensor *t = saved->tensor;
     if (t->dtype != tensor->dtype || t->role != tensor->role || t->ndim != tensor->ndim ||
         memcmp(t->shape, tensor->shape, sizeof(t->shape)) != 0) {
         return err_set(err, CKD_E_MISMATCH,
                        "another region of the tensor was saved with another dtype, shape or role");
     }
-    if (elements == 0 || region_global(shape, region, 0) >= known->end) {
+    if (elements == 0 || region_global(shape, region, 0) >= saved->end) {
         return CKD_OK;
     }
-    for (uint32_t i = 0; known && i < COMPARED_MOST; i++, known = known->earlier) {
-        uint64_t there;
-        if (region_count(&there, shape, known->region) && there > 0 &&
-            regions_overlap(shape, known->region, region)) {
+    for (uint32_t i = 0; saved && i < COMPARED_MOST; i++, saved = saved->earlier) {
+        uint64_t count;
+        if (region_count(&count, shape, saved->region) && count > 0 &&
+            regions_overlap(shape, saved->region, region)) {
             return err_set(err, CKD_E_MISMATCH, "two saved regions of the tensor overlap");
         }
     }
     return CKD_OK;
 }
 
-ckd_status save_record_region(save_registry *known, const record_tensor *tensor, const geometry *shape,
+ckd_status save_record_region(save_registry *registry, const record_tensor *tensor, const geometry *shape,
                               const ckd_region *region, uint64_t elements, ckd_error *err) {
-    ckd_status status = grow_if_full(&known->names, err);
+    ckd_status status = grow_if_full(&registry->names, err);
     if (status != CKD_OK) {
         return status;
     }
-    saved_name **slot = &known->names.slots[place_of(&known->names, tensor->name, false)];
+    saved_name **slot = &registry->names.slots[place_of(&registry->names, tensor->name, false)];
     status = *slot ? check_new(*slot, tensor, shape, region, elements, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
-    saved_name *name = arena_alloc(&known->arena, sizeof(*name));
+    saved_name *name = arena_alloc(&registry->arena, sizeof(*name));
     if (!name) {
         return err_nomem(err, sizeof(*name), "the name of a tensor");
     }
     uint64_t end = elements ? region_global(shape, region, elements - 1) + 1 : 0;
     *name = (saved_name){.tensor = tensor, .region = region, .end = end, .earlier = *slot};
     name->end = *slot && (*slot)->end > end ? (*slot)->end : end;
-    known->names.count += !*slot;
+    registry->names.count += !*slot;
     *slot = name;
     return CKD_OK;
 }
 
-ckd_status save_record_blob(save_registry *known, const char *name, ckd_error *err) {
-    ckd_status status = grow_if_full(&known->names, err);
+ckd_status save_record_blob(save_registry *registry, const char *name, ckd_error *err) {
+    ckd_status status = grow_if_full(&registry->names, err);
     if (status != CKD_OK) {
         return status;
     }
-    size_t place = place_of(&known->names, name, true), length = strlen(name) + 1;
-    if (known->names.slots[place]) {
+    size_t place = place_of(&registry->names, name, true), length = strlen(name) + 1;
+    if (registry->names.slots[place]) {
         return err_in_tensor(err, err_set(err, CKD_E_MISMATCH, "the blob is saved twice"), name);
     }
-    saved_name *noted = arena_alloc(&known->arena, sizeof(*noted));
-    record_tensor *tensor = arena_alloc(&known->arena, sizeof(*tensor));
-    char *kept = arena_alloc(&known->arena, length);
-    if (!noted || !tensor || !kept) {
-        return err_nomem(err, sizeof(*noted) + sizeof(*tensor) + length, "the name of a blob");
+    saved_name *saved = arena_alloc(&registry->arena, sizeof(*saved));
+    record_tensor *tensor = arena_alloc(&registry->arena, sizeof(*tensor));
+    char *copy = arena_alloc(&registry->arena, length);
+    if (!saved || !tensor || !copy) {
+        return err_nomem(err, sizeof(*saved) + sizeof(*tensor) + length, "the name of a blob");
     }
-    memcpy(kept, name, length);
-    tensor->name = kept;
-    noted->tensor = tensor;
-    known->names.slots[place] = noted;
-    known->names.count++;
+    memcpy(copy, name, length);
+    tensor->name = copy;
+    saved->tensor = tensor;
+    registry->names.slots[place] = saved;
+    registry->names.count++;
     return CKD_OK;
 }
 

@@ -30,26 +30,26 @@ static save_slot *slot_of(save_pipeline *p, uint64_t block) {
 
 /* ---- whether a delta is tried ---- */
 
-static bool self_check_is_due(delta_record *tried) {
-    return tried->lost < SKIP_AFTER || tried->since++ % RETRY_EVERY == RETRY_EVERY - 1;
+static bool self_check_is_due(delta_record *history) {
+    return history->losses < SKIP_AFTER || history->since++ % RETRY_EVERY == RETRY_EVERY - 1;
 }
 
-static void record_for_self_check(const block_job *job, delta_record *tried) {
+static void record_for_self_check(const block_job *job, delta_record *history) {
     if (!block_is_duplicate(job) && (job->analysis.delta.available || job->analysis.delta_lost)) {
         bool won = job->analysis.delta.available && job->analysis.delta.size < job->analysis.standalone.size;
-        tried->lost = won ? 0 : tried->lost + 1;
+        history->losses = won ? 0 : history->losses + 1;
     }
 }
 
 bool order_guess(const save_pipeline *p, uint64_t block) {
     const region_job *rj = p->slots[block % p->slot_count].region_job;
-    delta_record tried = rj->tried;
+    delta_record history = rj->delta_history;
     for (uint64_t n = p->decided; n < block; n++) {
         if (p->slots[n % p->slot_count].region_job == rj) {
-            (void)self_check_is_due(&tried);
+            (void)self_check_is_due(&history);
         }
     }
-    return self_check_is_due(&tried);
+    return self_check_is_due(&history);
 }
 
 /* ---- decisions ---- */
@@ -105,24 +105,24 @@ static bool has_to_wait(const block_job *job, const coding_context *c, const reg
 
 static ckd_status analyse_again(ckd_save *save, block_job *job, const save_slot *slot, bool due,
                                 ckd_error *err) {
-    uint64_t begun = clock_monotonic_ns();
+    uint64_t begun_ns = clock_monotonic_ns();
     coding_context c = save_coding_of(save, slot->region_job);
     c.in_flight = NULL;
     job->input.try_delta = due;
     ckd_status status = save_analyse(save, job, slot, &c, err);
-    save_add_analysis(save, clock_monotonic_ns() - begun);
+    save_add_analysis(save, clock_monotonic_ns() - begun_ns);
     return status;
 }
 
-static void record_decision(ckd_save *save, block_job *job, save_slot *slot, const delta_record *tried) {
+static void record_decision(ckd_save *save, block_job *job, save_slot *slot, const delta_record *history) {
     save_pipeline *p = &save->pipeline;
     pthread_rwlock_wrlock(&p->registry_lock);
     p->in_flight.jobs[p->in_flight.count++] = job;
     pthread_rwlock_unlock(&p->registry_lock);
     pthread_mutex_lock(&p->mutex);
     if (!slot->region_job->lossy) {
-        slot->region_job->tried = *tried;
-        record_for_self_check(job, &slot->region_job->tried);
+        slot->region_job->delta_history = *history;
+        record_for_self_check(job, &slot->region_job->delta_history);
     }
     slot->stage = SLOT_DECIDED;
     p->decided++;
@@ -141,8 +141,8 @@ ckd_status save_decide_block(ckd_save *save, uint64_t block, ckd_error *err) {
         pthread_mutex_unlock(&p->mutex);
         return CKD_OK;
     }
-    delta_record tried = rj->tried;
-    bool due = rj->lossy || self_check_is_due(&tried) || job->input.precoded.delta;
+    delta_record history = rj->delta_history;
+    bool due = rj->lossy || self_check_is_due(&history) || job->input.precoded.delta;
     if (!still_holds(job, &c, rj, due)) {
         ckd_status status = analyse_again(save, job, slot, due, err);
         if (status != CKD_OK) {
@@ -159,15 +159,15 @@ ckd_status save_decide_block(ckd_save *save, uint64_t block, ckd_error *err) {
         }
     }
     block_decide(job, &c, &rj->context, &save->coding.budget);
-    ckd_status noted = rj->lossy ? lossy_record_decided(save, rj->lossy, job, err) : CKD_OK;
-    if (noted != CKD_OK) {
-        return noted;
+    ckd_status recorded = rj->lossy ? lossy_record_decided(save, rj->lossy, job, err) : CKD_OK;
+    if (recorded != CKD_OK) {
+        return recorded;
     }
     if (job->analysis.parent_damaged) {
         atomic_store(&save->sources.damaged, true);
     }
     self_check_record(save, job, rj);
-    record_decision(save, job, slot, &tried);
+    record_decision(save, job, slot, &history);
     return CKD_OK;
 }
 
@@ -188,14 +188,14 @@ static bool has_room(ckd_save *save, const save_slot *slot, uint64_t block) {
     disk_space all = {p->unwritten.payload + slot->space.payload, p->unwritten.copies + slot->space.copies};
     bool made = p->space_made > block;
     pthread_mutex_unlock(&p->mutex);
-    bool room = made || save_has_space(save, all.payload, all.copies);
+    bool fits = made || save_has_space(save, all.payload, all.copies);
     pthread_mutex_lock(&p->mutex);
-    p->wants_space = !room;
-    if (room) {
+    p->wants_space = !fits;
+    if (fits) {
         p->unwritten = all;
     }
     pthread_mutex_unlock(&p->mutex);
-    return room;
+    return fits;
 }
 
 ckd_status save_register_block(ckd_save *save, uint64_t block, ckd_error *err) {

@@ -22,10 +22,10 @@ typedef struct tile_load {
 /*
  * Returns the parent block's values from the caller's memory, contiguous, if their hash is the store's: then the
  * block need not be decoded. NULL: the hash differs, or the block is not wholly inside the tile (values outside the
- * tile may be overwritten meanwhile). room: for a block that is not contiguous there.
+ * tile may be overwritten meanwhile). scratch: for a block that is not contiguous there.
  */
 static ckd_status find_decoded(const void **values, const tile_load *l, const region_span *block,
-                               const record *r, bytes *room, ckd_error *err) {
+                               const record *r, bytes *scratch, ckd_error *err) {
     const tensor_context *t = l->context;
     size_t size = ckd_dtype_size(l->tile->dtype);
     region_span tile = {t->region, l->tile->first, l->tile->count};
@@ -33,16 +33,16 @@ static ckd_status find_decoded(const void **values, const tile_load *l, const re
     if (!t->parent_values || l->from->is_ancestor || span_common(&t->shape, &tile, block) != r->count) {
         return CKD_OK;
     }
-    const void *there = (const uint8_t *)t->parent_values + r->first * size;
+    const void *decoded = (const uint8_t *)t->parent_values + r->first * size;
     if (!region_equal(r->region, t->region, t->shape.ndim)) {
-        there = bytes_scratch(room, r->raw_size, "coding scratch", err);
-        if (!there) {
+        decoded = bytes_scratch(scratch, r->raw_size, "coding scratch", err);
+        if (!decoded) {
             return CKD_E_NOMEM;
         }
-        span_copy(&t->shape, size, room->data, block, t->parent_values, &t->values_span);
+        span_copy(&t->shape, size, scratch->data, block, t->parent_values, &t->values_span);
     }
-    hash128 content = content_hash(there, r->raw_size);
-    *values = hash128_equal(&content, &r->content) ? there : NULL;
+    hash128 content = content_hash(decoded, r->raw_size);
+    *values = hash128_equal(&content, &r->content) ? decoded : NULL;
     return CKD_OK;
 }
 
@@ -57,52 +57,54 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     const lossy_tile *t = l->tile;
     const view_block *b = l->blocks[index];
     const record *r = b->record;
-    region_span want = {l->context->region, t->first, t->count};
+    region_span tile_span = {l->context->region, t->first, t->count};
     decoder *d = &l->save->lossy.tiles->loaders[worker];
-    bool inside = region_equal(r->region, want.region, l->context->shape.ndim) && r->first >= t->first &&
+    bool inside = region_equal(r->region, tile_span.region, l->context->shape.ndim) && r->first >= t->first &&
                   r->first + r->count <= t->first + t->count;
     size_t size = ckd_dtype_size(t->dtype);
     region_span block = {r->region, r->first, r->count};
-    const void *kept;
-    status = find_decoded(&kept, l, &block, r, &l->save->lossy.tiles->decode_buffers[worker], err);
+    const void *decoded;
+    status = find_decoded(&decoded, l, &block, r, &l->save->lossy.tiles->decode_buffers[worker], err);
     if (status != CKD_OK) {
         return status;
     }
-    if (kept) {
-        bool there = l->to == (const uint8_t *)l->context->parent_values + t->first * size;
-        l->copied[index] = there ? r->count : span_copy(&l->context->shape, size, l->to, &want, kept, &block);
+    if (decoded) {
+        bool in_place = l->to == (const uint8_t *)l->context->parent_values + t->first * size;
+        l->copied[index] =
+            in_place ? r->count : span_copy(&l->context->shape, size, l->to, &tile_span, decoded, &block);
         return CKD_OK;
     }
     if (inside) {
         l->copied[index] = r->count;
         return block_values(d, l->from->view, b, (uint8_t *)l->to + (r->first - t->first) * size, err);
     }
-    const span_target target = {l->from->tensor, &want, l->to};
+    const span_target target = {l->from->tensor, &tile_span, l->to};
     return block_into_span(d, l->from->view, b, &target, &l->copied[index], err);
 }
 
 static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)err;
     tile_load *l = context;
-    uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
+    uint64_t at = index * CKD_BLOCK_ELEMENTS, remaining = l->tile->count - at;
     const uint8_t *from = (const uint8_t *)l->to + at * ckd_dtype_size(l->tile->dtype);
-    l->save->lossy.tiles->loaders[worker].kernels->widen(
-        l->floats + at, l->tile->dtype, from, left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
+    l->save->lossy.tiles->loaders[worker].kernels->widen(l->floats + at, l->tile->dtype, from,
+                                                         remaining < CKD_BLOCK_ELEMENTS ? remaining
+                                                                                        : CKD_BLOCK_ELEMENTS);
     return CKD_OK;
 }
 
 /* blocks == NULL: only counts. */
 static void find_blocks(tile_load *l) {
-    const view_tensor *in = l->from->tensor;
-    region_span want = {l->context->region, l->tile->first, l->tile->count};
+    const view_tensor *tensor = l->from->tensor;
+    region_span tile_span = {l->context->region, l->tile->first, l->tile->count};
     size_t s, last;
     l->count = 0;
-    for (view_shards_for(&s, &last, in, &want); s < last; s++) {
+    for (view_shards_for(&s, &last, tensor, &tile_span); s < last; s++) {
         size_t first, end;
-        view_shard_range(&first, &end, &in->shards[s], &in->shape, &want);
+        view_shard_range(&first, &end, &tensor->shards[s], &tensor->shape, &tile_span);
         for (; first < end; first++, l->count++) {
             if (l->blocks) {
-                l->blocks[l->count] = &in->shards[s].blocks[first];
+                l->blocks[l->count] = &tensor->shards[s].blocks[first];
             }
         }
     }
@@ -163,18 +165,19 @@ static ckd_status load_parent(bool *loaded, tile_load *l, lossy_buffers *b, ckd_
     return status;
 }
 
-ckd_status save_parent_load(const float **out, const parent_request *of, lossy_buffers *b, ckd_error *err) {
-    const lossy_tile *t = of->tile;
+ckd_status save_parent_load(const float **out, const parent_request *request, lossy_buffers *b,
+                            ckd_error *err) {
+    const lossy_tile *t = request->tile;
     bool loaded = false;
     *out = NULL;
-    if (!of->from->tensor) {
+    if (!request->from->tensor) {
         return CKD_OK;
     }
     /* The memory for decoded values holds the parent's until the tile's own replace them, block by block. */
-    bool kept = of->context->decoded_values && t->dtype == CKD_F32;
-    tile_load l = {.save = of->save, .tile = t, .from = of->from, .context = of->context};
-    l.floats = kept ? (float *)of->context->decoded_values + t->first
-                    : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
+    bool in_place = request->context->decoded_values && t->dtype == CKD_F32;
+    tile_load l = {.save = request->save, .tile = t, .from = request->from, .context = request->context};
+    l.floats = in_place ? (float *)request->context->decoded_values + t->first
+                        : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
     ckd_status status = l.floats ? load_parent(&loaded, &l, b, err) : CKD_E_NOMEM;
     *out = loaded ? l.floats : NULL;
     return status;
@@ -201,20 +204,20 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, b
             return status;
         }
     }
-    void *room = status == CKD_OK ? device_chain_values(c, err) : NULL;
-    if (status != CKD_OK || !room) {
+    void *to = status == CKD_OK ? device_chain_values(c, err) : NULL;
+    if (status != CKD_OK || !to) {
         return status != CKD_OK ? status : CKD_E_NOMEM;
     }
-    status = block_values(d, w->from->view, c->block, room, err);
+    status = block_values(d, w->from->view, c->block, to, err);
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 
 static ckd_status fill_tile(bool *made, parent_filling *w, const lossy_tile *t, const tensor_context *context,
                             ckd_error *err) {
     span_decode *f = &w->fill;
-    const region_span want = {context->region, t->first, t->count};
+    const region_span tile_span = {context->region, t->first, t->count};
     tile_load l = {.save = w->save, .tile = t, .from = w->from, .context = context};
-    f->want = &want;
+    f->want = &tile_span;
     ckd_status status = list_blocks(&l, err);
     if (status == CKD_OK && device_can_decode_span(f, l.blocks, &l.count)) {
         status = device_decode_span(f, l.blocks, l.count, err);
@@ -251,7 +254,7 @@ bool save_parent_decode_on_device(parent_attempt *out, ckd_save *save, const los
     f->memory = scratch.spare;
     f->memory_size = scratch.size;
     out->status = fill_tile(&made, w, t, context, &out->why);
-    out->bad = f->bad;
+    out->mismatch = f->bad;
     free(w);
     return made && out->status == CKD_OK;
 }
@@ -261,7 +264,7 @@ void save_parent_report(ckd_save *save, const parent_attempt *a, const tensor_co
     if (a->status == CKD_E_DEVICE || a->status == CKD_E_NOMEM || a->status == CKD_E_UNSUPPORTED) {
         store_message(save->store, "the parent of '%s' is decoded on the host, as the device failed: %s",
                       name, a->why.message);
-    } else if (a->bad) {
+    } else if (a->mismatch) {
         store_message(
             save->store,
             "the parent of '%s' is decoded on the host, as the device's result does not match its content hash",

@@ -56,20 +56,20 @@ static void leave_stage(ckd_save *save, save_slot *slot, save_stage *time, uint6
 static ckd_status analyse_block(ckd_save *save, uint64_t block, ckd_error *err) {
     save_slot *slot = slot_of(&save->pipeline, block);
     coding_context c = save_coding_of(save, slot->region_job);
-    uint64_t begun = clock_monotonic_ns();
+    uint64_t begun_ns = clock_monotonic_ns();
     ckd_status status = save_analyse(save, job_of(save, block), slot, &c, err);
     err_in_tensor(err, status, slot->region_job->context.tensor->name);
-    leave_stage(save, slot, &save->stats.analyse, begun);
+    leave_stage(save, slot, &save->stats.analyse, begun_ns);
     return status;
 }
 
 /* Keeps the decoded values of a decided block for the next save. Each block has its own place there. */
 static void keep_values(const block_job *job, const tensor_context *t) {
-    bool known = job->output.lossy || hash128_equal(&job->output.content, &job->analysis.original);
-    if (t->decoded_values && job->input.values && known && job->input.count > 0) {
-        region_span mine = {t->region, job->input.first, job->input.count};
+    bool has_decoded = job->output.lossy || hash128_equal(&job->output.content, &job->analysis.original);
+    if (t->decoded_values && job->input.values && has_decoded && job->input.count > 0) {
+        region_span block = {t->region, job->input.first, job->input.count};
         span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->decoded_values, &t->values_span,
-                  job->input.values, &mine);
+                  job->input.values, &block);
     }
 }
 
@@ -77,22 +77,22 @@ static ckd_status encode_block(ckd_save *save, uint64_t block, ckd_error *err) {
     save_slot *slot = slot_of(&save->pipeline, block);
     const tensor_context *t = &slot->region_job->context;
     block_job *job = job_of(save, block);
-    uint64_t begun = clock_monotonic_ns();
+    uint64_t begun_ns = clock_monotonic_ns();
     ckd_status status = block_encode(job, t, err);
     if (status == CKD_OK) {
         keep_values(job, t);
     }
     err_in_tensor(err, status, t->tensor->name);
-    leave_stage(save, slot, &save->stats.encode, begun);
+    leave_stage(save, slot, &save->stats.encode, begun_ns);
     return status;
 }
 
 static ckd_status write_block(ckd_save *save, uint64_t block, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     save_slot *slot = slot_of(p, block);
-    uint64_t begun = clock_monotonic_ns();
+    uint64_t begun_ns = clock_monotonic_ns();
     ckd_status status = save_write_block(save, job_of(save, block), &slot->append, err);
-    uint64_t took = clock_monotonic_ns() - begun;
+    uint64_t took = clock_monotonic_ns() - begun_ns;
     pthread_mutex_lock(&p->mutex);
     save_stage_add(&save->stats.write, took);
     p->unwritten.payload -= slot->space.payload;
@@ -299,12 +299,12 @@ ckd_status save_await(ckd_save *save, uint64_t written, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    uint64_t begun = clock_monotonic_ns();
+    uint64_t begun_ns = clock_monotonic_ns();
     pthread_mutex_lock(&p->mutex);
     while (status == CKD_OK && p->status == CKD_OK && p->written < written) {
         status = do_or_wait(save, err);
     }
-    p->waited_ns += clock_monotonic_ns() - begun;
+    p->waited_ns += clock_monotonic_ns() - begun_ns;
     status = p->status != CKD_OK ? failure(p, err) : status;
     pthread_mutex_unlock(&p->mutex);
     save_report_damage(save);
@@ -349,8 +349,8 @@ ckd_status save_next_slot(save_slot **slot, block_job **job, ckd_save *save, reg
     *job = job_of(save, block);
     (*job)->state = BLOCK_NEW;
     (*job)->input.precoded = (block_precoded){.coded = false};
-    bytes kept[2] = {(*slot)->append.sides[0].data, (*slot)->append.sides[1].data};
-    **slot = (save_slot){.region_job = rj, .append.sides = {{.data = kept[0]}, {.data = kept[1]}}};
+    bytes sides[2] = {(*slot)->append.sides[0].data, (*slot)->append.sides[1].data};
+    **slot = (save_slot){.region_job = rj, .append.sides = {{.data = sides[0]}, {.data = sides[1]}}};
     return CKD_OK;
 }
 
@@ -373,12 +373,12 @@ ckd_status save_copy_borrowed(ckd_save *save, ckd_error *err) {
             continue;
         }
         size_t raw = job->input.count * ckd_dtype_size(slot->region_job->context.tensor->dtype);
-        void *own = bytes_scratch(&job->input.own, raw, "a tensor's elements", err);
-        if (!own) {
+        void *copy = bytes_scratch(&job->input.own, raw, "a tensor's elements", err);
+        if (!copy) {
             return CKD_E_NOMEM;
         }
-        memcpy(own, job->input.values, raw);
-        block_job_move(job, own);
+        memcpy(copy, job->input.values, raw);
+        block_job_move(job, copy);
         slot->borrowed = false;
     }
     return CKD_OK;

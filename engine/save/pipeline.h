@@ -23,7 +23,7 @@
 
 /* How deltas of one tensor fare, so that a tensor for which they never win does not try one at every block. */
 typedef struct delta_record {
-    uint32_t lost, since;
+    uint32_t losses, since;
 } delta_record;
 
 /* Blocks that share a region: of a tensor, or of a panel of it. Lives as long as the save. */
@@ -32,10 +32,10 @@ typedef struct region_job {
     const view *parent;          /* has context.parent */
     const view_tensor *expected; /* the tensor in the save's parent */
     step_tensor *step; /* the caller's, which flushes the pipeline before it ends the step; NULL: none */
-    delta_record tried;
+    delta_record delta_history;
     /* share of the tensor's expected cost that leaves the budget with the first block; 0: none */
     double fraction;
-    struct values_there *device_values; /* where exact values lie on a device; NULL: not on one */
+    struct device_values *device_values; /* where exact values lie on a device; NULL: not on one */
     /* the tile of the blocks, valid while they are in progress; NULL: exact blocks */
     struct tile_part *lossy;
     uint64_t end; /* of an exact job whose blocks are all pushed: the number behind its last block */
@@ -146,7 +146,7 @@ typedef struct exact_span {
  * Saves a span; one empty block if it has no elements. Blocks may still be in progress when it returns. step: NULL:
  * none.
  */
-ckd_status save_exact_span(struct ckd_save *save, const exact_span *of, step_tensor *step, ckd_error *err);
+ckd_status save_exact_span(struct ckd_save *save, const exact_span *span, step_tensor *step, ckd_error *err);
 
 /* ---- order.c: called by one thread at a time, without the mutex ---- */
 /*

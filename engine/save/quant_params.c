@@ -9,8 +9,8 @@
 #define SECOND_FROM         2.0 /* bits per parameter; with fewer, there are none for single second moments */
 
 ckd_fidelity save_fidelity_of(const ckd_save_options *o, ckd_role role) {
-    ckd_fidelity own = o->role_fidelity[role];
-    ckd_fidelity chosen = own != CKD_FIDELITY_DEFAULT ? own : o->fidelity;
+    ckd_fidelity by_role = o->role_fidelity[role];
+    ckd_fidelity chosen = by_role != CKD_FIDELITY_DEFAULT ? by_role : o->fidelity;
     return chosen == CKD_FIDELITY_DEFAULT || role == CKD_ROLE_OTHER ? CKD_EXACT : chosen;
 }
 
@@ -68,8 +68,8 @@ quant_params save_quant_params_of(const ckd_save *save, const record_tensor *ten
     r.leftover *= scale;
     r.moment *= scale;
     /* Chains that take longer to decode need larger deltas on ancestors earlier. */
-    double room = 0.8 * save->coding.budget.limit - LOSSY_BASE_LOAD;
-    r.bits_for_load = ANCESTOR_BITS / (room > 0.5 ? room : 0.5);
+    double load_left = 0.8 * save->coding.budget.limit - LOSSY_BASE_LOAD;
+    r.bits_for_load = ANCESTOR_BITS / (load_left > 0.5 ? load_left : 0.5);
     return r;
 }
 

@@ -43,13 +43,13 @@ static bool find_part(lossy_device_part *out, const record *r, const lossy_tile 
  */
 static size_t find_parts(lossy_device_part *out, const lossy_tile *t, const tile_parent *from,
                          const tensor_context *context) {
-    region_span want = {context->region, t->first, t->count};
+    region_span tile_span = {context->region, t->first, t->count};
     size_t s, last, count = 0;
     uint64_t elements = 0;
-    for (view_shards_for(&s, &last, from->tensor, &want); s < last; s++) {
+    for (view_shards_for(&s, &last, from->tensor, &tile_span); s < last; s++) {
         const view_shard *shard = &from->tensor->shards[s];
         size_t i, end;
-        view_shard_range(&i, &end, shard, &from->tensor->shape, &want);
+        view_shard_range(&i, &end, shard, &from->tensor->shape, &tile_span);
         for (; i < end; i++) {
             if (!find_part(&out[count], shard->blocks[i].record, t, context)) {
                 return 0;
@@ -62,14 +62,14 @@ static size_t find_parts(lossy_device_part *out, const lossy_tile *t, const tile
 
 ckd_status save_reference_compare(bool *same, const lossy_tile *t, const tile_parent *from,
                                   const tensor_context *context, ckd_error *err) {
-    size_t room = 0;
+    size_t capacity = 0;
     for (size_t s = 0; s < from->tensor->shard_count; s++) {
-        room += from->tensor->shards[s].block_count;
+        capacity += from->tensor->shards[s].block_count;
     }
     *same = false;
-    lossy_device_part *parts = malloc(room * sizeof(*parts) + 1);
+    lossy_device_part *parts = malloc(capacity * sizeof(*parts) + 1);
     if (!parts) {
-        return err_nomem(err, room * sizeof(*parts), "a tile of a tensor");
+        return err_nomem(err, capacity * sizeof(*parts), "a tile of a tensor");
     }
     size_t count = find_parts(parts, t, from, context);
     ckd_status status = count ? lossy_device_compare(same, t, parts, count, err) : CKD_OK;

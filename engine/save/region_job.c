@@ -45,22 +45,22 @@ ckd_status save_new_region_job(region_job **out, ckd_save *save, const tensor_co
 }
 
 /* Pushes the block that begins at element `first`. *count: its elements. */
-static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, unchanged_blocks *known,
+static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, unchanged_blocks *unchanged,
                              uint64_t first, ckd_error *err) {
-    const exact_span *of = known->span;
+    const exact_span *span = unchanged->span;
     save_slot *slot;
     block_job *job;
-    ckd_status status = save_device_code(save, known, first, err);
+    ckd_status status = save_device_code(save, unchanged, first, err);
     THEN(status, save_next_slot(&slot, &job, save, rj, err));
     if (status != CKD_OK) {
         return status;
     }
     job->input.first = first;
-    job->input.count = *count = save_block_length(of->context, first, of->end);
+    job->input.count = *count = save_block_length(span->context, first, span->end);
     job->input.values = NULL;
-    slot->borrowed = of->tensor->data && job->input.count > 0;
-    if (!device_dedup_next(known, save, job) && !save_device_take_result(save, job, known)) {
-        tensor_elements block = {of->tensor, first, job->input.count};
+    slot->borrowed = span->tensor->data && job->input.count > 0;
+    if (!device_dedup_next(unchanged, save, job) && !save_device_take_result(save, job, unchanged)) {
+        tensor_elements block = {span->tensor, first, job->input.count};
         status = save_fetch(&job->input.values, save, &job->input.own, &block, err);
     }
     if (status == CKD_OK) {
@@ -69,28 +69,28 @@ static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, un
     return status;
 }
 
-ckd_status save_exact_span(ckd_save *save, const exact_span *of, step_tensor *step, ckd_error *err) {
-    size_t size = ckd_dtype_size(of->tensor->dtype);
+ckd_status save_exact_span(ckd_save *save, const exact_span *span, step_tensor *step, ckd_error *err) {
+    size_t size = ckd_dtype_size(span->tensor->dtype);
     region_job *rj;
-    ckd_status status = save_new_region_job(&rj, save, of->context, step, err);
-    THEN(status, save_device_remember(save, rj, of->tensor, err));
-    uint64_t unreported = 0, count = 0, first = of->first;
-    save->registry.has_masters |= block_is_master(of->context);
-    unchanged_blocks known = {0};
-    THEN(status, device_dedup_begin(&known, save, of, err));
+    ckd_status status = save_new_region_job(&rj, save, span->context, step, err);
+    THEN(status, save_device_remember(save, rj, span->tensor, err));
+    uint64_t unreported = 0, count = 0, first = span->first;
+    save->registry.has_masters |= block_is_master(span->context);
+    unchanged_blocks unchanged = {0};
+    THEN(status, device_dedup_begin(&unchanged, save, span, err));
     do {
-        THEN(status, push_block(&count, save, rj, &known, first, err));
+        THEN(status, push_block(&count, save, rj, &unchanged, first, err));
         if (status != CKD_OK) {
             break;
         }
         first += count;
         unreported += count * size;
-        if (unreported >= size * (uint64_t)CKD_BLOCK_ELEMENTS || first >= of->end) {
+        if (unreported >= size * (uint64_t)CKD_BLOCK_ELEMENTS || first >= span->end) {
             status = save_report_progress(save, unreported, err);
             unreported = 0;
         }
-    } while (status == CKD_OK && first < of->end);
-    device_dedup_free(&known);
+    } while (status == CKD_OK && first < span->end);
+    device_dedup_free(&unchanged);
     if (status == CKD_OK) {
         region_job_is_pushed(&save->pipeline, rj);
     }

@@ -263,7 +263,7 @@ ckd_status save_workspace_take(struct ckd_save *save, ckd_error *err);
  * Returns the workspace to the store, if the store keeps one and the save succeeded; else frees it. Called when
  * nobody works on the save any more.
  */
-void save_workspace_return(struct ckd_save *save, bool well);
+void save_workspace_return(struct ckd_save *save, bool reusable);
 /* in_child: see columns_cache_free. Accepts NULL. */
 void save_workspace_free(save_workspace *workspace, bool in_child);
 
@@ -282,7 +282,7 @@ void save_terms_put(bytes *to, const ckd_save_options *options);
  * Returns INVALID, naming rank and option, unless the other rank has the options of the first. A rank without a
  * metric accepts the first one's. Accepts any bytes: a malformed list is INVALID, too.
  */
-ckd_status save_terms_compare(const ckd_bytes *first, uint32_t first_rank, const ckd_bytes *other,
+ckd_status save_terms_compare(const ckd_bytes *first, uint32_t first_rank, const ckd_bytes *second,
                               uint32_t rank, ckd_error *err);
 
 #endif

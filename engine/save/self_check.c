@@ -28,8 +28,8 @@ static uint32_t kind_of(const block_job *job, const region_job *rj) {
     const record_tensor *t = rj->context.tensor;
     bool delta = job->decision.chosen == &job->analysis.delta;
     uint32_t coded = coded_by_device(job, rj),
-             how = job->decision.chosen ? (uint32_t)job->decision.chosen->coding : UINT8_MAX;
-    return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | how << 8 | coded << 1 | delta;
+             coding_id = job->decision.chosen ? (uint32_t)job->decision.chosen->coding : UINT8_MAX;
+    return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | coding_id << 8 | coded << 1 | delta;
 }
 
 void self_check_record(ckd_save *save, const block_job *job, const region_job *rj) {

@@ -12,11 +12,11 @@
 #include "engine/common/common.h"
 
 static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
-    bool known = o->fidelity >= CKD_FIDELITY_DEFAULT && o->fidelity <= CKD_COARSE;
+    bool valid = o->fidelity >= CKD_FIDELITY_DEFAULT && o->fidelity <= CKD_COARSE;
     for (size_t role = 0; role < sizeof(o->role_fidelity) / sizeof(o->role_fidelity[0]); role++) {
-        known &= o->role_fidelity[role] >= CKD_FIDELITY_DEFAULT && o->role_fidelity[role] <= CKD_COARSE;
+        valid &= o->role_fidelity[role] >= CKD_FIDELITY_DEFAULT && o->role_fidelity[role] <= CKD_COARSE;
     }
-    if (!known) {
+    if (!valid) {
         return err_set(err, CKD_E_UNSUPPORTED,
                        "a fidelity is not known to this version; it has: exact, near, coarse");
     }
@@ -117,15 +117,15 @@ static bool newest_step(uint64_t *step, const manifest_list *manifests, const ch
 
 /* The checkpoint that the caller names as origin, if it is of this run or one of its branches; else NULL. */
 static const char *given_origin(uint64_t *step, const ckd_save_options *o, const char *root) {
-    char other[CKD_RUN_MAX + 1];
+    char other_root[CKD_RUN_MAX + 1];
     unsigned number;
     const char *run = o->parent_run ? o->parent_run : o->resumed_from_run;
     *step = o->parent_run ? o->parent_step : o->resumed_from_step;
     if (!run || strnlen(run, CKD_RUN_MAX + 1) > CKD_RUN_MAX) {
         return NULL;
     }
-    branch_root(other, &number, run);
-    return strcmp(other, root) == 0 ? run : NULL;
+    branch_root(other_root, &number, run);
+    return strcmp(other_root, root) == 0 ? run : NULL;
 }
 
 /*
@@ -154,27 +154,27 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, const ck
     }
     branch_root(root, &number, t->run);
     uint64_t newest = 0;
-    bool begun = newest_step(&newest, &manifests, t->run);
+    bool exists = newest_step(&newest, &manifests, t->run);
     /* A name that is too long belongs to no run. */
-    while (begun && branch_name(name, root, number + 1, NULL) == CKD_OK &&
+    while (exists && branch_name(name, root, number + 1, NULL) == CKD_OK &&
            newest_step(&newest, &manifests, name)) {
         number++;
     }
     uint64_t from_step, end = 0;
     const char *from = given_origin(&from_step, o, root);
-    const launch_record *own = from ? NULL : followed(store, o);
-    if (own) { /* if its last save was deleted, its branch ends before that */
-        from = own->run;
-        from_step = own->step;
+    const launch_record *launch = from ? NULL : followed(store, o);
+    if (launch) { /* if its last save was deleted, its branch ends before that */
+        from = launch->run;
+        from_step = launch->step;
     }
     bool at_end = from && newest_step(&end, &manifests, from) &&
-                  (from_step == CKD_LATEST || from_step == end || (own && end < from_step));
+                  (from_step == CKD_LATEST || from_step == end || (launch && end < from_step));
     manifests_free(&manifests);
     if (at_end && end < t->step) {
         snprintf(t->run, sizeof(t->run), "%s", from);
         return CKD_OK;
     }
-    if (begun && (newest >= t->step || from)) {
+    if (exists && (newest >= t->step || from)) {
         number++;
     }
     return branch_name(t->run, root, number, err);
@@ -212,8 +212,8 @@ static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *
 
 static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_save_options *o,
                                  ckd_error *err) {
-    const launch_record *own = followed(store, o);
-    if (own && catalog_find_id(&t->origin, store->catalog, &own->last, NULL) == CKD_OK) {
+    const launch_record *launch = followed(store, o);
+    if (launch && catalog_find_id(&t->origin, store->catalog, &launch->last, NULL) == CKD_OK) {
         t->has_origin = true;
         return CKD_OK;
     }
@@ -282,12 +282,12 @@ static ckd_status find_newest(ckd_checkpoint *out, bool *found, const ckd_save *
     return newest_of(out, found, save->store, save->target.run, UINT64_MAX, err);
 }
 
-static ckd_status another_launch(const ckd_save *save, const ckd_checkpoint *theirs, const char *when,
+static ckd_status another_launch(const ckd_save *save, const ckd_checkpoint *found, const char *when,
                                  ckd_error *err) {
     char hex[CKD_ID_TEXT], at[32] = "";
     struct tm utc;
-    time_t seconds = (time_t)(theirs->created_ns / 1000000000);
-    ckd_id_text(hex, &theirs->id);
+    time_t seconds = (time_t)(found->created_ns / 1000000000);
+    ckd_id_text(hex, &found->id);
     if (gmtime_r(&seconds, &utc)) {
         strftime(at, sizeof(at), "%Y-%m-%d %H:%M:%S", &utc);
     }
@@ -296,7 +296,7 @@ static ckd_status another_launch(const ckd_save *save, const ckd_checkpoint *the
         "another launch saves to run '%s': its checkpoint %s@%" PRIu64
         " (id %s, saved at %s UTC by %u ranks) is not this session's, and is newer than the one this session "
         "%s; stop one of the two, or set on_duplicate to CKD_DUPLICATE_BRANCH",
-        save->target.run, theirs->run, theirs->step, hex, at, (unsigned)theirs->world, when);
+        save->target.run, found->run, found->step, hex, at, (unsigned)found->world, when);
 }
 
 ckd_status launch_check_begin(ckd_save *save, ckd_error *err) {

@@ -80,11 +80,11 @@ static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd
     role_name parsed;
     role_name_read(&parsed, tensor->name, length);
     record_doubt(save, t, &parsed, context->shape.elements);
-    bool named = tensor->role == CKD_ROLE_WEIGHT ||
-                 (parsed.slot != SLOT_NONE && role_of_slot(parsed.slot) == tensor->role);
+    bool by_name = tensor->role == CKD_ROLE_WEIGHT ||
+                   (parsed.slot != SLOT_NONE && role_of_slot(parsed.slot) == tensor->role);
     context->largest = parsed.slot == SLOT_LARGEST_SECOND && tensor->role == CKD_ROLE_EXP_AVG_SQ;
     const char *weight = t->weight                         ? t->weight
-                         : !named                          ? NULL
+                         : !by_name                        ? NULL
                          : tensor->role == CKD_ROLE_WEIGHT ? tensor->name
                                                            : role_name_family(tensor->name, length, &size);
     context->weight = weight;
@@ -103,17 +103,17 @@ static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd
 }
 
 /* Returns the save's copy of a region. Most regions are whole, and share one. NULL: out of memory. */
-static const ckd_region *keep_region(ckd_save *save, const geometry *shape, const ckd_region *given) {
+static const ckd_region *keep_region(ckd_save *save, const geometry *shape, const ckd_region *region) {
     static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
-    ckd_region canonical = region_canonical(shape, given);
+    ckd_region canonical = region_canonical(shape, region);
     if (canonical.kind == CKD_REGION_WHOLE) {
         return &whole;
     }
-    ckd_region *region = arena_alloc(&save->registry.arena, sizeof(*region));
-    if (region) {
-        *region = canonical;
+    ckd_region *copy = arena_alloc(&save->registry.arena, sizeof(*copy));
+    if (copy) {
+        *copy = canonical;
     }
-    return region;
+    return copy;
 }
 
 /* Describes a tensor. The content index points to its name and region, which live as long as the save. */
@@ -298,8 +298,8 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     save->device.named_elements = 0;
     ckd_status status = save_region(save, t, err);
     /* it will be known again, so nothing is a delta on it */
-    bool known = save->device.named_elements == values->elements;
-    if (status == CKD_OK && !known) {
+    bool already_saved = save->device.named_elements == values->elements;
+    if (status == CKD_OK && !already_saved) {
         /* All blocks have been looked at. Values that are not cached now are decoded by the next save. */
         ckd_error unheard;
         (void)device_reference_keep(&reference, save->store, values->lease, &key, values->data, &unheard);

@@ -81,23 +81,23 @@ static const char *printable(const char *value) {
     return value;
 }
 
-ckd_status save_terms_compare(const ckd_bytes *first, uint32_t first_rank, const ckd_bytes *other,
+ckd_status save_terms_compare(const ckd_bytes *first, uint32_t first_rank, const ckd_bytes *second,
                               uint32_t rank, ckd_error *err) {
-    reader a = reader_of(first->data, first->size), b = reader_of(other->data, other->size);
+    reader a = reader_of(first->data, first->size), b = reader_of(second->data, second->size);
     while (reader_left(&a) > 0) {
-        char name[TERM_MAX], value[TERM_MAX], name_there[TERM_MAX], value_there[TERM_MAX];
+        char name[TERM_MAX], value[TERM_MAX], second_name[TERM_MAX], second_value[TERM_MAX];
         reader_string(&a, name, sizeof(name));
         reader_string(&a, value, sizeof(value));
-        reader_string(&b, name_there, sizeof(name_there));
-        reader_string(&b, value_there, sizeof(value_there));
-        if (a.failed || b.failed || strcmp(name, name_there) != 0) {
+        reader_string(&b, second_name, sizeof(second_name));
+        reader_string(&b, second_value, sizeof(second_value));
+        if (a.failed || b.failed || strcmp(name, second_name) != 0) {
             break;
         }
-        bool none_there = strcmp(name, "metric_name") == 0 && !*value_there;
-        if (strcmp(value, value_there) != 0 && !none_there) {
+        bool second_has_none = strcmp(name, "metric_name") == 0 && !*second_value;
+        if (strcmp(value, second_value) != 0 && !second_has_none) {
             return err_set(
                 err, CKD_E_INVALID, "rank %u saves with %s '%s', rank %u with '%s'; give all ranks the same",
-                (unsigned)rank, name, printable(value_there), (unsigned)first_rank, printable(value));
+                (unsigned)rank, name, printable(second_value), (unsigned)first_rank, printable(value));
         }
     }
     return a.failed || b.failed || reader_left(&a) > 0 || reader_left(&b) > 0

@@ -21,16 +21,16 @@
 #define LIGHT        0.22
 #define LIGHT_CHOICE 8 /* ancestors to choose among */
 
-static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_context *context,
+static load_cost chain_of(uint32_t *depth, const view_tensor *tensor, const tensor_context *context,
                           const lossy_tile *t) {
     load_cost all = {0, 0};
-    region_span mine = {context->region, t->first, t->count};
+    region_span tile_span = {context->region, t->first, t->count};
     *depth = 0;
-    for (size_t s = 0; s < in->shard_count; s++) {
+    for (size_t s = 0; s < tensor->shard_count; s++) {
         size_t first, end;
-        view_shard_range(&first, &end, &in->shards[s], &context->shape, &mine);
+        view_shard_range(&first, &end, &tensor->shards[s], &context->shape, &tile_span);
         for (size_t i = first; i < end; i++) {
-            const record *r = in->shards[s].blocks[i].record;
+            const record *r = tensor->shards[s].blocks[i].record;
             load_cost chain = record_chain(r);
             all.stored += chain.stored;
             all.work += chain.work;
@@ -41,22 +41,23 @@ static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_c
 }
 
 /* Goes back to the checkpoint on which the tensor's first block builds, if that block is a delta or a copy. */
-static bool step_to_parent(const view **v, const view_tensor **in, ckd_save *save) {
-    const record *r =
-        (*in)->shard_count && (*in)->shards[0].block_count ? (*in)->shards[0].blocks[0].record : NULL;
+static bool step_to_parent(const view **v, const view_tensor **tensor, ckd_save *save) {
+    const record *r = (*tensor)->shard_count && (*tensor)->shards[0].block_count
+                          ? (*tensor)->shards[0].blocks[0].record
+                          : NULL;
     const view *older;
     if (!r || r->dependency_count == 0 || (r->predictor != PREDICT_PARENT && r->predictor != PREDICT_COPY) ||
         id_equal(&r->dependencies[0].checkpoint, &(*v)->manifest.checkpoint.id) ||
         views_within(&older, &save->sources.views, *v, &r->dependencies[0].checkpoint, NULL) != CKD_OK) {
         return false;
     }
-    const view_tensor *t = view_find(older, (*in)->tensor->name);
-    if (!t || t->tensor->dtype != (*in)->tensor->dtype || t->shape.ndim != (*in)->shape.ndim ||
-        memcmp(t->shape.shape, (*in)->shape.shape, t->shape.ndim * sizeof(uint64_t)) != 0) {
+    const view_tensor *t = view_find(older, (*tensor)->tensor->name);
+    if (!t || t->tensor->dtype != (*tensor)->tensor->dtype || t->shape.ndim != (*tensor)->shape.ndim ||
+        memcmp(t->shape.shape, (*tensor)->shape.shape, t->shape.ndim * sizeof(uint64_t)) != 0) {
         return false;
     }
     *v = older;
-    *in = t;
+    *tensor = t;
     return true;
 }
 
@@ -66,9 +67,9 @@ static load_cost cost_with_next_delta(const tile_parent *p, const load_cost *cha
     uint32_t depth;
     load_cost next = *chain;
     const view *v = p->view;
-    const view_tensor *in = p->tensor;
-    if (step_to_parent(&v, &in, save)) {
-        load_cost before = chain_of(&depth, in, context, t);
+    const view_tensor *tensor = p->tensor;
+    if (step_to_parent(&v, &tensor, save)) {
+        load_cost before = chain_of(&depth, tensor, context, t);
         next.stored += chain->stored > before.stored ? chain->stored - before.stored : 0;
         next.work += chain->work > before.work ? chain->work - before.work : 0;
     }
@@ -77,8 +78,8 @@ static load_cost cost_with_next_delta(const tile_parent *p, const load_cost *cha
 
 /* Hash that orders checkpoints: as good as random, but the same for every tensor, thread and process. */
 static uint64_t checkpoint_hash(const view *v) {
-    const chunk_records *own = v->parts[0];
-    hash128 ends[2] = {own->records[0].content, own->records[own->count - 1].content};
+    const chunk_records *records = v->parts[0];
+    hash128 ends[2] = {records->records[0].content, records->records[records->count - 1].content};
     return hash64(ends, sizeof(ends));
 }
 
@@ -130,7 +131,7 @@ static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *bud
  */
 static void read_recorded_errors(lossy_tile *t, const tile_parent *p, const view_tensor *parent,
                                  const ckd_save *save) {
-    double error = 0, moved = 0, elements = 0;
+    double error = 0, movement = 0, elements = 0;
     for (size_t s = 0; s < p->tensor->shard_count; s++) {
         const view_shard *shard = &p->tensor->shards[s];
         error += shard->measures.error_squares;
@@ -144,18 +145,18 @@ static void read_recorded_errors(lossy_tile *t, const tile_parent *p, const view
     }
     for (size_t s = 0; s < parent->shard_count; s++) {
         const view_shard *shard = &parent->shards[s];
-        moved += shard->measures.movement * shard->measures.movement * (double)shard->elements;
+        movement += shard->measures.movement * shard->measures.movement * (double)shard->elements;
     }
-    t->expected_movement = sqrt(moved / elements);
+    t->expected_movement = sqrt(movement / elements);
 }
 
-/* Returns the values themselves if they are aligned floats; else converts them into `room`. */
-static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, uint64_t count,
+/* Returns the values themselves if they are aligned floats; else converts them into `scratch`. */
+static const float *as_floats(bytes *scratch, const void *values, ckd_dtype dtype, uint64_t count,
                               const kernels *k, ckd_error *err) {
     if (dtype == CKD_F32 && (uintptr_t)values % _Alignof(float) == 0) {
         return values;
     }
-    float *floats = bytes_scratch(room, count * sizeof(float), "a tile of a tensor", err);
+    float *floats = bytes_scratch(scratch, count * sizeof(float), "a tile of a tensor", err);
     if (floats) {
         k->widen(floats, dtype, values, count);
     }
@@ -170,10 +171,10 @@ static const void *on_device(device_lease **lease, const ckd_save *save, const l
     if (tensor->read != device_read || atomic_load(&save->store->devices_differ)) {
         return NULL;
     }
-    const device_reader *there = tensor->read_context;
-    const void *given = there->data + t->first * there->element;
-    *lease = there->lease;
-    return lossy_device_can_code(t, given) ? given : NULL;
+    const device_reader *source = tensor->read_context;
+    const void *values = source->data + t->first * source->element;
+    *lease = source->lease;
+    return lossy_device_can_code(t, values) ? values : NULL;
 }
 
 static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_device_values *values,
@@ -194,11 +195,11 @@ static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_dev
  * Begins a tile with the parent's values cached on the device. *begun == false: none are cached, or they are not the
  * parent's.
  */
-static ckd_status begin_with_cached(bool *begun, inflight_tile *held, const tile_parent *from,
+static ckd_status begin_with_cached(bool *begun, inflight_tile *inflight, const tile_parent *from,
                                     lossy_device_values values, ckd_error *err) {
-    ckd_save *save = held->region->save;
-    const tensor_context *context = &held->region->context;
-    lossy_tile *t = &held->tile;
+    ckd_save *save = inflight->region->save;
+    const tensor_context *context = &inflight->region->context;
+    lossy_tile *t = &inflight->tile;
     *begun = false;
     device_reference_key key = save_reference_key(t, context);
     values.reference =
@@ -218,11 +219,11 @@ static ckd_status begin_with_cached(bool *begun, inflight_tile *held, const tile
  * Begins a tile with the parent's values decoded on the device. *begun == false: the device cannot decode them, and
  * *attempt says why.
  */
-static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, inflight_tile *held,
+static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, inflight_tile *inflight,
                                   const tile_parent *from, lossy_device_values values, ckd_error *err) {
-    ckd_save *save = held->region->save;
-    const tensor_context *context = &held->region->context;
-    lossy_tile *t = &held->tile;
+    ckd_save *save = inflight->region->save;
+    const tensor_context *context = &inflight->region->context;
+    lossy_tile *t = &inflight->tile;
     if (!from->tensor || save->device.parents_on_host || save_parent_in_memory(from, context)) {
         return CKD_OK;
     }
@@ -235,11 +236,11 @@ static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, inflight
     return status;
 }
 
-static ckd_status load_before(const float **before, inflight_tile *held, const tile_parent *from,
+static ckd_status load_before(const float **before, inflight_tile *inflight, const tile_parent *from,
                               ckd_error *err) {
-    const lossy_region *r = held->region;
-    return save_parent_load(before, &(parent_request){r->save, &held->tile, from, &r->context},
-                            &held->buffers, err);
+    const lossy_region *r = inflight->region;
+    return save_parent_load(before, &(parent_request){r->save, &inflight->tile, from, &r->context},
+                            &inflight->buffers, err);
 }
 
 /* How a tile on a device began. */
@@ -249,25 +250,25 @@ typedef struct tile_start {
     const float *before; /* on the host */
 } tile_start;
 
-static ckd_status begin_device_tile(tile_start *start, inflight_tile *held, const tile_parent *from,
+static ckd_status begin_device_tile(tile_start *start, inflight_tile *inflight, const tile_parent *from,
                                     lossy_device_values values, ckd_error *err) {
-    const lossy_region *r = held->region;
+    const lossy_region *r = inflight->region;
     parent_attempt attempt = {.status = CKD_OK};
-    ckd_status status = begin_with_cached(&start->begun, held, from, values, err);
+    ckd_status status = begin_with_cached(&start->begun, inflight, from, values, err);
     if (status == CKD_OK && !start->begun) {
-        status = begin_with_made(&start->begun, &attempt, held, from, values, err);
+        status = begin_with_made(&start->begun, &attempt, inflight, from, values, err);
     }
     if (status != CKD_OK || start->begun) {
         return status;
     }
-    status = load_before(&start->before, held, from, err);
+    status = load_before(&start->before, inflight, from, err);
     values.before = start->before;
     start->loaded = true;
     if (status == CKD_OK && values.before) {
         save_parent_report(r->save, &attempt, &r->context);
     }
-    start->begun = status == CKD_OK && (values.before || !lossy_wants_parent(&held->tile));
-    return start->begun ? begin_on_device(r->save, &held->tile, &values, err) : status;
+    start->begun = status == CKD_OK && (values.before || !lossy_wants_parent(&inflight->tile));
+    return start->begun ? begin_on_device(r->save, &inflight->tile, &values, err) : status;
 }
 
 ckd_status save_begin_input(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
@@ -287,11 +288,11 @@ ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, cons
     return status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
 }
 
-ckd_status save_load_tile(tile_parent *from, inflight_tile *held, const load_budget *budget, uint64_t widest,
-                          ckd_error *err) {
-    const lossy_region *r = held->region;
+ckd_status save_load_tile(tile_parent *from, inflight_tile *inflight, const load_budget *budget,
+                          uint64_t widest, ckd_error *err) {
+    const lossy_region *r = inflight->region;
     const tensor_context *context = &r->context;
-    lossy_tile *t = &held->tile;
+    lossy_tile *t = &inflight->tile;
     lossy_device_values values = {
         .store = r->save->store, .widest = widest, .master = block_is_master(context)};
     tile_start start = {.before = NULL};
@@ -302,13 +303,13 @@ ckd_status save_load_tile(tile_parent *from, inflight_tile *held, const load_bud
     }
     values.input = widest ? on_device(&values.lease, r->save, t, r->tensor) : NULL;
     if (values.input) {
-        status = begin_device_tile(&start, held, from, values, err);
+        status = begin_device_tile(&start, inflight, from, values, err);
     }
     if (status == CKD_OK && !start.loaded && !start.begun) {
-        status = load_before(&start.before, held, from, err);
+        status = load_before(&start.before, inflight, from, err);
     }
     if (status == CKD_OK && !start.begun) {
-        status = save_fetch_tile(r->save, &held->buffers, t, r->tensor, err);
+        status = save_fetch_tile(r->save, &inflight->buffers, t, r->tensor, err);
         t->before = start.before;
     }
     if (status == CKD_OK && t->before) {

@@ -43,7 +43,7 @@ ckd_status save_begin_tiles(ckd_save *save, ckd_error *err) {
         for (uint32_t i = 0; i < save->lossy.tiles->loader_count; i++) {
             save->lossy.tiles->loaders[i].views = &save->sources.views;
         }
-        save->lossy.tiles->seen = save->coding.budget;
+        save->lossy.tiles->budget = save->coding.budget;
         save->lossy.tiles->seen_region = save->lossy.tiles->regions = 0;
     }
     return status;
@@ -73,15 +73,15 @@ static void free_part(tile_part *p) {
     bytes_free(&p->before);
 }
 
-void inflight_tile_free(inflight_tile *held) {
-    lossy_buffers *b = &held->buffers;
+void inflight_tile_free(inflight_tile *inflight) {
+    lossy_buffers *b = &inflight->buffers;
     bytes *const all[] = {&b->original, &b->now, &b->stored, &b->before};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
-    free_part(&held->parts[0]);
-    free_part(&held->parts[1]);
-    lossy_tile_free(&held->tile);
+    free_part(&inflight->parts[0]);
+    free_part(&inflight->parts[1]);
+    lossy_tile_free(&inflight->tile);
 }
 
 void save_tiles_free(save_tiles *all) {

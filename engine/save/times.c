@@ -30,7 +30,7 @@ static uint64_t origin_of(const ckd_save *save) {
 void save_put_times(rank_part *to, const ckd_save *save) {
     const struct {
         ckd_stage stage;
-        const save_stage *of;
+        const save_stage *times;
         uint64_t bytes;
     } stages[] = {{CKD_STAGE_SNAPSHOT, &save->stats.snapshot, save->stats.raw_bytes},
                   {CKD_STAGE_ANALYSE, &save->stats.analyse, save->stats.raw_bytes},
@@ -40,20 +40,20 @@ void save_put_times(rank_part *to, const ckd_save *save) {
     uint64_t origin = origin_of(save);
     to->began_ns = clock_wall_ns() - (clock_monotonic_ns() - origin);
     for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]); i++) {
-        const save_stage *of = stages[i].of;
+        const save_stage *times = stages[i].times;
         /* a stage that seems to begin before the rank does: the clock ran on while its times were added up */
-        if (of->begun_ns) {
-            uint64_t begin = of->begun_ns > origin ? of->begun_ns - origin : 0;
-            uint64_t end = of->ended_ns > origin ? of->ended_ns - origin : 0;
+        if (times->begun_ns) {
+            uint64_t begin = times->begun_ns > origin ? times->begun_ns - origin : 0;
+            uint64_t end = times->ended_ns > origin ? times->ended_ns - origin : 0;
             to->stages[to->stage_count++] = (ckd_stage_times){0,   save->options.rank, stages[i].stage, begin,
-                                                              end, of->work_ns,        stages[i].bytes};
+                                                              end, times->work_ns,     stages[i].bytes};
         }
     }
 }
 
-ckd_status save_take_times(ckd_save *save, const rank_part *told, ckd_error *err) {
+ckd_status save_take_times(ckd_save *save, const rank_part *reported, ckd_error *err) {
     uint32_t world = save->options.world;
-    if (!told->began_ns) {
+    if (!reported->began_ns) {
         return CKD_OK;
     }
     if (!save->stats.ranks) {
@@ -63,8 +63,9 @@ ckd_status save_take_times(ckd_save *save, const rank_part *told, ckd_error *err
         }
     }
     save_rank *rank = &save->stats.ranks[save->stats.rank_count++];
-    *rank = (save_rank){.rank = told->rank, .began_ns = told->began_ns, .stage_count = told->stage_count};
-    memcpy(rank->stages, told->stages, sizeof(rank->stages));
+    *rank = (save_rank){
+        .rank = reported->rank, .began_ns = reported->began_ns, .stage_count = reported->stage_count};
+    memcpy(rank->stages, reported->stages, sizeof(rank->stages));
     return CKD_OK;
 }
 
@@ -113,8 +114,8 @@ static ckd_status add_ranks(const ckd_save *save, const ckd_id *id, ckd_error *e
     uint64_t publish = clock_wall_ns() - since_publish, first = publish;
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < save->stats.rank_count; i++) {
-        uint64_t begun = begin_of(&save->stats.ranks[i], publish);
-        first = begun < first ? begun : first;
+        uint64_t begun_ns = begin_of(&save->stats.ranks[i], publish);
+        first = begun_ns < first ? begun_ns : first;
     }
     for (uint32_t i = 0; i < save->stats.rank_count && status == CKD_OK; i++) {
         uint64_t from = begin_of(&save->stats.ranks[i], publish) - first;

@@ -78,7 +78,7 @@ ckd_status save_workspace_take(ckd_save *save, ckd_error *err) {
     return pipeline_init(&save->pipeline, workspace->places, workspace->slots, err);
 }
 
-void save_workspace_return(ckd_save *save, bool well) {
+void save_workspace_return(ckd_save *save, bool reusable) {
     ckd_store *store = save->store;
     save_workspace *workspace = save->pipeline.workspace;
     bool in_child = save->output.process != getpid();
@@ -86,7 +86,7 @@ void save_workspace_return(ckd_save *save, bool well) {
     save_lossy_free(save);
     save->pipeline.workspace = NULL;
     save->pipeline.jobs = NULL;
-    if (!workspace || !well || !store->keeps_workspace) {
+    if (!workspace || !reusable || !store->keeps_workspace) {
         save_workspace_free(workspace, in_child);
         return;
     }
@@ -95,8 +95,8 @@ void save_workspace_return(ckd_save *save, bool well) {
     save->registry.dedup_index = (content_index){0};
     save->registry.arena = (record_arena){0};
     pthread_mutex_lock(&store->mutex);
-    save_workspace *other = store->workspace;
+    save_workspace *old = store->workspace;
     store->workspace = workspace;
     pthread_mutex_unlock(&store->mutex);
-    save_workspace_free(other, false);
+    save_workspace_free(old, false);
 }

@@ -65,13 +65,13 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
 /*
  * Writes the block once more, coded on its own. A failure costs speed, never data: the save continues without copies.
  */
-static void append_materialized(ckd_save *save, const block_job *job, const record *of) {
+static void append_materialized(ckd_save *save, const block_job *job, const record *original) {
     const candidate *c = &job->analysis.standalone;
     bool is_raw = c->coding == CODING_RAW;
-    record r = *of;
+    record r = *original;
     r.coding = (uint32_t)c->coding;
     r.predictor = PREDICT_NONE;
-    r.stored_size = is_raw ? of->raw_size : c->size;
+    r.stored_size = is_raw ? original->raw_size : c->size;
     r.dependency_count = 0;
     r.depth = 0;
     r.chain_stored = r.base_stored = r.stored_size;
@@ -159,8 +159,9 @@ ckd_status save_register(save_append *out, ckd_save *save, const block_job *job,
     const record *r = &out->record;
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < r->dependency_count && status == CKD_OK; i++) {
-        const ckd_id *on = &job->decision.dependencies[i].checkpoint;
-        status = id_equal(on, &save->checkpoint) ? CKD_OK : save_depend(&save->output, on, err);
+        const ckd_id *checkpoint = &job->decision.dependencies[i].checkpoint;
+        status =
+            id_equal(checkpoint, &save->checkpoint) ? CKD_OK : save_depend(&save->output, checkpoint, err);
     }
     if (status == CKD_OK && job->decision.predictor == PREDICT_STEP) {
         bool written;
@@ -235,17 +236,17 @@ bool save_may_retry(ckd_save *save, ckd_status status) {
 }
 
 bool save_has_space(const ckd_save *save, uint64_t payload, uint64_t copies) {
-    uint64_t room = dir_free_space(path_in(save->store->path, DIR_CHUNKS).text);
+    uint64_t available = dir_free_space(path_in(save->store->path, DIR_CHUNKS).text);
     uint64_t needed = payload + save->output.index_bytes + SLACK;
-    return room >= needed && room - needed >= copies;
+    return available >= needed && available - needed >= copies;
 }
 
 void save_free_space(ckd_save *save, uint64_t payload, uint64_t copies) {
-    uint64_t room = dir_free_space(path_in(save->store->path, DIR_CHUNKS).text);
+    uint64_t available = dir_free_space(path_in(save->store->path, DIR_CHUNKS).text);
     uint64_t needed = payload + save->output.index_bytes + SLACK;
-    if (room < needed) {
+    if (available < needed) {
         save_drop_copies(save);
-    } else if (room - needed < copies) {
+    } else if (available - needed < copies) {
         drop_own(save);
     }
 }

@@ -15,9 +15,11 @@
 #include "tests/support/tempdir.h"
 
 const char *const cells_names[3] = {"w", "exp_avg.w", "exp_avg_sq.w"};
-const save_grid cells_small = {.down = {32, 4, 16}, .across = {32, 4, 20}, .elements = 4096, .columns = 32};
-const save_grid cells_other = {.down = {64, 4, 48}, .across = {80, 4, 60}, .elements = 4096, .columns = 32};
-const save_grid cells_none = {.down = {64, 4, 48}, .across = {64, 4, 48}, .elements = UINT64_MAX};
+const save_grid cells_small = {
+    .row_sides = {32, 4, 16}, .column_sides = {32, 4, 20}, .elements = 4096, .columns = 32};
+const save_grid cells_other = {
+    .row_sides = {64, 4, 48}, .column_sides = {80, 4, 60}, .elements = 4096, .columns = 32};
+const save_grid cells_none = {.row_sides = {64, 4, 48}, .column_sides = {64, 4, 48}, .elements = UINT64_MAX};
 
 /* ---- saving ---- */
 

@@ -94,8 +94,8 @@ static ckd_status save_lossy_state(ckd_store *store, const char *run, uint64_t s
     ckd_save *save = begin_with(store, &o);
     ckd_status status = CKD_OK;
     if (cells) {
-        save->coding.grid =
-            (save_grid){.down = {96, 16, 64}, .across = {128, 16, 101}, .elements = 4096, .columns = 64};
+        save->coding.grid = (save_grid){
+            .row_sides = {96, 16, 64}, .column_sides = {128, 16, 101}, .elements = 4096, .columns = 64};
     }
     for (unsigned i = 0; i < count && status == CKD_OK; i++) {
         status = save_lossy_one(save, &t[i], device, &err);

@@ -68,8 +68,8 @@ static ckd_save *begin_plan(ckd_store *store, const plan *p, uint64_t step, deco
     ckd_save *save = begin_with(store, &o);
     save->device.parents_on_host = by == ON_HOST;
     if (p->cells) {
-        save->coding.grid =
-            (save_grid){.down = {160, 16, 64}, .across = {256, 16, 101}, .elements = 4096, .columns = 64};
+        save->coding.grid = (save_grid){
+            .row_sides = {160, 16, 64}, .column_sides = {256, 16, 101}, .elements = 4096, .columns = 64};
     }
     return save;
 }

@@ -220,7 +220,8 @@ static void test_exact_parent(void **state) {
     cells_scene *f = *state;
     const uint64_t rows = 1024, columns = 1024, shape[2] = {rows, columns};
     float *values = random_values(CKD_F32, rows * columns, 3);
-    save_grid grid = {.down = {512, 64, 440}, .across = {512, 64, 440}, .elements = 4096, .columns = 32};
+    save_grid grid = {
+        .row_sides = {512, 64, 440}, .column_sides = {512, 64, 440}, .elements = 4096, .columns = 32};
     uint64_t shards[4];
     for (uint64_t step = 0; step < 4; step++) {
         for (uint64_t i = 0; i < rows * columns; i++) {

@@ -30,8 +30,8 @@ static void test_several_tiles(void **state) {
         ckd_save_options o = lossy_options("run", step, CKD_NEAR);
         o.staging_bytes = 1;
         ckd_save *save = begin_with(f->store, &o);
-        save->coding.grid =
-            (save_grid){.down = {300, 32, 200}, .across = {300, 32, 200}, .elements = 4096, .columns = 32};
+        save->coding.grid = (save_grid){
+            .row_sides = {300, 32, 200}, .column_sides = {300, 32, 200}, .elements = 4096, .columns = 32};
         for (uint64_t i = 0; i < rows * columns; i++) {
             values[i] += (float)(1e-4 * ((double)(i * 7919 % 1000) / 500 - 1));
         }
@@ -61,8 +61,8 @@ static void test_exact_tile(void **state) {
         ckd_save_options o = lossy_options("run", step, CKD_NEAR);
         o.staging_bytes = 1;
         ckd_save *save = begin_with(f->store, &o);
-        save->coding.grid =
-            (save_grid){.down = {400, 32, 300}, .across = {20, 4, 20}, .elements = 4096, .columns = 32};
+        save->coding.grid = (save_grid){
+            .row_sides = {400, 32, 300}, .column_sides = {20, 4, 20}, .elements = 4096, .columns = 32};
         for (uint64_t i = 0; i < rows * columns; i++) {
             values[i] += (float)(1e-3 * ((double)(i * 7919 % 1000) / 500 - 1));
         }

@@ -144,8 +144,8 @@ static ckd_status try_to_save(ckd_store *store, const char *run, uint64_t step, 
     }
     ckd_save *save = begin_with(store, &o);
     if (how.cells) {
-        save->coding.grid =
-            (save_grid){.down = {96, 16, 64}, .across = {48, 16, 32}, .elements = 4096, .columns = 64};
+        save->coding.grid = (save_grid){
+            .row_sides = {96, 16, 64}, .column_sides = {48, 16, 32}, .elements = 4096, .columns = 64};
     }
     save->coding.staging = how.file ? 1 : save->coding.staging;
     uint16_t *half = how.bf16 ? round_to_bf16(e->moment[0], ELEMENTS) : NULL;
