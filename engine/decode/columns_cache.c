@@ -38,19 +38,19 @@ static cached_columns *find(columns_cache *c, const hash128 *content) {
 static cached_columns *find_place(columns_cache *c) {
     for (;;) {
         cached_columns *empty = NULL, *oldest = NULL;
-        uint64_t held = 0;
+        uint64_t total = 0;
         for (size_t i = 0; i < c->count; i++) {
             cached_columns *k = &c->all[i];
             if (!k->used) {
                 empty = k;
                 continue;
             }
-            held += k->filling ? 0 : 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
+            total += k->filling ? 0 : 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
             oldest = k->pins == 0 && (!oldest || k->used < oldest->used) ? k : oldest;
         }
-        bool room = empty || c->count < KEPT_COLUMNS;
-        if (!oldest || (room && held <= KEPT_COLUMN_BYTES)) {
-            return empty || !room ? empty : &c->all[c->count++];
+        bool has_free = empty || c->count < KEPT_COLUMNS;
+        if (!oldest || (has_free && total <= KEPT_COLUMN_BYTES)) {
+            return empty || !has_free ? empty : &c->all[c->count++];
         }
         drop(oldest);
     }

@@ -170,18 +170,19 @@ double budget_load_cost(const load_budget *b) {
 
 /* ---- a checkpoint: its optimizer steps, and the totals that its manifest states ---- */
 
-static const view_block *same_span_in(const view *v, const char *name, const record *of) {
+static const view_block *same_span_in(const view *v, const char *name, const record *like) {
     const view_tensor *t = view_find(v, name);
     for (size_t s = 0; t && s < t->shard_count; s++) {
         const view_shard *shard = &t->shards[s];
-        if (t->shape.ndim != of->tensor->ndim || !region_equal(shard->region, of->region, t->shape.ndim)) {
+        if (t->shape.ndim != like->tensor->ndim ||
+            !region_equal(shard->region, like->region, t->shape.ndim)) {
             continue;
         }
         size_t first, end;
-        region_span wanted = {of->region, of->first, of->count};
-        view_shard_range(&first, &end, shard, &t->shape, &wanted);
+        region_span span = {like->region, like->first, like->count};
+        view_shard_range(&first, &end, shard, &t->shape, &span);
         const view_block *b = first < end ? &shard->blocks[first] : NULL;
-        return b && b->record->first == of->first && b->record->count == of->count ? b : NULL;
+        return b && b->record->first == like->first && b->record->count == like->count ? b : NULL;
     }
     return NULL;
 }
@@ -191,10 +192,10 @@ const view_block *step_input(const view *v, const view_block *b, uint32_t index)
     if (r->predictor != PREDICT_STEP || index >= r->dependency_count) {
         return NULL;
     }
-    const dependency *on = &r->dependencies[index];
-    bool inside = on->kind == DEPENDS_VALUES && on->same_span && on->tensor && *on->tensor &&
-                  id_equal(&on->checkpoint, &r->tensor->checkpoint);
-    return inside ? same_span_in(v, on->tensor, r) : NULL;
+    const dependency *input = &r->dependencies[index];
+    bool inside = input->kind == DEPENDS_VALUES && input->same_span && input->tensor && *input->tensor &&
+                  id_equal(&input->checkpoint, &r->tensor->checkpoint);
+    return inside ? same_span_in(v, input->tensor, r) : NULL;
 }
 
 load_cost step_share(const view *v, const view_block *b) {
@@ -216,9 +217,9 @@ static uint64_t bytes_of(const record *r) {
 static uint64_t share_of(const chunk *c, const ckd_id *checkpoint) {
     uint64_t own = 0, all = 0;
     for (size_t i = 0; i < c->outer_count; i++) {
-        bool ours = memcmp(&c->outer[i].tensor->checkpoint, checkpoint, sizeof(ckd_id)) == 0;
+        bool is_own = memcmp(&c->outer[i].tensor->checkpoint, checkpoint, sizeof(ckd_id)) == 0;
         all += bytes_of(&c->outer[i]);
-        own += ours ? bytes_of(&c->outer[i]) : 0;
+        own += is_own ? bytes_of(&c->outer[i]) : 0;
     }
     return own == all ? c->size : (uint64_t)((double)c->size * ((double)own / (double)all));
 }

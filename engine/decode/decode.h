@@ -266,14 +266,14 @@ ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to
 /* Memory for the values of a span of a tensor, contiguous. */
 typedef struct span_target {
     const view_tensor *tensor;
-    const region_span *want;
+    const region_span *span;
     void *to;
 } span_target;
 /* Copies a block's part of the span from the block's values. Returns the number of elements. */
 static inline uint64_t span_target_copy(const span_target *target, const view_block *b, const void *values) {
     const view_tensor *t = target->tensor;
     region_span have = {b->record->region, b->record->first, b->record->count};
-    return span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), target->to, target->want, values, &have);
+    return span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), target->to, target->span, values, &have);
 }
 /* Places one block's part of the span into the target. Adds the number of elements to *copied. */
 ckd_status block_into_span(decoder *d, const view *v, const view_block *b, const span_target *target,

@@ -31,14 +31,14 @@ bool lattice_sums_exact(const float *left, const float *right, uint32_t rank) {
 
 bool lattice_factor_bytes(int8_t *to, const int32_t *factor, uint64_t n, uint32_t rank, uint32_t padded,
                           const int32_t *shift) {
-    int64_t by[LATTICE_MAX_RANK];
+    int64_t multiplier[LATTICE_MAX_RANK];
     bool fit = true;
     for (uint32_t k = 0; k < rank; k++) {
-        by[k] = shift ? INT64_C(1) << shift[k] : 1;
+        multiplier[k] = shift ? INT64_C(1) << shift[k] : 1;
     }
     for (uint64_t i = 0; i < n && fit; i++) {
         for (uint32_t k = 0; k < rank; k++) {
-            int64_t value = factor[i * rank + k] * by[k];
+            int64_t value = factor[i * rank + k] * multiplier[k];
             fit &= value >= INT8_MIN && value <= INT8_MAX;
             to[i * padded + k] = (int8_t)value;
         }
@@ -120,16 +120,16 @@ uint64_t lattice_row_span(const lattice_block *b, uint64_t row, uint64_t *first,
 ckd_status lattice_steps(const lattice_block *b, lattice_work *w, ckd_error *err) {
     bool levels = b->map == LATTICE_LEVELS;
     size_t n = b->own.step ? b->columns : (levels ? b->count : 0);
-    void *room = bytes_scratch(&w->step, n * sizeof(float) + 1, "decoding scratch", err);
-    if (!room) {
+    void *steps = bytes_scratch(&w->step, n * sizeof(float) + 1, "decoding scratch", err);
+    if (!steps) {
         return CKD_E_NOMEM;
     }
     if (levels && b->own.step) {
-        memcpy(room, b->own.step, n * sizeof(int32_t));
+        memcpy(steps, b->own.step, n * sizeof(int32_t));
     } else if (levels) {
-        memset(room, 0, n * sizeof(int32_t));
+        memset(steps, 0, n * sizeof(int32_t));
     } else {
-        float *step = room;
+        float *step = steps;
         for (size_t j = 0; j < n; j++) {
             step[j] = scalar_quarter_octaves(b->own.step[j]);
         }
@@ -138,11 +138,11 @@ ckd_status lattice_steps(const lattice_block *b, lattice_work *w, ckd_error *err
 }
 
 lattice_run lattice_row_run(const lattice_block *b, const lattice_work *w, uint64_t row) {
-    int32_t own = b->row ? b->row[row] : 0;
+    int32_t row_offset = b->row ? b->row[row] : 0;
     return (lattice_run){
         .unit = power_of_two(b->exponent),
         .per_unit = power_of_two(-b->exponent),
-        .row_step = scalar_quarter_octaves(scalar_add(b->step, own)),
+        .row_step = scalar_quarter_octaves(scalar_add(b->step, row_offset)),
         .column_step = b->own.step ? (const float *)(const void *)w->step.data : NULL,
         .low_rank_unit = power_of_two(b->low_rank_exponent),
         .offset = {(float)b->offset[0] / 256, (float)b->offset[1] / 256, (float)b->offset[2] / 256}};
@@ -160,18 +160,18 @@ level_run level_row_run(const lattice_block *b, const lattice_work *w, uint64_t 
 
 #define RUN 1024 /* elements widened at a time */
 
-/* The integers of n elements from `first` on, as the kernels need them; widened into `room` if they are narrower. */
-static const int32_t *integers_of(int32_t *room, const lattice_block *b, uint64_t first, uint64_t n,
+/* The integers of n elements from `first` on, as the kernels need them; widened into `scratch` if they are narrower. */
+static const int32_t *integers_of(int32_t *scratch, const lattice_block *b, uint64_t first, uint64_t n,
                                   const kernels *k) {
     if (b->q) {
         return b->q + first;
     }
     if (b->q8) {
-        k->widen_integers(room, b->q8 + first, n);
+        k->widen_integers(scratch, b->q8 + first, n);
     } else {
-        memset(room, 0, n * sizeof(*room));
+        memset(scratch, 0, n * sizeof(*scratch));
     }
-    return room;
+    return scratch;
 }
 
 static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, bool has_parent,
@@ -183,12 +183,12 @@ static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, 
         k->level_fill(values + first, n, &levels);
         return;
     }
-    int32_t room[RUN];
+    int32_t scratch[RUN];
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
-        level_run here = levels;
-        here.column += b->own.step ? at : 0;
-        k->level_apply(values + first + at, integers_of(room, b, first + at, run, k), run, &here);
+        level_run piece = levels;
+        piece.column += b->own.step ? at : 0;
+        k->level_apply(values + first + at, integers_of(scratch, b, first + at, run, k), run, &piece);
     }
 }
 
@@ -202,13 +202,13 @@ static void rebuild_linear(float *values, const lattice_block *b, const float *p
         k->lattice_apply_few(values + first, b->q8 + first, n, &linear);
         return;
     }
-    int32_t room[RUN];
+    int32_t scratch[RUN];
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
-        lattice_run here = linear;
-        here.column_step = linear.column_step ? linear.column_step + at : NULL;
-        k->lattice_apply(values + first + at, integers_of(room, b, first + at, run, k),
-                         products ? products + column + at : NULL, run, &here);
+        lattice_run piece = linear;
+        piece.column_step = linear.column_step ? linear.column_step + at : NULL;
+        k->lattice_apply(values + first + at, integers_of(scratch, b, first + at, run, k),
+                         products ? products + column + at : NULL, run, &piece);
     }
 }
 
@@ -236,13 +236,13 @@ static ckd_status move_part_of_row(float *values, const lattice_block *b, uint64
     if (!copy) {
         return CKD_E_NOMEM;
     }
-    int8_t *few = (int8_t *)(copy + b->columns);
+    int8_t *q8 = (int8_t *)(copy + b->columns);
     memset(copy, 0, b->columns * (sizeof(float) + 1));
     memcpy(copy + column, values + first, n * sizeof(float));
     if (b->q8) {
-        memcpy(few + column, b->q8 + first, n);
+        memcpy(q8 + column, b->q8 + first, n);
     }
-    k->low_rank_apply(&(low_rank_tile){copy, b->q8 ? few : NULL,
+    k->low_rank_apply(&(low_rank_tile){copy, b->q8 ? q8 : NULL,
                                        (const float *)(const void *)w->left.data + row * b->own.rank,
                                        (const float *)(const void *)w->right.data, row_step, 1, b->own.rank,
                                        b->columns},

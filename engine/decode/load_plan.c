@@ -101,7 +101,7 @@ ckd_status load_plan_order(load_plan *x, uint64_t max, ckd_error *err) {
         n->turn = n->top == LOAD_NO_BLOCK ? LOAD_NO_BLOCK : x->nodes[root_of(&g, i)].top;
         n->first = UINT32_MAX;
         n->last = 0;
-        if (n->asked) {
+        if (n->requested) {
             assign_turn(n, n->turn, n->turn);
         }
     }
@@ -120,9 +120,10 @@ ckd_status load_plan_order(load_plan *x, uint64_t max, ckd_error *err) {
 
 ckd_status payloads_init(payloads *out, const load_plan *plan, ckd_error *err) {
     size_t count = plan->node_count + 1;
-    *out = (payloads){
-        .plan = plan, .data = calloc(count, sizeof(*out->data)), .held = calloc(count, sizeof(*out->held))};
-    if (!out->data || !out->held) {
+    *out = (payloads){.plan = plan,
+                      .data = calloc(count, sizeof(*out->data)),
+                      .loaded = calloc(count, sizeof(*out->loaded))};
+    if (!out->data || !out->loaded) {
         payloads_free(out);
         return err_nomem(err, count * sizeof(*out->data), "a list of payloads");
     }
@@ -130,11 +131,11 @@ ckd_status payloads_init(payloads *out, const load_plan *plan, ckd_error *err) {
 }
 
 void payloads_free(payloads *p) {
-    for (size_t i = 0; i < p->held_count; i++) {
-        free(p->data[p->held[i]]);
+    for (size_t i = 0; i < p->loaded_count; i++) {
+        free(p->data[p->loaded[i]]);
     }
     free(p->data);
-    free(p->held);
+    free(p->loaded);
     *p = (payloads){.plan = NULL};
 }
 
@@ -145,7 +146,7 @@ const void *payloads_find(const payloads *p, const record *r) {
 
 void payloads_add(payloads *p, size_t node, void *data) {
     p->data[node] = data;
-    p->held[p->held_count++] = node;
+    p->loaded[p->loaded_count++] = node;
     p->bytes += p->plan->nodes[node].record->stored_size;
 }
 
@@ -156,20 +157,20 @@ static int by_last_turn(const void *a, const void *b, void *plan) {
 }
 
 void payloads_trim(payloads *p, uint64_t done, uint64_t max) {
-    qsort_r(p->held, p->held_count, sizeof(*p->held), by_last_turn, (void *)p->plan);
+    qsort_r(p->loaded, p->loaded_count, sizeof(*p->loaded), by_last_turn, (void *)p->plan);
     size_t kept = 0;
     uint64_t left = max;
-    for (size_t i = 0; i < p->held_count; i++) {
-        size_t node = p->held[i];
+    for (size_t i = 0; i < p->loaded_count; i++) {
+        size_t node = p->loaded[i];
         uint64_t size = p->plan->nodes[node].record->stored_size;
         if (p->plan->nodes[node].last < done || size > left) {
             free(p->data[node]);
             p->data[node] = NULL;
         } else {
-            p->held[kept++] = node;
+            p->loaded[kept++] = node;
             left -= size;
         }
     }
-    p->held_count = kept;
+    p->loaded_count = kept;
     p->bytes = max - left;
 }

@@ -27,7 +27,7 @@ typedef struct load_node {
     uint32_t uses;     /* by requests, and by blocks that build on it */
     uint32_t top;      /* its index among the blocks of the loaded checkpoint, or LOAD_NO_BLOCK */
     bool materialized; /* a materialized copy: the load works without it if it is damaged */
-    bool asked;        /* a request needs it */
+    bool requested;    /* a request needs it */
     /* Set by load_plan_order: */
     uint32_t turn;        /* its turn, if the block is in the loaded checkpoint */
     uint32_t first, last; /* turns of the first and the last block built on it, its own included */
@@ -67,9 +67,9 @@ ckd_status load_plan_order(load_plan *plan, uint64_t max, ckd_error *err);
  */
 typedef struct payloads {
     const load_plan *plan;
-    void **data;  /* indexed by node of the plan; NULL: not here */
-    size_t *held; /* nodes whose payloads are here */
-    size_t held_count;
+    void **data;    /* indexed by node of the plan; NULL: not here */
+    size_t *loaded; /* nodes whose payloads are here */
+    size_t loaded_count;
     uint64_t bytes;
 } payloads;
 

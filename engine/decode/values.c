@@ -50,9 +50,9 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
 
 /* Damage of a payload is reported at its record, however it shows. */
 static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, ckd_error *err) {
-    const void *here = payloads_find(d->payloads, b->record);
-    if (here) {
-        memcpy(to, here, b->record->stored_size);
+    const void *in_memory = payloads_find(d->payloads, b->record);
+    if (in_memory) {
+        memcpy(to, in_memory, b->record->stored_size);
         return CKD_OK;
     }
     d->bytes_read += b->record->stored_size;
@@ -143,9 +143,9 @@ static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, vo
 ckd_status values_dependency(decoder *d, const view *own, const view_block *b, void *to, ckd_error *err) {
     if (view_builds_on_link(b->record)) {
         const view_block *link;
-        const view *in;
-        ckd_status status = view_parent_block(&link, &in, d->views, own, b, err);
-        return status == CKD_OK ? values_of_block(d, in, link, to, err) : status;
+        const view *owner;
+        ckd_status status = view_parent_block(&link, &owner, d->views, own, b, err);
+        return status == CKD_OK ? values_of_block(d, owner, link, to, err) : status;
     }
     view_source s;
     ckd_status status = view_source_of(&s, d->views, own, b, 0, err);
@@ -292,9 +292,9 @@ static ckd_status values_in_store(stored_values **out, decoder *d, const view *v
 }
 
 ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
-    bool again = d->plan && load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) > 1;
+    bool reused = d->plan && load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) > 1;
     stored_values *stored = NULL;
-    ckd_status status = again ? values_in_store(&stored, d, v, b, err) : CKD_OK;
+    ckd_status status = reused ? values_in_store(&stored, d, v, b, err) : CKD_OK;
     if (stored) {
         memcpy(to, stored->values, b->record->raw_size);
         values_store_release(d->store, stored);
@@ -337,8 +337,8 @@ static ckd_status scatter_block(decoder *d, const view *v, const view_block *b, 
                                 uint64_t *copied, ckd_error *err) {
     const geometry *shape = &target->tensor->shape;
     region_span have = {b->record->region, b->record->first, b->record->count};
-    bool all = span_equal(&have, target->want, shape->ndim);
-    uint64_t common = all ? have.count : span_common(shape, target->want, &have);
+    bool all = span_equal(&have, target->span, shape->ndim);
+    uint64_t common = all ? have.count : span_common(shape, target->span, &have);
     if (common == 0) {
         return CKD_OK;
     }
@@ -369,14 +369,14 @@ ckd_status block_into_span(decoder *d, const view *v, const view_block *b, const
 
 ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error *err) {
     const view_tensor *t = from->tensor;
-    const region_span *want = &from->want;
-    const span_target target = {t, want, to};
+    const region_span *span = &from->want;
+    const span_target target = {t, span, to};
     uint64_t copied = 0;
     const view_block *exact = NULL; /* the one block that equals the span: its hash was checked already */
     size_t s, last;
-    for (view_shards_for(&s, &last, t, want); s < last; s++) {
+    for (view_shards_for(&s, &last, t, span); s < last; s++) {
         size_t first, end;
-        view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
+        view_shard_range(&first, &end, &t->shards[s], &t->shape, span);
         for (size_t i = first; i < end; i++) {
             const view_block *b = &t->shards[s].blocks[i];
             ckd_status status = scatter_block(d, from->view, b, &target, &copied, err);
@@ -384,17 +384,17 @@ ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error 
                 return status;
             }
             region_span have = {b->record->region, b->record->first, b->record->count};
-            exact = span_equal(&have, want, t->shape.ndim) ? b : exact;
+            exact = span_equal(&have, span, t->shape.ndim) ? b : exact;
         }
     }
-    if (copied != want->count) {
+    if (copied != span->count) {
         return err_in_tensor(err,
                              err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of %llu elements wanted",
-                                     (unsigned long long)copied, (unsigned long long)want->count),
+                                     (unsigned long long)copied, (unsigned long long)span->count),
                              t->tensor->name);
     }
     if (from->content && !(exact && hash128_equal(&exact->record->content, from->content))) {
-        hash128 content = content_hash(to, want->count * ckd_dtype_size(t->tensor->dtype));
+        hash128 content = content_hash(to, span->count * ckd_dtype_size(t->tensor->dtype));
         if (!wire_content_matches(from->content, &content)) {
             return err_in_tensor(
                 err,

@@ -26,26 +26,26 @@ static ckd_status read_columns(cached_columns *to, decoder *d, const view_block 
 static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, const view_block *b,
                               uint32_t back, ckd_error *err) {
     const record *r = b->record;
-    const dependency *on =
+    const dependency *ref =
         r->dependency_count > back ? &r->dependencies[r->dependency_count - 1 - back] : NULL;
     *out = NULL;
-    if (!on || on->kind != DEPENDS_SIDE) {
+    if (!ref || ref->kind != DEPENDS_SIDE) {
         return CKD_OK;
     }
-    bool must_fill, own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
-    cached_columns *kept = columns_claim(d->columns, &must_fill, &on->content);
+    bool must_fill, own = v && id_equal(&ref->checkpoint, &v->manifest.checkpoint.id);
+    cached_columns *cached = columns_claim(d->columns, &must_fill, &ref->content);
     if (must_fill) {
-        const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
+        const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &ref->content) : NULL;
         ckd_status status =
-            side ? read_columns(kept, d, side, err)
+            side ? read_columns(cached, d, side, err)
                  : view_block_corrupt(b, err,
                                       "the rows or columns that the block shares with others are missing");
-        columns_filled(d->columns, kept, status == CKD_OK);
+        columns_filled(d->columns, cached, status == CKD_OK);
         if (status != CKD_OK) {
             return status;
         }
     }
-    *out = kept;
+    *out = cached;
     return CKD_OK;
 }
 

@@ -64,12 +64,12 @@ static ckd_status read_group(decoder *d, const view *v, const view_block *b, opt
                              ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
-    const dependency *on = &r->dependencies[r->dependency_count - 1];
+    const dependency *last = &r->dependencies[r->dependency_count - 1];
     memset(out, 0, sizeof(*out));
-    if (on->kind != DEPENDS_GROUP || !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
+    if (last->kind != DEPENDS_GROUP || !id_equal(&last->checkpoint, &v->manifest.checkpoint.id)) {
         return err_corrupt(err, file, r->offset, "the block names no optimizer of its checkpoint");
     }
-    const view_block *g = view_find_shared(v, RECORD_GROUP, &on->content);
+    const view_block *g = view_find_shared(v, RECORD_GROUP, &last->content);
     if (!g) {
         return err_corrupt(err, file, r->offset, "the optimizer that the block names is missing");
     }

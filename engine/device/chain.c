@@ -50,22 +50,22 @@ typedef struct chain_builder {
 /* Returns memory for an array, aligned to 16 bytes, at offset *at. NULL: out of memory. */
 static void *put_array(bytes *to, uint64_t size, size_t *at, ckd_error *err) {
     size_t begin = (to->size + 15) / 16 * 16;
-    uint8_t *room = bytes_extend(to, begin - to->size + (size_t)size);
-    if (!room) {
+    uint8_t *array = bytes_extend(to, begin - to->size + (size_t)size);
+    if (!array) {
         err_nomem(err, size, "what goes to a device");
         return NULL;
     }
-    memset(room, 0, to->data + begin - room);
+    memset(array, 0, to->data + begin - array);
     *at = begin;
     return to->data + begin;
 }
 
 static ckd_status put_copy(bytes *to, const void *from, uint64_t size, size_t *at, ckd_error *err) {
-    void *room = put_array(to, size, at, err);
-    if (room && size) {
-        memcpy(room, from, (size_t)size);
+    void *array = put_array(to, size, at, err);
+    if (array && size) {
+        memcpy(array, from, (size_t)size);
     }
-    return room ? CKD_OK : CKD_E_NOMEM;
+    return array ? CKD_OK : CKD_E_NOMEM;
 }
 
 /* Chooses the smallest dtype that holds the factor: one byte, f16 or f32. shift NULL: none. */
@@ -121,16 +121,16 @@ static ckd_status put_factor(const factor_output *out, const factor_input *in, d
     }
     memset(largest, 0, rank * sizeof(float));
     d->kernels->factor_values(floats, largest, in->factor, in->count, rank);
-    ckd_dtype as = factor_dtype(largest, rank, in->shift);
-    out->at->as = as;
+    ckd_dtype dtype = factor_dtype(largest, rank, in->shift);
+    out->at->dtype = dtype;
     out->at->count = n;
-    void *at = put_array(out->to, n * ckd_dtype_size(as), &out->at->factor, err);
-    if (at && as == CKD_I8) {
+    void *at = put_array(out->to, n * ckd_dtype_size(dtype), &out->at->factor, err);
+    if (at && dtype == CKD_I8) {
         lattice_factor_bytes(at, in->factor, in->count, rank, padded, in->shift);
         return CKD_OK;
     }
     pad_rows(floats, in->count, rank, padded, in->shift);
-    if (at && as == CKD_F16) {
+    if (at && dtype == CKD_F16) {
         d->kernels->cast(CKD_F16, at, CKD_F32, floats, n);
     } else if (at) {
         memcpy(at, floats, n * sizeof(float));
@@ -144,13 +144,13 @@ static ckd_status put_columns(const factor_output *out, const lattice_columns *c
     ckd_status status = CKD_OK;
     *out->at = (chain_factor){.has_step = c->step && kind != CHAIN_ROWS};
     if (out->at->has_step) {
-        void *room = put_array(out->to, c->columns * sizeof(int32_t), &out->at->step, err);
-        if (!room) {
+        void *array = put_array(out->to, c->columns * sizeof(int32_t), &out->at->step, err);
+        if (!array) {
             return CKD_E_NOMEM;
         }
         for (uint64_t i = 0; i < c->columns; i++) {
             float step = kind == CHAIN_COLUMNS ? scalar_quarter_octaves(c->step[i]) : 0;
-            memcpy((uint8_t *)room + 4 * i, kind == CHAIN_COLUMNS ? (const void *)&step : &c->step[i], 4);
+            memcpy((uint8_t *)array + 4 * i, kind == CHAIN_COLUMNS ? (const void *)&step : &c->step[i], 4);
         }
     }
     if (c->rank && kind != CHAIN_LEVEL_COLUMNS) {
@@ -215,11 +215,11 @@ static ckd_status put_integers(bool *fit, chain_link *l, bytes *to, const lattic
     uint64_t heads = device_pack_heads(b->count);
     *fit = true;
     l->packed = b->q8 || b->q;
-    uint32_t *room = l->packed ? put_array(to, heads, &l->at, err) : NULL;
-    if (!room) {
+    uint32_t *packed = l->packed ? put_array(to, heads, &l->at, err) : NULL;
+    if (!packed) {
         return l->packed ? CKD_E_NOMEM : CKD_OK;
     }
-    uint64_t size = device_pack_measure(room, &from);
+    uint64_t size = device_pack_measure(packed, &from);
     *fit = size > 0;
     if (*fit && !bytes_extend(to, (size_t)(size - heads))) {
         return err_nomem(err, size, "what goes to a device");
@@ -286,14 +286,14 @@ static ckd_status put_linear(bool *fit, chain_link *l, const chain_builder *m, c
                              ckd_error *err) {
     const lattice_block *b = &p->block;
     bytes *to = &m->c->sent;
-    lattice_work none = {.step = {0}};
+    lattice_work no_steps = {.step = {0}};
     if (l->delta && !b->q && !b->q8 && !b->factor && !b->exceptions) {
         l->form = CHAIN_SAME;
         *fit = true;
         return CKD_OK;
     }
     l->form = CHAIN_LINEAR;
-    l->run = lattice_row_run(b, &none, 0);
+    l->run = lattice_row_run(b, &no_steps, 0);
     ckd_status status = put_integers(fit, l, to, b, m->d->kernels, err);
     status = status == CKD_OK && *fit ? put_row_steps(l, to, b, err) : status;
     return status == CKD_OK && *fit ? put_factors(fit, l, m, p, err) : status;
@@ -378,15 +378,15 @@ static ckd_status add_raw(bool *fit, chain_link *l, device_chain *c, decoder *d,
 
 /* Makes room for one more link, behind the others. */
 static chain_link *next_link(device_chain *c, ckd_error *err) {
-    if (c->count == c->room) {
-        uint32_t room = 2 * c->room + 4;
-        chain_link *grown = realloc(c->links, room * sizeof(*grown));
+    if (c->count == c->capacity) {
+        uint32_t capacity = 2 * c->capacity + 4;
+        chain_link *grown = realloc(c->links, capacity * sizeof(*grown));
         if (!grown) {
-            err_nomem(err, room * sizeof(*grown), "a chain of blocks");
+            err_nomem(err, capacity * sizeof(*grown), "a chain of blocks");
             return NULL;
         }
         c->links = grown;
-        c->room = room;
+        c->capacity = capacity;
     }
     return &c->links[c->count];
 }
@@ -507,15 +507,15 @@ ckd_status device_chain_filled(device_chain *c, ckd_error *err) {
 
 /*
  * Makes the host's part at the root: the values that the last link builds on. parent: the block that has them, in view
- * `in`; NULL: several have.
+ * `owner`; NULL: several have.
  */
-static ckd_status add_parent_values(const chain_builder *m, const view *in, const view_block *parent,
+static ckd_status add_parent_values(const chain_builder *m, const view *owner, const view_block *parent,
                                     ckd_error *err) {
     void *to = put_values(m->c, parent ? parent->record : m->block->record, err);
     if (!to) {
         return CKD_E_NOMEM;
     }
-    ckd_status status = parent ? values_of_input(m->d, in, parent, to, err)
+    ckd_status status = parent ? values_of_input(m->d, owner, parent, to, err)
                                : values_dependency(m->d, m->view, m->block, to, err);
     return status == CKD_OK ? device_chain_filled(m->c, err) : status;
 }
@@ -541,18 +541,18 @@ static ckd_status drop_cast(const chain_builder *m, ckd_error *err) {
 /* Follows the last link to the block that it builds on. *more = false: the chain is complete. */
 static ckd_status add_ancestor(bool *more, chain_builder *m, ckd_error *err) {
     device_chain *c = m->c;
-    const view *in = NULL;
+    const view *owner = NULL;
     const view_block *parent = NULL;
     bool cast = c->links[c->count - 1].form == CHAIN_CAST;
-    ckd_status status = view_parent_block(&parent, &in, m->d->views, m->view, m->block, err);
+    ckd_status status = view_parent_block(&parent, &owner, m->d->views, m->view, m->block, err);
     *more = parent && c->count < CHAIN_LINKS && (!cast || rounds(m->block, parent));
     if (status == CKD_OK && *more) {
-        status = add_block(more, m, in, parent, err);
+        status = add_block(more, m, owner, parent, err);
     }
     if (status == CKD_OK && !*more) {
-        status = cast ? drop_cast(m, err) : add_parent_values(m, in, parent, err);
+        status = cast ? drop_cast(m, err) : add_parent_values(m, owner, parent, err);
     }
-    m->view = in;
+    m->view = owner;
     m->block = parent;
     return status;
 }

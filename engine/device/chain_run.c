@@ -29,9 +29,9 @@ typedef struct run {
     size_t *read; /* index of the chain of each stream */
     device_pieces *hashed;
     hash128 *found;
-    size_t *of; /* index of the chain of each hash */
+    size_t *chain_of_hash; /* index of the chain of each hash */
     device_failure why;
-    bool unknown; /* the backend lacks an operation */
+    bool unsupported; /* the backend lacks an operation */
 } run;
 
 /* ---- memory ---- */
@@ -74,7 +74,7 @@ static uint64_t max_size(const device_chain *c) {
 static void measure(run *r) {
     for (const chain_side *s = r->sides->first; s; s = s->next) {
         r->sent += aligned(s->sent.size);
-        r->wide += s->at.as == CKD_F16 ? aligned(s->at.count * sizeof(float)) : 0;
+        r->wide += s->at.dtype == CKD_F16 ? aligned(s->at.count * sizeof(float)) : 0;
     }
     for (size_t i = 0; i < r->count; i++) {
         const device_chain *c = &r->chains[i];
@@ -124,40 +124,40 @@ static void *take(uint8_t **at, uint64_t size) {
 
 typedef struct span_list {
     run *r;
-    device_elements what;
+    device_elements elements;
     device_span spans[DEVICE_SPANS];
     uint32_t count;
 } span_list;
 
 static void flush(span_list *s) {
     run *r = s->r;
-    bool known = true;
+    bool supported = true;
     if (s->count && r->why.result == DEVICE_DONE) {
-        r->lease->backend->elements(&r->lease->queue, &known, &s->what, s->spans, s->count, &r->why);
+        r->lease->backend->elements(&r->lease->queue, &supported, &s->elements, s->spans, s->count, &r->why);
     }
-    r->unknown |= !known;
+    r->unsupported |= !supported;
     s->count = 0;
 }
 
 /* Adds a span. A new dtype flushes the spans before it. */
-static void add_span(span_list *s, ckd_dtype dtype, device_span one) {
-    if (s->what.dtype != dtype) {
+static void add_span(span_list *s, ckd_dtype dtype, device_span item) {
+    if (s->elements.dtype != dtype) {
         flush(s);
-        s->what.dtype = dtype;
+        s->elements.dtype = dtype;
     }
-    s->spans[s->count++] = one;
+    s->spans[s->count++] = item;
     if (s->count == DEVICE_SPANS) {
         flush(s);
     }
 }
 
 static span_list list_of(run *r, device_operation operation, ckd_dtype to) {
-    return (span_list){.r = r, .what = {operation, CKD_DTYPE_NONE, to, NULL}};
+    return (span_list){.r = r, .elements = {operation, CKD_DTYPE_NONE, to, NULL}};
 }
 
-static void one_span(run *r, device_operation operation, ckd_dtype dtype, ckd_dtype to, device_span one) {
+static void one_span(run *r, device_operation operation, ckd_dtype dtype, ckd_dtype to, device_span item) {
     span_list s = list_of(r, operation, to);
-    add_span(&s, dtype, one);
+    add_span(&s, dtype, item);
     flush(&s);
 }
 
@@ -176,7 +176,7 @@ static ckd_status send_all(run *r, ckd_error *err) {
             memcpy(host + at, s->sent.data, s->sent.size);
         }
         at += aligned(s->sent.size);
-        wide += s->at.as == CKD_F16 ? aligned(s->at.count * sizeof(float)) : 0;
+        wide += s->at.dtype == CKD_F16 ? aligned(s->at.count * sizeof(float)) : 0;
     }
     for (size_t i = 0; i < r->count; i++) {
         device_chain *c = &r->chains[i];
@@ -196,7 +196,7 @@ static ckd_status send_all(run *r, ckd_error *err) {
 static void widen_sides(run *r) {
     span_list s = list_of(r, DEVICE_WIDEN, CKD_DTYPE_NONE);
     for (const chain_side *side = r->sides->first; side; side = side->next) {
-        if (side->at.as == CKD_F16) {
+        if (side->at.dtype == CKD_F16) {
             add_span(&s, CKD_F16,
                      (device_span){.to = r->memory + side->wide,
                                    .from = r->memory + side->base + side->at.factor,
@@ -260,12 +260,12 @@ static void place_values(run *r, uint32_t round) {
 
 /* Places of a stream's differences and contexts. A stream of values is read in place, without contexts. */
 static dense_integers integers_of(const device_chain *c, const chain_link *l, uint8_t **at) {
-    dense_integers of = {.integers = place_of(c, l), .n = (uint32_t)l->record->count};
+    dense_integers integers = {.integers = place_of(c, l), .n = (uint32_t)l->record->count};
     if (l->delta) {
-        of.integers = take(at, l->record->raw_size);
-        of.contexts = take(at, l->record->count);
+        integers.integers = take(at, l->record->raw_size);
+        integers.contexts = take(at, l->record->count);
     }
-    return of;
+    return integers;
 }
 
 /* Adds all streams of the round to the batch, and queues the computation of their contexts. */
@@ -281,17 +281,19 @@ static ckd_status gather_streams(run *r, uint32_t round, uint8_t **at, ckd_error
             continue;
         }
         const uint8_t *stream = c->streams.data + l->at;
-        dense_integers of = integers_of(c, l, at);
+        dense_integers integers = integers_of(c, l, at);
         status = symbols_parts_read(r->parts, &dense, (unsigned)(l->record->raw_size / l->record->count),
                                     stream, l->size, err); /* the same result as before */
         if (status == CKD_OK) {
             r->read[r->streams.count] = i;
-            status =
-                dense_add_reading(&r->streams, r->parts, &of, stream + r->parts->header, r->parts->bits, err);
+            status = dense_add_reading(&r->streams, r->parts, &integers, stream + r->parts->header,
+                                       r->parts->bits, err);
         }
         if (l->delta && r->parts->contexts) {
             add_span(&contexts, dtype_of(l),
-                     (device_span){.to = (void *)(uintptr_t)of.contexts, .from = place_of(c, l), .n = of.n});
+                     (device_span){.to = (void *)(uintptr_t)integers.contexts,
+                                   .from = place_of(c, l),
+                                   .n = integers.n});
         }
     }
     flush(&contexts);
@@ -313,14 +315,15 @@ static ckd_status read_streams(run *r, uint32_t round, ckd_error *err) {
     for (uint32_t i = 0; i < r->streams.count; i++) {
         device_chain *c = &r->chains[r->read[i]];
         const chain_link *l = &c->links[round];
-        dense_integers of = integers_of(c, l, &at);
+        dense_integers integers = integers_of(c, l, &at);
         void *values = place_of(c, l);
-        c->bad |= !dense_read_ok(&r->streams, i);
+        c->mismatch |= !dense_read_ok(&r->streams, i);
         if (l->delta) {
-            add_span(&moved, dtype_of(l),
-                     (device_span){.to = values, .from = values, .first = of.integers, .n = of.n});
+            add_span(
+                &moved, dtype_of(l),
+                (device_span){.to = values, .from = values, .first = integers.integers, .n = integers.n});
         } else if (dtype_is_float(dtype_of(l))) {
-            add_span(&turned, dtype_of(l), (device_span){.to = values, .from = values, .n = of.n});
+            add_span(&turned, dtype_of(l), (device_span){.to = values, .from = values, .n = integers.n});
         }
     }
     flush(&turned);
@@ -340,14 +343,14 @@ static const float *wide_factor(run *r, const device_chain *c, const chain_side 
                                 const chain_factor *own, uint8_t **at) {
     const chain_factor *f = factor_of(side, own);
     const uint8_t *sent = sent_factor(r, c, side, own);
-    if (f->as == CKD_F32) {
+    if (f->dtype == CKD_F32) {
         return (const float *)(const void *)sent;
     }
-    if (side && f->as == CKD_F16) {
+    if (side && f->dtype == CKD_F16) {
         return (const float *)(const void *)(r->memory + side->wide);
     }
     float *to = take(at, f->count * sizeof(float));
-    one_span(r, DEVICE_WIDEN, f->as, CKD_DTYPE_NONE, (device_span){.to = to, .from = sent, .n = f->count});
+    one_span(r, DEVICE_WIDEN, f->dtype, CKD_DTYPE_NONE, (device_span){.to = to, .from = sent, .n = f->count});
     return to;
 }
 
@@ -360,15 +363,15 @@ static const void *columns_of(const run *r, const device_chain *c, const chain_l
 /* Returns false if the factors do not suit a product of bytes. */
 static bool multiply_bytes(run *r, const device_chain *c, const chain_link *l, int32_t *sums) {
     device_byte_product p = {.sums = sums, .rows = l->rows, .columns = l->columns, .rank = l->rank};
-    bool fit = factor_of(l->left_side, &l->left)->as == CKD_I8 &&
-               factor_of(l->right_side, &l->right)->as == CKD_I8 && device_multiplies_bytes(l->columns);
+    bool fit = factor_of(l->left_side, &l->left)->dtype == CKD_I8 &&
+               factor_of(l->right_side, &l->right)->dtype == CKD_I8 && device_multiplies_bytes(l->columns);
     p.left = (const int8_t *)sent_factor(r, c, l->left_side, &l->left);
     p.right = (const int8_t *)sent_factor(r, c, l->right_side, &l->right);
-    bool known = fit;
+    bool supported = fit;
     if (fit && r->why.result == DEVICE_DONE) {
-        r->lease->backend->byte_product(&r->lease->queue, &known, &p, &r->why);
+        r->lease->backend->byte_product(&r->lease->queue, &supported, &p, &r->why);
     }
-    return known;
+    return supported;
 }
 
 static void multiply_floats(run *r, const device_chain *c, const chain_link *l, float *sums, uint8_t **at) {
@@ -477,14 +480,14 @@ static ckd_status compare(run *r, uint32_t round, ckd_error *err) {
         if (round < c->count && c->links[round].hashed) {
             const chain_link *l = &c->links[round];
             r->hashed[count] = (device_pieces){place_of(c, l), l->record->raw_size, NULL};
-            r->of[count++] = i;
+            r->chain_of_hash[count++] = i;
         }
     }
     ckd_status status =
         count ? device_hash(r->found, r->lease, r->hashed, count, pieces_memory(r), err) : CKD_OK;
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        device_chain *c = &r->chains[r->of[i]];
-        c->bad |= !hash128_equal(&r->found[i], &c->links[round].record->content);
+        device_chain *c = &r->chains[r->chain_of_hash[i]];
+        c->mismatch |= !hash128_equal(&r->found[i], &c->links[round].record->content);
     }
     return status;
 }
@@ -500,7 +503,7 @@ static ckd_status run_rounds(run *r, ckd_error *err) {
         place_values(r, round);
         status = read_streams(r, round, err);
         move_all(r, round);
-        if (status == CKD_OK && r->unknown) {
+        if (status == CKD_OK && r->unsupported) {
             status = err_set(err, CKD_E_UNSUPPORTED, "the device has no operation for %s",
                              ckd_dtype_name(r->chains[0].block->record->tensor->dtype));
         }
@@ -517,18 +520,18 @@ ckd_status device_chains_run(device_lease *lease, void *memory, device_chain *ch
     r.why = (device_failure){DEVICE_DONE, "", ""};
     r.parts = malloc(sizeof(*r.parts));
     r.read = malloc((count + 1) * sizeof(*r.read));
-    r.of = malloc((count + 1) * sizeof(*r.of));
+    r.chain_of_hash = malloc((count + 1) * sizeof(*r.chain_of_hash));
     r.hashed = malloc((count + 1) * sizeof(*r.hashed));
     r.found = malloc((count + 1) * sizeof(*r.found));
-    bool room = r.parts && r.read && r.of && r.hashed && r.found;
-    ckd_status status = room ? CKD_OK : err_nomem(err, count * sizeof(*r.hashed), "blocks for a device");
+    bool allocated = r.parts && r.read && r.chain_of_hash && r.hashed && r.found;
+    ckd_status status = allocated ? CKD_OK : err_nomem(err, count * sizeof(*r.hashed), "blocks for a device");
     if (status == CKD_OK && count) {
         status = run_rounds(&r, err);
     }
     dense_batch_free(&r.streams);
     free(r.parts);
     free(r.read);
-    free(r.of);
+    free(r.chain_of_hash);
     free(r.hashed);
     free(r.found);
     return status;

@@ -10,11 +10,11 @@ void device_deltas_free(device_deltas *b) {
 ckd_status device_deltas_clear(device_deltas *b, stream_batch *streams, device_reader *r, ckd_dtype dtype,
                                uint32_t max, ckd_error *err) {
     if (b->max < max) {
-        device_delta *more = realloc(b->blocks, max * sizeof(*more));
-        if (!more) {
-            return err_nomem(err, max * sizeof(*more), "blocks for a device");
+        device_delta *blocks = realloc(b->blocks, max * sizeof(*blocks));
+        if (!blocks) {
+            return err_nomem(err, max * sizeof(*blocks), "blocks for a device");
         }
-        b->blocks = more;
+        b->blocks = blocks;
         b->max = max;
     }
     b->streams = streams;
@@ -54,7 +54,7 @@ static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
     }
     for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
         device_delta *d = &b->blocks[i];
-        d->room = stream_take(next, d->count * r->element);
+        d->memory = stream_take(next, d->count * r->element);
         status = device_contiguous(&d->now, r, next, d->first, d->count, err);
     }
     return status;
@@ -63,29 +63,30 @@ static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
 /* Uses the parent's values on the device if their hashes are right. */
 static ckd_status look_at_before(device_deltas *b, ckd_error *err) {
     device_reader *r = b->r;
-    device_pieces *of = r->before ? calloc(b->count, sizeof(*of)) : NULL;
-    hash128 *got = r->before ? calloc(b->count, sizeof(*got)) : NULL;
-    ckd_status status = r->before && (!of || !got) ? err_nomem(err, sizeof(*of), "hashes") : CKD_OK;
+    device_pieces *pieces_of = r->before ? calloc(b->count, sizeof(*pieces_of)) : NULL;
+    hash128 *hashes = r->before ? calloc(b->count, sizeof(*hashes)) : NULL;
+    ckd_status status =
+        r->before && (!pieces_of || !hashes) ? err_nomem(err, sizeof(*pieces_of), "hashes") : CKD_OK;
     uint64_t pieces = 0;
-    for (uint32_t i = 0; of && i < b->count && status == CKD_OK; i++) {
+    for (uint32_t i = 0; pieces_of && i < b->count && status == CKD_OK; i++) {
         device_delta *d = &b->blocks[i];
         d->previous = r->before + d->first * r->element;
         if (!device_is_contiguous(r, r->before)) {
-            d->previous = d->room;
-            status = device_gather_before(r, d->room, d->first, d->count, err);
+            d->previous = d->memory;
+            status = device_gather_before(r, d->memory, d->first, d->count, err);
         }
-        of[i] = (device_pieces){d->previous, d->count * r->element, NULL};
-        pieces += device_hash_pages_of(of[i].bytes);
+        pieces_of[i] = (device_pieces){d->previous, d->count * r->element, NULL};
+        pieces += device_hash_pages_of(pieces_of[i].bytes);
     }
-    if (of && status == CKD_OK) {
+    if (pieces_of && status == CKD_OK) {
         uint64_t *to = (uint64_t *)(void *)stream_take(&b->streams->next, pieces * sizeof(uint64_t));
-        status = device_hash(got, r->lease, of, b->count, to, err);
+        status = device_hash(hashes, r->lease, pieces_of, b->count, to, err);
     }
-    for (uint32_t i = 0; of && i < b->count && status == CKD_OK; i++) {
-        b->blocks[i].there = hash128_equal(&got[i], &b->blocks[i].before);
+    for (uint32_t i = 0; pieces_of && i < b->count && status == CKD_OK; i++) {
+        b->blocks[i].parent_on_device = hash128_equal(&hashes[i], &b->blocks[i].before);
     }
-    free(of);
-    free(got);
+    free(pieces_of);
+    free(hashes);
     return status;
 }
 
@@ -96,9 +97,9 @@ ckd_status device_deltas_begin(device_deltas *b, ckd_error *err) {
 }
 
 ckd_status device_deltas_put(device_deltas *b, device_delta *d, const void *previous, ckd_error *err) {
-    d->previous = d->room;
-    d->there = true;
-    return device_put(b->r->lease, d->room, previous, d->count * b->r->element, err);
+    d->previous = d->memory;
+    d->parent_on_device = true;
+    return device_put(b->r->lease, d->memory, previous, d->count * b->r->element, err);
 }
 
 /* ---- differences ---- */
@@ -106,12 +107,12 @@ ckd_status device_deltas_put(device_deltas *b, device_delta *d, const void *prev
 static ckd_status some_elements(device_deltas *b, device_operation operation, const device_span *spans,
                                 uint32_t count, ckd_error *err) {
     device_lease *lease = b->r->lease;
-    device_elements what = {operation, b->dtype, CKD_DTYPE_NONE, NULL};
+    device_elements elements = {operation, b->dtype, CKD_DTYPE_NONE, NULL};
     device_failure why = {DEVICE_DONE, "", ""};
-    bool known = true;
-    lease->backend->elements(&lease->queue, &known, &what, spans, count, &why);
-    return known ? device_status(&why, lease->queue.device, err)
-                 : err_set(err, CKD_E_DEVICE, "the device cannot subtract values of this dtype");
+    bool supported = true;
+    lease->backend->elements(&lease->queue, &supported, &elements, spans, count, &why);
+    return supported ? device_status(&why, lease->queue.device, err)
+                     : err_set(err, CKD_E_DEVICE, "the device cannot subtract values of this dtype");
 }
 
 static ckd_status subtract(device_deltas *b, ckd_error *err) {
@@ -149,10 +150,10 @@ static ckd_status gather_samples(device_deltas *b, uint32_t *words, device_piece
             pieces[n] = (device_piece){sample_at(b, d, k) / sizeof(float), n, 1};
         }
     }
-    device_piece *there = (device_piece *)(void *)stream_take(&b->streams->next, n * sizeof(*pieces));
+    device_piece *sent = (device_piece *)(void *)stream_take(&b->streams->next, n * sizeof(*pieces));
     float *to = (float *)(void *)stream_take(&b->streams->next, n * sizeof(*to));
-    device_gathering g = {to, (const float *)(const void *)b->streams->memory, there, n};
-    ckd_status status = device_put(lease, there, pieces, n * sizeof(*pieces), err);
+    device_gathering g = {to, (const float *)(const void *)b->streams->memory, sent, n};
+    ckd_status status = device_put(lease, sent, pieces, n * sizeof(*pieces), err);
     if (status == CKD_OK) {
         lease->backend->gather(&lease->queue, &g, &why);
         status = device_status(&why, lease->queue.device, err);
@@ -186,7 +187,7 @@ static ckd_status choose_centres(device_deltas *b, ckd_error *err) {
 ckd_status device_deltas_count(device_deltas *b, ckd_error *err) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < b->count; i++) {
-        b->blocks[i].stream->left |= !b->blocks[i].there;
+        b->blocks[i].stream->left |= !b->blocks[i].parent_on_device;
         n += !b->blocks[i].stream->left;
     }
     if (n == 0) {

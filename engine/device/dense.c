@@ -70,39 +70,39 @@ static ckd_status append_stream(dense_batch *b, const void *stream, size_t size,
     return CKD_OK;
 }
 
-ckd_status dense_add_writing(dense_batch *b, const symbols_parts *parts, const dense_integers *of,
+ckd_status dense_add_writing(dense_batch *b, const symbols_parts *parts, const dense_integers *integers,
                              uint64_t max, ckd_error *err) {
-    device_encoding e = {.tables = send_tables(b, parts, of->shift),
+    device_encoding e = {.tables = send_tables(b, parts, integers->shift),
                          .own = send(b, parts->own, parts->tables * sizeof(parts->own[0])),
-                         .integers = of->integers,
-                         .symbols = of->symbols,
-                         .contexts = parts->contexts ? of->contexts : NULL,
-                         .n = of->n,
+                         .integers = integers->integers,
+                         .symbols = integers->symbols,
+                         .contexts = parts->contexts ? integers->contexts : NULL,
+                         .n = integers->n,
                          .room = (uint32_t)((max + 3) / 4)};
     e.payload = scratch(b, 4 * (uint64_t)e.room);
     e.codes = scratch(b, (uint64_t)parts->tables * DEVICE_SYMBOLS * sizeof(device_code));
     e.next = scratch(b, ((uint64_t)parts->tables << parts->log) * sizeof(uint16_t));
-    e.trace = scratch(b, of->n * sizeof(uint16_t));
-    e.group_bits = scratch(b, DEVICE_WRITE_GROUPS(of->n) * sizeof(uint32_t));
+    e.trace = scratch(b, integers->n * sizeof(uint16_t));
+    e.group_bits = scratch(b, DEVICE_WRITE_GROUPS(integers->n) * sizeof(uint32_t));
     e.last = scratch(b, DEVICE_STREAM_LANES * sizeof(uint16_t));
-    return append_stream(b, &e, sizeof(e), of->n, err);
+    return append_stream(b, &e, sizeof(e), integers->n, err);
 }
 
-ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const dense_integers *of,
+ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const dense_integers *integers,
                              const void *payload, uint32_t bits, ckd_error *err) {
-    if (parts->contexts && !of->contexts) {
+    if (parts->contexts && !integers->contexts) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET,
                            "a symbol stream needs contexts, and the block has none");
     }
-    device_decoding d = {.tables = send_tables(b, parts, of->shift),
+    device_decoding d = {.tables = send_tables(b, parts, integers->shift),
                          .payload = send(b, payload, (bits + 7) / 8),
-                         .shared = of->shared,
-                         .contexts = parts->contexts ? of->contexts : NULL,
-                         .integers = of->integers,
-                         .n = of->n,
+                         .shared = integers->shared,
+                         .contexts = parts->contexts ? integers->contexts : NULL,
+                         .integers = integers->integers,
+                         .n = integers->n,
                          .bits = bits};
     d.states = scratch(b, ((uint64_t)parts->tables << parts->log) * sizeof(uint32_t));
-    return append_stream(b, &d, sizeof(d), of->n, err);
+    return append_stream(b, &d, sizeof(d), integers->n, err);
 }
 
 uint64_t dense_reading_memory(const symbols_parts *parts, uint32_t bits) {

@@ -286,13 +286,13 @@ ckd_status device_get(device_lease *lease, void *to, const void *from, uint64_t 
 
 /* ---- hashes ---- */
 
-ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *of, size_t count, uint64_t *to,
-                       ckd_error *err) {
+ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *stretches, size_t count,
+                       uint64_t *to, ckd_error *err) {
     uint64_t pieces = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     for (size_t i = 0; i < count; i++) {
-        of[i].to = to + pieces;
-        pieces += device_hash_pages_of(of[i].bytes);
+        stretches[i].to = to + pieces;
+        pieces += device_hash_pages_of(stretches[i].bytes);
     }
     uint64_t *host = malloc(pieces * sizeof(*host) + 1);
     if (!host) {
@@ -300,12 +300,12 @@ ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *of, siz
     }
     for (size_t i = 0; i < count && why.result == DEVICE_DONE; i += DEVICE_SPANS) {
         uint32_t n = count - i < DEVICE_SPANS ? (uint32_t)(count - i) : DEVICE_SPANS;
-        lease->backend->hash(&lease->queue, of + i, n, &why);
+        lease->backend->hash(&lease->queue, stretches + i, n, &why);
     }
     ckd_status status = device_status(&why, lease->queue.device, err);
     THEN(status, device_get(lease, host, to, pieces * sizeof(*host), err));
     for (size_t i = 0, at = 0; i < count && status == CKD_OK; i++) {
-        uint64_t n = device_hash_pages_of(of[i].bytes);
+        uint64_t n = device_hash_pages_of(stretches[i].bytes);
         out[i] = hash128_of(host + at, n * sizeof(*host)); /* little-endian, as on the device */
         at += n;
     }

@@ -107,8 +107,8 @@ static inline uint64_t device_hash_pages_of(uint64_t size) {
  * Computes content hashes of stretches of device memory, and sets `to` in each of them. to: device memory for
  * one u64 per piece of all stretches. Errors: NOMEM, DEVICE.
  */
-ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *of, size_t count, uint64_t *to,
-                       ckd_error *err);
+ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *stretches, size_t count,
+                       uint64_t *to, ckd_error *err);
 
 /* Copy between host and device memory by way of the pinned memory. Done when they return. */
 ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
@@ -163,7 +163,7 @@ typedef struct chain_factor {
     size_t step, factor;
     uint64_t count; /* integers of the factor; 0: none */
     bool has_step;
-    ckd_dtype as; /* dtype in which they are sent: I8, F16 or F32 */
+    ckd_dtype dtype; /* in which they are sent: I8, F16 or F32 */
 } chain_factor;
 
 /* A side record, sent once for all chains of a run. */
@@ -212,13 +212,13 @@ typedef struct chain_link {
 
 /* The chain of one block. Zero-initialise; release with device_chain_free. */
 typedef struct device_chain {
-    const view_block *block; /* set by the caller */
-    chain_link *links;       /* from the root on */
-    uint32_t count, room;    /* count 0: a device cannot make the block */
-    uint32_t cast;           /* index of the link that rounds; 0: none */
+    const view_block *block;  /* set by the caller */
+    chain_link *links;        /* from the root on */
+    uint32_t count, capacity; /* count 0: a device cannot make the block */
+    uint32_t cast;            /* index of the link that rounds; 0: none */
     bytes sent, streams;
     void *to;      /* device memory for the values, contiguous; set by the caller */
-    bool bad;      /* set by device_chains_run: the result is not what was saved */
+    bool mismatch; /* set by device_chains_run: the result is not what was saved */
     uint64_t base; /* set by device_chains_run */
     void *wide;    /* set by device_chains_run: values before they are rounded */
 } device_chain;
@@ -329,9 +329,9 @@ typedef struct device_delta {
     uint64_t first, count; /* elements of the reader; set by the caller */
     hash128 before;        /* content hash of the parent's values; set by the caller */
     device_stream *stream; /* left: set by the caller, too, or because another kind of stream may be better */
-    bool there;            /* the parent's values are on the device */
+    bool parent_on_device; /* the parent's values are on the device */
     const uint8_t *now, *previous;
-    uint8_t *room, *residual, *contexts; /* room: memory for `previous` */
+    uint8_t *memory, *residual, *contexts; /* memory: for `previous` */
 } device_delta;
 
 /* Zero-initialise; release with device_deltas_free. */
@@ -383,7 +383,7 @@ typedef struct device_reference_key {
     const char *tensor;
     ckd_dtype dtype;
     uint32_t ndim;
-    region_span of;
+    region_span span;
 } device_reference_key;
 
 /* Takes the reference for the caller alone; device_reference_release returns it. NULL: there is none. */
@@ -405,7 +405,7 @@ void device_references_close(ckd_store *store);
  * Internal to engine/: load/execute.c, save/parent.c.
  */
 
-#define DEVICE_FILL_RUNS \
+#define SPAN_RUNS_MAX \
     1024u /* largest number of wanted stretches of a block, for regions that are cut in another way */
 
 /*
@@ -420,7 +420,7 @@ typedef struct span_decode {
     thread_pool *pool;
     device_lease *lease;
     const view_tensor *tensor;
-    const region_span *want;
+    const region_span *span;
     uint8_t *data; /* in device memory; aligned to the element's size */
     span_decode_fn make;
     void *context;
@@ -432,13 +432,13 @@ typedef struct span_decode {
     /* Results: numbers of blocks that the device made, and of blocks whose values the host sent. */
     uint64_t decoded, sent;
     uint64_t copied; /* elements of the span that the blocks have */
-    bool bad;        /* something is not as it was saved; `data` is undefined */
+    bool mismatch;   /* something is not as it was saved; `data` is undefined */
     /* Private: */
     const view_block **blocks; /* of the current batch */
     device_chain *chains;
     size_t count;
     chain_sides sides;
-    span_run runs[DEVICE_FILL_RUNS];
+    span_run runs[SPAN_RUNS_MAX];
 } span_decode;
 
 /*

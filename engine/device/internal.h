@@ -23,13 +23,13 @@ typedef struct dense_integers {
 } dense_integers;
 
 /* Adds a stream to be written, whose payload takes at most `max` bytes. Errors: NOMEM. */
-ckd_status dense_add_writing(dense_batch *b, const symbols_parts *parts, const dense_integers *of,
+ckd_status dense_add_writing(dense_batch *b, const symbols_parts *parts, const dense_integers *integers,
                              uint64_t max, ckd_error *err);
 /*
  * Adds a stream to be read from `payload` in host memory, with `bits` bits below its mark. Errors: NOMEM;
  * CORRUPT (the stream needs contexts, and there are none).
  */
-ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const dense_integers *of,
+ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const dense_integers *integers,
                              const void *payload, uint32_t bits, ckd_error *err);
 
 /* Returns the most that such a stream adds to dense_batch_memory. */
@@ -68,8 +68,8 @@ ckd_status device_chains_run(device_lease *lease, void *memory, device_chain *ch
 
 /* Integers as a decoded block has them: int32, or bytes. No byte is -128. */
 typedef struct pack_integers {
-    const int32_t *q; /* NULL: use few */
-    const int8_t *few;
+    const int32_t *q; /* NULL: use q8 */
+    const int8_t *q8;
     uint64_t count;
     bool levels; /* second moments: LEVEL_ZERO may occur */
     const kernels *kernels;

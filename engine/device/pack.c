@@ -13,35 +13,35 @@ typedef uint32_t four_words __attribute__((vector_size(4 * LANES)));
 #define BYTES 16u
 typedef int8_t some_bytes __attribute__((vector_size(BYTES)));
 
-/* Returns a group's integers as bytes; copies to `room` if the group is not full. */
-static const int8_t *bytes_of(int8_t *room, const pack_integers *from, uint64_t first) {
+/* Returns a group's integers as bytes; copies to `scratch` if the group is not full. */
+static const int8_t *bytes_of(int8_t *scratch, const pack_integers *from, uint64_t first) {
     uint64_t left = from->count - first;
     if (left >= DEVICE_GROUP) {
-        return from->few + first;
+        return from->q8 + first;
     }
-    memset(room, 0, DEVICE_GROUP);
-    memcpy(room, from->few + first, (size_t)left);
-    return room;
+    memset(scratch, 0, DEVICE_GROUP);
+    memcpy(scratch, from->q8 + first, (size_t)left);
+    return scratch;
 }
 
 /*
- * Returns a group's integers; copies to `room` if they are not an array of int32, or not a full group.
+ * Returns a group's integers; copies to `scratch` if they are not an array of int32, or not a full group.
  * Missing ones are 0.
  */
-static const int32_t *group_of(int32_t *room, const pack_integers *from, uint64_t first) {
+static const int32_t *group_of(int32_t *scratch, const pack_integers *from, uint64_t first) {
     uint64_t left = from->count - first;
     size_t n = left < DEVICE_GROUP ? (size_t)left : DEVICE_GROUP;
     if (from->q && n == DEVICE_GROUP) {
         return from->q + first;
     }
     if (from->q) {
-        memset(room, 0, DEVICE_GROUP * sizeof(*room));
-        memcpy(room, from->q + first, n * sizeof(*room));
-        return room;
+        memset(scratch, 0, DEVICE_GROUP * sizeof(*scratch));
+        memcpy(scratch, from->q + first, n * sizeof(*scratch));
+        return scratch;
     }
     int8_t narrow[DEVICE_GROUP];
-    from->kernels->widen_integers(room, bytes_of(narrow, from, first), DEVICE_GROUP);
-    return room;
+    from->kernels->widen_integers(scratch, bytes_of(narrow, from, first), DEVICE_GROUP);
+    return scratch;
 }
 
 static uint32_t any_of(four_words v) {
@@ -68,12 +68,12 @@ static uint32_t width_of(const int32_t *q, bool levels) {
 }
 
 /* width_of for bytes. */
-static uint32_t width_of_bytes(const int8_t *few) {
+static uint32_t width_of_bytes(const int8_t *q8) {
     some_bytes any = {0};
     uint64_t both[2];
     for (size_t i = 0; i < DEVICE_GROUP; i += BYTES) {
         some_bytes v;
-        memcpy(&v, few + i, sizeof(v));
+        memcpy(&v, q8 + i, sizeof(v));
         some_bytes negative = v < 0;
         any |= (v ^ negative) - negative;
     }
@@ -91,7 +91,7 @@ uint64_t device_pack_heads(uint64_t count) {
 }
 
 uint64_t device_pack_measure(uint32_t *heads, const pack_integers *from) {
-    int32_t room[DEVICE_GROUP];
+    int32_t scratch[DEVICE_GROUP];
     int8_t narrow[DEVICE_GROUP];
     uint64_t size = device_pack_heads(from->count);
     if (from->count > MOST) {
@@ -99,7 +99,7 @@ uint64_t device_pack_measure(uint32_t *heads, const pack_integers *from) {
     }
     memset(heads, 0, (size_t)size);
     for (uint64_t first = 0; first < from->count; first += DEVICE_GROUP) {
-        uint32_t width = from->q ? width_of(group_of(room, from, first), from->levels)
+        uint32_t width = from->q ? width_of(group_of(scratch, from, first), from->levels)
                                  : width_of_bytes(bytes_of(narrow, from, first));
         if (width > DEVICE_WIDTH_MAX) {
             return 0;
@@ -131,11 +131,11 @@ static void pack_group(uint32_t *to, const int32_t *q, uint32_t width, bool leve
 }
 
 void device_pack(uint32_t *heads, const pack_integers *from) {
-    int32_t room[DEVICE_GROUP];
+    int32_t scratch[DEVICE_GROUP];
     for (uint64_t first = 0; first < from->count; first += DEVICE_GROUP) {
         uint32_t head = heads[first / DEVICE_GROUP], width = head & ((1u << DEVICE_WIDTH_BITS) - 1);
         if (width) {
-            pack_group(heads + LANES * (head >> DEVICE_WIDTH_BITS), group_of(room, from, first), width,
+            pack_group(heads + LANES * (head >> DEVICE_WIDTH_BITS), group_of(scratch, from, first), width,
                        from->levels);
         }
     }

@@ -12,8 +12,8 @@ static void reference_free(device_reference *r) {
 }
 
 static bool is_of(const device_reference *r, int device, const device_reference_key *key) {
-    return r->device == device && r->dtype == key->dtype && r->first == key->of.first &&
-           r->count == key->of.count && region_equal(&r->region, key->of.region, key->ndim) &&
+    return r->device == device && r->dtype == key->dtype && r->first == key->span.first &&
+           r->count == key->span.count && region_equal(&r->region, key->span.region, key->ndim) &&
            strcmp(r->tensor, key->tensor) == 0;
 }
 
@@ -47,11 +47,11 @@ void device_reference_release(ckd_store *store, device_reference *reference) {
 /* Takes `size` bytes of the store's limit, if they are left. */
 static bool reserve(ckd_store *store, uint64_t size) {
     pthread_mutex_lock(&store->mutex);
-    uint64_t taken = store->device_references_held + store->device_references_refused;
-    bool room = size <= store->device_reference_bytes && taken <= store->device_reference_bytes - size;
-    store->device_references_held += room ? size : 0;
+    uint64_t used = store->device_references_held + store->device_references_refused;
+    bool fits = size <= store->device_reference_bytes && used <= store->device_reference_bytes - size;
+    store->device_references_held += fits ? size : 0;
     pthread_mutex_unlock(&store->mutex);
-    return room;
+    return fits;
 }
 
 /* The device has less memory than the limit allows: lowers the limit, so that this is not tried again and again. */
@@ -71,9 +71,9 @@ static device_reference *reference_new(const device_lease *lease, const device_r
     *r = (device_reference){.device = lease->queue.device,
                             .dtype = key->dtype,
                             .tensor = strdup(key->tensor),
-                            .region = *key->of.region,
-                            .first = key->of.first,
-                            .count = key->of.count};
+                            .region = *key->span.region,
+                            .first = key->span.first,
+                            .count = key->span.count};
     if (!r->tensor || lease->backend->allocate(&r->memory, r->device, size_of(r), &why) != DEVICE_DONE) {
         r->memory = NULL;
         reference_free(r);
@@ -85,7 +85,7 @@ static device_reference *reference_new(const device_lease *lease, const device_r
 ckd_status device_reference_keep(device_reference **reference, ckd_store *store, device_lease *lease,
                                  const device_reference_key *key, const void *values, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    uint64_t size = key->of.count * ckd_dtype_size(key->dtype);
+    uint64_t size = key->span.count * ckd_dtype_size(key->dtype);
     if (!*reference) {
         *reference = device_reference_acquire(store, lease->queue.device, key); /* replaces an older one */
     }

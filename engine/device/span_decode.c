@@ -37,7 +37,7 @@ static ckd_status make_chains(span_decode *f, ckd_error *err) {
 
 static size_t runs_of(span_decode *f, const view_block *b) {
     region_span have = {b->record->region, b->record->first, b->record->count};
-    return span_runs(f->runs, DEVICE_FILL_RUNS, &f->tensor->shape, f->want, &have);
+    return span_runs(f->runs, SPAN_RUNS_MAX, &f->tensor->shape, f->span, &have);
 }
 
 /* Is all of the block wanted, as one stretch? */
@@ -97,7 +97,7 @@ static ckd_status scatter(span_decode *f, const fill_part *p, ckd_error *err) {
     size_t element = ckd_dtype_size(f->tensor->tensor->dtype);
     device_failure why = {DEVICE_DONE, "", ""};
     const device_elements copy = {DEVICE_COPY, CKD_U8, CKD_DTYPE_NONE, NULL};
-    bool known = true;
+    bool supported = true;
     for (size_t i = p->first; i < p->first + p->count; i++) {
         size_t runs = runs_of(f, f->blocks[i]);
         bool whole = lies_as_it_is(f, runs, f->blocks[i]);
@@ -109,14 +109,14 @@ static ckd_status scatter(span_decode *f, const fill_part *p, ckd_error *err) {
             spans[n++] = (device_span){.to = f->data + r->to * element,
                                        .from = (const uint8_t *)f->chains[i].to + r->from * element,
                                        .n = r->count * element};
-            if (!whole && (n == DEVICE_SPANS || j + 1 == runs) && why.result == DEVICE_DONE && known) {
-                backend->elements(&f->lease->queue, &known, &copy, spans, n, &why);
+            if (!whole && (n == DEVICE_SPANS || j + 1 == runs) && why.result == DEVICE_DONE && supported) {
+                backend->elements(&f->lease->queue, &supported, &copy, spans, n, &why);
             }
             n %= DEVICE_SPANS;
         }
     }
-    return known ? device_status(&why, f->lease->queue.device, err)
-                 : err_set(err, CKD_E_UNSUPPORTED, "the device has no operation that copies");
+    return supported ? device_status(&why, f->lease->queue.device, err)
+                     : err_set(err, CKD_E_UNSUPPORTED, "the device has no operation that copies");
 }
 
 /* ---- batches ---- */
@@ -135,14 +135,14 @@ static ckd_status run_part(span_decode *f, const fill_part *p, ckd_error *err) {
         bool host = c->count == 1 && c->links[0].form == CHAIN_VALUES && !c->links[0].hashed;
         f->decoded += !host;
         f->sent += host;
-        f->bad |= c->bad;
+        f->mismatch |= c->mismatch;
     }
-    return status == CKD_OK && !f->bad ? scatter(f, p, err) : status;
+    return status == CKD_OK && !f->mismatch ? scatter(f, p, err) : status;
 }
 
 static ckd_status run_batch(span_decode *f, ckd_error *err) {
     ckd_status status = make_chains(f, err);
-    for (fill_part p = {0, 0}; p.first < f->count && status == CKD_OK && !f->bad; p.first += p.count) {
+    for (fill_part p = {0, 0}; p.first < f->count && status == CKD_OK && !f->mismatch; p.first += p.count) {
         p.count = f->count - p.first;
         status = fit_memory(&p, f, err);
         THEN(status, run_part(f, &p, err));
@@ -168,7 +168,7 @@ static uint64_t block_size(const view_block *b) {
 
 ckd_status device_decode_span(span_decode *f, const view_block **blocks, size_t count, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t first = 0, end; first < count && status == CKD_OK && !f->bad; first = end) {
+    for (size_t first = 0, end; first < count && status == CKD_OK && !f->mismatch; first = end) {
         uint64_t size = 0;
         end = first;
         do {
@@ -182,15 +182,15 @@ ckd_status device_decode_span(span_decode *f, const view_block **blocks, size_t 
 }
 
 bool device_can_decode_span(span_decode *f, const view_block **blocks, size_t *count) {
-    size_t kept = 0;
+    size_t used = 0;
     bool any = false, fits = true;
     for (size_t i = 0; i < *count; i++) {
         size_t runs = runs_of(f, blocks[i]);
-        fits &= runs <= DEVICE_FILL_RUNS;
+        fits &= runs <= SPAN_RUNS_MAX;
         any |= runs && blocks[i]->record->count >= DEVICE_MIN_ELEMENTS;
-        blocks[kept] = blocks[i];
-        kept += runs > 0;
+        blocks[used] = blocks[i];
+        used += runs > 0;
     }
-    *count = kept;
+    *count = used;
     return any && fits && (uintptr_t)f->data % ckd_dtype_size(f->tensor->tensor->dtype) == 0;
 }

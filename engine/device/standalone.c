@@ -12,11 +12,11 @@ void device_standalones_free(device_standalones *b) {
 ckd_status device_standalones_clear(device_standalones *b, stream_batch *streams, device_reader *r,
                                     ckd_dtype dtype, uint32_t max, ckd_error *err) {
     if (b->max < max) {
-        device_standalone *more = realloc(b->blocks, max * sizeof(*more));
-        if (!more) {
-            return err_nomem(err, max * sizeof(*more), "blocks for a device");
+        device_standalone *blocks = realloc(b->blocks, max * sizeof(*blocks));
+        if (!blocks) {
+            return err_nomem(err, max * sizeof(*blocks), "blocks for a device");
         }
-        b->blocks = more;
+        b->blocks = blocks;
         b->max = max;
     }
     b->streams = streams;
@@ -47,7 +47,7 @@ device_standalone *device_standalones_add(device_standalones *b, uint64_t first,
 
 static ckd_status rotate(device_standalones *b, ckd_error *err) {
     device_lease *lease = b->r->lease;
-    device_elements what = {DEVICE_ROTATE, b->dtype, CKD_DTYPE_NONE, NULL};
+    device_elements elements = {DEVICE_ROTATE, b->dtype, CKD_DTYPE_NONE, NULL};
     device_failure why = {DEVICE_DONE, "", ""};
     ckd_status status = CKD_OK;
     for (uint32_t at = 0; at < b->count && status == CKD_OK; at += DEVICE_SPANS) {
@@ -57,10 +57,10 @@ static ckd_status rotate(device_standalones *b, ckd_error *err) {
             const device_standalone *d = &b->blocks[at + n];
             spans[n] = (device_span){d->integers, d->now, NULL, NULL, d->count};
         }
-        bool known = true;
-        lease->backend->elements(&lease->queue, &known, &what, spans, n, &why);
-        status = known ? device_status(&why, lease->queue.device, err)
-                       : err_set(err, CKD_E_DEVICE, "the device does not support this dtype");
+        bool supported = true;
+        lease->backend->elements(&lease->queue, &supported, &elements, spans, n, &why);
+        status = supported ? device_status(&why, lease->queue.device, err)
+                           : err_set(err, CKD_E_DEVICE, "the device does not support this dtype");
     }
     return status;
 }
@@ -90,10 +90,11 @@ static ckd_status take_step(device_standalones *b, device_split_step step, const
     for (uint32_t i = 0; i < b->count; i++) {
         max = all[i].n > max ? all[i].n : max;
     }
-    device_split *there = (device_split *)(void *)stream_take(&b->streams->next, b->count * sizeof(*all));
-    ckd_status status = device_put(lease, there, all, b->count * sizeof(*all), err);
+    device_split *device_splits =
+        (device_split *)(void *)stream_take(&b->streams->next, b->count * sizeof(*all));
+    ckd_status status = device_put(lease, device_splits, all, b->count * sizeof(*all), err);
     if (status == CKD_OK) {
-        lease->backend->split(&lease->queue, step, there, b->count, max, &why);
+        lease->backend->split(&lease->queue, step, device_splits, b->count, max, &why);
         status = device_status(&why, lease->queue.device, err);
     }
     return status;
@@ -118,18 +119,21 @@ static ckd_status find_splits(device_standalones *b, device_split *all, ckd_erro
             .integers = d->integers, .n = (uint32_t)d->count, .width = (uint32_t)b->r->element};
         extents += DEVICE_EXTENTS(d->count);
     }
-    device_extent *there = (device_extent *)(void *)stream_take(&b->streams->next, extents * sizeof(*there));
-    device_extent *got = malloc(extents * sizeof(*got));
+    device_extent *device_extents =
+        (device_extent *)(void *)stream_take(&b->streams->next, extents * sizeof(*device_extents));
+    device_extent *extents_found = malloc(extents * sizeof(*extents_found));
     for (uint64_t i = 0, at = 0; i < b->count; at += DEVICE_EXTENTS(b->blocks[i++].count)) {
-        all[i].extents = there + at;
+        all[i].extents = device_extents + at;
     }
-    ckd_status status =
-        got ? take_step(b, DEVICE_SPLIT_EXTENT, all, err) : err_nomem(err, extents * sizeof(*got), "extents");
-    THEN(status, device_get(b->r->lease, got, there, extents * sizeof(*got), err));
+    ckd_status status = extents_found ? take_step(b, DEVICE_SPLIT_EXTENT, all, err)
+                                      : err_nomem(err, extents * sizeof(*extents_found), "extents");
+    THEN(status,
+         device_get(b->r->lease, extents_found, device_extents, extents * sizeof(*extents_found), err));
     for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
-        split_finest(&b->blocks[i], got + (all[i].extents - there), (unsigned)b->r->element);
+        split_finest(&b->blocks[i], extents_found + (all[i].extents - device_extents),
+                     (unsigned)b->r->element);
     }
-    free(got);
+    free(extents_found);
     return status;
 }
 
@@ -145,7 +149,7 @@ static ckd_status sum_lines(device_standalones *b, device_split *all, ckd_error 
         lines += d->lines.rows + d->lines.columns;
     }
     uint64_t size = (lines + b->count) * sizeof(uint64_t);
-    uint64_t *there = (uint64_t *)(void *)stream_take(&b->streams->next, size);
+    uint64_t *device_sums_at = (uint64_t *)(void *)stream_take(&b->streams->next, size);
     if (!bytes_scratch(&b->sums, size, "sums of rows and columns", err)) {
         return CKD_E_NOMEM;
     }
@@ -156,13 +160,13 @@ static ckd_status sum_lines(device_standalones *b, device_split *all, ckd_error 
         all[i].columns = d->lines.columns;
         all[i].phase = d->lines.phase;
         all[i].rows = d->lines.rows;
-        all[i].sums = d->lines.columns ? there + d->sums : NULL;
-        all[i].squares = there + lines + i;
+        all[i].sums = d->lines.columns ? device_sums_at + d->sums : NULL;
+        all[i].squares = device_sums_at + lines + i;
     }
-    lease->backend->zero(&lease->queue, there, size, &why);
+    lease->backend->zero(&lease->queue, device_sums_at, size, &why);
     ckd_status status = device_status(&why, lease->queue.device, err);
     THEN(status, take_step(b, DEVICE_SPLIT_LINES, all, err));
-    return status == CKD_OK ? device_get(lease, b->sums.data, there, size, err) : status;
+    return status == CKD_OK ? device_get(lease, b->sums.data, device_sums_at, size, err) : status;
 }
 
 static ckd_status choose_levels(device_standalones *b, device_split *all, symbols_workspace *w,
@@ -173,14 +177,14 @@ static ckd_status choose_levels(device_standalones *b, device_split *all, symbol
     if (!levels) {
         return CKD_E_NOMEM;
     }
-    const uint8_t *there = stream_take(&b->streams->next, lines);
+    const uint8_t *device_levels_at = stream_take(&b->streams->next, lines);
     for (uint32_t i = 0; i < b->count; i++) {
         device_standalone *d = &b->blocks[i];
         device_stream *s = d->stream;
         d->levels = d->sums;
         d->chosen = d->lines.columns && symbols_levels_of(levels + d->levels, w, &d->lines, sums + d->sums,
                                                           sums[lines + i], d->count);
-        all[i].levels = d->chosen ? there + d->levels : NULL;
+        all[i].levels = d->chosen ? device_levels_at + d->levels : NULL;
         all[i].contexts = d->contexts;
         s->integers = d->integers;
         s->contexts = d->chosen ? d->contexts : NULL;
@@ -188,7 +192,7 @@ static ckd_status choose_levels(device_standalones *b, device_split *all, symbol
         s->bits = d->split.bits;
         s->centre = d->split.bias;
     }
-    ckd_status status = device_put(b->r->lease, (void *)(uintptr_t)there, levels, lines, err);
+    ckd_status status = device_put(b->r->lease, (void *)(uintptr_t)device_levels_at, levels, lines, err);
     return status == CKD_OK ? take_step(b, DEVICE_SPLIT_CONTEXTS, all, err) : status;
 }
 

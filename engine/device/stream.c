@@ -14,9 +14,9 @@ uint64_t stream_aligned(uint64_t size) {
 }
 
 uint8_t *stream_take(uint8_t **at, uint64_t size) {
-    uint8_t *mine = *at;
+    uint8_t *start = *at;
     *at += stream_aligned(size);
-    return mine;
+    return start;
 }
 
 /* ---- filling ---- */
@@ -35,12 +35,12 @@ void stream_batch_free(stream_batch *b) {
 ckd_status stream_batch_clear(stream_batch *b, device_lease *lease, unsigned width, uint32_t max,
                               ckd_error *err) {
     if (b->max < max) {
-        device_stream *more = realloc(b->streams, max * sizeof(*more));
-        if (!more) {
-            return err_nomem(err, max * sizeof(*more), "streams for a device");
+        device_stream *streams = realloc(b->streams, max * sizeof(*streams));
+        if (!streams) {
+            return err_nomem(err, max * sizeof(*streams), "streams for a device");
         }
-        memset(more + b->max, 0, (max - b->max) * sizeof(*more));
-        b->streams = more;
+        memset(streams + b->max, 0, (max - b->max) * sizeof(*streams));
+        b->streams = streams;
         b->max = max;
     }
     b->lease = lease;
@@ -119,15 +119,15 @@ static ckd_status classify(stream_batch *b, device_classes *all, uint64_t *enter
     device_queue *queue = &b->lease->queue;
     device_failure why = {DEVICE_DONE, "", ""};
     uint32_t n = 0, max = 0;
-    uint64_t *there = (uint64_t *)(void *)stream_take(&b->next, b->count * sizeof(*there));
-    device_result result = backend->zero(queue, there, b->count * sizeof(*there), &why);
+    uint64_t *device_counts = (uint64_t *)(void *)stream_take(&b->next, b->count * sizeof(*device_counts));
+    device_result result = backend->zero(queue, device_counts, b->count * sizeof(*device_counts), &why);
     for (uint32_t i = 0; i < b->count && result == DEVICE_DONE; i++) {
         if (!b->streams[i].left) {
             device_classes *c = &all[n++];
             *c = classes_of(&b->streams[i], b->width);
             c->counts = (uint32_t *)(void *)stream_take(&b->next, COUNTERS);
             c->entries = (uint32_t *)(void *)stream_take(&b->next, ENTRIES * sizeof(*c->entries));
-            c->entered = there + i;
+            c->entered = device_counts + i;
             max = c->n > max ? c->n : max;
             result = backend->zero(queue, c->counts, COUNTERS, &why);
         }
@@ -139,7 +139,9 @@ static ckd_status classify(stream_batch *b, device_classes *all, uint64_t *enter
         backend->classify(queue, described, n, max, &why);
         status = device_status(&why, queue->device, err);
     }
-    return status == CKD_OK ? device_get(b->lease, entered, there, b->count * sizeof(*there), err) : status;
+    return status == CKD_OK
+               ? device_get(b->lease, entered, device_counts, b->count * sizeof(*device_counts), err)
+               : status;
 }
 
 ckd_status stream_batch_count(stream_batch *b, ckd_error *err) {
@@ -211,13 +213,13 @@ ckd_status stream_batch_write(stream_batch *b, ckd_error *err) {
         uint64_t raw = s->count * b->width;
         s->number = b->dense.count;
         if (!s->left) {
-            dense_integers of = {.integers = (void *)(uintptr_t)s->integers,
-                                 .symbols = s->symbols,
-                                 .contexts = s->contexts,
-                                 .n = (uint32_t)s->count,
-                                 .shift = s->parts->shift};
+            dense_integers integers = {.integers = (void *)(uintptr_t)s->integers,
+                                       .symbols = s->symbols,
+                                       .contexts = s->contexts,
+                                       .n = (uint32_t)s->count,
+                                       .shift = s->parts->shift};
             uint64_t max = s->parts->bound < raw ? s->parts->bound : raw;
-            status = dense_add_writing(&b->dense, s->parts, &of, max, err);
+            status = dense_add_writing(&b->dense, s->parts, &integers, max, err);
         }
     }
     if (status == CKD_OK && dense_batch_memory(&b->dense) > memory_of(b) - b->kept_bytes) {

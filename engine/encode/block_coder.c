@@ -70,48 +70,51 @@ static ckd_status try_codec(block_job *job, candidate *best, coding c, int level
 }
 
 block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
-    uint64_t some = in_panel ? size / PROBE_SHARE / width * width : PROBE_BYTES;
+    uint64_t length = in_panel ? size / PROBE_SHARE / width * width : PROBE_BYTES;
     if (size <= (in_panel ? PROBE_PANEL : PROBE_WHOLE)) {
         return (block_probe){0, size};
     }
-    some = some < PROBE_BYTES ? some : PROBE_BYTES;
-    return (block_probe){(size - some) / 2 / width * width, some};
+    length = length < PROBE_BYTES ? length : PROBE_BYTES;
+    return (block_probe){(size - length) / 2 / width * width, length};
 }
 
 /* Estimates from a sample if a codec can get below the limit. */
-static ckd_status ask_sample(bool *promising, coder *by, coding c, int level, const block_sample *s,
+static ckd_status ask_sample(bool *promising, coder *codec, coding c, int level, const block_sample *s,
                              ckd_error *err) {
     uint8_t to[PROBE_BYTES];
     coder_result result = {.to = to, .limit = s->size};
-    ckd_status status = coder_encode(by, c, level, &(coder_source){s->data, s->size, s->width}, &result, err);
-    *promising = result.stored && (double)result.stored / (double)s->size < (double)s->limit / (double)s->of;
+    ckd_status status =
+        coder_encode(codec, c, level, &(coder_source){s->data, s->size, s->width}, &result, err);
+    *promising =
+        result.stored && (double)result.stored / (double)s->size < (double)s->limit / (double)s->block_size;
     return status;
 }
 
 static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level,
                                    const coder_source *in, ckd_error *err) {
-    block_probe at = block_probe_of(job->input.in_panel, in->width, in->size);
-    block_sample sample = {.data = (const uint8_t *)in->data + at.at,
-                           .size = at.size,
+    block_probe probe = block_probe_of(job->input.in_panel, in->width, in->size);
+    block_sample sample = {.data = (const uint8_t *)in->data + probe.at,
+                           .size = probe.size,
                            .width = in->width,
-                           .of = in->size,
+                           .block_size = in->size,
                            .limit = best->available ? best->size : in->size};
     bool promising = true;
     ckd_status status =
-        at.size == in->size ? CKD_OK : ask_sample(&promising, job->decoder.coder, c, level, &sample, err);
+        probe.size == in->size ? CKD_OK : ask_sample(&promising, job->decoder.coder, c, level, &sample, err);
     return status == CKD_OK && promising ? try_codec(job, best, c, level, in, err) : status;
 }
 
-ckd_status block_codec_may_win(bool *promise, coder *by, const coding_context *save, const block_sample *s,
+ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context *save, const block_sample *s,
                                ckd_error *err) {
     bool lz4 = save->codec == CKD_CODEC_LZ4;
-    *promise = true;
-    if (s->size == s->of) {
+    *may_win = true;
+    if (s->size == s->block_size) {
         return CKD_OK;
     }
-    ckd_status status = ask_sample(promise, by, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, s, err);
-    if (status == CKD_OK && !*promise && s->width > 1) {
-        status = ask_sample(promise, by, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, s, err);
+    ckd_status status = ask_sample(may_win, codec, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, s, err);
+    if (status == CKD_OK && !*may_win && s->width > 1) {
+        status =
+            ask_sample(may_win, codec, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, s, err);
     }
     return status;
 }
@@ -134,9 +137,9 @@ static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_
  */
 uint64_t block_expected_standalone(const record *parent_block, uint64_t raw) {
     const record *r = parent_block;
-    bool known =
+    bool usable =
         r && (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP);
-    if (!known) {
+    if (!usable) {
         return 0;
     }
     return r->base_stored > raw / 8 && r->base_stored < raw - raw / 32 ? r->base_stored : 0;
@@ -145,10 +148,10 @@ uint64_t block_expected_standalone(const record *parent_block, uint64_t raw) {
 /* may_estimate: a delta is tried next, and its size decides whether this size must be known exactly. */
 ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
                                  bool may_estimate, ckd_error *err) {
-    candidate *own = &job->analysis.standalone;
+    candidate *standalone = &job->analysis.standalone;
     uint64_t raw = block_raw_size(job, tensor);
-    own->available = own->encoded = false;
-    keep_smaller(own, CODING_RAW, raw);
+    standalone->available = standalone->encoded = false;
+    keep_smaller(standalone, CODING_RAW, raw);
     if (save->codec == CKD_CODEC_AUTO) {
         plan_input in = {.dtype = tensor->tensor->dtype,
                          .values = job->input.values,
@@ -159,11 +162,11 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
         if (status != CKD_OK) {
             return status;
         }
-        keep_smaller(own, CODING_SYMBOLS, job->plan.standalone);
+        keep_smaller(standalone, CODING_SYMBOLS, job->plan.standalone);
     }
     if (save->codec != CKD_CODEC_RAW) {
         coder_source in = {job->input.values, raw, width_of(tensor)};
-        return try_byte_codecs(job, own, save, &in, err);
+        return try_byte_codecs(job, standalone, save, &in, err);
     }
     return CKD_OK;
 }
@@ -177,11 +180,11 @@ static bool values_missing(const block_job *job) {
  * not promise more.
  */
 static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
-    candidate *own = &job->analysis.standalone;
-    own->available = own->encoded = false;
+    candidate *standalone = &job->analysis.standalone;
+    standalone->available = standalone->encoded = false;
     job->plan.standalone = (size_t)size;
-    keep_smaller(own, CODING_RAW, raw);
-    keep_smaller(own, CODING_SYMBOLS, size);
+    keep_smaller(standalone, CODING_RAW, raw);
+    keep_smaller(standalone, CODING_SYMBOLS, size);
 }
 
 /* ---- as a delta on the parent ---- */
@@ -196,11 +199,11 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
         a->parent_chain = record_chain(a->parent_block);
         return;
     }
-    region_span mine = {tensor->region, job->input.first, job->input.count};
+    region_span block = {tensor->region, job->input.first, job->input.count};
     size_t s, last;
-    for (view_shards_for(&s, &last, tensor->parent, &mine); s < last; s++) {
+    for (view_shards_for(&s, &last, tensor->parent, &block); s < last; s++) {
         size_t first, end;
-        view_shard_range(&first, &end, &tensor->parent->shards[s], &tensor->shape, &mine);
+        view_shard_range(&first, &end, &tensor->parent->shards[s], &tensor->shape, &block);
         for (size_t i = first; i < end; i++) {
             const record *r = tensor->parent->shards[s].blocks[i].record;
             load_cost chain = record_chain(r);
@@ -219,12 +222,12 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
     if (status != CKD_OK) {
         return status;
     }
-    candidate *own = &a->standalone;
-    if (own->coding == CODING_SYMBOLS) { /* its size may have been expected too small */
-        own->available = own->encoded = false;
-        keep_smaller(own, CODING_RAW, raw);
+    candidate *standalone = &a->standalone;
+    if (standalone->coding == CODING_SYMBOLS) { /* its size may have been expected too small */
+        standalone->available = standalone->encoded = false;
+        keep_smaller(standalone, CODING_RAW, raw);
     }
-    keep_smaller(own, CODING_SYMBOLS, job->plan.standalone);
+    keep_smaller(standalone, CODING_SYMBOLS, job->plan.standalone);
     a->delta_lost = !job->plan.delta_planned;
     if (a->delta_lost) {
         return CKD_OK;
@@ -239,12 +242,12 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
  * Copies the parent's values from the caller's memory, if they are there, and compares them with the store's hash.
  * Without a parent block of the same span there is no hash to compare with.
  */
-static bool values_in_memory(const block_job *job, const tensor_context *tensor, const region_span *mine,
+static bool values_in_memory(const block_job *job, const tensor_context *tensor, const region_span *block,
                              void *to) {
     if (!tensor->parent_values || !job->analysis.parent_block) {
         return false;
     }
-    uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, mine,
+    uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, block,
                                 tensor->parent_values, &tensor->values_span);
     hash128 content = content_hash(to, block_raw_size(job, tensor));
     return copied == job->input.count && hash128_equal(&content, &job->analysis.parent_block->content);
@@ -559,13 +562,13 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
 
 /* Replaces the estimated standalone size by the real one, on which later saves rely. */
 static void finish_standalone(block_job *job, const tensor_context *tensor) {
-    const candidate *own = &job->analysis.standalone;
+    const candidate *standalone = &job->analysis.standalone;
     block_decision *d = &job->decision;
-    if (d->chosen == own) {
+    if (d->chosen == standalone) {
         d->chain = standalone_cost(job, tensor);
     }
-    if (!job->output.lossy && d->chosen && (d->chosen == own || own->coding != CODING_RAW)) {
-        d->base_stored = own->size;
+    if (!job->output.lossy && d->chosen && (d->chosen == standalone || standalone->coding != CODING_RAW)) {
+        d->base_stored = standalone->size;
     }
 }
 

@@ -19,25 +19,25 @@ void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, cons
                                                  .content = *content};
 }
 
-static const record *matching(const tensor_context *tensor, const view_tensor *in, uint64_t at,
+static const record *matching(const tensor_context *tensor, const view_tensor *other, uint64_t at,
                               uint64_t count) {
-    region_span mine = {tensor->region, at, count};
+    region_span block = {tensor->region, at, count};
     size_t s, last;
-    for (view_shards_for(&s, &last, in, &mine); s < last; s++) {
-        const view_shard *shard = &in->shards[s];
+    for (view_shards_for(&s, &last, other, &block); s < last; s++) {
+        const view_shard *shard = &other->shards[s];
         if (!region_equal(shard->region, tensor->region, tensor->shape.ndim)) {
             continue;
         }
         size_t first, end;
-        view_shard_range(&first, &end, shard, &tensor->shape, &mine);
+        view_shard_range(&first, &end, shard, &tensor->shape, &block);
         const record *r = first < end ? shard->blocks[first].record : NULL;
         return r && r->first == at && r->count == count ? r : NULL;
     }
     return NULL;
 }
 
-const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
-    return matching(tensor, in, job->input.first, job->input.count);
+const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *other) {
+    return matching(tensor, other, job->input.first, job->input.count);
 }
 
 const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint64_t count) {
@@ -56,11 +56,11 @@ static void unlock_registry(const coding_context *save) {
     }
 }
 
-/* Returns true if the checkpoint may be named even if `more` others are named first. */
-static bool may_reference_with(const coding_context *save, const ckd_id *checkpoint, uint32_t more) {
+/* Returns true if the checkpoint may be named even if `additional` others are named first. */
+static bool may_reference_with(const coding_context *save, const ckd_id *checkpoint, uint32_t additional) {
     const referenced_checkpoints *h = save->referenced;
     lock_registry(save);
-    bool may = !h || h->count + more < REFERENCED_CHECKPOINTS_MAX;
+    bool may = !h || h->count + additional < REFERENCED_CHECKPOINTS_MAX;
     for (uint32_t i = 0; !may && i < h->count; i++) {
         may = id_equal(&h->ids[i], checkpoint);
     }
@@ -74,8 +74,8 @@ static bool may_reference(const coding_context *save, const ckd_id *checkpoint) 
 
 /* The other checkpoint that a copy names; NULL: none, or this one. */
 static const ckd_id *holder_of(const block_job *job, const coding_context *save) {
-    const ckd_id *named = &job->decision.dependencies[0].checkpoint;
-    return block_is_duplicate(job) && !id_equal(named, &save->checkpoint) ? named : NULL;
+    const ckd_id *holder = &job->decision.dependencies[0].checkpoint;
+    return block_is_duplicate(job) && !id_equal(holder, &save->checkpoint) ? holder : NULL;
 }
 
 bool block_copies_from_save(const block_job *job, const coding_context *save) {
@@ -173,41 +173,41 @@ static const content_entry *entry_with(const region_span *block, const hash128 *
 bool block_is_registered(const region_span *block, const hash128 *original, const coding_context *save,
                          const tensor_context *tensor, double bound) {
     lock_registry(save);
-    bool is = entry_with(block, original, save, tensor, bound);
+    bool found = entry_with(block, original, save, tensor, bound);
     unlock_registry(save);
-    return is;
+    return found;
 }
 
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
                       double bound) {
-    region_span mine = {tensor->region, job->input.first, job->input.count};
+    region_span block = {tensor->region, job->input.first, job->input.count};
     return (bound >= 0 || block_may_be_copied(job, save, tensor)) &&
-           block_is_registered(&mine, &job->analysis.original, save, tensor, bound);
+           block_is_registered(&block, &job->analysis.original, save, tensor, bound);
 }
 
 bool block_is_in_flight(const block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound) {
-    bool is = false;
+    bool found = false;
     if (!save->in_flight || (bound < 0 && !block_may_be_copied(job, save, tensor))) {
         return false;
     }
     lock_registry(save);
-    for (size_t i = 0; i < save->in_flight->count && !is; i++) {
+    for (size_t i = 0; i < save->in_flight->count && !found; i++) {
         const block_job *c = save->in_flight->jobs[i];
-        is = c != job && c->input.count == job->input.count &&
-             (hash128_equal(&c->analysis.original, &job->analysis.original) ||
-              hash128_equal(&c->analysis.rounded_bf16, &job->analysis.original) ||
-              hash128_equal(&c->analysis.rounded_f16, &job->analysis.original));
+        found = c != job && c->input.count == job->input.count &&
+                (hash128_equal(&c->analysis.original, &job->analysis.original) ||
+                 hash128_equal(&c->analysis.rounded_bf16, &job->analysis.original) ||
+                 hash128_equal(&c->analysis.rounded_f16, &job->analysis.original));
     }
     unlock_registry(save);
-    return is;
+    return found;
 }
 
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound) {
-    region_span mine = {tensor->region, job->input.first, job->input.count};
+    region_span block = {tensor->region, job->input.first, job->input.count};
     lock_registry(save);
-    const content_entry *found = entry_with(&mine, &job->output.content, save, tensor, bound);
+    const content_entry *found = entry_with(&block, &job->output.content, save, tensor, bound);
     content_entry e = found ? *found : (content_entry){0};
     unlock_registry(save);
     if (!found) {

@@ -21,23 +21,23 @@ static void offer(candidate *c, uint64_t size, bool encoded) {
     c->size = size;
 }
 
-#define SOME 512 /* elements at a time */
+#define PIECE 512 /* elements at a time */
 
 /* Error of a master's decoded values, rounded, against its input values, rounded. */
 static lossy_error error_of_rounded(const block_job *job, const void *original, ckd_dtype dtype) {
     const kernels *k = job->decoder.kernels;
-    uint16_t given[SOME], decoded[SOME];
-    float from[SOME], to[SOME];
+    uint16_t input[PIECE], decoded[PIECE];
+    float from[PIECE], to[PIECE];
     lossy_error e = {0};
-    for (uint64_t at = 0; at < job->input.count; at += SOME) {
-        uint64_t n = job->input.count - at < SOME ? job->input.count - at : SOME;
-        k->cast(dtype, given, CKD_F32, (const uint8_t *)original + 4 * at, n);
+    for (uint64_t at = 0; at < job->input.count; at += PIECE) {
+        uint64_t n = job->input.count - at < PIECE ? job->input.count - at : PIECE;
+        k->cast(dtype, input, CKD_F32, (const uint8_t *)original + 4 * at, n);
         k->cast(dtype, decoded, CKD_F32, (const uint8_t *)job->input.values + 4 * at, n);
-        k->widen(from, dtype, given, n);
+        k->widen(from, dtype, input, n);
         k->widen(to, dtype, decoded, n);
         lossy_error_add(&e, from, to, n, k);
         for (uint64_t i = 0; i < n; i++) { /* infinities and NaNs must be bit-identical, or it is no copy */
-            e.largest = !isfinite(from[i]) && given[i] != decoded[i] ? INFINITY : e.largest;
+            e.largest = !isfinite(from[i]) && input[i] != decoded[i] ? INFINITY : e.largest;
         }
     }
     return e;
@@ -85,13 +85,13 @@ static ckd_status hash_rounded_result(block_job *job, const lossy_tile *tile, co
     return status;
 }
 
-static dependency on_side(const coding_context *save, const region_span *of, const hash128 *content) {
+static dependency on_side(const coding_context *save, const region_span *span, const hash128 *content) {
     return (dependency){.kind = DEPENDS_SIDE,
                         .checkpoint = save->checkpoint,
                         .tensor = "",
-                        .region = *of->region,
-                        .first = of->first,
-                        .count = of->count,
+                        .region = *span->region,
+                        .first = span->first,
+                        .count = span->count,
                         .content = *content};
 }
 
@@ -131,11 +131,11 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
 
 /* Fetches the decoded values of a tile on a device; other tiles have them on the host. */
 static ckd_status fetch_decoded(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
-    bytes *room = &job->scratch.lossy.values;
+    bytes *buffer = &job->scratch.lossy.values;
     if (!tile->device || job->input.values) {
         return CKD_OK;
     }
-    void *values = bytes_scratch(room, raw, "coding scratch", err);
+    void *values = bytes_scratch(buffer, raw, "coding scratch", err);
     ckd_status status =
         values ? lossy_device_fetch(values, tile, job->input.first - tile->first, job->input.count, true, err)
                : CKD_E_NOMEM;
@@ -194,7 +194,7 @@ double lossy_copy_bound(const lossy_tile *tile) {
  * tile on a device it becomes floats, as lossy_job.decoded.
  */
 static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
-    const float *given = tile->device ? NULL : tile->now + at;
+    const float *input = tile->device ? NULL : tile->now + at;
     if (tile->device && tile->part != LOSSY_WEIGHT) {
         float *to = bytes_scratch(&job->scratch.lossy.rebuilt, job->input.count * sizeof(float),
                                   "coding scratch", err);
@@ -202,9 +202,9 @@ static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t
             return CKD_E_NOMEM;
         }
         job->decoder.kernels->widen(to, tile->dtype, job->input.values, job->input.count);
-        job->scratch.lossy.decoded = given = to;
+        job->scratch.lossy.decoded = input = to;
     }
-    return pair_known(&tile->pair) ? pair_measure(&job->scratch.lossy, tile, at, given, job->input.count, err)
+    return pair_known(&tile->pair) ? pair_measure(&job->scratch.lossy, tile, at, input, job->input.count, err)
                                    : CKD_OK;
 }
 

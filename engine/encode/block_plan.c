@@ -66,13 +66,13 @@ typedef struct sampling {
 } sampling;
 
 static sampling choose_sample(const block_plan *p) {
-    size_t wanted = p->input.count / SAMPLE_SHARE;
-    wanted = wanted < SAMPLE_MIN ? SAMPLE_MIN : wanted;
-    sampling s = {.length = wanted / SAMPLE_PIECES, .pieces = SAMPLE_PIECES};
+    size_t target = p->input.count / SAMPLE_SHARE;
+    target = target < SAMPLE_MIN ? SAMPLE_MIN : target;
+    sampling s = {.length = target / SAMPLE_PIECES, .pieces = SAMPLE_PIECES};
     size_t columns = (size_t)p->input.grid.columns;
-    if (columns && columns <= wanted) {
+    if (columns && columns <= target) {
         s.length = columns > s.length ? columns : s.length / columns * columns;
-        s.pieces = wanted / s.length;
+        s.pieces = target / s.length;
         s.first = (columns - (size_t)p->input.grid.phase) % columns;
         s.step = (p->input.count - s.first) / s.pieces / columns * columns;
     } else {

@@ -121,24 +121,24 @@ static void name_inputs(block_job *job, const coding_context *save, const tensor
     const step_source *s = tensor->step;
     const ckd_id *parent = &save->parent->manifest.checkpoint.id;
     const dependency values = {.kind = DEPENDS_VALUES, .same_span = true};
-    dependency *on = job->decision.dependencies;
-    on[0] = on[1] = on[2] = values;
-    on[0].checkpoint = *parent;
-    on[0].tensor = "";
-    on[0].content = job->analysis.parent_block->content;
-    on[1].checkpoint = save->checkpoint;
-    on[1].tensor = s->first->name;
-    on[1].content = s->first->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
+    dependency *deps = job->decision.dependencies;
+    deps[0] = deps[1] = deps[2] = values;
+    deps[0].checkpoint = *parent;
+    deps[0].tensor = "";
+    deps[0].content = job->analysis.parent_block->content;
+    deps[1].checkpoint = save->checkpoint;
+    deps[1].tensor = s->first->name;
+    deps[1].content = s->first->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
     uint32_t count = 2;
     if (s->inputs == INPUTS_MOMENT_SQUARE) {
-        on[2].checkpoint = save->checkpoint;
-        on[2].tensor = s->square->name;
-        on[2].content = s->square->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
+        deps[2].checkpoint = save->checkpoint;
+        deps[2].tensor = s->square->name;
+        deps[2].content = s->square->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
         count++;
     } else if (s->before) {
-        on[2].checkpoint = *parent;
-        on[2].tensor = s->first->name;
-        on[2].content = block_matching(job, tensor, s->before)->content;
+        deps[2].checkpoint = *parent;
+        deps[2].tensor = s->first->name;
+        deps[2].content = block_matching(job, tensor, s->before)->content;
         count++;
     }
     optimizer_group g = s->group;
@@ -146,11 +146,11 @@ static void name_inputs(block_job *job, const coding_context *save, const tensor
     group_encode(job->analysis.step.group, &g);
     job->analysis.step.rule = rule;
     job->analysis.step.content = content_hash(job->analysis.step.group, GROUP_BYTES);
-    on[count++] = (dependency){.kind = DEPENDS_GROUP,
-                               .checkpoint = save->checkpoint,
-                               .tensor = GROUP_NAME,
-                               .same_span = true,
-                               .content = job->analysis.step.content};
+    deps[count++] = (dependency){.kind = DEPENDS_GROUP,
+                                 .checkpoint = save->checkpoint,
+                                 .tensor = GROUP_NAME,
+                                 .same_span = true,
+                                 .content = job->analysis.step.content};
     job->decision.dependency_count = count;
     job->decision.predictor = PREDICT_STEP;
 }

@@ -75,15 +75,15 @@ const content_entry *content_index_find(const content_index *index, const hash12
     if (index->count == 0) {
         return NULL;
     }
-    content_entry wanted = {.content = *content,
-                            .dtype = dtype,
-                            .region = where->region,
-                            .first = where->first,
-                            .count = where->count,
-                            .ndim = shape->ndim,
-                            .shape = shape->shape};
+    content_entry key = {.content = *content,
+                         .dtype = dtype,
+                         .region = where->region,
+                         .first = where->first,
+                         .count = where->count,
+                         .ndim = shape->ndim,
+                         .shape = shape->shape};
     for (size_t at = home(index, content); index->slots[at].tensor; at = (at + 1) & (index->capacity - 1)) {
-        if (same_entry(&index->slots[at], &wanted)) {
+        if (same_entry(&index->slots[at], &key)) {
             return &index->slots[at];
         }
     }

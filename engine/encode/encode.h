@@ -264,7 +264,7 @@ static inline void block_job_move(block_job *job, const void *values) {
  * cut differently there.
  */
 const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint64_t count);
-const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in);
+const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *other);
 /*
  * Looks for values with this hash in the parent, before the job's values are read. Returns true if they are there;
  * the job is then analysed. The parent's block must have depth 0: other blocks may get a materialized copy, which
@@ -289,11 +289,11 @@ block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size);
 typedef struct block_sample {
     const void *data;
     uint64_t size;
-    unsigned width;     /* of an element */
-    uint64_t of, limit; /* bytes of the block, and of what it takes otherwise */
+    unsigned width;             /* of an element */
+    uint64_t block_size, limit; /* bytes of the block, and of what it takes otherwise */
 } block_sample;
 /* Estimates from the sample if a byte codec of the save can get below the limit. */
-ckd_status block_codec_may_win(bool *promise, coder *by, const coding_context *save, const block_sample *s,
+ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context *save, const block_sample *s,
                                ckd_error *err);
 /*
  * For an analysed precoded block without values: returns true if its decision would need them. Makes a trial

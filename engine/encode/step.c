@@ -141,11 +141,11 @@ static void pin_tensor(step_tensor *t, pinned_tensor *h, const record_tensor *te
     }
 }
 
-const float *step_pinned_values(const pinned_tensor *h, bytes *room, uint64_t first, uint64_t count) {
+const float *step_pinned_values(const pinned_tensor *h, bytes *scratch, uint64_t first, uint64_t count) {
     if (h->values) {
         return h->values + first;
     }
-    float *to = bytes_scratch(room, count * sizeof(float) + 1, "coding scratch", NULL);
+    float *to = bytes_scratch(scratch, count * sizeof(float) + 1, "coding scratch", NULL);
     bool read =
         to && file_scratch_read(h->file, first * sizeof(float), to, count * sizeof(float), NULL) == CKD_OK;
     return read ? to : NULL;

@@ -93,10 +93,10 @@ static inline bool step_is_pinned(const pinned_tensor *h) {
     return h->values || h->file;
 }
 /*
- * Returns elements first ... first + count - 1 of a tensor that is held: in place, or read into `room`. NULL: they
+ * Returns elements first ... first + count - 1 of a tensor that is held: in place, or read into `scratch`. NULL: they
  * cannot be read.
  */
-const float *step_pinned_values(const pinned_tensor *h, bytes *room, uint64_t first, uint64_t count);
+const float *step_pinned_values(const pinned_tensor *h, bytes *scratch, uint64_t first, uint64_t count);
 
 /* Sets *written if this group has been written already; else records it as written. Errors: NOMEM. */
 ckd_status step_record_group(bool *written, step_states *s, const hash128 *content, ckd_error *err);

@@ -20,19 +20,19 @@ static ckd_status add_difference(load_differences *d, ckd_difference kind, const
     if (ARRAY_GROW(d->items, d->capacity, d->count + 1, "a list of differences", err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
-    char what[256];
-    load_describe_difference(what, sizeof(what), kind, q, t);
+    char description[256];
+    load_describe_difference(description, sizeof(description), kind, q, t);
     ckd_load_difference *to = &d->items[d->count++];
-    *to = (ckd_load_difference){kind, strdup(tensor), strdup(what)};
-    return to->tensor && to->what ? CKD_OK : err_nomem(err, sizeof(what), "a difference");
+    *to = (ckd_load_difference){kind, strdup(tensor), strdup(description)};
+    return to->tensor && to->what ? CKD_OK : err_nomem(err, sizeof(description), "a difference");
 }
 
-ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, const bool *asked,
+ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, const bool *requested,
                                 ckd_error *err) {
     const view *v = load->view;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->tensor_count && status == CKD_OK; i++) {
-        if (!asked[i]) {
+        if (!requested[i]) {
             status = add_difference(out, CKD_DIFFERS_UNEXPECTED, v->tensors[i].tensor->name, NULL, NULL, err);
         }
     }
@@ -42,21 +42,21 @@ ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, con
 ckd_status load_find_differences(load_differences *out, const ckd_load *load,
                                  const ckd_load_request *requests, size_t count, ckd_error *err) {
     const view *v = load->view;
-    bool *asked = calloc(v->tensor_count + 1, sizeof(*asked));
-    ckd_status status = asked ? CKD_OK : err_nomem(err, v->tensor_count, "a list of tensors");
+    bool *requested = calloc(v->tensor_count + 1, sizeof(*requested));
+    ckd_status status = requested ? CKD_OK : err_nomem(err, v->tensor_count, "a list of tensors");
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         ckd_load_request q = load_request(&requests[i]);
         const view_tensor *t = q.name ? view_find(v, q.name) : NULL;
         ckd_difference kind = load_difference(&q, t);
         if (t) {
-            asked[t - v->tensors] = true;
+            requested[t - v->tensors] = true;
         }
         if (kind) {
             status = add_difference(out, kind, q.name ? q.name : "", &q, t, err);
         }
     }
-    THEN(status, load_find_unexpected(out, load, asked, err));
-    free(asked);
+    THEN(status, load_find_unexpected(out, load, requested, err));
+    free(requested);
     return status;
 }
 
@@ -87,9 +87,9 @@ static ckd_status check_sizes(const ckd_load *load, const ckd_load_request *requ
     for (size_t i = 0; i < count; i++) {
         ckd_load_request q;
         const view_tensor *t = load_match(&q, load, &requests[i]);
-        region_span want;
+        region_span span;
         ckd_region region;
-        ckd_status status = t ? load_span(&want, &region, &q, t, true, err) : CKD_OK;
+        ckd_status status = t ? load_span(&span, &region, &q, t, true, err) : CKD_OK;
         if (status != CKD_OK) {
             return err_in_tensor(err, status, q.name);
         }
@@ -110,10 +110,10 @@ ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, si
     return status == CKD_OK ? check_sizes(load, requests, count, err) : status;
 }
 
-void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_hand) {
+void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *in_memory) {
     for (uint32_t i = 0; i < load->decoder_count; i++) {
         load->decoders[i].plan = plan;
-        load->decoders[i].payloads = at_hand;
+        load->decoders[i].payloads = in_memory;
     }
 }
 

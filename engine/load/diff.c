@@ -97,9 +97,9 @@ static const ckd_tensor_info **sorted(const ckd_tensor_list *list) {
 }
 
 static const ckd_tensor_info *find(const ckd_tensor_info *const *tensors, size_t count, const char *name) {
-    ckd_tensor_info wanted = {.name = name};
-    const ckd_tensor_info *key = &wanted, *const *found =
-                                              bsearch(&key, tensors, count, sizeof(*tensors), by_name);
+    ckd_tensor_info key = {.name = name};
+    const ckd_tensor_info *sought = &key, *const *found =
+                                              bsearch(&sought, tensors, count, sizeof(*tensors), by_name);
     return found ? *found : NULL;
 }
 

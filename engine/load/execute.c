@@ -10,15 +10,15 @@
 
 /* ---- the blocks of a task ---- */
 
-ckd_status load_each_block(const view_tensor *t, const region_span *want, load_block_fn each, void *context,
+ckd_status load_each_block(const view_tensor *t, const region_span *span, load_block_fn visit, void *context,
                            ckd_error *err) {
     ckd_status status = CKD_OK;
     size_t s, last;
-    for (view_shards_for(&s, &last, t, want); s < last && status == CKD_OK; s++) {
+    for (view_shards_for(&s, &last, t, span); s < last && status == CKD_OK; s++) {
         size_t first, end;
-        view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
+        view_shard_range(&first, &end, &t->shards[s], &t->shape, span);
         for (; first < end && status == CKD_OK; first++) {
-            status = each(context, &t->shards[s].blocks[first], err);
+            status = visit(context, &t->shards[s].blocks[first], err);
         }
     }
     return status;
@@ -34,7 +34,7 @@ static ckd_status add_block(void *context, const view_block *b, ckd_error *err) 
 }
 
 ckd_status load_task_list(load_task *task, ckd_error *err) {
-    return load_each_block(task->tensor, &task->want, add_block, task, err);
+    return load_each_block(task->tensor, &task->span, add_block, task, err);
 }
 
 /* ---- in host memory ---- */
@@ -62,7 +62,7 @@ static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_er
 /* Decodes the task's blocks from `first` on, up to those done. */
 static ckd_status decode_on_host(ckd_load *load, load_task *task, size_t first, ckd_error *err) {
     size_t count = task->done - first;
-    placement p = {load, {task->tensor, &task->want, task->to}, task->blocks + first, NULL};
+    placement p = {load, {task->tensor, &task->span, task->to}, task->blocks + first, NULL};
     p.copied = calloc(count + 1, sizeof(*p.copied));
     if (!p.copied) {
         return err_nomem(err, count * sizeof(*p.copied), "a load's plan");
@@ -120,7 +120,7 @@ static device_task *device_task_of(ckd_load *load, const load_task *task) {
         w->load = load;
         w->span.pool = load->store->pool;
         w->span.tensor = task->tensor;
-        w->span.want = &task->want;
+        w->span.span = &task->span;
         w->span.data = task->on_device;
         w->span.make = make_chain;
         w->span.context = w;
@@ -131,7 +131,7 @@ static device_task *device_task_of(ckd_load *load, const load_task *task) {
 
 /* The outcome on a device. If it is not done, the host decodes instead and reports the error, if there is one. */
 typedef struct device_attempt {
-    bool done, bad; /* bad: the device's values are not the ones that were saved */
+    bool done, mismatch; /* mismatch: the device's values are not the ones that were saved */
     ckd_status status;
     ckd_error why;
 } device_attempt;
@@ -158,8 +158,8 @@ static void decode_on_device(device_attempt *out, ckd_load *load, load_task *tas
     out->status = device_acquire(&s->lease, load->store, task->device, task->on_device, &out->why);
     if (out->status == CKD_OK) {
         out->status = device_decode_span(s, task->blocks + first, task->done - first, &out->why);
-        out->bad = s->bad;
-        out->status = end_lease(load, s->lease, s->bad ? CKD_E_DEVICE : out->status, &out->why);
+        out->mismatch = s->mismatch;
+        out->status = end_lease(load, s->lease, s->mismatch ? CKD_E_DEVICE : out->status, &out->why);
     }
     out->done = out->status == CKD_OK;
     task->copied += out->done ? s->copied : 0;
@@ -171,7 +171,7 @@ static void decode_on_device(device_attempt *out, ckd_load *load, load_task *tas
 /* Counts and reports that the host decoded after the device failed. */
 static void report_attempt(ckd_load *load, const view_tensor *t, const device_attempt *a) {
     load->device.given_up += a->status != CKD_OK;
-    if (a->bad) {
+    if (a->mismatch) {
         store_message(
             load->store,
             "tensor '%s' is decoded on the host, as the device's result does not match its content hash",
@@ -186,7 +186,7 @@ static void report_attempt(ckd_load *load, const view_tensor *t, const device_at
 
 /* Allocates host memory for the whole task, which is finally copied to its device. */
 static ckd_status use_host_memory(load_task *task, ckd_error *err) {
-    uint64_t size = task->want.count * ckd_dtype_size(task->tensor->tensor->dtype);
+    uint64_t size = task->span.count * ckd_dtype_size(task->tensor->tensor->dtype);
     task->to = malloc(size);
     task->copied = 0;
     return task->to ? CKD_OK : err_nomem(err, size, "what is loaded to a device");
@@ -216,8 +216,8 @@ static ckd_status find_device(load_task *task, ckd_load *load, const ckd_load_re
 ckd_status load_task_make(load_task *out, ckd_load *load, const ckd_load_request *q, const view_tensor *t,
                           ckd_error *err) {
     *out = (load_task){.tensor = t};
-    ckd_status status = load_span(&out->want, &out->region, q, t, true, err);
-    if (status != CKD_OK || out->want.count == 0) {
+    ckd_status status = load_span(&out->span, &out->region, q, t, true, err);
+    if (status != CKD_OK || out->span.count == 0) {
         return status;
     }
     out->to = q->device ? NULL : q->data;
@@ -243,15 +243,15 @@ ckd_status load_task_execute(ckd_load *load, load_task *task, size_t count, ckd_
     if (status == CKD_OK && !attempt.done) {
         report_attempt(load, task->tensor, &attempt);
     }
-    if (status == CKD_OK && task->done == task->count && task->copied != task->want.count) {
+    if (status == CKD_OK && task->done == task->count && task->copied != task->span.count) {
         status = err_set(err, CKD_E_CORRUPT, "the checkpoint holds only %llu of the %llu requested elements",
-                         (unsigned long long)task->copied, (unsigned long long)task->want.count);
+                         (unsigned long long)task->copied, (unsigned long long)task->span.count);
     }
     return status;
 }
 
 ckd_status load_task_finish(ckd_load *load, const load_task *task, ckd_error *err) {
-    uint64_t size = task->want.count * ckd_dtype_size(task->tensor->tensor->dtype);
+    uint64_t size = task->span.count * ckd_dtype_size(task->tensor->tensor->dtype);
     return task->device && task->to
                ? device_write_once(load->store, task->device, task->on_device, task->to, size, err)
                : CKD_OK;

@@ -12,19 +12,19 @@
 /* ---- nodes and edges ---- */
 
 static ckd_status grow(load_plan *x, ckd_error *err) {
-    size_t room = x->node_capacity ? 2 * x->node_capacity : 256, size = 2 * room;
-    load_node *nodes = realloc(x->nodes, room * sizeof(*nodes));
+    size_t capacity = x->node_capacity ? 2 * x->node_capacity : 256, size = 2 * capacity;
+    load_node *nodes = realloc(x->nodes, capacity * sizeof(*nodes));
     x->nodes = nodes ? nodes : x->nodes;
-    size_t *order = realloc(x->order, room * sizeof(*order)), *table = malloc(size * sizeof(*table));
+    size_t *order = realloc(x->order, capacity * sizeof(*order)), *table = malloc(size * sizeof(*table));
     x->order = order ? order : x->order;
     if (!nodes || !order || !table) {
         free(table);
-        return err_nomem(err, room * sizeof(*nodes), "a load's plan");
+        return err_nomem(err, capacity * sizeof(*nodes), "a load's plan");
     }
     free(x->table);
     x->table = table;
     x->table_size = size;
-    x->node_capacity = room;
+    x->node_capacity = capacity;
     for (size_t i = 0; i < size; i++) {
         table[i] = NONE;
     }
@@ -93,7 +93,7 @@ typedef struct building {
     load_plan *x;
     const view *view;
     const view_tensor *tensor;
-    const region_span *want;
+    const region_span *span;
     size_t from;
 } building;
 
@@ -101,7 +101,7 @@ static ckd_status build_on(void *context, const view_block *b, ckd_error *err) {
     building *k = context;
     region_span have = {b->record->region, b->record->first, b->record->count};
     const geometry *g = &k->tensor->shape;
-    uint64_t common = span_equal(&have, k->want, g->ndim) ? have.count : span_common(g, k->want, &have);
+    uint64_t common = span_equal(&have, k->span, g->ndim) ? have.count : span_common(g, k->span, &have);
     if (common == 0) {
         return CKD_OK;
     }
@@ -115,30 +115,30 @@ static ckd_status build_on(void *context, const view_block *b, ckd_error *err) {
         return status == CKD_OK ? add_edge(k->x, k->from, to, share, err) : status;
     }
     k->x->nodes[to].parts += share;
-    k->x->nodes[to].asked = true;
+    k->x->nodes[to].requested = true;
     return CKD_OK;
 }
 
 static ckd_status add_dependency(load_plan *x, size_t from, const view *v, const view_block *b,
                                  uint32_t index, ckd_error *err) {
-    const dependency *on = &b->record->dependencies[index];
-    if (on->kind == DEPENDS_VALUES) {
+    const dependency *d = &b->record->dependencies[index];
+    if (d->kind == DEPENDS_VALUES) {
         view_source s;
         ckd_status status = view_source_of(&s, &x->load->views, v, b, index, err);
         building k = {x, s.view, s.tensor, &s.want, from};
         return status == CKD_OK ? load_each_block(s.tensor, &s.want, build_on, &k, err) : status;
     }
-    record_kind kind = on->kind == DEPENDS_SIDE   ? RECORD_SIDE
-                       : on->kind == DEPENDS_LINK ? RECORD_LINK
-                                                  : RECORD_GROUP;
-    if (kind == RECORD_LINK && !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
-        ckd_status found = views_within(&v, &x->load->views, v, &on->checkpoint, err);
+    record_kind kind = d->kind == DEPENDS_SIDE   ? RECORD_SIDE
+                       : d->kind == DEPENDS_LINK ? RECORD_LINK
+                                                 : RECORD_GROUP;
+    if (kind == RECORD_LINK && !id_equal(&d->checkpoint, &v->manifest.checkpoint.id)) {
+        ckd_status found = views_within(&v, &x->load->views, v, &d->checkpoint, err);
         if (found != CKD_OK) {
             return found == CKD_E_NOT_FOUND ? CKD_OK : found;
         }
     }
-    const view_block *shared = kind == RECORD_LINK ? view_find_link(v, b->record, &on->content)
-                                                   : view_find_shared(v, kind, &on->content);
+    const view_block *shared = kind == RECORD_LINK ? view_find_link(v, b->record, &d->content)
+                                                   : view_find_shared(v, kind, &d->content);
     size_t to;
     ckd_status status =
         shared ? visit(&to, x, v, shared, err) : CKD_OK; /* the load itself will report that it is missing */
@@ -168,14 +168,14 @@ static ckd_status visit(size_t *out, load_plan *x, const view *v, const view_blo
 static ckd_status visit_request(load_plan *x, const ckd_load_request *request, ckd_error *err) {
     ckd_load_request q;
     const view_tensor *t = load_match(&q, x->load, request);
-    region_span want;
+    region_span span;
     ckd_region region;
     if (!t) {
         return CKD_OK;
     }
-    ckd_status status = load_span(&want, &region, &q, t, false, err);
-    building k = {x, x->load->view, t, &want, NONE};
-    THEN(status, load_each_block(t, &want, build_on, &k, err));
+    ckd_status status = load_span(&span, &region, &q, t, false, err);
+    building k = {x, x->load->view, t, &span, NONE};
+    THEN(status, load_each_block(t, &span, build_on, &k, err));
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
 }
 
@@ -186,20 +186,20 @@ static ckd_status visit_request(load_plan *x, const ckd_load_request *request, c
  * add up. Blocks that were cut alike need the same part, so the largest counts.
  */
 static double wanted_of(const load_node *n) {
-    double wanted = n->parts > n->max ? n->parts : n->max;
-    return wanted > 1 ? 1 : wanted;
+    double fraction = n->parts > n->max ? n->parts : n->max;
+    return fraction > 1 ? 1 : fraction;
 }
 
 static void hand_on_shares(load_plan *x) {
     for (size_t i = x->ordered; i-- > 0;) {
         const load_node *n = &x->nodes[x->order[i]];
-        double wanted = wanted_of(n);
+        double fraction = wanted_of(n);
         for (size_t e = n->edges; e != NONE; e = x->edges[e].next) {
             load_node *to = &x->nodes[x->edges[e].to];
             if (x->edges[e].fraction < 1) {
-                to->parts += wanted * x->edges[e].fraction;
-            } else if (wanted > to->max) {
-                to->max = wanted;
+                to->parts += fraction * x->edges[e].fraction;
+            } else if (fraction > to->max) {
+                to->max = fraction;
             }
         }
     }
@@ -208,8 +208,8 @@ static void hand_on_shares(load_plan *x) {
 static void add_reads(ckd_load_reads *to, const load_node *n) {
     const record *r = n->record;
     bool values = r->kind == RECORD_BLOCK || r->kind == RECORD_LINK;
-    double wanted = r->kind == RECORD_BLOCK ? wanted_of(n) : 1;
-    to->needed_bytes += (uint64_t)((double)r->stored_size * wanted + 0.5);
+    double fraction = r->kind == RECORD_BLOCK ? wanted_of(n) : 1;
+    to->needed_bytes += (uint64_t)((double)r->stored_size * fraction + 0.5);
     to->read_bytes += r->stored_size;
     to->blocks += values;
     to->depth = r->depth > to->depth ? r->depth : to->depth;

@@ -171,28 +171,28 @@ static const char *shape_text(char *text, size_t size, uint32_t ndim, const uint
 
 void load_describe_difference(char *text, size_t size, ckd_difference kind, const ckd_load_request *q,
                               const view_tensor *t) {
-    char stored[80], wanted[80];
+    char stored[80], requested[80];
     if (kind == CKD_DIFFERS_DTYPE) {
         snprintf(text, size, "the tensor is stored as %s, but %s was requested",
                  ckd_dtype_name(t->tensor->dtype), ckd_dtype_name(q->dtype));
     } else if (kind == CKD_DIFFERS_SHAPE) {
         snprintf(text, size, "the tensor is stored with global shape %s, but %s was requested",
                  shape_text(stored, sizeof(stored), t->shape.ndim, t->shape.shape),
-                 shape_text(wanted, sizeof(wanted), q->ndim, q->shape));
+                 shape_text(requested, sizeof(requested), q->ndim, q->shape));
     } else {
         snprintf(text, size, "%s",
                  kind == CKD_DIFFERS_MISSING ? "the checkpoint has no such tensor" : "it was not requested");
     }
 }
 
-ckd_status load_span(region_span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
+ckd_status load_span(region_span *span, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
                      bool sized, ckd_error *err) {
-    *want = (region_span){.region = region};
-    if (!region_count(&want->count, &t->shape, &q->region)) {
+    *span = (region_span){.region = region};
+    if (!region_count(&span->count, &t->shape, &q->region)) {
         return err_set(err, CKD_E_INVALID, "the region asked for does not lie inside the tensor's shape");
     }
     *region = region_canonical(&t->shape, &q->region);
-    uint64_t size = want->count * ckd_dtype_size(t->tensor->dtype);
+    uint64_t size = span->count * ckd_dtype_size(t->tensor->dtype);
     if (sized && (q->size != size || (size && !q->data))) {
         return err_set(err, CKD_E_INVALID, "the region has %llu bytes, but the buffer has %zu",
                        (unsigned long long)size, q->size);
@@ -202,7 +202,7 @@ ckd_status load_span(region_span *want, ckd_region *region, const ckd_load_reque
 
 static ckd_status find_tensor(const view_tensor **out, const ckd_load *load, const ckd_load_request *q,
                               ckd_error *err) {
-    char what[256];
+    char description[256];
     const view_tensor *t = *out = view_find(load->view, q->name);
     if (!t) {
         return err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no such tensor",
@@ -213,8 +213,8 @@ static ckd_status find_tensor(const view_tensor **out, const ckd_load *load, con
     if (!differs) {
         return CKD_OK;
     }
-    load_describe_difference(what, sizeof(what), differs, q, t);
-    return err_set(err, CKD_E_MISMATCH, "%s", what);
+    load_describe_difference(description, sizeof(description), differs, q, t);
+    return err_set(err, CKD_E_MISMATCH, "%s", description);
 }
 
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {

@@ -45,7 +45,7 @@ void load_describe_difference(char *text, size_t size, ckd_difference kind, cons
  * Sets the span of a request that has no differences. `region` is the caller's, and the span points to it. sized: also
  * checks that the caller's memory fits. Errors: INVALID.
  */
-ckd_status load_span(region_span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
+ckd_status load_span(region_span *span, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
                      bool sized, ckd_error *err);
 /*
  * Plans the reads of all requests that have no differences. The caller releases the plan (load_plan_free). Errors: as
@@ -60,8 +60,8 @@ typedef struct load_differences {
 } load_differences;
 ckd_status load_find_differences(load_differences *out, const ckd_load *load,
                                  const ckd_load_request *requests, size_t count, ckd_error *err);
-/* Finds tensors that nobody requested. asked: by tensor of the load's view. */
-ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, const bool *asked,
+/* Finds tensors that nobody requested. requested: by tensor of the load's view. */
+ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, const bool *requested,
                                 ckd_error *err);
 void load_differences_free(load_differences *d);
 /* Fails if there are differences that are not allowed: names the first, and counts all. Errors: MISMATCH. */
@@ -70,10 +70,10 @@ ckd_status load_refuse(const load_differences *d, unsigned allowed, ckd_error *e
 ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, size_t count, unsigned allowed,
                       ckd_error *err);
 /* Sets the plan and the payloads that blocks are decoded with from now on; both may be NULL. */
-void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_hand);
+void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *in_memory);
 /* Calls `each` for the blocks of a tensor that may intersect the span, until a call fails. */
 typedef ckd_status (*load_block_fn)(void *context, const view_block *b, ckd_error *err);
-ckd_status load_each_block(const view_tensor *t, const region_span *want, load_block_fn each, void *context,
+ckd_status load_each_block(const view_tensor *t, const region_span *span, load_block_fn visit, void *context,
                            ckd_error *err);
 
 /* ---- execute.c ---- */
@@ -83,7 +83,7 @@ ckd_status load_each_block(const view_tensor *t, const region_span *want, load_b
  */
 typedef struct load_task {
     const view_tensor *tensor;
-    region_span want;
+    region_span span;
     ckd_region region;
     void *to; /* host memory; the task's own if it is for a device. NULL: the device decodes the blocks */
     const ckd_device *device; /* final destination; NULL: `to` */

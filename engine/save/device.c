@@ -191,7 +191,7 @@ static ckd_status fetch_parent(batch *b, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < s->count; i++) {
         const device_delta *d = &s->deltas.blocks[i];
-        if (!d->there && !d->stream->left) {
+        if (!d->parent_on_device && !d->stream->left) {
             b->absent[b->absent_count++] = i;
         }
     }

@@ -217,11 +217,11 @@ static ckd_status fill_tile(bool *made, parent_filling *w, const lossy_tile *t, 
     span_decode *f = &w->fill;
     const region_span tile_span = {context->region, t->first, t->count};
     tile_load l = {.save = w->save, .tile = t, .from = w->from, .context = context};
-    f->want = &tile_span;
+    f->span = &tile_span;
     ckd_status status = list_blocks(&l, err);
     if (status == CKD_OK && device_can_decode_span(f, l.blocks, &l.count)) {
         status = device_decode_span(f, l.blocks, l.count, err);
-        *made = status == CKD_OK && !f->bad && f->copied == t->count;
+        *made = status == CKD_OK && !f->mismatch && f->copied == t->count;
     }
     free((void *)l.blocks);
     return status == CKD_OK && *made ? lossy_device_before_made(t, err) : status;
@@ -254,7 +254,7 @@ bool save_parent_decode_on_device(parent_attempt *out, ckd_save *save, const los
     f->memory = scratch.spare;
     f->memory_size = scratch.size;
     out->status = fill_tile(&made, w, t, context, &out->why);
-    out->mismatch = f->bad;
+    out->mismatch = f->mismatch;
     free(w);
     return made && out->status == CKD_OK;
 }

@@ -8,7 +8,7 @@ device_reference_key save_reference_key(const lossy_tile *t, const tensor_contex
     return (device_reference_key){.tensor = context->tensor->name,
                                   .dtype = t->dtype,
                                   .ndim = context->shape.ndim,
-                                  .of = {context->region, t->first, t->count}};
+                                  .span = {context->region, t->first, t->count}};
 }
 
 /*

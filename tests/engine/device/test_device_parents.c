@@ -422,7 +422,7 @@ static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, con
     const view_tensor *t = view_find(load->view, "w");
     ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {ROWS, COLUMNS}};
     const region_span all = {&whole, 0, COUNT};
-    load_task task = {.tensor = t, .want = all};
+    load_task task = {.tensor = t, .span = all};
     ckd_error err;
     ckd_device here = CKD_DEVICE_INIT;
     size_t size = COUNT * sizeof(float);
@@ -432,7 +432,7 @@ static ckd_status fill_with(span_decode *f, ckd_load *load, uint64_t memory, con
     assert_int_equal(load_task_list(&task, &err), CKD_OK);
     *f = (span_decode){.pool = load->store->pool,
                        .tensor = t,
-                       .want = &all,
+                       .span = &all,
                        .data = there,
                        .make = make_block,
                        .context = load,
