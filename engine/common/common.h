@@ -108,10 +108,10 @@ typedef struct span_run {
     uint64_t to, from, count; /* in elements: offset in the target, offset in the source, length */
 } span_run;
 /*
- * Fills `out` with the shared runs, ascending. Returns their number, or room + 1 if there are more than `room`; `out`
+ * Fills `out` with the shared runs, ascending. Returns their number, or capacity + 1 if there are more than `capacity`; `out`
  * is unusable then.
  */
-size_t span_runs(span_run *out, size_t room, const geometry *g, const region_span *target,
+size_t span_runs(span_run *out, size_t capacity, const geometry *g, const region_span *target,
                  const region_span *source);
 
 /*
@@ -158,10 +158,10 @@ ckd_status hash_set_add(hash_set *s, uint64_t hash, ckd_error *err);
 /* Reports progress. Returns CANCELLED if the caller wants to stop. */
 typedef ckd_status (*pace_tell_fn)(void *context, ckd_error *err);
 /*
- * Calls `tell`, then waits until `moved` bytes since begun_ns are within the rate. Calls `tell` at least every 0.1 s
+ * Calls `tell`, then waits until `byte_count` bytes since begun_ns are within the rate. Calls `tell` at least every 0.1 s
  * meanwhile. bytes_per_s 0: no limit.
  */
-ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t moved, pace_tell_fn tell,
+ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t byte_count, pace_tell_fn tell,
                      void *context, ckd_error *err);
 
 typedef struct rate_limiter {
@@ -235,9 +235,9 @@ ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned num
  * Copies a caller's description, of whatever struct_size, into this version's struct. Errors: INVALID (NULL, or too
  * small).
  */
-ckd_status tensor_copy(ckd_tensor *out, const ckd_tensor *given, ckd_error *err);
+ckd_status tensor_copy(ckd_tensor *out, const ckd_tensor *from, ckd_error *err);
 /* Does the same for an optimizer. Errors: INVALID (too small); *out then has no kind. */
-ckd_status optimizer_copy(ckd_optimizer *out, const ckd_optimizer *given, ckd_error *err);
+ckd_status optimizer_copy(ckd_optimizer *out, const ckd_optimizer *from, ckd_error *err);
 /*
  * Checks name, dtype, shape and region, and counts the region's elements. t comes from tensor_copy, so it is complete.
  * Errors: INVALID, MISMATCH (the region lies outside the shape).

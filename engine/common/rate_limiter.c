@@ -4,11 +4,11 @@
 
 #define NAP_NS UINT64_C(100000000) /* longest sleep between two calls of `tell` */
 
-ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t moved, pace_tell_fn tell,
+ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t byte_count, pace_tell_fn tell,
                      void *context, ckd_error *err) {
     ckd_status status = tell(context, err);
     double rate = (double)bytes_per_s;
-    uint64_t until = rate > 0 ? begun_ns + (uint64_t)((double)moved / rate * 1e9) : 0;
+    uint64_t until = rate > 0 ? begun_ns + (uint64_t)((double)byte_count / rate * 1e9) : 0;
     for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
         clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
         status = tell(context, err);

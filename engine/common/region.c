@@ -253,7 +253,7 @@ uint64_t span_copy(const geometry *g, size_t element_size, void *to, const regio
     return copied;
 }
 
-size_t span_runs(span_run *out, size_t room, const geometry *g, const region_span *target,
+size_t span_runs(span_run *out, size_t capacity, const geometry *g, const region_span *target,
                  const region_span *source) {
     walk a = walk_begin(g, target), b = walk_begin(g, source);
     size_t count = 0;
@@ -262,8 +262,8 @@ size_t span_runs(span_run *out, size_t room, const geometry *g, const region_spa
         span_run *last = count ? &out[count - 1] : NULL;
         if (last && last->to + last->count == a.local && last->from + last->count == b.local) {
             last->count += length;
-        } else if (count == room) {
-            return room + 1;
+        } else if (count == capacity) {
+            return capacity + 1;
         } else {
             out[count++] = (span_run){a.local, b.local, length};
         }

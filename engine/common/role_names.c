@@ -229,8 +229,8 @@ void role_name_read(role_name *out, const char *name, size_t size) {
     }
     out->marked = out->marked || is_bare_state(out, name);
     uint32_t front = containers(out, name);
-    bool known = read_prefix(out, name, front) || read_suffix(out, name, front);
-    if (known && !out->sure && !out->marked) {
+    bool has_slot = read_prefix(out, name, front) || read_suffix(out, name, front);
+    if (has_slot && !out->sure && !out->marked) {
         out->slot = SLOT_NONE; /* a weight that happens to have this name */
     }
     out->marked = out->marked || out->slot != SLOT_NONE;

@@ -105,8 +105,8 @@ static bool shapes_agree(const ckd_tensor_name *a, const ckd_tensor_name *b) {
 }
 
 /* Finds the only tensor with this name and shape; NOBODY: none, or several. */
-static size_t look_up(const roles *r, const name_table *table, const text *wanted, int way, size_t asking) {
-    uint64_t hash = hash64(wanted->bytes, wanted->size);
+static size_t look_up(const roles *r, const name_table *table, const text *sought, int way, size_t asking) {
+    uint64_t hash = hash64(sought->bytes, sought->size);
     size_t low = 0, high = table->count, found = NOBODY;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -124,7 +124,7 @@ static size_t look_up(const roles *r, const name_table *table, const text *wante
         text other;
         const char *part = parameter_of(r, tensor, &size);
         as_compared(&other, part, size, way);
-        bool same = other.size == wanted->size && memcmp(other.bytes, wanted->bytes, other.size) == 0;
+        bool same = other.size == sought->size && memcmp(other.bytes, sought->bytes, other.size) == 0;
         if (!same || tensor == asking || !shapes_agree(&r->tensors[tensor], &r->tensors[asking])) {
             continue;
         }
@@ -137,8 +137,8 @@ static size_t look_up(const roles *r, const name_table *table, const text *wante
 }
 
 static bool is_listed(const roles *r, size_t i, ckd_role role) {
-    bool again = i > 0 && strcmp(r->tensors[i].name, r->tensors[i - 1].name) == 0;
-    return r->out[i].role == role && !again;
+    bool repeated = i > 0 && strcmp(r->tensors[i].name, r->tensors[i - 1].name) == 0;
+    return r->out[i].role == role && !repeated;
 }
 
 static ckd_status fill_table(name_table *table, const roles *r, int way, ckd_role role, ckd_error *err) {
@@ -167,12 +167,12 @@ static ckd_status fill_table(name_table *table, const roles *r, int way, ckd_rol
 
 static size_t find_part(const roles *r, const name_table tables[WAYS], int way, size_t asking,
                         const char *part, size_t size) {
-    text wanted;
+    text sought;
     if (size == 0) {
         return NOBODY;
     }
-    as_compared(&wanted, part, size, way);
-    return look_up(r, &tables[way], &wanted, way, asking);
+    as_compared(&sought, part, size, way);
+    return look_up(r, &tables[way], &sought, way, asking);
 }
 
 /* Tries longer names first: state.0.weight may belong to "0.weight" or to "weight". */
@@ -197,8 +197,8 @@ static size_t find_beside(const roles *r, const name_table tables[WAYS], size_t 
     size_t found = NOBODY;
     for (int way = 0; way < WAYS && found == NOBODY; way++) {
         role_name whole = *parsed;
-        for (int behind = 0; behind < 2 && found == NOBODY; behind++) {
-            whole.last = parsed->count - (behind ? 1u : 0u);
+        for (int at_end = 0; at_end < 2 && found == NOBODY; at_end++) {
+            whole.last = parsed->count - (at_end ? 1u : 0u);
             for (uint32_t from = 0; from < whole.last && found == NOBODY; from++) {
                 size_t size;
                 const char *part = role_name_parameter(&whole, name, from, &size);
@@ -270,12 +270,14 @@ static ckd_status begin(roles *r, ckd_error *err) {
         role_name parsed;
         role_name_read(&parsed, t->name, length);
         r->owners[i] = NOBODY;
-        ckd_role named =
+        ckd_role role_of_name =
             parsed.slot == SLOT_NONE && parsed.marked ? CKD_ROLE_OTHER : role_of_slot(parsed.slot);
-        r->out[i].role = t->role != CKD_ROLE_AUTO ? t->role : is_float(t->dtype) ? named : CKD_ROLE_OTHER;
+        r->out[i].role = t->role != CKD_ROLE_AUTO ? t->role
+                         : is_float(t->dtype)     ? role_of_name
+                                                  : CKD_ROLE_OTHER;
         r->out[i].largest = parsed.slot == SLOT_LARGEST_SECOND && r->out[i].role == CKD_ROLE_EXP_AVG_SQ;
         bool small = parsed.slot == SLOT_SMALL && parsed.sure;
-        if (t->role == CKD_ROLE_AUTO && is_float(t->dtype) && named == CKD_ROLE_OTHER && !small) {
+        if (t->role == CKD_ROLE_AUTO && is_float(t->dtype) && role_of_name == CKD_ROLE_OTHER && !small) {
             doubt(r, i);
         }
     }
@@ -291,13 +293,13 @@ static bool may_be_moment(const roles *r, size_t i) {
     role_name parsed;
     const char *name = r->tensors[i].name;
     role_name_read(&parsed, name, strlen(name));
-    for (int behind = 0; behind < 2 && parsed.count > 1; behind++) {
-        uint32_t at = behind ? parsed.count - 1 : 0;
+    for (int at_end = 0; at_end < 2 && parsed.count > 1; at_end++) {
+        uint32_t at = at_end ? parsed.count - 1 : 0;
         bool letter = parsed.at[at + 1] - parsed.at[at] == 2 && strchr("mv", name[parsed.at[at]]);
         role_name rest = parsed;
-        rest.last = behind ? parsed.count - 1 : parsed.count;
+        rest.last = at_end ? parsed.count - 1 : parsed.count;
         size_t size;
-        const char *part = role_name_parameter(&rest, name, behind ? 0 : 1, &size);
+        const char *part = role_name_parameter(&rest, name, at_end ? 0 : 1, &size);
         for (int way = 0; letter && way < WAYS; way++) {
             if (find_part(r, r->weights, way, i, part, size) != NOBODY) {
                 return true;

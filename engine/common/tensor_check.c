@@ -8,16 +8,16 @@
 #include "base/bytes.h"
 #include "base/vocabulary.h"
 
-ckd_status tensor_copy(ckd_tensor *out, const ckd_tensor *given, ckd_error *err) {
+ckd_status tensor_copy(ckd_tensor *out, const ckd_tensor *from, ckd_error *err) {
     *out = (ckd_tensor)CKD_TENSOR_INIT;
-    return given ? struct_copy(out, sizeof(*out), given, SIZE_UP_TO(ckd_tensor, read_context), "ckd_tensor",
-                               err)
-                 : err_set(err, CKD_E_INVALID, "no tensor is given");
+    return from
+               ? struct_copy(out, sizeof(*out), from, SIZE_UP_TO(ckd_tensor, read_context), "ckd_tensor", err)
+               : err_set(err, CKD_E_INVALID, "no tensor is given");
 }
 
-ckd_status optimizer_copy(ckd_optimizer *out, const ckd_optimizer *given, ckd_error *err) {
+ckd_status optimizer_copy(ckd_optimizer *out, const ckd_optimizer *from, ckd_error *err) {
     *out = (ckd_optimizer)CKD_OPTIMIZER_INIT;
-    return struct_copy(out, sizeof(*out), given, SIZE_UP_TO(ckd_optimizer, step), "ckd_optimizer", err);
+    return struct_copy(out, sizeof(*out), from, SIZE_UP_TO(ckd_optimizer, step), "ckd_optimizer", err);
 }
 
 ckd_status tensor_check(uint64_t *elements, const ckd_tensor *t, ckd_error *err) {

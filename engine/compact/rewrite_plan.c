@@ -33,7 +33,7 @@ static size_t number_of(compaction *c, const view *v, const view_block *b) {
     }
     view_source s = {.view = root,
                      .tensor = view_find(root, r->tensor->name),
-                     .want = {r->region, r->first, r->count},
+                     .span = {r->region, r->first, r->count},
                      .content = &r->content};
     const view_block *same = s.tensor ? view_source_block(&s) : NULL;
     return same ? (size_t)(same - root->blocks) : SIZE_MAX;
@@ -57,10 +57,10 @@ typedef struct load_query {
 /* Adds the load of the values that a dependency names. A block that is needed only in part counts in full. */
 static ckd_status add_source(block_load *to, const load_query *q, const view_source *s, ckd_error *err) {
     size_t k, last;
-    for (view_shards_for(&k, &last, s->tensor, &s->want); k < last; k++) {
+    for (view_shards_for(&k, &last, s->tensor, &s->span); k < last; k++) {
         const view_shard *shard = &s->tensor->shards[k];
         size_t first, end;
-        view_shard_range(&first, &end, shard, &s->tensor->shape, &s->want);
+        view_shard_range(&first, &end, shard, &s->tensor->shape, &s->span);
         for (; first < end; first++) {
             const view_block *b = &shard->blocks[first];
             bool own = s->view == q->p->view;
@@ -185,7 +185,7 @@ static ckd_status find_new_base(block_rewrite *f, compaction *c, const rewrite_p
         }
         block_load load = {0, {0, 0}};
         rewrite_plan none = {.view = NULL};
-        view_source s = {.view = older, .tensor = t, .want = {r->region, r->first, r->count}};
+        view_source s = {.view = older, .tensor = t, .span = {r->region, r->first, r->count}};
         status = add_source(&load, &(load_query){c, &none, NULL}, &s, err);
         if (status == CKD_OK && (i == 0 || load.depth == 0) && allows(c, &load, r)) {
             f->new_base = older;

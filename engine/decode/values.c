@@ -369,7 +369,7 @@ ckd_status block_into_span(decoder *d, const view *v, const view_block *b, const
 
 ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error *err) {
     const view_tensor *t = from->tensor;
-    const region_span *span = &from->want;
+    const region_span *span = &from->span;
     const span_target target = {t, span, to};
     uint64_t copied = 0;
     const view_block *exact = NULL; /* the one block that equals the span: its hash was checked already */

@@ -278,7 +278,7 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     }
     const view_source from = {
         save->parent, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
-    ckd_status status = values_in_memory(job, tensor, &from.want, previous)
+    ckd_status status = values_in_memory(job, tensor, &from.span, previous)
                             ? CKD_OK
                             : span_values(&job->decoder, &from, previous, err);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {

@@ -125,8 +125,8 @@ static ckd_status add_dependency(load_plan *x, size_t from, const view *v, const
     if (d->kind == DEPENDS_VALUES) {
         view_source s;
         ckd_status status = view_source_of(&s, &x->load->views, v, b, index, err);
-        building k = {x, s.view, s.tensor, &s.want, from};
-        return status == CKD_OK ? load_each_block(s.tensor, &s.want, build_on, &k, err) : status;
+        building k = {x, s.view, s.tensor, &s.span, from};
+        return status == CKD_OK ? load_each_block(s.tensor, &s.span, build_on, &k, err) : status;
     }
     record_kind kind = d->kind == DEPENDS_SIDE   ? RECORD_SIDE
                        : d->kind == DEPENDS_LINK ? RECORD_LINK

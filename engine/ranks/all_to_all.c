@@ -88,12 +88,12 @@ ckd_status collective_begin(collective *t, const ckd_transport *transport, ckd_e
     *t = (collective){.transport = *transport, .rank = transport->rank, .world = transport->world};
     size_t world = t->world;
     t->out = calloc(world, sizeof(*t->out));
-    t->in = calloc(world, sizeof(*t->in));
+    t->received = calloc(world, sizeof(*t->received));
     t->small_items = calloc(world, sizeof(*t->small_items));
     t->small_in = calloc(world, sizeof(*t->small_in));
     t->small_out = calloc(world, sizeof(*t->small_out));
     uint8_t *sizes = calloc(world, 16);
-    bool all = t->out && t->in && t->small_items && t->small_in && t->small_out && sizes;
+    bool all = t->out && t->received && t->small_items && t->small_in && t->small_out && sizes;
     /* A rank without this memory cannot take part in anything more, not even to say why. */
     uint64_t number = all ? ALL_WELL : failure_of(t, CKD_E_NOMEM, false);
     ckd_status status = t->transport.least(t->transport.context, &number, err);
@@ -110,15 +110,15 @@ ckd_status collective_begin(collective *t, const ckd_transport *transport, ckd_e
 void collective_drop(collective *t) {
     free(t->memory);
     t->memory = NULL;
-    for (uint32_t r = 0; r < t->world && t->in; r++) {
-        t->in[r] = (ckd_bytes){NULL, 0};
+    for (uint32_t r = 0; r < t->world && t->received; r++) {
+        t->received[r] = (ckd_bytes){NULL, 0};
     }
 }
 
 void collective_end(collective *t) {
     collective_drop(t);
     free(t->out);
-    free(t->in);
+    free(t->received);
     free(t->small_items);
     free(t->small_in);
     free(t->small_out);
@@ -137,15 +137,15 @@ static uint64_t size_of(const ckd_pieces *p) {
 }
 
 /* Exchanges the sizes that each rank will send to each other. A rank that failed sends nothing. */
-static ckd_status exchange_sizes(collective *t, bool well, ckd_error *err) {
+static ckd_status exchange_sizes(collective *t, bool succeeded, ckd_error *err) {
     clear_small(t);
     for (uint32_t r = 0; r < t->world; r++) {
-        uint8_t *mine = t->sizes + 16 * (size_t)r, *theirs = mine + 8;
-        store_le64(mine, well ? size_of(&t->out[r]) : 0);
-        t->small_items[r] = (ckd_bytes){mine, 8};
-        t->small_in[r] = (ckd_bytes){theirs, 8};
+        uint8_t *to_send = t->sizes + 16 * (size_t)r, *to_receive = to_send + 8;
+        store_le64(to_send, succeeded ? size_of(&t->out[r]) : 0);
+        t->small_items[r] = (ckd_bytes){to_send, 8};
+        t->small_in[r] = (ckd_bytes){to_receive, 8};
         if (r == t->rank) {
-            memcpy(theirs, mine, 8);
+            memcpy(to_receive, to_send, 8);
         }
     }
     return t->transport.exchange(t->transport.context, t->small_out, t->small_in, err);
@@ -166,14 +166,14 @@ static ckd_status allocate_incoming(collective *t, ckd_error *why) {
     }
     uint8_t *at = t->memory;
     for (uint32_t r = 0; r < t->world; r++) {
-        t->in[r] = (ckd_bytes){at, load_le64(t->sizes + 16 * (size_t)r + 8)};
-        at += t->in[r].size;
+        t->received[r] = (ckd_bytes){at, load_le64(t->sizes + 16 * (size_t)r + 8)};
+        at += t->received[r].size;
     }
     return CKD_OK;
 }
 
 static void copy_to_self(collective *t) {
-    uint8_t *at = t->in[t->rank].data;
+    uint8_t *at = t->received[t->rank].data;
     for (size_t i = 0; i < t->out[t->rank].count; i++) {
         const ckd_bytes *piece = &t->out[t->rank].items[i];
         memcpy(at, piece->size ? piece->data : "", piece->size);
@@ -196,5 +196,5 @@ ckd_status all_to_all(collective *t, ckd_status status, const ckd_error *why, ck
         return status;
     }
     copy_to_self(t);
-    return t->transport.exchange(t->transport.context, t->out, t->in, err);
+    return t->transport.exchange(t->transport.context, t->out, t->received, err);
 }

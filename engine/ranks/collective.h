@@ -26,7 +26,7 @@ typedef struct collective {
     uint32_t rank, world;
     /* by rank: what to send to it. Owned by the caller, who sets it before each all_to_all. */
     ckd_pieces *out;
-    ckd_bytes *in; /* by rank: what it sent; valid until the next all_to_all */
+    ckd_bytes *received; /* by rank: what it sent; valid until the next all_to_all */
     void *memory;
     /* for messages of known size */
     ckd_bytes *small_items, *small_in;

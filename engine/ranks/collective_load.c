@@ -88,9 +88,9 @@ static ckd_status prepare(collective_load *j, const collective_request *q, ckd_e
     ckd_status status = load_check(j->load, q->items, q->count, q->allowed | CKD_DIFFERS_UNEXPECTED, err);
     THEN(status, load_plan_make(&j->plan, j->load, q->items, q->count, err));
     THEN(status, load_plan_order(j->plan, j->round_bytes / 4, err));
-    THEN(status, payloads_init(&j->at_hand, j->plan, err));
+    THEN(status, payloads_init(&j->payloads, j->plan, err));
     if (status == CKD_OK) {
-        load_set_plan(j->load, j->plan, &j->at_hand);
+        load_set_plan(j->load, j->plan, &j->payloads);
         status = make_tasks(j, q->items, q->count, err);
     }
     return status;
@@ -127,16 +127,16 @@ static hash128 id_of(const load_node *n) {
 
 static void put_asked(bytes *to, const collective_load *j, const ckd_load_request *requests, size_t count) {
     const view *v = j->load->view;
-    uint8_t *asked = bytes_extend(to, v->tensor_count);
-    if (!asked) {
+    uint8_t *requested = bytes_extend(to, v->tensor_count);
+    if (!requested) {
         return;
     }
-    memset(asked, 0, v->tensor_count);
+    memset(requested, 0, v->tensor_count);
     for (size_t i = 0; i < count; i++) {
         ckd_load_request q = load_request(&requests[i]);
         const view_tensor *t = q.name ? view_find(v, q.name) : NULL;
         if (t) {
-            asked[t - v->tensors] = 1;
+            requested[t - v->tensors] = 1;
         }
     }
 }
@@ -220,10 +220,10 @@ static ckd_status write_lists(payload_list *n, collective_load *j, const collect
 /* ---- what all ranks need ---- */
 
 /* Opens one rank's message. `entries` receives its entries. */
-static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t rank, bool *asked, bool *refused,
-                            ckd_error *err) {
+static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t rank, bool *requested,
+                            bool *refused, ckd_error *err) {
     const view *v = j->load->view;
-    reader at = reader_of(j->ranks.in[rank].data, j->ranks.in[rank].size);
+    reader at = reader_of(j->ranks.received[rank].data, j->ranks.received[rank].size);
     uint32_t version = reader_u32(&at);
     const void *id = reader_take(&at, sizeof(ckd_id));
     uint64_t tensors = reader_u64(&at);
@@ -241,57 +241,57 @@ static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t ran
     }
     const uint8_t *flags = j->ranks.rank == 0 ? reader_take(&at, v->tensor_count) : NULL;
     for (size_t i = 0; flags && i < v->tensor_count; i++) {
-        asked[i] = asked[i] || flags[i];
+        requested[i] = requested[i] || flags[i];
     }
-    *entries = (ckd_bytes){(uint8_t *)j->ranks.in[rank].data + at.at, reader_left(&at)};
+    *entries = (ckd_bytes){(uint8_t *)j->ranks.received[rank].data + at.at, reader_left(&at)};
     return at.failed ? err_set(err, CKD_E_CORRUPT, "the message of rank %u is truncated", (unsigned)rank)
                      : CKD_OK;
 }
 
 /* On rank 0, which sees all ranks' requests. */
-static ckd_status refuse_unexpected(const collective_load *j, const bool *asked, ckd_error *err) {
+static ckd_status refuse_unexpected(const collective_load *j, const bool *requested, ckd_error *err) {
     load_differences differences = {NULL, 0, 0};
-    ckd_status status = load_find_unexpected(&differences, j->load, asked, err);
+    ckd_status status = load_find_unexpected(&differences, j->load, requested, err);
     THEN(status, load_refuse(&differences, 0, err));
     load_differences_free(&differences);
     return status;
 }
 
 static ckd_status take_lists(payload_list *n, collective_load *j, ckd_error *err) {
-    bool refused = false, *asked = calloc(j->load->view->tensor_count + 1, sizeof(*asked));
-    ckd_status status = asked ? CKD_OK : err_nomem(err, j->load->view->tensor_count, "a list of tensors");
+    bool refused = false, *requested = calloc(j->load->view->tensor_count + 1, sizeof(*requested));
+    ckd_status status = requested ? CKD_OK : err_nomem(err, j->load->view->tensor_count, "a list of tensors");
     for (uint32_t r = 0; r < j->ranks.world && status == CKD_OK; r++) {
-        status = open_list(&n->items[r], j, r, asked, &refused, err);
+        status = open_list(&n->items[r], j, r, requested, &refused, err);
     }
     if (status == CKD_OK && refused && j->ranks.rank == 0) {
-        status = refuse_unexpected(j, asked, err);
+        status = refuse_unexpected(j, requested, err);
     }
     THEN(status, assign_readers(n->replies, n->items, j->ranks.world, err));
     for (uint32_t r = 0; r < j->ranks.world && status == CKD_OK; r++) {
         n->items[r] = (ckd_bytes){n->replies[r].data, n->replies[r].size};
         j->ranks.out[r] = (ckd_pieces){&n->items[r], 1};
     }
-    free(asked);
+    free(requested);
     return status;
 }
 
 /* ---- the replies ---- */
 
-/* Counts entries. given not NULL: also fills them in, and marks their nodes. */
-static bool read_reply(collective_load *j, const payload_list *n, uint32_t rank, bool *given,
+/* Counts entries. assigned not NULL: also fills them in, and marks their nodes. */
+static bool read_reply(collective_load *j, const payload_list *n, uint32_t rank, bool *assigned,
                        size_t *receivers) {
-    reader at = reader_of(j->ranks.in[rank].data, j->ranks.in[rank].size);
+    reader at = reader_of(j->ranks.received[rank].data, j->ranks.received[rank].size);
     reader_reply reply;
     while (reader_reply_next(&reply, &at, j->ranks.world)) {
         if (reply.index >= n->first[rank + 1] - n->first[rank]) {
             return false;
         }
         size_t node = n->nodes[n->first[rank] + reply.index];
-        if (given && given[node]) {
+        if (assigned && assigned[node]) {
             return false;
         }
-        if (given) {
-            given[node] = true;
+        if (assigned) {
+            assigned[node] = true;
             j->send_entries[j->send_count] = (send_entry){reply.position, id_of(&j->plan->nodes[node]), node,
                                                           reply.receiver_count, *receivers};
             for (uint32_t i = 0; i < reply.receiver_count; i++) {
@@ -304,11 +304,11 @@ static bool read_reply(collective_load *j, const payload_list *n, uint32_t rank,
     return !at.failed;
 }
 
-static ckd_status read_replies(collective_load *j, const payload_list *n, bool *given, size_t *receivers,
+static ckd_status read_replies(collective_load *j, const payload_list *n, bool *assigned, size_t *receivers,
                                ckd_error *err) {
     j->send_count = *receivers = 0;
     for (uint32_t r = 0; r < j->ranks.world; r++) {
-        if (!read_reply(j, n, r, given, receivers)) {
+        if (!read_reply(j, n, r, assigned, receivers)) {
             j->send_count = 0;
             return err_set(err, CKD_E_CORRUPT, "the reply of rank %u is malformed", (unsigned)r);
         }
@@ -322,13 +322,13 @@ static ckd_status take_replies(collective_load *j, const payload_list *n, ckd_er
     if (status != CKD_OK) {
         return status;
     }
-    bool *given = calloc(j->plan->node_count + 1, sizeof(*given));
+    bool *assigned = calloc(j->plan->node_count + 1, sizeof(*assigned));
     j->send_entries = calloc(j->send_count + 1, sizeof(*j->send_entries));
     j->receivers = calloc(receivers + 1, sizeof(*j->receivers));
-    status = given && j->send_entries && j->receivers
-                 ? read_replies(j, n, given, &receivers, err)
+    status = assigned && j->send_entries && j->receivers
+                 ? read_replies(j, n, assigned, &receivers, err)
                  : err_nomem(err, j->send_count * sizeof(*j->send_entries), "what ranks share");
-    free(given);
+    free(assigned);
     return status;
 }
 
@@ -370,7 +370,7 @@ static void collective_load_free(collective_load *j) {
     free(j->tasks);
     free(j->send_entries);
     free(j->receivers);
-    payloads_free(&j->at_hand);
+    payloads_free(&j->payloads);
     load_plan_free(j->plan);
 }
 

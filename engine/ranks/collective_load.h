@@ -24,7 +24,7 @@ typedef struct collective_load {
     ckd_load *load;
     collective ranks;
     load_plan *plan;
-    payloads at_hand;
+    payloads payloads;
     scheduled_task *tasks;
     size_t task_count;
     send_entry *send_entries; /* by position; those before `next` were exchanged */

@@ -20,11 +20,11 @@ static uint64_t size_of(const collective_load *j, const send_entry *d) {
 static uint64_t next_end(const collective_load *j) {
     const send_entry *d = j->send_entries;
     size_t end = j->next;
-    uint64_t room = j->round_bytes;
+    uint64_t bytes_left = j->round_bytes;
     while (end < j->send_count &&
-           (end == j->next || d[end].position == d[end - 1].position || size_of(j, &d[end]) <= room)) {
+           (end == j->next || d[end].position == d[end - 1].position || size_of(j, &d[end]) <= bytes_left)) {
         uint64_t size = size_of(j, &d[end++]);
-        room -= size < room ? size : room;
+        bytes_left -= size < bytes_left ? size : bytes_left;
     }
     if (end == j->send_count) {
         return UINT64_MAX;
@@ -137,7 +137,7 @@ static ckd_status read_for_others(parcels *p, uint64_t end, ckd_error *err) {
 static void end_parcels(parcels *p, bool good) {
     for (size_t i = 0; i < p->count; i++) {
         if (p->data[i] && good) {
-            payloads_add(&p->j->at_hand, p->j->send_entries[p->entries[i]].node, p->data[i]);
+            payloads_add(&p->j->payloads, p->j->send_entries[p->entries[i]].node, p->data[i]);
         } else {
             free(p->data[i]);
         }
@@ -169,7 +169,7 @@ static const send_entry *expected(const collective_load *j, reader *from, uint64
         j->send_count ? bsearch(&key, j->send_entries, j->send_count, sizeof(*j->send_entries), by_place)
                       : NULL;
     bool fits = d && d >= j->send_entries + j->next && d->position <= end && d->receiver_count == 0 &&
-                !j->at_hand.data[d->node] && size == size_of(j, d) && size <= reader_left(from);
+                !j->payloads.data[d->node] && size == size_of(j, d) && size <= reader_left(from);
     return fits && !from->failed ? d : NULL;
 }
 
@@ -191,14 +191,14 @@ static ckd_status take_one(collective_load *j, uint32_t rank, reader *from, uint
         err_in_file(err, CKD_E_CORRUPT, file_path(n->chunk->file));
         return err_in_tensor(err, CKD_E_CORRUPT, n->record->tensor->name);
     }
-    payloads_add(&j->at_hand, d->node, data);
+    payloads_add(&j->payloads, d->node, data);
     return CKD_OK;
 }
 
 static ckd_status take_all(collective_load *j, uint64_t end, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t r = 0; r < j->ranks.world && status == CKD_OK; r++) {
-        reader from = reader_of(j->ranks.in[r].data, j->ranks.in[r].size);
+        reader from = reader_of(j->ranks.received[r].data, j->ranks.received[r].size);
         while (reader_left(&from) && status == CKD_OK) {
             status = take_one(j, r, &from, end, err);
         }
@@ -227,7 +227,7 @@ static ckd_status one_round(collective_load *j, uint64_t end, ckd_error *why) {
     for (size_t i = 0; i < j->task_count && status == CKD_OK; i++) {
         status = decode_task(j, &j->tasks[i], turns, why);
     }
-    payloads_trim(&j->at_hand, turns, j->held_bytes);
+    payloads_trim(&j->payloads, turns, j->held_bytes);
     return status;
 }
 

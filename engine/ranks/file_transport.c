@@ -70,8 +70,8 @@ static ckd_status receive(ckd_bytes *out, const rank_files *f, const ckd_id *sen
 
 /* Removes this rank's messages before `number`. All receivers have read them. */
 static void forget(rank_files *f, uint64_t number) {
-    for (; f->kept < number; f->kept++) {
-        file_remove(path_message(f->store, &f->members[f->rank].id, f->kept, "").text, true, NULL);
+    for (; f->oldest_message < number; f->oldest_message++) {
+        file_remove(path_message(f->store, &f->members[f->rank].id, f->oldest_message, "").text, true, NULL);
     }
 }
 
@@ -132,13 +132,13 @@ static ckd_status copy_bytes(ckd_bytes *out, const ckd_bytes *from, ckd_error *e
     return CKD_OK;
 }
 
-static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, ckd_error *err) {
+static ckd_status gather(void *context, const ckd_bytes *message, ckd_bytes *all, ckd_error *err) {
     rank_files *f = context;
     gathering g = {f, all, f->number++};
     if (f->rank != 0) {
-        return send(f, g.number, mine, err);
+        return send(f, g.number, message, err);
     }
-    ckd_status status = copy_bytes(&all[0], mine, err);
+    ckd_status status = copy_bytes(&all[0], message, err);
     THEN(status, retry_while_busy(gather_once, &g, f->timeout_ms, err));
     if (status == CKD_OK) {
         forget(f, g.number); /* a rank that sent this message has read all earlier ones */
@@ -230,14 +230,14 @@ static bool accepted(bool *other, rank_files *f, const member *coordinator) {
         return false;
     }
     const ckd_id *id = ids.data; /* bytes: any alignment */
-    bool ours = ids.size == f->world * sizeof(ckd_id) && id_equal(&id[f->rank], &f->members[f->rank].id);
-    for (uint32_t r = 0; ours && r < f->world; r++) {
+    bool is_member = ids.size == f->world * sizeof(ckd_id) && id_equal(&id[f->rank], &f->members[f->rank].id);
+    for (uint32_t r = 0; is_member && r < f->world; r++) {
         f->members[r].id = id[r];
         member_name(&f->members[r], f, r);
     }
     ckd_bytes_free(&ids);
-    *other = !ours;
-    return ours;
+    *other = !is_member;
+    return is_member;
 }
 
 static ckd_status find_coordinator(void *context, ckd_error *err) {
@@ -248,16 +248,16 @@ static ckd_status find_coordinator(void *context, ckd_error *err) {
         return status;
     }
     member m;
-    bool found = false, other, there = false;
+    bool found = false, other, present = false;
     for (size_t at = 0; !found && members_next_coordinator(&m, f, &list, &at);) {
         found = accepted(&other, f, &m);
-        there = there || !other;
+        present = present || !other;
     }
     dir_list_free(&list);
     if (found) {
         return CKD_OK;
     }
-    if (member_is_gone(&f->members[0], there)) {
+    if (member_is_gone(&f->members[0], present)) {
         return rank_died(0, f->world, "before all had joined", err);
     }
     return err_set(err, CKD_E_BUSY, "rank 0 of %u has not found all ranks of this group", (unsigned)f->world);
@@ -289,7 +289,7 @@ ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks
                       .members = members,
                       .number = 1,
                       /* the list of members stays, so that newcomers see that they are not in it */
-                      .kept = 1,
+                      .oldest_message = 1,
                       .turn = options->rank + 1,
                       .process = getpid()};
     ckd_status status = members_enter(f, err);

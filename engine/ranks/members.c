@@ -76,20 +76,20 @@ static ckd_status twice(uint32_t rank, ckd_error *err) {
         (unsigned)rank);
 }
 
-bool member_is_gone(member *m, bool there) {
+bool member_is_gone(member *m, bool present) {
     uint64_t now = clock_monotonic_ns();
-    m->seen_ns = there ? now : m->seen_ns;
+    m->seen_ns = present ? now : m->seen_ns;
     return m->seen_ns && now - m->seen_ns > BACK_NS;
 }
 
 static ckd_status missing(const rank_files *f, ckd_error *err) {
     uint32_t first = 0, count = 0;
     for (uint32_t r = f->world; r-- > 0;) {
-        bool there = !id_is_zero(&f->members[r].id);
-        if (member_is_gone(&f->members[r], there)) {
+        bool present = !id_is_zero(&f->members[r].id);
+        if (member_is_gone(&f->members[r], present)) {
             return rank_died(r, f->world, "before all had joined", err);
         }
-        if (!there) {
+        if (!present) {
             first = r;
             count++;
         }

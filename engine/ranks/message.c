@@ -35,21 +35,21 @@ static void take_text(reader *at, char *out, size_t capacity) {
 
 rank_message rank_message_read(const ckd_bytes *message, ckd_error *err) {
     reader at = reader_of(message->data, message->size);
-    ckd_error told = {0};
+    ckd_error received = {0};
     uint32_t status = reader_u32(&at);
     rank_message m = {.over = (status & OVER) != 0, .status = (ckd_status)(status & ~OVER)};
-    told.status = m.status;
-    told.sys_errno = (int)reader_u32(&at);
-    told.offset = reader_u64(&at);
-    take_text(&at, told.message, sizeof(told.message));
-    take_text(&at, told.tensor, sizeof(told.tensor));
-    take_text(&at, told.file, sizeof(told.file));
+    received.status = m.status;
+    received.sys_errno = (int)reader_u32(&at);
+    received.offset = reader_u64(&at);
+    take_text(&at, received.message, sizeof(received.message));
+    take_text(&at, received.tensor, sizeof(received.tensor));
+    take_text(&at, received.file, sizeof(received.file));
     m.readable = !at.failed && (status & ~OVER) <= CKD_E_DEVICE;
     if (!m.readable) {
         m.status = err_set(err, CKD_E_CORRUPT,
                            "a message between ranks cannot be read: all ranks must use the same version");
     } else if (m.status != CKD_OK) {
-        err_from(err, m.status, &told);
+        err_from(err, m.status, &received);
     } else {
         m.inside = (ckd_bytes){(uint8_t *)message->data + at.at, reader_left(&at)};
     }
@@ -57,8 +57,8 @@ rank_message rank_message_read(const ckd_bytes *message, ckd_error *err) {
 }
 
 ckd_status rank_error(ckd_error *err, uint32_t rank, ckd_status status, const ckd_error *why) {
-    ckd_error told = *why;
-    told.status = status;
-    snprintf(told.message, sizeof(told.message), "rank %u: %.490s", (unsigned)rank, why->message);
-    return err_from(err, status, &told);
+    ckd_error e = *why;
+    e.status = status;
+    snprintf(e.message, sizeof(e.message), "rank %u: %.490s", (unsigned)rank, why->message);
+    return err_from(err, status, &e);
 }

@@ -41,10 +41,10 @@ static void put_region(bytes *to, const ckd_region *region, uint32_t ndim) {
     }
 }
 
-static ckd_status put_tensor(bytes *to, const ckd_tensor *given, ckd_error *err) {
+static ckd_status put_tensor(bytes *to, const ckd_tensor *tensor, ckd_error *err) {
     ckd_tensor t = CKD_TENSOR_INIT;
     uint64_t elements;
-    ckd_status status = tensor_copy(&t, given, err);
+    ckd_status status = tensor_copy(&t, tensor, err);
     THEN(status, tensor_check(&elements, &t, err));
     if (status != CKD_OK) {
         return status;

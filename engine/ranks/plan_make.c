@@ -307,12 +307,12 @@ static ckd_status begin_plan(planner *p, ckd_error *err) {
     uint32_t world = p->tensors.world;
     uint64_t *regions = calloc(world, sizeof(*regions));
     hash128 *hashes = calloc(world, sizeof(*hashes));
-    size_t room = (size_t)p->tensors.shard_count + 1;
-    p->holders = malloc(room * sizeof(*p->holders));
-    p->entries = malloc(room * sizeof(*p->entries));
+    size_t capacity = (size_t)p->tensors.shard_count + 1;
+    p->holders = malloc(capacity * sizeof(*p->holders));
+    p->entries = malloc(capacity * sizeof(*p->entries));
     ckd_status status = regions && hashes && p->holders && p->entries
                             ? CKD_OK
-                            : err_nomem(err, room * sizeof(*p->holders), "holders");
+                            : err_nomem(err, capacity * sizeof(*p->holders), "holders");
     for (uint32_t r = 0; r < world && status == CKD_OK; r++) {
         regions[r] = p->tensors.ranks[r].count;
         hashes[r] = p->tensors.ranks[r].hash;

@@ -101,13 +101,13 @@ static void traits_text(char *text, size_t size, const uint8_t *traits, size_t t
 }
 
 static ckd_status disagree(const planned_tensor *t, const described *d, uint32_t rank, ckd_error *err) {
-    char first[160], other[160];
+    char first[160], second[160];
     traits_text(first, sizeof(first), t->traits, t->traits_size);
-    traits_text(other, sizeof(other), d->traits, d->traits_size);
+    traits_text(second, sizeof(second), d->traits, d->traits_size);
     err_set(err, CKD_E_MISMATCH,
             "to rank %u the tensor is %s, to rank %u it is %s: all ranks must give the same role, dtype and "
             "global shape",
-            (unsigned)t->rank, first, (unsigned)rank, other);
+            (unsigned)t->rank, first, (unsigned)rank, second);
     return err_in_tensor(err, CKD_E_MISMATCH, planned_name_of(t).text);
 }
 

@@ -123,9 +123,9 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
     }
     x->over = gathered != CKD_OK;
     x->message = rank_message_write(status, &why, x->over, answer.data, answer.size);
-    ckd_status told =
+    ckd_status result =
         x->message.data ? g->transport.broadcast(g->transport.context, &x->message, NULL) : CKD_E_NOMEM;
-    x->agreed = told == CKD_OK;
+    x->agreed = result == CKD_OK;
     if (status == CKD_OK && x->message.data) {
         x->answer = rank_message_read(&x->message, NULL).inside;
     }
@@ -134,11 +134,11 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
     return err_from(err, status, &why);
 }
 
-static ckd_status coordinate(exchange *x, const ckd_bytes *mine, ckd_error *err) {
+static ckd_status coordinate(exchange *x, const ckd_bytes *message, ckd_error *err) {
     ckd_ranks *g = x->g;
     ckd_error why = {0};
     ckd_bytes *all = calloc(g->world, sizeof(*all));
-    ckd_status status = all ? g->transport.gather(g->transport.context, mine, all, &why)
+    ckd_status status = all ? g->transport.gather(g->transport.context, message, all, &why)
                             : err_nomem(&why, g->world * sizeof(*all), "what ranks sent");
     status = answer_all(x, all, status, &why, err);
     for (uint32_t r = 0; all && r < g->world; r++) {
@@ -148,9 +148,9 @@ static ckd_status coordinate(exchange *x, const ckd_bytes *mine, ckd_error *err)
     return status;
 }
 
-static ckd_status participate(exchange *x, const ckd_bytes *mine, ckd_error *err) {
+static ckd_status participate(exchange *x, const ckd_bytes *message, ckd_error *err) {
     ckd_ranks *g = x->g;
-    ckd_status status = g->transport.gather(g->transport.context, mine, NULL, err);
+    ckd_status status = g->transport.gather(g->transport.context, message, NULL, err);
     THEN(status, g->transport.broadcast(g->transport.context, &x->message, err));
     if (status == CKD_OK) {
         rank_message m = rank_message_read(&x->message, err);
@@ -162,15 +162,15 @@ static ckd_status participate(exchange *x, const ckd_bytes *mine, ckd_error *err
     return status;
 }
 
-/* mine: CKD_OK to send `data`, or an error with `why`. */
-static ckd_status run_exchange(exchange *x, ckd_status mine, const ckd_error *why, const ckd_bytes *data,
+/* own: CKD_OK to send `data`, or an error with `why`. */
+static ckd_status run_exchange(exchange *x, ckd_status own, const ckd_error *why, const ckd_bytes *data,
                                ckd_error *err) {
     if (x->g->broken) {
         return err_set(
             err, CKD_E_STATE,
             "an earlier exchange with the other ranks was not completed: call ckd_ranks_leave, then ckd_ranks_join");
     }
-    ckd_bytes message = rank_message_write(mine, why, false, data->data, data->size);
+    ckd_bytes message = rank_message_write(own, why, false, data->data, data->size);
     ckd_status status = !message.data     ? err_nomem(err, data->size, "a message")
                         : x->g->rank == 0 ? coordinate(x, &message, err)
                                           : participate(x, &message, err);
@@ -216,11 +216,11 @@ static ckd_status make_plan(void *context, const ckd_bytes *sent, bytes *answer,
     return status;
 }
 
-static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, const ckd_bytes *mine,
+static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, const ckd_bytes *own_tensors,
                                         ckd_error *err) {
     exchange x = {.g = g, .combine = make_plan, .context = g};
     ckd_plan *plan = NULL;
-    ckd_status status = run_exchange(&x, CKD_OK, NULL, mine, err);
+    ckd_status status = run_exchange(&x, CKD_OK, NULL, own_tensors, err);
     if (status == CKD_OK) {
         status = plan_read(&plan, x.answer.data, x.answer.size, err);
         g->broken = g->broken || status != CKD_OK; /* the others have a plan and continue */
@@ -236,27 +236,27 @@ static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, cons
 ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *g, const ckd_tensor *tensors, size_t count,
                           ckd_error *err) {
     *out = NULL;
-    ckd_bytes mine;
+    ckd_bytes own_tensors;
     ckd_error why = {0};
-    ckd_status own = ckd_plan_describe(&mine, g->rank, g->world, tensors, count, &why);
-    hash128 hash = plan_description_hash(&mine), key;
+    ckd_status own = ckd_plan_describe(&own_tensors, g->rank, g->world, tensors, count, &why);
+    hash128 hash = plan_description_hash(&own_tensors), key;
     ckd_bytes sent = {hash.bytes, sizeof(hash.bytes)};
     exchange x = {.g = g, .combine = find_plan, .context = g};
     ckd_status status = run_exchange(&x, own, &why, &sent, err);
-    bool known = false;
+    bool cached = false;
     if (status == CKD_OK && x.answer.size == sizeof(key.bytes) + 1) {
         memcpy(key.bytes, x.answer.data, sizeof(key.bytes));
-        known = ((const uint8_t *)x.answer.data)[sizeof(key.bytes)] != 0;
-        *out = known ? plan_cache_find(g->plans, &key) : NULL;
+        cached = ((const uint8_t *)x.answer.data)[sizeof(key.bytes)] != 0;
+        *out = cached ? plan_cache_find(g->plans, &key) : NULL;
     }
     end_exchange(&x);
-    if (status == CKD_OK && known && !*out) {
+    if (status == CKD_OK && cached && !*out) {
         g->broken = true;
         status = err_set(err, CKD_E_STATE, "rank 0 has a plan that rank %u does not have", (unsigned)g->rank);
-    } else if (status == CKD_OK && !known) {
-        status = exchange_descriptions(out, g, &mine, err);
+    } else if (status == CKD_OK && !cached) {
+        status = exchange_descriptions(out, g, &own_tensors, err);
     }
-    ckd_bytes_free(&mine);
+    ckd_bytes_free(&own_tensors);
     return status;
 }
 
@@ -292,10 +292,10 @@ static ckd_status all_well(void *context, const ckd_bytes *sent, bytes *answer, 
 }
 
 /* Returns CKD_OK if all ranks have begun. */
-static ckd_status check_all_begun(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd_error *err) {
+static ckd_status check_all_begun(ckd_ranks *g, ckd_status own, const ckd_error *why, ckd_error *err) {
     exchange x = {.g = g, .combine = all_well};
     ckd_bytes nothing = {NULL, 0};
-    ckd_status status = run_exchange(&x, mine, why, &nothing, err);
+    ckd_status status = run_exchange(&x, own, why, &nothing, err);
     end_exchange(&x);
     return status;
 }
@@ -410,13 +410,13 @@ static ckd_status find_committed(ckd_checkpoint *info, const ckd_store *store, c
 }
 
 /* Returns whether rank 0 certainly will not commit any more. It holds the publish lock from its claim to the end. */
-static bool is_settled(const ckd_store *store, rank_commit said) {
+static bool is_settled(const ckd_store *store, rank_commit decision) {
     file_lock *lock;
-    if (said == COMMIT_CLAIMED && store_lock_publish(&lock, store, NULL) == CKD_OK) {
+    if (decision == COMMIT_CLAIMED && store_lock_publish(&lock, store, NULL) == CKD_OK) {
         lock_release(lock);
         return true;
     }
-    return said == COMMIT_GIVEN_UP;
+    return decision == COMMIT_GIVEN_UP;
 }
 
 /*
@@ -430,10 +430,10 @@ static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     uint64_t step = c->save->target.step;
     char run[CKD_RUN_MAX + 1];
     memcpy(run, c->save->target.run, sizeof(run));
-    rank_commit said = c->g->files ? rank_give_up_commit(c->g->files, &id) : COMMIT_UNKNOWN;
+    rank_commit decision = c->g->files ? rank_give_up_commit(c->g->files, &id) : COMMIT_UNKNOWN;
     ckd_save_abort(c->save);
     c->save = NULL;
-    bool settled = !file_exists(path_chunk(store->path, &file, "").text) || is_settled(store, said);
+    bool settled = !file_exists(path_chunk(store->path, &file, "").text) || is_settled(store, decision);
     ckd_status found = find_committed(&c->info, store, &id, step);
     if (found == CKD_OK) {
         return CKD_OK;
@@ -479,24 +479,24 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
                          ckd_error *err) {
     commitment c = {.g = g, .save = save};
     exchange x = {.g = g, .combine = publish_parts, .context = &c};
-    ckd_part mine = {NULL, 0};
+    ckd_part part = {NULL, 0};
     ckd_error why = {0};
     ckd_status status = failed ? err_from(&why, failed->status ? failed->status : CKD_E_STATE, failed)
                         : save->group.stop.poll ? save->group.stop.poll(save->group.stop.context, &why)
                                                 : CKD_OK;
-    THEN(status, ckd_save_seal(&mine, save, &why));
+    THEN(status, ckd_save_seal(&part, save, &why));
     if (status != CKD_OK) { /* comes first: it frees space for the message on a full disk */
         ckd_save_abort(save);
         c.save = NULL;
     }
-    ckd_bytes sent = {mine.data, mine.size};
+    ckd_bytes sent = {part.data, part.size};
     status = run_exchange(&x, status, &why, &sent, err);
     if (g->rank != 0) {
         status = take_outcome(&c, &x, status, err);
     }
     ckd_save_abort(c.save);
     end_exchange(&x);
-    ckd_part_free(&mine);
+    ckd_part_free(&part);
     if (status == CKD_OK && g->rank == 0) { /* the others have the result and continue */
         g->store->hooks->after_commit(g->store, c.info.run);
     }

@@ -34,12 +34,12 @@ typedef struct rank_files {
     ckd_store *store;
     uint32_t rank, world;
     uint64_t group, timeout_ms;
-    member *members; /* by rank */
-    file_lock *lock; /* on this rank's own file */
-    uint64_t number; /* number of the next message, the same on all ranks */
-    uint64_t kept;   /* this rank's messages from this number on still exist */
-    uint32_t turn;   /* the rank whose liveness is checked next */
-    bool claimed;    /* rank 0: a claim file exists, for this checkpoint: */
+    member *members;         /* by rank */
+    file_lock *lock;         /* on this rank's own file */
+    uint64_t number;         /* number of the next message, the same on all ranks */
+    uint64_t oldest_message; /* this rank's messages from this number on still exist */
+    uint32_t turn;           /* the rank whose liveness is checked next */
+    bool claimed;            /* rank 0: a claim file exists, for this checkpoint: */
     ckd_id checkpoint;
     bool silent; /* rank 0: the last answer could not be sent; the others notice when it leaves */
     pid_t process;
@@ -55,7 +55,7 @@ bool members_next_coordinator(member *out, const rank_files *f, const dir_list *
 /* Sets the name from the id. */
 void member_name(member *m, const rank_files *f, uint32_t rank);
 /* While joining: returns whether the rank was present and has been away longer than a retry takes. */
-bool member_is_gone(member *m, bool there);
+bool member_is_gone(member *m, bool present);
 /* Returns whether the rank is alive; false: dead, or left. */
 bool member_lives(const rank_files *f, const member *m);
 void members_leave(rank_files *f);

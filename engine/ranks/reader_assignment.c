@@ -114,11 +114,11 @@ static void find_shared_payloads(tables *x) {
 
 /* Returns the rank with the least to read. The id breaks ties, so that they do not all go to the first rank. */
 static const entry *choose_reader(const tables *x, const meeting *m) {
-    const entry *of = &x->entries[m->first];
-    size_t start = load_le32(of->id.bytes + 12) % m->count;
-    const entry *best = &of[start];
+    const entry *entries = &x->entries[m->first];
+    size_t start = load_le32(entries->id.bytes + 12) % m->count;
+    const entry *best = &entries[start];
     for (size_t i = 1; i < m->count; i++) {
-        const entry *e = &of[(start + i) % m->count];
+        const entry *e = &entries[(start + i) % m->count];
         best = x->loads[e->rank] < x->loads[best->rank] ? e : best;
     }
     return best;

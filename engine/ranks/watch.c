@@ -31,14 +31,14 @@ static pathname path_of_group(const rank_files *f, uint32_t rank, const char *wh
 /* ---- the end of a group ---- */
 
 ckd_status rank_group_error(const rank_files *f, ckd_error *err) {
-    ckd_bytes told;
+    ckd_bytes message;
     pathname p = path_of_group(f, 0, "over");
     /* also if it cannot be read now; there will be another check */
-    if (rank_file_read(&told, &p, NULL) != CKD_OK) {
+    if (rank_file_read(&message, &p, NULL) != CKD_OK) {
         return CKD_OK;
     }
-    ckd_status status = rank_message_read(&told, err).status;
-    ckd_bytes_free(&told);
+    ckd_status status = rank_message_read(&message, err).status;
+    ckd_bytes_free(&message);
     return status;
 }
 
@@ -90,29 +90,29 @@ ckd_status rank_poll(void *files, ckd_error *err) {
 
 enum { CLAIMED = 1, GIVEN_UP = 2 };
 
-/* Writes a decision: u32 what, u32 rank. Returns the decision that counts, this one or an earlier one; 0: unknown. */
-static uint32_t decide(uint32_t *by, const rank_files *f, const ckd_id *checkpoint, uint32_t what,
+/* Writes a decision: u32 decision, u32 rank. Returns the decision that counts, this one or an earlier one; 0: unknown. */
+static uint32_t decide(uint32_t *decider, const rank_files *f, const ckd_id *checkpoint, uint32_t decision,
                        ckd_error *err) {
     char hex[CKD_ID_TEXT], temporary[CKD_ID_TEXT + 8];
     uint8_t data[8];
     ckd_id_text(hex, checkpoint);
     snprintf(temporary, sizeof(temporary), "%s.tmp", hex);
-    store_le32(data, what);
+    store_le32(data, decision);
     store_le32(data + 4, f->rank);
     pathname temp = path_of_group(f, f->rank, temporary), p = path_of_group(f, 0, hex);
-    ckd_bytes mine = {data, sizeof(data)}, there;
-    ckd_status status = rank_file_publish(&p, &temp, &mine, err);
+    ckd_bytes own = {data, sizeof(data)}, existing;
+    ckd_status status = rank_file_publish(&p, &temp, &own, err);
     /*
      * The file's content decides, whatever happened to ours. On a network file system, a step reported as failed may
      * have succeeded.
      */
-    if (rank_file_read(&there, &p, status == CKD_OK || status == CKD_E_EXISTS ? err : NULL) != CKD_OK) {
+    if (rank_file_read(&existing, &p, status == CKD_OK || status == CKD_E_EXISTS ? err : NULL) != CKD_OK) {
         return 0;
     }
-    bool sound = there.size == sizeof(data);
-    uint32_t decided = sound ? load_le32(there.data) : 0;
-    *by = sound ? load_le32((const uint8_t *)there.data + 4) : 0;
-    ckd_bytes_free(&there);
+    bool sound = existing.size == sizeof(data);
+    uint32_t decided = sound ? load_le32(existing.data) : 0;
+    *decider = sound ? load_le32((const uint8_t *)existing.data + 4) : 0;
+    ckd_bytes_free(&existing);
     if (decided != CLAIMED && decided != GIVEN_UP) {
         err_set(err, CKD_E_CORRUPT,
                 "a message between ranks cannot be read: all ranks must use the same version");
@@ -124,21 +124,21 @@ static uint32_t decide(uint32_t *by, const rank_files *f, const ckd_id *checkpoi
 ckd_status rank_claim_commit(void *files, const ckd_id *checkpoint, ckd_error *err) {
     rank_files *f = files;
     ckd_error why = {0};
-    uint32_t by = 0, decided = decide(&by, f, checkpoint, CLAIMED, &why);
+    uint32_t decider = 0, decided = decide(&decider, f, checkpoint, CLAIMED, &why);
     f->claimed = true;
     f->checkpoint = *checkpoint;
     if (decided == GIVEN_UP) {
         return err_set(
             err, CKD_E_STATE,
             "rank %u of %u gave up the save, as it did not learn the outcome in time: nothing was committed",
-            (unsigned)by, (unsigned)f->world);
+            (unsigned)decider, (unsigned)f->world);
     }
     return decided == CLAIMED ? CKD_OK : err_from(err, why.status ? why.status : CKD_E_IO, &why);
 }
 
 rank_commit rank_give_up_commit(const rank_files *f, const ckd_id *checkpoint) {
-    uint32_t by = 0;
-    switch (decide(&by, f, checkpoint, GIVEN_UP, NULL)) {
+    uint32_t decider = 0;
+    switch (decide(&decider, f, checkpoint, GIVEN_UP, NULL)) {
     case GIVEN_UP:
         return COMMIT_GIVEN_UP;
     case CLAIMED:

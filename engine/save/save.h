@@ -52,7 +52,7 @@ typedef struct save_target {
     ckd_id branch_origin, resumed_from;
     uint32_t lossy_resumes;
     /* a session's save: the run's newest checkpoint when the save began */
-    bool follows, has_newest;
+    bool checks_launch, has_newest;
     ckd_checkpoint newest;
 } save_target;
 /* Checks the options as far as possible without the store. Errors: INVALID. */

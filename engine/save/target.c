@@ -304,7 +304,7 @@ ckd_status launch_check_begin(ckd_save *save, ckd_error *err) {
     if (!f || save->target.compare) {
         return CKD_OK;
     }
-    save->target.follows = true;
+    save->target.checks_launch = true;
     ckd_status status = find_newest(&save->target.newest, &save->target.has_newest, save, err);
     bool looked_at =
         save->options.on_duplicate == CKD_DUPLICATE_ERROR && strcmp(save->target.run, f->run) == 0;
@@ -323,7 +323,7 @@ ckd_status launch_check_begin(ckd_save *save, ckd_error *err) {
 ckd_status launch_check_publish(const ckd_save *save, ckd_error *err) {
     ckd_checkpoint newest;
     bool found = false;
-    ckd_status status = save->target.follows ? find_newest(&newest, &found, save, err) : CKD_OK;
+    ckd_status status = save->target.checks_launch ? find_newest(&newest, &found, save, err) : CKD_OK;
     if (status != CKD_OK || !found) {
         return status;
     }

@@ -7,10 +7,10 @@
 struct copy_threads {
     pthread_mutex_t mutex;
     pthread_cond_t work, idle;
-    snapshot *current; /* NULL: none, or already copied */
-    uint64_t number;   /* its number; a thread takes up each snapshot once */
-    uint32_t active;   /* threads that are copying it */
-    bool ending, told; /* told: `began` was called for the current snapshot */
+    snapshot *current;     /* NULL: none, or already copied */
+    uint64_t number;       /* its number; a thread takes up each snapshot once */
+    uint32_t active;       /* threads that are copying it */
+    bool ending, reported; /* reported: `began` was called for the current snapshot */
     copy_started_fn began;
     void *context;
     uint32_t count;
@@ -19,23 +19,23 @@ struct copy_threads {
 
 static void *copy_main(void *context) {
     copy_threads *c = context;
-    uint64_t seen = 0;
+    uint64_t last_number = 0;
     thread_set_batch(); /* the trainer wakes it and should continue at once */
     pthread_mutex_lock(&c->mutex);
     while (!c->ending) {
-        if (c->number == seen) {
+        if (c->number == last_number) {
             pthread_cond_wait(&c->work, &c->mutex);
             continue;
         }
         /* It is not active yet: a thread that begins the next snapshot may hold what `began` waits for. */
-        if (!c->told) {
-            c->told = true;
+        if (!c->reported) {
+            c->reported = true;
             pthread_mutex_unlock(&c->mutex);
             c->began(c->context);
             pthread_mutex_lock(&c->mutex);
             continue;
         }
-        seen = c->number;
+        last_number = c->number;
         snapshot *s = c->current;
         c->active++;
         pthread_mutex_unlock(&c->mutex);
@@ -83,7 +83,7 @@ void copy_threads_begin(copy_threads *c, snapshot *s) {
     snapshot_start(s);
     c->current = s;
     c->number++;
-    c->told = false;
+    c->reported = false;
     pthread_mutex_unlock(&c->mutex);
 }
 

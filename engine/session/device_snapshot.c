@@ -59,8 +59,8 @@ static uint64_t place_size(uint64_t size) {
 }
 
 /* Returns whether one more source of this size fits on the device. */
-static bool has_room(uint64_t size, uint64_t taken, uint64_t room) {
-    return size <= room && taken <= room - size;
+static bool has_room(uint64_t size, uint64_t used, uint64_t limit) {
+    return size <= limit && used <= limit - size;
 }
 
 static bool first_on_its_device(const device_source *sources, size_t i) {
@@ -75,18 +75,18 @@ static bool is_small(const device_source *source) {
     return source->bytes <= DEVICE_SMALL;
 }
 
-device_snapshot_bytes device_snapshot_bytes_of(const device_source *sources, size_t count, uint64_t room) {
+device_snapshot_bytes device_snapshot_bytes_of(const device_source *sources, size_t count, uint64_t limit) {
     device_snapshot_bytes need = {0, 0, 0};
     for (size_t i = 0; i < count; i++) {
-        uint64_t taken = 0;
+        uint64_t used = 0;
         for (size_t j = i; j < count && first_on_its_device(sources, i); j++) {
             uint64_t size = place_size(sources[j].bytes);
-            bool here = sources[j].device == sources[i].device, fits = has_room(size, taken, room);
-            taken += here && fits ? size : 0;
-            need.carried += here && fits && is_small(&sources[j]) ? size : 0;
-            need.on_host += here && !fits ? size : 0;
+            bool same_device = sources[j].device == sources[i].device, fits = has_room(size, used, limit);
+            used += same_device && fits ? size : 0;
+            need.carried += same_device && fits && is_small(&sources[j]) ? size : 0;
+            need.on_host += same_device && !fits ? size : 0;
         }
-        need.on_one_device = taken > need.on_one_device ? taken : need.on_one_device;
+        need.on_one_device = used > need.on_one_device ? used : need.on_one_device;
     }
     return need;
 }
@@ -148,11 +148,11 @@ static void put_in_order(device_snapshot *s) {
 }
 
 /* Assigns memory to each source: on its device while that has room. */
-static void place_sources(device_snapshot *s, uint64_t room) {
+static void place_sources(device_snapshot *s, uint64_t limit) {
     for (size_t i = 0; i < s->count; i++) {
         snapshot_part *part = s->places[i].part;
         uint64_t size = place_size(s->sources[i].bytes);
-        bool fits = has_room(size, part->on_device + part->carried, room), small = is_small(&s->sources[i]);
+        bool fits = has_room(size, part->on_device + part->carried, limit), small = is_small(&s->sources[i]);
         uint64_t *end = !fits ? &part->on_host : small ? &part->carried : &part->on_device;
         s->places[i].home = !fits ? HOME_PINNED : small ? HOME_CARRIED : HOME_DEVICE;
         s->places[i].at = *end;
@@ -231,7 +231,7 @@ static ckd_status part_open(device_snapshot *s, snapshot_part *part, ckd_error *
 }
 
 ckd_status device_snapshot_new(device_snapshot **out, const device_source *sources, size_t count,
-                               uint64_t room, ckd_error *err) {
+                               uint64_t limit, ckd_error *err) {
     *out = NULL;
     const device_backend *backend = device_backend_open(err);
     device_snapshot *s = backend ? calloc(1, sizeof(*s)) : NULL;
@@ -241,7 +241,7 @@ ckd_status device_snapshot_new(device_snapshot **out, const device_source *sourc
     *s = (device_snapshot){.backend = backend, .sources = sources, .count = count};
     ckd_status status = describe(s, err);
     if (status == CKD_OK) {
-        place_sources(s, room);
+        place_sources(s, limit);
     }
     for (size_t i = 0; i < s->part_count && status == CKD_OK; i++) {
         status = part_open(s, &s->parts[i], err);
@@ -321,10 +321,11 @@ typedef struct copies_together {
 static device_result copy_batch(const device_snapshot *s, const snapshot_part *part, copies_together *all,
                                 device_failure *why) {
     const device_elements as_bytes = {.operation = DEVICE_COPY, .dtype = CKD_U8};
-    bool known;
+    bool supported;
     uint32_t count = all->count;
     all->count = 0;
-    return count ? s->backend->elements(&part->queue, &known, &as_bytes, all->span, count, why) : DEVICE_DONE;
+    return count ? s->backend->elements(&part->queue, &supported, &as_bytes, all->span, count, why)
+                 : DEVICE_DONE;
 }
 
 static device_result add_copy(const device_snapshot *s, const snapshot_part *part, copies_together *all,

@@ -34,15 +34,15 @@ typedef struct device_snapshot device_snapshot;
 typedef struct device_snapshot_bytes {
     uint64_t on_one_device, on_host, carried;
 } device_snapshot_bytes;
-device_snapshot_bytes device_snapshot_bytes_of(const device_source *sources, size_t count, uint64_t room);
+device_snapshot_bytes device_snapshot_bytes_of(const device_source *sources, size_t count, uint64_t limit);
 
 /*
- * Makes a snapshot. The caller owns the sources, which must outlive it. room: bytes that may be taken of each device's
+ * Makes a snapshot. The caller owns the sources, which must outlive it. limit: bytes that may be taken of each device's
  * memory. Sources that do not fit go to host memory, and so do all sources of a device that has too little memory.
  * Errors: NOMEM, DEVICE.
  */
 ckd_status device_snapshot_new(device_snapshot **out, const device_source *sources, size_t count,
-                               uint64_t room, ckd_error *err);
+                               uint64_t limit, ckd_error *err);
 /*
  * Accepts NULL. Waits for copies in progress. In a child of the process that made it, frees only the child's own
  * memory.

@@ -29,10 +29,12 @@ ckd_status session_device_sources(ckd_session *s, ckd_error *err) {
     return CKD_OK;
 }
 
-device_snapshot_bytes session_device_size(const ckd_session *s, uint32_t behind) {
-    uint64_t one = device_snapshot_bytes_of(s->device_sources, s->device_count, UINT64_MAX).on_one_device;
-    uint64_t budget = s->options.device_bytes ? s->options.device_bytes : one, taken = behind * one;
-    return device_snapshot_bytes_of(s->device_sources, s->device_count, budget > taken ? budget - taken : 0);
+device_snapshot_bytes session_device_size(const ckd_session *s, uint32_t waiting) {
+    uint64_t per_snapshot =
+        device_snapshot_bytes_of(s->device_sources, s->device_count, UINT64_MAX).on_one_device;
+    uint64_t budget = s->options.device_bytes ? s->options.device_bytes : per_snapshot,
+             used = waiting * per_snapshot;
+    return device_snapshot_bytes_of(s->device_sources, s->device_count, budget > used ? budget - used : 0);
 }
 
 ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *err) {

@@ -35,17 +35,17 @@ static void add_clean(interval *v, double seconds) {
     if (v->clean <= WARM_UP) {
         return;
     }
-    uint32_t known = v->clean - WARM_UP;
-    if (known > CLEAN_ENOUGH && is_pause(v, seconds)) {
+    uint32_t samples = v->clean - WARM_UP;
+    if (samples > CLEAN_ENOUGH && is_pause(v, seconds)) {
         if (++v->pauses < PAUSES_MOST) {
             return;
         }
         v->clean = WARM_UP + 1; /* not pauses: iterations have become longer */
         v->step_s = 0;
-        known = 1;
+        samples = 1;
     }
     v->pauses = 0;
-    v->step_s += (seconds - v->step_s) / (known < CLEAN_MEMORY ? known : CLEAN_MEMORY);
+    v->step_s += (seconds - v->step_s) / (samples < CLEAN_MEMORY ? samples : CLEAN_MEMORY);
 }
 
 static void pass(interval *v, double seconds) {

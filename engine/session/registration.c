@@ -70,9 +70,9 @@ static bool conflict(const session_item *a, const session_item *b) {
     if (!geometry_init(&g, t->ndim, a->shape)) {
         return false;
     }
-    ckd_region one = region_canonical(&g, &t->region), other = region_canonical(&g, &u->region);
-    return region_equal(&one, &other, t->ndim) ||
-           (a->bytes > 0 && b->bytes > 0 && regions_overlap(&g, &one, &other));
+    ckd_region first = region_canonical(&g, &t->region), second = region_canonical(&g, &u->region);
+    return region_equal(&first, &second, t->ndim) ||
+           (a->bytes > 0 && b->bytes > 0 && regions_overlap(&g, &first, &second));
 }
 
 /* Every save would find this error, and fail. */
@@ -130,10 +130,10 @@ static ckd_status add_item(ckd_session *s, session_item item, const char *name, 
  * device's, thus shows now rather than at the first save.
  */
 static ckd_status take_device(session_item *item, ckd_error *err) {
-    const ckd_device *given = item->tensor.device;
+    const ckd_device *from = item->tensor.device;
     item->device = (ckd_device)CKD_DEVICE_INIT;
-    ckd_status status = struct_copy(&item->device, sizeof(item->device), given,
-                                    SIZE_UP_TO(ckd_device, stream), "ckd_device", err);
+    ckd_status status = struct_copy(&item->device, sizeof(item->device), from, SIZE_UP_TO(ckd_device, stream),
+                                    "ckd_device", err);
     if (status != CKD_OK) {
         return status;
     }

@@ -108,10 +108,10 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
  * because the abandoned steps may be higher.
  */
 static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
-    char mine[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
+    char own_root[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
     unsigned first, number;
     ckd_checkpoint_list *list;
-    branch_root(mine, &first, s->opened_run);
+    branch_root(own_root, &first, s->opened_run);
     ckd_status status = ckd_store_list(&list, s->saver.store, NULL, err);
     if (status != CKD_OK) {
         return status;
@@ -120,8 +120,8 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     for (size_t i = 0; i < list->count; i++) {
         const ckd_checkpoint *c = &list->items[i];
         branch_root(root, &number, c->run);
-        bool asked = step == CKD_LATEST || c->step == step;
-        if (asked && strcmp(root, mine) == 0 && number >= first &&
+        bool matches = step == CKD_LATEST || c->step == step;
+        if (matches && strcmp(root, own_root) == 0 && number >= first &&
             (!last || c->created_ns >= last->created_ns)) {
             last = c;
         }

@@ -48,9 +48,9 @@ ckd_status cached_values_make(ckd_session *s, ckd_error *err) {
         return err_nomem(err, need, "what the next save is coded against");
     }
     for (size_t i = 0; i < s->item_count; i++) {
-        bool kept = is_cached(s, &s->items[i]);
-        k->places[i] = kept ? at : NOWHERE;
-        at += kept ? taken_by(&s->items[i]) : 0;
+        bool cached = is_cached(s, &s->items[i]);
+        k->places[i] = cached ? at : NOWHERE;
+        at += cached ? taken_by(&s->items[i]) : 0;
     }
     pthread_mutex_lock(&s->shared.mutex);
     s->shared.state.snapshot_bytes += need;
@@ -84,8 +84,8 @@ static void choose_lineage(ckd_session *s, const session_slot *slot) {
 }
 
 void session_record_last(ckd_session *s, const ckd_checkpoint *last) {
-    s->saver.follow = (launch_record){.has_last = true, .own = true, .last = last->id, .step = last->step};
-    memcpy(s->saver.follow.run, last->run, sizeof(s->saver.follow.run));
+    s->saver.launch = (launch_record){.has_last = true, .own = true, .last = last->id, .step = last->step};
+    memcpy(s->saver.launch.run, last->run, sizeof(s->saver.launch.run));
 }
 
 static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
@@ -119,8 +119,8 @@ static const void *values_before(const ckd_session *s, const ckd_save *save, siz
     if (s->saver.cached.memory) {
         return parent && id_equal(parent, &s->saver.cached.of) ? cached_values_of(s, i) : NULL;
     }
-    bool known = s->saver.reference && parent && id_equal(parent, &s->saver.reference_id);
-    return known ? snapshot_read(s->saver.reference->snapshot, i) : NULL;
+    bool is_parent = s->saver.reference && parent && id_equal(parent, &s->saver.reference_id);
+    return is_parent ? snapshot_read(s->saver.reference->snapshot, i) : NULL;
 }
 
 /* Saves a tensor as soon as it is copied. one_step: the save is one step after the last one. */
@@ -210,7 +210,7 @@ static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slo
     status = save_items(s, slot, NULL, save, one_step, err);
     THEN(status, await_fence(&save->stats.snapshot, s, slot, err));
     if (status == CKD_OK) {
-        s->saver.follow.tried = save->checkpoint;
+        s->saver.launch.tried = save->checkpoint;
         return ckd_save_commit(saved, save, err);
     }
     ckd_save_abort(save);
@@ -248,7 +248,7 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
     if (status != CKD_OK) {
         return err_from(err, ckd_ranks_abort(s->saver.ranks, save, &why), &why);
     }
-    s->saver.follow.tried = save->checkpoint;
+    s->saver.launch.tried = save->checkpoint;
     return ckd_ranks_commit(saved, s->saver.ranks, save, err);
 }
 
@@ -335,12 +335,12 @@ static void save_staged(ckd_session *s, session_slot *slot) {
  */
 static void begin_launch_check(ckd_session *s) {
     ckd_checkpoint newest;
-    snprintf(s->saver.follow.run, sizeof(s->saver.follow.run), "%s", s->run);
+    snprintf(s->saver.launch.run, sizeof(s->saver.launch.run), "%s", s->run);
     if (ckd_store_find(&newest, s->saver.store, s->run, CKD_LATEST, NULL) == CKD_OK) {
         session_record_last(s, &newest);
-        s->saver.follow.own = false;
+        s->saver.launch.own = false;
     }
-    s->saver.store->launch = s->save.rank == 0 ? &s->saver.follow : NULL;
+    s->saver.store->launch = s->save.rank == 0 ? &s->saver.launch : NULL;
 }
 
 static void open_store(ckd_session *s) {

@@ -70,17 +70,17 @@ static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
     return check_times(o, err);
 }
 
-/* Copies a caller's string into `room`. Returns `room`, or NULL for NULL. */
-static const char *copy_text(char *room, size_t size, const char *text) {
+/* Copies a caller's string into `to`. Returns `to`, or NULL for NULL. */
+static const char *copy_text(char *to, size_t size, const char *text) {
     if (text) {
-        snprintf(room, size, "%s", text);
+        snprintf(to, size, "%s", text);
     }
-    return text ? room : NULL;
+    return text ? to : NULL;
 }
 
-static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *given, ckd_error *err) {
+static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *from, ckd_error *err) {
     s->save = (ckd_save_options)CKD_SAVE_OPTIONS_INIT;
-    ckd_status status = COPY_OPTIONS(&s->save, given, "ckd_save_options", err);
+    ckd_status status = COPY_OPTIONS(&s->save, from, "ckd_save_options", err);
     if (status != CKD_OK) {
         return status;
     }
@@ -101,9 +101,9 @@ static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *give
     return CKD_OK;
 }
 
-static ckd_status copy_options(ckd_session *s, const char *path, const ckd_session_options *given,
+static ckd_status copy_options(ckd_session *s, const char *path, const ckd_session_options *from,
                                ckd_error *err) {
-    ckd_status status = COPY_OPTIONS(&s->options, given, "ckd_session_options", err);
+    ckd_status status = COPY_OPTIONS(&s->options, from, "ckd_session_options", err);
     THEN(status, check_options(&s->options, err));
     if (status != CKD_OK) {
         return status;

@@ -121,7 +121,7 @@ typedef struct session_saver {
     ckd_ranks *ranks;
     session_slot *reference; /* the last saved slot if it is still in memory, else NULL */
     ckd_id reference_id;
-    launch_record follow; /* of rank 0 and of sessions without ranks */
+    launch_record launch; /* of rank 0 and of sessions without ranks */
     cached_values cached;
     uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known */
 } session_saver;
@@ -174,8 +174,8 @@ ckd_status session_report_failure(ckd_session *s, ckd_error *err);
 ckd_status session_find_roles(ckd_session *s, bool lossy, ckd_error *err);
 /* Lists the items on devices, at the first step. */
 ckd_status session_device_sources(ckd_session *s, ckd_error *err);
-/* Returns the bytes that one more snapshot needs after `behind` others, within ckd_session_options.device_bytes. */
-device_snapshot_bytes session_device_size(const ckd_session *s, uint32_t behind);
+/* Returns the bytes that one more snapshot needs after `waiting` others, within ckd_session_options.device_bytes. */
+device_snapshot_bytes session_device_size(const ckd_session *s, uint32_t waiting);
 /* Makes the slot's device snapshot. */
 ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *err);
 /* Starts copying; a failure becomes the save's. */

@@ -38,7 +38,7 @@ static void cut_into_pieces(snapshot *s) {
             uint64_t rest = s->sources[i].bytes - offset;
             *p++ = (snapshot_piece){
                 .source = (uint32_t)i, .offset = offset, .bytes = rest < PIECE_BYTES ? rest : PIECE_BYTES};
-            atomic_init(&p[-1].taken, true);
+            atomic_init(&p[-1].claimed, true);
         }
     }
 }
@@ -111,12 +111,12 @@ void snapshot_start(snapshot *s) {
     }
     atomic_store(&s->next, 0);
     for (size_t i = 0; i < s->piece_count; i++) {
-        atomic_store_explicit(&s->pieces[i].taken, false, memory_order_release);
+        atomic_store_explicit(&s->pieces[i].claimed, false, memory_order_release);
     }
 }
 
 static bool take(snapshot_piece *p) {
-    return !atomic_load_explicit(&p->taken, memory_order_relaxed) && !atomic_exchange(&p->taken, true);
+    return !atomic_load_explicit(&p->claimed, memory_order_relaxed) && !atomic_exchange(&p->claimed, true);
 }
 
 static void copy_piece(snapshot *s, const snapshot_piece *p) {

@@ -24,7 +24,7 @@ typedef struct snapshot_source {
 typedef struct snapshot_piece {
     uint32_t source;
     uint64_t offset, bytes;
-    atomic_bool taken;
+    atomic_bool claimed;
 } snapshot_piece;
 
 typedef struct snapshot {

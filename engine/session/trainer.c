@@ -67,12 +67,12 @@ static uint64_t host_part(const ckd_session *s) {
 
 /* Returns whether one more snapshot fits. If the host has no limit, device_bytes decides. */
 static bool fits_one_more(const ckd_session *s) {
-    uint64_t budget = s->options.snapshot_bytes, held = s->shared.state.snapshot_bytes;
+    uint64_t budget = s->options.snapshot_bytes, used = s->shared.state.snapshot_bytes;
     if (budget == 0) {
         return s->options.device_bytes > 0 && s->device_count > 0 &&
                session_device_size(s, s->shared.slot_count).on_host == 0;
     }
-    return held <= budget && host_part(s) <= budget - held;
+    return used <= budget && host_part(s) <= budget - used;
 }
 
 /* At the first step, so that nothing is allocated later: makes one snapshot, and more if they fit. */
@@ -90,8 +90,8 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     status = make_slot(s, err);
     /* The last snapshot is retained only if the next save is coded against it: in host memory. */
     bool exact = saves_exactly(&s->save), keeps = exact && s->device_count == 0;
-    uint64_t kept = exact ? 0 : cached_values_size(s), held = s->shared.state.snapshot_bytes;
-    if (status == CKD_OK && kept > 0 && held <= budget && kept <= budget - held) {
+    uint64_t cached = exact ? 0 : cached_values_size(s), used = s->shared.state.snapshot_bytes;
+    if (status == CKD_OK && cached > 0 && used <= budget && cached <= budget - used) {
         status = cached_values_make(s, err);
     }
     uint32_t at_once = s->options.saves_under_way > 1 ? 2 : 1, useful = at_once + keeps;
@@ -312,10 +312,10 @@ static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wai
 
 /* Returns whether a save was requested since the last step. With ranks it only records the request. */
 static bool requested(ckd_session *s) {
-    int asked = atomic_exchange(&s->requests, 0);
-    s->trainer.stop_asked |= (asked & CKD_REQUEST_STOP) != 0;
-    s->trainer.save_asked |= asked != 0 && s->saver.ranks;
-    return asked != 0 && !s->saver.ranks;
+    int requests = atomic_exchange(&s->requests, 0);
+    s->trainer.stop_asked |= (requests & CKD_REQUEST_STOP) != 0;
+    s->trainer.save_asked |= requests != 0 && s->saver.ranks;
+    return requests != 0 && !s->saver.ranks;
 }
 
 static void publish_figures(ckd_session *s) {
@@ -354,9 +354,9 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     uint64_t settled = clock_monotonic_ns();
     take_persist_time(s);
     s->trainer.last_step = step;
-    bool asked = requested(s);
-    if (save || asked || s->trainer.pending || interval_due(&s->trainer.interval, step)) {
-        save_now(s, step, settled, save || asked);
+    bool is_requested = requested(s);
+    if (save || is_requested || s->trainer.pending || interval_due(&s->trainer.interval, step)) {
+        save_now(s, step, settled, save || is_requested);
     }
     publish_figures(s);
     s->trainer.left_ns = clock_monotonic_ns();

@@ -131,11 +131,11 @@ static ckd_status sync_file(bool *catalog_failed, ckd_store *store, ckd_error *e
     reconcile_result merged = {.catalog_failed = true};
     ckd_status status = CKD_OK;
     drop_replaced_file(store);
-    bool none = !store->catalog || store->catalog_in_memory;
-    if (none && !file_exists(path_in(store->path, FILE_CATALOG).text)) {
+    bool no_file = !store->catalog || store->catalog_in_memory;
+    if (no_file && !file_exists(path_in(store->path, FILE_CATALOG).text)) {
         return make_file(catalog_failed, store, err);
     }
-    if (none) {
+    if (no_file) {
         status = use_file(store, FILE_CATALOG, err);
     }
     THEN(status, store_reconcile_catalog(&merged, store, err));

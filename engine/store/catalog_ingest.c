@@ -121,12 +121,12 @@ ckd_status store_ingest(ckd_store *store, manifest *m, view **last, ckd_error *e
         return err_from(err, status, &why);
     }
     store_report_unreadable(store, &checkpoint, &why);
-    manifest again;
-    status = store_read_manifest(&again, store, checkpoint.run, checkpoint.step, checkpoint.generation, err);
+    manifest reread;
+    status = store_read_manifest(&reread, store, checkpoint.run, checkpoint.step, checkpoint.generation, err);
     if (status == CKD_OK) {
         /* After a repair, its tensors are read from its files. */
-        status = add_rows(store, &again, NULL, true, err);
-        manifest_free(&again);
+        status = add_rows(store, &reread, NULL, true, err);
+        manifest_free(&reread);
     }
     return status;
 }

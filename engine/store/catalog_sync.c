@@ -12,14 +12,14 @@
 /* One (run, step) of both sides: its manifests, newest generation first, and its catalog row. */
 typedef struct pairing {
     const manifest_name *items;
-    size_t count;                /* 0: no manifest counts */
-    const ckd_checkpoint *known; /* NULL: not in the catalog */
+    size_t count;              /* 0: no manifest counts */
+    const ckd_checkpoint *row; /* NULL: not in the catalog */
 } pairing;
 
 /* A merge of both lists, which are sorted by run and step. */
 typedef struct cursor {
     const manifest_list *manifests;
-    const ckd_checkpoint_list *known;
+    const ckd_checkpoint_list *rows;
     size_t manifest, checkpoint;
 } cursor;
 
@@ -38,18 +38,18 @@ static int compare_names(const manifest_name *a, const ckd_checkpoint *b) {
 
 static bool next_pairing(pairing *out, cursor *c) {
     *out = (pairing){0};
-    bool has_manifest = c->manifest < c->manifests->count, has_known = c->checkpoint < c->known->count;
+    bool has_manifest = c->manifest < c->manifests->count, has_known = c->checkpoint < c->rows->count;
     int order = !has_manifest ? 1
                 : !has_known
                     ? -1
-                    : compare_names(&c->manifests->items[c->manifest], &c->known->items[c->checkpoint]);
+                    : compare_names(&c->manifests->items[c->manifest], &c->rows->items[c->checkpoint]);
     if (has_manifest && order <= 0) {
         out->items = &c->manifests->items[c->manifest];
         out->count = generations(c->manifests, c->manifest);
         c->manifest += out->count;
     }
     if (has_known && order >= 0) {
-        out->known = &c->known->items[c->checkpoint++];
+        out->row = &c->rows->items[c->checkpoint++];
     }
     return has_manifest || has_known;
 }
@@ -58,13 +58,13 @@ static bool next_pairing(pairing *out, cursor *c) {
  * Removes the rows that catalog_add cannot replace. A replaced row keeps its timings. *superseded: while a run is being
  * renamed, a checkpoint may have manifests under both names; then the higher generation counts.
  */
-static ckd_status remove_unless_replaceable(bool *superseded, ckd_store *store, const ckd_checkpoint *known,
+static ckd_status remove_unless_replaceable(bool *superseded, ckd_store *store, const ckd_checkpoint *row,
                                             const ckd_checkpoint *next, ckd_error *err) {
     ckd_checkpoint same;
     ckd_error why = {0};
-    bool replaceable = !known || (known->generation < next->generation && id_equal(&known->id, &next->id));
+    bool replaceable = !row || (row->generation < next->generation && id_equal(&row->id, &next->id));
     *superseded = false;
-    ckd_status status = replaceable ? CKD_OK : catalog_remove(store->catalog, known->run, known->step, err);
+    ckd_status status = replaceable ? CKD_OK : catalog_remove(store->catalog, row->run, row->step, err);
     ckd_status found = status == CKD_OK ? catalog_find_id(&same, store->catalog, &next->id, &why) : status;
     if (status != CKD_OK || found == CKD_E_NOT_FOUND) {
         return status;
@@ -72,9 +72,9 @@ static ckd_status remove_unless_replaceable(bool *superseded, ckd_store *store, 
     if (found != CKD_OK) {
         return err_from(err, found, &why);
     }
-    bool elsewhere = same.step != next->step || strcmp(same.run, next->run) != 0;
-    *superseded = elsewhere && same.generation > next->generation;
-    return elsewhere && same.generation < next->generation
+    bool other_name = same.step != next->step || strcmp(same.run, next->run) != 0;
+    *superseded = other_name && same.generation > next->generation;
+    return other_name && same.generation < next->generation
                ? catalog_remove(store->catalog, same.run, same.step, err)
                : CKD_OK;
 }
@@ -109,7 +109,7 @@ typedef enum agreement {
  * names mean other checkpoints.
  */
 static ckd_status compare(agreement *out, const ckd_store *store, const pairing *p, ckd_error *err) {
-    *out = p->count && p->known && p->known->generation == p->items[0].generation ? AGREES : DIFFERS;
+    *out = p->count && p->row && p->row->generation == p->items[0].generation ? AGREES : DIFFERS;
     if (*out == DIFFERS || store->catalog_compared) {
         return CKD_OK;
     }
@@ -118,9 +118,9 @@ static ckd_status compare(agreement *out, const ckd_store *store, const pairing 
     ckd_status status =
         store_read_manifest(&m, store, p->items[0].run, p->items[0].step, p->items[0].generation, &why);
     if (status == CKD_OK) {
-        *out = !id_equal(&m.checkpoint.id, &p->known->id) ? REPLACED
-               : same_row(&m.checkpoint, p->known)        ? AGREES
-                                                          : DIFFERS;
+        *out = !id_equal(&m.checkpoint.id, &p->row->id) ? REPLACED
+               : same_row(&m.checkpoint, p->row)        ? AGREES
+                                                        : DIFFERS;
         manifest_free(&m);
     }
     return may_be_skipped(status)
@@ -145,13 +145,13 @@ static ckd_status ingest(ckd_store *store, size_t *rows_left, view **last, const
                          ckd_error *err) {
     const ckd_checkpoint *c = &m->checkpoint;
     uint64_t rows;
-    bool few = size_mul(&rows, c->tensors, c->world ? c->world : 1) && rows <= *rows_left;
+    bool indexed = size_mul(&rows, c->tensors, c->world ? c->world : 1) && rows <= *rows_left;
     bool rewritten =
-        p->known && id_equal(&p->known->id, &c->id); /* by a compaction, say, which takes longer than this */
-    if (!few && !rewritten && !store->all_tensors) {
+        p->row && id_equal(&p->row->id, &c->id); /* by a compaction, say, which takes longer than this */
+    if (!indexed && !rewritten && !store->all_tensors) {
         return store_ingest_manifest(store, m, err);
     }
-    *rows_left -= few ? (size_t)rows : *rows_left;
+    *rows_left -= indexed ? (size_t)rows : *rows_left;
     return store_ingest(store, m, last, err);
 }
 
@@ -168,7 +168,7 @@ static ckd_status ingest_newest(ckd_store *store, size_t *rows_left, view **last
         }
         if (status == CKD_OK) {
             bool superseded;
-            status = remove_unless_replaceable(&superseded, store, p->known, &m.checkpoint, err);
+            status = remove_unless_replaceable(&superseded, store, p->row, &m.checkpoint, err);
             if (status != CKD_OK || superseded) {
                 manifest_free(&m);
                 return status;
@@ -194,12 +194,12 @@ static bool is_deleted(const manifest_list *tombstones, const ckd_checkpoint *c)
 
 /* Compares all pairings. The caller frees the array, also on failure. */
 static ckd_status compare_all(agreement **out, const ckd_store *store, const manifest_list *manifests,
-                              const ckd_checkpoint_list *known, ckd_error *err) {
-    size_t count = 0, most = manifests->count + known->count;
+                              const ckd_checkpoint_list *listed, ckd_error *err) {
+    size_t count = 0, capacity = manifests->count + listed->count;
     pairing p;
-    cursor c = {manifests, known, 0, 0};
-    *out = calloc(most + 1, sizeof(**out));
-    ckd_status status = *out ? CKD_OK : err_nomem(err, most * sizeof(**out), "checkpoints");
+    cursor c = {manifests, listed, 0, 0};
+    *out = calloc(capacity + 1, sizeof(**out));
+    ckd_status status = *out ? CKD_OK : err_nomem(err, capacity * sizeof(**out), "checkpoints");
     while (status == CKD_OK && next_pairing(&p, &c)) {
         status = compare(&(*out)[count++], store, &p, err);
     }
@@ -211,48 +211,48 @@ static ckd_status compare_all(agreement **out, const ckd_store *store, const man
  * manifest that was replaced by another checkpoint's is gone, too. Readers keep nothing.
  */
 static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
-                                const ckd_checkpoint_list *known, const agreement *found, ckd_error *err) {
+                                const ckd_checkpoint_list *listed, const agreement *found, ckd_error *err) {
     char noted[CATALOG_META];
     if (store->mode == CKD_OPEN_READ) {
         return CKD_OK;
     }
-    const ckd_checkpoint **gone = calloc(known->count + 1, sizeof(*gone));
+    const ckd_checkpoint **lost = calloc(listed->count + 1, sizeof(*lost));
     manifest_list tombstones = {0};
     pairing p;
-    cursor c = {manifests, known, 0, 0};
+    cursor c = {manifests, listed, 0, 0};
     size_t count = 0;
-    ckd_status status = gone ? manifests_tombstones(&tombstones, store, err)
-                             : err_nomem(err, known->count * sizeof(*gone), "checkpoints");
+    ckd_status status = lost ? manifests_tombstones(&tombstones, store, err)
+                             : err_nomem(err, listed->count * sizeof(*lost), "checkpoints");
     THEN(status, catalog_meta(noted, store->catalog, DELETION_MARK_META, err));
     for (size_t i = 0; status == CKD_OK && next_pairing(&p, &c); i++) {
-        if (found[i] == REPLACED || (p.count == 0 && !is_deleted(&tombstones, p.known))) {
-            gone[count++] = p.known;
+        if (found[i] == REPLACED || (p.count == 0 && !is_deleted(&tombstones, p.row))) {
+            lost[count++] = p.row;
         }
     }
     if (status == CKD_OK && count) {
-        status = vanished_save(store, gone, count, deletion_mark_is_current(noted, store), err);
+        status = vanished_save(store, lost, count, deletion_mark_is_current(noted, store), err);
     }
     manifests_free(&tombstones);
-    free(gone);
+    free(lost);
     return status;
 }
 
-static ckd_status apply(ckd_store *store, const manifest_list *manifests, const ckd_checkpoint_list *known,
+static ckd_status apply(ckd_store *store, const manifest_list *manifests, const ckd_checkpoint_list *listed,
                         ckd_error *err) {
     pairing p;
-    cursor c = {manifests, known, 0, 0};
+    cursor c = {manifests, listed, 0, 0};
     size_t rows_left = rows_most;
     view *last = NULL;
     agreement *found;
-    ckd_status status = compare_all(&found, store, manifests, known, err);
-    THEN(status, keep_vanished(store, manifests, known, found, err));
+    ckd_status status = compare_all(&found, store, manifests, listed, err);
+    THEN(status, keep_vanished(store, manifests, listed, found, err));
     while (status == CKD_OK && next_pairing(&p, &c)) {
         /* removals first: an id may have moved to another name */
         if (p.count == 0) {
-            status = catalog_remove(store->catalog, p.known->run, p.known->step, err);
+            status = catalog_remove(store->catalog, p.row->run, p.row->step, err);
         }
     }
-    c = (cursor){manifests, known, 0, 0};
+    c = (cursor){manifests, listed, 0, 0};
     for (size_t i = 0; status == CKD_OK && next_pairing(&p, &c); i++) {
         if (p.count && found[i] != AGREES) {
             status = ingest_newest(store, &rows_left, &last, &p, err);
@@ -353,13 +353,13 @@ static ckd_status names_agree(bool *out, const ckd_store *store, const manifest_
 }
 
 static ckd_status apply_in_transaction(ckd_store *store, const folder_marks *marks,
-                                       const manifest_list *manifests, const ckd_checkpoint_list *known,
+                                       const manifest_list *manifests, const ckd_checkpoint_list *listed,
                                        ckd_error *err) {
     ckd_status status = catalog_begin(store->catalog, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = apply(store, manifests, known, err);
+    status = apply(store, manifests, listed, err);
     THEN(status, scrub_times_write(store, err));
     if (status == CKD_OK && !store->catalog_in_memory) {
         status = catalog_set_meta(store->catalog, MARK, marks->folders, err);
@@ -375,9 +375,9 @@ static ckd_status apply_in_transaction(ckd_store *store, const folder_marks *mar
 }
 
 static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_list *manifests,
-                            const ckd_checkpoint_list *known, ckd_error *err) {
+                            const ckd_checkpoint_list *listed, ckd_error *err) {
     pairing p;
-    cursor c = {manifests, known, 0, 0};
+    cursor c = {manifests, listed, 0, 0};
     ckd_status status = CKD_OK;
     agreement found = AGREES;
     while (found == AGREES && status == CKD_OK && next_pairing(&p, &c)) {
@@ -393,11 +393,11 @@ static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_li
  */
 static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const folder_marks *marks,
                               const manifest_list *manifests, ckd_error *err) {
-    ckd_checkpoint_list known = {0};
-    ckd_status status = catalog_list(&known, store->catalog, NULL, err);
+    ckd_checkpoint_list listed = {0};
+    ckd_status status = catalog_list(&listed, store->catalog, NULL, err);
     result->catalog_failed = status != CKD_OK;
     bool agree = true;
-    THEN(status, all_agree(&agree, store, manifests, &known, err));
+    THEN(status, all_agree(&agree, store, manifests, &listed, err));
     if (status == CKD_OK && !agree) {
         bool durable = store->mode != CKD_OPEN_READ;
         result->behind = !durable && !store->catalog_in_memory;
@@ -405,7 +405,7 @@ static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const 
             status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
         }
         if (status == CKD_OK && !result->behind) {
-            status = apply_in_transaction(store, marks, manifests, &known, err);
+            status = apply_in_transaction(store, marks, manifests, &listed, err);
             result->catalog_failed = status != CKD_OK;
         }
     } else if (status == CKD_OK && manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ &&
@@ -413,7 +413,7 @@ static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const 
         status = store_record_meta(store, MARK, marks->folders, err);
         result->catalog_failed = status != CKD_OK;
     }
-    catalog_list_free(&known);
+    catalog_list_free(&listed);
     return status;
 }
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 typedef struct item {
-    const view *in;
+    const view *view;
     const view_block *block;
 } item;
 
@@ -46,7 +46,7 @@ static ckd_status grow_slots(walk *w, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status push(walk *w, const view *in, const view_block *b, ckd_error *err) {
+static ckd_status push(walk *w, const view *v, const view_block *b, ckd_error *err) {
     ckd_status status = 2 * (w->count + 1) > w->capacity ? grow_slots(w, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
@@ -66,28 +66,28 @@ static ckd_status push(walk *w, const view *in, const view_block *b, ckd_error *
     }
     *slot = b->record;
     w->count++;
-    w->todo[w->todo_count++] = (item){in, b};
-    return w->visit ? w->visit(w->context, in, b, err) : CKD_OK;
+    w->todo[w->todo_count++] = (item){v, b};
+    return w->visit ? w->visit(w->context, v, b, err) : CKD_OK;
 }
 
 /* Pushes the blocks that hold the values of a dependency; all of them must be there. */
 static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_error *err) {
     view_source s;
-    ckd_status status = view_source_of(&s, w->cache, x->in, x->block, index, err);
+    ckd_status status = view_source_of(&s, w->cache, x->view, x->block, index, err);
     uint64_t found = 0;
     size_t k, last;
     if (status != CKD_OK) {
         return status;
     }
-    for (view_shards_for(&k, &last, s.tensor, &s.want); k < last; k++) {
+    for (view_shards_for(&k, &last, s.tensor, &s.span); k < last; k++) {
         const view_shard *shard = &s.tensor->shards[k];
         size_t first, end;
-        view_shard_range(&first, &end, shard, &s.tensor->shape, &s.want);
+        view_shard_range(&first, &end, shard, &s.tensor->shape, &s.span);
         for (; first < end && status == CKD_OK; first++) {
             const view_block *b = &shard->blocks[first];
             region_span have = {b->record->region, b->record->first, b->record->count};
-            uint64_t common = span_common(&s.tensor->shape, &s.want, &have);
-            bool all = span_equal(&have, &s.want, s.tensor->shape.ndim);
+            uint64_t common = span_common(&s.tensor->shape, &s.span, &have);
+            bool all = span_equal(&have, &s.span, s.tensor->shape.ndim);
             found += common;
             if (all && !hash128_equal(&b->record->content, s.content)) {
                 return view_block_corrupt(x->block, err, "the values that the block depends on have changed");
@@ -95,33 +95,33 @@ static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_erro
             status = common ? push(w, s.view, b, err) : CKD_OK;
         }
     }
-    return status == CKD_OK && found != s.want.count
+    return status == CKD_OK && found != s.span.count
                ? view_block_corrupt(x->block, err, "values that the block builds on are missing")
                : status;
 }
 
 static ckd_status visit_dependency(walk *w, const item *x, uint32_t index, ckd_error *err) {
     const record *r = x->block->record;
-    const dependency *on = &r->dependencies[index];
-    const view *in = x->in;
+    const dependency *d = &r->dependencies[index];
+    const view *v = x->view;
     const view_block *b = NULL;
-    if (on->kind == DEPENDS_VALUES) {
+    if (d->kind == DEPENDS_VALUES) {
         return follow_values(w, x, index, err);
     }
-    if (on->kind == DEPENDS_LINK) {
-        ckd_status status = view_parent_block(&b, &in, w->cache, x->in, x->block, err);
-        return status == CKD_OK ? push(w, in, b, err) : status;
+    if (d->kind == DEPENDS_LINK) {
+        ckd_status status = view_parent_block(&b, &v, w->cache, x->view, x->block, err);
+        return status == CKD_OK ? push(w, v, b, err) : status;
     }
-    if (on->kind == DEPENDS_SIDE || on->kind == DEPENDS_GROUP) {
-        b = view_find_shared(in, on->kind == DEPENDS_SIDE ? RECORD_SIDE : RECORD_GROUP, &on->content);
-        return b ? push(w, in, b, err)
+    if (d->kind == DEPENDS_SIDE || d->kind == DEPENDS_GROUP) {
+        b = view_find_shared(v, d->kind == DEPENDS_SIDE ? RECORD_SIDE : RECORD_GROUP, &d->content);
+        return b ? push(w, v, b, err)
                  : view_block_corrupt(x->block, err, "a record that the block shares with others is missing");
     }
     return CKD_OK; /* a kind that only newer versions know */
 }
 
-static ckd_status walk_from(walk *w, const view *in, const view_block *b, ckd_error *err) {
-    ckd_status status = push(w, in, b, err);
+static ckd_status walk_from(walk *w, const view *v, const view_block *b, ckd_error *err) {
+    ckd_status status = push(w, v, b, err);
     while (w->todo_count && status == CKD_OK) {
         item x = w->todo[--w->todo_count];
         for (uint32_t k = 0; k < x.block->record->dependency_count && status == CKD_OK; k++) {
@@ -143,10 +143,10 @@ ckd_status closure_visit(view_cache *cache, const view *root, closure_fn visit, 
     return status;
 }
 
-ckd_status closure_visit_block(view_cache *cache, const view *in, const view_block *b, closure_fn visit,
+ckd_status closure_visit_block(view_cache *cache, const view *v, const view_block *b, closure_fn visit,
                                void *context, ckd_error *err) {
     walk w = {.cache = cache, .visit = visit, .context = context};
-    ckd_status status = walk_from(&w, in, b, err);
+    ckd_status status = walk_from(&w, v, b, err);
     free(w.slots);
     free(w.todo);
     return status;
@@ -154,8 +154,8 @@ ckd_status closure_visit_block(view_cache *cache, const view *in, const view_blo
 
 /* ---- files ---- */
 
-static ckd_status mark_file(void *context, const view *in, const view_block *b, ckd_error *err) {
-    (void)in;
+static ckd_status mark_file(void *context, const view *v, const view_block *b, ckd_error *err) {
+    (void)v;
     (void)err;
     ((bool *)context)[b->file] = true;
     return CKD_OK;

@@ -194,10 +194,10 @@ void damage_append_text(damage_list *list, const char *file, const char *more) {
     ckd_verify_result *r = list->result;
     for (size_t i = 0; i < r->damage_count; i++) {
         ckd_damage *d = &r->damage[i];
-        size_t room = strlen(d->what) + strlen(more) + 3;
-        char *text = strcmp(d->file, file) == 0 && !strstr(d->what, more) ? malloc(room) : NULL;
+        size_t capacity = strlen(d->what) + strlen(more) + 3;
+        char *text = strcmp(d->file, file) == 0 && !strstr(d->what, more) ? malloc(capacity) : NULL;
         if (text) {
-            snprintf(text, room, "%s; %s", d->what, more);
+            snprintf(text, capacity, "%s; %s", d->what, more);
             free((char *)d->what);
             d->what = text;
         }

@@ -175,7 +175,7 @@ ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage
  * tombstone. current: no deletion has begun since the catalog was last in step. A row that cannot be kept causes a
  * message, not a failure. Under the publish lock. Errors: NOMEM.
  */
-ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
+ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *checkpoints, size_t count,
                          bool current, ckd_error *err);
 
 /*

@@ -33,12 +33,12 @@ static void find_older(older_list *out, const manifest_set *n, const manifest_en
     do {
         for (size_t i = 0; i < at->m.dependency_count && at->was_own_only; i++) {
             manifest_entry *d = manifest_set_find(n, &at->m.dependencies[i]);
-            bool known = !d || d == x;
+            bool skip = !d || d == x;
             out->complete = out->complete && d;
-            for (size_t k = 0; k < out->count && !known; k++) {
-                known = out->items[k] == d;
+            for (size_t k = 0; k < out->count && !skip; k++) {
+                skip = out->items[k] == d;
             }
-            if (!known) {
+            if (!skip) {
                 out->items[out->count++] = d;
             }
         }

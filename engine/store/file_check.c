@@ -10,19 +10,19 @@
  * damaged, the tensors are unknown.
  */
 static void name_members(chunk *c, const record *bundle, ckd_error *why) {
-    const chunk_records *own;
+    const chunk_records *records;
     size_t used = strlen(why->message), count = 0;
-    if (chunk_records_of(&own, c, &bundle->tensor->checkpoint, NULL) != CKD_OK) {
+    if (chunk_records_of(&records, c, &bundle->tensor->checkpoint, NULL) != CKD_OK) {
         return;
     }
-    for (size_t i = 0; i < own->count; i++) {
-        const record *r = &own->records[i];
+    for (size_t i = 0; i < records->count; i++) {
+        const record *r = &records->records[i];
         if (r->bundle != bundle) {
             continue;
         }
         const char *before = count++ ? ", " : "; it holds ";
-        size_t more = strlen(before) + strlen(r->tensor->name);
-        if (used + more + sizeof(", ...") > sizeof(why->message)) {
+        size_t length = strlen(before) + strlen(r->tensor->name);
+        if (used + length + sizeof(", ...") > sizeof(why->message)) {
             snprintf(why->message + used, sizeof(why->message) - used, ", ...");
             return;
         }
@@ -84,11 +84,11 @@ static ckd_status damage_of_record(const file_check *f, const chunk *c, const re
 }
 
 /* Checks measures here, as decoding values does not read them. Damaged measures make nothing unloadable. */
-static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_records *own,
+static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_records *records,
                                  ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
-        const record *r = &own->records[i];
+    for (size_t i = 0; i < records->count && status == CKD_OK; i++) {
+        const record *r = &records->records[i];
         measures_entry *entries = NULL;
         size_t count;
         ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -109,14 +109,14 @@ static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) 
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         const record *r = &c->outer[i];
-        const chunk_records *own;
+        const chunk_records *records;
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (i && id_equal(&r->tensor->checkpoint, &r[-1].tensor->checkpoint)) {
             continue;
         }
-        finding found = {chunk_records_of(&own, c, &r->tensor->checkpoint, &why), &why, CKD_NO_OFFSET};
-        status =
-            found.status == CKD_OK ? check_measures(f, c, own, err) : damage_of_record(f, c, r, &found, err);
+        finding found = {chunk_records_of(&records, c, &r->tensor->checkpoint, &why), &why, CKD_NO_OFFSET};
+        status = found.status == CKD_OK ? check_measures(f, c, records, err)
+                                        : damage_of_record(f, c, r, &found, err);
     }
     return status;
 }

@@ -118,17 +118,17 @@ static int by_file_name(const void *name, const void *state) {
 }
 
 /* Whether the file was read recently. Times in the future, after a clock was set back, do not count. */
-static bool is_fresh(const verified_times *m, const scrubbed_files *done, const file_ref *of) {
+static bool is_fresh(const verified_times *m, const scrubbed_files *done, const file_ref *file) {
     char name[64];
     for (size_t i = 0; i < done->count; i++) {
-        if (id_equal(&done->ids[i], &of->id)) {
+        if (id_equal(&done->ids[i], &file->id)) {
             return true;
         }
     }
-    scrub_times_name(name, &of->id);
+    scrub_times_name(name, &file->id);
     const catalog_file_state *f =
         m->count ? bsearch(name, m->files, m->count, sizeof(*m->files), by_file_name) : NULL;
-    return f && f->size == of->size && f->verified_ns >= m->since_ns && f->verified_ns <= m->now_ns;
+    return f && f->size == file->size && f->verified_ns >= m->since_ns && f->verified_ns <= m->now_ns;
 }
 
 static ckd_status report_damage(const ckd_checkpoint *c, ckd_status status, ckd_error *why, ckd_error *err) {
@@ -145,28 +145,28 @@ static ckd_status report_damage(const ckd_checkpoint *c, ckd_status status, ckd_
 }
 
 /* Reads files of the checkpoint that are not fresh; adds intact ones to `done`. */
-static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manifest *of,
+static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manifest *from,
                              const verified_times *m, ckd_error *err) {
     bytes payload = {0};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < of->file_count && status == CKD_OK; i++) {
-        manifest one = {.files = &of->files[i], .file_count = 1};
+    for (size_t i = 0; i < from->file_count && status == CKD_OK; i++) {
+        manifest single = {.files = &from->files[i], .file_count = 1};
         bool whole = true;
         chunk *c = NULL;
-        if (is_fresh(m, done, &of->files[i])) {
+        if (is_fresh(m, done, &from->files[i])) {
             continue;
         }
-        status = view_open_chunk(&c, store, &of->files[i], &of->checkpoint, &why);
+        status = view_open_chunk(&c, store, &from->files[i], &from->checkpoint, &why);
         if (status == CKD_OK) {
-            status =
-                chunk_read_through(&whole, c, i < of->own_count ? &of->checkpoint.id : NULL, &payload, &why);
+            status = chunk_read_through(&whole, c, i < from->own_count ? &from->checkpoint.id : NULL,
+                                        &payload, &why);
         }
         chunk_close(c);
-        status = status == CKD_OK && whole ? scrub_times_add(done, &one, &why) : status;
+        status = status == CKD_OK && whole ? scrub_times_add(done, &single, &why) : status;
     }
     bytes_free(&payload);
-    return report_damage(&of->checkpoint, status, &why, err);
+    return report_damage(&from->checkpoint, status, &why, err);
 }
 
 /* Skips a checkpoint that is gone by now: the plan is outdated then, and will not be carried out. */
@@ -203,22 +203,22 @@ ckd_status read_safety_set(safety_reading *done, ckd_store *store, const ckd_pru
 
 /* ---- copying records unchanged from one chunk file to another ---- */
 
-ckd_status chunk_each_record(chunk *c, record_fn each, void *context, ckd_error *err) {
+ckd_status chunk_each_record(chunk *c, record_fn visit, void *context, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         const ckd_id *id = &c->outer[i].tensor->checkpoint;
-        const chunk_records *held = NULL;
-        bool seen = false;
-        for (size_t k = 0; k < i && !seen; k++) {
-            seen = id_equal(&c->outer[k].tensor->checkpoint, id);
+        const chunk_records *records = NULL;
+        bool done = false;
+        for (size_t k = 0; k < i && !done; k++) {
+            done = id_equal(&c->outer[k].tensor->checkpoint, id);
         }
         ckd_error why = {.offset = CKD_NO_OFFSET};
-        ckd_status unpacked = seen ? CKD_E_CORRUPT : chunk_records_of(&held, c, id, &why);
+        ckd_status unpacked = done ? CKD_E_CORRUPT : chunk_records_of(&records, c, id, &why);
         if (unpacked != CKD_OK && unpacked != CKD_E_CORRUPT && unpacked != CKD_E_UNSUPPORTED) {
             status = err_from(err, unpacked, &why);
         }
-        for (size_t k = 0; unpacked == CKD_OK && k < held->count && status == CKD_OK; k++) {
-            status = each(context, c, &held->records[k], err);
+        for (size_t k = 0; unpacked == CKD_OK && k < records->count && status == CKD_OK; k++) {
+            status = visit(context, c, &records->records[k], err);
         }
     }
     return status;
@@ -232,13 +232,13 @@ ckd_status record_copy(record_copier *k, chunk_writer *to, const chunk *c, const
         status = record_read_through(&k->payload, c, r->bundle, err);
         k->checked = status == CKD_OK ? r->bundle : NULL;
     }
-    void *room = NULL;
+    void *payload = NULL;
     if (status == CKD_OK) {
-        room = bytes_scratch(&k->payload, r->stored_size + 1, "a payload", err);
-        status = room ? chunk_read_payload(c, r, room, err) : CKD_E_NOMEM;
+        payload = bytes_scratch(&k->payload, r->stored_size + 1, "a payload", err);
+        status = payload ? chunk_read_payload(c, r, payload, err) : CKD_E_NOMEM;
     }
     copy.bundle = NULL;
-    return status == CKD_OK ? chunk_writer_append(to, &copy, room, err) : status;
+    return status == CKD_OK ? chunk_writer_append(to, &copy, payload, err) : status;
 }
 
 uint64_t record_hash(const record *r) {

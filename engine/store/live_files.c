@@ -44,12 +44,12 @@ static bool files_exist(const ckd_store *store, const manifest_name *name) {
     if (store_read_manifest(&m, store, name->run, name->step, name->generation, NULL) != CKD_OK) {
         return false;
     }
-    bool there = true;
-    for (size_t i = 0; i < m.file_count && there; i++) {
-        there = live_file_exists(store, &m.files[i].id, m.files[i].size);
+    bool exist = true;
+    for (size_t i = 0; i < m.file_count && exist; i++) {
+        exist = live_file_exists(store, &m.files[i].id, m.files[i].size);
     }
     manifest_free(&m);
-    return there;
+    return exist;
 }
 
 /*

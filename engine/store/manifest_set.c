@@ -199,7 +199,7 @@ uint64_t waste_owned_bytes(const manifest *m, size_t file) {
 /* The part of one manifest in a file. */
 typedef struct file_part {
     ckd_id file;
-    uint64_t size, own;
+    uint64_t size, owned;
     bool is_asked; /* a listed checkpoint of the run names it */
     bool in_trash; /* a deleted checkpoint that can come back names it */
 } file_part;
@@ -210,7 +210,7 @@ static size_t parts_of(file_part *to, const manifest_entry *x, const char *run) 
     for (size_t i = 0; i < m->file_count && !x->chosen && (x->in_trash || !x->superseded); i++) {
         to[count++] = (file_part){.file = m->files[i].id,
                                   .size = m->files[i].size,
-                                  .own = !x->in_trash && i < m->own_count ? waste_owned_bytes(m, i) : 0,
+                                  .owned = !x->in_trash && i < m->own_count ? waste_owned_bytes(m, i) : 0,
                                   .is_asked = !x->in_trash && (!run || strcmp(m->checkpoint.run, run) == 0),
                                   .in_trash = x->in_trash};
     }
@@ -219,7 +219,7 @@ static size_t parts_of(file_part *to, const manifest_entry *x, const char *run) 
 
 static void add_file(chunk_waste *to, const file_part *f) {
     to->bytes += f->is_asked ? f->size : 0;
-    to->dead += f->is_asked && !f->in_trash && f->own < f->size ? f->size - f->own : 0;
+    to->dead += f->is_asked && !f->in_trash && f->owned < f->size ? f->size - f->owned : 0;
 }
 
 ckd_status chunk_waste_of(chunk_waste *out, const manifest_set *n, const char *run, ckd_error *err) {
@@ -240,7 +240,7 @@ ckd_status chunk_waste_of(chunk_waste *out, const manifest_set *n, const char *r
     }
     for (size_t i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && id_compare(&parts[i], &parts[end]) == 0; end++) {
-            parts[i].own += parts[end].own;
+            parts[i].owned += parts[end].owned;
             parts[i].is_asked |= parts[end].is_asked;
             parts[i].in_trash |= parts[end].in_trash;
         }

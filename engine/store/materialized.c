@@ -4,12 +4,12 @@
 #include <stdlib.h>
 
 pathname path_materialized(const char *store, const ckd_id *checkpoint, uint32_t rank, const ckd_id *writer) {
-    char hex[CKD_ID_TEXT], by[CKD_ID_TEXT] = "", name[128];
+    char hex[CKD_ID_TEXT], owner[CKD_ID_TEXT] = "", name[128];
     ckd_id_text(hex, checkpoint);
     if (writer) {
-        ckd_id_text(by, writer);
+        ckd_id_text(owner, writer);
     }
-    snprintf(name, sizeof(name), "%s.%u.ckd%s%s", hex, (unsigned)rank, writer ? ".tmp-" : "", by);
+    snprintf(name, sizeof(name), "%s.%u.ckd%s%s", hex, (unsigned)rank, writer ? ".tmp-" : "", owner);
     return path_of(store, DIR_MATERIALIZED, name);
 }
 
@@ -72,9 +72,9 @@ static bool abandoned(const ckd_store *store, const char *name) {
 }
 
 static bool outdated(ckd_store *store, const ckd_id *id) {
-    ckd_checkpoint mine, newest;
-    ckd_status status = catalog_find_id(&mine, store->catalog, id, NULL);
-    THEN(status, catalog_newest(&newest, store->catalog, mine.run, UINT64_MAX, NULL));
+    ckd_checkpoint own, newest;
+    ckd_status status = catalog_find_id(&own, store->catalog, id, NULL);
+    THEN(status, catalog_newest(&newest, store->catalog, own.run, UINT64_MAX, NULL));
     return status == CKD_E_NOT_FOUND || (status == CKD_OK && !id_equal(&newest.id, id));
 }
 
@@ -87,8 +87,8 @@ void materialized_evict(ckd_store *store) {
     for (size_t i = 0; i < list.count; i++) {
         ckd_id id;
         bool temporary = strstr(list.names[i], ".tmp-") != NULL;
-        bool known = strlen(list.names[i]) >= CKD_ID_TEXT && id_parse(&id, list.names[i]);
-        if (temporary ? abandoned(store, list.names[i]) : known && outdated(store, &id)) {
+        bool named_by_id = strlen(list.names[i]) >= CKD_ID_TEXT && id_parse(&id, list.names[i]);
+        if (temporary ? abandoned(store, list.names[i]) : named_by_id && outdated(store, &id)) {
             file_remove(path_of(store->path, DIR_MATERIALIZED, list.names[i]).text, true, NULL);
         }
     }

@@ -63,12 +63,12 @@ void not_indexed_updates(ckd_tensor_list *list, ckd_store *store, const ckd_id *
     if (!lossy || store_lock_reader(&lock, store, NULL) != CKD_OK) {
         return;
     }
-    bool there = not_indexed_open(&cache, &v, store, id, NULL) == CKD_OK;
-    for (size_t i = 0; i < list->count && there; i++) {
+    bool opened = not_indexed_open(&cache, &v, store, id, NULL) == CKD_OK;
+    for (size_t i = 0; i < list->count && opened; i++) {
         ckd_tensor_info *t = &list->items[i];
-        const view_tensor *in = isnan(t->largest_update) ? view_find(v, t->name) : NULL;
-        if (in) {
-            view_tensor_info(&info, in);
+        const view_tensor *tensor = isnan(t->largest_update) ? view_find(v, t->name) : NULL;
+        if (tensor) {
+            view_tensor_info(&info, tensor);
             t->largest_update = info.largest_update;
             t->largest_update_given = info.largest_update_given;
         }

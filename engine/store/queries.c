@@ -4,11 +4,11 @@
 
 #include "engine/store/not_indexed.h"
 
-static void list_runs(char *text, size_t room, const catalog_names *runs) {
+static void list_runs(char *text, size_t capacity, const catalog_names *runs) {
     size_t at = 0;
     text[0] = '\0';
-    for (size_t i = 0; i < runs->count && at + 1 < room; i++) {
-        int n = snprintf(text + at, room - at, "%s%s", i ? ", " : "", runs->names[i]);
+    for (size_t i = 0; i < runs->count && at + 1 < capacity; i++) {
+        int n = snprintf(text + at, capacity - at, "%s%s", i ? ", " : "", runs->names[i]);
         at += n > 0 ? (size_t)n : 0;
     }
 }
@@ -28,13 +28,13 @@ static ckd_status resolve_run(char out[CKD_RUN_MAX + 1], catalog *c, const char 
     }
     char names[300];
     list_runs(names, sizeof(names), &runs);
-    bool known = false;
+    bool exists = false;
     for (size_t i = 0; run && i < runs.count; i++) {
-        known = known || strcmp(runs.names[i], run) == 0;
+        exists = exists || strcmp(runs.names[i], run) == 0;
     }
     if (runs.count == 0) {
         status = err_set(err, CKD_E_NOT_FOUND, "the store has no checkpoints yet");
-    } else if (run && !known) {
+    } else if (run && !exists) {
         status =
             err_set(err, CKD_E_NOT_FOUND, "the store has no run '%.*s'; it has: %s", CKD_RUN_MAX, run, names);
     } else if (!run && runs.count > 1) {

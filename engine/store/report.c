@@ -56,10 +56,10 @@ static ckd_status add_fidelities(ckd_report *r, ckd_error *err) {
         ckd_usage *u = &r->by_fidelity[r->fidelity_count];
         for (size_t i = 0; i < r->checkpoint_count; i++) {
             const ckd_checkpoint *c = &r->by_checkpoint[i];
-            bool mine = c->fidelity == f;
-            u->checkpoints += mine;
-            u->raw_bytes += mine ? c->raw_bytes : 0;
-            u->stored_bytes += mine ? c->stored_bytes : 0;
+            bool matches = c->fidelity == f;
+            u->checkpoints += matches;
+            u->raw_bytes += matches ? c->raw_bytes : 0;
+            u->stored_bytes += matches ? c->stored_bytes : 0;
         }
         snprintf(u->name, sizeof(u->name), "%s", ckd_fidelity_name(f));
         r->fidelity_count += u->checkpoints > 0;
@@ -169,8 +169,9 @@ static void add_overhead(ckd_report *r, const catalog_files *listed) {
     rest->checkpoints = r->checkpoint_count;
     rest->raw_bytes = r->raw_bytes > raw ? r->raw_bytes - raw : 0;
     rest->stored_bytes = listed->chunk_bytes > accounted ? listed->chunk_bytes - accounted : 0;
-    uint64_t all = r->chunk_bytes + r->manifest_bytes, known = listed->chunk_bytes + listed->manifest_bytes;
-    r->unlisted_bytes = all > known ? all - known : 0;
+    uint64_t all = r->chunk_bytes + r->manifest_bytes,
+             listed_bytes = listed->chunk_bytes + listed->manifest_bytes;
+    r->unlisted_bytes = all > listed_bytes ? all - listed_bytes : 0;
 }
 
 ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) {

@@ -107,12 +107,12 @@ static ckd_status list_setting_names(setting_list *out, const ckd_store *store, 
     return status;
 }
 
-/* only: this kind; 0: all. *gone: a listed file no longer exists. */
-static ckd_status read_once(setting_list *out, bool *gone, const ckd_store *store, metadata_kind only,
+/* only: this kind; 0: all. *vanished: a listed file no longer exists. */
+static ckd_status read_once(setting_list *out, bool *vanished, const ckd_store *store, metadata_kind only,
                             ckd_error *err) {
     ckd_status status = list_setting_names(out, store, err);
     size_t kept = 0;
-    *gone = false;
+    *vanished = false;
     for (size_t i = 0; i < out->count && status == CKD_OK; i++) {
         stored_setting *n = &out->items[i];
         bool wanted = !only || n->name.kind == only;
@@ -122,7 +122,7 @@ static ckd_status read_once(setting_list *out, bool *gone, const ckd_store *stor
         ckd_error why = {0};
         out->items[kept] = *n;
         ckd_status found = read_setting(&out->items[kept++], store, &why);
-        *gone = *gone || found == CKD_E_NOT_FOUND;
+        *vanished = *vanished || found == CKD_E_NOT_FOUND;
         status = found == CKD_E_NOMEM ? err_from(err, found, &why) : CKD_OK;
     }
     out->count = kept;
@@ -131,12 +131,12 @@ static ckd_status read_once(setting_list *out, bool *gone, const ckd_store *stor
 
 ckd_status settings_read_kind(setting_list *out, const ckd_store *store, metadata_kind only, ckd_error *err) {
     enum { TRIES = 100 };
-    bool gone = true;
+    bool vanished = true;
     ckd_status status = CKD_OK;
     *out = (setting_list){0};
-    for (int i = 0; i < TRIES && gone && status == CKD_OK; i++) {
+    for (int i = 0; i < TRIES && vanished && status == CKD_OK; i++) {
         settings_free(out);
-        status = read_once(out, &gone, store, only, err);
+        status = read_once(out, &vanished, store, only, err);
     }
     return status;
 }
@@ -160,8 +160,8 @@ const stored_setting *settings_find(const setting_list *n, metadata_kind kind, c
 }
 
 ckd_status settings_why(const stored_setting *setting, const ckd_store *store, ckd_error *err) {
-    stored_setting again = *setting;
-    return setting->status == CKD_OK ? CKD_OK : read_setting(&again, store, err);
+    stored_setting copy = *setting;
+    return setting->status == CKD_OK ? CKD_OK : read_setting(&copy, store, err);
 }
 
 ckd_status settings_check(const setting_list *n, const ckd_store *store, ckd_error *err) {
@@ -189,16 +189,16 @@ ckd_status settings_check(const setting_list *n, const ckd_store *store, ckd_err
 /* ---- what settings keep ---- */
 
 unsigned settings_kept_why(const setting_list *n, const ckd_id *checkpoint) {
-    unsigned kept = 0;
+    unsigned reasons = 0;
     for (size_t i = 0; i < n->count; i++) {
         const stored_setting *x = &n->items[i];
         if (x->name.kind == METADATA_PIN) {
-            kept |= id_equal(&x->pin.checkpoint, checkpoint) ? CKD_KEPT_PINNED : 0;
+            reasons |= id_equal(&x->pin.checkpoint, checkpoint) ? CKD_KEPT_PINNED : 0;
         } else if (x->name.kind == METADATA_TAG) {
-            kept |= id_equal(&x->tag.checkpoint, checkpoint) ? CKD_KEPT_TAGGED : 0;
+            reasons |= id_equal(&x->tag.checkpoint, checkpoint) ? CKD_KEPT_TAGGED : 0;
         }
     }
-    return kept;
+    return reasons;
 }
 
 static const stored_setting *about_run(const setting_list *n, metadata_kind kind, const char *run) {

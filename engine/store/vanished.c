@@ -42,8 +42,8 @@ static void add_files(bytes *named, const file_ref *files, size_t count) {
     }
 }
 
-/* *known: cleared if an intent is unreadable. */
-static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store, ckd_error *err) {
+/* *complete: cleared if an intent is unreadable. */
+static ckd_status add_intents(bytes *named, bool *complete, const ckd_store *store, ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
     if (status != CKD_OK) {
@@ -65,7 +65,7 @@ static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store,
             intent_free(&in);
         }
         /* gone: its writer finished meanwhile */
-        *known = *known && (status == CKD_OK || status == CKD_E_NOT_FOUND);
+        *complete = *complete && (status == CKD_OK || status == CKD_E_NOT_FOUND);
         status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
         bytes_free(&data);
     }
@@ -74,7 +74,7 @@ static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store,
 }
 
 /* Adds the files of all generations, those of deleted checkpoints included. `checkpoints`: their ids. */
-static ckd_status add_manifests(bytes *named, bytes *checkpoints, bool *known, const ckd_store *store,
+static ckd_status add_manifests(bytes *named, bytes *checkpoints, bool *complete, const ckd_store *store,
                                 ckd_error *err) {
     manifest_list list = {0};
     ckd_status status = manifests_read_all(&list, store, err);
@@ -88,7 +88,7 @@ static ckd_status add_manifests(bytes *named, bytes *checkpoints, bool *known, c
             bytes_put(checkpoints, &m.checkpoint.id, sizeof(ckd_id));
             manifest_free(&m);
         }
-        *known = *known && (status == CKD_OK || status == CKD_E_NOT_FOUND);
+        *complete = *complete && (status == CKD_OK || status == CKD_E_NOT_FOUND);
         status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
     }
     manifests_free(&list);
@@ -104,9 +104,9 @@ static void add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file)
         return;
     }
     for (size_t i = 0; i < c->outer_count; i++) {
-        const ckd_id *of = &c->outer[i].tensor->checkpoint;
-        if (i == 0 || !id_equal(of, &c->outer[i - 1].tensor->checkpoint)) {
-            bytes_put(ids, of, sizeof(*of));
+        const ckd_id *id = &c->outer[i].tensor->checkpoint;
+        if (i == 0 || !id_equal(id, &c->outer[i - 1].tensor->checkpoint)) {
+            bytes_put(ids, id, sizeof(*id));
         }
     }
     chunk_close(c);
@@ -131,10 +131,10 @@ static ckd_status add_stray(vanished *v, const ckd_store *store, const ckd_id *i
  */
 static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, named = {0};
-    bool known = true;
+    bool complete = true;
     ckd_status status = list_chunks(&files, store, err);
-    THEN(status, add_intents(&named, &known, store, err));
-    THEN(status, add_manifests(&named, checkpoints, &known, store, err));
+    THEN(status, add_intents(&named, &complete, store, err));
+    THEN(status, add_manifests(&named, checkpoints, &complete, store, err));
     size_t count = files.size / sizeof(ckd_id);
     if (status == CKD_OK) {
         sort_ids(&named);
@@ -142,7 +142,7 @@ static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *
         v->strays = calloc(count + 1, sizeof(*v->strays));
         status = v->strays ? CKD_OK : err_nomem(err, count * sizeof(*v->strays), "chunk files");
     }
-    for (size_t i = 0; i < count && known && status == CKD_OK; i++) {
+    for (size_t i = 0; i < count && complete && status == CKD_OK; i++) {
         ckd_id id;
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
         if (!has_id(&named, &id) && file_exists(path_chunk(store->path, &id, "").text)) {
@@ -300,11 +300,11 @@ static bool read_lost_file(manifest *out, const ckd_store *store, const char *na
     bytes data = {0};
     pathname p = path_of(store->path, DIR_DAMAGED, name);
     size_t length = strlen(name);
-    bool kept = length > strlen(end) && strcmp(name + length - strlen(end), end) == 0 &&
-                file_read_all(&data, p.text, METADATA_MAX, NULL) == CKD_OK &&
-                manifest_decode(out, &store->id, data.data, data.size, p.text, NULL) == CKD_OK;
+    bool matches = length > strlen(end) && strcmp(name + length - strlen(end), end) == 0 &&
+                   file_read_all(&data, p.text, METADATA_MAX, NULL) == CKD_OK &&
+                   manifest_decode(out, &store->id, data.data, data.size, p.text, NULL) == CKD_OK;
     bytes_free(&data);
-    return kept;
+    return matches;
 }
 
 static ckd_status add_saved_losses(vanished *v, const evidence *e, const ckd_store *store, ckd_error *err) {
@@ -414,10 +414,10 @@ static pathname lost_file_path(const ckd_store *store, const ckd_checkpoint *c, 
     return path_of(store->path, DIR_DAMAGED, name);
 }
 
-static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *known, const char *end,
+static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *checkpoint, const char *end,
                                   ckd_error *err) {
     bytes data = {0};
-    manifest m = {.checkpoint = *known};
+    manifest m = {.checkpoint = *checkpoint};
     pathname temporary = path_of(store->path, DIR_DAMAGED, ".tmp-lost");
     manifest_encode(&data, &store->id, &m);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
@@ -426,7 +426,7 @@ static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *
         status = file_remove(temporary.text, true, err);
     }
     if (status == CKD_OK) {
-        status = file_create_durable(lost_file_path(store, known, end).text, temporary.text, data.data,
+        status = file_create_durable(lost_file_path(store, checkpoint, end).text, temporary.text, data.data,
                                      data.size, err);
     }
     bytes_free(&data);
@@ -465,14 +465,14 @@ void vanished_forget(const ckd_store *store, const ckd_id *checkpoint) {
     dir_list_free(&list);
 }
 
-ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
+ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *checkpoints, size_t count,
                          bool current, ckd_error *err) {
     vanished v = {0};
     evidence e = {0};
     ckd_error why = {0};
     ckd_status status = find_evidence(&v, &e, store, &why);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        status = add_if_lost(&v, &e, known[i], current ? PROVES : DOUBTFUL, &why);
+        status = add_if_lost(&v, &e, checkpoints[i], current ? PROVES : DOUBTFUL, &why);
     }
     THEN(status, drop_without_records(&v, store, &why));
     for (size_t i = 0; i < v.count && status == CKD_OK; i++) {

@@ -19,12 +19,12 @@ static chunk *opened_by(const view *like, size_t i, const file_ref *file) {
 }
 
 ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *file,
-                           const ckd_checkpoint *of, ckd_error *err) {
+                           const ckd_checkpoint *checkpoint, ckd_error *err) {
     pathname p = path_chunk(store->path, &file->id, "");
     ckd_status status = chunk_open_bundled(out, p.text, err);
     if (status == CKD_E_NOT_FOUND) {
-        return err_corrupt(err, p.text, CKD_NO_OFFSET, "a chunk file of %s@%llu is missing", of->run,
-                           (unsigned long long)of->step);
+        return err_corrupt(err, p.text, CKD_NO_OFFSET, "a chunk file of %s@%llu is missing", checkpoint->run,
+                           (unsigned long long)checkpoint->step);
     }
     if (status != CKD_OK) {
         return err_in_file(err, status, p.text);
@@ -35,8 +35,8 @@ ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *
         chunk_close(*out);
         *out = NULL;
         return err_corrupt(err, p.text, CKD_NO_OFFSET,
-                           "this is not the chunk file that %s@%llu was committed with", of->run,
-                           (unsigned long long)of->step);
+                           "this is not the chunk file that %s@%llu was committed with", checkpoint->run,
+                           (unsigned long long)checkpoint->step);
     }
     return CKD_OK;
 }
@@ -153,8 +153,8 @@ static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error 
         raw += v->blobs[i].record->raw_size;
     }
     /* apart from that, the byte count only informs */
-    bool none = v->block_count + v->blob_count == 0 && (c->raw_bytes > 0 || !files_are_empty(v));
-    if (c->tensors == v->tensor_count && !none) {
+    bool no_records = v->block_count + v->blob_count == 0 && (c->raw_bytes > 0 || !files_are_empty(v));
+    if (c->tensors == v->tensor_count && !no_records) {
         return CKD_OK;
     }
     err_set(
@@ -296,10 +296,10 @@ const view_block *view_find_shared(const view *v, record_kind kind, const hash12
     return is_shared_at(v, at, kind, content) ? &v->shared[at] : NULL;
 }
 
-const view_block *view_find_link(const view *v, const record *of, const hash128 *content) {
+const view_block *view_find_link(const view *v, const record *like, const hash128 *content) {
     for (size_t at = find_shared(v, RECORD_LINK, content); is_shared_at(v, at, RECORD_LINK, content); at++) {
         const record *r = v->shared[at].record;
-        if (r->tensor->dtype == of->tensor->dtype && r->count == of->count) {
+        if (r->tensor->dtype == like->tensor->dtype && r->count == like->count) {
             return &v->shared[at];
         }
     }

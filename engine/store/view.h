@@ -86,11 +86,11 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
  */
 ckd_status view_arrange(view *v, const view *like, ckd_status inconsistent, ckd_error *err);
 /*
- * Opens one chunk file that the manifest of `of` names. Errors: CORRUPT (missing, or another file), UNSUPPORTED, IO,
+ * Opens one chunk file that the manifest of `checkpoint` names. Errors: CORRUPT (missing, or another file), UNSUPPORTED, IO,
  * NOMEM.
  */
 ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *file,
-                           const ckd_checkpoint *of, ckd_error *err);
+                           const ckd_checkpoint *checkpoint, ckd_error *err);
 void view_close(view *v); /* accepts NULL */
 /* Chunk files of a root that have records of one checkpoint. */
 typedef struct view_files {
@@ -126,7 +126,7 @@ const view_block *view_find_shared(const view *v, record_kind kind, const hash12
  * Finds the link with this content, and with the dtype and count of the record that builds on it; NULL if there is
  * none.
  */
-const view_block *view_find_link(const view *v, const record *of, const hash128 *content);
+const view_block *view_find_link(const view *v, const record *like, const hash128 *content);
 
 /* ---- view_shards.c ---- */
 /* Whether each shard begins where the previous one ends. */
@@ -135,10 +135,10 @@ bool view_in_sequence(const view_tensor *t);
  * Finds shards first ... end - 1, the only ones that can intersect the span. These are few if shards are rows or
  * ranges, or are cut as the span is.
  */
-void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const region_span *want);
+void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const region_span *span);
 /* Finds blocks first ... end - 1 of the shard, the only ones that can intersect the span (of the same tensor). */
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
-                      const region_span *want);
+                      const region_span *span);
 
 /* Sums over the blocks of shards; coding is "mixed" if they differ. */
 typedef struct view_totals {
@@ -209,7 +209,7 @@ void views_free(view_cache *cache);
 typedef struct view_source {
     const view *view;
     const view_tensor *tensor;
-    region_span want;
+    region_span span;
     const hash128 *content;
 } view_source;
 /*
@@ -248,7 +248,7 @@ ckd_status closure_visit(view_cache *cache, const view *root, closure_fn visit, 
                          ckd_error *err);
 
 /* The same for one block of a view, which need not be a root. */
-ckd_status closure_visit_block(view_cache *cache, const view *in, const view_block *b, closure_fn visit,
+ckd_status closure_visit_block(view_cache *cache, const view *v, const view_block *b, closure_fn visit,
                                void *context, ckd_error *err);
 
 /*
@@ -288,9 +288,9 @@ bool safety_set_is_read(const safety_reading *done, const ckd_prune *plan);
 typedef ckd_status (*record_fn)(void *context, const chunk *c, const record *r, ckd_error *err);
 
 /*
- * Skips bundles that cannot be unpacked, as no reader could open their checkpoints. Errors: those of `each`, IO, NOMEM.
+ * Skips bundles that cannot be unpacked, as no reader could open their checkpoints. Errors: those of `visit`, IO, NOMEM.
  */
-ckd_status chunk_each_record(chunk *c, record_fn each, void *context, ckd_error *err);
+ckd_status chunk_each_record(chunk *c, record_fn visit, void *context, ckd_error *err);
 
 /* State between copied records. Zero-initialise for each source file; the caller frees the payload. */
 typedef struct record_copier {

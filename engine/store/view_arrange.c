@@ -42,11 +42,11 @@ static ckd_status sort_blocks(view *v, const view *like, ckd_error *err) {
         free(sorted);
         return err_nomem(err, count * sizeof(*sorted), "block references");
     }
-    bool known = order_fits(v, like);
+    bool same_order = order_fits(v, like);
     for (size_t i = 0; i < count; i++) {
-        v->collected[i] = known ? like->collected[i] : i;
+        v->collected[i] = same_order ? like->collected[i] : i;
     }
-    if (!known) {
+    if (!same_order) {
         qsort_r(v->collected, count, sizeof(*v->collected), by_name_of, v->blocks);
     }
     for (size_t i = 0; i < count; i++) {
@@ -66,8 +66,9 @@ static int by_place(const void *a, const void *b, void *shape) {
     return order ? order : (x > y) - (x < y);
 }
 
-static ckd_status inconsistent_at(const view_block *b, ckd_status status, ckd_error *err, const char *what) {
-    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "%s", what);
+static ckd_status inconsistent_at(const view_block *b, ckd_status status, ckd_error *err,
+                                  const char *message) {
+    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "%s", message);
     if (err) {
         err->status = status;
     }
@@ -80,14 +81,14 @@ static bool same_tensor(const record_tensor *a, const record_tensor *b) {
 }
 
 /* Notes a duplicate. Records of a chunk are an array, so within a file the first record comes first. */
-static ckd_status note_other(view *v, view_block *block, const view_block *other, ckd_error *err) {
+static ckd_status note_other(view *v, view_block *block, const view_block *duplicate, ckd_error *err) {
     if (!v->duplicates) {
         v->duplicates = calloc(v->block_count, sizeof(*v->duplicates));
     }
     if (!v->duplicates) {
         return err_nomem(err, v->block_count * sizeof(*v->duplicates), "block references");
     }
-    v->duplicates[v->duplicate_count++] = (view_duplicate){block, *other};
+    v->duplicates[v->duplicate_count++] = (view_duplicate){block, *duplicate};
     return CKD_OK;
 }
 
@@ -228,16 +229,17 @@ static const view_shard *find_overlap(const view_tensor *t) {
     return NULL;
 }
 
-static ckd_status not_tiled(const view_tensor *t, uint64_t held, ckd_status inconsistent, ckd_error *err) {
+static ckd_status not_tiled(const view_tensor *t, uint64_t elements, ckd_status inconsistent,
+                            ckd_error *err) {
     const view_shard *second = find_overlap(t);
-    if (second || held == t->shape.elements) {
+    if (second || elements == t->shape.elements) {
         return inconsistent_at(&(second ? second : &t->shards[0])->blocks[0], inconsistent, err,
                                "two saved regions of the tensor overlap");
     }
-    char what[128];
-    snprintf(what, sizeof(what), "the saved regions hold %llu of the tensor's %llu elements",
-             (unsigned long long)held, (unsigned long long)t->shape.elements);
-    return inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, what);
+    char message[128];
+    snprintf(message, sizeof(message), "the saved regions hold %llu of the tensor's %llu elements",
+             (unsigned long long)elements, (unsigned long long)t->shape.elements);
+    return inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, message);
 }
 
 static ckd_status check_coverage(const view *v, ckd_status inconsistent, ckd_error *err) {

@@ -106,11 +106,11 @@ static ckd_status find_manifest(manifest *out, ckd_store *store, const ckd_id *i
 /* Adds the ids that the list does not have yet. */
 static ckd_status add_ids(bytes *list, const ckd_id *ids, size_t count, ckd_error *err) {
     for (size_t i = 0; i < count; i++) {
-        bool known = false;
-        for (size_t at = 0; at < list->size && !known; at += sizeof(ckd_id)) {
-            known = memcmp(list->data + at, &ids[i], sizeof(ckd_id)) == 0;
+        bool exists = false;
+        for (size_t at = 0; at < list->size && !exists; at += sizeof(ckd_id)) {
+            exists = memcmp(list->data + at, &ids[i], sizeof(ckd_id)) == 0;
         }
-        if (!known) {
+        if (!exists) {
             bytes_put(list, &ids[i], sizeof(ckd_id));
         }
     }
@@ -125,18 +125,18 @@ ckd_status manifest_complete_early(manifest *m, ckd_store *store, ckd_error *err
     ckd_status status = add_ids(&ids, m->dependencies, m->dependency_count, err);
     for (size_t at = 0; at < ids.size && status == CKD_OK; at += sizeof(ckd_id)) {
         ckd_id id;
-        manifest on;
+        manifest base;
         ckd_error why = {.offset = CKD_NO_OFFSET};
         memcpy(&id, ids.data + at, sizeof(id));
-        ckd_status found = find_manifest(&on, store, &id, true, &why);
+        ckd_status found = find_manifest(&base, store, &id, true, &why);
         if (found == CKD_E_NOMEM) {
             status = err_from(err, found, &why);
         } else if (found == CKD_OK) { /* if it is not found, the block that builds on it will report that */
-            status = manifest_add_files(m, on.files, on.file_count, err);
-            if (status == CKD_OK && on.own_only) {
-                status = add_ids(&ids, on.dependencies, on.dependency_count, err);
+            status = manifest_add_files(m, base.files, base.file_count, err);
+            if (status == CKD_OK && base.own_only) {
+                status = add_ids(&ids, base.dependencies, base.dependency_count, err);
             }
-            manifest_free(&on);
+            manifest_free(&base);
         }
     }
     bytes_free(&ids);
@@ -145,15 +145,15 @@ ckd_status manifest_complete_early(manifest *m, ckd_store *store, ckd_error *err
 }
 
 ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id, ckd_error *err) {
-    manifest on;
+    manifest base;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = find_manifest(&on, store, id, true, &why);
+    ckd_status status = find_manifest(&base, store, id, true, &why);
     if (status != CKD_OK) {
         return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
     }
-    status = manifest_complete_early(&on, store, err);
-    THEN(status, manifest_add_files(m, on.files, on.file_count, err));
-    manifest_free(&on);
+    status = manifest_complete_early(&base, store, err);
+    THEN(status, manifest_add_files(m, base.files, base.file_count, err));
+    manifest_free(&base);
     return status;
 }
 
@@ -304,12 +304,12 @@ static ckd_status resolves(bool *yes, view_cache *cache, const view *v, const vi
 
 static ckd_status choose_duplicate(bool *changed, view_cache *cache, const view *v, view_duplicate *o,
                                    ckd_error *err) {
-    bool first, other = false;
+    bool first, second = false;
     ckd_status status = resolves(&first, cache, v, o->block, err);
     if (status == CKD_OK && !first) {
-        status = resolves(&other, cache, v, &o->other, err);
+        status = resolves(&second, cache, v, &o->other, err);
     }
-    if (other) {
+    if (second) {
         view_block unresolved = *o->block;
         *o->block = o->other;
         o->other = unresolved;

@@ -68,18 +68,18 @@ static size_t shard_of_region(const view_tensor *t, const ckd_region *region) {
     return t->shard_count;
 }
 
-void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const region_span *want) {
+void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const region_span *span) {
     *first = 0;
-    *end = want->count ? t->shard_count : 0;
+    *end = span->count ? t->shard_count : 0;
     if (*end <= 1) {
         return;
     }
     if (t->in_sequence) {
-        *first = shard_at(t, region_global(&t->shape, want->region, want->first));
-        *end = shard_at(t, region_global(&t->shape, want->region, want->first + want->count - 1)) + 1;
+        *first = shard_at(t, region_global(&t->shape, span->region, span->first));
+        *end = shard_at(t, region_global(&t->shape, span->region, span->first + span->count - 1)) + 1;
         return;
     }
-    size_t same = shard_of_region(t, want->region);
+    size_t same = shard_of_region(t, span->region);
     if (same < t->shard_count) { /* shards do not overlap, so no other shard intersects */
         *first = same;
         *end = same + 1;
@@ -97,13 +97,13 @@ static bool boxes_apart(const geometry *g, const ckd_region *a, const ckd_region
 }
 
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
-                      const region_span *want) {
+                      const region_span *span) {
     *first = *end = 0;
-    if (want->count == 0 || shard->elements == 0 || boxes_apart(shape, shard->region, want->region)) {
+    if (span->count == 0 || shard->elements == 0 || boxes_apart(shape, shard->region, span->region)) {
         return;
     }
-    uint64_t global_first = region_global(shape, want->region, want->first);
-    uint64_t global_last = region_global(shape, want->region, want->first + want->count - 1);
+    uint64_t global_first = region_global(shape, span->region, span->first);
+    uint64_t global_last = region_global(shape, span->region, span->first + span->count - 1);
     uint64_t low = region_lower_bound(shape, shard->region, global_first);
     uint64_t high = region_lower_bound(shape, shard->region, global_last + 1);
     if (low < high) {

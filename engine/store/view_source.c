@@ -8,14 +8,14 @@ ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *w
 
 /* Finds the tensor that a VALUES dependency names, and its view. */
 static ckd_status find_dependency(view_source *out, view_cache *cache, const view *own, const view_block *b,
-                                  const dependency *on, ckd_error *err) {
+                                  const dependency *d, ckd_error *err) {
     ckd_status status = CKD_OK;
     out->view = own;
-    if (!id_equal(&on->checkpoint, &own->manifest.checkpoint.id)) {
-        status = views_within(&out->view, cache, own, &on->checkpoint, err);
+    if (!id_equal(&d->checkpoint, &own->manifest.checkpoint.id)) {
+        status = views_within(&out->view, cache, own, &d->checkpoint, err);
         if (status == CKD_E_NOT_FOUND) {
             char hex[CKD_ID_TEXT];
-            ckd_id_text(hex, &on->checkpoint);
+            ckd_id_text(hex, &d->checkpoint);
             err_corrupt(
                 err, file_path(b->chunk->file), b->record->offset,
                 "the block depends on checkpoint %s, but no file that the manifest names has records of it",
@@ -26,7 +26,7 @@ static ckd_status find_dependency(view_source *out, view_cache *cache, const vie
     if (status != CKD_OK) {
         return status;
     }
-    const char *name = on->tensor && *on->tensor ? on->tensor : b->record->tensor->name;
+    const char *name = d->tensor && *d->tensor ? d->tensor : b->record->tensor->name;
     out->tensor = view_find(out->view, name);
     return out->tensor
                ? CKD_OK
@@ -42,24 +42,24 @@ ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, 
     if (r->dependency_count <= index || r->dependencies[index].kind != DEPENDS_VALUES) {
         return view_block_corrupt(b, err, "the block names no block to depend on");
     }
-    const dependency *on = &r->dependencies[index];
-    ckd_status status = find_dependency(out, cache, own, b, on, err);
+    const dependency *d = &r->dependencies[index];
+    ckd_status status = find_dependency(out, cache, own, b, d, err);
     if (status != CKD_OK) {
         return status;
     }
     const view_tensor *t = out->tensor;
     bool same_shape = t->shape.ndim == r->tensor->ndim &&
                       memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
-    region_span want = on->same_span ? (region_span){r->region, r->first, r->count}
-                                     : (region_span){&on->region, on->first, on->count};
+    region_span span = d->same_span ? (region_span){r->region, r->first, r->count}
+                                    : (region_span){&d->region, d->first, d->count};
     uint64_t elements;
-    if ((on->same_span && !same_shape) || want.count != r->count ||
-        !region_count(&elements, &t->shape, want.region) || want.first > elements ||
-        want.count > elements - want.first) {
+    if ((d->same_span && !same_shape) || span.count != r->count ||
+        !region_count(&elements, &t->shape, span.region) || span.first > elements ||
+        span.count > elements - span.first) {
         return view_block_corrupt(b, err, mismatch_text);
     }
-    out->want = want;
-    out->content = &on->content;
+    out->span = span;
+    out->content = &d->content;
     return CKD_OK;
 }
 
@@ -70,13 +70,13 @@ ckd_status view_source_check_dtype(const view_source *s, const view_block *b, ck
 
 const view_block *view_source_block(const view_source *s) {
     size_t i, last;
-    for (view_shards_for(&i, &last, s->tensor, &s->want); i < last; i++) {
+    for (view_shards_for(&i, &last, s->tensor, &s->span); i < last; i++) {
         size_t first, end;
-        view_shard_range(&first, &end, &s->tensor->shards[i], &s->tensor->shape, &s->want);
+        view_shard_range(&first, &end, &s->tensor->shards[i], &s->tensor->shape, &s->span);
         for (; first < end; first++) {
             const view_block *b = &s->tensor->shards[i].blocks[first];
             region_span have = {b->record->region, b->record->first, b->record->count};
-            if (span_equal(&have, &s->want, s->tensor->shape.ndim)) {
+            if (span_equal(&have, &s->span, s->tensor->shape.ndim)) {
                 return hash128_equal(&b->record->content, s->content) ? b : NULL;
             }
         }
@@ -88,14 +88,14 @@ const view_block *view_source_block(const view_source *s) {
 static ckd_status find_link(const view_block **out, const view **in, view_cache *cache, const view *own,
                             const view_block *b, ckd_error *err) {
     const record *r = b->record;
-    const dependency *on = &r->dependencies[0];
-    bool elsewhere = !id_equal(&on->checkpoint, &own->manifest.checkpoint.id);
+    const dependency *d = &r->dependencies[0];
+    bool other_checkpoint = !id_equal(&d->checkpoint, &own->manifest.checkpoint.id);
     *in = own;
-    ckd_status status = elsewhere ? views_within(in, cache, own, &on->checkpoint, err) : CKD_OK;
+    ckd_status status = other_checkpoint ? views_within(in, cache, own, &d->checkpoint, err) : CKD_OK;
     if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         return status;
     }
-    *out = status == CKD_OK && on->same_span ? view_find_link(*in, r, &on->content) : NULL;
+    *out = status == CKD_OK && d->same_span ? view_find_link(*in, r, &d->content) : NULL;
     return *out ? CKD_OK : view_block_corrupt(b, err, "the link that the block builds on is missing");
 }
 
