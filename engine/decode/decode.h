@@ -306,20 +306,10 @@ typedef struct lattice_parts {
 ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, const view_block *b,
                                ckd_error *err);
 void values_lattice_release(decoder *d, lattice_parts *p);
-/*
- * Decodes a lossy block; `to` holds the parent's values, if it has one. v NULL: a materialized copy, which depends on
- * nothing.
- */
-ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
-                                 ckd_error *err);
-/* Decodes one block that another block needs. */
-ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 /* The same for a block that others may need, too. Uses the load's values_store if the plan says so. */
 ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 /* Decodes the values that the block is a delta on, or a copy of, wherever they are. */
 ckd_status values_dependency(decoder *d, const view *own, const view_block *b, void *to, ckd_error *err);
-/* Predicts an optimizer step into `to`; the caller then applies the residual. */
-ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 
 /*
  * Keeps values that a load decodes as a by-product, until they are requested. Weights stored as an optimizer step are

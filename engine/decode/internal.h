@@ -17,6 +17,15 @@ cached_columns *columns_claim(columns_cache *c, bool *must_fill, const hash128 *
 void columns_filled(columns_cache *c, cached_columns *k, bool good);
 void columns_release(columns_cache *c, cached_columns *k);
 
+/*
+ * values_lattice.c: Decodes a lossy block; `to` holds the parent's values, if it has one. v NULL: a materialized copy, which depends on
+ * nothing.
+ */
+ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
+                                 ckd_error *err);
+/* values_step.c: Predicts an optimizer step into `to`; the caller then applies the residual. */
+ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
+
 /* Between these calls, blocks that optimizer steps are predicted from stay cached, a few of them. Calls nest. */
 void values_cache_begin(decoder *d);
 void values_cache_end(decoder *d);

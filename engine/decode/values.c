@@ -5,6 +5,9 @@
 #include "base/vocabulary.h"
 #include "codec/common/common.h"
 
+/* Decodes one block that another block needs. */
+static ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
+
 ckd_status decoder_init(decoder *d, view_cache *views, columns_cache *columns, ckd_error *err) {
     memset(d, 0, sizeof(*d));
     d->views = views;
@@ -253,7 +256,7 @@ static bool materialized_values(decoder *d, const view_block *b, void *to) {
     return wire_content_matches(&b->record->content, &content);
 }
 
-ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
+static ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     if (values_cached(d, b, to) || materialized_values(d, b, to)) {
         return CKD_OK;
     }

@@ -14,7 +14,7 @@
 #define ENGINE_RANKS_COLLECTIVE_H
 
 #include "base/bytes.h"
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 
 /* ---- all_to_all.c ---- */
 #define COLLECTIVE_TEXT 2048 /* space for an error to be sent */

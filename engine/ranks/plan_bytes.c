@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "codec/common/common.h"
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 
 #define MAGIC   "ckdp"
 #define VERSION 1

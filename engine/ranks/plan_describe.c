@@ -11,7 +11,7 @@
 
 #include "base/vocabulary.h"
 #include "codec/common/common.h"
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 #include "engine/common/common.h"
 
 #define MAGIC   "ckdd"

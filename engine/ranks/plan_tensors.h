@@ -2,7 +2,7 @@
 #ifndef ENGINE_PLAN_TENSORS_H
 #define ENGINE_PLAN_TENSORS_H
 
-#include "engine/ranks/ranks.h"
+#include "engine/ranks/internal.h"
 
 typedef struct planned_tensor {
     const char *name; /* not NUL-terminated; points into a description */
