@@ -102,8 +102,8 @@ static int by_level(const void *a, const void *b) {
 }
 
 static bool raise_above(level *to, const level *all, const manifest_set *n, const ckd_id *id) {
-    const manifest_entry *on = id_is_zero(id) ? NULL : manifest_set_find(n, id);
-    size_t at = on ? on->order_index : SIZE_MAX;
+    const manifest_entry *base = id_is_zero(id) ? NULL : manifest_set_find(n, id);
+    size_t at = base ? base->order_index : SIZE_MAX;
     bool higher = at != SIZE_MAX && all[at].level >= to->level && &all[at] != to;
     to->level = higher ? all[at].level + 1 : to->level;
     return higher;
@@ -204,7 +204,7 @@ static bool may_need_work(const compacting *x, const manifest_entry *n) {
     const compaction *c = &x->c;
     const manifest *m = &n->m;
     const ckd_checkpoint *k = &m->checkpoint;
-    bool folds = false, asked = !c->options.run || strcmp(c->options.run, k->run) == 0;
+    bool folds = false, selected = !c->options.run || strcmp(c->options.run, k->run) == 0;
     if (!compact_allows_run(c, k->run)) {
         return false;
     }
@@ -217,7 +217,7 @@ static bool may_need_work(const compacting *x, const manifest_entry *n) {
         folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
     }
     return !n->is_protected && !compact_is_victim(c, &k->id) &&
-           (folds || (asked && (k->depth > c->options.max_depth || is_cold(x, k))));
+           (folds || (selected && (k->depth > c->options.max_depth || is_cold(x, k))));
 }
 
 /* ---- one checkpoint ---- */
@@ -281,10 +281,10 @@ static ckd_status remove_old(compacting *x, uint32_t timeout_ms, ckd_error *err)
  * Removes replaced generations from time to time. Finding them reads all manifests, which takes longer than
  * rewriting a small checkpoint. So it waits until they are large, or space is short.
  */
-static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) {
-    x->old_bytes += more;
-    uint64_t room = dir_free_space(path_in(x->c.store->path, DIR_CHUNKS).text);
-    if (x->old_bytes < OLD_BYTES && room >= ROOM_FOR_OLD) {
+static ckd_status remove_some_old(compacting *x, uint64_t added_bytes, ckd_error *err) {
+    x->old_bytes += added_bytes;
+    uint64_t available = dir_free_space(path_in(x->c.store->path, DIR_CHUNKS).text);
+    if (x->old_bytes < OLD_BYTES && available >= ROOM_FOR_OLD) {
         return CKD_OK;
     }
     x->old_bytes = 0;
@@ -315,7 +315,7 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
     rewrite_plan p = {.view = NULL};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     file_lock *readers;
-    uint64_t done = c->done, moved = c->moved;
+    uint64_t done = c->done, moved_before = c->moved;
     ckd_status status = store_lock_reader_within(&readers, c->store, c->limits.timeout_ms, err);
     if (status != CKD_OK) {
         return status;
@@ -324,7 +324,7 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
     bool writes = status == CKD_OK && (p.why || compact_is_stale(&p)) && !c->options.estimate;
     if (status == CKD_OK) {
         status = carry_out(c, &p, &why);
-        c->spent += p.why ? c->moved - moved : 0;
+        c->spent += p.why ? c->moved - moved_before : 0;
     }
     status = finish_item(x, k, &p, status, &why, err);
     rewrite_plan_free(&p);
@@ -341,10 +341,10 @@ static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error 
 
 /* ---- merging files ---- */
 
-static ckd_status record_gathered(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
+static ckd_status record_gathered(void *context, const ckd_checkpoint *old, uint64_t stored, ckd_status left,
                                   const ckd_error *why, ckd_error *err) {
-    rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = was->depth, .estimated_bytes = stored};
-    return finish_item(context, was, &p, left, why, err);
+    rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = old->depth, .estimated_bytes = stored};
+    return finish_item(context, old, &p, left, why, err);
 }
 
 /* Reads the manifests again: the rewrites have replaced them. */
@@ -411,13 +411,13 @@ static ckd_status restart(compacting *x, ckd_error *err) {
 #define PASSES 3
 
 static ckd_status compact_all(compacting *x, ckd_error *err) {
-    bool writes = !x->c.options.dry_run && !x->c.options.estimate, more = true;
+    bool writes = !x->c.options.dry_run && !x->c.options.estimate, repeat = true;
     ckd_status status = CKD_OK;
-    for (int pass = 0; pass < PASSES && more && status == CKD_OK; pass++) {
+    for (int pass = 0; pass < PASSES && repeat && status == CKD_OK; pass++) {
         size_t before = x->out->count;
         status = pass ? restart(x, err) : CKD_OK;
         THEN(status, compact_each(x, pass == 0, err));
-        more = writes && x->out->count > before + x->out->left;
+        repeat = writes && x->out->count > before + x->out->left;
     }
     return status == CKD_OK ? gather(x, err) : status;
 }

@@ -32,11 +32,11 @@ typedef struct needed_records {
 
 static void need_all_of(needed_records *n, const record *r) {
     for (uint32_t k = 0; k < r->dependency_count; k++) {
-        const dependency *on = &r->dependencies[k];
-        const view_block *b = on->kind == DEPENDS_VALUES ? NULL
-                              : on->kind == DEPENDS_LINK ? view_find_link(n->v, r, &on->content)
-                              : on->kind == DEPENDS_SIDE ? view_find_shared(n->v, RECORD_SIDE, &on->content)
-                                                         : view_find_shared(n->v, RECORD_GROUP, &on->content);
+        const dependency *d = &r->dependencies[k];
+        const view_block *b = d->kind == DEPENDS_VALUES ? NULL
+                              : d->kind == DEPENDS_LINK ? view_find_link(n->v, r, &d->content)
+                              : d->kind == DEPENDS_SIDE ? view_find_shared(n->v, RECORD_SIDE, &d->content)
+                                                        : view_find_shared(n->v, RECORD_GROUP, &d->content);
         if (b && !n->is_needed[b - n->v->shared]) {
             n->is_needed[b - n->v->shared] = true;
             n->todo[n->todo_count++] = (size_t)(b - n->v->shared);
@@ -47,11 +47,11 @@ static void need_all_of(needed_records *n, const record *r) {
 /* *out: by record of the part. Blocks of later files are not decided yet, and count as copied. */
 static ckd_status find_needed(bool **out, const rewrite *r, size_t number, ckd_error *err) {
     const view *v = r->plan->view;
-    const chunk_records *own = v->parts[number];
+    const chunk_records *records = v->parts[number];
     needed_records n = {.v = v,
                         .is_needed = calloc(v->shared_count + 1, sizeof(bool)),
                         .todo = calloc(v->shared_count + 1, sizeof(size_t))};
-    bool *needed = calloc(own->count + 1, sizeof(*needed));
+    bool *needed = calloc(records->count + 1, sizeof(*needed));
     ckd_status status = n.is_needed && n.todo && needed
                             ? CKD_OK
                             : err_nomem(err, v->shared_count * sizeof(size_t), "records that blocks share");
@@ -65,7 +65,7 @@ static ckd_status find_needed(bool **out, const rewrite *r, size_t number, ckd_e
     }
     for (size_t i = 0; i < v->shared_count && status == CKD_OK; i++) {
         if (v->shared[i].chunk == v->chunks[number]) {
-            needed[v->shared[i].record - own->records] = n.is_needed[i];
+            needed[v->shared[i].record - records->records] = n.is_needed[i];
         }
     }
     free(n.todo);
@@ -97,10 +97,10 @@ static ckd_status prepare(void *context, size_t index, uint32_t worker, ckd_erro
     return to ? chunk_read_payload(item->chunk, item->from, to, err) : CKD_E_NOMEM;
 }
 
-static ckd_status depend(rewrite *r, const ckd_id *on, ckd_error *err) {
+static ckd_status depend(rewrite *r, const ckd_id *id, ckd_error *err) {
     manifest *m = &r->m;
     for (size_t i = 0; i < m->dependency_count; i++) {
-        if (id_equal(&m->dependencies[i], on)) {
+        if (id_equal(&m->dependencies[i], id)) {
             return CKD_OK;
         }
     }
@@ -113,7 +113,7 @@ static ckd_status depend(rewrite *r, const ckd_id *on, ckd_error *err) {
         m->dependencies = grown;
         r->dependency_capacity = capacity;
     }
-    m->dependencies[m->dependency_count++] = *on;
+    m->dependencies[m->dependency_count++] = *id;
     return CKD_OK;
 }
 
@@ -141,22 +141,23 @@ static ckd_status append(rewrite *r, chunk_writer *w, compact_item *item, ckd_er
         status = set_load(r, item, err);
     }
     for (uint32_t i = 0; i < item->to.dependency_count && status == CKD_OK; i++) {
-        const ckd_id *on = &item->to.dependencies[i].checkpoint;
-        status = id_equal(on, &r->m.checkpoint.id) ? CKD_OK : depend(r, on, err);
+        const ckd_id *id = &item->to.dependencies[i].checkpoint;
+        status = id_equal(id, &r->m.checkpoint.id) ? CKD_OK : depend(r, id, err);
     }
     return status == CKD_OK ? chunk_writer_append(w, &item->to, item->payload.data, err) : status;
 }
 
 static ckd_status write_batch(batch *b, chunk_writer *w, ckd_error *err) {
-    uint64_t before = chunk_writer_size(w), taken = 0;
+    uint64_t before = chunk_writer_size(w), read_bytes = 0;
     ckd_status status = pool_run(b->r->c->store->pool, b->count, prepare, b, err);
     for (size_t i = 0; i < b->count && status == CKD_OK; i++) {
-        taken += b->items[i].from->stored_size;
+        read_bytes += b->items[i].from->stored_size;
         status = append(b->r, w, &b->items[i], err);
     }
     b->count = 0;
-    return status == CKD_OK ? compact_throttle(b->r->c, taken + chunk_writer_size(w) - before, taken, err)
-                            : status;
+    return status == CKD_OK
+               ? compact_throttle(b->r->c, read_bytes + chunk_writer_size(w) - before, read_bytes, err)
+               : status;
 }
 
 /* ---- shared records that were written ---- */
@@ -223,18 +224,18 @@ void compact_written_free(compact_written *w) {
 
 /* Indices of the view's blocks, by record of the part. SIZE_MAX: not a block. */
 static size_t *number_blocks(const view *v, size_t number, ckd_error *err) {
-    const chunk_records *own = v->parts[number];
-    size_t *numbers = malloc((own->count + 1) * sizeof(*numbers));
+    const chunk_records *records = v->parts[number];
+    size_t *numbers = malloc((records->count + 1) * sizeof(*numbers));
     if (!numbers) {
-        err_nomem(err, own->count * sizeof(*numbers), "the records of a file");
+        err_nomem(err, records->count * sizeof(*numbers), "the records of a file");
         return NULL;
     }
-    for (size_t i = 0; i < own->count; i++) {
+    for (size_t i = 0; i < records->count; i++) {
         numbers[i] = SIZE_MAX;
     }
     for (size_t i = 0; i < v->block_count; i++) {
         if (v->blocks[i].chunk == v->chunks[number]) {
-            numbers[v->blocks[i].record - own->records] = i;
+            numbers[v->blocks[i].record - records->records] = i;
         }
     }
     return numbers;
@@ -244,7 +245,7 @@ static size_t *number_blocks(const view *v, size_t number, ckd_error *err) {
  * Reads the bundles through. Records in a bundle have no checksums of their own, so copying them would not notice
  * damage from before the file was opened.
  */
-static ckd_status check_bundles(const view *v, size_t number, bytes *room, bool *any, ckd_error *err) {
+static ckd_status check_bundles(const view *v, size_t number, bytes *scratch, bool *any, ckd_error *err) {
     const chunk *c = v->chunks[number];
     for (size_t i = 0; i < c->outer_count; i++) {
         const record *r = &c->outer[i];
@@ -252,7 +253,7 @@ static ckd_status check_bundles(const view *v, size_t number, bytes *room, bool 
             continue;
         }
         *any = true;
-        void *to = bytes_scratch(room, r->stored_size + 1, "a bundle", err);
+        void *to = bytes_scratch(scratch, r->stored_size + 1, "a bundle", err);
         ckd_status status = to ? chunk_read_payload(c, r, to, err) : CKD_E_NOMEM;
         if (status != CKD_OK) {
             return status;
@@ -274,11 +275,11 @@ typedef struct file_rewrite {
 static ckd_status write_records(file_rewrite *x, bool shared, const bool *needed, ckd_error *err) {
     rewrite *r = x->r;
     batch *b = &x->b;
-    const chunk_records *own = r->plan->view->parts[x->number];
+    const chunk_records *records = r->plan->view->parts[x->number];
     ckd_status status = CKD_OK;
     uint64_t raw = 0;
-    for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
-        const record *from = &own->records[i];
+    for (size_t i = 0; i < records->count && status == CKD_OK; i++) {
+        const record *from = &records->records[i];
         if (is_shared(from) != shared || (needed && !needed[i]) ||
             (shared && was_written(&r->written, from))) {
             continue;
@@ -320,8 +321,8 @@ static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_erro
                         : x.blocks ? CKD_OK
                                    : CKD_E_NOMEM;
     bool bundles = false;
-    bytes room = {0};
-    THEN(status, check_bundles(r->plan->view, number, &room, &bundles, err));
+    bytes scratch = {0};
+    THEN(status, check_bundles(r->plan->view, number, &scratch, &bundles, err));
     if (status == CKD_OK) {
         if (bundles || r->m.checkpoint.fidelity != CKD_EXACT) {
             chunk_writer_gather(w);
@@ -331,7 +332,7 @@ static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_erro
     for (size_t i = 0; items && i < BATCH_ITEMS; i++) {
         bytes_free(&items[i].payload);
     }
-    bytes_free(&room);
+    bytes_free(&scratch);
     free(items);
     free(x.blocks);
     return status;

@@ -79,11 +79,11 @@ typedef struct counting {
     hash_set *met;
 } counting;
 
-static ckd_status count_record(void *context, const view *in, const view_block *b, ckd_error *err) {
+static ckd_status count_record(void *context, const view *v, const view_block *b, ckd_error *err) {
     counting *k = context;
     merge_source *s = find_source(k->g, &k->root->manifest.files[b->file]);
     uint64_t hash = compact_record_hash(b->chunk, b->record);
-    if (!s || !s->is_wasteful || (in == k->root && b->file < k->root->manifest.own_count) ||
+    if (!s || !s->is_wasteful || (v == k->root && b->file < k->root->manifest.own_count) ||
         hash_set_has(k->met, hash)) {
         return CKD_OK;
     }
@@ -141,23 +141,23 @@ static int by_place(const void *a, const void *b) {
 }
 
 /*
- * Adds the checkpoints that a file has records of, each together with the file's rank. *known: one of them was in
+ * Adds the checkpoints that a file has records of, each together with the file's rank. *shared: one of them was in
  * the set.
  */
-static ckd_status list_owners(hash_set *to, bool *known, compaction *c, const merge_source *s,
+static ckd_status list_owners(hash_set *to, bool *shared, compaction *c, const merge_source *s,
                               ckd_error *err) {
     chunk *opened = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = view_open_chunk(&opened, c->store, &s->file, &s->first->m.checkpoint, &why);
-    *known = false;
+    *shared = false;
     for (size_t i = 0; status == CKD_OK && i < opened->outer_count; i++) {
         struct {
             ckd_id id;
             uint64_t rank;
         } key = {opened->outer[i].tensor->checkpoint, s->file.rank};
         uint64_t hash = hash64(&key, sizeof(key));
-        bool again = i && id_equal(&key.id, &opened->outer[i - 1].tensor->checkpoint);
-        *known = *known || (!again && hash_set_has(to, hash));
+        bool repeated = i && id_equal(&key.id, &opened->outer[i - 1].tensor->checkpoint);
+        *shared = *shared || (!repeated && hash_set_has(to, hash));
         status = hash_set_add(to, hash, &why);
     }
     chunk_close(opened);
@@ -173,17 +173,17 @@ static bool together(const merge_source *a, const merge_source *b) {
  * must stay apart: one of them has it from before it was recoded, and others still read that. A reader could not
  * tell them apart in one file.
  */
-static ckd_status fill_group(merge_set *x, merge_source **wanted, size_t count, ckd_error *err) {
+static ckd_status fill_group(merge_set *x, merge_source **chosen, size_t count, ckd_error *err) {
     uint64_t max = MOST_TIMES * x->g->c->options.pack_below, live = 0;
     hash_set owners = {.slots = NULL};
     ckd_status status = CKD_OK;
     for (; x->count < count && x->count < MOST_FILES && status == CKD_OK; x->count++) {
-        const merge_source *s = wanted[x->count];
-        bool fits = x->count == 0 || s->first == wanted[x->count - 1]->first ||
-                    (together(wanted[0], s) && live + s->live <= max);
-        bool known = false;
-        status = fits ? list_owners(&owners, &known, x->g->c, s, err) : CKD_OK;
-        if (!fits || (known && x->count)) {
+        const merge_source *s = chosen[x->count];
+        bool fits = x->count == 0 || s->first == chosen[x->count - 1]->first ||
+                    (together(chosen[0], s) && live + s->live <= max);
+        bool shared = false;
+        status = fits ? list_owners(&owners, &shared, x->g->c, s, err) : CKD_OK;
+        if (!fits || (shared && x->count)) {
             break;
         }
         live += s->live;
@@ -192,14 +192,14 @@ static ckd_status fill_group(merge_set *x, merge_source **wanted, size_t count, 
     return status;
 }
 
-static ckd_status run_groups(gathering *g, merge_source **wanted, size_t count, ckd_error *err) {
+static ckd_status run_groups(gathering *g, merge_source **chosen, size_t count, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t at = 0; at < count && status == CKD_OK && !compact_limit_reached(g->c);) {
-        merge_set x = {.g = g, .sources = wanted + at};
+        merge_set x = {.g = g, .sources = chosen + at};
         bool wasteful = false;
-        status = fill_group(&x, wanted + at, count - at, err);
+        status = fill_group(&x, chosen + at, count - at, err);
         for (size_t i = 0; i < x.count; i++) {
-            wasteful = wasteful || wanted[at + i]->is_wasteful;
+            wasteful = wasteful || chosen[at + i]->is_wasteful;
         }
         at += x.count;
         if (status == CKD_OK && (x.count >= LEAST_FILES || wasteful)) {
@@ -220,7 +220,7 @@ ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t co
                           void *context, ckd_error *err) {
     manifest_entry **sorted = calloc(count + 1, sizeof(*sorted));
     gathering g = {.c = c, .order = sorted, .count = count, .gathered = gathered, .context = context};
-    merge_source **wanted = NULL;
+    merge_source **chosen = NULL;
     size_t used = 0;
     if (!sorted) {
         return err_nomem(err, count * sizeof(*sorted), "checkpoints");
@@ -232,21 +232,21 @@ ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t co
     ckd_status status = find_sources(&g, err);
     THEN(status, find_wasteful(&g, err));
     if (status == CKD_OK) {
-        wanted = calloc(g.source_count + 1, sizeof(*wanted));
-        status = wanted ? CKD_OK : err_nomem(err, g.source_count * sizeof(*wanted), "chunk files");
+        chosen = calloc(g.source_count + 1, sizeof(*chosen));
+        status = chosen ? CKD_OK : err_nomem(err, g.source_count * sizeof(*chosen), "chunk files");
     }
     for (size_t i = 0; i < g.source_count && status == CKD_OK; i++) {
         merge_source *s = &g.sources[i];
         bool packs = !s->stays && !c->limits.waste_run && s->file.size < c->options.pack_below;
         if (s->is_wasteful || packs) {
-            wanted[used++] = s;
+            chosen[used++] = s;
         }
     }
     if (used) {
-        qsort(wanted, used, sizeof(*wanted), by_place);
-        status = run_groups(&g, wanted, used, err);
+        qsort(chosen, used, sizeof(*chosen), by_place);
+        status = run_groups(&g, chosen, used, err);
     }
-    free(wanted);
+    free(chosen);
     free(g.sources);
     free(sorted);
     return status;

@@ -11,15 +11,15 @@
 
 typedef struct id_set {
     ckd_id *ids;
-    size_t count, room;
+    size_t count, capacity;
 } id_set;
 
 static void add_id(id_set *s, const ckd_id *id) {
-    bool known = false;
-    for (size_t k = s->count; k-- > 0 && !known;) {
-        known = id_equal(&s->ids[k], id);
+    bool exists = false;
+    for (size_t k = s->count; k-- > 0 && !exists;) {
+        exists = id_equal(&s->ids[k], id);
     }
-    if (!known) {
+    if (!exists) {
         s->ids[s->count++] = *id;
     }
 }
@@ -37,9 +37,9 @@ static void add_needed(id_set *s, const rewrite *r) {
 
 /* ---- the intent ---- */
 
-static ckd_status write_intent(compact_intent *i, const compaction *of, const ckd_checkpoint *c,
+static ckd_status write_intent(compact_intent *i, const compaction *compact, const ckd_checkpoint *c,
                                const id_set *needed, ckd_error *err) {
-    const ckd_store *store = of->store;
+    const ckd_store *store = compact->store;
     intent note = {.id = i->writer,
                    .step = c->step,
                    .rank = 0,
@@ -91,7 +91,7 @@ static ckd_status check_still_listed(ckd_store *store, const id_set *needed, ckd
 
 ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, const ckd_checkpoint *about,
                                     const ckd_id *ids, size_t count, ckd_error *err) {
-    id_set needed = {.ids = calloc(count + 1, sizeof(*ids)), .room = count};
+    id_set needed = {.ids = calloc(count + 1, sizeof(*ids)), .capacity = count};
     file_lock *lock;
     if (!needed.ids) {
         return err_nomem(err, count * sizeof(*ids), "an intent");
@@ -110,10 +110,10 @@ ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, cons
 }
 
 ckd_status compact_intent_begin(compact_intent *i, const rewrite *r, ckd_error *err) {
-    id_set needed = {.room = 1 + r->plan->recoded};
-    needed.ids = calloc(needed.room, sizeof(*needed.ids));
+    id_set needed = {.capacity = 1 + r->plan->recoded};
+    needed.ids = calloc(needed.capacity, sizeof(*needed.ids));
     if (!needed.ids) {
-        return err_nomem(err, needed.room * sizeof(*needed.ids), "an intent");
+        return err_nomem(err, needed.capacity * sizeof(*needed.ids), "an intent");
     }
     add_needed(&needed, r);
     ckd_status status = compact_intent_begin_for(i, r->c, &r->m.checkpoint, needed.ids, needed.count, err);

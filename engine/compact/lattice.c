@@ -98,10 +98,10 @@ static bool integers(int32_t *q, strays *s, const lattice_try *t, const lattice_
     float per_unit = ldexpf(1, -spacing);
     for (uint64_t i = 0; i < t->count; i++) {
         int32_t old = before ? scalar_units(before[i] * per_unit) : 0;
-        bool on = units_of(&q[i], now[i], spacing, per_unit);
-        q[i] = on ? q[i] - old : 0;
+        bool on_lattice = units_of(&q[i], now[i], spacing, per_unit);
+        q[i] = on_lattice ? q[i] - old : 0;
         /* For a zero difference a decoder returns the bits of `before`, which may be off the lattice. */
-        if (!on || (before && q[i] == 0 && scalar_bits(before[i]) != scalar_bits(now[i]))) {
+        if (!on_lattice || (before && q[i] == 0 && scalar_bits(before[i]) != scalar_bits(now[i]))) {
             q[i] = 0;
             add_stray(s, i);
             count++;
@@ -162,10 +162,10 @@ static ckd_status encode(bool *possible, bytes *payload, const lattice_try *t, c
     return status == CKD_OK ? check(possible, t, payload, w, err) : status;
 }
 
-/* Widens the values to floats in `room`. NULL: out of memory. */
-static const float *floats_of(bytes *room, const void *values, const lattice_try *t, const kernels *k,
+/* Widens the values to floats in `scratch`. NULL: out of memory. */
+static const float *floats_of(bytes *scratch, const void *values, const lattice_try *t, const kernels *k,
                               ckd_error *err) {
-    float *to = bytes_scratch(room, t->count * sizeof(float) + 1, "coding scratch", err);
+    float *to = bytes_scratch(scratch, t->count * sizeof(float) + 1, "coding scratch", err);
     if (to) {
         k->widen(to, t->dtype, values, t->count);
     }

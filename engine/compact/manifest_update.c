@@ -15,10 +15,10 @@ typedef struct owners {
     bytes ids;
 } owners;
 
-static ckd_status record_owner(void *context, const view *in, const view_block *b, ckd_error *err) {
+static ckd_status record_owner(void *context, const view *v, const view_block *b, ckd_error *err) {
     owners *o = context;
     const ckd_id *id = &b->record->tensor->checkpoint;
-    (void)in;
+    (void)v;
     if (id_equal(id, o->own) || compact_is_victim(o->c, id)) {
         return CKD_OK;
     }
@@ -109,14 +109,14 @@ bool compact_is_stale(const rewrite_plan *p) {
 }
 
 ckd_status compact_update_manifest(uint64_t *stored, compaction *c, const rewrite_plan *p, ckd_error *err) {
-    const manifest *of = p->published, *draft = &p->view->manifest;
-    manifest m = *of;
+    const manifest *published = p->published, *draft = &p->view->manifest;
+    manifest m = *published;
     bool undecided = false;
-    if (of->checkpoint.generation == UINT32_MAX) {
+    if (published->checkpoint.generation == UINT32_MAX) {
         return err_set(err, CKD_E_UNSUPPORTED, "its generation number is already the largest possible");
     }
     m.checkpoint.generation++;
-    m.checkpoint.stored_bytes -= of->file_bytes;
+    m.checkpoint.stored_bytes -= published->file_bytes;
     m.files = draft->files;
     m.file_count = draft->file_count;
     return compact_publish_manifest(stored, &undecided, c, &m, err);

@@ -52,9 +52,9 @@ typedef struct marking {
     bool is_damaged;
 } marking;
 
-static ckd_status mark_record(void *context, const view *in, const view_block *b, ckd_error *err) {
+static ckd_status mark_record(void *context, const view *v, const view_block *b, ckd_error *err) {
     marking *k = context;
-    (void)in;
+    (void)v;
     if (!in_group(k->x, &k->root->manifest.files[b->file])) {
         return CKD_OK;
     }
@@ -203,28 +203,28 @@ static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, 
 }
 
 /*
- * Proves that the files hold everything that a load reads, and publishes the manifest that names them. *named: it
+ * Proves that the files hold everything that a load reads, and publishes the manifest that names them. *names_output: it
  * names one of the new files. A manifest that named an old file without need then names neither.
  */
-static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, const merge_set *x,
+static ckd_status rename_files(uint64_t *stored, bool *names_output, bool *undecided, const merge_set *x,
                                const manifest_entry *n, ckd_error *err) {
     compaction *c = x->g->c;
-    const view *draft, *was;
+    const view *draft, *old;
     manifest wide, tight = {.files = NULL};
-    ckd_status status = views_get(&was, &c->views, &n->m.checkpoint.id, err);
-    THEN(status, name_new(&tight, x, &was->manifest, err));
-    THEN(status, name_new(&wide, x, &was->manifest, err));
+    ckd_status status = views_get(&old, &c->views, &n->m.checkpoint.id, err);
+    THEN(status, name_new(&tight, x, &old->manifest, err));
+    THEN(status, name_new(&wide, x, &old->manifest, err));
     THEN(status, views_add(&draft, &c->views, &wide, err));
     if (status == CKD_OK &&
-        (draft->block_count != was->block_count || draft->blob_count != was->blob_count)) {
+        (draft->block_count != old->block_count || draft->blob_count != old->blob_count)) {
         status = err_set(err, CKD_E_CORRUPT, "the merged files lack blocks of the checkpoint");
     }
     THEN(status, closure_prune_files(&tight, &c->views, draft, err));
-    if (status == CKD_OK && was->manifest.checkpoint.generation == UINT32_MAX) {
+    if (status == CKD_OK && old->manifest.checkpoint.generation == UINT32_MAX) {
         status = err_set(err, CKD_E_UNSUPPORTED, "its generation number is already the largest possible");
     }
     if (status == CKD_OK) {
-        manifest m = was->manifest; /* dependencies stay the view's; totals_set makes new roles */
+        manifest m = old->manifest; /* dependencies stay the view's; totals_set makes new roles */
         m.files = tight.files;
         m.file_count = tight.file_count;
         m.own_count = tight.own_count;
@@ -235,7 +235,7 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
         THEN(status, compact_publish_manifest(stored, undecided, c, &m, err));
         for (size_t i = 0; i < m.file_count && status == CKD_OK; i++) {
             for (size_t k = 0; k < x->output_count; k++) {
-                *named = *named || id_equal(&m.files[i].id, &x->outputs[k].id);
+                *names_output = *names_output || id_equal(&m.files[i].id, &x->outputs[k].id);
             }
         }
         free(m.roles);
@@ -246,9 +246,10 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
 
 static ckd_status report_item(const merge_set *x, const manifest_entry *n, uint64_t stored, ckd_status left,
                               const ckd_error *why, ckd_error *err) {
-    bool own = names_any(x, &n->m, 0, n->m.own_count);
-    return left == CKD_OK && !own ? CKD_OK
-                                  : x->g->gathered(x->g->context, &n->m.checkpoint, stored, left, why, err);
+    bool is_owner = names_any(x, &n->m, 0, n->m.own_count);
+    return left == CKD_OK && !is_owner
+               ? CKD_OK
+               : x->g->gathered(x->g->context, &n->m.checkpoint, stored, left, why, err);
 }
 
 static ckd_status rename_all(bool *committed, bool *undecided, const merge_set *x, ckd_error *err) {
@@ -292,11 +293,11 @@ static ckd_status name_outputs(merge_set *x, compact_intent *i, ckd_error *err) 
     manifest like = {.files = NULL};
     ckd_status status = CKD_OK;
     for (size_t k = 0; k < x->count && status == CKD_OK; k++) {
-        bool known = false;
-        for (size_t f = 0; f < like.file_count && !known; f++) {
-            known = like.files[f].rank == x->sources[k]->file.rank;
+        bool has_rank = false;
+        for (size_t f = 0; f < like.file_count && !has_rank; f++) {
+            has_rank = like.files[f].rank == x->sources[k]->file.rank;
         }
-        status = known ? CKD_OK : manifest_add_files(&like, &x->sources[k]->file, 1, err);
+        status = has_rank ? CKD_OK : manifest_add_files(&like, &x->sources[k]->file, 1, err);
     }
     like.own_count = like.file_count;
     THEN(status, compact_intent_make_ids(i, &like, err));
@@ -341,7 +342,7 @@ static ckd_status report_only(const merge_set *x, ckd_error *err) {
 ckd_status compact_merge(merge_set *x, ckd_error *err) {
     compaction *c = x->g->c;
     file_lock *readers;
-    uint64_t moved = c->moved;
+    uint64_t moved_before = c->moved;
     x->excluded = calloc(x->g->count + 1, sizeof(*x->excluded));
     ckd_status status = x->excluded ? CKD_OK : err_nomem(err, x->g->count, "checkpoints");
     for (size_t i = 0; i < x->count && status == CKD_OK; i++) {
@@ -369,7 +370,7 @@ ckd_status compact_merge(merge_set *x, ckd_error *err) {
             lock_release(readers);
         }
     }
-    c->spent += c->moved - moved;
+    c->spent += c->moved - moved_before;
     free(x->live.slots);
     free(x->files.slots);
     free(x->damaged.slots);

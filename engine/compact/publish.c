@@ -144,15 +144,15 @@ ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compactio
 /* ---- the whole rewrite ---- */
 
 static ckd_status check_room(const rewrite *r, ckd_error *err) {
-    uint64_t wanted = SLACK + r->plan->estimated_bytes,
-             room = dir_free_space(path_in(r->c->store->path, DIR_CHUNKS).text);
-    return room >= wanted
+    uint64_t needed = SLACK + r->plan->estimated_bytes,
+             available = dir_free_space(path_in(r->c->store->path, DIR_CHUNKS).text);
+    return available >= needed
                ? CKD_OK
                : err_set(err, CKD_E_NOSPACE,
                          "about %llu bytes must be free to rewrite %s@%llu, but only %llu are; this attempt "
                          "changed nothing",
-                         (unsigned long long)wanted, r->m.checkpoint.run,
-                         (unsigned long long)r->m.checkpoint.step, (unsigned long long)room);
+                         (unsigned long long)needed, r->m.checkpoint.run,
+                         (unsigned long long)r->m.checkpoint.step, (unsigned long long)available);
 }
 
 /* In a dry run, records the loads that the blocks would have, for checkpoints that build on them. */

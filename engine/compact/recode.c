@@ -59,20 +59,20 @@ static void build_on(compact_item *item, predictor p, const ckd_id *checkpoint, 
     item->to.dependency_count = 1;
 }
 
-static ckd_status set_payload(compact_item *item, coding how, const void *payload, uint64_t size,
+static ckd_status set_payload(compact_item *item, coding c, const void *payload, uint64_t size,
                               ckd_error *err) {
-    item->to.coding = (uint32_t)how;
+    item->to.coding = (uint32_t)c;
     item->to.stored_size = size;
     bytes_clear(&item->payload);
     bytes_put(&item->payload, payload, size);
     return item->payload.failed ? err_nomem(err, size, "a payload") : CKD_OK;
 }
 
-/* own: nanoseconds to decode the block alone. */
-static void set_load(compact_item *item, const block_load *new_base, double own) {
+/* alone_ns: nanoseconds to decode the block alone. */
+static void set_load(compact_item *item, const block_load *new_base, double alone_ns) {
     item->to.depth = new_base ? new_base->depth + 1 : 0;
     item->to.chain_stored = item->to.stored_size + (uint64_t)(new_base ? new_base->chain.stored : 0);
-    item->to.chain_work = (uint64_t)(own + (new_base ? new_base->chain.work : 0));
+    item->to.chain_work = (uint64_t)(alone_ns + (new_base ? new_base->chain.work : 0));
 }
 
 static double work_of(const record *r, uint64_t symbols) {
@@ -193,17 +193,17 @@ static ckd_status code_exactly(const recoding *x, ckd_error *err) {
     const record *r = item->from;
     block_job *job = &x->w->job;
     tensor_context t = context_of(x->p, &x->p->view->blocks[item->block], f);
-    coding_context how = {.level = f->why & CKD_COMPACT_COLD ? ARCHIVE_LEVEL : 0,
-                          .views = &c->views,
-                          .parent = f->new_base,
-                          .dedup_index = &c->nothing,
-                          .checkpoint = x->p->view->manifest.checkpoint.id};
+    coding_context save = {.level = f->why & CKD_COMPACT_COLD ? ARCHIVE_LEVEL : 0,
+                           .views = &c->views,
+                           .parent = f->new_base,
+                           .dedup_index = &c->nothing,
+                           .checkpoint = x->p->view->manifest.checkpoint.id};
     load_budget budget = {.limit = c->options.max_load_cost, .newest_limit = c->options.max_load_cost};
     job->input.values = x->w->values.data;
     job->input.first = r->first;
     job->input.count = r->count;
     job->input.try_delta = true;
-    ckd_status status = block_analyse(job, &how, &t, &budget, err);
+    ckd_status status = block_analyse(job, &save, &t, &budget, err);
     if (status == CKD_OK && block_is_duplicate(job)) {
         return code_copy(x, err);
     }

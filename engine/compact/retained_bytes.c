@@ -41,9 +41,9 @@ static uint32_t readers_of(const compaction *c, uint64_t hash) {
     return n;
 }
 
-static ckd_status count_reader(void *context, const view *in, const view_block *b, ckd_error *err) {
+static ckd_status count_reader(void *context, const view *v, const view_block *b, ckd_error *err) {
     compaction *c = context;
-    (void)in;
+    (void)v;
     if (!compact_is_victim(c, &b->record->tensor->checkpoint)) {
         return CKD_OK;
     }
@@ -72,9 +72,9 @@ typedef struct keeping {
     double bytes;
 } keeping;
 
-static ckd_status add_up(void *context, const view *in, const view_block *b, ckd_error *err) {
+static ckd_status add_up(void *context, const view *v, const view_block *b, ckd_error *err) {
     keeping *k = context;
-    (void)in;
+    (void)v;
     (void)err;
     if (compact_is_victim(k->c, &b->record->tensor->checkpoint)) {
         uint32_t readers = readers_of(k->c, hash_of(b->record));

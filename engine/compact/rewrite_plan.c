@@ -120,12 +120,12 @@ static ckd_status load_of(block_load *out, const load_query *q, const view_block
     }
     for (uint32_t k = 0; k < r->dependency_count; k++) {
         view_source s;
-        const dependency *on = &r->dependencies[k];
-        if (on->kind != DEPENDS_VALUES && on->kind != DEPENDS_LINK) {
+        const dependency *d = &r->dependencies[k];
+        if (d->kind != DEPENDS_VALUES && d->kind != DEPENDS_LINK) {
             continue;
         }
-        bool link = on->kind == DEPENDS_LINK;
-        ckd_status status = link ? add_link(out, q, b, on, nested, err)
+        bool link = d->kind == DEPENDS_LINK;
+        ckd_status status = link ? add_link(out, q, b, d, nested, err)
                                  : view_source_of(&s, &q->c->views, q->p->view, b, k, err);
         if (status == CKD_OK && !link) {
             status = add_source(out, q, &s, err);
@@ -184,9 +184,9 @@ static ckd_status find_new_base(block_rewrite *f, compaction *c, const rewrite_p
             return CKD_OK;
         }
         block_load load = {0, {0, 0}};
-        rewrite_plan none = {.view = NULL};
+        rewrite_plan no_plan = {.view = NULL};
         view_source s = {.view = older, .tensor = t, .span = {r->region, r->first, r->count}};
-        status = add_source(&load, &(load_query){c, &none, NULL}, &s, err);
+        status = add_source(&load, &(load_query){c, &no_plan, NULL}, &s, err);
         if (status == CKD_OK && (i == 0 || load.depth == 0) && allows(c, &load, r)) {
             f->new_base = older;
             f->new_base_tensor = t;
@@ -202,8 +202,8 @@ static ckd_status find_new_base(block_rewrite *f, compaction *c, const rewrite_p
 bool compact_builds_on_victim(const compaction *c, const view *v, const record *r) {
     bool any = false;
     for (uint32_t k = 0; k < r->dependency_count && !any; k++) {
-        const ckd_id *on = &r->dependencies[k].checkpoint;
-        any = !id_equal(on, &v->manifest.checkpoint.id) && compact_is_victim(c, on);
+        const ckd_id *id = &r->dependencies[k].checkpoint;
+        any = !id_equal(id, &v->manifest.checkpoint.id) && compact_is_victim(c, id);
     }
     return any;
 }

@@ -62,9 +62,9 @@ ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkp
     }
     *out = NULL;
     if (status == CKD_E_NOT_FOUND) {
-        bool gone;
-        status = was_deleted(&gone, store, c, err);
-        if (status != CKD_OK || gone) {
+        bool deleted;
+        status = was_deleted(&deleted, store, c, err);
+        if (status != CKD_OK || deleted) {
             return status;
         }
         status =

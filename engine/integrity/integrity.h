@@ -27,7 +27,7 @@ typedef struct parity_files {
 } parity_files;
 
 /*
- * Removes groups that become useless when the files `gone` are removed on purpose. Members among `stay` are read
+ * Removes groups that become useless when the files `removed` are removed on purpose. Members among `remaining` are read
  * first, and get new groups if their runs ask for parity. If that is not possible, a message says so. Unreadable
  * parity files stay. The caller holds the publish lock.
  *
@@ -35,8 +35,8 @@ typedef struct parity_files {
  * changed), STATE (a file that stays is missing or damaged, and only a group that would go can rebuild it; nothing
  * was changed), IO, NOMEM. With force the file is given up instead of STATE, and a message says so.
  */
-ckd_status parity_remove_useless(const ckd_store *store, const parity_files *gone, const parity_files *stay,
-                                 bool force, ckd_error *err);
+ckd_status parity_remove_useless(const ckd_store *store, const parity_files *removed,
+                                 const parity_files *remaining, bool force, ckd_error *err);
 
 /* Rebuilding files. */
 

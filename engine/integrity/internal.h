@@ -94,10 +94,10 @@ typedef struct parity_inputs {
  * Plans new groups for the files of a run (NULL: of all runs). Release with parity_plan_free, also after failures.
  * Errors: those of reading a setting, NOMEM.
  */
-ckd_status parity_plan_make(parity_plan *out, const parity_inputs *in, const char *run, ckd_error *err);
+ckd_status parity_plan_make(parity_plan *out, const parity_inputs *inputs, const char *run, ckd_error *err);
 void parity_plan_free(parity_plan *p);
-/* Sets needed[i] if in->sets->items[i] is the best group of some listed file. Errors: as parity_plan_make. */
-ckd_status parity_plan_needed(bool *needed, const parity_inputs *in, ckd_error *err);
+/* Sets needed[i] if inputs->sets->items[i] is the best group of some listed file. Errors: as parity_plan_make. */
+ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_error *err);
 
 /* ---- parity_write.c ---- */
 /*
@@ -138,7 +138,7 @@ ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group
  * read the files and found them undamaged. *covered: files with a new group, also after a failure. Errors: BUSY
  * (another process makes parity), those of parity_write.
  */
-ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *wanted,
+ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *selected,
                               ckd_error *err);
 
 /* Rebuilding files. */
@@ -175,7 +175,7 @@ ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_
 /* A vanished checkpoint to list again. */
 typedef struct manifest_request {
     const ckd_checkpoint *known; /* what a catalog knew of it */
-    const vanished *gone;        /* has the files that no manifest names */
+    const vanished *vanished;    /* has the files that no manifest names */
     const live_files *live;
     bool write; /* false: only looks whether it is possible */
 } manifest_request;

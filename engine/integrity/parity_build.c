@@ -165,21 +165,21 @@ static parity_inputs inputs_of(const making *m) {
 
 /* The caller has read all manifests. With one missing, it would not be known which groups are of use. */
 static ckd_status clean_up(making *m, ckd_error *err) {
-    damage_list again = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = m->store->path};
-    if (!again.result) {
+    damage_list reread = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = m->store->path};
+    if (!reread.result) {
         return err_nomem(err, sizeof(ckd_verify_result), "parity groups");
     }
     parity_sets_free(&m->sets);
-    ckd_status status = parity_sets_read(&m->sets, m->store, &again, err);
+    ckd_status status = parity_sets_read(&m->sets, m->store, &reread, err);
     bool *needed = status == CKD_OK ? calloc(m->sets.count + 1, sizeof(*needed)) : NULL;
     if (status == CKD_OK && !needed) {
         status = err_nomem(err, m->sets.count, "parity groups");
     }
-    const parity_inputs in = inputs_of(m);
-    THEN(status, parity_plan_needed(needed, &in, err));
+    const parity_inputs inputs = inputs_of(m);
+    THEN(status, parity_plan_needed(needed, &inputs, err));
     THEN(status, remove_useless(m, needed, err));
     free(needed);
-    ckd_verify_result_free(again.result); /* the damage was reported already */
+    ckd_verify_result_free(reread.result); /* the damage was reported already */
     return status;
 }
 
@@ -213,8 +213,8 @@ static ckd_status read_state(making *m, ckd_error *err) {
     }
     THEN(status, live_files_read(&m->files, m->store, &m->damage, err));
     THEN(status, parity_sets_read(&m->sets, m->store, &m->damage, err));
-    const parity_inputs in = inputs_of(m);
-    THEN(status, parity_plan_make(&m->plan, &in, m->options->run, err));
+    const parity_inputs inputs = inputs_of(m);
+    THEN(status, parity_plan_make(&m->plan, &inputs, m->options->run, err));
     return status;
 }
 
@@ -229,8 +229,8 @@ static void count_plan(making *m) {
 
 static ckd_status make(making *m, ckd_error *err) {
     const ckd_parity_options *o = m->options;
-    bool given = o->data || o->off;
-    ckd_status status = given && !o->dry_run ? store_setting(m, err) : CKD_OK;
+    bool has_setting = o->data || o->off;
+    ckd_status status = has_setting && !o->dry_run ? store_setting(m, err) : CKD_OK;
     THEN(status, read_state(m, err));
     if (status == CKD_OK && o->dry_run) {
         count_plan(m);
@@ -249,10 +249,10 @@ static ckd_status make(making *m, ckd_error *err) {
 }
 
 static ckd_status check_options(const ckd_parity_options *o, ckd_error *err) {
-    bool none = o->data == 0 && o->parity == 0;
-    bool some =
+    bool unset = o->data == 0 && o->parity == 0;
+    bool valid =
         o->data >= 1 && o->data <= CKD_PARITY_DATA_MAX && o->parity >= 1 && o->parity <= CKD_PARITY_MAX;
-    if ((!none && !some) || (some && o->off)) {
+    if ((!unset && !valid) || (valid && o->off)) {
         return err_set(err, CKD_E_INVALID,
                        "a parity group has 1 to %d files and 1 to %d files of parity, such as 8+1",
                        CKD_PARITY_DATA_MAX, CKD_PARITY_MAX);
@@ -260,7 +260,7 @@ static ckd_status check_options(const ckd_parity_options *o, ckd_error *err) {
     if (o->run && !run_name_valid(o->run)) {
         return err_set(err, CKD_E_INVALID, "'%.60s' is no name of a run", o->run);
     }
-    return some && o->parity > 1 ? report_missing_library(erasure_ready(err), err) : CKD_OK;
+    return valid && o->parity > 1 ? report_missing_library(erasure_ready(err), err) : CKD_OK;
 }
 
 static void making_free(making *m) {

@@ -54,13 +54,13 @@ static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *
 
 /* The group that protects a file best. The newest one wins among equals. */
 static const parity_set *best_of(parity_use *use, const live_file *f, const wanted *w,
-                                 const parity_inputs *in) {
+                                 const parity_inputs *inputs) {
     size_t count;
-    const parity_membership *c = parity_sets_of(in->sets, &f->file.id, &count);
+    const parity_membership *c = parity_sets_of(inputs->sets, &f->file.id, &count);
     const parity_set *best = NULL;
     *use = PARITY_NONE;
     for (size_t i = 0; i < count; i++) {
-        parity_use found = use_of(c[i].set, w, in->store, in->files);
+        parity_use found = use_of(c[i].set, w, inputs->store, inputs->files);
         bool better = found > *use || (best && found == *use && found != PARITY_NONE &&
                                        c[i].set->group.created_ns > best->group.created_ns);
         if (better) {
@@ -97,21 +97,21 @@ static int by_class_and_age(const void *a, const void *b) {
     return memcmp(&x->f->file.id, &y->f->file.id, sizeof(ckd_id));
 }
 
-static ckd_status find_candidates(candidate *out, size_t *count, const parity_inputs *in, const char *run,
+static ckd_status find_candidates(candidate *out, size_t *count, const parity_inputs *inputs, const char *run,
                                   ckd_error *err) {
     *count = 0;
-    for (size_t i = 0; i < in->files->count; i++) {
-        const live_file *f = &in->files->items[i];
+    for (size_t i = 0; i < inputs->files->count; i++) {
+        const live_file *f = &inputs->files->items[i];
         candidate c = {.f = f};
         parity_use use;
         if (run && strcmp(run, f->name.run) != 0) {
             continue;
         }
-        ckd_status status = wanted_for(&c.w, in->store, in->settings, f->name.run, err);
+        ckd_status status = wanted_for(&c.w, inputs->store, inputs->settings, f->name.run, err);
         if (status != CKD_OK) {
             return status;
         }
-        const parity_set *best = best_of(&use, f, &c.w, in);
+        const parity_set *best = best_of(&use, f, &c.w, inputs);
         bool possible = c.w.data && f->file.size && f->file.size <= PARITY_FILE_MAX;
         if (possible && use != PARITY_BROKEN && use != PARITY_FULL) {
             c.now = use == PARITY_SMALL ? best : NULL;
@@ -168,13 +168,13 @@ static ckd_status cut(parity_plan *p, const candidate *c, size_t count, ckd_erro
     return status;
 }
 
-ckd_status parity_plan_make(parity_plan *out, const parity_inputs *in, const char *run, ckd_error *err) {
+ckd_status parity_plan_make(parity_plan *out, const parity_inputs *inputs, const char *run, ckd_error *err) {
     *out = (parity_plan){0};
-    size_t count = 0, most = in->files->count;
-    candidate *c = calloc(most + 1, sizeof(*c));
-    out->items = calloc(most + 1, sizeof(*out->items));
-    ckd_status status = c && out->items ? find_candidates(c, &count, in, run, err)
-                                        : err_nomem(err, most * sizeof(*c), "a plan of parity");
+    size_t count = 0, capacity = inputs->files->count;
+    candidate *c = calloc(capacity + 1, sizeof(*c));
+    out->items = calloc(capacity + 1, sizeof(*out->items));
+    ckd_status status = c && out->items ? find_candidates(c, &count, inputs, run, err)
+                                        : err_nomem(err, capacity * sizeof(*c), "a plan of parity");
     if (status == CKD_OK && count) {
         qsort(c, count, sizeof(*c), by_class_and_age);
         status = cut(out, c, count, err);
@@ -191,16 +191,16 @@ void parity_plan_free(parity_plan *p) {
     *p = (parity_plan){0};
 }
 
-ckd_status parity_plan_needed(bool *needed, const parity_inputs *in, ckd_error *err) {
-    for (size_t i = 0; i < in->files->count; i++) {
-        const live_file *f = &in->files->items[i];
+ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_error *err) {
+    for (size_t i = 0; i < inputs->files->count; i++) {
+        const live_file *f = &inputs->files->items[i];
         wanted w;
         parity_use use;
-        ckd_status status = wanted_for(&w, in->store, in->settings, f->name.run, err);
+        ckd_status status = wanted_for(&w, inputs->store, inputs->settings, f->name.run, err);
         if (status != CKD_OK) {
             return status;
         }
-        const parity_set *best = best_of(&use, f, &w, in);
+        const parity_set *best = best_of(&use, f, &w, inputs);
         if (best) {
             needed[best->place] = true;
         }

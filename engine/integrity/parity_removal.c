@@ -25,7 +25,7 @@ typedef struct outlook {
 
 typedef struct forgetting {
     const ckd_store *store;
-    const parity_files *gone, *stay;
+    const parity_files *removed, *remaining;
     bool force;
     parity_sets sets;
     outlook *outlooks; /* by index of the set */
@@ -66,12 +66,12 @@ static outlook assess_group(const forgetting *f, const parity_set *s) {
     outlook o = {.rows = rows_of(s)};
     for (size_t i = 0; i < s->group.member_count; i++) {
         const parity_member *m = &s->group.members[i];
-        bool goes = among(f->gone, &m->file), there = live_file_exists(f->store, &m->file, m->size);
+        bool goes = among(f->removed, &m->file), exists = live_file_exists(f->store, &m->file, m->size);
         o.concerned = o.concerned || goes;
-        o.left += !goes && there;
-        o.lost_now += !there;
-        o.lost_then += goes || !there;
-        if (!there && !goes && among(f->stay, &m->file)) {
+        o.left += !goes && exists;
+        o.lost_now += !exists;
+        o.lost_then += goes || !exists;
+        if (!exists && !goes && among(f->remaining, &m->file)) {
             o.wanted = m;
         }
     }
@@ -88,7 +88,7 @@ static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, c
     for (size_t i = 0; i < s->group.member_count && status == CKD_OK; i++) {
         const parity_member *m = &s->group.members[i];
         bool right = true, can = false;
-        if (among(f->stay, &m->file) && live_file_exists(f->store, &m->file, m->size)) {
+        if (among(f->remaining, &m->file) && live_file_exists(f->store, &m->file, m->size)) {
             status = parity_check_member(&right, m, f->store, &f->payload, NULL, err);
         }
         if (status == CKD_OK && !right) {
@@ -189,7 +189,7 @@ static ckd_status find_unprotected(parity_files *out, ckd_id **ids, const forget
         const outlook *o = &f->outlooks[i];
         for (size_t k = 0; k < s->group.member_count && useless(o); k++) {
             const parity_member *m = &s->group.members[k];
-            bool stays = among(f->stay, &m->file) && !is_damaged(o, k) &&
+            bool stays = among(f->remaining, &m->file) && !is_damaged(o, k) &&
                          live_file_exists(f->store, &m->file, m->size);
             if (stays && !covered_elsewhere(f, &m->file)) {
                 (*ids)[count++] = m->file;
@@ -243,10 +243,10 @@ static ckd_status remove_groups(const forgetting *f, ckd_error *err) {
     return status == CKD_OK && removed ? dir_sync(path_in(f->store->path, DIR_PARITY).text, err) : status;
 }
 
-ckd_status parity_remove_useless(const ckd_store *store, const parity_files *gone, const parity_files *stay,
-                                 bool force, ckd_error *err) {
-    forgetting f = {.store = store, .gone = gone, .stay = stay, .force = force};
-    if (!gone->count || !file_exists(path_in(store->path, DIR_PARITY).text)) {
+ckd_status parity_remove_useless(const ckd_store *store, const parity_files *removed,
+                                 const parity_files *remaining, bool force, ckd_error *err) {
+    forgetting f = {.store = store, .removed = removed, .remaining = remaining, .force = force};
+    if (!removed->count || !file_exists(path_in(store->path, DIR_PARITY).text)) {
         return CKD_OK;
     }
     damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};

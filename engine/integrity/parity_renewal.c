@@ -22,11 +22,11 @@ ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group
     return status;
 }
 
-static void keep_only(live_files *all, const parity_files *wanted) {
+static void keep_only(live_files *all, const parity_files *selected) {
     size_t kept = 0;
     for (size_t i = 0; i < all->count; i++) {
         const ckd_id *id = &all->items[i].file.id;
-        if (id_among(id, wanted->items, wanted->count)) {
+        if (id_among(id, selected->items, selected->count)) {
             all->items[kept++] = all->items[i];
         }
     }
@@ -51,22 +51,22 @@ static ckd_status make_group(size_t *covered, const ckd_store *store, parity_gro
 }
 
 static ckd_status make_plan(parity_plan *plan, live_files *files, setting_list *settings,
-                            const ckd_store *store, const parity_files *wanted, ckd_error *err) {
-    parity_sets none = {0};
+                            const ckd_store *store, const parity_files *selected, ckd_error *err) {
+    parity_sets no_sets = {0};
     damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
     ckd_status status =
         ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "parity made anew");
     THEN(status, settings_read_kind(settings, store, METADATA_PARITY, err));
     THEN(status, live_files_read(files, store, &ignored, err));
     if (status == CKD_OK) {
-        keep_only(files, wanted);
-        status = parity_plan_make(plan, &(parity_inputs){store, files, &none, settings}, NULL, err);
+        keep_only(files, selected);
+        status = parity_plan_make(plan, &(parity_inputs){store, files, &no_sets, settings}, NULL, err);
     }
     ckd_verify_result_free(ignored.result);
     return status;
 }
 
-ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *wanted,
+ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *selected,
                               ckd_error *err) {
     parity_plan plan = {0};
     live_files files = {0};
@@ -74,7 +74,7 @@ ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const par
     file_lock *lock = NULL;
     *covered = 0;
     ckd_status status = parity_lock(&lock, store, err);
-    THEN(status, make_plan(&plan, &files, &settings, store, wanted, err));
+    THEN(status, make_plan(&plan, &files, &settings, store, selected, err));
     for (size_t i = 0; i < plan.count && status == CKD_OK; i++) {
         status = make_group(covered, store, &plan.items[i], err);
     }

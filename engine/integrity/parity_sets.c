@@ -165,11 +165,11 @@ const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *id) {
 }
 
 bool parity_members_exist(const parity_group *g, const ckd_store *store) {
-    bool there = true;
-    for (size_t i = 0; i < g->member_count && there; i++) {
-        there = live_file_exists(store, &g->members[i].file, g->members[i].size);
+    bool exist = true;
+    for (size_t i = 0; i < g->member_count && exist; i++) {
+        exist = live_file_exists(store, &g->members[i].file, g->members[i].size);
     }
-    return there;
+    return exist;
 }
 
 int parity_set_redundancy(const parity_set *s, const ckd_store *store) {

@@ -6,8 +6,8 @@
 #define MEMORY (UINT64_C(64) << 20)
 
 uint64_t parity_batch(const parity_group *g) {
-    uint64_t each = (uint64_t)(g->member_count + g->rows) * g->piece;
-    uint64_t count = MEMORY / each, max = (UINT64_C(1) << 20) / g->piece;
+    uint64_t stripe_bytes = (uint64_t)(g->member_count + g->rows) * g->piece;
+    uint64_t count = MEMORY / stripe_bytes, max = (UINT64_C(1) << 20) / g->piece;
     count = count < max ? count : max;
     return count ? count : 1;
 }
@@ -85,12 +85,12 @@ static ckd_status read_members(encoder *e, uint64_t first, uint64_t count, uint6
     ckd_status status = CKD_OK;
     *read = 0;
     for (size_t i = 0; i < g->member_count && status == CKD_OK; i++) {
-        uint64_t begin = first * g->piece, size = count * g->piece, there = g->members[i].size;
-        there = there > begin ? there - begin : 0;
-        there = there < size ? there : size;
-        memset(e->data[i] + there, 0, size - there);
-        status = there ? file_read_at(e->in[i], begin, e->data[i], there, err) : CKD_OK;
-        *read += there;
+        uint64_t begin = first * g->piece, size = count * g->piece, available = g->members[i].size;
+        available = available > begin ? available - begin : 0;
+        available = available < size ? available : size;
+        memset(e->data[i] + available, 0, size - available);
+        status = available ? file_read_at(e->in[i], begin, e->data[i], available, err) : CKD_OK;
+        *read += available;
     }
     return status;
 }
@@ -100,18 +100,18 @@ static ckd_status encode_stripe(encoder *e, uint64_t first, uint64_t stripe, ckd
     uint64_t at = (stripe - first) * g->piece;
     uint64_t offset = parity_stripe_offset(g, stripe) - parity_stripe_offset(g, first);
     uint32_t size = parity_piece_size(g, stripe);
-    const uint8_t *in[ERASURE_DATA_MAX];
+    const uint8_t *inputs[ERASURE_DATA_MAX];
     uint8_t *out[ERASURE_PARITY_MAX];
     for (size_t i = 0; i < g->member_count; i++) {
-        in[i] = e->data[i] + at;
+        inputs[i] = e->data[i] + at;
     }
     for (size_t r = 0; r < e->row_count; r++) {
         out[r] = e->parity[r] + offset;
     }
     ckd_status status =
-        erasure_sums(&(erasure_product){out, in, e->matrix, e->row_count, g->member_count, size}, err);
+        erasure_sums(&(erasure_product){out, inputs, e->matrix, e->row_count, g->member_count, size}, err);
     for (size_t i = 0; i < g->member_count && status == CKD_OK; i++) {
-        uint64_t hash = hash64(in[i], parity_member_size(g, i, stripe));
+        uint64_t hash = hash64(inputs[i], parity_member_size(g, i, stripe));
         for (size_t r = 0; r < e->row_count; r++) {
             store_le64(out[r] + size + 8 * i, hash);
         }

@@ -99,15 +99,15 @@ static ckd_status look_at_rows(repairing *r, ckd_error *err) {
     }
     for (size_t i = 0; i < r->sets.count && status == CKD_OK; i++) {
         const parity_set *s = r->sets.items[i];
-        uint32_t bad = 0;
+        uint32_t damaged = 0;
         for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
             size_t before = r->result->left->damage_count;
-            bool there = s->present >> row & 1;
+            bool present = s->present >> row & 1;
             status = parity_check_row(s, row, r->store, &r->damage, &r->limiter, err);
-            bad |= !there || r->result->left->damage_count > before ? UINT32_C(1) << row : 0;
+            damaged |= !present || r->result->left->damage_count > before ? UINT32_C(1) << row : 0;
         }
-        if (bad) {
-            r->rows[r->row_count++] = (bad_row){s, bad};
+        if (damaged) {
+            r->rows[r->row_count++] = (bad_row){s, damaged};
         }
     }
     return status;
@@ -126,8 +126,8 @@ static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r,
     *done = false;
     ckd_status status = store_lock_publish(&lock, r->store, err);
     if (status == CKD_OK) {
-        pathname said = path_manifest(r->store->path, f->name.run, f->name.step, f->name.generation);
-        if (file_exists(said.text)) {
+        pathname path = path_manifest(r->store->path, f->name.run, f->name.step, f->name.generation);
+        if (file_exists(path.text)) {
             status = repair_publish(aside, r->store, from.text, DIR_CHUNKS, name, err);
             *done = status == CKD_OK;
         }
@@ -187,14 +187,14 @@ static ckd_status repair_one(bool *repaired, repairing *r, bad_file *b, ckd_erro
 /* Repeats, as a rebuilt file may be what another one lacks. */
 static ckd_status repair_files(repairing *r, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (bool again = true; again && status == CKD_OK;) {
-        again = false;
+    for (bool repeat = true; repeat && status == CKD_OK;) {
+        repeat = false;
         for (size_t i = 0; i < r->bad_count && status == CKD_OK; i++) {
             bool repaired = false;
             if (!r->bad[i].repaired) {
                 status = repair_one(&repaired, r, &r->bad[i], err);
             }
-            again = again || (repaired && !r->options->dry_run);
+            repeat = repeat || (repaired && !r->options->dry_run);
         }
     }
     return status;
@@ -348,11 +348,11 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
 
 /* ---- manifests ---- */
 
-static ckd_status repair_vanished(bool *done, repairing *r, const vanished *gone, const ckd_checkpoint *c,
+static ckd_status repair_vanished(bool *done, repairing *r, const vanished *v, const ckd_checkpoint *c,
                                   ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_manifest(r->store->path, c->run, c->step, c->generation);
-    manifest_request q = {c, gone, &r->files, !r->options->dry_run};
+    manifest_request q = {c, v, &r->files, !r->options->dry_run};
     ckd_status status = repair_manifest(done, r->store, &q, &why, err);
     if (status == CKD_OK && *done) {
         status = report_repaired(r, p.text, "", 0, err);
@@ -363,14 +363,14 @@ static ckd_status repair_vanished(bool *done, repairing *r, const vanished *gone
 }
 
 /* Repeats, as a checkpoint may be a delta on one that came back. */
-static ckd_status repair_each(bool *done, repairing *r, const vanished *gone, ckd_error *err) {
+static ckd_status repair_each(bool *done, repairing *r, const vanished *v, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (bool again = true; again && status == CKD_OK;) {
-        again = false;
-        for (size_t i = 0; i < gone->count && status == CKD_OK; i++) {
+    for (bool repeat = true; repeat && status == CKD_OK;) {
+        repeat = false;
+        for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
             if (!done[i]) {
-                status = repair_vanished(&done[i], r, gone, &gone->items[i], err);
-                again = again || (done[i] && !r->options->dry_run);
+                status = repair_vanished(&done[i], r, v, &v->items[i], err);
+                repeat = repeat || (done[i] && !r->options->dry_run);
             }
         }
     }
@@ -378,13 +378,13 @@ static ckd_status repair_each(bool *done, repairing *r, const vanished *gone, ck
 }
 
 /* Counts the checkpoint that the caller named among the vanished ones, even if that is doubtful. */
-static ckd_status confirm_named(const repairing *r, vanished *gone, ckd_error *err) {
+static ckd_status confirm_named(const repairing *r, vanished *v, ckd_error *err) {
     const char *run = r->options->manifest_run;
     uint64_t step = r->options->manifest_step;
     ckd_error why = {0};
-    bool found = !run || vanished_confirm(gone, run, step, &why);
-    for (size_t i = 0; i < gone->count && !found; i++) {
-        found = gone->items[i].step == step && strcmp(gone->items[i].run, run) == 0;
+    bool found = !run || vanished_confirm(v, run, step, &why);
+    for (size_t i = 0; i < v->count && !found; i++) {
+        found = v->items[i].step == step && strcmp(v->items[i].run, run) == 0;
     }
     if (found || why.status != CKD_OK) {
         return err_from(err, why.status, &why);
@@ -396,17 +396,17 @@ static ckd_status confirm_named(const repairing *r, vanished *gone, ckd_error *e
 }
 
 static ckd_status repair_manifests(repairing *r, ckd_error *err) {
-    vanished gone = {0};
-    ckd_status status = vanished_find(&gone, r->store, err);
-    THEN(status, confirm_named(r, &gone, err));
-    bool *done = status == CKD_OK ? calloc(gone.count + 1, sizeof(*done)) : NULL;
+    vanished v = {0};
+    ckd_status status = vanished_find(&v, r->store, err);
+    THEN(status, confirm_named(r, &v, err));
+    bool *done = status == CKD_OK ? calloc(v.count + 1, sizeof(*done)) : NULL;
     if (status == CKD_OK && !done) {
-        status = err_nomem(err, gone.count, "manifests that are gone");
+        status = err_nomem(err, v.count, "manifests that are gone");
     }
-    THEN(status, vanished_add_damage(&gone, r->store, &r->damage, err));
-    THEN(status, repair_each(done, r, &gone, err));
+    THEN(status, vanished_add_damage(&v, r->store, &r->damage, err));
+    THEN(status, repair_each(done, r, &v, err));
     free(done);
-    vanished_free(&gone);
+    vanished_free(&v);
     return status;
 }
 

@@ -51,25 +51,25 @@ static ckd_status note_writer(rewriting *w, const ckd_id *writer, ckd_error *err
  */
 static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, bool older, ckd_error *err) {
     chunk *c;
-    bool own = false;
+    bool is_own = false;
     if (chunk_open_bundled(&c, path_chunk(w->store->path, id, "").text, NULL) != CKD_OK) {
         return CKD_OK; /* its records will be missing */
     }
     if (c->outer_count == 0) { /* an empty checkpoint's, or that of a rank without tensors */
-        own = w->known->tensors == 0 && w->known->raw_bytes == 0;
+        is_own = w->known->tensors == 0 && w->known->raw_bytes == 0;
     }
-    for (size_t i = 0; i < c->outer_count && !own; i++) {
-        own = id_equal(&c->outer[i].tensor->checkpoint, &w->known->id);
+    for (size_t i = 0; i < c->outer_count && !is_own; i++) {
+        is_own = id_equal(&c->outer[i].tensor->checkpoint, &w->known->id);
     }
-    ckd_status status = own && !older ? note_writer(w, &c->identity.writer, err) : CKD_OK;
-    own = own && is_selected(s, &c->identity.writer);
+    ckd_status status = is_own && !older ? note_writer(w, &c->identity.writer, err) : CKD_OK;
+    is_own = is_own && is_selected(s, &c->identity.writer);
     file_ref file = {.id = *id, .size = c->size, .root = c->root};
     chunk_close(c);
-    if (own == older || status != CKD_OK) {
+    if (is_own == older || status != CKD_OK) {
         return status;
     }
     status = manifest_add_files(&w->m, &file, 1, err);
-    if (own) {
+    if (is_own) {
         w->m.own_count = w->m.file_count;
     }
     return status;
@@ -82,7 +82,7 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
  * files that are not read.
  */
 static ckd_status find_files(rewriting *w, bool any, const selection *s, ckd_error *err) {
-    const vanished *v = w->q->gone;
+    const vanished *v = w->q->vanished;
     const live_files *live = w->q->live;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
@@ -110,12 +110,12 @@ static ckd_status find_files(rewriting *w, bool any, const selection *s, ckd_err
 
 static ckd_status depend(rewriting *w, const record *r, ckd_error *err) {
     for (uint32_t i = 0; i < r->dependency_count; i++) {
-        const ckd_id *on = &r->dependencies[i].checkpoint;
-        bool known = id_equal(on, &w->known->id) || id_is_zero(on);
-        for (size_t k = 0; k < w->m.dependency_count && !known; k++) {
-            known = id_equal(&w->m.dependencies[k], on);
+        const ckd_id *id = &r->dependencies[i].checkpoint;
+        bool exists = id_equal(id, &w->known->id) || id_is_zero(id);
+        for (size_t k = 0; k < w->m.dependency_count && !exists; k++) {
+            exists = id_equal(&w->m.dependencies[k], id);
         }
-        if (known) {
+        if (exists) {
             continue;
         }
         ckd_id *grown = realloc(w->m.dependencies, (w->m.dependency_count + 1) * sizeof(*grown));
@@ -123,7 +123,7 @@ static ckd_status depend(rewriting *w, const record *r, ckd_error *err) {
             return err_nomem(err, (w->m.dependency_count + 1) * sizeof(*grown), "a manifest's dependencies");
         }
         w->m.dependencies = grown;
-        w->m.dependencies[w->m.dependency_count++] = *on;
+        w->m.dependencies[w->m.dependency_count++] = *id;
     }
     return CKD_OK;
 }
@@ -301,8 +301,8 @@ static ckd_status try_generations(rewriting *w, bool any, ckd_error *err) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_id writer;
         memcpy(&writer, w->writers.data + i / 2 * sizeof(writer), sizeof(writer));
-        const selection some = {.writer = &writer, .others = i % 2};
-        ckd_status tried = try_files(w, any, &some, &why);
+        const selection s = {.writer = &writer, .others = i % 2};
+        ckd_status tried = try_files(w, any, &s, &why);
         status = tried == CKD_OK || tried == CKD_E_CORRUPT ? tried : err_from(err, tried, &why);
     }
     return status;

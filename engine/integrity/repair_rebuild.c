@@ -58,10 +58,10 @@ static ckd_status take_memory(rebuilder *r, ckd_error *err) {
 }
 
 /* Fills unreadable pieces with zeros. Their hash shows that they are wrong, unless they were zeros. */
-static void read_piecewise(file_reader *in, uint64_t begin, uint8_t *to, uint64_t size, uint32_t piece) {
+static void read_piecewise(file_reader *file, uint64_t begin, uint8_t *to, uint64_t size, uint32_t piece) {
     for (uint64_t at = 0; at < size; at += piece) {
         uint64_t n = size - at < piece ? size - at : piece;
-        if (file_read_at(in, begin + at, to + at, n, NULL) != CKD_OK) {
+        if (file_read_at(file, begin + at, to + at, n, NULL) != CKD_OK) {
             memset(to + at, 0, n);
         }
     }
@@ -69,15 +69,15 @@ static void read_piecewise(file_reader *in, uint64_t begin, uint8_t *to, uint64_
 
 static uint64_t read_member(const rebuilder *r, size_t i, uint64_t first, uint64_t count) {
     uint64_t begin = first * r->g->piece, size = count * r->g->piece;
-    uint64_t there = r->in[i] ? file_size(r->in[i]) : 0;
-    there = there < r->g->members[i].size ? there : r->g->members[i].size;
-    there = there > begin ? there - begin : 0;
-    there = there < size ? there : size;
-    memset(r->data[i] + there, 0, size - there);
-    if (there && file_read_at(r->in[i], begin, r->data[i], there, NULL) != CKD_OK) {
-        read_piecewise(r->in[i], begin, r->data[i], there, r->g->piece);
+    uint64_t available = r->in[i] ? file_size(r->in[i]) : 0;
+    available = available < r->g->members[i].size ? available : r->g->members[i].size;
+    available = available > begin ? available - begin : 0;
+    available = available < size ? available : size;
+    memset(r->data[i] + available, 0, size - available);
+    if (available && file_read_at(r->in[i], begin, r->data[i], available, NULL) != CKD_OK) {
+        read_piecewise(r->in[i], begin, r->data[i], available, r->g->piece);
     }
-    return there;
+    return available;
 }
 
 static uint64_t read_row(const rebuilder *r, uint32_t row, uint64_t first, uint64_t count) {
@@ -103,9 +103,9 @@ typedef struct stripe_view {
     /* at, offset: places of the members' pieces, and of the stripe, in the batch */
     uint64_t number, at, offset;
     unsigned rows[ERASURE_PARITY_MAX];
-    size_t row_count;                                         /* undamaged rows */
-    unsigned lost[ERASURE_DATA_MAX], known[ERASURE_DATA_MAX]; /* indices of members */
-    size_t lost_count, known_count;
+    size_t row_count;                                          /* undamaged rows */
+    unsigned lost[ERASURE_DATA_MAX], intact[ERASURE_DATA_MAX]; /* indices of members */
+    size_t lost_count, intact_count;
     const uint8_t *says; /* an undamaged stripe with hashes; NULL: there is none */
     bool target_lost;
     size_t target_place; /* index in `lost` */
@@ -132,7 +132,7 @@ static void find_valid_rows(stripe_view *v, const rebuilder *r, uint64_t first, 
             v->target_place = v->lost_count;
         }
         if (right) {
-            v->known[v->known_count++] = (unsigned)i;
+            v->intact[v->intact_count++] = (unsigned)i;
         } else {
             v->lost[v->lost_count++] = (unsigned)i;
         }
@@ -154,19 +154,19 @@ static void report_why(const rebuilder *r, const stripe_view *v) {
 static ckd_status solve(const rebuilder *r, const stripe_view *v, ckd_error *err) {
     const parity_group *g = r->g;
     uint8_t matrix[ERASURE_PARITY_MAX * (ERASURE_PARITY_MAX + ERASURE_DATA_MAX)];
-    unsigned lost[ERASURE_PARITY_MAX], known[ERASURE_DATA_MAX];
-    const uint8_t *in[ERASURE_PARITY_MAX + ERASURE_DATA_MAX];
-    size_t columns = v->lost_count + v->known_count;
+    unsigned lost[ERASURE_PARITY_MAX], intact[ERASURE_DATA_MAX];
+    const uint8_t *inputs[ERASURE_PARITY_MAX + ERASURE_DATA_MAX];
+    size_t columns = v->lost_count + v->intact_count;
     for (size_t i = 0; i < v->lost_count; i++) {
         lost[i] = g->members[v->lost[i]].column;
-        in[i] = r->stripes[v->rows[i]] + v->offset;
+        inputs[i] = r->stripes[v->rows[i]] + v->offset;
     }
-    for (size_t i = 0; i < v->known_count; i++) {
-        known[i] = g->members[v->known[i]].column;
-        in[v->lost_count + i] = r->data[v->known[i]] + v->at;
+    for (size_t i = 0; i < v->intact_count; i++) {
+        intact[i] = g->members[v->intact[i]].column;
+        inputs[v->lost_count + i] = r->data[v->intact[i]] + v->at;
     }
-    erasure_matrix(matrix, lost, v->rows, v->lost_count, known, v->known_count);
-    return erasure_sums(&(erasure_product){(uint8_t *const[]){r->piece}, in,
+    erasure_matrix(matrix, lost, v->rows, v->lost_count, intact, v->intact_count);
+    return erasure_sums(&(erasure_product){(uint8_t *const[]){r->piece}, inputs,
                                            matrix + v->target_place * columns, 1, columns,
                                            parity_piece_size(g, v->number)},
                         err);

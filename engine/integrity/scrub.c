@@ -64,18 +64,18 @@ static int by_name(const void *name, const void *state) {
 
 /* A time in the future is ignored: the clock was set back. */
 static void look_up(scrubbing *s, uint64_t now) {
-    size_t known_count;
-    catalog_file_state *known = scrub_times_load(&known_count, s->store);
+    size_t time_count;
+    catalog_file_state *times = scrub_times_load(&time_count, s->store);
     for (size_t i = 0; i < s->file_count; i++) {
         char name[64];
         due_file *f = &s->files[i];
         scrub_times_name(name, &f->listed->file.id);
         const catalog_file_state *k =
-            known_count ? bsearch(name, known, known_count, sizeof(*known), by_name) : NULL;
+            time_count ? bsearch(name, times, time_count, sizeof(*times), by_name) : NULL;
         bool right = k && k->size == f->listed->file.size && k->verified_ns <= now;
         f->verified_ns = right ? k->verified_ns : 0;
     }
-    free(known);
+    free(times);
 }
 
 static void choose_due(scrubbing *s) {
@@ -147,8 +147,8 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
     }
     f->verified_ns = begun;
     file_ref file = f->listed->file;
-    manifest one = {.files = &file, .file_count = 1};
-    return scrub_times_add(&s->done, &one, err);
+    manifest single = {.files = &file, .file_count = 1};
+    return scrub_times_add(&s->done, &single, err);
 }
 
 static bool out_of_time(const scrubbing *s) {

@@ -27,7 +27,7 @@ ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, c
                                 ckd_error *err) {
     ckd_verify_result *found = c->damage->result;
     size_t before = found->damage_count;
-    pathname said = path_manifest(c->store->path, f->name.run, f->name.step, f->name.generation);
+    pathname path = path_manifest(c->store->path, f->name.run, f->name.step, f->name.generation);
     ckd_status status = store_lock_reader(&c->reader, c->store, err);
     if (status != CKD_OK) {
         return status;
@@ -36,7 +36,7 @@ ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, c
      * A file that was collected meanwhile is no damage. Its manifest may also have gone alone, as another one names the
      * file now.
      */
-    bool needed = file_exists(said.text) || file_exists(path_chunk(c->store->path, &f->file.id, "").text);
+    bool needed = file_exists(path.text) || file_exists(path_chunk(c->store->path, &f->file.id, "").text);
     status = needed ? check(c, f, err) : CKD_OK;
     lock_release(c->reader);
     c->reader = NULL;

@@ -57,12 +57,12 @@ static bool by_lineage(const verification *v) {
 
 static ckd_status check_file_once(verification *v, const file_ref *file, const char *checkpoint,
                                   ckd_error *err) {
-    const live_file *known = live_files_find(&v->files, &file->id);
-    if (known && v->seen[known - v->files.items]) {
+    const live_file *listed = live_files_find(&v->files, &file->id);
+    if (listed && v->seen[listed - v->files.items]) {
         return CKD_OK;
     }
-    if (known) {
-        v->seen[known - v->files.items] = true;
+    if (listed) {
+        v->seen[listed - v->files.items] = true;
     }
     file_check f = {.store = v->store,
                     .damage = &v->damage,
@@ -94,9 +94,9 @@ static ckd_status check_block(verification *v, const view *w, const view_block *
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status =
         blob ? blob_bytes(&v->decoder, b, to, &why) : block_values(&v->decoder, w, b, to, &why);
-    bool own = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
-    status = note(v, status, &why, own ? chunk_record_number(b->chunk, b->record) : CKD_NO_OFFSET, checkpoint,
-                  err);
+    bool in_own_file = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
+    status = note(v, status, &why, in_own_file ? chunk_record_number(b->chunk, b->record) : CKD_NO_OFFSET,
+                  checkpoint, err);
     v->result->blocks++;
     return status == CKD_OK ? progress(v, b->record->raw_size, err) : status;
 }
@@ -106,14 +106,14 @@ static ckd_status check_block(verification *v, const view *w, const view_block *
  * block's file, or on other checkpoints.
  */
 static bool in_sample(const verification *v, const view *w, size_t number) {
-    uint8_t what[sizeof(ckd_id) + 16];
+    uint8_t key[sizeof(ckd_id) + 16];
     if (v->options->sample == 0) {
         return true;
     }
-    memcpy(what, &w->manifest.checkpoint.id, sizeof(ckd_id));
-    store_le64(what + sizeof(ckd_id), number);
-    store_le64(what + sizeof(ckd_id) + 8, v->options->seed);
-    return (double)(hash64(what, sizeof(what)) >> 11) < v->options->sample * 0x1p53;
+    memcpy(key, &w->manifest.checkpoint.id, sizeof(ckd_id));
+    store_le64(key + sizeof(ckd_id), number);
+    store_le64(key + sizeof(ckd_id) + 8, v->options->seed);
+    return (double)(hash64(key, sizeof(key)) >> 11) < v->options->sample * 0x1p53;
 }
 
 static ckd_status check_values(verification *v, const view *w, const char *checkpoint, ckd_error *err) {
@@ -242,10 +242,10 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
 
 /* Checkpoints of the whole store whose manifests are gone, although nobody deleted them. */
 static ckd_status check_vanished(verification *v, ckd_error *err) {
-    vanished gone = {0};
-    ckd_status status = v->options->run ? CKD_OK : vanished_find(&gone, v->store, err);
-    THEN(status, vanished_add_damage(&gone, v->store, &v->damage, err));
-    vanished_free(&gone);
+    vanished lost = {0};
+    ckd_status status = v->options->run ? CKD_OK : vanished_find(&lost, v->store, err);
+    THEN(status, vanished_add_damage(&lost, v->store, &v->damage, err));
+    vanished_free(&lost);
     return status;
 }
 

@@ -94,20 +94,20 @@ static ckd_status check_entries(const renaming *r, ckd_error *err) {
 static ckd_status check_free(const renaming *r, const stored_setting *own, ckd_error *err) {
     for (size_t i = 0; i < r->set.count; i++) {
         const manifest_entry *x = &r->set.items[i], *before = x + 1;
-        bool moved = i + 1 < r->set.count && before->superseded && is_of(before, r->from);
+        bool has_new_name = i + 1 < r->set.count && before->superseded && is_of(before, r->from);
         if (is_of(x, r->to) && x->superseded) {
             return err_set(err, CKD_E_BUSY,
                            "manifests of an earlier run '%s' are not removed yet; try again when all loads "
                            "have ended",
                            r->to);
         }
-        if (is_of(x, r->to) && !moved && own && own->status == CKD_OK) {
+        if (is_of(x, r->to) && !has_new_name && own && own->status == CKD_OK) {
             return err_set(
                 err, CKD_E_BUSY,
                 "run '%s' is being renamed to '%s', which will be completed when all loads have ended",
                 r->from, r->to);
         }
-        if (is_of(x, r->to) && !moved) {
+        if (is_of(x, r->to) && !has_new_name) {
             return err_set(err, CKD_E_EXISTS, "the store has a run '%s' already; choose another name", r->to);
         }
     }
@@ -116,12 +116,12 @@ static ckd_status check_free(const renaming *r, const stored_setting *own, ckd_e
 
 static ckd_status check_setting(const renaming *r, const setting_list *all, metadata_kind kind,
                                 ckd_error *err) {
-    const stored_setting *own = settings_find(all, kind, r->from);
-    if (own && settings_find(all, kind, r->to)) {
+    const stored_setting *setting = settings_find(all, kind, r->from);
+    if (setting && settings_find(all, kind, r->to)) {
         return err_set(err, CKD_E_EXISTS, "'%s' and '%s' both have a %s setting; remove one of them first",
                        r->from, r->to, setting_word(kind));
     }
-    return own ? settings_why(own, r->store, err) : CKD_OK;
+    return setting ? settings_why(setting, r->store, err) : CKD_OK;
 }
 
 /* A save that has begun knows the new name only from its intent. */
@@ -143,14 +143,14 @@ static uint64_t count_listed(const renaming *r) {
     return count;
 }
 
-/* own: the record of an earlier rename of the run, which recovery could not complete; NULL: there is none. */
-static ckd_status check_found(const renaming *r, const stored_setting *own, ckd_error *err) {
-    if (own && own->status == CKD_OK && strcmp(own->rename.to, r->to) != 0) {
+/* earlier: the record of an earlier rename of the run, which recovery could not complete; NULL: there is none. */
+static ckd_status check_found(const renaming *r, const stored_setting *earlier, ckd_error *err) {
+    if (earlier && earlier->status == CKD_OK && strcmp(earlier->rename.to, r->to) != 0) {
         return err_set(err, CKD_E_STATE, "the run '%s' is being renamed to '%s'; rename it to that first",
-                       r->from, own->rename.to);
+                       r->from, earlier->rename.to);
     }
-    return own || count_listed(r) ? CKD_OK
-                                  : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
+    return earlier || count_listed(r) ? CKD_OK
+                                      : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
 }
 
 static ckd_status check_request(renaming *r, ckd_error *err) {
@@ -240,21 +240,21 @@ static ckd_status remove_old(const renaming *r, ckd_error *err) {
     return status == CKD_OK ? dir_sync(folder.text, err) : status;
 }
 
-static ckd_status publish_setting(const renaming *r, const stored_setting *own, ckd_error *err) {
+static ckd_status publish_setting(const renaming *r, const stored_setting *setting, ckd_error *err) {
     setting_name next;
     stored_setting before;
     bytes encoded = {0};
-    ckd_status status = settings_next(&next, &before, r->store, own->name.kind, r->to, err);
+    ckd_status status = settings_next(&next, &before, r->store, setting->name.kind, r->to, err);
     if (status != CKD_OK) {
         return status;
     }
-    if (own->name.kind == METADATA_POLICY) {
-        policy_setting p = own->policy;
+    if (setting->name.kind == METADATA_POLICY) {
+        policy_setting p = setting->policy;
         p.generation = next.generation;
         snprintf(p.run, sizeof(p.run), "%s", r->to);
         policy_encode(&encoded, &r->store->id, &p);
     } else {
-        parity_setting p = own->parity;
+        parity_setting p = setting->parity;
         p.generation = next.generation;
         snprintf(p.run, sizeof(p.run), "%s", r->to);
         parity_encode(&encoded, &r->store->id, &p);
@@ -267,10 +267,10 @@ static ckd_status publish_setting(const renaming *r, const stored_setting *own, 
 static ckd_status move_setting(const renaming *r, metadata_kind kind, ckd_error *err) {
     setting_list all = {0};
     ckd_status status = settings_read_kind(&all, r->store, kind, err);
-    const stored_setting *own = status == CKD_OK ? settings_find(&all, kind, r->from) : NULL;
-    if (own) {
-        status = settings_why(own, r->store, err);
-        THEN(status, publish_setting(r, own, err));
+    const stored_setting *setting = status == CKD_OK ? settings_find(&all, kind, r->from) : NULL;
+    if (setting) {
+        status = settings_why(setting, r->store, err);
+        THEN(status, publish_setting(r, setting, err));
         THEN(status, settings_remove(r->store, kind, r->from, err));
     }
     settings_free(&all);
@@ -415,12 +415,12 @@ static ckd_status try_rename(void *context, ckd_error *err) {
 }
 
 static ckd_status check_names(const char *from, const char *to, ckd_error *err) {
-    const char *bad = !run_name_valid(from) ? from : !run_name_valid(to) ? to : NULL;
-    if (bad) {
+    const char *invalid = !run_name_valid(from) ? from : !run_name_valid(to) ? to : NULL;
+    if (invalid) {
         return err_set(
             err, CKD_E_INVALID,
             "'%.*s' is no run name: 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
-            CKD_RUN_MAX, bad, CKD_RUN_MAX);
+            CKD_RUN_MAX, invalid, CKD_RUN_MAX);
     }
     return strcmp(from, to) != 0 ? CKD_OK
                                  : err_set(err, CKD_E_INVALID, "the run has the name '%s' already", to);
@@ -441,8 +441,8 @@ ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const c
         status = err_from(err, q.status, &q.why);
     }
     if (status == CKD_E_NOT_FOUND) {
-        ckd_checkpoint none;
-        store_find(&none, store, from, CKD_LATEST, err); /* its message lists the runs */
+        ckd_checkpoint unused;
+        store_find(&unused, store, from, CKD_LATEST, err); /* its message lists the runs */
     }
     if (checkpoints) {
         *checkpoints = status == CKD_OK ? q.count : 0;

@@ -61,8 +61,8 @@ static ckd_status apply(const run_items *run, const ckd_policy *p, uint64_t now,
     return calendar_keep(run->items, run->count, p, err);
 }
 
-/* given == NULL: applies each run's stored policy. */
-static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const setting_list *n,
+/* policy == NULL: applies each run's stored policy. */
+static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *policy, const setting_list *n,
                                 ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = CKD_OK;
@@ -72,7 +72,7 @@ static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const 
             end++;
         }
         run_items s = {plan->items + begin, end - begin};
-        status = apply(&s, given ? given : &settings_policy(n, run)->policy.policy, now, err);
+        status = apply(&s, policy ? policy : &settings_policy(n, run)->policy.policy, now, err);
     }
     return status;
 }
@@ -123,16 +123,16 @@ static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_requ
     return status;
 }
 
-static ckd_status read_settings(setting_list *n, const ckd_store *store, const ckd_policy *given,
+static ckd_status read_settings(setting_list *n, const ckd_store *store, const ckd_policy *policy,
                                 ckd_error *err) {
     ckd_status status = settings_read(n, store, err);
     THEN(status, settings_check(n, store, err));
-    for (size_t i = 0; i < n->count && status == CKD_OK && !given; i++) {
+    for (size_t i = 0; i < n->count && status == CKD_OK && !policy; i++) {
         if (n->items[i].name.kind == METADATA_POLICY) {
             return CKD_OK;
         }
     }
-    return status != CKD_OK || given
+    return status != CKD_OK || policy
                ? status
                : err_set(err, CKD_E_NOT_FOUND, "the store has no policy: set one, or say what to keep");
 }
@@ -149,22 +149,22 @@ static uint64_t longest_undo(const ckd_prune *plan, const setting_list *n) {
 
 static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_request *r, setting_list *n,
                             ckd_error *err) {
-    const ckd_policy *given = r->stored ? NULL : &r->policy;
-    ckd_status status = given ? policy_check(given, err) : CKD_OK;
-    THEN(status, read_settings(n, store, given, err));
+    const ckd_policy *policy = r->stored ? NULL : &r->policy;
+    ckd_status status = policy ? policy_check(policy, err) : CKD_OK;
+    THEN(status, read_settings(n, store, policy, err));
     THEN(status, list_items(plan, store, r, n, err));
-    THEN(status, apply_to_runs(plan, given, n, err));
+    THEN(status, apply_to_runs(plan, policy, n, err));
     if (status != CKD_OK) {
         return status;
     }
     for (size_t i = 0; i < plan->count; i++) {
         plan->items[i].kept |= settings_kept_why(n, &plan->items[i].checkpoint.id);
     }
-    size_t gone = 0;
+    size_t deleted = 0;
     for (size_t i = 0; i < plan->count; i++) {
-        gone += !plan->items[i].kept;
+        deleted += !plan->items[i].kept;
     }
-    return gone < r->at_least ? CKD_OK : add_up(plan, store, r->policy.run, err);
+    return deleted < r->at_least ? CKD_OK : add_up(plan, store, r->policy.run, err);
 }
 
 ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, const prune_request *request,

@@ -76,23 +76,23 @@ static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool a
 /* Removes parity groups that could otherwise bring removed files back, or rebuild others from them. */
 static ckd_status forget_parity(const ckd_store *store, const file_uses *files, bool force, ckd_error *err) {
     ckd_id *ids = calloc(files->count + 1, sizeof(*ids));
-    parity_files gone = {.items = ids}, stay = {0};
+    parity_files removed = {.items = ids}, remaining = {0};
     if (!ids) {
         return err_nomem(err, files->count * sizeof(*ids), "chunk file names");
     }
     /* Files that go come first, then files that stay, each sorted by id. */
     for (size_t i = 0; i < files->count; i++) {
         if (!files->items[i].stays) {
-            ids[gone.count++] = files->items[i].id;
+            ids[removed.count++] = files->items[i].id;
         }
     }
-    stay.items = ids + gone.count;
+    remaining.items = ids + removed.count;
     for (size_t i = 0; i < files->count; i++) {
         if (files->items[i].stays) {
-            ids[gone.count + stay.count++] = files->items[i].id;
+            ids[removed.count + remaining.count++] = files->items[i].id;
         }
     }
-    ckd_status status = parity_remove_useless(store, &gone, &stay, force, err);
+    ckd_status status = parity_remove_useless(store, &removed, &remaining, force, err);
     free(ids);
     return status;
 }
@@ -186,13 +186,13 @@ static void count_up(ckd_collected *out, const manifest_set *n, const file_uses 
 static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, bool force,
                           ckd_error *err) {
     manifest_set n = {0};
-    setting_list kept = {0};
+    setting_list settings = {0};
     file_uses files = {0};
-    ckd_status status = settings_read(&kept, store, err);
+    ckd_status status = settings_read(&settings, store, err);
     if (status == CKD_OK) { /* an unreadable setting may protect what is in the trash */
-        status = settings_check(&kept, store, err);
+        status = settings_check(&settings, store, err);
     }
-    settings_free(&kept);
+    settings_free(&settings);
     THEN(status, manifest_set_read(&n, store, err));
     THEN(status, choose_expired(&n, store, all, err));
     THEN(status, uses_of(&files, &n, err));

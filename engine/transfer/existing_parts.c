@@ -43,14 +43,15 @@ typedef char prefix_text[3 * CKD_ID_TEXT];
  * The beginnings of the names of a file's parts, in data/c and in data/x. In data/x the id of the source store comes
  * first.
  */
-static void write_prefixes(prefix_text named, prefix_text arrived, const choosing *c, const part_source *s) {
+static void write_prefixes(prefix_text chunk_prefix, prefix_text incoming_prefix, const choosing *c,
+                           const part_source *s) {
     ckd_id id = {{0}};
     char hex[CKD_ID_TEXT], store[CKD_ID_TEXT];
     prefix_of(id.bytes, &s->file.id);
     ckd_id_text(hex, &id);
     ckd_id_text(store, &c->t->from->id);
-    snprintf(named, sizeof(prefix_text), "%.*s", 2 * PREFIX, hex);
-    snprintf(arrived, sizeof(prefix_text), "%s.%.*s", store, 2 * PREFIX, hex);
+    snprintf(chunk_prefix, sizeof(prefix_text), "%.*s", 2 * PREFIX, hex);
+    snprintf(incoming_prefix, sizeof(prefix_text), "%s.%.*s", store, 2 * PREFIX, hex);
 }
 
 /* ---- records of parts ---- */
@@ -100,10 +101,10 @@ ckd_status transfer_add_record(transfer_part *p, const record *r, ckd_error *err
 /* ---- existing parts ---- */
 
 bool transfer_may_have_parts(const choosing *c, const part_source *s) {
-    prefix_text named, arrived;
-    write_prefixes(named, arrived, c, s);
-    return first_with(&c->named, named) < c->named.count ||
-           first_with(&c->arrived, arrived) < c->arrived.count;
+    prefix_text chunk_prefix, incoming_prefix;
+    write_prefixes(chunk_prefix, incoming_prefix, c, s);
+    return first_with(&c->named, chunk_prefix) < c->named.count ||
+           first_with(&c->arrived, incoming_prefix) < c->arrived.count;
 }
 
 /* A part that the destination may have. */
@@ -142,10 +143,10 @@ static void mark_complete_owners(candidate *k) {
 static ckd_status examine(candidate *k, choosing *c, const char *path, ckd_error *err) {
     chunk *file = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    const file_ref *named = &k->part.file;
+    const file_ref *claimed = &k->part.file;
     ckd_status status = chunk_open_bundled(&file, path, &why);
     if (status == CKD_OK &&
-        !(id_equal(&file->identity.file, &named->id) && id_equal(&file->identity.store, &c->t->to->id))) {
+        !(id_equal(&file->identity.file, &claimed->id) && id_equal(&file->identity.store, &c->t->to->id))) {
         status = CKD_E_NOT_FOUND;
     }
     if (status == CKD_OK) {
@@ -199,20 +200,21 @@ static ckd_status use_candidate(choosing *c, part_source *s, hash_set *have, con
 }
 
 ckd_status transfer_use_parts(choosing *c, part_source *s, hash_set *have, ckd_error *err) {
-    prefix_text named, arrived;
+    prefix_text chunk_prefix, incoming_prefix;
     ckd_status status = CKD_OK;
-    write_prefixes(named, arrived, c, s);
-    for (size_t i = first_with(&c->named, named);
-         i < c->named.count && strncmp(c->named.names[i], named, strlen(named)) == 0 && status == CKD_OK;
+    write_prefixes(chunk_prefix, incoming_prefix, c, s);
+    for (size_t i = first_with(&c->named, chunk_prefix);
+         i < c->named.count && strncmp(c->named.names[i], chunk_prefix, strlen(chunk_prefix)) == 0 &&
+         status == CKD_OK;
          i++) {
         char id[CKD_ID_TEXT];
         snprintf(id, sizeof(id), "%s", c->named.names[i]);
         bool is_chunk = strcmp(c->named.names[i] + strlen(id), ".ckd") == 0;
         status = is_chunk ? use_candidate(c, s, have, id, true, err) : CKD_OK;
     }
-    for (size_t i = first_with(&c->arrived, arrived);
-         i < c->arrived.count && strncmp(c->arrived.names[i], arrived, strlen(arrived)) == 0 &&
-         status == CKD_OK;
+    for (size_t i = first_with(&c->arrived, incoming_prefix);
+         i < c->arrived.count &&
+         strncmp(c->arrived.names[i], incoming_prefix, strlen(incoming_prefix)) == 0 && status == CKD_OK;
          i++) {
         status = use_candidate(c, s, have, c->arrived.names[i] + CKD_ID_TEXT, false, err);
     }

@@ -273,14 +273,14 @@ static ckd_status copy_end(const file_copy *k, ckd_error *err) {
 
 /* Bytes of the file that an earlier copy left and that can be used: none, the header with whole records, or all. */
 static uint64_t arrived_before(const char *path, const chunk *c, const uint8_t header[CHUNK_FILE_HEADER]) {
-    uint8_t there[CHUNK_FILE_HEADER];
+    uint8_t existing[CHUNK_FILE_HEADER];
     file_reader *f;
     uint64_t size = file_bytes(path), keep = CHUNK_FILE_HEADER;
     if (size < CHUNK_FILE_HEADER || size > c->size || file_open_read(&f, path, NULL) != CKD_OK) {
         return 0;
     }
-    bool same =
-        file_read_at(f, 0, there, sizeof(there), NULL) == CKD_OK && memcmp(there, header, sizeof(there)) == 0;
+    bool same = file_read_at(f, 0, existing, sizeof(existing), NULL) == CKD_OK &&
+                memcmp(existing, header, sizeof(existing)) == 0;
     file_close_read(f);
     for (size_t i = 0; i < c->outer_count && end_of(&c->outer[i]) <= size; i++) {
         keep = end_of(&c->outer[i]);
@@ -352,8 +352,8 @@ static ckd_status check_arrived(transfer *t, const char *path, const transfer_fi
     chunk *c = NULL;
     ckd_status status = open_named_file(&c, t->to, path, &f->file, err);
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
-        const ckd_id *of = &c->outer[i].tensor->checkpoint;
-        if (only ? id_equal(of, only) : !damaged_parts_of(f, of)) {
+        const ckd_id *id = &c->outer[i].tensor->checkpoint;
+        if (only ? id_equal(id, only) : !damaged_parts_of(f, id)) {
             status = record_read_through(&t->payload, c, &c->outer[i], err);
         }
     }
@@ -473,11 +473,11 @@ static ckd_status fetch(transfer *t, transfer_file *f, const transfer_item *item
 
 /* The checkpoint whose records the item reads from the file: its own in an own file, any in an older one (NULL). */
 static const ckd_id *reads_of(const transfer_item *item, const transfer_file *f) {
-    bool own = false;
-    for (size_t i = 0; i < item->m.own_count && !own; i++) {
-        own = id_equal(&item->m.files[i].id, &f->file.id);
+    bool is_own = false;
+    for (size_t i = 0; i < item->m.own_count && !is_own; i++) {
+        is_own = id_equal(&item->m.files[i].id, &f->file.id);
     }
-    return own ? &item->m.checkpoint.id : NULL;
+    return is_own ? &item->m.checkpoint.id : NULL;
 }
 
 ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {

@@ -104,11 +104,11 @@ static uint64_t bytes_in(const chunk *c) {
     return all;
 }
 
-static ckd_status mark_record(void *context, const view *in, const view_block *b, ckd_error *err) {
+static ckd_status mark_record(void *context, const view *v, const view_block *b, ckd_error *err) {
     const marking *k = context;
     part_source *s = find_source(k->c, &k->root->manifest.files[b->file].id);
     uint64_t hash = record_hash(b->record);
-    (void)in;
+    (void)v;
     if (!s || s->is_whole || hash_set_has(&s->records, hash)) {
         return CKD_OK;
     }
@@ -137,9 +137,9 @@ static ckd_status mark_reads(choosing *c, view_cache *views, const transfer_item
     ckd_status status = draft_of(&draft, item, err);
     THEN(status, views_add(&k.root, views, &draft, err));
     for (size_t i = 0; status == CKD_OK && i < k.root->chunk_count; i++) {
-        const chunk_records *held = k.root->parts[i];
-        for (size_t r = 0; r < held->count && status == CKD_OK; r++) {
-            view_block b = {.record = &held->records[r], .chunk = k.root->chunks[i], .file = (uint32_t)i};
+        const chunk_records *records = k.root->parts[i];
+        for (size_t r = 0; r < records->count && status == CKD_OK; r++) {
+            view_block b = {.record = &records->records[r], .chunk = k.root->chunks[i], .file = (uint32_t)i};
             status = mark_record(&k, k.root, &b, err);
         }
     }

@@ -15,7 +15,7 @@ typedef struct listing {
 typedef struct planning {
     transfer *t;
     listing from, to;
-    bool *asked;         /* by index in the source's list */
+    bool *selected;      /* by index in the source's list */
     const char *renamed; /* the run that gets another name, or NULL */
 } planning;
 
@@ -114,46 +114,46 @@ static ckd_status sort_both(planning *p, ckd_error *err) {
 static ckd_status mark_asked(planning *p, ckd_error *err) {
     const transfer *t = p->t;
     size_t count = p->from.list.count;
-    p->asked = calloc(count + 1, sizeof(*p->asked));
-    if (!p->asked) {
-        return err_nomem(err, count * sizeof(*p->asked), "a plan of a copy");
+    p->selected = calloc(count + 1, sizeof(*p->selected));
+    if (!p->selected) {
+        return err_nomem(err, count * sizeof(*p->selected), "a plan of a copy");
     }
-    for (size_t i = 0; i < count && !t->asked; i++) {
-        p->asked[i] = true;
+    for (size_t i = 0; i < count && !t->selected; i++) {
+        p->selected[i] = true;
     }
-    for (size_t i = 0; t->asked && i < t->asked_count; i++) {
-        size_t at = find_id(&p->from, &t->asked[i]);
-        if (at == count || p->asked[at]) {
+    for (size_t i = 0; t->selected && i < t->selected_count; i++) {
+        size_t at = find_id(&p->from, &t->selected[i]);
+        if (at == count || p->selected[at]) {
             char hex[CKD_ID_TEXT];
-            ckd_id_text(hex, &t->asked[i]);
+            ckd_id_text(hex, &t->selected[i]);
             return at == count ? err_set(err, CKD_E_NOT_FOUND, "there is no checkpoint %s in '%s'", hex,
                                          t->from->path)
                                : err_set(err, CKD_E_INVALID, "checkpoint %s is given twice", hex);
         }
-        p->asked[at] = true;
+        p->selected[at] = true;
     }
     return CKD_OK;
 }
 
 /* Only one run can get another name. */
 static ckd_status check_rename(planning *p, ckd_error *err) {
-    const char *as = p->t->options->as_run;
-    if (as && !run_name_valid(as)) {
+    const char *new_name = p->t->options->as_run;
+    if (new_name && !run_name_valid(new_name)) {
         return err_set(
             err, CKD_E_INVALID,
             "'%.128s' is not a valid run name: use 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
-            as, CKD_RUN_MAX);
+            new_name, CKD_RUN_MAX);
     }
-    for (size_t i = 0; as && i < p->from.list.count; i++) {
-        const char *of = p->from.list.items[i].run;
-        if (p->asked[i] && p->renamed && strcmp(p->renamed, of) != 0) {
+    for (size_t i = 0; new_name && i < p->from.list.count; i++) {
+        const char *run = p->from.list.items[i].run;
+        if (p->selected[i] && p->renamed && strcmp(p->renamed, run) != 0) {
             return err_set(
                 err, CKD_E_INVALID,
                 "checkpoints of the runs %s and %s cannot be copied as one run: copy them one after "
                 "the other",
-                p->renamed, of);
+                p->renamed, run);
         }
-        p->renamed = p->asked[i] ? of : p->renamed;
+        p->renamed = p->selected[i] ? run : p->renamed;
     }
     return CKD_OK;
 }
@@ -192,18 +192,18 @@ static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state s
     return state == CKD_COPY_RESTORED ? add_to_restore(t, &c->id, err) : CKD_OK;
 }
 
-static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *there, ckd_error *err) {
-    const char *as = p->t->options->as_run;
-    manifest m = {.checkpoint = *there};
-    if (as && strcmp(there->run, as) != 0) {
+static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *existing, ckd_error *err) {
+    const char *new_name = p->t->options->as_run;
+    manifest m = {.checkpoint = *existing};
+    if (new_name && strcmp(existing->run, new_name) != 0) {
         return err_set(err, CKD_E_EXISTS,
                        "%s@%llu is in '%s' already, as %s@%llu: a store has each checkpoint only once",
                        p->from.list.items[at].run, (unsigned long long)p->from.list.items[at].step,
-                       p->t->to->path, there->run, (unsigned long long)there->step);
+                       p->t->to->path, existing->run, (unsigned long long)existing->step);
     }
     ckd_status status = add_item(p, at, &m, CKD_COPY_PRESENT, err);
     if (status == CKD_OK) {
-        p->t->items[p->t->count - 1].m.checkpoint = *there;
+        p->t->items[p->t->count - 1].m.checkpoint = *existing;
     }
     return status;
 }
@@ -233,9 +233,9 @@ static ckd_status read_source(manifest *m, const planning *p, const ckd_checkpoi
 }
 
 static ckd_status plan_one(planning *p, size_t at, ckd_error *err) {
-    const ckd_checkpoint *c = &p->from.list.items[at], *there = listed(&p->to, &c->id);
-    if (there) {
-        return add_present(p, at, there, err);
+    const ckd_checkpoint *c = &p->from.list.items[at], *existing = listed(&p->to, &c->id);
+    if (existing) {
+        return add_present(p, at, existing, err);
     }
     const ckd_error *refused = transfer_refused(p->t, &c->id);
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -314,8 +314,8 @@ static ckd_status check_places(const planning *p, ckd_error *err) {
 /* ---- chunk files ---- */
 
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id) {
-    transfer_file wanted = {.file.id = *id};
-    return t->file_count ? bsearch(&wanted, t->files, t->file_count, sizeof(wanted), id_compare) : NULL;
+    transfer_file key = {.file.id = *id};
+    return t->file_count ? bsearch(&key, t->files, t->file_count, sizeof(key), id_compare) : NULL;
 }
 
 static ckd_status gather_files(transfer *t, ckd_error *err) {
@@ -366,10 +366,10 @@ ckd_status transfer_count_bytes(transfer *t, ckd_error *err) {
         item->bytes = item->manifest_bytes = encoded.size;
         for (size_t k = 0; k < item->m.file_count; k++) {
             transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
-            uint64_t more = !f->to_move || f->counted ? 0 : f->file.size;
+            uint64_t size = !f->to_move || f->counted ? 0 : f->file.size;
             f->counted = true;
-            item->bytes += more;
-            t->total += more;
+            item->bytes += size;
+            t->total += size;
         }
     }
     bool failed = encoded.failed;
@@ -381,16 +381,16 @@ ckd_status transfer_count_bytes(transfer *t, ckd_error *err) {
 
 static bool is_asked(const planning *p, const ckd_id *id) {
     size_t at = find_id(&p->from, id);
-    return at < p->from.list.count && p->asked[at];
+    return at < p->from.list.count && p->selected[at];
 }
 
 /* Leaves the tags to set in t->tags. It is an error if the destination has one of them on another checkpoint. */
 static ckd_status plan_tags(planning *p, ckd_error *err) {
     transfer *t = p->t;
-    ckd_tag_list *theirs = NULL;
+    ckd_tag_list *existing = NULL;
     ckd_status status = ckd_store_tags(&t->tags, t->from, err);
     if (status == CKD_OK && t->to) {
-        status = ckd_store_tags(&theirs, t->to, err);
+        status = ckd_store_tags(&existing, t->to, err);
     }
     size_t kept = 0;
     for (size_t i = 0; status == CKD_OK && i < t->tags->count; i++) {
@@ -399,9 +399,9 @@ static ckd_status plan_tags(planning *p, ckd_error *err) {
             store_message(t->from, "tag %s cannot be read, and is not copied", tag->tag);
             continue;
         }
-        bool wanted = is_asked(p, &tag->checkpoint);
-        for (size_t k = 0; theirs && k < theirs->count && wanted; k++) {
-            const ckd_tag *other = &theirs->items[k];
+        bool selected = is_asked(p, &tag->checkpoint);
+        for (size_t k = 0; existing && k < existing->count && selected; k++) {
+            const ckd_tag *other = &existing->items[k];
             bool same = strcmp(tag->tag, other->tag) == 0;
             if (same && !(other->status == CKD_OK && id_equal(&tag->checkpoint, &other->checkpoint))) {
                 status = err_set(err, CKD_E_EXISTS,
@@ -409,16 +409,16 @@ static ckd_status plan_tags(planning *p, ckd_error *err) {
                                  "move it there first, or copy without tags",
                                  tag->tag);
             }
-            wanted = wanted && !same;
+            selected = selected && !same;
         }
-        if (wanted) {
+        if (selected) {
             t->tags->items[kept++] = *tag;
         }
     }
     if (t->tags) {
         t->tags->count = kept;
     }
-    ckd_tag_list_free(theirs);
+    ckd_tag_list_free(existing);
     return status;
 }
 
@@ -427,7 +427,7 @@ static ckd_status plan(planning *p, ckd_error *err) {
     THEN(status, mark_asked(p, err));
     THEN(status, check_rename(p, err));
     for (size_t i = 0; i < p->from.list.count && status == CKD_OK; i++) {
-        status = p->asked[i] ? plan_one(p, i, err) : CKD_OK;
+        status = p->selected[i] ? plan_one(p, i, err) : CKD_OK;
     }
     THEN(status, check_places(p, err));
     return status == CKD_OK && p->t->options->tags ? plan_tags(p, err) : status;
@@ -438,7 +438,7 @@ ckd_status transfer_plan(transfer *t, ckd_error *err) {
     ckd_status status = plan(&p, err);
     free(p.from.by_id);
     free(p.to.by_id);
-    free(p.asked);
+    free(p.selected);
     return status;
 }
 

@@ -130,9 +130,9 @@ static void return_files(transfer *t) {
         transfer_file *f = &t->files[i];
         if (f->in_place && f->arrived) {
             pathname p = path_chunk(t->to->path, &f->file.id, "");
-            bool back = file_rename_noreplace(p.text, transfer_path(t, &f->file.id).text, NULL) == CKD_OK;
-            t->undecided = t->undecided || !back;
-            f->in_place = !back;
+            bool returned = file_rename_noreplace(p.text, transfer_path(t, &f->file.id).text, NULL) == CKD_OK;
+            t->undecided = t->undecided || !returned;
+            f->in_place = !returned;
             any = true;
         }
     }
@@ -148,7 +148,7 @@ static void return_files(transfer *t) {
  */
 static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     manifest *m = &item->m, draft = {.files = NULL};
-    const ckd_checkpoint was = m->checkpoint;
+    const ckd_checkpoint expected = m->checkpoint;
     const view *v;
     view_cache views;
     for (size_t i = 0; i < m->file_count; i++) {
@@ -166,7 +166,7 @@ static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     THEN(status, closure_prune_files(m, &views, v, err));
     THEN(status, totals_set(m, v, err));
     if (status == CKD_OK &&
-        (m->checkpoint.tensors != was.tensors || m->checkpoint.raw_bytes != was.raw_bytes)) {
+        (m->checkpoint.tensors != expected.tensors || m->checkpoint.raw_bytes != expected.raw_bytes)) {
         status = err_set(err, CKD_E_CORRUPT, "the copied files lack blocks of the checkpoint");
     }
     views_free(&views);
@@ -193,9 +193,9 @@ static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *i
         status =
             file_create_durable(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
         if (status != CKD_OK && status != CKD_E_EXISTS) {
-            bool gone = file_remove(p.text, true, NULL) == CKD_OK &&
-                        dir_sync(path_in(root, DIR_MANIFESTS).text, NULL) == CKD_OK;
-            t->undecided = t->undecided || !gone;
+            bool removed = file_remove(p.text, true, NULL) == CKD_OK &&
+                           dir_sync(path_in(root, DIR_MANIFESTS).text, NULL) == CKD_OK;
+            t->undecided = t->undecided || !removed;
         }
     }
     bytes_free(&data);
@@ -315,19 +315,20 @@ static ckd_status move_items(transfer *t, ckd_error *err) {
 /* ---- before files are moved ---- */
 
 static ckd_status check_room(const transfer *t, ckd_error *err) {
-    uint64_t needed = t->total, room = dir_free_space(path_in(t->to->path, "data").text);
+    uint64_t needed = t->total, available = dir_free_space(path_in(t->to->path, "data").text);
     for (size_t i = 0; i < t->count; i++) {
         needed += t->items[i].manifest_bytes;
     }
     for (size_t i = 0; i < t->file_count; i++) { /* what an earlier copy left */
-        uint64_t there = t->files[i].in_place ? 0 : file_bytes(transfer_path(t, &t->files[i].file.id).text);
-        needed -= there < needed ? there : needed;
+        uint64_t present = t->files[i].in_place ? 0 : file_bytes(transfer_path(t, &t->files[i].file.id).text);
+        needed -= present < needed ? present : needed;
     }
-    return needed <= room ? CKD_OK
-                          : err_set(err, CKD_E_NOSPACE,
-                                    "the copy takes %llu bytes in '%s', and %llu are left there; nothing was "
-                                    "copied",
-                                    (unsigned long long)needed, t->to->path, (unsigned long long)room);
+    return needed <= available
+               ? CKD_OK
+               : err_set(err, CKD_E_NOSPACE,
+                         "the copy takes %llu bytes in '%s', and %llu are left there; nothing was "
+                         "copied",
+                         (unsigned long long)needed, t->to->path, (unsigned long long)available);
 }
 
 typedef ckd_status (*locked_fn)(transfer *t, ckd_error *err);
@@ -375,9 +376,9 @@ static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ck
     }
     for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
         for (size_t k = 0; k < *count; k++) {
-            bool back = t->items[i].state == CKD_COPY_PRESENT &&
-                        id_equal(&t->items[i].m.checkpoint.id, &(*restored)[k]);
-            t->items[i].state = back ? CKD_COPY_RESTORED : t->items[i].state;
+            bool restored_item = t->items[i].state == CKD_COPY_PRESENT &&
+                                 id_equal(&t->items[i].m.checkpoint.id, &(*restored)[k]);
+            t->items[i].state = restored_item ? CKD_COPY_RESTORED : t->items[i].state;
         }
     }
     return status;
@@ -452,9 +453,9 @@ static void finish_catalog(transfer *t) {
  * checkpoint does not fit or cannot be completed.
  */
 static void drop_arrived(const transfer *t, ckd_status status) {
-    bool hopeless = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
-                    status == CKD_E_EXISTS;
-    bool waits = status != CKD_OK && !hopeless && !t->any_left;
+    bool permanent = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
+                     status == CKD_E_EXISTS;
+    bool waits = status != CKD_OK && !permanent && !t->any_left;
     for (size_t i = 0; i < t->file_count && !waits; i++) {
         if (!t->files[i].in_place || t->files[i].arrived) {
             file_remove(transfer_path(t, &t->files[i].file.id).text, true, NULL);
@@ -464,11 +465,11 @@ static void drop_arrived(const transfer *t, ckd_status status) {
 
 /* Is there a file with its name whose checkpoint was not committed? Recovery removes it, by the intent. */
 static bool skipped_named(const transfer *t) {
-    bool named = false;
+    bool found = false;
     for (size_t i = 0; i < t->file_count; i++) {
-        named = named || (t->files[i].in_place && t->files[i].arrived);
+        found = found || (t->files[i].in_place && t->files[i].arrived);
     }
-    return named;
+    return found;
 }
 
 static void end_copy(transfer *t, ckd_status status) {
@@ -533,8 +534,8 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     transfer t = {.to = to,
                   .from = from,
                   .options = &o,
-                  .asked = o.checkpoints,
-                  .asked_count = o.checkpoints ? o.count : 0,
+                  .selected = o.checkpoints,
+                  .selected_count = o.checkpoints ? o.count : 0,
                   .begun_ns = clock_monotonic_ns(),
                   .scrubbed.at_ns = clock_wall_ns()};
     status = run(&t, err);

@@ -70,8 +70,8 @@ typedef struct transfer_file {
 typedef struct transfer {
     ckd_store *to, *from; /* to: NULL if it does not exist */
     const ckd_copy_options *options;
-    const ckd_id *asked; /* NULL: all */
-    size_t asked_count;
+    const ckd_id *selected; /* NULL: all */
+    size_t selected_count;
     /*
      * Checkpoints of the source. They are listed before the destination is locked: another copy may go the other way
      * at the same time.
