@@ -106,14 +106,14 @@ static error_t take_run(arguments *a, char *arg, struct argp_state *state) {
 }
 
 static void check_together(arguments *a, struct argp_state *state) {
-    bool kept = cli_policy_given(&a->policy, state);
+    bool has_policy = cli_policy_given(&a->policy, state);
     a->compact.run = a->policy.run;
-    a->compact.policy = kept ? &a->policy : NULL;
+    a->compact.policy = has_policy ? &a->policy : NULL;
     a->compact.deletion = a->undo_given ? &a->deletion : NULL;
-    if (kept && a->compact.stored_policies) {
+    if (has_policy && a->compact.stored_policies) {
         argp_error(state, "--fold and --keep options exclude each other");
     }
-    if (a->undo_given && !kept && !a->compact.stored_policies) {
+    if (a->undo_given && !has_policy && !a->compact.stored_policies) {
         argp_error(state, "--undo goes with --fold or --keep options, which delete");
     }
     if (a->compact.dry_run && a->compact.estimate) {

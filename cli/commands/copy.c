@@ -168,12 +168,12 @@ static void mark(chosen *c, const ckd_id *id) {
 }
 
 /* Marks the checkpoints of one choice. A range of steps belongs to the given run, or to the only one. */
-static ckd_status mark_choice(chosen *c, const arguments *a, const choice *what, ckd_store *from,
+static ckd_status mark_choice(chosen *c, const arguments *a, const choice *item, ckd_store *from,
                               ckd_error *err) {
     ckd_checkpoint found;
-    bool range = !what->tag && what->first != what->last;
-    ckd_status status = what->tag ? ckd_store_find_tag(&found, from, what->tag, err)
-                                  : cli_find(&found, from, a->run, range ? CKD_LATEST : what->first, err);
+    bool range = !item->tag && item->first != item->last;
+    ckd_status status = item->tag ? ckd_store_find_tag(&found, from, item->tag, err)
+                                  : cli_find(&found, from, a->run, range ? CKD_LATEST : item->first, err);
     if (status != CKD_OK || !range) {
         if (status == CKD_OK) {
             mark(c, &found.id);
@@ -183,14 +183,14 @@ static ckd_status mark_choice(chosen *c, const arguments *a, const choice *what,
     size_t count = 0;
     for (size_t i = 0; i < c->all->count; i++) {
         const ckd_checkpoint *x = &c->all->items[i];
-        bool in = strcmp(x->run, found.run) == 0 && x->step >= what->first && x->step <= what->last;
-        c->marks[i] = c->marks[i] || in;
-        count += in;
+        bool in_range = strcmp(x->run, found.run) == 0 && x->step >= item->first && x->step <= item->last;
+        c->marks[i] = c->marks[i] || in_range;
+        count += in_range;
     }
     return count
                ? CKD_OK
                : cli_error(err, CKD_E_NOT_FOUND, "run %s has no checkpoint from step %" PRIu64 " to %" PRIu64,
-                           found.run, what->first, what->last);
+                           found.run, item->first, item->last);
 }
 
 static ckd_status choose_checkpoints(chosen *c, const arguments *a, ckd_store *from, ckd_error *err) {
@@ -269,9 +269,9 @@ static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_e
     cli_table *t = cli_table_new("RUN|>STEP|KIND|>BYTES|");
     for (size_t i = 0; i < r->count; i++) {
         const ckd_copied *c = &r->items[i];
-        bool there = c->state == CKD_COPY_PRESENT;
-        present += there;
-        if (c->state == CKD_COPY_LEFT || (there && !a->common.verbose)) {
+        bool is_present = c->state == CKD_COPY_PRESENT;
+        present += is_present;
+        if (c->state == CKD_COPY_LEFT || (is_present && !a->common.verbose)) {
             continue;
         }
         cli_table_cell(t, "%s", c->checkpoint.run);
@@ -279,7 +279,7 @@ static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_e
         cli_table_cell(t, "%s", ckd_kind_name(c->checkpoint.kind));
         cli_table_cell(t, "%s", cli_text_size(c->bytes).text);
         cli_table_cell(t, "%s",
-                       there ? "is there already"
+                       is_present ? "is there already"
                        : c->state == CKD_COPY_RESTORED
                            ? (dry ? "would come back from the trash" : "came back from the trash")
                        : dry ? "would be copied"
@@ -371,9 +371,10 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
     const struct argp argp = {options_table, parse, stores, doc, children, 0, 0};
     arguments a = {.common.command = name, .copy = CKD_COPY_OPTIONS_INIT, .pull = strcmp(name, "pull") == 0};
     cli_parse_arguments(&argp, argc, argv, &a);
-    cli_options other = a.common;
-    other.store = a.other;
-    const cli_options *source = a.pull ? &other : &a.common, *destination = a.pull ? &a.common : &other;
+    cli_options other_store = a.common;
+    other_store.store = a.other;
+    const cli_options *source = a.pull ? &other_store : &a.common,
+                      *destination = a.pull ? &a.common : &other_store;
     ckd_error err;
     bool done = run(&a, source, destination, &err) == CKD_OK;
     int code = done ? CLI_DONE : cli_fail_with_hint(&err, source);

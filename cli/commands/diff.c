@@ -72,14 +72,14 @@ static json_t *json_side(const ckd_checkpoint *c) {
 
 /* Tensors that cannot be compared get null, not 0. */
 static json_t *json_diff(const ckd_tensor_diff *d) {
-    double none = d->comparable ? 0 : NAN;
+    double missing = d->comparable ? 0 : NAN;
     return json_pack(
         "{s:o, s:s, s:s, s:b, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "name", cli_json_text(d->name),
         "role", ckd_role_name(d->role), "dtype", ckd_dtype_name(d->dtype), "comparable", d->comparable != 0,
         "why", d->why[0] ? cli_json_text(d->why) : json_null(), "elements", (json_int_t)d->elements,
         "changed", (json_int_t)d->changed, "changed_fraction", cli_json_double(changed_fraction(d)), "norm_a",
-        cli_json_double(d->norm_a + none), "norm_b", cli_json_double(d->norm_b + none), "norm_diff",
-        cli_json_double(d->norm_diff + none), "max_diff", cli_json_double(d->max_diff + none));
+        cli_json_double(d->norm_a + missing), "norm_b", cli_json_double(d->norm_b + missing), "norm_diff",
+        cli_json_double(d->norm_diff + missing), "max_diff", cli_json_double(d->max_diff + missing));
 }
 
 static ckd_status print_json(const ckd_diff *diff, const ckd_checkpoint sides[2], ckd_error *err) {

@@ -24,11 +24,11 @@ static ckd_status print_json(const ckd_load_explanation *e, const ckd_load_reque
                              const ckd_checkpoint *from, const ckd_checkpoint_list *all, ckd_error *err) {
     json_t *tensors = json_array(), *unexpected = json_array();
     for (size_t i = 0; i < e->count; i++) {
-        json_t *one = json_reads(&e->requests[i]);
-        if (one) {
-            json_object_set_new(one, "name", cli_json_text(requests[i].name));
+        json_t *item = json_reads(&e->requests[i]);
+        if (item) {
+            json_object_set_new(item, "name", cli_json_text(requests[i].name));
         }
-        cli_json_append(&tensors, one);
+        cli_json_append(&tensors, item);
     }
     for (size_t i = 0; i < e->difference_count; i++) {
         cli_json_append(&unexpected, cli_json_text(e->differences[i].tensor));

@@ -82,14 +82,14 @@ static void parse_between(double *out, const char *name, double max, const char 
 }
 
 static void check(const ckd_save_options *o, struct argp_state *state) {
-    const char *given = o->effort             ? "effort"
-                        : o->target_bits > 0  ? "target-bits"
-                        : o->target_ratio > 0 ? "target-ratio"
-                        : o->max_error > 0    ? "max-error"
-                        : o->step_scale > 0   ? "step-scale"
-                                              : NULL;
-    if (given && !cli_fidelity_is_lossy(o)) {
-        argp_error(state, "--%s is for lossy checkpoints: add --fidelity near or --fidelity coarse", given);
+    const char *option = o->effort             ? "effort"
+                         : o->target_bits > 0  ? "target-bits"
+                         : o->target_ratio > 0 ? "target-ratio"
+                         : o->max_error > 0    ? "max-error"
+                         : o->step_scale > 0   ? "step-scale"
+                                               : NULL;
+    if (option && !cli_fidelity_is_lossy(o)) {
+        argp_error(state, "--%s is for lossy checkpoints: add --fidelity near or --fidelity coarse", option);
     }
     if (o->target_bits > 0 && o->target_ratio > 0) {
         argp_error(state, "--target-bits and --target-ratio say the same in two ways: give one of them");
@@ -146,8 +146,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 const struct argp cli_fidelity_argp = {.options = options_table, .parser = parse};
 
 bool cli_fidelity_of_role_is_lossy(const ckd_save_options *o, ckd_role role) {
-    ckd_fidelity own = o->role_fidelity[role];
-    return role != CKD_ROLE_OTHER && (own != CKD_FIDELITY_DEFAULT ? own : o->fidelity) > CKD_EXACT;
+    ckd_fidelity by_role = o->role_fidelity[role];
+    return role != CKD_ROLE_OTHER && (by_role != CKD_FIDELITY_DEFAULT ? by_role : o->fidelity) > CKD_EXACT;
 }
 
 bool cli_fidelity_is_lossy(const ckd_save_options *o) {
@@ -248,12 +248,12 @@ static double largest_error(const ckd_tensor_list *tensors, bool of_moments, boo
 
 /* Counts parameters. A weight and its master are one parameter. */
 static double parameters(const ckd_tensor_list *tensors) {
-    double of[CKD_ROLE_OTHER + 1] = {0}, max = 0;
+    double elements[CKD_ROLE_OTHER + 1] = {0}, max = 0;
     for (size_t i = 0; i < tensors->count; i++) {
-        of[tensors->items[i].role] += (double)tensors->items[i].elements;
+        elements[tensors->items[i].role] += (double)tensors->items[i].elements;
     }
     for (ckd_role role = CKD_ROLE_WEIGHT; role < CKD_ROLE_OTHER; role++) {
-        max = role != CKD_ROLE_EXP_AVG_SQ && of[role] > max ? of[role] : max;
+        max = role != CKD_ROLE_EXP_AVG_SQ && elements[role] > max ? elements[role] : max;
     }
     return max;
 }

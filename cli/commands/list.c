@@ -43,15 +43,15 @@ typedef struct listing {
 } listing;
 
 static ckd_status print_json(ckd_store *store, const listing *l, ckd_error *err) {
-    const ckd_checkpoint_list *of = l->one_run ? l->list : NULL;
+    const ckd_checkpoint_list *listed = l->one_run ? l->list : NULL;
     json_t *errors;
     ckd_status status = cli_lossy_errors(&errors, store, l->list, err);
     if (status != CKD_OK) {
         return status;
     }
     return cli_json_print_list(json_pack("{s:i, s:n, s:o, s:o, s:o}", "schema", 1, "checkpoints", "errors",
-                                         errors, "pins", cli_json_pins(&l->marks, of, l->all), "tags",
-                                         cli_json_tags(&l->marks, of, l->all)),
+                                         errors, "pins", cli_json_pins(&l->marks, listed, l->all), "tags",
+                                         cli_json_tags(&l->marks, listed, l->all)),
                                "checkpoints", l->list, l->all, err);
 }
 

@@ -326,10 +326,10 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
 
 /* Loads blobs only: there is no --out. */
 static ckd_status load_blobs(arguments *a, ckd_store *store, ckd_load *load, ckd_error *err) {
-    const written none = {0};
+    const written nothing = {0};
     ckd_status status = cli_blobs_write(&a->blobs, a->force, err);
     committed(status, load);
-    return status == CKD_OK ? print_result(a, &none, store, load, err) : status;
+    return status == CKD_OK ? print_result(a, &nothing, store, load, err) : status;
 }
 
 static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_checkpoint *from,

@@ -25,7 +25,7 @@ static const char **names_of(const cli_inputs *inputs) {
 
 ckd_status cli_missing_find(json_t **out, ckd_id *before, ckd_store *store, const ckd_checkpoint *saved,
                             const cli_inputs *inputs, ckd_error *err) {
-    ckd_tensor_list *had = NULL;
+    ckd_tensor_list *earlier = NULL;
     ckd_checkpoint older;
     *out = json_array();
     *before = saved->parent;
@@ -40,28 +40,28 @@ ckd_status cli_missing_find(json_t **out, ckd_id *before, ckd_store *store, cons
     /*
      * The run's policy may have deleted the older checkpoint right after the commit. Then there is nothing to compare.
      */
-    bool comparable = status == CKD_OK && ckd_store_tensors(&had, store, before, NULL) == CKD_OK;
-    for (size_t i = 0; comparable && i < had->count; i++) {
-        const char *name = had->items[i].name;
+    bool comparable = status == CKD_OK && ckd_store_tensors(&earlier, store, before, NULL) == CKD_OK;
+    for (size_t i = 0; comparable && i < earlier->count; i++) {
+        const char *name = earlier->items[i].name;
         if (!bsearch(&name, names, inputs->count, sizeof(*names), compare)) {
             cli_json_append(out, cli_json_text(name));
         }
     }
-    ckd_tensor_list_free(had);
+    ckd_tensor_list_free(earlier);
     free(names);
     return status != CKD_OK || *out ? status : cli_error_nomem(err);
 }
 
 void cli_missing_report(const json_t *names, const char *saved, const char *before, bool all) {
-    size_t count = json_array_size(names), told = all || count < NAMES_SHOWN ? count : NAMES_SHOWN;
+    size_t count = json_array_size(names), shown = all || count < NAMES_SHOWN ? count : NAMES_SHOWN;
     if (count == 0) {
         return;
     }
     cli_note("%s lacks %zu tensor%s that %s has:", saved, count, count == 1 ? "" : "s", before);
-    for (size_t i = 0; i < told; i++) {
+    for (size_t i = 0; i < shown; i++) {
         cli_note("  %s", json_string_value(json_array_get(names, i)));
     }
-    if (told < count) {
-        cli_note("  and %zu more (-v names them all)", count - told);
+    if (shown < count) {
+        cli_note("  and %zu more (-v names them all)", count - shown);
     }
 }

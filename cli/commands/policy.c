@@ -37,11 +37,11 @@ typedef struct arguments {
 } arguments;
 
 static void parse_auto(arguments *a, const char *arg, struct argp_state *state) {
-    uint64_t least = 1;
-    if (arg && (!cli_parse_u64(&least, arg) || least < 1 || least > UINT32_MAX)) {
+    uint64_t count = 1;
+    if (arg && (!cli_parse_u64(&count, arg) || count < 1 || count > UINT32_MAX)) {
         argp_error(state, "--auto=N is a number from 1, not '%s'", arg);
     }
-    a->policy.automatic = (uint32_t)least;
+    a->policy.automatic = (uint32_t)count;
     a->has_more = true;
 }
 

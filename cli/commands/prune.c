@@ -84,11 +84,11 @@ static ckd_status print_json(const ckd_prune *p, bool dry_run, ckd_error *err) {
                           err);
 }
 
-static void print_reasons(cli_table *t, unsigned kept) {
+static void print_reasons(cli_table *t, unsigned mask) {
     char text[128] = "";
     size_t used = 0;
     for (int i = 0; i < REASONS; i++) {
-        if (kept & reasons[i].bit) {
+        if (mask & reasons[i].bit) {
             used +=
                 (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", used ? ", " : "", reasons[i].word);
         }

@@ -98,12 +98,12 @@ static void parse_metric(cli_saving *a, const char *arg, struct argp_state *stat
     a->save.metric_name = a->metric_name;
 }
 
-static void parse_ref(cli_ref *ref, bool *given, const char *name, const char *arg,
+static void parse_ref(cli_ref *ref, bool *is_set, const char *name, const char *arg,
                       struct argp_state *state) {
     if (!cli_parse_ref(ref, arg) || !(ref->run[0] || ref->tag[0])) {
         argp_error(state, "--%s is RUN@STEP, for example gpt@100, or @TAG, not '%s'", name, arg);
     }
-    *given = true;
+    *is_set = true;
 }
 
 static void parse_cost(double *cost, const char *name, const char *arg, struct argp_state *state) {
@@ -431,14 +431,14 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     a->save.progress_context = &a->progress;
     cli_interrupt_catch();
     ckd_checkpoint before = {0}, info = {0};
-    bool had = ckd_store_find(&before, store, a->save.run, a->save.step, NULL) == CKD_OK;
+    bool existed = ckd_store_find(&before, store, a->save.run, a->save.step, NULL) == CKD_OK;
     ckd_status status = set_lineage(a, store, &err);
     THEN(status, save_all(&info, store, a, inputs, &err));
     if (status == CKD_OK) {
         cli_committed("%s is saved", cli_ref_text_of(&info).text);
     }
     cli_progress_end(&a->progress);
-    bool was_there = had && memcmp(&before.id, &info.id, sizeof(info.id)) == 0;
+    bool was_there = existed && memcmp(&before.id, &info.id, sizeof(info.id)) == 0;
     int code = status == CKD_OK ? print_result(a, &info, store, inputs, was_there) : cli_fail(&err);
     if (status == CKD_E_EXISTS) {
         cli_note(
@@ -476,15 +476,15 @@ static void report_doubts(const cli_saving *a, const cli_inputs *inputs) {
     cli_note("%zu tensor%s like optimizer state but belong%s to no weight of the same shape; stored exactly "
              "(--role 'PATTERN=ROLE' says what a tensor is):",
              count, count == 1 ? " looks" : "s look", count == 1 ? "s" : "");
-    size_t told = 0;
-    for (size_t i = 0; i < inputs->count && (told < DOUBTS_SHOWN || a->common.verbose); i++) {
+    size_t shown = 0;
+    for (size_t i = 0; i < inputs->count && (shown < DOUBTS_SHOWN || a->common.verbose); i++) {
         if (inputs->tensors[i].in_doubt) {
             cli_note("  %s", inputs->tensors[i].tensor->name);
-            told++;
+            shown++;
         }
     }
-    if (told < count) {
-        cli_note("  and %zu more (-v names them all)", count - told);
+    if (shown < count) {
+        cli_note("  and %zu more (-v names them all)", count - shown);
     }
 }
 

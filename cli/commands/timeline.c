@@ -172,13 +172,13 @@ static void save_row(cli_table *t, const ckd_save_times *s, bool ranks) {
 static void rank_row(cli_table *t, const ckd_save_times *s, const ckd_stage_times *stages, size_t count) {
     uint64_t times[CKD_STAGE_LAST + 1] = {0}, raw = 0, stored = 0, begin = UINT64_MAX, end = 0;
     for (size_t i = 0; i < count; i++) {
-        const ckd_stage_times *of = &stages[i];
-        bool lasts = of->stage >= CKD_STAGE_WAIT; /* such a stage includes no thread work */
-        times[of->stage] = lasts ? of->end_ns - of->begin_ns : of->work_ns;
-        raw = of->stage == CKD_STAGE_ENCODE ? of->bytes : raw;
-        stored = of->stage == CKD_STAGE_SYNC ? of->bytes : stored;
-        begin = of->begin_ns < begin ? of->begin_ns : begin;
-        end = of->end_ns > end ? of->end_ns : end;
+        const ckd_stage_times *stage = &stages[i];
+        bool lasts = stage->stage >= CKD_STAGE_WAIT; /* such a stage includes no thread work */
+        times[stage->stage] = lasts ? stage->end_ns - stage->begin_ns : stage->work_ns;
+        raw = stage->stage == CKD_STAGE_ENCODE ? stage->bytes : raw;
+        stored = stage->stage == CKD_STAGE_SYNC ? stage->bytes : stored;
+        begin = stage->begin_ns < begin ? stage->begin_ns : begin;
+        end = stage->end_ns > end ? stage->end_ns : end;
     }
     cli_table_checkpoint(t, s->run, s->step);
     cli_table_cell(t, "%u", (unsigned)stages[0].rank);

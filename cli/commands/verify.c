@@ -131,14 +131,14 @@ static ckd_status verify(ckd_verify_result **out, const arguments *a, ckd_store 
     options.quick = a->quick;
     options.sample = a->percent / 100;
     options.seed = a->seed;
-    ckd_checkpoint one;
+    ckd_checkpoint checkpoint;
     if (a->pick.step_given || a->pick.tag) {
-        ckd_status status = cli_find_pick(&one, store, &a->pick, err);
+        ckd_status status = cli_find_pick(&checkpoint, store, &a->pick, err);
         if (status != CKD_OK) {
             return status;
         }
-        options.run = one.run;
-        options.step = one.step;
+        options.run = checkpoint.run;
+        options.step = checkpoint.step;
         options.one_step = 1;
     }
     cli_progress progress;

@@ -104,12 +104,12 @@ static export_file *add_file(export_plan *p, ckd_error *err) {
     return &grown[p->count++];
 }
 
-static ckd_status add_tensor(export_file *f, const export_choice *c, const ckd_tensor_info *info, size_t room,
-                             ckd_error *err) {
+static ckd_status add_tensor(export_file *f, const export_choice *c, const ckd_tensor_info *info,
+                             size_t capacity, ckd_error *err) {
     file_content *to = &f->content;
     if (!to->tensors) {
-        to->tensors = calloc(room, sizeof(*to->tensors));
-        to->stored = calloc(room, sizeof(*to->stored));
+        to->tensors = calloc(capacity, sizeof(*to->tensors));
+        to->stored = calloc(capacity, sizeof(*to->stored));
     }
     if (!to->tensors || !to->stored) {
         return cli_error_nomem(err);

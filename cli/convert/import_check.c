@@ -22,13 +22,13 @@ static ckd_status CLI_PRINTF(4, 5)
 }
 
 /* Appends the lengths that ranks of the entry's set have in a dimension: "; ranks 0, 1 have 6, 5 of dimension 0". */
-static ckd_status report_lengths(ckd_error *err, const import_tensor *t, const import_entry *of,
+static ckd_status report_lengths(ckd_error *err, const import_tensor *t, const import_entry *entry,
                                  uint32_t dim) {
     char ranks[100] = "", lengths[140] = "";
     size_t a = 0, b = 0;
     for (size_t i = 0; i < t->count; i++) {
         const import_entry *e = &t->entries[i];
-        if (e->rule != of->rule || e->set != of->set || dim >= e->tensor->ndim) {
+        if (e->rule != entry->rule || e->set != entry->set || dim >= e->tensor->ndim) {
             continue;
         }
         if (a > sizeof(ranks) - 16 || b > sizeof(lengths) - 30) {
@@ -43,7 +43,7 @@ static ckd_status report_lengths(ckd_error *err, const import_tensor *t, const i
     size_t used = strlen(err->message);
     snprintf(err->message + used, sizeof(err->message) - used, "; of dimension %u, ranks %s have %s", dim,
              ranks, lengths);
-    return cli_error_tensor(err, of->tensor->name);
+    return cli_error_tensor(err, entry->tensor->name);
 }
 
 /* ---- agreement ---- */
@@ -193,8 +193,8 @@ ckd_status import_totals(uint64_t **out, const import_tensor *t, const layout_ru
     }
     uint64_t length = dim < t->tensor.ndim ? t->tensor.shape[dim] : 0;
     for (size_t i = 0; i < count; i++) {
-        bool own = !rule->apart || i == part || !rule->parts[i].size;
-        (*out)[i] = own ? length : rule->parts[i].size;
+        bool uses_length = !rule->apart || i == part || !rule->parts[i].size;
+        (*out)[i] = uses_length ? length : rule->parts[i].size;
     }
     return CKD_OK;
 }
@@ -244,11 +244,11 @@ static ckd_status check_shares(const import_plan *plan, const import_tensor *t, 
 /* ---- ranks ---- */
 
 static bool has_none(const layout_share *s) {
-    bool none = false;
+    bool empty = false;
     for (uint32_t d = 0; d < s->ndim; d++) {
-        none |= s->lengths[d] == 0;
+        empty |= s->lengths[d] == 0;
     }
-    return none;
+    return empty;
 }
 
 /* A rank that should hold nothing of the tensor need not have it. */

@@ -98,15 +98,15 @@ static ckd_status choose_rule(const layout_binding **out, uint64_t numbers[LAYOU
 static ckd_status find_shape(safetensors_tensor *out, const taking *t, const layout_rule *rule,
                              const layout_parameter *p, ckd_error *err) {
     const layout *l = t->r->plan->layout;
-    const import_reference *beside = import_find_reference(t->r->all, p->plain, t->rank);
+    const import_reference *reference = import_find_reference(t->r->all, p->plain, t->rank);
     ckd_status status = CKD_OK;
     if (p->member->shaped) {
         out->ndim = p->member->ndim;
         status = layout_rank_shape(out->shape, l, rule, t->at,
                                    &(layout_whole){out->ndim, p->member->shape, NULL}, err);
-    } else if (beside) {
-        out->ndim = beside->tensor->ndim;
-        memcpy(out->shape, beside->tensor->shape, sizeof(out->shape));
+    } else if (reference) {
+        out->ndim = reference->tensor->ndim;
+        memcpy(out->shape, reference->tensor->shape, sizeof(out->shape));
     } else {
         status = layout_error(
             l, p->line, err, CKD_E_MISMATCH,
@@ -277,8 +277,8 @@ static ckd_status check_one(const checking *c, const layout_buffer *b, const lay
                             ckd_error *err) {
     const layout *l = c->plan->layout;
     const import_reference *r = import_find_reference(c->all, p->name, c->rank);
-    import_parameter key = {.tensor.name = p->name, .rank = c->rank}, *wanted = &key;
-    import_parameter **found = bsearch(&wanted, c->plan->parameters, c->plan->parameter_count,
+    import_parameter key = {.tensor.name = p->name, .rank = c->rank}, *sought = &key;
+    import_parameter **found = bsearch(&sought, c->plan->parameters, c->plan->parameter_count,
                                        sizeof(import_parameter *), by_name_and_rank);
     if (r && r->taken) {
         layout_error(

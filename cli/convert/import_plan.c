@@ -58,28 +58,28 @@ static ckd_status rank_of_file(uint32_t *out, const layout *l, const char *path,
 
 static ckd_status check_ranks(const import_plan *plan, ckd_error *err) {
     const layout *l = plan->layout;
-    bool *seen = calloc(l->world, sizeof(*seen));
-    if (!seen) {
+    bool *present = calloc(l->world, sizeof(*present));
+    if (!present) {
         return cli_error_nomem(err);
     }
     for (size_t i = 0; i < plan->file_count; i++) {
-        seen[plan->ranks[i]] = true;
+        present[plan->ranks[i]] = true;
     }
     uint32_t missing = 0, first = l->world;
     for (uint32_t i = l->world; i-- > 0;) {
-        missing += !seen[i];
-        first = seen[i] ? first : i;
+        missing += !present[i];
+        first = present[i] ? first : i;
     }
-    free(seen);
+    free(present);
     if (!missing) {
         return CKD_OK;
     }
-    char more[40] = "";
+    char and_more[40] = "";
     if (missing > 1) {
-        snprintf(more, sizeof(more), ", and of %u more ranks", missing - 1);
+        snprintf(and_more, sizeof(and_more), ", and of %u more ranks", missing - 1);
     }
     return layout_error(l, 0, err, CKD_E_NOT_FOUND, "there is no file of %s%s",
-                        layout_rank_text(l, first).text, more);
+                        layout_rank_text(l, first).text, and_more);
 }
 
 static ckd_status open_files(import_plan *plan, char *const *paths, size_t count, ckd_error *err) {
@@ -133,10 +133,10 @@ static ckd_status merge_metadata(import_plan *plan, ckd_error *err) {
             plan->metadata = json_object();
         }
         json_object_foreach(metadata, key, value) {
-            json_t *known = json_object_get(plan->metadata, key);
-            if (status == CKD_OK && known && !json_equal(known, value)) {
+            json_t *existing = json_object_get(plan->metadata, key);
+            if (status == CKD_OK && existing && !json_equal(existing, value)) {
                 status = record_disagreed(plan, key, err);
-            } else if (status == CKD_OK && !known && json_object_set(plan->metadata, key, value) != 0) {
+            } else if (status == CKD_OK && !existing && json_object_set(plan->metadata, key, value) != 0) {
                 status = cli_error_nomem(err);
             }
         }
@@ -354,12 +354,12 @@ static int by_name(const void *left, const void *right) {
 }
 
 static size_t first_order(const import_tensor *t) {
-    size_t least = SIZE_MAX;
+    size_t first = SIZE_MAX;
     for (size_t i = 0; i < t->count; i++) {
         size_t order = t->entries[i].order;
-        least = order < least ? order : least;
+        first = order < first ? order : first;
     }
-    return least;
+    return first;
 }
 
 /* `number` holds the order during the sort. Parameters of a buffer, and parts of one tensor, follow each other. */

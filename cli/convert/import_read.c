@@ -153,25 +153,26 @@ static ckd_status read_window(import_reader *r, const import_entry *e, const ele
 }
 
 /* Reads those of the elements that the piece has; adds their number to *found. */
-static ckd_status read_piece(uint64_t *found, import_reader *r, const import_piece *p, const elements *wanted,
+static ckd_status read_piece(uint64_t *found, import_reader *r, const import_piece *p, const elements *range,
                              ckd_error *err) {
     runs all = runs_of(p, &r->tensor->tensor);
     size_t element = ckd_dtype_size(all.local->dtype);
-    uint64_t first = wanted->first, end = first + wanted->count, begin_run = first_run(&all, first);
+    uint64_t first = range->first, end = first + range->count, begin_run = first_run(&all, first);
     uint64_t end_run = first_run(&all, end + all.length - 1); /* the first run that starts there or later */
     if (begin_run == end_run) {
         return CKD_OK;
     }
     /* Do not read ahead: copies alternate, and the bytes ahead would be read again for each of them. */
-    run_place behind = place_of_run(&all, end_run - 1);
-    uint64_t last = behind.local + (end - behind.global < all.length ? end - behind.global : all.length);
+    run_place end_place = place_of_run(&all, end_run - 1);
+    uint64_t last =
+        end_place.local + (end - end_place.global < all.length ? end - end_place.global : all.length);
     uint64_t spread = (last - place_of_run(&all, begin_run).local) / (end_run - begin_run) / all.length;
     ckd_status status = CKD_OK;
     for (uint64_t i = begin_run; i < end_run && status == CKD_OK; i++) {
         run_place at = place_of_run(&all, i);
         uint64_t a = at.global > first ? at.global : first;
         uint64_t b = at.global + all.length < end ? at.global + all.length : end;
-        elements run = {at.local + (a - at.global), b - a, wanted->to + (a - first) * element};
+        elements run = {at.local + (a - at.global), b - a, range->to + (a - first) * element};
         *found += b - a;
         status = (b - a) * element >= DIRECT_BYTES || spread >= SPREAD
                      ? safetensors_read(p->entry->file, p->entry->stored, run.first, run.count, run.to, err)
@@ -181,13 +182,13 @@ static ckd_status read_piece(uint64_t *found, import_reader *r, const import_pie
 }
 
 /* Reads the elements that the copy has; adds their number to *found. */
-static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, const elements *wanted,
+static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, const elements *range,
                               ckd_error *err) {
     *found = 0;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->pieces.count && status == CKD_OK; i++) {
         if (r->pieces.items[i].copy == copy) {
-            status = read_piece(found, r, &r->pieces.items[i], wanted, err);
+            status = read_piece(found, r, &r->pieces.items[i], range, err);
         }
     }
     return status;
@@ -197,8 +198,8 @@ static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, co
 static ckd_status read_copy(import_reader *r, size_t copy, uint64_t first, uint64_t count, void *to,
                             ckd_error *err) {
     uint64_t found;
-    elements wanted = {first, count, to};
-    ckd_status status = read_pieces(&found, r, copy, &wanted, err);
+    elements range = {first, count, to};
+    ckd_status status = read_pieces(&found, r, copy, &range, err);
     if (status == CKD_OK && found != count) {
         status = layout_error(r->plan->layout, r->tensor->entries->rule->line, err, CKD_E_MISMATCH,
                               "of %" PRIu64 " elements the ranks have %" PRIu64, count, found);
@@ -241,8 +242,8 @@ static ckd_status compare_copy(import_reader *r, size_t copy, uint64_t first, ui
     size_t element = ckd_dtype_size(r->tensor->tensor.dtype);
     uint64_t found;
     memcpy(r->copy, with, (size_t)count * element); /* so elements that the copy lacks compare as equal */
-    elements wanted = {first, count, r->copy};
-    ckd_status status = read_pieces(&found, r, copy, &wanted, err);
+    elements range = {first, count, r->copy};
+    ckd_status status = read_pieces(&found, r, copy, &range, err);
     if (status == CKD_OK && memcmp(r->copy, with, (size_t)count * element) != 0) {
         uint64_t i = 0;
         while (memcmp(r->copy + i * element, with + i * element, element) == 0) {
@@ -301,9 +302,9 @@ ckd_status import_read(import_reader *r, const import_tensor *t, uint64_t first,
     }
     size_t element = ckd_dtype_size(t->tensor.dtype);
     for (uint64_t done = 0; done < count && status == CKD_OK;) {
-        uint64_t some = count - done < COMPARED ? count - done : COMPARED;
-        status = read_some(r, first + done, some, (char *)to + done * element, err);
-        done += some;
+        uint64_t n = count - done < COMPARED ? count - done : COMPARED;
+        status = read_some(r, first + done, n, (char *)to + done * element, err);
+        done += n;
     }
     return status;
 }

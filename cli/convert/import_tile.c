@@ -65,9 +65,9 @@ static ckd_status add_entry(import_pieces *out, const import_entry *e, const lay
     const safetensors_tensor *t = e->tensor;
     ckd_status status = CKD_OK;
     count_copies(out, e, s, first);
-    for (uint64_t done = 0, more; done < e->range.count && status == CKD_OK; done += more) {
+    for (uint64_t done = 0, n; done < e->range.count && status == CKD_OK; done += n) {
         ckd_region box;
-        more = layout_next_box(&box, t->ndim, t->shape, e->range.first + done, e->range.count - done);
+        n = layout_next_box(&box, t->ndim, t->shape, e->range.first + done, e->range.count - done);
         status = add_pieces(out, e, s, first, &box, err);
     }
     return status;
@@ -119,16 +119,16 @@ static ckd_status add_region(rank_regions *to, const import_tensor *t, const imp
         }
         to->tensors = grown;
     }
-    ckd_tensor *one = &to->tensors[to->count++];
-    *one = (ckd_tensor)CKD_TENSOR_INIT;
-    one->name = t->tensor.name;
-    one->role = CKD_ROLE_OTHER;
-    one->dtype = t->tensor.dtype;
-    one->ndim = t->tensor.ndim;
-    one->shape = t->tensor.shape;
-    one->region.kind = t->tensor.ndim ? CKD_REGION_BOX : CKD_REGION_WHOLE;
-    memcpy(one->region.offsets, p->offsets, sizeof(p->offsets));
-    memcpy(one->region.lengths, p->lengths, sizeof(p->lengths));
+    ckd_tensor *tensor = &to->tensors[to->count++];
+    *tensor = (ckd_tensor)CKD_TENSOR_INIT;
+    tensor->name = t->tensor.name;
+    tensor->role = CKD_ROLE_OTHER;
+    tensor->dtype = t->tensor.dtype;
+    tensor->ndim = t->tensor.ndim;
+    tensor->shape = t->tensor.shape;
+    tensor->region.kind = t->tensor.ndim ? CKD_REGION_BOX : CKD_REGION_WHOLE;
+    memcpy(tensor->region.offsets, p->offsets, sizeof(p->offsets));
+    memcpy(tensor->region.lengths, p->lengths, sizeof(p->lengths));
     return CKD_OK;
 }
 
@@ -167,15 +167,15 @@ static ckd_status check_regions(const rank_regions *of_rank, uint32_t world, ckd
 
 /* The plan's error names the elements and ranks; this adds the rule. */
 static ckd_status name_line(const import_plan *plan, ckd_error *err) {
-    ckd_error said = *err;
+    ckd_error plan_error = *err;
     for (size_t i = 0; i < plan->count; i++) {
-        if (strcmp(plan->tensors[i].tensor.name, said.tensor) == 0) {
-            layout_error(plan->layout, plan->tensors[i].entries->rule->line, err, said.status, "%s",
-                         said.message);
-            return cli_error_tensor(err, said.tensor);
+        if (strcmp(plan->tensors[i].tensor.name, plan_error.tensor) == 0) {
+            layout_error(plan->layout, plan->tensors[i].entries->rule->line, err, plan_error.status, "%s",
+                         plan_error.message);
+            return cli_error_tensor(err, plan_error.tensor);
         }
     }
-    return said.status;
+    return plan_error.status;
 }
 
 ckd_status import_check_coverage(import_plan *plan, ckd_error *err) {

@@ -70,8 +70,8 @@ static bool set_value(ckd_optimizer *o, char *assignment) {
 
 static bool set_values(ckd_optimizer *o, char *text) {
     char *rest = text;
-    for (char *one = strtok_r(rest, ",", &rest); one; one = strtok_r(NULL, ",", &rest)) {
-        if (!set_value(o, one)) {
+    for (char *setting = strtok_r(rest, ",", &rest); setting; setting = strtok_r(NULL, ",", &rest)) {
+        if (!set_value(o, setting)) {
             return false;
         }
     }

@@ -57,8 +57,8 @@ static bool find_foreign(char name[NAME_MAX + 1], const char *path, cli_replacea
     bool found = false;
     while (dir && !found && (errno = 0, entry = readdir(dir))) {
         struct stat st;
-        bool there = fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0;
-        bool folder = there && S_ISDIR(st.st_mode), file = there && S_ISREG(st.st_mode);
+        bool exists = fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+        bool folder = exists && S_ISDIR(st.st_mode), file = exists && S_ISREG(st.st_mode);
         found = !is_dots(entry->d_name) &&
                 !(replaceable && (folder || file) && replaceable(entry->d_name, folder));
         if (found) {
@@ -156,12 +156,12 @@ static void remove_abandoned(const cli_folder *f) {
             asprintf(&path, "%s%s", f->above, entry->d_name) < 0) {
             continue;
         }
-        int held = hold_folder(path);
-        if (held >= 0 && fstat(held, &st) == 0 && time(NULL) - st.st_mtime > ABANDONED) {
+        int lock = hold_folder(path);
+        if (lock >= 0 && fstat(lock, &st) == 0 && time(NULL) - st.st_mtime > ABANDONED) {
             remove_folder(path);
         }
-        if (held >= 0) {
-            close(held);
+        if (lock >= 0) {
+            close(lock);
         }
         free(path);
     }
@@ -173,14 +173,14 @@ static void remove_abandoned(const cli_folder *f) {
 /* A process in another container may have the same number, so try several names. */
 static ckd_status create_temporary(cli_folder *f, const char *what, ckd_error *err) {
     const char *name = last_name(f);
-    size_t room = strlen(f->above) + NAME_ROOM + 64;
-    char *temporary = malloc(room);
+    size_t size = strlen(f->above) + NAME_ROOM + 64;
+    char *temporary = malloc(size);
     if (!temporary) {
         return cli_error_nomem(err);
     }
     int failed = EEXIST;
     for (int attempt = 0; attempt < ATTEMPTS && failed == EEXIST; attempt++) {
-        snprintf(temporary, room, "%s.%.*s.%s-%ld-%d", f->above, NAME_ROOM, name, what, (long)getpid(),
+        snprintf(temporary, size, "%s.%.*s.%s-%ld-%d", f->above, NAME_ROOM, name, what, (long)getpid(),
                  attempt);
         failed = mkdir(temporary, 0777) == 0 ? 0 : errno;
     }
@@ -257,21 +257,21 @@ static int take_place(cli_folder *f, ckd_error *err) {
     if (errno != EINVAL && errno != ENOSYS) {
         return errno;
     }
-    char *mine = f->temporary;
+    char *temporary = f->temporary;
     if (create_temporary(f, "old", err) != CKD_OK) {
         return err->sys_errno ? err->sys_errno : ENOMEM;
     }
     int failed = rename(f->path, f->temporary) == 0 ? 0 : errno;
-    if (!failed && rename(mine, f->path) != 0) {
+    if (!failed && rename(temporary, f->path) != 0) {
         failed = errno;
         if (rename(f->temporary, f->path) != 0) {
             f->temporary[0] = '\0'; /* leave it aside rather than remove it */
         }
     }
     if (failed) {
-        remove_folder(mine);
+        remove_folder(temporary);
     }
-    free(mine);
+    free(temporary);
     return failed;
 }
 

@@ -347,12 +347,12 @@ static void clear_padding(const filling *f) {
     }
 }
 
-ckd_status rank_tensor_load(void *to, void *room, const rank_tensor *t, const ckd_region *box, ckd_load *load,
-                            ckd_error *err) {
+ckd_status rank_tensor_load(void *to, void *scratch, const rank_tensor *t, const ckd_region *box,
+                            ckd_load *load, ckd_error *err) {
     if (t->member_count) {
-        return rank_flat_load(to, room, t, box, load, err);
+        return rank_flat_load(to, scratch, t, box, load, err);
     }
-    filling f = {t, box, load, to, room, 1, ckd_dtype_size(t->parts[0]->dtype)};
+    filling f = {t, box, load, to, scratch, 1, ckd_dtype_size(t->parts[0]->dtype)};
     for (uint32_t d = 0; d < t->share.ndim; d++) {
         f.outer *= d < t->share.dim ? box->lengths[d] : 1;
         f.inner *= d > t->share.dim ? box->lengths[d] : 1;
@@ -374,21 +374,21 @@ typedef struct asking {
     size_t *count;
 } asking;
 
-ckd_status rank_add_request(ckd_load_request **requests, size_t *count, const ckd_load_request *one,
+ckd_status rank_add_request(ckd_load_request **requests, size_t *count, const ckd_load_request *request,
                             ckd_error *err) {
     ckd_load_request *grown = realloc(*requests, (*count + 1) * sizeof(*grown));
     if (!grown) {
         return cli_error_nomem(err);
     }
     *requests = grown;
-    grown[(*count)++] = *one;
+    grown[(*count)++] = *request;
     return CKD_OK;
 }
 
 static ckd_status ask_section(void *context, const section *s, ckd_error *err) {
     asking *a = context;
-    ckd_load_request one = request_of(a->t, s, &a->box);
-    return rank_add_request(a->requests, a->count, &one, err);
+    ckd_load_request request = request_of(a->t, s, &a->box);
+    return rank_add_request(a->requests, a->count, &request, err);
 }
 
 ckd_status rank_tensor_box_requests(ckd_load_request **requests, size_t *count, const rank_tensor *t,

@@ -58,16 +58,16 @@ ckd_status rank_tensor_requests(ckd_load_request **requests, size_t *count, cons
 /* As rank_tensor_requests, for flat buffers. */
 ckd_status rank_flat_requests(ckd_load_request **requests, size_t *count, const rank_tensor *t,
                               ckd_error *err);
-ckd_status rank_flat_load(void *to, void *room, const rank_tensor *t, const ckd_region *box, ckd_load *load,
-                          ckd_error *err);
+ckd_status rank_flat_load(void *to, void *scratch, const rank_tensor *t, const ckd_region *box,
+                          ckd_load *load, ckd_error *err);
 /* Appends the requests of one box. */
 ckd_status rank_tensor_box_requests(ckd_load_request **requests, size_t *count, const rank_tensor *t,
                                     const ckd_region *box, ckd_error *err);
-ckd_status rank_add_request(ckd_load_request **requests, size_t *count, const ckd_load_request *one,
+ckd_status rank_add_request(ckd_load_request **requests, size_t *count, const ckd_load_request *request,
                             ckd_error *err);
 
-/* Loads a box into `to`. The box is in coordinates of the rank's tensor. `room`: as much memory again, for scratch. */
-ckd_status rank_tensor_load(void *to, void *room, const rank_tensor *t, const ckd_region *box, ckd_load *load,
-                            ckd_error *err);
+/* Loads a box into `to`. The box is in coordinates of the rank's tensor. `scratch`: as much memory again, for scratch. */
+ckd_status rank_tensor_load(void *to, void *scratch, const rank_tensor *t, const ckd_region *box,
+                            ckd_load *load, ckd_error *err);
 
 #endif

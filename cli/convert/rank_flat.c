@@ -22,8 +22,8 @@ static int by_name(const void *left, const void *right) {
 }
 
 static rank_tensor *find_tensor(const flattening *f, const char *name) {
-    rank_tensor key = {.name = (char *)name}, *wanted = &key;
-    rank_tensor **found = bsearch(&wanted, f->by_name, f->content->count, sizeof(rank_tensor *), by_name);
+    rank_tensor key = {.name = (char *)name}, *sought = &key;
+    rank_tensor **found = bsearch(&sought, f->by_name, f->content->count, sizeof(rank_tensor *), by_name);
     return found ? *found : NULL;
 }
 
@@ -32,9 +32,9 @@ static size_t count_found(const layout_parameter **missing, const flattening *f,
     size_t found = 0;
     *missing = NULL;
     for (size_t i = 0; i < b->count; i++) {
-        bool there = find_tensor(f, b->parameters[i].name) != NULL;
-        found += there;
-        *missing = there || *missing ? *missing : &b->parameters[i];
+        bool exists = find_tensor(f, b->parameters[i].name) != NULL;
+        found += exists;
+        *missing = exists || *missing ? *missing : &b->parameters[i];
     }
     return found;
 }
@@ -128,9 +128,11 @@ static ckd_status move_members(rank_tensor *buffer, size_t *place, const flatten
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < b->count && status == CKD_OK; i++) {
         rank_tensor *t = find_tensor(f, b->parameters[i].name), *to = &buffer->members[i];
-        bool gone = !t->parts;
-        ckd_dtype dtype = i ? rank_tensor_dtype(buffer) : gone ? CKD_DTYPE_NONE : rank_tensor_dtype(t);
-        status = check_member(f, b, &b->parameters[i], gone ? NULL : t, dtype, err);
+        bool already_moved = !t->parts;
+        ckd_dtype dtype = i               ? rank_tensor_dtype(buffer)
+                          : already_moved ? CKD_DTYPE_NONE
+                                          : rank_tensor_dtype(t);
+        status = check_member(f, b, &b->parameters[i], already_moved ? NULL : t, dtype, err);
         if (status == CKD_OK) {
             size_t number = (size_t)(t - f->content->items);
             *place = number < *place ? number : *place;
@@ -254,7 +256,7 @@ static ckd_load_request request_of(const rank_tensor *t, uint64_t first, uint64_
 }
 
 /* Loads some elements of a rank's tensor. */
-static ckd_status load_range(char *to, void *room, const rank_tensor *t, const layout_range *r,
+static ckd_status load_range(char *to, void *scratch, const rank_tensor *t, const layout_range *r,
                              ckd_load *load, ckd_error *err) {
     size_t element = ckd_dtype_size(rank_tensor_dtype(t));
     if (is_whole(t)) {
@@ -264,16 +266,16 @@ static ckd_status load_range(char *to, void *room, const rank_tensor *t, const l
         return ckd_load_tensor(load, &q, err);
     }
     ckd_status status = CKD_OK;
-    for (uint64_t done = 0, more; done < r->count && status == CKD_OK; done += more) {
+    for (uint64_t done = 0, n; done < r->count && status == CKD_OK; done += n) {
         ckd_region box;
-        more = layout_next_box(&box, t->share.ndim, t->share.lengths, r->first + done, r->count - done);
-        status = rank_tensor_load(to + done * element, room, t, &box, load, err);
+        n = layout_next_box(&box, t->share.ndim, t->share.lengths, r->first + done, r->count - done);
+        status = rank_tensor_load(to + done * element, scratch, t, &box, load, err);
     }
     return status;
 }
 
-ckd_status rank_flat_load(void *to, void *room, const rank_tensor *t, const ckd_region *box, ckd_load *load,
-                          ckd_error *err) {
+ckd_status rank_flat_load(void *to, void *scratch, const rank_tensor *t, const ckd_region *box,
+                          ckd_load *load, ckd_error *err) {
     uint64_t low = box->offsets[0], high = low + box->lengths[0];
     size_t element = ckd_dtype_size(rank_tensor_dtype(t));
     ckd_status status = CKD_OK;
@@ -283,7 +285,8 @@ ckd_status rank_flat_load(void *to, void *room, const rank_tensor *t, const ckd_
         uint64_t begin = r->at > low ? r->at : low, end = r->at + r->count < high ? r->at + r->count : high;
         if (begin < end) {
             layout_range part = {.first = r->first + (begin - r->at), .count = end - begin};
-            status = load_range((char *)to + (begin - low) * element, room, &t->members[i], &part, load, err);
+            status =
+                load_range((char *)to + (begin - low) * element, scratch, &t->members[i], &part, load, err);
         }
     }
     return status;
@@ -296,13 +299,13 @@ ckd_status rank_flat_requests(ckd_load_request **requests, size_t *count, const 
         const rank_tensor *m = &t->members[i];
         const layout_range *r = &t->ranges[i];
         if (r->count && is_whole(m)) {
-            ckd_load_request one = request_of(m, r->first, r->count);
-            status = rank_add_request(requests, count, &one, err);
+            ckd_load_request request = request_of(m, r->first, r->count);
+            status = rank_add_request(requests, count, &request, err);
             continue;
         }
-        for (uint64_t done = 0, more; done < r->count && status == CKD_OK; done += more) {
+        for (uint64_t done = 0, n; done < r->count && status == CKD_OK; done += n) {
             ckd_region box;
-            more = layout_next_box(&box, m->share.ndim, m->share.lengths, r->first + done, r->count - done);
+            n = layout_next_box(&box, m->share.ndim, m->share.lengths, r->first + done, r->count - done);
             status = rank_tensor_box_requests(requests, count, m, &box, err);
         }
     }

@@ -43,14 +43,14 @@ static ckd_status read_all(char **data, size_t *size, int fd, const char *path, 
             }
             *data = grown;
         }
-        ssize_t got = read(fd, *data + *size, capacity - *size);
-        if (got == 0) {
+        ssize_t n = read(fd, *data + *size, capacity - *size);
+        if (n == 0) {
             return CKD_OK;
         }
-        if (got < 0 && errno != EINTR) {
+        if (n < 0 && errno != EINTR) {
             return cli_error_sys(err, errno, path, "cannot read a blob's file");
         }
-        *size += got > 0 ? (size_t)got : 0;
+        *size += n > 0 ? (size_t)n : 0;
         if (*size > CKD_BLOB_MAX) {
             return cli_error_at(err, CKD_E_INVALID, path, CKD_NO_OFFSET, "a blob has at most %u MiB",
                                 (unsigned)(CKD_BLOB_MAX >> 20));

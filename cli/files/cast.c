@@ -109,8 +109,8 @@ static void f32_to_bf16(char *to, const char *from, size_t count) {
 
 /* Rounds off the last `drop` bits (1 to 24) of a value's `bits`. */
 static uint32_t round_off(uint32_t bits, int drop) {
-    uint32_t kept = bits >> drop, rest = bits & ((UINT32_C(1) << drop) - 1), half = UINT32_C(1) << (drop - 1);
-    return kept + (rest > half || (rest == half && (kept & 1)));
+    uint32_t high = bits >> drop, rest = bits & ((UINT32_C(1) << drop) - 1), half = UINT32_C(1) << (drop - 1);
+    return high + (rest > half || (rest == half && (high & 1)));
 }
 
 static uint16_t f16_of_f32(uint32_t wide) {

@@ -278,7 +278,7 @@ ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], con
  * Cuts a box into pieces of at most `max` elements, but at least one, in row-major order. Calls `each` until it fails.
  */
 typedef ckd_status (*cli_piece_fn)(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err);
-ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_piece_fn each, void *context,
+ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_piece_fn visit, void *context,
                        ckd_error *err);
 
 #endif

@@ -39,14 +39,14 @@ static ckd_status merge_metadata(cli_inputs *inputs, const safetensors_file *fil
     const char *key;
     json_t *value;
     json_object_foreach(file->header.metadata, key, value) {
-        json_t *known = json_object_get(inputs->metadata, key);
-        if (known && !json_equal(known, value)) {
+        json_t *existing = json_object_get(inputs->metadata, key);
+        if (existing && !json_equal(existing, value)) {
             return cli_error_at(
                 err, CKD_E_INVALID, file->path, CKD_NO_OFFSET,
                 "the files disagree about the key '%.120s' of their metadata: '%.100s' and '%.100s'", key,
-                json_string_value(known), json_string_value(value));
+                json_string_value(existing), json_string_value(value));
         }
-        if (!known && json_object_set(inputs->metadata, key, value) != 0) {
+        if (!existing && json_object_set(inputs->metadata, key, value) != 0) {
             return cli_error_nomem(err);
         }
     }

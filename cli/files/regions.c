@@ -33,12 +33,12 @@ ckd_status cli_regions_set_shard(cli_regions *r, const char *text, ckd_error *er
 }
 
 bool cli_parse_dim(int32_t *out, const char *text) {
-    bool back = text[0] == '-';
+    bool negative = text[0] == '-';
     uint64_t number;
-    if (!cli_parse_u64(&number, text + back) || number - back >= CKD_MAX_DIMS) {
+    if (!cli_parse_u64(&number, text + negative) || number - negative >= CKD_MAX_DIMS) {
         return false;
     }
-    *out = back ? -(int32_t)number : (int32_t)number;
+    *out = negative ? -(int32_t)number : (int32_t)number;
     return true;
 }
 
@@ -150,11 +150,11 @@ static cli_region *find_own(const cli_regions *r, const char *tensor) {
 }
 
 bool cli_regions_names(cli_regions *r, const char *tensor) {
-    cli_region *own = find_own(r, tensor);
-    if (own) {
-        own->used = true;
+    cli_region *region = find_own(r, tensor);
+    if (region) {
+        region->used = true;
     }
-    return own != NULL;
+    return region != NULL;
 }
 
 static ckd_status not_inside(const ckd_tensor_info *info, ckd_error *err) {
@@ -167,38 +167,39 @@ static ckd_status not_inside(const ckd_tensor_info *info, ckd_error *err) {
     return cli_error_tensor(err, info->name);
 }
 
-static ckd_status cut_own(ckd_region *out, const cli_region *own, const ckd_tensor_info *info,
+static ckd_status cut_own(ckd_region *out, const cli_region *region, const ckd_tensor_info *info,
                           ckd_error *err) {
-    if (own->ndim > info->ndim) {
+    if (region->ndim > info->ndim) {
         return not_inside(info, err);
     }
-    for (uint32_t d = 0; d < own->ndim; d++) {
-        uint64_t end = own->end[d] == UINT64_MAX ? info->shape[d] : own->end[d];
-        if (own->first[d] > end || end > info->shape[d]) {
+    for (uint32_t d = 0; d < region->ndim; d++) {
+        uint64_t end = region->end[d] == UINT64_MAX ? info->shape[d] : region->end[d];
+        if (region->first[d] > end || end > info->shape[d]) {
             return not_inside(info, err);
         }
-        out->offsets[d] = own->first[d];
-        out->lengths[d] = end - own->first[d];
+        out->offsets[d] = region->first[d];
+        out->lengths[d] = end - region->first[d];
     }
     return CKD_OK;
 }
 
 /* As torch.chunk: ceil(L / N) each, until nothing is left. */
 static void cut_shard(ckd_region *out, const cli_regions *r, const ckd_tensor_info *info, uint32_t dim) {
-    uint64_t all = info->shape[dim], each = all / r->shards + (all % r->shards != 0);
-    uint64_t first = each && r->shard < (all + each - 1) / each ? r->shard * each : all;
+    uint64_t all = info->shape[dim], shard_length = all / r->shards + (all % r->shards != 0);
+    uint64_t first =
+        shard_length && r->shard < (all + shard_length - 1) / shard_length ? r->shard * shard_length : all;
     out->offsets[dim] = first;
-    out->lengths[dim] = all - first < each ? all - first : each;
+    out->lengths[dim] = all - first < shard_length ? all - first : shard_length;
 }
 
 ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], const cli_regions *r,
                             const ckd_tensor_info *info, ckd_error *err) {
     *out = (ckd_region){.kind = CKD_REGION_BOX};
     memcpy(out->lengths, info->shape, info->ndim * sizeof(uint64_t));
-    const cli_region *own = find_own(r, info->name);
-    ckd_status status = own ? cut_own(out, own, info, err) : CKD_OK;
+    const cli_region *region = find_own(r, info->name);
+    ckd_status status = region ? cut_own(out, region, info, err) : CKD_OK;
     uint32_t dim = cli_dim_of(r->dim, info->ndim);
-    if (!own && r->shards && dim < info->ndim) {
+    if (!region && r->shards && dim < info->ndim) {
         cut_shard(out, r, info, dim);
     }
     memcpy(lengths, out->lengths, sizeof(out->lengths));
@@ -207,14 +208,14 @@ ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], con
 
 /* ---- pieces ---- */
 
-ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_piece_fn each, void *context,
+ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_piece_fn visit, void *context,
                        ckd_error *err) {
     uint64_t elements = 1;
     for (uint32_t d = 0; d < ndim; d++) {
         elements *= box->lengths[d];
     }
     if (elements <= max || elements == 1) {
-        return elements ? each(context, box, elements, err) : CKD_OK;
+        return elements ? visit(context, box, elements, err) : CKD_OK;
     }
     uint32_t dim = 0;
     while (box->lengths[dim] == 1) {
@@ -227,7 +228,7 @@ ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_p
         uint64_t left = box->lengths[dim] - at;
         piece.offsets[dim] = box->offsets[dim] + at;
         piece.lengths[dim] = rows == 0 ? 1 : left < rows ? left : rows;
-        status = cli_cut_box(&piece, ndim, max, each, context, err);
+        status = cli_cut_box(&piece, ndim, max, visit, context, err);
     }
     return status;
 }

@@ -213,8 +213,8 @@ static ckd_status parse_object(const parser *p, safetensors_header *out, json_t 
         }
         out->metadata = json_incref(metadata);
     }
-    size_t room = json_object_size(root);
-    out->tensors = calloc(room ? room : 1, sizeof(*out->tensors));
+    size_t count = json_object_size(root);
+    out->tensors = calloc(count ? count : 1, sizeof(*out->tensors));
     if (!out->tensors) {
         return cli_error_nomem(p->err);
     }
@@ -274,23 +274,23 @@ static ckd_status read_at(const safetensors_file *file, uint64_t offset, void *t
                           ckd_error *err) {
     char *at = to;
     while (size > 0) {
-        ssize_t got = pread(file->fd, at, size, (off_t)offset);
-        if (got < 0 && errno == EINTR) {
+        ssize_t n = pread(file->fd, at, size, (off_t)offset);
+        if (n < 0 && errno == EINTR) {
             continue;
         }
-        if (got < 0) {
+        if (n < 0) {
             cli_error_sys(err, errno, file->path, "cannot read");
             err->offset = offset;
             return err->status;
         }
-        if (got == 0) {
+        if (n == 0) {
             return cli_error_at(
                 err, CKD_E_IO, file->path, offset,
                 "the file became shorter while it was being read; save again once it is complete");
         }
-        at += got;
-        offset += (uint64_t)got;
-        size -= (size_t)got;
+        at += n;
+        offset += (uint64_t)n;
+        size -= (size_t)n;
     }
     return CKD_OK;
 }
@@ -312,15 +312,15 @@ static int open_unnamed(const char *folder) {
 static ckd_status copy_pipe(int to, const safetensors_file *file, const char *folder, ckd_error *err) {
     static char buffer[1 << 18];
     for (;;) {
-        ssize_t got = read(file->fd, buffer, sizeof(buffer));
-        if (got == 0) {
+        ssize_t n = read(file->fd, buffer, sizeof(buffer));
+        if (n == 0) {
             return CKD_OK;
         }
-        if (got < 0 && errno != EINTR) {
+        if (n < 0 && errno != EINTR) {
             return cli_error_sys(err, errno, file->path, "cannot read");
         }
-        for (ssize_t done = 0, written; done<got; done += written> 0 ? written : 0) {
-            written = write(to, buffer + done, (size_t)(got - done));
+        for (ssize_t done = 0, written; done<n; done += written> 0 ? written : 0) {
+            written = write(to, buffer + done, (size_t)(n - done));
             if (written < 0 && errno != EINTR) {
                 return cli_error_sys(
                     err, errno, folder,

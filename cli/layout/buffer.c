@@ -86,9 +86,10 @@ static char *write_name(const layout *l, const layout_template *t, const uint64_
     if (!to) {
         return NULL;
     }
-    const layout_binding none = {.state = LAYOUT_NONE}; /* the template has numbers, but no groups or parts */
+    const layout_binding no_binding = {
+        .state = LAYOUT_NONE}; /* the template has numbers, but no groups or parts */
     fputs(before, to);
-    layout_template_write(to, l, t, &none, &(layout_name_values){.numbers = numbers});
+    layout_template_write(to, l, t, &no_binding, &(layout_name_values){.numbers = numbers});
     fputs(after, to);
     bool failed = ferror(to) != 0;
     if (fclose(to) != 0 || failed) {
@@ -186,12 +187,12 @@ ckd_status layout_each_buffer(const layout *l, const uint32_t at[LAYOUT_AXES], l
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < l->rule_count && status == CKD_OK; i++) {
         const layout_rule *rule = &l->rules[i];
-        bool here = rule->kind == LAYOUT_FLAT;
-        for (uint32_t axis = 0; axis < l->axis_count && here; axis++) {
-            here = !rule->only[axis] || rule->only[axis][at[axis]];
+        bool applies = rule->kind == LAYOUT_FLAT;
+        for (uint32_t axis = 0; axis < l->axis_count && applies; axis++) {
+            applies = !rule->only[axis] || rule->only[axis][at[axis]];
         }
         counting c = {.l = l, .at = at, .numbers = rule->numbers, .count = rule->number_count};
-        for (bool more = here && count_first(&c); more && status == CKD_OK; more = count_next(&c)) {
+        for (bool more = applies && count_first(&c); more && status == CKD_OK; more = count_next(&c)) {
             status = call_for_states(l, rule, &c, call, context, err);
         }
     }

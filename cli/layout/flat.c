@@ -237,11 +237,11 @@ ckd_status layout_flat_check_states(layout_parsing *p) {
         const layout_rule *rule = &p->l->rules[i];
         for (const char *at = rule->flat.states; at;) {
             size_t length = strcspn(at, ",");
-            bool known = false;
+            bool exists = false;
             for (size_t k = 0; k < p->l->state_count; k++) {
-                known |= is_state(&p->l->states[k], at, length);
+                exists |= is_state(&p->l->states[k], at, length);
             }
-            if (!known) {
+            if (!exists) {
                 return layout_error(
                     p->l, rule->line, p->err, CKD_E_INVALID,
                     "state= is only (of no parameters), none (of parameters only), or names of the checkpoint "

@@ -131,25 +131,25 @@ static ckd_status parse_path(layout_template *t, layout_parsing *p, const char *
 /* Checks that the path and the words after it together identify the rank. */
 static ckd_status check_path(const layout_path *file, layout_parsing *p) {
     const layout_template *t = &file->end;
-    bool said[LAYOUT_AXES], rank = false;
-    memcpy(said, file->fixed, sizeof(said));
+    bool fixed[LAYOUT_AXES], rank = false;
+    memcpy(fixed, file->fixed, sizeof(fixed));
     for (size_t i = 0; i < t->count; i++) {
         rank |= t->items[i].kind == LAYOUT_RANK;
         if (t->items[i].kind == LAYOUT_AXIS) {
-            if (said[t->items[i].index]) {
+            if (fixed[t->items[i].index]) {
                 return layout_invalid(p, "axis %s stands in it twice", p->l->axes[t->items[i].index].name);
             }
-            said[t->items[i].index] = true;
+            fixed[t->items[i].index] = true;
         }
     }
     for (uint32_t i = 0; i < p->l->axis_count; i++) {
-        if (!rank && !said[i] && p->l->axes[i].size > 1) {
+        if (!rank && !fixed[i] && p->l->axes[i].size > 1) {
             return layout_invalid(
                 p,
                 "the path does not contain axis %s: put {%s} or {rank} into it, or a coordinate after it, such as %s=0",
                 p->l->axes[i].name, p->l->axes[i].name, p->l->axes[i].name);
         }
-        if (rank && said[i]) {
+        if (rank && fixed[i]) {
             return layout_invalid(p, "{rank} says which rank it is; leave out %s", p->l->axes[i].name);
         }
         if (p->l->file_count == 1 && file->fixed[i] && p->l->axes[i].size > 1) {

@@ -152,13 +152,13 @@ static bool translate_number(uint64_t *out, const layout *l, const layout_number
                              bool global, const uint32_t at[LAYOUT_AXES]) {
     uint32_t place = layout_place(&n->over, l, at);
     size_t count = n->begin[place + 1] - n->begin[place];
-    const uint64_t *here = n->numbers + n->begin[place];
+    const uint64_t *listed = n->numbers + n->begin[place];
     if (!global && !n->global) {
-        *out = number < count ? here[number] : 0;
+        *out = number < count ? listed[number] : 0;
         return number < count;
     }
     for (size_t i = 0; i < count; i++) {
-        if (here[i] == number) {
+        if (listed[i] == number) {
             *out = global && !n->global ? i : number;
             return true;
         }
@@ -174,8 +174,8 @@ bool layout_applies(uint64_t numbers[LAYOUT_NUMBERS], const layout *l, const lay
         }
     }
     for (uint32_t axis = 0; axis <= LAYOUT_AXES; axis++) {
-        uint64_t here = axis == LAYOUT_AXES ? layout_rank(l, at) : at[axis];
-        if (b->coordinates[axis] != UINT64_MAX && b->coordinates[axis] != here) {
+        uint64_t coordinate = axis == LAYOUT_AXES ? layout_rank(l, at) : at[axis];
+        if (b->coordinates[axis] != UINT64_MAX && b->coordinates[axis] != coordinate) {
             return false;
         }
     }

@@ -104,16 +104,16 @@ bool layout_next_number(uint64_t *out, const char **text, char mark) {
 
 ckd_status layout_parse_numbers(uint64_t **out, size_t *count, layout_parsing *p, const char *option,
                                 const char *text) {
-    size_t room = 1;
+    size_t capacity = 1;
     for (const char *at = text; *at; at++) {
-        room += *at == ',';
+        capacity += *at == ',';
     }
-    uint64_t *numbers = calloc(room, sizeof(*numbers));
+    uint64_t *numbers = calloc(capacity, sizeof(*numbers));
     if (!numbers) {
         return cli_error_nomem(p->err);
     }
     size_t n = 0;
-    for (const char *at = text; n < room; n++) {
+    for (const char *at = text; n < capacity; n++) {
         if (!layout_next_number(&numbers[n], &at, ',') || numbers[n] > CKD_MAX_ELEMENTS) {
             free(numbers);
             return layout_invalid(p, "%s= is a list of numbers such as 3,3,2, not '%.100s'", option, text);
@@ -254,20 +254,20 @@ ckd_status layout_read(layout **out, const char *path, ckd_error *err) {
     }
     char *text = malloc(LAYOUT_TEXT_MAX + 1);
     size_t size = 0;
-    ssize_t got = 1;
-    while (text && got > 0 && size < LAYOUT_TEXT_MAX + 1) {
-        got = read(fd, text + size, LAYOUT_TEXT_MAX + 1 - size);
-        if (got < 0 && errno == EINTR) {
-            got = 1;
-        } else if (got > 0) {
-            size += (size_t)got;
+    ssize_t n = 1;
+    while (text && n > 0 && size < LAYOUT_TEXT_MAX + 1) {
+        n = read(fd, text + size, LAYOUT_TEXT_MAX + 1 - size);
+        if (n < 0 && errno == EINTR) {
+            n = 1;
+        } else if (n > 0) {
+            size += (size_t)n;
         }
     }
     int failed = errno;
     close(fd);
-    ckd_status status = !text     ? cli_error_nomem(err)
-                        : got < 0 ? cli_error_sys(err, failed, path, "cannot read the layout")
-                                  : layout_parse(out, text, size, path, err);
+    ckd_status status = !text   ? cli_error_nomem(err)
+                        : n < 0 ? cli_error_sys(err, failed, path, "cannot read the layout")
+                                : layout_parse(out, text, size, path, err);
     free(text);
     return status;
 }

@@ -39,13 +39,13 @@ typedef struct translation {
 
 static ckd_status put(translation *t, const char *text, size_t length) {
     if (t->used + length + 1 > t->room) {
-        size_t room = 2 * (t->used + length + 1);
-        char *grown = realloc(t->text, room);
+        size_t capacity = 2 * (t->used + length + 1);
+        char *grown = realloc(t->text, capacity);
         if (!grown) {
             return cli_error_nomem(t->p->err);
         }
         t->text = grown;
-        t->room = room;
+        t->room = capacity;
     }
     memcpy(t->text + t->used, text, length);
     t->used += length;
@@ -417,7 +417,7 @@ ckd_status layout_compile(layout_parsing *p, layout_rule *rule, const char *as) 
                      .at = rule->pattern,
                      .repeats = 1,
                      .to = &rule->local};
-    translation back = {.p = p, .rule = rule, .as = as, .repeats = 1, .to = &rule->global};
+    translation to_global = {.p = p, .rule = rule, .as = as, .repeats = 1, .to = &rule->global};
     ckd_status status = CKD_OK;
     while (*t.at && status == CKD_OK) {
         status = translate_one(&t);
@@ -427,12 +427,12 @@ ckd_status layout_compile(layout_parsing *p, layout_rule *rule, const char *as) 
     }
     THEN(status, compile(&t));
     if (status == CKD_OK && as) {
-        status = translate_as(&back, &t);
-        THEN(status, check_as(&back, &t));
-        THEN(status, compile(&back));
+        status = translate_as(&to_global, &t);
+        THEN(status, check_as(&to_global, &t));
+        THEN(status, compile(&to_global));
     }
     free(t.text);
-    free(back.text);
+    free(to_global.text);
     return status;
 }
 

@@ -36,9 +36,9 @@ layout_text layout_rank_text(const layout *l, uint32_t rank) {
     layout_coordinates(at, l, rank);
     size_t used = (size_t)snprintf(out.text, sizeof(out.text), "rank %u", rank);
     for (uint32_t i = 0; i < l->axis_count && used < sizeof(out.text) - 2; i++) {
-        int more = snprintf(out.text + used, sizeof(out.text) - used, "%s%s=%u%s", i ? " " : " (",
-                            l->axes[i].name, at[i], i + 1 == l->axis_count ? ")" : "");
-        used += (size_t)more;
+        int n = snprintf(out.text + used, sizeof(out.text) - used, "%s%s=%u%s", i ? " " : " (",
+                         l->axes[i].name, at[i], i + 1 == l->axis_count ? ")" : "");
+        used += (size_t)n;
     }
     return out;
 }

@@ -300,16 +300,16 @@ static ckd_status use_axes(uint8_t used[LAYOUT_AXES], reading *r, const layout_o
 
 /* Finds the axes whose coordinates as= puts into the name: ranks along them have separate tensors. */
 static ckd_status use_coordinates(uint8_t used[LAYOUT_AXES], reading *r) {
-    layout_over own = {0};
+    layout_over axes_of_name = {0};
     const uint32_t *of_axis = r->rule->global.of_axis;
     for (uint32_t axis = 0; axis < r->p->l->axis_count; axis++) {
         if (of_axis[axis] || (of_axis[LAYOUT_AXES] && !r->rule->only[axis])) {
-            own.axes[own.count++] = (uint8_t)axis;
+            axes_of_name.axes[axes_of_name.count++] = (uint8_t)axis;
         }
     }
-    ckd_status status = use_axes(used, r, &own, "its coordinate in as=");
-    for (uint32_t i = 0; i < own.count && status == CKD_OK; i++) {
-        r->rule->numbered.axes[r->rule->numbered.count++] = own.axes[i];
+    ckd_status status = use_axes(used, r, &axes_of_name, "its coordinate in as=");
+    for (uint32_t i = 0; i < axes_of_name.count && status == CKD_OK; i++) {
+        r->rule->numbered.axes[r->rule->numbered.count++] = axes_of_name.axes[i];
     }
     return status;
 }

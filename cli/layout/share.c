@@ -57,9 +57,9 @@ static ckd_status cut_even(span *out, const cutting *c, uint64_t total, uint64_t
 /* As torch.chunk: ceil(units / places) each, until nothing is left. */
 static span cut_chunk(const cutting *c, uint64_t total, uint64_t unit) {
     uint64_t places = c->places, units = total / unit + (total % unit != 0);
-    uint64_t each = (units / places + (units % places != 0)) * unit; /* at most total + unit */
-    uint64_t first = each && c->place < (total + each - 1) / each ? each * c->place : total;
-    return (span){first, total - first < each ? total - first : each, 0, 1};
+    uint64_t length = (units / places + (units % places != 0)) * unit; /* at most total + unit */
+    uint64_t first = length && c->place < (total + length - 1) / length ? length * c->place : total;
+    return (span){first, total - first < length ? total - first : length, 0, 1};
 }
 
 /* With fewer units than places, neighbours share a unit. */
@@ -116,15 +116,15 @@ static ckd_status allocate_stretches(layout_share *s, uint64_t count, ckd_error 
     return s->stretches ? CKD_OK : cli_error_nomem(err);
 }
 
-static void add(layout_share *s, size_t part, span held) {
-    s->stretches[s->count++] = (layout_stretch){part, held.offset, held.length, held.copy, held.copies};
-    s->lengths[s->dim] += held.length;
+static void add(layout_share *s, size_t part, span piece) {
+    s->stretches[s->count++] = (layout_stretch){part, piece.offset, piece.length, piece.copy, piece.copies};
+    s->lengths[s->dim] += piece.length;
 }
 
 /* A place's length is a multiple of pad; everything after the last element is padding. */
 static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total) {
     uint64_t places = c->places, step, whole = 0;
-    span mine = {0};
+    span piece = {0};
     if (c->cut->kind == LAYOUT_SIZES) {
         for (uint32_t i = 0; i < places; i++) {
             whole += c->cut->sizes[i];
@@ -140,12 +140,12 @@ static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total
                             "%" PRIu64 " elements cannot be padded that way", total);
     }
     ckd_status status = allocate_stretches(s, 2, c->err);
-    THEN(status, cut_span(&mine, c, c->cut->kind, whole, 1, ""));
+    THEN(status, cut_span(&piece, c, c->cut->kind, whole, 1, ""));
     if (status == CKD_OK) {
-        uint64_t offset = mine.offset < total ? mine.offset : total;
-        uint64_t real = mine.length < total - offset ? mine.length : total - offset;
+        uint64_t offset = piece.offset < total ? piece.offset : total;
+        uint64_t real = piece.length < total - offset ? piece.length : total - offset;
         add(s, 0, (span){offset, real, 0, 1});
-        add(s, LAYOUT_NONE, (span){0, mine.length - real, 0, 1});
+        add(s, LAYOUT_NONE, (span){0, piece.length - real, 0, 1});
     }
     return status;
 }
@@ -162,11 +162,11 @@ static ckd_status share_parts(layout_share *s, const cutting *c, const uint64_t 
         uint64_t total = c->rule->apart ? totals[i]
                          : part->size   ? part->size
                                         : totals[0] / c->rule->part_count;
-        span mine = {0};
-        status = cut_span(&mine, c, part->kind, total, part->unit, part->name);
+        span piece = {0};
+        status = cut_span(&piece, c, part->kind, total, part->unit, part->name);
         if (status == CKD_OK) {
-            mine.offset += before;
-            add(s, c->rule->apart ? i : 0, mine);
+            piece.offset += before;
+            add(s, c->rule->apart ? i : 0, piece);
         }
         before += c->rule->apart ? 0 : total;
     }
@@ -186,15 +186,15 @@ static ckd_status check_groups(const cutting *c, const uint64_t *totals) {
 
 /* Places the parts side by side, group by group; a place has whole groups. */
 static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t *totals) {
-    span mine = {0};
-    ckd_status status = cut_span(&mine, c, c->cut->kind, c->rule->groups, 1, "groups");
-    THEN(status, mine.length < STRETCHES_MAX
-                     ? allocate_stretches(s, mine.length * c->rule->part_count, c->err)
+    span piece = {0};
+    ckd_status status = cut_span(&piece, c, c->cut->kind, c->rule->groups, 1, "groups");
+    THEN(status, piece.length < STRETCHES_MAX
+                     ? allocate_stretches(s, piece.length * c->rule->part_count, c->err)
                      : cli_error_nomem(c->err));
-    for (uint64_t g = mine.offset; status == CKD_OK && g < mine.offset + mine.length; g++) {
+    for (uint64_t g = piece.offset; status == CKD_OK && g < piece.offset + piece.length; g++) {
         for (size_t i = 0; i < c->rule->part_count; i++) {
-            uint64_t each = totals[i] / c->rule->groups;
-            add(s, i, (span){g * each, each, 0, 1});
+            uint64_t length = totals[i] / c->rule->groups;
+            add(s, i, (span){g * length, length, 0, 1});
         }
     }
     return status;
@@ -213,12 +213,12 @@ static ckd_status share_one_group(layout_share *s, const cutting *c, const uint6
     ckd_status status = allocate_stretches(s, c->rule->part_count, c->err);
     for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
         const layout_part *part = &c->rule->parts[i];
-        uint64_t each = totals[i] / groups;
-        span mine = {0};
-        status = cut_span(&mine, &inside, part->kind, each, part->unit, part->name);
+        uint64_t length = totals[i] / groups;
+        span piece = {0};
+        status = cut_span(&piece, &inside, part->kind, length, part->unit, part->name);
         if (status == CKD_OK) {
-            mine.offset += c->place / inside.places * each;
-            add(s, i, mine);
+            piece.offset += c->place / inside.places * length;
+            add(s, i, piece);
         }
     }
     return status;
@@ -268,11 +268,11 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
     if (c->rule->padded) {
         return share_padded(s, c, totals[0]);
     }
-    span mine = {0};
+    span piece = {0};
     status = allocate_stretches(s, 1, c->err);
-    THEN(status, cut_span(&mine, c, c->cut->kind, totals[0], c->cut->unit, ""));
+    THEN(status, cut_span(&piece, c, c->cut->kind, totals[0], c->cut->unit, ""));
     if (status == CKD_OK) {
-        add(s, 0, mine);
+        add(s, 0, piece);
     }
     return status;
 }
@@ -303,7 +303,7 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
     for (uint32_t i = 0; i < rule->cut_count && status == CKD_OK; i++) {
         const layout_cut *cut = &rule->cuts[i];
         cutting c = {l, rule, cut, 0, layout_place(&cut->over, l, at), cut->over.places, err};
-        span mine = {0};
+        span piece = {0};
         status = find_dim(&c.dim, l, rule, i, s->ndim, err);
         if (status != CKD_OK) {
             return status;
@@ -314,10 +314,10 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
             status = share_main(s, &c, totals);
             continue;
         }
-        status = cut_span(&mine, &c, cut->kind, s->lengths[c.dim], cut->unit, "");
+        status = cut_span(&piece, &c, cut->kind, s->lengths[c.dim], cut->unit, "");
         if (status == CKD_OK) {
-            s->offsets[c.dim] = mine.offset;
-            s->lengths[c.dim] = mine.length;
+            s->offsets[c.dim] = piece.offset;
+            s->lengths[c.dim] = piece.length;
         }
     }
     if (status == CKD_OK && rule->cut_count == 0) {

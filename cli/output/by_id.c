@@ -8,8 +8,8 @@ bool cli_has_id(const ckd_checkpoint *c, const ckd_id *id) {
 }
 
 bool cli_id_is_none(const ckd_id *id) {
-    static const ckd_id none;
-    return memcmp(id, &none, sizeof(none)) == 0;
+    static const ckd_id zero;
+    return memcmp(id, &zero, sizeof(zero)) == 0;
 }
 
 const ckd_checkpoint *cli_by_id(const ckd_checkpoint_list *all, const ckd_id *id) {

@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 /* Cuts a path on the left: its end is the most informative part. */
-static void copy_path(char *to, size_t room, const char *path) {
+static void copy_path(char *to, size_t size, const char *path) {
     size_t length = strlen(path);
-    snprintf(to, room, "%s", length < room ? path : path + (length - room + 1));
+    snprintf(to, size, "%s", length < size ? path : path + (length - size + 1));
 }
 
 static CLI_PRINTF(5, 0) void set(ckd_error *err, ckd_status status, const char *file, uint64_t offset,

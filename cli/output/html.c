@@ -110,8 +110,8 @@ static double y_of(const html_chart *c, double value) {
 }
 
 /* Chooses exponents around the values, a whole number of grid steps apart. */
-static void find_axis(html_chart *c, double least, double max) {
-    c->low = (int)floor(log2(least));
+static void find_axis(html_chart *c, double min, double max) {
+    c->low = (int)floor(log2(min));
     c->high = (int)ceil(log2(max));
     c->high += c->high == c->low;
     c->every = (c->high - c->low + LINES - 1) / LINES;
@@ -125,9 +125,9 @@ static void print_grid(const html_chart *c) {
     }
 }
 
-void html_chart_begin(html_chart *c, double least, double max) {
+void html_chart_begin(html_chart *c, double min, double max) {
     FILE *to = c->to;
-    find_axis(c, least, max);
+    find_axis(c, min, max);
     fputs("<div class=\"plot\">" LABELS, to);
     for (int e = c->low; e <= c->high; e += c->every) {
         fprintf(to, "<span style=\"bottom:%.2f%%\">", 100.0 * (e - c->low) / (c->high - c->low));

@@ -25,7 +25,7 @@ static void put(printer *p, const char *text, size_t size) {
         if (p->used == sizeof(p->buffer)) {
             flush(p);
         }
-        size_t room = sizeof(p->buffer) - p->used, part = size < room ? size : room;
+        size_t available = sizeof(p->buffer) - p->used, part = size < available ? size : available;
         memcpy(p->buffer + p->used, text, part);
         p->used += part;
         text += part;

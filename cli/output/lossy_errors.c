@@ -44,30 +44,30 @@ static bool is_gone(const ckd_error *why) {
     return why->status == CKD_E_NOT_FOUND && !why->file[0];
 }
 
-static ckd_status add_errors(json_t **out, bool *gone, ckd_store *store, const ckd_checkpoint *c,
+static ckd_status add_errors(json_t **out, bool *deleted, ckd_store *store, const ckd_checkpoint *c,
                              ckd_error *err) {
     ckd_tensor_list *tensors = NULL;
     ckd_status status = ckd_store_tensors(&tensors, store, &c->id, err);
-    *gone = status != CKD_OK && is_gone(err);
+    *deleted = status != CKD_OK && is_gone(err);
     if (status == CKD_OK) {
         cli_json_append(out, json_errors(c, tensors));
-    } else if (!*gone && ckd_error_is_damage(err)) {
+    } else if (!*deleted && ckd_error_is_damage(err)) {
         cli_note("the errors of %s cannot be read: %s", cli_ref_text_of(c).text, err->message);
         status = CKD_OK;
     }
     ckd_tensor_list_free(tensors);
-    return *gone ? CKD_OK : status;
+    return *deleted ? CKD_OK : status;
 }
 
 ckd_status cli_lossy_errors(json_t **out, ckd_store *store, ckd_checkpoint_list *list, ckd_error *err) {
     ckd_status status = CKD_OK;
     *out = json_array();
     for (size_t i = 0; i < list->count && status == CKD_OK;) {
-        bool gone = false;
+        bool deleted = false;
         if (list->items[i].fidelity != CKD_EXACT) {
-            status = add_errors(out, &gone, store, &list->items[i], err);
+            status = add_errors(out, &deleted, store, &list->items[i], err);
         }
-        if (gone) {
+        if (deleted) {
             leave_out(list, i);
         } else {
             i++;

@@ -39,12 +39,12 @@ static json_t *json_time(uint64_t ns, bool known) {
     return known ? json_string(cli_text_time(ns).text) : json_null();
 }
 
-json_t *cli_json_pins(const cli_marks *m, const ckd_checkpoint_list *of, const ckd_checkpoint_list *all) {
+json_t *cli_json_pins(const cli_marks *m, const ckd_checkpoint_list *listed, const ckd_checkpoint_list *all) {
     json_t *out = json_array();
     for (size_t i = 0; i < m->pins->count; i++) {
         const ckd_pin *p = &m->pins->items[i];
         bool readable = p->status == CKD_OK;
-        if (!of || cli_by_id(of, &p->checkpoint)) {
+        if (!listed || cli_by_id(listed, &p->checkpoint)) {
             cli_json_append(&out,
                             json_pack("{s:o, s:o, s:b, s:o, s:o}", "checkpoint",
                                       json_ref(&p->checkpoint, all), "id", json_id(&p->checkpoint, true),
@@ -55,12 +55,12 @@ json_t *cli_json_pins(const cli_marks *m, const ckd_checkpoint_list *of, const c
     return out;
 }
 
-json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *of, const ckd_checkpoint_list *all) {
+json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *listed, const ckd_checkpoint_list *all) {
     json_t *out = json_array();
     for (size_t i = 0; i < m->tags->count; i++) {
         const ckd_tag *t = &m->tags->items[i];
         bool readable = t->status == CKD_OK;
-        if (!of || cli_by_id(of, &t->checkpoint)) {
+        if (!listed || cli_by_id(listed, &t->checkpoint)) {
             cli_json_append(&out,
                             json_pack("{s:s, s:o, s:o, s:b, s:o}", "tag", t->tag, "checkpoint",
                                       json_ref(&t->checkpoint, all), "id", json_id(&t->checkpoint, readable),

@@ -330,21 +330,21 @@ void cli_deleted(ckd_store *store, bool now) {
 }
 
 /* Formats "a (12 checkpoints, newest step 300), b (1 checkpoint, newest step 5)": as many as fit. */
-static void describe_runs(char *to, size_t room, const ckd_checkpoint_list *list) {
+static void describe_runs(char *to, size_t size, const ckd_checkpoint_list *list) {
     size_t used = 0;
     for (size_t i = 0, next; i < list->count; i = next) {
         for (next = i + 1; next < list->count && strcmp(list->items[next].run, list->items[i].run) == 0;) {
             next++;
         }
-        char one[CKD_RUN_MAX + 80];
-        int length = snprintf(one, sizeof(one), "%s%s (%zu checkpoint%s, newest step %llu)", i ? ", " : "",
-                              list->items[i].run, next - i, next - i == 1 ? "" : "s",
+        char entry[CKD_RUN_MAX + 80];
+        int length = snprintf(entry, sizeof(entry), "%s%s (%zu checkpoint%s, newest step %llu)",
+                              i ? ", " : "", list->items[i].run, next - i, next - i == 1 ? "" : "s",
                               (unsigned long long)list->items[next - 1].step);
-        if (used + (size_t)length + 6 > room) {
-            snprintf(to + used, room - used, ", ...");
+        if (used + (size_t)length + 6 > size) {
+            snprintf(to + used, size - used, ", ...");
             return;
         }
-        memcpy(to + used, one, (size_t)length + 1);
+        memcpy(to + used, entry, (size_t)length + 1);
         used += (size_t)length;
     }
 }

@@ -145,8 +145,8 @@ typedef void (*cli_put_fn)(void *to, const char *text, size_t size);
 void cli_put_json(cli_put_fn put, void *to, const char *text, size_t size);
 /* As cli_print_clean, into a new string; NULL if out of memory. */
 char *cli_clean_copy(const char *text);
-/* As cli_clean_copy, with the ASCII characters of `kept` unchanged. */
-char *cli_clean_but(const char *text, const char *kept);
+/* As cli_clean_copy, with the ASCII characters of `allowed` unchanged. */
+char *cli_clean_but(const char *text, const char *allowed);
 
 /*
  * Parts of a self-contained HTML page: no scripts, no external resources, light or dark as the reader's browser
@@ -174,8 +174,8 @@ typedef struct html_chart {
     html_label_fn label;  /* of a value on the axis */
     int low, high, every; /* the axis's exponents of two; a grid line at every `every`-th one */
 } html_chart;
-/* Begins a chart. least, max: range of all values to come. */
-void html_chart_begin(html_chart *c, double least, double max);
+/* Begins a chart. min, max: range of all values to come. */
+void html_chart_begin(html_chart *c, double min, double max);
 /* Draws a dot of series 1 ... 5; `about` is its tooltip. */
 void html_chart_dot(const html_chart *c, size_t place, double value, int series, const char *about);
 /* Draws a line through the values; it is interrupted where they are 0 or NaN. */
@@ -259,11 +259,11 @@ void cli_marks_free(cli_marks *m);
 bool cli_marks_any(const cli_marks *m);
 
 /*
- * Make the JSON lists `pinned` and `tagged` (docs/cli.md) for the checkpoints `of` (NULL: all). `all` gives their
+ * Make the JSON lists `pinned` and `tagged` (docs/cli.md) for the checkpoints `listed` (NULL: all). `all` gives their
  * names.
  */
-json_t *cli_json_pins(const cli_marks *m, const ckd_checkpoint_list *of, const ckd_checkpoint_list *all);
-json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *of, const ckd_checkpoint_list *all);
+json_t *cli_json_pins(const cli_marks *m, const ckd_checkpoint_list *listed, const ckd_checkpoint_list *all);
+json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *listed, const ckd_checkpoint_list *all);
 
 /* Adds a table cell with one checkpoint's marks: "pinned @best @prod", or "-". */
 void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_id *checkpoint);
@@ -395,7 +395,7 @@ void cli_progress_end(cli_progress *p);
 /* Is it time to draw? A second must have passed, and a fifth of one since the last line. */
 bool cli_progress_due(const cli_progress *p, uint64_t now_ns);
 /* Formats "saving  312.0 MiB of 1.2 GiB  26 %  410.0 MiB/s  2 s left"; total 0: unknown. */
-void cli_progress_line(char *to, size_t room, const cli_progress *p, uint64_t done, uint64_t total,
+void cli_progress_line(char *to, size_t size, const cli_progress *p, uint64_t done, uint64_t total,
                        uint64_t now_ns);
 
 /*

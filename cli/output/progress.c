@@ -24,7 +24,7 @@ bool cli_progress_due(const cli_progress *p, uint64_t now_ns) {
            (!p->drawn || now_ns - p->drawn_ns >= SECOND / 5);
 }
 
-void cli_progress_line(char *to, size_t room, const cli_progress *p, uint64_t done, uint64_t total,
+void cli_progress_line(char *to, size_t size, const cli_progress *p, uint64_t done, uint64_t total,
                        uint64_t now_ns) {
     double seconds = (double)(now_ns - p->started_ns) / (double)SECOND;
     double rate = seconds > 0 ? (double)done / seconds : 0;
@@ -37,7 +37,7 @@ void cli_progress_line(char *to, size_t room, const cli_progress *p, uint64_t do
             snprintf(left, sizeof(left), "  %s left", cli_text_duration((double)(total - shown) / rate).text);
         }
     }
-    snprintf(to, room, "%s  %s%s  %s/s%s", p->verb, cli_text_size(done).text, of_total,
+    snprintf(to, size, "%s  %s%s  %s/s%s", p->verb, cli_text_size(done).text, of_total,
              cli_text_size((uint64_t)rate).text, left);
 }
 

@@ -78,7 +78,7 @@ size_t cli_text_width(const char *text) {
 
 /* Returns the number of bytes of the code point at `at`; 0 if it is not UTF-8. */
 static size_t code_point(uint32_t *out, const unsigned char *at) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    static const uint32_t min[] = {0, 0, 0x80, 0x800, 0x10000};
     size_t size = at[0] < 0x80   ? 1
                   : at[0] < 0xc2 ? 0
                   : at[0] < 0xe0 ? 2
@@ -93,7 +93,7 @@ static size_t code_point(uint32_t *out, const unsigned char *at) {
         *out = *out << 6 | (at[i] & 0x3fu);
     }
     bool surrogate = *out >= 0xd800 && *out < 0xe000;
-    return size && *out >= least[size] && *out <= 0x10ffff && !surrogate ? size : 0;
+    return size && *out >= min[size] && *out <= 0x10ffff && !surrogate ? size : 0;
 }
 
 /*
@@ -114,7 +114,7 @@ static bool is_control(uint32_t c) {
     return false;
 }
 
-char *cli_clean_but(const char *text, const char *kept) {
+char *cli_clean_but(const char *text, const char *allowed) {
     char *out = malloc(4 * strlen(text) + 1);
     if (!out) {
         return NULL;
@@ -123,7 +123,7 @@ char *cli_clean_but(const char *text, const char *kept) {
     for (const unsigned char *at = (const unsigned char *)text; *at;) {
         uint32_t c;
         size_t size = code_point(&c, at);
-        bool shown = size && (!is_control(c) || (c < 0x80 && strchr(kept, (int)c)));
+        bool shown = size && (!is_control(c) || (c < 0x80 && strchr(allowed, (int)c)));
         for (size_t i = 0; i < (size ? size : 1); i++, at++) {
             to += shown ? sprintf(to, "%c", *at) : sprintf(to, "\\x%02x", *at);
         }

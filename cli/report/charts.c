@@ -60,9 +60,9 @@ static cli_text bits_label(double value) {
     return out;
 }
 
-static void widen(double *least, double *max, double value) {
+static void widen(double *min, double *max, double value) {
     if (value > 0) {
-        *least = value < *least ? value : *least;
+        *min = value < *min ? value : *min;
         *max = value > *max ? value : *max;
     }
 }
@@ -96,14 +96,14 @@ static void print_size_dots(const places *p, const html_chart *c) {
 
 static void print_sizes(const places *p) {
     html_chart c;
-    double least = INFINITY, max = 1;
+    double min = INFINITY, max = 1;
     for (size_t i = 0; i < p->d->report->checkpoint_count; i++) {
-        widen(&least, &max, (double)at_time(p->d, i)->stored_bytes);
+        widen(&min, &max, (double)at_time(p->d, i)->stored_bytes);
     }
     begin_figure(p, "Size of each checkpoint", "Stored bytes, in the order in which they were saved.");
     c = (html_chart){
         .to = p->to, .title = "Stored bytes of each checkpoint", .places = p->count, .label = size_label};
-    html_chart_begin(&c, fmin(least, max), max);
+    html_chart_begin(&c, fmin(min, max), max);
     print_size_dots(p, &c);
     end_chart(p, &c);
     html_legend(p->to, "1base|3delta|2lossy base");
@@ -115,25 +115,25 @@ static void print_sizes(const places *p) {
 static void print_sums(const places *p) {
     html_chart c;
     const report_data *d = p->d;
-    double raw = 0, stored = 0, *logical = p->values, *taken = p->values + p->count;
+    double raw = 0, stored = 0, *logical = p->values, *used = p->values + p->count;
     for (size_t place = 0, i = 0; place < p->count; place++) {
         for (; i < first_of(p, place + 1); i++) {
             raw += (double)at_time(d, i)->raw_bytes;
             stored += (double)at_time(d, i)->stored_bytes;
         }
         logical[place] = raw;
-        taken[place] = stored;
+        used[place] = stored;
     }
-    double least = INFINITY, max = 1;
+    double min = INFINITY, max = 1;
     for (size_t i = 0; i < 2 * p->count; i++) {
-        widen(&least, &max, p->values[i]);
+        widen(&min, &max, p->values[i]);
     }
     begin_figure(p, "All checkpoints so far", "What full copies would take, and what is stored.");
     c = (html_chart){
         .to = p->to, .title = "Logical and stored bytes so far", .places = p->count, .label = size_label};
-    html_chart_begin(&c, fmin(least, max), max);
+    html_chart_begin(&c, fmin(min, max), max);
     html_chart_line(&c, logical, 2);
-    html_chart_line(&c, taken, 1);
+    html_chart_line(&c, used, 1);
     end_chart(p, &c);
     html_legend(p->to, "2logical|1stored");
     fputs("</figure>\n", p->to);
@@ -154,13 +154,13 @@ static double bits_of(const places *p, size_t place, ckd_role role) {
 static void print_bits(const places *p) {
     html_chart c;
     char legend[128] = "";
-    double least = INFINITY, max = 0;
+    double min = INFINITY, max = 0;
     for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
         double *values = p->values + (size_t)(role - CKD_ROLE_WEIGHT) * p->count;
         double highest = 0;
         for (size_t place = 0; place < p->count; place++) {
             values[place] = bits_of(p, place, role);
-            widen(&least, &highest, values[place]);
+            widen(&min, &highest, values[place]);
         }
         max = highest > max ? highest : max;
         if (highest > 0) {
@@ -178,7 +178,7 @@ static void print_bits(const places *p) {
                      .title = "Stored bits for each element, by role",
                      .places = p->count,
                      .label = bits_label};
-    html_chart_begin(&c, least, max);
+    html_chart_begin(&c, min, max);
     for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
         html_chart_line(&c, p->values + (size_t)(role - CKD_ROLE_WEIGHT) * p->count, (int)role);
     }
@@ -210,10 +210,10 @@ static void print_times(const places *p) {
     html_chart c;
     const ckd_timeline *t = p->d->timeline;
     size_t count = t->count < p->count ? t->count : p->count;
-    double *waited = p->values, *whole = p->values + count, least = INFINITY, max = 0;
+    double *waited = p->values, *whole = p->values + count, min = INFINITY, max = 0;
     mean_times(t, count, waited, whole);
     for (size_t i = 0; i < 2 * count; i++) {
-        widen(&least, &max, p->values[i]);
+        widen(&min, &max, p->values[i]);
     }
     if (!(max > 0)) {
         return;
@@ -225,7 +225,7 @@ static void print_times(const places *p) {
                      .title = "Seconds that saves took, and that training waited",
                      .places = count,
                      .label = seconds_label};
-    html_chart_begin(&c, least, max);
+    html_chart_begin(&c, min, max);
     html_chart_line(&c, whole, 1);
     html_chart_line(&c, waited, 5);
     html_chart_end(&c, cli_text_time(t->items[0].created_ns).text,

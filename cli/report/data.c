@@ -50,8 +50,8 @@ static void add_elements(report_data *d) {
     const ckd_report *r = d->report;
     for (size_t k = 0; k < r->role_count; k++) {
         for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
-            bool mine = strcmp(ckd_role_name(role), r->by_role[k].name) == 0;
-            for (size_t i = 0; mine && i < r->checkpoint_count; i++) {
+            bool same_role = strcmp(ckd_role_name(role), r->by_role[k].name) == 0;
+            for (size_t i = 0; same_role && i < r->checkpoint_count; i++) {
                 d->role_elements[k] += r->roles[i].roles[role].elements;
             }
         }
@@ -99,9 +99,9 @@ static void add_growths(report_data *d) {
 /* ---- the end of the run ---- */
 
 /* A sum that saturates at the largest JSON integer. */
-static uint64_t plus(uint64_t bytes, double more) {
-    double sum = (double)bytes + more;
-    return sum < 0x1p63 ? bytes + (uint64_t)more : INT64_MAX;
+static uint64_t plus(uint64_t bytes, double increase) {
+    double sum = (double)bytes + increase;
+    return sum < 0x1p63 ? bytes + (uint64_t)increase : INT64_MAX;
 }
 
 static report_projection project(const report_growth *g, uint64_t until) {
@@ -122,8 +122,8 @@ static report_projection project(const report_growth *g, uint64_t until) {
 static void add_projections(report_data *d, const report_question *q) {
     for (size_t i = 0; q->project && i < d->report->run_count; i++) {
         const report_growth *g = &d->growths[i];
-        bool asked = !q->policy.run || strcmp(q->policy.run, g->run->name) == 0;
-        if (asked && g->interval > 0) {
+        bool selected = !q->policy.run || strcmp(q->policy.run, g->run->name) == 0;
+        if (selected && g->interval > 0) {
             d->projections[d->projection_count++] = project(g, q->until);
         }
     }

@@ -104,11 +104,11 @@ bool cli_policy_given(const ckd_policy *p, struct argp_state *state) {
 
 static void add(cli_policy_text *out, size_t *used, const char *format, ...) CLI_PRINTF(3, 4);
 static void add(cli_policy_text *out, size_t *used, const char *format, ...) {
-    size_t room = sizeof(out->text) - *used;
+    size_t available = sizeof(out->text) - *used;
     va_list args;
-    int n = *used ? snprintf(out->text + *used, room, ", ") : 0;
+    int n = *used ? snprintf(out->text + *used, available, ", ") : 0;
     va_start(args, format);
-    n += vsnprintf(out->text + *used + n, room - (size_t)n, format, args);
+    n += vsnprintf(out->text + *used + n, available - (size_t)n, format, args);
     va_end(args);
     *used += (size_t)n;
 }

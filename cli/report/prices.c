@@ -16,12 +16,12 @@
 #define PRICE_MOST     1e9
 
 static CLI_PRINTF(3, 4) ckd_status wrong(ckd_error *err, const char *path, const char *format, ...) {
-    char what[256];
+    char message[256];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof(what), format, args);
+    vsnprintf(message, sizeof(message), format, args);
     va_end(args);
-    return cli_error_at(err, CKD_E_INVALID, path, CKD_NO_OFFSET, "%s", what);
+    return cli_error_at(err, CKD_E_INVALID, path, CKD_NO_OFFSET, "%s", message);
 }
 
 /* ---- fields ---- */
@@ -62,14 +62,14 @@ static bool is_date(const char *text) {
 
 /* Rejects unknown fields: a misspelt one would mean a price of nothing. */
 static ckd_status check_fields(const json_t *root, const char *path, ckd_error *err) {
-    static const char *const known[] = {"name",          "date",          "currency", "per_gb_month",
-                                        "per_1000_puts", "per_1000_gets", "note",     "egress_per_gb"};
+    static const char *const fields[] = {"name",          "date",          "currency", "per_gb_month",
+                                         "per_1000_puts", "per_1000_gets", "note",     "egress_per_gb"};
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)root, key, value) {
         bool found = false;
-        for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-            found = found || strcmp(known[i], key) == 0;
+        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+            found = found || strcmp(fields[i], key) == 0;
         }
         if (!found) {
             return wrong(err, path, "the price table has an unknown field \"%.100s\"", key);

@@ -80,19 +80,19 @@ static void draw_shares(const picture *p, const timeline_save *s) {
     const struct {
         const char *name;
         uint64_t ns;
-    } known[SHARES - 1] = {{"analyse", s->times->analyse_ns},
+    } parts[SHARES - 1] = {{"analyse", s->times->analyse_ns},
                            {"encode", s->times->encode_ns},
                            {"write", s->times->write_ns},
                            {"sync", s->times->sync_ns}};
     uint64_t sum = 0, total = s->times->total_ns;
     for (int i = 0; i < SHARES - 1; i++) {
-        sum += known[i].ns;
+        sum += parts[i].ns;
     }
     double x = x_of(p, begin_of(s)), whole = width_of(p, total);
     uint64_t rest = total > sum ? total - sum : 0;
     for (int i = 0; i < SHARES && sum + rest; i++) {
-        uint64_t ns = i < SHARES - 1 ? known[i].ns : rest;
-        const char *name = i < SHARES - 1 ? known[i].name : "rest";
+        uint64_t ns = i < SHARES - 1 ? parts[i].ns : rest;
+        const char *name = i < SHARES - 1 ? parts[i].name : "rest";
         double width = whole * (double)ns / (double)(sum + rest);
         if (ns) {
             begin_bar(p, name, x, width, y_of(p, 1), p->lane);
