@@ -36,12 +36,12 @@ static void advise(const void *data, size_t size) {
 ckd_status array_grow(void *array, size_t *capacity, size_t count, size_t size, const char *what,
                       ckd_error *err) {
     void *items;
-    uint64_t wanted = *capacity < 8 ? 16 : 2 * (uint64_t)*capacity, total;
+    uint64_t new_capacity = *capacity < 8 ? 16 : 2 * (uint64_t)*capacity, total;
     if (count <= *capacity) {
         return CKD_OK;
     }
-    wanted = wanted < count ? count : wanted;
-    if (!size_mul(&total, wanted, size) || total > SIZE_MAX) {
+    new_capacity = new_capacity < count ? count : new_capacity;
+    if (!size_mul(&total, new_capacity, size) || total > SIZE_MAX) {
         return err_nomem(err, SIZE_MAX, what);
     }
     memcpy(&items, array, sizeof(items)); /* a pointer of any type */
@@ -50,7 +50,7 @@ ckd_status array_grow(void *array, size_t *capacity, size_t count, size_t size, 
         return err_nomem(err, total, what);
     }
     memcpy(array, &items, sizeof(items));
-    *capacity = (size_t)wanted;
+    *capacity = (size_t)new_capacity;
     return CKD_OK;
 }
 

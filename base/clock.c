@@ -32,13 +32,13 @@ void clock_sleep_ns(uint64_t ns) {
 
 ckd_status random_bytes(void *out, size_t size, ckd_error *err) {
     for (size_t done = 0; done < size;) {
-        ssize_t got = getrandom((uint8_t *)out + done, size - done, 0);
-        if (got < 0 && errno != EINTR) {
+        ssize_t n = getrandom((uint8_t *)out + done, size - done, 0);
+        if (n < 0 && errno != EINTR) {
             int errnum = errno;
             memset(out, 0, size);
             return err_sys(err, errnum, NULL, "the system gives no random bytes");
         }
-        done += got > 0 ? (size_t)got : 0;
+        done += n > 0 ? (size_t)n : 0;
     }
     return CKD_OK;
 }

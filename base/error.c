@@ -108,9 +108,9 @@ static ckd_status status_of_errno(int errnum) {
 /* Appends ": reason". It overwrites the end of a long message, since the reason matters more. */
 static void append_reason(ckd_error *err, int errnum) {
     /* Not strerror: its text depends on the locale and may change under another thread. */
-    const char *known = strerrordesc_np(errnum);
+    const char *text = strerrordesc_np(errnum);
     char reason[96];
-    snprintf(reason, sizeof(reason), ": %s", known != NULL ? known : "unknown system error");
+    snprintf(reason, sizeof(reason), ": %s", text != NULL ? text : "unknown system error");
     size_t length = strlen(err->message), limit = sizeof(err->message) - 1 - strlen(reason);
     if (length > limit) {
         err->message[limit] = '\0';

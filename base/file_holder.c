@@ -20,8 +20,8 @@ enum { PROC_TEXT = 4096, PROC_PATH = 64 };
 /* Gives "" if the file cannot be read. */
 static void read_text(char out[PROC_TEXT], const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t got = fd >= 0 ? read(fd, out, PROC_TEXT - 1) : 0;
-    out[got > 0 ? got : 0] = '\0';
+    ssize_t n = fd >= 0 ? read(fd, out, PROC_TEXT - 1) : 0;
+    out[n > 0 ? n : 0] = '\0';
     if (fd >= 0) {
         close(fd);
     }

@@ -123,9 +123,9 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
         return err_corrupt(err, f->path, offset, "%zu bytes at offset %llu lie beyond the end of %s", size,
                            (unsigned long long)offset, f->path);
     }
-    const void *kept = file_cached(f, offset, size);
-    if (kept != NULL) {
-        memcpy(to, kept, size);
+    const void *cached = file_cached(f, offset, size);
+    if (cached != NULL) {
+        memcpy(to, cached, size);
         return CKD_OK;
     }
     int fault = file_op_check(FILE_OP_READ, f->path);
@@ -134,16 +134,16 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
     }
     for (size_t done = 0; done < size;) {
         size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
-        ssize_t got = pread(f->fd, (uint8_t *)to + done, part, (off_t)(offset + done));
-        if (got == 0) {
+        ssize_t n = pread(f->fd, (uint8_t *)to + done, part, (off_t)(offset + done));
+        if (n == 0) {
             return err_corrupt(err, f->path, offset,
                                "%s ends at byte %llu, inside the %zu bytes at offset %llu", f->path,
                                (unsigned long long)(offset + done), size, (unsigned long long)offset);
         }
-        if (got < 0 && errno != EINTR) {
+        if (n < 0 && errno != EINTR) {
             return read_failed(err, errno, f->path, "read");
         }
-        done += got > 0 ? (size_t)got : 0;
+        done += n > 0 ? (size_t)n : 0;
     }
     return CKD_OK;
 }

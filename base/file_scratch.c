@@ -74,9 +74,9 @@ ckd_status file_scratch_read(file_scratch *f, uint64_t offset, void *to, size_t 
     int errnum = file_op_check(FILE_OP_READ, f->directory);
     for (size_t done = 0; done < size && errnum == 0;) {
         size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
-        ssize_t got = pread(f->fd, (uint8_t *)to + done, part, (off_t)(offset + done));
-        errnum = got < 0 && errno != EINTR ? errno : got == 0 ? EIO : 0;
-        done += got > 0 ? (size_t)got : 0;
+        ssize_t n = pread(f->fd, (uint8_t *)to + done, part, (off_t)(offset + done));
+        errnum = n < 0 && errno != EINTR ? errno : n == 0 ? EIO : 0;
+        done += n > 0 ? (size_t)n : 0;
     }
     return errnum ? err_sys(err, errnum, f->directory, "cannot read a scratch file in %s", f->directory)
                   : CKD_OK;

@@ -369,9 +369,9 @@ ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ck
 
 void thread_set_batch(void) {
     int policy;
-    struct sched_param of;
-    if (pthread_getschedparam(pthread_self(), &policy, &of) == 0 && policy == SCHED_OTHER) {
-        (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &of);
+    struct sched_param param;
+    if (pthread_getschedparam(pthread_self(), &policy, &param) == 0 && policy == SCHED_OTHER) {
+        (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &param);
     }
 }
 

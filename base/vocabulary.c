@@ -36,9 +36,9 @@ bool shape_elements(uint64_t *out, uint32_t ndim, const uint64_t *shape) {
     return true;
 }
 
-ckd_status struct_check(const void *given, size_t min, const char *name, ckd_error *err) {
+ckd_status struct_check(const void *from, size_t min, const char *name, ckd_error *err) {
     size_t size;
-    memcpy(&size, given, sizeof(size)); /* a wrong pointer may be misaligned */
+    memcpy(&size, from, sizeof(size)); /* a wrong pointer may be misaligned */
     return size >= min
                ? CKD_OK
                : err_set(err, CKD_E_INVALID,
@@ -46,16 +46,16 @@ ckd_status struct_check(const void *given, size_t min, const char *name, ckd_err
                          name, size, min);
 }
 
-ckd_status struct_copy(void *to, size_t size, const void *given, size_t min, const char *name,
+ckd_status struct_copy(void *to, size_t size, const void *from, size_t min, const char *name,
                        ckd_error *err) {
-    if (!given) {
+    if (!from) {
         return CKD_OK;
     }
-    ckd_status status = struct_check(given, min, name, err);
+    ckd_status status = struct_check(from, min, name, err);
     if (status == CKD_OK) {
         size_t has;
-        memcpy(&has, given, sizeof(has));
-        memcpy(to, given, has < size ? has : size);
+        memcpy(&has, from, sizeof(has));
+        memcpy(to, from, has < size ? has : size);
         memcpy(to, &size, sizeof(size));
     }
     return status;

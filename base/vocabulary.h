@@ -35,14 +35,13 @@ bool shape_elements(uint64_t *out, uint32_t ndim, const uint64_t *shape);
 #define SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 
 /* Returns INVALID, naming the struct, unless its struct_size is at least `min`. */
-ckd_status struct_check(const void *given, size_t min, const char *name, ckd_error *err);
+ckd_status struct_check(const void *from, size_t min, const char *name, ckd_error *err);
 /*
  * Copies a caller's struct into this version's struct. Fields that the caller's version lacks keep their values in
- * `to`, and its struct_size becomes `size`. given NULL: nothing is copied. Errors: INVALID as above; `to` is unchanged
+ * `to`, and its struct_size becomes `size`. from NULL: nothing is copied. Errors: INVALID as above; `to` is unchanged
  * then.
  */
-ckd_status struct_copy(void *to, size_t size, const void *given, size_t min, const char *name,
-                       ckd_error *err);
+ckd_status struct_copy(void *to, size_t size, const void *from, size_t min, const char *name, ckd_error *err);
 /* As struct_copy, for options whose only mandatory field is the size. */
 #define COPY_OPTIONS(to, given, name, err) \
     struct_copy((to), sizeof(*(to)), (given), sizeof(size_t), (name), (err))

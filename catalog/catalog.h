@@ -112,7 +112,8 @@ ckd_status catalog_set_meta(catalog *c, const char *key, const char *text, ckd_e
  * manifest_bytes are those of the new manifest. Errors: NOT_FOUND (no such id), EXISTS (that run has the step), STATE,
  * NOSPACE.
  */
-ckd_status catalog_move(catalog *c, const ckd_checkpoint *moved, uint64_t manifest_bytes, ckd_error *err);
+ckd_status catalog_move(catalog *c, const ckd_checkpoint *checkpoint, uint64_t manifest_bytes,
+                        ckd_error *err);
 /* Removes a checkpoint with all its rows. Errors: NOT_FOUND, STATE, NOSPACE. */
 ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error *err);
 

@@ -200,8 +200,8 @@ void bind_blob16(query *q, int at, const void *data) {
 }
 
 void bind_id(query *q, int at, const ckd_id *id) {
-    static const ckd_id none;
-    bool null = memcmp(id, &none, sizeof(none)) == 0;
+    static const ckd_id zero;
+    bool null = memcmp(id, &zero, sizeof(zero)) == 0;
     bound(q, null ? sqlite3_bind_null(q->stmt, at)
                   : sqlite3_bind_blob(q->stmt, at, id->bytes, 16, SQLITE_STATIC));
 }
@@ -231,9 +231,9 @@ uint64_t column_u64(query *q, int at, uint64_t max) {
     return (uint64_t)value;
 }
 
-uint32_t column_u32(query *q, int at, uint32_t least, uint32_t max) {
+uint32_t column_u32(query *q, int at, uint32_t min, uint32_t max) {
     uint64_t value = column_u64(q, at, max);
-    if (value < least) {
+    if (value < min) {
         bad(q, at);
         return 0;
     }
@@ -266,7 +266,7 @@ void column_id(ckd_id *out, query *q, int at, bool may_be_null) {
     memcpy(out->bytes, data, sizeof(out->bytes));
 }
 
-const char *column_text(query *q, int at, size_t least, size_t max) {
+const char *column_text(query *q, int at, size_t min, size_t max) {
     if (sqlite3_column_type(q->stmt, at) != SQLITE_TEXT) {
         bad(q, at);
         return "";
@@ -277,7 +277,7 @@ const char *column_text(query *q, int at, size_t least, size_t max) {
         return "";
     }
     size_t size = (size_t)sqlite3_column_bytes(q->stmt, at);
-    if (size < least || size > max || !utf8_valid(text, size)) {
+    if (size < min || size > max || !utf8_valid(text, size)) {
         bad(q, at);
         return "";
     }

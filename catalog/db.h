@@ -178,19 +178,19 @@ void bind_id(query *q, int at, const ckd_id *id); /* zero: NULL */
 
 /* Read columns, counted from 0. A value of the wrong type or outside its limits sets bad_column and yields zeros. */
 uint64_t column_u64(query *q, int at, uint64_t max);
-uint32_t column_u32(query *q, int at, uint32_t least, uint32_t max);
+uint32_t column_u32(query *q, int at, uint32_t min, uint32_t max);
 int64_t column_key(query *q, int at);
 double column_real(query *q, int at); /* NULL: NaN */
 void column_id(ckd_id *out, query *q, int at, bool may_be_null);
-/* Reads valid UTF-8 of `least` ... `max` bytes without NUL. The pointer is valid until the next step and never NULL. */
-const char *column_text(query *q, int at, size_t least, size_t max);
+/* Reads valid UTF-8 of `min` ... `max` bytes without NUL. The pointer is valid until the next step and never NULL. */
+const char *column_text(query *q, int at, size_t min, size_t max);
 /* Reports the first bad column as CORRUPT; else returns CKD_OK. */
 ckd_status query_row_status(const query *q, ckd_error *err);
 
 enum { CODING_MAX = 31, STAGE_MAX = 63 }; /* bytes per name */
 
-/* Is the text valid UTF-8 of `least` ... `max` bytes? Does the number fit an INTEGER column? */
-bool text_storable(const char *text, size_t least, size_t max);
+/* Is the text valid UTF-8 of `min` ... `max` bytes? Does the number fit an INTEGER column? */
+bool text_storable(const char *text, size_t min, size_t max);
 bool number_storable(uint64_t value);
 
 /* The shards of an entry sorted by tensor and index, with their sums by role. The whole entry has been validated. */

@@ -5,9 +5,9 @@
 #include "base/bytes.h"
 #include "catalog/db.h"
 
-bool text_storable(const char *text, size_t least, size_t max) {
+bool text_storable(const char *text, size_t min, size_t max) {
     size_t size = text ? strnlen(text, max + 1) : 0;
-    return text && size >= least && size <= max && utf8_valid(text, size);
+    return text && size >= min && size <= max && utf8_valid(text, size);
 }
 
 bool number_storable(uint64_t value) {
@@ -15,8 +15,8 @@ bool number_storable(uint64_t value) {
 }
 
 static ckd_status checkpoint_validate(const ckd_checkpoint *p, ckd_error *err) {
-    static const ckd_id none;
-    bool parent = memcmp(&p->parent, &none, sizeof(none)) != 0;
+    static const ckd_id zero;
+    bool parent = memcmp(&p->parent, &zero, sizeof(zero)) != 0;
     if (!run_name_valid(p->run)) {
         return err_set(err, CKD_E_INVALID, "\"%.*s\" is no name for a run", CKD_RUN_MAX, p->run);
     }
@@ -24,24 +24,24 @@ static ckd_status checkpoint_validate(const ckd_checkpoint *p, ckd_error *err) {
         return err_set(err, CKD_E_INVALID, "step %llu of run %s is too large: steps end at 2^63 - 1",
                        (unsigned long long)p->step, p->run);
     }
-    const char *what = NULL;
-    if (memcmp(&p->id, &none, sizeof(none)) == 0) {
-        what = "no id";
+    const char *problem = NULL;
+    if (memcmp(&p->id, &zero, sizeof(zero)) == 0) {
+        problem = "no id";
     } else if (p->kind < CKD_BASE || p->kind > CKD_LOSSY_BASE) {
-        what = "an unknown kind";
+        problem = "an unknown kind";
     } else if (p->fidelity < CKD_EXACT || p->fidelity > CKD_COARSE) {
-        what = "an unknown fidelity";
+        problem = "an unknown fidelity";
     } else if ((p->kind == CKD_BASE && parent) || (p->kind == CKD_DELTA && !parent)) {
-        what = parent ? "a parent, although it is a base" : "no parent, although it is a delta";
+        problem = parent ? "a parent, although it is a base" : "no parent, although it is a delta";
     } else if (!text_storable(p->metric_name, 0, sizeof(p->metric_name) - 1)) {
-        what = "a metric whose name is not UTF-8 or too long";
+        problem = "a metric whose name is not UTF-8 or too long";
     } else if (!number_storable(p->tensors) || !number_storable(p->raw_bytes) ||
                !number_storable(p->stored_bytes) || !number_storable(p->created_ns)) {
-        what = "a size beyond 2^63";
+        problem = "a size beyond 2^63";
     }
-    return what ? err_set(err, CKD_E_INVALID, "checkpoint %s@%llu has %s", p->run,
-                          (unsigned long long)p->step, what)
-                : CKD_OK;
+    return problem ? err_set(err, CKD_E_INVALID, "checkpoint %s@%llu has %s", p->run,
+                             (unsigned long long)p->step, problem)
+                   : CKD_OK;
 }
 
 static ckd_status file_validate(const catalog_file *f, ckd_error *err) {
@@ -58,31 +58,31 @@ static ckd_status file_validate(const catalog_file *f, ckd_error *err) {
 static ckd_status shard_validate(const catalog_shard *s, ckd_error *err) {
     uint64_t elements;
     char text[REGION_TEXT];
-    const char *what = NULL;
+    const char *problem = NULL;
     if (!text_storable(s->tensor, 1, CKD_NAME_MAX)) {
         return err_set(err, CKD_E_INVALID, "a tensor has a name that is not 1 to %d bytes of UTF-8",
                        CKD_NAME_MAX);
     }
     if (s->role < CKD_ROLE_WEIGHT || s->role > CKD_ROLE_OTHER) {
-        what = "an unknown role";
+        problem = "an unknown role";
     } else if (s->dtype < CKD_F64 || s->dtype > CKD_BOOL) {
-        what = "an unknown dtype";
+        problem = "an unknown dtype";
     } else if ((s->ndim && !s->shape) || !shape_elements(&elements, s->ndim, s->shape)) {
-        what = "a shape with too many dimensions or elements";
+        problem = "a shape with too many dimensions or elements";
     } else if (!s->region || !region_format(text, s->ndim, s->region)) {
-        what = "an invalid region";
+        problem = "an invalid region";
     } else if (!text_storable(s->coding, 1, CODING_MAX)) {
-        what = "a coding without a name";
+        problem = "a coding without a name";
     } else if (s->elements > elements) {
-        what = "more elements than its tensor";
+        problem = "more elements than its tensor";
     } else if (!number_storable(s->raw_bytes) || !number_storable(s->stored_bytes) ||
                !number_storable(s->nonfinite)) {
-        what = "a size beyond 2^63";
+        problem = "a size beyond 2^63";
     }
-    if (!what) {
+    if (!problem) {
         return CKD_OK;
     }
-    err_set(err, CKD_E_INVALID, "shard %u has %s", s->index, what);
+    err_set(err, CKD_E_INVALID, "shard %u has %s", s->index, problem);
     return err_in_tensor(err, CKD_E_INVALID, s->tensor);
 }
 

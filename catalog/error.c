@@ -113,8 +113,8 @@ ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *
     ckd_status status = status_of(rc, sys);
     char reason[128] = "";
     if (sys) {
-        const char *known = strerrordesc_np(sys); /* not strerror: its text depends on locale and threads */
-        snprintf(reason, sizeof(reason), " (%s)", known ? known : "unknown system error");
+        const char *text = strerrordesc_np(sys); /* not strerror: its text depends on locale and threads */
+        snprintf(reason, sizeof(reason), " (%s)", text ? text : "unknown system error");
     }
     err_set(err, status, "cannot %s: %.200s%s%s", doing, why, reason, advice(status));
     if (err) {
@@ -125,12 +125,12 @@ ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *
 }
 
 ckd_status catalog_damaged(const catalog *c, ckd_error *err, const char *format, ...) {
-    char what[256];
+    char message[256];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof(what), format, args);
+    vsnprintf(message, sizeof(message), format, args);
     va_end(args);
-    make_printable(what);
-    return err_corrupt(err, c->path, CKD_NO_OFFSET, "the catalog is damaged: %s%s", what,
+    make_printable(message);
+    return err_corrupt(err, c->path, CKD_NO_OFFSET, "the catalog is damaged: %s%s", message,
                        advice(CKD_E_CORRUPT));
 }

@@ -9,7 +9,7 @@
 
 /* Reads the columns of CHECKPOINT_COLUMNS in sql.c. */
 static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err) {
-    static const ckd_id none;
+    static const ckd_id zero;
     memset(out, 0, sizeof(*out));
     const char *run = column_text(q, 0, 1, CKD_RUN_MAX);
     memcpy(out->run, run, strlen(run) + 1);
@@ -35,8 +35,8 @@ static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err)
     if (status != CKD_OK) {
         return status;
     }
-    bool parent = memcmp(&out->parent, &none, sizeof(none)) != 0;
-    if (!run_name_valid(out->run) || memcmp(&out->id, &none, sizeof(none)) == 0 ||
+    bool parent = memcmp(&out->parent, &zero, sizeof(zero)) != 0;
+    if (!run_name_valid(out->run) || memcmp(&out->id, &zero, sizeof(zero)) == 0 ||
         (out->kind == CKD_BASE && parent) || (out->kind == CKD_DELTA && !parent)) {
         return catalog_damaged(q->c, err, "a checkpoint contradicts itself");
     }

@@ -107,16 +107,16 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
     if (rc == SQLITE_OK) {
         rc = identity_read(&expected, reference);
     }
-    bool ours = rc == SQLITE_OK && have->application == expected.application;
-    c->lacks_ranks = ours && have->version == WITHOUT_RANKS;
-    if (ours && (have->version == expected.version || c->lacks_ranks)) {
+    bool is_catalog = rc == SQLITE_OK && have->application == expected.application;
+    c->lacks_ranks = is_catalog && have->version == WITHOUT_RANKS;
+    if (is_catalog && (have->version == expected.version || c->lacks_ranks)) {
         rc = schema_same(&same, c->db, reference, c->lacks_ranks ? RANKS_TABLE : NULL);
     }
     (void)sqlite3_close(reference);
     if (rc != SQLITE_OK) {
         return catalog_fail(c, rc, "open the catalog", err);
     }
-    if (!ours) {
+    if (!is_catalog) {
         return catalog_damaged(c, err, "it is no catalog of ckptdelta");
     }
     if (have->version > expected.version) {

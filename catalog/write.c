@@ -286,42 +286,44 @@ ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err) {
 
 /* ---- another run ---- */
 
-static ckd_status put_move(catalog *c, const old_row *old, int64_t run, const ckd_checkpoint *moved,
+static ckd_status put_move(catalog *c, const old_row *old, int64_t run, const ckd_checkpoint *checkpoint,
                            uint64_t manifest_bytes, ckd_error *err) {
     query q;
     ckd_status status = query_begin(&q, c, S_CHECKPOINT_MOVE, err);
     bind_key(&q, 1, run);
-    bind_u64(&q, 2, moved->generation);
-    bind_u64(&q, 3, moved->stored_bytes);
+    bind_u64(&q, 2, checkpoint->generation);
+    bind_u64(&q, 3, checkpoint->stored_bytes);
     bind_u64(&q, 4, manifest_bytes);
     bind_key(&q, 5, old->key);
     return query_run(&q, status, err);
 }
 
-static ckd_status move_row(catalog *c, const ckd_checkpoint *moved, uint64_t manifest_bytes, ckd_error *err) {
+static ckd_status move_row(catalog *c, const ckd_checkpoint *checkpoint, uint64_t manifest_bytes,
+                           ckd_error *err) {
     ckd_checkpoint before;
-    old_row old = {0}, there = {0};
+    old_row old = {0}, existing = {0};
     int64_t run = 0;
-    ckd_status status = catalog_find_id(&before, c, &moved->id, err);
+    ckd_status status = catalog_find_id(&before, c, &checkpoint->id, err);
     THEN(status, find_step(&old, c, before.run, before.step, err));
-    THEN(status, find_step(&there, c, moved->run, moved->step, err));
-    if (status == CKD_OK && there.key) {
-        return err_set(err, CKD_E_EXISTS, "the catalog has another checkpoint %s@%llu", moved->run,
-                       (unsigned long long)moved->step);
+    THEN(status, find_step(&existing, c, checkpoint->run, checkpoint->step, err));
+    if (status == CKD_OK && existing.key) {
+        return err_set(err, CKD_E_EXISTS, "the catalog has another checkpoint %s@%llu", checkpoint->run,
+                       (unsigned long long)checkpoint->step);
     }
     THEN(status, subtract_tensor_totals(c, &old, err));
-    THEN(status, name_key(&run, c, S_RUN_KEY, S_RUN_ADD, moved->run, err));
-    THEN(status, put_move(c, &old, run, moved, manifest_bytes, err));
+    THEN(status, name_key(&run, c, S_RUN_KEY, S_RUN_ADD, checkpoint->run, err));
+    THEN(status, put_move(c, &old, run, checkpoint, manifest_bytes, err));
     THEN(status, change_tensor_totals(c, S_TENSOR_TOTALS_ADD, old.key, run, err));
     return status == CKD_OK ? run_with_key(c, S_RUN_DROP, old.run, err) : status;
 }
 
-ckd_status catalog_move(catalog *c, const ckd_checkpoint *moved, uint64_t manifest_bytes, ckd_error *err) {
+ckd_status catalog_move(catalog *c, const ckd_checkpoint *checkpoint, uint64_t manifest_bytes,
+                        ckd_error *err) {
     ckd_status status = need_transaction(c, err);
     THEN(status, work_limit_set(c, err));
     if (status == CKD_OK) {
         status = catalog_run(c, S_SAVEPOINT, err);
-        THEN(status, end_savepoint(c, move_row(c, moved, manifest_bytes, err), err));
+        THEN(status, end_savepoint(c, move_row(c, checkpoint, manifest_bytes, err), err));
     }
     return status;
 }

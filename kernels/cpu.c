@@ -22,9 +22,9 @@ size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_BEST]) {
 const kernels *kernels_cpu(void) {
     const kernels *all[KERNELS_CPU_BEST];
     size_t n = kernels_cpu_all(all);
-    const char *wanted = getenv("CKD_CPU");
-    for (size_t i = 0; wanted && i < n; i++) {
-        if (strcmp(all[i]->name, wanted) == 0) {
+    const char *requested = getenv("CKD_CPU");
+    for (size_t i = 0; requested && i < n; i++) {
+        if (strcmp(all[i]->name, requested) == 0) {
             return all[i];
         }
     }

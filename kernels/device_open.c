@@ -10,7 +10,7 @@ static const device_backend *opened, *_Atomic used;
 static char refused[256]; /* why there is no backend */
 
 static void open_backend(void) {
-    const char *named = getenv("CKD_CUDA"), *name = named && *named ? named : "libckptdelta_cuda.so";
+    const char *path = getenv("CKD_CUDA"), *name = path && *path ? path : "libckptdelta_cuda.so";
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *reason = dlerror();

@@ -61,21 +61,22 @@ static ckd_bytes next_message(cursor *c, unsigned char *together) {
 static ckd_status exchange_with(mpi_load *g, int to, const ckd_pieces *out, int from, const ckd_bytes *in,
                                 ckd_error *err) {
     cursor c = {out, 0, 0};
-    size_t got = 0;
+    size_t received = 0;
     for (;;) {
         MPI_Request requests[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
         MPI_Status statuses[2];
         ckd_bytes message = next_message(&c, g->together);
-        bool receiving = got < in->size;
+        bool receiving = received < in->size;
         if (!receiving && message.size == 0) {
             return CKD_OK;
         }
         ckd_status status = CKD_OK;
         if (receiving) {
-            size_t left = in->size - got;
-            status = mpi_check(MPI_Irecv((char *)in->data + got, (int)(left < MPI_PIECE ? left : MPI_PIECE),
-                                         MPI_BYTE, from, TAG, g->comm, &requests[0]),
-                               err);
+            size_t left = in->size - received;
+            status =
+                mpi_check(MPI_Irecv((char *)in->data + received, (int)(left < MPI_PIECE ? left : MPI_PIECE),
+                                    MPI_BYTE, from, TAG, g->comm, &requests[0]),
+                          err);
         }
         if (status == CKD_OK && message.size) {
             status = mpi_check(
@@ -91,7 +92,7 @@ static ckd_status exchange_with(mpi_load *g, int to, const ckd_pieces *out, int 
         if (status != CKD_OK) {
             return status;
         }
-        got += (size_t)count;
+        received += (size_t)count;
     }
 }
 
@@ -108,8 +109,8 @@ static ckd_status exchange(void *context, const ckd_pieces *out, const ckd_bytes
 
 static ckd_status least(void *context, uint64_t *number, ckd_error *err) {
     mpi_load *g = context;
-    uint64_t mine = *number;
-    ckd_status status = mpi_check(MPI_Allreduce(&mine, number, 1, MPI_UINT64_T, MPI_MIN, g->comm), err);
+    uint64_t own = *number;
+    ckd_status status = mpi_check(MPI_Allreduce(&own, number, 1, MPI_UINT64_T, MPI_MIN, g->comm), err);
     g->broken = g->broken || status != CKD_OK;
     return status;
 }

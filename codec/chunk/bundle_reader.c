@@ -145,9 +145,9 @@ static void take_dependency_field(bundle_in *b, bundle_column column, head *h, d
         d->checkpoint = flags & DEPENDENCY_OTHER_CHECKPOINT ? wire_id(in) : b->bundle->tensor->checkpoint;
     } else if (column == COLUMN_ON_TENSOR && flags & DEPENDENCY_OTHER_TENSOR) {
         name_ref name = record_take_name(in);
-        const char *kept = in->failed ? "" : record_keep_name(b->arena, name);
-        b->no_memory = b->no_memory || !kept;
-        d->tensor = kept ? kept : "";
+        const char *name_copy = in->failed ? "" : record_keep_name(b->arena, name);
+        b->no_memory = b->no_memory || !name_copy;
+        d->tensor = name_copy ? name_copy : "";
     } else if (column == COLUMN_ON_SPAN && flags & DEPENDENCY_OTHER_SPAN) {
         record_take_region(in, &d->region, h->tensor.ndim, &b->unknown_region);
         d->first = wire_varint(in);

@@ -114,18 +114,18 @@ static ckd_status merge(const unpacking *u, chunk_records *out) {
 
 static ckd_status unpack(unpacking *u, chunk_records *out) {
     const chunk *c = u->c;
-    size_t bundles = 0, wanted = 0;
+    size_t bundles = 0, selected_count = 0;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         const record *r = &c->outer[i];
         bool selected = is_wanted(u, r);
-        wanted += selected;
+        selected_count += selected;
         if (r->kind == RECORD_BUNDLE) {
             status = selected ? unpack_one(u, r, i - bundles) : CKD_OK;
             bundles++;
         }
     }
-    if (status == CKD_OK && !bundles && wanted == c->outer_count) {
+    if (status == CKD_OK && !bundles && selected_count == c->outer_count) {
         *out = (chunk_records){c->outer, c->outer_count};
         return CKD_OK;
     }

@@ -143,17 +143,17 @@ const record_tensor *record_keep_tensor(record_arena *arena, const record_tensor
         memcmp(p->shape, t->shape, t->ndim * sizeof(uint64_t)) == 0) {
         return p;
     }
-    record_tensor *kept = arena_alloc(arena, sizeof(*kept));
-    if (!kept) {
+    record_tensor *copy = arena_alloc(arena, sizeof(*copy));
+    if (!copy) {
         return NULL;
     }
-    kept->checkpoint = t->checkpoint;
-    kept->role = t->role;
-    kept->dtype = t->dtype;
-    kept->ndim = t->ndim;
-    memcpy(kept->shape, t->shape, t->ndim * sizeof(uint64_t));
-    kept->name = record_keep_name(arena, name);
-    return kept->name ? kept : NULL;
+    copy->checkpoint = t->checkpoint;
+    copy->role = t->role;
+    copy->dtype = t->dtype;
+    copy->ndim = t->ndim;
+    memcpy(copy->shape, t->shape, t->ndim * sizeof(uint64_t));
+    copy->name = record_keep_name(arena, name);
+    return copy->name ? copy : NULL;
 }
 
 const ckd_region *record_keep_region(record_arena *arena, const ckd_region *region, uint32_t ndim,
@@ -161,19 +161,19 @@ const ckd_region *record_keep_region(record_arena *arena, const ckd_region *regi
     if (previous && previous->tensor->ndim == ndim && record_same_region(previous->region, region, ndim)) {
         return previous->region;
     }
-    ckd_region *kept = arena_alloc(arena, sizeof(*kept));
-    if (!kept) {
+    ckd_region *copy = arena_alloc(arena, sizeof(*copy));
+    if (!copy) {
         return NULL;
     }
-    kept->kind = region->kind;
+    copy->kind = region->kind;
     if (region->kind == CKD_REGION_BOX) {
-        memcpy(kept->offsets, region->offsets, ndim * sizeof(uint64_t));
-        memcpy(kept->lengths, region->lengths, ndim * sizeof(uint64_t));
+        memcpy(copy->offsets, region->offsets, ndim * sizeof(uint64_t));
+        memcpy(copy->lengths, region->lengths, ndim * sizeof(uint64_t));
     } else if (region->kind == CKD_REGION_FLAT) {
-        kept->start = region->start;
-        kept->count = region->count;
+        copy->start = region->start;
+        copy->count = region->count;
     }
-    return kept;
+    return copy;
 }
 
 static void take_dependency(header_reader *h, const record *r, dependency *d) {
@@ -188,9 +188,9 @@ static void take_dependency(header_reader *h, const record *r, dependency *d) {
     d->tensor = "";
     if (flags & DEPENDENCY_OTHER_TENSOR) {
         name_ref name = record_take_name(in);
-        const char *kept = in->failed ? "" : record_keep_name(h->arena, name);
-        h->no_memory = h->no_memory || !kept;
-        d->tensor = kept ? kept : "";
+        const char *name_copy = in->failed ? "" : record_keep_name(h->arena, name);
+        h->no_memory = h->no_memory || !name_copy;
+        d->tensor = name_copy ? name_copy : "";
     }
     d->same_span = !(flags & DEPENDENCY_OTHER_SPAN);
     if (!d->same_span) {

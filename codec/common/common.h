@@ -78,11 +78,11 @@ ckd_status erasure_sums(const erasure_product *p, ckd_error *err);
 
 /*
  * Makes the matrix that rebuilds the pieces of `count` lost columns (ascending) from `count` rows of parity and the
- * other columns. Its inputs are the parity of `rows`, then the pieces of `known` columns, in the given orders. matrix
- * has room for count * (count + known_count).
+ * other columns. Its inputs are the parity of `rows`, then the pieces of `intact` columns, in the given orders. matrix
+ * has room for count * (count + intact_count).
  */
 void erasure_matrix(uint8_t *matrix, const unsigned *lost, const unsigned *rows, size_t count,
-                    const unsigned *known, size_t known_count);
+                    const unsigned *intact, size_t intact_count);
 
 /*
  * Field types that base/bytes.h lacks: variable-length integers, identities, hashes. They report failures as

@@ -156,21 +156,21 @@ static void invert(uint8_t *to, uint8_t *a, size_t count) {
 }
 
 void erasure_matrix(uint8_t *matrix, const unsigned *lost, const unsigned *rows, size_t count,
-                    const unsigned *known, size_t known_count) {
-    uint8_t part[ERASURE_PARITY_MAX * ERASURE_PARITY_MAX], back[ERASURE_PARITY_MAX * ERASURE_PARITY_MAX];
+                    const unsigned *intact, size_t intact_count) {
+    uint8_t part[ERASURE_PARITY_MAX * ERASURE_PARITY_MAX], inverse[ERASURE_PARITY_MAX * ERASURE_PARITY_MAX];
     for (size_t r = 0; r < count; r++) {
         for (size_t c = 0; c < count; c++) {
             part[r * count + c] = erasure_coefficient(rows[r], lost[c]);
         }
     }
-    invert(back, part, count);
+    invert(inverse, part, count);
     for (size_t l = 0; l < count; l++) {
-        uint8_t *out = matrix + l * (count + known_count);
-        memcpy(out, back + l * count, count);
-        for (size_t c = 0; c < known_count; c++) {
+        uint8_t *out = matrix + l * (count + intact_count);
+        memcpy(out, inverse + l * count, count);
+        for (size_t c = 0; c < intact_count; c++) {
             uint8_t sum = 0;
             for (size_t r = 0; r < count; r++) {
-                sum ^= product(back[l * count + r], erasure_coefficient(rows[r], known[c]));
+                sum ^= product(inverse[l * count + r], erasure_coefficient(rows[r], intact[c]));
             }
             out[count + c] = sum;
         }

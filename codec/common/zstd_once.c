@@ -42,8 +42,8 @@ ckd_status zstd_once_unpack(void *to, size_t size, const void *from, size_t pack
     if (!c) {
         return CKD_E_NOMEM;
     }
-    size_t got = ZSTD_decompressDCtx(c, to, size, from, packed);
+    size_t n = ZSTD_decompressDCtx(c, to, size, from, packed);
     ZSTD_freeDCtx(atomic_exchange(&unpacker, c));
-    bool memory = ZSTD_isError(got) && ZSTD_getErrorCode(got) == ZSTD_error_memory_allocation;
-    return got == size ? CKD_OK : memory ? CKD_E_NOMEM : CKD_E_CORRUPT;
+    bool memory = ZSTD_isError(n) && ZSTD_getErrorCode(n) == ZSTD_error_memory_allocation;
+    return n == size ? CKD_OK : memory ? CKD_E_NOMEM : CKD_E_CORRUPT;
 }

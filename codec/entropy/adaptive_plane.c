@@ -74,11 +74,11 @@ static void begin_row(plane_coder *p, bool first) {
     p->active = ROW_SURE / 2 + ((ROW_SURE / 2 * ratio) >> 8);
 }
 
-/* How far an integer moves its column's activity after `seen` integers, in 1/65536. */
-static uint32_t column_step(const plane_coder *p, uint64_t seen) {
+/* How far an integer moves its column's activity after `count` integers, in 1/65536. */
+static uint32_t column_step(const plane_coder *p, uint64_t count) {
     uint32_t sure = (1u << UNIT) / density_of(p->density);
     sure = sure > COLUMN_LEAST ? sure : COLUMN_LEAST;
-    return 65536u / ((seen < COLUMN_MOST ? (uint32_t)seen : COLUMN_MOST) + sure + 1);
+    return 65536u / ((count < COLUMN_MOST ? (uint32_t)count : COLUMN_MOST) + sure + 1);
 }
 
 CPU_INLINE uint32_t active_of(int32_t value) {

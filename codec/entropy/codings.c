@@ -91,8 +91,8 @@ static ckd_status planes_scratch(coder *c, size_t size, ckd_error *err) {
     return CKD_OK;
 }
 
-static bool on_planes(coding how) {
-    return how == CODING_ZSTD_PLANES || how == CODING_LZ4_PLANES;
+static bool on_planes(coding id) {
+    return id == CODING_ZSTD_PLANES || id == CODING_LZ4_PLANES;
 }
 
 /* ---- byte planes ---- */
@@ -220,12 +220,12 @@ static ckd_status encode_lz4(coder *c, int level, const void *from, size_t size,
     return CKD_OK;
 }
 
-ckd_status coder_encode(coder *c, coding how, int level, const coder_source *from, coder_result *result,
+ckd_status coder_encode(coder *c, coding id, int level, const coder_source *from, coder_result *result,
                         ckd_error *err) {
     const void *data = from->data;
     size_t size = from->size;
     result->stored = 0;
-    if (on_planes(how)) {
+    if (on_planes(id)) {
         if (!planes_valid(from->width, size)) {
             return err_set(err, CKD_E_INVALID, "%zu bytes are no integers of %u bytes", size, from->width);
         }
@@ -236,7 +236,7 @@ ckd_status coder_encode(coder *c, coding how, int level, const coder_source *fro
         planes_split(c->planes, from->width, data, size / from->width);
         data = c->planes;
     }
-    switch (how) {
+    switch (id) {
     case CODING_RAW:
         return encode_raw(data, size, result);
     case CODING_ZSTD:
@@ -249,7 +249,7 @@ ckd_status coder_encode(coder *c, coding how, int level, const coder_source *fro
     case CODING_LOSSLESS_COUNT:
         break;
     }
-    return err_set(err, CKD_E_INVALID, "coding %d (%s) is not encoded this way", (int)how, coding_name(how));
+    return err_set(err, CKD_E_INVALID, "coding %d (%s) is not encoded this way", (int)id, coding_name(id));
 }
 
 /* ---- decoding ---- */
@@ -267,12 +267,12 @@ static ckd_status decode_raw(void *to, size_t raw, const void *from, size_t stor
 /* Requires exactly one frame that states `raw` bytes. */
 static ckd_status decode_zstd(coder *c, void *to, size_t raw, const void *from, size_t stored,
                               ckd_error *err) {
-    unsigned long long said = ZSTD_getFrameContentSize(from, stored);
+    unsigned long long declared = ZSTD_getFrameContentSize(from, stored);
     size_t frame = ZSTD_findFrameCompressedSize(from, stored);
     if (ZSTD_isError(frame)) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "zstd: %s", ZSTD_getErrorName(frame));
     }
-    if (frame != stored || said != raw) {
+    if (frame != stored || declared != raw) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a zstd frame of another size than %zu bytes", raw);
     }
     size_t result = ZSTD_decompressDCtx(c->zstd_in, to, raw, from, stored);
@@ -300,17 +300,17 @@ static ckd_status decode_lz4(void *to, size_t raw, const void *from, size_t stor
     return CKD_OK;
 }
 
-ckd_status coder_decode(coder *c, coding how, const coder_target *target, const void *from, size_t stored,
+ckd_status coder_decode(coder *c, coding id, const coder_target *target, const void *from, size_t stored,
                         ckd_error *err) {
     void *to = target->to;
     size_t raw = target->size;
     unsigned width = target->width;
-    if (on_planes(how) || how == CODING_SYMBOLS) {
+    if (on_planes(id) || id == CODING_SYMBOLS) {
         if (!planes_valid(width, raw)) {
             return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu bytes are no integers of %u bytes", raw, width);
         }
     }
-    if (on_planes(how)) {
+    if (on_planes(id)) {
         ckd_status status = planes_scratch(c, raw, err);
         if (status != CKD_OK) {
             return status;
@@ -318,7 +318,7 @@ ckd_status coder_decode(coder *c, coding how, const coder_target *target, const 
         to = c->planes;
     }
     ckd_status status = CKD_OK;
-    switch (how) {
+    switch (id) {
     case CODING_RAW:
         return decode_raw(to, raw, from, stored, err);
     case CODING_ZSTD:
@@ -335,9 +335,9 @@ ckd_status coder_decode(coder *c, coding how, const coder_target *target, const 
     case CODING_LOSSLESS_COUNT:
     default:
         return err_unsupported(err, NULL, CKD_NO_OFFSET,
-                               "coding %d is unknown to this version: use a newer one", (int)how);
+                               "coding %d is unknown to this version: use a newer one", (int)id);
     }
-    if (status == CKD_OK && on_planes(how)) {
+    if (status == CKD_OK && on_planes(id)) {
         planes_join(target->to, width, c->planes, raw / width);
     }
     return status;

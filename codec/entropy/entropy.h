@@ -121,11 +121,11 @@ typedef struct symbols_grid {
 size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const symbols_input *in,
                     const symbols_grid *grid);
 /*
- * Estimates the size of a stream of `of` integers from a sample of 1 ... 2^18. Otherwise as symbols_plan; the grid is
+ * Estimates the size of a stream of `all` integers from a sample of 1 ... 2^18. Otherwise as symbols_plan; the grid is
  * the sample's own. Discards all plans of the workspace.
  */
 size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, const symbols_input *sample,
-                        const symbols_grid *grid, size_t of);
+                        const symbols_grid *grid, size_t all);
 /*
  * Returns the number of integers in the stream planned in `slot`, which determines decoding time. A sparse stream has
  * fewer than n.
@@ -191,7 +191,7 @@ typedef struct coder_result {
     size_t stored; /* the result's size; 0 if it would not be smaller than the limit */
 } coder_result;
 /* Encodes with RAW, ZSTD, LZ4 or their planes. level 0: the coding's default. */
-ckd_status coder_encode(coder *c, coding how, int level, const coder_source *from, coder_result *result,
+ckd_status coder_encode(coder *c, coding id, int level, const coder_source *from, coder_result *result,
                         ckd_error *err);
 
 /* Output memory for size / width decoded integers. context: as in symbols_output; only CODING_SYMBOLS uses it. */
@@ -202,7 +202,7 @@ typedef struct coder_target {
     const uint8_t *context;
 } coder_target;
 /* Decodes to exactly target->size bytes, else CORRUPT. */
-ckd_status coder_decode(coder *c, coding how, const coder_target *target, const void *from, size_t stored,
+ckd_status coder_decode(coder *c, coding id, const coder_target *target, const void *from, size_t stored,
                         ckd_error *err);
 
 /*
@@ -274,7 +274,7 @@ typedef struct symbols_splitting {
     unsigned shift; /* lowest bits that all share; omitted from the stream */
     uint64_t shared;
 } symbols_splitting;
-symbols_splitting symbols_split_finest(const symbols_extent *of);
+symbols_splitting symbols_split_finest(const symbols_extent *extent);
 
 /*
  * Numbers of rows and columns that have levels. An element's context is the sum of its row's and column's levels, at

@@ -90,9 +90,9 @@ CPU_PLAIN static size_t collect(symbols_workspace *w, group *groups, uint32_t *t
             *g = (group){.row = (uint8_t)count};
             memset(w->merged[count], 0, sizeof(w->merged[count]));
         }
-        uint32_t here = symbols_counts_of(w->merged[count], &w->histogram, c);
-        g->total += here;
-        g->end = here ? (uint8_t)c : g->end;
+        uint32_t context_total = symbols_counts_of(w->merged[count], &w->histogram, c);
+        g->total += context_total;
+        g->end = context_total ? (uint8_t)c : g->end;
         if (g->total && (g->total >= min || c == w->histogram.last_context)) {
             for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
                 total[s] += w->merged[count][s];

@@ -56,11 +56,11 @@ void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n) {
 #define FINENESS 3.0f
 
 /*
- * The n elements are a sample of `of`. Levels must pay for `of` elements, and the sample must have enough elements per
+ * The n elements are a sample of `total`. Levels must pay for `total` elements, and the sample must have enough elements per
  * level.
  */
 bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
-                      size_t of) {
+                      size_t total) {
     *columns = 0;
     if (!grid || n < MIN_ELEMENTS || grid->columns == 0 || grid->columns > n ||
         grid->phase >= grid->columns) {
@@ -69,9 +69,9 @@ bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const 
     *columns = (uint32_t)grid->columns;
     *phase = (uint32_t)grid->phase;
     *rows = (uint32_t)((*phase + n + *columns - 1) / *columns);
-    size_t all_rows = (*phase + of + *columns - 1) / *columns;
-    return *rows > 1 && all_rows + *columns <= of / MIN_SHARE &&
-           *rows + *columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE) &&
+    size_t all_rows = (*phase + total + *columns - 1) / *columns;
+    return *rows > 1 && all_rows + *columns <= total / MIN_SHARE &&
+           *rows + *columns <= n / (n < total ? SAMPLE_SHARE : MIN_SHARE) &&
            *rows + *columns <=
                SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX; /* only a sample of more than a block may exceed it */
 }
@@ -190,8 +190,8 @@ static bool choose(symbols_frame *f, symbols_level_sums *s, uint64_t squares, si
 }
 
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
-                           const uint8_t *symbols, size_t n, size_t of) {
-    if (!symbols_set_grid(&f->columns, &f->phase, &f->rows, grid, n, of) ||
+                           const uint8_t *symbols, size_t n, size_t total) {
+    if (!symbols_set_grid(&f->columns, &f->phase, &f->rows, grid, n, total) ||
         !choose(f, s, (cpu_has_avx2() ? add_up_avx2 : add_up_plain)(s, f, symbols, n), n)) {
         f->columns = f->rows = 0;
     }

@@ -106,11 +106,12 @@ static symbols_splitting splitting_of(uint64_t low, uint64_t high, unsigned shif
     return s;
 }
 
-symbols_splitting symbols_split_finest(const symbols_extent *of) {
-    unsigned max = 8 * of->width - 1; /* one bit must remain for the symbols */
-    unsigned zeros = of->differing ? (unsigned)__builtin_ctzll(of->differing) : max;
+symbols_splitting symbols_split_finest(const symbols_extent *extent) {
+    unsigned max = 8 * extent->width - 1; /* one bit must remain for the symbols */
+    unsigned zeros = extent->differing ? (unsigned)__builtin_ctzll(extent->differing) : max;
     unsigned shift = zeros < max ? zeros : max;
-    return splitting_of(of->low, of->high, shift, of->any & ((UINT64_C(1) << shift) - 1), of->n);
+    return splitting_of(extent->low, extent->high, shift, extent->any & ((UINT64_C(1) << shift) - 1),
+                        extent->n);
 }
 
 static void set_split(symbols_slot *p, symbols_frame *frame, const symbols_splitting *s) {
@@ -278,11 +279,11 @@ static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, cons
 
 /* As begin, in SPLIT, with a frame if it helps. */
 static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *frame,
-                         const symbols_grid *grid, const symbols_input *in, size_t of) {
+                         const symbols_grid *grid, const symbols_input *in, size_t total) {
     size_t n = in->n;
     begin_slot(p, SYMBOLS_SPLIT, in->width, n);
     split_finely(p, frame, in->values);
-    symbols_choose_levels(frame, &w->level_sums, grid, p->symbols, n, of);
+    symbols_choose_levels(frame, &w->level_sums, grid, p->symbols, n, total);
     if (frame->columns) {
         symbols_fill_levels(w->level_context, frame, n);
     }
@@ -333,14 +334,14 @@ size_t symbols_counted_framed_plan(symbols_workspace *w, symbols_slot *p, symbol
 #define LEVEL_BITS 4.5 /* approximate bits per level */
 
 size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, const symbols_input *sample,
-                        const symbols_grid *grid, size_t of) {
+                        const symbols_grid *grid, size_t all) {
     symbols_plan_slot *plan = &w->plan[mode == SYMBOLS_CLASS];
     symbols_slot *p = &plan->dense;
     symbols_groups groups;
-    double more = (double)of / (double)sample->n, bits = 0;
+    double scale = (double)all / (double)sample->n, bits = 0;
     if (mode == SYMBOLS_SPLIT && !sample->context) {
-        begin_framed(w, p, &plan->frame, grid, sample, of);
-        bits = LEVEL_BITS * (more * plan->frame.rows + plan->frame.columns);
+        begin_framed(w, p, &plan->frame, grid, sample, all);
+        bits = LEVEL_BITS * (scale * plan->frame.rows + plan->frame.columns);
     } else {
         begin(w, p, mode, sample);
     }
@@ -357,7 +358,7 @@ size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, const symbols_i
         }
         float tables = 0;
         float symbols = symbols_table_bits(w, counts, total, &tables);
-        bits += (double)tables + more * ((double)symbols + (double)low);
+        bits += (double)tables + scale * ((double)symbols + (double)low);
     }
     p->count = 0; /* nothing is planned */
     return (size_t)(bits / 8) + 1;

@@ -16,11 +16,11 @@
 /* ---- which elements are in a range of contexts: one bit for each of 64 ---- */
 
 #if defined(__SSE2__)
-CPU_INLINE uint64_t in_range_64(const uint8_t *each, uint8_t first, uint8_t last) {
+CPU_INLINE uint64_t in_range_64(const uint8_t *symbols, uint8_t first, uint8_t last) {
     const __m128i low = _mm_set1_epi8((char)first), span = _mm_set1_epi8((char)(last - first));
     uint64_t mask = 0;
     for (unsigned i = 0; i < 4; i++) {
-        __m128i x = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)(const void *)(each + 16 * i)), low);
+        __m128i x = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)(const void *)(symbols + 16 * i)), low);
         uint64_t bits = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(x, span), x));
         mask |= bits << (16 * i);
     }
@@ -36,18 +36,18 @@ CPU_INLINE uint64_t in_range_64(const uint8_t *each, uint8_t first, uint8_t last
 }
 #endif
 
-/* Covers the elements from `at` on. each NULL: all are in range. */
-CPU_INLINE uint64_t members(const uint8_t *each, size_t at, size_t n, uint8_t first, uint8_t last) {
+/* Covers the elements from `at` on. symbols NULL: all are in range. */
+CPU_INLINE uint64_t members(const uint8_t *symbols, size_t at, size_t n, uint8_t first, uint8_t last) {
     size_t left = n - at;
     uint64_t exist = left >= 64 ? UINT64_MAX : (UINT64_C(1) << left) - 1;
-    if (!each || (first == 0 && last == 255)) {
+    if (!symbols || (first == 0 && last == 255)) {
         return exist;
     }
     if (left >= 64) {
-        return in_range_64(each + at, first, last);
+        return in_range_64(symbols + at, first, last);
     }
     uint8_t padded[64] = {0};
-    memcpy(padded, each + at, left);
+    memcpy(padded, symbols + at, left);
     return in_range_64(padded, first, last) & exist;
 }
 
@@ -86,12 +86,12 @@ CPU_INLINE bool gather(symbols_sparse *s, unsigned range, const symbols_input *i
     const uint8_t *const values = in->values, *const context = in->context;
     const size_t n = in->n;
     uint8_t first = first_of(s, range), last = s->range_end[range];
-    uint64_t seen = 0, next = 0, longest = longest_gap(width); /* counted within the range */
+    uint64_t passed = 0, next = 0, longest = longest_gap(width); /* counted within the range */
     for (size_t at = 0; at < n; at += 64) {
         uint64_t mask = members(context, at, n, first, last);
         for (uint64_t left = mask & s->changed[at / 64]; left; left &= left - 1) {
             unsigned bit = (unsigned)__builtin_ctzll(left);
-            uint64_t rank = seen + count_bits(mask & ((UINT64_C(1) << bit) - 1));
+            uint64_t rank = passed + count_bits(mask & ((UINT64_C(1) << bit) - 1));
             for (; rank - next > longest; next += longest + 1) {
                 if (s->pairs >= n / SYMBOLS_SPARSE_WORTH) {
                     return false;
@@ -104,7 +104,7 @@ CPU_INLINE bool gather(symbols_sparse *s, unsigned range, const symbols_input *i
             put_pair(s, range, width, rank - next, values + (at + bit) * width);
             next = rank + 1;
         }
-        seen += count_bits(mask);
+        passed += count_bits(mask);
     }
     return true;
 }
@@ -157,12 +157,12 @@ CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *
     const size_t n = out->n;
     uint8_t first = first_of(s, range), last = s->range_end[range];
     uint32_t left = s->count[range];
-    uint64_t seen = 0, rank = load_gap(pair, width);
+    uint64_t passed = 0, rank = load_gap(pair, width);
     for (size_t at = 0; at < n; at += 64) {
         uint64_t mask = members(context, at, n, first, last);
-        uint64_t end = seen + count_bits(mask);
+        uint64_t end = passed + count_bits(mask);
         while (rank < end) {
-            memcpy(values + (at + select_bit(mask, rank - seen)) * width, pair + width, width);
+            memcpy(values + (at + select_bit(mask, rank - passed)) * width, pair + width, width);
             if (--left == 0) {
                 return true;
             }
@@ -170,7 +170,7 @@ CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *
             uint64_t gap = load_gap(pair, width);
             rank += gap < n ? gap + 1 : n;
         }
-        seen = end;
+        passed = end;
     }
     return false;
 }

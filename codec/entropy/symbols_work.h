@@ -226,14 +226,14 @@ void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, s
 /* Restores the omitted shared bits, in place. */
 void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, size_t n);
 /*
- * Chooses levels from the symbols of n elements, a sample of `of`. Sets columns to 0 if rows and columns tell too
+ * Chooses levels from the symbols of n elements, a sample of `total`. Sets columns to 0 if rows and columns tell too
  * little.
  */
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
-                           const uint8_t *symbols, size_t n, size_t of);
-/* Computes the columns, phase and rows of n elements, a sample of `of`. Returns false if there are too many of them. */
+                           const uint8_t *symbols, size_t n, size_t total);
+/* Computes the columns, phase and rows of n elements, a sample of `total`. Returns false if there are too many of them. */
 bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
-                      size_t of);
+                      size_t total);
 /*
  * Chooses the levels of a frame from the sums in `s` over its rows and columns. Returns false if they tell too little.
  */

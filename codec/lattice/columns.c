@@ -96,12 +96,13 @@ static void put_streams(const lattice_output *out, const int32_t *values, size_t
     symbols_workspace *work = out->work;
     bytes *to = out->to;
     for (size_t at = 0; at < n; at += SYMBOLS_MAX) {
-        size_t here = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX;
-        void *narrow = bytes_scratch(&scratch->narrow, here * width + 1, "coding scratch", NULL);
+        size_t length = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX;
+        void *narrow = bytes_scratch(&scratch->narrow, length * width + 1, "coding scratch", NULL);
         uint8_t *stream = NULL;
         if (narrow) {
-            lattice_narrow(narrow, values + at, here, width);
-            symbols_plan(work, 0, SYMBOLS_CLASS, &(symbols_input){width, here, narrow, contexts + at}, NULL);
+            lattice_narrow(narrow, values + at, length, width);
+            symbols_plan(work, 0, SYMBOLS_CLASS, &(symbols_input){width, length, narrow, contexts + at},
+                         NULL);
             stream = bytes_scratch(&scratch->few, symbols_bound(work, 0) + 1, "coding scratch", NULL);
         }
         if (!stream) {
@@ -118,19 +119,20 @@ static ckd_status get_streams(int32_t *values, lattice_input *from, size_t n, un
                               const uint8_t *contexts) {
     ckd_status status = CKD_OK;
     for (size_t at = 0; at < n && status == CKD_OK; at += SYMBOLS_MAX) {
-        size_t here = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX;
+        size_t length = n - at < SYMBOLS_MAX ? n - at : SYMBOLS_MAX;
         uint64_t size = wire_varint_max(&from->in, reader_left(&from->in));
         const void *stream = reader_take(&from->in, (size_t)size);
-        void *narrow = bytes_scratch(&from->scratch->narrow, here * width + 1, "decoding scratch", from->err);
+        void *narrow =
+            bytes_scratch(&from->scratch->narrow, length * width + 1, "decoding scratch", from->err);
         if (!narrow) {
             return CKD_E_NOMEM;
         }
         status = from->in.failed
                      ? err_set(from->err, CKD_E_CORRUPT, "a lossy block's factor goes beyond its end")
-                     : symbols_decode(from->work, &(symbols_output){width, here, narrow, contexts + at},
+                     : symbols_decode(from->work, &(symbols_output){width, length, narrow, contexts + at},
                                       stream, (size_t)size, from->err);
         if (status == CKD_OK) {
-            lattice_widen(values + at, narrow, here, width, false);
+            lattice_widen(values + at, narrow, length, width, false);
         }
     }
     return status;

@@ -122,15 +122,15 @@ static ckd_status put_symbols(const lattice_output *out, const void *q, unsigned
                               bool linear) {
     bytes *to = out->to;
     size_t start = to->size;
-    bool few = linear && width == 1 && lattice_nonzeros(q, n) <= n / MASKS_WORTH;
-    ckd_status status = few ? put_masks(out, q, n) : CKD_OK;
-    if (status != CKD_OK || (few && n >= MASKS_SURE)) {
+    bool sparse = linear && width == 1 && lattice_nonzeros(q, n) <= n / MASKS_WORTH;
+    ckd_status status = sparse ? put_masks(out, q, n) : CKD_OK;
+    if (status != CKD_OK || (sparse && n >= MASKS_SURE)) {
         return status;
     }
     bytes *plain = bytes_reset(&out->scratch->tried);
     bytes_put_u8(plain, (uint8_t)width);
     put_stream(plain, SYMBOLS_CLASS, width, q, n, out->work);
-    if (!few || plain->size < to->size - start) {
+    if (!sparse || plain->size < to->size - start) {
         to->size = start;
         bytes_put(to, plain->data, plain->size);
     }
@@ -181,19 +181,19 @@ static ckd_status put_q(const lattice_output *out, const lattice_block *b, latti
 
 static ckd_status get_masks(lattice_block *b, lattice_input *from) {
     size_t n = b->count, groups = (n + MASK_OF - 1) / MASK_OF, count = 0;
-    uint64_t taken = wire_varint_max(&from->in, reader_left(&from->in));
-    const void *stream = reader_take(&from->in, (size_t)taken);
-    int8_t *few = bytes_scratch(&from->scratch->few, n + 1, "decoding scratch", from->err);
+    uint64_t size = wire_varint_max(&from->in, reader_left(&from->in));
+    const void *stream = reader_take(&from->in, (size_t)size);
+    int8_t *q8 = bytes_scratch(&from->scratch->few, n + 1, "decoding scratch", from->err);
     uint8_t *masks =
-        few ? bytes_scratch(&from->scratch->narrow, groups + n + MASK_OF, "decoding scratch", from->err)
-            : NULL;
+        q8 ? bytes_scratch(&from->scratch->narrow, groups + n + MASK_OF, "decoding scratch", from->err)
+           : NULL;
     if (!masks) {
         return CKD_E_NOMEM;
     }
     ckd_status status = from->in.failed
                             ? err_set(from->err, CKD_E_CORRUPT, "a lossy block's masks go beyond its end")
                             : symbols_decode(from->work, &(symbols_output){1, groups, masks, NULL}, stream,
-                                             (size_t)taken, from->err);
+                                             (size_t)size, from->err);
     if (status == CKD_OK) {
         count = lattice_masks_bits(masks, groups);
     }
@@ -203,20 +203,20 @@ static ckd_status get_masks(lattice_block *b, lattice_input *from) {
         status = symbols_decode(from->work, &(symbols_output){1, count, others, NULL},
                                 reader_take(&from->in, left), left, from->err);
     }
-    if (status == CKD_OK && (count > n || !lattice_from_masks(few, masks, others, count, n))) {
+    if (status == CKD_OK && (count > n || !lattice_from_masks(q8, masks, others, count, n))) {
         status = err_set(from->err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
     }
-    b->q8 = few;
+    b->q8 = q8;
     return status;
 }
 
 static ckd_status get_q(lattice_block *b, lattice_input *from) {
-    uint8_t how = reader_u8(&from->in);
+    uint8_t form = reader_u8(&from->in);
     size_t size = reader_left(&from->in), n = b->count;
-    if (how == Q_NONE) {
+    if (form == Q_NONE) {
         return size ? err_set(from->err, CKD_E_CORRUPT, "a lossy block ends in the wrong place") : CKD_OK;
     }
-    if (how == Q_MASKS && b->map == LATTICE_LINEAR) {
+    if (form == Q_MASKS && b->map == LATTICE_LINEAR) {
         return get_masks(b, from);
     }
     const void *stream = reader_take(&from->in, size);
@@ -225,30 +225,30 @@ static ckd_status get_q(lattice_block *b, lattice_input *from) {
         return CKD_E_NOMEM;
     }
     b->q = q;
-    if (how == Q_PLANE) {
+    if (form == Q_PLANE) {
         adaptive_plane shape = {n, b->columns, b->phase, NULL};
         return adaptive_plane_decode(q, &shape, stream, size, &from->scratch->adaptive, from->err);
     }
-    if (how == 4) {
+    if (form == 4) {
         return symbols_decode(from->work, &(symbols_output){4, n, q, NULL}, stream, size, from->err);
     }
-    if (how != 1 && how != 2) {
+    if (form != 1 && form != 2) {
         return err_set(from->err, CKD_E_CORRUPT, "a lossy block's integers have an unknown form");
     }
-    bytes *buffer = how == 1 ? &from->scratch->few : &from->scratch->narrow;
-    void *narrow = bytes_scratch(buffer, n * how + 1, "decoding scratch", from->err);
-    if (how == 1 && b->map == LATTICE_LINEAR) {
+    bytes *buffer = form == 1 ? &from->scratch->few : &from->scratch->narrow;
+    void *narrow = bytes_scratch(buffer, n * form + 1, "decoding scratch", from->err);
+    if (form == 1 && b->map == LATTICE_LINEAR) {
         b->q = NULL;
         b->q8 = narrow;
-        return narrow ? symbols_decode(from->work, &(symbols_output){how, n, narrow, NULL}, stream, size,
+        return narrow ? symbols_decode(from->work, &(symbols_output){form, n, narrow, NULL}, stream, size,
                                        from->err)
                       : CKD_E_NOMEM;
     }
     ckd_status status =
-        narrow ? symbols_decode(from->work, &(symbols_output){how, n, narrow, NULL}, stream, size, from->err)
+        narrow ? symbols_decode(from->work, &(symbols_output){form, n, narrow, NULL}, stream, size, from->err)
                : CKD_E_NOMEM;
     if (status == CKD_OK) {
-        lattice_widen(q, narrow, n, how, b->map == LATTICE_LEVELS);
+        lattice_widen(q, narrow, n, form, b->map == LATTICE_LEVELS);
     }
     return status;
 }

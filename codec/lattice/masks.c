@@ -14,11 +14,11 @@ CPU_INLINE size_t count_nonzeros(const int8_t *q, size_t n) {
     size_t count = 0;
     for (size_t at = 0; at < n; at += 128) { /* as many as a byte counter holds */
         size_t end = n - at < 128 ? n : at + 128;
-        uint8_t here = 0;
+        uint8_t row_count = 0;
         for (size_t i = at; i < end; i++) {
-            here = (uint8_t)(here + (q[i] != 0));
+            row_count = (uint8_t)(row_count + (q[i] != 0));
         }
-        count += here;
+        count += row_count;
     }
     return count;
 }

@@ -338,10 +338,10 @@ file_ref metadata_take_file(metadata_reader *n);
 ckd_id *metadata_take_ids(metadata_reader *n, size_t *count);
 file_ref *metadata_take_files(metadata_reader *n, size_t *count);
 /*
- * Reads an array's count and returns zeroed memory for elements of `size`. Each element takes `each` bytes in the
+ * Reads an array's count and returns zeroed memory for elements of `size`. Each element takes `item_size` bytes in the
  * metadata file.
  */
-void *metadata_take_array(metadata_reader *n, size_t *count, size_t each, size_t size);
+void *metadata_take_array(metadata_reader *n, size_t *count, size_t item_size, size_t size);
 /* Fails if a kind that is not published by generation has one. */
 void metadata_check_no_generation(metadata_reader *n);
 /* Checks that rank < world; so world is at least 1. */

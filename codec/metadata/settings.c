@@ -143,10 +143,10 @@ ckd_status parity_decode(parity_setting *out, const ckd_id *store, const void *d
     out->set_ns = reader_u64(&n.in);
     out->data = reader_u32(&n.in);
     out->parity = reader_u32(&n.in);
-    bool none = out->data == 0 && out->parity == 0;
-    bool some =
+    bool unset = out->data == 0 && out->parity == 0;
+    bool valid =
         out->data && out->parity && out->data <= ERASURE_DATA_MAX && out->parity <= ERASURE_PARITY_MAX;
-    if (!n.in.failed && !none && !some) {
+    if (!n.in.failed && !unset && !valid) {
         metadata_fail(&n, CKD_E_CORRUPT, "a parity setting has impossible numbers of files");
     }
     return metadata_close(&n, out, sizeof(*out));

@@ -195,10 +195,10 @@ file_ref metadata_take_file(metadata_reader *n) {
     return f;
 }
 
-void *metadata_take_array(metadata_reader *n, size_t *count, size_t each, size_t size) {
+void *metadata_take_array(metadata_reader *n, size_t *count, size_t item_size, size_t size) {
     uint32_t declared = reader_u32(&n->in);
     *count = 0;
-    if (declared > reader_left(&n->in) / each) {
+    if (declared > reader_left(&n->in) / item_size) {
         metadata_fail(n, CKD_E_CORRUPT,
                       "the metadata file is too short for the number of entries it declares");
     }

@@ -141,19 +141,19 @@ uint64_t parity_file_size(const parity_group *g) {
 /* ---- stripes ---- */
 
 void parity_stripe_finish(uint8_t *stripe_data, const parity_group *g, uint32_t row, uint64_t stripe) {
-    uint8_t *behind = stripe_data + parity_stripe_size(g, stripe) - PARITY_BEHIND;
-    memcpy(behind, g->id.bytes, sizeof(g->id.bytes));
-    store_le32(behind + 16, (uint32_t)stripe);
-    store_le32(behind + 20, row);
-    store_le64(behind + 24, hash64(stripe_data, (size_t)(behind + 24 - stripe_data)));
+    uint8_t *trailer = stripe_data + parity_stripe_size(g, stripe) - PARITY_BEHIND;
+    memcpy(trailer, g->id.bytes, sizeof(g->id.bytes));
+    store_le32(trailer + 16, (uint32_t)stripe);
+    store_le32(trailer + 20, row);
+    store_le64(trailer + 24, hash64(stripe_data, (size_t)(trailer + 24 - stripe_data)));
 }
 
 bool parity_stripe_valid(const uint8_t *stripe_data, const parity_group *g, uint32_t row, uint64_t stripe) {
-    const uint8_t *behind = stripe_data + parity_stripe_size(g, stripe) - PARITY_BEHIND;
-    return memcmp(behind, g->id.bytes, sizeof(g->id.bytes)) == 0 &&
-           load_le32(behind + 16) == (uint32_t)stripe && load_le32(behind + 20) == row &&
-           wire_hash_matches(load_le64(behind + 24),
-                             hash64(stripe_data, (size_t)(behind + 24 - stripe_data)));
+    const uint8_t *trailer = stripe_data + parity_stripe_size(g, stripe) - PARITY_BEHIND;
+    return memcmp(trailer, g->id.bytes, sizeof(g->id.bytes)) == 0 &&
+           load_le32(trailer + 16) == (uint32_t)stripe && load_le32(trailer + 20) == row &&
+           wire_hash_matches(load_le64(trailer + 24),
+                             hash64(stripe_data, (size_t)(trailer + 24 - stripe_data)));
 }
 
 bool parity_member_valid(const uint8_t *stripe_data, const parity_group *g, size_t member, uint64_t stripe,
@@ -228,14 +228,14 @@ static ckd_status open_either(parity_file *f, const ckd_id *store, ckd_error *er
     parity_group back = {.rows = 0};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status front = open_front(&f->group, f, store, err);
-    ckd_status behind = open_back(&back, f, store, &why);
+    ckd_status back_status = open_back(&back, f, store, &why);
     f->front_damaged = front != CKD_OK;
-    f->back_damaged = behind != CKD_OK ||
+    f->back_damaged = back_status != CKD_OK ||
                       (front == CKD_OK && !(parity_group_same(&back, &f->group) && back.row == f->group.row));
     if (front == CKD_OK && file_size(f->file) != parity_file_size(&f->group)) {
         f->back_damaged = true;
     }
-    ckd_status status = either(front, behind);
+    ckd_status status = either(front, back_status);
     if (status == CKD_OK && front != CKD_OK) {
         f->group = back;
     } else {
@@ -269,8 +269,8 @@ void parity_close(parity_file *f) {
 ckd_status parity_read(parity_file *f, uint64_t first, uint64_t count, uint8_t *to, ckd_error *err) {
     uint64_t begin = f->head_size + parity_stripe_offset(&f->group, first);
     uint64_t size = f->head_size + parity_stripe_offset(&f->group, first + count) - begin;
-    uint64_t there = file_size(f->file) > begin ? file_size(f->file) - begin : 0;
-    there = there < size ? there : size;
-    memset(to + there, 0, size - there);
-    return there ? file_read_at(f->file, begin, to, there, err) : CKD_OK;
+    uint64_t available = file_size(f->file) > begin ? file_size(f->file) - begin : 0;
+    available = available < size ? available : size;
+    memset(to + available, 0, size - available);
+    return available ? file_read_at(f->file, begin, to, available, err) : CKD_OK;
 }
