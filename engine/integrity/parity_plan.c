@@ -205,9 +205,9 @@ ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_err
             needed[best->place] = true;
         }
         size_t count;
-        const parity_membership *c = parity_sets_of(in->sets, &f->file.id, &count);
+        const parity_membership *c = parity_sets_of(inputs->sets, &f->file.id, &count);
         for (size_t k = 0; k < count; k++) { /* any of them may be the one that brings its member back */
-            if (use_of(c[k].set, &w, in->store, in->files) == PARITY_BROKEN) {
+            if (use_of(c[k].set, &w, inputs->store, inputs->files) == PARITY_BROKEN) {
                 needed[c[k].set->place] = true;
             }
         }
