@@ -104,7 +104,7 @@ typedef struct device_pieces {
 typedef struct device_level_sums {
     int64_t below[3];  /* distances of |residual| below |q|, for |q| = 1, 2, more; in units of 2^-30 */
     uint64_t count[3]; /* their numbers */
-    /* Integers that do not fit a byte and are no exceptions. If there are any, `few` is of no use. */
+    /* Integers that do not fit a byte and are no exceptions. If there are any, `q8` is of no use. */
     uint64_t misfits;
 } device_level_sums;
 
@@ -120,11 +120,11 @@ typedef struct device_element_at {
  */
 typedef struct device_exceptions {
     device_element_at *list; /* in any order; q is not set */
-    /* Number of exceptions, added to. It may exceed the room; the list then lacks the rest. NULL: none wanted. */
+    /* Number of exceptions, added to. It may exceed the capacity; the list then lacks the rest. NULL: none wanted. */
     uint64_t *count;
-    uint32_t room;
+    uint32_t capacity;
     float above, moved; /* limits of |now|, and of |now - before| */
-    float most;         /* |now| and |before| stay below it; not for second moments */
+    float max;          /* |now| and |before| stay below it; not for second moments */
 } device_exceptions;
 
 /*
@@ -165,30 +165,30 @@ typedef struct device_exception_copy {
 typedef struct device_tile {
     const float *now, *before;           /* before NULL: zeros */
     float *values;                       /* `move`: decoded values; may be `before` */
-    int8_t *few;                         /* `quantise`: output; `move`: input, or NULL: see packed */
-    const uint32_t *packed;              /* `move`: the integers, in groups; NULL, and no `few`: all zero */
+    int8_t *q8;                          /* `quantise`: output; `move`: input, or NULL: see packed */
+    const uint32_t *packed;              /* `move`: the integers, in groups; NULL, and no `q8`: all zero */
     const float *low_rank;               /* sums of products of factors, per element; NULL: none */
     const int32_t *low_whole;            /* the sums as integers below 2^24, instead of low_rank */
     const float *row_step, *column_step; /* column_step NULL: 1 */
     uint64_t count, columns, phase;
     float unit, per_unit, low_rank_unit;
-    float offset[3];         /* for `move` */
-    float up[3];             /* for `quantise` */
-    device_level_sums *sums; /* for `quantise` */
-    device_exceptions kept;  /* for `quantise` */
+    float offset[3];              /* for `move` */
+    float up[3];                  /* for `quantise` */
+    device_level_sums *sums;      /* for `quantise` */
+    device_exceptions exceptions; /* for `quantise` */
 } device_tile;
 
 /*
  * Residuals of a tile in steps, before rounding (kernels.lattice_residual): written out, counted by
- * magnitude, or both. `few`, `values`, `offset`, `up` and `sums` of the tile are ignored.
+ * magnitude, or both. `q8`, `values`, `offset`, `up` and `sums` of the tile are ignored.
  */
 typedef struct device_residuals {
     device_tile tile;
     float *to; /* NULL: not wanted */
-    /* `most` + 1 bins, at most DEVICE_BINS, as in kernels.bins_of; added to. NULL: not wanted. */
+    /* `max` + 1 bins, at most DEVICE_BINS, as in kernels.bins_of; added to. NULL: not wanted. */
     uint32_t *bin;
     float per_unit; /* bins per step */
-    uint32_t most;
+    uint32_t max;
 } device_residuals;
 #define DEVICE_BINS 2048u
 
@@ -206,17 +206,17 @@ typedef struct device_gathering {
 
 /*
  * Integers, mostly 0, and nearly all others 1 or -1, in two bits each: 0, 1, 2 for -1, and 3 for any other,
- * which is in the list `other`. Element i has the bits 2 (i mod 16) of word i / 16. Bits behind the last
+ * which is in the list `wide`. Element i has the bits 2 (i mod 16) of word i / 16. Bits behind the last
  * element are 0.
  */
 typedef struct device_packing {
-    const int8_t *few;
+    const int8_t *q8;
     uint64_t count;
-    uint32_t *words;          /* (count + 15) / 16 */
-    device_element_at *other; /* in any order */
-    uint32_t room;            /* of `other` */
-    /* Number of other integers, added to; may exceed the room, and the list then lacks the rest. */
-    uint64_t *others;
+    uint32_t *words;         /* (count + 15) / 16 */
+    device_element_at *wide; /* in any order */
+    uint32_t capacity;       /* of `wide` */
+    /* Number of wide integers, added to; may exceed the capacity, and the list then lacks the rest. */
+    uint64_t *wide_count;
 } device_packing;
 
 /* Second moments, without a parent. */
@@ -225,18 +225,18 @@ typedef struct device_levels {
     const float *now;
     float *values; /* for `move_levels` */
     /* `quantise_levels`: output, or NULL: only exceptions are wanted. `move_levels`: input, or NULL: see packed. */
-    int8_t *few;
-    const uint32_t *packed;      /* `move_levels`: the integers, in groups; NULL, and no `few`: all zero */
+    int8_t *q8;
+    const uint32_t *packed;      /* `move_levels`: the integers, in groups; NULL, and no `q8`: all zero */
     const int32_t *row, *column; /* levels per row and column; NULL: none */
     uint64_t count, columns, phase;
     int32_t birth, step; /* birth: at least 1 */
     float up;
     /*
      * `quantise_levels`: integers that do not fit a byte and are no exceptions; added to. If there are any,
-     * `few` is of no use.
+     * `q8` is of no use.
      */
     uint64_t *misfits;
-    device_exceptions kept; /* for `quantise_levels` */
+    device_exceptions exceptions; /* for `quantise_levels` */
 } device_levels;
 
 /* Statistics of a tile, as in kernels.sums_of, and of its rows. */
@@ -253,7 +253,7 @@ typedef struct device_pass {
     const float *weight;       /* of columns; NULL: none */
     const float *row_weight;   /* of rows; NULL: 1 */
     uint64_t count, columns, phase;
-    float most[2];
+    float max[2];
     bool lattice;            /* also before_bits and lowest */
     bool magnitudes;         /* rows and columns sum |now|; else positive values */
     double *row, *row_count; /* sums over each row, and the numbers of their elements; NULL: not wanted */
@@ -271,7 +271,7 @@ typedef struct device_columns {
     const float *now;
     const double *row_scale; /* per row; NULL: no scales */
     uint64_t count, columns, phase, panels;
-    float most;
+    float max;
     bool magnitudes;
     double *sum, *scales; /* panels x columns; scales NULL: none */
     uint32_t *count_of;   /* panels x columns */
@@ -316,10 +316,10 @@ typedef struct device_halves {
 /* Updates of an optimizer, |m| / (sqrt(v) + eps), with each eps. An element without a finite one counts as 0. */
 #define DEVICE_UPDATE_BOUNDS 2
 typedef struct device_updates {
-    const float *here;     /* values of one moment */
+    const float *values;   /* values of one moment */
     const uint16_t *other; /* the halves of the other one */
     uint64_t count;
-    bool second; /* `here` are second moments */
+    bool second; /* `values` are second moments */
     double eps[DEVICE_UPDATE_BOUNDS];
     double per[DEVICE_UPDATE_BOUNDS]; /* 1 / the limit of updates with that eps; 0: no limit */
     double *largest;                  /* DEVICE_UPDATE_BOUNDS; raised to the largest update */
@@ -331,7 +331,7 @@ typedef struct device_product {
     float *sums;
     const float *left, *right;
     uint64_t rows, columns, rank;
-    bool left_turned, right_turned; /* stored transposed: rank x rows, columns x rank */
+    bool left_transposed, right_transposed; /* stored transposed: rank x rows, columns x rank */
 } device_product;
 
 /*
@@ -355,7 +355,7 @@ static inline bool device_multiplies_bytes(uint64_t columns) {
 
 /*
  * Rounds the components of a factor, one after the other. Each value becomes a whole number over its
- * component's scale: (int32_t)(|value * scale| + add) over scale, where |value * scale| counts as `most` at
+ * component's scale: (int32_t)(|value * scale| + add) over scale, where |value * scale| counts as `max` at
  * most.
  */
 typedef struct device_rounding {
@@ -364,7 +364,7 @@ typedef struct device_rounding {
     uint32_t *largest;   /* per component: raised to the largest of these numbers */
     uint64_t n;
     uint32_t count; /* below 2^16 */
-    double add, most;
+    double add, max;
 } device_rounding;
 
 typedef enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_ON_DEVICE } device_direction;
@@ -396,24 +396,24 @@ typedef struct device_backend {
     device_result (*queue_open)(device_queue *out, int device, bool background, device_failure *why);
     void (*queue_close)(const device_queue *queue);
     /* Work put on the queue from now on waits for what is on the stream now. */
-    device_result (*queue_behind)(const device_queue *queue, void *stream, device_failure *why);
+    device_result (*queue_after_stream)(const device_queue *queue, void *stream, device_failure *why);
     /* The reverse: work put on the stream from now on waits for what is on the queue now. */
-    device_result (*queue_before)(const device_queue *queue, void *stream, device_failure *why);
+    device_result (*stream_after_queue)(const device_queue *queue, void *stream, device_failure *why);
     /* Waits until all work on the queue is done. */
     device_result (*finish)(const device_queue *queue, device_failure *why);
 
     /*
-     * Marks: points in the order of a queue that streams and threads can wait for. A mark that was never set
+     * Events: points in the order of a queue that streams and threads can wait for. An event that was never recorded
      * has passed.
      */
-    device_result (*mark_new)(void **out, int device, device_failure *why);
-    void (*mark_free)(int device, void *mark);
-    /* Sets the mark after all that is on the queue now. Earlier waits keep its earlier position. */
-    device_result (*mark_set)(void *mark, const device_queue *queue, device_failure *why);
-    /* Work put on the stream, of the mark's device, from now on waits for the mark. */
-    device_result (*mark_before)(void *mark, int device, void *stream, device_failure *why);
-    /* The calling thread waits for the mark. */
-    device_result (*mark_wait)(void *mark, int device, device_failure *why);
+    device_result (*event_new)(void **out, int device, device_failure *why);
+    void (*event_free)(int device, void *event);
+    /* Records the event after all that is on the queue now. Earlier waits keep its earlier position. */
+    device_result (*event_record)(void *event, const device_queue *queue, device_failure *why);
+    /* Work put on the stream, of the event's device, from now on waits for the event. */
+    device_result (*stream_wait_event)(void *event, int device, void *stream, device_failure *why);
+    /* The calling thread waits for the event. */
+    device_result (*event_wait)(void *event, int device, device_failure *why);
 
     device_result (*copy)(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why);

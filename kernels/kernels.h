@@ -99,7 +99,7 @@ typedef struct moment_rows {
  */
 typedef struct low_rank_tile {
     float *values;
-    const int8_t *few; /* NULL: all are zero */
+    const int8_t *q8; /* NULL: all are zero */
     const float *left, *right;
     const float *row_step; /* per row; replaces the run's */
     size_t rows, rank, columns;

@@ -67,7 +67,7 @@ EIGHT void low_rank_sums(float *to, const float *const left[LOW_RANK_ROWS], cons
 
 typedef struct low_rank_rows {
     float *values; /* LOW_RANK_ROWS rows of LOW_RANK_PANEL columns, `stride` elements apart */
-    const int8_t *few;
+    const int8_t *q8;
     size_t stride;
     const float *row_step, *column_step; /* column_step: may be NULL */
 } low_rank_rows;
@@ -81,8 +81,8 @@ EIGHT void move_panel(const low_rank_rows *to, const float *sums, const lattice_
                 to->column_step ? FLOATS_AT(to->column_step + j) * to->row_step[i] : step + to->row_step[i];
             few_floats low = (FLOATS_AT(sums + i * LOW_RANK_PANEL + j) * run->low_rank_unit) * step;
             few_integers units = UNITS_EIGHT(low);
-            if (to->few) {
-                add_own_units(&units, to->few + i * to->stride + j, &step, run);
+            if (to->q8) {
+                add_own_units(&units, to->q8 + i * to->stride + j, &step, run);
             }
             move_units(to->values + i * to->stride + j, &units, run);
         }
@@ -95,7 +95,7 @@ CPU_TARGET static void move_part(const low_rank_rows *to, const float *sums, siz
     float values[LOW_RANK_ROWS * LOW_RANK_PANEL] = {0}, row_step[LOW_RANK_ROWS] = {0},
                                  column_step[LOW_RANK_PANEL] = {0};
     int8_t few[LOW_RANK_ROWS * LOW_RANK_PANEL] = {0};
-    low_rank_rows copy = {values, to->few ? few : NULL, LOW_RANK_PANEL, row_step,
+    low_rank_rows copy = {values, to->q8 ? few : NULL, LOW_RANK_PANEL, row_step,
                           to->column_step ? column_step : NULL};
     memcpy(row_step, to->row_step, rows * sizeof(float));
     if (to->column_step) {
@@ -103,8 +103,8 @@ CPU_TARGET static void move_part(const low_rank_rows *to, const float *sums, siz
     }
     for (size_t i = 0; i < rows; i++) {
         memcpy(values + i * LOW_RANK_PANEL, to->values + i * to->stride, columns * sizeof(float));
-        if (to->few) {
-            memcpy(few + i * LOW_RANK_PANEL, to->few + i * to->stride, columns);
+        if (to->q8) {
+            memcpy(few + i * LOW_RANK_PANEL, to->q8 + i * to->stride, columns);
         }
     }
     move_panel(&copy, sums, run);
@@ -116,7 +116,7 @@ CPU_TARGET static void move_part(const low_rank_rows *to, const float *sums, siz
 CPU_LOOP static void low_rank_apply(const low_rank_tile *tile, const lattice_run *run) {
     const lattice_run own = *run;
     float *const values = tile->values;
-    const int8_t *const few = tile->few;
+    const int8_t *const few = tile->q8;
     const float *const left = tile->left, *const row_step = tile->row_step, *right = tile->right;
     const size_t rows = tile->rows, rank = tile->rank, columns = tile->columns;
     float sums[LOW_RANK_ROWS * LOW_RANK_PANEL];

@@ -84,7 +84,7 @@ static device_tile tile_of(const arrays *a) {
     return (device_tile){.now = a->now,
                          .before = a->before,
                          .values = a->out,
-                         .few = a->few,
+                         .q8 = a->few,
                          .row_step = a->row,
                          .column_step = a->column,
                          .count = a->n,
@@ -106,7 +106,7 @@ static device_result move(arrays *a) {
 }
 static device_result move_packed(arrays *a) {
     device_tile t = tile_of(a);
-    t.few = NULL;
+    t.q8 = NULL;
     t.packed = a->packed;
     return a->backend->move(&a->queue, &t, &a->why);
 }
@@ -125,7 +125,7 @@ static device_result sums(arrays *a) {
                      .row_weight = a->row,
                      .count = a->n,
                      .columns = COLUMNS,
-                     .most = {3e38f, 3e38f},
+                     .max = {3e38f, 3e38f},
                      .lattice = true,
                      .blocks = (device_sums *)(void *)(a->small + 64),
                      .all = (device_sums *)(void *)a->small};
@@ -135,7 +135,7 @@ static device_result row_sums(arrays *a) {
     device_pass p = {.now = a->now,
                      .count = a->n,
                      .columns = COLUMNS,
-                     .most = {3e38f, 3e38f},
+                     .max = {3e38f, 3e38f},
                      .magnitudes = true,
                      .row = a->rows,
                      .row_count = a->rows + a->n / COLUMNS,
@@ -148,7 +148,7 @@ static device_result column_sums(arrays *a) {
                         .count = a->n,
                         .columns = COLUMNS,
                         .panels = PANELS,
-                        .most = 3e38f,
+                        .max = 3e38f,
                         .magnitudes = true,
                         .sum = a->columns,
                         .count_of = (uint32_t *)(void *)(a->columns + PANELS * COLUMNS)};
@@ -172,7 +172,7 @@ static device_result product(arrays *a) {
                         .rows = a->n / COLUMNS,
                         .columns = COLUMNS,
                         .rank = RANK,
-                        .right_turned = true};
+                        .right_transposed = true};
     return a->backend->product(&a->queue, &p, &a->why);
 }
 static device_result byte_product(arrays *a) {

@@ -103,7 +103,7 @@ static void put_streams(const lattice_output *out, const int32_t *values, size_t
             lattice_narrow(narrow, values + at, length, width);
             symbols_plan(work, 0, SYMBOLS_CLASS, &(symbols_input){width, length, narrow, contexts + at},
                          NULL);
-            stream = bytes_scratch(&scratch->few, symbols_bound(work, 0) + 1, "coding scratch", NULL);
+            stream = bytes_scratch(&scratch->q8, symbols_bound(work, 0) + 1, "coding scratch", NULL);
         }
         if (!stream) {
             to->failed = true;

@@ -22,7 +22,7 @@ enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
 
 void lattice_scratch_free(lattice_scratch *s) {
     bytes *const all[] = {&s->row, &s->step, &s->shift, &s->factor,   &s->own_factor, &s->q,    &s->narrow,
-                          &s->at,  &s->bits, &s->few,   &s->contexts, &s->stream,     &s->tried};
+                          &s->at,  &s->bits, &s->q8,    &s->contexts, &s->stream,     &s->tried};
     adaptive_scratch_free(&s->adaptive);
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
@@ -183,7 +183,7 @@ static ckd_status get_masks(lattice_block *b, lattice_input *from) {
     size_t n = b->count, groups = (n + MASK_OF - 1) / MASK_OF, count = 0;
     uint64_t size = wire_varint_max(&from->in, reader_left(&from->in));
     const void *stream = reader_take(&from->in, (size_t)size);
-    int8_t *q8 = bytes_scratch(&from->scratch->few, n + 1, "decoding scratch", from->err);
+    int8_t *q8 = bytes_scratch(&from->scratch->q8, n + 1, "decoding scratch", from->err);
     uint8_t *masks =
         q8 ? bytes_scratch(&from->scratch->narrow, groups + n + MASK_OF, "decoding scratch", from->err)
            : NULL;
@@ -235,7 +235,7 @@ static ckd_status get_q(lattice_block *b, lattice_input *from) {
     if (form != 1 && form != 2) {
         return err_set(from->err, CKD_E_CORRUPT, "a lossy block's integers have an unknown form");
     }
-    bytes *buffer = form == 1 ? &from->scratch->few : &from->scratch->narrow;
+    bytes *buffer = form == 1 ? &from->scratch->q8 : &from->scratch->narrow;
     void *narrow = bytes_scratch(buffer, n * form + 1, "decoding scratch", from->err);
     if (form == 1 && b->map == LATTICE_LINEAR) {
         b->q = NULL;

@@ -60,7 +60,7 @@ typedef enum lattice_effort { LATTICE_FAST, LATTICE_SMALL } lattice_effort;
 
 /* Buffers that decoded blocks and columns point into; one set per worker. Zero-initialise. */
 typedef struct lattice_scratch {
-    bytes row, step, shift, factor, own_factor, q, narrow, few, at, bits;
+    bytes row, step, shift, factor, own_factor, q, narrow, q8, at, bits;
     bytes contexts, stream, tried; /* contexts of integers; trial streams */
     adaptive_scratch adaptive;
 } lattice_scratch;

@@ -376,7 +376,7 @@ static bool multiply_bytes(run *r, const device_chain *c, const chain_link *l, i
 
 static void multiply_floats(run *r, const device_chain *c, const chain_link *l, float *sums, uint8_t **at) {
     device_product p = {
-        .sums = sums, .rows = l->rows, .columns = l->columns, .rank = l->rank, .right_turned = true};
+        .sums = sums, .rows = l->rows, .columns = l->columns, .rank = l->rank, .right_transposed = true};
     p.left = wide_factor(r, c, l->left_side, &l->left, at);
     p.right = wide_factor(r, c, l->right_side, &l->right, at);
     if (r->why.result == DEVICE_DONE) {

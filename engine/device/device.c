@@ -82,7 +82,8 @@ ckd_status device_acquire(device_lease **out, ckd_store *store, const ckd_device
     lease->stream = d.stream;
     device_failure why = {DEVICE_DONE, "", ""};
     status = device_check_address(lease->backend, d.device, address, err);
-    if (status == CKD_OK && lease->backend->queue_behind(&lease->queue, d.stream, &why) != DEVICE_DONE) {
+    if (status == CKD_OK &&
+        lease->backend->queue_after_stream(&lease->queue, d.stream, &why) != DEVICE_DONE) {
         status = device_status(&why, d.device, err);
     }
     if (status != CKD_OK) {
@@ -317,7 +318,7 @@ ckd_status device_write(device_lease *lease, void *to, const void *from, uint64_
     device_failure why = {DEVICE_DONE, "", ""};
     ckd_status status = device_put(lease, to, from, size, err);
     if (status == CKD_OK) {
-        lease->backend->queue_before(&lease->queue, lease->stream, &why);
+        lease->backend->stream_after_queue(&lease->queue, lease->stream, &why);
         status = device_status(&why, lease->queue.device, err);
     }
     return status;

@@ -140,7 +140,7 @@ typedef struct device_attempt {
 static ckd_status end_lease(ckd_load *load, device_lease *lease, ckd_status status, ckd_error *err) {
     device_failure after = {DEVICE_DONE, "", ""};
     if (status == CKD_OK) {
-        lease->backend->queue_before(&lease->queue, lease->stream, &after);
+        lease->backend->stream_after_queue(&lease->queue, lease->stream, &after);
         status = device_status(&after, lease->queue.device, err);
     }
     device_release(load->store, lease);

@@ -146,7 +146,7 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     at += lossy_device_aligned(n);
     d->exceptions = (device_exceptions){.count = (uint64_t *)(void *)at,
                                         .list = (device_element_at *)(void *)(at + lossy_device_aligned(8)),
-                                        .room = (uint32_t)KEPT_ROOM(n)};
+                                        .capacity = (uint32_t)KEPT_ROOM(n)};
     d->scratch = at += list;
     d->panel = at += d->scratch_size;
     at += panel;
@@ -230,7 +230,7 @@ static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
                         .before = d->whole.before,
                         .count = d->count,
                         .columns = d->columns,
-                        .most = {p->max[0], p->max[1]},
+                        .max = {p->max[0], p->max[1]},
                         .lattice = p->lattice,
                         .magnitudes = p->magnitudes};
     float *weight = lossy_device_take(d, &used, d->columns * sizeof(float)),
@@ -282,7 +282,7 @@ static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err)
                         .count = d->count,
                         .columns = d->columns,
                         .panels = panels,
-                        .most = p->max[0],
+                        .max = p->max[0],
                         .magnitudes = p->magnitudes};
     c.sum = lossy_device_take(d, &used, sum_count * sizeof(double));
     double *scale_sums = lossy_device_take(d, &used, sum_count * sizeof(double));
@@ -366,7 +366,7 @@ static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *use
     *out = (device_tile){.now = d->whole.now,
                          .before = d->whole.before,
                          .values = d->whole.values,
-                         .few = d->q8,
+                         .q8 = d->q8,
                          .row_step = row_step,
                          .column_step = run.column_step ? column_step : NULL,
                          .count = d->count,
@@ -462,7 +462,7 @@ static ckd_status multiply_floats(const lossy_tile *t, uint64_t used, ckd_error 
                         .rows = d->rows,
                         .columns = d->columns,
                         .rank = rank,
-                        .right_turned = true};
+                        .right_transposed = true};
     d->lease->backend->product(&d->lease->queue, &p, &why);
     return lossy_device_status(d, &why, err);
 }
@@ -486,7 +486,7 @@ ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_err
     const struct lossy_device *d = t->device;
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
-    device_residuals r = {.per_unit = RATE_IN_ONE, .most = RATE_BINS - 1};
+    device_residuals r = {.per_unit = RATE_IN_ONE, .max = RATE_BINS - 1};
     memset(h, 0, sizeof(*h));
     ckd_status status = cancel_poll(t->stop, err);
     THEN(status, lossy_device_steps(&r.tile, t, &used, err));

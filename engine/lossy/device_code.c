@@ -34,7 +34,7 @@ static device_exceptions exceptions_of(const lossy_tile *t, device_failure *why)
     device_exceptions exceptions = d->exceptions;
     exceptions.above = t->exception_above;
     exceptions.moved = t->exception_moved;
-    exceptions.most = out_of_reach(t);
+    exceptions.max = out_of_reach(t);
     d->lease->backend->zero(&d->lease->queue, exceptions.count, sizeof(uint64_t), why);
     return exceptions;
 }
@@ -44,7 +44,7 @@ static ckd_status count_exceptions(bool *fit, const lossy_tile *t, ckd_error *er
     struct lossy_device *d = t->device;
     ckd_status status =
         device_get(d->lease, &d->whole.exception_count, d->exceptions.count, sizeof(uint64_t), err);
-    *fit = d->whole.exception_count <= d->exceptions.room;
+    *fit = d->whole.exception_count <= d->exceptions.capacity;
     return status;
 }
 
@@ -63,7 +63,7 @@ static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error 
     }
     *out = (device_levels){.now = d->whole.now,
                            .values = d->whole.values,
-                           .few = t->levels_known ? NULL : d->q8,
+                           .q8 = t->levels_known ? NULL : d->q8,
                            .row = t->plan.row ? row : NULL,
                            .column = t->plan.own.step ? column : NULL,
                            .count = d->count,
@@ -79,29 +79,29 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
     struct lossy_device *d = t->device;
     uint64_t used = 0, words = (d->count + 15) / 16, capacity = d->count / 16, wide_count = 0;
     device_failure why = {DEVICE_DONE, "", ""};
-    device_packing p = {.few = d->q8, .count = d->count, .room = (uint32_t)capacity};
+    device_packing p = {.q8 = d->q8, .count = d->count, .capacity = (uint32_t)capacity};
     p.words = lossy_device_take(d, &used, words * sizeof(uint32_t));
-    p.other = lossy_device_take(d, &used, capacity * sizeof(*p.other));
-    p.others = lossy_device_take(d, &used, sizeof(uint64_t));
+    p.wide = lossy_device_take(d, &used, capacity * sizeof(*p.wide));
+    p.wide_count = lossy_device_take(d, &used, sizeof(uint64_t));
     int8_t *integers = bytes_scratch(&d->integers, d->count, "coding scratch", err);
-    uint32_t *packed = integers ? malloc(words * sizeof(uint32_t) + capacity * sizeof(*p.other)) : NULL;
+    uint32_t *packed = integers ? malloc(words * sizeof(uint32_t) + capacity * sizeof(*p.wide)) : NULL;
     if (!packed) {
         return integers ? err_nomem(err, words * sizeof(uint32_t), "coding scratch") : CKD_E_NOMEM;
     }
     device_element_at *wide = (device_element_at *)(void *)(packed + words);
     ckd_status status = lossy_device_check_scratch(d, used, err);
     if (status == CKD_OK &&
-        d->lease->backend->zero(&d->lease->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
+        d->lease->backend->zero(&d->lease->queue, p.wide_count, sizeof(uint64_t), &why) == DEVICE_DONE) {
         d->lease->backend->pack(&d->lease->queue, &p, &why);
     }
     THEN(status, lossy_device_status(d, &why, err));
-    THEN(status, device_get(d->lease, &wide_count, p.others, sizeof(wide_count), err));
+    THEN(status, device_get(d->lease, &wide_count, p.wide_count, sizeof(wide_count), err));
     if (status == CKD_OK && wide_count > capacity) {
         status = device_get(d->lease, integers, d->q8, d->count, err);
     } else if (status == CKD_OK) {
         status = device_get(d->lease, packed, p.words, words * sizeof(uint32_t), err);
         status =
-            status == CKD_OK ? device_get(d->lease, wide, p.other, wide_count * sizeof(*wide), err) : status;
+            status == CKD_OK ? device_get(d->lease, wide, p.wide, wide_count * sizeof(*wide), err) : status;
         static const int8_t meaning[4] = {0, 1, -1, 0};
         for (uint64_t i = 0; i < d->count && status == CKD_OK; i++) {
             integers[i] = meaning[packed[i / 16] >> 2 * (i % 16) & 3];
@@ -137,12 +137,12 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
     if (status != CKD_OK) {
         return status;
     }
-    tile.kept = exceptions_of(t, &why);
+    tile.exceptions = exceptions_of(t, &why);
     if ((!still || may_have_exceptions(t)) && why.result == DEVICE_DONE &&
         d->lease->backend->zero(&d->lease->queue, tile.sums, sizeof(*tile.sums), &why) == DEVICE_DONE) {
         d->lease->backend->quantise(&d->lease->queue, &tile, &why);
     }
-    tile.few = still ? NULL : d->q8;
+    tile.q8 = still ? NULL : d->q8;
     if (why.result == DEVICE_DONE) {
         d->lease->backend->move(&d->lease->queue, &tile, &why);
     }
@@ -163,8 +163,8 @@ static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    levels.kept = exceptions_of(t, &why);
-    if (levels.few && why.result == DEVICE_DONE) {
+    levels.exceptions = exceptions_of(t, &why);
+    if (levels.q8 && why.result == DEVICE_DONE) {
         d->lease->backend->quantise_levels(&d->lease->queue, &levels, &why);
     }
     if (why.result == DEVICE_DONE) {
@@ -172,7 +172,7 @@ static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
     }
     status = lossy_device_status(d, &why, err);
     THEN(status, count_exceptions(fit, t, err));
-    return status == CKD_OK && *fit && levels.few ? fetch_integers(t, err) : status;
+    return status == CKD_OK && *fit && levels.q8 ? fetch_integers(t, err) : status;
 }
 
 /* Rounds the values to the dtype, as a decoder gives them, and widens them again. */

@@ -51,7 +51,7 @@ static ckd_status find_updates(found_updates *out, const lossy_tile *t, bool dec
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     found_updates *found = lossy_device_take(d, &used, sizeof(*found));
-    device_updates u = {.here = decoded ? d->whole.values : d->whole.now,
+    device_updates u = {.values = decoded ? d->whole.values : d->whole.now,
                         .other = halves_of(d) + (decoded ? d->count : 0),
                         .count = d->count,
                         .second = t->part == LOSSY_SECOND,

@@ -84,7 +84,7 @@ static ckd_status times(const void *tile, vectors *to, const vectors *from, bool
                         .rows = from->count,
                         .columns = to->n,
                         .rank = from->n,
-                        .right_turned = transposed};
+                        .right_transposed = transposed};
     to->count = from->count;
     return multiply(d, &p, err);
 }
@@ -97,7 +97,7 @@ static ckd_status pairs(const void *tile, float *mix, const vectors *v, ckd_erro
                         .rows = v->count,
                         .columns = v->count,
                         .rank = v->n,
-                        .right_turned = true};
+                        .right_transposed = true};
     ckd_status status = multiply(d, &p, err);
     return status == CKD_OK
                ? device_get(d->lease, mix, d->search.mix, v->count * v->count * sizeof(float), err)
@@ -131,7 +131,7 @@ static ckd_status round_vectors(const void *tile, const vectors *v, const vector
                          .n = v->n,
                          .count = (uint32_t)v->count,
                          .add = rounding->add,
-                         .most = rounding->max};
+                         .max = rounding->max};
     uint32_t *largest = malloc(size + 1);
     if (!largest) {
         return err_nomem(err, size, "factors of a matrix");

@@ -222,10 +222,10 @@ static ckd_status part_open(device_snapshot *s, snapshot_part *part, ckd_error *
         part->pinned = result == DEVICE_DONE ? memory : NULL;
     }
     if (result == DEVICE_DONE) {
-        result = backend->mark_new(&part->arrived, part->device, &why);
+        result = backend->event_new(&part->arrived, part->device, &why);
     }
     for (size_t i = 0; i < part->group_count && result == DEVICE_DONE; i++) {
-        result = backend->mark_new(&part->groups[i].mark, part->device, &why);
+        result = backend->event_new(&part->groups[i].mark, part->device, &why);
     }
     return result == DEVICE_DONE ? CKD_OK : device_status(&why, part->device, err);
 }
@@ -261,9 +261,9 @@ static void part_close(const device_snapshot *s, snapshot_part *part) {
     }
     s->backend->finish(&part->queue, &why); /* before its memory is released */
     for (size_t i = 0; i < part->group_count; i++) {
-        s->backend->mark_free(part->device, part->groups[i].mark);
+        s->backend->event_free(part->device, part->groups[i].mark);
     }
-    s->backend->mark_free(part->device, part->arrived);
+    s->backend->event_free(part->device, part->arrived);
     s->backend->release(part->device, part->memory);
     s->backend->release_pinned(part->device, part->pinned);
     s->backend->queue_close(&part->queue);
@@ -364,7 +364,7 @@ static device_result copy_group(const device_snapshot *s, const snapshot_part *p
     }
     result = result == DEVICE_DONE ? copy_batch(s, part, &large, why) : result;
     result = result == DEVICE_DONE ? copy_batch(s, part, &small, why) : result;
-    return result == DEVICE_DONE ? s->backend->mark_set(g->mark, &part->queue, why) : result;
+    return result == DEVICE_DONE ? s->backend->event_record(g->mark, &part->queue, why) : result;
 }
 
 /* Comes after all groups, so that none of them waits for the bus. */
@@ -373,7 +373,7 @@ static device_result carry_small(const device_snapshot *s, const snapshot_part *
         part->carried ? s->backend->copy(&part->queue, part->pinned + part->on_host,
                                          part->memory + part->on_device, part->carried, DEVICE_TO_HOST, why)
                       : DEVICE_DONE;
-    return result == DEVICE_DONE ? s->backend->mark_set(part->arrived, &part->queue, why) : result;
+    return result == DEVICE_DONE ? s->backend->event_record(part->arrived, &part->queue, why) : result;
 }
 
 static ckd_status start_part(const device_snapshot *s, snapshot_part *part, ckd_error *err) {
@@ -381,7 +381,7 @@ static ckd_status start_part(const device_snapshot *s, snapshot_part *part, ckd_
     device_result result = DEVICE_DONE;
     part->awaited = false;
     for (size_t i = 0; i < part->stream_count && result == DEVICE_DONE; i++) {
-        result = s->backend->queue_behind(&part->queue, part->streams[i], &why);
+        result = s->backend->queue_after_stream(&part->queue, part->streams[i], &why);
     }
     for (size_t i = 0; i < part->group_count && result == DEVICE_DONE; i++) {
         part->groups[i].awaited = false;
@@ -405,11 +405,11 @@ static device_result fence_streams(const device_snapshot *s, const snapshot_part
                                    device_failure *why) {
     device_result result = DEVICE_DONE;
     for (size_t i = 0; i < part->stream_count && result == DEVICE_DONE; i++) {
-        result = s->backend->mark_before(mark, part->device, part->streams[i], why);
+        result = s->backend->stream_wait_event(mark, part->device, part->streams[i], why);
     }
     if (result != DEVICE_DONE) {
         why->result = DEVICE_DONE;
-        result = s->backend->mark_wait(mark, part->device, why);
+        result = s->backend->event_wait(mark, part->device, why);
     }
     return result;
 }
@@ -437,7 +437,7 @@ ckd_status device_snapshot_fence(device_snapshot *s, uint32_t group, ckd_error *
 static ckd_status wait_for_mark(const device_snapshot *s, const snapshot_part *part, void *mark,
                                 ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
-    s->backend->mark_wait(mark, part->device, &why);
+    s->backend->event_wait(mark, part->device, &why);
     return device_status(&why, part->device, err);
 }
 

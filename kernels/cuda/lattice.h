@@ -104,17 +104,17 @@ DEVICE_FN four_floats tile_low_four(const device_tile *t, const lattice_four *f)
 
 DEVICE_FN void keep_one(const device_exceptions *k, uint64_t at) {
     uint64_t to = count_u64(k->count, 1);
-    if (to < k->room) {
+    if (to < k->capacity) {
         k->list[to].at = (uint32_t)at;
     }
 }
 
 /* The rule of engine/lossy/exceptions.c. */
 DEVICE_FN bool tile_keeps(const device_tile *t, float now, float before) {
-    const device_exceptions *k = &t->kept;
+    const device_exceptions *k = &t->exceptions;
     bool from =
-        t->before && (scalar_magnitude(now - before) > k->moved || !(scalar_magnitude(before) < k->most));
-    return from || scalar_magnitude(now) > k->above || !(scalar_magnitude(now) < k->most);
+        t->before && (scalar_magnitude(now - before) > k->moved || !(scalar_magnitude(before) < k->max));
+    return from || scalar_magnitude(now) > k->above || !(scalar_magnitude(now) < k->max);
 }
 
 DEVICE_FN void keep_elements(const place *at, const device_exception_copy *k) {
@@ -184,8 +184,8 @@ DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_see
         if (j < f.n) {
             float residual;
             int32_t q = quantise_one(t, &here, now.at[j], before.at[j], low.at[j], &residual);
-            if (t->kept.count && (q > 127 || q < -127 || tile_keeps(t, now.at[j], before.at[j]))) {
-                keep_one(&t->kept, f.first + j);
+            if (t->exceptions.count && (q > 127 || q < -127 || tile_keeps(t, now.at[j], before.at[j]))) {
+                keep_one(&t->exceptions, f.first + j);
                 q = 0;
             }
             int32_t level = q < 0 ? -q : q;
@@ -201,7 +201,7 @@ DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_see
             lattice_next(&here, t->columns);
         }
     }
-    store_four_bytes(t->few, &f, &few);
+    store_four_bytes(t->q8, &f, &few);
 }
 
 DEVICE_FN void quantise_all(const place *at, const device_tile *t, quantise_shared *s) {
@@ -259,7 +259,7 @@ typedef struct residual_shared {
 } residual_shared;
 
 DEVICE_FN uint32_t residual_bin(const device_residuals *r, float residual) {
-    float at = scalar_magnitude(residual) * r->per_unit, last = (float)r->most;
+    float at = scalar_magnitude(residual) * r->per_unit, last = (float)r->max;
     return (uint32_t)(int32_t)(at < last ? at : last);
 }
 
@@ -325,7 +325,7 @@ DEVICE_FN void round_factor(const place *at, const device_rounding *r) {
         uint64_t i = first + j * LAUNCH_THREADS;
         if (i < r->n) {
             double v = (double)component[i] * scale, size = v < 0 ? -v : v;
-            int32_t magnitude = (int32_t)((size < r->most ? size : r->most) + r->add);
+            int32_t magnitude = (int32_t)((size < r->max ? size : r->max) + r->add);
             component[i] = (float)((double)(v < 0 ? -magnitude : magnitude) / scale);
             largest = magnitude > largest ? magnitude : largest;
         }
@@ -354,7 +354,7 @@ typedef struct pack_shared {
 } pack_shared;
 
 typedef struct pack_own {
-    sixteen_bytes few;
+    sixteen_bytes q8;
     uint32_t others;
 } pack_own;
 
@@ -364,12 +364,12 @@ DEVICE_FN uint32_t pack_code(int32_t q) {
 
 DEVICE_FN void pack_load(sixteen_bytes *few, const device_packing *p, uint64_t first) {
     uint32_t n = p->count - first < PACK_EACH ? (uint32_t)(p->count - first) : PACK_EACH;
-    if (n == PACK_EACH && (uintptr_t)p->few % PACK_EACH == 0) {
-        *few = *(const sixteen_bytes *)(const void *)(p->few + first);
+    if (n == PACK_EACH && (uintptr_t)p->q8 % PACK_EACH == 0) {
+        *few = *(const sixteen_bytes *)(const void *)(p->q8 + first);
         return;
     }
     UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
-        few->at[j] = j < n ? p->few[first + j] : 0;
+        few->at[j] = j < n ? p->q8[first + j] : 0;
     }
 }
 
@@ -379,9 +379,9 @@ DEVICE_FN void pack_word(const device_packing *p, uint64_t word, pack_own *own) 
     if (word * PACK_EACH >= p->count) {
         return;
     }
-    pack_load(&own->few, p, word * PACK_EACH);
+    pack_load(&own->q8, p, word * PACK_EACH);
     UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
-        uint32_t code = pack_code(own->few.at[j]);
+        uint32_t code = pack_code(own->q8.at[j]);
         bits |= code << (2 * j);
         own->others += code == 3;
     }
@@ -395,18 +395,18 @@ DEVICE_FN void pack_room(const device_packing *p, pack_shared *s) {
         s->others[i] = before;
         before += own;
     }
-    s->first = before ? count_u64(p->others, before) : 0;
+    s->first = before ? count_u64(p->wide_count, before) : 0;
 }
 
 DEVICE_FN void pack_others(const device_packing *p, uint64_t word, uint64_t to, const pack_own *own) {
-    if (own->others == 0 || to >= p->room) {
+    if (own->others == 0 || to >= p->capacity) {
         return;
     }
     UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
-        int32_t q = own->few.at[j];
-        if (pack_code(q) == 3 && to < p->room) {
-            p->other[to].at = (uint32_t)(word * PACK_EACH + j);
-            p->other[to].q = q;
+        int32_t q = own->q8.at[j];
+        if (pack_code(q) == 3 && to < p->capacity) {
+            p->wide[to].at = (uint32_t)(word * PACK_EACH + j);
+            p->wide[to].q = q;
             to++;
         }
     }
@@ -475,7 +475,7 @@ DEVICE_FN void move_tile(const place *at, const device_tile *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats values = load_four_floats(t->before, &f), low = tile_low_four(t, &f);
     uint32_t width;
-    four_integers q = tile_integers(t->few, t->packed, &f, &width);
+    four_integers q = tile_integers(t->q8, t->packed, &f, &width);
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
             float step = tile_step(t, &here);
@@ -507,7 +507,7 @@ DEVICE_FN int32_t quantise_level(const device_levels *t, float now, int32_t offs
 /* The rule of engine/lossy/exceptions.c. */
 DEVICE_FN bool levels_keep(const device_levels *t, float now) {
     bool finite = (scalar_bits(now) & 0x7f800000u) != 0x7f800000u;
-    return scalar_magnitude(now) > t->kept.above || !(finite && now >= 0.0f);
+    return scalar_magnitude(now) > t->exceptions.above || !(finite && now >= 0.0f);
 }
 
 DEVICE_FN void quantise_levels(const place *at, const device_levels *t) {
@@ -519,18 +519,18 @@ DEVICE_FN void quantise_levels(const place *at, const device_levels *t) {
         if (j < f.n) {
             int32_t q = quantise_level(t, now.at[j], levels_offset(t, &here));
             bool fits = (q > -128 && q < 128) || q == LEVEL_ZERO;
-            if (t->kept.count && ((!fits && t->few) || levels_keep(t, now.at[j]))) {
-                keep_one(&t->kept, f.first + j);
+            if (t->exceptions.count && ((!fits && t->q8) || levels_keep(t, now.at[j]))) {
+                keep_one(&t->exceptions, f.first + j);
                 fits = true;
                 q = 0;
             }
             few.at[j] = (int8_t)(q == LEVEL_ZERO ? DEVICE_LEVEL_ZERO : fits ? q : 0);
-            misfits += !fits && t->few;
+            misfits += !fits && t->q8;
             lattice_next(&here, t->columns);
         }
     }
-    if (t->few) {
-        store_four_bytes(t->few, &f, &few);
+    if (t->q8) {
+        store_four_bytes(t->q8, &f, &few);
     }
     if (misfits) {
         add_u64(t->misfits, misfits);
@@ -541,7 +541,7 @@ KERNEL(quantise_levels, device_levels)
 DEVICE_FN void move_levels(const place *at, const device_levels *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     uint32_t width;
-    four_integers integers = tile_integers(t->few, t->packed, &f, &width);
+    four_integers integers = tile_integers(t->q8, t->packed, &f, &width);
     const int32_t zero = width ? -(int32_t)(1u << (width - 1)) : 1;
     four_floats values = {{0, 0, 0, 0}};
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {

@@ -35,7 +35,7 @@ DEVICE_FN void update_elements(const place *at, const device_updates *u, update_
         if (i >= u->count) {
             break;
         }
-        float here = u->here[i], other = scalar_moment_widen(u->other[i]), first = u->second ? other : here,
+        float here = u->values[i], other = scalar_moment_widen(u->other[i]), first = u->second ? other : here,
               second = u->second ? here : other;
         int exceeds = 0;
         for (uint32_t b = 0; b < DEVICE_UPDATE_BOUNDS; b++) {

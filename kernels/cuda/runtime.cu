@@ -205,10 +205,10 @@ static device_result multiply(cublasHandle_t blas, const device_product *p, devi
     const float one = 1, zero = 0;
     int rows = (int)p->rows, columns = (int)p->columns, rank = (int)p->rank;
     return blas_failed(why, "cublasSgemm",
-                       cublasSgemm(blas, p->right_turned ? CUBLAS_OP_T : CUBLAS_OP_N,
-                                   p->left_turned ? CUBLAS_OP_T : CUBLAS_OP_N, columns, rows, rank, &one,
-                                   p->right, p->right_turned ? rank : columns, p->left,
-                                   p->left_turned ? rows : rank, &zero, p->sums, columns));
+                       cublasSgemm(blas, p->right_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                   p->left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, columns, rows, rank, &one,
+                                   p->right, p->right_transposed ? rank : columns, p->left,
+                                   p->left_transposed ? rows : rank, &zero, p->sums, columns));
 }
 
 /* Called for the first product of a queue: making a handle takes memory, and waits for the whole device. */

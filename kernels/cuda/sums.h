@@ -47,7 +47,7 @@ DEVICE_FN float sums_lowest(uint32_t bits) {
 
 /* Adds one element, as kernels.sums_of does. weight: its row's times its column's. */
 DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float before, float weight) {
-    bool finite = sums_within(now, p->most[0]);
+    bool finite = sums_within(now, p->max[0]);
     float kept = finite ? now : 0.0f, size = scalar_magnitude(kept);
     s->largest = size > s->largest ? size : s->largest;
     s->least = finite && now < s->least ? now : s->least;
@@ -55,7 +55,7 @@ DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float b
     s->now += (double)kept * (double)kept;
     if (p->before) {
         float moved = now - before;
-        finite = sums_within(moved, p->most[1]);
+        finite = sums_within(moved, p->max[1]);
         kept = finite ? moved : 0.0f;
         size = scalar_magnitude(kept);
         s->farthest = size > s->farthest ? size : s->farthest;
@@ -99,7 +99,7 @@ DEVICE_FN void pass_row(const place *at, const device_pass *p, pass_shared *shar
     for (uint64_t i = start + at->thread % SUMS_LANES; i < end; i += SUMS_LANES) {
         if (i >= p->phase) {
             float now = p->now[i - p->phase], weight = p->weight ? p->weight[i - start] * row_weight : 1.0f;
-            float counted = pass_counted(now, p->magnitudes, p->most[0]);
+            float counted = pass_counted(now, p->magnitudes, p->max[0]);
             pass_add(&all, p, now, p->before ? p->before[i - p->phase] : 0.0f, weight);
             sum += (double)counted;
             count += counted > 0.0f;
@@ -241,7 +241,7 @@ DEVICE_FN void sum_columns(const place *at, const device_columns *c) {
     for (; row < end; row++) {
         uint64_t i = row * c->columns + column;
         if (i >= c->phase && i < last) {
-            float counted = pass_counted(c->now[i - c->phase], c->magnitudes, c->most);
+            float counted = pass_counted(c->now[i - c->phase], c->magnitudes, c->max);
             bool counts = counted > 0.0f;
             sum += (double)counted;
             count += counts;

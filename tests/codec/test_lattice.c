@@ -591,7 +591,7 @@ static void test_exceptions_of_narrow_dtypes(void **state) {
 /* Memory may be as much as the header's numbers need; buffers grow by half. */
 static void check_memory(uint64_t count, uint64_t columns, uint64_t rank) {
     const bytes *all[] = {&scratch.row, &scratch.step,   &scratch.shift, &scratch.factor, &scratch.own_factor,
-                          &scratch.q,   &scratch.narrow, &scratch.few,   &scratch.at,     &scratch.bits};
+                          &scratch.q,   &scratch.narrow, &scratch.q8,    &scratch.at,     &scratch.bits};
     uint64_t held = 0, rows = count + 1, factors = columns * rank + (count + 2 * columns) * rank;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         held += all[i]->capacity;

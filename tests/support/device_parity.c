@@ -413,8 +413,8 @@ static void test_tiles(void **state) {
                 tile_whole(&t);
             }
             compare_tile(&t);
-            /* The same in place, and without integers. */
-            t.t.few = NULL;
+            /* In place, and with no integers. */
+            t.t.q8 = NULL;
             t.t.values = (float *)(void *)t.before.device;
             t.t.before = t.t.values;
             must(backend->move(&queue, &t.t, &why));
@@ -728,12 +728,12 @@ static void compare_kept(const shape *s, bool before, bool low) {
     tile_new(&t, s, before, low, true, 20);
     array list = array_new(s->count, sizeof(device_element_at), 0), count = array_new(1, 8, 0);
     array_give(&count);
-    t.t.kept = (device_exceptions){(device_element_at *)(void *)list.device,
-                                   (uint64_t *)(void *)count.device,
-                                   (uint32_t)s->count,
-                                   0.012f,
-                                   0.018f,
-                                   1e4f};
+    t.t.exceptions = (device_exceptions){(device_element_at *)(void *)list.device,
+                                         (uint64_t *)(void *)count.device,
+                                         (uint32_t)s->count,
+                                         0.012f,
+                                         0.018f,
+                                         1e4f};
     bool *kept = malloc(s->count);
     int8_t *few = malloc(s->count), *none = calloc(s->count, 1);
     by_rows want = {.q = malloc(s->count * 4), .wide = kept, .values = malloc(s->count * 4)};
@@ -774,15 +774,15 @@ static void compare_kept_levels(const shape *s, bool integers) {
     array_give(&now);
     array_give(&count);
     device_levels t = {.now = (const float *)(void *)now.device,
-                       .few = integers ? (int8_t *)few.device : NULL,
+                       .q8 = integers ? (int8_t *)few.device : NULL,
                        .count = s->count,
                        .columns = s->columns,
                        .phase = s->phase,
                        .birth = scalar_level_of(1e-8f),
                        .step = 1,
                        .up = 0.6f,
-                       .kept = {(device_element_at *)(void *)list.device, (uint64_t *)(void *)count.device,
-                                (uint32_t)s->count, 3e-7f, 0, 0}};
+                       .exceptions = {(device_element_at *)(void *)list.device,
+                                      (uint64_t *)(void *)count.device, (uint32_t)s->count, 3e-7f, 0, 0}};
     must(backend->quantise_levels(&queue, &t, &why));
     int8_t *got = malloc(s->count);
     bool *kept = malloc(s->count);
@@ -889,10 +889,10 @@ static void test_sums(void **state) {
             cpu->sums_of(&want,
                          &(sums_run){now, c.p.before ? (float *)(void *)c.t.before.host + at : NULL,
                                      c.p.weight ? (float *)(void *)c.t.column.host + column : NULL,
-                                     c.p.row_weight ? ((float *)(void *)c.t.row.host)[row] : 1, c.p.most,
+                                     c.p.row_weight ? ((float *)(void *)c.t.row.host)[row] : 1, c.p.max,
                                      c.p.lattice},
                          n);
-            cpu->moment_row(sums, now, c.p.magnitudes, c.p.most[0], n);
+            cpu->moment_row(sums, now, c.p.magnitudes, c.p.max[0], n);
             near_enough(rows[row], sums[0]);
             assert_true(numbers[row] == sums[1]);
             at += n;
@@ -1069,7 +1069,7 @@ static void compare_updates(size_t n, lossy_part which_part, double of_largest) 
     double want[PAIR_BOUNDS] = {0}, got[PAIR_BOUNDS + 1];
     pair_largest(want, which_part, values, halves, n, bounds);
     double per = 1 / (of_largest * want[0]);
-    device_updates u = {.here = (const float *)(const void *)here.device,
+    device_updates u = {.values = (const float *)(const void *)here.device,
                         .other = (const uint16_t *)(const void *)other.device,
                         .count = n,
                         .second = is_second,

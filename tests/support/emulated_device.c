@@ -352,12 +352,12 @@ static void let_wait(const void *later, size_t earlier, uint64_t number) {
 
 static device_result behind(const device_queue *queue, void *stream, device_failure *why) {
     let_wait(queue->stream, stream_of(stream), moment_of(stream_of(stream)));
-    return call("queue_behind", queue->device, why);
+    return call("queue_after_stream", queue->device, why);
 }
 
 static device_result before(const device_queue *queue, void *stream, device_failure *why) {
     let_wait(stream, stream_of(queue->stream), moment_of(stream_of(queue->stream)));
-    return call("queue_before", queue->device, why);
+    return call("stream_after_queue", queue->device, why);
 }
 
 static device_result take_off(const device_queue *queue, const char *name, device_failure *why) {
@@ -387,36 +387,36 @@ typedef struct emulated_mark {
     uint64_t number;
 } emulated_mark;
 
-static device_result mark_new(void **out, int device, device_failure *why) {
-    device_result result = call("mark_new", device, why);
+static device_result event_new(void **out, int device, device_failure *why) {
+    device_result result = call("event_new", device, why);
     *out = result == DEVICE_DONE ? calloc(1, sizeof(emulated_mark)) : NULL;
     emulated_marks += *out != NULL;
     return result;
 }
 
-static void mark_free(int device, void *mark) {
+static void event_free(int device, void *mark) {
     (void)device;
     emulated_marks -= mark != NULL;
     free(mark);
 }
 
-static device_result mark_set(void *mark, const device_queue *queue, device_failure *why) {
+static device_result event_record(void *mark, const device_queue *queue, device_failure *why) {
     size_t stream = stream_of(queue->stream);
     *(emulated_mark *)mark = (emulated_mark){stream, moment_of(stream)};
-    return call("mark_set", queue->device, why);
+    return call("event_record", queue->device, why);
 }
 
-static device_result mark_before(void *mark, int device, void *stream, device_failure *why) {
+static device_result stream_wait_event(void *mark, int device, void *stream, device_failure *why) {
     const emulated_mark *m = mark;
     let_wait(stream, m->stream, m->number);
-    return call("mark_before", device, why);
+    return call("stream_wait_event", device, why);
 }
 
-static device_result mark_wait(void *mark, int device, device_failure *why) {
+static device_result event_wait(void *mark, int device, device_failure *why) {
     const emulated_mark *m = mark;
     note_call(&called.waits);
     run_up_to(m->stream, m->number);
-    return call("mark_wait", device, why);
+    return call("event_wait", device, why);
 }
 
 /* ---- copies ---- */
@@ -503,13 +503,13 @@ static device_result product(const device_queue *queue, const device_product *p,
     if (take_off(queue, "product", why) != DEVICE_DONE) {
         return why->result;
     }
-    float *upright = p->right_turned ? right_upright(p) : NULL;
+    float *upright = p->right_transposed ? right_upright(p) : NULL;
     const float *right = upright ? upright : p->right;
     for (uint64_t i = 0; i < p->rows; i++) {
-        const float *left = p->left + (p->left_turned ? i : i * p->rank);
+        const float *left = p->left + (p->left_transposed ? i : i * p->rank);
         for (uint64_t j = 0; j < p->columns; j += ABREAST) {
             uint64_t more = p->columns - j;
-            some_sums(p->sums + i * p->columns + j, left, p->left_turned ? p->rows : 1, right + j, p,
+            some_sums(p->sums + i * p->columns + j, left, p->left_transposed ? p->rows : 1, right + j, p,
                       more < ABREAST ? more : ABREAST);
         }
     }
@@ -565,14 +565,14 @@ const device_backend *emulated_device(void) {
                                            .release_pinned = release_pinned,
                                            .queue_open = queue_open,
                                            .queue_close = queue_close,
-                                           .queue_behind = behind,
-                                           .queue_before = before,
+                                           .queue_after_stream = behind,
+                                           .stream_after_queue = before,
                                            .finish = finish,
-                                           .mark_new = mark_new,
-                                           .mark_free = mark_free,
-                                           .mark_set = mark_set,
-                                           .mark_before = mark_before,
-                                           .mark_wait = mark_wait,
+                                           .event_new = event_new,
+                                           .event_free = event_free,
+                                           .event_record = event_record,
+                                           .stream_wait_event = stream_wait_event,
+                                           .event_wait = event_wait,
                                            .copy = copy,
                                            .copy_rows = copy_rows,
                                            .zero = zero,
