@@ -66,7 +66,10 @@ ckd_status rank_tensor_box_requests(ckd_load_request **requests, size_t *count, 
 ckd_status rank_add_request(ckd_load_request **requests, size_t *count, const ckd_load_request *request,
                             ckd_error *err);
 
-/* Loads a box into `to`. The box is in coordinates of the rank's tensor. `scratch`: as much memory again, for scratch. */
+/*
+ * Loads a box into `to`. The box is in coordinates of the rank's tensor. `scratch`: as much memory again, for
+ * scratch.
+ */
 ckd_status rank_tensor_load(void *to, void *scratch, const rank_tensor *t, const ckd_region *box,
                             ckd_load *load, ckd_error *err);
 

@@ -56,8 +56,8 @@ void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n) {
 #define FINENESS 3.0f
 
 /*
- * The n elements are a sample of `total`. Levels must pay for `total` elements, and the sample must have enough elements per
- * level.
+ * The n elements are a sample of `total`. Levels must pay for `total` elements, and the sample must have enough
+ * elements per level.
  */
 bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
                       size_t total) {

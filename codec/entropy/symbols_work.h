@@ -231,7 +231,10 @@ void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, si
  */
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
                            const uint8_t *symbols, size_t n, size_t total);
-/* Computes the columns, phase and rows of n elements, a sample of `total`. Returns false if there are too many of them. */
+/*
+ * Computes the columns, phase and rows of n elements, a sample of `total`. Returns false if there are too many of
+ * them.
+ */
 bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
                       size_t total);
 /*

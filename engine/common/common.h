@@ -108,8 +108,8 @@ typedef struct span_run {
     uint64_t to, from, count; /* in elements: offset in the target, offset in the source, length */
 } span_run;
 /*
- * Fills `out` with the shared runs, ascending. Returns their number, or capacity + 1 if there are more than `capacity`; `out`
- * is unusable then.
+ * Fills `out` with the shared runs, ascending. Returns their number, or capacity + 1 if there are more than
+ * `capacity`; `out` is unusable then.
  */
 size_t span_runs(span_run *out, size_t capacity, const geometry *g, const region_span *target,
                  const region_span *source);
@@ -158,8 +158,8 @@ ckd_status hash_set_add(hash_set *s, uint64_t hash, ckd_error *err);
 /* Reports progress. Returns CANCELLED if the caller wants to stop. */
 typedef ckd_status (*pace_tell_fn)(void *context, ckd_error *err);
 /*
- * Calls `tell`, then waits until `byte_count` bytes since begun_ns are within the rate. Calls `tell` at least every 0.1 s
- * meanwhile. bytes_per_s 0: no limit.
+ * Calls `tell`, then waits until `byte_count` bytes since begun_ns are within the rate. Calls `tell` at least every
+ * 0.1 s meanwhile. bytes_per_s 0: no limit.
  */
 ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t byte_count, pace_tell_fn tell,
                      void *context, ckd_error *err);

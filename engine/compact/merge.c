@@ -203,8 +203,8 @@ static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, 
 }
 
 /*
- * Proves that the files hold everything that a load reads, and publishes the manifest that names them. *names_output: it
- * names one of the new files. A manifest that named an old file without need then names neither.
+ * Proves that the files hold everything that a load reads, and publishes the manifest that names them. *names_output:
+ * it names one of the new files. A manifest that named an old file without need then names neither.
  */
 static ckd_status rename_files(uint64_t *stored, bool *names_output, bool *undecided, const merge_set *x,
                                const manifest_entry *n, ckd_error *err) {

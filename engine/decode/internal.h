@@ -18,8 +18,8 @@ void columns_filled(columns_cache *c, cached_columns *k, bool good);
 void columns_release(columns_cache *c, cached_columns *k);
 
 /*
- * values_lattice.c: Decodes a lossy block; `to` holds the parent's values, if it has one. v NULL: a materialized copy, which depends on
- * nothing.
+ * values_lattice.c: Decodes a lossy block; `to` holds the parent's values, if it has one. v NULL: a materialized
+ * copy, which depends on nothing.
  */
 ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
                                  ckd_error *err);

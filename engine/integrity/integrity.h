@@ -27,8 +27,8 @@ typedef struct parity_files {
 } parity_files;
 
 /*
- * Removes groups that become useless when the files `removed` are removed on purpose. Members among `remaining` are read
- * first, and get new groups if their runs ask for parity. If that is not possible, a message says so. Unreadable
+ * Removes groups that become useless when the files `removed` are removed on purpose. Members among `remaining` are
+ * read first, and get new groups if their runs ask for parity. If that is not possible, a message says so. Unreadable
  * parity files stay. The caller holds the publish lock.
  *
  * Errors: BUSY (members that stay need new groups, and another process makes parity or repairs; nothing was

@@ -16,7 +16,7 @@
  * Lossy coding of a tensor, one tile at a time. A tile is a matrix, a vector, or a panel of a large matrix.
  * It is compared with the values that the parent decodes to, and becomes small integers on a lattice.
  *
- *   lossy_tile_prepare   statistics of the whole tile: its movement, the weights of rows and columns, steps, low-rank factors
+ *   lossy_tile_prepare   statistics of the whole tile: movement, weights of rows and columns, steps, low-rank factors
  *   lossy_block    (parallel) integers of one block, its payload, and the values that a decoder will get
  *
  * The loop is closed: the error of a checkpoint is that of one rounding, however long its chain is. Where

@@ -76,7 +76,9 @@ static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     }
 }
 
-/* Converts the chunk to the tensor's dtype, inserts exceptions from number `first_exception` on, and widens it again. */
+/*
+ * Converts the chunk to the tensor's dtype, inserts exceptions from number `first_exception` on, and widens it again.
+ */
 static void finish_chunk(stream *s, uint64_t from, uint64_t end, uint32_t first_exception) {
     const lattice_block *b = &s->job->block;
     ckd_dtype dtype = s->tile->dtype;

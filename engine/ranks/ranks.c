@@ -389,8 +389,8 @@ static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const 
 }
 
 /*
- * The save is committed if a manifest of this step has this id. NOT_FOUND: it certainly is not. Other errors: a manifest
- * that may be its own cannot be read.
+ * The save is committed if a manifest of this step has this id. NOT_FOUND: it certainly is not. Other errors: a
+ * manifest that may be its own cannot be read.
  */
 static ckd_status find_committed(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id,
                                  uint64_t step) {

@@ -90,7 +90,10 @@ ckd_status rank_poll(void *files, ckd_error *err) {
 
 enum { CLAIMED = 1, GIVEN_UP = 2 };
 
-/* Writes a decision: u32 decision, u32 rank. Returns the decision that counts, this one or an earlier one; 0: unknown. */
+/*
+ * Writes a decision: u32 decision, u32 rank. Returns the decision that counts, this one or an earlier one; 0:
+ * unknown.
+ */
 static uint32_t decide(uint32_t *decider, const rank_files *f, const ckd_id *checkpoint, uint32_t decision,
                        ckd_error *err) {
     char hex[CKD_ID_TEXT], temporary[CKD_ID_TEXT + 8];

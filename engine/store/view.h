@@ -86,8 +86,8 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
  */
 ckd_status view_arrange(view *v, const view *like, ckd_status inconsistent, ckd_error *err);
 /*
- * Opens one chunk file that the manifest of `checkpoint` names. Errors: CORRUPT (missing, or another file), UNSUPPORTED, IO,
- * NOMEM.
+ * Opens one chunk file that the manifest of `checkpoint` names. Errors: CORRUPT (missing, or another file),
+ * UNSUPPORTED, IO, NOMEM.
  */
 ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *file,
                            const ckd_checkpoint *checkpoint, ckd_error *err);
@@ -288,7 +288,8 @@ bool safety_set_is_read(const safety_reading *done, const ckd_prune *plan);
 typedef ckd_status (*record_fn)(void *context, const chunk *c, const record *r, ckd_error *err);
 
 /*
- * Skips bundles that cannot be unpacked, as no reader could open their checkpoints. Errors: those of `visit`, IO, NOMEM.
+ * Skips bundles that cannot be unpacked, as no reader could open their checkpoints. Errors: those of `visit`, IO,
+ * NOMEM.
  */
 ckd_status chunk_each_record(chunk *c, record_fn visit, void *context, ckd_error *err);
 

@@ -302,7 +302,7 @@ device_result cuda_queue_open(device_queue *out, int device, bool background, de
         out->stream = stream;
     }
     scope_leave(&s, result);
-    result = result == DEVICE_DONE ? cuda_mark_new(&out->finished, device, why) : result;
+    result = result == DEVICE_DONE ? cuda_event_new(&out->finished, device, why) : result;
     if (result != DEVICE_DONE) {
         cuda_queue_close(out);
         *out = device_queue{device, NULL, NULL, NULL};
@@ -320,7 +320,7 @@ void cuda_queue_close(const device_queue *queue) {
         failed(&why, "cudaStreamDestroy", cudaStreamDestroy((cudaStream_t)queue->stream));
     }
     scope_leave(&s, DEVICE_DONE);
-    cuda_mark_free(queue->device, queue->finished);
+    cuda_event_free(queue->device, queue->finished);
 }
 
 /* Makes `later` wait for what is on `earlier` now. */
@@ -344,11 +344,11 @@ static device_result one_behind_the_other(int device, cudaStream_t later, cudaSt
     return scope_leave(&s, result);
 }
 
-device_result cuda_queue_behind(const device_queue *queue, void *stream, device_failure *why) {
+device_result cuda_queue_after_stream(const device_queue *queue, void *stream, device_failure *why) {
     return one_behind_the_other(queue->device, (cudaStream_t)queue->stream, (cudaStream_t)stream, why);
 }
 
-device_result cuda_queue_before(const device_queue *queue, void *stream, device_failure *why) {
+device_result cuda_stream_after_queue(const device_queue *queue, void *stream, device_failure *why) {
     return one_behind_the_other(queue->device, (cudaStream_t)stream, (cudaStream_t)queue->stream, why);
 }
 
@@ -358,8 +358,8 @@ device_result cuda_queue_before(const device_queue *queue, void *stream, device_
  */
 device_result cuda_finish(const device_queue *queue, device_failure *why) {
     if (queue->finished) {
-        device_result result = cuda_mark_set(queue->finished, queue, why);
-        return result == DEVICE_DONE ? cuda_mark_wait(queue->finished, queue->device, why) : result;
+        device_result result = cuda_event_record(queue->finished, queue, why);
+        return result == DEVICE_DONE ? cuda_event_wait(queue->finished, queue->device, why) : result;
     }
     device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
@@ -371,7 +371,7 @@ device_result cuda_finish(const device_queue *queue, device_failure *why) {
 
 /* ---- marks ---- */
 
-device_result cuda_mark_new(void **out, int device, device_failure *why) {
+device_result cuda_event_new(void **out, int device, device_failure *why) {
     cudaEvent_t event = NULL;
     device_scope s = scope_enter(device, why);
     device_result result = s.result;
@@ -388,7 +388,7 @@ device_result cuda_mark_new(void **out, int device, device_failure *why) {
     return scope_leave(&s, result);
 }
 
-void cuda_mark_free(int device, void *mark) {
+void cuda_event_free(int device, void *mark) {
     device_failure why;
     device_scope s = scope_enter(device, &why);
     if (s.result == DEVICE_DONE && mark) {
@@ -397,7 +397,7 @@ void cuda_mark_free(int device, void *mark) {
     scope_leave(&s, DEVICE_DONE);
 }
 
-device_result cuda_mark_set(void *mark, const device_queue *queue, device_failure *why) {
+device_result cuda_event_record(void *mark, const device_queue *queue, device_failure *why) {
     device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
@@ -407,7 +407,7 @@ device_result cuda_mark_set(void *mark, const device_queue *queue, device_failur
     return scope_leave(&s, result);
 }
 
-device_result cuda_mark_before(void *mark, int device, void *stream, device_failure *why) {
+device_result cuda_stream_wait_event(void *mark, int device, void *stream, device_failure *why) {
     device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
@@ -417,7 +417,7 @@ device_result cuda_mark_before(void *mark, int device, void *stream, device_fail
     return scope_leave(&s, result);
 }
 
-device_result cuda_mark_wait(void *mark, int device, device_failure *why) {
+device_result cuda_event_wait(void *mark, int device, device_failure *why) {
     device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
