@@ -8,38 +8,17 @@
 #include "engine/store/store.h"
 #include "engine/compact/internal.h"
 
-/* The other checkpoints that a load reads records of. */
-typedef struct owners {
-    const compaction *c;
-    const ckd_id *own;
-    bytes ids;
-} owners;
-
-static ckd_status record_owner(void *context, const view *v, const view_block *b, ckd_error *err) {
-    owners *o = context;
-    const ckd_id *id = &b->record->tensor->checkpoint;
-    (void)v;
-    if (id_equal(id, o->own) || compact_is_victim(o->c, id)) {
-        return CKD_OK;
-    }
-    for (size_t at = 0; at < o->ids.size; at += sizeof(ckd_id)) {
-        if (memcmp(o->ids.data + at, id, sizeof(ckd_id)) == 0) {
-            return CKD_OK;
-        }
-    }
-    bytes_put(&o->ids, id, sizeof(ckd_id));
-    return o->ids.failed ? err_nomem(err, o->ids.size, "what a checkpoint builds on") : CKD_OK;
-}
-
 /* Candidates: own files, files of the newest generations that it builds on, and the other files that it names now. */
-static ckd_status newest_files(manifest *m, compaction *c, const view *now, const owners *o, ckd_error *err) {
+static ckd_status newest_files(manifest *m, compaction *c, const view *now, const bytes *owners,
+                               ckd_error *err) {
     *m = (manifest){.checkpoint = now->manifest.checkpoint, .own_count = now->manifest.own_count};
     ckd_status status = manifest_add_files(m, now->manifest.files, now->manifest.own_count, err);
-    for (size_t at = 0; at < o->ids.size && status == CKD_OK; at += sizeof(ckd_id)) {
+    for (size_t at = 0; at < owners->size && status == CKD_OK; at += sizeof(ckd_id)) {
         const view *older;
         ckd_id id;
-        memcpy(&id, o->ids.data + at, sizeof(id));
-        if (views_get(&older, &c->views, &id, NULL) == CKD_OK) {
+        memcpy(&id, owners->data + at, sizeof(id));
+        if (!id_equal(&id, &now->manifest.checkpoint.id) && !compact_is_victim(c, &id) &&
+            views_get(&older, &c->views, &id, NULL) == CKD_OK) {
             status = manifest_add_files(m, older->manifest.files, older->manifest.file_count, err);
         }
     }
@@ -72,15 +51,15 @@ ckd_status compact_open(const view **draft, const manifest **published, compacti
                         ckd_error *err) {
     const view *now;
     ckd_status status = views_get(&now, &c->views, id, err);
-    owners o = {.c = c, .own = id};
+    bytes owners = {0};
     manifest m = {.files = NULL};
     if (status == CKD_OK) {
         *published = &now->manifest;
         *draft = now;
-        status = closure_visit(&c->views, now, record_owner, &o, err);
+        status = closure_owners(&owners, &c->views, now, err);
     }
     if (status == CKD_OK && now->manifest.file_count > now->manifest.own_count) {
-        status = newest_files(&m, c, now, &o, err);
+        status = newest_files(&m, c, now, &owners, err);
         if (status != CKD_OK) {
             manifest_free(&m);
         }
@@ -91,7 +70,7 @@ ckd_status compact_open(const view **draft, const manifest **published, compacti
             status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK;
         }
     }
-    bytes_free(&o.ids);
+    bytes_free(&owners);
     return status;
 }
 

@@ -152,6 +152,30 @@ ckd_status closure_visit_block(view_cache *cache, const view *v, const view_bloc
     return status;
 }
 
+/* ---- whose records a load reads ---- */
+
+bool id_list_has(const bytes *ids, const ckd_id *id) {
+    bool found = false;
+    for (size_t at = 0; at < ids->size && !found; at += sizeof(ckd_id)) {
+        found = memcmp(ids->data + at, id, sizeof(ckd_id)) == 0;
+    }
+    return found;
+}
+
+static ckd_status add_owner(void *context, const view *v, const view_block *b, ckd_error *err) {
+    bytes *ids = context;
+    const ckd_id *id = &b->record->tensor->checkpoint;
+    (void)v;
+    if (!id_list_has(ids, id)) {
+        bytes_put(ids, id, sizeof(*id));
+    }
+    return ids->failed ? err_nomem(err, ids->size, "what a checkpoint builds on") : CKD_OK;
+}
+
+ckd_status closure_owners(bytes *ids, view_cache *cache, const view *root, ckd_error *err) {
+    return closure_visit(cache, root, add_owner, ids, err);
+}
+
 /* ---- files ---- */
 
 static ckd_status mark_file(void *context, const view *v, const view_block *b, ckd_error *err) {

@@ -29,19 +29,56 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
                              "a bundle does not have the content hash it was written with");
 }
 
+/* Whose records a load of a checkpoint reads. Found out when it matters: that opens all of its files. */
+typedef struct needed_records {
+    ckd_store *store;
+    const manifest *of;
+    bytes owners;
+    bool known, unknowable; /* unknowable: it cannot be found out, so that any may be needed */
+} needed_records;
+
+static ckd_status find_needed(needed_records *n, ckd_error *err) {
+    const view *v;
+    view_cache views;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    manifest draft = {.checkpoint = n->of->checkpoint, .own_count = n->of->own_count};
+    views_init(&views, n->store);
+    ckd_status status = manifest_add_files(&draft, n->of->files, n->of->file_count, err);
+    if (status != CKD_OK) {
+        manifest_free(&draft);
+        views_free(&views);
+        return status;
+    }
+    status = views_add(&v, &views, &draft, &why);
+    THEN(status, closure_owners(&n->owners, &views, v, &why));
+    views_free(&views);
+    n->known = true;
+    n->unknowable = status != CKD_OK;
+    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+}
+
+static ckd_status is_needed(bool *needed, needed_records *n, const ckd_id *owner, ckd_error *err) {
+    bool own = id_equal(owner, &n->of->checkpoint.id);
+    ckd_status status = own || n->known ? CKD_OK : find_needed(n, err);
+    *needed = own || n->unknowable || id_list_has(&n->owners, owner);
+    return status;
+}
+
 /*
- * Stops at damage to records that the file's own checkpoint needs. own NULL: an older file, for which the needed
- * records are unknown, so any damage counts.
+ * Stops at damage to records that the checkpoint needs. n NULL: any damage counts.
  */
-static ckd_status chunk_read_through(bool *all_whole, const chunk *c, const ckd_id *own, bytes *payload,
+static ckd_status chunk_read_through(bool *all_whole, const chunk *c, needed_records *n, bytes *payload,
                                      ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t k = 0; k < c->outer_count && status == CKD_OK; k++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status found = record_read_through(payload, c, &c->outer[k], &why);
-        bool needed = !own || id_equal(&c->outer[k].tensor->checkpoint, own);
+        bool needed = true;
         *all_whole = *all_whole && found == CKD_OK;
-        status = needed || !is_damage(found, &why) ? err_from(err, found, &why) : CKD_OK;
+        if (n && is_damage(found, &why)) {
+            status = is_needed(&needed, n, &c->outer[k].tensor->checkpoint, err);
+        }
+        status = status == CKD_OK && needed ? err_from(err, found, &why) : status;
     }
     return status;
 }
@@ -148,6 +185,7 @@ static ckd_status report_damage(const ckd_checkpoint *c, ckd_status status, ckd_
 static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manifest *from,
                              const verified_times *m, ckd_error *err) {
     bytes payload = {0};
+    needed_records needed = {.store = store, .of = from};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < from->file_count && status == CKD_OK; i++) {
@@ -159,13 +197,13 @@ static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manif
         }
         status = view_open_chunk(&c, store, &from->files[i], &from->checkpoint, &why);
         if (status == CKD_OK) {
-            status = chunk_read_through(&whole, c, i < from->own_count ? &from->checkpoint.id : NULL,
-                                        &payload, &why);
+            status = chunk_read_through(&whole, c, i < from->own_count ? &needed : NULL, &payload, &why);
         }
         chunk_close(c);
         status = status == CKD_OK && whole ? scrub_times_add(done, &single, &why) : status;
     }
     bytes_free(&payload);
+    bytes_free(&needed.owners);
     return report_damage(&from->checkpoint, status, &why, err);
 }
 

@@ -252,6 +252,14 @@ ckd_status closure_visit_block(view_cache *cache, const view *v, const view_bloc
                                void *context, ckd_error *err);
 
 /*
+ * Appends the checkpoints whose records a load of root reads, each once, as ckd_ids. Also of its own files it may read
+ * records of others, which may be deleted by now: compaction packs several checkpoints into a file. Errors: as
+ * closure_visit.
+ */
+ckd_status closure_owners(bytes *ids, view_cache *cache, const view *root, ckd_error *err);
+bool id_list_has(const bytes *ids, const ckd_id *id);
+
+/*
  * Proves with closure_visit that the closure is complete. Then removes from m->files every older file without a record
  * of the closure. m->files are those of root's manifest, or more; own files stay. Errors: as closure_visit.
  */

@@ -65,19 +65,20 @@ static ckd_status add_item(uses *u, transfer *t, size_t at, ckd_error *err) {
     return CKD_OK;
 }
 
-/*
- * Gives a file that arrived its name. The file that has this name is put aside. The reader lock keeps the manifest
- * that names it.
- */
-static ckd_status put_in_place(transfer *t, const transfer_file *f, ckd_error *err) {
+ckd_status transfer_replace(const transfer *t, const transfer_file *f, ckd_error *err) {
     char hex[CKD_ID_TEXT], name[CKD_ID_TEXT + 4];
-    file_lock *lock;
     pathname aside;
     ckd_id_text(hex, &f->file.id);
     snprintf(name, sizeof(name), "%s.ckd", hex);
+    return repair_publish(&aside, t->to, transfer_path(t, &f->file.id).text, DIR_CHUNKS, name, err);
+}
+
+/* The reader lock keeps the manifest that names the file. */
+static ckd_status put_in_place(transfer *t, const transfer_file *f, ckd_error *err) {
+    file_lock *lock;
     ckd_status status = store_lock_publish(&lock, t->to, err);
     if (status == CKD_OK) {
-        status = repair_publish(&aside, t->to, transfer_path(t, &f->file.id).text, DIR_CHUNKS, name, err);
+        status = transfer_replace(t, f, err);
         lock_release(lock);
     }
     if (status != CKD_OK) {

@@ -160,30 +160,7 @@ static uint64_t end_of(const record *r) {
     return r->payload_offset + r->stored_size;
 }
 
-/* ---- damage in the source, in a file with several checkpoints ---- */
-
-/* The damage of a checkpoint; NULL: of any. */
-static const damaged_part *damaged_parts_of(const transfer_file *f, const ckd_id *checkpoint) {
-    const damaged_part *h = f->damaged;
-    while (h && checkpoint && !id_equal(&h->checkpoint, checkpoint)) {
-        h = h->next;
-    }
-    return h;
-}
-
-static ckd_status record_damaged_part(transfer_file *f, const ckd_id *checkpoint, const ckd_error *why,
-                                      ckd_error *err) {
-    if (damaged_parts_of(f, checkpoint)) {
-        return CKD_OK;
-    }
-    damaged_part *h = malloc(sizeof(*h));
-    if (!h) {
-        return err_nomem(err, sizeof(*h), "what is damaged");
-    }
-    *h = (damaged_part){*checkpoint, *why, f->damaged};
-    f->damaged = h;
-    return CKD_OK;
-}
+/* ---- damage in the source ---- */
 
 /* Takes a damaged payload as it is, or zeros if it cannot be read. Its checksum still shows that it is wrong. */
 static ckd_status take_damaged(transfer *t, transfer_file *f, const chunk *c, const record *r,
@@ -197,7 +174,7 @@ static ckd_status take_damaged(transfer *t, transfer_file *f, const chunk *c, co
     if (file_read_at(c->file, r->payload_offset, to, r->stored_size, NULL) != CKD_OK) {
         memset(to, 0, r->stored_size);
     }
-    return record_damaged_part(f, &r->tensor->checkpoint, why, err);
+    return transfer_record_damage(&f->damaged, &r->tensor->checkpoint, why, err);
 }
 
 /* ---- writing ---- */
@@ -346,19 +323,45 @@ static ckd_status fill(bool *resumed, file_copy *k, const char *path, ckd_error 
     return end_file(k->to, status, err);
 }
 
-/* Checks the file that arrived: the records of one checkpoint (only), or all except those of damaged ones (NULL). */
-static ckd_status check_arrived(transfer *t, const char *path, const transfer_file *f, const ckd_id *only,
-                                ckd_error *err) {
+/* Checks the file that arrived: all records but those that are damaged in the source. */
+static ckd_status check_arrived(transfer *t, const char *path, const transfer_file *f, ckd_error *err) {
     chunk *c = NULL;
     ckd_status status = open_named_file(&c, t->to, path, &f->file, err);
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
-        const ckd_id *id = &c->outer[i].tensor->checkpoint;
-        if (only ? id_equal(id, only) : !damaged_parts_of(f, id)) {
+        if (!transfer_has_damage_of(f->damaged, &c->outer[i].tensor->checkpoint)) {
             status = record_read_through(&t->payload, c, &c->outer[i], err);
         }
     }
     chunk_close(c);
     return status;
+}
+
+/* Reads a file that the destination has already, once. */
+static ckd_status read_in_place(transfer *t, transfer_file *f, ckd_error *err) {
+    chunk *c = NULL;
+    ckd_status status =
+        open_named_file(&c, t->to, path_chunk(t->to->path, &f->file.id, "").text, &f->file, err);
+    for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        status = record_read_through(&t->payload, c, &c->outer[i], &why);
+        if (is_damage(status, &why)) {
+            status = transfer_record_damage(&f->damaged_in_place, &c->outer[i].tensor->checkpoint, &why, err);
+        } else {
+            err_from(err, status, &why);
+        }
+    }
+    chunk_close(c);
+    f->checked = status == CKD_OK;
+    f->is_intact = f->checked && !f->damaged_in_place;
+    return status;
+}
+
+/* CORRUPT: the destination's file, or what the item needs of it, is damaged. */
+static ckd_status check_in_place(transfer *t, transfer_file *f, transfer_item *item, ckd_error *err) {
+    const damaged_part *hurt = NULL;
+    ckd_status status = f->checked ? CKD_OK : read_in_place(t, f, err);
+    THEN(status, transfer_find_hurt(&hurt, t, f->damaged_in_place, item, err));
+    return status == CKD_OK && hurt ? err_from(err, hurt->why.status, &hurt->why) : status;
 }
 
 /* Fetches a file. If the copy differs from the original, it is removed. */
@@ -375,7 +378,7 @@ static ckd_status fetch_once(bool *resumed, transfer *t, transfer_file *f, const
     status = fill(resumed, &(file_copy){t, f, item, c, NULL}, path.text, err);
     chunk_close(c);
     if (status == CKD_OK) {
-        status = check_arrived(t, path.text, f, NULL, err);
+        status = check_arrived(t, path.text, f, err);
         if (status == CKD_E_CORRUPT) {
             file_remove(path.text, true, NULL);
         }
@@ -402,7 +405,7 @@ static ckd_status copy_wanted(void *context, const chunk *c, const record *r, ck
     }
     ckd_status status = record_copy(&k->copier, k->to, c, r, &why);
     if (is_damage(status, &why)) {
-        return record_damaged_part(k->f, &r->tensor->checkpoint, &why, err);
+        return transfer_record_damage(&k->f->damaged, &r->tensor->checkpoint, &why, err);
     }
     return status == CKD_OK ? keep_pace(k->t, view_stored_bytes(&b), err) : err_from(err, status, &why);
 }
@@ -444,7 +447,7 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
         status = write_part(t, f, unfinished.text, c, err);
         chunk_close(c);
         THEN(status, file_rename(unfinished.text, path.text, err));
-        THEN(status, check_arrived(t, path.text, f, NULL, err));
+        THEN(status, check_arrived(t, path.text, f, err));
     }
     t->done = status == CKD_OK ? end : t->done;
     return status == CKD_OK ? keep_pace(t, 0, err) : status;
@@ -464,35 +467,42 @@ static ckd_status fetch_whole(transfer *t, transfer_file *f, const transfer_item
     return err_from(err, status, &why);
 }
 
+/*
+ * Two half damaged files may be all that is left of their records. So a file with damage does not replace another one.
+ */
+static ckd_status refuse_to_replace(transfer *t, transfer_file *f, const transfer_item *item,
+                                    ckd_error *err) {
+    ckd_error why = f->damaged->why;
+    ckd_status status = file_remove(transfer_path(t, &f->file.id).text, true, err);
+    return status == CKD_OK ? err_from(err, transfer_explain_damage(t, item, why.status, &why), &why)
+                            : status;
+}
+
 static ckd_status fetch(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    if (f->in_place && f->damaged) { /* fetched before */
+        return refuse_to_replace(t, f, item, err);
+    }
     ckd_status status = f->part ? fetch_part(t, f, item, err) : fetch_whole(t, f, item, err);
+    if (status == CKD_OK && f->in_place && f->damaged) {
+        return refuse_to_replace(t, f, item, err);
+    }
     f->arrived = status == CKD_OK;
+    f->is_intact = f->arrived && !f->damaged;
     f->replaces = f->arrived && f->in_place;
     return status;
 }
 
-/* The checkpoint whose records the item reads from the file: its own in an own file, any in an older one (NULL). */
-static const ckd_id *reads_of(const transfer_item *item, const transfer_file *f) {
-    bool is_own = false;
-    for (size_t i = 0; i < item->m.own_count && !is_own; i++) {
-        is_own = id_equal(&item->m.files[i].id, &f->file.id);
-    }
-    return is_own ? &item->m.checkpoint.id : NULL;
-}
-
-ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
-    const ckd_id *id = reads_of(item, f);
+ckd_status transfer_fetch_file(transfer *t, transfer_file *f, transfer_item *item, ckd_error *err) {
+    const damaged_part *hurt;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = CKD_OK;
-    if (!f->arrived && !f->checked && !damaged_parts_of(f, id)) {
-        status = f->in_place ? check_arrived(t, path_chunk(t->to->path, &f->file.id, "").text, f, id, &why)
-                             : CKD_E_NOT_FOUND;
+    ckd_status status = transfer_find_hurt(&hurt, t, f->damaged, item, &why);
+    if (status == CKD_OK && !f->arrived && !hurt) {
+        status = f->in_place ? check_in_place(t, f, item, &why) : CKD_E_NOT_FOUND;
         if (!f->in_place || is_damage(status, &why)) {
             status = fetch(t, f, item, &why);
         }
-        f->checked = status == CKD_OK && !id;
+        THEN(status, transfer_find_hurt(&hurt, t, f->damaged, item, &why));
     }
-    const damaged_part *hurt = damaged_parts_of(f, id);
     if (status == CKD_OK && hurt) {
         why = hurt->why;
         status = transfer_explain_damage(t, item, why.status, &why);
@@ -502,18 +512,7 @@ ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_ite
 
 ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     ckd_status status = fetch(t, f, item, err);
-    const damaged_part *hurt = damaged_parts_of(f, NULL);
-    if (status == CKD_OK && hurt) { /* as damaged as the destination's file */
-        ckd_error why = hurt->why;
-        status = transfer_explain_damage(t, item, why.status, &why);
-        err_from(err, status, &why);
-        file_remove(transfer_path(t, &f->file.id).text, true, NULL);
-    }
-    while (f->damaged) {
-        damaged_part *h = f->damaged;
-        f->damaged = h->next;
-        free(h);
-    }
+    transfer_damage_free(&f->damaged);
     return status;
 }
 
@@ -521,7 +520,7 @@ ckd_status transfer_check_destination(transfer *t, const transfer_file *f, bool 
     pathname p = path_chunk(t->to->path, &f->file.id, "");
     chunk *c = NULL;
     if (all) {
-        return check_arrived(t, p.text, f, NULL, err);
+        return check_arrived(t, p.text, f, err);
     }
     ckd_status status = open_named_file(&c, t->to, p.text, &f->file, err);
     chunk_close(c);

@@ -40,6 +40,16 @@ ckd_status transfer_choose_parts(transfer *t, ckd_error *err);
 const transfer_part *transfer_find_part(const transfer *t, const ckd_id *id); /* NULL: there is none */
 void transfer_parts_free(transfer *t);
 
+/* ---- damage.c ---- */
+bool transfer_has_damage_of(const damaged_part *list, const ckd_id *checkpoint);
+/* Adds damage to a record of a checkpoint, unless the list has some. Errors: NOMEM. */
+ckd_status transfer_record_damage(damaged_part **list, const ckd_id *checkpoint, const ckd_error *why,
+                                  ckd_error *err);
+void transfer_damage_free(damaged_part **list);
+/* Finds damage to records that the item needs. *hurt NULL: there is none. Errors: NOMEM. */
+ckd_status transfer_find_hurt(const damaged_part **hurt, const transfer *t, const damaged_part *list,
+                              transfer_item *item, ckd_error *err);
+
 /* ---- fetch.c ---- */
 /* Adds the item and the source to an error message about damage. */
 ckd_status transfer_explain_damage(const transfer *t, const transfer_item *item, ckd_status status,
@@ -49,8 +59,8 @@ pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
  * Brings the file to data/x of the destination, complete, durable and verified, unless data/c has it undamaged.
  * CORRUPT: the file, or what it has of the item, is damaged.
  */
-ckd_status transfer_fetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
-/* Brings a file that is damaged or missing in data/c to data/x, whole. */
+ckd_status transfer_fetch_file(transfer *t, transfer_file *f, transfer_item *item, ckd_error *err);
+/* Brings a file that is damaged or missing in data/c to data/x, whole. CORRUPT: the source's is damaged, too. */
 ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
 /*
  * Is the file in data/c of the destination the one that its manifest names? all: checks every record; otherwise only
@@ -68,6 +78,11 @@ ckd_status transfer_check_source(const transfer *t, const transfer_file *f, cons
  * destination's reader lock, and not its publish lock. With dry_run it only counts.
  */
 ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_error *err);
+/*
+ * Gives an intact file that arrived its name, durably. A file that has this name is put aside. The caller holds the
+ * publish lock.
+ */
+ckd_status transfer_replace(const transfer *t, const transfer_file *f, ckd_error *err);
 /* Moves the LEFT ones from t->to_restore to t->refused. The next plan leaves them out, too. */
 ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err);
 /* Why the checkpoint was refused. NULL: it was not. */

@@ -345,7 +345,7 @@ static ckd_status gather_files(transfer *t, ckd_error *err) {
         f->in_place = t->to && file_exists(p.text);
         f->to_move = !f->in_place;
         f->part = transfer_find_part(t, &f->file.id);
-        f->checked = f->part && f->part->in_place;
+        f->checked = f->is_intact = f->part && f->part->in_place;
     }
     return CKD_OK;
 }
@@ -453,13 +453,11 @@ void transfer_plan_free(transfer *t) {
     catalog_list_free(&t->present);
     for (size_t i = 0; i < t->count; i++) {
         manifest_free(&t->items[i].m);
+        bytes_free(&t->items[i].owners);
     }
     for (size_t i = 0; i < t->file_count; i++) {
-        while (t->files[i].damaged) {
-            damaged_part *h = t->files[i].damaged;
-            t->files[i].damaged = h->next;
-            free(h);
-        }
+        transfer_damage_free(&t->files[i].damaged);
+        transfer_damage_free(&t->files[i].damaged_in_place);
     }
     free(t->items);
     free(t->files);

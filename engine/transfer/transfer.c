@@ -83,7 +83,7 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
         for (size_t k = 0; k < item->m.file_count && status == CKD_OK; k++) {
             transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
             f->in_place = file_exists(path_chunk(t->to->path, &f->file.id, "").text);
-            if (f->in_place && f->arrived) {
+            if (f->in_place && f->arrived && !f->replaces) {
                 f->arrived = f->to_move = f->replaces = false;
                 status = file_remove(transfer_path(t, &f->file.id).text, true, err);
             }
@@ -94,6 +94,31 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
     return status;
 }
 
+static ckd_status replace(transfer *t, transfer_file *f, ckd_error *err) {
+    ckd_status status = transfer_replace(t, f, err);
+    f->arrived = f->replaces = false;
+    f->in_place = true;
+    return status;
+}
+
+/* Another copy, perhaps from a third store, brought a file meanwhile. It may be damaged where ours is intact. */
+static ckd_status use_existing(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = transfer_check_destination(t, f, true, &why);
+    if (is_damage(status, &why)) {
+        return f->damaged ? err_set(err, CKD_E_STATE,
+                                    "another copy brought a chunk file of %s, which is damaged; copy again",
+                                    item->source)
+                          : replace(t, f, err);
+    }
+    if (status != CKD_OK) {
+        return err_from(err, status, &why);
+    }
+    f->arrived = false;
+    f->in_place = true;
+    return file_remove(transfer_path(t, &f->file.id).text, true, err);
+}
+
 /* Gives the files of an item their names. */
 static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -101,12 +126,9 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
         pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
         if (f->replaces) {
-            status = file_rename(arrived.text, p.text, err);
-            f->arrived = f->replaces = false;
-        } else if (!f->in_place && file_bytes(p.text) == f->file.size) { /* another copy brought it */
-            f->arrived = false;
-            f->in_place = true;
-            status = file_remove(arrived.text, true, err);
+            status = replace(t, f, err);
+        } else if (!f->in_place && file_bytes(p.text) == f->file.size) {
+            status = use_existing(t, f, item, err);
         } else if (!f->in_place) {
             status = file_rename_noreplace(arrived.text, p.text, err);
             f->in_place = status == CKD_OK;
@@ -214,10 +236,13 @@ static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item,
         return status;
     }
     item->committed = true;
-    for (size_t i = 0; i < item->m.file_count; i++) {
-        transfer_find_file(t, &item->m.files[i].id)->arrived = false; /* no longer in data/x */
+    for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
+        transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
+        manifest single = {.files = &f->file, .file_count = 1};
+        f->arrived = false; /* no longer in data/x */
+        status = f->is_intact ? scrub_times_add(&t->scrubbed, &single, err) : CKD_OK;
     }
-    return scrub_times_add(&t->scrubbed, &item->m, err);
+    return status;
 }
 
 /* Gives all files their names, durably. Then it publishes one manifest after the other. */

@@ -5,6 +5,7 @@
  *   parts.c          which chunk files are copied unchanged, and which in parts: only some of their records
  *   existing_parts.c parts that the destination has already
  *   fetch.c          transfer_fetch_file brings chunk files, one by one, into data/x of the destination
+ *   damage.c         damage in files with records of several checkpoints
  *   transfer.c       commit gives files their names and publishes manifests, for a few checkpoints at a time
  *
  * A checkpoint is copied with all records that a load of it reads, and needs no other checkpoint. While files are on
@@ -26,10 +27,12 @@ typedef struct transfer_item {
     bool committed;
     bool has_parts; /* its manifest names parts of files that the source's manifest names */
     uint64_t manifest_bytes, bytes;
-    ckd_error left; /* of CKD_COPY_LEFT: why */
+    ckd_error left;               /* of CKD_COPY_LEFT: why */
+    bytes owners;                 /* checkpoints whose records a load reads (closure_owners), if known */
+    bool owners_known, needs_all; /* needs_all: the source could not tell whose */
 } transfer_item;
 
-/* A checkpoint with damaged records in a file of the source. */
+/* A checkpoint with damaged records in a file. */
 typedef struct damaged_part {
     ckd_id checkpoint;
     ckd_error why;
@@ -61,10 +64,12 @@ typedef struct transfer_file {
     bool in_place;             /* in the destination's data/c */
     bool arrived;              /* in data/x, complete and verified except for records in `damaged` */
     bool replaces;             /* the file in data/x replaces a damaged one in data/c */
+    bool is_intact;            /* every record was read, and none is damaged */
     bool to_move;              /* by the plan */
     bool counted;              /* in the bytes of an item */
     bool checked;              /* the file in data/c was read through */
-    damaged_part *damaged;
+    damaged_part *damaged;     /* in the source's file */
+    damaged_part *damaged_in_place;
 } transfer_file;
 
 typedef struct transfer {

@@ -2,11 +2,12 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from support_cli import CORRUPT, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
 
 def steps(store, run_name="a"):
@@ -271,3 +272,25 @@ def test_only_what_is_tagged(bases):
 def test_invalid_rules(bases, args):
     bases.call("prune", *args, expect=USAGE)
     assert len(steps(bases)) == 6
+
+
+def test_prune_reads_what_packed_deltas_build_on(store):
+    """The newest two are deltas on a record of a deleted checkpoint that compaction put in the same file."""
+    for step in range(1, 13):
+        store.save(step, state(1, step))
+    store.call("compact")
+    for step in (1, 9, 10, 11, 12):
+        store.call("delete", f"a@{step}", "--undo", "0s")
+    pack = max((store.path / "data/c").iterdir(), key=lambda path: path.stat().st_size)
+    intact = pack.read_bytes()
+    out = store.folder / "out.safetensors"
+    for at in range(200, len(intact), 1009):
+        pack.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1:])
+        loads = [[COMMAND, "load", store.path, f"a@{step}", "-o", out, "--force"] for step in (7, 8)]
+        if all(subprocess.run(load, capture_output=True).returncode == CORRUPT for load in loads):
+            break
+    else:
+        pytest.fail("no byte is needed by both")
+    refused = store.call("prune", "--keep-last", "2", "--undo", "0s", expect=CORRUPT)
+    assert "nothing was deleted" in refused.err
+    assert steps(store) == [2, 3, 4, 5, 6, 7, 8]

@@ -142,17 +142,22 @@ static void test_damage_leaves_out_only_dependents(void **state) {
 
 /* ---- packs ---- */
 
-/* Makes bases and has a compaction pack them into one file, except for the newest four. */
-static void make_pack(const pair *p, ckd_id *ids, size_t count) {
+/* Makes bases, or a chain, and has a compaction pack them into one file, except for the newest four. */
+static void make_pack(const pair *p, ckd_id *ids, size_t count, bool bases) {
     ckd_store *store = store_create(p->a);
+    drift d = drift_new(64, 48, 0);
     for (uint64_t step = 0; step < count; step++) {
-        drift d = drift_new(64, 48, (unsigned)step);
         ckd_save_options o = lossy_options("run", step, CKD_NEAR);
-        o.base = 1;
+        o.base = bases;
+        if (bases) {
+            drift_free(&d);
+            d = drift_new(64, 48, (unsigned)step);
+        }
         save_drift(store, &o, &d);
-        drift_free(&d);
+        drift_step(&d);
         ids[step] = pair_id(store, "run", step);
     }
+    drift_free(&d);
     assert_int_equal(ckd_compact(NULL, store, NULL, NULL), CKD_OK);
     ckd_store_close(store);
 }
@@ -198,7 +203,7 @@ static void test_damage_in_a_pack(void **state) {
     pair *p = *state;
     enum { COUNT = 12, HURT = 3 };
     ckd_id ids[COUNT];
-    make_pack(p, ids, COUNT);
+    make_pack(p, ids, COUNT, true);
     pair_open(p);
     fingerprints before = fingerprints_of(p->from);
     pathname pack = pack_in(p->a, p->from, &ids[HURT]);
@@ -224,6 +229,96 @@ static void test_damage_in_a_pack(void **state) {
 }
 
 /*
+ * Deltas in a pack build on a record of a deleted checkpoint, in the same file. If that is damaged, none of them is
+ * copied.
+ */
+static void test_damage_below_deltas_of_a_pack(void **state) {
+    pair *p = *state;
+    enum { COUNT = 12 };
+    ckd_id ids[COUNT];
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    ckd_store *store;
+    make_pack(p, ids, COUNT, false);
+    assert_int_equal(scene_open(&store, p->a, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(ckd_store_delete(store, &ids[0], 1, &now, NULL), CKD_OK);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
+    ckd_store_close(store);
+    pair_open(p);
+    pathname pack = pack_in(p->a, p->from, &ids[1]);
+    uint64_t at = file_bytes(pack.text) - place_in(pack.text, &ids[0]);
+    flip(pack.text, at);
+    size_t left = 0; /* those that cannot be loaded */
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, p->from, NULL, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        fingerprint one;
+        left += fingerprint_of(&one, p->from, &list->items[i], NULL) != CKD_OK;
+    }
+    ckd_checkpoint_list_free(list);
+    assert_true(left > 0);
+    ckd_copy_result *r;
+    assert_int_equal(ckd_copy(&r, p->to, p->from, NULL, NULL), CKD_E_CORRUPT);
+    assert_true(r->checkpoints <= COUNT - 1 - left);
+    ckd_copy_result_free(r);
+    assert_int_equal(verify_damage(p->to), 0);
+    pair_check_clean(p);
+    flip(pack.text, at); /* undo the damage, as a repair would */
+    r = pair_copy(p, NULL, 0, NULL);
+    assert_true(r->checkpoints >= left);
+    ckd_copy_result_free(r);
+    assert_int_equal(verify_damage(p->to), 0);
+    pair_check_clean(p);
+}
+
+/* A pack that is copied with the damage of one of its checkpoints does not count as verified. */
+static void test_a_copied_pack_with_damage_is_scrubbed(void **state) {
+    pair *p = *state;
+    enum { COUNT = 12, HURT = 3 };
+    ckd_id ids[COUNT];
+    ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
+    ckd_scrub_result *r;
+    make_pack(p, ids, COUNT, true);
+    pair_open(p);
+    pathname pack = pack_in(p->a, p->from, &ids[HURT]);
+    flip(pack.text, file_bytes(pack.text) - place_in(pack.text, &ids[HURT]));
+    ckd_copy_result_free(pair_leaves(p, NULL, 0, CKD_E_CORRUPT, 1, "run@3 in "));
+    o.older_than_s = 3600;
+    assert_int_equal(ckd_store_scrub(&r, p->to, &o, NULL), CKD_OK);
+    assert_int_equal(r->found->files, 1);
+    assert_int_equal(r->found->damage_count, 1);
+    ckd_scrub_result_free(r);
+}
+
+/* Each store has a pack with other damage. What is intact in the destination must not be replaced. */
+static void test_packs_that_are_damaged_in_both_stores(void **state) {
+    pair *p = *state;
+    enum { COUNT = 12, HURT_HERE = 3, HURT_THERE = 5 };
+    ckd_id ids[COUNT];
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    make_pack(p, ids, COUNT, true);
+    pair_open(p);
+    ckd_copy_result_free(pair_copy(p, NULL, 0, NULL));
+    fingerprints before = fingerprints_of(p->to);
+    pathname from = pack_in(p->a, p->from, &ids[0]), to = pack_in(p->b, p->to, &ids[0]);
+    assert_int_equal(ckd_store_delete(p->to, &ids[HURT_HERE], 1, &now, NULL), CKD_OK);
+    assert_int_equal(ckd_store_collect(NULL, p->to, NULL, NULL), CKD_OK);
+    flip(to.text, file_bytes(to.text) - place_in(to.text, &ids[HURT_HERE]));
+    uint64_t at = file_bytes(from.text) - place_in(from.text, &ids[HURT_THERE]);
+    flip(from.text, at);
+    ckd_copy_result_free(pair_leaves(p, NULL, 0, CKD_E_CORRUPT, 1, "is damaged"));
+    assert_int_equal(fingerprints_check(p->to, &before), COUNT - 1);
+    assert_int_equal(folder_count(p->b, "data/x"), 0);
+    flip(from.text, at); /* undo the damage, as a repair would */
+    ckd_copy_result_free(pair_copy(p, NULL, 0, NULL));
+    assert_int_equal(fingerprints_check(p->to, &before), COUNT);
+    assert_int_equal(verify_damage(p->to), 0);
+    assert_int_equal(folder_count(p->b, "data/q"), 1); /* the damaged pack was put aside */
+    fingerprints_free(&before);
+}
+
+/*
  * If few checkpoints of a pack are copied, its records are read before the files are chosen. A checkpoint whose pack
  * is lost is left out then.
  */
@@ -231,7 +326,7 @@ static void test_a_lost_pack(void **state) {
     pair *p = *state;
     enum { COUNT = 12, HURT = 3 };
     ckd_id ids[COUNT];
-    make_pack(p, ids, COUNT);
+    make_pack(p, ids, COUNT, true);
     pair_open(p);
     fingerprints before = fingerprints_of(p->from);
     assert_int_equal(unlink(pack_in(p->a, p->from, &ids[HURT]).text), 0);
@@ -598,6 +693,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_damage_in_the_source),
                                        TEST(test_damage_leaves_out_only_dependents),
                                        TEST(test_damage_in_a_pack),
+                                       TEST(test_damage_below_deltas_of_a_pack),
+                                       TEST(test_packs_that_are_damaged_in_both_stores),
+                                       TEST(test_a_copied_pack_with_damage_is_scrubbed),
                                        TEST(test_a_lost_pack),
                                        TEST(test_cancelled_copy_continues),
                                        TEST(test_abandoned_copies_are_removed),
