@@ -60,8 +60,8 @@ typedef struct ckd_collect_options {
     int all;     /* also what could still be restored; if interrupted, recovery continues it */
     int dry_run; /* only count */
     /*
-     * Also remove files that are needed only to rebuild a missing file, which then stays lost. Without it, such files
-     * yield STATE.
+     * Also remove files that are needed only to rebuild a missing file or a checkpoint whose manifest is lost, which
+     * then stays lost. Without it, such files yield STATE.
      */
     int give_up;
 } ckd_collect_options;

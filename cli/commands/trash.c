@@ -16,7 +16,7 @@ static const struct argp_option options_table[] = {
     {"all", OPT_ALL, 0, 0, "With --empty: also remove what could still be restored", 2},
     {"dry-run", 'n', 0, 0, "With --empty: remove nothing; show what would be removed", 2},
     {"give-up", OPT_GIVE_UP, 0, 0,
-     "With --empty: also remove files that are needed to rebuild a missing chunk file, which is then lost for good",
+     "With --empty: also remove files that are needed to rebuild a missing chunk file or a lost manifest, which is then lost for good",
      2},
     {0},
 };

@@ -75,20 +75,43 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
     return status;
 }
 
+/* Where to look for files, each time further. */
+typedef enum search {
+    UNNAMED,     /* own files: those that no manifest names */
+    LIVE,        /* own files: the live ones, too */
+    ALL_DELETED, /* also files of deleted checkpoints whose time is over, which the checkpoint may build on */
+    SEARCHES
+} search;
+
+static ckd_status add_deleted(rewriting *w, ckd_error *err) {
+    manifest_set all = {0};
+    ckd_status status = manifest_set_read(&all, w->store, err);
+    for (size_t i = 0; i < all.count && status == CKD_OK; i++) {
+        const manifest *m = &all.items[i].m;
+        for (size_t k = 0; k < m->file_count && status == CKD_OK; k++) {
+            if (live_file_exists(w->store, &m->files[k].id, m->files[k].size)) {
+                status = manifest_add_files(&w->m, &m->files[k], 1, err);
+            }
+        }
+    }
+    manifest_set_free(&all);
+    return status;
+}
+
 /*
  * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records
- * into files that other manifests name: with `any`, these count, too. The checkpoint may build on records of any
+ * into files that other manifests name: with LIVE, these count, too. The checkpoint may build on records of any
  * file. It may be a file without a manifest, as other manifests may have vanished with this one. The proof drops
  * files that are not read.
  */
-static ckd_status find_files(rewriting *w, bool any, const selection *s, ckd_error *err) {
+static ckd_status find_files(rewriting *w, search where, const selection *s, ckd_error *err) {
     const vanished *v = w->q->vanished;
     const live_files *live = w->q->live;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
         status = add_file(w, &v->strays[i].id, s, false, err);
     }
-    for (size_t i = 0; any && i < live->count && status == CKD_OK; i++) {
+    for (size_t i = 0; where >= LIVE && i < live->count && status == CKD_OK; i++) {
         status = add_file(w, &live->items[i].file.id, s, false, err);
     }
     if (w->m.own_count) {
@@ -99,6 +122,9 @@ static ckd_status find_files(rewriting *w, bool any, const selection *s, ckd_err
     }
     for (size_t i = 0; i < live->count && status == CKD_OK; i++) {
         status = manifest_add_files(&w->m, &live->items[i].file, 1, err);
+    }
+    if (status == CKD_OK && where == ALL_DELETED) {
+        status = add_deleted(w, err);
     }
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
         status = add_file(w, &v->strays[i].id, s, true, err);
@@ -277,9 +303,9 @@ static void fill(rewriting *w) {
     c->stored_bytes = 0;
 }
 
-static ckd_status try_files(rewriting *w, bool any, const selection *s, ckd_error *err) {
+static ckd_status try_files(rewriting *w, search where, const selection *s, ckd_error *err) {
     manifest_free(&w->m);
-    ckd_status status = find_files(w, any, s, err);
+    ckd_status status = find_files(w, where, s, err);
     if (status == CKD_OK) {
         fill(w);
         status = prove(w, err);
@@ -292,17 +318,17 @@ static ckd_status try_files(rewriting *w, bool any, const selection *s, ckd_erro
  * checkpoint. One writer wrote all files of its generation. So the files of each writer are tried separately, and so
  * are the files of all others. Reports the error of all files together.
  */
-static ckd_status try_generations(rewriting *w, bool any, ckd_error *err) {
+static ckd_status try_generations(rewriting *w, search where, ckd_error *err) {
     const selection all = {.writer = NULL};
     w->writers.size = 0;
-    ckd_status status = try_files(w, any, &all, err);
+    ckd_status status = try_files(w, where, &all, err);
     size_t count = w->writers.size / sizeof(ckd_id);
     for (size_t i = 0; i < 2 * count && count > 1 && count <= WRITERS_MAX && status == CKD_E_CORRUPT; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_id writer;
         memcpy(&writer, w->writers.data + i / 2 * sizeof(writer), sizeof(writer));
         const selection s = {.writer = &writer, .others = i % 2};
-        ckd_status tried = try_files(w, any, &s, &why);
+        ckd_status tried = try_files(w, where, &s, &why);
         status = tried == CKD_OK || tried == CKD_E_CORRUPT ? tried : err_from(err, tried, &why);
     }
     return status;
@@ -310,8 +336,8 @@ static ckd_status try_generations(rewriting *w, bool any, ckd_error *err) {
 
 static ckd_status rewrite(rewriting *w, ckd_error *err) {
     ckd_status status = CKD_E_CORRUPT;
-    for (int any = 0; any < 2 && status == CKD_E_CORRUPT; any++) {
-        status = try_generations(w, any, err);
+    for (search where = UNNAMED; where < SEARCHES && status == CKD_E_CORRUPT; where++) {
+        status = try_generations(w, where, err);
     }
     return status == CKD_OK && w->q->write ? publish(w, err) : status;
 }

@@ -200,7 +200,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
         count_up(out, &n, &files);
     }
     if (status == CKD_OK && !dry && !force && out->checkpoints) {
-        status = vanished_check_none(store, err);
+        status = vanished_check_removal(store, err);
     }
     /* Manifests that stay must not need those that go. */
     if (status == CKD_OK && !dry) {
@@ -260,8 +260,8 @@ static ckd_status remove_replaced(ckd_collected *out, const ckd_store *store, bo
     ckd_status status = manifest_set_read(&n, store, err);
     THEN(status, manifest_set_mark_in_use(&n, store, err));
     size_t count = status == CKD_OK ? choose_replaced(&n, store) : 0;
-    if (count) {
-        status = vanished_check_none(store, err);
+    if (count && !dry && !force) {
+        status = vanished_check_removal(store, err);
     }
     if (status == CKD_OK && count) {
         status = uses_of(&files, &n, err);

@@ -185,10 +185,16 @@ ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *ch
 ckd_status vanished_save_found(const ckd_store *store, ckd_error *err);
 
 /*
- * Called before chunk files are removed or rewritten. The files of a lost checkpoint must stay until it is repaired or
- * given up, but no manifest names them. Errors: STATE (data/q keeps a checkpoint whose manifest is lost).
+ * Called before chunk files are rewritten. The files of a lost checkpoint must stay until it is repaired or given up,
+ * but no manifest names them. Errors: STATE (data/q keeps a checkpoint whose manifest is lost).
  */
 ckd_status vanished_check_none(const ckd_store *store, ckd_error *err);
+
+/*
+ * The same before chunk files are removed. A manifest may have disappeared since the catalog was last in step, so this
+ * also looks for checkpoints that the catalog lists and that are lost. Under the publish lock. Errors: STATE, IO, NOMEM.
+ */
+ckd_status vanished_check_removal(const ckd_store *store, ckd_error *err);
 
 /* Removes what data/q keeps of a checkpoint that is listed again, or deleted. */
 void vanished_forget(const ckd_store *store, const ckd_id *checkpoint);

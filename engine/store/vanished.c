@@ -532,6 +532,16 @@ static bool has_manifest(const ckd_store *store, const ckd_checkpoint *c) {
     return has;
 }
 
+static ckd_status refuse_removal(const ckd_store *store, const ckd_checkpoint *c, const char *file,
+                                 ckd_error *err) {
+    err_set(
+        err, CKD_E_STATE,
+        "the manifest of %.128s@%llu is lost, and only a repair knows which files it needs: run ckptdelta repair "
+        "first; where that cannot bring it back, remove this file to give it up",
+        c->run, (unsigned long long)c->step);
+    return err_in_file(err, CKD_E_STATE, path_of(store->path, DIR_DAMAGED, file).text);
+}
+
 ckd_status vanished_check_none(const ckd_store *store, ckd_error *err) {
     dir_list list;
     ckd_status status = CKD_OK;
@@ -541,19 +551,34 @@ ckd_status vanished_check_none(const ckd_store *store, ckd_error *err) {
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
         if (read_lost_file(&m, store, list.names[i], VANISHED_END)) {
-            status =
-                has_manifest(store, &m.checkpoint)
-                    ? CKD_OK
-                    : err_set(
-                          err, CKD_E_STATE,
-                          "the manifest of %.128s@%llu is lost, and only a repair knows which files it needs: run ckptdelta repair "
-                          "first; where that cannot bring it back, remove this file to give it up",
-                          m.checkpoint.run, (unsigned long long)m.checkpoint.step);
-            err_in_file(status == CKD_OK ? NULL : err, status,
-                        path_of(store->path, DIR_DAMAGED, list.names[i]).text);
+            status = has_manifest(store, &m.checkpoint)
+                         ? CKD_OK
+                         : refuse_removal(store, &m.checkpoint, list.names[i], err);
             manifest_free(&m);
         }
     }
     dir_list_free(&list);
+    return status;
+}
+
+/*
+ * Looks at catalog.db alone: a rebuild has saved what catalog.db.old knows. Saves nothing: the next sync of the catalog
+ * does, and a full disk cannot hinder this check.
+ */
+ckd_status vanished_check_removal(const ckd_store *store, ckd_error *err) {
+    vanished v = {0};
+    evidence e = {0};
+    rows now = {0};
+    ckd_status status = vanished_check_none(store, err);
+    THEN(status, read_rows(&now, store, FILE_CATALOG, err));
+    THEN(status, find_evidence(&v, &e, store, err));
+    THEN(status, add_lost_rows(&v, &e, &now, store, DOUBTFUL, err));
+    if (status == CKD_OK && v.count) {
+        pathname p = lost_file_path(store, &v.items[0], VANISHED_END);
+        status = refuse_removal(store, &v.items[0], strrchr(p.text, '/') + 1, err);
+    }
+    catalog_list_free(&now.list);
+    evidence_free(&e);
+    vanished_free(&v);
     return status;
 }

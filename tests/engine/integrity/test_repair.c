@@ -362,6 +362,47 @@ static void test_vanished_with_two_generations(void **state) {
     store_check_clean(*state);
 }
 
+/*
+ * A compaction rewrote step 2, and the old generation is still there. Step 3, whose manifest is lost, reads its file.
+ * It goes neither when the store is opened nor by a collection, unless the lost checkpoint is given up.
+ */
+static void test_vanished_reader_of_a_replaced_file(void **state) {
+    ckd_compact_options deep = CKD_COMPACT_OPTIONS_INIT;
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    ckd_error err = {0};
+    scene_make(*state, 0, 4);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    taken files[] = {take(file_of(store, 2).text), take(file_of(store, 3).text)};
+    taken manifests[] = {take(store_path_of(*state, "data/m/" SCENE_RUN ".2.0")),
+                         take(store_path_of(*state, "data/m/" SCENE_RUN ".3.0"))};
+    deep.max_depth = 1;
+    deep.pack_below = CKD_NO_PACKS;
+    must(ckd_compact(NULL, store, &deep, &err), &err);
+    assert_int_equal(unlink(file_of(store, 3).text), 0);
+    remove_manifests(*state, 3);
+    ckd_store_close(store);
+    put_back(&files[0]);
+    put_back(&files[1]);
+    put_back(&manifests[1]);
+    must(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, &err), &err);
+    put_back(&manifests[0]);
+    remove_manifests(*state, 3);
+
+    pathname replaced = manifests[0].path;
+    store = open_store(*state, CKD_OPEN_WRITE);
+    assert_true(file_exists(replaced.text));
+    assert_int_equal(ckd_store_collect(NULL, store, &o, &err), CKD_E_STATE);
+    assert_true(file_exists(replaced.text));
+    o.give_up = 1;
+    must(ckd_store_collect(NULL, store, &o, &err), &err);
+    assert_false(file_exists(replaced.text));
+    for (uint64_t step = 0; step < 3; step++) {
+        scene s = scene_of(step);
+        must(scene_load(store, &s, &err), &err);
+    }
+    ckd_store_close(store);
+}
+
 /* Only a repair finds out which files a lost checkpoint needs. No file is removed or rewritten before it has run. */
 static void test_vanished_files_stay(void **state) {
     ckd_error err = {0};
@@ -384,6 +425,37 @@ static void test_vanished_files_stay(void **state) {
     must(ckd_store_collect(NULL, store, &all, &err), &err);
     scene_check(store, 1, 3);
     ckd_store_close(store);
+}
+
+/*
+ * Step 0 was deleted and its time is over, and then the manifest of step 1, a delta on it, is lost. Opening for writing
+ * and a rebuild empty the trash before the catalog is in step again. They leave the file of step 0.
+ */
+static void test_vanished_before_the_trash_is_emptied(void **state) {
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    ckd_error err = {0};
+    ckd_checkpoint c;
+    now.undo_s = 0;
+    scene_make(*state, 0, 2);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    save(store, 2, true);
+    must(ckd_store_find(&c, store, SCENE_RUN, 0, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, &now, &err), &err);
+    ckd_store_close(store);
+    remove_manifest(*state, 1);
+    must(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, &err), &err);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    repaired r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    ckd_store_close(store);
+    remove_manifests(*state, 1);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    scene_check(store, 1, 2);
+    ckd_store_close(store);
+    store_check_clean(*state);
 }
 
 /* What the catalog recorded of a lost checkpoint survives a catalog that is rebuilt from manifests. */
@@ -671,7 +743,7 @@ static void test_replaced_manifest(void **state) {
     repaired r = repair(store);
     assert_true(r.files == 0 && r.left > 0);
     ckd_store_close(store);
-    remove_manifest(*state, 1);
+    remove_manifests(*state, 1);
     store = open_store(*state, CKD_OPEN_WRITE);
     r = repair(store);
     assert_true(r.files == 1 && r.left == 0);
@@ -782,6 +854,8 @@ int main(void) {
         tempdir_test(test_vanished_chain),
         tempdir_test(test_vanished_with_two_generations),
         tempdir_test(test_vanished_files_stay),
+        tempdir_test(test_vanished_before_the_trash_is_emptied),
+        tempdir_test(test_vanished_reader_of_a_replaced_file),
         tempdir_test(test_vanished_before_a_rebuild),
         tempdir_test(test_vanished_after_a_writer_died),
         tempdir_test(test_vanished_and_replaced),
