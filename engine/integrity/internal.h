@@ -187,6 +187,12 @@ typedef struct manifest_request {
 ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_request *q, ckd_error *why,
                            ckd_error *err);
 
+/*
+ * scrub.c: Records files->at_ns in the catalog as the time when the files were verified; 0 for damaged files. Takes over
+ * the list and the publish lock. Errors: BUSY; as store_sync_catalog.
+ */
+ckd_status scrub_record(ckd_store *store, scrubbed_files *files, uint32_t timeout_ms, ckd_error *err);
+
 /* repair.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why);
 

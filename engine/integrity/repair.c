@@ -91,6 +91,27 @@ static ckd_status look_at_files(repairing *r, ckd_error *err) {
     return status;
 }
 
+/*
+ * A damaged file no longer counts as verified. A failure is only a message: it must not keep the files from being
+ * repaired.
+ */
+static ckd_status forget_verified(repairing *r, ckd_error *err) {
+    scrubbed_files damaged = {.at_ns = 0};
+    ckd_error why = {0};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->bad_count && status == CKD_OK; i++) {
+        file_ref file = r->bad[i].f->file;
+        manifest single = {.files = &file, .file_count = 1};
+        status = scrub_times_add(&damaged, &single, err);
+    }
+    if (status == CKD_OK &&
+        scrub_record(r->store, &damaged, r->store->options.lock_timeout_ms, &why) != CKD_OK) {
+        store_message(r->store, "the catalog could not record which files are damaged: %s", why.message);
+    }
+    free(damaged.ids);
+    return status;
+}
+
 static ckd_status look_at_rows(repairing *r, ckd_error *err) {
     ckd_status status = CKD_OK;
     r->rows = calloc(r->sets.count + 1, sizeof(*r->rows));
@@ -487,6 +508,9 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     }
     r->limiter.total = r->files.bytes + r->sets.bytes;
     THEN(status, look_at_files(r, err));
+    if (status == CKD_OK && !r->options->dry_run) {
+        status = forget_verified(r, err);
+    }
     THEN(status, look_at_rows(r, err));
     THEN(status, repair_files(r, err));
     for (size_t i = 0; i < r->row_count && status == CKD_OK; i++) {

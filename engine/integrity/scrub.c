@@ -28,7 +28,7 @@ typedef struct scrubbing {
     live_files live;
     due_file *files; /* of `live`; the first `due` in reading order */
     size_t file_count, due;
-    scrubbed_files done; /* not recorded in the catalog yet */
+    scrubbed_files done, damaged; /* not recorded in the catalog yet */
     uint64_t written_ns;
 } scrubbing;
 
@@ -113,20 +113,28 @@ static ckd_status write_verified(ckd_store *store, ckd_error *err) {
     return status;
 }
 
-/* Records verified files in the catalog. A failure is only a message: the caller must still learn of damage. */
-static void remember(scrubbing *s, uint32_t timeout_ms) {
+ckd_status scrub_record(ckd_store *store, scrubbed_files *files, uint32_t timeout_ms, ckd_error *err) {
     file_lock *lock;
-    ckd_error why = {0};
-    if (!s->done.count) {
-        return;
+    if (!files->count) {
+        return CKD_OK;
     }
-    ckd_status status = store_lock_publish_within(&lock, s->store, timeout_ms, &why);
+    ckd_status status = store_lock_publish_within(&lock, store, timeout_ms, err);
     if (status == CKD_OK) {
-        scrub_times_queue(s->store, &s->done);
-        pthread_mutex_lock(&s->store->mutex);
-        status = write_verified(s->store, &why);
-        pthread_mutex_unlock(&s->store->mutex);
+        scrub_times_queue(store, files);
+        pthread_mutex_lock(&store->mutex);
+        status = write_verified(store, err);
+        pthread_mutex_unlock(&store->mutex);
         lock_release(lock);
+    }
+    return status;
+}
+
+/* Records what was found. A failure is only a message: the caller must still learn of damage. */
+static void remember(scrubbing *s, uint32_t timeout_ms) {
+    ckd_error why = {0};
+    ckd_status status = scrub_record(s->store, &s->damaged, timeout_ms, &why);
+    THEN(status, scrub_record(s->store, &s->done, timeout_ms, &why));
+    if (status != CKD_E_BUSY) {
         s->written_ns = clock_monotonic_ns();
     }
     if (status != CKD_OK && timeout_ms) {
@@ -139,16 +147,16 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
     uint64_t begun = clock_wall_ns(), end = s->limiter.done + f->listed->file.size;
     ckd_status status = throttled_check_file(&right, NULL, &s->check, f->listed, err);
     s->limiter.done = end;
-    if (status != CKD_OK || !right) {
-        return status; /* a damaged file comes first again */
+    if (status != CKD_OK) {
+        return status;
     }
     if (!s->done.count) {
         s->done.at_ns = begun; /* begin of the first file: no file of the batch was verified earlier */
     }
-    f->verified_ns = begun;
+    f->verified_ns = right ? begun : 0; /* a damaged file comes first again */
     file_ref file = f->listed->file;
     manifest single = {.files = &file, .file_count = 1};
-    return scrub_times_add(&s->done, &single, err);
+    return scrub_times_add(right ? &s->done : &s->damaged, &single, err);
 }
 
 static bool out_of_time(const scrubbing *s) {
@@ -253,6 +261,7 @@ ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_s
     live_files_free(&s.live);
     free(s.files);
     free(s.done.ids);
+    free(s.damaged.ids);
     if (status != CKD_OK) {
         ckd_scrub_result_free(s.result);
         return status;

@@ -137,13 +137,14 @@ void safety_reading_free(safety_reading *r) {
 
 /* Files that need not be read again. */
 typedef struct verified_times {
+    const ckd_store *store;
     catalog_file_state *files; /* by name */
     size_t count;
     uint64_t since_ns, now_ns;
 } verified_times;
 
 static verified_times load_verified_times(ckd_store *store, uint64_t trusted_s) {
-    verified_times m = {.now_ns = clock_wall_ns()};
+    verified_times m = {.store = store, .now_ns = clock_wall_ns()};
     uint64_t longest = m.now_ns / UINT64_C(1000000000);
     m.since_ns = m.now_ns - (trusted_s < longest ? trusted_s : longest) * UINT64_C(1000000000);
     m.files = trusted_s ? scrub_times_load(&m.count, store) : NULL;
@@ -154,7 +155,9 @@ static int by_file_name(const void *name, const void *state) {
     return strcmp(name, ((const catalog_file_state *)state)->name);
 }
 
-/* Whether the file was read recently. Times in the future, after a clock was set back, do not count. */
+/*
+ * Whether the file was read recently and still exists. Times in the future, after a clock was set back, do not count.
+ */
 static bool is_fresh(const verified_times *m, const scrubbed_files *done, const file_ref *file) {
     char name[64];
     for (size_t i = 0; i < done->count; i++) {
@@ -165,7 +168,8 @@ static bool is_fresh(const verified_times *m, const scrubbed_files *done, const 
     scrub_times_name(name, &file->id);
     const catalog_file_state *f =
         m->count ? bsearch(name, m->files, m->count, sizeof(*m->files), by_file_name) : NULL;
-    return f && f->size == file->size && f->verified_ns >= m->since_ns && f->verified_ns <= m->now_ns;
+    return f && f->size == file->size && f->verified_ns >= m->since_ns && f->verified_ns <= m->now_ns &&
+           live_file_exists(m->store, &file->id, file->size);
 }
 
 static ckd_status report_damage(const ckd_checkpoint *c, ckd_status status, ckd_error *why, ckd_error *err) {

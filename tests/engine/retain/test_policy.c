@@ -447,6 +447,54 @@ static void test_files_are_verified_once(void **state) {
     ckd_store_close(store);
 }
 
+static void scrub_all(ckd_store *store) {
+    ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
+    ckd_scrub_result *r;
+    ckd_error err = {0};
+    o.older_than_s = 0;
+    must(ckd_store_scrub(&r, store, &o, &err), &err);
+    ckd_scrub_result_free(r);
+}
+
+static void repair_all(ckd_store *store) {
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    must(ckd_store_repair(&r, store, NULL, &err), &err);
+    ckd_repair_result_free(r);
+}
+
+/*
+ * Step 3 was verified before its file is damaged or removed. Once this is known, because a scrub or a repair has found
+ * it or the file is gone, a save deletes nothing.
+ */
+static void test_damage_since_the_verification(void **state) {
+    static const char *const runs[] = {"scrubbed", "repaired", "removed"};
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_error err = {0};
+    for (int k = 0; k < 3; k++) {
+        ckd_checkpoint c;
+        manifest m;
+        save_bases(store, runs[k], 0, 4);
+        scrub_all(store);
+        must(ckd_store_find(&c, store, runs[k], 3, &err), &err);
+        must(store_read_manifest(&m, store, runs[k], 3, c.generation, &err), &err);
+        pathname path = path_chunk(store->path, &m.files[0].id, "");
+        manifest_free(&m);
+        if (k == 2) {
+            assert_int_equal(unlink(path.text), 0);
+        } else {
+            flip_middle(path.text);
+            k ? repair_all(store) : scrub_all(store);
+        }
+        set_policy(store, runs[k], 2, 1);
+        messages[0] = '\0';
+        save_base(store, runs[k], 4);
+        assert_int_equal(steps_of(store, runs[k]), 31);
+        assert_non_null(strstr(messages, "@3, which the newest that are left need, is damaged"));
+    }
+    ckd_store_close(store);
+}
+
 /* A save reads other manifests only if the policy has something to delete. */
 static void test_a_save_reads_little(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -942,6 +990,7 @@ int main(void) {
         tempdir_test(test_a_policy_never_makes_a_save_fail),
         tempdir_test(test_nothing_is_deleted_while_the_newest_are_damaged),
         tempdir_test(test_files_are_verified_once),
+        tempdir_test(test_damage_since_the_verification),
         tempdir_test(test_a_save_reads_little),
         tempdir_test(test_a_policy_does_not_wait),
         tempdir_test(test_a_policy_compacts),
