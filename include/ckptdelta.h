@@ -222,8 +222,8 @@ typedef struct ckd_checkpoint {
     uint64_t raw_bytes;    /* of all tensors and blobs */
     uint64_t stored_bytes; /* of its chunk files and manifest */
     double load_cost;      /* estimated cost of loading it, in loads of an exact base of the same state */
-    uint64_t created_ns;
-    double metric; /* NaN: none */
+    uint64_t created_ns;   /* ns since 1970; later than its run and parent, whatever the clock shows */
+    double metric;         /* NaN: none */
     char metric_name[32];
 } ckd_checkpoint;
 

@@ -175,7 +175,6 @@ static void describe(const ckd_save *save, manifest *m) {
                           .fidelity = fidelity,
                           .lossy_resumes = t->lossy_resumes,
                           .world = save->options.world,
-                          .created_ns = clock_wall_ns(),
                           .metric = save->metric_name[0] ? save->options.metric : NAN};
     memcpy(c->run, t->run, sizeof(c->run));
     memcpy(c->metric_name, save->metric_name, sizeof(c->metric_name));
@@ -357,6 +356,7 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     THEN(status, save_check_id_unused(save, err));
     THEN(status, launch_check_publish(save, err));
     THEN(status, check_files(save, m, err));
+    THEN(status, save_date(&m->checkpoint, save, err));
     if (status == CKD_OK && save->group.claim) {
         status = save->group.claim(save->group.claim_context, &save->checkpoint, err);
     }

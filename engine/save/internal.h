@@ -55,6 +55,12 @@ ckd_status save_end_tiles(ckd_save *save, ckd_error *err);
 
 /* ---- target.c ---- */
 /*
+ * Dates a checkpoint before it is published: later than its parent and the newest checkpoints of its run and the run's
+ * branches, even if the clock was set back. A restore compares these times. The caller holds the store's mutex and the
+ * publish lock.
+ */
+ckd_status save_date(ckd_checkpoint *c, const ckd_save *save, ckd_error *err);
+/*
  * For a session's save: returns EXISTS if the run's newest checkpoint belongs to another launch. Called when the save
  * begins, and before its manifest is published. The caller holds the store's mutex and the publish lock.
  */

@@ -272,6 +272,32 @@ ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_sav
     return status;
 }
 
+/* ---- the date ---- */
+
+ckd_status save_date(ckd_checkpoint *c, const ckd_save *save, ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], other_root[CKD_RUN_MAX + 1];
+    unsigned number;
+    catalog_names runs;
+    ckd_status status = catalog_runs(&runs, save->store->catalog, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    uint64_t now = clock_wall_ns(), last = save->target.has_origin ? save->target.origin.created_ns : 0;
+    branch_root(root, &number, c->run);
+    for (size_t i = 0; i < runs.count && status == CKD_OK; i++) {
+        ckd_checkpoint newest;
+        bool found = false;
+        branch_root(other_root, &number, runs.names[i]);
+        if (strcmp(other_root, root) == 0) {
+            status = newest_of(&newest, &found, save->store, runs.names[i], UINT64_MAX, err);
+        }
+        last = found && newest.created_ns > last ? newest.created_ns : last;
+    }
+    catalog_names_free(&runs);
+    c->created_ns = now > last || last == INT64_MAX ? now : last + 1; /* INT64_MAX: the catalog's highest */
+    return status;
+}
+
 /* ---- another launch ---- */
 
 /*

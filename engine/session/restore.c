@@ -102,10 +102,18 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
     pthread_mutex_unlock(&s->shared.mutex);
 }
 
+/* Whether the item has the step, or, for CKD_LATEST, is the newest of its run. The list is by run, then step. */
+static bool is_candidate(const ckd_checkpoint_list *list, size_t i, uint64_t step) {
+    const ckd_checkpoint *c = &list->items[i];
+    return step == CKD_LATEST ? i + 1 == list->count || strcmp(list->items[i + 1].run, c->run) != 0
+                              : c->step == step;
+}
+
 /*
  * Finds the checkpoint that was committed last (at `step`, unless that is CKD_LATEST). It looks in the requested run
- * and in branches (RUN~2, ...) that continued the run after a restore of an older step. Step numbers cannot decide,
- * because the abandoned steps may be higher.
+ * and in branches (RUN~2, ...) that continued the run after a restore of an older step. In a run the highest step is
+ * the newest: the clock may have been set back. Between runs only the times of their newest checkpoints can decide,
+ * because abandoned steps may be higher. A save is dated later than these (save_date).
  */
 static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
     char own_root[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
@@ -120,8 +128,7 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     for (size_t i = 0; i < list->count; i++) {
         const ckd_checkpoint *c = &list->items[i];
         branch_root(root, &number, c->run);
-        bool matches = step == CKD_LATEST || c->step == step;
-        if (matches && strcmp(root, own_root) == 0 && number >= first &&
+        if (is_candidate(list, i, step) && strcmp(root, own_root) == 0 && number >= first &&
             (!last || c->created_ns >= last->created_ns)) {
             last = c;
         }
