@@ -272,9 +272,9 @@ typedef struct ckd_tensor_list {
 } ckd_tensor_list;
 
 /*
- * Lists the tensors of a checkpoint. Release with ckd_tensor_list_free. If that takes reading the chunk files and they
- * cannot be read, the list is empty and on_message says so. Errors: NOT_FOUND, BUSY (files are being removed for longer
- * than the store waits), IO, NOMEM.
+ * Lists the tensors of a checkpoint. Release with ckd_tensor_list_free. If the chunk files have to be read for this but
+ * cannot be, the list is empty and on_message says so. Errors: NOT_FOUND, BUSY (files are being removed for longer than
+ * the store waits), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
                                      ckd_error *err);
@@ -330,14 +330,14 @@ typedef struct ckd_save_options {
     double max_error;
     double step_scale; /* lossy, no target: scales steps of weights and first moments, 1/64 ... 64; 0: 1 */
     /*
-     * Memory that the save may hold besides the caller's; 0: 256 MiB. It also takes 24 MiB for each worker (8 for a
-     * single worker, 16 if that is lossy), and about 600 bytes for each block that it writes and each block of the
-     * parent.
+     * Memory that the save may hold besides the caller's; 0: 256 MiB. It also takes 24 MiB for each worker (with a
+     * single worker: 8, or 16 if the save is lossy), and about 600 bytes for each block that it writes and each block
+     * of the parent.
      *
      * First and second moments that predict optimizer steps go to an unnamed file in the store when they exceed the
-     * limit. Lossy tensors take 16 bytes of it an element, for as many elements as are coded at once: 1 Mi to 16 Mi.
-     * With less than 256 MiB, larger matrices are cut into smaller parts with their own steps and factors. Their stored
-     * values differ then; they are as accurate, and take a few more bytes.
+     * limit. Lossy tensors take 16 bytes of this memory per element, for the 1 Mi to 16 Mi elements that are coded at
+     * once. With less than 256 MiB, larger matrices are cut into smaller parts with their own steps and factors. Their
+     * stored values differ then; they are as accurate, and take a few more bytes.
      */
     uint64_t staging_bytes;
 } ckd_save_options;
@@ -388,9 +388,9 @@ typedef struct ckd_optimizer {
     { .struct_size = sizeof(ckd_optimizer) }
 
 /*
- * A device (a CUDA GPU) and the stream that orders accesses to its memory. Work that is on the stream when a call
- * begins completes before the library reads or writes the memory. Needs libckptdelta_cuda.so and a driver; without them
- * calls fail with DEVICE, and nothing is lost.
+ * A device (a CUDA GPU) and the stream that orders accesses to its memory. The library reads or writes the memory only
+ * after the work that was on the stream when the call began has completed. Needs libckptdelta_cuda.so and a driver;
+ * without them calls fail with DEVICE, and nothing is lost.
  */
 typedef struct ckd_device {
     size_t struct_size;
@@ -438,8 +438,8 @@ typedef struct ckd_tensor {
  * small (engine/lossy/DECISIONS.md). If one of the two moments is exact, save that one first.
  *
  * Errors: INVALID, MISMATCH (the same name with another shape, dtype or role; or the region overlaps one of the last
- * 1,024 saved, while the commit checks all), NOSPACE, IO, NOMEM, CORRUPT (the parent), CANCELLED, STATE (an earlier
- * call failed).
+ * 1,024 saved; the commit checks all), NOSPACE, IO, NOMEM, CORRUPT (the parent), CANCELLED, STATE (an earlier call
+ * failed).
  */
 CKD_API ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *err);
 
@@ -453,8 +453,8 @@ CKD_API ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *d
 
 /*
  * Commits a save of one rank (world 1): syncs the data, publishes the manifest and updates the catalog, in this order.
- * After CKD_OK the checkpoint survives a power cut. Frees the save, also on failure; nothing is committed then. info
- * may be NULL. Errors: STATE (an earlier call on this save failed, even if the caller ignored it), EXISTS (another
+ * After CKD_OK the checkpoint survives a power cut. Frees the save even on failure, in which case nothing is committed.
+ * info may be NULL. Errors: STATE (an earlier call on this save failed, even if the caller ignored it), EXISTS (another
  * writer was first), MISMATCH (regions do not tile a tensor), NOT_FOUND (the parent was deleted), BUSY, NOSPACE, IO,
  * NOMEM.
  */
@@ -490,9 +490,9 @@ typedef struct ckd_load_request {
 
 /*
  * Rebuilds a tensor or a region of it in the caller's memory. It reads only the blocks that intersect, and verifies
- * each against its content hash. On failure the memory's content is undefined. Rebuilding a weight that is an optimizer
- * step also rebuilds its moments. They are held for later requests (ckd_load_options.staging_bytes). Errors: NOT_FOUND,
- * MISMATCH, CORRUPT (names file, offset and tensor), UNSUPPORTED, IO, NOMEM, INVALID.
+ * each against its content hash. On failure the memory's content is undefined. A weight that is stored as an optimizer
+ * step is rebuilt together with its moments, which are held for later requests (ckd_load_options.staging_bytes).
+ * Errors: NOT_FOUND, MISMATCH, CORRUPT (names file, offset and tensor), UNSUPPORTED, IO, NOMEM, INVALID.
  */
 CKD_API ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err);
 /* Returns the malloc'ed bytes of a blob. Release with ckd_blob_free. Errors: NOT_FOUND, CORRUPT. */
@@ -521,7 +521,7 @@ typedef struct ckd_verify_options {
     int quick; /* check only structure and stored checksums; decode nothing */
     ckd_progress_fn on_progress;
     void *progress_context;
-    /* 0 < sample < 1: decode about this share of the blocks, else as with quick; 0: all. Not with quick. */
+    /* 0 < sample < 1: decode about this share of blocks, check the rest as quick does; 0: all. Not with quick. */
     double sample;
     uint64_t seed; /* of the sample; another seed chooses other blocks */
 } ckd_verify_options;
@@ -558,14 +558,14 @@ typedef struct ckd_scrub_options {
 typedef struct ckd_scrub_result {
     ckd_verify_result *found;        /* files and stored bytes read, and damage, as with quick */
     uint64_t files_left, bytes_left; /* due, but not reached in time */
-    uint64_t oldest_ns; /* earliest last verification of any file of the store; 0: some file never was */
+    uint64_t oldest_ns; /* when the least recently verified file was verified; 0: some file never was */
 } ckd_scrub_result;
 /*
- * Verifies incrementally. It reads chunk files through as quick does, beginning with the one whose last verification is
- * the oldest. Each success is recorded in the catalog, so a scrub can be interrupted at any time; the next one
- * continues. Remaining time goes to parity files, for which nothing is recorded. A rebuild of the catalog forgets the
- * records. A scrub does not block saves or garbage collection. The store must be open for writing. Errors: READ_ONLY,
- * CANCELLED, BUSY, NOSPACE, IO, NOMEM.
+ * Verifies incrementally. It reads chunk files through as quick does, beginning with the least recently verified one.
+ * Each success is recorded in the catalog, so a scrub can be interrupted at any time; the next one continues. Remaining
+ * time goes to parity files, for which nothing is recorded. A rebuild of the catalog forgets the records. A scrub does
+ * not block saves or garbage collection. The store must be open for writing. Errors: READ_ONLY, CANCELLED, BUSY,
+ * NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,
                                    ckd_error *err);

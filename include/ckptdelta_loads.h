@@ -35,9 +35,9 @@ CKD_API ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const c
 CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                       ckd_error *err);
 /*
- * Checks that this is certainly the newest checkpoint of its run. A checkpoint whose manifest is damaged drops out of
- * the catalog, so ckd_store_find may return an older one as CKD_LATEST. Errors: CORRUPT or UNSUPPORTED (there is such a
- * manifest; the message names it), IO, NOMEM.
+ * Checks whether `newest` is certainly the newest checkpoint of its run. A checkpoint whose manifest is damaged drops
+ * out of the catalog, so ckd_store_find may return an older one as CKD_LATEST. Errors: CORRUPT or UNSUPPORTED (there is
+ * such a manifest; the message names it), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
 /*

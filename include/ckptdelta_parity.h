@@ -41,14 +41,14 @@ typedef struct ckd_parity_result {
     uint64_t groups, files, file_bytes;
     uint64_t parity_bytes;                  /* size of the new parity files */
     uint64_t removed_groups, removed_bytes; /* obsolete groups that were removed */
-    ckd_verify_result *found; /* what was read, and damage found; no parity was made of damaged files */
+    ckd_verify_result *found;               /* what was read, and damage found; damaged files got no parity */
 } ckd_parity_result;
 /*
  * Makes missing parity group by group. Each group is durable before the next begins; after an interruption the next
- * call continues. Chunk files are verified before they are covered. A group that is not full is replaced by one with
- * new files; a group that lost a member by deletion is replaced by one of the rest. The store must be open for writing.
- * Errors: INVALID, NOT_FOUND (no setting is stored, and none was passed), READ_ONLY, STATE (ISA-L is missing), BUSY
- * (another call makes or uses parity), CANCELLED, NOSPACE, IO, NOMEM.
+ * call continues. Chunk files are verified before they are covered. A group that is not full is replaced by one that
+ * also has newer files; a group that lost a member by deletion is replaced by one of the remaining members. The store
+ * must be open for writing. Errors: INVALID, NOT_FOUND (no setting is stored, and none was passed), READ_ONLY, STATE
+ * (ISA-L is missing), BUSY (another call makes or uses parity), CANCELLED, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_parity(ckd_parity_result **out, ckd_store *store,
                                     const ckd_parity_options *options, ckd_error *err);

@@ -151,9 +151,9 @@ CKD_API ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *ranks, const 
  * before anything is written, if an option differs (the message names rank and option); those of ckd_save_begin, of any
  * rank.
  *
- * Until then, ckd_save_tensor and ckd_save_blob check the other ranks about ten times a second. They fail (STATE,
- * naming the rank) as soon as a rank has died or left without delivering its part, or the group has ended for another
- * reason. This works only through the store's directory, not with another transport.
+ * Before the commit, ckd_save_tensor and ckd_save_blob check the other ranks about ten times a second. They fail
+ * (STATE, naming the rank) as soon as a rank has died or left without delivering its part, or the group has ended for
+ * another reason. This works only through the store's directory, not with another transport.
  */
 CKD_API ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *ranks, const ckd_save_options *options,
                                    ckd_error *err);
@@ -170,7 +170,8 @@ CKD_API ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *ranks, const ckd_s
  */
 CKD_API ckd_status ckd_ranks_commit(ckd_checkpoint *info, ckd_ranks *ranks, ckd_save *save, ckd_error *err);
 /*
- * Use it instead on a rank that failed in between. The others' commits fail with `why` (not NULL), which is returned.
+ * A rank that failed after ckd_ranks_begin calls this instead of ckd_ranks_commit. The other ranks' commits fail with
+ * `why` (not NULL), which is returned.
  */
 CKD_API ckd_status ckd_ranks_abort(ckd_ranks *ranks, ckd_save *save, const ckd_error *why);
 
@@ -225,11 +226,11 @@ CKD_API void ckd_part_free(ckd_part *part);
  * another eighth for later rounds. Half remains for decoded values as usual. A payload that does not fit because it is
  * needed again much later is read again by the rank that needs it.
  *
- * A failure on one rank fails on all, with the same error, which names that rank. Differences are found on all ranks
- * before anything is written on any. UNEXPECTED means that no rank asks for a tensor; it passes if all ranks allow it.
- * ckd_load_bytes_read tells what this rank has read. Values for devices are assembled in host memory, for all of a
- * rank's requests, and copied when all ranks are done. That copy can fail on one rank alone. Ranks that share only a
- * file system and have no transport call ckd_load_all; each then reads what it needs.
+ * A failure on one rank fails the call on all of them, with the same error, which names that rank. Differences are
+ * found on all ranks before anything is written on any. UNEXPECTED means that no rank asks for a tensor; it passes if
+ * all ranks allow it. ckd_load_bytes_read tells what this rank has read. Values for devices are assembled in host
+ * memory, for all of a rank's requests, and copied when all ranks are done. That copy can fail on one rank alone. Ranks
+ * that share only a file system and have no transport call ckd_load_all; each then reads what it needs.
  *
  * Collective; all ranks must use the same version of the library. `transport` needs `exchange` and `least`, and is used
  * only during the call. Errors: those of ckd_load_all, of any rank; INVALID (the ranks load different checkpoints, or

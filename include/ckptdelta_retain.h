@@ -73,9 +73,9 @@ typedef struct ckd_collected {
     uint64_t waiting;                   /* checkpoints that remain in the trash */
 } ckd_collected;
 /*
- * Removes checkpoints in the trash that can no longer be restored, for good. Files that others need remain. Waits until
- * no load or save of any process is in progress, up to the store's lock_timeout_ms. Opening a store for writing does
- * the same if it need not wait. out and options may be NULL. Errors: BUSY, and those of ckd_store_delete.
+ * Removes for good the checkpoints in the trash that can no longer be restored. Files that others need remain. Waits
+ * until no load or save of any process is in progress, up to the store's lock_timeout_ms. Opening a store for writing
+ * does the same if it need not wait. out and options may be NULL. Errors: BUSY, and those of ckd_store_delete.
  */
 CKD_API ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
                                      ckd_error *err);
@@ -127,7 +127,7 @@ typedef struct ckd_tag_list {
 } ckd_tag_list;
 /*
  * Tags a checkpoint. A tag has the characters of a run name. move: take the tag from another checkpoint if it has one.
- * Without move, that is EXISTS, and a damaged tag CORRUPT. Otherwise as ckd_store_pin.
+ * Without move, that case is EXISTS, and a damaged tag is CORRUPT. Otherwise as ckd_store_pin.
  */
 CKD_API ckd_status ckd_store_set_tag(ckd_store *store, const char *tag, const ckd_id *checkpoint, int move,
                                      ckd_error *err);
@@ -226,7 +226,7 @@ CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const
  * Deletes the checkpoints that the policy does not keep; they go to the trash as with ckd_store_delete. First it
  * verifies the two newest remaining checkpoints of every run that loses any, with all they depend on: stored bytes
  * against their checksums. The choice is made under the lock that saves and deletions take, from the checkpoints listed
- * then. If others are the newest two by then, these are verified first.
+ * then. If other checkpoints have become the newest two by then, those are verified first.
  *
  * out (may be NULL): what was done; release with ckd_prune_free. options NULL: the default, or with stored policies the
  * longest of their times. Errors: CORRUPT (one of those two is damaged; nothing was deleted), BUSY (also if others keep
@@ -289,8 +289,8 @@ typedef struct ckd_rename_options {
  * The old name is then free: a save under it begins a run.
  *
  * Durable on CKD_OK. Waits up to the store's lock timeout until nobody loads or saves. If interrupted, the next writer
- * that opens the store while nobody does completes it; until then each checkpoint is listed once, under either name.
- * *checkpoints (may be NULL): how many were renamed. options may be NULL.
+ * that opens the store while nobody loads or saves completes it; until then each checkpoint is listed once, under
+ * either name. *checkpoints (may be NULL): how many were renamed. options may be NULL.
  *
  * Errors: NOT_FOUND (no such run), EXISTS (a run, policy or parity setting has the new name), INVALID (a name), BUSY (a
  * save or a compaction uses a run of these names, somebody loads or saves, or has the store's lock), STATE (a

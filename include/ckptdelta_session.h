@@ -5,8 +5,8 @@
  *
  * A trainer registers its tensors once and calls ckd_session_step after every iteration. When a save is due, the
  * session copies the state into its own memory and returns to the trainer. Low-priority threads do the rest, in a store
- * that the session has opened for itself. The next call reports an error of theirs. Training can go on after that, and
- * the next save needs no special action.
+ * that the session has opened for itself. If they fail, the next call reports the error. Training can go on after that,
+ * and the next save needs no special action.
  *
  *     ckd_session_open(&session, "runs/gpt", &options, &err);
  *     for each tensor: ckd_session_add(session, &tensor, data, 0, &err);
@@ -62,7 +62,10 @@ typedef struct ckd_saved {
     uint64_t stall_ns;         /* how long training stood still for it */
     uint64_t persist_ns;       /* from the call of ckd_session_step until durable */
 } ckd_saved;
-/* Called for every save that ended, on a session thread, which waits for it. It must not call the session. */
+/*
+ * Called on a session thread for every save that ended; the thread waits for it to return. It must not call the
+ * session.
+ */
 typedef void (*ckd_saved_fn)(void *context, const ckd_saved *saved);
 
 typedef struct ckd_session_options {
@@ -71,8 +74,8 @@ typedef struct ckd_session_options {
      * As for ckd_save_begin. `run` is required. step, rank, world and checkpoint_id are ignored; `ranks` sets the last
      * three. Strings are copied.
      *
-     * on_duplicate CKD_DUPLICATE_ERROR acts as BRANCH after a restore of any step but the newest. Without a restore it
-     * makes saves fail (EXISTS) while the run already is at their step or past it. This keeps a training that starts
+     * on_duplicate CKD_DUPLICATE_ERROR acts as BRANCH after a restore of any step but the newest. Without a restore, it
+     * makes saves fail (EXISTS) while the run is already at or past their step. This keeps a training run that starts
      * over from mixing with the earlier one.
      *
      * A session knows the checkpoint that it saved or restored last, and the newest one of its run when it was opened.
@@ -134,8 +137,8 @@ typedef struct ckd_session_options {
     /*
      * Bytes of each device's memory for snapshots of its tensors, allocated at the first step; 0: as much as one
      * snapshot takes. Tensors that do not fit, or all of them if the device has less memory, are copied to pinned host
-     * memory. That takes as long as the bus does, and counts as `snapshot_bytes`. Tensors of at most 64 KiB are in
-     * both, because they travel to the host together. With saves_under_way 2 and memory for two snapshots, the state
+     * memory. That copy is as slow as the bus, and its memory counts as `snapshot_bytes`. Tensors of at most 64 KiB are
+     * in both, because they travel to the host together. With saves_under_way 2 and memory for two snapshots, the state
      * can be copied while an earlier save is in progress.
      */
     uint64_t device_bytes;
@@ -210,7 +213,7 @@ CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *sessio
  * followed a lazy snapshot; that save is dropped), those of ckd_save_commit and the calls before it.
  */
 CKD_API ckd_status ckd_session_step(ckd_session *session, uint64_t step, ckd_error *err);
-/* Like ckd_session_step, but always saves. Waits for memory. Not twice at a step. */
+/* Like ckd_session_step, but always saves. Waits for memory. A step cannot be saved twice. */
 CKD_API ckd_status ckd_session_save(ckd_session *session, uint64_t step, ckd_error *err);
 
 /* Sets the value of options.save.metric_name, which later saves record. */

@@ -53,8 +53,8 @@ typedef struct ckd_copy_result {
 } ckd_copy_result;
 
 /*
- * Copies checkpoints from the store `from` to the store `to`, which must be open for writing. Of all
- * checkpoints, those with unreadable manifests are not listed, and left out. Each comes with all records that a load of
+ * Copies checkpoints from the store `from` to the store `to`, which must be open for writing. If all are requested,
+ * those with unreadable manifests are left out, because they are not listed. Each comes with all records that a load of
  * it reads and the destination lacks. The checkpoints that it builds on are copied as checkpoints only if requested. If
  * the copied checkpoints read less than about nine tenths of a chunk file, only those records are copied, into a new
  * file with its own id. Other files are copied unchanged, with the same ids and root hashes. Records are checked
