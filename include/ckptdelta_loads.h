@@ -36,8 +36,10 @@ CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, con
                                       ckd_error *err);
 /*
  * Checks whether `newest` is certainly the newest checkpoint of its run. A checkpoint whose manifest is damaged drops
- * out of the catalog, so ckd_store_find may return an older one as CKD_LATEST. Errors: CORRUPT or UNSUPPORTED (there is
- * such a manifest; the message names it), IO, NOMEM.
+ * out of the catalog, so ckd_store_find may return an older one as CKD_LATEST. It may also return an older one if the
+ * newest was committed while the handle was open. Errors: EXISTS (a newer one can be loaded: call ckd_store_find again,
+ * which finds it now), CORRUPT or UNSUPPORTED (the manifest of a newer one is damaged; the message names it), BUSY, IO,
+ * NOMEM.
  */
 CKD_API ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
 /*

@@ -373,8 +373,11 @@ static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpo
 
 static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;
-    ckd_status status = cli_find_pick(&from, store, &a->pick, err);
-    THEN(status, check_newest(a, store, &from, err));
+    ckd_status status;
+    do { /* EXISTS: a newer one was committed meanwhile */
+        status = cli_find_pick(&from, store, &a->pick, err);
+        THEN(status, check_newest(a, store, &from, err));
+    } while (status == CKD_E_EXISTS);
     if (status != CKD_OK) {
         return status;
     }

@@ -29,24 +29,13 @@ static ckd_status was_deleted(bool *out, const ckd_store *store, const ckd_check
     return status;
 }
 
-/*
- * A writer's catalog learns of other processes' saves when it is brought in step. A reader looks at the manifests
- * anyway.
- */
+/* A writer's catalog gets other processes' saves only when it is refreshed. A reader has looked at the manifests. */
 static ckd_status get_view(const view **out, view_cache *views, const ckd_id *id, ckd_error *err) {
-    ckd_store *store = views->store;
-    file_lock *lock;
     ckd_status status = views_get(out, views, id, err);
-    if (status != CKD_E_NOT_FOUND || store->mode == CKD_OPEN_READ) {
+    if (status != CKD_E_NOT_FOUND || views->store->mode == CKD_OPEN_READ) {
         return status;
     }
-    status = store_lock_publish(&lock, store, err);
-    if (status == CKD_OK) {
-        pthread_mutex_lock(&store->mutex);
-        status = store_sync_catalog(store, err);
-        pthread_mutex_unlock(&store->mutex);
-        lock_release(lock);
-    }
+    status = store_refresh_catalog(views->store, err);
     return status == CKD_OK ? views_get(out, views, id, err) : status;
 }
 

@@ -188,14 +188,24 @@ static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, c
     return err_from(err, status, &why);
 }
 
+static ckd_status find_latest(ckd_checkpoint *out, ckd_session *s, ckd_error *err) {
+    ckd_status status;
+    ckd_error why;
+    do { /* EXISTS: another launch has committed a newer one meanwhile */
+        why = (ckd_error){.offset = CKD_NO_OFFSET};
+        status = find_last(out, s, CKD_LATEST, &why);
+        THEN(status, check_last(s, out, &why));
+    } while (status == CKD_E_EXISTS);
+    return err_from(err, status, &why);
+}
+
 /* The caller holds store_turn. */
 static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
     ckd_checkpoint newest;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = step == CKD_LATEST ? find_last(from, s, step, err) : find_step(from, s, step, err);
-    if (status == CKD_OK && step == CKD_LATEST) {
-        status = check_last(s, from, err);
-    }
+    /* the previous launch may have died after this one opened the store, and before its last save was in the catalog */
+    ckd_status status = store_refresh_catalog(s->saver.store, err);
+    THEN(status, step == CKD_LATEST ? find_latest(from, s, err) : find_step(from, s, step, err));
     THEN(status, ckd_store_find(&newest, s->saver.store, from->run, CKD_LATEST, err));
     if (status == CKD_OK) {
         do {

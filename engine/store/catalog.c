@@ -183,6 +183,21 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
     return store_use_memory_catalog(store, err);
 }
 
+ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err) {
+    file_lock *lock;
+    if (store->mode == CKD_OPEN_READ) {
+        return CKD_OK;
+    }
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status == CKD_OK) {
+        pthread_mutex_lock(&store->mutex);
+        status = store_sync_catalog(store, err);
+        pthread_mutex_unlock(&store->mutex);
+        lock_release(lock);
+    }
+    return status;
+}
+
 ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
     if (store->mode == CKD_OPEN_READ) {
         return open_for_reading(store, err);

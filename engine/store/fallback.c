@@ -40,7 +40,45 @@ ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char 
                                                CKD_RUN_MAX, run, (unsigned long long)step);
 }
 
-/* Reads the manifests themselves: unreadable ones are not in the catalog, at the latest after a rebuild. */
+/* An error about a manifest of a newer checkpoint. */
+static ckd_status newer_error(ckd_error *err, const ckd_store *store, const manifest_name *name,
+                              const ckd_checkpoint *newest, const char *what, const ckd_error *why) {
+    pathname p = path_manifest(store->path, name->run, name->step, name->generation);
+    err_set(err, why->status, "%s@%llu is newer than %s@%llu and %s: %.300s", name->run,
+            (unsigned long long)name->step, newest->run, (unsigned long long)newest->step, what,
+            why->message);
+    return err_in_file(err, why->status, p.text);
+}
+
+/*
+ * A newer checkpoint can be read. It was committed meanwhile, or its writer died before the catalog had it. Refreshes
+ * the catalog, so that the caller finds it.
+ */
+static ckd_status report_newer(ckd_store *store, const manifest_name *name, const ckd_id *id,
+                               const ckd_checkpoint *newest, ckd_error *err) {
+    ckd_checkpoint found;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    uint32_t generation;
+    ckd_status status = store_refresh_catalog(store, &why);
+    THEN(status, store_find(&found, store, name->run, name->step, &why));
+    if (status == CKD_OK) {
+        err_set(&why, CKD_E_EXISTS, "look for the newest again");
+        return newer_error(err, store, name, newest, "is listed now", &why);
+    }
+    bool renamed = status == CKD_E_NOT_FOUND && store_find_id(&found, store, id, NULL) == CKD_OK;
+    bool exists = status == CKD_E_NOT_FOUND &&
+                  manifests_new_generation(&generation, store, name->run, name->step, NULL) == CKD_E_EXISTS;
+    if (exists && !renamed) {
+        err_set(&why, CKD_E_CORRUPT, "it contradicts itself");
+        return newer_error(err, store, name, newest, "cannot be listed", &why);
+    }
+    return err_except(err, status, CKD_E_NOT_FOUND, &why); /* it was deleted meanwhile */
+}
+
+/*
+ * Reads the manifests themselves: unreadable ones are not in the catalog, at the latest after a rebuild, and the
+ * catalog may be behind.
+ */
 ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err) {
     manifest_list list = {0};
     ckd_status status = manifests_read(&list, store, err);
@@ -54,15 +92,12 @@ ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest
         }
         status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
         if (status == CKD_OK) {
+            status = report_newer(store, name, &m.checkpoint.id, newest, err);
             manifest_free(&m);
         } else if (status == CKD_E_NOT_FOUND) { /* it was deleted meanwhile */
             status = CKD_OK;
         } else {
-            pathname p = path_manifest(store->path, name->run, name->step, name->generation);
-            err_set(err, status, "%s@%llu is newer than %s@%llu and cannot be read: %.300s", name->run,
-                    (unsigned long long)name->step, newest->run, (unsigned long long)newest->step,
-                    why.message);
-            err_in_file(err, status, p.text);
+            newer_error(err, store, name, newest, "cannot be read", &why);
             if (err) {
                 err->sys_errno = why.sys_errno; /* tells whether only this file is affected */
             }

@@ -175,6 +175,12 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
  */
 ckd_status store_sync_catalog(ckd_store *store, ckd_error *err);
 /*
+ * Does that for callers that do not hold the publish lock: takes it, and the mutex. The catalog then has what other
+ * processes committed, also if they died before they changed it. Does nothing for readers, whose queries look at the
+ * manifests themselves if something is not found. Errors: BUSY (as in store_lock_publish).
+ */
+ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err);
+/*
  * Builds a new catalog file from the manifests, under the publish lock. The new file replaces the old one only when it
  * is complete, and the old one is kept as catalog.db.old; so after a failure (a full disk) the old one is unchanged.
  * Errors: IO (a chunk file cannot be read). on_request (an explicit rebuild): such a checkpoint is listed without its
