@@ -116,7 +116,9 @@ static ckd_status end_time(const ckd_store *store, const manifest_set *n, ckd_er
 
 static ckd_status remove_files(const ckd_store *store, const manifest_set *n, const file_uses *files,
                                bool force, ckd_error *err) {
-    ckd_status status = forget_parity(store, files, force, err);
+    /* A deletion may have died before its tombstone was durable. */
+    ckd_status status = dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err);
+    THEN(status, forget_parity(store, files, force, err));
     /* Parity may forbid the removal. The grace period then goes on. */
     THEN(status, end_time(store, n, err));
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {

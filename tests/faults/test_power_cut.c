@@ -386,6 +386,32 @@ static void test_compactor_died(void **state) {
     disk_end("a dead compaction", d, 3);
 }
 
+/* ---- a deletion dies before its tombstone is durable ---- */
+
+static void delete_step_2(ckd_store *store) {
+    ckd_checkpoint c;
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    o.undo_s = 0;
+    if (ckd_store_find(&c, store, SCENE_RUN, 2, NULL) == CKD_OK) {
+        ckd_store_delete(store, &c.id, 1, &o, NULL);
+    }
+}
+
+/* Another writer removes the files. The checkpoint must not be listed again without them. */
+static void test_deleter_died(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    scene_make(d->p.dir, 0, 3);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    die_while(d, (death){"data/t", 1}, delete_step_2);
+    d->p.now = (expectation){.committed = 3, .possible = 7};
+    power_begin(&d->p, "store/data/t/run.2.0");
+    disk_must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    disk_expect(d, 3, 3);
+    ckd_store_close(store);
+    disk_end("a dead deletion", d, 3);
+}
+
 static void test_catalog_is_mended(void **state) {
     static const char noise[4096] = "this is not a database";
     disk *d = *state;
@@ -459,6 +485,7 @@ int main(void) {
         disk_test(test_renamer_died_at_its_record),
         disk_test(test_renamer_died_at_a_manifest),
         disk_test(test_compactor_died),
+        disk_test(test_deleter_died),
         disk_test(test_catalog_is_mended),
         disk_test(test_abort_leaves_nothing),
         disk_test(power_parity),

@@ -32,7 +32,7 @@ typedef struct power {
     size_t expected_count;
 } power;
 
-/* Starts to record. `lost` is a name that may not be durable, or NULL. */
+/* Starts to record. `lost` is a name, or a path below the directory, that may not be durable; or NULL. */
 void power_begin(power *p, const char *lost);
 /* From here on, p->now must be true. */
 void power_expect(power *p);

@@ -391,7 +391,9 @@ static void walk(const char *path, unsigned dir, const char *lost) {
             n->live_size = n->size;
         }
         op *o;
-        if (lost && record->count == 0 && strcmp(lost, list.names[i]) == 0) { /* only its first name */
+        bool matches =
+            lost && (strcmp(lost, list.names[i]) == 0 || strcmp(lost, below + strlen(root) + 1) == 0);
+        if (matches && record->count == 0) { /* only its first name */
             o = add_op(OP_NAME);
         } else {
             record->names = grown(record->names, &record->name_capacity, record->name_count, sizeof(op));
