@@ -146,6 +146,7 @@ void compact_written_free(compact_written *w);
 typedef struct compact_intent {
     ckd_id writer;
     file_ref *files; /* the new files */
+    bool *named;     /* for each of them: a published manifest names it */
     size_t file_count;
     file_lock *lock;
     bool undecided; /* a manifest got its name and may not have been taken back; recovery decides */
@@ -179,7 +180,7 @@ ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, cons
  * Removes new files that no manifest names, then the intent. If one of them could not be removed, or a manifest is
  * undecided, the intent stays for recovery.
  */
-void compact_intent_end(compact_intent *i, const ckd_store *store, bool committed);
+void compact_intent_end(compact_intent *i, const ckd_store *store);
 /*
  * Writes the new files under the ids of the intent, and gives them their names, durably. Sets sizes, roots and
  * dependencies of the manifest.

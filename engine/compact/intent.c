@@ -123,7 +123,8 @@ ckd_status compact_intent_begin(compact_intent *i, const rewrite *r, ckd_error *
 
 ckd_status compact_intent_make_ids(compact_intent *i, const manifest *like, ckd_error *err) {
     i->files = calloc(like->own_count + 1, sizeof(*i->files));
-    if (!i->files) {
+    i->named = calloc(like->own_count + 1, sizeof(*i->named));
+    if (!i->files || !i->named) {
         return err_nomem(err, like->own_count * sizeof(*i->files), "a manifest's files");
     }
     ckd_status status = ckd_id_new(&i->writer, err);
@@ -135,16 +136,18 @@ ckd_status compact_intent_make_ids(compact_intent *i, const manifest *like, ckd_
     return status;
 }
 
-void compact_intent_end(compact_intent *i, const ckd_store *store, bool committed) {
+void compact_intent_end(compact_intent *i, const ckd_store *store) {
     const char *root = store->path;
     ckd_status status = CKD_OK;
+    bool all_named = true;
     for (size_t k = 0; k < i->file_count && i->lock && status == CKD_OK; k++) {
         status = file_remove(path_chunk(root, &i->files[k].id, ".tmp").text, true, NULL);
-        if (status == CKD_OK && !committed && !i->undecided) {
+        all_named = all_named && i->named[k];
+        if (status == CKD_OK && !i->named[k] && !i->undecided) {
             status = file_remove(path_chunk(root, &i->files[k].id, "").text, true, NULL);
         }
     }
-    if (status == CKD_OK && i->lock && !committed) {
+    if (status == CKD_OK && i->lock && !all_named) {
         status = dir_sync(path_in(root, DIR_CHUNKS).text, NULL);
     }
     if (status == CKD_OK && i->lock && !i->undecided) {
@@ -152,4 +155,5 @@ void compact_intent_end(compact_intent *i, const ckd_store *store, bool committe
     }
     lock_release(i->lock);
     free(i->files);
+    free(i->named);
 }

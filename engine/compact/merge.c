@@ -203,10 +203,10 @@ static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, 
 }
 
 /*
- * Proves that the files hold everything that a load reads, and publishes the manifest that names them. *names_output:
- * it names one of the new files. A manifest that named an old file without need then names neither.
+ * Proves that the files hold everything that a load reads, and publishes the manifest that names them. named: by new
+ * file; set for those that it names. A manifest that named an old file without need then names neither.
  */
-static ckd_status rename_files(uint64_t *stored, bool *names_output, bool *undecided, const merge_set *x,
+static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, const merge_set *x,
                                const manifest_entry *n, ckd_error *err) {
     compaction *c = x->g->c;
     const view *draft, *old;
@@ -235,7 +235,7 @@ static ckd_status rename_files(uint64_t *stored, bool *names_output, bool *undec
         THEN(status, compact_publish_manifest(stored, undecided, c, &m, err));
         for (size_t i = 0; i < m.file_count && status == CKD_OK; i++) {
             for (size_t k = 0; k < x->output_count; k++) {
-                *names_output = *names_output || id_equal(&m.files[i].id, &x->outputs[k].id);
+                named[k] = named[k] || id_equal(&m.files[i].id, &x->outputs[k].id);
             }
         }
         free(m.roles);
@@ -252,14 +252,14 @@ static ckd_status report_item(const merge_set *x, const manifest_entry *n, uint6
                : x->g->gathered(x->g->context, &n->m.checkpoint, stored, left, why, err);
 }
 
-static ckd_status rename_all(bool *committed, bool *undecided, const merge_set *x, ckd_error *err) {
+static ckd_status rename_all(bool *named, bool *undecided, const merge_set *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->g->count && status == CKD_OK; i++) {
         const manifest_entry *n = x->g->order[i];
         uint64_t stored = 0;
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (!x->excluded[i] && names_any(x, &n->m, 0, n->m.file_count)) {
-            ckd_status done = rename_files(&stored, committed, undecided, x, n, &why);
+            ckd_status done = rename_files(&stored, named, undecided, x, n, &why);
             /* A failure may leave a file that only this manifest would have named. */
             *undecided = *undecided || done != CKD_OK;
             status = report_item(x, n, stored, done, &why, err);
@@ -311,7 +311,6 @@ static ckd_status gather_group(merge_set *x, ckd_error *err) {
     compaction *c = x->g->c;
     compact_intent i = {.lock = NULL};
     bytes ids = {0};
-    bool committed = false;
     x->damaged_before = x->damaged.count;
     ckd_status status = name_outputs(x, &i, err);
     THEN(status, mark_all(x, &ids, err));
@@ -321,8 +320,8 @@ static ckd_status gather_group(merge_set *x, ckd_error *err) {
                                      (const ckd_id *)(const void *)ids.data, ids.size / sizeof(ckd_id), err);
     }
     THEN(status, write_files(x, &i, err));
-    THEN(status, rename_all(&committed, &i.undecided, x, err));
-    compact_intent_end(&i, c->store, committed);
+    THEN(status, rename_all(i.named, &i.undecided, x, err));
+    compact_intent_end(&i, c->store);
     bytes_free(&ids);
     return status;
 }

@@ -234,7 +234,10 @@ ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, 
     if (status == CKD_E_NOSPACE) {
         report_space_needed(&r, err);
     }
-    compact_intent_end(&i, c->store, committed);
+    for (size_t k = 0; k < i.file_count; k++) {
+        i.named[k] = committed;
+    }
+    compact_intent_end(&i, c->store);
     if (committed) {
         status = record_replaced(c, plan->published, err);
     }

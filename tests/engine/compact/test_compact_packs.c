@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "codec/chunk/chunk.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/drift.h"
@@ -289,6 +290,54 @@ static void test_damaged_packs_stay(void **state) {
     ckd_store_close(store);
 }
 
+/* The position of a payload of the checkpoint in a chunk file. */
+static uint64_t payload_of(const char *path, const ckd_id *checkpoint) {
+    chunk *c;
+    const chunk_records *part;
+    uint64_t at = 0;
+    assert_int_equal(chunk_open_bundled(&c, path, NULL), CKD_OK);
+    assert_int_equal(chunk_records_of(&part, c, checkpoint, NULL), CKD_OK);
+    for (size_t i = 0; i < part->count; i++) {
+        const record *r = &part->records[i];
+        at = r->kind == RECORD_BLOCK && r->stored_size ? r->payload_offset : at;
+    }
+    chunk_close(c);
+    assert_true(at > 0);
+    return at;
+}
+
+/* Only step 5 has a file of rank 1, and that is damaged. The new file of rank 1 is empty; no manifest names it, so it goes. */
+static void test_rank_of_a_damaged_checkpoint(void **state) {
+    ckd_store *store;
+    ckd_error err = {0};
+    manifest m;
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_CREATE, &err), CKD_OK);
+    for (uint64_t step = 0; step < 16; step++) {
+        scene s = scene_of(step);
+        s.base = true;
+        assert_int_equal(
+            step == 5 ? scene_save_ranks(NULL, store, &s, &err) : scene_save(NULL, store, &s, &err), CKD_OK);
+    }
+    fingerprints before = fingerprints_of(store);
+    assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, 5, 0, &err), CKD_OK);
+    for (size_t i = 0; i < m.own_count; i++) {
+        if (m.files[i].rank == 1) {
+            pathname p = path_chunk(store->path, &m.files[i].id, "");
+            flip(p.text, payload_of(p.text, &m.checkpoint.id));
+        }
+    }
+    manifest_free(&m);
+    ckd_compact_options o = options_for(100);
+    o.pack_below = PACK_BELOW;
+    ckd_compaction *done = compact_with(store, &o);
+    assert_true(done->left > 0 && done->count > done->left);
+    ckd_compaction_free(done);
+    check_only_five_suffers(store, &before);
+    fingerprints_free(&before);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_small_files_become_one),
@@ -296,6 +345,7 @@ int main(void) {
         tempdir_test(test_ranks_are_packed),
         tempdir_test(test_damage_in_a_pack_stays_with_its_checkpoint),
         tempdir_test(test_damaged_packs_stay),
+        tempdir_test(test_rank_of_a_damaged_checkpoint),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("compact_packs", tests, NULL, NULL);
