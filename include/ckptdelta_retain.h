@@ -256,7 +256,7 @@ typedef struct ckd_policy_list {
  * Storing a policy deletes nothing. ckd_store_prune applies it, and with `automatic` so does rank 0 after each commit
  * to one of its runs. That never makes a save fail or wait for others: on_message receives its errors, and the next
  * commit tries again. A subsequent compaction (compact_share) folds deleted checkpoints into those that build on them.
- * It starts no further checkpoint once it has read and written four times the bytes of a state. The next commit goes on.
+ * Once it has read and written four times the bytes of a state, it starts no further checkpoint; the next commit does.
  *
  * Errors: INVALID (it keeps nothing; the run), READ_ONLY, BUSY, UNSUPPORTED (a newer version's policy exists), NOSPACE,
  * IO, NOMEM.
