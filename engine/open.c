@@ -1,6 +1,7 @@
 /* Opens a store and wires the rooms together. Only this file knows what each room does for an open store. */
 #include "engine/compact/compact.h"
 #include "engine/device/device.h"
+#include "engine/integrity/integrity.h"
 #include "engine/ranks/ranks.h"
 #include "engine/retain/retain.h"
 #include "engine/save/save.h"
@@ -10,6 +11,7 @@ static ckd_status recover(ckd_store *store, ckd_error *err) {
     ckd_status status = ranks_recover(store, err);
     THEN(status, transfer_recover(store, err));
     THEN(status, rename_recover(store, err));
+    parity_recover(store);
     return status == CKD_OK ? trash_collect_now(store, err) : status;
 }
 

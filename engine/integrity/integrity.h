@@ -11,12 +11,18 @@
  *
  * Invariants:
  *  1. A process that makes, rebuilds or removes parity files holds the parity lock. So a temporary file in data/p
- * belongs to the lock's holder, or to a process that died. Only parity_remove_useless removes groups without this lock;
- *     its caller holds the publish lock.
+ *     belongs to the lock's holder, or to a process that died. Only parity_remove_useless removes groups without this
+ *     lock; its caller holds the publish lock.
  *  2. Names in data/p change under the publish lock.
  *  3. Nothing depends on a parity file. A rebuilt chunk file is published only if it is the one that its manifest
  *     names.
  */
+
+/*
+ * parity_sets.c: Removes temporary files of processes that died, unless somebody has the parity lock. What cannot be
+ * removed is left to the next writer that opens the store.
+ */
+void parity_recover(const ckd_store *store);
 
 /* ---- parity_removal.c ---- */
 

@@ -1,4 +1,4 @@
-/* What the files of engine/integrity/ share. */
+/* Declarations that only the files of engine/integrity/ use. */
 #ifndef ENGINE_INTEGRITY_INTERNAL_H
 #define ENGINE_INTEGRITY_INTERNAL_H
 

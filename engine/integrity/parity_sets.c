@@ -205,6 +205,11 @@ ckd_status parity_set_remove(const parity_set *s, const ckd_store *store, ckd_er
 
 /* ---- the lock ---- */
 
+static bool is_leftover(const char *name) {
+    size_t length = strlen(name);
+    return length > 4 && strcmp(name + length - 4, ".tmp") == 0;
+}
+
 static ckd_status remove_leftovers(const ckd_store *store, ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(store->path, DIR_PARITY).text, err);
@@ -212,13 +217,30 @@ static ckd_status remove_leftovers(const ckd_store *store, ckd_error *err) {
         return status;
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        size_t length = strlen(list.names[i]);
-        if (length > 4 && strcmp(list.names[i] + length - 4, ".tmp") == 0) {
+        if (is_leftover(list.names[i])) {
             status = file_remove(path_of(store->path, DIR_PARITY, list.names[i]).text, true, err);
         }
     }
     dir_list_free(&list);
     return status;
+}
+
+void parity_recover(const ckd_store *store) {
+    dir_list list;
+    file_lock *lock;
+    bool any = false;
+    if (dir_list_read(&list, path_in(store->path, DIR_PARITY).text, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < list.count && !any; i++) {
+        any = is_leftover(list.names[i]);
+    }
+    dir_list_free(&list);
+    if (any && lock_acquire(&lock, path_in(store->path, FILE_PARITY_LOCK).text, LOCK_EXCLUSIVE, true, 0,
+                            NULL) == CKD_OK) {
+        remove_leftovers(store, NULL);
+        lock_release(lock);
+    }
 }
 
 ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err) {

@@ -41,7 +41,7 @@ static void train(float *const layer[OF_LAYER], unsigned step) {
         for (unsigned k = 0; k < 4; k++) {
             low += sides[k * SIDE + i / SIDE] * sides[(4 + k) * SIDE + i % SIDE];
         }
-        /* What the low-rank factors cannot express. */
+        /* Low-rank factors cannot express this. */
         float alone = fabsf(noise[i]) > 0.05f ? 0.2f * noise[i] : 0;
         layer[2][i] += 0.3f * low + 0.003f * noise[i] + alone;
         layer[1][i] = (low + 0.1f * moments[i]) * 1e-3f;
@@ -527,7 +527,7 @@ static uint64_t bytes_sent(ckd_store *store, uint64_t step, ckd_dtype dtype, flo
 }
 
 /*
- * What is stored does not depend on the references. The data that the parent's values are computed from is sent only
+ * References do not change the stored bytes. The data that the parent's values are computed from is sent only
  * if no reference is kept, or if it does not match the parent.
  */
 static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {

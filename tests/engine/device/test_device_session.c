@@ -1,7 +1,7 @@
 /*
  * Sessions with tensors on a device. The trainer overwrites them on its stream as soon as a step or a fence returns;
- * the stored state is nevertheless that of the step. The device is emulated, and its streams wait only for what they
- * are told to wait for; tests/engine/device/test_cuda_session.c includes this file for a real one.
+ * the stored state is nevertheless that of the step. The device is emulated. Its streams wait only
+ * for the events that a call names. tests/engine/device/test_cuda_session.c includes this file for a real device.
  */
 #include <math.h>
 #include <setjmp.h>

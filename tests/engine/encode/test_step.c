@@ -433,7 +433,7 @@ static void test_invalid_hyperparameters(void **state) {
     ckd_store_close(store);
 }
 
-/* What can be predicted depends on the order of the tensors. The values do not. */
+/* The order of the tensors decides which of them can be predicted. It does not change the values. */
 static void test_any_order(void **state) {
     static const char *const names[] = {"exp_avg.w", "exp_avg_sq.w", "w"};
     static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};

@@ -344,6 +344,26 @@ static void test_two_groups_of_a_lost_file(void **state) {
     ckd_store_close(store);
 }
 
+/* A process that died while it made parity leaves temporary files. The next writer removes them. */
+static void test_leftovers_are_removed(void **state) {
+    file_lock *lock;
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 2, 10);
+    make_parity(store, 2, 1);
+    ckd_store_close(store);
+    char path[512];
+    snprintf(path, sizeof(path), "%s", store_path_of(*state, "data/p/1.0.ckp.tmp"));
+    write_whole_file(path, "part", 4);
+    assert_int_equal(lock_acquire(&lock, store_path_of(*state, "data/p/lock"), LOCK_EXCLUSIVE, true, 0, NULL),
+                     CKD_OK);
+    ckd_store_close(open_store(*state, CKD_OPEN_WRITE));
+    assert_true(file_exists(path)); /* it may belong to the lock's holder */
+    lock_release(lock);
+    ckd_store_close(open_store(*state, CKD_OPEN_WRITE));
+    assert_false(file_exists(path));
+    store_check_clean(*state);
+}
+
 /* ---- what a repair reports, and files without parity ---- */
 
 /* A repair keeps the damaged file aside until a purge, and reports files that no parity covers. */
@@ -920,6 +940,7 @@ int main(void) {
         tempdir_test(test_damage_in_different_places),
         tempdir_test(test_two_parity_files_repair_two_losses),
         tempdir_test(test_two_groups_of_a_lost_file),
+        tempdir_test(test_leftovers_are_removed),
         tempdir_test(test_repair_reports_what_it_did),
         tempdir_test(test_damaged_files_are_left_out),
         tempdir_test(test_groups_grow),

@@ -458,7 +458,7 @@ static void test_vanished_before_the_trash_is_emptied(void **state) {
     store_check_clean(*state);
 }
 
-/* What the catalog recorded of a lost checkpoint survives a catalog that is rebuilt from manifests. */
+/* A rebuild of the catalog from manifests keeps the record of a lost checkpoint. */
 static void test_vanished_before_a_rebuild(void **state) {
     scene_make(*state, 0, 4);
     remove_manifest(*state, 1);
