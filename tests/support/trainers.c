@@ -173,6 +173,23 @@ ckd_status iterate(ckd_session *s, trainer *t, uint64_t step, ckd_error *err) {
     return ckd_session_step(s, step, err);
 }
 
+void iterate_through(ckd_session *s, trainer *t, uint64_t first, uint64_t last) {
+    ckd_error err = {0};
+    for (uint64_t step = first; step <= last; step++) {
+        must(iterate(s, t, step, &err), &err);
+    }
+}
+
+void trainer_run(const char *dir, uint64_t rows, uint64_t first, uint64_t last) {
+    trainer *t = trainer_new(rows);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    iterate_through(s, t, first, last);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+}
+
 ckd_status iterate_and_wait(ckd_session *s, trainer *t, uint64_t step, ckd_error *err) {
     ckd_status status = iterate(s, t, step, err);
     return status == CKD_OK ? ckd_session_wait(s, CKD_DURABLE, err) : status;

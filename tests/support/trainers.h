@@ -42,6 +42,10 @@ ckd_status session_register(ckd_session *s, trainer *t, ckd_error *err);
 void must(ckd_status status, const ckd_error *err);
 /* One iteration: passes the fence, sets the state to that of the step, and saves. */
 ckd_status iterate(ckd_session *s, trainer *t, uint64_t step, ckd_error *err);
+/* Iterations first ... last. Fails the test on an error. */
+void iterate_through(ckd_session *s, trainer *t, uint64_t first, uint64_t last);
+/* A whole launch: saves these steps of a trainer with so many rows in DIR/store. Fails the test on an error. */
+void trainer_run(const char *dir, uint64_t rows, uint64_t first, uint64_t last);
 /* One iteration whose save should fail. Returns the error of the save, or of the wait for it. */
 ckd_status iterate_and_wait(ckd_session *s, trainer *t, uint64_t step, ckd_error *err);
 /* The number of checkpoints of a run in DIR/store; one of them. Both fail the test on an error. */

@@ -28,23 +28,6 @@ uint64_t __wrap_clock_wall_ns(void) {
     return __real_clock_wall_ns() - behind_s * UINT64_C(1000000000);
 }
 
-static void iterate_through(ckd_session *s, trainer *t, uint64_t first, uint64_t last) {
-    ckd_error err = {0};
-    for (uint64_t step = first; step <= last; step++) {
-        must(iterate(s, t, step, &err), &err);
-    }
-}
-
-static void make_run(const char *dir, uint64_t first, uint64_t last) {
-    trainer *t = trainer_new(ROWS);
-    ckd_session_options o = session_options();
-    ckd_session *s = session_of(dir, &o, t);
-    ckd_error err = {0};
-    iterate_through(s, t, first, last);
-    must(ckd_session_close(s, &err), &err);
-    trainer_free(t);
-}
-
 /* ---- the newest state, whatever the clock shows ---- */
 
 /* Restores `which` in a new session, checks that it is run@step, and trains `more` steps from there. */
@@ -82,7 +65,7 @@ static void set_date(const char *dir, const char *run, uint64_t step, uint64_t c
 /* In a run the highest step is the newest, whatever its time. */
 static void test_the_highest_step_is_the_newest(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 4);
+    trainer_run(dir, ROWS, 1, 4);
     set_date(dir, TRAINER_RUN, 3, checkpoint_of(dir, TRAINER_RUN, 1).created_ns - 2);
     set_date(dir, TRAINER_RUN, 4, checkpoint_of(dir, TRAINER_RUN, 1).created_ns - 1);
     resume(dir, CKD_LATEST, TRAINER_RUN, 4, 2);
@@ -99,7 +82,7 @@ static void check_dates(const char *dir, const char *before, uint64_t step_befor
 /* The clock is set back before each restart. Each save is later than the ones before it, whatever run they are in. */
 static void test_the_clock_is_set_back(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 6);
+    trainer_run(dir, ROWS, 1, 6);
     behind_s = 600;
     resume(dir, CKD_LATEST, TRAINER_RUN, 6, 2);
     check_dates(dir, TRAINER_RUN, 6, TRAINER_RUN, 7);
@@ -117,7 +100,7 @@ static void test_the_clock_is_set_back(void **state) {
 /* A save whose parent is in another run is not older than it. */
 static void test_a_parent_of_another_run(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 1);
+    trainer_run(dir, ROWS, 1, 1);
     behind_s = 600;
     ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
     float value = 1;
@@ -151,7 +134,7 @@ static void save_and_die(const char *dir) {
         snprintf(manifest_path, sizeof(manifest_path), "%s",
                  store_path_of(dir, "data/m/" TRAINER_RUN ".6.0"));
         file_set_fault_hook(die_before_the_catalog, manifest_path);
-        make_run(dir, 6, 6);
+        trainer_run(dir, ROWS, 6, 6);
         _exit(1);
     }
     int status;
@@ -164,7 +147,7 @@ static void test_another_launch_died(void **state) {
     (void)state;
     for (int latest = 0; latest < 2; latest++) {
         char *dir = tempdir_create();
-        make_run(dir, 1, 5);
+        trainer_run(dir, ROWS, 1, 5);
         trainer *t = trainer_new(ROWS);
         ckd_session_options o = session_options();
         ckd_session *s = session_of(dir, &o, t);
@@ -210,7 +193,7 @@ static int save_meanwhile(void *context, file_op step, const char *path) {
 
 static void test_another_launch_saves_meanwhile(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 5);
+    trainer_run(dir, ROWS, 1, 5);
     trainer *t = trainer_new(ROWS), *others = trainer_new(ROWS);
     ckd_session_options o = session_options();
     ckd_session *s = session_of(dir, &o, t);
@@ -233,7 +216,7 @@ static void test_another_launch_saves_meanwhile(void **state) {
 /* A restore that cannot look for other launches' saves says so, and changes nothing. */
 static void test_the_lock_is_held(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 2);
+    trainer_run(dir, ROWS, 1, 2);
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     ckd_store_options store = *o.store;
@@ -260,7 +243,7 @@ static void test_the_lock_is_held(void **state) {
 /* ckd_store_check_newest reports a newer checkpoint that can be loaded, and the handle finds it from then on. */
 static void test_the_newest_is_checked(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 5);
+    trainer_run(dir, ROWS, 1, 5);
     ckd_store *stores[] = {store_reopen(dir, CKD_OPEN_READ), store_reopen(dir, CKD_OPEN_WRITE)};
     save_and_die(dir);
     for (size_t i = 0; i < 2; i++) { /* the reader first, as the writer repairs the catalog */
@@ -280,7 +263,7 @@ static void test_the_newest_is_checked(void **state) {
 /* The manifest of the newest one can be read, but has a time that cannot be listed. */
 static void test_the_newest_contradicts_itself(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 2);
+    trainer_run(dir, ROWS, 1, 2);
     set_date(dir, TRAINER_RUN, 2, UINT64_MAX);
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();

@@ -34,27 +34,10 @@ static void test_nothing_to_restore(void **state) {
     trainer_free(t);
 }
 
-static void iterate_through(ckd_session *s, trainer *t, uint64_t first, uint64_t last) {
-    ckd_error err = {0};
-    for (uint64_t step = first; step <= last; step++) {
-        must(iterate(s, t, step, &err), &err);
-    }
-}
-
-static void make_run(const char *dir, uint64_t first, uint64_t last) {
-    trainer *t = trainer_new(ROWS);
-    ckd_session_options o = session_options();
-    ckd_session *s = session_of(dir, &o, t);
-    ckd_error err = {0};
-    iterate_through(s, t, first, last);
-    must(ckd_session_close(s, &err), &err);
-    trainer_free(t);
-}
-
 /* Makes a run of six steps, and a session that restored step `to`. */
 static ckd_session *session_restored_to(const char *dir, const ckd_session_options *o, trainer *t,
                                         uint64_t to) {
-    make_run(dir, 1, 6);
+    trainer_run(dir, ROWS, 1, 6);
     ckd_session *s = session_of(dir, o, t);
     ckd_error err = {0};
     must(ckd_session_restore(NULL, s, to, &err), &err);
@@ -166,7 +149,7 @@ static void test_saving_beyond_abandoned_steps(void **state) {
  */
 static void test_fresh_starts_are_reported(void **state) {
     const char *dir = *state;
-    make_run(dir, 4, 6);
+    trainer_run(dir, ROWS, 4, 6);
     for (int branches = 0; branches < 2; branches++) {
         trainer *t = trainer_new(ROWS);
         ckd_session_options o = session_options();
@@ -258,7 +241,7 @@ static void test_a_name_is_registered_once(void **state) {
 /* The restored checkpoint is deleted before the first save. That save fails; the next one works without it. */
 static void test_deleted_parent(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 3);
+    trainer_run(dir, ROWS, 1, 3);
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     ckd_session *s = session_of(dir, &o, t);
@@ -297,7 +280,7 @@ static void test_bytes_are_copied_at_once(void **state) {
 
 static void test_continuing_from_the_newest(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 3);
+    trainer_run(dir, ROWS, 1, 3);
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     ckd_session *s = session_of(dir, &o, t);
@@ -316,7 +299,7 @@ static void test_continuing_from_the_newest(void **state) {
 /* A mismatch is found before any of the trainer's memory is written. */
 static void test_mismatches_change_nothing(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 1);
+    trainer_run(dir, ROWS, 1, 1);
     ckd_session_options o = session_options();
     ckd_error err = {0};
     for (int kind = 0; kind < 3; kind++) {
