@@ -1,11 +1,15 @@
 """Modules that tests share, and which cases a test takes at the quick level (tests/README.md)."""
 
 import os
+import signal
 import sys
 import zlib
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent / folder) for folder in ("support", "reader", "golden")]
+
+# A shell has jobs in the background ignore SIGINT, and so would the commands that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):

@@ -483,6 +483,7 @@ static void end(compacting *x) {
     free(c->remaining);
     free(c->readers.slots);
     free(c->replaced.slots);
+    free(c->intact.slots);
     free(x->current.slots);
     free(x->order);
     manifest_set_free(&x->all);

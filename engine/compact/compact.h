@@ -23,6 +23,8 @@
  *     compacts.
  *  2. A recoded block was read back from its file and decoded, and has the content hash that it had.
  *  3. A copied payload was compared with its checksum first. Damage is never made to look right.
+ *  4. A manifest names another file that holds a record only if the record there is intact. The file that it named
+ *     before may have the only intact one.
  */
 #ifndef ENGINE_COMPACT_COMPACT_H
 #define ENGINE_COMPACT_COMPACT_H
@@ -80,6 +82,7 @@ typedef struct compaction {
     size_t remaining_count;
     hash_set readers;   /* of victims' records: how many remaining checkpoints read each */
     hash_set replaced;  /* files of generations that this compaction has replaced */
+    hash_set intact;    /* records that were read in files which a manifest is to name from now on */
     load_table *tables; /* sorted by id */
     size_t table_count, table_capacity;
     manifest_set *all;        /* the manifests at the beginning */

@@ -7,6 +7,55 @@
 
 #include "engine/store/store.h"
 #include "engine/compact/internal.h"
+#include "engine/compact/gather.h"
+
+/* ---- records in files that the manifest did not name before ---- */
+
+typedef struct moving {
+    compaction *c;
+    const manifest *published;
+    const view *draft;
+    bytes payload;
+} moving;
+
+static bool is_named(const manifest *m, const file_ref *f) {
+    bool found = false;
+    for (size_t i = 0; i < m->file_count && !found; i++) {
+        found = id_equal(&m->files[i].id, &f->id);
+    }
+    return found;
+}
+
+static ckd_status read_moved(void *context, const view *v, const view_block *b, ckd_error *err) {
+    moving *x = context;
+    compaction *c = x->c;
+    /* Members of a bundle have no checksum of their own. */
+    const record *r = b->record->bundle ? b->record->bundle : b->record;
+    uint64_t hash = compact_record_hash(b->chunk, r);
+    /* Blocks in new files were read back, and those in old ones are where they were. */
+    bool own = v == x->draft && b->file < v->manifest.own_count && b->record->kind == RECORD_BLOCK;
+    if (own || is_named(x->published, &x->draft->manifest.files[b->file]) || hash_set_has(&c->intact, hash)) {
+        return CKD_OK;
+    }
+    ckd_status status = CKD_OK;
+    if (r->kind == RECORD_BUNDLE) {
+        status = record_read_through(&x->payload, b->chunk, r, err);
+    } else {
+        void *to = bytes_scratch(&x->payload, r->stored_size + 1, "a record", err);
+        status = to ? chunk_read_payload(b->chunk, r, to, err) : CKD_E_NOMEM;
+    }
+    THEN(status, compact_throttle(c, r->stored_size, 0, err));
+    return status == CKD_OK ? hash_set_add(&c->intact, hash, err) : status;
+}
+
+ckd_status compact_read_moved(compaction *c, const manifest *published, const view *draft, ckd_error *err) {
+    moving x = {.c = c, .published = published, .draft = draft};
+    ckd_status status = closure_visit(&c->views, draft, read_moved, &x, err);
+    bytes_free(&x.payload);
+    return status;
+}
+
+/* ---- the newest files ---- */
 
 /* Candidates: own files, files of the newest generations that it builds on, and the other files that it names now. */
 static ckd_status newest_files(manifest *m, compaction *c, const view *now, const bytes *owners,
@@ -65,9 +114,13 @@ ckd_status compact_open(const view **draft, const manifest **published, compacti
         }
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status opened = status == CKD_OK ? open_draft(draft, c, &m, &why) : CKD_OK;
+        if (opened == CKD_OK && !c->options.estimate) {
+            opened = compact_read_moved(c, *published, *draft, &why);
+        }
         if (opened != CKD_OK) { /* newer files are damaged, those of the published manifest are not */
             *draft = now;
-            status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK;
+            bool stops = opened == CKD_E_NOMEM || opened == CKD_E_CANCELLED;
+            status = stops ? err_from(err, opened, &why) : CKD_OK;
         }
     }
     bytes_free(&owners);
@@ -78,11 +131,7 @@ bool compact_is_stale(const rewrite_plan *p) {
     const manifest *a = &p->view->manifest, *b = p->published;
     bool same = a->file_count == b->file_count;
     for (size_t i = 0; i < a->file_count && same; i++) {
-        bool found = false;
-        for (size_t k = 0; k < b->file_count && !found; k++) {
-            found = id_equal(&a->files[i].id, &b->files[k].id);
-        }
-        same = found;
+        same = is_named(b, &a->files[i]);
     }
     return !same;
 }

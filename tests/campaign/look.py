@@ -131,9 +131,12 @@ class Looker:
         if not model.exists:
             return
         self.verifies += 1
+        if model.hurt:
+            self.sweep(store)
         result = self.run("verify", store, "--json", show=False)
         if model.hurt:
             self.expect(result, 0, 4)
+            self.check_named(model, result.json())
             return
         if result.code == 4 and all(d["file"].endswith("catalog.db") for d in result.json()["damage"]) and not again:
             # the catalog is a cache: the next writer rebuilds it
@@ -146,20 +149,41 @@ class Looker:
         if result.json()["checkpoints"] != len(model.listed()):
             raise Failure("verify", f"verify of {store} looked at {result.json()['checkpoints']} checkpoints of {len(model.listed())}")
 
+    def check_named(self, model, told):
+        """Damage names every checkpoint that cannot be loaded."""
+        named = {name for d in told["damage"] for name in d["checkpoints"]}
+        lost = {e.name for e in model.listed() if e.id in model.lost}
+        if lost - named:
+            raise Failure("not named", f"verify of {model.name} does not say that {sorted(lost - named)} cannot be loaded")
+        for name in told["newest_intact"]:
+            if model.find(name).id in model.lost:
+                raise Failure("verify", f"verify of {model.name} calls {name} intact")
+
     def load(self, store, entry, show=True):
         """Loads a checkpoint and compares its values."""
         self.loads += 1
+        model = self.world.stores[store]
+        if model.hurt and entry.id not in model.tried:
+            self.remove_copies(store)
         result = self.run("load", store, "--run", entry.run, "--step", entry.step, "--out", "out.safetensors", "--force", "-q", show=show)
-        if self.world.stores[store].hurt and result.code == 4:
+        if result.code == 4 and model.may_be_lost(entry.id):
             return
         if result.code != 0:
             raise Failure("load", f"{entry.name} of {store} cannot be loaded, exit status {result.code}\n{result.err}")
+        model.tried.add(entry.id)
         self.world.contents[entry.id].check(f"{entry.name} of {store}", st.read(self.folder / "out.safetensors")[0])
 
-    def sweep(self, store):
-        """Loads all checkpoints without materialized copies, which nothing may need."""
+    def remove_copies(self, store):
+        """Removes materialized copies, which nothing may need."""
         shutil.rmtree(self.folder / store / "data/k", ignore_errors=True)
-        for entry in self.world.stores[store].listed():
+
+    def sweep(self, store):
+        """Loads all checkpoints without materialized copies. One that was lost may be back."""
+        model = self.world.stores[store]
+        self.remove_copies(store)
+        lost, model.lost = model.lost, set()
+        model.tried -= lost
+        for entry in model.listed():
             self.load(store, entry, show=False)
 
     def check_catalog(self, store):

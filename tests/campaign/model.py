@@ -104,9 +104,21 @@ class Store:
         self.name, self.entries = name, {}
         self.pins, self.tags, self.policies = set(), {}, {}
         self.exists = False
-        self.parity = None  # (data, parity) of its groups
-        self.covered, self.damaged = set(), set()  # chunk files
         self.hurt = False  # something may be unreadable until a repair
+        self.beyond = False  # and a repair may not bring all of it back
+        self.lost, self.tried = set(), set()  # ids that cannot be loaded since the last damage, and ids for which this is known
+
+    def heal(self):
+        self.hurt = self.beyond = False
+        self.lost, self.tried = set(), set()
+
+    def may_be_lost(self, id):
+        """If a load reports damage. Only the first load after the damage may, as no command may lose more."""
+        if not self.hurt or id in self.tried - self.lost:
+            return False
+        self.tried.add(id)
+        self.lost.add(id)
+        return True
 
     def at(self, place):
         return sorted((e for e in self.entries.values() if e.place == place), key=lambda e: (e.run, e.step, e.id))

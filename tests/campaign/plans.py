@@ -20,6 +20,8 @@ MODES = {
                  "tag": 2, "tell": 6, "load": 4},
     "damage": {"save": 45, "rename": 2, "damage": 9, "repair": 5, "parity": 5, "compact": 8, "prune": 5, "delete": 5, "restore": 5, "empty": 3,
                "copy": 3, "load": 4, "wait": 2, "tell": 2, "policy": 1},
+    "losses": {"save": 30, "loss": 6, "repair": 3, "parity": 2, "compact": 16, "prune": 10, "delete": 10, "restore": 4, "empty": 3, "copy": 8, "load": 2,
+               "wait": 2, "tell": 2, "pin": 1},
     "ranks": {"save": 20, "ranks": 35, "compact": 10, "prune": 3, "delete": 5, "restore": 4, "copy": 6, "load": 8, "empty": 2, "parity": 2,
               "wait": 2, "pin": 1},
     "faults": {"ranks": 6, "save": 45, "rename": 5, "compact": 12, "prune": 5, "delete": 6, "restore": 5, "empty": 4, "copy": 9, "parity": 4, "repair": 2,
@@ -41,7 +43,7 @@ class Plan:
         rng = self.rng
         kinds = {"lossy": ["plain", "plain", "tied"], "branches": ["plain", "tied"], "steps": ["adamw"]}.get(mode, ["plain", "plain", "tied", "odd", "adamw"])
         self.flavours = [states.flavour(rng, rng.choice(kinds)) for _ in range(2)]
-        self.runs = rng.choice({"lossy": [1], "branches": [1, 2]}.get(mode, [1, 1, 2, 3]))
+        self.runs = rng.choice({"lossy": [1], "losses": [1, 1, 2], "branches": [1, 2]}.get(mode, [1, 1, 2, 3]))
         lossy = {"lossy": 1.0, "branches": 0.5, "steps": 0.1}.get(mode, 0.4)
         self.fidelity = {f"r{i}": rng.choice(["near", "coarse", "coarse"]) if rng.random() < lossy else "exact" for i in range(self.runs)}
         self.lines = {f"r{i}": [[rng.randrange(1 << 30), 0]] for i in range(self.runs)}
@@ -49,11 +51,13 @@ class Plan:
         self.next_step = {}
         self.branches = {"branches": 0.12, "lossy": rng.choice([0.0, 0.1])}.get(mode, 0.03)
         self.stride = rng.choice([1, 1, 1, 2, 5])
-        self.tags = 0
+        self.tags = self.saves = 0
 
     def draw(self, world):
         weights = {**MODES, **ASKED}[self.mode]
-        if not world.stores["A"].listed():
+        # only eight or more checkpoints of a run can be packed
+        if len(world.stores["A"].listed()) < (9 if self.mode == "losses" else 1) and self.saves < 40:
+            self.saves += 1
             return self.draw_save(world)
         for _ in range(20):
             what = self.rng.choices(list(weights), list(weights.values()))[0]
@@ -150,6 +154,8 @@ class Plan:
     def draw_compact(self, world):
         rng, store = self.rng, self.store(world)
         op = {"op": "compact", "store": store, "args": []}
+        if self.mode == "losses" and rng.random() < 0.5:
+            return {**op, "args": ["--max-depth", "8", "--pack-below", "8M"]}
         if rng.random() < 0.3:
             op["run"] = rng.choice(world.stores[store].runs() or ["r0"])
         if rng.random() < 0.6:
@@ -160,7 +166,7 @@ class Plan:
             op["args"] += ["--max-depth", rng.choice(["1", "1", "2", "2", "4", "8"])]
         if rng.random() < 0.2:
             op["args"] += rng.choice([["--recode-but", "1"], ["--recode-but", "3"], ["--recode-older", "1h"]])
-        if rng.random() < 0.3:
+        if rng.random() < (0.8 if self.mode == "losses" else 0.3):
             op["args"] += ["--pack-below", rng.choice(["0", "20K", "1M", "8M"])]
         if rng.random() < 0.1:
             op["args"] += ["--max-load-cost", rng.choice(["1", "2", "10"])]
@@ -184,7 +190,12 @@ class Plan:
             return None
         newest = rng.random() < 0.4
         chosen = [listed[-1]] if newest else rng.sample(listed, min(len(listed), rng.choice([1, 1, 2, 4])))
-        return {"op": "delete", "store": store, "names": [e.name for e in chosen], "undo": rng.choice(UNDO)}
+        undo = rng.choice(UNDO)
+        if self.mode == "losses" and rng.random() < 0.7:
+            # leaves records of deleted checkpoints in packs, or only packed checkpoints, which the newest never are
+            n, undo = rng.choice([1, 2, 3, 5]), "0s"
+            chosen = listed[-n:] if rng.random() < 0.5 else listed[:n]
+        return {"op": "delete", "store": store, "names": [e.name for e in chosen], "undo": undo}
 
     def draw_restore(self, world):
         rng, store = self.rng, self.store(world)
@@ -267,6 +278,11 @@ class Plan:
         rng, store = self.rng, self.store(world)
         files = [[rng.random(), rng.choice(["flip", "flip", "flip", "zero", "cut", "lose", "lose", "folder"]), rng.random()] for _ in range(rng.choice([1, 2, 2]))]
         return {"op": "damage", "store": store, "group": rng.choice(["4+1", "2+1", "8+1", "3+2", "6+2"]), "files": files}
+
+    def draw_loss(self, world):
+        rng, store = self.rng, self.store(world)
+        files = [[rng.random(), rng.choice(["flip"] * 6 + ["zero", "cut", "lose", "folder"]), rng.random()] for _ in range(rng.choice([1, 1, 2]))]
+        return {"op": "loss", "store": store, "files": files}
 
     def draw_manifest(self, world):
         rng = self.rng

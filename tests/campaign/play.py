@@ -146,8 +146,17 @@ class Player(Looker):
             self.expect(result, *([2] if not rules else [0] if not op.get("run") or op["run"] in model.runs() else [0, 3]), fault=op.get("fault"))
         if result.code == 0 and (result.out or not op.get("fault")):
             self.check_decisions(model, result.json(), stay, maybe, allowed)
+        before = model.listed()
         self.look(store, {i: p if result.code == 0 else p | {LISTED} for i, p in allowed.items()})
         self.verify(store)
+        self.check_newest(model, before)
+
+    def check_newest(self, model, before):
+        """Rules delete nothing of a run unless the two newest checkpoints that stay can be loaded."""
+        for run in {e.run for e in before if e.place != LISTED}:
+            lost = [e.name for e in model.listed(run)[-2:] if e.id in model.lost]
+            if lost:
+                raise Failure("policy", f"rules deleted checkpoints of {run}, and {lost} cannot be loaded")
 
     def policy_effect(self, model, run, keep, undo, safety=True):
         """Returns ({id: places that it may have}, the ids that stay, the ids that may stay) after a deletion
@@ -189,8 +198,10 @@ class Player(Looker):
         allowed, maybe = {}, set()
         if (keep or op.get("fold")) and not {"--plan", "--dry-run"} & set(op.get("args", [])):
             allowed, _, maybe = self.policy_effect(model, op.get("run"), keep, undo)
+        before = model.listed()
         self.look(store, {i: p | ({LISTED} if result.code != 0 or i in maybe else set()) for i, p in allowed.items()})
         self.verify(store)
+        self.check_newest(model, before)
 
     def do_policy(self, op):
         store, model = op["store"], self.world.stores[op["store"]]
@@ -317,15 +328,26 @@ class Player(Looker):
             if e.id in allowed and target.entries[e.id].place == TRASH and self.has_run(op["to"], e.run, {e.id}):
                 target.entries[e.id].run = e.run
         pins, tags = set(target.pins), dict(target.tags)
+        known = {e.id for e in target.listed()}
         self.look(op["to"], allowed, new, marks=self.copied_tags(source, asked | set(target.entries), pins, tags) if "--tags" in op["args"] else None)
         for e in source.listed():
             if e.id in target.entries:
                 target.entries[e.id].saved = e.saved
+        arrived = {e.id for e in target.listed()} - known
         missing = [source.entries[i].name for i in asked if i not in target.entries]
         if result.code == 0 and missing:
             raise Failure("lost", f"{shlex.join(result.args)} ended with 0, and {missing} are not there")
         self.look(op["from"])
+        if source.hurt or target.hurt:
+            self.check_hurt_copy(target, arrived)
         self.verify(op["to"])
+
+    def check_hurt_copy(self, target, arrived):
+        """Packs are copied as they are, but a checkpoint that damage concerns is not. A copy may mend the target."""
+        if target.exists and not target.hurt and self.run("verify", target.name, "-q", show=False).code == 4:
+            target.hurt = target.beyond = True
+            target.tried = {e.id for e in target.listed()}
+        target.tried |= arrived
 
     def copied_tags(self, source, copied, pins, tags):
         """A tag is copied with its checkpoint, and if the target has the checkpoint already."""
@@ -346,7 +368,7 @@ class Player(Looker):
         entry = self.world.stores[op["store"]].find(op["name"])
         if entry:
             if op.get("cold"):
-                shutil.rmtree(self.folder / op["store"] / "data/k", ignore_errors=True)
+                self.remove_copies(op["store"])
             self.load(op["store"], entry)
 
     def do_region(self, op):
@@ -367,7 +389,7 @@ class Player(Looker):
         text = ",".join(f"{a}:{max(b, a + 1)}" for a, b in cut)
         result = self.run("load", op["store"], "--run", entry.run, "--step", entry.step, "--out", "part.safetensors", "--force", "-q",
                           "--region", f"{name}=[{text}]")
-        if self.world.stores[op["store"]].hurt and result.code == 4:
+        if result.code == 4 and self.world.stores[op["store"]].may_be_lost(entry.id):
             return
         self.expect(result, 0)
         self.loads += 1
@@ -399,6 +421,7 @@ class Player(Looker):
                 path = files.pop(int(which * len(files)))
                 damage(path, how, at)
                 self.script.append(f"# {path.relative_to(self.folder)}: {how} at {at:.2f} of its size")
+                model.heal()
                 model.hurt = True
                 # nothing names a parity file, so that a lost one is not noticed
                 noticed |= path.suffix != ".ckp" or how != "lose"
@@ -408,6 +431,24 @@ class Player(Looker):
         if noticed and not over and self.run("verify", store, "-q", show=False).code != 4:
             raise Failure("not noticed", f"verify of {store} says that nothing is damaged")
         self.look(store)
+        self.sweep(store)
+
+    def do_loss(self, op):
+        """Damages chunk files, whether parity covers them or not."""
+        store, model = op["store"], self.world.stores[op["store"]]
+        if not model.exists:
+            return
+        data = self.folder / store / "data"
+        files = sorted(p for p in (data / "c").iterdir() if p.is_file())
+        for which, how, at in op["files"]:
+            if files:
+                path = files.pop(int(which * len(files)))
+                damage(path, how, at)
+                self.script.append(f"# {path.relative_to(self.folder)}: {how} at {at:.2f} of its size")
+                model.heal()
+                model.hurt = model.beyond = True
+        self.look(store)
+        self.verify(store)
 
     def do_manifest(self, op):
         """A manifest is lost, or is damaged and then removed. The catalog is intact, so the checkpoint can be
@@ -434,10 +475,11 @@ class Player(Looker):
         if not model.exists:
             return
         result = self.run_op(op)
-        if not op.get("fault") and result.code == 4:
+        if not op.get("fault") and result.code == 4 and not model.beyond:
             raise Failure("not repaired", f"{store}: {commands.reported_errors(result)}{result.err}")
-        self.expect(result, 0, fault=op.get("fault"))
-        model.hurt = model.hurt and result.code != 0
+        self.expect(result, 0, *([4] if model.beyond else []), fault=op.get("fault"))
+        if result.code == 0:
+            model.heal()
         self.look(store)
         self.verify(store)
 
@@ -494,12 +536,23 @@ class Player(Looker):
                 continue
             if model.hurt:
                 self.do_repair({"op": "repair", "store": store})
+            if model.hurt:
+                self.finish_hurt(store, model)
+                continue
             self.run("trash", store, "--empty", show=False)
             self.look(store, {e.id: {TRASH, GONE} for e in model.at(TRASH) if e.may_expire(self.world.clock)})
             self.verify(store)
             self.sweep(store)
             self.check_catalog(store)
             self.check_files(store)
+
+    def finish_hurt(self, store, model):
+        """What cannot be loaded is deleted. All other checkpoints load, before and after a compaction."""
+        lost = [e.name for e in model.listed() if e.id in model.lost and e.id not in model.marked()]
+        if lost:
+            self.do_delete({"op": "delete", "store": store, "names": lost, "undo": "0s"})
+        self.do_compact({"op": "compact", "store": store, "args": ["--max-depth", "1"]})
+        self.sweep(store)
 
 
 NUMPY = {"F32": np.float32, "I64": np.int64, "BF16": np.uint16, "F16": np.uint16, "F64": np.float64, "U8": np.uint8}

@@ -176,6 +176,10 @@ class Workshop:
             self.usual[name] = time.monotonic() - begun
             if result.returncode not in (0, 77):
                 sys.exit(f"{name} fails on unbroken code: {result.stdout[-2000:]}")
+        if self.args.campaign:
+            result = self.campaign(self.args.seed)
+            if result.returncode != 0:
+                sys.exit(f"the campaign fails on unbroken code: {result.stdout[-2000:]}")
 
     def campaign(self, seed):
         self.make("programs", f"{self.build}/tests/libcampaign_faults.so")

@@ -338,11 +338,86 @@ static void test_rank_of_a_damaged_checkpoint(void **state) {
     store_check_clean(*state);
 }
 
+/* ---- two files with the same record ---- */
+
+/* `a` changes little, so that each step builds on the one before. `b` is new each time. */
+static void save_two(ckd_store *store, uint64_t step, float *a) {
+    const uint64_t shape[1] = {1 << 15};
+    void *b = random_bits(shape[0] * sizeof(float), 100 + (unsigned)step);
+    change_values(CKD_F32, a, shape[0], 1 + (unsigned)step);
+    ckd_save *save = begin_save(store, "run", step);
+    add_tensor(save, "a", CKD_F32, 1, shape, NULL, a);
+    add_tensor(save, "b", CKD_I32, 1, shape, NULL, b);
+    commit_save(save);
+    free(b);
+}
+
+/* Flips a bit of the checkpoint's record of this tensor in its own file. */
+static void damage_own(ckd_store *store, uint64_t step, const char *tensor) {
+    manifest m;
+    chunk *c;
+    const chunk_records *part;
+    uint64_t at = 0;
+    assert_int_equal(store_read_manifest(&m, store, "run", step, 0, NULL), CKD_OK);
+    pathname p = path_chunk(store->path, &m.files[0].id, "");
+    assert_int_equal(chunk_open_bundled(&c, p.text, NULL), CKD_OK);
+    assert_int_equal(chunk_records_of(&part, c, &m.checkpoint.id, NULL), CKD_OK);
+    for (size_t i = 0; i < part->count; i++) {
+        const record *r = &part->records[i];
+        bool wanted = r->kind == RECORD_BLOCK && strcmp(r->tensor->name, tensor) == 0;
+        at = wanted ? r->payload_offset + r->stored_size / 2 : at;
+    }
+    chunk_close(c);
+    manifest_free(&m);
+    assert_true(at > 0);
+    flip(p.text, at);
+}
+
+static void pack_damaged(ckd_store *store) {
+    ckd_compact_options o = options_for(100);
+    o.pack_below = UINT64_C(8) << 20;
+    ckd_compaction_free(compact_with(store, &o));
+}
+
+/*
+ * Step 4 is damaged and stays in its file. The record of it that step 5 needs is copied to the pack. When that record
+ * rots in the file of step 4, too, the pack has the only intact one, and step 5 keeps naming the pack.
+ */
+static void test_the_only_intact_record_stays(void **state) {
+    ckd_store *store = store_create(*state);
+    float *a = random_values(CKD_F32, 1 << 15, 1);
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    fingerprint before, after;
+    ckd_id gone[4];
+    now.undo_s = 0;
+    for (uint64_t step = 0; step < 9; step++) {
+        save_two(store, step, a);
+    }
+    ckd_checkpoint five = checkpoint_at(store, "run", 5);
+    assert_int_equal(fingerprint_of(&before, store, &five, NULL), CKD_OK);
+    damage_own(store, 4, "b");
+    pack_damaged(store);
+    assert_int_equal(checkpoint_at(store, "run", 4).generation, 0);
+    assert_int_equal(checkpoint_at(store, "run", 5).generation, 1);
+    damage_own(store, 4, "a");
+    for (uint64_t step = 0; step < 4; step++) {
+        gone[step] = checkpoint_at(store, "run", step).id;
+    }
+    assert_int_equal(ckd_store_delete(store, gone, 4, &now, NULL), CKD_OK);
+    pack_damaged(store);
+    five = checkpoint_at(store, "run", 5);
+    assert_int_equal(fingerprint_of(&after, store, &five, NULL), CKD_OK);
+    assert_true(after.hash == before.hash);
+    free(a);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_small_files_become_one),
         tempdir_test(test_packs_shrink),
         tempdir_test(test_ranks_are_packed),
+        tempdir_test(test_the_only_intact_record_stays),
         tempdir_test(test_damage_in_a_pack_stays_with_its_checkpoint),
         tempdir_test(test_damaged_packs_stay),
         tempdir_test(test_rank_of_a_damaged_checkpoint),
