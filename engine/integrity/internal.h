@@ -177,7 +177,8 @@ typedef struct manifest_request {
     const ckd_checkpoint *known; /* what a catalog knew of it */
     const vanished *vanished;    /* has the files that no manifest names */
     const live_files *live;
-    bool write; /* false: only looks whether it is possible */
+    bool write;          /* false: only looks whether it is possible */
+    damage_list *damage; /* no longer has the stray files that the manifest names */
 } manifest_request;
 /*
  * repair_manifest.c: Writes the manifest of a vanished checkpoint again, as its next generation. *possible: every

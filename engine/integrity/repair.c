@@ -373,7 +373,7 @@ static ckd_status repair_vanished(bool *done, repairing *r, const vanished *v, c
                                   ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_manifest(r->store->path, c->run, c->step, c->generation);
-    manifest_request q = {c, v, &r->files, !r->options->dry_run};
+    manifest_request q = {c, v, &r->files, !r->options->dry_run, &r->damage};
     ckd_status status = repair_manifest(done, r->store, &q, &why, err);
     if (status == CKD_OK && *done) {
         status = report_repaired(r, p.text, "", 0, err);

@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/float_mode.h"
 #include "codec/chunk/chunk.h"
@@ -342,6 +343,18 @@ static ckd_status rewrite(rewriting *w, ckd_error *err) {
     return status == CKD_OK && w->q->write ? publish(w, err) : status;
 }
 
+/* The manifest also names files of deleted checkpoints that it builds on. No other manifest may have named these. */
+static void explain_strays(const rewriting *w) {
+    const vanished *v = w->q->vanished;
+    for (size_t i = 0; i < w->m.file_count && v->stray_count; i++) {
+        const ckd_id *id = &w->m.files[i].id;
+        if (bsearch(id, v->strays, v->stray_count, sizeof(*v->strays), id_compare)) {
+            pathname p = path_chunk(w->store->path, id, "");
+            damage_drop_file(w->q->damage, p.text + strlen(w->store->path) + 1);
+        }
+    }
+}
+
 ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_request *q, ckd_error *why,
                            ckd_error *err) {
     rewriting w = {.store = store, .q = q, .known = q->known};
@@ -354,6 +367,9 @@ ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_requ
     views_init(&w.views, store);
     w.views.use_materialized = false;
     status = rewrite(&w, why);
+    if (status == CKD_OK) {
+        explain_strays(&w);
+    }
     views_free(&w.views);
     manifest_free(&w.m);
     bytes_free(&w.values);

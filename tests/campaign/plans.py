@@ -20,8 +20,8 @@ MODES = {
                  "tag": 2, "tell": 6, "load": 4},
     "damage": {"save": 45, "rename": 2, "damage": 9, "repair": 5, "parity": 5, "compact": 8, "prune": 5, "delete": 5, "restore": 5, "empty": 3,
                "copy": 3, "load": 4, "wait": 2, "tell": 2, "policy": 1},
-    "losses": {"save": 30, "loss": 6, "repair": 3, "parity": 2, "compact": 16, "prune": 10, "delete": 10, "restore": 4, "empty": 3, "copy": 8, "load": 2,
-               "wait": 2, "tell": 2, "pin": 1},
+    "losses": {"save": 26, "ranks": 4, "loss": 6, "repair": 3, "parity": 2, "compact": 16, "prune": 10, "delete": 10, "restore": 4, "empty": 3, "copy": 8, "load": 2,
+               "wait": 2, "tell": 2, "pin": 1, "rename": 2, "rebuild": 2},
     "ranks": {"save": 20, "ranks": 35, "compact": 10, "prune": 3, "delete": 5, "restore": 4, "copy": 6, "load": 8, "empty": 2, "parity": 2,
               "wait": 2, "pin": 1},
     "faults": {"ranks": 6, "save": 45, "rename": 5, "compact": 12, "prune": 5, "delete": 6, "restore": 5, "empty": 4, "copy": 9, "parity": 4, "repair": 2,
@@ -52,6 +52,7 @@ class Plan:
         self.branches = {"branches": 0.12, "lossy": rng.choice([0.0, 0.1])}.get(mode, 0.03)
         self.stride = rng.choice([1, 1, 1, 2, 5])
         self.tags = self.saves = 0
+        self.soon = []  # the commands to draw next
 
     def draw(self, world):
         weights = {**MODES, **ASKED}[self.mode]
@@ -60,7 +61,7 @@ class Plan:
             self.saves += 1
             return self.draw_save(world)
         for _ in range(20):
-            what = self.rng.choices(list(weights), list(weights.values()))[0]
+            what = self.soon.pop(0) if self.soon else self.rng.choices(list(weights), list(weights.values()))[0]
             op = getattr(self, "draw_" + what)(world)
             if op:
                 return self.with_fault(op)
@@ -68,7 +69,7 @@ class Plan:
 
     def with_fault(self, op):
         """Some commands are killed, or one of their system calls fails."""
-        often = {"faults": 0.4, "ranks": 0.1}.get(self.mode, 0.0)
+        often = {"faults": 0.4, "ranks": 0.1, "losses": 0.08}.get(self.mode, 0.0)
         if op["op"] in FAULTY and self.rng.random() < often:
             fault = self.rng.choice(FAULTS)
             at = self.rng.choice([60, 250, 800]) * self.rng.random()
@@ -155,6 +156,7 @@ class Plan:
         rng, store = self.rng, self.store(world)
         op = {"op": "compact", "store": store, "args": []}
         if self.mode == "losses" and rng.random() < 0.5:
+            self.soon = rng.choice([[], ["delete", "delete", "loss", "prune"]])
             return {**op, "args": ["--max-depth", "8", "--pack-below", "8M"]}
         if rng.random() < 0.3:
             op["run"] = rng.choice(world.stores[store].runs() or ["r0"])
@@ -192,8 +194,8 @@ class Plan:
         chosen = [listed[-1]] if newest else rng.sample(listed, min(len(listed), rng.choice([1, 1, 2, 4])))
         undo = rng.choice(UNDO)
         if self.mode == "losses" and rng.random() < 0.7:
-            # leaves records of deleted checkpoints in packs, or only packed checkpoints, which the newest never are
-            n, undo = rng.choice([1, 2, 3, 5]), "0s"
+            # leaves records of deleted checkpoints in packs, or only packed checkpoints, which the newest four never are
+            n, undo = rng.choice([1, 2, 4, 5]), "0s"
             chosen = listed[-n:] if rng.random() < 0.5 else listed[:n]
         return {"op": "delete", "store": store, "names": [e.name for e in chosen], "undo": undo}
 

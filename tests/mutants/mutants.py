@@ -3,7 +3,8 @@
     mutants.py [--seed N] [--count N] [--area NAME]... [--campaign SECONDS] [--jobs N] [--out FILE]
 
 Mutants are drawn by the seed, kind after kind: a sync that is gone, two steps in the other order, a check or a call that is dropped, a bound that is one
-off, a condition that is turned round. Each is built in a copy of the tracked files. The tests that areas.json names for its file run, the fastest first,
+off, a condition that is turned round. The draw depends on the text of a line and not on its number, so most of it stays when code changes elsewhere.
+Mutants that cannot matter are left out: `equivalent` has the rules. Each is built in a copy of the tracked files. The tests that areas.json names for its file run, the fastest first,
 until one fails; then the campaign, if asked for. A mutant that does not compile is replaced by another one. Several are tried side by side, each in a
 copy of its own. Results are written to FILE one by one, and a run with the same FILE goes on from there. The last line reads
 `N mutants, N caught, N survived`; survivors are listed before it.
@@ -12,9 +13,9 @@ copy of its own. Results are written to FILE one by one, and a run with the same
 import argparse
 import concurrent.futures
 import glob
+import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -30,6 +31,10 @@ STATEMENT = re.compile(r"^( +)(?!return|break|continue|goto|else|case|default|do
                        r"[A-Za-z_*(][\w>.\[\]*&-]*(\(| [-+|]?= |\+\+).*;$")
 DECLARATION = re.compile(r"^ +(const |static |unsigned |struct )?[a-z_]\w*( \*| )\**[a-z_]\w*(\[\w*\])?( =|;|,)")
 STEP = re.compile(r"^( +)if \(status == CKD_OK.*\) \{$")
+RELEASE = re.compile(r"^ +(free|\w+_(free|close|leave|release))\([^()]*\);$")
+EXTREME = re.compile(r"([\w.>-]+) (<|>|<=|>=) ([\w.>-]+) \? (\1 : \3|\3 : \1)(?![\w.>-])")
+ASSIGNMENT = re.compile(r"^ +([\w.>-]+) = ([^()]|sizeof\()*;$")
+SPARE = re.compile(r"(alloc|bytes_scratch|bytes_extend)\(.* \+ 1\b")  # an element more than needed, as nothing may be NULL
 REMOVED = re.compile(r"^ +(\(void\))?(\w+ = )?(file_remove|file_rename_noreplace|file_rename|lock_release|remove_\w+|\w*_remove\w*)\(.*;$")
 
 
@@ -46,7 +51,7 @@ class Mutant:
         lines = source.split("\n")
         was = " / ".join(x.strip() for x in lines[self.line:self.line + self.lines])
         now = " / ".join(x.strip() for x in self.replaced)
-        return f"{self.path}:{self.line + 1}: {self.kind}: {was[:160]}  ->  {now[:160] or 'nothing'}"
+        return f"{self.path}: {self.kind}: {was[:160]}  ->  {now[:160] or 'nothing'}"
 
 
 def closing(text, at):
@@ -107,7 +112,37 @@ def mutants_of_line(lines, i):
         yield "condition turned round", 1, [line[:m.start()] + ("= false;" if m.group(1) == "true" else "= true;") + line[m.end():]]
 
 
+def function_at(lines, at):
+    while at > 0 and not re.match(r"[a-z].*\(", lines[at]):
+        at -= 1
+    found = re.search(r"(\w+)\(", lines[at])
+    return found.group(1) if found else ""
+
+
+def spared_syncs():
+    """Syncs that may be left out, as FILE:FUNCTION; the test of power cuts has the reasons."""
+    text = (ROOT / "tests/faults/test_power_cut.c").read_text()
+    return re.findall(r'"([^" ]+) ', text[text.index("spared[] = {"):text.index("NULL};")])
+
+
+def equivalent(mutant, lines, spared):
+    """The code does the same: things are released or set in another order, a minimum of equal values, memory for an element more or less that is never
+    used, a sync that no power cut needs."""
+    if mutant.kind == "steps swapped" and mutant.lines == 2:
+        sets = [ASSIGNMENT.match(x) for x in mutant.replaced]
+        independent = all(sets) and not any(re.search(rf"(?<![\w>.]){re.escape(a[1])}(?!\w)", b[0]) for a, b in (sets, sets[::-1]))
+        return independent or all(RELEASE.match(x) for x in mutant.replaced)
+    if mutant.kind == "one off":
+        line = lines[mutant.line]
+        return EXTREME.search(line) is not None or (SPARE.search(line) is not None and " + 1" not in mutant.replaced[0])
+    if mutant.kind == "sync removed":
+        place = f"{mutant.path}:{function_at(lines, mutant.line)}"
+        return any(place == s.partition("#")[0] or (s.endswith("*") and place.startswith(s[:-1])) for s in spared)
+    return False
+
+
 def all_mutants(areas, wanted):
+    spared = spared_syncs()
     for area, what in areas.items():
         if wanted and area not in wanted:
             continue
@@ -118,7 +153,9 @@ def all_mutants(areas, wanted):
                     if not lines[i].startswith(" ") or lines[i].lstrip().startswith(("*", "/*")):
                         continue
                     for kind, count, replaced in mutants_of_line(lines, i):
-                        yield Mutant(area, path, i, kind, count, replaced)
+                        mutant = Mutant(area, path, i, kind, count, replaced)
+                        if not equivalent(mutant, lines, spared):
+                            yield mutant
 
 
 class Workshop:
@@ -127,6 +164,7 @@ class Workshop:
     def __init__(self, args, areas, like=None):
         self.args, self.areas = args, areas
         self.root = Path(tempfile.mkdtemp(prefix="mutants-"))
+        self.needs_all_states = False  # of the disks after a power cut: without a sync only some of them are wrong
         self.usual = like.usual if like else {}  # seconds that a test takes on unbroken code
         if like:
             shutil.copytree(like.root, self.root, dirs_exist_ok=True, symlinks=True)
@@ -141,7 +179,9 @@ class Workshop:
 
     def command(self, command, timeout=None):
         env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "GNUMAKEFLAGS")}
-        env.update(CKPTDELTA_BUILD=str(self.root / getattr(self, "build", "")), CKD_POWER_SITES="0", CKD_POWER_STATES="40")
+        env.update(CKPTDELTA_BUILD=str(self.root / getattr(self, "build", "")), CKD_POWER_SITES="0")
+        if not self.needs_all_states:
+            env.update(CKD_POWER_STATES="40")
         env.update(CKPTDELTA=f"{env['CKPTDELTA_BUILD']}/ckptdelta", PYTHONDONTWRITEBYTECODE="1")
         env.setdefault("TMPDIR", "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
         process = subprocess.Popen(command, cwd=self.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -191,6 +231,7 @@ class Workshop:
         path = self.root / mutant.path
         source = path.read_text()
         path.write_text(mutant.text(source))
+        self.needs_all_states = mutant.kind == "sync removed"
         try:
             if self.make(f"{self.build}/obj/internal.a").returncode != 0:
                 return None
@@ -206,12 +247,14 @@ class Workshop:
 
 def draw(mutants, seed):
     """Kind after kind, so that rare kinds come as often as common ones."""
-    chance = random.Random(seed)
-    kinds = {}
+    kinds, seen = {}, {}
     for m in mutants:
-        kinds.setdefault(m.kind, []).append(m)
-    for of_kind in kinds.values():
-        chance.shuffle(of_kind)
+        text = m.describe((ROOT / m.path).read_text())
+        seen[text] = seen.get(text, 0) + 1
+        order = hashlib.sha256(f"{seed} {seen[text]} {text}".encode()).digest()
+        kinds.setdefault(m.kind, []).append((order, m))
+    for kind, found in kinds.items():
+        kinds[kind] = [m for _, m in sorted(found, key=lambda pair: pair[0], reverse=True)]
     while any(kinds.values()):
         for kind in sorted(kinds):
             if kinds[kind]:

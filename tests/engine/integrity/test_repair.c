@@ -13,6 +13,8 @@
 
 #include "base/file.h"
 #include "engine/store/handle.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/pairs.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -424,6 +426,29 @@ static void test_vanished_files_stay(void **state) {
     must(ckd_compact(NULL, store, &o, &err), &err);
     must(ckd_store_collect(NULL, store, &all, &err), &err);
     scene_check(store, 1, 3);
+    ckd_store_close(store);
+}
+
+/* Only the lost manifest named the file of step 0, which was deleted. When it is back, the file is no damage. */
+static void test_vanished_with_a_deleted_base(void **state) {
+    ckd_error err = {0};
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    ckd_checkpoint c;
+    now.undo_s = 0;
+    scene_make(*state, 0, 2);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    must(ckd_store_find(&c, store, SCENE_RUN, 0, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, &now, &err), &err);
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    assert_int_equal(folder_count(*state, "data/m"), 1);
+    assert_int_equal(folder_count(*state, "data/c"), 2);
+    ckd_store_close(store);
+    remove_manifest(*state, 1);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    repaired r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    assert_int_equal(verify_damage(store), 0);
+    scene_check(store, 1, 1);
     ckd_store_close(store);
 }
 
@@ -854,6 +879,7 @@ int main(void) {
         tempdir_test(test_vanished_chain),
         tempdir_test(test_vanished_with_two_generations),
         tempdir_test(test_vanished_files_stay),
+        tempdir_test(test_vanished_with_a_deleted_base),
         tempdir_test(test_vanished_before_the_trash_is_emptied),
         tempdir_test(test_vanished_reader_of_a_replaced_file),
         tempdir_test(test_vanished_before_a_rebuild),
