@@ -11,6 +11,8 @@
 #define RUNS_WORTH 40
 /* A nonzero integer takes as long to decode as this many symbols of a dense stream. */
 #define RUN_SYMBOLS 20
+/* A sparse stream may be larger than a dense one by this share. It decodes several times as fast, so chains get longer. */
+#define SPARSE_SHARE 16
 
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
     symbols_workspace *w = calloc(1, sizeof(*w));
@@ -121,8 +123,7 @@ size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const sym
         planned = symbols_dense_plan(w, &p->dense, &groups, mode, in);
         by_context = groups.count > 1;
         size_t sparse = plan_sparse(w, p, &groups, in);
-        /* Sparse streams decode several times as fast, so they may be slightly larger. */
-        if (sparse != SIZE_MAX && sparse <= planned + planned / 64) {
+        if (sparse != SIZE_MAX && sparse <= planned + planned / SPARSE_SHARE) {
             p->is_sparse = true;
             planned = sparse;
         }

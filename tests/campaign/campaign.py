@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from crowd import Crowd  # noqa: E402
 from model import Failure  # noqa: E402
-from plans import ASKED, MODES, Plan  # noqa: E402
+from plans import MODES, Plan  # noqa: E402
 from play import Player  # noqa: E402
 import shrink  # noqa: E402
 
@@ -172,7 +172,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1, help="from one seed to the next")
     parser.add_argument("--jobs", type=int, default=1, help="scripts at a time")
-    parser.add_argument("--mode", choices=sorted({**MODES, **ASKED}) + [CROWD])
+    parser.add_argument("--mode", choices=sorted(MODES) + [CROWD])
     parser.add_argument("--crowd-seconds", type=float, default=20, help="how long many commands at a time go on")
     parser.add_argument("--ops", type=int, default=60, help="commands of a script")
     parser.add_argument("--scripts", type=int, default=0, help="end after so many scripts")

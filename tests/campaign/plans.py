@@ -27,9 +27,7 @@ MODES = {
     "faults": {"ranks": 6, "save": 45, "rename": 5, "compact": 12, "prune": 5, "delete": 6, "restore": 5, "empty": 4, "copy": 9, "parity": 4, "repair": 2,
                "rebuild": 3, "catalog": 2, "pin": 2, "tag": 2, "load": 3, "wait": 2},
 }
-
-# Runs only on request: repair cannot yet restore a manifest if files of two generations hold its records.
-ASKED = {"manifests": {**MODES["damage"], "manifest": 5}}
+MODES["manifests"] = {**MODES["damage"], "manifest": 5}
 
 FAULTS = ["kill"] * 6 + ["EIO", "EIO", "EIO+", "ENOSPC", "ENOSPC+", "EINTR", "short", "short", "size"]
 FAULTY = {"save", "ranks", "compact", "prune", "delete", "restore", "empty", "copy", "parity", "repair", "rebuild", "pin", "tag", "rename"}
@@ -55,7 +53,7 @@ class Plan:
         self.soon = []  # the commands to draw next
 
     def draw(self, world):
-        weights = {**MODES, **ASKED}[self.mode]
+        weights = MODES[self.mode]
         # only eight or more checkpoints of a run can be packed
         if len(world.stores["A"].listed()) < (9 if self.mode == "losses" else 1) and self.saves < 40:
             self.saves += 1
