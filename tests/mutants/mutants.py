@@ -2,12 +2,12 @@
 
     mutants.py [--seed N] [--count N] [--area NAME]... [--campaign SECONDS] [--jobs N] [--out FILE]
 
-Mutants are drawn by the seed, kind after kind: a sync that is gone, two steps in the other order, a check or a call that is dropped, a bound that is one
-off, a condition that is turned round. The draw depends on the text of a line and not on its number, so most of it stays when code changes elsewhere.
-Mutants that cannot matter are left out: `equivalent` has the rules. Each is built in a copy of the tracked files. The tests that areas.json names for its file run, the fastest first,
-until one fails; then the campaign, if asked for. A mutant that does not compile is replaced by another one. Several are tried side by side, each in a
-copy of its own. Results are written to FILE one by one, and a run with the same FILE goes on from there. The last line reads
-`N mutants, N caught, N survived`; survivors are listed before it.
+Mutants are drawn by the seed, kind after kind: a sync that is gone, two steps in the other order, a check or a call that is dropped, a bound that is
+one off, a condition that is turned round. The draw depends on the text of a line and not on its number, so most of it stays when code changes
+elsewhere. Mutants that cannot matter are left out: `equivalent` has the rules. Each is built in a copy of the tracked files. The tests that
+areas.json names for its file run, the fastest first, until one fails; then the campaign, if asked for. A mutant that does not compile is replaced by
+another one. Several are tried side by side, each in a copy of its own. Results are written to FILE one by one, and a run with the same FILE goes on
+from there. The last line reads `N mutants, N caught, N survived`; survivors are listed before it.
 """
 
 import argparse
