@@ -51,6 +51,9 @@ TAIL = """
   checkpoints. So can a disk that loses old data. Only parity or another store brings these back.
 - *More damage than parity covers.* Without parity, a damaged chunk file costs every checkpoint that reads it; `verify`
   names them. With parity, a group restores as many files as it has parity files.
+- *Damage that nobody has looked for.* A delta does not read everything that it builds on, and a block with known values
+  is not stored again. So a save on a checkpoint that is already damaged may be damaged, too. `scrub` finds damage early,
+  and parity brings it back.
 - *Deliberate forgery.* Checksums and content hashes find accidents. They are not signatures: anyone who can write to a
   store can replace a checkpoint by another valid one.
 - *The catalog.* Only timings and caches are in the catalog alone, and they can be lost at any time. Everything else can
