@@ -13,8 +13,8 @@
 
 typedef struct moving {
     compaction *c;
-    const manifest *published;
     const view *draft;
+    bool *is_new; /* by file of the draft: the published manifest does not name it */
     bytes payload;
 } moving;
 
@@ -29,12 +29,15 @@ static bool is_named(const manifest *m, const file_ref *f) {
 static ckd_status read_moved(void *context, const view *v, const view_block *b, ckd_error *err) {
     moving *x = context;
     compaction *c = x->c;
+    /* Blocks in new own files were read back. */
+    bool own = v == x->draft && b->file < v->manifest.own_count && b->record->kind == RECORD_BLOCK;
+    if (own || !x->is_new[b->file]) {
+        return CKD_OK;
+    }
     /* Members of a bundle have no checksum of their own. */
     const record *r = b->record->bundle ? b->record->bundle : b->record;
     uint64_t hash = compact_record_hash(b->chunk, r);
-    /* Blocks in new files were read back, and those in old ones are where they were. */
-    bool own = v == x->draft && b->file < v->manifest.own_count && b->record->kind == RECORD_BLOCK;
-    if (own || is_named(x->published, &x->draft->manifest.files[b->file]) || hash_set_has(&c->intact, hash)) {
+    if (hash_set_has(&c->intact, hash)) {
         return CKD_OK;
     }
     ckd_status status = CKD_OK;
@@ -49,9 +52,19 @@ static ckd_status read_moved(void *context, const view *v, const view_block *b, 
 }
 
 ckd_status compact_read_moved(compaction *c, const manifest *published, const view *draft, ckd_error *err) {
-    moving x = {.c = c, .published = published, .draft = draft};
-    ckd_status status = closure_visit(&c->views, draft, read_moved, &x, err);
+    const manifest *m = &draft->manifest;
+    moving x = {.c = c, .draft = draft, .is_new = calloc(m->file_count + 1, sizeof(*x.is_new))};
+    bool any = false;
+    if (!x.is_new) {
+        return err_nomem(err, m->file_count, "a manifest's files");
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        x.is_new[i] = !is_named(published, &m->files[i]);
+        any = any || x.is_new[i];
+    }
+    ckd_status status = any ? closure_visit(&c->views, draft, read_moved, &x, err) : CKD_OK;
     bytes_free(&x.payload);
+    free(x.is_new);
     return status;
 }
 

@@ -547,12 +547,11 @@ class Player(Looker):
             self.check_files(store)
 
     def finish_hurt(self, store, model):
-        """What cannot be loaded is deleted. All other checkpoints load, before and after a compaction."""
+        """What cannot be loaded is deleted. All other checkpoints load, before and after a compaction: `verify` looks."""
         lost = [e.name for e in model.listed() if e.id in model.lost and e.id not in model.marked()]
         if lost:
             self.do_delete({"op": "delete", "store": store, "names": lost, "undo": "0s"})
         self.do_compact({"op": "compact", "store": store, "args": ["--max-depth", "1"]})
-        self.sweep(store)
 
 
 NUMPY = {"F32": np.float32, "I64": np.int64, "BF16": np.uint16, "F16": np.uint16, "F64": np.float64, "U8": np.uint8}
