@@ -127,7 +127,7 @@ size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const sym
 size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, const symbols_input *sample,
                         const symbols_grid *grid, size_t all);
 /*
- * Returns the number of integers in the stream planned in `slot`, which determines decoding time. A sparse stream has
+ * Returns the number of integers in the stream planned in `slot`, which determines decoding time. A change stream has
  * fewer than n.
  */
 size_t symbols_coded(const symbols_workspace *w, int slot);
@@ -146,6 +146,36 @@ size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const 
  */
 ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const void *from, size_t size,
                           ckd_error *err);
+
+/*
+ * The integers that are not 0 of a stream that lists them, in two steps: what is added to an array in place needs no
+ * array of its own. First their indices, each once in streams of the encoder; then, with a context for each of them (or NULL, if the encoder had
+ * none), their values. All are valid until the workspace plans or decodes something else. symbols_decode gives the same
+ * integers. Errors: as symbols_decode.
+ */
+typedef struct symbols_changes {
+    unsigned width; /* bytes of an integer */
+    size_t count;   /* at most n / 2 */
+    const uint32_t *at;
+    const void *values;
+} symbols_changes;
+/* A stream of n integers of `width` bytes. */
+typedef struct symbols_stream {
+    unsigned width;
+    size_t n;
+    const void *data;
+    size_t size;
+} symbols_stream;
+typedef enum symbols_listing {
+    SYMBOLS_ALL_INTEGERS,      /* the stream does not list changes */
+    SYMBOLS_CHANGES_ALONE,     /* symbols_find_changes needs no contexts */
+    SYMBOLS_CHANGES_BY_CONTEXT /* it needs the contexts of all n integers */
+} symbols_listing;
+symbols_listing symbols_lists_changes(const void *from, size_t size);
+ckd_status symbols_find_changes(symbols_changes *out, symbols_workspace *w, const symbols_stream *stream,
+                                const uint8_t *context, ckd_error *err);
+ckd_status symbols_read_changes(const symbols_changes *c, symbols_workspace *w, const uint8_t *context,
+                                ckd_error *err);
 
 /*
  * How a block's array of n integers of `width` bytes is stored: raw, zstd, LZ4, or as a symbol stream. zstd and LZ4

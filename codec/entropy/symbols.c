@@ -1,4 +1,4 @@
-/* Symbol streams: chooses between dense, sparse and run streams. */
+/* Symbol streams: chooses between dense, change and run streams. */
 #include "codec/entropy/entropy.h"
 
 #include <math.h>
@@ -11,8 +11,8 @@
 #define RUNS_WORTH 40
 /* A nonzero integer takes as long to decode as this many symbols of a dense stream. */
 #define RUN_SYMBOLS 20
-/* A sparse stream may be larger than a dense one by this share. It decodes several times as fast, so chains get longer. */
-#define SPARSE_SHARE 16
+/* A change stream may be larger than a dense one by this share. It decodes several times as fast, so chains get longer. */
+#define CHANGES_SHARE 8
 
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
     symbols_workspace *w = calloc(1, sizeof(*w));
@@ -28,33 +28,24 @@ ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
 
 void symbols_workspace_free(symbols_workspace *w) {
     if (w) {
-        bytes_free(&w->plan[0].runs);
-        bytes_free(&w->plan[1].runs);
+        bytes_free(&w->plan[0].encoded);
+        bytes_free(&w->plan[1].encoded);
     }
     free(w);
 }
 
-/* Returns the size as a sparse stream; SIZE_MAX if there are too many changes. */
-static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symbols_groups *groups,
-                          const symbols_input *in) {
+/* Tries a change stream for a delta with most integers zero. *planned is the size of the dense stream. */
+static void plan_changes(symbols_workspace *w, symbols_plan_slot *p, const symbols_input *in,
+                         size_t *planned) {
     const symbols_slot *dense = &p->dense;
-    p->sparse.context = w->planned_context[p - w->plan];
-    p->sparse.integers = w->planned_integers[p - w->plan];
-    if (dense->header.mode != SYMBOLS_CLASS || dense->header.table[0].centre ||
-        dense->count < SYMBOLS_SPARSE_MIN ||
-        dense->zeros < dense->count - dense->count / SYMBOLS_SPARSE_WORTH ||
-        !symbols_gather(&p->sparse, groups, dense->symbols, in)) {
-        return SIZE_MAX;
+    if ((in->context || dense->zeros == dense->count) && dense->header.mode == SYMBOLS_CLASS &&
+        !dense->header.table[0].centre && dense->count >= SYMBOLS_FEW_MIN &&
+        dense->zeros >= dense->count - dense->count / SYMBOLS_CHANGES_WORTH &&
+        symbols_changes_encode(&p->encoded, &p->coded, w, &p->inner, dense->symbols, in) &&
+        p->encoded.size <= *planned + *planned / CHANGES_SHARE) {
+        p->is_encoded = true;
+        *planned = p->encoded.size;
     }
-    uint8_t header[SYMBOLS_SPARSE_HEADER];
-    size_t size = symbols_sparse_write(&p->sparse, header);
-    if (p->sparse.pairs) {
-        symbols_groups unused;
-        size += symbols_dense_plan(
-            w, &p->inner, &unused, SYMBOLS_CLASS,
-            &(symbols_input){in->width, 2 * p->sparse.pairs, p->sparse.integers, p->sparse.context});
-    }
-    return size;
 }
 
 CPU_PLAIN static size_t nonzero_bytes(const uint8_t *values, size_t n) {
@@ -65,23 +56,21 @@ CPU_PLAIN static size_t nonzero_bytes(const uint8_t *values, size_t n) {
     return count;
 }
 
-/*
- * Tries a run stream if few integers are not zero. For one-byte integers only: there sparse streams cannot hold long
- * gaps.
- */
+/* Tries a run stream if few integers are not zero. For one-byte integers only. */
 static bool plan_runs(symbols_plan_slot *p, const symbols_input *in, size_t limit, size_t *planned) {
     size_t n = in->n;
-    if (in->width != 1 || n < SYMBOLS_SPARSE_MIN) {
+    if (in->width != 1 || n < SYMBOLS_FEW_MIN) {
         return false;
     }
-    p->nonzero = nonzero_bytes(in->values, n);
-    if (p->nonzero == 0 || p->nonzero > n / RUNS_WORTH ||
-        !symbols_runs_encode(&p->runs, in->width, in->values, n, p->nonzero, limit)) {
+    size_t nonzero = nonzero_bytes(in->values, n);
+    if (nonzero == 0 || nonzero > n / RUNS_WORTH ||
+        !symbols_runs_encode(&p->encoded, in->width, in->values, n, nonzero, limit)) {
         return false;
     }
-    p->is_runs = true;
+    p->is_encoded = true;
+    p->coded = nonzero * RUN_SYMBOLS;
     p->dense.count = n;
-    *planned = p->runs.size;
+    *planned = p->encoded.size;
     return true;
 }
 
@@ -110,7 +99,7 @@ size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const sym
                     const symbols_grid *grid) {
     symbols_plan_slot *p = &w->plan[slot];
     p->dense.count = 0;
-    p->is_sparse = p->is_framed = p->is_runs = false;
+    p->is_framed = p->is_encoded = false;
     size_t planned = 0;
     if (in->n == 0 || in->n > SYMBOLS_MAX_COUNT || (!in->context && plan_runs(p, in, in->n / 8, &planned))) {
         return planned;
@@ -122,13 +111,9 @@ size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const sym
         symbols_groups groups;
         planned = symbols_dense_plan(w, &p->dense, &groups, mode, in);
         by_context = groups.count > 1;
-        size_t sparse = plan_sparse(w, p, &groups, in);
-        if (sparse != SIZE_MAX && sparse <= planned + planned / SPARSE_SHARE) {
-            p->is_sparse = true;
-            planned = sparse;
-        }
+        plan_changes(w, p, in, &planned);
     }
-    if (in->context && !by_context) {
+    if (in->context && !by_context && !p->is_encoded) {
         plan_runs(p, in, planned + planned / 64, &planned);
     }
     return planned + planned / 1024;
@@ -136,39 +121,18 @@ size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const sym
 
 size_t symbols_coded(const symbols_workspace *w, int slot) {
     const symbols_plan_slot *p = &w->plan[slot];
-    if (p->is_runs) {
-        return p->nonzero * RUN_SYMBOLS;
-    }
-    return p->is_sparse ? 2 * p->sparse.pairs : p->dense.count;
+    return p->is_encoded ? p->coded : p->dense.count;
 }
 
 size_t symbols_bound(const symbols_workspace *w, int slot) {
     const symbols_plan_slot *p = &w->plan[slot];
-    if (p->is_runs) {
-        return p->runs.size;
-    }
-    if (p->is_sparse) {
-        return SYMBOLS_SPARSE_HEADER + (p->sparse.pairs ? p->inner.bound : 0);
+    if (p->is_encoded) {
+        return p->encoded.size;
     }
     if (p->is_framed) {
         return SYMBOLS_FRAMED_HEADER + (p->frame.columns ? p->inner.bound : 0) + p->dense.bound;
     }
     return p->dense.count ? p->dense.bound : 0;
-}
-
-static size_t encode_sparse(symbols_workspace *w, const symbols_plan_slot *p, uint8_t *to, size_t capacity) {
-    uint8_t header[SYMBOLS_SPARSE_HEADER];
-    size_t used = symbols_sparse_write(&p->sparse, header);
-    if (used > capacity) {
-        return 0;
-    }
-    memcpy(to, header, used);
-    if (p->sparse.pairs == 0) {
-        return used;
-    }
-    size_t size =
-        symbols_dense_encode(w, &p->inner, p->sparse.integers, p->sparse.context, to + used, capacity - used);
-    return size ? used + size : 0;
 }
 
 /*
@@ -217,25 +181,18 @@ size_t symbols_parts_frame(symbols_workspace *w, int slot, uint8_t *to) {
     return p->is_framed ? encode_frame(w, p, 0, to, symbols_parts_frame_bound(w, slot)) : 0;
 }
 
-static size_t encode_runs(const symbols_plan_slot *p, void *to, size_t capacity) {
-    if (p->runs.size > capacity) {
-        return 0;
-    }
-    memcpy(to, p->runs.data, p->runs.size);
-    return p->runs.size;
-}
-
 size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, void *to,
                       size_t capacity) {
     const symbols_plan_slot *p = &w->plan[slot];
     if (p->dense.count == 0) {
         return 0;
     }
-    if (p->is_runs) {
-        return encode_runs(p, to, capacity);
+    if (p->is_encoded && p->encoded.size > capacity) {
+        return 0;
     }
-    if (p->is_sparse) {
-        return encode_sparse(w, p, to, capacity);
+    if (p->is_encoded) {
+        memcpy(to, p->encoded.data, p->encoded.size);
+        return p->encoded.size;
     }
     return p->is_framed ? encode_framed(w, p, values, to, capacity)
                         : symbols_dense_encode(w, &p->dense, values, context, to, capacity);
@@ -245,8 +202,6 @@ static ckd_status decode_sparse(symbols_workspace *w, const symbols_output *out,
                                 size_t size, ckd_error *err) {
     symbols_sparse *s = &w->decoding_sparse;
     size_t used;
-    s->context = w->decoding_context;
-    s->integers = w->decoding_integers;
     if (!symbols_sparse_read(s, from, size, out->n, &used)) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream's header makes no sense");
     }
@@ -309,6 +264,9 @@ ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const
     unsigned first = size ? *(const uint8_t *)from : 0;
     if (first == SYMBOLS_SPARSE) {
         return decode_sparse(w, out, from, size, err);
+    }
+    if (first == SYMBOLS_CHANGES) {
+        return symbols_changes_decode(w, out, from, size, err);
     }
     if (first == SYMBOLS_RUNS) {
         return symbols_runs_decode(width, out->values, n, from, size)

@@ -107,29 +107,6 @@ typedef struct element_sink {
     bool bare;              /* no symbol has low bits */
 } element_sink;
 
-CPU_INLINE void store_integer(uint8_t *values, unsigned width, size_t i, uint64_t v) {
-    switch (width) {
-    case 1:
-        values[i] = (uint8_t)v;
-        break;
-    case 2: {
-        /* A single store; compilers do not merge the two of base/bytes.h. */
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-        uint16_t v16 = __builtin_bswap16((uint16_t)v);
-#else
-        uint16_t v16 = (uint16_t)v;
-#endif
-        memcpy(values + 2 * i, &v16, 2);
-        break;
-    }
-    case 4:
-        store_le32(values + 4 * i, (uint32_t)v);
-        break;
-    default:
-        store_le64(values + 8 * i, v);
-    }
-}
-
 /* Decodes one integer with all checks. */
 static void decode_slowly(bit_source *bits, uint32_t *state, const element_sink *to, unsigned width,
                           size_t i) {
@@ -144,7 +121,7 @@ static void decode_slowly(bit_source *bits, uint32_t *state, const element_sink 
     uint64_t low = e.low_bits > 32 ? source_get(bits, e.low_bits - 32u) << 32 : 0;
     low |= source_get(bits, e.low_bits < 32 ? e.low_bits : 32);
     *state = e.next + (uint32_t)source_get(bits, e.state_bits);
-    store_integer(to->values, width, i, e.base + low);
+    symbols_store(to->values, width, i, e.base + low);
 }
 
 CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
@@ -195,21 +172,21 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
 #define ENTRY(tables, j) (tables[contexts ? context[i + (j)] : 0] + state[j])
 #define TWO(j)                                                                                              \
     if (width == 8) {                                                                                       \
-        store_integer(values, 8, i + (j), step_wide(&state[j], &at, ENTRY(wide, j), from));                 \
-        store_integer(values, 8, i + (j) + 1, step_wide(&state[(j) + 1], &at, ENTRY(wide, (j) + 1), from)); \
+        symbols_store(values, 8, i + (j), step_wide(&state[j], &at, ENTRY(wide, j), from));                 \
+        symbols_store(values, 8, i + (j) + 1, step_wide(&state[(j) + 1], &at, ENTRY(wide, (j) + 1), from)); \
     } else if (width == 4) {                                                                                \
         const symbols_state *e = ENTRY(narrow, j), *e_2 = ENTRY(narrow, (j) + 1);                           \
         at -= e->bits;                                                                                      \
-        store_integer(values, 4, i + (j), step_narrow(&state[j], e, word_at(from, at)));                    \
+        symbols_store(values, 4, i + (j), step_narrow(&state[j], e, word_at(from, at)));                    \
         at -= e_2->bits;                                                                                    \
-        store_integer(values, 4, i + (j) + 1, step_narrow(&state[(j) + 1], e_2, word_at(from, at)));        \
+        symbols_store(values, 4, i + (j) + 1, step_narrow(&state[(j) + 1], e_2, word_at(from, at)));        \
     } else { /* two of them fit a word, the first above the second */                                       \
         const symbols_state *e = ENTRY(narrow, j), *e_2 = ENTRY(narrow, (j) + 1);                           \
         unsigned bits_2 = e_2->bits;                                                                        \
         at -= e->bits + bits_2;                                                                             \
         uint64_t word = word_at(from, at);                                                                  \
-        store_integer(values, width, i + (j), step_narrow(&state[j], e, word >> bits_2));                   \
-        store_integer(values, width, i + (j) + 1, step_narrow(&state[(j) + 1], e_2, word));                 \
+        symbols_store(values, width, i + (j), step_narrow(&state[j], e, word >> bits_2));                   \
+        symbols_store(values, width, i + (j) + 1, step_narrow(&state[(j) + 1], e_2, word));                 \
     }
     for (; i + SYMBOLS_MAX_LANES <= end && at >= FAST_BITS(width); i += SYMBOLS_MAX_LANES) {
         TWO(0)

@@ -9,17 +9,17 @@
 
 /*
  * Would symbols_plan try another kind of stream? It does if few integers are not zero. It may for bytes: a centre is
- * subtracted, so their zeros are not counted. (A run stream takes no more than a sparse one.)
+ * subtracted, so their zeros are not counted.
  */
 static bool may_be_other(const symbols_slot *dense, const symbols_counts *c, bool by_context) {
-    bool few = dense->zeros >= c->n - c->n / SYMBOLS_SPARSE_WORTH;
-    return c->n >= SYMBOLS_SPARSE_MIN && (c->centre ? c->width == 1 && !by_context : few);
+    bool few = dense->zeros >= c->n - c->n / SYMBOLS_CHANGES_WORTH;
+    return c->n >= SYMBOLS_FEW_MIN && (c->centre ? c->width == 1 && !by_context : few);
 }
 
 bool symbols_plan_counts(symbols_workspace *w, int slot, const symbols_counts *counts, size_t *planned) {
     symbols_plan_slot *p = &w->plan[slot];
     symbols_groups groups;
-    p->is_sparse = p->is_framed = p->is_runs = false;
+    p->is_framed = p->is_encoded = false;
     *planned = symbols_counted_plan(w, &p->dense, &groups, counts);
     *planned += *planned / 1024;
     bool dense = !may_be_other(&p->dense, counts, groups.count > 1);
@@ -57,7 +57,7 @@ size_t symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *
                           const symbols_splitting *split, const symbols_lines *lines, const uint8_t *levels) {
     symbols_plan_slot *p = &w->plan[slot];
     symbols_frame *f = &p->frame;
-    p->is_sparse = p->is_runs = false;
+    p->is_encoded = false;
     f->columns = f->rows = 0;
     if (levels) {
         f->columns = lines->columns;

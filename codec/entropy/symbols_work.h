@@ -7,25 +7,50 @@
 #include "codec/entropy/symbols_format.h"
 #include "codec/entropy/entropy.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 /*
  * The changes of a sparse stream: pairs of a gap and a difference, range by range. They are the integers of an inner
- * dense stream. Each has a context there: the range, plus 16 for differences.
+ * dense stream. Each has a context there: the range, plus 16 for differences. Only read: change streams are faster.
  */
-#define SYMBOLS_SPARSE        0x80u /* first byte of a sparse stream */
-#define SYMBOLS_SPARSE_MAX    4     /* a decoder accepts at most one pair per this many elements */
-#define SYMBOLS_SPARSE_WORTH  32    /* the encoder tries with at most one pair per this many */
-#define SYMBOLS_SPARSE_MIN    1024  /* with fewer elements, two headers are not worth it */
-#define SYMBOLS_SPARSE_HEADER (2u + SYMBOLS_MAX_TABLES * 4u)
+#define SYMBOLS_SPARSE     0x80u /* first byte of a sparse stream */
+#define SYMBOLS_SPARSE_MAX 4     /* a decoder accepts at most one pair per this many elements */
 typedef struct symbols_sparse {
     unsigned ranges;
     uint8_t range_end[SYMBOLS_MAX_TABLES];
     uint32_t count[SYMBOLS_MAX_TABLES]; /* pairs in each range */
     size_t pairs;
-    uint64_t changed[SYMBOLS_MAX_COUNT / 64]; /* bitmap of nonzero elements (encoder) */
-    uint8_t *context, *integers;              /* of the dense stream; owned by the workspace */
+    uint8_t context[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MAX * 2]; /* of the dense stream */
+    uint8_t integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MAX * 2 * 8];
 } symbols_sparse;
 
-#define SYMBOLS_RUNS 0x82u /* first byte of a run stream */
+#define SYMBOLS_RUNS    0x82u /* first byte of a run stream */
+#define SYMBOLS_FEW_MIN 1024  /* with fewer elements, several headers are not worth it */
+
+/* The changes of a change stream, while it is written or read. */
+#define SYMBOLS_CHANGES       0x83u /* first byte of a change stream */
+#define SYMBOLS_CHANGES_MAX   2     /* a decoder accepts at most one change per this many elements */
+#define SYMBOLS_CHANGES_WORTH 4     /* the encoder tries with at most one change per this many */
+#define SYMBOLS_LISTS         3
+#define SYMBOLS_CHANGES_MOST  (SYMBOLS_MAX_COUNT / SYMBOLS_CHANGES_MAX)
+typedef struct symbols_changing {
+    unsigned lists;
+    uint8_t end[SYMBOLS_LISTS]; /* highest context of each list but the last, which has all elements */
+    size_t count, others;       /* nonzero integers, and those of them that are not 1 or -1 */
+    size_t begin, others_begin; /* where the list being written begins */
+    reader rest;                /* what is not read yet */
+    uint32_t at[SYMBOLS_CHANGES_MOST],
+        other[SYMBOLS_CHANGES_MOST]; /* places of changes, and of others among them */
+    uint32_t gap[SYMBOLS_CHANGES_MOST], length[SYMBOLS_CHANGES_MOST];
+    uint8_t sign[SYMBOLS_CHANGES_MOST / 8];
+    /* of all changes, but of the others only when a stream is written */
+    uint8_t values[(SYMBOLS_CHANGES_MOST + 8) * 8];
+    uint8_t other_values[SYMBOLS_CHANGES_MOST * 8];
+    uint8_t context[SYMBOLS_CHANGES_MOST],
+        all_contexts[SYMBOLS_CHANGES_MOST]; /* of the others, of all changes */
+} symbols_changing;
 
 /*
  * A frame in front of the integers: the lowest bits that all of them share, and levels of rows and columns. The sum of
@@ -102,19 +127,16 @@ typedef struct symbols_groups {
 } symbols_groups;
 
 /*
- * A planned stream, of one of four kinds. A dense one. A sparse one, with its pairs in a dense stream. A framed one,
- * with its integers in a dense stream and its levels, if any, in another. A run stream, which is already encoded.
+ * A planned stream: a dense one; a framed one, with its integers in a dense stream and its levels, if any, in another;
+ * or a run or change stream, which is already encoded.
  */
 typedef struct symbols_plan_slot {
     symbols_slot dense;
-    bool is_sparse, is_framed, is_runs;
-    bytes runs;     /* owned by the workspace; reused by the next plan */
-    size_t nonzero; /* nonzero integers of a run stream */
-    union {
-        symbols_sparse sparse;
-        symbols_frame frame;
-    };
-    symbols_slot inner; /* the sparse stream's pairs, or the levels */
+    bool is_framed, is_encoded;
+    bytes encoded; /* owned by the workspace; reused by the next plan */
+    size_t coded;  /* symbols_coded of the encoded stream */
+    symbols_frame frame;
+    symbols_slot inner; /* the levels, or parts of an encoded stream */
 } symbols_plan_slot;
 
 struct symbols_workspace {
@@ -122,12 +144,8 @@ struct symbols_workspace {
     union {
         symbols_sparse decoding_sparse;
         symbols_frame decoding_frame;
+        symbols_changing changing; /* of the stream being planned or decoded */
     };
-    /* Memory for pairs: for each plan, and for the decoder, which accepts more than the encoder makes. */
-    uint8_t planned_context[2][SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_WORTH * 2];
-    uint8_t planned_integers[2][SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_WORTH * 2 * 8];
-    uint8_t decoding_context[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MAX * 2];
-    uint8_t decoding_integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MAX * 2 * 8];
     symbols_level_sums level_sums;
     uint8_t level_context[SYMBOLS_MAX_COUNT]; /* contexts of the elements, from levels */
     symbols_histogram histogram;
@@ -182,6 +200,30 @@ CPU_INLINE uint64_t symbols_load(const uint8_t *values, unsigned width, size_t i
     }
 }
 
+/* Stores integer i of an array of integers of `width` bytes. */
+CPU_INLINE void symbols_store(uint8_t *values, unsigned width, size_t i, uint64_t v) {
+    switch (width) {
+    case 1:
+        values[i] = (uint8_t)v;
+        break;
+    case 2: {
+        /* A single store; compilers do not merge the two of base/bytes.h. */
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        uint16_t v16 = __builtin_bswap16((uint16_t)v);
+#else
+        uint16_t v16 = (uint16_t)v;
+#endif
+        memcpy(values + 2 * i, &v16, 2);
+        break;
+    }
+    case 4:
+        store_le32(values + 4 * i, (uint32_t)v);
+        break;
+    default:
+        store_le64(values + 8 * i, v);
+    }
+}
+
 /* As wire_put_varint, to memory; returns the offset of the end. */
 static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
     for (; v >= 128; v >>= 7) {
@@ -191,21 +233,55 @@ static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
     return at;
 }
 
-/* ---- sparse streams (symbols_sparse.c) ---- */
+/* ---- which elements are in a range of contexts ---- */
+
+#if defined(__SSE2__)
+CPU_INLINE uint64_t symbols_in_range_64(const uint8_t *symbols, uint8_t first, uint8_t last) {
+    const __m128i low = _mm_set1_epi8((char)first), span = _mm_set1_epi8((char)(last - first));
+    uint64_t mask = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        __m128i x = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)(const void *)(symbols + 16 * i)), low);
+        uint64_t bits = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(x, span), x));
+        mask |= bits << (16 * i);
+    }
+    return mask;
+}
+#else
+CPU_INLINE uint64_t symbols_in_range_64(const uint8_t *each, uint8_t first, uint8_t last) {
+    uint64_t mask = 0;
+    for (unsigned i = 0; i < 64; i++) {
+        mask |= (uint64_t)((uint8_t)(each[i] - first) <= (uint8_t)(last - first)) << i;
+    }
+    return mask;
+}
+#endif
 
 /*
- * Collects all elements whose symbol is not 0. groups: ranges of contexts; one range if there are no contexts. Returns
- * false if they are not few.
+ * Which of the 64 bytes from `at` on are in first ... last: a bit for each. at < n, and bytes behind n are not. symbols
+ * NULL: all are.
  */
-bool symbols_gather(symbols_sparse *s, const symbols_groups *groups, const uint8_t *symbols,
-                    const symbols_input *in);
-/* The inverse of symbols_gather; returns false if a gap leads past the range's elements. */
+CPU_INLINE uint64_t symbols_in_range(const uint8_t *symbols, size_t at, size_t n, uint8_t first,
+                                     uint8_t last) {
+    size_t left = n - at;
+    uint64_t exist = left >= 64 ? UINT64_MAX : (UINT64_C(1) << left) - 1;
+    if (!symbols || (first == 0 && last == 255)) {
+        return exist;
+    }
+    if (left >= 64) {
+        return symbols_in_range_64(symbols + at, first, last);
+    }
+    uint8_t padded[64] = {0};
+    memcpy(padded, symbols + at, left);
+    return symbols_in_range_64(padded, first, last) & exist;
+}
+
+/* ---- sparse streams (symbols_sparse.c) ---- */
+
+/* Stores the pairs in their elements. Returns false if a gap leads past the range's elements. */
 bool symbols_scatter(const symbols_sparse *s, const symbols_output *out);
-/* Writes the bytes before the dense stream, at most SYMBOLS_SPARSE_HEADER; returns their number. */
-size_t symbols_sparse_write(const symbols_sparse *s, uint8_t *to);
 /*
- * Reads these bytes and sets the contexts of all integers of the dense stream. Returns false if they are invalid for n
- * elements.
+ * Reads the bytes before the dense stream, and sets the contexts of its integers. Returns false if they are invalid for
+ * n elements.
  */
 bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, size_t n, size_t *used);
 
@@ -218,6 +294,27 @@ bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, si
 bool symbols_runs_encode(bytes *to, unsigned width, const void *values, size_t n, size_t nonzeros,
                          size_t limit);
 bool symbols_runs_decode(unsigned width, void *values, size_t n, const uint8_t *from, size_t size);
+
+/* ---- change streams (symbols_places.c, symbols_changes.c) ---- */
+
+static inline size_t symbols_bytes_for(size_t bits) {
+    return (bits + 7) / 8;
+}
+
+/* Appends ascending places; count >= 1. Uses c->gap and c->length, as does symbols_take_places. */
+void symbols_put_places(bytes *to, const uint32_t *place, size_t count, symbols_changing *c);
+/* Reads `count` >= 1 ascending places below `limit`. Returns false if the stream is invalid. */
+bool symbols_take_places(uint32_t *place, size_t limit, size_t count, symbols_changing *c, reader *from);
+
+/*
+ * Writes the stream of the integers whose symbol is not 0; replaces the content of `to`. The workspace's histogram must
+ * be that of the symbols, and the input must have contexts. slot: scratch. Returns false if
+ * there are too many of them, or on NOMEM. Sets *coded to the number of integers that decoding takes.
+ */
+bool symbols_changes_encode(bytes *to, size_t *coded, symbols_workspace *w, symbols_slot *slot,
+                            const uint8_t *symbols, const symbols_input *in);
+ckd_status symbols_changes_decode(symbols_workspace *w, const symbols_output *out, const void *from,
+                                  size_t size, ckd_error *err);
 
 /* ---- frames (symbols_frame.c, symbols_levels.c) ---- */
 

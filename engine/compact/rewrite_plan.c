@@ -1,4 +1,5 @@
 /* Plans one checkpoint: which of its blocks can be copied, and what the others may build on. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/compact/internal.h"
@@ -83,8 +84,13 @@ double compact_own_work(const record *r) {
         return (double)r->chain_work / (r->depth + 1);
     }
     size_t size = ckd_dtype_size(r->tensor->dtype);
-    return decode_work((predictor)r->predictor, (coding)r->coding, size, r->raw_size, r->stored_size,
-                       r->raw_size / size);
+    double most = decode_work((predictor)r->predictor, (coding)r->coding, size, r->raw_size, r->stored_size,
+                              r->raw_size / size);
+    if (r->predictor != PREDICT_PARENT || r->coding != CODING_SYMBOLS || r->depth == 0) {
+        return most;
+    }
+    double links = (double)r->chain_work - record_base(r).work;
+    return fmin(most, fmax(0, links) / r->depth);
 }
 
 static ckd_status load_of(block_load *out, const load_query *q, const view_block *b, uint32_t nested,

@@ -116,8 +116,9 @@ void columns_cache_free(columns_cache *c, bool in_child);
  *  - the whole checkpoint costs at most max_load_cost base loads. Remaining blocks are expected to cost what they cost
  *    in the parent. With several ranks, each keeps to the bound on its own and expects nothing. If tensors of the
  *    parent are left out, that expectation was too high: such a checkpoint may cost what a part of it may.
- * When the budget is spent, further blocks are coded on their own, which makes them cheap for the next saves. So chains
- * of different blocks end at different checkpoints and sizes stay even: there are no periodic full saves.
+ * When the budget is spent, further blocks are coded on their own, which makes them cheap for the next saves. A plan
+ * (budget_expect) ends the longest exact chains before that. So chains of different blocks end at different checkpoints
+ * and sizes stay even: there are no periodic full saves.
  *
  * A restart loads the newest checkpoint, and so does the next save. Some chains would make that cost more than
  * newest_load_cost (default 2) base loads. Their blocks are stored once more, coded on their own, as an evictable copy
@@ -131,7 +132,7 @@ typedef struct load_cost {
 
 /*
  * The time to decode and verify one payload, without what it builds on. symbols: the integers in a symbol stream, at
- * most the element count (fewer if sparse); for a lossy block, its rank.
+ * most the element count (fewer if it lists changes); for a lossy block, its rank.
  */
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
                    uint64_t symbols);
@@ -152,7 +153,21 @@ typedef struct load_budget {
     load_cost materialized;          /* blocks decided so far, with their materialized copies */
     load_cost chain, base;           /* blocks decided so far */
     load_cost rest_chain, rest_base; /* expected of the remaining blocks */
+    uint64_t ending;                 /* exact chains end here from this rank on (cost.c); 0: none does */
+    double to_free;                  /* work that chains which end have yet to save */
 } load_budget;
+
+/*
+ * Expects the parent's costs of all blocks. If the checkpoint would then exceed its bound, plans which chains end: the
+ * longest, as that frees most for the bytes it takes. `limit` must be set.
+ */
+void budget_expect(load_budget *b, view_cache *views, const view *parent);
+/* Whether the chain of the parent's block is not to be continued. Depends on the plan only, not on decisions. */
+bool budget_ends_chain(const load_budget *b, const record *parent_block);
+/* Whether such a chain is long enough for a delta on the block that it begins with. */
+bool budget_may_merge(const record *parent_block);
+/* Notes that a chain ended, and what the block costs now. */
+void budget_chain_ended(load_budget *b, const load_cost *ended, const load_cost *now);
 
 /*
  * Decoding a delta takes longer than its bytes suggest. So a part of a checkpoint may exceed the time limit by this
@@ -234,8 +249,7 @@ typedef struct decoder {
     lattice_work lattice;
     columns_cache *columns; /* shared by the load or save, or the decoder's own */
     bool own_columns;
-    /* lossy blocks waiting for their parent's values; these values need no hash of their own */
-    uint32_t lossy_depth;
+    uint32_t waiting;  /* blocks waiting for their parent's values; these values need no hash of their own */
     bool verify_chain; /* a chain gave wrong values: compare every hash on the way */
     uint32_t steps;    /* blocks decoded for the current top-level block: bounds hostile fan-out */
     uint32_t depth;    /* of the current recursion: bounds circles, and the stack */

@@ -118,6 +118,77 @@ static ckd_status decode_standalone(decoder *d, const view *v, const view_block 
     return status;
 }
 
+/* Copies the elements at `at` to the front of `to`, or back. */
+static void collect(void *to, const void *values, size_t size, const uint32_t *at, size_t count) {
+    switch (size) {
+    case 2:
+        for (size_t i = 0; i < count; i++) {
+            memcpy((uint8_t *)to + 2 * i, (const uint8_t *)values + 2 * (size_t)at[i], 2);
+        }
+        break;
+    case 4:
+        for (size_t i = 0; i < count; i++) {
+            memcpy((uint8_t *)to + 4 * i, (const uint8_t *)values + 4 * (size_t)at[i], 4);
+        }
+        break;
+    default:
+        for (size_t i = 0; i < count; i++) {
+            memcpy((uint8_t *)to + size * i, (const uint8_t *)values + size * at[i], size);
+        }
+    }
+}
+
+static void distribute(void *values, const void *from, size_t size, const uint32_t *at, size_t count) {
+    switch (size) {
+    case 2:
+        for (size_t i = 0; i < count; i++) {
+            memcpy((uint8_t *)values + 2 * (size_t)at[i], (const uint8_t *)from + 2 * i, 2);
+        }
+        break;
+    case 4:
+        for (size_t i = 0; i < count; i++) {
+            memcpy((uint8_t *)values + 4 * (size_t)at[i], (const uint8_t *)from + 4 * i, 4);
+        }
+        break;
+    default:
+        for (size_t i = 0; i < count; i++) {
+            memcpy((uint8_t *)values + size * at[i], (const uint8_t *)from + size * i, size);
+        }
+    }
+}
+
+/* Applies a delta that lists its changes: takes time for these, not for the block. */
+static ckd_status apply_changes(decoder *d, const record *r, const void *payload, void *to, ckd_error *err) {
+    ckd_dtype dtype = r->tensor->dtype;
+    size_t size = ckd_dtype_size(dtype);
+    symbols_workspace *w = coder_symbols(d->coder);
+    symbols_changes c;
+    const symbols_stream stream = {(unsigned)size, r->count, payload, r->stored_size};
+    uint8_t *all_contexts = NULL;
+    if (symbols_lists_changes(payload, r->stored_size) == SYMBOLS_CHANGES_BY_CONTEXT) {
+        all_contexts = bytes_scratch(&d->context, r->count, "decoding scratch", err);
+        if (!all_contexts) {
+            return CKD_E_NOMEM;
+        }
+        d->kernels->magnitude_context(dtype, all_contexts, to, r->count);
+    }
+    ckd_status status = symbols_find_changes(&c, w, &stream, all_contexts, err);
+    void *values =
+        status == CKD_OK ? bytes_scratch(&d->integers, c.count * size, "decoding scratch", err) : NULL;
+    uint8_t *context = values ? bytes_scratch(&d->context, c.count, "decoding scratch", err) : NULL;
+    if (!context) {
+        return status != CKD_OK ? status : CKD_E_NOMEM;
+    }
+    collect(values, to, size, c.at, c.count);
+    d->kernels->magnitude_context(dtype, context, values, c.count);
+    status = symbols_read_changes(&c, w, context, err);
+    if (status == CKD_OK) {
+        d->kernels->ordered_apply(dtype, values, values, c.values, c.count);
+        distribute(to, values, size, c.at, c.count);
+    }
+    return status;
+}
+
 /* Turns the parent's or the predicted values in `to` into this block's. */
 static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
@@ -127,6 +198,10 @@ static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, vo
         return values_decode_lattice(d, v, b, true, to, err);
     }
     ckd_status status = values_payload(d, b, &payload, err);
+    if (status == CKD_OK && r->coding == CODING_SYMBOLS &&
+        symbols_lists_changes(payload, r->stored_size) != SYMBOLS_ALL_INTEGERS) {
+        return apply_changes(d, r, payload, to, err);
+    }
     void *residual =
         status == CKD_OK ? bytes_scratch(&d->integers, r->raw_size, "decoding scratch", err) : NULL;
     uint8_t *context = residual ? bytes_scratch(&d->context, r->count, "decoding scratch", err) : NULL;
@@ -201,6 +276,23 @@ ckd_status values_check_supported(const view_block *b, ckd_error *err) {
     return CKD_OK;
 }
 
+static ckd_status rebuild(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
+    ckd_status status;
+    switch (b->record->predictor) {
+    case PREDICT_NONE:
+        return decode_standalone(d, v, b, to, err);
+    case PREDICT_PARENT:
+    case PREDICT_STEP:
+        status = b->record->predictor == PREDICT_STEP ? values_predict(d, v, b, to, err)
+                                                      : values_dependency(d, v, b, to, err);
+        return status == CKD_OK ? apply_delta(d, v, b, to, err) : status;
+    case PREDICT_COPY:
+        return values_dependency(d, v, b, to, err);
+    default:
+        return cast_dependency(d, v, b, to, err);
+    }
+}
+
 static ckd_status decode_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     if (++d->steps > d->step_limit || d->depth >= MAX_DEPTH) {
         return view_block_corrupt(b, err, "the block's chain of deltas is too long or contains a cycle");
@@ -209,40 +301,30 @@ static ckd_status decode_block(decoder *d, const view *v, const view_block *b, v
     if (status != CKD_OK) {
         return status;
     }
-    bool lossy = b->record->coding == CODING_LATTICE && !d->verify_chain;
-    switch (b->record->predictor) {
-    case PREDICT_NONE:
-        status = decode_standalone(d, v, b, to, err);
-        break;
-    case PREDICT_PARENT:
-    case PREDICT_STEP:
-        d->lossy_depth += lossy;
-        status = b->record->predictor == PREDICT_STEP ? values_predict(d, v, b, to, err)
-                                                      : values_dependency(d, v, b, to, err);
-        d->lossy_depth -= lossy;
-        THEN(status, apply_delta(d, v, b, to, err));
-        break;
-    case PREDICT_COPY:
-        status = values_dependency(d, v, b, to, err);
-        break;
-    default:
-        status = cast_dependency(d, v, b, to, err);
-        break;
-    }
-    if (status != CKD_OK || (lossy && d->lossy_depth)) {
+    const record *r = b->record;
+    const uint32_t steps = d->steps;
+    bool waits = !d->verify_chain && (r->predictor == PREDICT_PARENT || r->predictor == PREDICT_COPY);
+    d->waiting += waits;
+    status = rebuild(d, v, b, to, err);
+    d->waiting -= waits;
+    if (d->waiting) {
         return status; /* the block that needs these values compares its own hash, which covers them */
     }
-    hash128 content = content_hash(to, b->record->raw_size);
-    if (wire_content_matches(&b->record->content, &content)) {
+    hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){0};
+    if (status == CKD_OK && wire_content_matches(&r->content, &content)) {
         return CKD_OK;
     }
-    if (lossy && b->record->predictor == PREDICT_PARENT) { /* find the damaged block of the chain */
+    if (waits && (status == CKD_OK || status == CKD_E_CORRUPT)) { /* find the damaged block of the chain */
         d->verify_chain = true;
+        d->steps = steps;
         status = decode_block(d, v, b, to, err);
         d->verify_chain = false;
         return status;
     }
-    return view_block_corrupt(b, err, "the rebuilt values do not have the content hash they were saved with");
+    return status != CKD_OK
+               ? status
+               : view_block_corrupt(b, err,
+                                    "the rebuilt values do not have the content hash they were saved with");
 }
 
 /* Uses the materialized copy, if there is one and it is intact. */
@@ -273,8 +355,7 @@ ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to
 
 /*
  * Gets the block's values from the store, or decodes them into it; the caller releases them. *out NULL with CKD_OK:
- * decode elsewhere. Other threads may use the values, so they are checked against their own hash even inside a lossy
- * chain.
+ * decode elsewhere. Other threads may use the values, so they are checked against their own hash even inside a chain.
  */
 static ckd_status values_in_store(stored_values **out, decoder *d, const view *v, const view_block *b,
                                   ckd_error *err) {
@@ -283,12 +364,12 @@ static ckd_status values_in_store(stored_values **out, decoder *d, const view *v
     if (!must_fill) {
         return CKD_OK;
     }
-    uint32_t filling = d->filling, inside = d->lossy_depth;
+    uint32_t filling = d->filling, waiting = d->waiting;
     d->filling = b->record->depth < filling ? b->record->depth : filling;
-    d->lossy_depth = 0;
+    d->waiting = 0;
     ckd_status status = values_of_block(d, v, b, (*out)->values, err);
     d->filling = filling;
-    d->lossy_depth = inside;
+    d->waiting = waiting;
     values_store_filled(d->store, *out, status == CKD_OK);
     *out = status == CKD_OK ? *out : NULL;
     return status;

@@ -215,8 +215,11 @@ ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *
     if (status != CKD_OK) {
         return status;
     }
+    uint32_t waiting = d->waiting;
+    d->waiting = 0; /* inputs are cached for other blocks, so they are checked against their own hashes */
     values_cache_begin(d);
     status = predict(d, v, b, &g, to, err);
     values_cache_end(d);
+    d->waiting = waiting;
     return status;
 }

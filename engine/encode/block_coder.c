@@ -34,13 +34,9 @@ void block_job_free(block_job *job) {
     memset(job, 0, sizeof(*job));
 }
 
-static unsigned width_of(const tensor_context *tensor) {
-    return (unsigned)ckd_dtype_size(tensor->tensor->dtype);
-}
-
 /* ---- on its own ---- */
 
-static void keep_smaller(candidate *best, coding c, uint64_t size) {
+void block_keep_smaller(candidate *best, coding c, uint64_t size) {
     if (!best->available || size < best->size) {
         best->available = true;
         best->encoded = false;
@@ -62,7 +58,7 @@ static ckd_status try_codec(block_job *job, candidate *best, coding c, int level
         payload.size = result.stored;
         best->payload = payload;
         payload = old;
-        keep_smaller(best, c, result.stored);
+        block_keep_smaller(best, c, result.stored);
         best->encoded = true;
     }
     bytes_free(&payload);
@@ -120,8 +116,8 @@ ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context
 }
 
 /* Tries zstd or LZ4, plain and on byte planes. */
-static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_context *save,
-                                  const coder_source *in, ckd_error *err) {
+ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_context *save,
+                                 const coder_source *in, ckd_error *err) {
     bool lz4 = save->codec == CKD_CODEC_LZ4;
     ckd_status status = try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, in, err);
     if (status == CKD_OK && in->width > 1) {
@@ -151,7 +147,7 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
     candidate *standalone = &job->analysis.standalone;
     uint64_t raw = block_raw_size(job, tensor);
     standalone->available = standalone->encoded = false;
-    keep_smaller(standalone, CODING_RAW, raw);
+    block_keep_smaller(standalone, CODING_RAW, raw);
     if (save->codec == CKD_CODEC_AUTO) {
         plan_input in = {.dtype = tensor->tensor->dtype,
                          .values = job->input.values,
@@ -162,11 +158,11 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
         if (status != CKD_OK) {
             return status;
         }
-        keep_smaller(standalone, CODING_SYMBOLS, job->plan.standalone);
+        block_keep_smaller(standalone, CODING_SYMBOLS, job->plan.standalone);
     }
     if (save->codec != CKD_CODEC_RAW) {
-        coder_source in = {job->input.values, raw, width_of(tensor)};
-        return try_byte_codecs(job, standalone, save, &in, err);
+        coder_source in = {job->input.values, raw, block_width(tensor)};
+        return block_try_byte_codecs(job, standalone, save, &in, err);
     }
     return CKD_OK;
 }
@@ -183,129 +179,8 @@ static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
     candidate *standalone = &job->analysis.standalone;
     standalone->available = standalone->encoded = false;
     job->plan.standalone = (size_t)size;
-    keep_smaller(standalone, CODING_RAW, raw);
-    keep_smaller(standalone, CODING_SYMBOLS, size);
-}
-
-/* ---- as a delta on the parent ---- */
-
-/* Sets depth and chain cost of the parent's values over this span. A block that is used in part counts in full. */
-void block_measure_parent(block_job *job, const tensor_context *tensor) {
-    block_analysis *a = &job->analysis;
-    a->parent_depth = 0;
-    a->parent_chain = (load_cost){0, 0};
-    if (a->parent_block) {
-        a->parent_depth = a->parent_block->depth;
-        a->parent_chain = record_chain(a->parent_block);
-        return;
-    }
-    region_span block = {tensor->region, job->input.first, job->input.count};
-    size_t s, last;
-    for (view_shards_for(&s, &last, tensor->parent, &block); s < last; s++) {
-        size_t first, end;
-        view_shard_range(&first, &end, &tensor->parent->shards[s], &tensor->shape, &block);
-        for (size_t i = first; i < end; i++) {
-            const record *r = tensor->parent->shards[s].blocks[i].record;
-            load_cost chain = record_chain(r);
-            a->parent_chain.stored += chain.stored;
-            a->parent_chain.work += chain.work;
-            a->parent_depth = r->depth > a->parent_depth ? r->depth : a->parent_depth;
-        }
-    }
-}
-
-/* Plans the delta as symbols. Afterwards the standalone size is known better, too. */
-static ckd_status plan_delta_symbols(block_job *job, const coding_context *save, unsigned width, uint64_t raw,
-                                     ckd_error *err) {
-    block_analysis *a = &job->analysis;
-    ckd_status status = block_plan_delta(&job->plan, job->scratch.previous.data, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    candidate *standalone = &a->standalone;
-    if (standalone->coding == CODING_SYMBOLS) { /* its size may have been expected too small */
-        standalone->available = standalone->encoded = false;
-        keep_smaller(standalone, CODING_RAW, raw);
-    }
-    keep_smaller(standalone, CODING_SYMBOLS, job->plan.standalone);
-    a->delta_lost = !job->plan.delta_planned;
-    if (a->delta_lost) {
-        return CKD_OK;
-    }
-    keep_smaller(&a->delta, CODING_SYMBOLS, job->plan.delta);
-    /* Byte codecs see few and clustered changes (rows of an embedding) that symbols do not. */
-    coder_source in = {job->plan.residual.data, raw, width};
-    return 4 * job->plan.delta < raw ? try_byte_codecs(job, &job->analysis.delta, save, &in, err) : CKD_OK;
-}
-
-/*
- * Copies the parent's values from the caller's memory, if they are there, and compares them with the store's hash.
- * Without a parent block of the same span there is no hash to compare with.
- */
-static bool values_in_memory(const block_job *job, const tensor_context *tensor, const region_span *block,
-                             void *to) {
-    if (!tensor->parent_values || !job->analysis.parent_block) {
-        return false;
-    }
-    uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, block,
-                                tensor->parent_values, &tensor->values_span);
-    hash128 content = content_hash(to, block_raw_size(job, tensor));
-    return copied == job->input.count && hash128_equal(&content, &job->analysis.parent_block->content);
-}
-
-static void delta_precoded(block_job *job, const coding_context *save) {
-    job->analysis.delta_lost = job->input.precoded.lost;
-    if (job->input.precoded.delta) {
-        block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "",
-                        &job->analysis.parent_block->content);
-        keep_smaller(&job->analysis.delta, CODING_SYMBOLS, job->input.precoded.planned);
-        job->plan.delta_symbols = job->input.count;
-    }
-}
-
-/* plain: the difference to the parent's values may be used, too. */
-static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
-                             bool plain, ckd_error *err) {
-    uint64_t raw = block_raw_size(job, tensor);
-    unsigned width = width_of(tensor);
-    if (job->input.precoded.coded) {
-        delta_precoded(job, save);
-        return CKD_OK;
-    }
-    void *previous = bytes_scratch(&job->scratch.previous, raw, "coding scratch", err);
-    if (!previous) {
-        return CKD_E_NOMEM;
-    }
-    const view_source from = {
-        save->parent, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
-    ckd_status status = values_in_memory(job, tensor, &from.span, previous)
-                            ? CKD_OK
-                            : span_values(&job->decoder, &from, previous, err);
-    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
-        job->analysis.parent_damaged = true; /* old damage must not fail the new save */
-        return CKD_OK;
-    }
-    if (status != CKD_OK) {
-        return status;
-    }
-    hash128 parent_content =
-        job->analysis.parent_block ? job->analysis.parent_block->content : content_hash(previous, raw);
-    block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent_content);
-    status = job->analysis.step.available ? block_step_predict(job, save, tensor, err) : CKD_OK;
-    if (status != CKD_OK || (!job->analysis.step.chosen && !plain)) {
-        return status;
-    }
-    if (save->codec == CKD_CODEC_AUTO) {
-        return plan_delta_symbols(job, save, width, raw, err);
-    }
-    void *residual = bytes_scratch(&job->plan.residual, raw, "coding scratch", err);
-    if (!residual) {
-        return CKD_E_NOMEM;
-    }
-    job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->input.values, previous,
-                                           job->input.count);
-    coder_source in = {residual, raw, width};
-    return try_byte_codecs(job, &job->analysis.delta, save, &in, err);
+    block_keep_smaller(standalone, CODING_RAW, raw);
+    block_keep_smaller(standalone, CODING_SYMBOLS, size);
 }
 
 bool block_is_master(const tensor_context *tensor) {
@@ -347,6 +222,9 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     d->depth = 0;
     d->standalone_dependencies = 0;
     job->decoder.steps = 0;
+    a->parent_depth = 0;
+    a->ends = false;
+    a->ancestor = (chain_start){.view = NULL};
     a->parent_damaged = a->delta_lost = false;
     a->step.available = a->step.chosen = false;
     a->standalone.available = a->delta.available = a->delta.encoded = false;
@@ -399,6 +277,8 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         block_measure_parent(job, tensor);
         delta = job->analysis.parent_depth < MAX_SAVE_DEPTH;
         block_step_measure(job, tensor);
+        block_find_ancestor(job, save, tensor, budget);
+        delta = delta && (!job->analysis.ends || job->analysis.ancestor.view);
     }
     if (values_missing(job)) {
         uint64_t expected = block_expected_standalone(job->analysis.parent_block, raw);
@@ -410,7 +290,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     if (status != CKD_OK) {
         return status;
     }
-    job->decision.base = base_cost(width_of(tensor), raw, job->analysis.standalone.size);
+    job->decision.base = base_cost(block_width(tensor), raw, job->analysis.standalone.size);
     bool plain =
         delta && budget_allows_chain(budget, &job->analysis.parent_chain, &job->decision.base, PART_EXACT);
     load_cost step_base = job->analysis.step.available ? block_step_base(job) : job->decision.base;
@@ -418,7 +298,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         job->analysis.step.available &&
         budget_allows_chain(budget, &job->analysis.step.chain, &step_base, PART_EXACT);
     if (plain || job->analysis.step.available) {
-        status = plan_delta(job, save, tensor, plain, err);
+        status = block_delta_plan(job, save, tensor, plain, err);
     }
     job->decision.base_stored = job->analysis.standalone.size;
     bool wants_values =
@@ -430,7 +310,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
 static load_cost chain_with(const load_cost *parent, predictor p, const candidate *c,
                             const tensor_context *tensor, uint64_t raw, uint64_t symbols) {
     return (load_cost){parent->stored + (double)c->size,
-                       parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size, symbols)};
+                       parent->work + decode_work(p, c->coding, block_width(tensor), raw, c->size, symbols)};
 }
 
 static uint64_t lossy_rank(const block_job *job) {
@@ -465,6 +345,12 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
     }
 }
 
+/* Returns true if a delta on the ancestor saves more of the load's cost for its bytes than the block on its own does. */
+static bool merging_pays(const block_analysis *a, const load_cost *base) {
+    double merged = a->ended.work - a->delta.chain.work, alone = a->ended.work - base->work;
+    return merged * (double)a->standalone.size > alone * (double)a->delta.size;
+}
+
 static void choose_candidate(block_job *job, const tensor_context *tensor, const load_budget *budget) {
     block_analysis *a = &job->analysis;
     block_decision *d = &job->decision;
@@ -480,9 +366,10 @@ static void choose_candidate(block_job *job, const tensor_context *tensor, const
         a->delta.chain =
             chain_with(&a->parent_chain, PREDICT_PARENT, &a->delta, tensor, block_raw_size(job, tensor),
                        job->output.lossy ? lossy_rank(job) : job->plan.delta_symbols);
-        if (budget_allows_delta(budget, &a->delta.chain, &d->base,
-                                job->output.lossy ? PART_LOSSY : PART_EXACT, a->delta.size,
-                                a->standalone.size)) {
+        bool fits = !a->ends || (a->ancestor.view && merging_pays(a, &d->base));
+        if (fits && budget_allows_delta(budget, &a->delta.chain, &d->base,
+                                        job->output.lossy ? PART_LOSSY : PART_EXACT, a->delta.size,
+                                        a->standalone.size)) {
             d->chosen = &a->delta;
             d->predictor = PREDICT_PARENT;
             d->depth = a->parent_depth + 1;
@@ -501,6 +388,9 @@ void block_decide(block_job *job, const coding_context *save, const tensor_conte
     }
     d->materialize = d->depth > 0 && job->analysis.standalone.available &&
                      budget_wants_materialized(budget, &d->chain, &d->base);
+    if (job->analysis.ends && !block_is_duplicate(job)) {
+        budget_chain_ended(budget, &job->analysis.ended, &d->chain);
+    }
     load_cost share = block_is_duplicate(job) ? d->chain : d->own_cost;
     load_cost materialized = d->materialize ? standalone_cost(job, tensor) : share;
     budget_add(budget, &share, &materialized, &d->base);

@@ -186,6 +186,13 @@ typedef struct block_input {
     block_precoded precoded;
 } block_input;
 
+/* The block that a chain begins with. It depends on nothing. */
+typedef struct chain_start {
+    const view *view;
+    const view_tensor *tensor;
+    const record *block;
+} chain_start;
+
 /* Set by the analysis: the hashes of the input, the parent's block, and the ways to store the block. */
 typedef struct block_analysis {
     hash128 original;
@@ -193,9 +200,12 @@ typedef struct block_analysis {
     hash128 rounded_bf16, rounded_f16;
     const record *parent_block; /* the parent's block over the same span; NULL: none */
     uint32_t parent_depth;
-    load_cost parent_chain;
-    bool parent_damaged; /* the parent's values could not be read, so the block is coded on its own */
-    bool delta_lost;     /* a delta was tried, and does not save enough */
+    load_cost parent_chain; /* of the values that a delta is taken to: the ancestor's, if there is one */
+    bool ends;              /* the parent's chain is not continued, ... */
+    load_cost ended;        /* ... and this was its cost */
+    chain_start ancestor;   /* view NULL: none */
+    bool parent_damaged;    /* the parent's values could not be read, so the block is coded on its own */
+    bool delta_lost;        /* a delta was tried, and does not save enough */
     candidate standalone, delta;
     block_step step;
 } block_analysis;

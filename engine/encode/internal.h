@@ -24,6 +24,29 @@ ckd_status block_plan_as_standalone(block_plan *p, ckd_error *err);
 /* Writes a planned stream to `to` of `capacity` bytes. Returns its size, or 0 if it does not fit. */
 size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity);
 
+/* ---- block_coder.c ---- */
+static inline unsigned block_width(const tensor_context *tensor) {
+    return (unsigned)ckd_dtype_size(tensor->tensor->dtype);
+}
+void block_keep_smaller(candidate *best, coding c, uint64_t size);
+/* Tries zstd or LZ4, plain and on byte planes. */
+ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_context *save,
+                                 const coder_source *in, ckd_error *err);
+
+/* ---- block_delta.c: a block as a delta ---- */
+/*
+ * If the parent's chain is to end, sets analysis.ends and, if a delta on the block that the chain begins with may do,
+ * analysis.ancestor. block_measure_parent comes first, and block_step_measure.
+ */
+void block_find_ancestor(block_job *job, const coding_context *save, const tensor_context *tensor,
+                         const load_budget *budget);
+/*
+ * Plans analysis.delta, on the parent or the ancestor. plain: the difference to these values may be used, not only an
+ * optimizer's step. Damage of the values is noted, and is no error.
+ */
+ckd_status block_delta_plan(block_job *job, const coding_context *save, const tensor_context *tensor,
+                            bool plain, ckd_error *err);
+
 /* ---- block_step.c: a block as one optimizer step from the parent's ---- */
 /*
  * Sets job->analysis.step: the cost of loading the block as a step, without its own payload. Not available if the

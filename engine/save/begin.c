@@ -47,17 +47,6 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     return status;
 }
 
-static void expect_parents_cost(load_budget *budget, const view *parent) {
-    for (size_t i = 0; i < parent->block_count; i++) {
-        const record *r = parent->blocks[i].record;
-        load_cost chain = step_share(parent, &parent->blocks[i]), base = record_base(r);
-        budget->rest_chain.stored += chain.stored;
-        budget->rest_chain.work += chain.work;
-        budget->rest_base.stored += base.stored;
-        budget->rest_base.work += base.work;
-    }
-}
-
 /* A parent that cannot be read does not fail the save: a base is saved instead. */
 static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     ckd_error why = {0};
@@ -77,7 +66,7 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     }
     /* the other ranks' shares are unknown, so each rank stays within bounds alone */
     if (save->options.world == 1) {
-        expect_parents_cost(&save->coding.budget, save->sources.parent);
+        budget_expect(&save->coding.budget, &save->sources.views, save->sources.parent);
     }
     return CKD_OK;
 }

@@ -119,6 +119,7 @@ static ckd_status choose_batch(save_device *s, const ckd_save *save, unchanged_b
     for (; first < end && status == CKD_OK && s->count < max; first += count, i++) {
         count = save_block_length(t, first, end);
         const record *parent = u->same[i] || u->named[i] ? NULL : parent_of(t, first, count);
+        parent = parent && budget_ends_chain(&save->coding.budget, parent) ? NULL : parent; /* the host's */
         device_delta *d = parent && tries ? device_deltas_add(&s->deltas, first, count, MEMORY) : NULL;
         memory += count * r->element * TIMES;
         if (parent && (tries ? !d : s->count > 0 && memory > MEMORY)) {

@@ -392,7 +392,7 @@ static void test_refused_kinds(void **state) {
         p = good;
         p.integers.bytes[0] = (uint8_t)kind;
         refused(&p, CKD_E_UNSUPPORTED, NULL);
-        if (kind > SYMBOLS_RUNS) {
+        if (kind > SYMBOLS_CHANGES) {
             stream s = together(&good);
             s.bytes[0] = (uint8_t)kind;
             assert_int_equal(decode(NULL, N, NULL, &s, NULL), CKD_E_UNSUPPORTED);

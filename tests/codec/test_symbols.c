@@ -425,6 +425,10 @@ static void test_random_bytes(void **state) {
             stream[0] = SYMBOLS_SPARSE;
             stream[1] %= 20;
         }
+        if (size > 3 && i % 3 == 2) {
+            stream[0] = SYMBOLS_CHANGES;
+            stream[1] = (uint8_t)(1 + stream[1] % 3);
+        }
         if (size > 6 && i % 3 == 1) {
             stream[0] = SYMBOLS_FRAMED;
             stream[1] %= 16;
@@ -466,7 +470,7 @@ static void test_refusals(void **state) {
     expect(CKD_E_CORRUPT, 2, 8, NULL, "0012000e3efe1f05");           /* no payload */
     expect(CKD_E_CORRUPT, 2, 8, NULL, "0012000e3efe1f2556f3a2");     /* padding that is not zero */
     expect(CKD_E_CORRUPT, 2, 8, NULL, "");                           /* empty */
-    expect(CKD_E_UNSUPPORTED, 2, 8, NULL, "8312000e3efe1f0556f3a2"); /* a kind of a later version */
+    expect(CKD_E_UNSUPPORTED, 2, 8, NULL, "8412000e3efe1f0556f3a2"); /* a kind of a later version */
     expect(CKD_E_CORRUPT, 2, 0, NULL, "00");
     expect(CKD_OK, 2, 0, NULL, "");
     expect(CKD_E_INVALID, 3, 8, NULL, "0012000e3efe1f0556f3a2");
@@ -576,32 +580,180 @@ static void test_examples_of_the_format(void **state) {
     }
 }
 
-/* Few 16-bit integers are +-1, most of them small ones. A dense stream would be a few percent smaller, but takes ten times as long. */
-static void test_few_changes_are_sparse(void **state) {
-    (void)state;
-    const size_t n = SYMBOLS_MAX_COUNT;
-    int16_t *values = calloc(n, sizeof(*values)), *back = calloc(n, sizeof(*back));
-    uint8_t *context = malloc(n); /* magnitudes, each half as frequent as the one above */
-    size_t changes = 0;
+/* ---- change streams ---- */
+
+/* Differences of floats: the smaller a value, the likelier it changes, and the further. */
+static data changes_new(unsigned width, size_t n, unsigned one_in) {
+    data d = {width, n, calloc(n, width), malloc(n)};
+    assert_true(d.values && d.context);
     for (size_t i = 0; i < n; i++) {
-        context[i] = (uint8_t)(120 - __builtin_ctzll(next_random() | UINT64_C(1) << 20));
-        values[i] = next_random() % (20u << (context[i] - 100) / 5) ? 0 : next_random() % 2 ? 1 : -1;
-        changes += values[i] != 0;
-        changes += values[i] != 0;
+        unsigned below = (unsigned)__builtin_ctzll(next_random() | UINT64_C(1) << 20);
+        d.context[i] = (uint8_t)(120 - below);
+        if (next_random() % one_in < UINT64_C(1) << below) {
+            int64_t size = 1 + (int64_t)(next_random() % ((UINT64_C(1) << below / 4) + 1));
+            symbols_store(d.values, width, i, (uint64_t)(next_random() % 2 ? size : -size));
+        }
     }
-    size_t planned = symbols_plan(work, 0, SYMBOLS_CLASS, &(symbols_input){2, n, values, context}, NULL);
-    assert_true(symbols_coded(work, 0) < 3 * changes);
+    return d;
+}
+
+/* Encodes to a new allocation of exactly the stream's size. */
+static uint8_t *changes_encode(size_t *size, const data *d) {
+    size_t planned =
+        symbols_plan(work, 0, SYMBOLS_CLASS, &(symbols_input){d->width, d->n, d->values, d->context}, NULL);
     size_t bound = symbols_bound(work, 0);
     uint8_t *stream = malloc(bound);
-    size_t size = symbols_encode(work, 0, values, context, stream, bound);
-    assert_true(size > 0 && size <= planned && size < changes * 9 / 8);
-    assert_int_equal(symbols_decode(work, &(symbols_output){2, n, back, context}, stream, size, NULL),
-                     CKD_OK);
-    assert_memory_equal(back, values, n * sizeof(*values));
+    *size = symbols_encode(work, 0, d->values, d->context, stream, bound);
+    assert_true(*size > 0 && *size <= planned + planned / 64 + 8);
+    uint8_t *exact = exactly(stream, *size);
     free(stream);
-    free(values);
-    free(back);
+    return exact;
+}
+
+static void test_changes_are_listed(void **state) {
+    (void)state;
+    static const size_t counts[] = {1024, 5000, 20000, SYMBOLS_MAX_COUNT};
+    for (unsigned width = 1; width <= 8; width *= 2) {
+        for (size_t k = 0; k < 4; k++) {
+            for (unsigned one_in = 10; one_in <= 4000; one_in *= 20) {
+                size_t n = counts[k], size;
+                data d = changes_new(width, n, one_in);
+                uint8_t *stream = changes_encode(&size, &d), *back = malloc(n * width);
+                assert_int_equal(
+                    symbols_decode(work, &(symbols_output){width, n, back, d.context}, stream, size, NULL),
+                    CKD_OK);
+                assert_memory_equal(back, d.values, n * width);
+                bool listed = symbols_lists_changes(stream, size) != SYMBOLS_ALL_INTEGERS;
+                assert_true(listed || n < 20000 || width == 1 || one_in == 10);
+                assert_true(!listed || symbols_coded(work, 0) < n);
+                free(stream);
+                free(back);
+                data_free(&d);
+            }
+        }
+    }
+}
+
+/* Whoever applies changes in place gets the same integers. */
+static void test_changes_one_by_one(void **state) {
+    (void)state;
+    size_t n = 50000, size;
+    data d = changes_new(2, n, 300);
+    uint8_t *stream = changes_encode(&size, &d), *context = malloc(n);
+    uint16_t *back = calloc(n, 2);
+    assert_int_equal(symbols_lists_changes(stream, size), SYMBOLS_CHANGES_BY_CONTEXT);
+    symbols_changes c;
+    const symbols_stream s = {2, n, stream, size};
+    assert_int_equal(symbols_find_changes(&c, work, &s, NULL, NULL), CKD_E_CORRUPT);
+    assert_int_equal(symbols_find_changes(&c, work, &s, d.context, NULL), CKD_OK);
+    for (size_t i = 0; i < c.count; i++) {
+        assert_true(c.at[i] < n && back[c.at[i]] == 0);
+        back[c.at[i]] = 1;
+        context[i] = d.context[c.at[i]];
+    }
+    assert_int_equal(symbols_read_changes(&c, work, context, NULL), CKD_OK);
+    for (size_t i = 0; i < c.count; i++) {
+        memcpy(&back[c.at[i]], (const uint8_t *)c.values + 2 * i, 2);
+    }
+    assert_memory_equal(back, d.values, 2 * n);
+    free(stream);
     free(context);
+    free(back);
+    data_free(&d);
+}
+
+/* Rows of an embedding: what changes are runs, which take no gap for each. */
+static void test_changes_in_runs(void **state) {
+    (void)state;
+    size_t n = 100000, size;
+    data d = {2, n, calloc(n, 2), malloc(n)};
+    memset(d.context, 120, n);
+    for (size_t row = 0; row < n / 500; row += 10) {
+        for (size_t i = 0; i < 500; i++) {
+            symbols_store(d.values, 2, 500 * row + i, next_random() % 2 ? 1 : UINT64_MAX);
+        }
+    }
+    uint8_t *stream = changes_encode(&size, &d);
+    assert_true(size < n / 10 / 8 + 100); /* a bit a change, for its sign */
+    uint16_t *back = malloc(2 * n);
+    assert_int_equal(symbols_decode(work, &(symbols_output){2, n, back, d.context}, stream, size, NULL),
+                     CKD_OK);
+    assert_memory_equal(back, d.values, 2 * n);
+    free(stream);
+    free(back);
+    data_free(&d);
+}
+
+/* Any damage gives integers or CORRUPT; what is cut off is always noticed. */
+static void test_damaged_changes(void **state) {
+    (void)state;
+    size_t n = 6000, size;
+    data d = changes_new(4, n, 200);
+    uint8_t *stream = changes_encode(&size, &d), *back = malloc(4 * n);
+    assert_int_equal(stream[0], SYMBOLS_CHANGES);
+    for (size_t cut = 0; cut < size; cut++) {
+        uint8_t *exact = exactly(stream, cut);
+        assert_int_equal(symbols_decode(work, &(symbols_output){4, n, back, d.context}, exact, cut, NULL),
+                         CKD_E_CORRUPT);
+        free(exact);
+    }
+    for (size_t bit = 0; bit < 8 * size; bit++) {
+        stream[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        ckd_status status =
+            symbols_decode(work, &(symbols_output){4, n, back, d.context}, stream, size, NULL);
+        assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
+        stream[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    free(stream);
+    free(back);
+    data_free(&d);
+}
+
+static void test_refused_changes(void **state) {
+    (void)state;
+    uint8_t context[16] = {0};
+    /* 8 integers, one list of one change at place 5, no others, the sign set */
+    expect(CKD_OK, 2, 8, NULL,
+           "8301010100012000"
+           "01");
+    expect(CKD_E_CORRUPT, 2, 8, NULL,
+           "8301010100012000"
+           "03"); /* a second sign */
+    expect(CKD_E_CORRUPT, 2, 8, NULL,
+           "8301010100012000"
+           "0100"); /* more than the signs */
+    expect(CKD_E_CORRUPT, 2, 8, NULL,
+           "8301010100012100"
+           "01"); /* a second number */
+    expect(CKD_E_CORRUPT, 2, 5, NULL,
+           "8301010100012000"
+           "01"); /* a place behind the last integer */
+    expect(CKD_E_CORRUPT, 2, 8, NULL,
+           "830101010002200000"
+           "01"); /* unary bits of too many bytes */
+    expect(CKD_E_CORRUPT, 2, 8, NULL,
+           "8301010300012000"
+           "01"); /* an unknown kind of places */
+    expect(CKD_E_CORRUPT, 2, 8, NULL,
+           "8301010112012000"
+           "01"); /* 18 low bits */
+    expect(CKD_E_CORRUPT, 2, 1, NULL,
+           "8301010100010100"
+           "01"); /* more than every second integer */
+    expect(CKD_E_CORRUPT, 2, 8, NULL,
+           "8301010100012002"
+           "01");                         /* more others than changes */
+    expect(CKD_OK, 2, 8, NULL, "830100"); /* no changes */
+    expect(CKD_E_CORRUPT, 2, 8, NULL, "83010000");
+    expect(CKD_E_CORRUPT, 2, 8, NULL, "8300"); /* no lists, too many, and none that ends at 255 */
+    expect(CKD_E_CORRUPT, 2, 8, NULL, "830401020300000000");
+    expect(CKD_E_CORRUPT, 2, 8, context, "8302ff0000");
+    expect(CKD_E_CORRUPT, 2, 8, context, "83030505000000");
+    expect(CKD_E_CORRUPT, 2, 8, NULL, "8302050000"); /* lists without contexts */
+    expect(CKD_OK, 2, 8, context, "8302050000");
+    /* runs: one of two, at 3; then one that is longer than the changes are */
+    expect(CKD_OK, 2, 8, NULL, "83010202010001080001020000");
+    expect(CKD_E_CORRUPT, 2, 8, NULL, "83010202010001080001040000");
 }
 
 int main(void) {
@@ -622,7 +774,11 @@ int main(void) {
         cmocka_unit_test(test_gaps_that_are_too_large),
         cmocka_unit_test(test_too_many_pairs),
         cmocka_unit_test(test_examples_of_the_format),
-        cmocka_unit_test(test_few_changes_are_sparse),
+        cmocka_unit_test(test_changes_are_listed),
+        cmocka_unit_test(test_changes_one_by_one),
+        cmocka_unit_test(test_changes_in_runs),
+        cmocka_unit_test(test_damaged_changes),
+        cmocka_unit_test(test_refused_changes),
     };
     return cmocka_run_group_tests_name("symbols", tests, set_up, tear_down);
 }

@@ -280,6 +280,46 @@ def make_runs(command, folder, seed=0):
     return saver.saved
 
 
+class Tuned:
+    """Tensors for change streams: few values change, mostly by one step, the smallest ones most often."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+        self.small, self.even = bf16(self.rng.standard_normal(12000) * 0.02), bf16(1 + self.rng.random(3000))
+        self.rows = (self.rng.standard_normal((96, 40)) * 0.02).astype("<f4").view("<u4")
+
+    def move(self):
+        size = (self.small.astype("<u4") << 16).view("<f4")
+        likely = np.where(np.abs(size) < 1e-3, 0.5, np.where(np.abs(size) < 4e-3, 0.1, 0.01))
+        for values, chance in ((self.small, likely), (self.even, 0.03)):
+            far = np.where(self.rng.random(len(values)) < 0.05, 3, 1)
+            values += (far * self.rng.choice([-1, 1], len(values)) * (self.rng.random(len(values)) < chance)).astype("<u2")
+        self.rows[self.rng.choice(96, 7, replace=False)] += self.rng.integers(-9, 10, (7, 40)).astype("<u4")
+
+    def tensors(self):
+        return {name: (dtype, list(a.shape), a.tobytes())
+                for name, dtype, a in (("small", "bf16", self.small), ("even", "bf16", self.even), ("rows", "f32", self.rows))}
+
+
+CHANGES = {"changes, gaps, one list", "changes, gaps, several lists", "changes, runs, one list"}
+
+
+def make_changes(command, folder, seed=0):
+    """The same, with change streams."""
+    saver, model = Saver(command, folder), Tuned(seed)
+    for step in (10, 20, 30):
+        saver.save("auto", step, model)
+        model.move()
+    return saver.saved
+
+
+def kind_of_changes(payload):
+    """By the number of lists and the kind of the first one's places."""
+    lists = payload[1]
+    kind = payload[ckd_symbols.take_varint(payload, 1 + lists)[1]]
+    return f"changes, {'gaps' if kind == 1 else 'runs'}, {'several lists' if lists > 1 else 'one list'}"
+
+
 def kind_of_frame(payload):
     columns, at = ckd_symbols.take_varint(payload, ckd_symbols.take_varint(payload, 2)[1])
     parts = ["framed"] + ["shared bits"] * bool(payload[1]) + ["levels"] * bool(columns)
@@ -287,6 +327,8 @@ def kind_of_frame(payload):
 
 
 def kind_of_stream(payload, width):
+    if payload[0] == 0x83:
+        return kind_of_changes(payload)
     if payload[0] == 0x82:
         return "runs"
     if payload[0] == 0x81:
@@ -356,7 +398,9 @@ def main(argv):
     assert {c for _, c in used} == set(CODINGS) and {p for p, _ in used} == set(PREDICTORS), "not everything was used"
     more = write_golden(command, folder.with_name(folder.name + "-2"), make_frames)[1]
     assert "runs" in write_golden(command, folder.with_name(folder.name + "-runs"), make_runs)[1]
-    assert STREAMS <= streams | more and FRAMES <= more, "not every kind of stream was used"
+    assert CHANGES <= write_golden(command, folder.with_name(folder.name + "-changes"), make_changes)[1]
+    dense = {kind for kind in STREAMS if kind.startswith("dense")}  # sparse ones are no longer written
+    assert dense <= streams | more and FRAMES <= more, "not every kind of stream was used"
     write_steps(command, folder.with_name(folder.name + "-steps"))
 
 

@@ -4,7 +4,7 @@ tests/golden/v1/ is kept for good: every later version must read it. The handmad
 which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py,
 `library-2` by the first one that writes framed streams, through make_frames() there, `library-steps` by the first one that
 predicts optimizer steps, through make_steps(), `library-runs` by the first one that writes run streams, through
-make_runs(), `library-lossy` by the first one that writes lossy blocks, through tests/golden/make_lossy.py, `bundles` and `lossy` by the
+make_runs(), `library-changes` by the first one that writes change streams, through make_changes(), `library-lossy` by the first one that writes lossy blocks, through tests/golden/make_lossy.py, `bundles` and `lossy` by the
 first ones that write bundles and measures, through tests/golden/make_bundles.py, `cells` by the first one that cuts lossy matrices into
 cells, through tests/golden/make_cells.py, `links` by the last one that writes links and manifests of own files only, through tests/golden/make_links.py.
 What they contain is in the .json files beside them.
@@ -257,7 +257,7 @@ def test_example_run_stream_in_the_document():
 
 
 @pytest.mark.parametrize("making", [make_library.make, make_library.make_frames, make_library.make_steps,
-                                    make_library.make_runs, make_lossy.make])
+                                    make_library.make_runs, make_library.make_changes, make_lossy.make])
 @pytest.mark.sampled(3)
 def test_reader_reads_what_the_command_writes_now(tmp_path, making):
     """Other values than in the golden stores, so that the document describes the encoder of today as well."""
@@ -278,15 +278,19 @@ def test_reader_reads_what_the_command_writes_now(tmp_path, making):
         assert make_library.FRAMES <= make_library.coverage(opened)[1]
     if making is make_library.make_runs:
         assert "runs" in make_library.coverage(opened)[1]
+    if making is make_library.make_changes:
+        assert make_library.CHANGES <= make_library.coverage(opened)[1]
     if making is make_lossy.make:
         assert {"levels", "rows", "steps", "factor", "shared", "exceptions"} <= make_lossy.coverage(opened)[0]
 
 
 def test_golden_stores_use_every_kind_of_stream():
     """Those that the library wrote, and of framed ones as many in the handmade store."""
-    of = {name: make_library.coverage(ckd_reader.Store(GOLDEN / name))[1] for name in ("library", "library-2", "library-runs", "frames")}
+    of = {name: make_library.coverage(ckd_reader.Store(GOLDEN / name))[1]
+          for name in ("library", "library-2", "library-runs", "library-changes", "frames")}
     assert make_library.STREAMS <= of["library"] | of["library-2"]
     assert make_library.FRAMES <= of["library-2"] and "runs" in of["library-runs"]
+    assert make_library.CHANGES <= of["library-changes"]
     parts = ("", ", shared bits", ", levels", ", shared bits, levels", ", shared bits, levels, phase")
     assert {"framed" + part for part in parts} <= of["frames"]
 
@@ -440,7 +444,7 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
 
 
 @pytest.mark.parametrize("store", ["handmade", "codings", "frames", "steps", "example", "library", "library-2",
-                                   "library-steps", "library-lossy", "bundles", "lossy", "links"], indirect=True)
+                                   "library-steps", "library-changes", "library-lossy", "bundles", "lossy", "links"], indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr

@@ -200,7 +200,7 @@ def take_varint(data, at):
             if byte == 0 and i > 0 or value >= 2**64:
                 break
             return value, at + i + 1
-    raise Corrupt("a number in a sparse or framed stream")
+    raise Corrupt("a number in a sparse, framed or change stream")
 
 
 def decode_sparse(data, count, width, context):
@@ -294,6 +294,96 @@ def decode_runs(data, count, width):
     return out
 
 
+class Places:
+    """Numbers in Golomb-Rice codes, and the places that they mean, from a change stream."""
+
+    def __init__(self, data, at):
+        self.data, self.at = data, at
+
+    def numbers(self, count):
+        if self.at >= len(self.data) or self.data[self.at] > 17:
+            raise Corrupt("the low bits of a change stream")
+        low = self.data[self.at]
+        size, at = take_varint(self.data, self.at + 1)
+        lows, self.at = at + (count * low + 7) // 8, at + (count * low + 7) // 8 + size
+        if self.at > len(self.data):
+            raise Corrupt("a change stream ends early")
+        small = int.from_bytes(self.data[at:lows], "little")
+        unary = int.from_bytes(self.data[lows:self.at], "little")
+        out, begin = [], 0
+        for i in range(count):
+            rest = unary >> begin
+            if rest == 0:
+                raise Corrupt("numbers of a change stream are missing")
+            high = (rest & -rest).bit_length() - 1
+            begin += high + 1
+            out.append(high << low | small >> i * low & (1 << low) - 1)
+            if out[-1] >= MAX_COUNT:
+                raise Corrupt("a number of a change stream is too large")
+        if unary >> begin or (begin + 7) // 8 != size or small >> count * low:
+            raise Corrupt("bits are left in a change stream")
+        return out
+
+    def places(self, count, limit):
+        kind, self.at = self.data[self.at] if self.at < len(self.data) else 0, self.at + 1
+        out, place = [], 0
+        if kind == 1:
+            for gap in self.numbers(count):
+                out.append(place + gap)
+                place += gap + 1
+        elif kind == 2:
+            runs, self.at = take_varint(self.data, self.at)
+            if not 1 <= runs <= count:
+                raise Corrupt("the number of runs of a change stream")
+            gaps = self.numbers(runs)
+            for number, (gap, length) in enumerate(zip(gaps, self.numbers(runs))):
+                place += gap + (number > 0)
+                out += range(place, place + length + 1)
+                place += length + 1
+        else:
+            raise Corrupt("an unknown kind of places in a change stream")
+        if len(out) != count or place > limit:
+            raise Corrupt("the places of a change stream")
+        return out
+
+
+def decode_changes(data, count, width, context):
+    if len(data) < 2 or not 1 <= data[1] <= 3 or len(data) < data[1] + 1:
+        raise Corrupt("the lists of a change stream")
+    lists = data[1]
+    if lists > 1 and context is None:
+        raise Corrupt("a change stream needs contexts where there are none")
+    ends = ascending(list(data[2:lists + 1]))
+    places, where, which = Places(data, lists + 1), [], []
+    for first, last in [(0 if i == 0 else ends[i - 1] + 1, end) for i, end in enumerate(ends)] + [(0, 255)]:
+        members = range(count) if last == 255 else [i for i in range(count) if first <= context[i] <= last]
+        changes, places.at = take_varint(data, places.at)
+        if len(where) + changes > count // 2:
+            raise Corrupt("a change stream has too many changes")
+        if changes:
+            own = places.places(changes, len(members))
+            others, places.at = take_varint(data, places.at)
+            if others > changes:
+                raise Corrupt("a change stream has too many others")
+            which += [len(where) + i for i in (places.places(others, changes) if others else [])]
+            where += [members[i] for i in own]
+    at = places.at + (len(where) + 7) // 8
+    if at > len(data):
+        raise Corrupt("a change stream ends in its signs")
+    sign = int.from_bytes(data[places.at:at], "little")
+    if sign >> len(where) or not which and at != len(data):
+        raise Corrupt("a change stream does not end where it should")
+    values = [1] * len(where)
+    if which:
+        inner = [context[where[i]] for i in which] if context is not None else None
+        for i, value in zip(which, decode_dense(data[at:], len(which), width, inner)):
+            values[i] = value
+    out = [0] * count
+    for i, (place, value) in enumerate(zip(where, values)):
+        out[place] = -value & (1 << width) - 1 if sign >> i & 1 else value
+    return out
+
+
 def decode(data, count, width, context):
     """`count` integers of `width` bits. context: a byte for each, or None."""
     if count > MAX_COUNT:
@@ -304,8 +394,10 @@ def decode(data, count, width, context):
         return []
     if not data:
         raise Corrupt("a symbol stream is empty")
-    if data[0] > 0x82:
+    if data[0] > 0x83:
         raise Unsupported(f"a symbol stream of kind {data[0]:#x}")
+    if data[0] == 0x83:
+        return decode_changes(data, count, width, context)
     if data[0] == 0x82:
         return decode_runs(data, count, width)
     if data[0] == 0x81:

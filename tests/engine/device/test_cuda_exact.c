@@ -5,13 +5,10 @@
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_chains),
-        tempdir_test(test_ready_copies),
-        tempdir_test(test_references),
-        tempdir_test(test_twins),
-        tempdir_test(test_useless_deltas),
-        tempdir_test(test_moments),
-        tempdir_test(test_late_materialized_copies),
+        tempdir_test(test_chains),      tempdir_test(test_ready_copies),
+        tempdir_test(test_few_changes), tempdir_test(test_references),
+        tempdir_test(test_twins),       tempdir_test(test_useless_deltas),
+        tempdir_test(test_moments),     tempdir_test(test_late_materialized_copies),
     };
     /* These tests only work with the emulated device. The casts prevent warnings about unused functions. */
     (void)test_backwards, (void)test_failures;

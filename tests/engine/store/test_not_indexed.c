@@ -196,8 +196,9 @@ static void test_answers_are_the_same(void **state) {
 
 /* Chains, steps, blobs, bundles and lossy measures of stores written by other versions. */
 static void test_stores_of_all_kinds(void **state) {
-    static const char *const kinds[] = {"bundles",       "example", "library", "library-2",    "library-runs",
-                                        "library-steps", "steps",   "lossy",   "library-lossy"};
+    static const char *const kinds[] = {"bundles",       "example",        "library", "library-2",
+                                        "library-runs",  "library-steps",  "steps",   "lossy",
+                                        "library-lossy", "library-changes"};
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         char from[64], dir[1100];
         snprintf(from, sizeof(from), "tests/golden/v1/%s", kinds[i]);
