@@ -180,11 +180,14 @@ double budget_load_cost(const load_budget *b) {
 /* ---- which chains end ---- */
 
 #define CLASSES     128u /* classes of chains by their cost ... */
-#define USUAL_LINK  0.3  /* base loads that a delta adds to a chain, if nothing is known */
 #define CLASS_STEPS 8    /* ... and how many of them make a base load */
-#define MERGE_FROM \
-    3.0 /* base loads: longer chains are merged into one delta on the block that they begin with, */
-#define MERGED 2.3 /* which costs about as much, with that block */
+#define USUAL_LINK  0.3  /* base loads that a delta adds to a chain, if nothing is known */
+/*
+ * Chains of so many base loads are merged into one delta on the block that they begin with. The two cost about as much
+ * as MERGED says.
+ */
+#define MERGE_FROM 3.0
+#define MERGED     2.3
 
 static bool is_exact_chain(const record *r) {
     return r->depth > 0 && r->predictor == PREDICT_PARENT && r->coding != CODING_LATTICE &&
