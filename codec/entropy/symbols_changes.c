@@ -97,58 +97,33 @@ static uint8_t begin_of(const symbols_changing *c, unsigned list) {
     return list ? (uint8_t)(c->end[list - 1] + 1) : 0;
 }
 
-/* The elements of a list but the last, in order, 64 at a time. */
-typedef struct list_cursor {
-    const uint8_t *context;
-    size_t n, at;  /* at: element of the lowest bit of `left`; n: behind the last */
-    uint64_t left; /* those of the 64 from there on that belong to the list and are not passed yet */
-    uint8_t first, last;
-} list_cursor;
-
-static list_cursor cursor_of(const symbols_changing *c, unsigned list, const uint8_t *context, size_t n) {
-    list_cursor e = {context, n, 0, 0, begin_of(c, list), c->end[list]};
-    e.left = n ? symbols_in_range(context, 0, n, e.first, e.last) : 0;
-    return e;
-}
-
-/* Passes `skip` elements of the list, and returns the next; SIZE_MAX: there are fewer. */
-CPU_INLINE size_t cursor_next(list_cursor *e, uint32_t skip) {
-    for (unsigned here; (here = (unsigned)__builtin_popcountll(e->left)) <= skip; skip -= here) {
-        e->at += 64;
-        if (e->at >= e->n) {
-            e->left = 0;
-            return SIZE_MAX;
+/*
+ * Turns ascending places among the elements of a list but the last into these elements. Returns false if there are fewer
+ * of them.
+ */
+CPU_INLINE bool find_elements(uint32_t *at, size_t count, const symbols_changing *c, unsigned list,
+                              const uint8_t *context, size_t n) {
+    const uint8_t first = begin_of(c, list), last = c->end[list];
+    size_t i = 0;
+    uint32_t passed = 0;
+    for (size_t begin = 0; begin < n && i < count; begin += 64) {
+        uint64_t members = symbols_in_range(context, begin, n, first, last);
+        uint32_t end = passed + (uint32_t)__builtin_popcountll(members);
+        for (; i < count && at[i] < end; i++) {
+            at[i] = (uint32_t)begin + symbols_select_bit(members, at[i] - passed);
         }
-        e->left = symbols_in_range(e->context, e->at, e->n, e->first, e->last);
+        passed = end;
     }
-    for (; skip > 0; skip--) {
-        e->left &= e->left - 1;
-    }
-    size_t element = e->at + (unsigned)__builtin_ctzll(e->left);
-    e->left &= e->left - 1;
-    return element;
+    return i == count;
 }
 
-/* Turns ascending places among the elements of the list into these. Returns false if there are fewer elements. */
-CPU_INLINE bool find_elements_loop(uint32_t *at, size_t count, list_cursor *e) {
-    uint32_t next = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t place = at[i];
-        size_t element = cursor_next(e, place - next);
-        if (element == SIZE_MAX) {
-            return false;
-        }
-        at[i] = (uint32_t)element;
-        next = place + 1;
-    }
-    return true;
+CPU_POPCOUNT static bool find_elements_fast(uint32_t *at, size_t count, const symbols_changing *c,
+                                            unsigned list, const uint8_t *context, size_t n) {
+    return find_elements(at, count, c, list, context, n);
 }
-
-CPU_AVX2 static bool find_elements_avx2(uint32_t *at, size_t count, list_cursor *e) {
-    return find_elements_loop(at, count, e);
-}
-CPU_PLAIN static bool find_elements_plain(uint32_t *at, size_t count, list_cursor *e) {
-    return find_elements_loop(at, count, e);
+static bool find_elements_plain(uint32_t *at, size_t count, const symbols_changing *c, unsigned list,
+                                const uint8_t *context, size_t n) {
+    return find_elements(at, count, c, list, context, n);
 }
 
 /* ---- writing ---- */
@@ -177,31 +152,23 @@ static bool add_change(symbols_changing *c, size_t i, uint32_t place, const symb
  * goes to the others. Returns false if there are too many changes.
  */
 static bool gather(symbols_changing *c, unsigned list, const uint8_t *symbols, const symbols_input *in) {
-    const uint8_t *context = in->context;
+    const bool low = list + 1u < c->lists;
+    const uint8_t first = begin_of(c, list), last = low ? c->end[list] : SYMBOLS_CONTEXTS - 1;
+    uint32_t before = 0;
     bool few = true;
     c->begin = c->count;
     c->others_begin = c->others;
-    const uint8_t first = begin_of(c, list);
-    if (list + 1u < c->lists) {
-        uint32_t before = 0;
-        for (size_t at = 0; at < in->n; at += 64) {
-            uint64_t members = symbols_in_range(context, at, in->n, first, c->end[list]);
-            uint64_t changed = members & symbols_in_range(symbols, at, in->n, 1, 255);
-            for (; changed && few; changed &= changed - 1) {
-                uint64_t lower = (changed & (0 - changed)) - 1;
-                uint32_t place = before + (uint32_t)__builtin_popcountll(members & lower);
-                few = add_change(c, at + (unsigned)__builtin_ctzll(changed), place, in);
-            }
-            before += (uint32_t)__builtin_popcountll(members);
-        }
-        return few;
-    }
-    for (size_t at = 0; at < in->n; at += 64) {
-        uint64_t changed = symbols_in_range(symbols, at, in->n, 1, 255);
+    for (size_t at = 0; at < in->n && few; at += 64) {
+        uint64_t changed = symbols_in_range(symbols, at, in->n, 1, 255) &
+                           symbols_in_range(in->context, at, in->n, first, last);
+        /* the last list counts all elements */
+        uint64_t members = symbols_in_range(in->context, at, in->n, low ? first : 0, last);
         for (; changed && few; changed &= changed - 1) {
-            size_t i = at + (unsigned)__builtin_ctzll(changed);
-            few = context[i] < first || add_change(c, i, (uint32_t)i, in);
+            uint64_t lower = (changed & (0 - changed)) - 1;
+            uint32_t place = before + (uint32_t)__builtin_popcountll(members & lower);
+            few = add_change(c, at + (unsigned)__builtin_ctzll(changed), place, in);
         }
+        before += (uint32_t)__builtin_popcountll(members);
     }
     return few;
 }
@@ -285,7 +252,6 @@ static bool take_header(symbols_changing *c, reader *from) {
 /* Reads one list: the elements that change, and which of them are others. */
 static bool take_list(symbols_changing *c, unsigned list, size_t n, const uint8_t *context, reader *from) {
     uint32_t *at = c->at + c->count, *other = c->other + c->others;
-    bool low = list + 1u < c->lists;
     size_t count = (size_t)wire_varint_max(from, n / SYMBOLS_CHANGES_MAX - c->count);
     if (count == 0) {
         return !from->failed;
@@ -293,11 +259,9 @@ static bool take_list(symbols_changing *c, unsigned list, size_t n, const uint8_
     if (!symbols_take_places(at, n, count, c, from)) {
         return false;
     }
-    if (low) {
-        list_cursor e = cursor_of(c, list, context, n);
-        if (!(cpu_has_avx2() ? find_elements_avx2 : find_elements_plain)(at, count, &e)) {
-            return false;
-        }
+    if (list + 1u < c->lists &&
+        !(cpu_has_popcount() ? find_elements_fast : find_elements_plain)(at, count, c, list, context, n)) {
+        return false;
     }
     size_t others = (size_t)wire_varint_max(from, count);
     if (others && !symbols_take_places(other, count, others, c, from)) {

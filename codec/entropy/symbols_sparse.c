@@ -19,13 +19,6 @@ static uint8_t first_of(const symbols_sparse *s, unsigned range) {
 
 /* ---- from pairs to elements ---- */
 
-CPU_INLINE unsigned select_bit(uint64_t mask, uint64_t rank) {
-    for (; rank > 0; rank--) {
-        mask &= mask - 1;
-    }
-    return (unsigned)__builtin_ctzll(mask);
-}
-
 static uint64_t load_gap(const uint8_t *from, unsigned width) {
     uint8_t wide[8] = {0};
     memcpy(wide, from, width);
@@ -46,7 +39,7 @@ CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *
         uint64_t mask = symbols_in_range(context, at, n, first, last);
         uint64_t end = passed + count_bits(mask);
         while (rank < end) {
-            memcpy(values + (at + select_bit(mask, rank - passed)) * width, pair + width, width);
+            memcpy(values + (at + symbols_select_bit(mask, rank - passed)) * width, pair + width, width);
             if (--left == 0) {
                 return true;
             }

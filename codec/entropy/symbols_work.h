@@ -275,6 +275,14 @@ CPU_INLINE uint64_t symbols_in_range(const uint8_t *symbols, size_t at, size_t n
     return symbols_in_range_64(padded, first, last) & exist;
 }
 
+/* Returns the bit of `mask` with `rank` others below it. */
+CPU_INLINE unsigned symbols_select_bit(uint64_t mask, uint64_t rank) {
+    for (; rank > 0; rank--) {
+        mask &= mask - 1;
+    }
+    return (unsigned)__builtin_ctzll(mask);
+}
+
 /* ---- sparse streams (symbols_sparse.c) ---- */
 
 /* Stores the pairs in their elements. Returns false if a gap leads past the range's elements. */
@@ -307,9 +315,9 @@ void symbols_put_places(bytes *to, const uint32_t *place, size_t count, symbols_
 bool symbols_take_places(uint32_t *place, size_t limit, size_t count, symbols_changing *c, reader *from);
 
 /*
- * Writes the stream of the integers whose symbol is not 0; replaces the content of `to`. The workspace's histogram must
- * be that of the symbols, and the input must have contexts. slot: scratch. Returns false if
- * there are too many of them, or on NOMEM. Sets *coded to the number of integers that decoding takes.
+ * Writes the stream of the integers whose symbol is not 0; replaces the content of `to`. The workspace's histogram is
+ * that of the symbols. The input has contexts, unless all integers are 0. slot: scratch. Returns false if too many are
+ * not 0, or on NOMEM. Sets *coded to the number of integers that decoding takes.
  */
 bool symbols_changes_encode(bytes *to, size_t *coded, symbols_workspace *w, symbols_slot *slot,
                             const uint8_t *symbols, const symbols_input *in);

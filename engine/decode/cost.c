@@ -243,7 +243,10 @@ static void plan_endings(load_budget *b, const view *parent) {
     free(all);
 }
 
-/* What deltas of `parent` on its own parent added to their chains, in base loads. Merged ones tell nothing. */
+/*
+ * Returns the base loads that deltas of `parent` added to the chains of its own parent, on average. Merged deltas are not
+ * counted, because they add nothing to those chains.
+ */
 static double usual_link(view_cache *views, const view *parent) {
     double links = 0, bases = 0;
     for (size_t i = 0; i < parent->block_count; i++) {
@@ -284,8 +287,8 @@ bool budget_ends_chain(const load_budget *b, const record *parent_block) {
     return b->ending > 0 && is_exact_chain(parent_block) && rank_of(parent_block) >= b->ending;
 }
 
-void budget_chain_ended(load_budget *b, const load_cost *ended, const load_cost *now) {
-    b->to_free = fmax(0, b->to_free - fmax(0, ended->work - now->work));
+void budget_chain_ended(load_budget *b, const record *parent_block, const load_cost *now) {
+    b->to_free = fmax(0, b->to_free - fmax(0, (double)parent_block->chain_work - now->work));
 }
 
 /* ---- a checkpoint: its optimizer steps, and the totals that its manifest states ---- */

@@ -166,8 +166,8 @@ void budget_expect(load_budget *b, view_cache *views, const view *parent);
 bool budget_ends_chain(const load_budget *b, const record *parent_block);
 /* Whether such a chain is long enough for a delta on the block that it begins with. */
 bool budget_may_merge(const record *parent_block);
-/* Notes that a chain ended, and what the block costs now. */
-void budget_chain_ended(load_budget *b, const load_cost *ended, const load_cost *now);
+/* Notes that the chain of the parent's block ended, and what the block costs now. */
+void budget_chain_ended(load_budget *b, const record *parent_block, const load_cost *now);
 
 /*
  * Decoding a delta takes longer than its bytes suggest. So a part of a checkpoint may exceed the time limit by this

@@ -118,42 +118,24 @@ static ckd_status decode_standalone(decoder *d, const view *v, const view_block 
     return status;
 }
 
-/* Copies the elements at `at` to the front of `to`, or back. */
-static void collect(void *to, const void *values, size_t size, const uint32_t *at, size_t count) {
-    switch (size) {
-    case 2:
-        for (size_t i = 0; i < count; i++) {
-            memcpy((uint8_t *)to + 2 * i, (const uint8_t *)values + 2 * (size_t)at[i], 2);
-        }
-        break;
-    case 4:
-        for (size_t i = 0; i < count; i++) {
-            memcpy((uint8_t *)to + 4 * i, (const uint8_t *)values + 4 * (size_t)at[i], 4);
-        }
-        break;
-    default:
-        for (size_t i = 0; i < count; i++) {
-            memcpy((uint8_t *)to + size * i, (const uint8_t *)values + size * at[i], size);
-        }
+/* Copies the elements at `at` into a list, or back. */
+CPU_INLINE void move_each(uint8_t *values, uint8_t *list, size_t size, const symbols_changes *c, bool back) {
+    for (size_t i = 0; i < c->count; i++) {
+        uint8_t *value = values + size * c->at[i], *listed = list + size * i;
+        memcpy(back ? value : listed, back ? listed : value, size);
     }
 }
 
-static void distribute(void *values, const void *from, size_t size, const uint32_t *at, size_t count) {
-    switch (size) {
+static void move_changes(void *values, void *list, const symbols_changes *c, bool back) {
+    switch (c->width) { /* constant sizes are single loads and stores */
     case 2:
-        for (size_t i = 0; i < count; i++) {
-            memcpy((uint8_t *)values + 2 * (size_t)at[i], (const uint8_t *)from + 2 * i, 2);
-        }
+        move_each(values, list, 2, c, back);
         break;
     case 4:
-        for (size_t i = 0; i < count; i++) {
-            memcpy((uint8_t *)values + 4 * (size_t)at[i], (const uint8_t *)from + 4 * i, 4);
-        }
+        move_each(values, list, 4, c, back);
         break;
     default:
-        for (size_t i = 0; i < count; i++) {
-            memcpy((uint8_t *)values + size * at[i], (const uint8_t *)from + size * i, size);
-        }
+        move_each(values, list, c->width, c, back);
     }
 }
 
@@ -179,12 +161,12 @@ static ckd_status apply_changes(decoder *d, const record *r, const void *payload
     if (!context) {
         return status != CKD_OK ? status : CKD_E_NOMEM;
     }
-    collect(values, to, size, c.at, c.count);
+    move_changes(to, values, &c, false);
     d->kernels->magnitude_context(dtype, context, values, c.count);
     status = symbols_read_changes(&c, w, context, err);
     if (status == CKD_OK) {
         d->kernels->ordered_apply(dtype, values, values, c.values, c.count);
-        distribute(to, values, size, c.at, c.count);
+        move_changes(to, values, &c, true);
     }
     return status;
 }

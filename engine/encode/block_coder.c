@@ -345,9 +345,10 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
     }
 }
 
-/* Returns true if a delta on the ancestor saves more of the load's cost for its bytes than the block on its own does. */
+/* Does a delta on the ancestor free more of the load for its bytes than the block on its own? */
 static bool merging_pays(const block_analysis *a, const load_cost *base) {
-    double merged = a->ended.work - a->delta.chain.work, alone = a->ended.work - base->work;
+    double ended = (double)a->parent_block->chain_work;
+    double merged = ended - a->delta.chain.work, alone = ended - base->work;
     return merged * (double)a->standalone.size > alone * (double)a->delta.size;
 }
 
@@ -389,7 +390,7 @@ void block_decide(block_job *job, const coding_context *save, const tensor_conte
     d->materialize = d->depth > 0 && job->analysis.standalone.available &&
                      budget_wants_materialized(budget, &d->chain, &d->base);
     if (job->analysis.ends && !block_is_duplicate(job)) {
-        budget_chain_ended(budget, &job->analysis.ended, &d->chain);
+        budget_chain_ended(budget, job->analysis.parent_block, &d->chain);
     }
     load_cost share = block_is_duplicate(job) ? d->chain : d->own_cost;
     load_cost materialized = d->materialize ? standalone_cost(job, tensor) : share;

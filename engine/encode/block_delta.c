@@ -156,7 +156,6 @@ void block_find_ancestor(block_job *job, const coding_context *save, const tenso
     block_analysis *a = &job->analysis;
     chain_start start;
     a->ends = a->parent_block && !a->step.available && budget_ends_chain(budget, a->parent_block);
-    a->ended = a->parent_chain;
     if (a->ends && !job->input.precoded.coded && budget_may_merge(a->parent_block) &&
         find_start(&start, job, save, tensor)) {
         a->ancestor = start;

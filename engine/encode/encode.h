@@ -201,8 +201,7 @@ typedef struct block_analysis {
     const record *parent_block; /* the parent's block over the same span; NULL: none */
     uint32_t parent_depth;
     load_cost parent_chain; /* of the values that a delta is taken to: the ancestor's, if there is one */
-    bool ends;              /* the parent's chain is not continued, ... */
-    load_cost ended;        /* ... and this was its cost */
+    bool ends;              /* the chain of parent_block is not continued */
     chain_start ancestor;   /* view NULL: none */
     bool parent_damaged;    /* the parent's values could not be read, so the block is coded on its own */
     bool delta_lost;        /* a delta was tried, and does not save enough */
