@@ -21,7 +21,7 @@ enum {
 };
 
 static const struct argp_option options_table[] = {
-    {"run", 'r', "RUN", 0, "Only this run [default: all runs, each separately]", 1},
+    {"run", 'r', "RUN", 0, "Only this run [default: all runs, each by itself]", 1},
     {"keep-last", OPT_LAST, "N", 0, "Keep the N newest steps", 2},
     {"keep-every", OPT_EVERY, "K", 0, "Keep steps that are multiples of K", 2},
     {"keep-first", OPT_FIRST, 0, 0, "Keep the first step", 2},

@@ -43,7 +43,8 @@ static ckd_save *begin(disk *d, const char *run, uint64_t step) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     o.run = run;
     o.step = step;
-    o.newest_load_cost = 1; /* every delta gets a materialized copy */
+    o.newest_load_cost = 1; /* every delta gets a materialized copy, ... */
+    o.max_load_cost = 1000; /* ... and no chain ends */
     ckd_save *save;
     ckd_error err = {0};
     if (ckd_save_begin(&save, d->store, &o, &err) != CKD_OK) {
