@@ -247,7 +247,7 @@ static void fail_everywhere(const char *dir, device_result as) {
     bool happened = true;
     emulated_fail_as = as;
     train_well(k);
-    for (int n = 1; happened; n += n < 40 ? 3 : 17) {
+    for (int n = 1; happened; n += n < 40 ? 1 : 17) {
         ckd_error err;
         ckd_status status = train(k, n, &err);
         happened = !not_reached;
