@@ -97,33 +97,41 @@ static uint8_t begin_of(const symbols_changing *c, unsigned list) {
     return list ? (uint8_t)(c->end[list - 1] + 1) : 0;
 }
 
+/* A list's range of contexts, and the contexts of all n elements. */
+typedef struct listed_contexts {
+    uint8_t first, last;
+    const uint8_t *each;
+    size_t n;
+} listed_contexts;
+
 /*
  * Turns ascending places among the elements of a list but the last into these elements. Returns false if there are fewer
  * of them.
  */
-CPU_INLINE bool find_elements(uint32_t *at, size_t count, const symbols_changing *c, unsigned list,
-                              const uint8_t *context, size_t n) {
-    const uint8_t first = begin_of(c, list), last = c->end[list];
+CPU_INLINE bool find_elements(uint32_t *at, size_t count, const listed_contexts *in,
+                              symbols_range_64 *range_64) {
+    const listed_contexts all = *in;
     size_t i = 0;
     uint32_t passed = 0;
-    for (size_t begin = 0; begin < n && i < count; begin += 64) {
-        uint64_t members = symbols_in_range(context, begin, n, first, last);
+    for (size_t begin = 0; begin < all.n && i < count; begin += 64) {
+        uint64_t members = symbols_in_range_by(range_64, all.each, begin, all.n, all.first, all.last);
         uint32_t end = passed + (uint32_t)__builtin_popcountll(members);
         for (; i < count && at[i] < end; i++) {
-            at[i] = (uint32_t)begin + symbols_select_bit(members, at[i] - passed);
+            for (; passed < at[i]; passed++) {
+                members &= members - 1;
+            }
+            at[i] = (uint32_t)begin + (unsigned)__builtin_ctzll(members);
         }
         passed = end;
     }
     return i == count;
 }
 
-CPU_POPCOUNT static bool find_elements_fast(uint32_t *at, size_t count, const symbols_changing *c,
-                                            unsigned list, const uint8_t *context, size_t n) {
-    return find_elements(at, count, c, list, context, n);
+CPU_AVX2 static bool find_elements_avx2(uint32_t *at, size_t count, const listed_contexts *in) {
+    return find_elements(at, count, in, symbols_in_range_avx2);
 }
-static bool find_elements_plain(uint32_t *at, size_t count, const symbols_changing *c, unsigned list,
-                                const uint8_t *context, size_t n) {
-    return find_elements(at, count, c, list, context, n);
+static bool find_elements_plain(uint32_t *at, size_t count, const listed_contexts *in) {
+    return find_elements(at, count, in, symbols_in_range_64);
 }
 
 /* ---- writing ---- */
@@ -259,9 +267,11 @@ static bool take_list(symbols_changing *c, unsigned list, size_t n, const uint8_
     if (!symbols_take_places(at, n, count, c, from)) {
         return false;
     }
-    if (list + 1u < c->lists &&
-        !(cpu_has_popcount() ? find_elements_fast : find_elements_plain)(at, count, c, list, context, n)) {
-        return false;
+    if (list + 1u < c->lists) {
+        const listed_contexts in = {begin_of(c, list), c->end[list], context, n};
+        if (!(cpu_has_avx2() ? find_elements_avx2 : find_elements_plain)(at, count, &in)) {
+            return false;
+        }
     }
     size_t others = (size_t)wire_varint_max(from, count);
     if (others && !symbols_take_places(other, count, others, c, from)) {

@@ -7,8 +7,8 @@
 #include "codec/entropy/symbols_format.h"
 #include "codec/entropy/entropy.h"
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
 #endif
 
 /*
@@ -235,7 +235,10 @@ static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
 
 /* ---- which elements are in a range of contexts ---- */
 
-#if defined(__SSE2__)
+/* Of 64 bytes. */
+typedef uint64_t symbols_range_64(const uint8_t *symbols, uint8_t first, uint8_t last);
+
+#if defined(__x86_64__)
 CPU_INLINE uint64_t symbols_in_range_64(const uint8_t *symbols, uint8_t first, uint8_t last) {
     const __m128i low = _mm_set1_epi8((char)first), span = _mm_set1_epi8((char)(last - first));
     uint64_t mask = 0;
@@ -246,7 +249,19 @@ CPU_INLINE uint64_t symbols_in_range_64(const uint8_t *symbols, uint8_t first, u
     }
     return mask;
 }
+CPU_AVX2 CPU_INLINE uint64_t symbols_in_range_avx2(const uint8_t *symbols, uint8_t first, uint8_t last) {
+    const __m256i low = _mm256_set1_epi8((char)first), span = _mm256_set1_epi8((char)(last - first));
+    uint64_t mask = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(symbols + 32 * i));
+        x = _mm256_sub_epi8(x, low);
+        uint64_t bits = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_min_epu8(x, span), x));
+        mask |= bits << (32 * i);
+    }
+    return mask;
+}
 #else
+#define symbols_in_range_avx2 symbols_in_range_64
 CPU_INLINE uint64_t symbols_in_range_64(const uint8_t *each, uint8_t first, uint8_t last) {
     uint64_t mask = 0;
     for (unsigned i = 0; i < 64; i++) {
@@ -260,19 +275,23 @@ CPU_INLINE uint64_t symbols_in_range_64(const uint8_t *each, uint8_t first, uint
  * Which of the 64 bytes from `at` on are in first ... last: a bit for each. at < n, and bytes behind n are not. symbols
  * NULL: all are.
  */
-CPU_INLINE uint64_t symbols_in_range(const uint8_t *symbols, size_t at, size_t n, uint8_t first,
-                                     uint8_t last) {
+CPU_INLINE uint64_t symbols_in_range_by(symbols_range_64 *range_64, const uint8_t *symbols, size_t at,
+                                        size_t n, uint8_t first, uint8_t last) {
     size_t left = n - at;
     uint64_t exist = left >= 64 ? UINT64_MAX : (UINT64_C(1) << left) - 1;
     if (!symbols || (first == 0 && last == 255)) {
         return exist;
     }
     if (left >= 64) {
-        return symbols_in_range_64(symbols + at, first, last);
+        return range_64(symbols + at, first, last);
     }
     uint8_t padded[64] = {0};
     memcpy(padded, symbols + at, left);
-    return symbols_in_range_64(padded, first, last) & exist;
+    return range_64(padded, first, last) & exist;
+}
+CPU_INLINE uint64_t symbols_in_range(const uint8_t *symbols, size_t at, size_t n, uint8_t first,
+                                     uint8_t last) {
+    return symbols_in_range_by(symbols_in_range_64, symbols, at, n, first, last);
 }
 
 /* Returns the bit of `mask` with `rank` others below it. */

@@ -120,8 +120,8 @@ void columns_cache_free(columns_cache *c, bool in_child);
  * (budget_expect) ends the longest exact chains before that. So chains of different blocks end at different checkpoints
  * and sizes stay even: there are no periodic full saves.
  *
- * A restart loads the newest checkpoint, and so does the next save. Some chains would make that cost more than
- * newest_load_cost (default 2) base loads. Their blocks are stored once more, coded on their own, as an evictable copy
+ * A restart loads the newest checkpoint, and so does the next save. If newest_load_cost is below max_load_cost, some
+ * chains may make that cost more. Their blocks are stored once more, coded on their own, as an evictable copy
  * (store/materialized.c).
  */
 
@@ -239,6 +239,14 @@ typedef struct cached_block {
 } cached_block;
 
 /* Scratch of one worker. */
+/* The contexts of the values that a chain of lists of changes has reached. */
+typedef struct chain_contexts {
+    const void *values; /* where they are; NULL: `each` is stale */
+    bytes each;
+    uint64_t count;
+    ckd_dtype dtype;
+} chain_contexts;
+
 typedef struct decoder {
     coder *coder;
     const kernels *kernels;
@@ -246,6 +254,7 @@ typedef struct decoder {
     bytes stored;      /* payload as read */
     bytes integers;    /* decoded residuals */
     bytes context;
+    chain_contexts contexts;
     lattice_work lattice;
     columns_cache *columns; /* shared by the load or save, or the decoder's own */
     bool own_columns;

@@ -8,10 +8,8 @@
 #include "engine/save/device.h"
 #include "engine/store/store.h"
 
-#define DEFAULT_MAX_LOAD_COST    4.0
-#define DEFAULT_NEWEST_LOAD_COST 2.0
-#define LOSSY_NEWEST_LOAD_COST   1.5 /* copies of lossy checkpoints are small */
-#define DEFAULT_STAGING          (UINT64_C(256) << 20)
+#define DEFAULT_MAX_LOAD_COST 4.0
+#define DEFAULT_STAGING       (UINT64_C(256) << 20)
 
 /*
  * Makes the intent durable before the chunk file exists, and locks it. Others look for intents under the publish lock,
@@ -80,8 +78,8 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     save->coding.scratch = path_in(save->store->path, "data");
     save->registry.steps.limit = lossy ? 0 : save->coding.staging; /* tiles take all of it */
     save->registry.steps.scratch = save->coding.scratch.text;
-    double usual = lossy ? LOSSY_NEWEST_LOAD_COST : DEFAULT_NEWEST_LOAD_COST;
-    save->coding.budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : usual;
+    save->coding.budget.newest_limit =
+        o->newest_load_cost > 0 ? o->newest_load_cost : save->coding.budget.limit;
     ckd_status status = CKD_OK;
     if (save->target.compare) {
         status = save_compare_begin(save, err);

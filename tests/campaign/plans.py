@@ -134,6 +134,8 @@ class Plan:
                 args += rng.choice([["--effort", "1"], ["--effort", "9"], ["--step-scale", "2"], ["--max-error", "0.05"]])
         if rng.random() < 0.04 and "--parent" not in args:
             args += ["--base"]
+        if rng.random() < 0.4:
+            args += ["--newest-load-cost", rng.choice(["1", "1.5", "2"])]
         if rng.random() < 0.2:
             args += ["--metric", f"loss={rng.randrange(40) / 8}"]
         if self.flavour_of[run]["kind"] == "adamw" and step > 0 and rng.random() < 0.85:

@@ -107,7 +107,11 @@ enum { BANDS = 34, BAND = 17000, LONG = BANDS * BAND };
 /* Saves so many regions that decoding their streams on a device pays off. */
 static void save_bands(ckd_store *store, uint64_t step, ckd_dtype dtype, const void *values) {
     const uint64_t shape[2] = {BANDS, BAND};
-    ckd_save *save = begin_save(store, "run", step);
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = "run";
+    o.step = step;
+    o.max_load_cost = 1000; /* every band is a delta */
+    ckd_save *save = begin_with(store, &o);
     for (uint64_t i = 0; i < BANDS; i++) {
         ckd_region band = {.kind = CKD_REGION_BOX, .offsets = {i, 0}, .lengths = {1, BAND}};
         add_tensor(save, "w", dtype, 2, shape, &band,

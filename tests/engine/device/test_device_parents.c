@@ -63,7 +63,7 @@ typedef struct plan {
 static ckd_save *begin_plan(ckd_store *store, const plan *p, uint64_t step, decoding by) {
     ckd_save_options o = lossy_options("run", step, p->fidelity);
     o.max_load_cost = 1000;
-    o.newest_load_cost = p->ready ? 0 : 1000;
+    o.newest_load_cost = p->ready ? 1.5 : 1000;
     o.staging_bytes = p->staging;
     ckd_save *save = begin_with(store, &o);
     save->device.parents_on_host = by == ON_HOST;

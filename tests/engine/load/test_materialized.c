@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -39,6 +40,7 @@ static int setup(void **state) {
         o.run = "run";
         o.step = s;
         o.max_load_cost = 12; /* allows long chains */
+        o.newest_load_cost = 2;
         ckd_save *save;
         assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
         add_tensor(save, "t", CKD_F32, 1, &n, NULL, c->values[s]);
@@ -140,6 +142,25 @@ static void test_loads_without_or_with_a_damaged_copy(void **state) {
     check_newest(c, CKD_OPEN_READ);
 }
 
+/* By default a save writes only what it stores. */
+static void test_no_copies_by_default(void **state) {
+    chain *c = *state;
+    char dir[2048], path[4096];
+    snprintf(dir, sizeof(dir), "%s/other", c->dir);
+    assert_int_equal(mkdir(dir, 0777), 0);
+    ckd_store *store = store_create(dir);
+    uint64_t n = ELEMENTS;
+    ckd_checkpoint last = {.depth = 0};
+    for (unsigned s = 0; s < STEPS; s++) {
+        ckd_save *save = begin_save(store, "run", s);
+        add_tensor(save, "t", CKD_F32, 1, &n, NULL, c->values[s]);
+        assert_int_equal(ckd_save_commit(&last, save, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+    assert_true(last.depth >= 2 && last.load_cost > 2);
+    assert_false(ready_file(path, dir));
+}
+
 static void test_verification_is_not_fooled_by_a_copy(void **state) {
     chain *c = *state;
     char path[4096], chunk[4096];
@@ -190,6 +211,7 @@ static void test_opening_for_writing_removes_leftovers(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_copy_belongs_to_the_newest_only, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_copies_by_default, setup, teardown),
         cmocka_unit_test_setup_teardown(test_loads_without_or_with_a_damaged_copy, setup, teardown),
         cmocka_unit_test_setup_teardown(test_verification_is_not_fooled_by_a_copy, setup, teardown),
         cmocka_unit_test_setup_teardown(test_opening_for_writing_removes_leftovers, setup, teardown),
