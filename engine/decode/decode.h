@@ -239,14 +239,6 @@ typedef struct cached_block {
 } cached_block;
 
 /* Scratch of one worker. */
-/* The contexts of the values that a chain of lists of changes has reached. */
-typedef struct chain_contexts {
-    const void *values; /* where they are; NULL: `each` is stale */
-    bytes each;
-    uint64_t count;
-    ckd_dtype dtype;
-} chain_contexts;
-
 typedef struct decoder {
     coder *coder;
     const kernels *kernels;
@@ -254,7 +246,6 @@ typedef struct decoder {
     bytes stored;      /* payload as read */
     bytes integers;    /* decoded residuals */
     bytes context;
-    chain_contexts contexts;
     lattice_work lattice;
     columns_cache *columns; /* shared by the load or save, or the decoder's own */
     bool own_columns;

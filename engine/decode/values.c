@@ -30,7 +30,6 @@ void decoder_free(decoder *d) {
     bytes_free(&d->stored);
     bytes_free(&d->integers);
     bytes_free(&d->context);
-    bytes_free(&d->contexts.each);
     for (size_t i = 0; i < CACHED_BLOCKS; i++) {
         bytes_free(&d->cached[i].values);
     }
@@ -140,44 +139,6 @@ static void move_changes(void *values, void *list, const symbols_changes *c, boo
     }
 }
 
-static bool has_contexts(const decoder *d, const record *r, const void *to) {
-    const chain_contexts *k = &d->contexts;
-    return k->values == to && k->count == r->count && k->dtype == r->tensor->dtype;
-}
-
-/*
- * Returns the contexts of the values in `to`; NULL: no memory. In a chain of lists the block above needs them again, so
- * apply_changes keeps them up to date.
- */
-static const uint8_t *contexts_of(decoder *d, const record *r, const void *to, ckd_error *err) {
-    chain_contexts *k = &d->contexts;
-    ckd_dtype dtype = r->tensor->dtype;
-    if (has_contexts(d, r, to)) {
-        return k->each.data;
-    }
-    k->values = NULL;
-    uint8_t *each = bytes_scratch(&k->each, r->count, "decoding scratch", err);
-    if (each) {
-        d->kernels->magnitude_context(dtype, each, to, r->count);
-        k->values = to;
-        k->count = r->count;
-        k->dtype = dtype;
-    }
-    return each;
-}
-
-/* Turns the listed values into the block's: their own ones, and their contexts. */
-static void apply_listed(decoder *d, ckd_dtype dtype, void *values, uint8_t *context,
-                         const symbols_changes *c) {
-    d->kernels->ordered_apply(dtype, values, values, c->values, c->count);
-    if (d->contexts.values) {
-        d->kernels->magnitude_context(dtype, context, values, c->count);
-        for (size_t i = 0; i < c->count; i++) {
-            d->contexts.each.data[c->at[i]] = context[i];
-        }
-    }
-}
-
 /* Applies a delta that lists its changes: takes time for these, not for the block. */
 static ckd_status apply_changes(decoder *d, const record *r, const void *payload, void *to, ckd_error *err) {
     ckd_dtype dtype = r->tensor->dtype;
@@ -185,14 +146,13 @@ static ckd_status apply_changes(decoder *d, const record *r, const void *payload
     symbols_workspace *w = coder_symbols(d->coder);
     symbols_changes c;
     const symbols_stream stream = {(unsigned)size, r->count, payload, r->stored_size};
-    const uint8_t *all_contexts = NULL;
+    uint8_t *all_contexts = NULL;
     if (symbols_lists_changes(payload, r->stored_size) == SYMBOLS_CHANGES_BY_CONTEXT) {
-        all_contexts = contexts_of(d, r, to, err);
+        all_contexts = bytes_scratch(&d->context, r->count, "decoding scratch", err);
         if (!all_contexts) {
             return CKD_E_NOMEM;
         }
-    } else if (!has_contexts(d, r, to)) {
-        d->contexts.values = NULL;
+        d->kernels->magnitude_context(dtype, all_contexts, to, r->count);
     }
     ckd_status status = symbols_find_changes(&c, w, &stream, all_contexts, err);
     void *values =
@@ -205,7 +165,7 @@ static ckd_status apply_changes(decoder *d, const record *r, const void *payload
     d->kernels->magnitude_context(dtype, context, values, c.count);
     status = symbols_read_changes(&c, w, context, err);
     if (status == CKD_OK) {
-        apply_listed(d, dtype, values, context, &c);
+        d->kernels->ordered_apply(dtype, values, values, c.values, c.count);
         move_changes(to, values, &c, true);
     }
     return status;
@@ -217,7 +177,6 @@ static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, vo
     ckd_dtype dtype = r->tensor->dtype;
     const void *payload;
     if (r->coding == CODING_LATTICE) {
-        d->contexts.values = NULL;
         return values_decode_lattice(d, v, b, true, to, err);
     }
     ckd_status status = values_payload(d, b, &payload, err);
@@ -225,7 +184,6 @@ static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, vo
         symbols_lists_changes(payload, r->stored_size) != SYMBOLS_ALL_INTEGERS) {
         return apply_changes(d, r, payload, to, err);
     }
-    d->contexts.values = NULL;
     void *residual =
         status == CKD_OK ? bytes_scratch(&d->integers, r->raw_size, "decoding scratch", err) : NULL;
     uint8_t *context = residual ? bytes_scratch(&d->context, r->count, "decoding scratch", err) : NULL;
@@ -307,12 +265,8 @@ static ckd_status rebuild(decoder *d, const view *v, const view_block *b, void *
         return decode_standalone(d, v, b, to, err);
     case PREDICT_PARENT:
     case PREDICT_STEP:
-        if (b->record->predictor == PREDICT_STEP) {
-            status = values_predict(d, v, b, to, err);
-            d->contexts.values = NULL;
-        } else {
-            status = values_dependency(d, v, b, to, err);
-        }
+        status = b->record->predictor == PREDICT_STEP ? values_predict(d, v, b, to, err)
+                                                      : values_dependency(d, v, b, to, err);
         return status == CKD_OK ? apply_delta(d, v, b, to, err) : status;
     case PREDICT_COPY:
         return values_dependency(d, v, b, to, err);
@@ -367,7 +321,6 @@ static bool materialized_values(decoder *d, const view_block *b, void *to) {
 }
 
 static ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
-    d->contexts.values = NULL;
     if (values_cached(d, b, to) || materialized_values(d, b, to)) {
         return CKD_OK;
     }

@@ -1,4 +1,4 @@
-/* Chains of deltas that list their changes by context: each link needs the contexts of the values below it. */
+/* Chains of lists of changes, by context and of all elements, and dense deltas: each is read by the values below it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -85,5 +85,5 @@ static void test_mixed_chain(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {tempdir_test(test_mixed_chain)};
-    return cmocka_run_group_tests_name("chain_contexts", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("chain_kinds", tests, NULL, NULL);
 }
