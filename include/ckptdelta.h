@@ -313,7 +313,7 @@ typedef struct ckd_save_options {
      * its parent, may take twice the limit in processor time, or three times if lossy.
      */
     double max_load_cost;
-    /* The same while it is the newest of its run: each save writes copies of costlier blocks. 0: max_load_cost. */
+    /* Same limit while it is the newest of its run. Each save writes copies of costlier blocks. 0: max_load_cost. */
     double newest_load_cost;
     uint32_t rank, world;    /* world 0: 1. Each rank saves its regions into its own file. */
     ckd_id checkpoint_id;    /* world > 1: the coordinator's ckd_id_new, the same on all ranks; zero: new */

@@ -67,7 +67,7 @@ static const struct argp_option options_table[] = {
     {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0,
      "Loading it may cost at most as much as loading X bases [default: 4]", 4},
     {"newest-load-cost", OPT_NEWEST_LOAD_COST, "X", 0,
-     "A smaller limit while it is the newest of its run: blocks that cost more also get a materialized copy, which each save writes anew [default: as --max-load-cost, so none]",
+     "The same while it is the newest of its run. Blocks that cost more also get a copy, and each save writes new copies [default: as --max-load-cost]",
      4},
     {0},
 };

@@ -25,6 +25,14 @@ static uint64_t load_gap(const uint8_t *from, unsigned width) {
     return load_le64(wide);
 }
 
+/* Returns the bit of `mask` with `rank` others below it. */
+CPU_INLINE unsigned select_bit(uint64_t mask, uint64_t rank) {
+    for (; rank > 0; rank--) {
+        mask &= mask - 1;
+    }
+    return (unsigned)__builtin_ctzll(mask);
+}
+
 /* Stores one range's differences in their elements. Returns false if the gaps lead past the range's elements. */
 CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *pair,
                         const symbols_output *out) {
@@ -39,7 +47,7 @@ CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *
         uint64_t mask = symbols_in_range(context, at, n, first, last);
         uint64_t end = passed + count_bits(mask);
         while (rank < end) {
-            memcpy(values + (at + symbols_select_bit(mask, rank - passed)) * width, pair + width, width);
+            memcpy(values + (at + select_bit(mask, rank - passed)) * width, pair + width, width);
             if (--left == 0) {
                 return true;
             }

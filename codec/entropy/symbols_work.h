@@ -294,14 +294,6 @@ CPU_INLINE uint64_t symbols_in_range(const uint8_t *symbols, size_t at, size_t n
     return symbols_in_range_by(symbols_in_range_64, symbols, at, n, first, last);
 }
 
-/* Returns the bit of `mask` with `rank` others below it. */
-CPU_INLINE unsigned symbols_select_bit(uint64_t mask, uint64_t rank) {
-    for (; rank > 0; rank--) {
-        mask &= mask - 1;
-    }
-    return (unsigned)__builtin_ctzll(mask);
-}
-
 /* ---- sparse streams (symbols_sparse.c) ---- */
 
 /* Stores the pairs in their elements. Returns false if a gap leads past the range's elements. */

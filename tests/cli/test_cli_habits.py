@@ -421,7 +421,7 @@ def test_help_shows_defaults_in_one_form(command):
 
 
 @pytest.mark.parametrize("command, option, default", [
-    ("save", "--max-load-cost", "4"), ("save", "--newest-load-cost", "as --max-load-cost, so none"), ("save", "--effort", "5"), ("save", "--codec", "auto"), ("save", "--staging", "256M"),
+    ("save", "--max-load-cost", "4"), ("save", "--newest-load-cost", "as --max-load-cost"), ("save", "--effort", "5"), ("save", "--codec", "auto"), ("save", "--staging", "256M"),
     ("load", "--dim", "0"), ("show", "--run", "the only one of the store"), ("export", "--max-shard-size", "5G"), ("delete", "--undo", "24h"),
     ("policy", "--auto", "1"), ("policy", "--compact", "25"), ("compact", "--max-depth", "16"), ("compact", "--pack-below", "256K"), ("scrub", "--rate", "50M")])
 def test_help_shows_the_default_of(command, option, default):

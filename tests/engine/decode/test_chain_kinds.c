@@ -1,4 +1,7 @@
-/* Chains of lists of changes, by context and of all elements, and dense deltas: each is read by the values below it. */
+/*
+ * A chain loads to the bits that were saved, even if it mixes kinds of deltas: lists of changes by context, one list of
+ * all changes, dense deltas.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

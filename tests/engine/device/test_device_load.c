@@ -107,9 +107,7 @@ enum { BANDS = 34, BAND = 17000, LONG = BANDS * BAND };
 /* Saves so many regions that decoding their streams on a device pays off. */
 static void save_bands(ckd_store *store, uint64_t step, ckd_dtype dtype, const void *values) {
     const uint64_t shape[2] = {BANDS, BAND};
-    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
-    o.run = "run";
-    o.step = step;
+    ckd_save_options o = options_of("run", step);
     o.max_load_cost = 1000; /* every band is a delta */
     ckd_save *save = begin_with(store, &o);
     for (uint64_t i = 0; i < BANDS; i++) {
