@@ -120,8 +120,8 @@ void columns_cache_free(columns_cache *c, bool in_child);
  * (budget_expect) ends the longest exact chains before that. So chains of different blocks end at different checkpoints
  * and sizes stay even: there are no periodic full saves.
  *
- * A restart loads the newest checkpoint, and so does the next save. If newest_load_cost is below max_load_cost, some
- * chains may make that cost more. Their blocks are stored once more, coded on their own, as an evictable copy
+ * A restart loads the newest checkpoint, and so does the next save. A caller may set newest_load_cost to a limit below
+ * max_load_cost. Blocks whose chains would exceed it are then stored once more, coded on their own, as an evictable copy
  * (store/materialized.c).
  */
 
