@@ -16,9 +16,9 @@
  * CROSS JOIN fixes the loop order: runs by name, then checkpoints by step. Both come from an index, so nothing is
  * sorted. k is the index's entry and c the row itself. If they differ, c is all NULL and reading it fails.
  */
-#define TIMINGS                                                                        \
-    "SELECT r.name, k.step, k.created_ns, k.raw_bytes, k.stored_bytes, t.stage, t.ns " \
-    "FROM runs r CROSS JOIN checkpoints k ON k.run = r.key "                           \
+#define TIMINGS                                                                                 \
+    "SELECT r.name, k.step, k.created_ns, k.raw_bytes, k.stored_bytes, t.stage, t.ns, t.bytes " \
+    "FROM runs r CROSS JOIN checkpoints k ON k.run = r.key "                                    \
     "CROSS JOIN timings t ON t.checkpoint = k.key "
 #define RANK_TIMINGS                                                                    \
     "SELECT r.name, k.step, t.rank, t.stage, t.begin_ns, t.end_ns, t.work_ns, t.bytes " \

@@ -61,7 +61,7 @@ static ckd_status add_row(void *context, query *q, ckd_error *err) {
     uint64_t step = column_u64(q, 1, INT64_MAX), created = column_u64(q, 2, INT64_MAX),
              raw = column_u64(q, 3, INT64_MAX), stored = column_u64(q, 4, INT64_MAX);
     const char *stage = column_text(q, 5, 1, 63);
-    uint64_t ns = column_u64(q, 6, INT64_MAX);
+    uint64_t ns = column_u64(q, 6, INT64_MAX), byte_count = column_u64(q, 7, INT64_MAX);
     ckd_save_times *save = NULL;
     ckd_status status = query_row_status(q, err);
     THEN(status, save_of(&save, rows, run, step, err));
@@ -72,6 +72,9 @@ static ckd_status add_row(void *context, query *q, ckd_error *err) {
         uint64_t *place = place_of(save, stage);
         if (place) {
             *place = ns;
+        }
+        if (place == &save->write_ns) {
+            save->written_bytes = byte_count;
         }
     }
     return status;

@@ -301,8 +301,9 @@ typedef struct ckd_save_times {
     uint64_t step;
     uint64_t created_ns; /* when it became durable */
     uint64_t raw_bytes, stored_bytes;
-    uint64_t stall_ns;   /* how long a session's trainer stood still */
-    uint64_t analyse_ns; /* reading parent values and choosing codings */
+    uint64_t written_bytes; /* chunk files, manifest and materialized copies; the catalog is not counted */
+    uint64_t stall_ns;      /* how long a session's trainer stood still */
+    uint64_t analyse_ns;    /* reading parent values and choosing codings */
     uint64_t encode_ns;
     uint64_t write_ns; /* writing to the operating system */
     uint64_t sync_ns;  /* syncing to disk */
@@ -329,7 +330,8 @@ typedef struct ckd_stage_times {
     /* first and last moment of the stage, since the save began on its first rank */
     uint64_t begin_ns, end_ns;
     uint64_t work_ns; /* summed over all threads; for a snapshot: how long training stood still */
-    uint64_t bytes;   /* of the rank's values; for writing and syncing: stored bytes */
+    uint64_t
+        bytes; /* of the rank's values; for writing: with materialized copies; for syncing: stored bytes */
 } ckd_stage_times;
 typedef struct ckd_timeline {
     size_t count;

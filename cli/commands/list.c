@@ -1,6 +1,7 @@
 /* ckptdelta list: lists the checkpoints of a store. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/commands/commands.h"
 #include "cli/output/output.h"
@@ -38,6 +39,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 /* The listing: all checkpoints, and the requested ones. */
 typedef struct listing {
     ckd_checkpoint_list *all, *list; /* list: the requested ones */
+    ckd_timeline *times;             /* of the requested ones */
     bool one_run;
     cli_marks marks;
 } listing;
@@ -67,10 +69,24 @@ static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const cli
     cli_table_cell(t, "%s", id);
 }
 
+/* Bytes that the save of c wrote, 0 if unknown. Both lists are in order; *at is the place in the timeline. */
+static uint64_t written_bytes(size_t *at, const ckd_timeline *times, const ckd_checkpoint *c) {
+    for (; *at < times->count; ++*at) {
+        const ckd_save_times *save = &times->items[*at];
+        int order = strcmp(save->run, c->run);
+        order = order ? order : (save->step > c->step) - (save->step < c->step);
+        if (order >= 0) {
+            return order == 0 ? save->written_bytes : 0;
+        }
+    }
+    return 0;
+}
+
 static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
     bool marked = cli_marks_any(&l->marks);
     char columns[200];
-    snprintf(columns, sizeof(columns), "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>RATIO|>DEPTH|CREATED%s%s",
+    snprintf(columns, sizeof(columns),
+             "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>WRITTEN|>RATIO|>DEPTH|CREATED%s%s",
              marked ? "|MARKS" : "", verbose ? "|PARENT|RESUMED FROM|>LOAD COST|>TENSORS|METRIC|ID" : "");
     cli_ids ids = {0};
     ckd_status status = cli_ids_make(&ids, l->all, err);
@@ -78,12 +94,14 @@ static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
         return status;
     }
     cli_table *t = cli_table_new(columns);
+    size_t at = 0;
     for (size_t i = 0; i < l->list->count; i++) {
         const ckd_checkpoint *c = &l->list->items[i];
         cli_table_checkpoint(t, c->run, c->step);
         cli_table_cell(t, "%s", ckd_kind_name(c->kind));
         cli_table_cell(t, "%s", ckd_fidelity_name(c->fidelity));
         cli_table_sizes(t, c->raw_bytes, c->stored_bytes);
+        cli_table_known_size(t, written_bytes(&at, l->times, c));
         cli_table_cell(t, "%s", cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
         cli_table_cell(t, "%" PRIu32, c->depth);
         cli_table_cell(t, "%s", cli_text_time(c->created_ns).text);
@@ -105,6 +123,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     THEN(status, cli_check_run(store, a->run, err));
     THEN(status, ckd_store_list(&l.all, store, NULL, err));
     THEN(status, ckd_store_list(&l.list, store, a->run, err));
+    THEN(status, ckd_store_timeline(&l.times, store, a->run, err));
     THEN(status, cli_marks_read(&l.marks, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(store, &l, err);
@@ -112,6 +131,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
         status = print_text(&l, a->common.verbose > 0, err);
     }
     cli_marks_free(&l.marks);
+    ckd_timeline_free(l.times);
     ckd_checkpoint_list_free(l.list);
     ckd_checkpoint_list_free(l.all);
     ckd_store_close(store);

@@ -122,13 +122,14 @@ static ckd_status print_json(const timeline_save *items, size_t count, ckd_error
     for (size_t i = 0; i < count; i++) {
         const ckd_save_times *s = items[i].times;
         cli_json_append(
-            &saves, json_pack("{s:s, s:I, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "run", s->run,
-                              "step", (json_int_t)s->step, "durable", cli_text_time(s->created_ns).text,
-                              "raw_bytes", (json_int_t)s->raw_bytes, "stored_bytes",
-                              (json_int_t)s->stored_bytes, "stall_s", seconds_of(s->stall_ns), "analyse_s",
-                              seconds_of(s->analyse_ns), "encode_s", seconds_of(s->encode_ns), "write_s",
-                              seconds_of(s->write_ns), "sync_s", seconds_of(s->sync_ns), "total_s",
-                              seconds_of(s->total_ns), "ranks", ranks_json(&items[i])));
+            &saves,
+            json_pack("{s:s, s:I, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "run", s->run,
+                      "step", (json_int_t)s->step, "durable", cli_text_time(s->created_ns).text, "raw_bytes",
+                      (json_int_t)s->raw_bytes, "stored_bytes", (json_int_t)s->stored_bytes, "written_bytes",
+                      cli_json_known(s->written_bytes), "stall_s", seconds_of(s->stall_ns), "analyse_s",
+                      seconds_of(s->analyse_ns), "encode_s", seconds_of(s->encode_ns), "write_s",
+                      seconds_of(s->write_ns), "sync_s", seconds_of(s->sync_ns), "total_s",
+                      seconds_of(s->total_ns), "ranks", ranks_json(&items[i])));
     }
     return cli_json_print(json_pack("{s:i, s:o}", "schema", 1, "saves", saves), err);
 }
@@ -160,6 +161,7 @@ static void save_row(cli_table *t, const ckd_save_times *s, bool ranks) {
         cli_table_cell(t, "-");
     }
     cli_table_sizes(t, s->raw_bytes, s->stored_bytes);
+    cli_table_known_size(t, s->written_bytes);
     time_cells(t, times, sizeof(times) / sizeof(times[0]));
     if (ranks) {
         time_cells(t, (const uint64_t[]){0, 0}, 2);
@@ -170,19 +172,21 @@ static void save_row(cli_table *t, const ckd_save_times *s, bool ranks) {
 
 /* Adds a row for `count` stages of one rank. */
 static void rank_row(cli_table *t, const ckd_save_times *s, const ckd_stage_times *stages, size_t count) {
-    uint64_t times[CKD_STAGE_LAST + 1] = {0}, raw = 0, stored = 0, begin = UINT64_MAX, end = 0;
+    uint64_t times[CKD_STAGE_LAST + 1] = {0}, raw = 0, stored = 0, written = 0, begin = UINT64_MAX, end = 0;
     for (size_t i = 0; i < count; i++) {
         const ckd_stage_times *stage = &stages[i];
         bool lasts = stage->stage >= CKD_STAGE_WAIT; /* such a stage includes no thread work */
         times[stage->stage] = lasts ? stage->end_ns - stage->begin_ns : stage->work_ns;
         raw = stage->stage == CKD_STAGE_ENCODE ? stage->bytes : raw;
         stored = stage->stage == CKD_STAGE_SYNC ? stage->bytes : stored;
+        written = stage->stage == CKD_STAGE_WRITE ? stage->bytes : written;
         begin = stage->begin_ns < begin ? stage->begin_ns : begin;
         end = stage->end_ns > end ? stage->end_ns : end;
     }
     cli_table_checkpoint(t, s->run, s->step);
     cli_table_cell(t, "%u", (unsigned)stages[0].rank);
     cli_table_sizes(t, raw, stored);
+    cli_table_known_size(t, written);
     time_cells(t, times + CKD_STAGE_SNAPSHOT, CKD_STAGE_LAST);
     time_cell(t, end - begin);
     cli_table_cell(t, "%s", cli_text_time(s->created_ns).text);
@@ -207,8 +211,8 @@ static ckd_status print_text(const timeline_save *saves, size_t count, bool rank
     }
     cli_table *t = cli_table_new(
         ranks
-            ? "RUN|>STEP|>RANK|>RAW|>STORED|>WAITED|>ANALYSE|>ENCODE|>WRITE|>SYNC|>OTHERS|>COMMIT|>TOTAL|DURABLE"
-            : "RUN|>STEP|>RAW|>STORED|>WAITED|>ANALYSE|>ENCODE|>WRITE|>SYNC|>TOTAL|DURABLE");
+            ? "RUN|>STEP|>RANK|>RAW|>STORED|>WRITTEN|>WAITED|>ANALYSE|>ENCODE|>WRITE|>SYNC|>OTHERS|>COMMIT|>TOTAL|DURABLE"
+            : "RUN|>STEP|>RAW|>STORED|>WRITTEN|>WAITED|>ANALYSE|>ENCODE|>WRITE|>SYNC|>TOTAL|DURABLE");
     for (size_t i = 0; i < count; i++) {
         save_rows(t, &saves[i], ranks);
     }

@@ -32,6 +32,10 @@ json_t *cli_json_ratio(uint64_t raw, uint64_t stored) {
     return raw && stored ? json_real((double)raw / (double)stored) : json_null();
 }
 
+json_t *cli_json_known(uint64_t size) {
+    return size ? json_integer((json_int_t)size) : json_null();
+}
+
 void cli_json_append(json_t **array, json_t *item) {
     if (!*array) {
         json_decref(item);

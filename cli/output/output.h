@@ -195,6 +195,7 @@ json_t *cli_json_text(const char *text);
 /* null for NaN and infinities */
 json_t *cli_json_double(double value);
 json_t *cli_json_ratio(uint64_t raw, uint64_t stored);
+json_t *cli_json_known(uint64_t size); /* 0: not known, null */
 /* Appends `item` and takes ownership of it. On failure frees the array and sets it to NULL. */
 void cli_json_append(json_t **array, json_t *item);
 
@@ -242,6 +243,7 @@ void cli_table_cell(cli_table *t, const char *format, ...) CLI_PRINTF(2, 3);
 /* Two cells: a run and a step; sizes in memory and in the store. */
 void cli_table_checkpoint(cli_table *t, const char *run, uint64_t step);
 void cli_table_sizes(cli_table *t, uint64_t raw, uint64_t stored);
+void cli_table_known_size(cli_table *t, uint64_t size); /* 0: not known, "-" */
 /* Prints and frees the table. Prints nothing if it has no rows or a cell was lost (NOMEM). */
 ckd_status cli_table_print(cli_table *t, ckd_error *err);
 /* As cli_table_print, as HTML. */

@@ -145,6 +145,10 @@ void cli_table_sizes(cli_table *t, uint64_t raw, uint64_t stored) {
     cli_table_cell(t, "%s", cli_text_size(stored).text);
 }
 
+void cli_table_known_size(cli_table *t, uint64_t size) {
+    cli_table_cell(t, "%s", size ? cli_text_size(size).text : "-");
+}
+
 ckd_status cli_table_print(cli_table *t, ckd_error *err) {
     if (!t) {
         return cli_error_nomem(err);

@@ -307,6 +307,19 @@ double report_upload_cost(const report_data *d) {
     return (double)d->report->file_count / 1000 * d->prices->per_1000_puts;
 }
 
+report_writing report_written(const report_data *d) {
+    report_writing w = {0};
+    for (size_t i = 0; i < d->timeline->count; i++) {
+        const ckd_save_times *save = &d->timeline->items[i];
+        if (save->written_bytes) {
+            w.checkpoints++;
+            w.written_bytes += save->written_bytes;
+            w.stored_bytes += save->stored_bytes;
+        }
+    }
+    return w;
+}
+
 double report_bits(uint64_t stored, uint64_t elements) {
     return elements ? 8 * (double)stored / (double)elements : NAN;
 }

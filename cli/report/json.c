@@ -168,15 +168,21 @@ static json_t *json_cost(const report_data *d) {
                      cli_json_double(report_upload_cost(d)), "loads", loads);
 }
 
+static json_t *json_writing(const report_data *d) {
+    report_writing w = report_written(d);
+    return json_pack("{s:I, s:I, s:I}", "checkpoints", (json_int_t)w.checkpoints, "written_bytes",
+                     (json_int_t)w.written_bytes, "stored_bytes", (json_int_t)w.stored_bytes);
+}
+
 ckd_status report_print_json(const report_data *d, ckd_error *err) {
     const ckd_report *r = d->report;
     ckd_checkpoint_list all = {r->checkpoint_count, r->by_checkpoint};
     return cli_json_print_list(
         json_pack(
-            "{s:i, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, "
+            "{s:i, s:I, s:o, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, "
             "s:o, s:o, s:o, s:o, s:o, s:n}",
-            "schema", 1, "checkpoints", (json_int_t)r->checkpoint_count, "raw_bytes",
-            (json_int_t)r->raw_bytes, "stored_bytes", (json_int_t)r->stored_bytes, "ratio",
+            "schema", 1, "checkpoints", (json_int_t)r->checkpoint_count, "written", json_writing(d),
+            "raw_bytes", (json_int_t)r->raw_bytes, "stored_bytes", (json_int_t)r->stored_bytes, "ratio",
             cli_json_ratio(r->raw_bytes, r->stored_bytes), "full_instead",
             cli_json_double(report_full_instead(d)), "chunk_bytes", (json_int_t)r->chunk_bytes,
             "manifest_bytes", (json_int_t)r->manifest_bytes, "catalog_bytes", (json_int_t)r->catalog_bytes,

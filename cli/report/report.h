@@ -96,6 +96,11 @@ void report_data_free(report_data *d);
 
 /* Returns the request cost of uploading all files once; NaN: no price. */
 double report_upload_cost(const report_data *d);
+/* Sums over the checkpoints of which it is known how many bytes their saves wrote. */
+typedef struct report_writing {
+    uint64_t checkpoints, written_bytes, stored_bytes;
+} report_writing;
+report_writing report_written(const report_data *d);
 /* Returns stored bits per element; NaN if there are no elements. */
 double report_bits(uint64_t stored, uint64_t elements);
 /*

@@ -20,6 +20,14 @@ void report_say_totals(FILE *to, const report_data *d) {
             cli_text_size(r->chunk_bytes).text, cli_text_size(r->manifest_bytes).text,
             cli_text_size(r->catalog_bytes).text, cli_text_size(r->materialized_bytes).text,
             cli_text_size(r->parity_bytes).text, cli_text_size(r->other_bytes).text);
+    report_writing w = report_written(d);
+    if (w.checkpoints) {
+        fprintf(to,
+                "written: %s by the saves of %" PRIu64
+                " checkpoint%s, %.2f times what they take; catalog not counted\n",
+                cli_text_size(w.written_bytes).text, w.checkpoints, plural(w.checkpoints),
+                (double)w.written_bytes / (double)w.stored_bytes);
+    }
     if (r->unlisted_bytes) {
         fprintf(
             to,

@@ -212,7 +212,7 @@ uint64_t chunk_writer_size(const chunk_writer *w); /* approximate while records 
  */
 ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err);
 /* As chunk_writer_finish, without making the file durable: for copies that nothing depends on. */
-ckd_status chunk_writer_close(chunk_writer *w, ckd_error *err);
+ckd_status chunk_writer_close(chunk_writer *w, uint64_t *size, ckd_error *err);
 void chunk_writer_abort(chunk_writer *w); /* removes the file; accepts NULL */
 
 /* ---- reading: several threads may call everything but open, part and close ---- */

@@ -356,13 +356,14 @@ static ckd_status close_file(chunk_writer *w, ckd_error *err) {
     return status;
 }
 
-ckd_status chunk_writer_close(chunk_writer *w, ckd_error *err) {
+ckd_status chunk_writer_close(chunk_writer *w, uint64_t *size, ckd_error *err) {
     hash128 root;
-    uint64_t size;
-    ckd_status status = append_end(w, &root, &size, err);
+    *size = 0;
+    ckd_status status = append_end(w, &root, size, err);
     THEN(status, close_file(w, err));
     if (status != CKD_OK) {
         file_discard(w->file);
+        *size = 0;
     }
     writer_free(w);
     return status;

@@ -15,7 +15,8 @@
 /* Closes the copies' file. It keeps its temporary name until the checkpoint is committed. */
 static void close_materialized(ckd_save *save) {
     if (save->output.materialized) {
-        save->output.materialized_closed = chunk_writer_close(save->output.materialized, NULL) == CKD_OK;
+        save->output.materialized_closed =
+            chunk_writer_close(save->output.materialized, &save->output.copied_bytes, NULL) == CKD_OK;
         save->output.materialized = NULL;
     }
 }

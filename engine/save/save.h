@@ -121,6 +121,7 @@ typedef struct save_output {
     chunk_writer *writer;
     chunk_writer *materialized;      /* copies of long chains; NULL: none so far */
     bool materialized_closed;        /* they are complete, under their temporary name */
+    uint64_t copied_bytes;           /* size of their file */
     atomic_bool materialized_failed; /* no copies any more: they are not worth failing a save for */
     /* used by the thread of LANE_ORDER, and by the saving thread while no blocks are in progress */
     uint64_t index_bytes; /* approximate size of the index of what was written */

@@ -35,7 +35,7 @@ void save_put_times(rank_part *to, const ckd_save *save) {
     } stages[] = {{CKD_STAGE_SNAPSHOT, &save->stats.snapshot, save->stats.raw_bytes},
                   {CKD_STAGE_ANALYSE, &save->stats.analyse, save->stats.raw_bytes},
                   {CKD_STAGE_ENCODE, &save->stats.encode, save->stats.raw_bytes},
-                  {CKD_STAGE_WRITE, &save->stats.write, save->output.sealed.size},
+                  {CKD_STAGE_WRITE, &save->stats.write, save->output.sealed.size + save->output.copied_bytes},
                   {CKD_STAGE_SYNC, &save->stats.sync, save->output.sealed.size}};
     uint64_t origin = origin_of(save);
     to->began_ns = clock_wall_ns() - (clock_monotonic_ns() - origin);
@@ -130,13 +130,33 @@ static ckd_status add_ranks(const ckd_save *save, const ckd_id *id, ckd_error *e
                : status;
 }
 
+/*
+ * Bytes that the save wrote on all ranks: chunk files, materialized copies and the manifest. 0 if a rank did not report
+ * its part.
+ */
+static uint64_t written_bytes(const ckd_save *save, const ckd_checkpoint *saved) {
+    uint64_t written = 0, chunk_files = 0, ranks = 0;
+    for (uint32_t i = 0; i < save->stats.rank_count; i++) {
+        const save_rank *rank = &save->stats.ranks[i];
+        for (uint32_t k = 0; k < rank->stage_count; k++) {
+            const ckd_stage_times *s = &rank->stages[k];
+            written += s->stage == CKD_STAGE_WRITE ? s->bytes : 0;
+            chunk_files += s->stage == CKD_STAGE_SYNC ? s->bytes : 0;
+            ranks += s->stage == CKD_STAGE_WRITE;
+        }
+    }
+    return ranks == save->options.world && saved->stored_bytes > chunk_files
+               ? written + (saved->stored_bytes - chunk_files)
+               : 0;
+}
+
 ckd_status save_store_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err) {
     const struct {
         const char *stage;
         uint64_t ns, bytes;
     } stages[] = {{"analyse", save->stats.analyse.work_ns, saved->raw_bytes},
                   {"encode", save->stats.encode.work_ns, saved->raw_bytes},
-                  {"write", save->stats.write.work_ns, saved->stored_bytes},
+                  {"write", save->stats.write.work_ns, written_bytes(save, saved)},
                   {"sync", save->stats.sync.work_ns, saved->stored_bytes},
                   {"total", clock_monotonic_ns() - save->stats.begun_ns, saved->raw_bytes},
                   {"stall", save->stats.snapshot.work_ns, saved->raw_bytes}};

@@ -1116,7 +1116,8 @@ static int count_reads(void *context, file_op step, const char *path) {
     return 0;
 }
 
-static void add_many(catalog *c) {
+/* Adds checkpoints of two runs by turns, in one transaction. */
+static void add_some(catalog *c, uint64_t first, uint64_t behind) {
     static const uint64_t shape[] = {768, 3072};
     static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
     char names[MANY_TENSORS][32];
@@ -1133,7 +1134,7 @@ static void add_many(catalog *c) {
         shards[k].role = (ckd_role)(1 + k % 3);
     }
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
-    for (uint64_t i = 0; i < MANY; i++) {
+    for (uint64_t i = first; i < behind; i++) {
         catalog_sample_init(&s, i % 2 ? "odd" : "even", i, 2 + i);
         s.entry.shards = shards;
         s.entry.shard_count = MANY_TENSORS;
@@ -1211,6 +1212,36 @@ static void test_very_many_shards(void **state) {
     catalog_close(c);
 }
 
+static uint64_t bytes_written(void) {
+    unsigned long long count = 0;
+    char line[64];
+    FILE *f = fopen("/proc/self/io", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f) && sscanf(line, "wchar: %llu", &count) != 1) {
+    }
+    fclose(f);
+    return count;
+}
+
+/*
+ * An entry changes some 16 pages besides those that its shards fill: the last page of each table and index, and their
+ * parents. A page that was there before is written twice, as the journal keeps its old content.
+ */
+static void test_an_entry_writes_little(void **state) {
+    enum { BEFORE = 100, MEASURED = 50, PAGES = 16, PER_TENSOR = 100 };
+    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
+    add_some(c, 0, BEFORE);
+    uint64_t start = bytes_written();
+    for (uint64_t i = BEFORE; i < BEFORE + MEASURED; i++) {
+        add_some(c, i, i + 1);
+    }
+    uint64_t written = (bytes_written() - start) / MEASURED;
+    print_message("bytes written for an entry of %d tensors: %llu\n", MANY_TENSORS,
+                  (unsigned long long)written);
+    assert_true(written <= 2 * CATALOG_PAGE * PAGES + MANY_TENSORS * PER_TENSOR);
+    catalog_close(c);
+}
+
 static void test_ten_thousand_checkpoints(void **state) {
     struct stat st;
     size_t reads = 0, count = 0;
@@ -1219,10 +1250,10 @@ static void test_ten_thousand_checkpoints(void **state) {
     ckd_tensor_list tensors;
     ckd_usage roles[8], *runs;
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
-    add_many(c);
+    add_some(c, 0, MANY);
     catalog_close(c);
     assert_int_equal(stat(catalog_sample_path(*state, "catalog.db"), &st), 0);
-    size_t pages = (size_t)st.st_size / 4096;
+    size_t pages = (size_t)st.st_size / CATALOG_PAGE;
     print_message("%d checkpoints, %d tensors each: %zu pages\n", MANY, MANY_TENSORS, pages);
     file_set_fault_hook(count_reads, &reads);
 
@@ -1555,6 +1586,7 @@ int main(void) {
         TEST(usage_in_detail),
         TEST(sums_by_tensor_follow),
         TEST(very_many_shards),
+        TEST(an_entry_writes_little),
         TEST(ten_thousand_checkpoints),
         TEST(open_absent),
         TEST(open_empty_file),

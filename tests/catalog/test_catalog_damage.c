@@ -265,13 +265,13 @@ static void test_noise(void **state) {
 
 static void test_truncation(void **state) {
     image whole = image_make(*state, 40);
-    assert_true(whole.size > 8 * 4096);
+    assert_true(whole.size > 8 * CATALOG_PAGE);
     for (size_t size = whole.size - 1; size > 0; size -= size > 5000 ? 1361 : size > 200 ? 97 : 1) {
         image part = {whole.data, size};
         image_put(&part, *state);
         ckd_status status = exercise(*state, false);
         /* SQLite accepts a page without its last bytes, which may have been zeros. */
-        if (size + 4096 <= whole.size) {
+        if (size + CATALOG_PAGE <= whole.size) {
             assert_int_equal(status, CKD_E_CORRUPT);
         }
         if (size < 98) {
@@ -318,14 +318,14 @@ static void test_changed_pages(void **state) {
     image good = image_make(*state, 40);
     image bad = {malloc(good.size), good.size};
     assert_non_null(bad.data);
-    size_t pages = good.size / 4096;
+    size_t pages = good.size / CATALOG_PAGE;
     for (size_t i = 0; i < 120; i++) {
         memcpy(bad.data, good.data, good.size);
         size_t from = next_random(&random) % pages, to = 1 + next_random(&random) % (pages - 1);
         if (i % 4 == 0) {
-            memset(bad.data + 4096 * to, 0, 4096);
+            memset(bad.data + CATALOG_PAGE * to, 0, CATALOG_PAGE);
         } else {
-            memcpy(bad.data + 4096 * to, good.data + 4096 * from, 4096);
+            memcpy(bad.data + CATALOG_PAGE * to, good.data + CATALOG_PAGE * from, CATALOG_PAGE);
         }
         image_put(&bad, *state);
         exercise(*state, i % 8 == 0);
@@ -380,18 +380,19 @@ static uint32_t point_all(unsigned char *page, uint32_t child) {
 /* Gives a tree 12 more levels. All children of an inner page are the same page of the next level. */
 static image multiply(const image *good, uint32_t root) {
     enum { LEVELS = 12 };
-    image bad = {.size = good->size + LEVELS * 4096};
+    image bad = {.size = good->size + LEVELS * CATALOG_PAGE};
     bad.data = malloc(bad.size);
     assert_non_null(bad.data);
     memcpy(bad.data, good->data, good->size);
-    uint32_t pages = (uint32_t)(good->size / 4096);
-    unsigned char *top = bad.data + 4096 * (size_t)(root - 1);
+    uint32_t pages = (uint32_t)(good->size / CATALOG_PAGE);
+    unsigned char *top = bad.data + CATALOG_PAGE * (size_t)(root - 1);
     for (uint32_t level = 0; level < LEVELS; level++) {
-        memcpy(bad.data + 4096 * (size_t)(pages + level), good->data + 4096 * (size_t)(root - 1), 4096);
+        memcpy(bad.data + CATALOG_PAGE * (size_t)(pages + level),
+               good->data + CATALOG_PAGE * (size_t)(root - 1), CATALOG_PAGE);
     }
     uint32_t leaf = point_all(top, pages + 1);
     for (uint32_t level = 0; level < LEVELS; level++) {
-        unsigned char *page = bad.data + 4096 * (size_t)(pages + level);
+        unsigned char *page = bad.data + CATALOG_PAGE * (size_t)(pages + level);
         point_all(page, level + 1 < LEVELS ? pages + level + 2 : leaf);
     }
     put_be32(bad.data + 28, pages + LEVELS);
@@ -662,7 +663,7 @@ static void test_hostile_totals(void **state) {
 
 /* Exchanges the rows of the second and third entry in an index of one page. Its keys stay in order. */
 static void exchange_rows(image *i, uint32_t root) {
-    unsigned char *page = i->data + 4096 * (size_t)(root - 1);
+    unsigned char *page = i->data + CATALOG_PAGE * (size_t)(root - 1);
     assert_int_equal(page[0], 0x0a);
     unsigned char *a = page + ((size_t)page[10] << 8 | page[11]);
     unsigned char *b = page + ((size_t)page[12] << 8 | page[13]);
@@ -727,7 +728,7 @@ static void test_index_without_rows(void **state) {
     catalog_sample s;
     image good = image_make(*state, 6);
     uint32_t by_step = root_of(*state, "sqlite_autoindex_checkpoints_2");
-    memset(good.data + 4096 * (size_t)(by_step - 1) + 3, 0, 2);
+    memset(good.data + CATALOG_PAGE * (size_t)(by_step - 1) + 3, 0, 2);
     image_put(&good, *state);
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
     catalog_sample_init(&s, "run", 1, 11);

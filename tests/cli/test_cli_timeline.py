@@ -21,12 +21,31 @@ def test_times_add_up(store):
     for s in items:
         assert s["total_s"] > 0 and s["encode_s"] > 0 and s["sync_s"] > 0 and s["stall_s"] == 0
         assert s["sync_s"] + s["write_s"] < s["total_s"]
-        assert s["raw_bytes"] > 0 and s["stored_bytes"] > 0
+        assert s["raw_bytes"] > 0 and s["stored_bytes"] == s["written_bytes"] > 0
     assert [s["step"] for s in saves(store, "--last", 2)] == [9, 2]
     assert [s["step"] for s in saves(store, "--run", "a", "--last", 2)] == [1, 9]
     lines = run("timeline", store.path).out.splitlines()
-    assert lines[0].split() == ["RUN", "STEP", "RAW", "STORED", "WAITED", "ANALYSE", "ENCODE", "WRITE", "SYNC", "TOTAL", "DURABLE"]
+    assert lines[0].split() == ["RUN", "STEP", "RAW", "STORED", "WRITTEN", "WAITED", "ANALYSE", "ENCODE", "WRITE", "SYNC", "TOTAL", "DURABLE"]
     assert len(lines) == 5
+
+
+def test_materialized_copies_count_as_written(store):
+    for step in (1, 2, 3):
+        store.save(step, state(1, step), "--newest-load-cost", 1)
+    report = store.json("report")
+    items = saves(store)
+    assert report["materialized_bytes"] > 0
+    assert items[0]["written_bytes"] == items[0]["stored_bytes"]
+    assert items[-1]["written_bytes"] == items[-1]["stored_bytes"] + report["materialized_bytes"]
+    assert report["written"] == {"checkpoints": 3, "written_bytes": sum(s["written_bytes"] for s in items),
+                                 "stored_bytes": sum(s["stored_bytes"] for s in items)}
+    heading, *rows = [line.split("  ") for line in store.call("list").out.splitlines()]
+    sizes = [[cell.strip() for cell in row if cell][5:7] for row in rows]
+    assert "WRITTEN" in " ".join(heading) and sizes[0][0] == sizes[0][1] and sizes[2][0] != sizes[2][1]
+    assert "written: " in store.call("report").out
+    store.call("rebuild")
+    assert [[cell.strip() for cell in line.split("  ") if cell][6] for line in store.call("list").out.splitlines()[1:]] == ["-"] * 3
+    assert "written: " not in store.call("report").out and store.json("report")["written"]["checkpoints"] == 0
 
 
 def test_a_rebuild_loses_times_and_says_so(store):
@@ -93,10 +112,10 @@ def test_one_rank(store):
         assert 0 <= s["begin_s"] <= s["end_s"] <= save["total_s"] + 0.5
     assert sum(s["work_s"] for s in rank["stages"] if s["stage"] == "sync") == save["sync_s"]
     lines = run("timeline", store.path, "--ranks").out.splitlines()
-    assert lines[0].split() == ["RUN", "STEP", "RANK", "RAW", "STORED", "WAITED", "ANALYSE", "ENCODE", "WRITE", "SYNC", "OTHERS", "COMMIT",
+    assert lines[0].split() == ["RUN", "STEP", "RANK", "RAW", "STORED", "WRITTEN", "WAITED", "ANALYSE", "ENCODE", "WRITE", "SYNC", "OTHERS", "COMMIT",
                                 "TOTAL", "DURABLE"]
     assert len(lines) == 2 and lines[1].split()[:3] == ["a", "1", "0"]
-    assert len(run("timeline", store.path).out.splitlines()[0].split()) == 11
+    assert len(run("timeline", store.path).out.splitlines()[0].split()) == 12
 
 
 def test_a_row_for_each_rank(store):
@@ -106,8 +125,8 @@ def test_a_row_for_each_rank(store):
     rows = [line.split() for line in run("timeline", store.path).out.splitlines()]
     assert [r[:3] for r in rows[1:]] == [["a", "1", "0"], ["a", "2", "0"], ["a", "2", "1"], ["a", "2", "3"]]
     text = " ".join(rows[2])
-    assert text.startswith("a 2 0 800 B 300 B 3.00 ms 9.00 ms 10 ms 2.00 ms 7.00 ms 20 ms 10 ms 50 ms")
-    assert " ".join(rows[4]).startswith("a 2 3 600 B 100 B - 1.00 ms 1.00 ms 1.00 ms 1.00 ms 31 ms - 35 ms")
+    assert text.startswith("a 2 0 800 B 300 B 300 B 3.00 ms 9.00 ms 10 ms 2.00 ms 7.00 ms 20 ms 10 ms 50 ms")
+    assert " ".join(rows[4]).startswith("a 2 3 600 B 100 B 100 B - 1.00 ms 1.00 ms 1.00 ms 1.00 ms 31 ms - 35 ms")
     ranks = saves(store)[1]["ranks"]
     assert [r["rank"] for r in ranks] == [0, 1, 3]
     assert ranks[1]["stages"][0] == {"stage": "analyse", "begin_s": 0.005, "end_s": 0.02, "work_s": 0.03, "bytes": 700}

@@ -9,6 +9,8 @@ ckd_id catalog_sample_id(uint64_t seed);
 
 enum { SAMPLE_TENSORS = 4, SAMPLE_SHARDS = 6, SAMPLE_FILES = 2 };
 
+enum { CATALOG_PAGE = 1024 }; /* bytes in a page of a new catalog */
+
 /*
  * A checkpoint with two files and four tensors: boxes with different codings, flat ranges one of which has an
  * unknown error, a scalar, and an empty tensor. They are saved in this order: "layers.0.weight",
