@@ -62,8 +62,8 @@ class _DLPack:
         shape = stored_shape(view.shape, view.name)
         check_shape(shape, path)
         pairs = view.name in COMPLEX
-        key = (view.address, view.shape, view.strides, view.name) if math.prod(view.shape) else None
-        return Leaf(CODES[COMPLEX[view.name] if pairs else view.name], shape, "dlpack", view.name if pairs else None, key)
+        # Not the address: the array may have made a copy for this view, whose memory is soon used again.
+        return Leaf(CODES[COMPLEX[view.name] if pairs else view.name], shape, "dlpack", view.name if pairs else None, ("dlpack", id(array)))
 
     def source(self, array: Any) -> Memory:
         view = _View(array, "")

@@ -138,9 +138,53 @@ def parse(data: bytes) -> Node:
         version = int(found["version"])
         if version > VERSION:
             raise UnsupportedError(f"the checkpoint's plain values are of version {version}, this package reads {VERSION}: update it")
+        check_node(found["state"], 0)
         return found["state"]
-    except (ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError, IndexError) as error:
         raise CorruptError(f"the record of the checkpoint's plain values ({BLOB}) is malformed: {error}") from None
+
+
+def check_node(node: Node, depth: int) -> None:
+    """Checks the nodes whose members others read. Raises ValueError, or what a wrong type raises."""
+    if depth > 4 * MAX_DEPTH:
+        raise ValueError("it is nested too deep")
+    if isinstance(node, list):
+        for child in node:
+            check_node(child, depth + 1)
+    if not isinstance(node, dict):
+        return
+    (tag, content), = node.items()
+    if tag == "map":
+        for child in content.values():
+            check_node(child, depth + 1)
+    elif tag in ("dict", "OrderedDict", "Counter", "defaultdict"):
+        for key, child in content[1] if tag == "defaultdict" else content:
+            check_node(key, depth + 1)
+            check_node(child, depth + 1)
+    elif tag in ("tuple", "set", "frozenset", "deque"):
+        check_node(content[1] if tag == "deque" else content, depth + 1)
+    elif tag == "tensor":
+        if not isinstance(content["name"], str) or content["library"] not in ("numpy", "torch", "dlpack") \
+                or not isinstance(content.get("dtype", "x"), str) or not content.get("dtype", "x"):
+            raise ValueError("a tensor has no name, library or dtype")
+    elif tag == "optimizer":
+        _check_optimizer(content, depth)
+
+
+def _check_optimizer(content: Node, depth: int) -> None:
+    ids, names = content["ids"], content["names"]
+    if [len(g) for g in ids] != [len(g) for g in names] or len(ids) != len(content["groups"]):
+        raise ValueError("an optimizer's groups differ in their lengths")
+    if not all(type(i) in (int, str) for g in ids for i in g) or not all(n is None or type(n) is str for g in names for n in g):
+        raise ValueError("a parameter of an optimizer has no id or name")
+    for group, index, slots in content["state"]:
+        if not 0 <= group < len(ids) or not 0 <= index < len(ids[group]) or tag_of(slots) != "map":
+            raise ValueError("a state belongs to no parameter of its optimizer")
+        check_node(slots, depth + 1)
+    for child in [*content["groups"], {"map": content["more"]}]:
+        if tag_of(child) != "map":
+            raise ValueError("a group of an optimizer is no dict")
+        check_node(child, depth + 1)
 
 
 def tag_of(node: Node) -> str | None:
@@ -205,7 +249,7 @@ _BUILD: dict[str, Callable[[Any, str, Decode], Any]] = {
     "bytes": lambda c, p, d: unbase(c),
     "bytearray": lambda c, p, d: bytearray(unbase(c)),
     "bytesio": lambda c, p, d: io.BytesIO(unbase(c)),
-    "range": lambda c, p, d: range(*c),
+    "range": lambda c, p, d: range(c[0], c[1], c[2]),
     "numpy": lambda c, p, d: _numpy.scalar_from(c[0], unbase(c[1]), p),
     "torch": lambda c, p, d: _torch.constant_from(c[0], c[1], p),
     "scalar": lambda c, p, d: _torch.scalar_from(c[0], bytes.fromhex(c[1]), p),

@@ -58,7 +58,7 @@ def _within(node: Node, path: str, prefixes: Sequence[str]) -> Node:
         return None
     tag, inside = tag_of(node), members(node)
     if tag is None or inside is None:
-        return node if path else None
+        return node
     content = node[tag]
     pairs = content.items() if tag == "map" else content[1] if tag == "defaultdict" else content
     kept = [(pair[0], found) for pair, (key, child) in zip(pairs, inside)
@@ -265,7 +265,7 @@ class Restorer:
                 placed[key] = self._place(old, inside[key], join(path, key))
             elif self.strict:
                 self._problem(join(path, key), "the checkpoint does not have it")
-        for key in inside.keys() - state.keys() if self.strict else ():
+        for key in [k for k in inside if k not in state] if self.strict else ():
             self._problem(join(path, key), "the module has no such tensor")
         if placed.keys() != state.keys() or not _torch.is_in_place(module, state):
             self.after.append(lambda: _load_module(module, placed, self.strict))

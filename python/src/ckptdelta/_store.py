@@ -29,7 +29,7 @@ def open(path: str | os.PathLike[str], *, create: bool = True, readonly: bool = 
     """Opens the store in a directory.
 
     Args:
-        path: the directory. As far as UTF-8 goes, at most 493 bytes when made absolute.
+        path: the directory. For writing, its absolute path has at most 493 bytes.
         create: make the store, and the directories above it, if there is none. Without it, that is a NotFoundError.
         readonly: change nothing, not even an outdated catalog. Takes precedence over `create`.
         threads: workers that code and decode; 0: one per core, at most 16.
@@ -54,6 +54,7 @@ class Store:
         if threads < 0 or not 0 <= lock_timeout < 4e6:
             raise InvalidError("threads and lock_timeout must not be negative, and lock_timeout at most 4,000,000 seconds")
         self.path = os.fspath(path)
+        self._again = partial(open, create=create, readonly=readonly, threads=threads, lock_timeout=lock_timeout)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._user: int | None = None
@@ -75,6 +76,10 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<ckptdelta.Store {self.path!r}{'' if self._owner.store else ', closed'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or a store sent to another process, is the same store opened again."""
+        return self._again, (os.path.abspath(self.path),)
 
     def close(self) -> None:
         """Closes the store when the calls of other threads have returned. More calls do nothing."""

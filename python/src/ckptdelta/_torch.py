@@ -48,6 +48,8 @@ def _why_not(tensor: Any) -> str | None:
     torch = loaded()
     if hasattr(tensor, "device_mesh") or hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_tensor"):
         return "a distributed tensor (DTensor), of which each rank has a part: pass its full_tensor()"
+    if torch.nn.parameter.is_lazy(tensor):
+        return "a parameter without a shape yet: run the module once first"
     if tensor.layout is not torch.strided:
         return f"a tensor of the layout {tensor.layout}: pass its to_dense()"
     if tensor.is_quantized:
@@ -166,7 +168,10 @@ def constant_from(kind: str, value: Any, path: str) -> Any:
     if kind == "Size":
         return torch.Size(value)
     if kind == "device":
-        return torch.device(value)
+        try:
+            return torch.device(value)
+        except RuntimeError:
+            kind = "no device"
     found = getattr(torch, value, None) if kind == "dtype" else None
     if not isinstance(found, torch.dtype):
         raise UnsupportedError(f"{path or 'the state'} is torch.{value}, which this version of torch does not have", path=path)
