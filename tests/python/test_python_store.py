@@ -338,6 +338,11 @@ def test_progress_is_reported_and_may_cancel(store):
     assert store.verify(progress=lambda done, total: None)
     with pytest.raises(ckptdelta.CancelledError):
         store.verify(progress=lambda done, total: False)
+    seen.clear()
+    store.load({name: np.zeros_like(w) for name, w in LARGE.items()}, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(total, total)]
+    with pytest.raises(ckptdelta.CancelledError):
+        store.state_dict(progress=lambda done, total: False)
 
 
 def test_an_exception_of_a_callback_comes_back_and_nothing_is_saved(store):

@@ -367,6 +367,47 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(store):
     assert store.verify()
 
 
+def test_a_conjugate_is_not_taken_for_the_memory_that_it_shares(store):
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    store.save({"z": z, "conjugate": z.conj(), "again": z.view(2)}, run="a", step=1)
+    found = store.state_dict()
+    assert torch.equal(found["conjugate"].imag, -z.imag) and found["again"] is found["z"]
+
+
+def test_a_load_between_forward_and_backward_is_noticed(store):
+    model = torch.nn.Linear(3, 3)
+    store.save(model, run="a", step=1)
+    x = torch.randn(2, 3, requires_grad=True)
+    loss = model(x).square().sum()
+    store.load(model)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_what_an_optimizer_keeps_is_no_weight_whatever_it_is_called(store):
+    class Solver:
+        """Has states that are lists, beside moments."""
+
+        def __init__(self, parameter):
+            self.param_groups = [{"params": [parameter], "lr": torch.full((2, 2), 0.5)}]
+
+        def state_dict(self):
+            return {"state": {0: {"exp_avg": torch.ones(4, 4), "history": [torch.ones(4, 4) * 2, torch.ones(4, 4) * 3]}}, "sum": torch.ones(3, 3) * 5,
+                    "param_groups": [{"params": [0], "lr": self.param_groups[0]["lr"]}]}
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+    model = torch.nn.Linear(4, 4, bias=False)
+    solver = Solver(model.weight)
+    store.save({"net": model, "solver": solver}, run="a", step=1)
+    roles = {t.name: t.role for t in store.tensors()}
+    assert roles.pop("net.weight") == "weight" and roles.pop("solver.state.net.weight.exp_avg") == "exp_avg" and set(roles.values()) == {"other"}
+    other = Solver(torch.nn.Linear(4, 4).weight)
+    store.load({"solver": other})
+    assert same(other.loaded["state"][0]["history"], solver.state_dict()["state"][0]["history"]) and other.loaded["sum"][0, 0] == 5
+
+
 def test_nan_payloads_and_minus_zero_survive(store):
     odd = torch.tensor([0x7FC0, 0xFF81, 0x8000, 0x0001], dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     store.save({"w": odd}, run="a", step=1)

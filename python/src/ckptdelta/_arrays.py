@@ -60,7 +60,7 @@ class Memory:
     Attributes:
         pointer: a ``void *``.
         owner: keeps the memory alive.
-        finish: to be called when a load has written it; ``None`` if it is the array's own.
+        finish: to be called when a load has written it; ``None``: nothing is left to do.
     """
 
     pointer: Any

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,15 +50,26 @@ class Flattener:
         self._keys: dict[Hashable, str] = {}
         self._buffers: set[str] = set()
         self._open: list[int] = []
+        self._in_optimizer = False
         self._waiting: list[tuple[dict[str, Node], Any, str]] = []
 
     def run(self, state: Any) -> Node:
         """The root node. Errors: InvalidError, with the path of what cannot be stored."""
         root = self.encode(state, "")
         self.weights = dict(self._keys)
-        for node, optimizer, path in self._waiting:
-            node["optimizer"] = self._optimizer(optimizer, path)
+        with self._optimizers():
+            for node, optimizer, path in self._waiting:
+                node["optimizer"] = self._optimizer(optimizer, path)
         return root
+
+    @contextmanager
+    def _optimizers(self) -> Iterator[None]:
+        """While what belongs to optimizers is taken apart."""
+        before, self._in_optimizer = self._in_optimizer, True
+        try:
+            yield
+        finally:
+            self._in_optimizer = before
 
     def encode(self, value: Any, path: str) -> Node:
         scalar = scalar_node(value, path)
@@ -81,7 +93,8 @@ class Flattener:
             state = value.state_dict()
             if is_optimizer_state(state):
                 return self._wait(state, parameters_of(value), path)
-            return self.encode(state, path)
+            with self._optimizers():
+                return self.encode(state, path)
         if has_state_dict(value):
             return self._module(value, path) if _torch.is_module(value) else self.encode(value.state_dict(), path)
         if is_optimizer_state(value) and (value["state"] or value["param_groups"]):
@@ -104,6 +117,8 @@ class Flattener:
         name = self._keys.get(leaf.key) if leaf.key is not None else None
         if name is None:
             name = self._new_name(path)
+            if self._in_optimizer and alias is None:
+                alias = f"optimizer.{path}"  # whatever the optimizer is called in the state, this is no weight
             self.tensors.append(Tensor(name, path, array, leaf, library, alias, path in self._buffers))
             if leaf.key is not None:
                 self._keys[leaf.key] = name

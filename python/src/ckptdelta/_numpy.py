@@ -79,7 +79,7 @@ class _Numpy:
         name, code, special = _code(array.dtype, path)
         shape = stored_shape(array.shape, name)
         check_shape(shape, path)
-        where = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str) if array.size else None
+        where = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str, name) if array.size else None
         return Leaf(code, shape, "numpy", special, where)
 
     def source(self, array: Any) -> Memory:

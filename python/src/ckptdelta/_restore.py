@@ -5,14 +5,14 @@ All names, dtypes and shapes are compared before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _numpy, _torch
 from ._arrays import NAMES, Leaf, Library, Memory, library_named, library_of
 from ._call import Call
-from ._errors import CorruptError, InvalidError, MismatchError, NotFoundError
+from ._errors import CancelledError, CorruptError, InvalidError, MismatchError, NotFoundError
 from ._flatten import has_state_dict, state_dict_nodes
 from ._names import is_optimizer, is_optimizer_state, parameters_of, read_optimizer
 from ._native import ffi, lib
@@ -111,8 +111,6 @@ class Restorer:
             stored = self._stored(name, path)
             array, memory = library_named(library).make(stored.code, stored.shape, special, path)
             self.requests.append(_Request(name, stored, memory))
-            if memory.finish:
-                self.after.append(memory.finish)
             self._made[same] = array
         return self._made[same]
 
@@ -309,7 +307,7 @@ class Restorer:
 
     def _slots(self, optimizer: Any, parameter: Any, slots: Node, path: str) -> dict[str, Any]:
         """The states of one parameter: in place where the optimizer has the tensor already."""
-        there = optimizer.state.get(parameter, {})
+        there = _states_of(optimizer, parameter)
         found = {}
         for slot, child in slots["map"].items():
             here, old = join(path, slot), there.get(slot)
@@ -325,21 +323,12 @@ class Restorer:
 
     def run(self, load: Any, call: Call) -> None:
         """Reads everything, then sets plain values and calls load_state_dict() where that is needed."""
-        batch: list[_Request] = []
-        size = 0
-        for request in [*self.requests, None]:
-            nbytes = 0 if request is None else _nbytes(request.stored)
-            if batch and (request is None or size + nbytes > BATCH_BYTES):
-                _read(load, batch, call)
-                batch, size = [], 0
-            if request is not None:
-                batch.append(request)
-                size += nbytes
+        total = sum(_nbytes(r.stored) for r in self.requests) + sum(_nbytes(stored) for _, stored, *_ in self.late)
+        done = 0
+        for batch in _batches(self.requests):
+            done = _read(load, batch, call, done, total)
         for name, stored, target, library, path in self.late:
-            memory = library.target(target, path)
-            _read(load, [_Request(name, stored, memory)], call)
-            if memory.finish:
-                memory.finish()
+            done = _read(load, [_Request(name, stored, library.target(target, path))], call, done, total)
         for step in self.after:
             step()
 
@@ -348,7 +337,22 @@ def _nbytes(stored: Stored) -> int:
     return Leaf(stored.code, stored.shape, "", None, None).nbytes
 
 
-def _read(load: Any, batch: list[_Request], call: Call) -> None:
+def _batches(requests: list[_Request]) -> Iterator[list[_Request]]:
+    """Requests in their order, so many at a time that an interrupt need not wait long."""
+    batch: list[_Request] = []
+    size = 0
+    for request in requests:
+        size += _nbytes(request.stored)
+        if batch and size > BATCH_BYTES:
+            yield batch
+            batch, size = [], _nbytes(request.stored)
+        batch.append(request)
+    if batch:
+        yield batch
+
+
+def _read(load: Any, batch: list[_Request], call: Call, done: int, total: int) -> int:
+    """Reads requests into their memory. Returns the bytes done so far."""
     array = ffi.new("ckd_load_request[]", len(batch))
     names = [ffi.new("char[]", r.name.encode()) for r in batch]
     for item, name, request in zip(array, names, batch):
@@ -356,6 +360,13 @@ def _read(load: Any, batch: list[_Request], call: Call) -> None:
         item.name, item.dtype = name, request.stored.code
         item.data, item.size = request.memory.pointer, _nbytes(request.stored)
     call.check(lib.ckd_load_all(load, array, len(batch), lib.CKD_DIFFERS_UNEXPECTED, call.err))
+    for request in batch:
+        if request.memory.finish:
+            request.memory.finish()
+    done += sum(_nbytes(r.stored) for r in batch)
+    if call.progress is not None and call.progress(done, total) is False:
+        raise CancelledError("the progress callback cancelled the load: what was read so far has been written")
+    return done
 
 
 def _described(leaf: Leaf) -> str:
@@ -380,12 +391,19 @@ def _load_module(module: Any, state: dict[str, Any], strict: bool) -> None:
     module.load_state_dict(state, strict=strict)
 
 
+def _states_of(optimizer: Any, parameter: Any) -> Any:
+    """What the optimizer keeps for a parameter, by slot; empty if it keeps it in a form of its own."""
+    states = getattr(optimizer, "state", None)
+    found = states.get(parameter) if isinstance(states, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 def _load_optimizer(optimizer: Any, state: dict[str, Any], ids: list[list[Any]], parameters: list[list[Any]]) -> None:
     """load_state_dict() casts states to the parameters' dtype. What was saved in another dtype comes back in that."""
     optimizer.load_state_dict(state)
     for group, tensors in zip(ids, parameters):
         for one, parameter in zip(group, tensors):
-            now = optimizer.state.get(parameter, {})
+            now = _states_of(optimizer, parameter)
             for slot, value in state["state"].get(one, {}).items():
                 if _torch.is_tensor(value) and _torch.is_tensor(now.get(slot)) and now[slot].dtype != value.dtype:
                     now[slot] = value.to(now[slot].device)

@@ -130,8 +130,8 @@ class Store:
             state: what to save.
             run: 1 to 128 of ``A-Z a-z 0-9 . _ - ~``, not starting with a dot or a dash.
             step: 0 to 2**64 - 2. The run must not have it.
-            fidelity: ``"exact"``, ``"near"`` or ``"coarse"``. Buffers of modules, integers, and what is no weight, moment
-                or master stay exact in any case.
+            fidelity: ``"exact"``, ``"near"`` or ``"coarse"``. Buffers of modules, integers, f64, and what is no weight,
+                moment or master stay exact in any case. Other float arrays outside modules and optimizers count as weights.
             role_fidelity: of single roles.
             base: depend on no other checkpoint.
             parent: the checkpoint that this one is a delta on; None: the newest of the run before `step`.
@@ -168,7 +168,8 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------- load
 
-    def load(self, state: Any, *, run: str | None = None, step: int | None = None, strict: bool = True) -> Checkpoint:
+    def load(self, state: Any, *, run: str | None = None, step: int | None = None, strict: bool = True,
+             progress: Progress | None = None) -> Checkpoint:
         """Loads a checkpoint into a state in place.
 
         Arrays are overwritten, modules and optimizers get their state, plain values of dicts and lists are replaced. Dicts
@@ -181,6 +182,8 @@ class Store:
             run: None: the only run of the store.
             step: None: the newest.
             strict: without it, what the checkpoint does not have stays as it is, and what a module has no place for is left out.
+            progress: called between batches of 256 MiB with bytes done and in total; False cancels the load, and what was
+                read so far has been written.
 
         Returns: the checkpoint that was loaded; its `step` is where training goes on.
 
@@ -188,10 +191,10 @@ class Store:
         what nothing can be loaded into), CorruptError and InputOutputError (then the state is partly overwritten: load
         another checkpoint), UnsupportedError.
         """
-        return self._restore(run, step, lambda root, restorer: restorer.place_root(state, root), strict=strict)[1]
+        return self._restore(run, step, lambda root, restorer: restorer.place_root(state, root), strict=strict, progress=progress)
 
     def state_dict(self, *, run: str | None = None, step: int | None = None, only: str | Sequence[str] | None = None,
-                   tensors: Literal["numpy", "torch"] | None = None) -> Any:
+                   tensors: Literal["numpy", "torch"] | None = None, progress: Progress | None = None) -> Any:
         """Loads a checkpoint, or a part, as new arrays (in host memory) and values.
 
         Args:
@@ -199,6 +202,7 @@ class Store:
             only: a path, or several: ``"model"`` or ``"model.layers.0"``. Only what is below it is read. The result is nested as
                 in the whole state.
             tensors: the library whose arrays are made; None: the one that each array was saved from (numpy for DLPack).
+            progress: as for load().
 
         Returns: what was saved, with state_dict()s in place of objects. Arrays that were the same memory are the same array.
         For a checkpoint of the command or of a C program: a dict of all tensors by name.
@@ -213,12 +217,12 @@ class Store:
         def plan(root: Any, restorer: Restorer) -> None:
             found.append(restorer.build(root if prefixes is None else only_within(root, prefixes), ""))
 
-        self._restore(run, step, plan, tensors=tensors)
+        self._restore(run, step, plan, tensors=tensors, progress=progress)
         return found[0]
 
     def _restore(self, run: str | None, step: int | None, plan: Callable[[Any, Restorer], None], *, strict: bool = True,
-                 tensors: str | None = None) -> tuple[Restorer, Checkpoint]:
-        call = Call()
+                 tensors: str | None = None, progress: Progress | None = None) -> Checkpoint:
+        call = Call(progress)
         with self._using() as store:
             info = _find(store, run, step, call)
             load = ffi.gc(ffi.new("pyckd_load *"), partial(_end, self._owner))
@@ -231,7 +235,7 @@ class Store:
                 restorer.run(load.load, call)
             finally:
                 lib.pyckd_load_end(load)
-        return restorer, _checkpoint(info)
+        return _checkpoint(info)
 
     # ---------------------------------------------------------------------------------------------------- content
 

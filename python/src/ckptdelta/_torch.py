@@ -64,11 +64,12 @@ def _why_not(tensor: Any) -> str | None:
 
 def key_of(tensor: Any) -> Hashable | None:
     """Equal for tensors that are the same memory seen the same way."""
-    if tensor.numel() == 0:
-        return None
     try:
-        return (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype))
-    except RuntimeError:  # no storage
+        if tensor.numel() == 0:
+            return None
+        # A lazy conjugate has the same memory as the original.
+        return (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype), tensor.is_conj(), tensor.is_neg())
+    except (RuntimeError, ValueError):  # it has no memory
         return None
 
 
@@ -99,7 +100,7 @@ class _Torch:
 
     def target(self, array: Any, path: str) -> Memory:
         if self.direct(array):
-            return _memory(array)
+            return Memory(_memory(array).pointer, array, lambda: _changed(array))
         torch = loaded()
         other = torch.empty(array.shape, dtype=array.dtype)
 
@@ -125,6 +126,12 @@ class _Torch:
         if tensor.numel() * tensor.element_size() != Leaf(code, shape, "torch", special, None).nbytes:
             raise UnsupportedError(f"{path or 'the state'} is stored as {name}, but with other bytes", path=path)
         return tensor, _memory(tensor)
+
+
+def _changed(tensor: Any) -> None:
+    """Tells autograd that the elements are others: a backward pass that needs the old ones fails instead of going wrong."""
+    with loaded().no_grad():
+        tensor.detach().view(-1)[:0].zero_()
 
 
 def _memory(tensor: Any) -> Memory:
