@@ -201,6 +201,60 @@ def test_optimizers_of_all_kinds_come_back(store, kind):
     assert same(store.state_dict(only="o")["o"], optimizer.state_dict())
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD", "fused"])
+def test_steps_are_predicted_although_a_scheduler_has_changed_the_rate(store, kind):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(256, 256)
+    optimizer = {"AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3), "Adam": lambda p: torch.optim.Adam(p, lr=1e-3, weight_decay=0.01),
+                 "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "fused": lambda p: torch.optim.AdamW(p, fused=True)}[kind](model.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(8, 256)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+    sizes = {}
+    with ckptdelta.Updates(optimizer) as updates:
+        for name, given in (("with", updates), ("without", None)):
+            step()
+            updates.saved()
+            store.save({"m": model, "o": optimizer}, run=name, step=1)
+            step()
+            saved = store.save({"m": model, "o": optimizer}, run=name, step=2, updates=given)
+            sizes[name] = saved.stored_bytes
+            found = store.state_dict(run=name)
+            assert same(found["m"], dict(model.state_dict())) and same(found["o"], optimizer.state_dict())
+        codings = {t.name: t.coding for t in store.tensors(run="with")}
+        assert codings["m.weight"] == "step" and sizes["with"] < 0.75 * sizes["without"]
+        step(), step()
+        store.save({"m": model, "o": optimizer}, run="with", step=4, updates=updates)
+        assert "step" not in {t.coding for t in store.tensors(run="with")}, "two steps are not predicted"
+        assert same(store.state_dict(run="with")["m"], dict(model.state_dict()))
+    step()
+    assert updates.groups_of(optimizer) is None, "nothing is followed after the end"
+    with pytest.raises(ckptdelta.InvalidError, match="calls no hooks"):
+        ckptdelta.Updates(model)
+
+
+def test_updates_are_ignored_where_they_cannot_help(store):
+    """Half precision, lossy saves, AMSGrad, parameters without a model."""
+    for number, (dtype, options, fidelity, whole) in enumerate([(torch.bfloat16, {}, "exact", True), (torch.float32, {}, "near", True),
+                                                                (torch.float32, {"amsgrad": True}, "exact", True), (torch.float32, {}, "exact", False)]):
+        model = torch.nn.Linear(16, 16).to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+        with ckptdelta.Updates(optimizer) as updates:
+            for step in (1, 2, 3):
+                model(torch.randn(4, 16, dtype=dtype)).square().mean().backward()
+                optimizer.step()
+                state = {"o": optimizer, **({"m": model} if whole else {})}
+                store.save(state, run=f"r{number}", step=step, updates=updates, fidelity=fidelity)
+        assert "step" not in {t.coding for t in store.tensors(run=f"r{number}")}
+        if fidelity == "exact":
+            assert same(store.state_dict(run=f"r{number}")["o"], optimizer.state_dict())
+
+
 def test_lbfgs_whose_states_are_lists_comes_back(store):
     def make_one(seed):
         torch.manual_seed(seed)

@@ -18,10 +18,11 @@ from ._errors import (BusyError, CancelledError, CorruptError, DeviceError, Erro
 from ._native import lib as _lib
 from ._store import Store, Where, open
 from ._types import Checkpoint, Damage, Fidelity, Role, TensorInfo, Verification
+from ._updates import Updates
 
 __version__: str = _text(_lib.ckd_version())
 __all__ = [
     "BusyError", "CancelledError", "Checkpoint", "CorruptError", "Damage", "DeviceError", "Error", "ExistsError", "Fidelity",
     "InputOutputError", "InvalidError", "MismatchError", "NoMemoryError", "NoSpaceError", "NotFoundError", "Progress",
-    "ReadOnlyError", "Role", "StateError", "Store", "TensorInfo", "UnsupportedError", "Verification", "Where", "open",
+    "ReadOnlyError", "Role", "StateError", "Store", "TensorInfo", "UnsupportedError", "Updates", "Verification", "Where", "open",
 ]

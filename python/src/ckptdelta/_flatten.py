@@ -13,6 +13,7 @@ from ._errors import InvalidError
 from ._names import Optimizer, is_optimizer, is_optimizer_state, parameters_of, read_optimizer
 from ._native import lib
 from ._record import MAX_DEPTH, Node, container_node, join, scalar_node, where
+from ._updates import Update, Updates, at_step
 
 
 @dataclass
@@ -43,8 +44,10 @@ def has_state_dict(value: object) -> bool:
 class Flattener:
     """Takes a state apart. Optimizers come last, when the names of all parameters are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, updates: Updates | None = None) -> None:
         self.tensors: list[Tensor] = []
+        self.updates: dict[str, Update] = {}  # by the weight's name
+        self._followed = updates
         self.weights: dict[Hashable, str] = {}
         self._names: set[str] = set()
         self._keys: dict[Hashable, str] = {}
@@ -92,13 +95,13 @@ class Flattener:
         if is_optimizer(value):
             state = value.state_dict()
             if is_optimizer_state(state):
-                return self._wait(state, parameters_of(value), path)
+                return self._wait(value, state, path)
             with self._optimizers():
                 return self.encode(state, path)
         if has_state_dict(value):
             return self._module(value, path) if _torch.is_module(value) else self.encode(value.state_dict(), path)
         if is_optimizer_state(value) and (value["state"] or value["param_groups"]):
-            return self._wait(value, None, path)
+            return self._wait(None, value, path)
         return container_node(value, path, self.encode)
 
     def _module(self, module: Any, path: str) -> Node:
@@ -107,9 +110,9 @@ class Flattener:
         state = module.state_dict()
         return {"map": {str(key): self.encode(value, join(path, key)) for key, value in state.items()}}
 
-    def _wait(self, state: dict[str, Any], parameters: list[list[Any]] | None, path: str) -> Node:
+    def _wait(self, optimizer: Any, state: dict[str, Any], path: str) -> Node:
         node: dict[str, Node] = {"optimizer": None}
-        self._waiting.append((node, (state, parameters), path))
+        self._waiting.append((node, (optimizer, state), path))
         return node
 
     def _tensor(self, array: Any, library: Library, path: str, alias: str | None = None) -> Node:
@@ -145,13 +148,18 @@ class Flattener:
 
     # -- optimizers: {"optimizer": {"ids": [[...]], "names": [[...]], "groups": [...], "state": [[group, index, node]], "more": {...}}}
 
-    def _optimizer(self, source: tuple[dict[str, Any], list[list[Any]] | None], path: str) -> Node:
-        found = read_optimizer(source[0], source[1], self.weights)
+    def _optimizer(self, source: tuple[Any, dict[str, Any]], path: str) -> Node:
+        optimizer, state = source
+        found = read_optimizer(state, parameters_of(optimizer) if optimizer is not None else None, self.weights)
+        steps = self._followed.groups_of(optimizer) if self._followed is not None else None
         states, number = [], 0
         for group, ids in enumerate(found.ids):
             for index, one in enumerate(ids):
                 if one in found.state:
                     states.append([group, index, self._parameter(found, group, index, number, path)])
+                    name, update = found.names[group][index], steps[group] if steps and group < len(steps) else None
+                    if name is not None and update is not None:
+                        self.updates[name] = at_step(update, found.state[one])
                 number += 1
         groups = join(path, "param_groups")
         return {"ids": found.ids, "names": found.names, "state": states,

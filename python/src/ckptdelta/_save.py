@@ -11,6 +11,7 @@ from ._call import Call, logger
 from ._errors import Error, InvalidError
 from ._flatten import Tensor
 from ._native import ffi, lib
+from ._updates import Update
 
 FIDELITIES = {"exact": lib.CKD_EXACT, "near": lib.CKD_NEAR, "coarse": lib.CKD_COARSE}
 ROLES = {"weight": lib.CKD_ROLE_WEIGHT, "exp_avg": lib.CKD_ROLE_EXP_AVG, "exp_avg_sq": lib.CKD_ROLE_EXP_AVG_SQ,
@@ -118,10 +119,17 @@ def find_roles(tensors: list[Tensor], call: Call) -> list[_Role]:
             for r in found[0:count]]
 
 
-def in_order(tensors: list[Tensor], roles: list[_Role], lossy: Mapping[int, bool]) -> list[int]:
+def predicted(tensors: list[Tensor], roles: list[_Role], updates: Mapping[str, Update]) -> dict[str, Update]:
+    """The updates of weights that are f32, with all their moments: only these can be predicted."""
+    other = {r.weight or t.name for t, r in zip(tensors, roles) if t.leaf.code != lib.CKD_F32 or r.role == lib.CKD_ROLE_MASTER or r.largest}
+    return {name: update for name, update in updates.items() if name not in other}
+
+
+def in_order(tensors: list[Tensor], roles: list[_Role], lossy: Mapping[int, bool], updates: Mapping[str, Update]) -> list[int]:
     """Parameter by parameter, moments before what they belong to, parameters with masters first: masters before copies of them.
 
     The second moment comes first, unless the first moment alone is exact: the last one is coded so that updates stay small.
+    A step is predicted from the first moment.
     """
     parts = {lib.CKD_ROLE_EXP_AVG_SQ: 0, lib.CKD_ROLE_EXP_AVG: 2, lib.CKD_ROLE_MASTER: 3}
     exact_first = not lossy[lib.CKD_ROLE_EXP_AVG] and lossy[lib.CKD_ROLE_EXP_AVG_SQ]
@@ -133,7 +141,8 @@ def in_order(tensors: list[Tensor], roles: list[_Role], lossy: Mapping[int, bool
 
     def place(i: int) -> tuple[bool, int, int, int]:
         role = roles[i]
-        part = 1 if role.largest else -1 if exact_first and role.role == lib.CKD_ROLE_EXP_AVG else parts.get(role.role, 4)
+        first_moment = role.role == lib.CKD_ROLE_EXP_AVG
+        part = 1 if role.largest else -1 if first_moment and (exact_first or of[i] in updates) else parts.get(role.role, 4)
         return of[i] not in masters, first[of[i]], part, i
 
     return sorted(range(len(tensors)), key=place)
@@ -147,21 +156,32 @@ def _abort(store: Any, owner: Any) -> None:
     lib.pyckd_save_abort(owner)
 
 
-def save_all(store_owner: Any, store: Any, prepared: Prepared, tensors: list[Tensor], blobs: Mapping[str, bytes], call: Call) -> Any:
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint is to have."""
+
+    tensors: list[Tensor]
+    updates: Mapping[str, Update]
+    blobs: Mapping[str, bytes]
+
+
+def save_all(store_owner: Any, store: Any, prepared: Prepared, content: Content, call: Call) -> Any:
     """Saves and commits. Returns the ckd_checkpoint. After any exception nothing of the save is left, unless it was committed."""
-    options = prepared.options
+    options, tensors = prepared.options, content.tensors
     options.total_bytes = sum(t.leaf.nbytes for t in tensors)
     options.on_progress, options.progress_context = lib.pyckd_on_progress, call.handle
     roles = find_roles(tensors, call)
-    if any(prepared.lossy.values()):
+    lossy = any(prepared.lossy.values())
+    if lossy:
         _tell_doubts(tensors, roles)
+    updates = {} if lossy else predicted(tensors, roles, content.updates)
     owner = ffi.gc(ffi.new("pyckd_save *"), partial(_abort, store_owner))
     info = ffi.new("ckd_checkpoint *")
     try:
         call.check(lib.pyckd_save_begin(owner, store, options, call.err))
-        for i in in_order(tensors, roles, prepared.lossy):
-            _save_tensor(owner, tensors[i], roles[i], call)
-        for name, data in blobs.items():
+        for i in in_order(tensors, roles, prepared.lossy, updates):
+            _save_tensor(owner, tensors[i], roles[i], updates.get(roles[i].weight or tensors[i].name), call)
+        for name, data in content.blobs.items():
             call.check(lib.ckd_save_blob(owner.save, name.encode(), ffi.from_buffer(data), len(data), call.err))
         call.check(lib.pyckd_save_commit(info, owner, call.err))
         return info
@@ -177,7 +197,7 @@ def save_all(store_owner: Any, store: Any, prepared: Prepared, tensors: list[Ten
         lib.pyckd_save_abort(owner)
 
 
-def _save_tensor(owner: Any, t: Tensor, role: _Role, call: Call) -> None:
+def _save_tensor(owner: Any, t: Tensor, role: _Role, update: Update | None, call: Call) -> None:
     memory = t.library.source(t.array)  # the library has read it when the call returns
     tensor = ffi.new("ckd_tensor *")
     tensor.struct_size = ffi.sizeof("ckd_tensor")
@@ -185,6 +205,8 @@ def _save_tensor(owner: Any, t: Tensor, role: _Role, call: Call) -> None:
     weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
     tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
     tensor.shape, tensor.weight = shape, weight
+    optimizer = update.native() if update is not None and role.role != lib.CKD_ROLE_OTHER else ffi.NULL
+    tensor.optimizer = optimizer
     nothing = ffi.new("uint64_t *")  # an empty array may have no memory at all
     tensor.data = memory.pointer if memory.pointer else nothing
     call.check(lib.ckd_save_tensor(owner.save, tensor, call.err))

@@ -17,8 +17,9 @@ from ._flatten import Flattener
 from ._native import ffi, lib
 from ._record import BLOB, dump, parse
 from ._restore import Restorer, Stored, flat_root, only_within
-from ._save import Options, options_of, save_all
+from ._save import Content, Options, options_of, save_all
 from ._types import Checkpoint, Damage, Fidelity, Role, TensorInfo, Verification
+from ._updates import Updates
 
 Where = Checkpoint | tuple[str, int]
 """A checkpoint of the store: as it was returned, or (run, step)."""
@@ -113,7 +114,7 @@ class Store:
              resumed_from: Where | None = None, on_duplicate: Literal["error", "same", "branch"] = "error",
              metric: tuple[str, float] | None = None, codec: Literal["auto", "raw", "zstd", "lz4"] = "auto", level: int = 0,
              effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0, max_load_cost: float = 0.0,
-             staging_bytes: int = 0, progress: Progress | None = None) -> Checkpoint:
+             staging_bytes: int = 0, updates: Updates | None = None, progress: Progress | None = None) -> Checkpoint:
         """Saves a state as the checkpoint `step` of `run`. It is durable when the call returns.
 
         The state is a module, an optimizer, an array, or dicts, lists and tuples of these and of plain values. An object
@@ -145,6 +146,7 @@ class Store:
             max_error: bound on every error of a lossy save, in RMS of its matrix; 0: none.
             max_load_cost: limit on the cost of loading the checkpoint, in loads of a base; 0: 4.
             staging_bytes: memory that the save may hold besides the state; 0: 256 MiB.
+            updates: what follows the optimizers of the state; for exact saves one step apart.
             progress: called on this thread with bytes done and in total; False cancels the save.
 
         Returns: the checkpoint as committed.
@@ -153,7 +155,7 @@ class Store:
         ReadOnlyError, NoSpaceError, BusyError, CancelledError, InputOutputError, CorruptError (the parent). After an error
         nothing is committed. After a KeyboardInterrupt, checkpoints() says whether the commit had been made.
         """
-        flat = Flattener()
+        flat = Flattener(updates)
         record = dump(flat.run(state))
         options = options_of(Options(
             run=run, step=step, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=_run_step(parent),
@@ -161,7 +163,9 @@ class Store:
             target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes))
         call = Call(progress)
         with self._using() as store:
-            info = save_all(self._owner, store, options, flat.tensors, {BLOB: record}, call)
+            info = save_all(self._owner, store, options, Content(flat.tensors, flat.updates, {BLOB: record}), call)
+        if updates is not None:
+            updates.saved()
         done = _checkpoint(info)
         logger.info("%s: saved %s, %d bytes of %d", self.path, done, done.stored_bytes, done.raw_bytes)
         return done
