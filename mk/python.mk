@@ -61,5 +61,5 @@ wheel-run: python-package
 # Where the package cannot be built, its tests are skipped and say why.
 python-for-tests: $(STATIC_LIB) $(CLI_OBJ)
 	@mkdir -p '$(B)/python'
-	@why='$(if $(SANFLAGS),the run time of a sanitizer cannot be loaded into Python)'; [ -n "$$why" ] || why=$$($(PYTHON) python/can_build.py); \
+	@+why='$(if $(SANFLAGS),the run time of a sanitizer cannot be loaded into Python)'; [ -n "$$why" ] || why=$$($(PYTHON) python/can_build.py); \
 	if [ -n "$$why" ]; then echo "$$why" >'$(B)/python/why_not'; else rm -f '$(B)/python/why_not' && $(SUBMAKE) python-package; fi

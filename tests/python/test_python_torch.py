@@ -229,6 +229,7 @@ def test_steps_are_predicted_although_a_scheduler_has_changed_the_rate(store, ki
         codings = {t.name: t.coding for t in store.tensors(run="with")}
         assert codings["m.weight"] == "step" and sizes["with"] < 0.75 * sizes["without"]
         step(), step()
+        assert updates.groups_of(optimizer) is None, "two steps since the last save"
         store.save({"m": model, "o": optimizer}, run="with", step=4, updates=updates)
         assert "step" not in {t.coding for t in store.tensors(run="with")}, "two steps are not predicted"
         assert same(store.state_dict(run="with")["m"], dict(model.state_dict()))
@@ -248,6 +249,7 @@ def test_updates_are_ignored_where_they_cannot_help(store):
             for step in (1, 2, 3):
                 model(torch.randn(4, 16, dtype=dtype)).square().mean().backward()
                 optimizer.step()
+                assert (updates.groups_of(optimizer) == [None]) == bool(options)
                 state = {"o": optimizer, **({"m": model} if whole else {})}
                 store.save(state, run=f"r{number}", step=step, updates=updates, fidelity=fidelity)
         assert "step" not in {t.coding for t in store.tensors(run=f"r{number}")}
@@ -302,6 +304,12 @@ def test_parameters_are_found_by_name_in_another_order(store):
     store.load({"model": other, "optimizer": reversed_one})
     for (name, a), b in zip(model.named_parameters(), other.parameters()):
         assert same(dict(optimizer.state.get(a, {})), dict(reversed_one.state.get(b, {}))), name
+
+
+def test_names_that_tell_no_parameter_apart_are_not_used():
+    from ckptdelta._names import read_optimizer
+    state = {"state": {}, "param_groups": [{"params": [0, 1], "param_names": ["a", "a"]}, {"params": [2, 3], "param_names": ["0", "b"]}]}
+    assert read_optimizer(state, None, {}).names == [[None, None], [None, "b"]]
 
 
 def test_another_model_is_refused_before_anything_is_written(store):

@@ -57,6 +57,44 @@ def test_all_values_come_back_with_their_types(store):
     assert list(found["ordered"]) == ["z", "a"] and list(found) == list(VALUES)
 
 
+def random_state(rng, depth):
+    """A state of random shape, and an equal one whose arrays are zeros and whose plain values are others."""
+    kind = rng.randrange(9 if depth else 3)
+    if kind == 0:
+        array = np.frombuffer(rng.randbytes(4 * rng.randrange(7)), "i4").copy()
+        return array, np.zeros_like(array)
+    if kind < 3:
+        value = rng.choice([None, True, -1, 2**70, 0.5, "x.y", b"", (1, "a"), {1, 2}, {}, [], np.int8(4), {"k": 1, 2: "z"}])
+        return value, rng.choice([None, 5, value])
+    keys = rng.sample(["a", "b", "a.b", "", "long name", "\u00e9", "~2", "c"] + [1, (2, "x"), None, 1.5], rng.randrange(1, 5))
+    pairs = [random_state(rng, depth - 1) for _ in keys]
+    if kind < 6:
+        return {k: p[0] for k, p in zip(keys, pairs)}, {k: p[1] for k, p in zip(keys, pairs)}
+    made = list if kind < 8 else tuple
+    return made(p[0] for p in pairs), made(p[1] for p in pairs)
+
+
+def equal(a, b):
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
+    return len(a) == len(b) and all(map(equal, a, b)) if isinstance(a, (list, tuple)) else a == b
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_states_come_back_new_and_in_place(store, seed):
+    rng = random.Random(seed)
+    pairs = [random_state(rng, 4) for _ in range(3)]
+    state, target = ({str(i): p[n] for i, p in enumerate(pairs)} for n in (0, 1))
+    store.save(state, run="a", step=seed)
+    assert equal(state, store.state_dict())
+    store.load(target)
+    assert equal(state, target)
+
+
 def test_nan_keeps_its_bits(store):
     odd = struct.unpack(">d", bytes.fromhex("fff8000000000123"))[0]
     assert struct.pack(">d", back(store, odd)) == bytes.fromhex("fff8000000000123")
@@ -66,6 +104,10 @@ def test_a_default_dict_and_a_file_in_memory_come_back(store):
     counts = collections.defaultdict(list, {"a": [1]})
     file = io.BytesIO(b"content")
     file.seek(3)
+    nested = "end"
+    for _ in range(ckptdelta._record.MAX_DEPTH - 3):
+        nested = {"a": nested}
+    assert back(store, nested, step=2) == nested
     found, read = back(store, (counts, file))
     assert found == {"a": [1]} and found["new"] == [] and type(found) is collections.defaultdict
     assert read.getvalue() == b"content"
