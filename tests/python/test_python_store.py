@@ -541,8 +541,12 @@ class Foreign:
         return self.array.__dlpack_device__()
 
 
-def test_arrays_of_other_libraries_are_saved_through_dlpack(store):
-    arrays = {"f": RNG.standard_normal((3, 4)), "i": np.arange(6, dtype=np.int16), "t": RNG.standard_normal((4, 6)).T, "z": np.ones(3, "c8"),
+@pytest.mark.parametrize("with_numpy", [True, False])
+def test_arrays_of_other_libraries_are_saved_through_dlpack(store, with_numpy, monkeypatch):
+    from ckptdelta import _dlpack
+    if not with_numpy:
+        monkeypatch.setattr(_dlpack, "_packed", lambda view: _dlpack._packed_slowly(view, view.strides))
+    arrays = {"f": RNG.standard_normal((3, 4)), "i": np.arange(6, dtype=np.int16), "t": RNG.standard_normal((4, 6)).T, "back": np.arange(9, dtype="f2")[::-2], "z": np.ones(3, "c8"),
               "empty": np.zeros((0, 2))}
     store.save({name: Foreign(a) for name, a in arrays.items()}, run="a", step=1)
     found = store.state_dict()
