@@ -304,6 +304,8 @@ def test_parameters_are_found_by_name_in_another_order(store):
     store.load({"model": other, "optimizer": reversed_one})
     for (name, a), b in zip(model.named_parameters(), other.parameters()):
         assert same(dict(optimizer.state.get(a, {})), dict(reversed_one.state.get(b, {}))), name
+    with pytest.raises(ckptdelta.MismatchError, match="optimizer.state.model.*for a parameter of the shape"):
+        store.load({"optimizer": reversed_one})  # alone, it does not know the names of its parameters
 
 
 def test_names_that_tell_no_parameter_apart_are_not_used():

@@ -286,6 +286,7 @@ class Restorer:
             if place is not None:
                 name = node["names"][group][index] or str(node["ids"][group][index])
                 parameter = parameters[place[0]][place[1]]
+                self._check_parameter(node["names"][group][index], parameter, join(join(path, "state"), name))
                 state[mine.ids[place[0]][place[1]]] = self._slots(target, parameter, slots, join(join(path, "state"), name))
         groups = [{**self.build(g, join(join(path, "param_groups"), i)), "params": mine.ids[i]} for i, g in enumerate(node["groups"])]
         more = {key: self.build(child, join(path, key)) for key, child in node["more"].items()}
@@ -296,14 +297,21 @@ class Restorer:
         at: dict[tuple[int, int], tuple[int, int]] = {}
         for group, (names, others) in enumerate(zip(mine, saved)):
             by_name = None not in names and None not in others
+            places = {name: place for place, name in enumerate(names)}
             for index, name in enumerate(others):
                 if not by_name:
                     at[group, index] = (group, index)
-                elif name in names:
-                    at[group, index] = (group, names.index(name))
+                elif name in places:
+                    at[group, index] = (group, places[name])
                 else:
                     self._problem(path, f"group {group} of the optimizer does not have the parameter {name}")
         return at
+
+    def _check_parameter(self, name: str | None, parameter: Any, path: str) -> None:
+        """A state that goes to a parameter by its place must not go to one of another shape."""
+        weight, shape = self.stored.get(name or ""), _torch.LIBRARY.leaf(parameter, path).shape
+        if weight is not None and weight.shape != shape:
+            self._problem(path, f"the checkpoint has it for a parameter of the shape {list(weight.shape)}, not {list(shape)}")
 
     def _slots(self, optimizer: Any, parameter: Any, slots: Node, path: str) -> dict[str, Any]:
         """The states of one parameter: in place where the optimizer has the tensor already."""
