@@ -11,6 +11,7 @@ include mk/config.mk
 FORCE:
 
 include mk/build.mk
+include mk/python.mk
 include mk/test.mk
 
 all:
@@ -56,7 +57,6 @@ config:
 	    VERSION='$(VERSION)' SAN='$(SAN)' CFLAGS_SHOWN='$(strip $(CKD_CFLAGS))' \
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
-PUBLIC_HEADERS := $(wildcard include/ckptdelta*.h)
 # Installed in the same folders, so that links between them hold.
 TOP_DOCS := LICENSE NOTICE README.md CHANGELOG.md SECURITY.md
 DOCS := $(wildcard docs/*.md docs/*.json)

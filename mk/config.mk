@@ -70,6 +70,7 @@ FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_SUPPORT_SRC := tests/support/fuzz_main.c tests/support/unchecked.c
 TEST_SUPPORT_SRC := $(filter-out $(FUZZ_SUPPORT_SRC) $(POWER_SRC),$(wildcard tests/support/*.c))
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
+PUBLIC_HEADERS := $(wildcard include/ckptdelta*.h)
 
 version_of = $(shell sed -n 's/^.define CKD_VERSION_$(1)  *\([0-9][0-9]*\).*/\1/p' include/ckptdelta.h)
 SOVERSION := $(call version_of,MAJOR)

@@ -120,7 +120,7 @@ test:
 test-full:
 	@+$(SUBMAKE) test CKD_TEST_LEVEL=full
 
-build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS)
+build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS) python-for-tests
 
 test-run: build-tests
 	@CC='$(CC)' CKPTDELTA_CFLAGS='$(SANFLAGS)' CKPTDELTA_LIBS='$(DEPS_LDFLAGS) $(CKD_LIBS)' \
@@ -164,7 +164,7 @@ check-layers:
 check-layers-run: $(LIB_OBJ) $(CLI_OBJ)
 	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py . --objects '$(B)/obj' --graph
 
-C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi cli/* examples bench/* $(TEST_DIRS),\
+C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi python cli/* examples bench/* $(TEST_DIRS),\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)

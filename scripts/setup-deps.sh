@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes sure that what a build (or the tests) needs is there: setup-deps.sh [--check] build|test|mpi
+# Makes sure that what a build (or the tests) needs is there: setup-deps.sh [--check] build|test|python|mpi
 #
 # Finds out by looking for headers, commands and modules, which takes milliseconds. What is missing is installed from
 # Debian packages if this is root, or sudo asks for no password; otherwise (and always with --check) one line says what
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 check_only=no
 [ "${1-}" = --check ] && { check_only=yes; shift; }
 what=${1-}
-case $what in build | test | mpi) ;; *) echo "usage: setup-deps.sh [--check] build|test|mpi" >&2; exit 2 ;; esac
+case $what in build | test | python | mpi) ;; *) echo "usage: setup-deps.sh [--check] build|test|python|mpi" >&2; exit 2 ;; esac
 
 prefix=${DEPS_PREFIX-}
 include_flags=
@@ -37,6 +37,12 @@ need_header() {
 
 need_command() {
     command -v "$2" >/dev/null 2>&1 || missing="$missing $1"
+}
+
+need_python() {
+    python=${PYTHON:-$(scripts/find-python.sh)}
+    packages=$("$python" python/can_build.py "$@" --debian 2>/dev/null || echo python3 python3-cffi python3-dev)
+    missing="$missing $packages"
 }
 
 find_missing() {
@@ -75,6 +81,11 @@ find_missing() {
         scripts/find-python.sh --check >/dev/null ||
             missing="$missing python3 python3-pytest python3-numpy python3-zstandard python3-lz4 python3-xxhash"
     fi
+    # The Python package, and wheels of it.
+    case $what in
+        test) need_python ;;
+        python) need_python --wheel ;;
+    esac
     if [ "$what" = mpi ]; then
         need_command openmpi-bin mpirun
         need_command libopenmpi-dev mpicc

@@ -1,0 +1,109 @@
+/*
+ * Owners of the library's handles, for Python. A handle goes from one state to the next inside one C call, so no signal
+ * handler of Python can run between the call and the note of what it did. An owner is released any number of times. In
+ * a forked child, which has none of the library's threads, releasing does nothing.
+ */
+#ifndef CKPTDELTA_PYTHON_NATIVE_H
+#define CKPTDELTA_PYTHON_NATIVE_H
+
+#include <unistd.h>
+
+#include "ckptdelta.h"
+
+typedef struct pyckd_store {
+    ckd_store *store; /* NULL: not open */
+    long long process;
+} pyckd_store;
+
+static ckd_status pyckd_store_open(pyckd_store *owner, const char *path, ckd_open_mode mode,
+                                   const ckd_store_options *options, ckd_error *err) {
+    owner->process = getpid();
+    return ckd_store_open(&owner->store, path, mode, options, err);
+}
+
+static void pyckd_store_close(pyckd_store *owner) {
+    ckd_store *store = owner->store;
+    owner->store = NULL;
+    if (owner->process == getpid()) {
+        ckd_store_close(store);
+    }
+}
+
+typedef struct pyckd_save {
+    ckd_save *save; /* NULL: not begun, or ended */
+    int committed;
+    long long process;
+} pyckd_save;
+
+static ckd_status pyckd_save_begin(pyckd_save *owner, ckd_store *store, const ckd_save_options *options,
+                                   ckd_error *err) {
+    owner->process = getpid();
+    return ckd_save_begin(&owner->save, store, options, err);
+}
+
+static ckd_status pyckd_save_commit(ckd_checkpoint *info, pyckd_save *owner, ckd_error *err) {
+    ckd_save *save = owner->save;
+    owner->save = NULL; /* the commit frees it, whatever it returns */
+    ckd_status status = ckd_save_commit(info, save, err);
+    owner->committed = status == CKD_OK;
+    return status;
+}
+
+static void pyckd_save_abort(pyckd_save *owner) {
+    ckd_save *save = owner->save;
+    owner->save = NULL;
+    if (owner->process == getpid()) {
+        ckd_save_abort(save);
+    }
+}
+
+typedef struct pyckd_load {
+    ckd_load *load; /* NULL: not begun, or ended */
+    long long process;
+} pyckd_load;
+
+static ckd_status pyckd_load_begin(pyckd_load *owner, ckd_store *store, const ckd_id *checkpoint,
+                                   const ckd_load_options *options, ckd_error *err) {
+    owner->process = getpid();
+    return ckd_load_begin_with(&owner->load, store, checkpoint, options, err);
+}
+
+static void pyckd_load_end(pyckd_load *owner) {
+    ckd_load *load = owner->load;
+    owner->load = NULL;
+    if (owner->process == getpid()) {
+        ckd_load_end(load);
+    }
+}
+
+/* Lists that the library returns. */
+static void pyckd_checkpoints_free(ckd_checkpoint_list **list) {
+    ckd_checkpoint_list_free(*list);
+    *list = NULL;
+}
+
+static void pyckd_tensors_free(ckd_tensor_list **list) {
+    ckd_tensor_list_free(*list);
+    *list = NULL;
+}
+
+static void pyckd_verified_free(ckd_verify_result **result) {
+    ckd_verify_result_free(*result);
+    *result = NULL;
+}
+
+typedef struct pyckd_blob {
+    void *data;
+    size_t size;
+} pyckd_blob;
+
+static ckd_status pyckd_blob_load(pyckd_blob *owner, ckd_load *load, const char *name, ckd_error *err) {
+    return ckd_load_blob(&owner->data, &owner->size, load, name, err);
+}
+
+static void pyckd_blob_free(pyckd_blob *owner) {
+    ckd_blob_free(owner->data);
+    owner->data = NULL;
+}
+
+#endif

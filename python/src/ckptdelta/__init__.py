@@ -1,0 +1,28 @@
+"""Delta-compressed checkpoints of training runs.
+
+    import ckptdelta
+    store = ckptdelta.open("runs/gpt")
+    store.save({"model": model, "optimizer": optimizer, "epoch": 3}, run="gpt", step=1000)
+    store.load({"model": model, "optimizer": optimizer}, run="gpt")             # the newest, in place
+    state = store.state_dict(run="gpt", step=1000, only="model")                # as new tensors
+
+Successive checkpoints of a run are nearly the same: each is stored as a base or as a delta on an earlier one, bit for bit by
+default. A checkpoint is committed as a whole or not at all, and everything that a load reads is verified.
+
+numpy and torch are optional. What the library has to say beside errors goes to the logger "ckptdelta".
+"""
+
+from ._call import Progress, text as _text
+from ._errors import (BusyError, CancelledError, CorruptError, DeviceError, Error, ExistsError, InputOutputError, InvalidError,
+                      MismatchError, NoMemoryError, NoSpaceError, NotFoundError, ReadOnlyError, StateError, UnsupportedError)
+from ._native import lib as _lib
+from ._store import Store, Where, open
+from ._types import Checkpoint, Damage, Fidelity, Role, TensorInfo, Verification
+from ._updates import Updates
+
+__version__: str = _text(_lib.ckd_version())
+__all__ = [
+    "BusyError", "CancelledError", "Checkpoint", "CorruptError", "Damage", "DeviceError", "Error", "ExistsError", "Fidelity",
+    "InputOutputError", "InvalidError", "MismatchError", "NoMemoryError", "NoSpaceError", "NotFoundError", "Progress",
+    "ReadOnlyError", "Role", "StateError", "Store", "TensorInfo", "UnsupportedError", "Updates", "Verification", "Where", "open",
+]

@@ -1,0 +1,121 @@
+"""What can be a tensor: arrays of numpy, of torch, and of whatever speaks DLPack.
+
+No library of arrays is imported here before the state holds one of its arrays, or the user asks for one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ._errors import InvalidError
+from ._native import lib
+
+# Names of the library's dtypes, as numpy and torch spell them.
+CODES: dict[str, int] = {
+    "float64": lib.CKD_F64, "float32": lib.CKD_F32, "float16": lib.CKD_F16, "bfloat16": lib.CKD_BF16,
+    "float8_e4m3fn": lib.CKD_F8_E4M3, "float8_e5m2": lib.CKD_F8_E5M2,
+    "int64": lib.CKD_I64, "int32": lib.CKD_I32, "int16": lib.CKD_I16, "int8": lib.CKD_I8,
+    "uint64": lib.CKD_U64, "uint32": lib.CKD_U32, "uint16": lib.CKD_U16, "uint8": lib.CKD_U8, "bool": lib.CKD_BOOL,
+}
+NAMES = {code: name for name, code in CODES.items()}
+# Pairs of real numbers: the last dimension of what is stored is 2.
+COMPLEX = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What is stored of an array.
+
+    Attributes:
+        code: dtype of the library.
+        shape: as stored; with a last dimension of 2 for complex numbers.
+        library: ``"numpy"``, ``"torch"`` or ``"dlpack"``.
+        special: name of the array's dtype if the code does not say it, such as ``"complex64"``; else ``None``.
+        key: equal for arrays that are the same memory seen the same way; ``None``: equal to nothing.
+    """
+
+    code: int
+    shape: tuple[int, ...]
+    library: str
+    special: str | None
+    key: Hashable | None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * int(lib.ckd_dtype_size(self.code))
+
+    @property
+    def native(self) -> str | None:
+        """``special`` without the byte order, in which arrays may differ whose values are the same."""
+        return None if self.special is not None and self.special[0] in "<>" else self.special
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Contiguous host memory of an array.
+
+    Attributes:
+        pointer: a ``void *``.
+        owner: keeps the memory alive.
+        finish: to be called when a load has written it; ``None``: nothing is left to do.
+    """
+
+    pointer: Any
+    owner: object
+    finish: Callable[[], None] | None = None
+
+
+class Library(Protocol):
+    """How arrays of one library are read and made. Errors name the path of the array in the state."""
+
+    def leaf(self, array: Any, path: str) -> Leaf:
+        """Describes an array. Raises InvalidError for one that cannot be stored."""
+
+    def source(self, array: Any) -> Memory:
+        """The array's elements, row-major: its own memory if that is contiguous, else a copy."""
+
+    def target(self, array: Any, path: str) -> Memory:
+        """Where a load writes: the array's own memory, or other memory that `finish` copies from."""
+
+    def direct(self, array: Any) -> bool:
+        """Does a load write into the array's own memory?"""
+
+    def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
+        """A new array, its elements undefined, for what is stored so."""
+
+
+def library_of(value: object) -> Library | None:
+    """The library whose array the value is; None if it is no array."""
+    from . import _dlpack, _numpy, _torch
+
+    if _torch.is_tensor(value):
+        return _torch.LIBRARY
+    if _numpy.is_array(value):
+        return _numpy.LIBRARY
+    return _dlpack.LIBRARY if _dlpack.is_array(value) else None
+
+
+def library_named(name: str) -> Library:
+    from . import _numpy, _torch
+
+    return _torch.LIBRARY if name == "torch" else _numpy.LIBRARY
+
+
+def stored_shape(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    return (*shape, 2) if dtype in COMPLEX else shape
+
+
+def plain_name(code: int, special: str | None) -> str:
+    """The dtype's name without a byte order; dates are the integers that they are stored as."""
+    if special is not None and special[0] not in "<>":
+        return special
+    return {"c8": "complex64", "c16": "complex128"}.get((special or "")[1:], NAMES.get(code, "?"))
+
+
+def check_shape(shape: tuple[int, ...], path: str) -> None:
+    if len(shape) > lib.CKD_MAX_DIMS:
+        raise InvalidError(f"{path or 'the state'} has {len(shape)} dimensions (complex numbers take one); "
+                           f"{lib.CKD_MAX_DIMS} are the limit", path=path)

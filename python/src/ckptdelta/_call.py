@@ -1,0 +1,95 @@
+"""Calls into the library: errors become exceptions, callbacks come back to Python."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from ._errors import Error, StateError, class_of
+from ._native import ffi, lib
+
+logger = logging.getLogger("ckptdelta")
+
+Progress = Callable[[int, int], object]
+"""Receives bytes of tensor data done, and in total. ``False`` (and only that) cancels the call."""
+
+
+def text(value: Any) -> str:
+    """A char pointer or array of the library as text. Names of files need not be UTF-8."""
+    return bytes(ffi.string(value)).decode("utf-8", "surrogateescape") if value else ""
+
+
+def path_bytes(path: str | os.PathLike[str]) -> bytes:
+    found = os.fsencode(path)
+    if b"\0" in found:
+        raise class_of("INVALID")(f"the path {path!r} has a NUL character")
+    return found
+
+
+class Call:
+    """One call of the library, or several that share a progress callback. Use check() on each status.
+
+    An exception of a callback, KeyboardInterrupt included, cancels the call, and check() raises it.
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.err = ffi.new("ckd_error *")
+        self.progress = progress
+        self.exception: BaseException | None = None
+        self.handle = ffi.new_handle(self)
+
+    def check(self, status: int) -> None:
+        """Raises the exception of a callback, else that of the status."""
+        if self.exception is not None:
+            exception, self.exception = self.exception, None
+            raise exception
+        if status != 0:
+            raise self.error(status)
+
+    def error(self, status: int) -> Error:
+        err = self.err
+        same = err.status == status
+        offset = int(err.offset)
+        return class_of(text(lib.ckd_status_name(status)))(
+            (text(err.message) if same else "") or f"the call failed with {text(lib.ckd_status_name(status))}",
+            tensor=text(err.tensor) if same else "", file=text(err.file) if same else "",
+            offset=None if not same or offset == lib.CKD_NO_OFFSET or not text(err.file) else offset,
+            sys_errno=int(err.sys_errno) if same else 0)
+
+
+def _keep(kind: type[BaseException], exception: BaseException, trace: TracebackType | None) -> None:
+    """Keeps what a callback raised for check(). A signal may have raised it before the first line had run."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "pyckd_on_progress":
+            ffi.from_handle(trace.tb_frame.f_locals["context"]).exception = exception
+            return
+        trace = trace.tb_next
+    logger.error("a callback failed", exc_info=(kind, exception, trace))
+
+
+@ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator, unused-ignore]
+def pyckd_on_progress(context: Any, done: int, total: int) -> int:
+    # Also without a callback of the user's: here Python handles signals, so that Ctrl-C ends a long save.
+    call = ffi.from_handle(context)
+    return 1 if call.progress is not None and call.progress(done, total) is False else 0
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator, unused-ignore]
+def pyckd_on_message(context: Any, message: Any) -> None:
+    try:
+        logger.warning("%s: %s", ffi.from_handle(context), text(message))
+    except BaseException as error:  # the library goes on, and what interrupted it comes again when it has returned
+        if isinstance(error, KeyboardInterrupt):
+            _thread.interrupt_main()
+        else:
+            print(f"ckptdelta: a logging handler failed: {error!r}", file=sys.stderr)
+
+
+def check_process(process: int) -> None:
+    if process != os.getpid():
+        raise StateError("this store was opened by another process: open it again after a fork")

@@ -1,0 +1,399 @@
+"""The store: saves, loads, lists and verifies checkpoints."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
+
+from ._arrays import NAMES
+from ._call import Call, Progress, check_process, logger, path_bytes, text
+from ._errors import ExistsError, InvalidError, NotFoundError, StateError
+from ._flatten import Flattener
+from ._native import ffi, lib
+from ._record import BLOB, dump, parse
+from ._restore import Restorer, Stored, flat_root, only_within
+from ._save import Content, Options, options_of, save_all
+from ._types import Checkpoint, Damage, Fidelity, Role, TensorInfo, Verification
+from ._updates import Updates
+
+Where = Checkpoint | tuple[str, int]
+"""A checkpoint of the store: as it was returned, or (run, step)."""
+
+
+def open(path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False, threads: int = 0,
+         lock_timeout: float = 30.0) -> Store:
+    """Opens the store in a directory.
+
+    Args:
+        path: the directory. For writing, its absolute path has at most 493 bytes.
+        create: make the store, and the directories above it, if there is none. Without it, that is a NotFoundError.
+        readonly: change nothing, not even an outdated catalog. Takes precedence over `create`.
+        threads: workers that code and decode; 0: one per core, at most 16.
+        lock_timeout: seconds to wait for a lock that another process holds.
+
+    Errors: NotFoundError, UnsupportedError (another format), InvalidError (something else is there), ReadOnlyError,
+    CorruptError, BusyError, InputOutputError.
+    """
+    return Store(path, create=create, readonly=readonly, threads=threads, lock_timeout=lock_timeout)
+
+
+class Store:
+    """An open store. Any number of processes and objects may have the same store open.
+
+    Threads may share a store; their calls wait for each other, and with more than one store open they run side by side.
+    The interpreter's lock is free while the library works. In a forked child a store that the parent opened raises
+    StateError: open it again there. Use it as a context manager, or call close().
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False, threads: int = 0,
+                 lock_timeout: float = 30.0) -> None:
+        if threads < 0 or not 0 <= lock_timeout < 4e6:
+            raise InvalidError("threads and lock_timeout must not be negative, and lock_timeout at most 4,000,000 seconds")
+        self.path = os.fspath(path)
+        self._again = partial(open, create=create, readonly=readonly, threads=threads, lock_timeout=lock_timeout)
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._user: int | None = None
+        label = ffi.new_handle(str(self.path))
+        self._owner = ffi.gc(ffi.new("pyckd_store *"), partial(_close, label))
+        options = ffi.new("ckd_store_options *")
+        options.struct_size = ffi.sizeof("ckd_store_options")
+        options.threads, options.lock_timeout_ms = threads, max(1, round(lock_timeout * 1000))
+        options.on_message, options.message_context = lib.pyckd_on_message, label
+        mode = lib.CKD_OPEN_READ if readonly else lib.CKD_OPEN_CREATE if create else lib.CKD_OPEN_WRITE
+        call = Call()
+        call.check(lib.pyckd_store_open(self._owner, path_bytes(path), mode, options, call.err))
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ckptdelta.Store {self.path!r}{'' if self._owner.store else ', closed'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or a store sent to another process, is the same store opened again."""
+        return self._again, (os.path.abspath(self.path),)
+
+    def close(self) -> None:
+        """Closes the store when the calls of other threads have returned. More calls do nothing."""
+        if self._process == os.getpid():
+            self._check_user()
+            with self._lock:
+                lib.pyckd_store_close(self._owner)
+
+    def _check_user(self) -> None:
+        if self._user == threading.get_ident():
+            raise StateError("a callback called the store whose call it belongs to")
+
+    @contextmanager
+    def _using(self) -> Iterator[Any]:
+        """The handle, for one thread at a time."""
+        check_process(self._process)
+        self._check_user()
+        with self._lock:
+            if not self._owner.store:
+                raise StateError(f"the store {self.path} is closed")
+            self._user = threading.get_ident()
+            try:
+                yield self._owner.store
+            finally:
+                self._user = None
+
+    # ------------------------------------------------------------------------------------------------------- save
+
+    def save(self, state: Any, *, run: str, step: int, fidelity: Fidelity = "exact",
+             role_fidelity: Mapping[Role, Fidelity] | None = None, base: bool = False, parent: Where | None = None,
+             resumed_from: Where | None = None, on_duplicate: Literal["error", "same", "branch"] = "error",
+             metric: tuple[str, float] | None = None, codec: Literal["auto", "raw", "zstd", "lz4"] = "auto", level: int = 0,
+             effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0, max_load_cost: float = 0.0,
+             staging_bytes: int = 0, updates: Updates | None = None, progress: Progress | None = None) -> Checkpoint:
+        """Saves a state as the checkpoint `step` of `run`. It is durable when the call returns.
+
+        The state is a module, an optimizer, an array, or dicts, lists and tuples of these and of plain values. An object
+        with state_dict() and load_state_dict() stands for its state_dict(). Arrays of any shape go to the engine from
+        their own memory if they are contiguous and in host memory, else as a copy, one at a time; nothing may write to
+        them meanwhile. Arrays that are the same memory are stored once. All other values become one record, without
+        pickle: None, bool, int, float, complex, str, bytes, bytearray, BytesIO, range, list, tuple, dict, OrderedDict,
+        defaultdict, Counter, deque, set, frozenset, scalars of numpy, and sizes, dtypes and devices of torch.
+
+        The names of tensors are their paths in the state, such as ``model.layers.0.weight``. States of an optimizer have
+        the name of their parameter: ``optimizer.state.model.layers.0.weight.exp_avg``.
+
+        Args:
+            state: what to save.
+            run: 1 to 128 of ``A-Z a-z 0-9 . _ - ~``, not starting with a dot or a dash.
+            step: 0 to 2**64 - 2. The run must not have it.
+            fidelity: ``"exact"``, ``"near"`` or ``"coarse"``. Buffers of modules, integers, f64, and what is no weight,
+                moment or master stay exact in any case. Other float arrays outside modules and optimizers count as weights.
+            role_fidelity: of single roles.
+            base: depend on no other checkpoint.
+            parent: the checkpoint that this one is a delta on; None: the newest of the run before `step`.
+            resumed_from: the checkpoint that training resumed from; lossy saves use it.
+            on_duplicate: if the run has this step: ``"error"``; ``"same"`` if the content is equal, else an error;
+                ``"branch"``: continue as ``RUN~2``.
+            metric: name and value to record, such as ``("val_loss", 2.31)``.
+            codec, level: how bytes are packed; level of zstd (1 to 19) or LZ4 (1 to 12), 0: the default.
+            effort: of lossy saves, 1 (fast) to 9 (small); 0: 5.
+            target_ratio: of lossy deltas, raw bytes to stored ones; 0: the fidelity decides.
+            max_error: bound on every error of a lossy save, in RMS of its matrix; 0: none.
+            max_load_cost: limit on the cost of loading the checkpoint, in loads of a base; 0: 4.
+            staging_bytes: memory that the save may hold besides the state; 0: 256 MiB.
+            updates: what follows the optimizers of the state; for exact saves one step apart.
+            progress: called on this thread with bytes done and in total; False cancels the save.
+
+        Returns: the checkpoint as committed.
+
+        Errors: InvalidError (with the path of what cannot be stored), ExistsError, NotFoundError (the parent), MismatchError,
+        ReadOnlyError, NoSpaceError, BusyError, CancelledError, InputOutputError, CorruptError (the parent). After an error
+        nothing is committed. After a KeyboardInterrupt, checkpoints() says whether the commit had been made.
+        """
+        flat = Flattener(updates)
+        record = dump(flat.run(state))
+        options = options_of(Options(
+            run=run, step=step, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=_run_step(parent),
+            resumed_from=_run_step(resumed_from), on_duplicate=on_duplicate, metric=metric, codec=codec, level=level, effort=effort,
+            target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes))
+        call = Call(progress)
+        with self._using() as store:
+            info = save_all(self._owner, store, options, Content(flat.tensors, flat.updates, {BLOB: record}), call)
+        if updates is not None:
+            updates.saved()
+        done = _checkpoint(info)
+        logger.info("%s: saved %s, %d bytes of %d", self.path, done, done.stored_bytes, done.raw_bytes)
+        return done
+
+    # ------------------------------------------------------------------------------------------------------- load
+
+    def load(self, state: Any, *, run: str | None = None, step: int | None = None, strict: bool = True,
+             progress: Progress | None = None) -> Checkpoint:
+        """Loads a checkpoint into a state in place.
+
+        Arrays are overwritten, modules and optimizers get their state, plain values of dicts and lists are replaced. Dicts
+        may leave out keys: what they do not have is not read. All names, dtypes and shapes are compared before anything is
+        written. Every block that is read is verified.
+
+        Args:
+            state: as it was saved, or a part: ``{"model": model}``. For a checkpoint of the command or of a C program, the
+                paths in the state are the names of tensors.
+            run: None: the only run of the store.
+            step: None: the newest.
+            strict: without it, what the checkpoint does not have stays as it is, and what a module has no place for is left out.
+            progress: called between batches of 256 MiB with bytes done and in total; False cancels the load, and what was
+                read so far has been written.
+
+        Returns: the checkpoint that was loaded; its `step` is where training goes on.
+
+        Errors: NotFoundError, MismatchError (names the first differences; nothing was written), InvalidError (with the path of
+        what nothing can be loaded into), CorruptError and InputOutputError (then the state is partly overwritten: load
+        another checkpoint), UnsupportedError.
+        """
+        return self._restore(run, step, lambda root, restorer: restorer.place_root(state, root), strict=strict, progress=progress)
+
+    def state_dict(self, *, run: str | None = None, step: int | None = None, only: str | Sequence[str] | None = None,
+                   tensors: Literal["numpy", "torch"] | None = None, progress: Progress | None = None) -> Any:
+        """Loads a checkpoint, or a part, as new arrays (in host memory) and values.
+
+        Args:
+            run, step: as for load().
+            only: a path, or several: ``"model"`` or ``"model.layers.0"``. Only what is below it is read. The result is nested as
+                in the whole state.
+            tensors: the library whose arrays are made; None: the one that each array was saved from (numpy for DLPack).
+            progress: as for load().
+
+        Returns: what was saved, with state_dict()s in place of objects. Arrays that were the same memory are the same array.
+        For a checkpoint of the command or of a C program: a dict of all tensors by name.
+
+        Errors: as for load(), and NotFoundError if there is nothing below `only`.
+        """
+        if tensors not in (None, "numpy", "torch"):
+            raise InvalidError(f"tensors is 'numpy' or 'torch', not {tensors!r}")
+        prefixes = [only] if isinstance(only, str) else None if only is None else list(only)
+        found: list[Any] = []
+
+        def plan(root: Any, restorer: Restorer) -> None:
+            found.append(restorer.build(root if prefixes is None else only_within(root, prefixes), ""))
+
+        self._restore(run, step, plan, tensors=tensors, progress=progress)
+        return found[0]
+
+    def _restore(self, run: str | None, step: int | None, plan: Callable[[Any, Restorer], None], *, strict: bool = True,
+                 tensors: str | None = None, progress: Progress | None = None) -> Checkpoint:
+        call = Call(progress)
+        with self._using() as store:
+            info = _find(store, run, step, call)
+            load = ffi.gc(ffi.new("pyckd_load *"), partial(_end, self._owner))
+            try:
+                call.check(lib.pyckd_load_begin(load, store, ffi.addressof(info, "id"), ffi.NULL, call.err))
+                stored = _stored(load.load)
+                root, flat = _root(load.load, stored, call)
+                restorer = Restorer(stored, flat=flat, tensors=tensors, strict=strict)
+                plan(root, restorer)
+                restorer.run(load.load, call)
+            finally:
+                lib.pyckd_load_end(load)
+        return _checkpoint(info)
+
+    # ---------------------------------------------------------------------------------------------------- content
+
+    def checkpoints(self, run: str | None = None) -> list[Checkpoint]:
+        """All checkpoints, or those of one run, by run and step."""
+        call = Call()
+        with self._using() as store:
+            found = ffi.gc(ffi.new("ckd_checkpoint_list **"), lib.pyckd_checkpoints_free)
+            call.check(lib.ckd_store_list(found, store, _text(run, "run") if run is not None else ffi.NULL, call.err))
+            return [_checkpoint(found[0].items[i]) for i in range(found[0].count)]
+
+    list = checkpoints
+
+    def runs(self) -> Sequence[str]:
+        """Names of the runs, sorted."""
+        return sorted({checkpoint.run for checkpoint in self.checkpoints()})
+
+    def find(self, *, run: str | None = None, step: int | None = None) -> Checkpoint:
+        """One checkpoint: of the only run, the newest, unless told otherwise. Errors: NotFoundError, InvalidError (several runs)."""
+        with self._using() as store:
+            return _checkpoint(_find(store, run, step, Call()))
+
+    def tensors(self, *, run: str | None = None, step: int | None = None) -> Sequence[TensorInfo]:
+        """The tensors of a checkpoint, in the order in which they were saved. Errors: as for find()."""
+        call = Call()
+        with self._using() as store:
+            info = _find(store, run, step, call)
+            found = ffi.gc(ffi.new("ckd_tensor_list **"), lib.pyckd_tensors_free)
+            call.check(lib.ckd_store_tensors(found, store, ffi.addressof(info, "id"), call.err))
+            return [_tensor(found[0].items[i]) for i in range(found[0].count)]
+
+    def verify(self, *, run: str | None = None, step: int | None = None, quick: bool = False, sample: float = 0.0, seed: int = 0,
+               progress: Progress | None = None) -> Verification:
+        """Checks every hash, down to the values of all tensors.
+
+        Args:
+            run: None: all runs.
+            step: with `run`, one checkpoint; None: all of them.
+            quick: only structure and checksums of what is stored; nothing is decoded.
+            sample: decode about this share of the blocks (0 to 1) and check the rest as `quick` does; 0: all.
+            seed: of the sample.
+            progress: as for save().
+
+        Returns: what was checked, and the damage; it is true if there is none. Damage is not an error.
+
+        Errors: InvalidError, NotFoundError, CancelledError, InputOutputError.
+        """
+        if step is not None and run is None:
+            raise InvalidError("step needs run: which one is to be verified?")
+        call = Call(progress)
+        options = ffi.new("ckd_verify_options *")
+        options.struct_size = ffi.sizeof("ckd_verify_options")
+        name = _text(run, "run") if run is not None else ffi.NULL
+        options.run, options.quick, options.sample, options.seed = name, quick, sample, seed
+        options.step, options.one_step = _step(step) if step is not None else 0, step is not None
+        options.on_progress, options.progress_context = lib.pyckd_on_progress, call.handle
+        with self._using() as store:
+            found = ffi.gc(ffi.new("ckd_verify_result **"), lib.pyckd_verified_free)
+            call.check(lib.ckd_store_verify(found, store, options, call.err))
+            return _verification(found[0])
+
+
+# ------------------------------------------------------------------------------------------------------- the library
+
+
+def _close(label: Any, owner: Any) -> None:
+    lib.pyckd_store_close(owner)
+
+
+def _end(store: Any, owner: Any) -> None:
+    """Ends a load. `store` must live until then."""
+    lib.pyckd_load_end(owner)
+
+
+def _text(value: str, what: str) -> Any:
+    if not isinstance(value, str) or "\0" in value:
+        raise InvalidError(f"{what} must be a string without NUL characters, not {value!r}")
+    try:
+        return ffi.new("char[]", value.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidError(f"{what} {value!r} is not valid Unicode") from None
+
+
+def _step(step: int) -> int:
+    if isinstance(step, bool) or not hasattr(step, "__index__") or not 0 <= step.__index__() < lib.CKD_LATEST:
+        raise InvalidError(f"a step is a number from 0 to 2**64 - 2, not {step!r}")
+    return step.__index__()
+
+
+def _run_step(at: Where | None) -> tuple[str, int] | None:
+    if at is None:
+        return None
+    return (at.run, at.step) if isinstance(at, Checkpoint) else (at[0], _step(at[1]))
+
+
+def _find(store: Any, run: str | None, step: int | None, call: Call) -> Any:
+    """The checkpoint. The newest is certainly the newest, or an error says why that is not known."""
+    info = ffi.new("ckd_checkpoint *")
+    name = ffi.NULL if run is None else _text(run, "run")
+    number = lib.CKD_LATEST if step is None else _step(step)
+    while True:
+        call.check(lib.ckd_store_find(info, store, name, number, call.err))
+        if step is not None:
+            return info
+        try:
+            call.check(lib.ckd_store_check_newest(store, info, call.err))
+            return info
+        except ExistsError:
+            continue  # a newer one has been committed meanwhile
+
+
+def _stored(load: Any) -> dict[str, Stored]:
+    found = lib.ckd_load_tensors(load)
+    items = (found.items[i] for i in range(found.count))
+    return {text(t.name): Stored(int(t.dtype), tuple(int(t.shape[d]) for d in range(t.ndim))) for t in items}
+
+
+def _root(load: Any, stored: dict[str, Stored], call: Call) -> tuple[Any, bool]:
+    """(root node, whether there is no record)."""
+    blob = ffi.gc(ffi.new("pyckd_blob *"), lib.pyckd_blob_free)
+    try:
+        call.check(lib.pyckd_blob_load(blob, load, BLOB.encode(), call.err))
+    except NotFoundError:
+        return flat_root(list(stored)), True
+    return parse(bytes(ffi.buffer(blob.data, blob.size))), False
+
+
+def _id(value: Any) -> str:
+    found = bytes(value.bytes)
+    return found.hex() if any(found) else ""
+
+
+def _checkpoint(c: Any) -> Checkpoint:
+    metric = text(c.metric_name)
+    return Checkpoint(
+        id=_id(c.id), run=text(c.run), step=int(c.step), kind=text(lib.ckd_kind_name(c.kind)),
+        fidelity=text(lib.ckd_fidelity_name(c.fidelity)), parent=_id(c.parent), resumed_from=_id(c.resumed_from),
+        generation=int(c.generation), lossy_resumes=int(c.lossy_resumes), depth=int(c.depth), world=int(c.world),
+        tensors=int(c.tensors), raw_bytes=int(c.raw_bytes), stored_bytes=int(c.stored_bytes), load_cost=float(c.load_cost),
+        created_ns=int(c.created_ns), metric_name=metric, metric=float(c.metric) if metric else None)
+
+
+def _tensor(t: Any) -> TensorInfo:
+    return TensorInfo(
+        name=text(t.name), role=text(lib.ckd_role_name(t.role)), dtype=NAMES.get(int(t.dtype), "?"),
+        shape=tuple(int(t.shape[d]) for d in range(t.ndim)), raw_bytes=int(t.raw_bytes), stored_bytes=int(t.stored_bytes),
+        coding=text(t.coding), depth=int(t.depth), rel_l2=float(t.rel_l2), max_error=float(t.max_error))
+
+
+def _verification(v: Any) -> Verification:
+    damage = []
+    for i in range(v.damage_count):
+        d = v.damage[i]
+        offset = int(d.offset)
+        damage.append(Damage(what=text(d.what), file=text(d.file), tensor=text(d.tensor), offset=None if offset == lib.CKD_NO_OFFSET else offset,
+                             checkpoints=tuple(text(d.checkpoints[k]) for k in range(d.checkpoint_count))))
+    return Verification(checkpoints=int(v.checkpoints), files=int(v.files), blocks=int(v.blocks), bytes=int(v.bytes), damage=tuple(damage))

@@ -1,0 +1,220 @@
+"""Tensors, modules and optimizers of torch, which is imported only when a tensor of it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from itertools import chain
+from typing import Any
+
+from ._arrays import CODES, COMPLEX, Leaf, Memory, check_shape, plain_name, stored_shape
+from ._errors import InvalidError, UnsupportedError
+from ._native import ffi
+
+# Floats of eight bits that the library does not know: their bytes are stored.
+_BYTES_ONLY = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+
+
+def loaded() -> Any:
+    """The module torch if the process has imported it, else None. A state cannot hold a tensor of it otherwise."""
+    return sys.modules.get("torch")
+
+
+def is_tensor(value: object) -> bool:
+    torch = loaded()
+    return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
+
+
+def is_module(value: object) -> bool:
+    torch = loaded()
+    return torch is not None and hasattr(torch, "nn") and isinstance(value, torch.nn.Module)
+
+
+def load_torch(path: str) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise UnsupportedError(f"{path or 'the state'} is a tensor of torch, which cannot be imported here: "
+                               "ask for arrays of numpy (tensors='numpy')", path=path) from None
+    return torch
+
+
+def dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _why_not(tensor: Any) -> str | None:
+    """Why such a tensor has no elements that could be stored as they are."""
+    torch = loaded()
+    if hasattr(tensor, "device_mesh") or hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_tensor"):
+        return "a distributed tensor (DTensor), of which each rank has a part: pass its full_tensor()"
+    if torch.nn.parameter.is_lazy(tensor):
+        return "a parameter without a shape yet: run the module once first"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of the layout {tensor.layout}: pass its to_dense()"
+    if tensor.is_quantized:
+        return "a quantized tensor: pass its int_repr() and the scales"
+    if tensor.device.type == "meta":
+        return "on the meta device, so it has no elements"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else torch.Tensor) \
+            and getattr(type(tensor), "__torch_dispatch__", None) is not getattr(torch.Tensor, "__torch_dispatch__", None):
+        return f"a {type(tensor).__name__}, whose elements are not in one piece of memory"
+    return None
+
+
+def key_of(tensor: Any) -> Hashable | None:
+    """Equal for tensors that are the same memory seen the same way."""
+    try:
+        if tensor.numel() == 0:
+            return None
+        # A lazy conjugate has the same memory as the original.
+        return (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype), tensor.is_conj(), tensor.is_neg())
+    except (RuntimeError, ValueError):  # it has no memory
+        return None
+
+
+class _Torch:
+    def leaf(self, array: Any, path: str) -> Leaf:
+        why = _why_not(array)
+        if why:
+            raise InvalidError(f"{path or 'the state'} is {why}", path=path)
+        name = dtype_name(array.dtype)
+        if name in CODES:
+            code, special = CODES[name], None
+        elif name in COMPLEX:
+            code, special = CODES[COMPLEX[name]], name
+        elif name in _BYTES_ONLY:
+            code, special = CODES["uint8"], name
+        else:
+            raise InvalidError(f"{path or 'the state'} is a tensor of dtype {name}, which cannot be stored", path=path)
+        shape = stored_shape(tuple(array.shape), name)
+        check_shape(shape, path)
+        return Leaf(code, shape, "torch", special, key_of(array))
+
+    def source(self, array: Any) -> Memory:
+        torch = loaded()
+        with torch.no_grad():
+            # Lazily conjugated or negated numbers are not yet what they are in memory.
+            found = array.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        return _memory(found)
+
+    def target(self, array: Any, path: str) -> Memory:
+        if self.direct(array):
+            return Memory(_memory(array).pointer, array, lambda: _changed(array))
+        torch = loaded()
+        other = torch.empty(array.shape, dtype=array.dtype)
+
+        def finish() -> None:
+            with torch.no_grad():
+                array.detach().copy_(other)
+
+        return Memory(_memory(other).pointer, other, finish)
+
+    def direct(self, array: Any) -> bool:
+        return bool(array.device.type == "cpu" and array.is_contiguous() and not array.is_conj() and not array.is_neg())
+
+    def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
+        torch = load_torch(path)
+        name = plain_name(code, special)
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise UnsupportedError(f"{path or 'the state'} is stored as {name}, which this version of torch does not have", path=path)
+        pairs = name in COMPLEX
+        if pairs and (not shape or shape[-1] != 2):
+            raise UnsupportedError(f"{path or 'the state'} is stored as {name}, but not in pairs", path=path)
+        tensor = torch.empty(shape[:-1] if pairs else shape, dtype=dtype)
+        if tensor.numel() * tensor.element_size() != Leaf(code, shape, "torch", special, None).nbytes:
+            raise UnsupportedError(f"{path or 'the state'} is stored as {name}, but with other bytes", path=path)
+        return tensor, _memory(tensor)
+
+
+def _changed(tensor: Any) -> None:
+    """Tells autograd that the elements are others: a backward pass that needs the old ones fails instead of going wrong."""
+    with loaded().no_grad():
+        tensor.detach().view(-1)[:0].zero_()
+
+
+def _memory(tensor: Any) -> Memory:
+    return Memory(ffi.cast("void *", tensor.data_ptr()), tensor)
+
+
+LIBRARY = _Torch()
+
+
+def scalar_bytes(tensor: Any) -> tuple[str, bytes]:
+    """(dtype, bytes) of a tensor of no dimensions."""
+    memory = LIBRARY.source(tensor)
+    return dtype_name(tensor.dtype), bytes(ffi.buffer(memory.pointer, tensor.element_size()))
+
+
+def scalar_from(dtype: str, data: bytes, path: str) -> Any:
+    torch = load_torch(path)
+    found = getattr(torch, dtype, None)
+    tensor = torch.empty((), dtype=found) if isinstance(found, torch.dtype) else None
+    if tensor is None or tensor.element_size() != len(data):
+        raise UnsupportedError(f"{path or 'the state'} is stored as a tensor of {dtype}, which this version of torch does not have",
+                               path=path)
+    ffi.memmove(_memory(tensor).pointer, data, len(data))
+    return tensor
+
+
+def constant(value: object) -> tuple[str, Any] | None:
+    """(kind, text or numbers) of a Size, dtype or device of torch; None for anything else."""
+    torch = loaded()
+    if torch is None or not hasattr(torch, "Size"):
+        return None
+    if isinstance(value, torch.Size):
+        return "Size", list(value)
+    if isinstance(value, torch.dtype):
+        return "dtype", dtype_name(value)
+    return ("device", str(value)) if isinstance(value, torch.device) else None
+
+
+def constant_from(kind: str, value: Any, path: str) -> Any:
+    torch = load_torch(path)
+    if kind == "Size":
+        return torch.Size(value)
+    if kind == "device":
+        try:
+            return torch.device(value)
+        except RuntimeError:
+            kind = "no device"
+    found = getattr(torch, value, None) if kind == "dtype" else None
+    if not isinstance(found, torch.dtype):
+        raise UnsupportedError(f"{path or 'the state'} is torch.{value}, which this version of torch does not have", path=path)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- modules
+
+
+def unwrapped(module: Any) -> Any:
+    """The module inside torch.compile, DataParallel and DistributedDataParallel, whose names are those of the model."""
+    torch = loaded()
+    parallel = torch.nn.parallel
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and type(module) in (parallel.DataParallel, parallel.DistributedDataParallel):
+            inner = module.module
+        if inner is None or not is_module(inner):
+            return module
+        module = inner
+
+
+def buffer_names(module: Any) -> set[str]:
+    """Names of the buffers, which no optimizer updates."""
+    return {name for name, _ in module.named_buffers(remove_duplicate=False)}
+
+
+def is_in_place(module: Any, state: dict[str, Any]) -> bool:
+    """Is the module as it should be when the tensors of its state_dict() have been written, without load_state_dict()?"""
+    torch = loaded()
+    module_type = torch.nn.Module
+    normal = torch.nn.modules.batchnorm._NormBase._load_from_state_dict
+    own = {key_of(tensor) for tensor in chain(module.parameters(), module.buffers())}
+    if not all(is_tensor(value) and (value.numel() == 0 or key_of(value) in own) for value in state.values()):
+        return False
+    return all(type(m).load_state_dict is module_type.load_state_dict
+               and type(m)._load_from_state_dict in (module_type._load_from_state_dict, normal)
+               and not getattr(m, "_load_state_dict_pre_hooks", None) and not getattr(m, "_load_state_dict_post_hooks", None)
+               for m in module.modules())

@@ -1,0 +1,52 @@
+"""The examples of docs/python.md run as they stand, section by section."""
+
+import ast
+import re
+
+import pytest
+
+from support_python import ROOT, WHY_NO_TORCH, ckptdelta, needs_package
+
+pytestmark = needs_package
+TEXT = (ROOT / "docs/python.md").read_text()
+SECTIONS = {heading: re.findall(r"^```python\n(.*?)^```$", body, re.MULTILINE | re.DOTALL)
+            for heading, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)}
+
+
+@pytest.mark.parametrize("section", [s for s, pieces in SECTIONS.items() if pieces])
+def test_the_examples_run(section, tmp_path, monkeypatch):
+    code = "\n".join(SECTIONS[section])
+    if "import torch" in code and WHY_NO_TORCH:
+        pytest.skip(WHY_NO_TORCH)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, f"docs/python.md, {section}", "exec"), {"__name__": "example"})  # its assertions are the test's
+    stores = [p for p in tmp_path.iterdir() if (p / "catalog.db").exists()]
+    assert stores
+    for path in stores:
+        with ckptdelta.open(path, readonly=True) as store:
+            assert store.verify()
+
+
+def test_there_are_examples_in_most_sections():
+    assert sum(map(len, SECTIONS.values())) >= 5
+
+
+def test_the_five_lines_of_the_readme_are_calls_that_there_are():
+    """Names of methods and arguments in README.md."""
+    import inspect
+    code, = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    assert len(calls) == 4
+    for call in calls:
+        owner = ckptdelta if call.func.value.id == "ckptdelta" else ckptdelta.Store
+        arguments = inspect.signature(getattr(owner, call.func.attr)).parameters
+        assert all(k.arg in arguments for k in call.keywords), ast.unparse(call)
+
+
+def test_all_public_names_have_docstrings_and_are_listed():
+    for name in ckptdelta.__all__:
+        found = getattr(ckptdelta, name)
+        if getattr(found, "__module__", "").startswith("ckptdelta"):
+            assert found.__doc__, name
+    for name, method in vars(ckptdelta.Store).items():
+        assert name.startswith("_") or method.__doc__, name

@@ -1,0 +1,67 @@
+"""The wheel has all that it needs: it works where there are no compiler, no make and no checkout."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from support_python import BUILD, ROOT, needs_package
+
+pytestmark = [needs_package, pytest.mark.skipif(not (importlib.util.find_spec("setuptools") and importlib.util.find_spec("wheel")),
+                                                reason="no setuptools and wheel here (Debian: python3-setuptools, python3-wheel)")]
+SCRIPT = """
+import sys, numpy, ckptdelta
+with ckptdelta.open(sys.argv[1]) as store:
+    store.save({"w": numpy.arange(1000.0), "n": {1, 2}}, run="a", step=1)
+    assert store.state_dict()["n"] == {1, 2} and store.verify()
+print(ckptdelta.__version__, ckptdelta.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run([sys.executable, "-W", "ignore", "setup.py", "-q", "bdist_wheel", "--dist-dir", str(folder)], cwd=ROOT / "python",
+                          env={**os.environ, "CKPTDELTA_BUILD": str(BUILD)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    found, = folder.glob("*.whl")
+    return found
+
+
+def test_one_wheel_is_for_every_python_from_3_10_on(wheel):
+    name = wheel.name.split("-")
+    assert name[0] == "ckptdelta" and name[2:4] == ["cp310", "abi3"] and name[4].startswith("linux_")
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in ("_native.abi3.so", "bin/ckptdelta", "py.typed", "_native.pyi", "notices.txt", "_store.py"):
+        assert f"ckptdelta/{wanted}" in names
+    text = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("METADATA"))).decode()
+    assert "Requires-Python: >=3.10" in text and "Requires-Dist: cffi" in text and "Requires-Dist: numpy ;" not in text.replace('; extra', '')
+
+
+def test_it_works_without_a_compiler_and_a_checkout(wheel, tmp_path):
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    os.chmod(site / "ckptdelta/bin/ckptdelta", 0o755)  # as pip does
+    env = {"PATH": "/nonexistent", "PYTHONPATH": str(site), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "store")], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    version, file = done.stdout.split()
+    assert file.startswith(str(site))
+    command = [sys.executable, "-m", "ckptdelta"]
+    assert subprocess.run([*command, "--version"], env=env, stdout=subprocess.PIPE, text=True, check=True).stdout.split() == ["ckptdelta", version]
+    assert "a" in subprocess.run([*command, "list", str(tmp_path / "store")], env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_the_tree_stays_as_it_is(wheel):
+    assert not [p for p in (ROOT / "python").iterdir() if p.name in ("build", "dist") or p.name.endswith(".egg-info")]
+    assert not list((ROOT / "python").rglob("*.so"))
+
+
+def test_the_extension_needs_nothing_of_a_particular_python(wheel):
+    """The stable interface only: no symbol that begins with an underscore but those of the reference counts."""
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", str(BUILD / "python/ckptdelta/_native.abi3.so")], stdout=subprocess.PIPE, text=True, check=True)
+    used = [line.split()[-1] for line in symbols.stdout.splitlines()]
+    assert [s for s in used if s.startswith("_Py")] in ([], ["_Py_Dealloc"], ["_Py_NoneStruct"], ["_Py_Dealloc", "_Py_NoneStruct"])
+    assert [s for s in used if s.startswith("Py")]
