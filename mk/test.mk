@@ -64,7 +64,7 @@ $(foreach s,$(TEST_SRC),$(eval $(B)/tests/$(notdir $(s:.c=)): $(call obj,$(s))))
 $(TESTS): $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) $(TEST_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %/$(@F).o,$^) $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) $(TEST_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %/$(@F).o,$^) $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
 	    $(CMOCKA_LIBS) $(CKD_LIBS)
 
 # A device for programs, where there is none: CKD_CUDA=$(B)/tests/libemulated_device.so
@@ -91,7 +91,7 @@ UNCHECKED := $(B)/obj/tests/support/unchecked.o
 $(REPLAYS): $(B)/tests/%: $(B)/obj/tests/fuzz/%.o $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) $(TEST_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) \
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) $(TEST_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) \
 	    $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
 
 $(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/fuzz/%.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a

@@ -59,7 +59,7 @@ static void embedding_train(embedding *e, unsigned steps, unsigned from) {
             for (uint64_t c = 0; c < COLUMNS; c++) {
                 uint64_t i = row * COLUMNS + c, turn = (i + 7919u * step) % ELEMENTS;
                 double g = 0.1 * (double)e->noise[turn];
-                for (unsigned k = 0; k < DIRECTIONS; k++) {
+                for (unsigned k = 0; comes && k < DIRECTIONS; k++) {
                     g += (double)e->noise[(row * DIRECTIONS + k + 31u * step) % ELEMENTS] *
                          (double)e->directions[k * COLUMNS + c];
                 }
