@@ -53,11 +53,6 @@ $(B)/obj/tests/%.o: private DEBUG = -g1
 $(B)/obj/tests/%.o: private OPT = -O1
 $(B)/obj/tests/support/%.o: private OPT = -O2
 
-# Most time of the tests under sanitizers is spent in these files, whatever OPT is for the rest.
-ifneq ($(SAN),)
-$(B)/obj/codec/entropy/%.o $(B)/obj/kernels/%.o $(B)/obj/base/hash%.o $(B)/obj/engine/lossy/%.o: private OPT = -O2
-endif
-
 $(B)/obj/%.o: %.c $(B)/.flags | $(SCHEMA_H)
 	$(call say,CC,$<)
 	@mkdir -p $(@D)

@@ -108,11 +108,14 @@ endif
 ifneq ($(SAN),)
 SANFLAGS := -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer
 SANFLAGS += $(if $(filter undefined,$(san_list)),-fsanitize=float-cast-overflow)
+# A null pointer that is followed ends the program with the address sanitizer's report; a check of each pointer adds nothing.
+SANFLAGS += $(if $(filter address,$(san_list)),$(if $(filter undefined,$(san_list)),-fno-sanitize=null))
 endif
 ifeq ($(FUZZ),1)
 SANFLAGS += -fsanitize=fuzzer-no-link
 endif
-DEBUG = -g
+# Reports of sanitizers need lines, not variables: a tenth less time to compile and link. CFLAGS=-g has variables again.
+DEBUG = $(if $(SAN),-g1,-g)
 # -ffp-contract=off: what a decoder computes must not depend on whether the machine has fused multiply-add.
 # -fno-math-errno: a square root is an instruction, and loops with one are vectorised; the bits are the same.
 CKD_CFLAGS = -std=gnu11 $(OPT) $(DEBUG) -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -pthread $(WARNINGS) $(SANFLAGS) $(CFLAGS)

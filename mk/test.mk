@@ -50,6 +50,7 @@ $(B)/tests/test_lossy_store $(B)/tests/test_lossy_updates: EXTRA_OBJ = -Wl,--wra
 # What it changes on the disk is recorded.
 POWER_OBJ := $(call obj,$(POWER_SRC))
 $(B)/tests/test_power_cut: EXTRA_OBJ = $(POWER_OBJ)
+$(B)/tests/test_power_cut: PROGRAM_LDFLAGS =
 $(B)/tests/test_power_cut: $(POWER_OBJ)
 
 # Tests of the command's parts link with all of it but its main().
@@ -122,9 +123,10 @@ test-full:
 
 build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS)
 
+# One test more than there are cores at a time, as some mostly wait for a deadline or for another process.
 test-run: build-tests
 	@CC='$(CC)' CKPTDELTA_CFLAGS='$(SANFLAGS)' CKPTDELTA_LIBS='$(DEPS_LDFLAGS) $(CKD_LIBS)' \
-	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(JOBS)' --level '$(CKD_TEST_LEVEL)' \
+	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(shell expr $(JOBS) + 1)' --level '$(CKD_TEST_LEVEL)' \
 	    --timeout '$(TEST_TIMEOUT)' --only '$(T)' --pytest-args '$(PYTEST_ARGS)' --cuda '$(HAVE_CUDA)'
 
 fuzz:

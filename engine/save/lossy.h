@@ -178,7 +178,7 @@ ckd_status pair_record_block(const inflight_tile *inflight, const lossy_tile *t,
 ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *inflight, const double eps[PAIR_BOUNDS],
                       ckd_error *err);
 /* Returns the entry of the weight to which the tensor belongs; NULL: none. */
-moment_stats *find_moment_stats(const ckd_save *save, const lossy_tile *t, const tensor_context *context);
+moment_stats *find_moment_stats(const ckd_save *save, const tile_shape *shape, const tensor_context *context);
 /* Called for a tile that is done (k may be NULL). Releases the entry if no later tensor needs it. */
 void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *context);
 /*
