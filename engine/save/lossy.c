@@ -55,7 +55,7 @@ static bool shares_columns(const lossy_tile *t) {
 }
 
 /* job->input.first is set. */
-static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, const lossy_piece *p,
+static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, const region_part *p,
                              lossy_tile *t, ckd_error *err) {
     ckd_save *save = r->save;
     ckd_status status = CKD_OK;
@@ -75,7 +75,7 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
 }
 
 /* Pushes the blocks of a part; they are in progress when it returns. */
-static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *part, const tile_parent *from,
+static ckd_status push_part(lossy_region *r, region_part *p, tile_part *part, const tile_parent *from,
                             ckd_error *err) {
     ckd_save *save = r->save;
     lossy_tile *t = &part->tile;
@@ -123,7 +123,7 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
  * Waits for the blocks of a part on a device to be written, as the device holds one part at a time. Then compares
  * directions.
  */
-static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_part *part, ckd_error *err) {
+static ckd_status finish_on_device(lossy_region *r, region_part *p, const tile_part *part, ckd_error *err) {
     const lossy_tile *t = &part->tile;
     moment_stats *second = part->inflight->second;
     ckd_status status = save_await(r->save, part->end, err);
@@ -142,7 +142,7 @@ static ckd_status push_tile(lossy_region *r, inflight_tile *inflight, const tile
     ckd_status status = CKD_OK;
     r->save->lossy.tiles->row_records.count = 0;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
-        lossy_piece *p = &r->pieces[i];
+        region_part *p = &r->pieces[i];
         tile_part *part = &inflight->parts[i % 2];
         status = save_await(r->save, part->end, err);
         part->inflight = inflight;
@@ -208,7 +208,7 @@ static uint64_t widest_of(const lossy_region *r) {
 }
 
 /* Clears *all unless this save has the input of all blocks of a part on a device. */
-static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lossy_piece *p,
+static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const region_part *p,
                                       const lossy_tile *t, ckd_error *err) {
     ckd_status status = measure_on_device(p->panel, t, err);
     for (uint64_t at = 0; at < t->shape.count && *all && status == CKD_OK;) {
@@ -240,7 +240,7 @@ static ckd_status find_in_save(bool *all, inflight_tile *inflight, lossy_region 
     }
     t->limits.bound = INFINITY; /* as lossy_tile_prepare sets it */
     for (size_t i = 0; i < r->count && *all && status == CKD_OK; i++) {
-        const lossy_piece *p = &r->pieces[i];
+        const region_part *p = &r->pieces[i];
         tile_part *part = &inflight->parts[0];
         part->tile = *t;
         if (p->panel) {
@@ -310,7 +310,7 @@ static ckd_status end_region(lossy_region *r, ckd_error *err) {
     const tensor_context *context = &r->context;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK && r->users == 1; i++) {
-        lossy_piece *p = &r->pieces[i];
+        region_part *p = &r->pieces[i];
         measures *m = &p->figures.measures;
         uint64_t elements;
         region_count(&elements, &context->shape, p->context->region);

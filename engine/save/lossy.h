@@ -59,11 +59,11 @@ typedef struct inflight_tile {
 } inflight_tile;
 
 /* A region in progress: all of the saved region, or a panel of it. */
-typedef struct lossy_piece {
+typedef struct region_part {
     const tensor_context *context;
     const save_panel *panel; /* NULL: all of it */
     region_figures figures;
-} lossy_piece;
+} region_part;
 
 /*
  * A lossy region in progress. It ends with the last of its tiles. `tensor` is used only during the call that saves
@@ -75,7 +75,7 @@ typedef struct lossy_region {
     tensor_context context; /* of the whole region */
     quant_params params;
     save_panels panels; /* empty: the region is not cut */
-    lossy_piece *pieces;
+    region_part *pieces;
     size_t count;
     double eps[PAIR_BOUNDS];
     double share;           /* of the tensor's expected cost, which leaves the budget with this region */
