@@ -37,9 +37,9 @@ typedef struct device_classes {
     uint32_t fine;
     uint32_t split;    /* SPLIT instead of CLASS */
     uint32_t bits;     /* for SPLIT */
-    uint32_t room;     /* for entries */
+    uint32_t capacity; /* entries */
     uint32_t *entries; /* nonzero counters, in any order; NULL: not wanted */
-    /* Number of entries, added to; may exceed the room, and the list then lacks the rest. */
+    /* Number of entries, added to; may exceed the capacity, and the list then lacks the rest. */
     uint64_t *entered;
 } device_classes;
 
@@ -122,7 +122,7 @@ typedef struct device_encoding {
     const uint8_t *symbols;  /* the finest */
     const uint8_t *contexts; /* NULL: all 0 */
     uint32_t n;              /* 1 ... DEVICE_STREAM_MAX */
-    uint32_t room;           /* words of the payload; words beyond are not written */
+    uint32_t capacity;       /* words of the payload; words beyond are not written */
     uint32_t *payload;       /* words of 32 bits, lowest bits first */
     uint32_t *bits;          /* of the payload, the mark at its end included */
     /* Scratch: */

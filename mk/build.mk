@@ -76,11 +76,11 @@ $(SHARED_LIB): $(LIB_OBJ) $(B)/.objects mk/libckptdelta.map
 
 $(B)/ckptdelta: $(CLI_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $(CLI_OBJ) $(STATIC_LIB) $(CKD_LIBS) $(JANSSON_LIBS)
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -o $@ $(CLI_OBJ) $(STATIC_LIB) $(CKD_LIBS) $(JANSSON_LIBS)
 
 $(B)/train_gpt: $(EXAMPLE_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
 
 # Linked as users link them: to the shared library, which lies in the folder above.
 $(SMALL_EXAMPLES): $(B)/examples/%: $(B)/obj/examples/%.o $(SHARED_LIB)

@@ -50,6 +50,7 @@ $(B)/tests/test_lossy_store $(B)/tests/test_lossy_updates: EXTRA_OBJ = -Wl,--wra
 # What it changes on the disk is recorded.
 POWER_OBJ := $(call obj,$(POWER_SRC))
 $(B)/tests/test_power_cut: EXTRA_OBJ = $(POWER_OBJ)
+$(B)/tests/test_power_cut: PROGRAM_LDFLAGS =
 $(B)/tests/test_power_cut: $(POWER_OBJ)
 
 # Tests of the command's parts link with all of it but its main().
@@ -64,7 +65,7 @@ $(foreach s,$(TEST_SRC),$(eval $(B)/tests/$(notdir $(s:.c=)): $(call obj,$(s))))
 $(TESTS): $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) $(TEST_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %/$(@F).o,$^) $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) $(TEST_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %/$(@F).o,$^) $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
 	    $(CMOCKA_LIBS) $(CKD_LIBS)
 
 # A device for programs, where there is none: CKD_CUDA=$(B)/tests/libemulated_device.so
@@ -91,7 +92,7 @@ UNCHECKED := $(B)/obj/tests/support/unchecked.o
 $(REPLAYS): $(B)/tests/%: $(B)/obj/tests/fuzz/%.o $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) $(TEST_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) \
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) $(TEST_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) \
 	    $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
 
 $(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/fuzz/%.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
@@ -122,9 +123,10 @@ test-full:
 
 build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS) python-for-tests
 
+# One test more than there are cores at a time, as some mostly wait for a deadline or for another process.
 test-run: build-tests
 	@CC='$(CC)' CKPTDELTA_CFLAGS='$(SANFLAGS)' CKPTDELTA_LIBS='$(DEPS_LDFLAGS) $(CKD_LIBS)' \
-	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(JOBS)' --level '$(CKD_TEST_LEVEL)' \
+	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(shell expr $(JOBS) + 1)' --level '$(CKD_TEST_LEVEL)' \
 	    --timeout '$(TEST_TIMEOUT)' --only '$(T)' --pytest-args '$(PYTEST_ARGS)' --cuda '$(HAVE_CUDA)'
 
 fuzz:

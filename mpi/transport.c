@@ -34,7 +34,7 @@ ckd_status mpi_check(int code, ckd_error *err) {
     return mpi_failed(err, CKD_E_IO, "MPI failed: %.400s", why);
 }
 
-static ckd_status make_room(ckd_bytes *out, uint64_t size, ckd_error *err) {
+static ckd_status reserve(ckd_bytes *out, uint64_t size, ckd_error *err) {
     *out = (ckd_bytes){size < SIZE_MAX ? malloc((size_t)size + 1) : NULL, (size_t)size};
     return out->data ? CKD_OK : mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "what a rank sent");
 }
@@ -62,7 +62,7 @@ static ckd_status receive_all(mpi_group *g, const ckd_bytes *part, ckd_bytes *al
                               ckd_error *err) {
     ckd_status status = CKD_OK;
     for (int r = 0; r < g->world && status == CKD_OK; r++) {
-        status = make_room(&all[r], sizes[r], err);
+        status = reserve(&all[r], sizes[r], err);
         if (status == CKD_OK && r > 0) {
             status = receive(g, &all[r], r, err);
         } else if (status == CKD_OK && part->size) {
@@ -93,7 +93,7 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     uint64_t size = g->rank == 0 ? data->size : 0;
     ckd_status status = mpi_check(MPI_Bcast(&size, 1, MPI_UINT64_T, 0, g->comm), err);
     if (status == CKD_OK && g->rank != 0) {
-        status = make_room(data, size, err);
+        status = reserve(data, size, err);
     }
     for (size_t at = 0; at < size && status == CKD_OK; at += MPI_PIECE) {
         int count = (int)(size - at < MPI_PIECE ? size - at : MPI_PIECE);

@@ -160,14 +160,14 @@ static double gemm_seconds(const state *s, const float *before, int effort) {
         lossy_tile t = {.part = parts[p],
                         .dtype = CKD_F32,
                         .params = &params,
-                        .count = s->side * s->side,
-                        .columns = s->side,
-                        .values = s->part[p],
-                        .now = s->part[p],
-                        .before = p == 2 ? before : NULL,
+                        .shape.count = s->side * s->side,
+                        .shape.columns = s->side,
+                        .input.values = s->part[p],
+                        .input.now = s->part[p],
+                        .input.before = p == 2 ? before : NULL,
                         .found = p == 0 ? &scales : NULL,
-                        .scales = p == 0 ? NULL : &scales,
-                        .expected_movement = NAN};
+                        .context.scales = p == 0 ? NULL : &scales,
+                        .context.expected_movement = NAN};
         bool worth;
         bench_check(lossy_tile_prepare(&t, &worth, &timed, &err), &err);
         lossy_tile_free(&t);

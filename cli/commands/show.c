@@ -91,8 +91,8 @@ static ckd_status print_json(const shown *s, ckd_error *err) {
     }
     const ckd_checkpoint_list this = {1, (ckd_checkpoint *)&s->checkpoint};
     return cli_json_print(json_pack("{s:i, s:[o], s:o, s:o, s:o, s:o, s:o}", "schema", 1, "checkpoints",
-                                    cli_json_checkpoint(&s->checkpoint, s->all), "chain", chain, "begun_anew",
-                                    unparented, "tensors", tensors, "pins",
+                                    cli_json_checkpoint(&s->checkpoint, s->all), "chain", chain,
+                                    "without_parent", unparented, "tensors", tensors, "pins",
                                     cli_json_pins(&s->marks, &this, s->all), "tags",
                                     cli_json_tags(&s->marks, &this, s->all)),
                           err);

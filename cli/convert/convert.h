@@ -33,8 +33,8 @@ ckd_status file_metadata(json_t **out, ckd_load *load, ckd_error *err);
 typedef struct file_writing {
     ckd_load *load;
     cli_progress progress;
-    uint64_t done, total; /* bytes of data */
-    void *buffer, *room;  /* 16 MiB each */
+    uint64_t done, total;   /* bytes of data */
+    void *buffer, *scratch; /* 16 MiB each */
 } file_writing;
 ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total, bool quiet,
                               ckd_error *err);

@@ -17,7 +17,7 @@ typedef struct reading {
     /* The last bindings, by index in the buffer: most ranks have the same parameters. */
     layout_bindings *bound;
     char **names;
-    size_t room;
+    size_t capacity;
 } reading;
 
 /* A rank's buffer being taken apart. */
@@ -33,7 +33,7 @@ typedef struct taking {
 } taking;
 
 static void free_bound(reading *r) {
-    for (size_t i = 0; i < r->room; i++) {
+    for (size_t i = 0; i < r->capacity; i++) {
         layout_bindings_free(&r->bound[i]);
         free(r->names[i]);
     }
@@ -42,7 +42,7 @@ static void free_bound(reading *r) {
 }
 
 static ckd_status grow_bound(reading *r, size_t count, ckd_error *err) {
-    if (count <= r->room) {
+    if (count <= r->capacity) {
         return CKD_OK;
     }
     layout_bindings *bound = realloc(r->bound, count * sizeof(*bound));
@@ -52,9 +52,9 @@ static ckd_status grow_bound(reading *r, size_t count, ckd_error *err) {
     if (!bound || !names) {
         return cli_error_nomem(err);
     }
-    for (; r->room < count; r->room++) {
-        r->bound[r->room] = (layout_bindings){0};
-        r->names[r->room] = NULL;
+    for (; r->capacity < count; r->capacity++) {
+        r->bound[r->capacity] = (layout_bindings){0};
+        r->names[r->capacity] = NULL;
     }
     return CKD_OK;
 }

@@ -12,8 +12,8 @@ void import_pieces_free(import_pieces *p) {
 }
 
 /* Intersects a box of the rank's tensor with a stretch that begins at `at`. Returns false if they do not meet. */
-static bool meet(import_piece *p, const layout_share *s, const layout_stretch *stretch, uint64_t at,
-                 const ckd_region *box) {
+static bool intersect(import_piece *p, const layout_share *s, const layout_stretch *stretch, uint64_t at,
+                      const ckd_region *box) {
     uint64_t low = box->offsets[s->dim], high = low + box->lengths[s->dim];
     uint64_t begin = at > low ? at : low, end = at + stretch->length < high ? at + stretch->length : high;
     if (begin >= end) {
@@ -44,7 +44,7 @@ static ckd_status add_pieces(import_pieces *out, const import_entry *e, const la
         const layout_stretch *stretch = &s->stretches[i];
         import_piece *p = &out->items[out->count];
         *p = (import_piece){.entry = e, .copy = first + stretch->copy};
-        out->count += stretch->part == part && meet(p, s, stretch, at, box);
+        out->count += stretch->part == part && intersect(p, s, stretch, at, box);
         at += stretch->length;
     }
     return CKD_OK;

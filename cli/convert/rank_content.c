@@ -248,7 +248,8 @@ typedef struct section {
 } section;
 
 /* Intersects a stretch that begins at `at` with low ... high - 1. Returns false if they do not meet. */
-static bool meet(uint64_t *begin, uint64_t *end, uint64_t at, uint64_t length, uint64_t low, uint64_t high) {
+static bool intersect(uint64_t *begin, uint64_t *end, uint64_t at, uint64_t length, uint64_t low,
+                      uint64_t high) {
     *begin = at > low ? at : low;
     *end = at + length < high ? at + length : high;
     return *begin < *end;
@@ -264,7 +265,7 @@ static ckd_status each_section(const rank_tensor *t, size_t part, const ckd_regi
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < t->share.count && status == CKD_OK; i++) {
         const layout_stretch *stretch = &t->share.stretches[i];
-        if (stretch->part == part && meet(&begin, &end, at, stretch->length, low, high)) {
+        if (stretch->part == part && intersect(&begin, &end, at, stretch->length, low, high)) {
             uint64_t offset = stretch->offset + (begin - at);
             if (s.length == 0 || s.offset + s.length != offset) {
                 status = s.length ? call(context, &s, err) : CKD_OK;
@@ -295,7 +296,7 @@ typedef struct filling {
     const rank_tensor *t;
     const ckd_region *box;
     ckd_load *load;
-    char *to, *room;
+    char *to, *scratch;
     uint64_t outer, inner; /* rows before the main dimension, bytes after it */
 } filling;
 
@@ -320,14 +321,14 @@ static ckd_status load_section(void *context, const section *s, ckd_error *err) 
     ckd_load_request q = request_of(f->t, s, f->box);
     /* The section is exactly what is needed, in the right order: nothing to move. */
     bool direct = s->length == f->box->lengths[dim];
-    q.data = direct ? f->to : f->room;
+    q.data = direct ? f->to : f->scratch;
     q.size = (size_t)(f->outer * s->length * f->inner);
     ckd_status status = ckd_load_tensor(f->load, &q, err);
     uint64_t at = s->first_at, done = 0, begin, end;
     for (size_t i = s->first; i < s->end && status == CKD_OK && !direct; i++) {
         const layout_stretch *stretch = &f->t->share.stretches[i];
-        if (stretch->part == s->part && meet(&begin, &end, at, stretch->length, low, high)) {
-            place_rows(f, begin - low, end - begin, f->room + done * f->inner, s->length);
+        if (stretch->part == s->part && intersect(&begin, &end, at, stretch->length, low, high)) {
+            place_rows(f, begin - low, end - begin, f->scratch + done * f->inner, s->length);
             done += end - begin;
         }
         at += stretch->length;
@@ -340,7 +341,7 @@ static void clear_padding(const filling *f) {
     uint64_t low = f->box->offsets[dim], high = low + f->box->lengths[dim], at = 0, begin, end;
     for (size_t i = 0; i < f->t->share.count; i++) {
         const layout_stretch *stretch = &f->t->share.stretches[i];
-        if (stretch->part == LAYOUT_NONE && meet(&begin, &end, at, stretch->length, low, high)) {
+        if (stretch->part == LAYOUT_NONE && intersect(&begin, &end, at, stretch->length, low, high)) {
             place_rows(f, begin - low, end - begin, NULL, 0);
         }
         at += stretch->length;

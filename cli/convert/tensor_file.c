@@ -52,17 +52,17 @@ static ckd_status load_piece(const piece_context *p, const ckd_region *piece, ui
                              ckd_error *err) {
     file_writing *w = p->writing;
     if (p->of_rank) {
-        return rank_tensor_load(w->buffer, w->room, p->of_rank, piece, w->load, err);
+        return rank_tensor_load(w->buffer, w->scratch, p->of_rank, piece, w->load, err);
     }
     bool cast = p->stored != p->tensor->dtype;
     ckd_load_request request = CKD_LOAD_REQUEST_INIT;
     request.name = p->tensor->name;
     request.region = *piece;
-    request.data = cast ? w->room : w->buffer;
+    request.data = cast ? w->scratch : w->buffer;
     request.size = (size_t)(elements * ckd_dtype_size(p->stored));
     ckd_status status = ckd_load_tensor(w->load, &request, err);
     if (status == CKD_OK && cast) {
-        cli_cast(w->buffer, p->tensor->dtype, w->room, p->stored, (size_t)elements);
+        cli_cast(w->buffer, p->tensor->dtype, w->scratch, p->stored, (size_t)elements);
     }
     return status;
 }
@@ -115,7 +115,7 @@ static ckd_status copy_tensor(file_writing *w, cli_output *output, const file_co
 ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total, bool quiet,
                               ckd_error *err) {
     *w = (file_writing){.load = load, .total = total, .buffer = malloc(2 * PIECE_BYTES)};
-    w->room = (char *)w->buffer + PIECE_BYTES;
+    w->scratch = (char *)w->buffer + PIECE_BYTES;
     cli_progress_begin(&w->progress, verb, quiet);
     cli_interrupt_catch();
     return w->buffer ? CKD_OK : cli_error_nomem(err);

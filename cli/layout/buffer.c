@@ -243,7 +243,7 @@ static uint64_t padding_step(const layout_flat *flat) {
 }
 
 /* Intersects elements begin ... begin + size - 1 with low ... high - 1. */
-static layout_range meet(uint64_t begin, uint64_t size, uint64_t low, uint64_t high) {
+static layout_range intersect(uint64_t begin, uint64_t size, uint64_t low, uint64_t high) {
     uint64_t a = begin > low ? begin : low, b = begin + size < high ? begin + size : high;
     return a < b ? (layout_range){a - begin, b - a, a - low} : (layout_range){0};
 }
@@ -255,7 +255,7 @@ static uint64_t range_each(layout_range *out, const layout_flat *flat, uint32_t 
     for (size_t i = 0; i < count; i++) {
         uint64_t share = round_up(sizes[i], step) / flat->over.places;
         used = round_up(used, flat->align);
-        out[i] = meet(0, sizes[i], place * share, (place + 1) * share);
+        out[i] = intersect(0, sizes[i], place * share, (place + 1) * share);
         out[i].at = used;
         used += flat->stripped ? out[i].count : share;
     }
@@ -273,7 +273,7 @@ static uint64_t range_all(layout_range *out, const layout_flat *flat, uint32_t p
     uint64_t begin = 0;
     for (size_t i = 0; i < count; i++) {
         begin = round_up(begin, flat->align);
-        out[i] = meet(begin, sizes[i], low, high);
+        out[i] = intersect(begin, sizes[i], low, high);
         begin += sizes[i];
     }
     return !flat->stripped ? share : low >= total ? 0 : (total < high ? total : high) - low;

@@ -28,7 +28,7 @@ typedef struct translation {
     bool back;      /* the rank's name must be rebuilt: by as=, or from the pattern itself */
     const char *at; /* position in the pattern */
     char *text;     /* the expression so far */
-    size_t used, room;
+    size_t used, capacity;
     uint32_t depth, open[DEPTH_MAX];
     group groups[LAYOUT_CAPTURES];
     uint32_t group_count;
@@ -38,14 +38,14 @@ typedef struct translation {
 } translation;
 
 static ckd_status put(translation *t, const char *text, size_t length) {
-    if (t->used + length + 1 > t->room) {
+    if (t->used + length + 1 > t->capacity) {
         size_t capacity = 2 * (t->used + length + 1);
         char *grown = realloc(t->text, capacity);
         if (!grown) {
             return cli_error_nomem(t->p->err);
         }
         t->text = grown;
-        t->room = capacity;
+        t->capacity = capacity;
     }
     memcpy(t->text + t->used, text, length);
     t->used += length;

@@ -156,12 +156,12 @@ ckd_status hash_set_add(hash_set *s, uint64_t hash, ckd_error *err);
 /* Limits the bytes read and written per second, with progress and cancellation. */
 
 /* Reports progress. Returns CANCELLED if the caller wants to stop. */
-typedef ckd_status (*pace_tell_fn)(void *context, ckd_error *err);
+typedef ckd_status (*rate_report_fn)(void *context, ckd_error *err);
 /*
- * Calls `tell`, then waits until `byte_count` bytes since begun_ns are within the rate. Calls `tell` at least every
+ * Calls `report`, then waits until `byte_count` bytes since begun_ns are within the rate. Calls `report` at least every
  * 0.1 s meanwhile. bytes_per_s 0: no limit.
  */
-ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t byte_count, pace_tell_fn tell,
+ckd_status rate_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t byte_count, rate_report_fn report,
                      void *context, ckd_error *err);
 
 typedef struct rate_limiter {

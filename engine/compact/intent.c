@@ -40,17 +40,17 @@ static void add_needed(id_set *s, const rewrite *r) {
 static ckd_status write_intent(compact_intent *i, const compaction *compact, const ckd_checkpoint *c,
                                const id_set *needed, ckd_error *err) {
     const ckd_store *store = compact->store;
-    intent note = {.id = i->writer,
-                   .step = c->step,
-                   .rank = 0,
-                   .world = 1,
-                   .files = i->files,
-                   .file_count = i->file_count,
-                   .dependencies = needed->ids,
-                   .dependency_count = needed->count};
-    memcpy(note.run, c->run, sizeof(note.run));
+    intent written = {.id = i->writer,
+                      .step = c->step,
+                      .rank = 0,
+                      .world = 1,
+                      .files = i->files,
+                      .file_count = i->file_count,
+                      .dependencies = needed->ids,
+                      .dependency_count = needed->count};
+    memcpy(written.run, c->run, sizeof(written.run));
     bytes data = {0};
-    intent_encode(&data, &store->id, &note);
+    intent_encode(&data, &store->id, &written);
     char hex[CKD_ID_TEXT], temp[64];
     ckd_id_text(hex, &i->writer);
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);

@@ -71,7 +71,7 @@ bool compact_allows_run(const compaction *c, const char *run) {
 ckd_status compact_throttle(compaction *c, uint64_t size, uint64_t done, ckd_error *err) {
     c->moved += size;
     c->done += done;
-    return pace_wait(c->options.bytes_per_s, c->begun_ns, c->moved, compact_report_progress, c, err);
+    return rate_wait(c->options.bytes_per_s, c->begun_ns, c->moved, compact_report_progress, c, err);
 }
 
 bool compact_is_local_error(ckd_status status, const ckd_error *why) {

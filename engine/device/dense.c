@@ -78,8 +78,8 @@ ckd_status dense_add_writing(dense_batch *b, const symbols_parts *parts, const d
                          .symbols = integers->symbols,
                          .contexts = parts->contexts ? integers->contexts : NULL,
                          .n = integers->n,
-                         .room = (uint32_t)((max + 3) / 4)};
-    e.payload = scratch(b, 4 * (uint64_t)e.room);
+                         .capacity = (uint32_t)((max + 3) / 4)};
+    e.payload = scratch(b, 4 * (uint64_t)e.capacity);
     e.codes = scratch(b, (uint64_t)parts->tables * DEVICE_SYMBOLS * sizeof(device_code));
     e.next = scratch(b, ((uint64_t)parts->tables << parts->log) * sizeof(uint16_t));
     e.trace = scratch(b, integers->n * sizeof(uint16_t));
@@ -206,7 +206,7 @@ static uint32_t result(const dense_batch *b, uint32_t i) {
 const void *dense_payload(const dense_batch *b, uint32_t i, uint64_t *size) {
     const device_encoding *e = (const device_encoding *)(const void *)b->streams.data + i;
     uint64_t whole = (result(b, i) + UINT64_C(7)) / 8;
-    *size = whole <= 4 * (uint64_t)e->room ? whole : 0;
+    *size = whole <= 4 * (uint64_t)e->capacity ? whole : 0;
     return e->payload;
 }
 

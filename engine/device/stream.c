@@ -110,7 +110,7 @@ static device_classes classes_of(const device_stream *s, unsigned width) {
                             .fine = symbols_finest(width),
                             .split = s->split,
                             .bits = s->bits,
-                            .room = ENTRIES};
+                            .capacity = ENTRIES};
 }
 
 /* all, entered: one per stream; entered is written for each of them. */

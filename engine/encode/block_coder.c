@@ -314,14 +314,14 @@ static load_cost chain_with(const load_cost *parent, predictor p, const candidat
 }
 
 static uint64_t lossy_rank(const block_job *job) {
-    return job->output.tile->plan.factor ? job->output.tile->plan.own.rank : 0;
+    return job->output.tile->plan.lattice.factor ? job->output.tile->plan.lattice.own.rank : 0;
 }
 
 /* A duplicate is planned on its own only if its chain may need a materialized copy. */
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
     uint64_t symbols =
-        job->output.lossy ? (job->output.tile->before ? 0 : lossy_rank(job)) : job->input.count;
+        job->output.lossy ? (job->output.tile->input.before ? 0 : lossy_rank(job)) : job->input.count;
     return chain_with(&nothing, PREDICT_NONE, &job->analysis.standalone, tensor, block_raw_size(job, tensor),
                       symbols);
 }

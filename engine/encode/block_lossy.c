@@ -47,8 +47,9 @@ static lossy_error error_of_rounded(const block_job *job, const void *original, 
 static ckd_status hash_rounded(block_job *job, const lossy_tile *tile, const tensor_context *tensor,
                                ckd_error *err) {
     ckd_status status = CKD_OK;
-    if (block_is_master(tensor) && tile->device) {
-        const lossy_device_block *b = lossy_device_block_of(tile, job->input.first - tile->first);
+    if (block_is_master(tensor) && tile->input.device) {
+        const lossy_device_block *b =
+            lossy_device_block_of(tile->input.device, job->input.first - tile->shape.first);
         job->analysis.rounded_bf16 = b->bf16.original;
         job->analysis.rounded_f16 = b->f16.original;
     } else if (block_is_master(tensor)) {
@@ -66,8 +67,9 @@ static ckd_status hash_rounded_result(block_job *job, const lossy_tile *tile, co
     if (!block_is_master(tensor)) {
         return CKD_OK;
     }
-    if (tile->device) {
-        const lossy_device_block *b = lossy_device_block_of(tile, job->input.first - tile->first);
+    if (tile->input.device) {
+        const lossy_device_block *b =
+            lossy_device_block_of(tile->input.device, job->input.first - tile->shape.first);
         job->output.result_bf16 = b->bf16.content;
         job->output.result_f16 = b->f16.content;
         job->output.error_bf16 = b->bf16.error;
@@ -98,13 +100,13 @@ static dependency on_side(const coding_context *save, const region_span *span, c
 /* Adds the dependency on shared rows, if any, and behind it that on shared columns. */
 static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *tile,
                              const coding_context *save, const tensor_context *tensor) {
-    region_span columns = {tensor->region, tile->first, tile->count};
-    if (tile->plan.shared_rows) {
+    region_span columns = {tensor->region, tile->shape.first, tile->shape.count};
+    if (tile->plan.lattice.shared_rows) {
         job->decision.dependencies[(*count)++] =
             on_side(save, &job->output.rows.span, &job->output.rows.content);
     }
-    if (tile->plan.shared) {
-        job->decision.dependencies[(*count)++] = on_side(save, &columns, &tile->shared_content);
+    if (tile->plan.lattice.shared) {
+        job->decision.dependencies[(*count)++] = on_side(save, &columns, &tile->plan.shared_content);
     }
 }
 
@@ -117,8 +119,9 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
         return CKD_OK;
     }
     if (tile->dtype == CKD_F32) {
-        uint64_t at = job->input.first - tile->first;
-        *out = tile->device ? lossy_device_block_of(tile, at)->before : content_hash(tile->before + at, raw);
+        uint64_t at = job->input.first - tile->shape.first;
+        *out = tile->input.device ? lossy_device_block_of(tile->input.device, at)->before
+                                  : content_hash(tile->input.before + at, raw);
         return CKD_OK;
     }
     void *values = bytes_scratch(&job->scratch.previous, raw, "coding scratch", err);
@@ -132,25 +135,26 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
 /* Fetches the decoded values of a tile on a device; other tiles have them on the host. */
 static ckd_status fetch_decoded(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
     bytes *buffer = &job->scratch.lossy.values;
-    if (!tile->device || job->input.values) {
+    if (!tile->input.device || job->input.values) {
         return CKD_OK;
     }
     void *values = bytes_scratch(buffer, raw, "coding scratch", err);
     ckd_status status =
-        values ? lossy_device_fetch(values, tile, job->input.first - tile->first, job->input.count, true, err)
+        values ? lossy_device_fetch(values, tile->input.device, job->input.first - tile->shape.first,
+                                    job->input.count, true, err)
                : CKD_E_NOMEM;
     job->input.values = status == CKD_OK ? values : NULL;
     return status;
 }
 
 static ckd_status fetch_given(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
-    if (!tile->device) {
+    if (!tile->input.device) {
         return CKD_OK;
     }
     void *values = bytes_scratch(&job->input.own, raw, "a tensor's elements", err);
     job->input.values = values;
-    return values ? lossy_device_fetch(values, tile, job->input.first - tile->first, job->input.count, false,
-                                       err)
+    return values ? lossy_device_fetch(values, tile->input.device, job->input.first - tile->shape.first,
+                                       job->input.count, false, err)
                   : CKD_E_NOMEM;
 }
 
@@ -159,8 +163,8 @@ static ckd_status code_block(block_job *job, bytes *payload, const lossy_tile *t
                              ckd_error *err) {
     symbols_workspace *work = coder_symbols(job->decoder.coder);
     lossy_elements e = {tile, at, job->input.count, job->input.values, job->decoder.kernels};
-    return tile->device ? lossy_device_block_encode(&job->scratch.lossy, payload, &e, work, err)
-                        : lossy_block(&job->scratch.lossy, payload, &e, work, err);
+    return tile->input.device ? lossy_device_block_encode(&job->scratch.lossy, payload, &e, work, err)
+                              : lossy_block(&job->scratch.lossy, payload, &e, work, err);
 }
 
 static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,
@@ -177,7 +181,7 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
     job->analysis.delta.available =
         job->analysis.parent_depth < MAX_SAVE_DEPTH &&
         budget_allows_chain(budget, &job->analysis.parent_chain, &job->decision.base, PART_LOSSY);
-    if (!tile->on_lattice) {
+    if (!tile->plan.on_lattice) {
         status = fetch_decoded(job, tile, block_raw_size(job, tensor), err);
         return status == CKD_OK ? block_plan_standalone(job, save, tensor, false, err) : status;
     }
@@ -186,7 +190,7 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
 }
 
 double lossy_copy_bound(const lossy_tile *tile) {
-    return tile->part == LOSSY_WEIGHT ? tile->bound : -1;
+    return tile->part == LOSSY_WEIGHT ? tile->limits.bound : -1;
 }
 
 /*
@@ -194,8 +198,8 @@ double lossy_copy_bound(const lossy_tile *tile) {
  * tile on a device it becomes floats, as lossy_job.decoded.
  */
 static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
-    const float *input = tile->device ? NULL : tile->now + at;
-    if (tile->device && tile->part != LOSSY_WEIGHT) {
+    const float *input = tile->input.device ? NULL : tile->input.now + at;
+    if (tile->input.device && tile->part != LOSSY_WEIGHT) {
         float *to = bytes_scratch(&job->scratch.lossy.rebuilt, job->input.count * sizeof(float),
                                   "coding scratch", err);
         if (!to) {
@@ -204,17 +208,18 @@ static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t
         job->decoder.kernels->widen(to, tile->dtype, job->input.values, job->input.count);
         job->scratch.lossy.decoded = input = to;
     }
-    return pair_known(&tile->pair) ? pair_measure(&job->scratch.lossy, tile, at, input, job->input.count, err)
-                                   : CKD_OK;
+    return pair_known(&tile->context.pair)
+               ? pair_measure(&job->scratch.lossy, tile, at, input, job->input.count, err)
+               : CKD_OK;
 }
 
 ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
                                const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
-    uint64_t raw = block_raw_size(job, tensor), at = job->input.first - tile->first;
+    uint64_t raw = block_raw_size(job, tensor), at = job->input.first - tile->shape.first;
     const void *original = job->input.values;
     block_begin(job, tensor);
-    job->analysis.original =
-        tile->device ? lossy_device_block_of(tile, at)->original : content_hash(original, raw);
+    job->analysis.original = tile->input.device ? lossy_device_block_of(tile->input.device, at)->original
+                                                : content_hash(original, raw);
     ckd_status status = hash_rounded(job, tile, tensor, err);
     job->output.content = job->analysis.original;
     job->scratch.lossy.update = NAN;
@@ -225,7 +230,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         }
         return status;
     }
-    bytes *payload = tile->before ? &job->analysis.delta.payload : &job->analysis.standalone.payload;
+    bytes *payload = tile->input.before ? &job->analysis.delta.payload : &job->analysis.standalone.payload;
     status = code_block(job, payload, tile, at, err);
     if (status != CKD_OK) {
         return status;
@@ -242,9 +247,9 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     job->state = BLOCK_PLANNED;
     job->output.lossy = true;
     job->output.tile = tile;
-    job->input.values = tile->device ? NULL : made->values.data;
-    job->output.content =
-        tile->device ? lossy_device_block_of(tile, at)->content : content_hash(job->input.values, raw);
+    job->input.values = tile->input.device ? NULL : made->values.data;
+    job->output.content = tile->input.device ? lossy_device_block_of(tile->input.device, at)->content
+                                             : content_hash(job->input.values, raw);
     job->output.error = made->error;
     status = hash_rounded_result(job, tile, tensor, original, err);
     if (status != CKD_OK || block_find_in_parent(job, save, tensor)) {
@@ -252,7 +257,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     }
     job->decision.base = lossy_base_cost(tensor->tensor->dtype, raw);
     job->decision.base_stored = (uint64_t)job->decision.base.stored;
-    if (tile->before) {
+    if (tile->input.before) {
         return offer_delta(job, tile, save, tensor, budget, err);
     }
     offer(&job->analysis.standalone, payload->size, true);

@@ -116,7 +116,7 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
     return status;
 }
 
-static ckd_status paced(void *context, uint64_t stored_bytes, ckd_error *err) {
+static ckd_status throttle(void *context, uint64_t stored_bytes, ckd_error *err) {
     return rate_limiter_add(context, stored_bytes, err);
 }
 
@@ -126,7 +126,7 @@ ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_st
     file_check check = {.store = store,
                         .damage = &found,
                         .payload = payload,
-                        .pace = p ? paced : NULL,
+                        .throttle = p ? throttle : NULL,
                         .throttle_context = p};
     file_ref expected = {.id = m->file, .size = m->size, .root = m->root};
     ckd_status status = found.result ? check_named_file(&check, &expected, "", err)

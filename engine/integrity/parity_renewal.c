@@ -54,8 +54,7 @@ static ckd_status make_plan(parity_plan *plan, live_files *files, setting_list *
                             const ckd_store *store, const parity_files *selected, ckd_error *err) {
     parity_sets no_sets = {0};
     damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
-    ckd_status status =
-        ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "parity made anew");
+    ckd_status status = ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "renewed parity");
     THEN(status, settings_read_kind(settings, store, METADATA_PARITY, err));
     THEN(status, live_files_read(files, store, &ignored, err));
     if (status == CKD_OK) {

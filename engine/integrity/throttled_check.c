@@ -3,7 +3,7 @@
 #include "engine/store/store.h"
 
 /* Called after each record. The file is open by now, and may be unlinked. */
-static ckd_status paced(void *context, uint64_t stored_bytes, ckd_error *err) {
+static ckd_status throttle(void *context, uint64_t stored_bytes, ckd_error *err) {
     throttled_check *c = context;
     lock_release(c->reader);
     c->reader = NULL;
@@ -17,7 +17,7 @@ static ckd_status check(throttled_check *c, const live_file *f, ckd_error *err) 
                         .lineages = c->files->dependency_infos,
                         .lineage_count = c->files->dependency_info_count,
                         .payload = &c->payload,
-                        .pace = paced,
+                        .throttle = throttle,
                         .throttle_context = c};
     live_file_checkpoint(checkpoint, f);
     return check_named_file(&check, &f->file, checkpoint, err);

@@ -27,8 +27,8 @@ typedef struct verification {
 } verification;
 
 /* Records damage. Any other failure ends the verification. */
-static ckd_status note(verification *v, ckd_status status, const ckd_error *why, uint64_t block,
-                       const char *checkpoint, ckd_error *err) {
+static ckd_status add_damage(verification *v, ckd_status status, const ckd_error *why, uint64_t block,
+                             const char *checkpoint, ckd_error *err) {
     return damage_record(&v->damage, status, why, block, checkpoint, err);
 }
 
@@ -95,8 +95,9 @@ static ckd_status check_block(verification *v, const view *w, const view_block *
     ckd_status status =
         blob ? blob_bytes(&v->decoder, b, to, &why) : block_values(&v->decoder, w, b, to, &why);
     bool in_own_file = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
-    status = note(v, status, &why, in_own_file ? chunk_record_number(b->chunk, b->record) : CKD_NO_OFFSET,
-                  checkpoint, err);
+    status =
+        add_damage(v, status, &why, in_own_file ? chunk_record_number(b->chunk, b->record) : CKD_NO_OFFSET,
+                   checkpoint, err);
     v->result->blocks++;
     return status == CKD_OK ? progress(v, b->record->raw_size, err) : status;
 }
@@ -145,7 +146,7 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
     if (status != CKD_OK) {
         err_in_file(&why, status,
                     path_manifest(v->store->path, name->run, name->step, name->generation).text);
-        return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
+        return add_damage(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
     }
     const view *w = NULL;
     status = check_files(v, &m, checkpoint, err);
@@ -221,7 +222,7 @@ static ckd_status check_all(verification *v, ckd_error *err) {
 static ckd_status check_catalog(verification *v, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = catalog_condition(v->store, &why);
-    return note(v, status, &why, CKD_NO_OFFSET, "", err);
+    return add_damage(v, status, &why, CKD_NO_OFFSET, "", err);
 }
 
 /* Parity files of the whole store. Damage harms no checkpoint, but the next damage might not be repairable. */

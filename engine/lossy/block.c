@@ -15,11 +15,11 @@ void lossy_job_free(lossy_job *j) {
 }
 
 lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count) {
-    lattice_block b = t->plan;
-    uint64_t place = t->phase + at, row = t->columns ? place / t->columns : 0;
+    lattice_block b = t->plan.lattice;
+    uint64_t place = t->shape.phase + at, row = t->shape.columns ? place / t->shape.columns : 0;
     b.count = count;
-    b.columns = t->columns;
-    b.phase = t->columns ? place % t->columns : 0;
+    b.columns = t->shape.columns;
+    b.phase = t->shape.columns ? place % t->shape.columns : 0;
     b.row = b.row ? b.row + row : NULL;
     b.factor = b.factor ? b.factor + row * b.own.rank : NULL;
     return b;
@@ -44,7 +44,7 @@ typedef struct row_piece {
 static void residual_of(float *to, const source *from, const lattice_run *run, const row_piece *p) {
     static const float zeros[PIECE] = {0};
     const lossy_elements *e = from->elements;
-    const float *now = e->tile->now + e->at, *before = e->tile->before;
+    const float *now = e->tile->input.now + e->at, *before = e->tile->input.before;
     lattice_run piece_run = *run;
     piece_run.column_step = run->column_step ? run->column_step + p->column : NULL;
     e->kernels->lattice_residual(
@@ -79,7 +79,7 @@ static void add_levels(level_sums *s, const int32_t *q, const float *residual, u
 static bool quantise_rows(level_sums *sums, int8_t *q8, int32_t *q, const source *from) {
     float residual[PIECE];
     const lattice_block *b = &from->job->block;
-    const float *up = from->elements->tile->up;
+    const float *up = from->elements->tile->plan.up;
     const kernels *k = from->elements->kernels;
     for (uint64_t row = 0; row < lattice_rows(b); row++) {
         uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
@@ -108,7 +108,7 @@ static lattice_effort effort_of(const lossy_tile *t) {
 static ckd_status quantise_linear(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     const lossy_tile *t = e->tile;
     lattice_block *b = &j->block;
-    if (!(t->up[0] < INFINITY)) {
+    if (!(t->plan.up[0] < INFINITY)) {
         return CKD_OK; /* all integers are 0 */
     }
     source from = {j, e, NULL};
@@ -134,7 +134,7 @@ static ckd_status quantise_linear(lossy_job *j, const lossy_elements *e, ckd_err
         b->q8 = NULL;
         b->q = NULL;
     }
-    if (t->up[0] > 0.5f) {
+    if (t->plan.up[0] > 0.5f) {
         choose_offsets(b, &sums);
     }
     return CKD_OK;
@@ -150,7 +150,7 @@ static bool any_set(const int32_t *q, uint64_t n) {
 
 /* Makes integers only if one is not 0; mostly rows and columns suffice. */
 static ckd_status quantise_levels(lossy_job *j, const lossy_elements *e, ckd_error *err) {
-    const float *now = e->tile->now + e->at;
+    const float *now = e->tile->input.now + e->at;
     lattice_block *b = &j->block;
     int32_t piece[PIECE], *q = NULL;
     ckd_status status = lattice_steps(b, &j->work, err);
@@ -194,14 +194,14 @@ static ckd_status measure(lossy_job *j, const lossy_elements *e, ckd_error *err)
     }
     j->decoded = decoded;
     j->error = (lossy_error){0};
-    lossy_error_add(&j->error, t->now + e->at, decoded, n, e->kernels);
-    lossy_check_bound(j, t);
+    lossy_error_add(&j->error, t->input.now + e->at, decoded, n, e->kernels);
+    lossy_check_bound(j, &t->limits);
     return CKD_OK;
 }
 
 static ckd_status rebuild(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     const lossy_tile *t = e->tile;
-    const float *before = t->before ? t->before + e->at : NULL;
+    const float *before = t->input.before ? t->input.before + e->at : NULL;
     uint64_t n = j->block.count;
     size_t size = ckd_dtype_size(t->dtype);
     void *values = bytes_scratch(&j->values, n * size, "coding scratch", err);
@@ -261,7 +261,7 @@ ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_elements *e, sy
 /* ---- standalone ---- */
 
 uint64_t lossy_standalone_size(const lossy_tile *t, uint64_t count) {
-    return (uint64_t)(t->standalone_bits * (double)count / 8) + 32;
+    return (uint64_t)(t->plan.standalone_bits * (double)count / 8) + 32;
 }
 
 ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile *t, const kernels *k,

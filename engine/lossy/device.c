@@ -16,9 +16,10 @@
 
 bool lossy_device_can_code(const lossy_tile *t, const void *input) {
     size_t size = ckd_dtype_size(t->dtype);
-    bool whole = !t->vector && t->phase == 0 && t->count % t->columns == 0 && t->columns < MOST_COLUMNS;
+    bool whole = !t->shape.vector && t->shape.phase == 0 && t->shape.count % t->shape.columns == 0 &&
+                 t->shape.columns < MOST_COLUMNS;
     bool plain = t->params->effort < 7 && !(t->params->max_error > 0);
-    return whole && (uintptr_t)input % size == 0 && plain && t->count >= DEVICE_MIN_ELEMENTS;
+    return whole && (uintptr_t)input % size == 0 && plain && t->shape.count >= DEVICE_MIN_ELEMENTS;
 }
 
 #define PANELS     64u /* largest number of panels of rows whose columns are summed separately */
@@ -31,7 +32,7 @@ static uint64_t panels_of(uint64_t rows) {
 
 /* Largest rank of factors, and largest number of vectors in the search for them. */
 static uint64_t max_rank(const lossy_tile *t, uint64_t rows) {
-    uint64_t shorter = rows < t->columns ? rows : t->columns;
+    uint64_t shorter = rows < t->shape.columns ? rows : t->shape.columns;
     bool factors = t->part != LOSSY_SECOND && lossy_may_factor(t);
     return !factors ? 0 : (shorter < t->params->max_rank ? shorter : t->params->max_rank);
 }
@@ -41,14 +42,15 @@ static uint64_t max_rank(const lossy_tile *t, uint64_t rows) {
  * packing, hashes.
  */
 static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
-    uint64_t columns = t->columns, sides = 4 * (rows + columns);
+    uint64_t columns = t->shape.columns, sides = 4 * (rows + columns);
     uint64_t max = 4 * sides + 16 * rows + device_pass_blocks(rows) * sizeof(device_sums);
     uint64_t of_columns = 8 * rows + 20 * panels_of(rows) * columns;
     uint64_t rank = max_rank(t, rows), floats = rank * sides,
              integers = device_bytes_rank((uint32_t)rank) * (rows + columns),
              factors = sides + (floats > integers ? floats : integers);
-    uint64_t search = lossy_device_search_size(rows, t->columns, rank);
-    uint64_t packing = t->count / 4 + t->count / 16 * sizeof(device_element_at) + t->count / 64 + (4u << 20);
+    uint64_t search = lossy_device_search_size(rows, t->shape.columns, rank);
+    uint64_t packing = t->shape.count / 4 + t->shape.count / 16 * sizeof(device_element_at) +
+                       t->shape.count / 64 + (4u << 20);
     max = of_columns > max ? of_columns : max;
     max = factors > max ? factors : max;
     max = search > max ? search : max;
@@ -79,7 +81,8 @@ static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, cons
     if (v->widest == UINT64_MAX) {
         return 0;
     }
-    uint64_t n = rows * (v->widest < t->columns ? v->widest : t->columns), size = ckd_dtype_size(t->dtype);
+    uint64_t n = rows * (v->widest < t->shape.columns ? v->widest : t->shape.columns),
+             size = ckd_dtype_size(t->dtype);
     bool floats = t->dtype == CKD_F32;
     if (v->only_given) {
         return lossy_device_aligned(n * size);
@@ -106,8 +109,8 @@ static ckd_status begin_given(struct lossy_device *d, lossy_tile *t, uint64_t pa
     d->scratch = memory;
     d->panel = status == CKD_OK ? d->scratch + d->scratch_size : NULL;
     d->at = d->whole;
-    t->device = d;
-    t->now = t->before = NULL;
+    t->input.device = d;
+    t->input.now = t->input.before = NULL;
     return status;
 }
 
@@ -115,12 +118,12 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
                               ckd_error *err) {
     bool floats = t->dtype == CKD_F32, borrowed = v->reference && floats,
          before = v->before || v->reference || v->makes_before;
-    uint64_t n = t->count, all = lossy_device_aligned(n * sizeof(float)), rows = n / t->columns;
+    uint64_t n = t->shape.count, all = lossy_device_aligned(n * sizeof(float)), rows = n / t->shape.columns;
     *d = (struct lossy_device){.lease = v->lease,
                                .store = v->store,
                                .reference = v->reference,
                                .rows = rows,
-                               .columns = t->columns,
+                               .columns = t->shape.columns,
                                .count = n,
                                .dtype = t->dtype,
                                .master = v->master,
@@ -162,21 +165,19 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
         d->whole.now = (float *)(void *)at;
         status = as_floats(d, (float *)(void *)at, v->input, err);
     }
-    t->device = d;
-    t->now = d->whole.now;
-    t->before = d->whole.before;
+    t->input.device = d;
+    t->input.now = d->whole.now;
+    t->input.before = d->whole.before;
     return status;
 }
 
-lossy_device_scratch lossy_device_scratch_of(const lossy_tile *t) {
-    const struct lossy_device *d = t->device;
+lossy_device_scratch lossy_device_scratch_of(const struct lossy_device *d) {
     uint8_t *begin = (uint8_t *)(void *)d->matrix;
     void *before = d->whole.cast ? d->whole.cast : (void *)d->whole.before;
     return (lossy_device_scratch){before, begin, (uint64_t)(d->panel - begin)};
 }
 
-ckd_status lossy_device_before_made(const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+ckd_status lossy_device_before_made(struct lossy_device *d, ckd_error *err) {
     return d->whole.cast ? as_floats(d, d->whole.before, d->whole.cast, err) : CKD_OK;
 }
 
@@ -223,7 +224,7 @@ static void take_sums(lattice_sums *to, const device_sums *s) {
 }
 
 static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     device_pass pass = {.now = d->whole.now,
@@ -241,9 +242,11 @@ static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
     ckd_status status = lossy_device_check_scratch(d, used, err);
     if (status == CKD_OK && p->weight) {
         pass.weight = weight;
-        pass.row_weight = t->plan.row ? row_weight : NULL;
+        pass.row_weight = t->plan.lattice.row ? row_weight : NULL;
         status = device_put(d->lease, weight, p->weight, d->columns * sizeof(float), err);
-        status = status == CKD_OK && t->plan.row ? put_row_weights(d, row_weight, t->plan.row, err) : status;
+        status = status == CKD_OK && t->plan.lattice.row
+                     ? put_row_weights(d, row_weight, t->plan.lattice.row, err)
+                     : status;
     }
     pass.row = p->means ? rows : NULL;
     pass.row_count = p->means ? rows + d->rows : NULL;
@@ -272,8 +275,7 @@ static void find_scales(double *scale, tile_pass *p, uint64_t rows) {
     }
 }
 
-static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+static ckd_status sum_columns(tile_pass *p, struct lossy_device *d, ckd_error *err) {
     uint64_t used = 0, panels = panels_of(d->rows), sum_count = panels * d->columns;
     device_failure why = {DEVICE_DONE, "", ""};
     double *scales = lossy_device_take(d, &used, d->rows * sizeof(double));
@@ -320,8 +322,8 @@ static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err)
 }
 
 ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
-    ckd_status status = cancel_poll(t->stop, err);
+    const struct lossy_device *d = t->input.device;
+    ckd_status status = cancel_poll(t->resources.stop, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -339,7 +341,7 @@ ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err) 
     p->row_level = (int32_t *)(void *)(at + doubles);
     p->column_count = (uint32_t *)p->row_level + d->rows;
     status = sum_rows(p, t, err);
-    return status == CKD_OK && p->means ? sum_columns(p, t, err) : status;
+    return status == CKD_OK && p->means ? sum_columns(p, t->input.device, err) : status;
 }
 
 /* ---- residuals ---- */
@@ -347,8 +349,8 @@ ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err) 
 /* Puts the tile's steps into the scratch from *used on. */
 static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *used, const lattice_work *w,
                             ckd_error *err) {
-    const struct lossy_device *d = t->device;
-    lattice_run run = lattice_row_run(&t->plan, w, 0);
+    const struct lossy_device *d = t->input.device;
+    lattice_run run = lattice_row_run(&t->plan.lattice, w, 0);
     float *rows = malloc(d->rows * sizeof(float)),
           *row_step = lossy_device_take(d, used, d->rows * sizeof(float)),
           *column_step = lossy_device_take(d, used, d->columns * sizeof(float));
@@ -356,7 +358,7 @@ static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *use
         return err_nomem(err, d->rows * sizeof(float), "coding scratch");
     }
     for (uint64_t i = 0; i < d->rows; i++) {
-        rows[i] = lattice_row_run(&t->plan, w, i).row_step;
+        rows[i] = lattice_row_run(&t->plan.lattice, w, i).row_step;
     }
     ckd_status status = device_put(d->lease, row_step, rows, d->rows * sizeof(float), err);
     free(rows);
@@ -375,13 +377,13 @@ static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *use
                          .per_unit = run.per_unit,
                          .low_rank_unit = run.low_rank_unit,
                          .offset = {run.offset[0], run.offset[1], run.offset[2]},
-                         .up = {t->up[0], t->up[1], t->up[2]}};
+                         .up = {t->plan.up[0], t->plan.up[1], t->plan.up[2]}};
     return status;
 }
 
 ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err) {
     lattice_work w = {.step = {0}};
-    ckd_status status = lattice_steps(&t->plan, &w, err);
+    ckd_status status = lattice_steps(&t->plan.lattice, &w, err);
     THEN(status, put_steps(out, t, used, &w, err));
     lattice_work_free(&w);
     return status;
@@ -393,8 +395,8 @@ ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *u
  */
 static ckd_status put_bytes(bool *fit, device_byte_product *p, const lossy_tile *t, uint64_t used,
                             ckd_error *err) {
-    const struct lossy_device *d = t->device;
-    const lattice_columns *own = &t->plan.own;
+    const struct lossy_device *d = t->input.device;
+    const lattice_columns *own = &t->plan.lattice.own;
     uint32_t padded = device_bytes_rank(own->rank);
     uint64_t left = d->rows * padded, right = d->columns * padded;
     int8_t *to_left = lossy_device_take(d, &used, left), *to_right = lossy_device_take(d, &used, right);
@@ -407,7 +409,7 @@ static ckd_status put_bytes(bool *fit, device_byte_product *p, const lossy_tile 
     if (!host) {
         return err_nomem(err, left + right, "coding scratch");
     }
-    *fit = lattice_factor_bytes(host, t->plan.factor, d->rows, own->rank, padded, NULL) &&
+    *fit = lattice_factor_bytes(host, t->plan.lattice.factor, d->rows, own->rank, padded, NULL) &&
            lattice_factor_bytes(host + left, own->factor, d->columns, own->rank, padded, own->shift);
     ckd_status status = *fit ? lossy_device_check_scratch(d, used, err) : CKD_OK;
     if (status == CKD_OK && *fit) {
@@ -420,7 +422,7 @@ static ckd_status put_bytes(bool *fit, device_byte_product *p, const lossy_tile 
 
 /* *done = false: the plan's factors do not suit this product. */
 static ckd_status multiply_bytes(bool *done, const lossy_tile *t, uint64_t used, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     device_failure why = {DEVICE_DONE, "", ""};
     device_byte_product p;
     ckd_status status = put_bytes(done, &p, t, used, err);
@@ -433,8 +435,8 @@ static ckd_status multiply_bytes(bool *done, const lossy_tile *t, uint64_t used,
 
 /* Multiplies integers of any size, as floats. */
 static ckd_status multiply_floats(const lossy_tile *t, uint64_t used, ckd_error *err) {
-    const struct lossy_device *d = t->device;
-    uint32_t rank = t->plan.own.rank;
+    const struct lossy_device *d = t->input.device;
+    uint32_t rank = t->plan.lattice.own.rank;
     uint64_t left = d->rows * rank, right = d->columns * rank;
     float *host = malloc((left > right ? left : right) * sizeof(float));
     float *to_left = lossy_device_take(d, &used, left * sizeof(float)),
@@ -443,12 +445,12 @@ static ckd_status multiply_floats(const lossy_tile *t, uint64_t used, ckd_error 
         return err_nomem(err, (left + right) * sizeof(float), "coding scratch");
     }
     for (uint64_t i = 0; i < left; i++) {
-        host[i] = (float)t->plan.factor[i];
+        host[i] = (float)t->plan.lattice.factor[i];
     }
     ckd_status status = lossy_device_check_scratch(d, used, err);
     THEN(status, device_put(d->lease, to_left, host, left * sizeof(float), err));
     for (uint64_t i = 0; i < right; i++) {
-        host[i] = (float)t->plan.own.factor[i] * (float)(1u << t->plan.own.shift[i % rank]);
+        host[i] = (float)t->plan.lattice.own.factor[i] * (float)(1u << t->plan.lattice.own.shift[i % rank]);
     }
     THEN(status, device_put(d->lease, to_right, host, right * sizeof(float), err));
     free(host);
@@ -468,8 +470,8 @@ static ckd_status multiply_floats(const lossy_tile *t, uint64_t used, ckd_error 
 }
 
 ckd_status lossy_device_factors(device_tile *tile, const lossy_tile *t, uint64_t used, ckd_error *err) {
-    const struct lossy_device *d = t->device;
-    if (!t->plan.factor) {
+    const struct lossy_device *d = t->input.device;
+    if (!t->plan.lattice.factor) {
         return CKD_OK;
     }
     bool as_integers;
@@ -483,12 +485,12 @@ ckd_status lossy_device_factors(device_tile *tile, const lossy_tile *t, uint64_t
 }
 
 ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     device_residuals r = {.per_unit = RATE_IN_ONE, .max = RATE_BINS - 1};
     memset(h, 0, sizeof(*h));
-    ckd_status status = cancel_poll(t->stop, err);
+    ckd_status status = cancel_poll(t->resources.stop, err);
     THEN(status, lossy_device_steps(&r.tile, t, &used, err));
     THEN(status, lossy_device_factors(&r.tile, t, used, err));
     r.bin = lossy_device_take(
@@ -506,9 +508,8 @@ ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_err
                             : status;
 }
 
-ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from, const device_piece *pieces,
-                               uint64_t count, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+ckd_status lossy_device_gather(float *to, struct lossy_device *d, const float *from,
+                               const device_piece *pieces, uint64_t count, ckd_error *err) {
     uint64_t used = 0, elements = count ? (uint64_t)pieces[count - 1].to + pieces[count - 1].n : 0;
     device_failure why = {DEVICE_DONE, "", ""};
     device_piece *list = lossy_device_take(d, &used, count * sizeof(*list));
@@ -526,7 +527,7 @@ ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from
 /* ---- a matrix ---- */
 
 ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     device_residuals r = {.to = d->matrix};

@@ -7,8 +7,7 @@
 
 /* ---- blocks ---- */
 
-ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err) {
-    struct lossy_device *d = t->device;
+ckd_status lossy_device_add_block(struct lossy_device *d, uint64_t at, uint64_t count, ckd_error *err) {
     d->block_count = at ? d->block_count : 0;
     if (ARRAY_GROW(d->blocks, d->block_scratch, d->block_count + 1, "coding scratch", err) != CKD_OK) {
         return CKD_E_NOMEM;
@@ -139,8 +138,7 @@ static ckd_status measure_coded(const struct lossy_device *d, ckd_error *err) {
                                          : status;
 }
 
-ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+ckd_status lossy_device_measure(const struct lossy_device *d, ckd_error *err) {
     ckd_status status =
         hash_blocks(d, offsetof(lossy_device_block, original), d->at.input, ckd_dtype_size(d->dtype), err);
     return status == CKD_OK && d->whole.values ? measure_coded(d, err) : status;
@@ -170,9 +168,8 @@ static const void *gather_part(const struct lossy_device *d, const lossy_device_
     return to;
 }
 
-ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_device_part *parts, size_t count,
-                                ckd_error *err) {
-    const struct lossy_device *d = t->device;
+ckd_status lossy_device_compare(bool *same, const struct lossy_device *d, const lossy_device_part *parts,
+                                size_t count, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t used = 0;
     *same = false;
@@ -196,14 +193,13 @@ ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_dev
     return status;
 }
 
-ckd_status lossy_device_keep_reference(const lossy_tile *t, const device_reference_key *key, ckd_error *err) {
-    struct lossy_device *d = t->device;
+ckd_status lossy_device_keep_reference(struct lossy_device *d, const device_reference_key *key,
+                                       ckd_error *err) {
     const void *values = d->whole.cast ? d->whole.cast : (const void *)d->whole.values;
     return values ? device_reference_keep(&d->reference, d->store, d->lease, key, values, err) : CKD_OK;
 }
 
-const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at) {
-    const struct lossy_device *d = t->device;
+const lossy_device_block *lossy_device_block_of(const struct lossy_device *d, uint64_t at) {
     size_t low = 0, high = d->block_count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;

@@ -10,12 +10,12 @@
 
 /* Integers do not reach values from this magnitude on. */
 static float out_of_reach(const lossy_tile *t) {
-    return t->part == LOSSY_SECOND ? INFINITY : ldexpf(1, t->plan.exponent + 29);
+    return t->part == LOSSY_SECOND ? INFINITY : ldexpf(1, t->plan.lattice.exponent + 29);
 }
 
 /* May elements be exceptions, whatever their integers are? */
 static bool may_have_exceptions(const lossy_tile *t) {
-    return !(t->ordinary && t->largest < out_of_reach(t));
+    return !(t->limits.ordinary && t->limits.largest < out_of_reach(t));
 }
 
 /*
@@ -23,25 +23,24 @@ static bool may_have_exceptions(const lossy_tile *t) {
  * and columns, but a device's sums leave them out.
  */
 static bool is_planned(const lossy_tile *t) {
-    bool complete =
-        t->part == LOSSY_SECOND ? !may_have_exceptions(t) : t->offsets_known && t->plan.step <= 400;
-    return complete && (t->part != LOSSY_WEIGHT || t->before);
+    bool complete = t->part == LOSSY_SECOND ? !may_have_exceptions(t)
+                                            : t->plan.offsets_known && t->plan.lattice.step <= 400;
+    return complete && (t->part != LOSSY_WEIGHT || t->input.before);
 }
 
 /* Returns an empty list of exceptions with the tile's limits. */
 static device_exceptions exceptions_of(const lossy_tile *t, device_failure *why) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     device_exceptions exceptions = d->exceptions;
-    exceptions.above = t->exception_above;
-    exceptions.moved = t->exception_moved;
+    exceptions.above = t->limits.exception_above;
+    exceptions.moved = t->limits.exception_moved;
     exceptions.max = out_of_reach(t);
     d->lease->backend->zero(&d->lease->queue, exceptions.count, sizeof(uint64_t), why);
     return exceptions;
 }
 
 /* Fetches the number of exceptions. *fit = false: they exceed the room for them. */
-static ckd_status count_exceptions(bool *fit, const lossy_tile *t, ckd_error *err) {
-    struct lossy_device *d = t->device;
+static ckd_status count_exceptions(bool *fit, struct lossy_device *d, ckd_error *err) {
     ckd_status status =
         device_get(d->lease, &d->whole.exception_count, d->exceptions.count, sizeof(uint64_t), err);
     *fit = d->whole.exception_count <= d->exceptions.capacity;
@@ -50,33 +49,32 @@ static ckd_status count_exceptions(bool *fit, const lossy_tile *t, ckd_error *er
 
 /* Puts the levels of rows and columns into the scratch. */
 static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     uint64_t used = 0;
     int32_t *row = lossy_device_take(d, &used, d->rows * sizeof(int32_t)),
             *column = lossy_device_take(d, &used, d->columns * sizeof(int32_t));
     ckd_status status = lossy_device_check_scratch(d, used, err);
-    if (t->plan.row && status == CKD_OK) {
-        status = device_put(d->lease, row, t->plan.row, d->rows * sizeof(int32_t), err);
+    if (t->plan.lattice.row && status == CKD_OK) {
+        status = device_put(d->lease, row, t->plan.lattice.row, d->rows * sizeof(int32_t), err);
     }
-    if (t->plan.own.step && status == CKD_OK) {
-        status = device_put(d->lease, column, t->plan.own.step, d->columns * sizeof(int32_t), err);
+    if (t->plan.lattice.own.step && status == CKD_OK) {
+        status = device_put(d->lease, column, t->plan.lattice.own.step, d->columns * sizeof(int32_t), err);
     }
     *out = (device_levels){.now = d->whole.now,
                            .values = d->whole.values,
-                           .q8 = t->levels_known ? NULL : d->q8,
-                           .row = t->plan.row ? row : NULL,
-                           .column = t->plan.own.step ? column : NULL,
+                           .q8 = t->plan.levels_known ? NULL : d->q8,
+                           .row = t->plan.lattice.row ? row : NULL,
+                           .column = t->plan.lattice.own.step ? column : NULL,
                            .count = d->count,
                            .columns = d->columns,
-                           .birth = t->plan.birth,
-                           .step = t->plan.step,
+                           .birth = t->plan.lattice.birth,
+                           .step = t->plan.lattice.step,
                            .up = LOSSY_LEVEL_UP};
     return status;
 }
 
 /* Fetches the packed integers and unpacks them. */
-static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
-    struct lossy_device *d = t->device;
+static ckd_status fetch_integers(struct lossy_device *d, ckd_error *err) {
     uint64_t used = 0, words = (d->count + 15) / 16, capacity = d->count / 16, wide_count = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     device_packing p = {.q8 = d->q8, .count = d->count, .capacity = (uint32_t)capacity};
@@ -115,8 +113,7 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
 }
 
 /* Sets all integers to 0: nothing moved. */
-static ckd_status zero_integers(const lossy_tile *t, ckd_error *err) {
-    struct lossy_device *d = t->device;
+static ckd_status zero_integers(struct lossy_device *d, ckd_error *err) {
     int8_t *integers = bytes_scratch(&d->integers, d->count, "coding scratch", err);
     if (integers) {
         memset(integers, 0, d->count);
@@ -126,11 +123,11 @@ static ckd_status zero_integers(const lossy_tile *t, ckd_error *err) {
 
 /* *fit = false: there are too many exceptions. */
 static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     device_tile tile;
-    bool still = !(t->up[0] < INFINITY);
+    bool still = !(t->plan.up[0] < INFINITY);
     ckd_status status = lossy_device_steps(&tile, t, &used, err);
     THEN(status, lossy_device_factors(&tile, t, used, err));
     tile.sums = lossy_device_take(d, &used, sizeof(*tile.sums));
@@ -147,16 +144,16 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
         d->lease->backend->move(&d->lease->queue, &tile, &why);
     }
     status = lossy_device_status(d, &why, err);
-    THEN(status, count_exceptions(fit, t, err));
+    THEN(status, count_exceptions(fit, t->input.device, err));
     if (status != CKD_OK || !*fit) {
         return status;
     }
-    return still ? zero_integers(t, err) : fetch_integers(t, err);
+    return still ? zero_integers(t->input.device, err) : fetch_integers(t->input.device, err);
 }
 
 /* Makes second moments, and their integers unless rows and columns determine all of them. */
 static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     device_failure why = {DEVICE_DONE, "", ""};
     device_levels levels;
     ckd_status status = put_levels(&levels, t, err);
@@ -171,8 +168,8 @@ static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
         d->lease->backend->move_levels(&d->lease->queue, &levels, &why);
     }
     status = lossy_device_status(d, &why, err);
-    THEN(status, count_exceptions(fit, t, err));
-    return status == CKD_OK && *fit && levels.q8 ? fetch_integers(t, err) : status;
+    THEN(status, count_exceptions(fit, t->input.device, err));
+    return status == CKD_OK && *fit && levels.q8 ? fetch_integers(t->input.device, err) : status;
 }
 
 /* Rounds the values to the dtype, as a decoder gives them, and widens them again. */
@@ -280,42 +277,44 @@ static void *gather_columns(panel_scratch *p, const void *from, size_t size) {
 }
 
 ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err) {
-    struct lossy_device *d = t->device;
+    struct lossy_device *d = t->input.device;
     size_t size = ckd_dtype_size(d->dtype);
-    panel_scratch p = {d, first, t->columns, 0, {DEVICE_DONE, "", ""}};
+    panel_scratch p = {d, first, t->shape.columns, 0, {DEVICE_DONE, "", ""}};
     lossy_device_arrays *to = &d->at;
-    *to = (lossy_device_arrays){.count = t->count};
+    *to = (lossy_device_arrays){.count = t->shape.count};
     to->input = gather_columns(&p, d->whole.input, size);
     to->before = gather_columns(&p, d->whole.before, sizeof(float));
     to->values = gather_columns(&p, d->whole.values, sizeof(float));
     to->cast = gather_columns(&p, d->whole.cast, size);
     to->now = d->whole.cast ? gather_columns(&p, d->whole.now, sizeof(float)) : to->input;
-    t->now = to->now;
-    t->before = to->before;
+    t->input.now = to->now;
+    t->input.before = to->before;
     int8_t *integers =
-        d->whole.integers ? bytes_scratch(&d->panel_integers, t->count, "coding scratch", err) : NULL;
+        d->whole.integers ? bytes_scratch(&d->panel_integers, t->shape.count, "coding scratch", err) : NULL;
     if (d->whole.integers && !integers) {
         return CKD_E_NOMEM;
     }
     for (uint64_t row = 0; integers && row < d->rows; row++) {
-        memcpy(integers + row * t->columns, d->whole.integers + row * d->columns + first, t->columns);
+        memcpy(integers + row * t->shape.columns, d->whole.integers + row * d->columns + first,
+               t->shape.columns);
     }
     to->integers = integers;
-    ckd_status status = d->whole.exception_count ? exceptions_in_panel(d, first, t->columns, err) : CKD_OK;
+    ckd_status status =
+        d->whole.exception_count ? exceptions_in_panel(d, first, t->shape.columns, err) : CKD_OK;
     return status == CKD_OK ? lossy_device_status(d, &p.why, err) : status;
 }
 
 ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
-    struct lossy_device *d = t->device;
+    struct lossy_device *d = t->input.device;
     *done = is_planned(t);
-    ckd_status status = cancel_poll(t->stop, err);
+    ckd_status status = cancel_poll(t->resources.stop, err);
     if (status == CKD_OK && *done) {
         status = t->part == LOSSY_SECOND ? make_levels(done, t, err) : make_integers(done, t, err);
     }
     if (status != CKD_OK || !*done) {
         return status;
     }
-    d->whole.integers = t->levels_known ? NULL : (const int8_t *)d->integers.data;
+    d->whole.integers = t->plan.levels_known ? NULL : (const int8_t *)d->integers.data;
     status = finish_values(d, err);
     THEN(status, keep_elements(d, err));
     d->at = d->whole;
@@ -335,8 +334,8 @@ static ckd_status levels_of(lossy_job *j, const int8_t *integers, uint64_t count
 ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_elements *e,
                                      symbols_workspace *work, ckd_error *err) {
     const lossy_tile *t = e->tile;
-    const struct lossy_device *d = t->device;
-    const lossy_device_block *b = lossy_device_block_of(t, e->at);
+    const struct lossy_device *d = t->input.device;
+    const lossy_device_block *b = lossy_device_block_of(t->input.device, e->at);
     const int8_t *integers = b->nonzero ? d->at.integers + e->at : NULL;
     ckd_status status = CKD_OK;
     j->block = lossy_block_of(t, e->at, e->count);
@@ -347,17 +346,16 @@ ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_e
     }
     j->error = b->error;
     j->decoded = NULL;
-    j->update = pair_known(&t->pair) ? t->pair.decoded : (double)NAN;
-    lossy_check_bound(j, t);
+    j->update = pair_known(&t->context.pair) ? t->context.pair.decoded : (double)NAN;
+    lossy_check_bound(j, &t->limits);
     bytes_clear(payload);
     THEN(status, exceptions_in_block(j, &d->at, e->at, e->count, err));
     return status == CKD_OK ? lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err)
                             : status;
 }
 
-ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,
+ckd_status lossy_device_fetch(void *to, struct lossy_device *d, uint64_t at, uint64_t count, bool decoded,
                               ckd_error *err) {
-    struct lossy_device *d = t->device;
     size_t size = ckd_dtype_size(d->dtype);
     const lossy_device_arrays *a = &d->at;
     const uint8_t *from = decoded ? (a->cast ? a->cast : (const void *)a->values) : a->input;
@@ -369,19 +367,19 @@ ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64
 
 ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
                                   ckd_error *err) {
-    const struct lossy_device *d = t->device;
-    uint64_t from = (t->sampled + s->stride - 1) / s->stride,
-             end = (t->sampled + t->count + s->stride - 1) / s->stride, n = end - from;
+    const struct lossy_device *d = t->input.device;
+    uint64_t from = (t->input.sampled + s->stride - 1) / s->stride,
+             end = (t->input.sampled + t->shape.count + s->stride - 1) / s->stride, n = end - from;
     device_piece *pieces = malloc((n + 1) * (sizeof(*pieces) + 2 * sizeof(float)));
     if (!pieces) {
         return err_nomem(err, n * sizeof(*pieces), "a sample of second moments");
     }
     float *input = (float *)(void *)(pieces + n), *decoded = input + n;
     for (uint64_t i = 0; i < n; i++) {
-        pieces[i] = (device_piece){(from + i) * s->stride - t->sampled, (uint32_t)i, 1};
+        pieces[i] = (device_piece){(from + i) * s->stride - t->input.sampled, (uint32_t)i, 1};
     }
-    ckd_status status = lossy_device_gather(input, t, d->at.now, pieces, n, err);
-    THEN(status, lossy_device_gather(decoded, t, d->at.values, pieces, n, err));
+    ckd_status status = lossy_device_gather(input, t->input.device, d->at.now, pieces, n, err);
+    THEN(status, lossy_device_gather(decoded, t->input.device, d->at.values, pieces, n, err));
     if (status == CKD_OK) {
         direction_values v = {input, decoded, from, n};
         direction_take(sums, s, &v, eps);

@@ -9,7 +9,7 @@ static uint16_t *halves_of(const struct lossy_device *d) {
 }
 
 ckd_status lossy_device_halves(const lossy_tile *t, ckd_error *err) {
-    const struct lossy_device *d = t->device;
+    const struct lossy_device *d = t->input.device;
     device_failure why = {DEVICE_DONE, "", ""};
     device_halves input = {.to = halves_of(d),
                            .from = d->whole.now,
@@ -25,15 +25,13 @@ ckd_status lossy_device_halves(const lossy_tile *t, ckd_error *err) {
     return lossy_device_status(d, &why, err);
 }
 
-ckd_status lossy_device_get_halves(uint16_t *to, const lossy_tile *t, uint64_t at, uint64_t n,
+ckd_status lossy_device_get_halves(uint16_t *to, struct lossy_device *d, uint64_t at, uint64_t n,
                                    ckd_error *err) {
-    const struct lossy_device *d = t->device;
     return device_get(d->lease, to, halves_of(d) + at, n * sizeof(*to), err);
 }
 
-ckd_status lossy_device_put_halves(const lossy_tile *t, const uint16_t *from, uint64_t at, uint64_t n,
+ckd_status lossy_device_put_halves(struct lossy_device *d, const uint16_t *from, uint64_t at, uint64_t n,
                                    ckd_error *err) {
-    const struct lossy_device *d = t->device;
     return device_put(d->lease, halves_of(d) + at, from, n * sizeof(*from), err);
 }
 
@@ -46,8 +44,8 @@ typedef struct found_updates {
 
 /* decoded: of the decoded values of both moments; else of their input. */
 static ckd_status find_updates(found_updates *out, const lossy_tile *t, bool decoded, ckd_error *err) {
-    const struct lossy_device *d = t->device;
-    const pair_bound *bounds = t->pair.bounds;
+    const struct lossy_device *d = t->input.device;
+    const pair_bound *bounds = t->context.pair.bounds;
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     found_updates *found = lossy_device_take(d, &used, sizeof(*found));
@@ -69,7 +67,7 @@ static ckd_status find_updates(found_updates *out, const lossy_tile *t, bool dec
 }
 
 ckd_status lossy_device_updates(bool *within, lossy_tile *t, ckd_error *err) {
-    lossy_pair *p = &t->pair;
+    lossy_pair *p = &t->context.pair;
     found_updates input, decoded = {.above = 0};
     ckd_status status = find_updates(&input, t, false, err);
     for (size_t b = 0; b < PAIR_BOUNDS && status == CKD_OK; b++) {

@@ -9,15 +9,15 @@
 #define SOME 128u /* elements at a time; few such groups have an exception */
 
 static bool is_exception(const lossy_tile *t, uint64_t i, float max) {
-    float value = t->now[i];
-    if (fabsf(value) > t->exception_above ||
-        (t->before && fabsf(value - t->before[i]) > t->exception_moved)) {
+    float value = t->input.now[i];
+    if (fabsf(value) > t->limits.exception_above ||
+        (t->input.before && fabsf(value - t->input.before[i]) > t->limits.exception_moved)) {
         return true;
     }
-    if (t->before && !(fabsf(t->before[i]) < (t->part == LOSSY_SECOND ? INFINITY : max))) {
+    if (t->input.before && !(fabsf(t->input.before[i]) < (t->part == LOSSY_SECOND ? INFINITY : max))) {
         return true; /* no integer leads back from such a parent's value */
     }
-    if (t->before && t->part == LOSSY_SECOND && t->before[i] < 0) {
+    if (t->input.before && t->part == LOSSY_SECOND && t->input.before[i] < 0) {
         return true;
     }
     return t->part == LOSSY_SECOND ? !(value >= 0 && value <= FLT_MAX) : !(fabsf(value) < max);
@@ -66,9 +66,9 @@ static void add_exception(lossy_job *j, const lossy_elements *e, uint64_t i) {
 static void limits_of(float limits[3], const lossy_tile *t, float max) {
     bool second = t->part == LOSSY_SECOND;
     float below = scalar_float(scalar_bits(max) - 1);
-    limits[0] = second || t->exception_above < below ? t->exception_above : below;
+    limits[0] = second || t->limits.exception_above < below ? t->limits.exception_above : below;
     limits[1] = second ? FLT_MAX : below;
-    limits[2] = t->exception_moved;
+    limits[2] = t->limits.exception_moved;
 }
 
 void lossy_no_exceptions(lossy_job *j) {
@@ -79,10 +79,10 @@ void lossy_no_exceptions(lossy_job *j) {
 ckd_status lossy_find_exceptions(lossy_job *j, const lossy_elements *e, uint64_t from, uint64_t to,
                                  ckd_error *err) {
     const lossy_tile *t = e->tile;
-    const float *now = t->now + e->at, *before = t->before ? t->before + e->at : NULL;
+    const float *now = t->input.now + e->at, *before = t->input.before ? t->input.before + e->at : NULL;
     lattice_block *b = &j->block;
     float max = ldexpf(1, b->exponent + 29), limits[3];
-    bool ordinary = t->ordinary && t->largest < max; /* bounds `before`, too */
+    bool ordinary = t->limits.ordinary && t->limits.largest < max; /* bounds `before`, too */
     limits_of(limits, t, max);
     for (uint64_t i = from; i < to && !ordinary; i += SOME) {
         uint64_t n = to - i < SOME ? to - i : SOME;
@@ -107,8 +107,8 @@ void lossy_error_add(lossy_error *e, const float *input, const float *decoded, u
     e->exceptions += n - s.finite;
 }
 
-void lossy_check_bound(lossy_job *j, const lossy_tile *t) {
+void lossy_check_bound(lossy_job *j, const tile_limits *limits) {
     /* Differences are floats: the largest may have been rounded down. */
-    j->within = j->error.largest * (1 + 0x1p-23) <= t->bound &&
+    j->within = j->error.largest * (1 + 0x1p-23) <= limits->bound &&
                 isfinite(j->error.largest); /* no value has become infinite */
 }

@@ -63,7 +63,7 @@ ckd_status lossy_exceptions_done(lossy_job *j, ckd_error *err);
 ckd_status lossy_find_exceptions(lossy_job *j, const lossy_elements *e, uint64_t from, uint64_t to,
                                  ckd_error *err);
 /* Sets j->within from j->error. */
-void lossy_check_bound(lossy_job *j, const lossy_tile *t);
+void lossy_check_bound(lossy_job *j, const tile_limits *limits);
 
 /* ---- direction ---- */
 /*
@@ -107,7 +107,7 @@ void tile_pass_free(tile_pass *p);
  * Computes scales from a pass with `means`, outliers included. out: zero, or earlier scales, whose memory is
  * reused. Errors: NOMEM.
  */
-ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_tile *t, ckd_error *err);
+ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const tile_shape *shape, ckd_error *err);
 
 /* Returns the distance of two means in levels, a multiple of half an octave. */
 int32_t level_distance(double now, double from);
@@ -151,8 +151,8 @@ static inline ckd_status lossy_device_status(const struct lossy_device *d, const
 ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err);
 ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_error *err);
 /* Copies pieces of `from`, in the device's memory, to `to` on the host, one after the other. */
-ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from, const device_piece *pieces,
-                               uint64_t count, ckd_error *err);
+ckd_status lossy_device_gather(float *to, struct lossy_device *d, const float *from,
+                               const device_piece *pieces, uint64_t count, ckd_error *err);
 /* Makes the residuals in steps, without factors, as the matrix for the search below. */
 ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err);
 

@@ -101,45 +101,78 @@ typedef struct lossy_pair {
     double decoded; /* of a tile on a device: the largest update of its decoded values */
 } lossy_pair;
 
-/* Elements first ... first + count - 1 of a region, as a matrix. */
+/* Where a tile lies: elements first ... first + count - 1 of a region, as a matrix. */
+typedef struct tile_shape {
+    uint64_t first, count, columns;
+    uint64_t phase; /* column of the first element */
+    bool vector;
+} tile_shape;
+
+/* The elements of a tile. */
+typedef struct tile_input {
+    const void *values;          /* in the tensor's dtype */
+    const float *now;            /* the same as floats */
+    const float *before;         /* values that the parent decodes to; NULL: no parent */
+    struct lossy_device *device; /* holds `now` and `before` in its memory; NULL: they are in host memory */
+    uint64_t sampled;            /* of a panel: index of its first element in samples of the whole tile */
+} tile_input;
+
+/* What is known of a tile from the parent and from other tensors of the same parameter. */
+typedef struct tile_context {
+    double before_error;        /* mean square error of `before` against the state that it stands for */
+    double expected_movement;   /* RMS of the movement; NaN: estimate it from `before` */
+    const lossy_scales *scales; /* of the second moment; NULL: unknown */
+    lossy_pair pair;            /* of moments only */
+} tile_context;
+
+/* What the statistics of a tile may use. */
+typedef struct tile_resources {
+    thread_pool *pool;         /* NULL: none */
+    tile_scratches *scratches; /* of that pool; NULL: each pass allocates its own */
+    cancel_check *stop;        /* cancellation; NULL: none */
+} tile_resources;
+
+/* Which values are coded as integers. The others are exceptions. */
+typedef struct tile_limits {
+    /* A larger magnitude, or a larger distance from the parent's value, makes a value an exception. */
+    float exception_above, exception_moved;
+    bool ordinary; /* no value is an outlier, infinite or (second moments) negative */
+    float largest; /* bound on magnitudes other than exceptions; of second moments: 0 */
+    double bound;  /* on |error|; infinite: none */
+} tile_limits;
+
+/* How the blocks of a tile are coded. Set by lossy_tile_prepare. */
+typedef struct tile_plan {
+    lattice_block lattice;  /* of the whole tile, without q and exceptions */
+    hash128 shared_content; /* if lattice.shared: content of the side record that has the columns' part */
+    float up[3];            /* thresholds from which integers are rounded up */
+    low_rank factors;
+    bool still; /* nothing moved; the parent's values stay */
+    /* All values are on the lattice and can stand alone as integers; else they stand alone only exactly. */
+    bool on_lattice;
+    bool offsets_known;     /* the lattice has them */
+    bool levels_known;      /* rows and columns determine second moments; no integers are made */
+    double standalone_bits; /* estimated bits per element without a parent */
+    double movement;        /* estimated RMS of the movement */
+    bytes row_memory, column_memory, weight_memory; /* of the lattice's steps, and of weights */
+} tile_plan;
+
+/*
+ * A tile. lossy_tile_cut sets the shape, the caller the input and the context, and lossy_tile_prepare limits and plan.
+ * A function takes the whole tile only if it needs several of these.
+ */
 typedef struct lossy_tile {
     lossy_part part;
     ckd_dtype dtype;
     const quant_params *params;
-    uint64_t first, count, columns, phase;
-    bool vector;
-    const void *values;         /* input elements */
-    const float *now;           /* the input as floats */
-    const float *before;        /* values that the parent decodes to; NULL: no parent */
-    double before_error;        /* mean square error of `before` against the state that it stands for */
-    double expected_movement;   /* RMS of the movement; NaN: estimate it from `before` */
-    const lossy_scales *scales; /* of the second moment; NULL: unknown */
+    tile_shape shape;
+    tile_input input;
+    tile_context context;
+    tile_resources resources;
     /* Output: scales of second moments. NULL: not wanted. Stays empty if there are none. */
     lossy_scales *found;
-    thread_pool *pool;           /* for statistics; NULL: none */
-    tile_scratches *scratches;   /* of that pool; NULL: each pass allocates its own */
-    cancel_check *stop;          /* cancellation; NULL: none */
-    struct lossy_device *device; /* holds `now` and `before` in its memory; NULL: they are in host memory */
-    uint64_t sampled;            /* of a panel: index of its first element in samples of the whole tile */
-    lossy_pair pair;             /* of moments only */
-    /* Set by lossy_tile_prepare: */
-    hash128 shared_content; /* if plan.shared: content of the side record that has the columns' part */
-    lattice_block plan;     /* of the whole tile, without q and exceptions */
-    float up[3];            /* thresholds from which integers are rounded up */
-    /* A larger magnitude, or a larger distance from the parent's value, makes a value an exception. */
-    float exception_above, exception_moved;
-    double bound;           /* on |error|; infinite: none */
-    double standalone_bits; /* estimated bits per element without a parent */
-    bool still;             /* nothing moved; the parent's values stay */
-    /* All values are on the lattice and can stand alone as integers; else they stand alone only exactly. */
-    bool on_lattice;
-    double movement;    /* estimated RMS of the movement */
-    bool offsets_known; /* the plan has them */
-    bool levels_known;  /* rows and columns determine second moments; no integers are made */
-    bool ordinary;      /* no value is an outlier, infinite or (second moments) negative */
-    float largest;      /* bound on magnitudes other than exceptions; of second moments: 0 */
-    bytes row, column, weight;
-    low_rank factors;
+    tile_limits limits;
+    tile_plan plan;
 } lossy_tile;
 
 /* Only weights use a parent. A delta of moments would take about as many bytes, and a chain to decode. */
@@ -153,13 +186,13 @@ bool lossy_wants_parent(const lossy_tile *t);
 #define LOSSY_TILE_MIN      (UINT64_C(1) << 20)
 #define LOSSY_TILE_BYTES    16u
 /* Cuts the tile that begins at `first` of a region, with at most `max` elements: sets its end and its rows. */
-void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
+void lossy_tile_cut(tile_shape *shape, const geometry *g, const ckd_region *region, uint64_t elements,
                     uint64_t first, uint64_t max);
 /*
  * Returns the number of elements of the block that begins at element `at` of the tile: whole rows, if they
  * are short enough.
  */
-uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
+uint64_t lossy_block_count(const tile_shape *shape, uint64_t at);
 
 /* Prepares a tile. *worth = false: coding it exactly is better. Errors: NOMEM, and those of t->stop. */
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
@@ -313,11 +346,11 @@ ckd_status tile_run_panels(const lossy_tile *t, size_t count, pool_fn fn, void *
  * tile_rows counts the rows of a tile; long vectors are cut into rows. tile_row_span returns the number of
  * elements of one row, and its first element and column.
  */
-uint64_t tile_rows(const lossy_tile *t);
-uint64_t tile_row_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column);
+uint64_t tile_rows(const tile_shape *shape);
+uint64_t tile_row_span(const tile_shape *shape, uint64_t row, uint64_t *first, uint64_t *column);
 /* Returns the first row of panel p, if `rows` rows make `panels` panels. */
 uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels);
-uint64_t tile_panels(const lossy_tile *t);
+uint64_t tile_panels(const tile_shape *shape);
 /* Tells whether factors may pay for the tile, which has been cut. Only first moments and weights have factors. */
 bool lossy_may_factor(const lossy_tile *t);
 
@@ -444,9 +477,9 @@ typedef struct lossy_device_scratch {
     void *before, *spare;
     uint64_t size; /* of `spare`: at least 9 bytes per element */
 } lossy_device_scratch;
-lossy_device_scratch lossy_device_scratch_of(const lossy_tile *t);
+lossy_device_scratch lossy_device_scratch_of(const struct lossy_device *d);
 /* Called when the parent's values are decoded: converts them to floats where necessary. */
-ckd_status lossy_device_before_made(const lossy_tile *t, ckd_error *err);
+ckd_status lossy_device_before_made(struct lossy_device *d, ckd_error *err);
 
 /*
  * A block of the parent in the tile. It begins at element `at` and has `width` elements in each row of the
@@ -460,13 +493,14 @@ typedef struct lossy_device_part {
  * Compares the hashes of the tile's reference with those of the parent's blocks, whose places in the tile
  * `parts` gives.
  */
-ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_device_part *parts, size_t count,
-                                ckd_error *err);
+ckd_status lossy_device_compare(bool *same, const struct lossy_device *d, const lossy_device_part *parts,
+                                size_t count, ckd_error *err);
 /*
  * Keeps the decoded values on the device for the next save, under `key`. With only_given it does nothing.
  * Errors: NOMEM, DEVICE.
  */
-ckd_status lossy_device_keep_reference(const lossy_tile *t, const device_reference_key *key, ckd_error *err);
+ckd_status lossy_device_keep_reference(struct lossy_device *d, const device_reference_key *key,
+                                       ckd_error *err);
 
 /* ---- device_code.c ---- */
 /*
@@ -483,7 +517,7 @@ ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err);
 ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_elements *e,
                                      symbols_workspace *work, ckd_error *err);
 /* Copies elements of a block in their dtype to `to`: the input, or the decoded values. Thread-safe. */
-ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,
+ckd_status lossy_device_fetch(void *to, struct lossy_device *d, uint64_t at, uint64_t count, bool decoded,
                               ckd_error *err);
 /* Records the sample of second moments, or adds first moments to the sums. Errors: NOMEM, DEVICE. */
 ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
@@ -493,10 +527,10 @@ ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, con
 /* Converts the input and the decoded values of a coded tile to halves (pair_record), for the other moment. */
 ckd_status lossy_device_halves(const lossy_tile *t, ckd_error *err);
 /* Copies n halves from index `at` on: of the input, followed by those of the decoded values. */
-ckd_status lossy_device_get_halves(uint16_t *to, const lossy_tile *t, uint64_t at, uint64_t n,
+ckd_status lossy_device_get_halves(uint16_t *to, struct lossy_device *d, uint64_t at, uint64_t n,
                                    ckd_error *err);
 /* Puts n halves of the other moment, from index `at` on, on the device. */
-ckd_status lossy_device_put_halves(const lossy_tile *t, const uint16_t *from, uint64_t at, uint64_t n,
+ckd_status lossy_device_put_halves(struct lossy_device *d, const uint16_t *from, uint64_t at, uint64_t n,
                                    ckd_error *err);
 /*
  * Finds the largest updates with the other moment, whose halves are all on the device: sets t->pair.bounds, whose eps
@@ -509,9 +543,9 @@ ckd_status lossy_device_updates(bool *within, lossy_tile *t, ckd_error *err);
  * lossy_device_add_block adds the next block of the tile or panel; at 0 starts a new list.
  * lossy_device_measure then computes hashes and errors of all blocks.
  */
-ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err);
-ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err);
+ckd_status lossy_device_add_block(struct lossy_device *d, uint64_t at, uint64_t count, ckd_error *err);
+ckd_status lossy_device_measure(const struct lossy_device *d, ckd_error *err);
 /* Returns the result for the block at `at`. */
-const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at);
+const lossy_device_block *lossy_device_block_of(const struct lossy_device *d, uint64_t at);
 
 #endif

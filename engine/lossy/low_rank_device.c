@@ -17,7 +17,7 @@ uint64_t lossy_device_search_size(uint64_t rows, uint64_t columns, uint64_t coun
 }
 
 static struct lossy_device *device_of(const void *tile) {
-    return ((const lossy_tile *)tile)->device;
+    return ((const lossy_tile *)tile)->input.device;
 }
 
 static ckd_status begin(const void *tile, vectors *left, vectors *right, ckd_error *err) {

@@ -105,8 +105,9 @@ static ckd_status other_of(const float **out, lossy_job *j, const lossy_tile *t,
     uint16_t *halves = (uint16_t *)(void *)(to + n);
     ckd_status status = to ? CKD_OK : CKD_E_NOMEM;
     for (uint64_t i = 0, length; i < n && status == CKD_OK; i += length) {
-        length = pair_in_row(&t->pair, at + i, n - i);
-        status = pair_read(halves + i, &t->pair, true, pair_index(&t->pair, at + i), length, err);
+        length = pair_in_row(&t->context.pair, at + i, n - i);
+        status =
+            pair_read(halves + i, &t->context.pair, true, pair_index(&t->context.pair, at + i), length, err);
     }
     if (status == CKD_OK) {
         widen(to, halves, n);
@@ -122,7 +123,7 @@ typedef struct block_pair {
 
 static block_pair pair_of(const lossy_tile *t, const float *values, const float *other) {
     bool second = t->part == LOSSY_SECOND;
-    return (block_pair){second ? other : values, second ? values : other, t->pair.bounds};
+    return (block_pair){second ? other : values, second ? values : other, t->context.pair.bounds};
 }
 
 /* Is one of n updates from element i on too large, by either bound? */
@@ -270,7 +271,7 @@ static double max_first(const block_pair *p, uint64_t i) {
  */
 static ckd_status keep_firsts(lossy_job *j, const lossy_elements *e, const block_pair *p, bool chosen,
                               ckd_error *err) {
-    const float *now = e->tile->now + e->at;
+    const float *now = e->tile->input.now + e->at;
     lattice_block *b = &j->block;
     uint32_t old_count = b->exceptions, next = 0;
     uint32_t *old = malloc(2 * ((size_t)old_count + 1) * sizeof(*old));
@@ -327,12 +328,12 @@ ckd_status pair_finish(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     uint64_t n = j->block.count;
     const float *other;
     j->update = NAN;
-    ckd_status status = pair_known(&t->pair) ? other_of(&other, j, t, e->at, n, err) : CKD_OK;
-    if (status != CKD_OK || !pair_known(&t->pair)) {
+    ckd_status status = pair_known(&t->context.pair) ? other_of(&other, j, t, e->at, n, err) : CKD_OK;
+    if (status != CKD_OK || !pair_known(&t->context.pair)) {
         return status;
     }
     block_pair p = pair_of(t, j->decoded, other);
-    uint64_t large = t->pair.bounds[PAIR_EPS].max > 0 ? count_too_large(&p, n) : 0;
+    uint64_t large = t->context.pair.bounds[PAIR_EPS].max > 0 ? count_too_large(&p, n) : 0;
     if (large && t->part == LOSSY_SECOND) {
         status = raise_seconds(j, &p, err);
         THEN(status, lossy_block_rebuild(j, e, err));

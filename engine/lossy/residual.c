@@ -19,12 +19,13 @@ typedef struct residual_panel {
 
 static void add_rows(residual_panel *p, const residual_pass *all, uint64_t at, rate_histogram *h) {
     const lossy_tile *t = all->tile;
-    uint64_t columns = t->columns;
+    uint64_t columns = t->shape.columns;
     for (uint64_t r = 0; r < lattice_rows(&p->block); r++) {
         uint64_t first, column, n = lattice_row_span(&p->block, r, &first, &column);
         lattice_run run = lattice_row_run(&p->block, p->work, r);
         run.column_step = run.column_step ? run.column_step + column : NULL;
-        all->k->lattice_residual(p->row, t->now + at + first, t->before ? t->before + at + first : p->zeros,
+        all->k->lattice_residual(p->row, t->input.now + at + first,
+                                 t->input.before ? t->input.before + at + first : p->zeros,
                                  p->products ? p->products + r * columns + column : NULL, n, &run);
         rate_add(h, p->row, n, all->k);
     }
@@ -33,18 +34,19 @@ static void add_rows(residual_panel *p, const residual_pass *all, uint64_t at, r
 static ckd_status residual_of_panel(void *context, size_t index, uint32_t worker, ckd_error *err) {
     const residual_pass *all = context;
     const lossy_tile *t = all->tile;
-    uint64_t rows = tile_rows(t), row = tile_panel(rows, index, all->panels),
+    uint64_t rows = tile_rows(&t->shape), row = tile_panel(rows, index, all->panels),
              end = tile_panel(rows, index + 1, all->panels);
     uint64_t column, at, last, n;
-    tile_row_span(t, row, &at, &column);
-    n = tile_row_span(t, end - 1, &last, &column);
-    tile_scratch own = {0}, *scratch = t->scratches ? &t->scratches->workers[worker] : &own;
+    tile_row_span(&t->shape, row, &at, &column);
+    n = tile_row_span(&t->shape, end - 1, &last, &column);
+    tile_scratch own = {0},
+                 *scratch = t->resources.scratches ? &t->resources.scratches->workers[worker] : &own;
     residual_panel p = {.block = lossy_block_of(t, at, last + n - at), .work = &scratch->work};
-    p.row = bytes_scratch(&scratch->rows, 2 * t->columns * sizeof(float), "coding scratch", err);
+    p.row = bytes_scratch(&scratch->rows, 2 * t->shape.columns * sizeof(float), "coding scratch", err);
     ckd_status status = p.row ? lattice_products(&p.products, &p.block, p.work, all->k, err) : CKD_E_NOMEM;
     THEN(status, lattice_steps(&p.block, p.work, err));
     if (status == CKD_OK) {
-        p.zeros = memset(p.row + t->columns, 0, t->columns * sizeof(float));
+        p.zeros = memset(p.row + t->shape.columns, 0, t->shape.columns * sizeof(float));
         add_rows(&p, all, at, &all->part[index]);
     }
     bytes_free(&own.rows);
@@ -53,12 +55,12 @@ static ckd_status residual_of_panel(void *context, size_t index, uint32_t worker
 }
 
 ckd_status lossy_residual(rate_histogram *h, const lossy_tile *t, const kernels *k, ckd_error *err) {
-    if (t->device) {
+    if (t->input.device) {
         return lossy_device_residual(h, t, err);
     }
-    residual_pass all = {t, k, NULL, tile_panels(t)};
+    residual_pass all = {t, k, NULL, tile_panels(&t->shape)};
     memset(h, 0, sizeof(*h));
-    bytes own = {0}, *parts = t->scratches ? &t->scratches->parts : &own;
+    bytes own = {0}, *parts = t->resources.scratches ? &t->resources.scratches->parts : &own;
     all.part = bytes_scratch(parts, all.panels * sizeof(rate_histogram), "coding scratch", err);
     if (!all.part) {
         return CKD_E_NOMEM;
@@ -77,14 +79,14 @@ ckd_status lossy_residual(rate_histogram *h, const lossy_tile *t, const kernels 
 ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, lattice_work *work,
                               ckd_error *err) {
     *m = (lossy_matrix){.tile = t, .kernels = k, .work = work};
-    return t->device ? lossy_device_matrix(t, err) : lattice_steps(&t->plan, work, err);
+    return t->input.device ? lossy_device_matrix(t, err) : lattice_steps(&t->plan.lattice, work, err);
 }
 
 /* Elements outside the tile are 0. */
 static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t column, size_t columns) {
     static const float zeros[PIECE_SIDE] = {0};
     const lossy_tile *t = m->tile;
-    uint64_t first, begin, n = tile_row_span(t, row, &first, &begin), end = begin + n,
+    uint64_t first, begin, n = tile_row_span(&t->shape, row, &first, &begin), end = begin + n,
                            to_end = column + columns;
     uint64_t from = begin > column ? begin : column;
     end = end < to_end ? end : to_end;
@@ -94,11 +96,11 @@ static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t co
     }
     memset(to, 0, (from - column) * sizeof(float));
     memset(to + (end - column), 0, (to_end - end) * sizeof(float));
-    lattice_run run = lattice_row_run(&t->plan, m->work, row);
+    lattice_run run = lattice_row_run(&t->plan.lattice, m->work, row);
     run.column_step = run.column_step ? run.column_step + from : NULL;
     first += from - begin;
-    m->kernels->lattice_residual(to + (from - column), t->now + first, t->before ? t->before + first : zeros,
-                                 NULL, end - from, &run);
+    m->kernels->lattice_residual(to + (from - column), t->input.now + first,
+                                 t->input.before ? t->input.before + first : zeros, NULL, end - from, &run);
 }
 
 void lossy_matrix_piece(const void *matrix, float *to, size_t row, size_t rows, size_t column,

@@ -11,9 +11,9 @@
 
 /* Picks one of `stride` pieces. The choice shifts from round to round, so that it covers all columns. */
 static bool next_piece(tile_piece *out, tile_sample *s) {
-    uint64_t rows = tile_rows(s->tile);
+    uint64_t rows = tile_rows(&s->tile->shape);
     while (s->row < rows) {
-        uint64_t first, column, n = tile_row_span(s->tile, s->row, &first, &column);
+        uint64_t first, column, n = tile_row_span(&s->tile->shape, s->row, &first, &column);
         while (s->at < n) {
             uint64_t at = s->at;
             bool chosen = s->in_round == s->round;
@@ -41,8 +41,8 @@ bool sample_next(tile_piece *out, tile_sample *s) {
         return false;
     }
     const lossy_tile *t = s->tile;
-    out->now = s->now ? s->now + s->next : t->now + out->first;
-    out->before = !t->before ? NULL : s->before ? s->before + s->next : t->before + out->first;
+    out->now = s->now ? s->now + s->next : t->input.now + out->first;
+    out->before = !t->input.before ? NULL : s->before ? s->before + s->next : t->input.before + out->first;
     s->next += out->n;
     return true;
 }
@@ -59,24 +59,24 @@ static ckd_status gather(tile_sample *s, ckd_error *err) {
         elements += p.n;
     }
     s->now = malloc((elements + 1) * sizeof(float));
-    s->before = t->before ? malloc((elements + 1) * sizeof(float)) : NULL;
-    if (list.failed || !s->now || (t->before && !s->before)) {
+    s->before = t->input.before ? malloc((elements + 1) * sizeof(float)) : NULL;
+    if (list.failed || !s->now || (t->input.before && !s->before)) {
         bytes_free(&list);
         return err_nomem(err, elements * sizeof(float), "coding scratch");
     }
     const device_piece *pieces = (const device_piece *)(const void *)list.data;
     uint64_t count = list.size / sizeof(*pieces);
-    ckd_status status = lossy_device_gather(s->now, t, t->now, pieces, count, err);
-    if (status == CKD_OK && t->before) {
-        status = lossy_device_gather(s->before, t, t->before, pieces, count, err);
+    ckd_status status = lossy_device_gather(s->now, t->input.device, t->input.now, pieces, count, err);
+    if (status == CKD_OK && t->input.before) {
+        status = lossy_device_gather(s->before, t->input.device, t->input.before, pieces, count, err);
     }
     bytes_free(&list);
     return status;
 }
 
 ckd_status sample_begin(tile_sample *s, const lossy_tile *t, uint64_t elements, ckd_error *err) {
-    *s = (tile_sample){.tile = t, .stride = t->count / elements + 1};
-    return t->device ? gather(s, err) : CKD_OK;
+    *s = (tile_sample){.tile = t, .stride = t->shape.count / elements + 1};
+    return t->input.device ? gather(s, err) : CKD_OK;
 }
 
 void sample_end(tile_sample *s) {
@@ -117,8 +117,9 @@ static float typical_limit(const float *values, uint64_t n, const kernels *k) {
 }
 
 ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err) {
-    bool moves = t->before && t->part == LOSSY_WEIGHT;
-    tile_scratches own = {.workers = NULL}, *scratches = t->scratches ? t->scratches : &own;
+    bool moves = t->input.before && t->part == LOSSY_WEIGHT;
+    tile_scratches own = {.workers = NULL},
+                   *scratches = t->resources.scratches ? t->resources.scratches : &own;
     bytes *now = &scratches->now, *moved = &scratches->moved;
     tile_sample s;
     bytes_clear(now);
@@ -141,9 +142,10 @@ ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, c
         const float *values = (const float *)(const void *)now->data;
         uint64_t n = now->size / sizeof(float);
         double sums[2] = {0, 0};
-        t->exception_above = typical_limit(values, n, k);
-        t->exception_moved = moves ? typical_limit((const float *)(const void *)moved->data, n, k) : FLT_MAX;
-        k->moment_row(sums, values, false, t->exception_above, n);
+        t->limits.exception_above = typical_limit(values, n, k);
+        t->limits.exception_moved =
+            moves ? typical_limit((const float *)(const void *)moved->data, n, k) : FLT_MAX;
+        k->moment_row(sums, values, false, t->limits.exception_above, n);
         *mean = sums[1] > 0 ? sums[0] / sums[1] : 0;
     }
     tile_scratches_free(&own);
@@ -156,9 +158,10 @@ static bool limit_holds(float limit, float largest, double energy, uint64_t n, u
 }
 
 bool typical_range_holds(const lossy_tile *t, const lattice_sums *s) {
-    bool moves = t->before && t->part == LOSSY_WEIGHT;
-    return limit_holds(t->exception_above, s->largest, s->now, s->finite, t->count) &&
-           (!moves || limit_holds(t->exception_moved, s->farthest, s->moved, s->compared, t->count));
+    bool moves = t->input.before && t->part == LOSSY_WEIGHT;
+    return limit_holds(t->limits.exception_above, s->largest, s->now, s->finite, t->shape.count) &&
+           (!moves ||
+            limit_holds(t->limits.exception_moved, s->farthest, s->moved, s->compared, t->shape.count));
 }
 
 static ckd_status typical_limit_of_tile(float *limit, const lossy_tile *t, const lattice_sums *all,
@@ -173,7 +176,7 @@ static ckd_status typical_limit_of_tile(float *limit, const lossy_tile *t, const
         s = p.all;
         tile_pass_free(&p);
         uint64_t far = difference ? all->compared - s.compared : all->finite - s.finite;
-        if (status != CKD_OK || far <= trimmed || far > max_outliers(t->count)) {
+        if (status != CKD_OK || far <= trimmed || far > max_outliers(t->shape.count)) {
             return status;
         }
         *limit = next;
@@ -185,9 +188,9 @@ static ckd_status typical_limit_of_tile(float *limit, const lossy_tile *t, const
 ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err) {
     tile_pass all = {.max = {FLT_MAX, FLT_MAX}};
     ckd_status status = tile_pass_run(&all, t, k, err);
-    THEN(status, typical_limit_of_tile(&t->exception_above, t, &all.all, false, k, err));
-    if (status == CKD_OK && t->before && t->part == LOSSY_WEIGHT) {
-        status = typical_limit_of_tile(&t->exception_moved, t, &all.all, true, k, err);
+    THEN(status, typical_limit_of_tile(&t->limits.exception_above, t, &all.all, false, k, err));
+    if (status == CKD_OK && t->input.before && t->part == LOSSY_WEIGHT) {
+        status = typical_limit_of_tile(&t->limits.exception_moved, t, &all.all, true, k, err);
     }
     tile_pass_free(&all);
     return status;
@@ -197,14 +200,14 @@ ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err) {
 
 ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight, const kernels *k,
                            ckd_error *err) {
-    const float max[2] = {t->exception_above, t->exception_moved};
+    const float max[2] = {t->limits.exception_above, t->limits.exception_moved};
     lattice_sums sums = LATTICE_SUMS_INIT;
     tile_sample s;
     ckd_status status = sample_begin(&s, t, 2 * SAMPLE_ELEMENTS, err);
     for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
         k->sums_of(&sums,
-                   &(sums_run){p.now, NULL, weight + p.column, scalar_quarter_octaves(-t->plan.row[p.row]),
-                               max, false},
+                   &(sums_run){p.now, NULL, weight + p.column,
+                               scalar_quarter_octaves(-t->plan.lattice.row[p.row]), max, false},
                    p.n);
     }
     sample_end(&s);

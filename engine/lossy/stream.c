@@ -41,11 +41,12 @@ static lattice_run run_of(const stream *s, const row_part *r) {
 /* Returns false if an integer does not fit a byte. */
 static bool quantise_chunk(stream *s, uint64_t from, uint64_t end) {
     const lossy_tile *t = s->tile;
-    const float *now = t->now + s->elements->at, *before = t->before ? t->before + s->elements->at : NULL;
+    const float *now = t->input.now + s->elements->at,
+                *before = t->input.before ? t->input.before + s->elements->at : NULL;
     for (row_part r = {.first = from}; next_part(&r, &s->job->block, end);) {
         lattice_run run = run_of(s, &r);
         int32_t largest = s->k->quantise_run(s->q8 + r.first, now + r.first, before ? before + r.first : NULL,
-                                             t->up, r.n, &run);
+                                             t->plan.up, r.n, &run);
         s->largest = largest > s->largest ? largest : s->largest;
         if (largest > INT8_MAX) {
             return false;
@@ -59,8 +60,8 @@ static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     const lossy_tile *t = s->tile;
     const lattice_block *b = &s->job->block;
     size_t size = (end - from) * sizeof(float);
-    if (s->q8 && t->before) {
-        memcpy(s->floats + from, t->before + s->elements->at + from, size);
+    if (s->q8 && t->input.before) {
+        memcpy(s->floats + from, t->input.before + s->elements->at + from, size);
     } else if (s->q8) {
         memset(s->floats + from, 0, size);
     }
@@ -104,7 +105,8 @@ static ckd_status code_chunk(bool *fits, stream *s, uint64_t from, uint64_t end,
     if (status == CKD_OK && *fits) {
         rebuild_chunk(s, from, end);
         finish_chunk(s, from, end, first_exception);
-        lossy_error_add(&j->error, s->tile->now + s->elements->at + from, s->floats + from, end - from, s->k);
+        lossy_error_add(&j->error, s->tile->input.now + s->elements->at + from, s->floats + from, end - from,
+                        s->k);
     }
     return status;
 }
@@ -128,7 +130,7 @@ ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_elements *e, ckd_e
     const lossy_tile *t = e->tile;
     stream s = {.job = j, .elements = e, .tile = t, .k = e->kernels};
     lattice_block *b = &j->block;
-    *done = t->part == LOSSY_SECOND ? t->levels_known : t->offsets_known && !b->factor;
+    *done = t->part == LOSSY_SECOND ? t->plan.levels_known : t->plan.offsets_known && !b->factor;
     ckd_status status = *done ? stream_scratch(&s, err) : CKD_OK;
     b->q8 = s.q8;
     j->error = (lossy_error){0};
@@ -140,6 +142,6 @@ ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_elements *e, ckd_e
         b->q8 = NULL;
     }
     j->decoded = s.floats;
-    lossy_check_bound(j, t);
+    lossy_check_bound(j, &t->limits);
     return status;
 }

@@ -17,28 +17,29 @@
 
 /* ---- rows and panels ---- */
 
-static uint64_t width_of(const lossy_tile *t) {
-    return t->vector ? LINE : t->columns;
+static uint64_t width_of(const tile_shape *shape) {
+    return shape->vector ? LINE : shape->columns;
 }
 
-static uint64_t phase_of(const lossy_tile *t) {
-    return t->vector ? 0 : t->phase;
+static uint64_t phase_of(const tile_shape *shape) {
+    return shape->vector ? 0 : shape->phase;
 }
 
-uint64_t tile_rows(const lossy_tile *t) {
-    uint64_t width = width_of(t);
-    return (phase_of(t) + t->count + width - 1) / width;
+uint64_t tile_rows(const tile_shape *shape) {
+    uint64_t width = width_of(shape);
+    return (phase_of(shape) + shape->count + width - 1) / width;
 }
 
-uint64_t tile_row_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column) {
-    uint64_t width = width_of(t), phase = phase_of(t), start = row * width, end = start + width;
+uint64_t tile_row_span(const tile_shape *shape, uint64_t row, uint64_t *first, uint64_t *column) {
+    uint64_t width = width_of(shape), phase = phase_of(shape), start = row * width, end = start + width;
     *first = start > phase ? start - phase : 0;
     *column = *first + phase - start;
-    return (end - phase < t->count ? end - phase : t->count) - *first;
+    return (end - phase < shape->count ? end - phase : shape->count) - *first;
 }
 
-uint64_t tile_panels(const lossy_tile *t) {
-    uint64_t by_rows = tile_rows(t) / (t->vector ? 1 : PANEL_ROWS), by_elements = t->count / PANEL_ELEMENTS;
+uint64_t tile_panels(const tile_shape *shape) {
+    uint64_t by_rows = tile_rows(shape) / (shape->vector ? 1 : PANEL_ROWS),
+             by_elements = shape->count / PANEL_ELEMENTS;
     uint64_t panels = by_rows < by_elements ? by_rows : by_elements;
     return panels < 1 ? 1 : (panels > TILE_PANELS ? TILE_PANELS : panels);
 }
@@ -48,17 +49,17 @@ uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels) {
 }
 
 bool lossy_may_factor(const lossy_tile *t) {
-    return t->params->effort > 1 && !t->vector && t->columns >= NARROWEST_FACTORED &&
-           tile_rows(t) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
+    return t->params->effort > 1 && !t->shape.vector && t->shape.columns >= NARROWEST_FACTORED &&
+           tile_rows(&t->shape) >= NARROWEST_FACTORED && t->shape.columns <= LATTICE_MAX_COLUMNS;
 }
 
 ckd_status tile_run_panels(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err) {
-    ckd_status status = cancel_poll(t->stop, err);
+    ckd_status status = cancel_poll(t->resources.stop, err);
     if (status != CKD_OK) {
         return status;
     }
-    if (t->pool) {
-        return pool_run(t->pool, count, fn, context, err);
+    if (t->resources.pool) {
+        return pool_run(t->resources.pool, count, fn, context, err);
     }
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         status = fn(context, i, 0, err);
@@ -97,9 +98,9 @@ uint64_t max_outliers(uint64_t n) {
 /* Records outliers up to their largest number. With more, the limit does not hold. */
 static void record_outliers(panel *to, const panels *all, uint64_t row) {
     const tile_pass *p = all->pass;
-    uint64_t first, column, n = tile_row_span(all->tile, row, &first, &column),
-                            max = max_outliers(all->tile->count);
-    const float *now = all->tile->now + first;
+    uint64_t first, column, n = tile_row_span(&all->tile->shape, row, &first, &column),
+                            max = max_outliers(all->tile->shape.count);
+    const float *now = all->tile->input.now + first;
     for (uint64_t i = 0; i < n; i++) {
         if (to->outliers->size <= max * sizeof(outlier) && now[i] > p->max[0] && isfinite(now[i])) {
             outlier o = {row, column + i, (double)now[i]};
@@ -112,11 +113,11 @@ static void record_outliers(panel *to, const panels *all, uint64_t row) {
 static double add_row(panel *to, const panels *all, uint64_t row) {
     tile_pass *p = all->pass;
     const lossy_tile *t = all->tile;
-    uint64_t first, column, n = tile_row_span(t, row, &first, &column), finite = to->all.finite;
-    const float *now = t->now + first;
-    const int32_t *steps = p->weight ? t->plan.row : NULL;
+    uint64_t first, column, n = tile_row_span(&t->shape, row, &first, &column), finite = to->all.finite;
+    const float *now = t->input.now + first;
+    const int32_t *steps = p->weight ? t->plan.lattice.row : NULL;
     all->k->sums_of(&to->all,
-                    &(sums_run){now, t->before ? t->before + first : NULL,
+                    &(sums_run){now, t->input.before ? t->input.before + first : NULL,
                                 p->weight ? p->weight + column : NULL,
                                 steps ? scalar_quarter_octaves(-steps[row]) : 1, p->max, p->lattice},
                     n);
@@ -141,7 +142,7 @@ static double add_row(panel *to, const panels *all, uint64_t row) {
 static void add_rows(panel *to, const panels *all, uint64_t row, uint64_t rows) {
     const tile_pass *p = all->pass;
     double scale[GROUP];
-    uint64_t first, column, n = tile_row_span(all->tile, row, &first, &column);
+    uint64_t first, column, n = tile_row_span(&all->tile->shape, row, &first, &column);
     for (uint64_t i = 0; i < rows; i++) {
         scale[i] = add_row(to, all, row + i);
     }
@@ -150,8 +151,8 @@ static void add_rows(panel *to, const panels *all, uint64_t row, uint64_t rows) 
                                to->columns.scales ? to->columns.scales + column : NULL,
                                to->columns.count + column};
         all->k->moment_columns(&columns,
-                               &(moment_rows){all->tile->now + first, width_of(all->tile), rows, scale,
-                                              p->magnitudes, p->max[0]},
+                               &(moment_rows){all->tile->input.now + first, width_of(&all->tile->shape), rows,
+                                              scale, p->magnitudes, p->max[0]},
                                n);
     }
 }
@@ -160,7 +161,7 @@ static ckd_status add_panel(void *context, size_t index, uint32_t worker, ckd_er
     (void)worker;
     const panels *all = context;
     panel *to = &all->panel[index];
-    uint64_t rows = tile_rows(all->tile), row = tile_panel(rows, index, all->count),
+    uint64_t rows = tile_rows(&all->tile->shape), row = tile_panel(rows, index, all->count),
              end = tile_panel(rows, index + 1, all->count);
     while (row < end) {
         /* The first row and the last one may have fewer elements. */
@@ -191,7 +192,7 @@ static void add_sums(lattice_sums *to, const lattice_sums *s) {
 /* Allocates the rows' arrays, and columns' arrays for each panel. The first panel's become the totals. */
 static ckd_status allocate_sums(panels *all, ckd_error *err) {
     tile_pass *p = all->pass;
-    uint64_t rows = tile_rows(all->tile), columns = p->means ? width_of(all->tile) : 0,
+    uint64_t rows = tile_rows(&all->tile->shape), columns = p->means ? width_of(&all->tile->shape) : 0,
              sum_count = all->count * columns;
     uint64_t doubles = p->means ? 2 * rows + sum_count * (p->birth > 0 ? 2 : 1) : 0;
     uint64_t size = doubles * sizeof(double) + (sum_count + (p->means ? rows : 0)) * sizeof(int32_t);
@@ -223,7 +224,7 @@ static ckd_status allocate_sums(panels *all, ckd_error *err) {
 
 static void join_columns(const panels *all) {
     tile_pass *p = all->pass;
-    uint64_t columns = width_of(all->tile);
+    uint64_t columns = width_of(&all->tile->shape);
     for (uint64_t i = 1; i < all->count; i++) {
         const moment_sums *from = &all->panel[i].columns;
         for (uint64_t j = 0; j < columns; j++) {
@@ -257,12 +258,12 @@ static ckd_status join_outliers(const panels *all, ckd_error *err) {
 }
 
 ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
-    p->scratches = t->scratches ? t->scratches : &p->own;
+    p->scratches = t->resources.scratches ? t->resources.scratches : &p->own;
     p->outlier_count = 0;
-    if (t->device) {
+    if (t->input.device) {
         return lossy_device_pass(p, t, err);
     }
-    panels all = {p, t, k, NULL, tile_panels(t)};
+    panels all = {p, t, k, NULL, tile_panels(&t->shape)};
     p->all = (lattice_sums)LATTICE_SUMS_INIT;
     ckd_status status = allocate_sums(&all, err);
     THEN(status, tile_run_panels(t, all.count, add_panel, &all, err));
@@ -315,8 +316,8 @@ static double logarithm_of(double sum, double count, double otherwise) {
     return mean > 0 ? log2(mean) : otherwise;
 }
 
-ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_tile *t, ckd_error *err) {
-    uint64_t rows = tile_rows(t), columns = t->columns;
+ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const tile_shape *shape, ckd_error *err) {
+    uint64_t rows = tile_rows(shape), columns = shape->columns;
     size_t size = (rows + columns) * sizeof(double);
     *out = (lossy_scales){.memory = out->memory};
     double *at = bytes_scratch(&out->memory, size, "second moments' means", err);

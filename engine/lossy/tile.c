@@ -76,50 +76,50 @@ static void fold(uint64_t *columns, uint64_t *stacked, const geometry *g, const 
     *stacked = g->ndim == 3 ? lengths[1] : 0;
 }
 
-void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
+void lossy_tile_cut(tile_shape *shape, const geometry *g, const ckd_region *region, uint64_t elements,
                     uint64_t first, uint64_t max) {
     uint64_t columns, stacked, origin = region->kind == CKD_REGION_FLAT ? region->start : 0;
     fold(&columns, &stacked, g, region);
     uint64_t rows = columns && columns <= max ? max / columns : 0;
-    t->first = first;
-    t->vector = g->ndim < 2 || columns == 1 || rows == 0;
-    uint64_t count = t->vector ? max : rows * columns - (origin + first) % columns;
-    if (!t->vector && stacked) { /* up to the end of this matrix of the stack */
+    shape->first = first;
+    shape->vector = g->ndim < 2 || columns == 1 || rows == 0;
+    uint64_t count = shape->vector ? max : rows * columns - (origin + first) % columns;
+    if (!shape->vector && stacked) { /* up to the end of this matrix of the stack */
         uint64_t matrix = stacked * columns, remaining = matrix - (origin + first) % matrix;
         count = remaining < count ? remaining : count;
     }
-    t->count = elements - first < count ? elements - first : count;
-    t->columns = t->vector ? t->count : columns;
-    t->phase = t->vector ? 0 : (origin + first) % columns;
-    t->vector |= t->count <= t->columns;
+    shape->count = elements - first < count ? elements - first : count;
+    shape->columns = shape->vector ? shape->count : columns;
+    shape->phase = shape->vector ? 0 : (origin + first) % columns;
+    shape->vector |= shape->count <= shape->columns;
 }
 
-uint64_t lossy_block_count(const lossy_tile *t, uint64_t at) {
+uint64_t lossy_block_count(const tile_shape *shape, uint64_t at) {
     uint64_t max = CKD_BLOCK_ELEMENTS;
-    if (!t->vector && t->columns <= max) {
-        max = max / t->columns * t->columns - (t->phase + at) % t->columns;
+    if (!shape->vector && shape->columns <= max) {
+        max = max / shape->columns * shape->columns - (shape->phase + at) % shape->columns;
     }
-    return t->count - at < max ? t->count - at : max;
+    return shape->count - at < max ? shape->count - at : max;
 }
 
-static uint64_t rows_of(const lossy_tile *t) {
-    return (t->phase + t->count + t->columns - 1) / t->columns;
+static uint64_t rows_of(const tile_shape *shape) {
+    return (shape->phase + shape->count + shape->columns - 1) / shape->columns;
 }
-static bool has_rows(const lossy_tile *t) {
-    return !t->vector && t->columns <= LATTICE_MAX_COLUMNS && t->columns >= NARROWEST &&
-           rows_of(t) >= NARROWEST;
+static bool has_rows(const tile_shape *shape) {
+    return !shape->vector && shape->columns <= LATTICE_MAX_COLUMNS && shape->columns >= NARROWEST &&
+           rows_of(shape) >= NARROWEST;
 }
 
 static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
-    size_t rows = rows_of(t), columns = t->columns;
-    int32_t *row = bytes_scratch(&t->row, rows * sizeof(int32_t), "coding scratch", err);
+    size_t rows = rows_of(&t->shape), columns = t->shape.columns;
+    int32_t *row = bytes_scratch(&t->plan.row_memory, rows * sizeof(int32_t), "coding scratch", err);
     int32_t *column =
-        row ? bytes_scratch(&t->column, columns * sizeof(int32_t), "coding scratch", err) : NULL;
+        row ? bytes_scratch(&t->plan.column_memory, columns * sizeof(int32_t), "coding scratch", err) : NULL;
     if (!column) {
         return CKD_E_NOMEM;
     }
-    t->plan.row = row;
-    t->plan.own.step = column;
+    t->plan.lattice.row = row;
+    t->plan.lattice.own.step = column;
     return CKD_OK;
 }
 
@@ -127,12 +127,14 @@ static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
 
 /* Computes the columns' weights in the tile's memory; NULL if it has none. */
 static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
-    const int32_t *columns = t->plan.own.step;
-    *out = columns ? bytes_scratch(&t->weight, t->columns * sizeof(float), "coding scratch", err) : NULL;
+    const int32_t *columns = t->plan.lattice.own.step;
+    *out = columns ? bytes_scratch(&t->plan.weight_memory, t->shape.columns * sizeof(float), "coding scratch",
+                                   err)
+                   : NULL;
     if (columns && !*out) {
         return CKD_E_NOMEM;
     }
-    for (uint64_t j = 0; columns && j < t->columns; j++) {
+    for (uint64_t j = 0; columns && j < t->shape.columns; j++) {
         (*out)[j] = scalar_quarter_octaves(-columns[j]);
     }
     return CKD_OK;
@@ -142,8 +144,8 @@ static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
 static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (int attempt = 0; attempt < 2 && status == CKD_OK; attempt++) {
-        p->max[0] = t->exception_above;
-        p->max[1] = t->exception_moved;
+        p->max[0] = t->limits.exception_above;
+        p->max[1] = t->limits.exception_moved;
         status = tile_pass_run(p, t, k, err);
         if (status != CKD_OK || attempt || typical_range_holds(t, &p->all)) {
             break;
@@ -152,9 +154,10 @@ static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd
     }
     const lattice_sums *s = &p->all;
     bool second = t->part == LOSSY_SECOND;
-    t->ordinary =
-        s->finite == t->count && (!t->before || s->compared == t->count) && (!second || s->least >= 0);
-    t->largest = second ? 0 : s->largest + (t->before ? s->farthest : 0); /* also bounds |before| */
+    t->limits.ordinary = s->finite == t->shape.count && (!t->input.before || s->compared == t->shape.count) &&
+                         (!second || s->least >= 0);
+    t->limits.largest =
+        second ? 0 : s->largest + (t->input.before ? s->farthest : 0); /* also bounds |before| */
     return status;
 }
 
@@ -164,15 +167,15 @@ static double root(double sum, uint64_t n) {
 
 /* Smallest step of any row and column, relative to the tile's step. */
 static double smallest_weight(const lossy_tile *t) {
-    if (!t->plan.row) {
+    if (!t->plan.lattice.row) {
         return 1;
     }
     int32_t row = 0, column = 0;
-    for (uint64_t i = 0; i < rows_of(t); i++) {
-        row = t->plan.row[i] < row ? t->plan.row[i] : row;
+    for (uint64_t i = 0; i < rows_of(&t->shape); i++) {
+        row = t->plan.lattice.row[i] < row ? t->plan.lattice.row[i] : row;
     }
-    for (uint64_t j = 0; j < t->columns; j++) {
-        column = t->plan.own.step[j] < column ? t->plan.own.step[j] : column;
+    for (uint64_t j = 0; j < t->shape.columns; j++) {
+        column = t->plan.lattice.own.step[j] < column ? t->plan.lattice.own.step[j] : column;
     }
     return exp2((double)(row + column) / LATTICE_STEP_OCTAVE);
 }
@@ -187,8 +190,8 @@ static int32_t exponent_of(const lossy_tile *t, double spacing, double largest) 
 }
 
 static void set_step(lossy_tile *t, double step) {
-    t->plan.step = (int32_t)lrint(LATTICE_STEP_OCTAVE * (log2(step) - t->plan.exponent));
-    t->plan.step = t->plan.step < 0 ? 0 : t->plan.step;
+    t->plan.lattice.step = (int32_t)lrint(LATTICE_STEP_OCTAVE * (log2(step) - t->plan.lattice.exponent));
+    t->plan.lattice.step = t->plan.lattice.step < 0 ? 0 : t->plan.lattice.step;
 }
 
 /* Rounds x to an integer of magnitude at most `max`. */
@@ -203,9 +206,9 @@ static int32_t round_clamped(double x, int32_t max) {
  * coarser one does not. Exact values lie on no lattice that would make integers worthwhile.
  */
 static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
-    int32_t lowest = s->lowest_bit < t->plan.exponent ? s->lowest_bit : t->plan.exponent;
-    t->on_lattice = lowest == exponent_of(t, ldexp(1, lowest), s->largest);
-    t->plan.exponent = t->on_lattice ? lowest : t->plan.exponent;
+    int32_t lowest = s->lowest_bit < t->plan.lattice.exponent ? s->lowest_bit : t->plan.lattice.exponent;
+    t->plan.on_lattice = lowest == exponent_of(t, ldexp(1, lowest), s->largest);
+    t->plan.lattice.exponent = t->plan.on_lattice ? lowest : t->plan.lattice.exponent;
 }
 
 /*
@@ -219,15 +222,17 @@ static int32_t weight_of(double all, double own) {
 }
 
 static ckd_status weigh(lossy_tile *t, ckd_error *err) {
-    const lossy_scales *s = t->scales;
-    if (!has_rows(t) || !s || s->rows != rows_of(t) || s->columns != t->columns || t->params->max_error > 0) {
+    const lossy_scales *s = t->context.scales;
+    if (!has_rows(&t->shape) || !s || s->rows != rows_of(&t->shape) || s->columns != t->shape.columns ||
+        t->params->max_error > 0) {
         return CKD_OK;
     }
     ckd_status status = make_steps(t, err);
     if (status != CKD_OK) {
         return status;
     }
-    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
+    int32_t *row = (int32_t *)(void *)t->plan.row_memory.data,
+            *column = (int32_t *)(void *)t->plan.column_memory.data;
     for (uint64_t i = 0; i < s->rows; i++) {
         row[i] = weight_of(s->all, s->row[i]);
     }
@@ -239,11 +244,11 @@ static ckd_status weigh(lossy_tile *t, ckd_error *err) {
 
 static void prepare_root(lossy_tile *t, const lattice_sums *values) {
     double rms = root(values->now, values->finite);
-    double units = t->params->root_units / (t->vector ? t->params->vector : 1);
-    t->plan.row = t->plan.own.step = NULL;
-    double spacing = rms / units < OF_BOUND * t->bound ? rms / units : OF_BOUND * t->bound;
-    t->plan.exponent = exponent_of(t, spacing, values->largest);
-    t->up[0] = t->up[1] = t->up[2] = 0.5f;
+    double units = t->params->root_units / (t->shape.vector ? t->params->vector : 1);
+    t->plan.lattice.row = t->plan.lattice.own.step = NULL;
+    double spacing = rms / units < OF_BOUND * t->limits.bound ? rms / units : OF_BOUND * t->limits.bound;
+    t->plan.lattice.exponent = exponent_of(t, spacing, values->largest);
+    t->plan.up[0] = t->plan.up[1] = t->plan.up[2] = 0.5f;
 }
 
 /*
@@ -252,16 +257,16 @@ static void prepare_root(lossy_tile *t, const lattice_sums *values) {
  */
 static double find_movement(lossy_tile *t, double energy, double rms) {
     double lasting_error = rms / t->params->root_units; /* an error that may stay for ever */
-    t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error &&
-               energy <= lasting_error * lasting_error && !(t->params->max_error > 0);
-    double share = energy > 0 ? 1 - t->before_error / energy : 0;
+    t->plan.still = fabs(energy - t->context.before_error) <= NOTHING_MOVED * t->context.before_error &&
+                    energy <= lasting_error * lasting_error && !(t->params->max_error > 0);
+    double share = energy > 0 ? 1 - t->context.before_error / energy : 0;
     share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
-    if (energy > 0 && t->expected_movement > 0) {
-        double expected_share = t->expected_movement * t->expected_movement / energy;
+    if (energy > 0 && t->context.expected_movement > 0) {
+        double expected_share = t->context.expected_movement * t->context.expected_movement / energy;
         share = expected_share < 1 ? expected_share : 1;
-        t->still = false;
+        t->plan.still = false;
     }
-    t->movement = sqrt(energy * share);
+    t->plan.movement = sqrt(energy * share);
     return share;
 }
 
@@ -271,7 +276,8 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
  * and for few bits, as most leftovers are just below a step.
  */
 static double step_refinement(const lossy_tile *t) {
-    double leftover = t->movement > 0 ? sqrt(t->before_error) / (t->params->leftover * t->movement) : 0;
+    double leftover =
+        t->plan.movement > 0 ? sqrt(t->context.before_error) / (t->params->leftover * t->plan.movement) : 0;
     return leftover > 1 ? fmin(leftover * leftover, MOST_CATCHING_UP) : 1;
 }
 
@@ -295,26 +301,27 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
         return status;
     }
     double rms = root(s.now, s.finite);
-    t->bound = t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
-    if (!t->before) {
+    t->limits.bound = t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
+    if (!t->input.before) {
         prepare_root(t, &s);
     } else {
         double share = find_movement(t, s.compared ? s.moved / (double)s.compared : 0, rms);
-        double step = t->params->weight * (t->vector ? t->params->vector : 1) *
+        double step = t->params->weight * (t->shape.vector ? t->params->vector : 1) *
                       root(s.weighted * share, s.compared) / step_refinement(t);
-        step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
+        step = step < OF_BOUND * t->limits.bound ? step : OF_BOUND * t->limits.bound;
         double max = COARSEST * rms / t->params->root_units;
         step = step > max && max > 0 ? max : step; /* values that were replaced altogether get this step */
-        double spacing = t->movement / UNITS_MOVED,
+        double spacing = t->plan.movement / UNITS_MOVED,
                fine = step * smallest_weight(t) / (t->params->max_error > 0 ? 16 : 2);
-        t->plan.exponent = exponent_of(t, spacing < fine ? spacing : fine, s.largest);
+        t->plan.lattice.exponent = exponent_of(t, spacing < fine ? spacing : fine, s.largest);
         stay_on_lattice(t, &s);
-        t->still |= !(step > 0);
-        if (!t->still) {
+        t->plan.still |= !(step > 0);
+        if (!t->plan.still) {
             set_step(t, step);
         }
     }
-    t->standalone_bits = log2(1 + 4.13 * rms / ldexp(1, t->plan.exponent)); /* entropy of a Gaussian */
+    t->plan.standalone_bits =
+        log2(1 + 4.13 * rms / ldexp(1, t->plan.lattice.exponent)); /* entropy of a Gaussian */
     return CKD_OK;
 }
 
@@ -324,8 +331,9 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
 static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
     lossy_scales *s = &p->scratches->scales;
     ckd_status status = make_steps(t, err);
-    THEN(status, lossy_scales_of(s, p, t, err));
-    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
+    THEN(status, lossy_scales_of(s, p, &t->shape, err));
+    int32_t *row = (int32_t *)(void *)t->plan.row_memory.data,
+            *column = (int32_t *)(void *)t->plan.column_memory.data;
     for (uint64_t i = 0; status == CKD_OK && i < s->rows; i++) {
         row[i] = round_clamped(LATTICE_STEP_OCTAVE * (s->row[i] - s->all), MOST_WEIGHT);
     }
@@ -347,7 +355,7 @@ static ckd_status find_weighted(double *out, lossy_tile *t, const lattice_sums *
 
 static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err) {
     double mean, weighted = 0;
-    tile_pass p = {.means = has_rows(t) && !(t->params->max_error > 0), .magnitudes = true};
+    tile_pass p = {.means = has_rows(&t->shape) && !(t->params->max_error > 0), .magnitudes = true};
     ckd_status status = sample_typical_range(t, &mean, k, err);
     THEN(status, run_typical(&p, t, k, err));
     if (status == CKD_OK && p.means) {
@@ -360,14 +368,14 @@ static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err
         return status;
     }
     double rms = root(s.now, s.finite);
-    t->bound = t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
-    double step = t->params->moment * (t->vector ? t->params->vector : 1) * weighted;
-    step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
-    t->plan.exponent = exponent_of(t, step * smallest_weight(t) / 32, s.largest);
+    t->limits.bound = t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
+    double step = t->params->moment * (t->shape.vector ? t->params->vector : 1) * weighted;
+    step = step < OF_BOUND * t->limits.bound ? step : OF_BOUND * t->limits.bound;
+    t->plan.lattice.exponent = exponent_of(t, step * smallest_weight(t) / 32, s.largest);
     if (step > 0) {
         set_step(t, step);
     }
-    t->standalone_bits = 1;
+    t->plan.standalone_bits = 1;
     return CKD_OK;
 }
 
@@ -380,37 +388,37 @@ static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err
  */
 static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
     ckd_status status = make_steps(t, err);
-    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data,
-            changed[2] = {0, 0};
-    for (uint64_t i = 0; status == CKD_OK && i < rows_of(t); i++) {
+    int32_t *row = (int32_t *)(void *)t->plan.row_memory.data,
+            *column = (int32_t *)(void *)t->plan.column_memory.data, changed[2] = {0, 0};
+    for (uint64_t i = 0; status == CKD_OK && i < rows_of(&t->shape); i++) {
         row[i] = p->row_level[i];
         changed[0] |= row[i];
     }
-    for (uint64_t j = 0; status == CKD_OK && j < t->columns; j++) {
+    for (uint64_t j = 0; status == CKD_OK && j < t->shape.columns; j++) {
         column[j] = level_distance(p->column[j], p->column_scales[j]);
         changed[1] |= column[j];
     }
-    t->plan.row = changed[0] ? t->plan.row : NULL;
-    t->plan.own.step = changed[1] ? t->plan.own.step : NULL;
+    t->plan.lattice.row = changed[0] ? t->plan.lattice.row : NULL;
+    t->plan.lattice.own.step = changed[1] ? t->plan.lattice.own.step : NULL;
     return status;
 }
 
 /* Finds the corrections of rows and columns, and the scales that steps of weights and first moments follow. */
 static ckd_status find_means(lossy_tile *t, tile_pass *p, ckd_error *err) {
-    ckd_status status = t->found ? lossy_scales_of(t->found, p, t, err) : CKD_OK;
+    ckd_status status = t->found ? lossy_scales_of(t->found, p, &t->shape, err) : CKD_OK;
     return status == CKD_OK ? correct_means(t, p, err) : status;
 }
 
 /* Tells whether rows and columns determine every element but exceptions: no level is half a step away. */
 static bool levels_suffice(const lossy_tile *t, const lattice_sums *s) {
     int32_t row = 0, column = 0;
-    for (uint64_t i = 0; t->plan.row && i < rows_of(t); i++) {
-        row = abs(t->plan.row[i]) > row ? abs(t->plan.row[i]) : row;
+    for (uint64_t i = 0; t->plan.lattice.row && i < rows_of(&t->shape); i++) {
+        row = abs(t->plan.lattice.row[i]) > row ? abs(t->plan.lattice.row[i]) : row;
     }
-    for (uint64_t j = 0; t->plan.own.step && j < t->columns; j++) {
-        column = abs(t->plan.own.step[j]) > column ? abs(t->plan.own.step[j]) : column;
+    for (uint64_t j = 0; t->plan.lattice.own.step && j < t->shape.columns; j++) {
+        column = abs(t->plan.lattice.own.step[j]) > column ? abs(t->plan.lattice.own.step[j]) : column;
     }
-    return s->least > 0 && t->plan.step >= LOSSY_LEVELS_NONE &&
+    return s->least > 0 && t->plan.lattice.step >= LOSSY_LEVELS_NONE &&
            row + column < (int32_t)(LOSSY_LEVEL_UP * LOSSY_LEVELS_NONE) - LEVEL_MAX;
 }
 
@@ -421,35 +429,39 @@ static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err
         return status;
     }
     int32_t birth = scalar_level_of((float)(mean > 0 ? mean : 1));
-    t->plan.map = LATTICE_LEVELS;
-    t->plan.birth = birth < 1 ? 1 : birth;
-    t->plan.step = t->vector ? t->params->second_vector : t->params->second;
-    t->standalone_bits = 5.5;
-    tile_pass p = {.means = has_rows(t),
+    t->plan.lattice.map = LATTICE_LEVELS;
+    t->plan.lattice.birth = birth < 1 ? 1 : birth;
+    t->plan.lattice.step = t->shape.vector ? t->params->second_vector : t->params->second;
+    t->plan.standalone_bits = 5.5;
+    tile_pass p = {.means = has_rows(&t->shape),
                    .outliers = t->found,
-                   .birth = has_rows(t) ? (double)scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT) : 0};
+                   .birth = has_rows(&t->shape)
+                                ? (double)scalar_float((uint32_t)t->plan.lattice.birth << LEVEL_SHIFT)
+                                : 0};
     status = run_typical(&p, t, k, err);
-    t->bound = t->params->max_error > 0 ? t->params->max_error * root(p.all.now, p.all.finite) : INFINITY;
+    t->limits.bound =
+        t->params->max_error > 0 ? t->params->max_error * root(p.all.now, p.all.finite) : INFINITY;
     if (status == CKD_OK && p.means) {
         status = find_means(t, &p, err);
     }
-    t->levels_known = status == CKD_OK && levels_suffice(t, &p.all);
+    t->plan.levels_known = status == CKD_OK && levels_suffice(t, &p.all);
     tile_pass_free(&p);
     return status;
 }
 
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err) {
-    *worth = t->count >= FEWEST;
-    t->exception_above = t->exception_moved = FLT_MAX;
-    t->still = false;
-    t->ordinary = false;
-    t->offsets_known = t->levels_known = false;
-    t->on_lattice = true;
+    *worth = t->shape.count >= FEWEST;
+    t->limits.exception_above = t->limits.exception_moved = FLT_MAX;
+    t->plan.still = false;
+    t->limits.ordinary = false;
+    t->plan.offsets_known = t->plan.levels_known = false;
+    t->plan.on_lattice = true;
     for (int i = 0; i < 3; i++) {
-        t->up[i] = 0.5f; /* rounds to the nearest */
+        t->plan.up[i] = 0.5f; /* rounds to the nearest */
     }
-    t->plan = (lattice_block){.columns = t->columns, .phase = t->phase, .count = t->count};
-    t->plan.own.columns = t->columns;
+    t->plan.lattice =
+        (lattice_block){.columns = t->shape.columns, .phase = t->shape.phase, .count = t->shape.count};
+    t->plan.lattice.own.columns = t->shape.columns;
     if (!*worth) {
         return CKD_OK;
     }
@@ -467,31 +479,31 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     if (status != CKD_OK) {
         return status;
     }
-    if (t->still) {
-        t->up[0] = t->up[1] = t->up[2] = INFINITY; /* no integer but 0 */
-        t->offsets_known = true;
+    if (t->plan.still) {
+        t->plan.up[0] = t->plan.up[1] = t->plan.up[2] = INFINITY; /* no integer but 0 */
+        t->plan.offsets_known = true;
         return status;
     }
-    bool steps = t->before || t->part == LOSSY_MOMENT;
+    bool steps = t->input.before || t->part == LOSSY_MOMENT;
     if (steps && !(t->params->max_error > 0)) {
         status = lossy_tile_plan_rate(t, k, err);
     }
-    *worth = t->plan.step <= MOST_STEP; /* no lattice spans more octaves */
+    *worth = t->plan.lattice.step <= MOST_STEP; /* no lattice spans more octaves */
     return status;
 }
 
 void lossy_tile_reset(lossy_tile *t, const lossy_tile *from) {
     lossy_tile old = *t;
     *t = *from;
-    t->row = old.row;
-    t->column = old.column;
-    t->weight = old.weight;
-    t->factors = (low_rank){.memory = old.factors.memory};
+    t->plan.row_memory = old.plan.row_memory;
+    t->plan.column_memory = old.plan.column_memory;
+    t->plan.weight_memory = old.plan.weight_memory;
+    t->plan.factors = (low_rank){.memory = old.plan.factors.memory};
 }
 
 void lossy_tile_free(lossy_tile *t) {
-    bytes_free(&t->row);
-    bytes_free(&t->column);
-    bytes_free(&t->weight);
-    low_rank_free(&t->factors);
+    bytes_free(&t->plan.row_memory);
+    bytes_free(&t->plan.column_memory);
+    bytes_free(&t->plan.weight_memory);
+    low_rank_free(&t->plan.factors);
 }

@@ -8,7 +8,7 @@
 #include "engine/save/lossy.h"
 
 bool grid_shares_rows(const lossy_tile *t) {
-    return t->plan.row || t->plan.factor;
+    return t->plan.lattice.row || t->plan.lattice.factor;
 }
 
 /* ---- a panel's values ---- */
@@ -25,7 +25,7 @@ typedef struct gathering {
 static void gather(void *to, const void *from, size_t size, const gathering *g, uint64_t row, uint64_t rows) {
     for (; to && rows > 0; rows--, row++) {
         memcpy((uint8_t *)to + row * g->width * size,
-               (const uint8_t *)from + (row * g->tile->columns + g->first) * size, g->width * size);
+               (const uint8_t *)from + (row * g->tile->shape.columns + g->first) * size, g->width * size);
     }
 }
 
@@ -35,30 +35,30 @@ static ckd_status gather_rows(void *context, size_t index, uint32_t worker, ckd_
     const gathering *g = context;
     uint64_t row = index * (uint64_t)ROWS_AT_A_TIME, remaining = g->rows - row;
     uint64_t rows = remaining < ROWS_AT_A_TIME ? remaining : ROWS_AT_A_TIME;
-    gather(g->original, g->tile->values, ckd_dtype_size(g->tile->dtype), g, row, rows);
-    gather(g->now, g->tile->now, sizeof(float), g, row, rows);
-    gather(g->before, g->tile->before, sizeof(float), g, row, rows);
+    gather(g->original, g->tile->input.values, ckd_dtype_size(g->tile->dtype), g, row, rows);
+    gather(g->now, g->tile->input.now, sizeof(float), g, row, rows);
+    gather(g->before, g->tile->input.before, sizeof(float), g, row, rows);
     return CKD_OK;
 }
 
 static ckd_status gather_panel(tile_part *part, ckd_save *save, const lossy_tile *t, uint64_t first,
                                uint64_t width, ckd_error *err) {
     lossy_tile *out = &part->tile;
-    gathering g = {.tile = t, .first = first, .width = width, .rows = t->count / t->columns};
+    gathering g = {.tile = t, .first = first, .width = width, .rows = t->shape.count / t->shape.columns};
     uint64_t n = g.rows * width;
-    bool same = (const void *)t->now == t->values;
+    bool same = (const void *)t->input.now == t->input.values;
     g.now = bytes_scratch(&part->now, n * sizeof(float), "a panel of a tensor", err);
     g.original = !g.now || same ? NULL
                                 : bytes_scratch(&part->original, n * ckd_dtype_size(t->dtype),
                                                 "a panel of a tensor", err);
     g.before =
-        !t->before ? NULL : bytes_scratch(&part->before, n * sizeof(float), "a panel of a tensor", err);
-    if (!g.now || (!same && !g.original) || (t->before && !g.before)) {
+        !t->input.before ? NULL : bytes_scratch(&part->before, n * sizeof(float), "a panel of a tensor", err);
+    if (!g.now || (!same && !g.original) || (t->input.before && !g.before)) {
         return CKD_E_NOMEM;
     }
-    out->values = same ? (const void *)g.now : g.original;
-    out->now = g.now;
-    out->before = g.before;
+    out->input.values = same ? (const void *)g.now : g.original;
+    out->input.now = g.now;
+    out->input.before = g.before;
     return pool_run(save->store->pool, (size_t)((g.rows + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME), gather_rows,
                     &g, err);
 }
@@ -66,21 +66,22 @@ static ckd_status gather_panel(tile_part *part, ckd_save *save, const lossy_tile
 ckd_status grid_of_panel(tile_part *part, ckd_save *save, const lossy_tile *t, const save_panel *panel,
                          ckd_error *err) {
     lossy_tile *out = &part->tile;
-    uint64_t first = panel->first, width = panel->rows.width, rows = t->count / t->columns;
+    uint64_t first = panel->first, width = panel->rows.width, rows = t->shape.count / t->shape.columns;
     *out = *t;
-    out->first = t->first / t->columns * width;
-    out->count = rows * width;
-    out->columns = width;
-    out->sampled = t->sampled + rows * first;
-    out->pair.stride = t->columns;
-    out->pair.first = first;
-    out->pair.width = width;
-    lattice_block *plan = &out->plan;
-    plan->count = out->count;
+    out->shape.first = t->shape.first / t->shape.columns * width;
+    out->shape.count = rows * width;
+    out->shape.columns = width;
+    out->input.sampled = t->input.sampled + rows * first;
+    out->context.pair.stride = t->shape.columns;
+    out->context.pair.first = first;
+    out->context.pair.width = width;
+    lattice_block *plan = &out->plan.lattice;
+    plan->count = out->shape.count;
     plan->columns = plan->own.columns = width;
     plan->own.step = plan->own.step ? plan->own.step + first : NULL;
     plan->own.factor = plan->own.factor ? plan->own.factor + first * plan->own.rank : NULL;
-    return t->device ? lossy_device_panel(out, first, err) : gather_panel(part, save, t, first, width, err);
+    return t->input.device ? lossy_device_panel(out, first, err)
+                           : gather_panel(part, save, t, first, width, err);
 }
 
 /* ---- rows ---- */
@@ -128,7 +129,8 @@ ckd_status grid_rows(block_job *job, save_slot *slot, const lossy_region *r, con
                      ckd_error *err) {
     row_records *records = &r->save->lossy.tiles->row_records;
     const lossy_tile *t = &slot->region_job->lossy->tile;
-    uint64_t row = (job->input.first - t->first) / t->columns, rows = job->input.count / t->columns;
+    uint64_t row = (job->input.first - t->shape.first) / t->shape.columns,
+             rows = job->input.count / t->shape.columns;
     for (size_t i = 0; i < records->count; i++) {
         if (records->items[i].row == row && records->items[i].rows == rows) {
             job->output.rows = records->items[i];
@@ -138,12 +140,12 @@ ckd_status grid_rows(block_job *job, save_slot *slot, const lossy_region *r, con
     if (ARRAY_GROW(records->items, records->capacity, records->count + 1, "coding scratch", err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
-    uint64_t above = t->first / t->columns; /* rows of the matrix before the tile */
+    uint64_t above = t->shape.first / t->shape.columns; /* rows of the matrix before the tile */
     job->output.rows =
         (shared_rows){.row = row,
                       .rows = rows,
                       .span = {r->context.region, (above + row) * panel->columns, rows * panel->columns}};
-    ckd_status status = write_rows(&job->output.rows, &slot->append, r, &t->plan, err);
+    ckd_status status = write_rows(&job->output.rows, &slot->append, r, &t->plan.lattice, err);
     if (status == CKD_OK) {
         records->items[records->count++] = job->output.rows;
     }

@@ -24,74 +24,77 @@ static void free_region(lossy_region *r) {
 
 /* The input elements of a block; NULL: they are on a device. */
 static const void *given_of(const lossy_tile *t, const block_job *job) {
-    return t->device ? NULL
-                     : (const uint8_t *)t->values + (job->input.first - t->first) * ckd_dtype_size(t->dtype);
+    return t->input.device ? NULL
+                           : (const uint8_t *)t->input.values +
+                                 (job->input.first - t->shape.first) * ckd_dtype_size(t->dtype);
 }
 
 /* Elements of the block that begins at element `at` of the tile. panel: the tile's; NULL: the tile is whole. */
 static uint64_t block_count(const save_panel *panel, const lossy_tile *t, uint64_t at) {
-    uint64_t remaining = t->count - at,
-             count = panel ? save_panel_block(&panel->rows, t->first + at) : lossy_block_count(t, at);
+    uint64_t remaining = t->shape.count - at,
+             count = panel ? save_panel_block(&panel->rows, t->shape.first + at)
+                           : lossy_block_count(&t->shape, at);
     return count < remaining ? count : remaining;
 }
 
 /* Computes the hashes and errors of the blocks of a tile on a device. */
 static ckd_status measure_on_device(const save_panel *panel, const lossy_tile *t, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
+    for (uint64_t at = 0; at < t->shape.count && status == CKD_OK;) {
         uint64_t n = block_count(panel, t, at);
-        status = lossy_device_add_block(t, at, n, err);
+        status = lossy_device_add_block(t->input.device, at, n, err);
         at += n;
     }
-    return status == CKD_OK ? lossy_device_measure(t, err) : status;
+    return status == CKD_OK ? lossy_device_measure(t->input.device, err) : status;
 }
 
 /* Returns true if the column part is written once for all blocks of the tile, as there are several. */
 static bool shares_columns(const lossy_tile *t) {
-    return t->plan.shared_rows ||
-           (lossy_block_count(t, 0) < t->count && (t->plan.own.step || t->plan.own.rank));
+    return t->plan.lattice.shared_rows || (lossy_block_count(&t->shape, 0) < t->shape.count &&
+                                           (t->plan.lattice.own.step || t->plan.lattice.own.rank));
 }
 
 /* job->input.first is set. */
-static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, const lossy_piece *p,
+static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, const region_part *p,
                              lossy_tile *t, ckd_error *err) {
     ckd_save *save = r->save;
     ckd_status status = CKD_OK;
-    uint64_t at = job->input.first - t->first;
+    uint64_t at = job->input.first - t->shape.first;
     job->input.count = block_count(p->panel, t, at);
     job->input.try_delta = true;
     slot->input = given_of(t, job);
-    if (t->plan.shared && at == 0) {
-        shared_part columns = {&t->plan.own, p->context->tensor, {p->context->region, t->first, t->count}};
-        status = grid_side_record(&t->shared_content, save, &slot->append, &columns, err);
+    if (t->plan.lattice.shared && at == 0) {
+        shared_part columns = {
+            &t->plan.lattice.own, p->context->tensor, {p->context->region, t->shape.first, t->shape.count}};
+        status = grid_side_record(&t->plan.shared_content, save, &slot->append, &columns, err);
     }
-    if (status == CKD_OK && t->plan.shared_rows) {
+    if (status == CKD_OK && t->plan.lattice.shared_rows) {
         status = grid_rows(job, slot, r, p->panel, err);
     }
     return status;
 }
 
 /* Pushes the blocks of a part; they are in progress when it returns. */
-static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *part, const tile_parent *from,
+static ckd_status push_part(lossy_region *r, region_part *p, tile_part *part, const tile_parent *from,
                             ckd_error *err) {
     ckd_save *save = r->save;
     lossy_tile *t = &part->tile;
     region_job *rj;
     part->figures = &p->figures;
-    p->figures.measures.movement += t->movement * t->movement * (double)t->count;
-    t->plan.shared = shares_columns(t);
+    p->figures.measures.movement += t->plan.movement * t->plan.movement * (double)t->shape.count;
+    t->plan.lattice.shared = shares_columns(t);
     ckd_status status = save_new_region_job(&rj, save, p->context, NULL, err);
     if (status == CKD_OK) {
         rj->lossy = part;
         rj->parent = from->view;
         rj->context.parent = from->tensor;
     }
-    for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
+    for (uint64_t at = 0; at < t->shape.count && status == CKD_OK;) {
         save_slot *slot;
         block_job *job;
         status = save_next_slot(&slot, &job, save, rj, err);
         if (status == CKD_OK) {
-            job->input.first = t->first + at;
+            job->input.first = t->shape.first + at;
             status = fill_place(slot, job, r, p, t, err);
         }
         if (status == CKD_OK) {
@@ -107,8 +110,8 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
         const save_panel *p = r->pieces[i].panel;
-        uint64_t first = p ? t->first / t->columns * p->rows.width : t->first;
-        uint64_t count = p ? t->count / t->columns * p->rows.width : t->count;
+        uint64_t first = p ? t->shape.first / t->shape.columns * p->rows.width : t->shape.first;
+        uint64_t count = p ? t->shape.count / t->shape.columns * p->rows.width : t->shape.count;
         status = p ? save_exact_panel(r->save, r->tensor, p, first, first + count, err)
                    : save_exact_span(r->save, &(exact_span){r->tensor, &r->context, first, first + count},
                                      NULL, err);
@@ -120,7 +123,7 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
  * Waits for the blocks of a part on a device to be written, as the device holds one part at a time. Then compares
  * directions.
  */
-static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_part *part, ckd_error *err) {
+static ckd_status finish_on_device(lossy_region *r, region_part *p, const tile_part *part, ckd_error *err) {
     const lossy_tile *t = &part->tile;
     moment_stats *second = part->inflight->second;
     ckd_status status = save_await(r->save, part->end, err);
@@ -139,21 +142,21 @@ static ckd_status push_tile(lossy_region *r, inflight_tile *inflight, const tile
     ckd_status status = CKD_OK;
     r->save->lossy.tiles->row_records.count = 0;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
-        lossy_piece *p = &r->pieces[i];
+        region_part *p = &r->pieces[i];
         tile_part *part = &inflight->parts[i % 2];
         status = save_await(r->save, part->end, err);
         part->inflight = inflight;
         if (status == CKD_OK && p->panel) {
             status = grid_of_panel(part, r->save, t, p->panel, err);
-            part->tile.plan.shared_rows = grid_shares_rows(t);
+            part->tile.plan.lattice.shared_rows = grid_shares_rows(t);
         } else {
             part->tile = *t;
         }
-        if (status == CKD_OK && t->device) {
+        if (status == CKD_OK && t->input.device) {
             status = measure_on_device(p->panel, &part->tile, err);
         }
         THEN(status, push_part(r, p, part, from, err));
-        if (status == CKD_OK && t->device) {
+        if (status == CKD_OK && t->input.device) {
             status = finish_on_device(r, p, part, err);
         }
     }
@@ -170,8 +173,9 @@ static ckd_status prepare_tile(bool *worth, bool *ready, inflight_tile *inflight
     lossy_tile *t = &inflight->tile;
     ckd_status status = CKD_OK;
     if (t->part == LOSSY_WEIGHT) {
-        inflight->second = find_moment_stats(save, t, &r->context);
-        t->scales = inflight->second && inflight->second->scales.row ? &inflight->second->scales : NULL;
+        inflight->second = find_moment_stats(save, &t->shape, &r->context);
+        t->context.scales =
+            inflight->second && inflight->second->scales.row ? &inflight->second->scales : NULL;
     } else if (!inflight->second) {
         status = moment_stats_get(&inflight->second, save, t, &r->context, err);
     }
@@ -181,8 +185,8 @@ static ckd_status prepare_tile(bool *worth, bool *ready, inflight_tile *inflight
         second->scales.row = second->scales.column = NULL; /* of an earlier attempt */
     }
     THEN(status, lossy_tile_prepare(t, worth, save->lossy.tiles->loaders[0].kernels, err));
-    *ready = *worth || !t->device;
-    if (status == CKD_OK && *worth && t->device) {
+    *ready = *worth || !t->input.device;
+    if (status == CKD_OK && *worth && t->input.device) {
         status = lossy_device_code(ready, t, err);
     }
     if (status == CKD_OK && *worth && *ready) {
@@ -204,14 +208,14 @@ static uint64_t widest_of(const lossy_region *r) {
 }
 
 /* Clears *all unless this save has the input of all blocks of a part on a device. */
-static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lossy_piece *p,
+static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const region_part *p,
                                       const lossy_tile *t, ckd_error *err) {
     ckd_status status = measure_on_device(p->panel, t, err);
-    for (uint64_t at = 0; at < t->count && *all && status == CKD_OK;) {
+    for (uint64_t at = 0; at < t->shape.count && *all && status == CKD_OK;) {
         uint64_t n = block_count(p->panel, t, at);
-        region_span block = {p->context->region, t->first + at, n};
-        const hash128 *original = &lossy_device_block_of(t, at)->original;
-        *all = block_is_registered(&block, original, &r->save->coding.context, p->context, t->bound);
+        region_span block = {p->context->region, t->shape.first + at, n};
+        const hash128 *original = &lossy_device_block_of(t->input.device, at)->original;
+        *all = block_is_registered(&block, original, &r->save->coding.context, p->context, t->limits.bound);
         at += n;
     }
     return status;
@@ -234,9 +238,9 @@ static ckd_status find_in_save(bool *all, inflight_tile *inflight, lossy_region 
     if (status == CKD_OK && save->registry.dedup_index.rounded) {
         status = save_begin_input(all, save, t, r->tensor, widest_of(r), err);
     }
-    t->bound = INFINITY; /* as lossy_tile_prepare sets it */
+    t->limits.bound = INFINITY; /* as lossy_tile_prepare sets it */
     for (size_t i = 0; i < r->count && *all && status == CKD_OK; i++) {
-        const lossy_piece *p = &r->pieces[i];
+        const region_part *p = &r->pieces[i];
         tile_part *part = &inflight->parts[0];
         part->tile = *t;
         if (p->panel) {
@@ -244,10 +248,10 @@ static ckd_status find_in_save(bool *all, inflight_tile *inflight, lossy_region 
         }
         THEN(status, find_blocks_in_save(all, r, p, &part->tile, err));
     }
-    if (status == CKD_OK && t->device && !*all) {
+    if (status == CKD_OK && t->input.device && !*all) {
         save_tile_leave_device(save, t);
     }
-    inflight->second = *all ? find_moment_stats(save, t, &r->context) : NULL;
+    inflight->second = *all ? find_moment_stats(save, &t->shape, &r->context) : NULL;
     return status;
 }
 
@@ -283,7 +287,7 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile
             THEN(status, prepare_tile(worth, &ready, inflight, r, err));
         }
         /* If the device is broken, reading from it fails on the host, too. */
-        if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
+        if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->input.device) {
             if (!r->reported_fallback) {
                 store_message(save->store, "%s is coded on the host: %s", r->context.tensor->name,
                               err ? err->message : "too little memory on the device");
@@ -306,7 +310,7 @@ static ckd_status end_region(lossy_region *r, ckd_error *err) {
     const tensor_context *context = &r->context;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK && r->users == 1; i++) {
-        lossy_piece *p = &r->pieces[i];
+        region_part *p = &r->pieces[i];
         measures *m = &p->figures.measures;
         uint64_t elements;
         region_count(&elements, &context->shape, p->context->region);
@@ -332,7 +336,7 @@ static ckd_status end_tile(ckd_save *save, inflight_tile *inflight, ckd_error *e
     save->lossy.tiles->seen_region = r->number;
     inflight->in_use = false;
     moment_stats_used(save, inflight->second, &r->context);
-    if (inflight->tile.device) {
+    if (inflight->tile.input.device) {
         save_reference_keep(save, &inflight->tile, &r->context);
         save_tile_leave_device(save, &inflight->tile);
     }
@@ -385,7 +389,8 @@ static size_t held_bytes(const inflight_tile *h) {
 static ckd_status hold_tile(inflight_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
     inflight_tile *a = &save->lossy.tiles->in_flight[0], *b = &save->lossy.tiles->in_flight[1];
     uint64_t half = save_tile_elements(save) / 2;
-    bool large = count > half || (a->in_use && a->tile.count > half) || (b->in_use && b->tile.count > half);
+    bool large = count > half || (a->in_use && a->tile.shape.count > half) ||
+                 (b->in_use && b->tile.shape.count > half);
     ckd_status status = CKD_OK;
     if (large) {
         status = save_end_tiles(save, err);
@@ -409,7 +414,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     tile_parent from;
     inflight_tile *inflight;
     bool worth = false;
-    ckd_status status = hold_tile(&inflight, save, cut->count, err);
+    ckd_status status = hold_tile(&inflight, save, cut->shape.count, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -432,17 +437,17 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
         if (inflight->second && inflight->second->values_part == inflight->tile.part) {
             inflight->second->end = inflight->end;
         }
-        if (status == CKD_OK && inflight->tile.device) {
+        if (status == CKD_OK && inflight->tile.input.device) {
             status = save_end_tiles(save, err);
         }
-        uint64_t raw = cut->count * ckd_dtype_size(cut->dtype);
+        uint64_t raw = cut->shape.count * ckd_dtype_size(cut->dtype);
         return status == CKD_OK ? save_report_progress(save, raw, err) : status;
     }
     save_tile_leave_device(save, &inflight->tile);
     double update = NAN;
     THEN(status, pair_exact(&update, save, inflight, r->eps, err));
     for (size_t i = 0; i < r->count; i++) {
-        pair_add_update(&r->pieces[i].figures, &inflight->tile.pair, update);
+        pair_add_update(&r->pieces[i].figures, &inflight->tile.context.pair, update);
     }
     if (status == CKD_OK) {
         figures_add_exact(r, &inflight->tile);
@@ -497,7 +502,7 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
         lossy_tile t = save_cut_tile(save, context, elements, first);
         t.params = &r->params;
         status = save_next_tile(r, &t, err);
-        first += t.count;
+        first += t.shape.count;
     }
     if (status != CKD_OK) {
         save_stop_helpers(save);

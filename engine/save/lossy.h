@@ -59,11 +59,11 @@ typedef struct inflight_tile {
 } inflight_tile;
 
 /* A region in progress: all of the saved region, or a panel of it. */
-typedef struct lossy_piece {
+typedef struct region_part {
     const tensor_context *context;
     const save_panel *panel; /* NULL: all of it */
     region_figures figures;
-} lossy_piece;
+} region_part;
 
 /*
  * A lossy region in progress. It ends with the last of its tiles. `tensor` is used only during the call that saves
@@ -75,7 +75,7 @@ typedef struct lossy_region {
     tensor_context context; /* of the whole region */
     quant_params params;
     save_panels panels; /* empty: the region is not cut */
-    lossy_piece *pieces;
+    region_part *pieces;
     size_t count;
     double eps[PAIR_BOUNDS];
     double share;           /* of the tensor's expected cost, which leaves the budget with this region */
@@ -178,7 +178,7 @@ ckd_status pair_record_block(const inflight_tile *inflight, const lossy_tile *t,
 ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *inflight, const double eps[PAIR_BOUNDS],
                       ckd_error *err);
 /* Returns the entry of the weight to which the tensor belongs; NULL: none. */
-moment_stats *find_moment_stats(const ckd_save *save, const lossy_tile *t, const tensor_context *context);
+moment_stats *find_moment_stats(const ckd_save *save, const tile_shape *shape, const tensor_context *context);
 /* Called for a tile that is done (k may be NULL). Releases the entry if no later tensor needs it. */
 void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *context);
 /*

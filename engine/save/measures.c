@@ -13,8 +13,9 @@
 /* Records second moments, and compares first moments with them. */
 static void record_direction(region_figures *f, moment_stats *second, const lossy_tile *t,
                              const block_job *job, double eps) {
-    uint64_t at = job->input.first - t->first;
-    direction_values v = {t->now + at, job->scratch.lossy.decoded, t->sampled + at, job->input.count};
+    uint64_t at = job->input.first - t->shape.first;
+    direction_values v = {t->input.now + at, job->scratch.lossy.decoded, t->input.sampled + at,
+                          job->input.count};
     if (second && t->part == LOSSY_SECOND) {
         direction_record(&second->sample, &v);
     } else if (second && second->sample.count && t->part == LOSSY_MOMENT) {
@@ -35,11 +36,11 @@ void figures_add_exact(lossy_region *r, const lossy_tile *t) {
     const kernels *k = r->save->lossy.tiles->loaders[0].kernels;
     for (size_t i = 0; i < r->count; i++) {
         const save_panel *p = r->pieces[i].panel;
-        uint64_t first = p ? p->first : 0, width = p ? p->rows.width : t->count,
-                 next = p ? p->columns : t->count;
+        uint64_t first = p ? p->first : 0, width = p ? p->rows.width : t->shape.count,
+                 next = p ? p->columns : t->shape.count;
         lossy_error e = {0};
-        for (uint64_t at = first; at < t->count; at += next) {
-            lossy_error_add(&e, t->now + at, t->now + at, width, k);
+        for (uint64_t at = first; at < t->shape.count; at += next) {
+            lossy_error_add(&e, t->input.now + at, t->input.now + at, width, k);
         }
         add_error(&r->pieces[i].figures, &e);
     }
@@ -48,8 +49,8 @@ void figures_add_exact(lossy_region *r, const lossy_tile *t) {
 ckd_status lossy_record_decided(ckd_save *save, tile_part *part, const block_job *job, ckd_error *err) {
     inflight_tile *inflight = part->inflight;
     add_error(part->figures, &job->output.error);
-    pair_add_update(part->figures, &part->tile.pair, job->scratch.lossy.update);
-    if (job->output.lossy && !part->tile.device) {
+    pair_add_update(part->figures, &part->tile.context.pair, job->scratch.lossy.update);
+    if (job->output.lossy && !part->tile.input.device) {
         record_direction(part->figures, inflight->second, &part->tile, job, inflight->region->eps[PAIR_EPS]);
     }
     inflight->budget = save->coding.budget;

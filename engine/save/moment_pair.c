@@ -101,12 +101,12 @@ static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, c
 
 /* ---- tiles ---- */
 
-static uint64_t pieces_of(const lossy_tile *t) {
-    return (t->count + PAIR_PIECE - 1) / PAIR_PIECE;
+static uint64_t pieces_of(const tile_shape *shape) {
+    return (shape->count + PAIR_PIECE - 1) / PAIR_PIECE;
 }
 
-static uint64_t piece_count(const lossy_tile *t, uint64_t at) {
-    return t->count - at < PAIR_PIECE ? t->count - at : PAIR_PIECE;
+static uint64_t piece_count(const tile_shape *shape, uint64_t at) {
+    return shape->count - at < PAIR_PIECE ? shape->count - at : PAIR_PIECE;
 }
 
 static ckd_status record_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
@@ -114,7 +114,7 @@ static ckd_status record_piece(void *context, size_t index, uint32_t worker, ckd
     const inflight_tile *inflight = context;
     const lossy_tile *t = &inflight->tile;
     uint64_t at = index * (uint64_t)PAIR_PIECE;
-    return values_put(inflight->second, false, at, t->now + at, piece_count(t, at), err);
+    return values_put(inflight->second, false, at, t->input.now + at, piece_count(&t->shape, at), err);
 }
 
 typedef struct largest_search {
@@ -127,25 +127,25 @@ static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd
     const largest_search *s = context;
     const lossy_tile *t = s->tile;
     uint16_t other[FILE_PIECE];
-    uint64_t at = index * (uint64_t)PAIR_PIECE, end = at + piece_count(t, at);
+    uint64_t at = index * (uint64_t)PAIR_PIECE, end = at + piece_count(&t->shape, at);
     ckd_status status = CKD_OK;
     for (; at < end && status == CKD_OK; at += FILE_PIECE) {
         uint64_t n = end - at < FILE_PIECE ? end - at : FILE_PIECE;
-        status = pair_read(other, &t->pair, false, at, n, err);
+        status = pair_read(other, &t->context.pair, false, at, n, err);
         if (status == CKD_OK) {
-            pair_largest(s->largest[index], t->part, t->now + at, other, n, t->pair.bounds);
+            pair_largest(s->largest[index], t->part, t->input.now + at, other, n, t->context.pair.bounds);
         }
     }
     return status;
 }
 
 static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
-    uint64_t pieces = pieces_of(t);
+    uint64_t pieces = pieces_of(&t->shape);
     largest_search s = {t, calloc(pieces + 1, sizeof(*s.largest))};
     ckd_status status = s.largest ? tile_run_panels(t, pieces, search_piece, &s, err)
                                   : err_nomem(err, pieces * sizeof(*s.largest), "coding scratch");
     for (size_t b = 0; b < PAIR_BOUNDS && status == CKD_OK; b++) {
-        pair_bound *bound = &t->pair.bounds[b];
+        pair_bound *bound = &t->context.pair.bounds[b];
         double largest = 0;
         for (uint64_t i = 0; i < pieces; i++) {
             largest = fmax(largest, s.largest[i][b]);
@@ -169,10 +169,10 @@ static ckd_status copy_halves(const lossy_tile *t, const moment_stats *k, bool t
     for (uint64_t at = 0; at < all && status == CKD_OK; at += PAIR_PIECE) {
         uint64_t n = all - at < PAIR_PIECE ? all - at : PAIR_PIECE;
         if (to_device) {
-            status = pair_read(piece, &t->pair, false, at, n, err);
-            THEN(status, lossy_device_put_halves(t, piece, at, n, err));
+            status = pair_read(piece, &t->context.pair, false, at, n, err);
+            THEN(status, lossy_device_put_halves(t->input.device, piece, at, n, err));
         } else {
-            status = lossy_device_get_halves(piece, t, at, n, err);
+            status = lossy_device_get_halves(piece, t->input.device, at, n, err);
             THEN(status, halves_put(k, at, piece, n, err));
         }
     }
@@ -198,8 +198,8 @@ static ckd_status begin_pair(ckd_save *save, inflight_tile *inflight, ckd_error 
     ckd_status status = values_begin(save, k, err);
     if (status == CKD_OK) {
         k->values_part = t->part;
-        status = t->device ? record_on_device(t, k, err)
-                           : tile_run_panels(t, pieces_of(t), record_piece, inflight, err);
+        status = t->input.device ? record_on_device(t, k, err)
+                                 : tile_run_panels(t, pieces_of(&t->shape), record_piece, inflight, err);
     }
     if (status != CKD_OK) {
         pair_end(save->lossy.tiles, k);
@@ -212,11 +212,11 @@ static ckd_status end_pair(bool *within, ckd_save *save, inflight_tile *inflight
     const moment_stats *k = inflight->second;
     lossy_tile *t = &inflight->tile;
     ckd_status status = save_await(save, k->end, err);
-    t->pair = (lossy_pair){.values = k->file ? NULL : (const uint16_t *)(const void *)k->values.data,
-                           .file = k->file,
-                           .count = k->count,
-                           .bounds = {{.eps = eps[PAIR_EPS]}, {.eps = eps[PAIR_LOW_EPS]}}};
-    THEN(status, t->device ? check_on_device(within, t, k, err) : find_largest(t, err));
+    t->context.pair = (lossy_pair){.values = k->file ? NULL : (const uint16_t *)(const void *)k->values.data,
+                                   .file = k->file,
+                                   .count = k->count,
+                                   .bounds = {{.eps = eps[PAIR_EPS]}, {.eps = eps[PAIR_LOW_EPS]}}};
+    THEN(status, t->input.device ? check_on_device(within, t, k, err) : find_largest(t, err));
     return status;
 }
 
@@ -246,21 +246,23 @@ static ckd_status record_decoded(const inflight_tile *inflight, const lossy_tile
                                  uint64_t count, const float *decoded, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint64_t i = 0, length; i < count && status == CKD_OK; i += length) {
-        length = pair_in_row(&t->pair, at + i, count - i);
-        status = values_put(inflight->second, true, pair_index(&t->pair, at + i), decoded + i, length, err);
+        length = pair_in_row(&t->context.pair, at + i, count - i);
+        status = values_put(inflight->second, true, pair_index(&t->context.pair, at + i), decoded + i, length,
+                            err);
     }
     return status;
 }
 
 ckd_status pair_record_block(const inflight_tile *inflight, const lossy_tile *t, const block_job *job,
                              ckd_error *err) {
-    uint64_t at = job->input.first - t->first;
-    bool recorded = t->device && job->output.lossy; /* with all of the tile */
+    uint64_t at = job->input.first - t->shape.first;
+    bool recorded = t->input.device && job->output.lossy; /* with all of the tile */
     if (!is_first_of_pair(inflight, t) || recorded) {
         return CKD_OK;
     }
     /* Analysis brings the values of other blocks of a device to the host. */
-    const float *decoded = job->output.lossy || t->device ? job->scratch.lossy.decoded : t->now + at;
+    const float *decoded =
+        job->output.lossy || t->input.device ? job->scratch.lossy.decoded : t->input.now + at;
     return record_decoded(inflight, t, at, job->input.count, decoded, err);
 }
 
@@ -269,11 +271,11 @@ ckd_status pair_exact(double *update, ckd_save *save, inflight_tile *inflight, c
     lossy_tile *t = &inflight->tile;
     lossy_job job = {.update = NAN};
     bool within;
-    ckd_status status = t->now ? pair_tile(&within, save, inflight, eps, err) : CKD_OK;
-    if (status == CKD_OK && pair_known(&t->pair)) {
-        status = pair_measure(&job, t, 0, t->now, t->count, err);
-    } else if (status == CKD_OK && t->now && is_first_of_pair(inflight, t)) {
-        status = record_decoded(inflight, t, 0, t->count, t->now, err);
+    ckd_status status = t->input.now ? pair_tile(&within, save, inflight, eps, err) : CKD_OK;
+    if (status == CKD_OK && pair_known(&t->context.pair)) {
+        status = pair_measure(&job, t, 0, t->input.now, t->shape.count, err);
+    } else if (status == CKD_OK && t->input.now && is_first_of_pair(inflight, t)) {
+        status = record_decoded(inflight, t, 0, t->shape.count, t->input.now, err);
     }
     *update = job.update;
     lossy_job_free(&job);

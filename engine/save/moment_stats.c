@@ -87,15 +87,15 @@ void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *co
     }
 }
 
-static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const lossy_tile *t,
+static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const tile_shape *shape,
                                    const char *weight, const tensor_context *context, ckd_error *err) {
     moment_stats *stats = *out = begin(save->lossy.tiles);
     if (!stats) {
         return err_nomem(err, sizeof(*stats), "second moments' means");
     }
     stats->weight = weight;
-    stats->first = t->first;
-    stats->count = t->count;
+    stats->first = shape->first;
+    stats->count = shape->count;
     stats->region = *context->region;
     stats->next = save->lossy.moments;
     save->lossy.moments = stats;
@@ -105,18 +105,20 @@ static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const los
 ckd_status moment_stats_get(moment_stats **out, ckd_save *save, const lossy_tile *t,
                             const tensor_context *context, ckd_error *err) {
     const char *weight = context->largest ? NULL : context->weight;
-    *out = weight ? find_moment_stats(save, t, context) : NULL;
-    ckd_status status = weight && !*out ? new_moment_stats(out, save, t, weight, context, err) : CKD_OK;
+    *out = weight ? find_moment_stats(save, &t->shape, context) : NULL;
+    ckd_status status =
+        weight && !*out ? new_moment_stats(out, save, &t->shape, weight, context, err) : CKD_OK;
     if (status == CKD_OK && *out && t->part == LOSSY_SECOND) {
-        status = direction_begin(&(*out)->sample, t->count, err);
+        status = direction_begin(&(*out)->sample, t->shape.count, err);
     }
     return status;
 }
 
-moment_stats *find_moment_stats(const ckd_save *save, const lossy_tile *t, const tensor_context *context) {
+moment_stats *find_moment_stats(const ckd_save *save, const tile_shape *shape,
+                                const tensor_context *context) {
     const char *weight = context->weight ? context->weight : context->tensor->name;
     for (moment_stats *k = save->lossy.moments; k; k = k->next) {
-        if (strcmp(k->weight, weight) == 0 && k->first == t->first && k->count == t->count &&
+        if (strcmp(k->weight, weight) == 0 && k->first == shape->first && k->count == shape->count &&
             region_equal(&k->region, context->region, context->shape.ndim)) {
             return k;
         }
@@ -150,13 +152,13 @@ static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, inflight_ti
     moment_stats *k = inflight->second;
     THEN(status, pair_exact(&update, save, inflight, eps, err));
     if (status == CKD_OK && k) {
-        direction_values v = {t->now, t->now, 0, t->count};
+        direction_values v = {t->input.now, t->input.now, 0, t->shape.count};
         if (t->part == LOSSY_SECOND) {
             direction_record(&k->sample, &v);
         } else if (k->sample.count) {
             direction_add(&f->direction, &k->sample, &v, eps[PAIR_EPS]);
         }
-        pair_add_update(f, &t->pair, update);
+        pair_add_update(f, &t->context.pair, update);
         moment_stats_used(save, k, context);
     }
     return status;
@@ -173,7 +175,7 @@ ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const ten
     if (status == CKD_OK && !inflight) {
         status = err_nomem(err, sizeof(*inflight), "a tile of a tensor");
     }
-    for (uint64_t first = 0; first < elements && status == CKD_OK; first += inflight->tile.count) {
+    for (uint64_t first = 0; first < elements && status == CKD_OK; first += inflight->tile.shape.count) {
         inflight->tile = save_cut_tile(save, context, elements, first);
         status = pair_exact_tile(&f, save, inflight, tensor, context, err);
     }

@@ -28,7 +28,7 @@ static ckd_status find_decoded(const void **values, const tile_load *l, const re
                                const record *r, bytes *scratch, ckd_error *err) {
     const tensor_context *t = l->context;
     size_t size = ckd_dtype_size(l->tile->dtype);
-    region_span tile = {t->region, l->tile->first, l->tile->count};
+    region_span tile = {t->region, l->tile->shape.first, l->tile->shape.count};
     *values = NULL;
     if (!t->parent_values || l->from->is_ancestor || span_common(&t->shape, &tile, block) != r->count) {
         return CKD_OK;
@@ -57,10 +57,10 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     const lossy_tile *t = l->tile;
     const view_block *b = l->blocks[index];
     const record *r = b->record;
-    region_span tile_span = {l->context->region, t->first, t->count};
+    region_span tile_span = {l->context->region, t->shape.first, t->shape.count};
     decoder *d = &l->save->lossy.tiles->loaders[worker];
-    bool inside = region_equal(r->region, tile_span.region, l->context->shape.ndim) && r->first >= t->first &&
-                  r->first + r->count <= t->first + t->count;
+    bool inside = region_equal(r->region, tile_span.region, l->context->shape.ndim) &&
+                  r->first >= t->shape.first && r->first + r->count <= t->shape.first + t->shape.count;
     size_t size = ckd_dtype_size(t->dtype);
     region_span block = {r->region, r->first, r->count};
     const void *decoded;
@@ -69,14 +69,14 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
         return status;
     }
     if (decoded) {
-        bool in_place = l->to == (const uint8_t *)l->context->parent_values + t->first * size;
+        bool in_place = l->to == (const uint8_t *)l->context->parent_values + t->shape.first * size;
         l->copied[index] =
             in_place ? r->count : span_copy(&l->context->shape, size, l->to, &tile_span, decoded, &block);
         return CKD_OK;
     }
     if (inside) {
         l->copied[index] = r->count;
-        return block_values(d, l->from->view, b, (uint8_t *)l->to + (r->first - t->first) * size, err);
+        return block_values(d, l->from->view, b, (uint8_t *)l->to + (r->first - t->shape.first) * size, err);
     }
     const span_target target = {l->from->tensor, &tile_span, l->to};
     return block_into_span(d, l->from->view, b, &target, &l->copied[index], err);
@@ -85,7 +85,7 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
 static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)err;
     tile_load *l = context;
-    uint64_t at = index * CKD_BLOCK_ELEMENTS, remaining = l->tile->count - at;
+    uint64_t at = index * CKD_BLOCK_ELEMENTS, remaining = l->tile->shape.count - at;
     const uint8_t *from = (const uint8_t *)l->to + at * ckd_dtype_size(l->tile->dtype);
     l->save->lossy.tiles->loaders[worker].kernels->widen(l->floats + at, l->tile->dtype, from,
                                                          remaining < CKD_BLOCK_ELEMENTS ? remaining
@@ -96,7 +96,7 @@ static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_
 /* blocks == NULL: only counts. */
 static void find_blocks(tile_load *l) {
     const view_tensor *tensor = l->from->tensor;
-    region_span tile_span = {l->context->region, l->tile->first, l->tile->count};
+    region_span tile_span = {l->context->region, l->tile->shape.first, l->tile->shape.count};
     size_t s, last;
     l->count = 0;
     for (view_shards_for(&s, &last, tensor, &tile_span); s < last; s++) {
@@ -131,11 +131,11 @@ static ckd_status load_blocks(tile_load *l, ckd_error *err) {
     for (size_t i = 0; i < l->count && status == CKD_OK; i++) {
         copied += l->copied[i];
     }
-    if (status == CKD_OK && copied != l->tile->count) {
+    if (status == CKD_OK && copied != l->tile->shape.count) {
         status = err_set(err, CKD_E_CORRUPT, "the parent does not have all of the tensor");
     }
     if (status == CKD_OK && (void *)l->floats != l->to) {
-        size_t pieces = (l->tile->count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
+        size_t pieces = (l->tile->shape.count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
         status = pool_run(pool, pieces, widen_piece, l, err);
     }
     free(l->copied);
@@ -152,9 +152,9 @@ static ckd_status load_parent(bool *loaded, tile_load *l, lossy_buffers *b, ckd_
     if (t->dtype == CKD_F32) {
         l->to = l->floats;
     } else if (decoded) {
-        l->to = (uint8_t *)decoded + t->first * size;
+        l->to = (uint8_t *)decoded + t->shape.first * size;
     } else {
-        l->to = bytes_scratch(&b->stored, t->count * size, "a tile of a tensor", err);
+        l->to = bytes_scratch(&b->stored, t->shape.count * size, "a tile of a tensor", err);
     }
     ckd_status status = l->to ? load_blocks(l, err) : CKD_E_NOMEM;
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
@@ -176,8 +176,9 @@ ckd_status save_parent_load(const float **out, const parent_request *request, lo
     /* The memory for decoded values holds the parent's until the tile's own replace them, block by block. */
     bool in_place = request->context->decoded_values && t->dtype == CKD_F32;
     tile_load l = {.save = request->save, .tile = t, .from = request->from, .context = request->context};
-    l.floats = in_place ? (float *)request->context->decoded_values + t->first
-                        : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
+    l.floats = in_place
+                   ? (float *)request->context->decoded_values + t->shape.first
+                   : bytes_scratch(&b->before, t->shape.count * sizeof(float), "a tile of a tensor", err);
     ckd_status status = l.floats ? load_parent(&loaded, &l, b, err) : CKD_E_NOMEM;
     *out = loaded ? l.floats : NULL;
     return status;
@@ -215,16 +216,16 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, b
 static ckd_status fill_tile(bool *made, parent_filling *w, const lossy_tile *t, const tensor_context *context,
                             ckd_error *err) {
     span_decode *f = &w->fill;
-    const region_span tile_span = {context->region, t->first, t->count};
+    const region_span tile_span = {context->region, t->shape.first, t->shape.count};
     tile_load l = {.save = w->save, .tile = t, .from = w->from, .context = context};
     f->span = &tile_span;
     ckd_status status = list_blocks(&l, err);
     if (status == CKD_OK && device_can_decode_span(f, l.blocks, &l.count)) {
         status = device_decode_span(f, l.blocks, l.count, err);
-        *made = status == CKD_OK && !f->mismatch && f->copied == t->count;
+        *made = status == CKD_OK && !f->mismatch && f->copied == t->shape.count;
     }
     free((void *)l.blocks);
-    return status == CKD_OK && *made ? lossy_device_before_made(t, err) : status;
+    return status == CKD_OK && *made ? lossy_device_before_made(t->input.device, err) : status;
 }
 
 bool save_parent_in_memory(const tile_parent *from, const tensor_context *context) {
@@ -239,18 +240,18 @@ bool save_parent_decode_on_device(parent_attempt *out, ckd_save *save, const los
     if (!w) {
         return false;
     }
-    lossy_device_scratch scratch = lossy_device_scratch_of(t);
+    lossy_device_scratch scratch = lossy_device_scratch_of(t->input.device);
     w->save = save;
     w->from = from;
     span_decode *f = &w->fill;
     f->pool = save->store->pool;
-    f->lease = t->device->lease;
+    f->lease = t->input.device->lease;
     f->tensor = from->tensor;
     f->data = scratch.before;
     f->make = make_one;
     f->context = w;
     /* three quarters of what the host would have held of the tile */
-    f->staging = t->count * (LOSSY_TILE_BYTES / 4 * 3);
+    f->staging = t->shape.count * (LOSSY_TILE_BYTES / 4 * 3);
     f->memory = scratch.spare;
     f->memory_size = scratch.size;
     out->status = fill_tile(&made, w, t, context, &out->why);

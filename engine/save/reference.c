@@ -8,42 +8,42 @@ device_reference_key save_reference_key(const lossy_tile *t, const tensor_contex
     return (device_reference_key){.tensor = context->tensor->name,
                                   .dtype = t->dtype,
                                   .ndim = context->shape.ndim,
-                                  .span = {context->region, t->first, t->count}};
+                                  .span = {context->region, t->shape.first, t->shape.count}};
 }
 
 /*
  * Finds the place of a parent block in the tile. false: it is not wholly inside, or not made of rows of equal length.
  * Both have their elements in the tensor's order, so checking the first and the last one is enough.
  */
-static bool find_part(lossy_device_part *out, const record *r, const lossy_tile *t,
+static bool find_part(lossy_device_part *out, const record *r, const tile_shape *shape,
                       const tensor_context *context) {
     const geometry *g = &context->shape;
     uint64_t first = region_global(g, r->region, r->first),
              last = region_global(g, r->region, r->first + r->count - 1);
     uint64_t at = region_lower_bound(g, context->region, first),
              end = region_lower_bound(g, context->region, last);
-    if (at < t->first || end >= t->first + t->count || region_global(g, context->region, at) != first ||
-        region_global(g, context->region, end) != last) {
+    if (at < shape->first || end >= shape->first + shape->count ||
+        region_global(g, context->region, at) != first || region_global(g, context->region, end) != last) {
         return false;
     }
-    *out =
-        (lossy_device_part){.at = at - t->first, .width = r->count, .count = r->count, .content = r->content};
+    *out = (lossy_device_part){
+        .at = at - shape->first, .width = r->count, .count = r->count, .content = r->content};
     if (end - at + 1 == r->count) {
         return true;
     }
     out->width = g->ndim == 2 && r->region->kind == CKD_REGION_BOX ? r->region->lengths[1] : 0;
     uint64_t rows = out->width ? r->count / out->width : 0;
     return rows > 0 && r->first % out->width == 0 && r->count % out->width == 0 &&
-           end - at == (rows - 1) * t->columns + out->width - 1;
+           end - at == (rows - 1) * shape->columns + out->width - 1;
 }
 
 /*
  * Lists the parent's blocks as parts of the tile. Returns 0 if they do not cover it, or one is no part of it. out:
  * room for all blocks of the tensor.
  */
-static size_t find_parts(lossy_device_part *out, const lossy_tile *t, const tile_parent *from,
+static size_t find_parts(lossy_device_part *out, const tile_shape *shape, const tile_parent *from,
                          const tensor_context *context) {
-    region_span tile_span = {context->region, t->first, t->count};
+    region_span tile_span = {context->region, shape->first, shape->count};
     size_t s, last, count = 0;
     uint64_t elements = 0;
     for (view_shards_for(&s, &last, from->tensor, &tile_span); s < last; s++) {
@@ -51,13 +51,13 @@ static size_t find_parts(lossy_device_part *out, const lossy_tile *t, const tile
         size_t i, end;
         view_shard_range(&i, &end, shard, &from->tensor->shape, &tile_span);
         for (; i < end; i++) {
-            if (!find_part(&out[count], shard->blocks[i].record, t, context)) {
+            if (!find_part(&out[count], shard->blocks[i].record, shape, context)) {
                 return 0;
             }
             elements += out[count++].count;
         }
     }
-    return elements == t->count ? count : 0;
+    return elements == shape->count ? count : 0;
 }
 
 ckd_status save_reference_compare(bool *same, const lossy_tile *t, const tile_parent *from,
@@ -71,8 +71,8 @@ ckd_status save_reference_compare(bool *same, const lossy_tile *t, const tile_pa
     if (!parts) {
         return err_nomem(err, capacity * sizeof(*parts), "a tile of a tensor");
     }
-    size_t count = find_parts(parts, t, from, context);
-    ckd_status status = count ? lossy_device_compare(same, t, parts, count, err) : CKD_OK;
+    size_t count = find_parts(parts, &t->shape, from, context);
+    ckd_status status = count ? lossy_device_compare(same, t->input.device, parts, count, err) : CKD_OK;
     free(parts);
     return status;
 }
@@ -80,7 +80,8 @@ ckd_status save_reference_compare(bool *same, const lossy_tile *t, const tile_pa
 void save_reference_keep(ckd_save *save, const lossy_tile *t, const tensor_context *context) {
     device_reference_key key = save_reference_key(t, context);
     ckd_error why;
-    if (t->device && t->part == LOSSY_WEIGHT && lossy_device_keep_reference(t, &key, &why) != CKD_OK) {
+    if (t->input.device && t->part == LOSSY_WEIGHT &&
+        lossy_device_keep_reference(t->input.device, &key, &why) != CKD_OK) {
         store_message(save->store, "%s cannot be cached on the device for the next save: %s", key.tensor,
                       why.message);
     }

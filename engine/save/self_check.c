@@ -7,7 +7,7 @@
 /* Returns true if a device made the payload. */
 static bool coded_by_device(const block_job *job, const region_job *rj) {
     if (rj->lossy) {
-        return rj->lossy->tile.device != NULL;
+        return rj->lossy->tile.input.device != NULL;
     }
     return job->input.precoded.coded &&
            (job->decision.chosen == &job->analysis.delta ? job->input.precoded.delta

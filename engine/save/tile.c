@@ -22,9 +22,9 @@
 #define LIGHT_CHOICE 8 /* ancestors to choose among */
 
 static load_cost chain_of(uint32_t *depth, const view_tensor *tensor, const tensor_context *context,
-                          const lossy_tile *t) {
+                          const tile_shape *shape) {
     load_cost all = {0, 0};
-    region_span tile_span = {context->region, t->first, t->count};
+    region_span tile_span = {context->region, shape->first, shape->count};
     *depth = 0;
     for (size_t s = 0; s < tensor->shard_count; s++) {
         size_t first, end;
@@ -69,7 +69,7 @@ static load_cost cost_with_next_delta(const tile_parent *p, const load_cost *cha
     const view *v = p->view;
     const view_tensor *tensor = p->tensor;
     if (step_to_parent(&v, &tensor, save)) {
-        load_cost before = chain_of(&depth, tensor, context, t);
+        load_cost before = chain_of(&depth, tensor, context, &t->shape);
         next.stored += chain->stored > before.stored ? chain->stored - before.stored : 0;
         next.work += chain->work > before.work ? chain->work - before.work : 0;
     }
@@ -99,7 +99,7 @@ static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
     for (uint32_t i = 0; i < MAX_DEPTH && light < LIGHT_CHOICE && step_to_parent(&at.view, &at.tensor, save);
          i++) {
         at.is_ancestor = true;
-        load_cost chain = chain_of(&depth, at.tensor, context, t);
+        load_cost chain = chain_of(&depth, at.tensor, context, &t->shape);
         light += light || budget_allows_chain(&save->coding.budget, &chain, base, LIGHT * PART_LOSSY);
         if (light <= 1 || ranks_before(&at, p)) {
             *p = at;
@@ -114,8 +114,8 @@ static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *bud
         return;
     }
     uint32_t depth;
-    uint64_t raw = t->count * ckd_dtype_size(t->dtype);
-    load_cost base = lossy_base_cost(t->dtype, raw), chain = chain_of(&depth, p->tensor, context, t);
+    uint64_t raw = t->shape.count * ckd_dtype_size(t->dtype);
+    load_cost base = lossy_base_cost(t->dtype, raw), chain = chain_of(&depth, p->tensor, context, &t->shape);
     load_cost next = cost_with_next_delta(p, &chain, save, context, t);
     if (budget_has_room(budget, &next, &base, PART_LOSSY) && depth < MAX_SAVE_DEPTH) {
         return;
@@ -139,7 +139,7 @@ static void read_recorded_errors(lossy_tile *t, const tile_parent *p, const view
     }
     /* training continued from the decoded values */
     bool true_ones = !p->is_ancestor && save_is_first_after_resume(save);
-    t->before_error = error >= 0 && !true_ones ? error / elements : 0;
+    t->context.before_error = error >= 0 && !true_ones ? error / elements : 0;
     if (!p->is_ancestor) {
         return;
     }
@@ -147,7 +147,7 @@ static void read_recorded_errors(lossy_tile *t, const tile_parent *p, const view
         const view_shard *shard = &parent->shards[s];
         movement += shard->measures.movement * shard->measures.movement * (double)shard->elements;
     }
-    t->expected_movement = sqrt(movement / elements);
+    t->context.expected_movement = sqrt(movement / elements);
 }
 
 /* Returns the values themselves if they are aligned floats; else converts them into `scratch`. */
@@ -172,7 +172,7 @@ static const void *on_device(device_lease **lease, const ckd_save *save, const l
         return NULL;
     }
     const device_reader *source = tensor->read_context;
-    const void *values = source->data + t->first * source->element;
+    const void *values = source->data + t->shape.first * source->element;
     *lease = source->lease;
     return lossy_device_can_code(t, values) ? values : NULL;
 }
@@ -187,7 +187,7 @@ static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_dev
             return err_nomem(err, sizeof(*all->device), "a tile of a tensor");
         }
     }
-    t->device = all->device; /* even if the call below fails: the device must be left again */
+    t->input.device = all->device; /* even if the call below fails: the device must be left again */
     return lossy_device_begin(all->device, t, values, err);
 }
 
@@ -282,10 +282,11 @@ ckd_status save_begin_input(bool *begun, ckd_save *save, lossy_tile *t, const ck
 ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
                            ckd_error *err) {
     const kernels *k = save->lossy.tiles->loaders[0].kernels;
-    ckd_status status =
-        save_fetch(&t->values, save, &b->original, &(tensor_elements){tensor, t->first, t->count}, err);
-    t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
-    return status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
+    ckd_status status = save_fetch(&t->input.values, save, &b->original,
+                                   &(tensor_elements){tensor, t->shape.first, t->shape.count}, err);
+    t->input.now =
+        status == CKD_OK ? as_floats(&b->now, t->input.values, t->dtype, t->shape.count, k, err) : NULL;
+    return status == CKD_OK && !t->input.now ? CKD_E_NOMEM : status;
 }
 
 ckd_status save_load_tile(tile_parent *from, inflight_tile *inflight, const load_budget *budget,
@@ -310,9 +311,9 @@ ckd_status save_load_tile(tile_parent *from, inflight_tile *inflight, const load
     }
     if (status == CKD_OK && !start.begun) {
         status = save_fetch_tile(r->save, &inflight->buffers, t, r->tensor, err);
-        t->before = start.before;
+        t->input.before = start.before;
     }
-    if (status == CKD_OK && t->before) {
+    if (status == CKD_OK && t->input.before) {
         read_recorded_errors(t, from, context->parent, r->save);
     }
     return status;
@@ -322,5 +323,5 @@ void save_tile_leave_device(ckd_save *save, lossy_tile *t) {
     if (save->lossy.tiles->device) {
         lossy_device_end(save->lossy.tiles->device);
     }
-    t->device = NULL;
+    t->input.device = NULL;
 }

@@ -22,11 +22,11 @@ uint64_t save_tile_elements(const ckd_save *save) {
 lossy_tile save_cut_tile(ckd_save *save, const tensor_context *context, uint64_t elements, uint64_t first) {
     lossy_tile t = {.part = save_lossy_part(save, context->tensor),
                     .dtype = context->tensor->dtype,
-                    .pool = save->store->pool,
-                    .scratches = &save->lossy.tiles->statistics,
-                    .stop = &save->group.stop,
-                    .expected_movement = NAN};
-    lossy_tile_cut(&t, &context->shape, context->region, elements, first, save_tile_elements(save));
+                    .resources.pool = save->store->pool,
+                    .resources.scratches = &save->lossy.tiles->statistics,
+                    .resources.stop = &save->group.stop,
+                    .context.expected_movement = NAN};
+    lossy_tile_cut(&t.shape, &context->shape, context->region, elements, first, save_tile_elements(save));
     return t;
 }
 
@@ -121,7 +121,7 @@ void save_tiles_trim(save_tiles *all, uint64_t max) {
         }
     }
     for (uint32_t i = 0; i < 2; i++) {
-        low_rank *f = &all->in_flight[i].tile.factors;
+        low_rank *f = &all->in_flight[i].tile.plan.factors;
         if (f->memory.capacity > max) {
             low_rank_free(f);
         }

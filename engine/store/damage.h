@@ -73,7 +73,7 @@ typedef struct file_check {
     bytes *payload;   /* scratch */
     const char *path; /* NULL: the file under its own name; else a file that is about to get that name */
     /* Called after each record with the bytes read, unless NULL. A status other than CKD_OK ends the check. */
-    ckd_status (*pace)(void *context, uint64_t stored_bytes, ckd_error *err);
+    ckd_status (*throttle)(void *context, uint64_t stored_bytes, ckd_error *err);
     void *throttle_context;
 } file_check;
 

@@ -134,7 +134,7 @@ static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd
         }
     }
     ckd_status status = damage_of_record(f, c, r, &found, err);
-    return status == CKD_OK && f->pace ? f->pace(f->throttle_context, r->stored_size, err) : status;
+    return status == CKD_OK && f->throttle ? f->throttle(f->throttle_context, r->stored_size, err) : status;
 }
 
 ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path, const file_ref *file,

@@ -43,14 +43,14 @@ static ckd_status needs(bool *out, const transfer *t, transfer_item *item, const
     return status;
 }
 
-ckd_status transfer_find_hurt(const damaged_part **hurt, const transfer *t, const damaged_part *list,
-                              transfer_item *item, ckd_error *err) {
+ckd_status transfer_find_damaged(const damaged_part **damaged, const transfer *t, const damaged_part *list,
+                                 transfer_item *item, ckd_error *err) {
     ckd_status status = CKD_OK;
-    *hurt = NULL;
-    for (const damaged_part *h = list; h && !*hurt && status == CKD_OK; h = h->next) {
+    *damaged = NULL;
+    for (const damaged_part *h = list; h && !*damaged && status == CKD_OK; h = h->next) {
         bool needed;
         status = needs(&needed, t, item, &h->checkpoint, err);
-        *hurt = needed ? h : NULL;
+        *damaged = needed ? h : NULL;
     }
     return status;
 }

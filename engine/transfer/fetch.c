@@ -138,7 +138,7 @@ static ckd_status report_progress(void *context, ckd_error *err) {
 static ckd_status keep_pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
     t->done += bytes_moved;
     t->moved += bytes_moved;
-    return pace_wait(t->options->bytes_per_s, t->begun_ns, t->moved, report_progress, t, err);
+    return rate_wait(t->options->bytes_per_s, t->begun_ns, t->moved, report_progress, t, err);
 }
 
 /* ---- reading ---- */
@@ -358,10 +358,10 @@ static ckd_status read_in_place(transfer *t, transfer_file *f, ckd_error *err) {
 
 /* CORRUPT: the destination's file, or what the item needs of it, is damaged. */
 static ckd_status check_in_place(transfer *t, transfer_file *f, transfer_item *item, ckd_error *err) {
-    const damaged_part *hurt = NULL;
+    const damaged_part *damaged = NULL;
     ckd_status status = f->checked ? CKD_OK : read_in_place(t, f, err);
-    THEN(status, transfer_find_hurt(&hurt, t, f->damaged_in_place, item, err));
-    return status == CKD_OK && hurt ? err_from(err, hurt->why.status, &hurt->why) : status;
+    THEN(status, transfer_find_damaged(&damaged, t, f->damaged_in_place, item, err));
+    return status == CKD_OK && damaged ? err_from(err, damaged->why.status, &damaged->why) : status;
 }
 
 /* Fetches a file. If the copy differs from the original, it is removed. */
@@ -493,18 +493,18 @@ static ckd_status fetch(transfer *t, transfer_file *f, const transfer_item *item
 }
 
 ckd_status transfer_fetch_file(transfer *t, transfer_file *f, transfer_item *item, ckd_error *err) {
-    const damaged_part *hurt;
+    const damaged_part *damaged;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = transfer_find_hurt(&hurt, t, f->damaged, item, &why);
-    if (status == CKD_OK && !f->arrived && !hurt) {
+    ckd_status status = transfer_find_damaged(&damaged, t, f->damaged, item, &why);
+    if (status == CKD_OK && !f->arrived && !damaged) {
         status = f->in_place ? check_in_place(t, f, item, &why) : CKD_E_NOT_FOUND;
         if (!f->in_place || is_damage(status, &why)) {
             status = fetch(t, f, item, &why);
         }
-        THEN(status, transfer_find_hurt(&hurt, t, f->damaged, item, &why));
+        THEN(status, transfer_find_damaged(&damaged, t, f->damaged, item, &why));
     }
-    if (status == CKD_OK && hurt) {
-        why = hurt->why;
+    if (status == CKD_OK && damaged) {
+        why = damaged->why;
         status = transfer_explain_damage(t, item, why.status, &why);
     }
     return err_from(err, status, &why);

@@ -46,9 +46,9 @@ bool transfer_has_damage_of(const damaged_part *list, const ckd_id *checkpoint);
 ckd_status transfer_record_damage(damaged_part **list, const ckd_id *checkpoint, const ckd_error *why,
                                   ckd_error *err);
 void transfer_damage_free(damaged_part **list);
-/* Finds damage to records that the item needs. *hurt NULL: there is none. Errors: NOMEM. */
-ckd_status transfer_find_hurt(const damaged_part **hurt, const transfer *t, const damaged_part *list,
-                              transfer_item *item, ckd_error *err);
+/* Finds damage to records that the item needs. *damaged NULL: there is none. Errors: NOMEM. */
+ckd_status transfer_find_damaged(const damaged_part **damaged, const transfer *t, const damaged_part *list,
+                                 transfer_item *item, ckd_error *err);
 
 /* ---- fetch.c ---- */
 /* Adds the item and the source to an error message about damage. */

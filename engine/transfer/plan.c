@@ -227,7 +227,7 @@ static ckd_status read_source(manifest *m, const planning *p, const ckd_checkpoi
         status = CKD_E_NOT_FOUND;
     }
     return status == CKD_E_NOT_FOUND
-               ? err_set(err, CKD_E_NOT_FOUND, "%s@%llu was deleted or saved anew meanwhile; copy again",
+               ? err_set(err, CKD_E_NOT_FOUND, "%s@%llu was deleted or saved again meanwhile; copy again",
                          c->run, (unsigned long long)c->step)
                : status;
 }

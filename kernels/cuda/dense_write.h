@@ -136,7 +136,7 @@ DEVICE_FN void write_sizes(const place *at, const write_arguments *a, write_shar
             bits += i < e->n ? bits_of(e, &from, i) : 0;
         }
         s->bits[at->thread] = bits;
-        for (uint32_t w = at->block * LAUNCH_THREADS + at->thread; w < e->room;
+        for (uint32_t w = at->block * LAUNCH_THREADS + at->thread; w < e->capacity;
              w += groups * LAUNCH_THREADS) {
             e->payload[w] = 0;
         }
@@ -154,12 +154,12 @@ KERNEL_IN_PHASES(write_sizes, write_arguments, write_shared, table_own, 2)
 typedef struct bit_writer {
     uint64_t bits;
     uint32_t *words;
-    uint32_t count, word, room;
+    uint32_t count, word, capacity;
     bool first;
 } bit_writer;
 
 DEVICE_FN void writer_word(bit_writer *w, bool whole) {
-    if (w->word < w->room) {
+    if (w->word < w->capacity) {
         if (whole && !w->first) {
             w->words[w->word] = (uint32_t)w->bits;
         } else {
@@ -209,7 +209,7 @@ DEVICE_FN void write_share(const place *at, const device_encoding *e, uint32_t b
         return;
     }
     const code_source from = codes_of(e);
-    bit_writer w = {0, e->payload, before % 32, before / 32, e->room, true};
+    bit_writer w = {0, e->payload, before % 32, before / 32, e->capacity, true};
     for (uint32_t i = end; i-- > first;) {
         write_one(&w, e, &from, i);
     }

@@ -133,7 +133,7 @@ DEVICE_FN void list_counts(const place *at, const class_arguments *a) {
     for (uint32_t left = c->counts[i]; left;) {
         uint32_t n = left < most ? left : most;
         uint64_t entry = count_u64(c->entered, 1);
-        if (entry < c->room) {
+        if (entry < c->capacity) {
             c->entries[entry] = i << DEVICE_ENTRY_BITS | n;
         }
         left -= n;

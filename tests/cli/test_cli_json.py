@@ -150,7 +150,7 @@ def test_show(full):
     shown = checked(full.json("show", "--run", "gpt", "--step", 2), "show")
     assert shown["checkpoints"] == [c for c in full.checkpoints() if (c["run"], c["step"]) == ("gpt", 2)]
     assert shown["chain"] == ["gpt@2", "gpt@1"]
-    assert shown["begun_anew"] == ["empty"]
+    assert shown["without_parent"] == ["empty"]
     tensors = {t["name"]: t for t in shown["tensors"]}
     weight = tensors["layers.0.weight"]
     assert (weight["role"], weight["dtype"], weight["shape"]) == ("weight", "f32", [64, 64])
@@ -163,7 +163,7 @@ def test_show(full):
     assert sum(t["stored_bytes"] for t in tensors.values()) < shown["checkpoints"][0]["stored_bytes"]
     first = full.json("show", "--run", "gpt", "--step", 1)
     assert first["chain"] == ["gpt@1"]
-    assert first["begun_anew"] is None
+    assert first["without_parent"] is None
 
 
 def test_coding_same(store):

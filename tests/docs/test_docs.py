@@ -98,6 +98,18 @@ def test_named_functions_are_there(document):
         assert any((f / path).is_file() for f in (document.parent, ROOT / "engine", ROOT)) or "NAME" in path, path
 
 
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs/ARCHITECTURE.md", *sorted(ROOT.glob("*/*/README.md")), *sorted(ROOT.glob("*/README.md"))]
+
+
+def test_identifiers_of_the_guides_are_there():
+    """An identifier like `this_one` in the guides and in the READMEs of folders is in a source file, or is its name."""
+    sources = [p for p in ROOT.glob("**/*") if p.is_file() and "build" not in p.relative_to(ROOT).parts
+               and (p.suffix in SUFFIXES | {".mk", ".sql", ".map"} or p.name == "Makefile")]
+    known = set().union(*(re.findall(r"\w+", p.read_text()) for p in sources if p != Path(__file__))) | {p.stem for p in sources}
+    named = {(str(page.relative_to(ROOT)), name) for page in PAGES for name in re.findall(r"`([a-z]\w*_\w+)(?:\(\))?`", page.read_text())}
+    assert len(named) > 300 and not {(page, name) for page, name in named if name not in known}
+
+
 def test_rooms_are_those_that_are_enforced():
     sys.path.insert(0, str(ROOT / "scripts"))
     import check_layers

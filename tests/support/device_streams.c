@@ -22,7 +22,7 @@ static void classify_all(block *const *blocks, uint32_t count) {
                                   .n = (uint32_t)b->n,
                                   .width = (uint32_t)b->size,
                                   .fine = symbols_finest((unsigned)b->size),
-                                  .room = ENTRIES,
+                                  .capacity = ENTRIES,
                                   .entries = (uint32_t *)(void *)b->entries.device,
                                   .entered = (uint64_t *)(void *)b->entered.device};
         most = all[i].n > most ? all[i].n : most;

@@ -67,6 +67,7 @@ static device_result describe(device_info *about, int device, device_failure *wh
 enum { HEAD = 64 };
 #define OWNED 4096
 static void *owned[OWNED];
+static size_t owned_end; /* behind the last entry that was ever used */
 
 /*
  * Only kernels and copies may touch device memory. It is poisoned while none runs, so that the address
@@ -74,7 +75,9 @@ static void *owned[OWNED];
  */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
+#define ASAN_FIRST_POISONED(address, size) __asan_region_is_poisoned((void *)(uintptr_t)(address), size)
 #else
+#define ASAN_FIRST_POISONED(address, size)         ((void)(address), (void)(size), NULL)
 #define ASAN_POISON_MEMORY_REGION(address, size)   ((void)(address), (void)(size))
 #define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
 #endif
@@ -95,7 +98,7 @@ static int device_of(const void *memory) {
 
 static void lift(void) {
     pthread_mutex_lock(&memory_mutex);
-    for (size_t i = 0; i < OWNED && running == 0; i++) {
+    for (size_t i = 0; i < owned_end && running == 0; i++) {
         if (owned[i]) {
             ASAN_UNPOISON_MEMORY_REGION(owned[i], size_of(owned[i]));
         }
@@ -107,7 +110,7 @@ static void lift(void) {
 static void lower(void) {
     pthread_mutex_lock(&memory_mutex);
     running--;
-    for (size_t i = 0; i < OWNED && running == 0; i++) {
+    for (size_t i = 0; i < owned_end && running == 0; i++) {
         if (owned[i]) {
             ASAN_POISON_MEMORY_REGION(owned[i], size_of(owned[i]));
         }
@@ -118,7 +121,7 @@ static void lower(void) {
 static device_result owner(int *device, const void *address, device_failure *why) {
     *device = -1;
     pthread_mutex_lock(&memory_mutex);
-    for (size_t i = 0; i < OWNED; i++) {
+    for (size_t i = 0; i < owned_end; i++) {
         const uint8_t *from = owned[i];
         uint64_t bytes = 0;
         if (from) {
@@ -152,6 +155,7 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
         memset(all + HEAD, 0xa5, bytes);
         ASAN_POISON_MEMORY_REGION(all + HEAD + bytes, (HEAD - bytes % HEAD) % HEAD); /* never unpoisoned */
         owned[i] = *out = all + HEAD;
+        owned_end = i < owned_end ? owned_end : i + 1;
         emulated_memory += bytes;
         if (running == 0) {
             ASAN_POISON_MEMORY_REGION(owned[i], bytes);
@@ -170,7 +174,7 @@ static void release(int device, void *memory) {
     (void)device;
     catch_up();
     pthread_mutex_lock(&memory_mutex);
-    for (size_t i = 0; memory && i < OWNED; i++) {
+    for (size_t i = 0; memory && i < owned_end; i++) {
         if (owned[i] == memory) {
             ASAN_UNPOISON_MEMORY_REGION(memory, size_of(memory));
             emulated_memory -= size_of(memory);
@@ -263,10 +267,11 @@ static void need_those_before(size_t i) {
 
 /*
  * Runs the copies of a stream up to a number, and all copies that must precede these. UINT64_MAX: all copies
- * of the stream, and those of other streams that it waits for.
+ * of the stream, and those of other streams that it waits for. Returns whether it called lift(): then the
+ * caller calls lower(). Poisoning is slow, so it is not done where nothing is copied.
  */
-static void run_up_to(size_t stream, uint64_t number) {
-    lift();
+static bool start_up_to(size_t stream, uint64_t number) {
+    bool lifted = false;
     pthread_mutex_lock(&waiting_mutex);
     for (size_t i = waiting_count; i-- > 0;) {
         waiting_copy *c = &waiting[i];
@@ -280,6 +285,10 @@ static void run_up_to(size_t stream, uint64_t number) {
     size_t kept = 0;
     for (size_t i = 0; i < waiting_count; i++) {
         if (waiting[i].needed) {
+            if (!lifted && waiting[i].rows * waiting[i].bytes > 0) {
+                lift();
+                lifted = true;
+            }
             copy_now(&waiting[i]);
         } else {
             waiting[kept++] = waiting[i];
@@ -287,7 +296,13 @@ static void run_up_to(size_t stream, uint64_t number) {
     }
     waiting_count = kept;
     pthread_mutex_unlock(&waiting_mutex);
-    lower();
+    return lifted;
+}
+
+static void run_up_to(size_t stream, uint64_t number) {
+    if (start_up_to(stream, number)) {
+        lower();
+    }
 }
 
 /* Runs the copies of all streams. */
@@ -362,10 +377,12 @@ static device_result before(const device_queue *queue, void *stream, device_fail
 
 static device_result take_off(const device_queue *queue, const char *name, device_failure *why) {
     note_call(&called.launches);
-    run_up_to(stream_of(queue->stream), UINT64_MAX);
+    bool lifted = start_up_to(stream_of(queue->stream), UINT64_MAX);
     device_result result = call(name, queue->device, why);
-    if (result == DEVICE_DONE) {
+    if (result == DEVICE_DONE && !lifted) {
         lift();
+    } else if (result != DEVICE_DONE && lifted) {
+        lower();
     }
     return result;
 }
@@ -464,9 +481,13 @@ static device_result zero(const device_queue *queue, void *memory, size_t bytes,
 /* Columns whose sums fit in registers. */
 enum { ABREAST = 16 };
 
-/* Computes the sums of some columns in one row of a product. `left` has `rank` numbers, `stride` apart. */
-static void some_sums(float *restrict sums, const float *restrict left, uint64_t stride,
-                      const float *restrict right, const device_product *p, uint64_t columns) {
+/*
+ * Computes the sums of some columns in one row of a product. `left` has `rank` numbers, `stride` apart. The
+ * sanitizers do not check each number: product() has checked the operands.
+ */
+__attribute__((no_sanitize("address,undefined"))) static void some_sums(
+    float *restrict sums, const float *restrict left, uint64_t stride, const float *restrict right,
+    const device_product *p, uint64_t columns) {
     float sum[ABREAST] = {0};
     if (columns == ABREAST) {
         for (uint64_t k = 0; k < p->rank; k++) {
@@ -498,11 +519,23 @@ static float *right_upright(const device_product *p) {
     return right;
 }
 
+/* Ends the program with the address sanitizer's report if a number is not the device's. */
+static void check_operand(const float *numbers, uint64_t count) {
+    const void *bad = ASAN_FIRST_POISONED(numbers, count * sizeof(*numbers));
+    if (bad) {
+        (void)*(const volatile uint8_t *)bad;
+        abort();
+    }
+}
+
 /* Each sum adds its terms in the order of k, whatever the order of the loops. */
 static device_result product(const device_queue *queue, const device_product *p, device_failure *why) {
     if (take_off(queue, "product", why) != DEVICE_DONE) {
         return why->result;
     }
+    check_operand(p->left, p->rows * p->rank);
+    check_operand(p->right, p->rank * p->columns);
+    check_operand(p->sums, p->rows * p->columns);
     float *upright = p->right_transposed ? right_upright(p) : NULL;
     const float *right = upright ? upright : p->right;
     for (uint64_t i = 0; i < p->rows; i++) {

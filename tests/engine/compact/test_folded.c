@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
 #include "tests/support/fingerprints.h"
@@ -216,7 +217,9 @@ static void test_save_during_a_fold(void **state) {
     ckd_id last = id_at(store, 16);
     assert_int_equal(ckd_store_delete(store, &last, 1, &now, &err), CKD_OK);
     /* The save is in progress: the collection is busy, or removes only what the save does not read. */
+    store->options.lock_timeout_ms = 300;
     ckd_store_collect(NULL, store, NULL, NULL);
+    store->options.lock_timeout_ms = 30000;
     add_drift(save, "w", &d);
     commit_save(save);
     assert_int_equal(verify_damage(store), 0);

@@ -51,15 +51,15 @@ static lossy_tile tile_of(const fixture *f, lossy_part which_part) {
     return (lossy_tile){.part = which_part,
                         .dtype = CKD_F32,
                         .params = &f->params,
-                        .count = COUNT,
-                        .columns = COLUMNS,
-                        .phase = PHASE,
-                        .values = values + PHASE,
-                        .now = values + PHASE,
-                        .before = which_part == LOSSY_WEIGHT ? f->before + PHASE : NULL,
-                        .exception_above = FLT_MAX,
-                        .exception_moved = FLT_MAX,
-                        .expected_movement = NAN};
+                        .shape.count = COUNT,
+                        .shape.columns = COLUMNS,
+                        .shape.phase = PHASE,
+                        .input.values = values + PHASE,
+                        .input.now = values + PHASE,
+                        .input.before = which_part == LOSSY_WEIGHT ? f->before + PHASE : NULL,
+                        .limits.exception_above = FLT_MAX,
+                        .limits.exception_moved = FLT_MAX,
+                        .context.expected_movement = NAN};
 }
 
 /* ---- sums ---- */
@@ -74,11 +74,11 @@ static void check_rows_and_columns(const tile_pass *p, const lossy_tile *t) {
     double *column = calloc(2 * COLUMNS, sizeof(double)), energy = 0;
     uint32_t *count = calloc(COLUMNS, sizeof(uint32_t));
     assert_true(column && count);
-    for (uint64_t row = 0; row < tile_rows(t); row++) {
-        uint64_t first, at, n = tile_row_span(t, row, &first, &at);
+    for (uint64_t row = 0; row < tile_rows(&t->shape); row++) {
+        uint64_t first, at, n = tile_row_span(&t->shape, row, &first, &at);
         double sum = 0, scale = p->birth * exp2((double)p->row_level[row] / 8);
         for (uint64_t i = 0; i < n; i++) {
-            double v = (double)t->now[first + i];
+            double v = (double)t->input.now[first + i];
             energy += v * v;
             sum += v;
             column[at + i] += v;
@@ -106,9 +106,9 @@ static void test_sums_are_of_all_elements(void **state) {
     setup(&f, 1);
     for (int pooled = 0; pooled < 2; pooled++) {
         lossy_tile t = tile_of(&f, LOSSY_SECOND);
-        t.pool = pooled ? f.pool : NULL;
-        assert_true(tile_panels(&t) > 3);
-        assert_int_equal(tile_rows(&t), ROWS);
+        t.resources.pool = pooled ? f.pool : NULL;
+        assert_true(tile_panels(&t.shape) > 3);
+        assert_int_equal(tile_rows(&t.shape), ROWS);
         tile_pass p = {.max = {FLT_MAX, FLT_MAX}, .means = true, .birth = 1e-6};
         assert_int_equal(tile_pass_run(&p, &t, kernels_cpu(), NULL), CKD_OK);
         check_rows_and_columns(&p, &t);
@@ -127,7 +127,7 @@ static void test_samples_are_spread(void **state) {
     for (size_t w = 0; w < 3; w++) {
         for (int vector = 0; vector < 2; vector++) {
             lossy_tile t = tile_of(&f, LOSSY_SECOND);
-            t.vector = vector;
+            t.shape.vector = vector;
             uint64_t elements = 0, next = 0, columns_seen = 0;
             bool seen[COLUMNS / SAMPLE_PIECE + 1] = {false};
             tile_sample s;
@@ -156,23 +156,26 @@ static void test_samples_are_spread(void **state) {
 
 /* Everything that blocks are coded with. */
 static void assert_same_plan(const lossy_tile *a, const lossy_tile *b) {
-    assert_int_equal(a->plan.step, b->plan.step);
-    assert_int_equal(a->plan.exponent, b->plan.exponent);
-    assert_int_equal(a->plan.birth, b->plan.birth);
-    assert_memory_equal(a->plan.offset, b->plan.offset, sizeof(a->plan.offset));
-    assert_memory_equal(a->up, b->up, sizeof(a->up));
-    assert_true(a->exception_above == b->exception_above && a->exception_moved == b->exception_moved);
-    assert_true(a->movement == b->movement && a->largest == b->largest);
-    assert_true(!a->plan.row == !b->plan.row && !a->plan.own.step == !b->plan.own.step);
-    if (a->plan.row) {
-        assert_memory_equal(a->plan.row, b->plan.row, ROWS * sizeof(int32_t));
+    assert_int_equal(a->plan.lattice.step, b->plan.lattice.step);
+    assert_int_equal(a->plan.lattice.exponent, b->plan.lattice.exponent);
+    assert_int_equal(a->plan.lattice.birth, b->plan.lattice.birth);
+    assert_memory_equal(a->plan.lattice.offset, b->plan.lattice.offset, sizeof(a->plan.lattice.offset));
+    assert_memory_equal(a->plan.up, b->plan.up, sizeof(a->plan.up));
+    assert_true(a->limits.exception_above == b->limits.exception_above &&
+                a->limits.exception_moved == b->limits.exception_moved);
+    assert_true(a->plan.movement == b->plan.movement && a->limits.largest == b->limits.largest);
+    assert_true(!a->plan.lattice.row == !b->plan.lattice.row &&
+                !a->plan.lattice.own.step == !b->plan.lattice.own.step);
+    if (a->plan.lattice.row) {
+        assert_memory_equal(a->plan.lattice.row, b->plan.lattice.row, ROWS * sizeof(int32_t));
     }
-    if (a->plan.own.step) {
-        assert_memory_equal(a->plan.own.step, b->plan.own.step, COLUMNS * sizeof(int32_t));
+    if (a->plan.lattice.own.step) {
+        assert_memory_equal(a->plan.lattice.own.step, b->plan.lattice.own.step, COLUMNS * sizeof(int32_t));
     }
-    assert_int_equal(a->plan.own.rank, b->plan.own.rank);
-    if (a->plan.own.rank) {
-        assert_memory_equal(a->plan.factor, b->plan.factor, ROWS * a->plan.own.rank * sizeof(int32_t));
+    assert_int_equal(a->plan.lattice.own.rank, b->plan.lattice.own.rank);
+    if (a->plan.lattice.own.rank) {
+        assert_memory_equal(a->plan.lattice.factor, b->plan.lattice.factor,
+                            ROWS * a->plan.lattice.own.rank * sizeof(int32_t));
     }
 }
 
@@ -190,14 +193,14 @@ static void test_threads_do_not_matter(void **state) {
             for (int pooled = 0; pooled < 2; pooled++) {
                 bool worth;
                 t[pooled] = tile_of(&f, parts[p]);
-                t[pooled].pool = pooled ? f.pool : NULL;
+                t[pooled].resources.pool = pooled ? f.pool : NULL;
                 t[pooled].found = parts[p] == LOSSY_SECOND ? &found[pooled] : NULL;
-                t[pooled].scales = parts[p] == LOSSY_SECOND ? NULL : &f.found;
+                t[pooled].context.scales = parts[p] == LOSSY_SECOND ? NULL : &f.found;
                 assert_int_equal(lossy_tile_prepare(&t[pooled], &worth, kernels_cpu(), NULL), CKD_OK);
                 assert_true(worth);
             }
             assert_same_plan(&t[0], &t[1]);
-            assert_true(t[0].plan.row && t[0].plan.own.step);
+            assert_true(t[0].plan.lattice.row && t[0].plan.lattice.own.step);
             if (parts[p] == LOSSY_SECOND) {
                 assert_memory_equal(found[0].row, found[1].row, ROWS * sizeof(double));
                 assert_memory_equal(found[0].column, found[1].column, COLUMNS * sizeof(double));
@@ -233,10 +236,10 @@ static void test_spikes_are_found(void **state) {
             assert_int_equal(lossy_tile_prepare(&usual, &worth, kernels_cpu(), NULL), CKD_OK);
             *spike = 1e15f;
             assert_int_equal(lossy_tile_prepare(&t, &worth, kernels_cpu(), NULL), CKD_OK);
-            assert_true(worth && !t.ordinary && t.exception_above < 1e15f);
-            assert_in_range(t.plan.step + 4 * t.plan.exponent + 4096,
-                            usual.plan.step + 4 * usual.plan.exponent + 4095,
-                            usual.plan.step + 4 * usual.plan.exponent + 4097);
+            assert_true(worth && !t.limits.ordinary && t.limits.exception_above < 1e15f);
+            assert_in_range(t.plan.lattice.step + 4 * t.plan.lattice.exponent + 4096,
+                            usual.plan.lattice.step + 4 * usual.plan.lattice.exponent + 4095,
+                            usual.plan.lattice.step + 4 * usual.plan.lattice.exponent + 4097);
             if (which_part == LOSSY_SECOND) { /* it also raises the mean of its row */
                 uint64_t row = (PHASE + at) / COLUMNS, other = (row + 1) % ROWS;
                 assert_true(scales.row[row] > log2(1e15 / COLUMNS) - 1 && scales.row[other] < 0);

@@ -59,7 +59,7 @@ static void embedding_train(embedding *e, unsigned steps, unsigned from) {
             for (uint64_t c = 0; c < COLUMNS; c++) {
                 uint64_t i = row * COLUMNS + c, turn = (i + 7919u * step) % ELEMENTS;
                 double g = 0.1 * (double)e->noise[turn];
-                for (unsigned k = 0; k < DIRECTIONS; k++) {
+                for (unsigned k = 0; comes && k < DIRECTIONS; k++) {
                     g += (double)e->noise[(row * DIRECTIONS + k + 31u * step) % ELEMENTS] *
                          (double)e->directions[k * COLUMNS + c];
                 }
@@ -72,10 +72,17 @@ static void embedding_train(embedding *e, unsigned steps, unsigned from) {
 }
 
 static embedding *embedding_new(void) {
+    static float trained[2][ELEMENTS]; /* all begin with the same steps */
+    static bool is_trained;
     embedding *e = calloc(1, sizeof(*e));
     e->directions = random_values(CKD_F32, DIRECTIONS * COLUMNS, 1);
     e->noise = random_values(CKD_F32, ELEMENTS, 2);
-    embedding_train(e, 97, 0);
+    if (!is_trained) {
+        embedding_train(e, 97, 0);
+        memcpy(trained, e->moment, sizeof(trained));
+        is_trained = true;
+    }
+    memcpy(e->moment, trained, sizeof(trained));
     return e;
 }
 
@@ -277,7 +284,9 @@ static void test_rare_rows(void **state) {
           .file = true}},
     };
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
-        run_saves(store, runs[i].run, runs[i].how);
+        if (test_draws("rare rows", i, 2)) {
+            run_saves(store, runs[i].run, runs[i].how);
+        }
     }
     ckd_store_close(store);
 }
@@ -307,7 +316,9 @@ static void test_rare_rows_on_a_device(void **state) {
           .on_device = BOTH_MOMENTS}},
     };
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
-        run_saves(store, runs[i].run, runs[i].how);
+        if (test_draws("rare rows on a device", i, 2)) {
+            run_saves(store, runs[i].run, runs[i].how);
+        }
     }
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
