@@ -260,7 +260,7 @@ typedef struct decoder {
     cached_block cached[CACHED_BLOCKS];
     uint64_t cache_clock;
     values_store *store;      /* the load's; NULL: no store */
-    uint32_t filling;         /* smallest depth of the blocks being decoded into it; UINT32_MAX: none */
+    const record *filling;    /* the first, by values_store_before, being decoded into it; NULL: none */
     const load_plan *plan;    /* of the whole load, or NULL; then the next two decide */
     const view *top;          /* the load's view, or NULL */
     const bool *has_derived;  /* by tensor of `top`: other tensors of the checkpoint are built from it */
@@ -352,6 +352,11 @@ void sibling_cache_free(sibling_cache *s);
 
 /* Whether the block is a step, or is rebuilt together with one. */
 bool sibling_cache_has(const sibling_cache *s, const view_block *b);
+/*
+ * The number of the block that this one is rebuilt with: its own, or that of a weight. Blocks with the same number are
+ * best decoded on the same thread, one after the other.
+ */
+size_t sibling_cache_leader(const sibling_cache *s, const view_block *b);
 /* Like block_into_span, for one of the view's blocks. */
 ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, const view_block *b, const span_target *target,
                                  uint64_t *copied, ckd_error *err);

@@ -21,7 +21,6 @@ ckd_status decoder_init(decoder *d, view_cache *views, columns_cache *columns, c
     }
     d->kernels = kernels_cpu();
     d->step_limit = MAX_STEPS;
-    d->filling = UINT32_MAX;
     return coder_create(&d->coder, err);
 }
 
@@ -80,8 +79,7 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
     bool must_fill = false; /* a thread that reads such a record waits for nothing, so no circle can arise */
     stored_values *v =
-        d->store ? values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, UINT32_MAX)
-                 : NULL;
+        d->store ? values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, NULL) : NULL;
     ckd_status status = v && !must_fill ? CKD_OK : blob_bytes(d, b, to, err);
     if (v && must_fill) {
         memcpy(v->values, to, status == CKD_OK ? b->record->raw_size : 0);
@@ -346,8 +344,9 @@ static ckd_status values_in_store(stored_values **out, decoder *d, const view *v
     if (!must_fill) {
         return CKD_OK;
     }
-    uint32_t filling = d->filling, waiting = d->waiting;
-    d->filling = b->record->depth < filling ? b->record->depth : filling;
+    const record *filling = d->filling;
+    uint32_t waiting = d->waiting;
+    d->filling = !filling || values_store_before(b->record, filling) ? b->record : filling;
     d->waiting = 0;
     ckd_status status = values_of_block(d, v, b, (*out)->values, err);
     d->filling = filling;
