@@ -277,6 +277,32 @@ void decoder_free(decoder *d);
 /* Decodes one block of `v` to `to` (raw_size bytes, any alignment). */
 ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 
+/*
+ * ---- series.c: blocks that build on each other, one after the other ----
+ *
+ * Between begin and end the decoder keeps the last few blocks' values. A block that builds on one of them reads nothing
+ * below it. So a chain that is decoded from its oldest block on is read once. Records must be at the same address in
+ * all views involved (one view_cache).
+ */
+void block_series_begin(decoder *d);
+/* *values: valid until the next call with this decoder; values may be NULL. Errors: as block_values. */
+ckd_status block_series_next(const void **values, decoder *d, const view *v, const view_block *b,
+                             ckd_error *err);
+void block_series_end(decoder *d);
+/* A block of a series. The caller sets `block` and `checkpoint`. */
+typedef struct series_block {
+    const view_block *block;
+    size_t checkpoint; /* its place among the checkpoints, the oldest first */
+    size_t tag;        /* the caller's */
+    const char *name;  /* of the weight that the tensor belongs to */
+    uint32_t rank;     /* what others are predicted from comes first */
+} series_block;
+/*
+ * Sorts blocks into series: the blocks of one region of a weight and of its moments, by checkpoint. begins: count + 1
+ * entries; gets where each series begins, and then the end. Returns the number of series.
+ */
+size_t block_series_sort(series_block *blocks, size_t *begins, size_t count);
+
 /* Memory for the values of a span of a tensor, contiguous. */
 typedef struct span_target {
     const view_tensor *tensor;
