@@ -9,8 +9,11 @@
 
 ckd_status value_checker_init(value_checker *out, ckd_store *store, view_cache *views, ckd_error *err) {
     uint32_t count = pool_threads(store->pool);
-    *out = (value_checker){.store = store};
-    columns_cache_init(&out->columns);
+    *out = (value_checker){.store = store, .columns = malloc(sizeof(*out->columns))};
+    if (!out->columns) {
+        return err_nomem(err, sizeof(*out->columns), "decoders");
+    }
+    columns_cache_init(out->columns);
     out->decoders = calloc(count, sizeof(*out->decoders));
     out->buffers = calloc(count, sizeof(*out->buffers));
     if (!out->decoders || !out->buffers) {
@@ -18,7 +21,7 @@ ckd_status value_checker_init(value_checker *out, ckd_store *store, view_cache *
     }
     ckd_status status = CKD_OK;
     for (; out->count < count && status == CKD_OK; out->count++) {
-        status = decoder_init(&out->decoders[out->count], views, &out->columns, err);
+        status = decoder_init(&out->decoders[out->count], views, out->columns, err);
     }
     return status;
 }
@@ -30,9 +33,10 @@ void value_checker_free(value_checker *c) {
     }
     free(c->decoders);
     free(c->buffers);
-    if (c->store) {
-        columns_cache_free(&c->columns, false);
+    if (c->columns) {
+        columns_cache_free(c->columns, false);
     }
+    free(c->columns);
     *c = (value_checker){.store = NULL};
 }
 

@@ -26,7 +26,7 @@ typedef struct value_checker {
     decoder *decoders;
     bytes *buffers;
     uint32_t count;
-    columns_cache columns;
+    columns_cache *columns;
 } value_checker;
 
 /* views: of all targets; must outlive it. Release with value_checker_free, also after failures. Errors: NOMEM. */
