@@ -68,6 +68,11 @@ typedef struct comparison {
 
 /* Statistics of moments that other tensors need (moment_stats.c). */
 typedef struct moment_stats moment_stats;
+/* By a hash of their weight's name and their place in it. Zero-initialise; moment_stats_end empties it. */
+typedef struct moment_table {
+    moment_stats **buckets;
+    size_t size, count; /* of the buckets, a power of two or 0; of the entries */
+} moment_table;
 
 /* Names of the tensors and blobs saved so far: a hash table with open addressing (names.c). */
 typedef struct saved_name saved_name;
@@ -180,7 +185,7 @@ typedef struct save_input {
 /* For lossy tensors. Used by the saving thread; tiles and moments also by that of LANE_ORDER (measures.c). */
 typedef struct save_lossy {
     struct save_tiles *tiles; /* NULL: none yet */
-    moment_stats *moments;    /* of parameters whose tensors have not all come */
+    moment_table moments;     /* of parameters whose tensors have not all come */
     save_measures measures;
     uint64_t in_doubt; /* regions of tensors that look like an optimizer's but have no role */
 } save_lossy;
