@@ -115,6 +115,11 @@ typedef struct save_rank {
 } save_rank;
 
 /* The files of the save, and the ids that name them. */
+/* What the file system said about its free space. asked_ns: when; added: bytes wanted since. */
+typedef struct free_space {
+    uint64_t available, asked_ns, added;
+} free_space;
+
 typedef struct save_output {
     ckd_id writer_id, file_id;
     pid_t process;          /* the owner of these files; a forked child must not touch them */
@@ -129,6 +134,7 @@ typedef struct save_output {
     atomic_bool materialized_failed; /* no copies any more: they are not worth failing a save for */
     /* used by the thread of LANE_ORDER, and by the saving thread while no blocks are in progress */
     uint64_t index_bytes; /* approximate size of the index of what was written */
+    free_space space;     /* only the thread of LANE_ORDER uses it */
     ckd_id *dependencies;
     size_t dependency_count, dependency_capacity;
 } save_output;
