@@ -238,13 +238,24 @@ typedef struct cached_block {
     uint32_t pins; /* current uses */
 } cached_block;
 
+/* A part of a chunk file, with the payloads that probably come next. */
+typedef struct payload_window {
+    const file_reader *file;
+    uint64_t at, next; /* where it begins; where the last small payload ended that was read from the file */
+    uint64_t used;     /* time of last use */
+    bytes data;
+} payload_window;
+#define PAYLOAD_WINDOWS 8 /* of as many files: a chain alternates between those of its checkpoints */
+
 /* Scratch of one worker. */
 typedef struct decoder {
     coder *coder;
     const kernels *kernels;
     view_cache *views; /* views of the checkpoints that chains lead to */
     bytes stored;      /* payload as read */
-    bytes integers;    /* decoded residuals */
+    payload_window windows[PAYLOAD_WINDOWS];
+    uint64_t window_clock;
+    bytes integers; /* decoded residuals */
     bytes context;
     lattice_work lattice;
     columns_cache *columns; /* shared by the load or save, or the decoder's own */

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/file.h"
 #include "engine/load/load.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
@@ -207,10 +208,55 @@ static void test_many_batches(void **state) {
     free(q);
 }
 
+static int count_reads(void *context, file_op op, const char *path) {
+    *(unsigned *)context += op == FILE_OP_READ && strstr(path, "/data/c/") != NULL;
+    return 0;
+}
+
+/* Payloads that follow each other in a file are read together, also where a chain alternates between files. */
+static void test_small_payloads_are_read_together(void **state) {
+    const stored *f = *state;
+    enum { COUNT = 500, VALUES = 700 }; /* the files are larger than those that are read at once */
+    static char names[COUNT][32];
+    const uint64_t count = VALUES;
+    float *values = random_values(CKD_F32, (uint64_t)COUNT * VALUES, 3),
+          *loaded = malloc(sizeof(float) * COUNT * VALUES);
+    ckd_load_request *q = calloc(COUNT, sizeof(*q));
+    assert_non_null(loaded);
+    assert_non_null(q);
+    for (uint64_t step = 0; step < 3; step++) {
+        ckd_save *save = begin_save(f->store, "small", step);
+        change_values(CKD_F32, values, (uint64_t)COUNT * VALUES, (unsigned)step);
+        for (unsigned i = 0; i < COUNT; i++) {
+            add_tensor(save, name_of(names[i], "", i), CKD_F32, 1, &count, NULL, values + (size_t)i * VALUES);
+        }
+        commit_save(save);
+    }
+    for (unsigned i = 0; i < COUNT; i++) {
+        q[i] = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
+        q[i].name = names[i];
+        q[i].data = loaded + (size_t)i * VALUES;
+        q[i].size = sizeof(float) * VALUES;
+    }
+    ckd_store *store = stored_open(f->dir, 1);
+    ckd_load *load = stored_load(store, "small", 2, NULL);
+    unsigned reads = 0;
+    file_set_fault_hook(count_reads, &reads);
+    assert_int_equal(ckd_load_all(load, q, COUNT, 0, NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    assert_in_range(reads, 1, COUNT / 4);
+    assert_memory_equal(loaded, values, sizeof(float) * COUNT * VALUES);
+    ckd_load_end(load);
+    ckd_store_close(store);
+    free(values);
+    free(loaded);
+    free(q);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_small_tensors_use_all_threads),
-                                       cmocka_unit_test(test_steps_are_read_once),
-                                       cmocka_unit_test(test_many_batches)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small_tensors_use_all_threads), cmocka_unit_test(test_steps_are_read_once),
+        cmocka_unit_test(test_many_batches), cmocka_unit_test(test_small_payloads_are_read_together)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, make_store, remove_store);
     scratch_end();
