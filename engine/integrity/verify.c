@@ -252,9 +252,13 @@ static ckd_status finish_window(verification *v, ckd_error *err) {
     return status;
 }
 
-/* If damage is attributed by lineage, nothing is gained by checkpoints side by side. */
+/*
+ * A checkpoint that decodes whole chains opens a view of each ancestor. So nothing else joins its window; afterwards the
+ * views are closed.
+ */
 static bool window_is_full(const verification *v) {
-    return by_lineage(v) || v->window_count == WINDOW_CHECKPOINTS || v->window_blocks >= WINDOW_BLOCKS ||
+    bool alone = by_lineage(v) || !v->window[v->window_count - 1].target.shares;
+    return alone || v->window_count == WINDOW_CHECKPOINTS || v->window_blocks >= WINDOW_BLOCKS ||
            v->views.count > CHECKPOINT_VIEWS_MAX;
 }
 

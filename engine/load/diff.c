@@ -9,7 +9,7 @@
 
 #define ROUND_BYTES (UINT64_C(16) << 20) /* of values for each thread, between two reports of progress */
 /* Blocks of B that were cut in another way than those of A are kept for the next block of A, up to so many bytes. */
-#define KEPT_BYTES (UINT64_C(128) << 20)
+#define KEPT_BYTES (UINT64_C(32) << 20)
 
 /* A block of A, and what the values of B differ in. */
 typedef struct block_pair {
