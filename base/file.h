@@ -31,6 +31,12 @@ void file_close_read(file_reader *f); /* accepts NULL */
  */
 bool file_is_unreadable(int errnum);
 /*
+ * Serves small reads from a buffer of `size` bytes from now on, which is filled from the first byte that it lacks. For
+ * a file that is read from its beginning to its end. Only one thread may use the reader then, and it sees a file that
+ * changes meanwhile as it was when the buffer was filled. Errors: NOMEM.
+ */
+ckd_status file_read_ahead(file_reader *f, size_t size, ckd_error *err);
+/*
  * Reads the whole file into memory now if it has at most `cap` bytes. Later reads are served from this copy, so they
  * see the file as it was now. Call it before several threads use the reader. Errors: those of file_read_at, NOMEM.
  */

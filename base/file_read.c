@@ -14,6 +14,10 @@ struct file_reader {
     int fd;
     uint64_t size;
     uint8_t *cached; /* the whole file in memory, or NULL */
+    /* a buffer with file bytes from ahead_at on, ahead_size of at most ahead_capacity; or NULL */
+    uint8_t *ahead;
+    uint64_t ahead_at;
+    size_t ahead_size, ahead_capacity;
     char path[];
 };
 
@@ -99,7 +103,7 @@ ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err) {
         return err_nomem(err, sizeof(*f) + length, "a file reader");
     }
     memcpy(f->path, path, length);
-    f->cached = NULL;
+    f->cached = f->ahead = NULL;
     ckd_status status = open_regular(&f->fd, &f->size, path, err);
     if (status != CKD_OK) {
         free(f);
@@ -117,17 +121,7 @@ const char *file_path(const file_reader *f) {
     return f->path;
 }
 
-ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
-    uint64_t end;
-    if (!size_add(&end, offset, size) || end > INT64_MAX) {
-        return err_corrupt(err, f->path, offset, "%zu bytes at offset %llu lie beyond the end of %s", size,
-                           (unsigned long long)offset, f->path);
-    }
-    const void *cached = file_cached(f, offset, size);
-    if (cached != NULL) {
-        memcpy(to, cached, size);
-        return CKD_OK;
-    }
+static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
     int fault = file_op_check(FILE_OP_READ, f->path);
     if (fault != 0) {
         return read_failed(err, fault, f->path, "read");
@@ -146,6 +140,61 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
         done += n > 0 ? (size_t)n : 0;
     }
     return CKD_OK;
+}
+
+/* Fills the buffer from `offset` on. What cannot be read may lie behind the bytes that are wanted. */
+static bool fill_buffer(file_reader *f, uint64_t offset) {
+    uint64_t rest = f->size - offset;
+    size_t fill = rest < f->ahead_capacity ? (size_t)rest : f->ahead_capacity;
+    bool good = read_from_file(f, offset, f->ahead, fill, NULL) == CKD_OK;
+    f->ahead_at = offset;
+    f->ahead_size = good ? fill : 0;
+    return good;
+}
+
+/* Bytes of the buffer from `offset` on, at most `size`. */
+static size_t take_buffered(const file_reader *f, uint64_t offset, void *to, size_t size) {
+    uint64_t end = f->ahead_at + f->ahead_size;
+    if (offset < f->ahead_at || offset >= end) {
+        return 0;
+    }
+    size_t count = end - offset < size ? (size_t)(end - offset) : size;
+    memcpy(to, f->ahead + (offset - f->ahead_at), count);
+    return count;
+}
+
+/* Reads through the buffer, so that of a file that is read in order no byte is read twice. */
+static ckd_status read_buffered(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
+    size_t done = take_buffered(f, offset, to, size);
+    bool small = size - done < f->ahead_capacity && offset + size <= f->size;
+    if (done < size && small && fill_buffer(f, offset + done)) {
+        done += take_buffered(f, offset + done, (uint8_t *)to + done, size - done);
+    }
+    return done == size ? CKD_OK : read_from_file(f, offset + done, (uint8_t *)to + done, size - done, err);
+}
+
+ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
+    uint64_t end;
+    if (!size_add(&end, offset, size) || end > INT64_MAX) {
+        return err_corrupt(err, f->path, offset, "%zu bytes at offset %llu lie beyond the end of %s", size,
+                           (unsigned long long)offset, f->path);
+    }
+    const void *cached = file_cached(f, offset, size);
+    if (cached != NULL) {
+        memcpy(to, cached, size);
+        return CKD_OK;
+    }
+    return f->ahead != NULL ? read_buffered(f, offset, to, size, err)
+                            : read_from_file(f, offset, to, size, err);
+}
+
+ckd_status file_read_ahead(file_reader *f, size_t size, ckd_error *err) {
+    free(f->ahead);
+    f->ahead_at = 0;
+    f->ahead_size = 0;
+    f->ahead_capacity = size;
+    f->ahead = malloc(size);
+    return f->ahead != NULL ? CKD_OK : err_nomem(err, size, "a file's buffer");
 }
 
 ckd_status file_cache(file_reader *f, size_t cap, ckd_error *err) {
@@ -174,6 +223,7 @@ void file_close_read(file_reader *f) {
     if (f != NULL) {
         close(f->fd);
         free(f->cached);
+        free(f->ahead);
         free(f);
     }
 }

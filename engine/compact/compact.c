@@ -101,6 +101,14 @@ static int by_level(const void *a, const void *b) {
     return order ? order : (x->place > y->place) - (x->place < y->place);
 }
 
+/* Checkpoints are made after what they build on, so one round in this order is mostly enough. */
+static int by_creation(const void *a, const void *b) {
+    const level *x = a, *y = b;
+    uint64_t before = x->n->m.checkpoint.created_ns, after = y->n->m.checkpoint.created_ns;
+    int order = (before > after) - (before < after);
+    return order ? order : (x->place > y->place) - (x->place < y->place);
+}
+
 static bool raise_above(level *to, const level *all, const manifest_set *n, const ckd_id *id) {
     const manifest_entry *base = id_is_zero(id) ? NULL : manifest_set_find(n, id);
     size_t at = base ? base->order_index : SIZE_MAX;
@@ -123,12 +131,15 @@ static ckd_status sort_by_level(manifest_entry **order, size_t count, manifest_s
     }
     for (size_t i = 0; i < count; i++) {
         all[i] = (level){order[i], 0, i};
-        order[i]->order_index = i;
+    }
+    qsort(all, count, sizeof(*all), by_creation);
+    for (size_t i = 0; i < count; i++) {
+        all[i].n->order_index = i;
     }
     bool changed = true;
     for (int rounds = 0; changed && rounds < LINEAGE_ROUNDS; rounds++) {
         changed = false;
-        for (size_t i = count; i-- > 0;) {
+        for (size_t i = 0; i < count; i++) {
             const manifest *m = &all[i].n->m;
             changed = raise_above(&all[i], all, n, &m->checkpoint.parent) || changed;
             for (size_t k = 0; k < m->dependency_count; k++) {

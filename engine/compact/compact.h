@@ -115,7 +115,7 @@ typedef struct rewrite_plan {
      */
     const view *view;
     const manifest *published; /* the manifest in force; owned by the view cache */
-    ckd_id *ancestors;         /* ancestors that stay, nearest first */
+    ckd_id *ancestors;         /* ancestors that stay, nearest first, up to compact_max_lineage */
     size_t ancestor_count;
     block_rewrite *rewrites; /* by block of the view */
     unsigned why;            /* reasons to rewrite (CKD_COMPACT_*); 0: nothing to do */
@@ -131,6 +131,10 @@ typedef struct rewrite_plan {
 ckd_status compact_plan_rewrite(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
                                 ckd_error *err);
 void rewrite_plan_free(rewrite_plan *p);
+/* How many ancestors are tried as a block's new base. */
+static inline size_t compact_max_lineage(const compaction *c) {
+    return 4 * (size_t)c->options.max_depth + 64;
+}
 /* Computes the load of block i, which is copied, from the current loads of the blocks that it builds on. */
 ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err);
 

@@ -175,8 +175,7 @@ static bool allows(const compaction *c, const block_load *new_base, const record
  */
 static ckd_status find_new_base(block_rewrite *f, compaction *c, const rewrite_plan *p, const record *r,
                                 ckd_error *err) {
-    size_t steps = 4 * (size_t)c->options.max_depth + 64;
-    for (size_t i = 0; i < p->ancestor_count && i < steps; i++) {
+    for (size_t i = 0; i < p->ancestor_count; i++) {
         const view *older;
         ckd_status status = views_get(&older, &c->views, &p->ancestors[i], err);
         if (status == CKD_E_NOMEM) {
@@ -303,14 +302,18 @@ static const manifest_entry *step_before(const compaction *c, const ckd_checkpoi
     return found;
 }
 
-/* By the manifests at the beginning. Where an ancestor is gone, the run's step before it continues the lineage. */
+/*
+ * By the manifests at the beginning. Where an ancestor is gone, the run's step before it continues the lineage. It ends
+ * with the last ancestor that find_new_base would look at, so that a run of n checkpoints takes n short searches.
+ */
 static ckd_status find_lineage(rewrite_plan *p, const compaction *c, ckd_error *err) {
     const manifest_entry *n = manifest_set_find(c->all, &p->view->manifest.checkpoint.id);
-    p->ancestors = calloc(c->all->count + 1, sizeof(*p->ancestors));
+    size_t max = compact_max_lineage(c), count = max < c->all->count ? max : c->all->count;
+    p->ancestors = calloc(count + 1, sizeof(*p->ancestors));
     if (!p->ancestors) {
-        return err_nomem(err, c->all->count * sizeof(*p->ancestors), "a lineage");
+        return err_nomem(err, count * sizeof(*p->ancestors), "a lineage");
     }
-    for (size_t steps = 0; n && steps < c->all->count; steps++) {
+    for (size_t steps = 0; n && p->ancestor_count < count && steps < c->all->count; steps++) {
         const ckd_checkpoint *k = &n->m.checkpoint;
         const manifest_entry *parent = id_is_zero(&k->parent) ? NULL : manifest_set_find(c->all, &k->parent);
         n = parent || id_is_zero(&k->parent) ? parent : step_before(c, k);

@@ -238,13 +238,24 @@ typedef struct cached_block {
     uint32_t pins; /* current uses */
 } cached_block;
 
+/* A part of a chunk file, with the payloads that probably come next. */
+typedef struct payload_window {
+    const file_reader *file;
+    uint64_t at, next; /* where it begins; where the last small payload ended that was read from the file */
+    uint64_t used;     /* time of last use */
+    bytes data;
+} payload_window;
+#define PAYLOAD_WINDOWS 8 /* of as many files: a chain alternates between those of its checkpoints */
+
 /* Scratch of one worker. */
 typedef struct decoder {
     coder *coder;
     const kernels *kernels;
     view_cache *views; /* views of the checkpoints that chains lead to */
     bytes stored;      /* payload as read */
-    bytes integers;    /* decoded residuals */
+    payload_window windows[PAYLOAD_WINDOWS];
+    uint64_t window_clock;
+    bytes integers; /* decoded residuals */
     bytes context;
     lattice_work lattice;
     columns_cache *columns; /* shared by the load or save, or the decoder's own */
@@ -260,7 +271,7 @@ typedef struct decoder {
     cached_block cached[CACHED_BLOCKS];
     uint64_t cache_clock;
     values_store *store;      /* the load's; NULL: no store */
-    uint32_t filling;         /* smallest depth of the blocks being decoded into it; UINT32_MAX: none */
+    const record *filling;    /* the first, by values_store_before, being decoded into it; NULL: none */
     const load_plan *plan;    /* of the whole load, or NULL; then the next two decide */
     const view *top;          /* the load's view, or NULL */
     const bool *has_derived;  /* by tensor of `top`: other tensors of the checkpoint are built from it */
@@ -276,6 +287,32 @@ void decoder_free(decoder *d);
 
 /* Decodes one block of `v` to `to` (raw_size bytes, any alignment). */
 ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
+
+/*
+ * ---- series.c: blocks that build on each other, one after the other ----
+ *
+ * Between begin and end the decoder keeps the last few blocks' values. A block that builds on one of them reads nothing
+ * below it. So a chain that is decoded from its oldest block on is read once. Records must be at the same address in
+ * all views involved (one view_cache).
+ */
+void block_series_begin(decoder *d);
+/* *values: valid until the next call with this decoder; values may be NULL. Errors: as block_values. */
+ckd_status block_series_next(const void **values, decoder *d, const view *v, const view_block *b,
+                             ckd_error *err);
+void block_series_end(decoder *d);
+/* A block of a series. The caller sets `block` and `checkpoint`. */
+typedef struct series_block {
+    const view_block *block;
+    size_t checkpoint; /* its place among the checkpoints, the oldest first */
+    size_t tag;        /* the caller's */
+    const char *name;  /* of the weight that the tensor belongs to */
+    uint32_t rank;     /* what others are predicted from comes first */
+} series_block;
+/*
+ * Sorts blocks into series: the blocks of one region of a weight and of its moments, by checkpoint. begins: count + 1
+ * entries; gets where each series begins, and then the end. Returns the number of series.
+ */
+size_t block_series_sort(series_block *blocks, size_t *begins, size_t count);
 
 /* Memory for the values of a span of a tensor, contiguous. */
 typedef struct span_target {
@@ -352,6 +389,11 @@ void sibling_cache_free(sibling_cache *s);
 
 /* Whether the block is a step, or is rebuilt together with one. */
 bool sibling_cache_has(const sibling_cache *s, const view_block *b);
+/*
+ * The number of the block that this one is rebuilt with: its own, or that of a weight. Blocks with the same number are
+ * best decoded on the same thread, one after the other.
+ */
+size_t sibling_cache_leader(const sibling_cache *s, const view_block *b);
 /* Like block_into_span, for one of the view's blocks. */
 ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, const view_block *b, const span_target *target,
                                  uint64_t *copied, ckd_error *err);

@@ -21,13 +21,15 @@ ckd_status decoder_init(decoder *d, view_cache *views, columns_cache *columns, c
     }
     d->kernels = kernels_cpu();
     d->step_limit = MAX_STEPS;
-    d->filling = UINT32_MAX;
     return coder_create(&d->coder, err);
 }
 
 void decoder_free(decoder *d) {
     coder_free(d->coder);
     bytes_free(&d->stored);
+    for (size_t i = 0; i < PAYLOAD_WINDOWS; i++) {
+        bytes_free(&d->windows[i].data);
+    }
     bytes_free(&d->integers);
     bytes_free(&d->context);
     for (size_t i = 0; i < CACHED_BLOCKS; i++) {
@@ -51,6 +53,68 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
     return status;
 }
 
+#define SMALL_PAYLOAD (16u << 10) /* larger ones are read by themselves */
+#define WINDOW_GAP \
+    (1u << 10) /* most bytes between payloads that follow each other: the next record's header */
+#define WINDOW_BYTES (64u << 10)
+
+/* The window of the file; if there is none, the least recently used one. */
+static payload_window *window_of(decoder *d, const file_reader *file) {
+    payload_window *oldest = &d->windows[0];
+    for (size_t i = 0; i < PAYLOAD_WINDOWS; i++) {
+        payload_window *w = &d->windows[i];
+        if (w->file == file) {
+            oldest = w;
+            break;
+        }
+        oldest = w->used < oldest->used ? w : oldest;
+    }
+    oldest->used = ++d->window_clock;
+    return oldest;
+}
+
+/* Whether the window has the payload. A small one that follows the last one is read with what comes after it. */
+static bool in_window(payload_window *w, const chunk *c, const record *r) {
+    uint64_t at = r->payload_offset, end = at + r->stored_size, size = file_size(c->file);
+    bool same_file = w->file == c->file, follows = same_file && at >= w->next && at - w->next <= WINDOW_GAP;
+    if (end > size || file_cached(c->file, at, r->stored_size)) {
+        return false;
+    }
+    w->next = end;
+    if (same_file && at >= w->at && end <= w->at + w->data.size) {
+        return true;
+    }
+    w->file = c->file;
+    bytes_clear(&w->data);
+    if (!follows) {
+        return false;
+    }
+    size = size - at < WINDOW_BYTES ? size - at : WINDOW_BYTES;
+    void *to = bytes_extend(&w->data, size);
+    bool good = to && file_read_at(c->file, at, to, size, NULL) == CKD_OK;
+    w->at = at;
+    if (!good) { /* the trouble may lie behind the payload */
+        bytes_clear(&w->data);
+        w->data.failed = false;
+    }
+    return good;
+}
+
+/*
+ * Reads a payload. Loads of many small tensors take one read for neighbours. What does not match its checksum is read
+ * once more by itself: the window may be of a file that was closed since.
+ */
+static ckd_status read_payload(decoder *d, const chunk *c, const record *r, void *to, ckd_error *err) {
+    payload_window *w = r->stored_size <= SMALL_PAYLOAD ? window_of(d, c->file) : NULL;
+    if (w && in_window(w, c, r)) {
+        memcpy(to, w->data.data + (r->payload_offset - w->at), r->stored_size);
+        if (chunk_check_payload(c, r, to, NULL) == CKD_OK) {
+            return CKD_OK;
+        }
+    }
+    return chunk_read_payload(c, r, to, err);
+}
+
 /* Damage of a payload is reported at its record, however it shows. */
 static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, ckd_error *err) {
     const void *in_memory = payloads_find(d->payloads, b->record);
@@ -59,7 +123,7 @@ static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, c
         return CKD_OK;
     }
     d->bytes_read += b->record->stored_size;
-    ckd_status status = chunk_read_payload(b->chunk, b->record, to, err);
+    ckd_status status = read_payload(d, b->chunk, b->record, to, err);
     if (status == CKD_E_CORRUPT && err) {
         err->offset = b->record->offset;
     }
@@ -80,8 +144,7 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
     bool must_fill = false; /* a thread that reads such a record waits for nothing, so no circle can arise */
     stored_values *v =
-        d->store ? values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, UINT32_MAX)
-                 : NULL;
+        d->store ? values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, NULL) : NULL;
     ckd_status status = v && !must_fill ? CKD_OK : blob_bytes(d, b, to, err);
     if (v && must_fill) {
         memcpy(v->values, to, status == CKD_OK ? b->record->raw_size : 0);
@@ -346,8 +409,9 @@ static ckd_status values_in_store(stored_values **out, decoder *d, const view *v
     if (!must_fill) {
         return CKD_OK;
     }
-    uint32_t filling = d->filling, waiting = d->waiting;
-    d->filling = b->record->depth < filling ? b->record->depth : filling;
+    const record *filling = d->filling;
+    uint32_t waiting = d->waiting;
+    d->filling = !filling || values_store_before(b->record, filling) ? b->record : filling;
     d->waiting = 0;
     ckd_status status = values_of_block(d, v, b, (*out)->values, err);
     d->filling = filling;

@@ -223,3 +223,31 @@ ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *
     d->waiting = waiting;
     return status;
 }
+
+/* ---- blocks of several checkpoints ---- */
+
+void block_series_begin(decoder *d) {
+    values_cache_begin(d);
+}
+
+void block_series_end(decoder *d) {
+    values_cache_end(d);
+}
+
+ckd_status block_series_next(const void **values, decoder *d, const view *v, const view_block *b,
+                             ckd_error *err) {
+    input in = {NULL, NULL, NULL};
+    cached_block *k = find_cached(d, b->record); /* decoded, and compared with its hash, for a block before */
+    ckd_status status = CKD_OK;
+    if (k) {
+        use_cached(&in, k);
+    } else {
+        d->steps = 0;
+        status = cache_block(&in, d, v, b, free_slot(d), err);
+    }
+    if (values) {
+        *values = in.values;
+    }
+    release_input(&in);
+    return status;
+}

@@ -92,12 +92,21 @@ static stored_values *add(values_store *s, const record *r, uint64_t size) {
     return v;
 }
 
+bool values_store_before(const record *a, const record *b) {
+    bool derived_a = a->predictor == PREDICT_COPY || a->predictor == PREDICT_CAST;
+    bool derived_b = b->predictor == PREDICT_COPY || b->predictor == PREDICT_CAST;
+    if (a->depth != b->depth) {
+        return a->depth < b->depth;
+    }
+    return derived_a != derived_b ? derived_b : (uintptr_t)a < (uintptr_t)b;
+}
+
 stored_values *values_store_claim(values_store *s, bool *must_fill, const record *r, uint64_t size,
-                                  uint32_t floor) {
+                                  const record *floor) {
     *must_fill = false;
     pthread_mutex_lock(&s->mutex);
     stored_values *v = find(s, r);
-    while (v && v->filling && r->depth < floor) {
+    while (v && v->filling && (!floor || values_store_before(r, floor))) {
         pthread_cond_wait(&s->filled, &s->mutex);
         v = find(s, r);
     }

@@ -41,12 +41,14 @@ void values_store_free(values_store *s);
  * Pins a block's entry until values_store_release. NULL: it is not here, and there is no space for it. *must_fill: the
  * caller must fill in the values (`size` bytes) and call values_store_filled first.
  *
- * floor: the smallest depth of the blocks that the caller is filling now; UINT32_MAX: none. The call waits for a block
- * that another worker is filling only if that block's depth is smaller. So waits cannot form a circle, even if damaged
- * files state wrong depths.
+ * floor: the first, in the order of values_store_before, of the blocks that the caller is filling now; NULL: none. The
+ * call waits for a block that another worker is filling only if that block comes before it. So waits cannot form a
+ * circle, even if damaged files state wrong depths.
  */
 stored_values *values_store_claim(values_store *s, bool *must_fill, const record *r, uint64_t size,
-                                  uint32_t floor);
+                                  const record *floor);
+/* A total order in which a block comes after those that it builds on: deltas have a greater depth, copies the same. */
+bool values_store_before(const record *a, const record *b);
 /* good: false if decoding failed; the entry is then released and removed. */
 void values_store_filled(values_store *s, stored_values *v, bool good);
 void values_store_release(values_store *s, stored_values *v);

@@ -10,7 +10,17 @@
 #include "engine/integrity/checkpoint_check.h"
 #include "engine/store/store.h"
 #include "engine/integrity/internal.h"
-#include "engine/decode/decode.h"
+#include "engine/integrity/verify_values.h"
+
+#define WINDOW_CHECKPOINTS (CHECKPOINT_VIEWS_MAX / 2) /* decoded together */
+#define WINDOW_BLOCKS      100000u /* no checkpoint is added to a window that has so many; each takes about 1 KB */
+
+/* A checkpoint of the window: its files are checked, its values are not decoded yet. */
+typedef struct window_entry {
+    char checkpoint[CHECKPOINT_TEXT];
+    damage_list damage; /* of its files; added to the rest when its turn comes */
+    value_target target;
+} window_entry;
 
 typedef struct verification {
     ckd_store *store;
@@ -18,10 +28,14 @@ typedef struct verification {
     ckd_verify_result *result;
     damage_list damage;
     view_cache views;
-    decoder decoder;
-    bytes values;
+    view_cache closures;  /* for record_places_agree */
+    record_places places; /* of the window's checkpoints */
+    value_checker checker;
+    bytes payload;
     live_files files;
-    bool *seen;     /* by file: it was checked */
+    bool *seen, *damaged; /* by file: it was checked; it has damage */
+    window_entry window[WINDOW_CHECKPOINTS];
+    size_t window_count, window_blocks;
     uint64_t total; /* raw bytes to check */
     float_mode callers_mode;
 } verification;
@@ -55,52 +69,39 @@ static bool by_lineage(const verification *v) {
     return v->options->quick || v->options->sample > 0;
 }
 
-static ckd_status check_file_once(verification *v, const file_ref *file, const char *checkpoint,
-                                  ckd_error *err) {
+/* *intact becomes false if the file has damage, whether found now or before. */
+static ckd_status check_file_once(verification *v, damage_list *damage, bool *intact, const file_ref *file,
+                                  const char *checkpoint, ckd_error *err) {
     const live_file *listed = live_files_find(&v->files, &file->id);
-    if (listed && v->seen[listed - v->files.items]) {
+    size_t number = listed ? (size_t)(listed - v->files.items) : v->files.count;
+    if (listed && v->seen[number]) {
+        *intact = *intact && !v->damaged[number];
         return CKD_OK;
     }
-    if (listed) {
-        v->seen[listed - v->files.items] = true;
-    }
+    v->seen[number] = true;
     file_check f = {.store = v->store,
-                    .damage = &v->damage,
+                    .damage = damage,
                     .lineages = v->files.dependency_infos,
                     .lineage_count = by_lineage(v) ? v->files.dependency_info_count : 0,
-                    .payload = &v->values};
+                    .payload = &v->payload};
     v->result->files++;
-    return check_named_file(&f, file, checkpoint, err);
+    size_t before = damage->result->damage_count;
+    ckd_status status = check_named_file(&f, file, checkpoint, err);
+    v->damaged[number] = damage->result->damage_count > before;
+    *intact = *intact && !v->damaged[number];
+    return status;
 }
 
-static ckd_status check_files(verification *v, const manifest *m, const char *checkpoint, ckd_error *err) {
+static ckd_status check_files(verification *v, window_entry *e, const manifest *m, ckd_error *err) {
     ckd_status status = CKD_OK;
+    e->target.shares = true;
     for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
-        status = check_file_once(v, &m->files[i], checkpoint, err);
+        status = check_file_once(v, &e->damage, &e->target.shares, &m->files[i], e->checkpoint, err);
     }
     return status;
 }
 
 /* ---- values ---- */
-
-static ckd_status check_block(verification *v, const view *w, const view_block *b, bool blob,
-                              const char *checkpoint, ckd_error *err) {
-    bytes_clear(&v->values);
-    void *to = bytes_extend(&v->values, b->record->raw_size + 1);
-    if (!to) {
-        v->values.failed = false;
-        return err_nomem(err, b->record->raw_size, "a block's values");
-    }
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status =
-        blob ? blob_bytes(&v->decoder, b, to, &why) : block_values(&v->decoder, w, b, to, &why);
-    bool in_own_file = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
-    status =
-        add_damage(v, status, &why, in_own_file ? chunk_record_number(b->chunk, b->record) : CKD_NO_OFFSET,
-                   checkpoint, err);
-    v->result->blocks++;
-    return status == CKD_OK ? progress(v, b->record->raw_size, err) : status;
-}
 
 /*
  * Is the block in the sample? This depends only on the seed and on the block's identity. It does not depend on the
@@ -117,28 +118,68 @@ static bool in_sample(const verification *v, const view *w, size_t number) {
     return (double)(hash64(key, sizeof(key)) >> 11) < v->options->sample * 0x1p53;
 }
 
-static ckd_status check_values(verification *v, const view *w, const char *checkpoint, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < w->block_count && status == CKD_OK; i++) {
+/* Lists what is to be decoded of a checkpoint, all of it or a sample. */
+static ckd_status list_values(verification *v, window_entry *e, const view *w, ckd_error *err) {
+    value_target *t = &e->target;
+    size_t all = w->block_count + w->blob_count;
+    t->findings = calloc(all + 1, sizeof(*t->findings));
+    if (!t->findings) {
+        return err_nomem(err, all * sizeof(*t->findings), "the blocks of a checkpoint");
+    }
+    t->view = w;
+    for (size_t i = 0; i < all; i++) {
+        bool blob = i >= w->block_count;
         if (in_sample(v, w, i)) {
-            status = check_block(v, w, &w->blocks[i], false, checkpoint, err);
+            t->findings[t->count++].block = blob ? &w->blobs[i - w->block_count] : &w->blocks[i];
+            t->block_count += !blob;
         }
     }
-    for (size_t i = 0; i < w->blob_count && status == CKD_OK; i++) {
-        if (in_sample(v, w, w->block_count + i)) {
-            status = check_block(v, w, &w->blobs[i], true, checkpoint, err);
-        }
+    v->window_blocks += all;
+    return CKD_OK;
+}
+
+/* Whether its blocks may be decoded with those of the other checkpoints. */
+static ckd_status decide_sharing(verification *v, window_entry *e, const ckd_id *id, ckd_error *err) {
+    if (!e->target.shares || by_lineage(v)) {
+        e->target.shares = false;
+        return CKD_OK;
+    }
+    ckd_status status = record_places_agree(&e->target.shares, &v->places, &v->closures, id, err);
+    checkpoint_views_limit(&v->closures);
+    return status;
+}
+
+static ckd_status check_contents(verification *v, window_entry *e, const manifest *m, ckd_error *err) {
+    const view *w = NULL;
+    ckd_status status = check_files(v, e, m, err);
+    THEN(status, checkpoint_open(&w, &v->views, &m->checkpoint, &e->damage, err));
+    if (status != CKD_OK || !w) {
+        return status;
+    }
+    v->result->all_blocks += w->block_count + w->blob_count;
+    if (by_lineage(v)) {
+        status = checkpoint_check_closure(&v->views, w, &e->damage, err);
+    }
+    if (status == CKD_OK && !v->options->quick) {
+        status = decide_sharing(v, e, &m->checkpoint.id, err);
+        THEN(status, list_values(v, e, w, err));
     }
     return status;
 }
 
 /*
- * With `quick`, check_files finds damaged payloads, and dependencies tell which checkpoints may need them. Indexes
- * show what a load would miss.
+ * Adds a checkpoint to the window. With `quick`, check_files finds damaged payloads, and dependencies tell which
+ * checkpoints may need them. Indexes show what a load would miss.
  */
 static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
-    char checkpoint[CHECKPOINT_TEXT];
-    checkpoint_text(checkpoint, name->run, name->step, false);
+    window_entry *e = &v->window[v->window_count];
+    *e = (window_entry){
+        .damage = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = v->store->path}};
+    if (!e->damage.result) {
+        return err_nomem(err, sizeof(ckd_verify_result), "a verification");
+    }
+    v->window_count++;
+    checkpoint_text(e->checkpoint, name->run, name->step, false);
     ckd_error why = {.offset = CKD_NO_OFFSET};
     manifest m;
     ckd_status status = store_read_manifest(&m, v->store, name->run, name->step, name->generation, &why);
@@ -146,20 +187,79 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
     if (status != CKD_OK) {
         err_in_file(&why, status,
                     path_manifest(v->store->path, name->run, name->step, name->generation).text);
-        return add_damage(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
+        return damage_record(&e->damage, status, &why, CKD_NO_OFFSET, e->checkpoint, err);
     }
-    const view *w = NULL;
-    status = check_files(v, &m, checkpoint, err);
-    THEN(status, checkpoint_open(&w, &v->views, &m.checkpoint, &v->damage, err));
+    status = check_contents(v, e, &m, err);
     manifest_free(&m);
-    if (status != CKD_OK || !w) {
-        return status;
+    return status;
+}
+
+/* ---- the window ---- */
+
+static ckd_status note_finding(verification *v, const window_entry *e, const value_finding *f,
+                               ckd_error *err) {
+    const record *r = f->block->record;
+    const chunk *c = f->block->chunk;
+    v->result->blocks++;
+    if (!f->why) {
+        return CKD_OK;
     }
-    v->result->all_blocks += w->block_count + w->blob_count;
-    if (by_lineage(v)) {
-        status = checkpoint_check_closure(&v->views, w, &v->damage, err);
+    bool in_own_file = f->why->offset == r->offset && strstr(f->why->file, file_path(c->file));
+    return add_damage(v, f->status, f->why, in_own_file ? chunk_record_number(c, r) : CKD_NO_OFFSET,
+                      e->checkpoint, err);
+}
+
+/* Damage is named in the order of the checkpoints, whatever the order in which it was found. */
+static ckd_status note_window(verification *v, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->window_count && status == CKD_OK; i++) {
+        const window_entry *e = &v->window[i];
+        status = damage_add_all(&v->damage, &e->damage, err);
+        for (size_t k = 0; k < e->target.count && status == CKD_OK; k++) {
+            status = note_finding(v, e, &e->target.findings[k], err);
+        }
     }
-    return status != CKD_OK || v->options->quick ? status : check_values(v, w, checkpoint, err);
+    return status;
+}
+
+static void clear_window(verification *v) {
+    for (size_t i = 0; i < v->window_count; i++) {
+        window_entry *e = &v->window[i];
+        ckd_verify_result_free(e->damage.result);
+        for (size_t k = 0; k < e->target.count; k++) {
+            free(e->target.findings[k].why);
+        }
+        free(e->target.findings);
+    }
+    v->window_count = v->window_blocks = 0;
+    record_places_free(&v->places);
+    checkpoint_views_limit(&v->views);
+}
+
+static ckd_status report_progress(void *context, uint64_t done, ckd_error *err) {
+    return progress(context, done, err);
+}
+
+/* Decodes the values of the window's checkpoints, and empties it. */
+static ckd_status finish_window(verification *v, ckd_error *err) {
+    value_target targets[WINDOW_CHECKPOINTS];
+    for (size_t i = 0; i < v->window_count; i++) {
+        targets[i] = v->window[i].target;
+    }
+    ckd_status status = value_check(&v->checker, targets, v->window_count, report_progress, v, err);
+    THEN(status, note_window(v, err));
+    clear_window(v);
+    return status;
+}
+
+/*
+ * A checkpoint that decodes whole chains opens a view of each ancestor. So nothing else joins its window; afterwards the
+ * views are closed.
+ */
+static bool window_is_full(const verification *v) {
+    bool alone = by_lineage(v) || !v->window[v->window_count - 1].target.shares;
+    return alone || v->window_count == WINDOW_CHECKPOINTS || v->window_blocks >= WINDOW_BLOCKS ||
+           v->views.count > CHECKPOINT_VIEWS_MAX;
 }
 
 /* ---- which checkpoints ---- */
@@ -178,7 +278,8 @@ static ckd_status read_files(verification *v, ckd_error *err) {
     ckd_verify_result_free(others.result);
     if (status == CKD_OK) {
         v->seen = calloc(v->files.count + 1, sizeof(*v->seen));
-        status = v->seen ? CKD_OK : err_nomem(err, v->files.count, "the files looked at");
+        v->damaged = calloc(v->files.count + 1, sizeof(*v->damaged));
+        status = v->seen && v->damaged ? CKD_OK : err_nomem(err, v->files.count, "the files looked at");
     }
     return status;
 }
@@ -191,7 +292,8 @@ static ckd_status check_trash(verification *v, ckd_error *err) {
         char checkpoint[CHECKPOINT_TEXT];
         live_file_checkpoint(checkpoint, f);
         if (f->in_trash) {
-            status = check_file_once(v, &f->file, checkpoint, err);
+            bool intact = true;
+            status = check_file_once(v, &v->damage, &intact, &f->file, checkpoint, err);
         }
     }
     return status;
@@ -205,10 +307,12 @@ static ckd_status check_all(verification *v, ckd_error *err) {
         bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
         if (newest && wanted(v, &list.items[i])) {
             status = check_checkpoint(v, &list.items[i], err);
-            checkpoint_views_limit(&v->views);
+            THEN(status, window_is_full(v) ? finish_window(v, err) : CKD_OK);
         }
     }
     manifests_free(&list);
+    THEN(status, finish_window(v, err));
+    clear_window(v);
     THEN(status, check_trash(v, err));
     if (status != CKD_OK) {
         return status;
@@ -290,14 +394,14 @@ static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1],
 static ckd_status run_verification(verification *v, ckd_error *err) {
     file_lock *lock = NULL;
     ckd_status status = store_lock_reader(&lock, v->store, err);
-    THEN(status, decoder_init(&v->decoder, &v->views, NULL, err));
+    THEN(status, value_checker_init(&v->checker, v->store, &v->views, err));
     THEN(status, expect_total(v, err));
     THEN(status, check_catalog(v, err));
     THEN(status, v->options->run ? CKD_OK : settings_damage(&v->damage, v->store, err));
     THEN(status, check_vanished(v, err));
     THEN(status, check_all(v, err));
     THEN(status, check_parity(v, err));
-    decoder_free(&v->decoder);
+    value_checker_free(&v->checker);
     lock_release(lock);
     return status;
 }
@@ -319,12 +423,15 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     }
     v.damage = (damage_list){.result = v.result, .store_path = store->path};
     checkpoint_views_begin(&v.views, store);
+    checkpoint_views_begin(&v.closures, store);
     v.callers_mode = float_mode_enter();
     status = run_verification(&v, err);
     float_mode_leave(v.callers_mode);
     views_free(&v.views);
-    bytes_free(&v.values);
+    views_free(&v.closures);
+    bytes_free(&v.payload);
     free(v.seen);
+    free(v.damaged);
     live_files_free(&v.files);
     if (status != CKD_OK) {
         ckd_verify_result_free(v.result);

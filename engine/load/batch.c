@@ -117,18 +117,68 @@ void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *in_mem
     }
 }
 
+/* ---- all tensors ---- */
+
+#define BATCH_TASKS  1024u  /* tensors that are decoded together */
+#define BATCH_BLOCKS 16384u /* no tensor is added to a batch that has so many blocks */
+
+typedef struct load_batch {
+    ckd_load *load;
+    load_task *tasks;
+    size_t count, blocks;
+} load_batch;
+
+static ckd_status execute_batch(load_batch *b, ckd_error *err) {
+    ckd_status status = load_tasks_execute(b->load, b->tasks, b->count, err);
+    for (size_t i = 0; i < b->count; i++) {
+        load_task_free(&b->tasks[i]);
+    }
+    b->count = b->blocks = 0;
+    return status;
+}
+
+/* Adds a tensor to the batch. One for a device is decoded by itself, after those before it. */
+static ckd_status add_to_batch(load_batch *b, const ckd_load_request *q, const view_tensor *t,
+                               ckd_error *err) {
+    ckd_status status =
+        q->device || b->count == BATCH_TASKS || b->blocks >= BATCH_BLOCKS ? execute_batch(b, err) : CKD_OK;
+    if (status != CKD_OK || q->device) {
+        return status == CKD_OK ? ckd_load_tensor(b->load, q, err) : status;
+    }
+    load_task *task = &b->tasks[b->count++];
+    status = load_task_make(task, b->load, q, t, err);
+    b->blocks += task->count;
+    return err_in_tensor(err, status, q->name);
+}
+
+static ckd_status load_batches(ckd_load *load, const ckd_load_request *requests, size_t count,
+                               ckd_error *err) {
+    size_t room = count < BATCH_TASKS ? count : BATCH_TASKS;
+    load_batch b = {load, calloc(room + 1, sizeof(*b.tasks)), 0, 0};
+    ckd_status status = b.tasks ? CKD_OK : err_nomem(err, room * sizeof(*b.tasks), "a load's plan");
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        ckd_load_request q;
+        const view_tensor *t = load_match(&q, load, &requests[i]);
+        q.struct_size = sizeof(q);
+        status = t ? add_to_batch(&b, &q, t, err) : CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = execute_batch(&b, err);
+    }
+    for (size_t i = 0; i < b.count; i++) {
+        load_task_free(&b.tasks[i]);
+    }
+    free(b.tasks);
+    return status;
+}
+
 /* Keeps only values that the plan needs several times. */
 static ckd_status load_planned(ckd_load *load, const ckd_load_request *requests, size_t count,
                                ckd_error *err) {
     load_plan *plan;
     ckd_status status = load_plan_make(&plan, load, requests, count, err);
     load_set_plan(load, plan, NULL);
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        ckd_load_request q;
-        if (load_match(&q, load, &requests[i])) {
-            status = ckd_load_tensor(load, &requests[i], err);
-        }
-    }
+    THEN(status, load_batches(load, requests, count, err));
     load_set_plan(load, NULL, NULL);
     load_plan_free(plan);
     return status;

@@ -39,9 +39,8 @@ ckd_status load_task_list(load_task *task, ckd_error *err) {
 
 /* ---- in host memory ---- */
 
-/* Places one block's part of a span, with the worker's decoder. */
-static ckd_status place_block(ckd_load *load, uint32_t worker, const view_block *b, const span_target *target,
-                              uint64_t *copied, ckd_error *err) {
+ckd_status load_place_block(ckd_load *load, uint32_t worker, const view_block *b, const span_target *target,
+                            uint64_t *copied, ckd_error *err) {
     decoder *d = &load->decoders[worker];
     return load->shared.view ? sibling_cache_scatter(&load->shared, d, b, target, copied, err)
                              : block_into_span(d, load->view, b, target, copied, err);
@@ -56,7 +55,7 @@ typedef struct placement {
 
 static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     placement *p = context;
-    return place_block(p->load, worker, p->blocks[index], &p->target, &p->copied[index], err);
+    return load_place_block(p->load, worker, p->blocks[index], &p->target, &p->copied[index], err);
 }
 
 /* Decodes the task's blocks from `first` on, up to those done. */
@@ -109,7 +108,7 @@ static ckd_status make_chain(void *context, device_chain *c, chain_sides *sides,
     uint64_t copied = 0;
     const region_span whole = {b->record->region, b->record->first, b->record->count};
     const span_target target = {w->span.tensor, &whole, device_chain_values(c, err)};
-    ckd_status status = target.to ? place_block(w->load, worker, b, &target, &copied, err) : CKD_E_NOMEM;
+    ckd_status status = target.to ? load_place_block(w->load, worker, b, &target, &copied, err) : CKD_E_NOMEM;
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 
@@ -225,6 +224,14 @@ ckd_status load_task_make(load_task *out, ckd_load *load, const ckd_load_request
     return status == CKD_OK && q->device ? find_device(out, load, q, err) : status;
 }
 
+ckd_status load_task_check(const load_task *task, ckd_error *err) {
+    if (task->done < task->count || task->copied == task->span.count) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_CORRUPT, "the checkpoint holds only %llu of the %llu requested elements",
+                   (unsigned long long)task->copied, (unsigned long long)task->span.count);
+}
+
 ckd_status load_task_execute(ckd_load *load, load_task *task, size_t count, ckd_error *err) {
     size_t first = task->done;
     device_attempt attempt = {.done = false};
@@ -243,11 +250,7 @@ ckd_status load_task_execute(ckd_load *load, load_task *task, size_t count, ckd_
     if (status == CKD_OK && !attempt.done) {
         report_attempt(load, task->tensor, &attempt);
     }
-    if (status == CKD_OK && task->done == task->count && task->copied != task->span.count) {
-        status = err_set(err, CKD_E_CORRUPT, "the checkpoint holds only %llu of the %llu requested elements",
-                         (unsigned long long)task->copied, (unsigned long long)task->span.count);
-    }
-    return status;
+    return status == CKD_OK ? load_task_check(task, err) : status;
 }
 
 ckd_status load_task_finish(ckd_load *load, const load_task *task, ckd_error *err) {

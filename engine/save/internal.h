@@ -98,8 +98,10 @@ ckd_status save_store_times(const ckd_save *save, const ckd_checkpoint *saved, c
 /* ---- writer.c ---- */
 /*
  * Returns true if the disk has space for `payload` bytes in the chunk file and `copies` bytes in the materialized copy.
+ * added: how many of these the last call did not know of. While there is plenty of space, the disk is asked again only
+ * after a second or 64 MiB: on network file systems each question is a round trip. One thread at a time.
  */
-bool save_has_space(const ckd_save *save, uint64_t payload, uint64_t copies);
+bool save_has_space(ckd_save *save, uint64_t payload, uint64_t copies, uint64_t added);
 /* The rest of this section is called while nobody else works on the save. */
 /*
  * Makes space for bytes of payload in the chunk file, and of copies in the materialized copy. Materialized copies are

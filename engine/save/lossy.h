@@ -138,7 +138,8 @@ ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, cons
  * and so does their weight (moment_stats.c).
  */
 struct moment_stats {
-    moment_stats *next;
+    moment_stats *next; /* in its bucket, or in the spare list */
+    uint64_t hash;
     const char *weight; /* the name of their weight; in the save's arena */
     uint64_t first, count;
     ckd_region region;

@@ -28,12 +28,49 @@ static void move(moment_stats **to, moment_stats **from) {
     *to = k;
 }
 
+/* ---- the table. A search for moments that were all saved before their weights takes no longer than for others ---- */
+
+static uint64_t hash_of(const char *weight, const tile_shape *shape) {
+    const uint64_t key[3] = {hash64(weight, strlen(weight)), shape->first, shape->count};
+    return hash64(key, sizeof(key));
+}
+
+/* Not if there are no buckets yet. */
+static moment_stats **bucket_of(const moment_table *t, uint64_t hash) {
+    return &t->buckets[hash & (t->size - 1)];
+}
+
+static ckd_status grow_table(moment_table *t, ckd_error *err) {
+    moment_table grown = {.size = t->size ? 2 * t->size : 64, .count = t->count};
+    grown.buckets = calloc(grown.size, sizeof(moment_stats *));
+    if (!grown.buckets) {
+        return err_nomem(err, grown.size * sizeof(moment_stats *), "second moments' means");
+    }
+    for (size_t i = 0; i < t->size; i++) {
+        moment_stats *reversed = NULL; /* the newest entry of a bucket stays the first */
+        while (t->buckets[i]) {
+            move(&reversed, &t->buckets[i]);
+        }
+        while (reversed) {
+            move(bucket_of(&grown, reversed->hash), &reversed);
+        }
+    }
+    free(t->buckets);
+    *t = grown;
+    return CKD_OK;
+}
+
 void moment_stats_end(ckd_save *save) {
     moment_stats *unused = NULL;
-    while (save->lossy.moments) {
-        pair_end(save->lossy.tiles, save->lossy.moments);
-        move(&save->lossy.tiles->spare, &save->lossy.moments);
+    moment_table *t = &save->lossy.moments;
+    for (size_t i = 0; i < t->size; i++) {
+        while (t->buckets[i]) {
+            pair_end(save->lossy.tiles, t->buckets[i]);
+            move(&save->lossy.tiles->spare, &t->buckets[i]);
+        }
     }
+    free(t->buckets);
+    *t = (moment_table){.buckets = NULL};
     for (moment_stats **at = save->lossy.tiles ? &save->lossy.tiles->spare : NULL; at && *at;) {
         if ((*at)->served) {
             (*at)->served = false;
@@ -79,17 +116,23 @@ void moment_stats_used(ckd_save *save, moment_stats *k, const tensor_context *co
         pair_end(save->lossy.tiles, k);
     }
     if (k->second_came && k->moment_came && k->weight_came && !needed) {
-        moment_stats **at = &save->lossy.moments;
+        moment_stats **at = bucket_of(&save->lossy.moments, k->hash);
         while (*at != k) {
             at = &(*at)->next;
         }
         move(&save->lossy.tiles->spare, at);
+        save->lossy.moments.count--;
     }
 }
 
 static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const tile_shape *shape,
                                    const char *weight, const tensor_context *context, ckd_error *err) {
-    moment_stats *stats = *out = begin(save->lossy.tiles);
+    moment_table *table = &save->lossy.moments;
+    ckd_status status = table->count == table->size ? grow_table(table, err) : CKD_OK;
+    moment_stats *stats = *out = status == CKD_OK ? begin(save->lossy.tiles) : NULL;
+    if (status != CKD_OK) {
+        return status;
+    }
     if (!stats) {
         return err_nomem(err, sizeof(*stats), "second moments' means");
     }
@@ -97,8 +140,10 @@ static ckd_status new_moment_stats(moment_stats **out, ckd_save *save, const til
     stats->first = shape->first;
     stats->count = shape->count;
     stats->region = *context->region;
-    stats->next = save->lossy.moments;
-    save->lossy.moments = stats;
+    stats->hash = hash_of(weight, shape);
+    stats->next = *bucket_of(table, stats->hash);
+    *bucket_of(table, stats->hash) = stats;
+    table->count++;
     return CKD_OK;
 }
 
@@ -117,9 +162,11 @@ ckd_status moment_stats_get(moment_stats **out, ckd_save *save, const lossy_tile
 moment_stats *find_moment_stats(const ckd_save *save, const tile_shape *shape,
                                 const tensor_context *context) {
     const char *weight = context->weight ? context->weight : context->tensor->name;
-    for (moment_stats *k = save->lossy.moments; k; k = k->next) {
-        if (strcmp(k->weight, weight) == 0 && k->first == shape->first && k->count == shape->count &&
-            region_equal(&k->region, context->region, context->shape.ndim)) {
+    const moment_table *table = &save->lossy.moments;
+    const uint64_t hash = hash_of(weight, shape);
+    for (moment_stats *k = table->size ? *bucket_of(table, hash) : NULL; k; k = k->next) {
+        if (k->hash == hash && strcmp(k->weight, weight) == 0 && k->first == shape->first &&
+            k->count == shape->count && region_equal(&k->region, context->region, context->shape.ndim)) {
             return k;
         }
     }

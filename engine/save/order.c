@@ -188,7 +188,8 @@ static bool has_room(ckd_save *save, const save_slot *slot, uint64_t block) {
     disk_space all = {p->unwritten.payload + slot->space.payload, p->unwritten.copies + slot->space.copies};
     bool made = p->space_made > block;
     pthread_mutex_unlock(&p->mutex);
-    bool fits = made || save_has_space(save, all.payload, all.copies);
+    bool fits =
+        made || save_has_space(save, all.payload, all.copies, slot->space.payload + slot->space.copies);
     pthread_mutex_lock(&p->mutex);
     p->wants_space = !fits;
     if (fits) {

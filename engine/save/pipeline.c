@@ -363,8 +363,21 @@ void save_push(ckd_save *save) {
     pthread_mutex_unlock(&p->mutex);
 }
 
+static bool has_borrowed(save_pipeline *p) {
+    bool any = false;
+    pthread_mutex_lock(&p->mutex);
+    for (uint64_t n = p->written; n < p->pushed && !any; n++) {
+        any = slot_of(p, n)->borrowed;
+    }
+    pthread_mutex_unlock(&p->mutex);
+    return any;
+}
+
 ckd_status save_copy_borrowed(ckd_save *save, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
+    if (!has_borrowed(p)) {
+        return CKD_OK; /* the workers go on while the caller prepares its next tensor */
+    }
     save_stop_helpers(save);
     for (uint64_t n = p->written; n < p->pushed; n++) {
         save_slot *slot = slot_of(p, n);

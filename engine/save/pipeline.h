@@ -129,7 +129,7 @@ ckd_status save_flush(struct ckd_save *save, ckd_error *err);
  * child.
  */
 void save_stop_helpers(struct ckd_save *save);
-/* Stops the workers, and copies the values in the caller's memory that are still needed. */
+/* If values in the caller's memory are still needed, stops the workers and copies these values. */
 ckd_status save_copy_borrowed(struct ckd_save *save, ckd_error *err);
 
 /* ---- region_job.c ---- */

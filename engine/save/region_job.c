@@ -44,6 +44,25 @@ ckd_status save_new_region_job(region_job **out, ckd_save *save, const tensor_co
     return CKD_OK;
 }
 
+/*
+ * Whether the block may still be in progress when its tensor's call returns. Its values are then copied before it is
+ * pushed, so that the call need not wait for the workers to let go of the caller's memory.
+ */
+static bool may_outlive_call(const ckd_save *save, const exact_span *span, uint64_t first) {
+    uint64_t in_flight = (uint64_t)save->pipeline.slot_count * span->context->block_elements;
+    return !save->input.buffers_are_stable && span->end - first <= in_flight;
+}
+
+static ckd_status copy_values(block_job *job, size_t size, ckd_error *err) {
+    void *copy = bytes_scratch(&job->input.own, size, "a tensor's elements", err);
+    if (!copy) {
+        return CKD_E_NOMEM;
+    }
+    memcpy(copy, job->input.values, size);
+    job->input.values = copy;
+    return CKD_OK;
+}
+
 /* Pushes the block that begins at element `first`. *count: its elements. */
 static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, unchanged_blocks *unchanged,
                              uint64_t first, ckd_error *err) {
@@ -62,6 +81,10 @@ static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, un
     if (!device_dedup_next(unchanged, save, job) && !save_device_take_result(save, job, unchanged)) {
         tensor_elements block = {span->tensor, first, job->input.count};
         status = save_fetch(&job->input.values, save, &job->input.own, &block, err);
+    }
+    if (status == CKD_OK && slot->borrowed && may_outlive_call(save, span, first)) {
+        status = copy_values(job, job->input.count * ckd_dtype_size(span->tensor->dtype), err);
+        slot->borrowed = false;
     }
     if (status == CKD_OK) {
         save_push(save);

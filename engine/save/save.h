@@ -68,6 +68,11 @@ typedef struct comparison {
 
 /* Statistics of moments that other tensors need (moment_stats.c). */
 typedef struct moment_stats moment_stats;
+/* By a hash of their weight's name and their place in it. Zero-initialise; moment_stats_end empties it. */
+typedef struct moment_table {
+    moment_stats **buckets;
+    size_t size, count; /* of the buckets, a power of two or 0; of the entries */
+} moment_table;
 
 /* Names of the tensors and blobs saved so far: a hash table with open addressing (names.c). */
 typedef struct saved_name saved_name;
@@ -110,6 +115,11 @@ typedef struct save_rank {
 } save_rank;
 
 /* The files of the save, and the ids that name them. */
+/* What the file system said about its free space. asked_ns: when; added: bytes wanted since. */
+typedef struct free_space {
+    uint64_t available, asked_ns, added;
+} free_space;
+
 typedef struct save_output {
     ckd_id writer_id, file_id;
     pid_t process;          /* the owner of these files; a forked child must not touch them */
@@ -125,6 +135,7 @@ typedef struct save_output {
     atomic_bool materialized_failed; /* no copies any more: they are not worth failing a save for */
     /* used by the thread of LANE_ORDER, and by the saving thread while no blocks are in progress */
     uint64_t index_bytes; /* approximate size of the index of what was written */
+    free_space space;     /* only the thread of LANE_ORDER uses it */
     ckd_id *dependencies;
     size_t dependency_count, dependency_capacity;
 } save_output;
@@ -181,7 +192,7 @@ typedef struct save_input {
 /* For lossy tensors. Used by the saving thread; tiles and moments also by that of LANE_ORDER (measures.c). */
 typedef struct save_lossy {
     struct save_tiles *tiles; /* NULL: none yet */
-    moment_stats *moments;    /* of parameters whose tensors have not all come */
+    moment_table moments;     /* of parameters whose tensors have not all come */
     save_measures measures;
     uint64_t in_doubt; /* regions of tensors that look like an optimizer's but have no role */
 } save_lossy;

@@ -235,9 +235,20 @@ bool save_may_retry(ckd_save *save, ckd_status status) {
     return status == CKD_E_NOSPACE && save_drop_copies(save);
 }
 
-bool save_has_space(const ckd_save *save, uint64_t payload, uint64_t copies) {
+/* An answer about free space holds for so long, and for so many more bytes, if there is much more space than that. */
+#define ANSWER_NS    UINT64_C(1000000000)
+#define ANSWER_BYTES (UINT64_C(64) << 20)
+
+bool save_has_space(ckd_save *save, uint64_t payload, uint64_t copies, uint64_t added) {
+    free_space *known = &save->output.space;
+    uint64_t needed = payload + save->output.index_bytes + SLACK, now_ns = clock_monotonic_ns();
+    known->added += added;
+    bool plenty = known->available / 4 >= ANSWER_BYTES && known->available / 2 >= needed + copies;
+    if (plenty && known->added < ANSWER_BYTES && now_ns - known->asked_ns < ANSWER_NS) {
+        return true;
+    }
     uint64_t available = dir_free_space(path_in(save->store->path, DIR_CHUNKS).text);
-    uint64_t needed = payload + save->output.index_bytes + SLACK;
+    *known = (free_space){.available = available, .asked_ns = now_ns};
     return available >= needed && available - needed >= copies;
 }
 

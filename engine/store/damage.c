@@ -228,6 +228,27 @@ ckd_status damage_record(damage_list *list, ckd_status status, const ckd_error *
     return err_from(err, status, why);
 }
 
+ckd_status damage_add_all(damage_list *list, const damage_list *from, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < from->result->damage_count; i++) {
+        const ckd_damage *d = &from->result->damage[i];
+        ckd_error why = {.offset = d->offset};
+        snprintf(why.file, sizeof(why.file), "%s", d->file);
+        snprintf(why.tensor, sizeof(why.tensor), "%s", d->tensor);
+        snprintf(why.message, sizeof(why.message), "%s", d->what);
+        if (d->checkpoint_count == 0) {
+            status = damage_add(list, &why, d->block, "", err);
+        }
+        for (size_t k = 0; k < d->checkpoint_count && status == CKD_OK; k++) {
+            status = damage_add(list, &why, d->block, d->checkpoints[k], err);
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    return CKD_OK;
+}
+
 void checkpoint_text(char out[CHECKPOINT_TEXT], const char *run, uint64_t step, bool in_trash) {
     snprintf(out, CHECKPOINT_TEXT, "%s@%llu%s", run, (unsigned long long)step,
              in_trash ? " (in the trash)" : "");

@@ -28,6 +28,9 @@ bool is_damage(ckd_status status, const ckd_error *why);
 ckd_status damage_record(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
                          const char *checkpoint, ckd_error *err);
 
+/* Adds everything in `from`, which stays as it is. Errors: NOMEM. */
+ckd_status damage_add_all(damage_list *list, const damage_list *from, ckd_error *err);
+
 /* Removes all entries of a file (a path inside the store), after its repair. */
 void damage_drop_file(damage_list *list, const char *file);
 /* Appends a sentence to the description of a file's damage, once. Without memory it is left out. */

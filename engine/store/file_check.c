@@ -5,6 +5,8 @@
 
 #include "engine/store/view.h"
 
+#define READ_AHEAD (256u << 10) /* small records are read together */
+
 /*
  * Names the tensors in a damaged bundle. Only decoding shows which of them suffered. If the bundle's headers are
  * damaged, the tensors are unknown.
@@ -165,6 +167,7 @@ ckd_status check_named_file(const file_check *f, const file_ref *file, const cha
         ckd_status noted = record_for(f, &found, checkpoint, err);
         return noted == CKD_OK ? record_for_all(f, &file->id, &found, err) : noted;
     }
+    status = file_read_ahead(c->file, READ_AHEAD, err);
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         status = check_record(f, c, i, err);
     }

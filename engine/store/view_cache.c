@@ -230,6 +230,21 @@ static ckd_status list_checkpoints(older_file *f, ckd_error *err) {
     return status;
 }
 
+/* The file, if a root of the cache has it open as its own: a record is then at the same address in all views. */
+static chunk *opened_by_root(const view_cache *cache, const file_ref *file) {
+    for (size_t i = cache->count; i-- > 0;) {
+        const view *v = cache->views[i];
+        for (size_t k = 0; !v->root && k < v->chunk_count; k++) {
+            const file_ref *own = &v->manifest.files[k];
+            if (id_equal(&own->id, &file->id) && hash128_equal(&own->root, &file->root) &&
+                own->size == file->size) {
+                return v->chunks[k];
+            }
+        }
+    }
+    return NULL;
+}
+
 static ckd_status open_older(const older_file **out, view_cache *cache, const view *root, size_t file,
                              ckd_error *err) {
     *out = find_older(cache, &root->manifest.files[file].id);
@@ -243,8 +258,10 @@ static ckd_status open_older(const older_file **out, view_cache *cache, const vi
     older_file *f = &cache->older[cache->older_count];
     *f = (older_file){.id = root->manifest.files[file].id};
     ckd_status status = CKD_OK;
-    if (file < root->chunk_count) {
-        f->chunk = chunk_retain(root->chunks[file]);
+    chunk *opened =
+        file < root->chunk_count ? root->chunks[file] : opened_by_root(cache, &root->manifest.files[file]);
+    if (opened) {
+        f->chunk = chunk_retain(opened);
     } else {
         status = view_open_chunk(&f->chunk, cache->store, &root->manifest.files[file],
                                  &root->manifest.checkpoint, err);

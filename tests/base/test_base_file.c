@@ -478,6 +478,48 @@ static void test_scratch(void **state) {
     assert_int_equal(file_scratch_open(&f, "/nonexistent/folder", &err), CKD_E_NOT_FOUND);
 }
 
+static int count_step(void *context, file_op step, const char *path) {
+    (void)path;
+    *(unsigned *)context += step == FILE_OP_READ;
+    return 0;
+}
+
+/* A file that is read in order takes a few large reads. Others, and files that got shorter, are read as without. */
+static void test_read_ahead(void **state) {
+    place *p = *state;
+    uint8_t *data = pattern(1000), got[1000];
+    unsigned reads = 0;
+    write_small_file(p->path, data, 1000);
+    file_reader *r;
+    ckd_error err;
+    assert_int_equal(file_open_read(&r, p->path, NULL), CKD_OK);
+    assert_int_equal(file_read_ahead(r, 100, NULL), CKD_OK);
+    file_set_fault_hook(count_step, &reads);
+    for (size_t at = 0, size; at < 1000; at += size) { /* one of ten is larger than the buffer */
+        size = at % 10 == 9 ? 150 : 7;
+        size = size < 1000 - at ? size : 1000 - at;
+        assert_int_equal(file_read_at(r, at, got, size, NULL), CKD_OK);
+        assert_memory_equal(got, data + at, size);
+    }
+    assert_in_range(reads, 7, 15);
+    for (size_t i = 0; i < 200; i++) {
+        size_t offset = 37 * i % 1000, size = 53 * i % (1001 - offset);
+        assert_int_equal(file_read_at(r, offset, got, size, NULL), CKD_OK);
+        assert_memory_equal(got, data + offset, size);
+    }
+    assert_int_equal(file_read_at(r, 1000, got, 0, NULL), CKD_OK);
+    assert_int_equal(file_read_at(r, 950, got, 51, &err), CKD_E_CORRUPT);
+    assert_non_null(strstr(err.message, "ends at byte 1000"));
+    assert_int_equal(file_read_at(r, 0, got, 1, &err), CKD_OK); /* the buffer has the beginning again */
+    assert_int_equal(truncate(p->path, 500), 0);
+    assert_int_equal(file_read_at(r, 470, got, 20, &err), CKD_OK); /* the buffer's 100 bytes are not there */
+    assert_memory_equal(got, data + 470, 20);
+    assert_int_equal(file_read_at(r, 490, got, 20, &err), CKD_E_CORRUPT);
+    file_close_read(r);
+    file_set_fault_hook(NULL, NULL);
+    free(data);
+}
+
 static void test_read_at(void **state) {
     place *p = *state;
     uint8_t *data = pattern(1000), got[1000];
@@ -643,6 +685,7 @@ int main(void) {
         WITH_PLACE(test_failed_create_and_close),
         WITH_PLACE(test_discard),
         WITH_PLACE(test_scratch),
+        WITH_PLACE(test_read_ahead),
         WITH_PLACE(test_read_at),
         WITH_PLACE(test_one_reader_for_many_threads),
         WITH_PLACE(test_read_all),
