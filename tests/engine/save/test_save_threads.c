@@ -47,9 +47,9 @@ static int hold_worker(void *context, file_op op, const char *path) {
 }
 
 static void save_step(ckd_store *store, uint64_t step, float *const *values) {
-    ckd_save *save = begin_save(store, "run", step);
     watched.begun = watched.returned = 0;
-    file_set_fault_hook(hold_worker, NULL);
+    file_set_fault_hook(hold_worker, NULL); /* while no worker is at work */
+    ckd_save *save = begin_save(store, "run", step);
     for (unsigned i = 0; i < TENSORS; i++) {
         char name[32];
         snprintf(name, sizeof(name), "layer.%u", i);
@@ -58,8 +58,8 @@ static void save_step(ckd_store *store, uint64_t step, float *const *values) {
         add_tensor(save, name, CKD_F32, 2, shape, NULL, values[i]);
         watched.returned++;
     }
-    file_set_fault_hook(NULL, NULL);
     commit_save(save);
+    file_set_fault_hook(NULL, NULL);
 }
 
 /* A worker may come too late for three tensors, so there are several saves. */
