@@ -63,7 +63,7 @@ typedef struct ckd_collect_options {
      * Also remove files that are needed only to rebuild a missing file or a checkpoint whose manifest is lost, which
      * then stays lost. Without it, such files yield STATE.
      */
-    int give_up;
+    int force;
 } ckd_collect_options;
 #define CKD_COLLECT_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_collect_options) }

@@ -1,5 +1,6 @@
 """Modules that tests share, and which cases a test takes at the quick level (tests/README.md)."""
 
+import collections
 import os
 import signal
 import sys
@@ -23,14 +24,15 @@ def pytest_collection_modifyitems(config, items):
         return
     seed = int(os.environ.get("CKD_SWEEP_SEED") or 0)
     sanitized = 2 if os.environ.get("CKPTDELTA_SAN") else 1  # as in support/level.c
-    seen, out = {}, []
-    for item in items:
-        mark = item.get_closest_marker("sampled")
+    sampled = [(item, item.get_closest_marker("sampled"), item.nodeid.split("[")[0]) for item in items]
+    cases = collections.Counter(test for _, mark, test in sampled if mark)
+    seen, out = collections.Counter(), []
+    for item, mark, test in sampled:
         if mark:
-            test = item.nodeid.split("[")[0]
-            n = seen[test] = seen.get(test, -1) + 1
-            if (n + seed + zlib.crc32(test.encode())) % (mark.args[0] * sanitized):
+            every = min(mark.args[0] * sanitized, cases[test])
+            if (seen[test] + seed + zlib.crc32(test.encode())) % every:
                 out.append(item)
+            seen[test] += 1
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]

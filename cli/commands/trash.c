@@ -31,7 +31,7 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     cli_refs refs;
-    bool restore, empty, all, dry_run, give_up;
+    bool restore, empty, all, dry_run, force;
 } arguments;
 
 static void check(const arguments *a, struct argp_state *state) {
@@ -41,7 +41,7 @@ static void check(const arguments *a, struct argp_state *state) {
     if (a->refs.count && !a->restore) {
         argp_error(state, "checkpoints are named only with --restore");
     }
-    if ((a->all || a->dry_run || a->give_up) && !a->empty) {
+    if ((a->all || a->dry_run || a->force) && !a->empty) {
         argp_error(state, "--all, --dry-run and --give-up go with --empty");
     }
 }
@@ -65,7 +65,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->dry_run = true;
         return 0;
     case OPT_GIVE_UP:
-        a->give_up = true;
+        a->force = true;
         return 0;
     case ARGP_KEY_ARG:
         return cli_take_store(&a->common, arg) ? 0 : cli_refs_add(&a->refs, arg, state);
@@ -209,7 +209,7 @@ static ckd_status empty(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
     o.all = a->all;
     o.dry_run = a->dry_run;
-    o.give_up = a->give_up;
+    o.force = a->force;
     ckd_status status = ckd_store_collect(&c, store, &o, err);
     if (status == CKD_OK && !a->dry_run) {
         cli_committed("the trash is emptied");

@@ -56,7 +56,7 @@ static void rice_write(bytes *to, const uint32_t *numbers, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint64_t rest = numbers[i] & ((1u << low) - 1);
         for (size_t bit = i * low, left = low; left > 0;) {
-            size_t room = 8 - bit % 8, part = left < room ? left : room;
+            size_t available = 8 - bit % 8, part = left < available ? left : available;
             at[bit / 8] |= (uint8_t)(rest << bit % 8);
             rest >>= part;
             bit += part;

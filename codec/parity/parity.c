@@ -211,12 +211,12 @@ static ckd_status open_back(parity_group *out, parity_file *f, const ckd_id *sto
     if (status != CKD_OK) {
         return status;
     }
-    uint32_t note = load_le32(trailer);
+    uint32_t length = load_le32(trailer);
     if (memcmp(trailer + 4, TRAILER_MAGIC, 4) != 0 ||
-        !wire_hash_matches(load_le64(trailer + 8), hash64(trailer, 8)) || note > at) {
+        !wire_hash_matches(load_le64(trailer + 8), hash64(trailer, 8)) || length > at) {
         return err_corrupt(err, file_path(f->file), at, "the end of the parity file is damaged, or cut off");
     }
-    return decode_at(out, f, store, at - note, note, err);
+    return decode_at(out, f, store, at - length, length, err);
 }
 
 /* One valid copy is enough, unless the other has a version unknown to this build. */

@@ -365,7 +365,7 @@ ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_col
     THEN(status, store_check_writable(store, err));
     if (status == CKD_OK) {
         uint32_t timeout = store->options.lock_timeout_ms;
-        attempt a = {.store = store, .lock_ms = timeout, .all = o.all, .force = o.give_up, .out = &result};
+        attempt a = {.store = store, .lock_ms = timeout, .all = o.all, .force = o.force, .out = &result};
         status = o.dry_run ? count_only(&a, err) : retry_while_busy(try_collect, &a, timeout, err);
     }
     if (out && status == CKD_OK) {

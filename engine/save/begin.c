@@ -17,19 +17,19 @@
  */
 static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     file_ref file = {.id = save->output.file_id, .rank = save->options.rank};
-    intent note = {.id = save->output.writer_id,
-                   .step = save->target.step,
-                   .rank = save->options.rank,
-                   .world = save->options.world,
-                   .files = &file,
-                   .file_count = 1};
-    snprintf(note.run, sizeof(note.run), "%s", save->target.run);
+    intent written = {.id = save->output.writer_id,
+                      .step = save->target.step,
+                      .rank = save->options.rank,
+                      .world = save->options.world,
+                      .files = &file,
+                      .file_count = 1};
+    snprintf(written.run, sizeof(written.run), "%s", save->target.run);
     if (save->target.has_origin) {
-        note.dependencies = &save->target.origin.id;
-        note.dependency_count = 1;
+        written.dependencies = &save->target.origin.id;
+        written.dependency_count = 1;
     }
     bytes data = {0};
-    intent_encode(&data, &save->store->id, &note);
+    intent_encode(&data, &save->store->id, &written);
     char hex[CKD_ID_TEXT], temp[64];
     ckd_id_text(hex, &save->output.writer_id);
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);

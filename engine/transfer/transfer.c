@@ -31,19 +31,19 @@ static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err
 
 /* Makes the intent durable and locks it, before any of its files gets its name. The caller holds the publish lock. */
 static ckd_status hold_intent(transfer *t, ckd_error *err) {
-    intent note;
+    intent written;
     bytes data = {0};
     ckd_status status = ckd_id_new(&t->writer, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = describe_intent(&note, t, err);
+    status = describe_intent(&written, t, err);
     if (status == CKD_OK) {
-        intent_encode(&data, &t->to->id, &note);
+        intent_encode(&data, &t->to->id, &written);
         status =
             data.failed ? err_nomem(err, METADATA_MAX, "an intent; copy fewer checkpoints at once") : CKD_OK;
     }
-    intent_free(&note);
+    intent_free(&written);
     char hex[CKD_ID_TEXT], temp[64];
     ckd_id_text(hex, &t->writer);
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);

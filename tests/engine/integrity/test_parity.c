@@ -632,7 +632,7 @@ static void test_give_up_removes_what_repair_needs(void **state) {
     assert_int_equal(unlink(kept[0].path), 0);
     assert_int_equal(ckd_store_collect(NULL, store, &o, &err), CKD_E_STATE);
     assert_non_null(strstr(err.message, "--give-up"));
-    o.give_up = 1;
+    o.force = 1;
     ckd_collected gone;
     assert_int_equal(ckd_store_collect(&gone, store, &o, &err), CKD_OK);
     assert_int_equal(gone.checkpoints, 1);

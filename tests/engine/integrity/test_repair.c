@@ -395,7 +395,7 @@ static void test_vanished_reader_of_a_replaced_file(void **state) {
     assert_true(file_exists(replaced.text));
     assert_int_equal(ckd_store_collect(NULL, store, &o, &err), CKD_E_STATE);
     assert_true(file_exists(replaced.text));
-    o.give_up = 1;
+    o.force = 1;
     must(ckd_store_collect(NULL, store, &o, &err), &err);
     assert_false(file_exists(replaced.text));
     for (uint64_t step = 0; step < 3; step++) {
