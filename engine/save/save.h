@@ -114,12 +114,12 @@ typedef struct save_rank {
     ckd_stage_times stages[PART_STAGES_MAX];
 } save_rank;
 
-/* The files of the save, and the ids that name them. */
 /* What the file system said about its free space. asked_ns: when; added: bytes wanted since. */
 typedef struct free_space {
     uint64_t available, asked_ns, added;
 } free_space;
 
+/* The files of the save, and the ids that name them. */
 typedef struct save_output {
     ckd_id writer_id, file_id;
     pid_t process;          /* the owner of these files; a forked child must not touch them */
