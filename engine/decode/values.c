@@ -101,8 +101,8 @@ static bool in_window(payload_window *w, const chunk *c, const record *r) {
 }
 
 /*
- * Reads a payload. Loads of many small tensors take one read for neighbours. What does not match its checksum is read
- * once more by itself: the window may be of a file that was closed since.
+ * Reads a payload. Loads of many small tensors take one read for neighbours. A payload that does not match its
+ * checksum is read again by itself: the window may belong to a file that was closed since.
  */
 static ckd_status read_payload(decoder *d, const chunk *c, const record *r, void *to, ckd_error *err) {
     payload_window *w = r->stored_size <= SMALL_PAYLOAD ? window_of(d, c->file) : NULL;

@@ -4,7 +4,7 @@
 
 #include "engine/decode/decode.h"
 
-/* What decoding a block or a blob found. */
+/* The outcome of decoding a block or a blob. */
 typedef struct value_finding {
     const view_block *block;
     ckd_status status;

@@ -18,7 +18,7 @@ typedef struct listed_block {
     size_t at, lead; /* its index in the list; that of the first block that is rebuilt with it */
 } listed_block;
 
-/* What a thread takes at a time: listed blocks, from `first` to where the next item begins. */
+/* A task: the listed blocks that a thread takes at a time, from `first` to where the next item begins. */
 typedef struct work_list {
     ckd_load *load;
     listed_block *blocks;

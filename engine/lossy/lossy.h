@@ -117,7 +117,7 @@ typedef struct tile_input {
     uint64_t sampled;            /* of a panel: index of its first element in samples of the whole tile */
 } tile_input;
 
-/* What is known of a tile from the parent and from other tensors of the same parameter. */
+/* Facts about a tile from the parent, and from other tensors of the same parameter. */
 typedef struct tile_context {
     double before_error;        /* mean square error of `before` against the state that it stands for */
     double expected_movement;   /* RMS of the movement; NaN: estimate it from `before` */
@@ -125,7 +125,7 @@ typedef struct tile_context {
     lossy_pair pair;            /* of moments only */
 } tile_context;
 
-/* What the statistics of a tile may use. */
+/* Threads and memory for a tile's statistics. */
 typedef struct tile_resources {
     thread_pool *pool;         /* NULL: none */
     tile_scratches *scratches; /* of that pool; NULL: each pass allocates its own */

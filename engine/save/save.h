@@ -114,7 +114,7 @@ typedef struct save_rank {
     ckd_stage_times stages[PART_STAGES_MAX];
 } save_rank;
 
-/* What the file system said about its free space. asked_ns: when; added: bytes wanted since. */
+/* The last answer of the file system about its free space. asked_ns: its time; added: bytes wanted since. */
 typedef struct free_space {
     uint64_t available, asked_ns, added;
 } free_space;
