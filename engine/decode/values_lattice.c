@@ -32,14 +32,16 @@ static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, c
     if (!ref || ref->kind != DEPENDS_SIDE) {
         return CKD_OK;
     }
+    /* Equal content may be in the cache under another name. The one that the block names must be there all the same. */
     bool must_fill, own = v && id_equal(&ref->checkpoint, &v->manifest.checkpoint.id);
+    const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &ref->content) : NULL;
+    if (!side) {
+        return view_block_corrupt(b, err,
+                                  "the rows or columns that the block shares with others are missing");
+    }
     cached_columns *cached = columns_claim(d->columns, &must_fill, &ref->content);
     if (must_fill) {
-        const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &ref->content) : NULL;
-        ckd_status status =
-            side ? read_columns(cached, d, side, err)
-                 : view_block_corrupt(b, err,
-                                      "the rows or columns that the block shares with others are missing");
+        ckd_status status = read_columns(cached, d, side, err);
         columns_filled(d->columns, cached, status == CKD_OK);
         if (status != CKD_OK) {
             return status;
