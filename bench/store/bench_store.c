@@ -113,7 +113,8 @@ static void make_checkpoint(const ckd_store *store, uint64_t number, const optio
     bench_check(chunk_writer_create(&w, path_chunk(store->path, &file.id, "").text, &identity, &err), &err);
     chunk_writer_gather(w);
     c->raw_bytes = write_records(w, &c->id, number, o->tensors, &m);
-    bench_check(chunk_writer_close(w, &err), &err);
+    uint64_t size;
+    bench_check(chunk_writer_close(w, &size, &err), &err);
     chunk *back;
     bench_check(chunk_open(&back, path_chunk(store->path, &file.id, "").text, &err), &err);
     file.size = c->stored_bytes = back->size;
