@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "base/file.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
 #include "tests/support/scratch.h"
@@ -50,10 +51,10 @@ static void save_tensors(ckd_store *store, uint64_t step) {
 static void test_questions(void **state) {
     const stored *f = *state;
     available = UINT64_C(1) << 40;
-    save_tensors(f->store, 1);
-    if (asked == 0) {
+    if (dir_free_space("/") != available || asked != 1) {
         skip(); /* another system, where the function has another name */
     }
+    save_tensors(f->store, 1);
     asked = 0;
     save_tensors(f->store, 2);
     assert_in_range(asked, 1,
