@@ -144,7 +144,7 @@ static ckd_status gather(void *context, const ckd_bytes *message, ckd_bytes *all
         forget(f, g.number); /* a rank that sent this message has read all earlier ones */
         rank_forget_claim(f);
     } else if (err) {
-        rank_end_group(f, status, err); /* notifies busy ranks */
+        status = rank_end_group(f, status, err); /* notifies busy ranks */
     }
     return status;
 }
@@ -174,8 +174,7 @@ static ckd_status look_at_others(reception *r, ckd_error *err) {
     if (status != CKD_E_NOT_FOUND) {
         return status;
     }
-    rank_end_group(f, missing, &why);
-    return err_from(err, missing, &why);
+    return err_from(err, rank_end_group(f, missing, &why), &why);
 }
 
 static ckd_status receive_once(void *context, ckd_error *err) {

@@ -154,8 +154,11 @@ pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t num
 ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error *err);
 /* Returns the error that ended the group, if one is recorded. */
 ckd_status rank_group_error(const rank_files *f, ckd_error *err);
-/* Records the group's end for the others. The first record counts. */
-void rank_end_group(const rank_files *f, ckd_status status, const ckd_error *why);
+/*
+ * Records the group's end for the others. The first record counts: a rank that leaves because another one died looks
+ * dead itself. Returns the status of the record that counts, with its error in *why.
+ */
+ckd_status rank_end_group(const rank_files *f, ckd_status status, ckd_error *why);
 /* Returns whether the rank is neither alive nor has sent this message. */
 bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number);
 /*

@@ -42,13 +42,19 @@ ckd_status rank_group_error(const rank_files *f, ckd_error *err) {
     return status;
 }
 
-void rank_end_group(const rank_files *f, ckd_status status, const ckd_error *why) {
+ckd_status rank_end_group(const rank_files *f, ckd_status status, ckd_error *why) {
+    ckd_error earlier = {0};
     ckd_bytes message = rank_message_write(status, why, true, NULL, 0);
     if (message.data) {
         pathname temp = path_of_group(f, f->rank, "over.tmp"), p = path_of_group(f, 0, "over");
-        rank_file_publish(&p, &temp, &message, NULL); /* if this fails, the others find out by themselves */
+        /* If this fails for another reason, the others find out by themselves. */
+        if (rank_file_publish(&p, &temp, &message, NULL) == CKD_E_EXISTS) {
+            ckd_status recorded = rank_group_error(f, &earlier);
+            status = recorded == CKD_OK ? status : err_from(why, recorded, &earlier);
+        }
     }
     ckd_bytes_free(&message);
+    return status;
 }
 
 bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number) {
@@ -81,7 +87,7 @@ ckd_status rank_poll(void *files, ckd_error *err) {
         status = rank_find_missing(f, f->number, &why);
     }
     if (status != CKD_OK) {
-        rank_end_group(f, status, &why);
+        status = rank_end_group(f, status, &why);
     }
     return err_from(err, status, &why);
 }

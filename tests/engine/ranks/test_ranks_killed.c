@@ -221,6 +221,8 @@ static ckd_status read_endless(void *context, uint64_t first, uint64_t count, vo
 
 static ckd_fidelity busy_with; /* of the next world */
 
+static uint64_t die_at; /* the victim's death waits for so many calls of tell */
+
 /* The victim waits until all other ranks are saving a tensor. */
 static ckd_status act_is_busy(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                               uint32_t rank, ckd_error *err) {
@@ -238,7 +240,7 @@ static ckd_status act_is_busy(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store 
         return status;
     }
     if (rank == victim) {
-        await_told(w->size - 1);
+        await_told(die_at);
         die_now();
     }
     snprintf(name, sizeof(name), "long.%u.weight", (unsigned)rank);
@@ -261,6 +263,7 @@ static void test_survivors_stop_within_a_tensor(void **state) {
         scene_make(dir, 0, 2);
         worlds_forget();
         victim = i < 2 ? 2 : 0;
+        die_at = 3;
         busy_with = fidelities[i % 2];
         run_world(out, &(world){.dir = dir, .size = 4, .step = 2, .act = act_is_busy});
         double longest = 0;
@@ -277,6 +280,43 @@ static void test_survivors_stop_within_a_tensor(void **state) {
         all_went_well(&(world){.dir = dir, .size = 4, .step = 3, .act = act_saves});
         tempdir_remove(dir);
     }
+}
+
+/* Rank 2 has seen rank 0 alive, and looks at rank 1 only when rank 1 has left because rank 0 died. */
+static int slow_look_hook(void *context, file_op step, const char *path) {
+    static bool was_slow;
+    const char *end = path + strlen(path);
+    (void)context;
+    if (!was_slow && step == FILE_OP_LOCK && told() == 3 && end - path > 4 && strcmp(end - 4, "-1-4") == 0) {
+        was_slow = true;
+        tell();
+        for (unsigned i = 0; i < 20000 && access(path, F_OK) == 0; i++) {
+            usleep(1000);
+        }
+    }
+    return 0;
+}
+
+static void before_a_slow_look(const world *w, uint32_t rank) {
+    (void)w;
+    file_set_fault_hook(rank == 2 ? slow_look_hook : NULL, NULL);
+}
+
+static void test_a_rank_that_leaves_is_not_taken_for_the_dead_one(void **state) {
+    outcome out[WORLD_MOST];
+    scene_make(*state, 0, 2);
+    worlds_forget();
+    victim = 0;
+    die_at = 4;
+    busy_with = CKD_EXACT;
+    run_world(
+        out, &(world){.dir = *state, .size = 4, .step = 2, .before = before_a_slow_look, .act = act_is_busy});
+    assert_int_equal(told(), 4);
+    for (uint32_t r = 1; r < 4; r++) {
+        assert_int_equal(out[r].status, CKD_E_STATE);
+        assert_non_null(strstr(out[r].message, "rank 0 of 4 has died or left"));
+    }
+    survivors_check(*state, 3, 3, 2);
 }
 
 /* ---- killed while they join ---- */
@@ -334,6 +374,7 @@ int main(void) {
         tempdir_test(test_survivors_do_not_wait_for_a_busy_coordinator),
         tempdir_test(test_killed_while_others_join),
         tempdir_test(test_survivors_stop_within_a_tensor),
+        tempdir_test(test_a_rank_that_leaves_is_not_taken_for_the_dead_one),
         tempdir_test(test_killed_at_any_time),
         tempdir_test(test_rank_0_is_killed),
         tempdir_test(test_another_rank_is_killed),
