@@ -59,6 +59,15 @@ static ckd_status pyckd_save_publish(ckd_checkpoint *info, pyckd_save *owner, co
     return status;
 }
 
+/* Ends another rank's save that the coordinator has committed. */
+static void pyckd_save_end(pyckd_save *owner) {
+    ckd_save *save = owner->save;
+    owner->save = NULL;
+    if (owner->process == getpid()) {
+        ckd_save_end(save);
+    }
+}
+
 /* Of a rank whose part was handed out, the file stays if the coordinator has committed it. */
 static void pyckd_save_abort(pyckd_save *owner) {
     ckd_save *save = owner->save;

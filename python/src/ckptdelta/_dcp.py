@@ -6,17 +6,23 @@ no tensors, and the planner's data. python/README.md describes it.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from . import _numpy, _torch
 from ._arrays import CODES, COMPLEX, NAMES, Leaf, check_shape, stored_shape
 from ._errors import CorruptError, InvalidError, UnsupportedError
+from ._native import lib
 from ._record import MAX_DEPTH, Node, base, check_node, container_node, join, scalar_node, tag_of, unbase, value_of
+from ._store import Store, _step, open
 
 BLOB = "dcp/state.json"
+PICKLE = "pass pickle=True to StorageWriter and StorageReader if you trust whoever can write to the store"
 FORMAT, VERSION = "ckptdelta.dcp", 1
 
 
@@ -199,3 +205,39 @@ def check_harmless(data: bytes, path: str, remedy: str) -> None:
         raise UnsupportedError(f"{path} is an object that only pickle can restore: {remedy} ({first:.200})", path=path) from None
 
 
+# ------------------------------------------------------------------------------------------------ what both sides use
+
+
+def parse_id(checkpoint_id: object, run: str | None) -> tuple[str | None, int]:
+    """(run, step) of a checkpoint id. Errors: InvalidError."""
+    if isinstance(checkpoint_id, int):
+        return run, _step(checkpoint_id)
+    text = os.fspath(cast(Any, checkpoint_id))
+    name, at, step = text.rpartition("@") if isinstance(text, str) else ("", "", "")
+    if not step.isascii() or not step.isdecimal() or (at and not name):
+        raise InvalidError(f"a checkpoint id is RUN@STEP, or a step, not {checkpoint_id!r}")
+    return name if at else run, _step(int(step))
+
+
+def is_id(checkpoint_id: object) -> bool:
+    try:
+        parse_id(checkpoint_id, "")
+        return True
+    except (InvalidError, TypeError):
+        return False
+
+
+def opened(store: str | os.PathLike[str] | Store, *, readonly: bool) -> Store:
+    """A store of one's own: a save of another thread does not wait for it."""
+    return copy.copy(store) if isinstance(store, Store) else open(store, readonly=readonly)
+
+
+def set_region(region: Any, offsets: Sequence[int], lengths: Sequence[int], leaf: Leaf) -> None:
+    """The box of a tensor of this global leaf. Complex numbers have one more dimension, which is never cut."""
+    pairs = len(leaf.shape) - len(lengths)
+    offsets, lengths = [*offsets, *[0] * pairs], [*lengths, *[2] * pairs]
+    if tuple(lengths) == leaf.shape:
+        return  # the whole tensor
+    region.kind = lib.CKD_REGION_BOX
+    for d, (offset, length) in enumerate(zip(offsets, lengths)):
+        region.offsets[d], region.lengths[d] = offset, length
