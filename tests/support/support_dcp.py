@@ -216,3 +216,5 @@ if __name__ == "__main__":
     name, number, size, place = sys.argv[1:]
     globals()[name](int(number), int(size), Path(place))
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of torch that still run at the end of the interpreter can abort the process
