@@ -50,8 +50,8 @@ static ckd_status pyckd_save_commit(ckd_checkpoint *info, pyckd_save *owner, ckd
 }
 
 /* The same for the coordinator of a joint save. */
-static ckd_status pyckd_save_publish(ckd_checkpoint *info, pyckd_save *owner, const ckd_part *parts, size_t count,
-                                     ckd_error *err) {
+static ckd_status pyckd_save_publish(ckd_checkpoint *info, pyckd_save *owner, const ckd_part *parts,
+                                     size_t count, ckd_error *err) {
     ckd_save *save = owner->save;
     owner->save = NULL;
     ckd_status status = ckd_save_publish(info, save, parts, count, err);
