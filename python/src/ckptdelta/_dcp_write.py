@@ -178,7 +178,7 @@ class StorageWriter(checkpoint.StorageWriter):  # type: ignore[misc, unused-igno
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
         """On the coordinator: names the checkpoint, and says which rank writes what is in several plans."""
         known = self._plans if len(self._plans) == len(plans) else [None] * len(plans)
-        plans = [plan if plan.usable else old for plan, old in zip(plans, known)]
+        plans = [plan if getattr(plan, "usable", True) else old for plan, old in zip(plans, known)]
         if None in plans:
             raise InvalidError("the planner caches plans that this StorageWriter has not seen: use one StorageWriter for all saves, "
                                "or leave enable_plan_caching off")
@@ -201,7 +201,7 @@ class StorageWriter(checkpoint.StorageWriter):  # type: ignore[misc, unused-igno
                 if _is_stored(item):
                     task["roles"][item.index.fqn] = roles[item.index.fqn]
             seen |= mine
-            result.append(dataclasses.replace(plan, storage_data=task, usable=True))
+            result.append(dataclasses.replace(plan, storage_data=task))
         return result
 
     def _roles(self, plans: list[Any], call: Call) -> dict[str, tuple[int, str | None, bool]]:
