@@ -340,3 +340,12 @@ def test_ranks_save_and_any_number_of_ranks_load(tmp_path):
 def test_a_rank_that_fails_leaves_no_checkpoint_and_later_saves_work(tmp_path):
     support_dcp.launch("trouble", 2, tmp_path)
     assert not [p for p in (tmp_path / "trouble").rglob("*") if "tmp" in p.name]
+
+
+@pytest.mark.parametrize("what", ["death", "late_death"])
+def test_a_rank_that_dies_leaves_no_checkpoint(tmp_path, what):
+    support_dcp.launch(what, 2, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:  # it cleans up
+        assert store.checkpoints() == []
+    assert not [p for p in (tmp_path / "store").rglob("*") if "tmp" in p.name or p.suffix == ".ckd"]
+    assert save({"w": torch.ones(3)}, tmp_path / "store", 1).step == 1

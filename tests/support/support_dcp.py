@@ -212,6 +212,48 @@ def trouble(rank, world, folder):
         assert rank or store.verify()
 
 
+class Dying(dcp.DefaultSavePlanner):
+    """Rank 1 dies before it has written its part, or when it has."""
+
+    def __init__(self, early):
+        super().__init__()
+        self.early = early
+
+    def resolve_data(self, item):
+        if self.early and dist.get_rank() == 1:
+            os._exit(0)
+        return super().resolve_data(item)
+
+
+def death(rank, world, folder, early=True):
+    """A rank dies during its save: the other one fails, and there is no checkpoint."""
+    import ckptdelta
+    from ckptdelta.dcp import StorageWriter
+
+    class Writer(StorageWriter):
+        def write_data(self, plan, planner):
+            result = super().write_data(plan, planner)
+            if rank == 1:
+                os._exit(0)
+            return result
+
+    mesh = open_world(rank, world)
+    try:
+        dcp.save(extras(3, mesh), storage_writer=Writer(folder / "store", "gpt"), checkpoint_id="1", planner=Dying(early))
+    except (RuntimeError, dcp.CheckpointException):
+        pass
+    else:
+        raise AssertionError("the save did not fail")
+    with ckptdelta.open(folder / "store") as store:
+        assert store.checkpoints() == []
+    os._exit(0)
+
+
+def late_death(rank, world, folder):
+    """The same when the rank's part is durable, but not committed."""
+    death(rank, world, folder, early=False)
+
+
 if __name__ == "__main__":
     name, number, size, place = sys.argv[1:]
     globals()[name](int(number), int(size), Path(place))
