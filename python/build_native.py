@@ -25,6 +25,9 @@ void pyckd_store_close(pyckd_store *owner);
 typedef struct pyckd_save { ckd_save *save; int committed; ...; } pyckd_save;
 ckd_status pyckd_save_begin(pyckd_save *owner, ckd_store *store, const ckd_save_options *options, ckd_error *err);
 ckd_status pyckd_save_commit(ckd_checkpoint *info, pyckd_save *owner, ckd_error *err);
+ckd_status pyckd_save_publish(ckd_checkpoint *info, pyckd_save *owner, const ckd_part *parts, size_t count,
+                              ckd_error *err);
+void pyckd_save_end(pyckd_save *owner);
 void pyckd_save_abort(pyckd_save *owner);
 typedef struct pyckd_load { ckd_load *load; ...; } pyckd_load;
 ckd_status pyckd_load_begin(pyckd_load *owner, ckd_store *store, const ckd_id *checkpoint,

@@ -49,6 +49,26 @@ static ckd_status pyckd_save_commit(ckd_checkpoint *info, pyckd_save *owner, ckd
     return status;
 }
 
+/* The same for the coordinator of a joint save. */
+static ckd_status pyckd_save_publish(ckd_checkpoint *info, pyckd_save *owner, const ckd_part *parts,
+                                     size_t count, ckd_error *err) {
+    ckd_save *save = owner->save;
+    owner->save = NULL;
+    ckd_status status = ckd_save_publish(info, save, parts, count, err);
+    owner->committed = status == CKD_OK;
+    return status;
+}
+
+/* Ends another rank's save that the coordinator has committed. */
+static void pyckd_save_end(pyckd_save *owner) {
+    ckd_save *save = owner->save;
+    owner->save = NULL;
+    if (owner->process == getpid()) {
+        ckd_save_end(save);
+    }
+}
+
+/* Of a rank whose part was handed out, the file stays if the coordinator has committed it. */
 static void pyckd_save_abort(pyckd_save *owner) {
     ckd_save *save = owner->save;
     owner->save = NULL;

@@ -12,7 +12,7 @@ from ._errors import InvalidError, UnsupportedError
 from ._native import ffi
 
 # Floats of eight bits that the library does not know: their bytes are stored.
-_BYTES_ONLY = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+BYTES_ONLY = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
 def loaded() -> Any:
@@ -83,7 +83,7 @@ class _Torch:
             code, special = CODES[name], None
         elif name in COMPLEX:
             code, special = CODES[COMPLEX[name]], name
-        elif name in _BYTES_ONLY:
+        elif name in BYTES_ONLY:
             code, special = CODES["uint8"], name
         else:
             raise InvalidError(f"{path or 'the state'} is a tensor of dtype {name}, which cannot be stored", path=path)

@@ -1,0 +1,375 @@
+"""The writer of ckptdelta.dcp: one part of a joint save on each rank, one commit on the coordinator."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from ._call import Call, logger
+from ._dcp import BLOB, PICKLE, Described, Items, Record, Stream, check_harmless, dump, encode, is_id, leaf_of, opened, parse_id, set_region
+from ._errors import InvalidError, MismatchError, StateError
+from ._flatten import Tensor
+from ._native import ffi, lib
+from ._save import Options, Prepared, _abort, _Role, _tell_doubts, find_roles, in_order, options_of
+from ._store import Store, Where, _checkpoint, _run_step
+from ._torch import LIBRARY, dtype_name, scalar_bytes
+from ._types import Checkpoint, Fidelity, Role
+
+
+def _key(item: Any) -> tuple[str, tuple[int, ...]]:
+    """What a write item is a piece of, and where; all pieces of a tensor without elements are the same one."""
+    index = item.index
+    tensor = item.tensor_data
+    offset = () if tensor is None or 0 in tensor.size else tuple(tensor.chunk.offsets)
+    return str(index.fqn), offset
+
+
+def _is_scalar(item: Any) -> bool:
+    return item.type == WriteItemType.TENSOR and len(item.tensor_data.size) == 0
+
+
+def _is_stored(item: Any) -> bool:
+    """Does the item go to the library as a tensor? A shard without elements does not, if others have elements."""
+    if item.type == WriteItemType.BYTE_IO or _is_scalar(item):
+        return False
+    return 0 in item.tensor_data.size or 0 not in item.tensor_data.chunk.sizes
+
+
+def _described_item(item: Any) -> Described:
+    data = item.tensor_data
+    return Described(dtype_name(data.properties.dtype), tuple(data.size), bool(data.properties.requires_grad))
+
+
+def _as_tensor(item: Any) -> Tensor:
+    name = item.index.fqn
+    return Tensor(name, name, None, leaf_of(_described_item(item), name), LIBRARY)
+
+
+@dataclasses.dataclass
+class _Open:
+    """A save under way: on the coordinator not sealed yet, elsewhere sealed and waiting for the commit.
+
+    Attributes:
+        store, owner: the store, opened for this save, and its pyckd_save.
+        items: what this rank puts into the record.
+        options: with run, step and the id of the checkpoint.
+        sealed: the part has been handed out.
+    """
+
+    store: Store
+    owner: Any
+    items: Items
+    options: Prepared
+    sealed: bool = False
+
+    def end(self) -> None:
+        """Leaves what is committed, removes what is not."""
+        if self.sealed and self.owner.save and self._is_committed():
+            lib.pyckd_save_end(self.owner)
+        lib.pyckd_save_abort(self.owner)
+        self.store.close()
+
+    def _is_committed(self) -> bool:
+        if self.store._process != os.getpid():
+            return False
+        info, options = ffi.new("ckd_checkpoint *"), self.options.options
+        with self.store._using() as store:
+            status = lib.ckd_store_find(info, store, options.run, options.step, ffi.NULL)
+        return bool(status == lib.CKD_OK and bytes(info.id.bytes) == bytes(options.checkpoint_id.bytes))
+
+
+class StorageWriter(checkpoint.StorageWriter):  # type: ignore[misc, unused-ignore]
+    """Writes what dcp.save() and dcp.async_save() save into a store, as the checkpoint `step` of `run`.
+
+    Every rank writes the pieces that the planner gave it. Rank 0 commits all of them at once when every rank has written its
+    own; if a rank fails, the save fails on all, and there is no checkpoint. Tensors are stored as deltas on the newest
+    checkpoint of the run before `step`, whatever its layout. Values that are no tensors become one record without pickle.
+
+    A writer can be used for any number of saves, one after another, and may be sent to another process. close() releases what
+    it holds of the last save; so does the next save, or its deletion.
+
+    Args:
+        store: an open store or its directory, which is made if there is none. The writer opens it for itself.
+        run: 1 to 128 of ``A-Z a-z 0-9 . _ - ~``, not starting with a dot or a dash; None: each checkpoint id names it.
+        step: of the next save, if dcp.save() gets no checkpoint id. It can be set later as well.
+        fidelity, role_fidelity, base, resumed_from, codec, level, effort, target_ratio, max_error, max_load_cost,
+            staging_bytes: as for Store.save(); the same on all ranks.
+        pickle: also store objects that only pickle can restore. Loading them runs code from the store.
+
+    Attributes:
+        run, step: where the next save goes.
+        checkpoint: what the last save has committed; None before that, and on ranks other than 0.
+
+    Errors come as DCP's CheckpointException, which names the rank. Those of Store.save(), and InvalidError for an item that
+    cannot be stored, for a save without collectives by several processes, and if there is no run or step.
+    """
+
+    def __init__(self, store: str | os.PathLike[str] | Store, run: str | None = None, *, step: int | None = None,
+                 fidelity: Fidelity = "exact", role_fidelity: Mapping[Role, Fidelity] | None = None, base: bool = False,
+                 resumed_from: Where | None = None, codec: str = "auto", level: int = 0, effort: int = 0, target_ratio: float = 0.0,
+                 max_error: float = 0.0, max_load_cost: float = 0.0, staging_bytes: int = 0, pickle: bool = False) -> None:
+        super().__init__()
+        self.run, self.step, self.pickle = run, step, pickle
+        self.checkpoint: Checkpoint | None = None
+        self._store = store
+        self._options = Options(
+            run="", step=0, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=None,
+            resumed_from=_run_step(resumed_from), on_duplicate="error", metric=None, codec=codec, level=level, effort=effort,
+            target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes)
+        options_of(self._options)  # tells now what cannot be
+        self._is_coordinator = True
+        self._open: _Open | None = None
+        self._plans: list[Any] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": None, "_plans": []}
+
+    def __repr__(self) -> str:
+        return f"<ckptdelta.dcp.StorageWriter {self.checkpoint_id or 'without a step'}>"
+
+    def close(self) -> None:
+        """Releases what the writer holds of the last save. More calls do nothing; the writer can be used again."""
+        last, self._open = self._open, None
+        if last is not None:
+            last.end()
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """RUN@STEP of the next save, None if that is not known."""
+        return None if self.run is None or self.step is None else f"{self.run}@{self.step}"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Is it RUN@STEP, or a step?"""
+        return is_id(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
+        """Called by DCP before a save that has a checkpoint id. Errors: InvalidError."""
+        if checkpoint_id is not None:
+            self.run, self.step = parse_id(checkpoint_id, self.run)
+
+    def storage_meta(self) -> Any:
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.close()
+        if self.run is None or self.step is None:
+            raise InvalidError("there is no run or no step to save: pass checkpoint_id='RUN@STEP', or set them in the StorageWriter")
+        many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if not kwargs.get("use_collectives", True) and (many or not is_coordinator):
+            raise InvalidError("use_collectives=False is not supported: without collectives nobody knows when all ranks have "
+                               "written their parts")
+        self._is_coordinator, self.checkpoint = is_coordinator, None
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """On the coordinator: names the checkpoint, and says which rank writes what is in several plans."""
+        known = self._plans if len(self._plans) == len(plans) else [None] * len(plans)
+        plans = [plan if getattr(plan, "usable", True) else old for plan, old in zip(plans, known)]
+        if None in plans:
+            raise InvalidError("the planner caches plans that this StorageWriter has not seen: use one StorageWriter for all saves, "
+                               "or leave enable_plan_caching off")
+        self._plans = plans
+        new = ffi.new("ckd_id *")
+        call = Call()
+        call.check(lib.ckd_id_new(new, call.err))
+        roles = self._roles(plans, call)
+        seen: set[Any] = set()
+        result = []
+        for rank, plan in enumerate(plans):
+            task: dict[str, Any] = {"id": bytes(new.bytes), "rank": rank, "world": len(plans), "run": self.run, "step": self.step,
+                                    "roles": {}, "skip": set()}
+            mine: set[Any] = set()
+            for item in plan.items:
+                if _key(item) in seen:
+                    task["skip"].add(_key(item))
+                elif _is_stored(item) or item.tensor_data is None or _is_scalar(item):
+                    mine.add(_key(item))
+                if _is_stored(item):
+                    task["roles"][item.index.fqn] = roles[item.index.fqn]
+            seen |= mine
+            result.append(dataclasses.replace(plan, storage_data=task))
+        return result
+
+    def _roles(self, plans: list[Any], call: Call) -> dict[str, tuple[int, str | None, bool]]:
+        """By name. Only the coordinator sees all names."""
+        tensors = {item.index.fqn: item for plan in plans for item in plan.items if _is_stored(item)}
+        described = [_as_tensor(item) for item in tensors.values()]
+        found = find_roles(described, call)
+        if any(options_of(self._options).lossy.values()):
+            _tell_doubts(described, found)
+        return {t.name: (r.role, r.weight, r.largest) for t, r in zip(described, found)}
+
+    # --------------------------------------------------------------------------------------------------- every rank
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Writes what the plan says. Other ranks than the coordinator make it durable."""
+        task = plan.storage_data
+        if not isinstance(task, dict) or "id" not in task:
+            raise StateError("the plan has not been through prepare_global_plan() of this StorageWriter")
+        options = options_of(dataclasses.replace(self._options, run=task["run"], step=task["step"]))
+        call = Call()
+        self._begin(task, options, call)
+        assert self._open is not None
+        try:
+            self._write_items(plan, planner, options, call)
+            part = b"" if self._is_coordinator else self._seal(call)
+        except BaseException:
+            self.close()
+            raise
+        result: Any = Future()
+        items = self._open.items
+        delivered = (task["rank"], part, items.scalars, items.values, {name: (s.blob, s.position) for name, s in items.streams.items()})
+        result.set_result([WriteResult(index=MetadataIndex(fqn="ckptdelta"), size_in_bytes=len(part), storage_data=delivered)])
+        return result
+
+    def _begin(self, task: dict[str, Any], prepared: Prepared, call: Call) -> None:
+        options = prepared.options
+        options.rank, options.world = task["rank"], task["world"]
+        options.checkpoint_id.bytes = task["id"]
+        options.on_progress, options.progress_context = lib.pyckd_on_progress, call.handle
+        store = opened(self._store, readonly=False)
+        owner = ffi.gc(ffi.new("pyckd_save *"), partial(_abort, store._owner))
+        try:
+            with store._using() as handle:
+                call.check(lib.pyckd_save_begin(owner, handle, options, call.err))
+        except BaseException:
+            lib.pyckd_save_abort(owner)
+            store.close()
+            raise
+        self._open = _Open(store, owner, Items(), prepared)
+
+    def _write_items(self, plan: Any, planner: Any, prepared: Prepared, call: Call) -> None:
+        task = plan.storage_data
+        # An empty tensor can have several pieces with one key.
+        items = list({_key(item): item for item in plan.items if _key(item) not in task["skip"]}.values())
+        stored = [item for item in items if _is_stored(item)]
+        tensors = [_as_tensor(item) for item in stored]
+        roles = [_Role(role, weight, largest, False) for role, weight, largest in (task["roles"][t.name] for t in tensors)]
+        for i in in_order(tensors, roles, prepared.lossy, {}):
+            self._write_tensor(stored[i], planner.resolve_data(stored[i]), tensors[i], roles[i], call)
+        number = 0
+        for item in items:
+            if item.type == WriteItemType.BYTE_IO:
+                number += self._write_value(item, planner, f"dcp/{task['rank']}/{number}", call)
+            elif _is_scalar(item):
+                assert self._open is not None
+                dtype, data = scalar_bytes(planner.resolve_data(item).detach())
+                self._open.items.scalars[item.index.fqn] = (dtype, data.hex())
+
+    def _write_tensor(self, item: Any, array: Any, t: Tensor, role: _Role, call: Call) -> None:
+        assert self._open is not None
+        chunk = item.tensor_data.chunk
+        whole = 0 in item.tensor_data.size
+        lengths = tuple(item.tensor_data.size) if whole else tuple(chunk.sizes)
+        local = LIBRARY.leaf(array, t.path)
+        if local.code != t.leaf.code or (not whole and tuple(array.shape) != lengths):
+            raise MismatchError(f"{t.name}: the planner gives {dtype_name(array.dtype)} {list(array.shape)} for a piece of "
+                                f"{list(lengths)}", path=t.name)
+        memory = LIBRARY.source(array)
+        tensor = ffi.new("ckd_tensor *")
+        tensor.struct_size = ffi.sizeof("ckd_tensor")
+        name, shape = ffi.new("char[]", t.name.encode()), ffi.new("uint64_t[]", list(t.leaf.shape) or [0])
+        weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
+        tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
+        tensor.shape, tensor.weight = shape, weight
+        set_region(tensor.region, tuple(chunk.offsets), lengths, t.leaf)
+        nothing = ffi.new("uint64_t *")
+        tensor.data = memory.pointer if memory.pointer else nothing
+        call.check(lib.ckd_save_tensor(self._open.owner.save, tensor, call.err))
+        del memory
+
+    def _write_value(self, item: Any, planner: Any, blob: str, call: Call) -> int:
+        """Plain values go to the record, others to a blob. Returns how many blobs it took."""
+        assert self._open is not None
+        name, items = item.index.fqn, self._open.items
+        position: int | None = None
+        data: Any = None
+        if _gives_objects(planner):
+            value = planner.lookup_object(item.index)
+            if type(value) is io.BytesIO:
+                data, position = value.getbuffer(), value.tell()
+            else:
+                try:
+                    items.values[name] = encode(value, name)
+                    return 0
+                except InvalidError:
+                    pass  # it goes through torch.save()
+        if data is None:
+            data = planner.resolve_data(item).getbuffer()
+            if not self.pickle:
+                check_harmless(bytes(data), name, PICKLE)
+        # An empty buffer may have no memory at all.
+        source = ffi.from_buffer(data) if len(data) else ffi.new("char[]", 1)
+        call.check(lib.ckd_save_blob(self._open.owner.save, blob.encode(), source, len(data), call.err))
+        items.streams[name] = Stream(blob, position)
+        return 1
+
+    def _seal(self, call: Call) -> bytes:
+        """Makes this rank's part durable. Returns it as bytes for the coordinator."""
+        assert self._open is not None
+        part = ffi.gc(ffi.new("ckd_part *"), lib.ckd_part_free)
+        call.check(lib.ckd_save_seal(part, self._open.owner.save, call.err))
+        self._open.sealed = True
+        return bytes(ffi.buffer(part.data, part.size))
+
+    # -------------------------------------------------------------------------------------------------- coordinator
+
+    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+        """Commits what all ranks have written."""
+        if self._open is None:
+            raise StateError("finish() without write_data()")
+        try:
+            call = Call()
+            parts: list[bytes] = [b""] * len(results)
+            everything = Items()
+            own = 0
+            for result in results:
+                rank, part, scalars, values, streams = result[0].storage_data
+                parts[rank] = part
+                own = own if part else rank
+                everything.update(Items(scalars, values, {name: Stream(*s) for name, s in streams.items()}))
+            tensors = {name: Described(dtype_name(m.properties.dtype), tuple(m.size), bool(m.properties.requires_grad))
+                       for name, m in metadata.state_dict_metadata.items() if isinstance(m, TensorStorageMetadata)}
+            record = dump(Record(tensors, everything, metadata.planner_data))
+            call.check(lib.ckd_save_blob(self._open.owner.save, BLOB.encode(), ffi.from_buffer(record), len(record), call.err))
+            parts[own] = self._seal(call)
+            self._publish(parts, call)
+        finally:
+            self.close()
+
+    def _publish(self, parts: list[bytes], call: Call) -> None:
+        assert self._open is not None
+        buffers = [ffi.from_buffer(part) for part in parts]
+        array = ffi.new("ckd_part[]", len(parts))
+        for item, buffer, part in zip(array, buffers, parts):
+            item.data, item.size = ffi.cast("void *", buffer), len(part)
+        info = ffi.new("ckd_checkpoint *")
+        try:
+            call.check(lib.pyckd_save_publish(info, self._open.owner, array, len(parts), call.err))
+        except KeyboardInterrupt:
+            if self._open.owner.committed:
+                logger.warning("the interrupt came after the commit: the checkpoint is in the store")
+            raise
+        self.checkpoint = done = _checkpoint(info)
+        logger.info("%s: saved %s, %d bytes of %d", self._open.store.path, done, done.stored_bytes, done.raw_bytes)
+
+
+def _gives_objects(planner: Any) -> bool:
+    """Does the planner store objects as torch.save() writes them? Then they need not be pickled first."""
+    default = checkpoint.DefaultSavePlanner
+    return isinstance(planner, default) and type(planner).resolve_data is default.resolve_data \
+        and type(planner).transform_object is default.transform_object

@@ -1,0 +1,262 @@
+"""Processes of a gloo group that save and load through torch.distributed.checkpoint: support_dcp.py WHAT RANK WORLD FOLDER"""
+
+import io
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+SEED = 7
+
+
+def launch(what, world, folder):
+    """Runs one of the functions below in each of `world` processes. They share files in the folder."""
+    from support_python import environment
+    group = Path(folder) / f"group-{uuid.uuid4().hex}"
+    children = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, what, str(rank), str(world), str(folder)],
+                                 env=environment(CKD_TEST_GROUP=str(group), OMP_NUM_THREADS="1"), text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(world)]
+    try:
+        outputs = [child.communicate(timeout=300)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    for rank, (child, output) in enumerate(zip(children, outputs)):
+        assert child.returncode == 0, f"rank {rank} of {world}, {what}:\n{output}"
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(64, 32)
+        self.up, self.down = torch.nn.Linear(32, 67), torch.nn.Linear(67, 32)
+        self.one = torch.nn.Linear(32, 1)
+        self.head = torch.nn.Linear(32, 64, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+
+    def forward(self, x):
+        y = self.embed(x)
+        y = y + self.down(torch.tanh(self.up(y)))
+        return self.head(y) * self.one(y)
+
+
+def make(seed, mesh):
+    torch.manual_seed(seed)
+    model = Net()
+    if mesh is not None:
+        fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(model, optimizer, seed):
+    torch.manual_seed(seed)
+    for _ in range(3):
+        model(torch.randint(0, 64, (4, 8))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def extras(seed, mesh):
+    """Everything that is no module: plain tensors, pieces of all kinds, values."""
+    torch.manual_seed(seed)
+    full = {"rows": torch.randn(5, 3), "row": torch.randn(1, 3), "columns": torch.randn(4, 6), "pairs": torch.randn(8, 2, dtype=torch.complex64),
+            "half": torch.randn(8, 8).to(torch.bfloat16), "whole": torch.randn(7)}
+    if mesh is not None:
+        places = {"rows": Shard(0), "row": Shard(0), "columns": Shard(1), "pairs": Shard(0), "half": Shard(0), "whole": Replicate()}
+        full = {k: distribute_tensor(t, mesh, [places[k]]) for k, t in full.items()}
+    return {**full, "plain": torch.randn(30, 30), "turned": torch.randn(3, 4).t(), "none": torch.empty(0, 3), "scalar": torch.tensor(2.5 + seed),
+            "bytes": io.BytesIO(b"x" * 3 + bytes([seed])), "seen": {1, seed}, "nested": [1, {"name": "a" * seed, "pair": (1.5, None)}],
+            "numpy": np.arange(seed), "mixed": (torch.ones(seed), "b"), "torch_rng": torch.get_rng_state()}
+
+
+def state_of(model, optimizer, seed, mesh):
+    weights, states = get_state_dict(model, optimizer)
+    return {"model": weights, "optim": states, "extra": extras(seed, mesh)}
+
+
+def whole(value):
+    """A state with full tensors, as a list of (path, comparable value)."""
+    if isinstance(value, DTensor):
+        return whole(value.full_tensor())
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), tuple(value.shape), value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, io.BytesIO):
+        return ("bytes", value.getvalue(), value.tell())
+    if isinstance(value, dict):
+        return {k: whole(v) for k, v in value.items()}
+    return [type(value).__name__, *map(whole, value)] if isinstance(value, (list, tuple)) else value
+
+
+def open_world(rank, world):
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['CKD_TEST_GROUP']}", rank=rank, world_size=world)
+    return init_device_mesh("cpu", (world,))
+
+
+# ------------------------------------------------------------------------------------------------------- the processes
+
+
+def save(rank, world, folder):
+    """Two checkpoints of a training run, and what is in each as a file of pickle."""
+    from ckptdelta.dcp import StorageWriter
+    mesh = open_world(rank, world)
+    model, optimizer = make(SEED, mesh)
+    writer = StorageWriter(folder / f"store{world}")
+    for step in (1, 2):
+        train(model, optimizer, step)
+        state = state_of(model, optimizer, SEED + step, mesh)
+        dcp.save(state, storage_writer=writer, checkpoint_id=f"gpt@{step}")
+        assert (writer.checkpoint is not None) == (rank == 0)
+        found = whole(state)
+        if rank == 0:
+            torch.save(found, folder / f"full{world}-{step}.pt")
+    writer.close()
+
+
+def check_load(world, folder, mesh, saved_by):
+    from ckptdelta.dcp import StorageReader
+    for step in (1, 2):
+        model, optimizer = make(SEED + 100, mesh)
+        train(model, optimizer, 50)
+        state = state_of(model, optimizer, SEED + 200, mesh)
+        state["extra"] |= {"mixed": None, "numpy": None, "nested": [0, {"name": 0, "pair": 0}]}
+        reader = StorageReader(folder / f"store{saved_by}", "gpt")
+        dcp.load(state, storage_reader=reader, checkpoint_id=str(step), no_dist=mesh is None)
+        assert str(reader.checkpoint) == f"gpt@{step}" and reader.checkpoint.world == saved_by
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+        again = state_of(model, optimizer, 1, mesh)
+        got = whole({"model": again["model"], "optim": again["optim"], "extra": state["extra"]})
+        expected = torch.load(folder / f"full{saved_by}-{step}.pt", weights_only=False)
+        for part in expected:
+            for name in expected[part]:
+                assert got[part][name] == expected[part][name], (saved_by, world, step, part, name)
+
+
+def load(rank, world, folder):
+    """Loads what other numbers of ranks have saved."""
+    mesh = open_world(rank, world)
+    for saved_by in (1, 2, 4):
+        if (folder / f"store{saved_by}").exists():
+            check_load(world, folder, mesh, saved_by)
+
+
+class Failing(dcp.DefaultSavePlanner):
+    """Fails on one rank while the ranks write."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def resolve_data(self, item):
+        if dist.get_rank() == self.rank:
+            raise OSError("the planner fails")
+        return super().resolve_data(item)
+
+
+def fails_with(text, **arguments):
+    import ckptdelta
+    try:
+        dcp.save(**arguments)
+    except (dcp.CheckpointException, ckptdelta.InvalidError) as error:
+        assert text in str(error) + repr(getattr(error, "failures", "")), error
+    else:
+        raise AssertionError(f"no failure with {text!r}")
+
+
+def trouble(rank, world, folder):
+    """Saves that fail on all ranks and leave nothing, and other ways to save."""
+    import ckptdelta
+    from ckptdelta.dcp import StorageReader, StorageWriter
+    mesh = open_world(rank, world)
+    path = folder / "trouble"
+    state = extras(3, mesh)
+    writer = StorageWriter(path, "gpt")
+    for failing in range(world):
+        fails_with("the planner fails", state_dict=state, storage_writer=writer, checkpoint_id="1", planner=Failing(failing))
+    with ckptdelta.open(path) as store:
+        assert store.checkpoints() == []
+    dcp.save(state, storage_writer=writer, checkpoint_id="1")
+    fails_with("already has a checkpoint at step 1", state_dict=state, storage_writer=writer)
+    fails_with("use_collectives=False is not supported", state_dict=state, storage_writer=writer, checkpoint_id="2", use_collectives=False)
+    dist.barrier()
+    # In a thread, with a planner that caches its plans: the second time no rank sends one.
+    for step in (2, 3, 4):
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        dcp.async_save(state, storage_writer=writer, checkpoint_id=f"gpt@{step}", planner=planner).result()
+    # A writer that has not seen the plans cannot know them.
+    fails_with("the planner caches plans", state_dict=state, storage_writer=StorageWriter(path), checkpoint_id="gpt@5",
+               planner=dcp.DefaultSavePlanner(enable_plan_caching=True))
+    # All replicated items on one rank.
+    dcp.save(state, storage_writer=writer, checkpoint_id="5", planner=dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True))
+    writer.close()
+    dist.barrier()
+    for step in (1, 2, 3, 4, 5):
+        back = extras(20, mesh)
+        dcp.load(back, storage_reader=StorageReader(path), checkpoint_id=f"gpt@{step}")
+        full = whole(back)
+        assert full == whole(state), step
+    with ckptdelta.open(path) as store:
+        assert [c.step for c in store.checkpoints("gpt")] == [1, 2, 3, 4, 5]
+        assert rank or store.verify()
+
+
+class Dying(dcp.DefaultSavePlanner):
+    """Rank 1 dies before it has written its part, or when it has."""
+
+    def __init__(self, early):
+        super().__init__()
+        self.early = early
+
+    def resolve_data(self, item):
+        if self.early and dist.get_rank() == 1:
+            os._exit(0)
+        return super().resolve_data(item)
+
+
+def death(rank, world, folder, early=True):
+    """A rank dies during its save: the other one fails, and there is no checkpoint."""
+    import ckptdelta
+    from ckptdelta.dcp import StorageWriter
+
+    class Writer(StorageWriter):
+        def write_data(self, plan, planner):
+            result = super().write_data(plan, planner)
+            if rank == 1:
+                os._exit(0)
+            return result
+
+    mesh = open_world(rank, world)
+    try:
+        dcp.save(extras(3, mesh), storage_writer=Writer(folder / "store", "gpt"), checkpoint_id="1", planner=Dying(early))
+    except (RuntimeError, dcp.CheckpointException):
+        pass
+    else:
+        raise AssertionError("the save did not fail")
+    with ckptdelta.open(folder / "store") as store:
+        assert store.checkpoints() == []
+    os._exit(0)
+
+
+def late_death(rank, world, folder):
+    """The same when the rank's part is durable, but not committed."""
+    death(rank, world, folder, early=False)
+
+
+if __name__ == "__main__":
+    name, number, size, place = sys.argv[1:]
+    globals()[name](int(number), int(size), Path(place))
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of torch that still run at the end of the interpreter can abort the process
