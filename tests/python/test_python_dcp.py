@@ -11,11 +11,10 @@ import pytest
 
 from support_python import ckptdelta, needs_package, needs_torch, torch
 
-WHY_NO_GLOO = "torch is not here" if torch is None else None
-if torch is not None and not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-    WHY_NO_GLOO = "this torch has no gloo"
-pytestmark = [needs_package, needs_torch, pytest.mark.skipif(WHY_NO_GLOO is not None, reason=WHY_NO_GLOO or "-")]
-if WHY_NO_GLOO is None and ckptdelta is not None:
+HAS_GLOO = torch is not None and torch.distributed.is_available() and torch.distributed.is_gloo_available()
+pytestmark = [needs_package, needs_torch,
+              pytest.mark.skipif(torch is not None and not HAS_GLOO, reason="this torch was built without gloo")]
+if HAS_GLOO and ckptdelta is not None:
     import torch.distributed.checkpoint as dcp
     from ckptdelta.dcp import StorageReader, StorageWriter
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys

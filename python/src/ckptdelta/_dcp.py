@@ -183,8 +183,6 @@ def _described(dtype: Any, size: Any, requires_grad: Any) -> Described:
     return Described(dtype, tuple(size), bool(requires_grad))
 
 
-
-
 # ------------------------------------------------------------------------------------------------------------- pickle
 
 
@@ -225,6 +223,28 @@ def is_id(checkpoint_id: object) -> bool:
         return True
     except (InvalidError, TypeError):
         return False
+
+
+class Addressed:
+    """What DCP asks of a writer and of a reader alike about the id of the checkpoint."""
+
+    run: str | None
+    step: int | None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """RUN@STEP of the next save or load, None if that is not known."""
+        return None if self.run is None or self.step is None else f"{self.run}@{self.step}"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Is it RUN@STEP, or a step?"""
+        return is_id(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
+        """Called by DCP before a save or load that has a checkpoint id. Errors: InvalidError."""
+        if checkpoint_id is not None:
+            self.run, self.step = parse_id(checkpoint_id, self.run)
 
 
 def opened(store: str | os.PathLike[str] | Store, *, readonly: bool) -> Store:

@@ -17,8 +17,8 @@ from torch.futures import Future
 
 from ._arrays import Leaf, Memory
 from ._call import Call
-from ._dcp import (BLOB, PICKLE, Items, Record, check_harmless, decode, described_as, is_id, leaf_of, opened, parse, parse_id, saved,
-                   scalar_of, set_region)
+from ._dcp import (BLOB, PICKLE, Addressed, Items, Record, check_harmless, decode, described_as, leaf_of, opened, parse, saved, scalar_of,
+                   set_region)
 from ._errors import MismatchError, NotFoundError, UnsupportedError
 from ._native import ffi, lib
 from ._restore import BATCH_BYTES
@@ -40,7 +40,7 @@ class _Piece:
     commit: Any
 
 
-class StorageReader(checkpoint.StorageReader):  # type: ignore[misc, unused-ignore]
+class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, unused-ignore]
     """Reads for dcp.load() what a StorageWriter has saved, in any number of ranks, whatever wrote it.
 
     Each rank reads the boxes that its planner asks for, and every block that is read is verified. Tensors of checkpoints that
@@ -84,21 +84,6 @@ class StorageReader(checkpoint.StorageReader):  # type: ignore[misc, unused-igno
         if self._opened is not None:
             self._opened.close()
         self._load = self._opened = self._record = None
-
-    @property
-    def checkpoint_id(self) -> str | None:
-        """RUN@STEP of what is to be loaded, None if that is not known yet."""
-        return None if self.run is None or self.step is None else f"{self.run}@{self.step}"
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is it RUN@STEP, or a step?"""
-        return is_id(checkpoint_id)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
-        """Called by DCP before a load that has a checkpoint id. Errors: InvalidError."""
-        if checkpoint_id is not None:
-            self.run, self.step = parse_id(checkpoint_id, self.run)
 
     # A parameter named kwargs would have DCP ask once more, for the metadata of one rank.
     def read_metadata(self, *args: Any, **more: Any) -> Any:

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ._call import Call, logger
-from ._dcp import BLOB, PICKLE, Described, Items, Record, Stream, check_harmless, dump, encode, is_id, leaf_of, opened, parse_id, set_region
+from ._dcp import BLOB, PICKLE, Addressed, Described, Items, Record, Stream, check_harmless, dump, encode, leaf_of, opened, set_region
 from ._errors import InvalidError, MismatchError, StateError
 from ._flatten import Tensor
 from ._native import ffi, lib
-from ._save import Options, Prepared, _abort, _Role, _tell_doubts, find_roles, in_order, options_of
+from ._save import Options, Prepared, _abort, _Role, _tell_doubts, find_roles, in_order, native_tensor, options_of
 from ._store import Store, Where, _checkpoint, _run_step
 from ._torch import LIBRARY, dtype_name, scalar_bytes
 from ._types import Checkpoint, Fidelity, Role
@@ -89,7 +89,7 @@ class _Open:
         return bool(status == lib.CKD_OK and bytes(info.id.bytes) == bytes(options.checkpoint_id.bytes))
 
 
-class StorageWriter(checkpoint.StorageWriter):  # type: ignore[misc, unused-ignore]
+class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, unused-ignore]
     """Writes what dcp.save() and dcp.async_save() save into a store, as the checkpoint `step` of `run`.
 
     Every rank writes the pieces that the planner gave it. Rank 0 commits all of them at once when every rank has written its
@@ -143,21 +143,6 @@ class StorageWriter(checkpoint.StorageWriter):  # type: ignore[misc, unused-igno
         last, self._open = self._open, None
         if last is not None:
             last.end()
-
-    @property
-    def checkpoint_id(self) -> str | None:
-        """RUN@STEP of the next save, None if that is not known."""
-        return None if self.run is None or self.step is None else f"{self.run}@{self.step}"
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is it RUN@STEP, or a step?"""
-        return is_id(checkpoint_id)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
-        """Called by DCP before a save that has a checkpoint id. Errors: InvalidError."""
-        if checkpoint_id is not None:
-            self.run, self.step = parse_id(checkpoint_id, self.run)
 
     def storage_meta(self) -> Any:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
@@ -279,18 +264,10 @@ class StorageWriter(checkpoint.StorageWriter):  # type: ignore[misc, unused-igno
         if local.code != t.leaf.code or (not whole and tuple(array.shape) != lengths):
             raise MismatchError(f"{t.name}: the planner gives {dtype_name(array.dtype)} {list(array.shape)} for a piece of "
                                 f"{list(lengths)}", path=t.name)
-        memory = LIBRARY.source(array)
-        tensor = ffi.new("ckd_tensor *")
-        tensor.struct_size = ffi.sizeof("ckd_tensor")
-        name, shape = ffi.new("char[]", t.name.encode()), ffi.new("uint64_t[]", list(t.leaf.shape) or [0])
-        weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
-        tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
-        tensor.shape, tensor.weight = shape, weight
+        tensor, alive = native_tensor(t, role, LIBRARY.source(array))
         set_region(tensor.region, tuple(chunk.offsets), lengths, t.leaf)
-        nothing = ffi.new("uint64_t *")
-        tensor.data = memory.pointer if memory.pointer else nothing
         call.check(lib.ckd_save_tensor(self._open.owner.save, tensor, call.err))
-        del memory
+        del alive
 
     def _write_value(self, item: Any, planner: Any, blob: str, call: Call) -> int:
         """Plain values go to the record, others to a blob. Returns how many blobs it took."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ._arrays import Memory
 from ._call import Call, logger
 from ._errors import Error, InvalidError
 from ._flatten import Tensor
@@ -197,20 +198,25 @@ def save_all(store_owner: Any, store: Any, prepared: Prepared, content: Content,
         lib.pyckd_save_abort(owner)
 
 
-def _save_tensor(owner: Any, t: Tensor, role: _Role, update: Update | None, call: Call) -> None:
-    memory = t.library.source(t.array)  # the library has read it when the call returns
+def native_tensor(t: Tensor, role: _Role, memory: Memory) -> tuple[Any, Any]:
+    """The ckd_tensor of a whole tensor, and what must stay alive until the library has read it."""
     tensor = ffi.new("ckd_tensor *")
     tensor.struct_size = ffi.sizeof("ckd_tensor")
     name, shape = ffi.new("char[]", t.name.encode()), ffi.new("uint64_t[]", list(t.leaf.shape) or [0])
     weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
     tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
     tensor.shape, tensor.weight = shape, weight
-    optimizer = update.native() if update is not None and role.role != lib.CKD_ROLE_OTHER else ffi.NULL
-    tensor.optimizer = optimizer
     nothing = ffi.new("uint64_t *")  # an empty array may have no memory at all
     tensor.data = memory.pointer if memory.pointer else nothing
+    return tensor, (name, shape, weight, nothing, memory)
+
+
+def _save_tensor(owner: Any, t: Tensor, role: _Role, update: Update | None, call: Call) -> None:
+    tensor, alive = native_tensor(t, role, t.library.source(t.array))
+    optimizer = update.native() if update is not None and role.role != lib.CKD_ROLE_OTHER else ffi.NULL
+    tensor.optimizer = optimizer
     call.check(lib.ckd_save_tensor(owner.save, tensor, call.err))
-    del memory
+    del alive
 
 
 def _tell_doubts(tensors: list[Tensor], roles: list[_Role]) -> None:
