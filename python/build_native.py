@@ -33,6 +33,11 @@ typedef struct pyckd_load { ckd_load *load; ...; } pyckd_load;
 ckd_status pyckd_load_begin(pyckd_load *owner, ckd_store *store, const ckd_id *checkpoint,
                             const ckd_load_options *options, ckd_error *err);
 void pyckd_load_end(pyckd_load *owner);
+typedef struct pyckd_session { ckd_session *session; ...; } pyckd_session;
+ckd_status pyckd_session_open(pyckd_session *owner, const char *path, const ckd_session_options *options, ckd_error *err);
+ckd_status pyckd_session_save(pyckd_session *owner, uint64_t step, uint32_t group, int all, ckd_error *err);
+uint64_t pyckd_session_last(ckd_checkpoint *out, pyckd_session *owner);
+ckd_status pyckd_session_close(pyckd_session *owner, ckd_error *err);
 void pyckd_checkpoints_free(ckd_checkpoint_list **list);
 void pyckd_tensors_free(ckd_tensor_list **list);
 void pyckd_verified_free(ckd_verify_result **result);

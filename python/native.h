@@ -6,6 +6,7 @@
 #ifndef CKPTDELTA_PYTHON_NATIVE_H
 #define CKPTDELTA_PYTHON_NATIVE_H
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include "ckptdelta.h"
@@ -94,6 +95,65 @@ static void pyckd_load_end(pyckd_load *owner) {
     if (owner->process == getpid()) {
         ckd_load_end(load);
     }
+}
+
+typedef struct pyckd_session {
+    ckd_session *session; /* NULL: not open */
+    long long process;
+    uint64_t saved;      /* saves that became durable, also of sessions that the owner had before */
+    ckd_checkpoint last; /* the newest of these; both under pyckd_saved_lock */
+} pyckd_session;
+
+static pthread_mutex_t pyckd_saved_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* On a thread of the session. It calls no Python, which may be ending. */
+static void pyckd_on_saved(void *context, const ckd_saved *saved) {
+    pyckd_session *owner = context;
+    if (saved->status == CKD_OK) {
+        pthread_mutex_lock(&pyckd_saved_lock);
+        owner->last = saved->checkpoint;
+        owner->saved++;
+        pthread_mutex_unlock(&pyckd_saved_lock);
+    }
+}
+
+static ckd_status pyckd_session_open(pyckd_session *owner, const char *path,
+                                     const ckd_session_options *options, ckd_error *err) {
+    ckd_session_options with = *options;
+    with.on_saved = pyckd_on_saved;
+    with.saved_context = owner;
+    owner->process = getpid();
+    return ckd_session_open(&owner->session, path, &with, err);
+}
+
+/*
+ * Saves, and returns when a group is copied, or everything. An interrupt between the two would let the trainer go on and
+ * write to that group while it is read.
+ */
+static ckd_status pyckd_session_save(pyckd_session *owner, uint64_t step, uint32_t group, int all,
+                                     ckd_error *err) {
+    ckd_status status = ckd_session_save(owner->session, step, err);
+    if (all) {
+        ckd_session_fence(owner->session);
+    } else {
+        ckd_session_fence_group(owner->session, group);
+    }
+    return status;
+}
+
+/* Returns how many saves have become durable, and the newest of them. */
+static uint64_t pyckd_session_last(ckd_checkpoint *out, pyckd_session *owner) {
+    pthread_mutex_lock(&pyckd_saved_lock);
+    uint64_t saved = owner->saved;
+    *out = owner->last;
+    pthread_mutex_unlock(&pyckd_saved_lock);
+    return saved;
+}
+
+static ckd_status pyckd_session_close(pyckd_session *owner, ckd_error *err) {
+    ckd_session *session = owner->session;
+    owner->session = NULL;
+    return owner->process == getpid() ? ckd_session_close(session, err) : CKD_OK;
 }
 
 /* Lists that the library returns. */

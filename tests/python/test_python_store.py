@@ -1,5 +1,6 @@
 """The store from Python: arrays, loads in place and in part, errors, threads, forks and interrupts."""
 
+import collections
 import copy
 import gc
 import logging
@@ -554,3 +555,16 @@ def test_arrays_of_other_libraries_are_saved_through_dlpack(store, with_numpy, m
         assert bits(found[name]) == bits(array) and found[name].dtype == array.dtype, name
     with pytest.raises(ckptdelta.InvalidError, match="in place"):
         store.load({"f": Foreign(np.zeros((3, 4)))})
+
+
+def test_plain_dicts_and_lists_are_refilled_where_they_are(tmp_path):
+    inner, log = {"best": 1.5}, ["a"]
+    state = {"w": np.ones(3), "progress": {"epoch": 1, "inner": inner}, "log": log, "members": [np.zeros(2), inner], "kind": {"x": 1}}
+    progress = state["progress"]
+    with ckptdelta.open(tmp_path / "store") as store:
+        store.save(state, run="a", step=1)
+        progress.update(epoch=2, other=3), inner.update(best=0.5), log.append("b")
+        state["kind"] = collections.OrderedDict(x=2)
+        store.load(state, run="a")
+    assert state["progress"] is progress == {"epoch": 1, "inner": {"best": 1.5}} and progress["inner"] is inner is state["members"][1]
+    assert state["log"] is log == ["a"] and type(state["kind"]) is dict and state["kind"] == {"x": 1}

@@ -194,7 +194,7 @@ class Restorer:
                 continue
             new = self._place(old, child, here)
             if new is not old:
-                self.after.append(lambda key=key, new=new: target.__setitem__(key, new))  # type: ignore[misc]
+                self.after.append(lambda key=key, old=old, new=new: target.__setitem__(key, _refilled(old, new)))  # type: ignore[misc]
         return target
 
     def _sequence(self, target: Any, node: Node, path: str) -> Any:
@@ -204,7 +204,7 @@ class Restorer:
             return target
         new = [self._place(old, child, join(path, i)) for i, (old, child) in enumerate(zip(target, content))]
         if isinstance(target, list):
-            self.after.append(lambda: target.__setitem__(slice(None), new))
+            self.after.append(lambda: target.__setitem__(slice(None), [_refilled(old, one) for old, one in zip(target, new)]))
             return target
         return target if all(a is b for a, b in zip(new, target)) else tuple(new)
 
@@ -388,6 +388,21 @@ def _has_arrays(value: Any, depth: int = 0) -> bool:
     if depth == 100 or not isinstance(value, (dict, list, tuple)):
         return False
     return any(_has_arrays(v, depth + 1) for v in (value.values() if isinstance(value, dict) else value))
+
+
+def _refilled(old: Any, new: Any) -> Any:
+    """`new`, in the dicts and lists that are there: the caller may have them under other names."""
+    if old is new or type(old) is not type(new):
+        return new
+    if isinstance(old, dict):
+        content = {key: _refilled(old[key], value) if key in old else value for key, value in new.items()}
+        old.clear()
+        old.update(content)
+        return old
+    if isinstance(old, list):
+        old[:] = new
+        return old
+    return new
 
 
 def _assign(target: Any, value: Any) -> None:

@@ -55,16 +55,14 @@ class Store:
         if threads < 0 or not 0 <= lock_timeout < 4e6:
             raise InvalidError("threads and lock_timeout must not be negative, and lock_timeout at most 4,000,000 seconds")
         self.path = os.fspath(path)
+        self._options = (readonly, threads, lock_timeout)
         self._again = partial(open, create=create, readonly=readonly, threads=threads, lock_timeout=lock_timeout)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._user: int | None = None
         label = ffi.new_handle(str(self.path))
         self._owner = ffi.gc(ffi.new("pyckd_store *"), partial(_close, label))
-        options = ffi.new("ckd_store_options *")
-        options.struct_size = ffi.sizeof("ckd_store_options")
-        options.threads, options.lock_timeout_ms = threads, max(1, round(lock_timeout * 1000))
-        options.on_message, options.message_context = lib.pyckd_on_message, label
+        options = store_options(threads, lock_timeout, label)
         mode = lib.CKD_OPEN_READ if readonly else lib.CKD_OPEN_CREATE if create else lib.CKD_OPEN_WRITE
         call = Call()
         call.check(lib.pyckd_store_open(self._owner, path_bytes(path), mode, options, call.err))
@@ -176,7 +174,7 @@ class Store:
              progress: Progress | None = None) -> Checkpoint:
         """Loads a checkpoint into a state in place.
 
-        Arrays are overwritten, modules and optimizers get their state, plain values of dicts and lists are replaced. Dicts
+        Arrays are overwritten, modules and optimizers get their state, dicts and lists are refilled with plain values. Dicts
         may leave out keys: what they do not have is not read. All names, dtypes and shapes are compared before anything is
         written. Every block that is read is verified.
 
@@ -303,6 +301,15 @@ class Store:
 
 
 # ------------------------------------------------------------------------------------------------------- the library
+
+
+def store_options(threads: int, lock_timeout: float, label: Any) -> Any:
+    """label: handle of the text that begins messages; it must live as long as the store is open."""
+    options = ffi.new("ckd_store_options *")
+    options.struct_size = ffi.sizeof("ckd_store_options")
+    options.threads, options.lock_timeout_ms = threads, max(1, round(lock_timeout * 1000))
+    options.on_message, options.message_context = lib.pyckd_on_message, label
+    return options
 
 
 def _close(label: Any, owner: Any) -> None:

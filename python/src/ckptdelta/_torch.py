@@ -102,7 +102,7 @@ class _Torch:
         if self.direct(array):
             return Memory(_memory(array).pointer, array, lambda: _changed(array))
         torch = loaded()
-        other = torch.empty(array.shape, dtype=array.dtype)
+        other = torch.empty(array.shape, dtype=array.dtype, device="cpu")
 
         def finish() -> None:
             with torch.no_grad():
@@ -122,7 +122,7 @@ class _Torch:
         pairs = name in COMPLEX
         if pairs and (not shape or shape[-1] != 2):
             raise UnsupportedError(f"{path or 'the state'} is stored as {name}, but not in pairs", path=path)
-        tensor = torch.empty(shape[:-1] if pairs else shape, dtype=dtype)
+        tensor = torch.empty(shape[:-1] if pairs else shape, dtype=dtype, device="cpu")
         if tensor.numel() * tensor.element_size() != Leaf(code, shape, "torch", special, None).nbytes:
             raise UnsupportedError(f"{path or 'the state'} is stored as {name}, but with other bytes", path=path)
         return tensor, _memory(tensor)
@@ -150,7 +150,7 @@ def scalar_bytes(tensor: Any) -> tuple[str, bytes]:
 def scalar_from(dtype: str, data: bytes, path: str) -> Any:
     torch = load_torch(path)
     found = getattr(torch, dtype, None)
-    tensor = torch.empty((), dtype=found) if isinstance(found, torch.dtype) else None
+    tensor = torch.empty((), dtype=found, device="cpu") if isinstance(found, torch.dtype) else None
     if tensor is None or tensor.element_size() != len(data):
         raise UnsupportedError(f"{path or 'the state'} is stored as a tensor of {dtype}, which this version of torch does not have",
                                path=path)

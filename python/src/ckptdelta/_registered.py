@@ -1,0 +1,156 @@
+"""What a session of the library has registered: memory that stays where it is from save to save.
+
+A session reads the same addresses at each save. Parameters and the states of optimizers are read where they are. Anything else of
+a state may be made anew whenever it is asked for, such as the state of a random number generator: it is copied into a buffer of
+fixed size, as is the record of all plain values, which spaces fill up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _torch
+from ._call import Call
+from ._flatten import Flattener, Tensor
+from ._names import is_optimizer
+from ._native import ffi, lib
+from ._record import BLOB, dump
+from ._save import Prepared, _Role, _tell_doubts, find_roles, in_order, predicted
+from ._updates import Update, Updates
+
+GROUP_FENCED, GROUP_AT_ONCE = 0, 1
+"""Memory that only optimizers with a fence write to, and memory that anything may write to once step() has returned."""
+
+
+def objects_in(state: Any) -> Iterator[Any]:
+    """The modules and optimizers in dicts, lists and tuples, each once."""
+    waiting, seen = [state], set()
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        if _torch.is_module(found) or is_optimizer(found):
+            seen.add(id(found))
+            yield found
+        elif isinstance(found, (dict, list, tuple)):
+            seen.add(id(found))
+            waiting += found.values() if isinstance(found, dict) else found
+
+
+def _updated(optimizer: Any) -> Iterator[Any]:
+    """The tensors that an optimizer writes to."""
+    for group in optimizer.param_groups:
+        params = group.get("params") if isinstance(group, dict) else None
+        yield from (p for p in params or () if _torch.is_tensor(p))
+    states = getattr(optimizer, "state", None)
+    for slots in states.values() if isinstance(states, Mapping) else ():
+        yield from (v for v in (slots.values() if isinstance(slots, Mapping) else ()) if _torch.is_tensor(v))
+
+
+@dataclass
+class Snapshot:
+    """A state taken apart, and who writes to its memory: `fenced` optimizers, or (`lasting`) at least nobody moves it."""
+
+    tensors: list[Tensor]
+    record: bytes
+    updates: Mapping[str, Update]
+    fenced: set[Hashable | None]
+    lasting: set[Hashable | None]
+    moved: set[str] = field(default_factory=set)
+    """Names of tensors that do move, although they belong to a module or an optimizer."""
+
+    def address(self, t: Tensor) -> int | None:
+        """Where the library reads a tensor; None: from a buffer."""
+        if t.leaf.library != "torch" or t.leaf.key not in self.lasting or t.name in self.moved or not t.library.direct(t.array):
+            return None
+        return int(ffi.cast("uintptr_t", t.library.source(t.array).pointer))
+
+    def layout(self) -> list[tuple[Any, ...]]:
+        """Equal for states that the same registration serves."""
+        return [(t.name, t.alias, t.leaf.code, t.leaf.shape, self.address(t), t.leaf.key in self.fenced) for t in self.tensors]
+
+
+def take_apart(state: Any, updates: Updates | None, fenced: list[Any]) -> Snapshot:
+    """fenced: the optimizers that wait before they write. Errors: InvalidError, with the path of what cannot be stored."""
+    flat = Flattener(updates)
+    record = dump(flat.run(state))
+    waiting = {id(optimizer) for optimizer in fenced}
+    keys: set[Hashable | None] = {_torch.key_of(t.detach()) for optimizer in fenced for t in _updated(optimizer)}
+    lasting, others = set(keys), set()
+    for found in objects_in(state):
+        if _torch.is_module(found):
+            module = _torch.unwrapped(found)
+            lasting |= {_torch.key_of(t) for tensors in (module.parameters(), module.buffers()) for t in tensors}
+        elif id(found) not in waiting:  # it writes without waiting, perhaps to what a fenced optimizer writes to as well
+            others |= {_torch.key_of(t.detach()) for t in _updated(found)}
+    return Snapshot(flat.tensors, record, flat.updates, keys - others - {None}, lasting - {None})
+
+
+class Registered:
+    """The registration of one session, made from the first state that it saves.
+
+    Args:
+        session: a ``ckd_session *`` that has made no step.
+        state: its first state.
+        prepared: options of its saves.
+    """
+
+    def __init__(self, session: Any, state: Snapshot, prepared: Prepared, call: Call) -> None:
+        self._layout = state.layout()
+        self._tensors = list(state.tensors)  # their memory stays while it is registered
+        self._buffers: dict[str, Any] = {}
+        self._optimizers: dict[str, Any] = {}  # by weight
+        size = len(state.record)
+        self._record = ffi.new("char[]", size + size // 4 + 16384)
+        self.has_fenced = any(address is not None and fenced for _, _, _, _, address, fenced in self._layout)
+        lossy = any(prepared.lossy.values())
+        roles = find_roles(state.tensors, call)
+        if lossy:
+            _tell_doubts(state.tensors, roles)
+        self._predicted = {} if lossy else predicted(state.tensors, roles, state.updates)
+        for i in in_order(state.tensors, roles, prepared.lossy, self._predicted):
+            self._add(session, state, i, roles[i], call)
+        call.check(lib.ckd_session_add_bytes(session, BLOB.encode(), self._record, len(self._record), call.err))
+
+    def _add(self, session: Any, state: Snapshot, i: int, role: _Role, call: Call) -> None:
+        t, address = state.tensors[i], self._layout[i][4]
+        if address is None:
+            self._buffers[t.name] = ffi.new("char[]", t.leaf.nbytes)
+        tensor = ffi.new("ckd_tensor *")
+        tensor.struct_size = ffi.sizeof("ckd_tensor")
+        name, shape = ffi.new("char[]", t.name.encode()), ffi.new("uint64_t[]", list(t.leaf.shape) or [0])
+        weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
+        tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
+        tensor.shape, tensor.weight = shape, weight
+        update = self._predicted.get(role.weight or t.name)
+        if update is not None and role.role != lib.CKD_ROLE_OTHER:
+            tensor.optimizer = self._optimizers.setdefault(role.weight or t.name, update.native())
+        memory = ffi.cast("void *", address) if address is not None else self._buffers[t.name]
+        group = GROUP_FENCED if address is not None and t.leaf.key in state.fenced else GROUP_AT_ONCE
+        call.check(lib.ckd_session_add(session, tensor, memory, group, call.err))
+
+    def fits(self, state: Snapshot) -> bool:
+        """Can the state be saved with this registration? Same tensors, at the same places, and room for the record."""
+        return len(state.record) <= len(self._record) and state.layout() == self._layout
+
+    def moved_in(self, state: Snapshot) -> Iterator[str]:
+        """Names of tensors that are somewhere else now."""
+        before = {name: address for name, _, _, _, address, _ in self._layout}
+        for name, _, _, _, address, _ in state.layout():
+            if address is not None and before.get(name) not in (None, address):
+                yield name
+
+    def fill(self, state: Snapshot) -> None:
+        """Copies what is read from buffers, and the settings of the optimizers' last step. The session must not be copying."""
+        for t in state.tensors:
+            buffer = self._buffers.get(t.name)
+            if buffer is not None and t.leaf.nbytes:
+                memory = t.library.source(t.array)
+                ffi.memmove(buffer, memory.pointer, t.leaf.nbytes)
+        ffi.memmove(self._record, state.record.ljust(len(self._record)), len(self._record))
+        for weight, optimizer in self._optimizers.items():
+            update = state.updates.get(weight)
+            if update is not None:  # else the last one, which predicts a step that was not made: it costs only time
+                optimizer[0] = update.native()[0]

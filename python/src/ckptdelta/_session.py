@@ -1,0 +1,492 @@
+"""Saves beside training: the library's background session for a model, its optimizers and all that training goes on from."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, cast
+
+from ._call import Call, logger, path_bytes
+from ._errors import CorruptError, Error, InputOutputError, InvalidError, NoSpaceError, NotFoundError, ReadOnlyError, StateError
+from ._flatten import has_state_dict
+from ._interval import Costs, Interval
+from ._names import is_optimizer
+from ._native import ffi, lib
+from ._registered import GROUP_AT_ONCE, Registered, Snapshot, objects_in, take_apart
+from ._rng import RandomState
+from ._save import Options, options_of
+from ._store import Store, _checkpoint, _step, store_options
+from ._types import Checkpoint, Fidelity, Role
+from ._updates import Updates
+
+_NEVER = 1 << 62  # the session is asked to save; it does not decide itself
+_MAX_STEP = (1 << 63) - 1
+
+
+class Session:
+    """Saves in the background while training goes on, and restores everything that training goes on from.
+
+    ::
+
+        with ckptdelta.Session(store, "gpt", model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every=100) as session:
+            for step in range(session.restore() + 1, steps + 1):
+                ...
+                optimizer.step()
+                scheduler.step()
+                session.step()
+            session.save()
+
+    step() returns when everything is copied that anything but an optimizer may change. Parameters and states of optimizers are
+    copied while the next forward and backward pass runs; a hook lets the next optimizer.step() wait for that. Threads of low
+    priority encode and write. One save is under way at a time: the next one waits until it is durable. A kill therefore costs
+    `every` steps and those that were made while the last save was written, fewer than twice `every` in all; with max_lag=K at most
+    `every` + K steps.
+
+    All calls come from one thread at a time, in the process that made the session. Parameters of an optimizer whose step() does not
+    call the hooks of torch are copied before step() returns. What else writes to parameters between step() and the next step of
+    their optimizer must call fence() first.
+
+    Args:
+        store: an open store, not a read-only one. The session opens it once more for itself.
+        run: as for Store.save().
+        model, optimizer, scheduler, scaler, loader: what is saved; each a single object or a dict or list of them, None: none. All
+            but the model need state_dict() and load_state_dict().
+        more: other members of the state. Dicts and lists in it, such as ``{"progress": {"epoch": 0}}``, are restored in place. A bare
+            number is saved, but a restore has nowhere to put it.
+        rng: save and restore the generators of random, numpy, torch and CUDA.
+        every: steps; save at multiples of it.
+        every_s: seconds between the beginnings of saves.
+        overhead: save as often as saves cost at most this share of training's time. 0.035 if none of the three is given.
+        max_lag: steps by which training may be ahead of a save that is not durable yet; then step() waits. 0: step() returns when
+            its save is durable. None: until the next save.
+        fidelity, role_fidelity, effort, target_ratio, max_error, max_load_cost, on_duplicate: as for Store.save(). A run that is
+            continued from an older checkpoint goes on as the branch ``RUN~2``.
+        metric: name of the value that step() and save() take.
+        snapshot_bytes: host memory for copies; 0: as much as the state. With room for two (exact saves), the next save need not read
+            its parent.
+        restore_older: restore() takes the newest checkpoint that is not damaged.
+
+    Errors: InvalidError, ReadOnlyError, and those of open().
+    """
+
+    def __init__(self, store: Store, run: str, *, model: Any = None, optimizer: Any = None, scheduler: Any = None, scaler: Any = None,
+                 loader: Any = None, more: Mapping[str, Any] | None = None, rng: bool = True, every: int | None = None,
+                 every_s: float | None = None, overhead: float | None = None, max_lag: int | None = None, fidelity: Fidelity = "exact",
+                 role_fidelity: Mapping[Role, Fidelity] | None = None, effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0,
+                 max_load_cost: float = 0.0, on_duplicate: Literal["error", "same", "branch"] = "error", metric: str | None = None,
+                 snapshot_bytes: int = 0, restore_older: bool = False) -> None:
+        _check_numbers(every=every, every_s=every_s, overhead=overhead, max_lag=max_lag)
+        readonly, threads, lock_timeout = store._options
+        if readonly:
+            raise ReadOnlyError(f"the store {store.path} was opened for reading: a session needs to write")
+        self._store, self._restore_older, self._snapshot_bytes, self._max_lag = store, restore_older, snapshot_bytes, max_lag
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "loader": loader}
+        self._state = _state_of({k: v for k, v in given.items() if v is not None}, more or {}, rng)
+        self._save_options = Options(
+            run=run, step=0, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=False, parent=None, resumed_from=None,
+            on_duplicate=on_duplicate, metric=(metric, float("nan")) if metric is not None else None, codec="auto", level=0, effort=effort,
+            target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=0)
+        self._interval = Interval(every, every_s, overhead)
+        self._process, self._lock, self._closed = os.getpid(), threading.RLock(), False
+        label = ffi.new_handle(str(store.path))
+        self._store_options = store_options(threads, lock_timeout, label)
+        self._reported = -1  # the last step that the trainer reported or restored
+        self._staged = -1    # the last one that was copied since the last restore
+        self._told = -1      # the last one that the library's session knows: it takes no step twice
+        self._run, self._resumed = run, cast("tuple[str, int] | None", None)  # where the next save belongs, until there is one
+        self._base = self._logged = 0  # saves that were durable at the last restore, and when the last one was logged
+        self._failed = 0  # saves of the library's session whose failure was taken
+        self._failure: Error | None = None
+        self._past = Costs(0, 0, 0, 0, 0, 0)  # of library's sessions that were closed
+        self._registered: Registered | None = None
+        self._moves: dict[str, int] = {}  # how often a tensor was found at another address
+        self._keep: list[Any] = [label, self._store_options]  # memory that the library reads until its session is closed
+        self._owner = ffi.new("pyckd_session *")
+        # A finalizer of the module weakref keeps all this alive itself, also when a session and its optimizers are one garbage cycle.
+        self._finalizer = weakref.finalize(self, _close, self._owner, self._keep, store.path)
+        self._updates: Updates | None = None
+        self._hooks: list[Any] = []
+        self._fenced = [o for o in objects_in(self._state) if is_optimizer(o) and _calls_hooks(o)]
+        self._open()
+        try:
+            if every == 1 and fidelity == "exact" and self._fenced:
+                self._updates = Updates(*self._fenced)
+            for one in self._fenced:
+                self._hooks.append(one.register_step_pre_hook(lambda *_: self.fence()))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except Error as failure:
+            if kind is None:
+                raise
+            logger.error("%s: %s", self._store.path, failure)  # the exception that ends the block goes first
+
+    def __repr__(self) -> str:
+        return f"<ckptdelta.Session {self._run!r} in {self._store.path!r}, step {self.at}>"
+
+    @property
+    def at(self) -> int:
+        """The last step that was reported or restored; 0: none."""
+        return max(self._reported, 0)
+
+    @property
+    def last(self) -> Checkpoint | None:
+        """The newest checkpoint that this session has made durable; None: none yet."""
+        self._check_process()
+        info = ffi.new("ckd_checkpoint *")
+        return _checkpoint(info) if lib.pyckd_session_last(info, self._owner) else None
+
+    def restore(self, step: int | None = None) -> int:
+        """Loads a checkpoint of the run, or of a branch that continued it, into all objects in place.
+
+        Args:
+            step: None: the newest.
+
+        Returns: its step; 0 if step is None and the run has no checkpoint. Later saves are deltas on it.
+
+        Errors: NotFoundError (no such step), those of Store.load(). Later saves go on as if it had not been called. After an error
+        of a damaged store some objects have the checkpoint's values and some have not: restore another one.
+        """
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            if self._registered is not None:
+                self._end()  # the library would load into the memory that is registered
+            self._ensure_open()
+            try:
+                found = self._place(lib.CKD_LATEST if step is None else _step(step))
+            except NotFoundError as error:
+                if step is not None or error.file:  # a file is missing: the run is not new
+                    raise
+                return 0
+            try:
+                found = self._load(found)
+            except BaseException:
+                self._end()  # it stands at a checkpoint that the trainer's state is not of
+                raise
+            self._reported, self._staged, self._run, self._resumed = found.step, -1, found.run, (found.run, found.step)
+            self._base = self._saved()[0]
+            if self._updates is not None:
+                self._updates.saved()
+            return found.step
+
+    def step(self, step: int | None = None, *, metric: float | None = None) -> bool:
+        """To be called once after each optimizer step, when everything is as the next step is to find it. Saves if that is due.
+
+        Args:
+            step: the number of the step; None: one more than the last one.
+            metric: value that the checkpoint records, if the session was given a metric's name.
+
+        Returns: whether a save began.
+
+        Errors: InvalidError (a step that is not after the last one; something in the state that cannot be stored); and the failure
+        of an earlier save, in which case this step has done its work: training can go on.
+        """
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            self._check_metric(metric)
+            number = self.at + 1 if step is None else _step(step)
+            if not self._reported < number <= _MAX_STEP:
+                raise InvalidError(f"step {number} is not after step {self._reported}, the last one" if number <= self._reported else
+                                   f"step {number} is too large: steps go up to 2**63 - 1")
+            self._reported = number
+            costs = self._costs()
+            due = self._interval.due(number, costs)
+            if due:
+                self._begin(costs, metric)
+            elif self._interval.overhead is not None and self._registered is not None:
+                self._told = number
+                self._check_status(partial(lib.ckd_session_step, self._owner.session, number))
+            self._follow()
+            return due
+
+    def save(self, *, metric: float | None = None) -> bool:
+        """Saves the last step that was reported, unless it is saved or its save is under way, such as the last one of training.
+
+        Returns: whether a save began. Errors: as for step().
+        """
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            self._check_metric(metric)
+            self._reported = self.at
+            due = not self._has_saved()
+            if due:
+                self._begin(self._costs(), metric)
+            self._follow()
+            return due
+
+    def fence(self) -> None:
+        """Returns when parameters and states of optimizers may change. The hook of optimizer.step() calls it."""
+        if self._process == os.getpid():
+            with self._lock:
+                lib.ckd_session_fence(self._owner.session)
+
+    def wait(self) -> None:
+        """Returns when every save is durable. Errors: the failure of a save."""
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            self._wait()
+
+    def close(self) -> None:
+        """Waits until every save is durable, and ends the session. More calls do nothing. Errors: the failure of a save."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+            if self._updates is not None:
+                self._updates.close()
+            self._end()
+            self._closed = True
+            self._finalizer.detach()
+            self._raise_failure()
+
+    # ------------------------------------------------------------------------------------------------------ the library
+
+    def _check_process(self) -> None:
+        """Before any lock is taken, which another thread may have held at the fork."""
+        if self._process != os.getpid():
+            raise StateError("a session belongs to the process that made it: make another one in a forked child")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError("the session is closed")
+
+    def _check_metric(self, metric: float | None) -> None:
+        if metric is not None and self._save_options.metric is None:
+            raise InvalidError("the metric has no name: give the session one, such as metric='loss'")
+
+    def _open(self) -> None:
+        prepared = options_of(self._save_options)
+        options = ffi.new("ckd_session_options *")
+        options.struct_size = ffi.sizeof("ckd_session_options")
+        run = ffi.new("char[]", self._run.encode("utf-8", "replace"))
+        prepared.options.run = run
+        options.save, options.store, options.every_steps = prepared.options, self._store_options, _NEVER
+        options.snapshot, options.snapshot_bytes = lib.CKD_SNAPSHOT_LAZY, _number("snapshot_bytes", self._snapshot_bytes)
+        options.restore_older = self._restore_older
+        self._prepared = prepared
+        call = Call()
+        call.check(lib.pyckd_session_open(self._owner, path_bytes(self._store.path), options, call.err))
+
+    def _ensure_open(self) -> None:
+        """A session of the library registers its memory once. The next one goes on where the last one was."""
+        if self._owner.session:
+            return
+        saved, last = self._saved()
+        if saved > self._base:
+            self._run, self._resumed = last.run, None
+        self._open()
+        if self._resumed is not None:
+            try:
+                self._place(self._resumed[1])
+            except BaseException:
+                self._end()
+                raise
+
+    def _end(self) -> None:
+        """Closes the library's session when its saves are durable. Their failure is kept."""
+        if not self._owner.session:
+            return
+        self._past = self._costs()
+        self._check_status(partial(lib.pyckd_session_close, self._owner))
+        self._log()
+        self._registered, self._failed, self._told = None, 0, -1
+        del self._keep[2:]
+
+    def _place(self, step: int) -> Checkpoint:
+        """Lets the library's session, which has nothing registered, go on from a checkpoint."""
+        call, info = Call(), ffi.new("ckd_checkpoint *")
+        call.check(lib.ckd_session_restore(info, self._owner.session, step, call.err))
+        return _checkpoint(info)
+
+    def _load(self, found: Checkpoint) -> Checkpoint:
+        while True:
+            try:
+                return self._store.load(self._state, run=found.run, step=found.step)
+            except Error as error:
+                older = self._older(found) if self._restore_older and _is_damage(error) else None
+                if older is None:
+                    raise
+                logger.warning("%s is damaged (%s): %s is restored instead", found, error, older)
+                found = self._place(older.step)
+
+    def _older(self, than: Checkpoint) -> Checkpoint | None:
+        call, info = Call(), ffi.new("ckd_checkpoint *")
+        try:
+            with self._store._using() as store:
+                call.check(lib.ckd_store_previous(info, store, than.run.encode(), than.step, call.err))
+        except NotFoundError:
+            return None
+        return _checkpoint(info)
+
+    def _begin(self, costs: Costs, metric: float | None) -> None:
+        """Makes a snapshot. Memory of optimizers is copied until the fence."""
+        begun = time.monotonic()
+        # Without a step of an optimizer since, the last snapshot may still be copied. The next one has to wait for that anyway.
+        lib.ckd_session_fence(self._owner.session)
+        state = take_apart(self._state, self._updates, self._fenced)
+        state.moved = {name for name, count in self._moves.items() if count > 1}
+        if self._registered is not None and (self._told == self._reported or not self._registered.fits(state)):
+            self._count_moves(self._registered, state)
+            self._end()
+        registered = self._registered or self._register(state)
+        registered.fill(state)
+        self._interval.begun(costs, time.monotonic() - begun)
+        lib.ckd_session_metric(self._owner.session, float("nan") if metric is None else metric)
+        self._told = self._reported
+        self._check_status(partial(lib.pyckd_session_save, self._owner, self._reported, GROUP_AT_ONCE, not registered.has_fenced))
+        if self._poll().staged_step == self._reported:
+            self._staged = self._reported
+            if self._updates is not None:
+                self._updates.saved()
+
+    def _count_moves(self, registered: Registered, state: Snapshot) -> None:
+        """What moves again and again is read from a buffer, so that no further registration is needed."""
+        for name in registered.moved_in(state):
+            self._moves[name] = self._moves.get(name, 0) + 1
+            if self._moves[name] > 1:
+                state.moved.add(name)
+
+    def _register(self, state: Snapshot) -> Registered:
+        self._ensure_open()
+        try:
+            registered = Registered(self._owner.session, state, self._prepared, Call())
+            self._keep.append(registered)
+            self._registered = registered
+        except BaseException:
+            self._end()  # part of the state may be registered
+            raise
+        return registered
+
+    def _saved(self) -> tuple[int, Any]:
+        """(saves that have become durable, the newest of them)."""
+        info = ffi.new("ckd_checkpoint *")
+        saved = int(lib.pyckd_session_last(info, self._owner))
+        return saved, _checkpoint(info)
+
+    def _has_saved(self) -> bool:
+        """Is the last step durable, or its save under way?"""
+        if self._staged != self._reported:
+            return False
+        if self._poll().under_way:
+            return True
+        saved, last = self._saved()
+        return saved > self._base and bool(last.step == self._reported)
+
+    def _follow(self) -> None:
+        """Waits if the last save is too far behind; then raises what has failed."""
+        now = self._poll()
+        if self._max_lag is not None and self._staged >= 0 and self._reported - self._staged >= self._max_lag and now.under_way:
+            self._wait()
+        elif now.failed > self._failed:
+            self._failed = int(now.failed)
+            if self._failure is None:  # the library tells each failure once
+                self._check_status(partial(lib.ckd_session_wait, self._owner.session, lib.CKD_STAGED))
+        self._log()
+        self._raise_failure()
+
+    def _wait(self) -> None:
+        if self._owner.session:
+            self._check_status(partial(lib.ckd_session_wait, self._owner.session, lib.CKD_DURABLE))
+        self._log()
+        self._raise_failure()
+
+    def _check_status(self, function: Any) -> None:
+        """A failure of an earlier save comes with any call. It is raised when this one has done its work."""
+        call = Call()
+        try:
+            call.check(function(call.err))
+        except Error as failure:
+            if self._failure is not None:  # nobody has seen it yet
+                logger.error("%s: %s", self._store.path, self._failure)
+            self._failure = failure
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _poll(self) -> Any:
+        found = ffi.new("ckd_session_state *")
+        lib.ckd_session_poll(found, self._owner.session)
+        return found
+
+    def _costs(self) -> Costs:
+        now, past = self._poll(), self._past
+        return Costs(past.trained + now.trained_ns / 1e9, past.lost + (now.stall_ns + now.interference_ns) / 1e9, now.step_ns / 1e9,
+                     now.last_persist_ns / 1e9 or past.last_save, past.saved + int(now.saved), int(now.under_way))
+
+    def _log(self) -> None:
+        saved, done = self._saved()
+        if saved != self._logged:
+            self._logged = saved
+            logger.info("%s: saved %s, %d bytes of %d", self._store.path, done, done.stored_bytes, done.raw_bytes)
+
+
+def _close(owner: Any, keep: list[Any], path: Any) -> None:
+    """For a session that nobody has closed, when it is collected or the process exits. `keep`: memory that it reads."""
+    call = Call()
+    status = lib.pyckd_session_close(owner, call.err)
+    if status != 0:
+        logger.error("%s: %s", path, call.error(status))
+
+
+def _calls_hooks(optimizer: Any) -> bool:
+    """torch marks the step() that it has made call hooks. A wrapper may inherit the methods that register them, and call none."""
+    registers = all(callable(getattr(optimizer, name, None)) for name in ("register_step_pre_hook", "register_step_post_hook"))
+    return registers and getattr(getattr(type(optimizer), "step", None), "hooked", False) is True
+
+
+def _is_damage(error: Error) -> bool:
+    """As ckd_error_is_damage."""
+    return isinstance(error, CorruptError) or (bool(error.file) and isinstance(error, (NotFoundError, InputOutputError))
+                                               and not isinstance(error, NoSpaceError))
+
+
+def _number(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < 1 << 63:
+        raise InvalidError(f"{name} is {value!r}, it must be a number of at least 0")
+    return int(value.__index__())
+
+
+def _check_numbers(*, every: Any, every_s: Any, overhead: Any, max_lag: Any) -> None:
+    for name, value, least in (("every", every, 1), ("max_lag", max_lag, 0)):
+        if value is not None and _number(name, value) < least:
+            raise InvalidError(f"{name} is {value!r}, it must be at least {least}")
+    for name, value in (("every_s", every_s), ("overhead", overhead)):
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1e15):
+            raise InvalidError(f"{name} is {value!r}, it must be a number of at least 0")
+
+
+def _state_of(given: dict[str, Any], more: Mapping[str, Any], rng: bool) -> dict[str, Any]:
+    for name in ("optimizer", "scheduler", "scaler", "loader"):
+        for one in _members(given.get(name)):
+            if not has_state_dict(one):
+                raise InvalidError(f"{name} is a {type(one).__name__} without state_dict() and load_state_dict()", path=name)
+    taken = sorted(set(more) & {"model", "optimizer", "scheduler", "scaler", "loader", "rng"})
+    if taken:
+        raise InvalidError(f"more has {', '.join(taken)}, which are the session's own names", path=taken[0])
+    return {**given, **more, **({"rng": RandomState()} if rng else {})}
+
+
+def _members(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
