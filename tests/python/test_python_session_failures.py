@@ -111,7 +111,7 @@ def test_a_branch_goes_on_as_one_when_its_first_save_failed(store):
             training.step(), session.step()
             with pytest.raises(ckptdelta.Error, match="step 3 failed"):
                 session.wait()
-        more["log"]["new"] = torch.ones(3)  # the library's session is opened anew
+        more["log"]["new"] = torch.ones(3)  # the library's session is opened again
         assert session.last.step == 3 and session.save() is True, "that was step 3 of before the restore"
     assert [str(c) for c in store.checkpoints()] == ["a@1", "a@2", "a@3", "a~2@3"]
     assert store.find(run="a~2").parent == store.find(run="a", step=2).id == store.find(run="a~2").resumed_from

@@ -1,8 +1,8 @@
 """What a session of the library has registered: memory that stays where it is from save to save.
 
 A session reads the same addresses at each save. Parameters and the states of optimizers are read where they are. Anything else of
-a state may be made anew whenever it is asked for, such as the state of a random number generator: it is copied into a buffer of
-fixed size, as is the record of all plain values, which spaces fill up.
+a state may have a new address at each save, as the states of random number generators have. It is copied into a buffer of fixed
+size. So is the record of all plain values, which spaces fill up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ._flatten import Flattener, Tensor
 from ._names import is_optimizer
 from ._native import ffi, lib
 from ._record import BLOB, dump
-from ._save import Prepared, _Role, _tell_doubts, find_roles, in_order, predicted
+from ._save import Prepared, _Role, _tell_doubts, described, find_roles, in_order, predicted
 from ._updates import Update, Updates
 
 GROUP_FENCED, GROUP_AT_ONCE = 0, 1
@@ -118,18 +118,14 @@ class Registered:
         t, address = state.tensors[i], self._layout[i][4]
         if address is None:
             self._buffers[t.name] = ffi.new("char[]", t.leaf.nbytes)
-        tensor = ffi.new("ckd_tensor *")
-        tensor.struct_size = ffi.sizeof("ckd_tensor")
-        name, shape = ffi.new("char[]", t.name.encode()), ffi.new("uint64_t[]", list(t.leaf.shape) or [0])
-        weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
-        tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
-        tensor.shape, tensor.weight = shape, weight
+        tensor, alive = described(t, role)
         update = self._predicted.get(role.weight or t.name)
         if update is not None and role.role != lib.CKD_ROLE_OTHER:
             tensor.optimizer = self._optimizers.setdefault(role.weight or t.name, update.native())
         memory = ffi.cast("void *", address) if address is not None else self._buffers[t.name]
         group = GROUP_FENCED if address is not None and t.leaf.key in state.fenced else GROUP_AT_ONCE
         call.check(lib.ckd_session_add(session, tensor, memory, group, call.err))
+        del alive  # the library has copied it
 
     def fits(self, state: Snapshot) -> bool:
         """Can the state be saved with this registration? Same tensors, at the same places, and room for the record."""

@@ -198,17 +198,23 @@ def save_all(store_owner: Any, store: Any, prepared: Prepared, content: Content,
         lib.pyckd_save_abort(owner)
 
 
-def native_tensor(t: Tensor, role: _Role, memory: Memory) -> tuple[Any, Any]:
-    """The ckd_tensor of a whole tensor, and what must stay alive until the library has read it."""
+def described(t: Tensor, role: _Role) -> tuple[Any, tuple[Any, ...]]:
+    """The ckd_tensor of a whole tensor without its data, and what must stay alive until the library has read it."""
     tensor = ffi.new("ckd_tensor *")
     tensor.struct_size = ffi.sizeof("ckd_tensor")
     name, shape = ffi.new("char[]", t.name.encode()), ffi.new("uint64_t[]", list(t.leaf.shape) or [0])
     weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
     tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
     tensor.shape, tensor.weight = shape, weight
+    return tensor, (name, shape, weight)
+
+
+def native_tensor(t: Tensor, role: _Role, memory: Memory) -> tuple[Any, Any]:
+    """The ckd_tensor of a whole tensor, and what must stay alive until the library has read it."""
+    tensor, alive = described(t, role)
     nothing = ffi.new("uint64_t *")  # an empty array may have no memory at all
     tensor.data = memory.pointer if memory.pointer else nothing
-    return tensor, (name, shape, weight, nothing, memory)
+    return tensor, (*alive, nothing, memory)
 
 
 def _save_tensor(owner: Any, t: Tensor, role: _Role, update: Update | None, call: Call) -> None:
