@@ -270,7 +270,7 @@ ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, lattice_s
 
 ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
                                   lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
-    lattice_input r = {reader_of(from, size), scratch, work, err};
+    lattice_input r = {reader_of(from, size), scratch, work, err, false};
     *out = (lattice_columns){.columns = wire_varint_max(&r.in, LATTICE_MAX_COLUMNS)};
     ckd_status status = lattice_get_columns(out, &r, LATTICE_MAX_RANK);
     return status == CKD_OK && (r.in.failed || reader_left(&r.in))

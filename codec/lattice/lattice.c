@@ -183,10 +183,8 @@ static ckd_status get_masks(lattice_block *b, lattice_input *from) {
     size_t n = b->count, groups = (n + MASK_OF - 1) / MASK_OF, count = 0;
     uint64_t size = wire_varint_max(&from->in, reader_left(&from->in));
     const void *stream = reader_take(&from->in, (size_t)size);
-    int8_t *q8 = bytes_scratch(&from->scratch->q8, n + 1, "decoding scratch", from->err);
     uint8_t *masks =
-        q8 ? bytes_scratch(&from->scratch->narrow, groups + n + MASK_OF, "decoding scratch", from->err)
-           : NULL;
+        bytes_scratch(&from->scratch->narrow, groups + n + MASK_OF, "decoding scratch", from->err);
     if (!masks) {
         return CKD_E_NOMEM;
     }
@@ -203,11 +201,25 @@ static ckd_status get_masks(lattice_block *b, lattice_input *from) {
         status = symbols_decode(from->work, &(symbols_output){1, count, others, NULL},
                                 reader_take(&from->in, left), left, from->err);
     }
-    if (status == CKD_OK && (count > n || !lattice_from_masks(q8, masks, others, count, n))) {
+    if (status == CKD_OK && (count > n || !lattice_masks_valid(masks, others, count, n))) {
         status = err_set(from->err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
     }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (from->as_masks && !b->factor && count <= n / LATTICE_FEW) {
+        b->masks = masks;
+        b->others = others;
+        b->other_count = count;
+        return CKD_OK;
+    }
+    int8_t *q8 = bytes_scratch(&from->scratch->q8, n + 1, "decoding scratch", from->err);
+    if (!q8) {
+        return CKD_E_NOMEM;
+    }
+    lattice_from_masks(q8, masks, others, n);
     b->q8 = q8;
-    return status;
+    return CKD_OK;
 }
 
 static ckd_status get_q(lattice_block *b, lattice_input *from) {
@@ -410,7 +422,7 @@ static ckd_status get_parts(lattice_block *b, lattice_input *from, uint8_t form,
 
 ckd_status lattice_decode(lattice_block *out, const lattice_payload *from, lattice_scratch *scratch,
                           symbols_workspace *work, ckd_error *err) {
-    lattice_input input = {reader_of(from->data, from->size), scratch, work, err};
+    lattice_input input = {reader_of(from->data, from->size), scratch, work, err, from->as_masks};
     reader *r = &input.in;
     uint8_t form = reader_u8(r);
     *out = (lattice_block){.map = form & FORM_LEVELS ? LATTICE_LEVELS : LATTICE_LINEAR,

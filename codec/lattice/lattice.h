@@ -47,6 +47,13 @@ typedef struct lattice_block {
     const int32_t *factor;     /* rows x rank; NULL: none */
     const int32_t *q;          /* NULL: use `q8` */
     const int8_t *q8;          /* replaces q if all fit and none is -128 (linear). Both NULL: all zero */
+    /*
+     * lattice_payload.as_masks: replace q and q8. One bit per integer, set unless it is zero, the first one lowest; then
+     * the integers that are not zero, in order. masks NULL: not used.
+     */
+    const uint8_t *masks;
+    const int8_t *others;
+    uint64_t other_count;
     /* Values stored verbatim: their positions, ascending, and their bits. */
     uint32_t exceptions;
     const uint32_t *exception_at;
@@ -84,7 +91,10 @@ typedef struct lattice_payload {
     size_t size;
     uint64_t count;
     const lattice_columns *columns, *rows;
+    bool
+        as_masks; /* gives masks if at most one integer in LATTICE_FEW is not zero and there is no low-rank part */
 } lattice_payload;
+#define LATTICE_FEW 8
 /*
  * Decodes a block. Any bytes give a block, CORRUPT or UNSUPPORTED; missing columns or rows are CORRUPT. Time and memory
  * are bounded by count and the limits above: 5 bytes per integer of the factors (columns: LATTICE_MAX_FACTOR, rows:

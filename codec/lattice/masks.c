@@ -171,18 +171,17 @@ __attribute__((target("avx2,popcnt"))) static const int8_t *spread_avx2(int8_t *
 #define spread_avx2 spread_plain
 #endif
 
-bool lattice_from_masks(int8_t *q, const uint8_t *masks, const int8_t *others, size_t count, size_t n) {
+bool lattice_masks_valid(const uint8_t *masks, const int8_t *others, size_t count, size_t n) {
+    return !memchr(others, 0, count) && !(n % MASK_OF && masks[n / MASK_OF] >> n % MASK_OF);
+}
+
+void lattice_from_masks(int8_t *q, const uint8_t *masks, const int8_t *others, size_t n) {
     size_t groups = n / MASK_OF, left = n % MASK_OF;
     spread_loop spread = cpu_has_avx2() && cpu_has_popcount() ? spread_avx2 : spread_plain;
-    if (memchr(others, 0, count)) {
-        return false;
-    }
     others = spread(q, masks, others, groups);
     if (left) {
         int8_t last[MASK_OF];
         spread_plainly(last, others, masks[groups]);
         memcpy(q + groups * MASK_OF, last, left);
-        return !(masks[groups] >> left);
     }
-    return true;
 }

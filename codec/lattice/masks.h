@@ -16,10 +16,12 @@ size_t lattice_nonzeros(const int8_t *q, size_t n);
 size_t lattice_to_masks(uint8_t *masks, int8_t *others, const int8_t *q, size_t n);
 /* Counts the bits that are set. */
 size_t lattice_masks_bits(const uint8_t *masks, size_t groups);
+/* Returns false if one of the others is zero, or if a mask has bits beyond n. */
+bool lattice_masks_valid(const uint8_t *masks, const int8_t *others, size_t count, size_t n);
 /*
- * The inverse. `count` is the number of others, which equals the bits of the masks; MASK_OF more bytes must be
- * readable. Returns false if one of them is zero, or if a mask has bits beyond n.
+ * The inverse, for valid masks. The others are as many as the masks have bits; MASK_OF more bytes behind them must be
+ * readable.
  */
-bool lattice_from_masks(int8_t *q, const uint8_t *masks, const int8_t *others, size_t count, size_t n);
+void lattice_from_masks(int8_t *q, const uint8_t *masks, const int8_t *others, size_t n);
 
 #endif

@@ -17,6 +17,7 @@ typedef struct lattice_input {
     lattice_scratch *scratch;
     symbols_workspace *work;
     ckd_error *err;
+    bool as_masks; /* as in lattice_payload */
 } lattice_input;
 
 /* Writes an adaptive stream preceded by its size; failures set to->failed. contexts: of scaled models, or NULL. */

@@ -126,7 +126,7 @@ static ckd_status check(bool *good, const lattice_try *t, const bytes *payload, 
     const lattice_target target = {to, t->dtype, payload == &w->delta};
     ckd_error why = {0};
     ckd_status status =
-        lattice_decode(&b, &(lattice_payload){payload->data, payload->size, t->count, NULL, NULL},
+        lattice_decode(&b, &(lattice_payload){payload->data, payload->size, t->count, NULL, NULL, false},
                        &w->lattice.scratch, coder_symbols(w->job.decoder.coder), &why);
     THEN(status, lattice_rebuild_values(&target, &b, &w->lattice, w->job.decoder.kernels, &why));
     *good = status == CKD_OK && memcmp(to, t->values, raw) == 0;

@@ -57,7 +57,7 @@ uint64_t lattice_row_span(const lattice_block *b, uint64_t row, uint64_t *first,
 
 /*
  * Rebuilds b->count values as floats. values holds the parent's values on entry, if has_parent. Exceptions are not
- * applied yet. Errors: CORRUPT, NOMEM.
+ * applied yet. The block's integers are not given as masks. Errors: CORRUPT, NOMEM.
  */
 ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_parent, lattice_work *w,
                            const kernels *k, ckd_error *err);
@@ -67,7 +67,7 @@ typedef struct lattice_target {
     ckd_dtype dtype;
     bool has_parent; /* on entry, they are the parent's values */
 } lattice_target;
-/* The same as lattice_rebuild, with exceptions applied. */
+/* The same as lattice_rebuild, with exceptions applied, and for masks, too. With these, only what moves takes time. */
 ckd_status lattice_rebuild_values(const lattice_target *to, const lattice_block *b, lattice_work *w,
                                   const kernels *k, ckd_error *err);
 
@@ -348,14 +348,14 @@ ckd_status values_check_supported(const view_block *b, ckd_error *err);
 ckd_status values_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err);
 /*
  * A lossy block's integers, valid until the decoder decodes another block. Shared parts stay until
- * values_lattice_release.
+ * values_lattice_release. as_masks: see lattice_payload.
  */
 typedef struct lattice_parts {
     lattice_block block;
     cached_columns *columns, *rows; /* NULL: none */
 } lattice_parts;
 ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, const view_block *b,
-                               ckd_error *err);
+                               bool as_masks, ckd_error *err);
 void values_lattice_release(decoder *d, lattice_parts *p);
 /* The same for a block that others may need, too. Uses the load's values_store if the plan says so. */
 ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);

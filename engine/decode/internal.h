@@ -23,6 +23,13 @@ void columns_release(columns_cache *c, cached_columns *k);
  */
 ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
                                  ckd_error *err);
+/*
+ * lattice_moves.c: Moves the values that the block's masks name; without masks, none. Gives all others the bits that
+ * lattice_rebuild and a conversion to floats and back would give them. Exceptions are not applied. Errors: NOMEM.
+ */
+ckd_status lattice_move_values(const lattice_target *to, const lattice_block *b, lattice_work *w,
+                               const kernels *k, ckd_error *err);
+
 /* values_step.c: Predicts an optimizer step into `to`; the caller then applies the residual. */
 ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 

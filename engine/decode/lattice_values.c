@@ -1,4 +1,4 @@
-#include "engine/decode/decode.h"
+#include "engine/decode/internal.h"
 
 #include <string.h>
 
@@ -343,6 +343,10 @@ ckd_status lattice_rebuild_values(const lattice_target *to, const lattice_block 
                                   const kernels *k, ckd_error *err) {
     void *values = to->values;
     ckd_dtype dtype = to->dtype;
+    if (b->masks || (to->has_parent && stays(b, true))) {
+        ckd_status status = lattice_move_values(to, b, w, k, err);
+        return status == CKD_OK ? put_exceptions(values, dtype, b, err) : status;
+    }
     if (dtype == CKD_F32 && (uintptr_t)values % _Alignof(float) == 0) {
         ckd_status status = lattice_rebuild(values, b, to->has_parent, w, k, err);
         return status == CKD_OK ? put_exceptions(values, dtype, b, err) : status;

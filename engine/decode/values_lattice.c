@@ -52,7 +52,7 @@ static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, c
 }
 
 ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, const view_block *b,
-                               ckd_error *err) {
+                               bool as_masks, ckd_error *err) {
     const record *r = b->record;
     const void *payload;
     out->columns = out->rows = NULL;
@@ -67,7 +67,7 @@ ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, co
     THEN(status, lattice_decode(&out->block,
                                 &(lattice_payload){payload, r->stored_size, r->count,
                                                    out->columns ? &out->columns->columns : NULL,
-                                                   out->rows ? &out->rows->columns : NULL},
+                                                   out->rows ? &out->rows->columns : NULL, as_masks},
                                 &d->lattice.scratch, coder_symbols(d->coder), err));
     if (status != CKD_OK) {
         values_lattice_release(d, out);
@@ -88,7 +88,7 @@ void values_lattice_release(decoder *d, lattice_parts *p) {
 ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
                                  ckd_error *err) {
     lattice_parts parts;
-    ckd_status status = values_lattice_read(&parts, d, v, b, err);
+    ckd_status status = values_lattice_read(&parts, d, v, b, has_parent, err);
     if (status == CKD_OK) {
         const lattice_target target = {to, b->record->tensor->dtype, has_parent};
         status = lattice_rebuild_values(&target, &parts.block, &d->lattice, d->kernels, err);

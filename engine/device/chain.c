@@ -326,7 +326,7 @@ static ckd_status put_levels(bool *fit, chain_link *l, const chain_builder *m, c
 static ckd_status add_lossy(bool *fit, chain_link *l, const chain_builder *m, const view *v,
                             const view_block *b, ckd_error *err) {
     lattice_parts p;
-    ckd_status status = values_lattice_read(&p, m->d, v, b, err);
+    ckd_status status = values_lattice_read(&p, m->d, v, b, false, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -42,7 +42,7 @@ static ckd_status decode_with(lattice_block *out, uint64_t count, const lattice_
     ckd_error err;
     memset(&err, 0, sizeof(err));
     ckd_status status =
-        lattice_decode(out, &(lattice_payload){copy, size, count, shared, rows}, &scratch, work, &err);
+        lattice_decode(out, &(lattice_payload){copy, size, count, shared, rows, false}, &scratch, work, &err);
     assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     assert_true((status == CKD_OK) == (err.message[0] == 0));
     free(copy);
@@ -60,14 +60,14 @@ static void encode(bytes *to, const lattice_block *b, lattice_effort effort) {
 
 /* Values of a parent: numbers and special values. */
 static uint8_t *some_values(ckd_dtype dtype, uint64_t n) {
-    static const uint32_t odd[] = {0x80000000, 1,          0x7f800000, 0xff800000,
-                                   0x7fc00001, 0x7f7fffff, 0xc9000000, 0};
+    static const uint32_t odd[] = {0x80000000, 1, 0x7f800000, 0xff800000, 0x7fc00001, 0x7f7fffff,
+                                   0xc9000000, 0, 0x7f810000, 0xffffffff, 0x7c010000, 0xfe000000};
     size_t size = ckd_dtype_size(dtype);
     uint8_t *out = malloc(n * size + 1);
     assert_non_null(out);
     for (uint64_t i = 0; i < n; i++) {
         uint32_t bits =
-            next_random() % 8 ? 0x3c000000 + (uint32_t)(next_random() % 0x2000000) : odd[next_random() % 8];
+            next_random() % 8 ? 0x3c000000 + (uint32_t)(next_random() % 0x2000000) : odd[next_random() % 12];
         bits = size == 2 ? bits >> 16 : bits;
         memcpy(out + i * size, &bits, size);
     }
@@ -119,7 +119,43 @@ static void test_large_blocks(void **state) {
     for (unsigned kind = 0; kind < LATTICES_KINDS; kind++) {
         round_trip(LATTICES_ROWS | LATTICES_STEPS | LATTICES_FACTOR, kind, 1 << 18, 512, 0);
         round_trip(LATTICES_LEVELS | LATTICES_ROWS, kind, (1 << 18) - 5, 1000, 3);
+        for (uint64_t more = 0; more < 3; more++) { /* in each dtype */
+            round_trip(LATTICES_ROWS, kind, (1 << 16) - 5 + more, 100, 3);
+            round_trip(LATTICES_STEPS, kind, (1 << 16) - 5 + more, 100, 3);
+            round_trip(LATTICES_ROWS | LATTICES_STEPS | LATTICES_EXCEPTIONS, kind, (1 << 16) - 5 + more, 100,
+                       3);
+        }
     }
+}
+
+static bool comes_as_masks(unsigned forms, unsigned kind) {
+    lattices_made m;
+    bytes payload = {0};
+    lattice_block back;
+    lattices_make(&m, forms, kind, 1 << 15, 64, 0);
+    encode(&payload, &m.b, LATTICE_FAST);
+    const lattice_payload from = {payload.data, payload.size, m.b.count, NULL, NULL, true};
+    assert_int_equal(lattice_decode(&back, &from, &scratch, work, NULL), CKD_OK);
+    for (uint64_t i = 0, at = 0; back.masks && i < m.b.count; i++) {
+        int32_t got = back.masks[i / 8] >> i % 8 & 1 ? back.others[at++] : 0;
+        assert_int_equal(got, m.b.q[i]);
+        assert_true(i + 1 < m.b.count || at == back.other_count);
+    }
+    assert_true(!back.masks || (!back.q && !back.q8));
+    lattices_made_free(&m);
+    bytes_free(&payload);
+    return back.masks != NULL;
+}
+
+/* lattices_check compares the values. */
+static void test_masks_of_few(void **state) {
+    (void)state;
+    assert_true(comes_as_masks(0, LATTICES_FEW));
+    assert_true(comes_as_masks(LATTICES_ROWS | LATTICES_STEPS | LATTICES_EXCEPTIONS, LATTICES_FEW));
+    assert_false(comes_as_masks(LATTICES_FACTOR, LATTICES_FEW));
+    assert_false(comes_as_masks(LATTICES_LEVELS, LATTICES_FEW));
+    assert_false(comes_as_masks(0, LATTICES_BYTES));
+    assert_false(comes_as_masks(0, LATTICES_NONE));
 }
 
 static size_t size_of(const lattice_block *b, lattice_effort effort) {
@@ -649,6 +685,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trips),
         cmocka_unit_test(test_large_blocks),
+        cmocka_unit_test(test_masks_of_few),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_shared_columns_must_fit),

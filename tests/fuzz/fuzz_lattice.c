@@ -89,8 +89,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     lattice_block block;
     const lattice_columns *given = has_shared ? &shared : NULL;
     ckd_status status = lattice_decode(
-        &block, &(lattice_payload){payload, left - side, n, given, has_rows ? &shared_rows : NULL}, &room,
-        work, NULL);
+        &block, &(lattice_payload){payload, left - side, n, given, has_rows ? &shared_rows : NULL, false},
+        &room, work, NULL);
     require(expected(status));
     if (status == CKD_OK) {
         uint8_t *parent = parent_values(n * ckd_dtype_size(dtype), data[0]);

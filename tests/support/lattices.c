@@ -69,26 +69,43 @@ bool lattices_same(const lattice_block *a, const lattice_block *b) {
             same_array(a->factor, b->factor, lattice_rows(a) * a->own.rank));
 }
 
-static void check_again(const lattice_block *b, const lattice_columns *shared) {
-    lattice_scratch to = {0}, from = {0};
+/* A payload of the block, and what decoded blocks point into. */
+typedef struct coded_block {
+    bytes payload;
+    lattice_scratch to, from;
     symbols_workspace *work;
-    require(symbols_workspace_create(&work, NULL) == CKD_OK, "no memory");
+} coded_block;
+
+static void code(coded_block *c, const lattice_block *b, lattice_effort effort) {
+    *c = (coded_block){.work = NULL};
+    require(symbols_workspace_create(&c->work, NULL) == CKD_OK, "no memory");
+    require(lattice_encode(&c->payload, b, effort, &c->to, c->work, NULL) == CKD_OK, "cannot be coded");
+}
+
+static lattice_block decode(coded_block *c, const lattice_block *b, const lattice_columns *shared,
+                            bool as_masks) {
+    lattice_block again;
+    const lattice_payload from = {c->payload.data, c->payload.size,  b->count,
+                                  shared,          lattices_rows(b), as_masks};
+    require(lattice_decode(&again, &from, &c->from, c->work, NULL) == CKD_OK, "what was coded is refused");
+    return again;
+}
+
+static void coded_free(coded_block *c) {
+    bytes_free(&c->payload);
+    symbols_workspace_free(c->work);
+    lattice_scratch_free(&c->to);
+    lattice_scratch_free(&c->from);
+}
+
+static void check_again(const lattice_block *b, const lattice_columns *shared) {
     for (int effort = LATTICE_FAST; effort <= LATTICE_SMALL; effort++) {
-        bytes payload = {0};
-        lattice_block again;
-        require(lattice_encode(&payload, b, (lattice_effort)effort, &to, work, NULL) == CKD_OK,
-                "cannot be coded");
-        require(
-            lattice_decode(&again,
-                           &(lattice_payload){payload.data, payload.size, b->count, shared, lattices_rows(b)},
-                           &from, work, NULL) == CKD_OK,
-            "what was coded is refused");
+        coded_block c;
+        code(&c, b, (lattice_effort)effort);
+        lattice_block again = decode(&c, b, shared, false);
         require(lattices_same(b, &again), "it does not come back");
-        bytes_free(&payload);
+        coded_free(&c);
     }
-    symbols_workspace_free(work);
-    lattice_scratch_free(&to);
-    lattice_scratch_free(&from);
 }
 
 /* Rebuilds the values of a block from `parent` with the kernels `k`, with guards around them. */
@@ -108,6 +125,23 @@ static uint8_t *rebuild(ckd_status *status, const lattice_block *b, ckd_dtype dt
     require(values[0] == GUARD && values[size + 1] == GUARD, "written beyond its values");
     lattice_work_free(&work);
     return values;
+}
+
+/* Masks give the values that integers give. */
+static void check_masks(const lattice_block *wide, const lattice_columns *shared, ckd_dtype dtype,
+                        const void *parent, const uint8_t *values) {
+    const kernels *all[KERNELS_CPU_BEST];
+    size_t backends = kernels_cpu_all(all), size = wide->count * ckd_dtype_size(dtype);
+    for (size_t i = 0; i < backends; i++) {
+        coded_block c;
+        ckd_status status;
+        code(&c, wide, LATTICE_FAST);
+        lattice_block again = decode(&c, wide, shared, true);
+        uint8_t *moved = rebuild(&status, &again, dtype, parent, all[i]);
+        require(status == CKD_OK && memcmp(moved, values, size + 2) == 0, "masks and integers differ");
+        free(moved);
+        coded_free(&c);
+    }
 }
 
 ckd_status lattices_check(const lattice_block *b, const lattice_columns *shared, ckd_dtype dtype,
@@ -132,6 +166,9 @@ ckd_status lattices_check(const lattice_block *b, const lattice_columns *shared,
                     "backends differ");
             free(values);
         }
+    }
+    if (status == CKD_OK) {
+        check_masks(&wide, shared, dtype, parent, first);
     }
     free(first);
     free(q);
