@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /*
  * Nanoseconds per byte of raw values on one core, measured by bench_exact (decode columns). Only their ratios matter,
@@ -13,38 +14,41 @@
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
-#define WORK_SYMBOL 2.4 /* per symbol, not per byte */
+#define WORK_SYMBOL 2.4 /* per symbol, not per byte ... */
+#define WORK_LOW    0.6 /* ... and per byte beyond the second of each */
 #define WORK_TABLES \
     0.7 /* per symbol of a delta, in addition: its tables, one per range of contexts, crowd the cache */
 /*
  * A delta that lists its changes, applied in place, inside a chain, where nothing is hashed. Fitted to loads of chains of
  * bf16 weights of a model 512 wide, fine-tuned step by step, 1.5 to 8 % of the values changed at each.
  */
-#define WORK_CHANGES_BLOCK 6500.0 /* per block ... */
-#define WORK_CHANGES       0.4    /* and per element, for its context, ... */
-#define WORK_CHANGE        10.0   /* and per change */
+#define WORK_CHANGES_BLOCK 5800.0 /* per block ... */
+#define WORK_CHANGES       0.34   /* and per element, for its context, ... */
+#define WORK_CHANGE        13.0   /* and per change */
 
 /*
  * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and coarse, with AVX2 and AVX-512, including the
  * opening of ancestors (bench_chain). The cost per block keeps the chains of small models short.
  */
-#define WORK_LATTICE       0.30    /* per element of a lossy block ... */
-#define WORK_LATTICE_BLOCK 25000.0 /* ... and per block ... */
-#define WORK_LATTICE_SMALL 1.6     /* ... but at most this per element */
-#define WORK_LOW_RANK      0.03    /* per element, if there is a low-rank part ... */
-#define WORK_PRODUCT       0.028   /* ... and per component of it */
-#define WORK_INTEGERS      13.0    /* per byte of the payload ... */
-#define WORK_INTEGER       1.8     /* ... but at most this per element */
+#define WORK_LATTICE       0.55    /* per element of a lossy block ... */
+#define WORK_LATTICE_BLOCK 32000.0 /* ... and per block ... */
+#define WORK_LATTICE_SMALL 2.0     /* ... but at most this per element */
+#define WORK_LOW_RANK      0.9     /* per element, if there is a low-rank part ... */
+#define WORK_PRODUCT       0.03    /* ... and per component of it ... */
+#define WORK_WIDEN         0.5     /* ... and for 16-bit values, all of which become floats */
+#define WORK_INTEGERS      15.0    /* per byte of the payload ... */
+#define WORK_INTEGER       2.9     /* ... but at most this per element */
 
 /* Estimates of size and time are inexact and the bounds are promises, so plan a little inside them. */
-#define MARGIN              0.80
+#define MARGIN              0.92
 #define NEWEST_MARGIN       0.75 /* opening the ancestors counts too, most of all for small states */
 #define NEWEST_SHARE        0.25 /* a block's share of what the newest may cost beyond a base load */
 #define MIN_SAVING          0.03
 #define MIN_SAVING_PER_LOAD 0.015
 
-double low_rank_work(uint64_t elements, uint64_t rank) {
-    return rank ? (double)elements * (WORK_LOW_RANK + WORK_PRODUCT * (double)rank) : 0;
+double low_rank_work(uint64_t elements, size_t element_size, uint64_t rank) {
+    double widen = element_size < 4 ? WORK_WIDEN : 0;
+    return rank ? (double)elements * (WORK_LOW_RANK + widen + WORK_PRODUCT * (double)rank) : 0;
 }
 
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
@@ -64,9 +68,10 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
     case CODING_LATTICE:
         work = residual ? 0 : work; /* inside a chain nothing is hashed */
         work += WORK_LATTICE * elements + fmin(WORK_LATTICE_BLOCK, WORK_LATTICE_SMALL * elements);
-        work += low_rank_work((uint64_t)elements, symbols);
+        work += low_rank_work((uint64_t)elements, element_size, symbols);
         return work + fmin(WORK_INTEGERS * (double)stored_size, WORK_INTEGER * elements);
     case CODING_SYMBOLS:
+        work += element_size > 2 ? WORK_LOW * (double)(element_size - 2) * (double)symbols : 0;
         return work + (WORK_SYMBOL + (residual ? WORK_TABLES : 0)) * (double)symbols;
     case CODING_ZSTD_PLANES:
         work += WORK_PLANES * raw; /* fall through */
@@ -188,14 +193,13 @@ double budget_load_cost(const load_budget *b) {
  */
 #define MERGE_FROM 3.0
 #define MERGED     2.3
+/* The base loads that a lossy tensor takes when it has gone back to a light ancestor (save/tile.c). */
+#define MERGED_LOSSY 2.0
 
-static bool is_exact_chain(const record *r) {
-    return r->depth > 0 && r->predictor == PREDICT_PARENT && r->coding != CODING_LATTICE &&
+/* A chain of deltas, which grows with each save. */
+static bool is_chain(const record *r, bool lossy) {
+    return r->depth > 0 && r->predictor == PREDICT_PARENT && (r->coding == CODING_LATTICE) == lossy &&
            record_base(r).work > 0;
-}
-
-static uint32_t class_of(const record *r) {
-    return (uint32_t)fmin(CLASS_STEPS * (double)r->chain_work / record_base(r).work, CLASSES - 1);
 }
 
 bool budget_may_merge(const record *parent_block) {
@@ -208,8 +212,38 @@ static double freed_by_end(const record *r) {
 }
 
 /* Chains of one class end at different checkpoints. The order is the same whatever the number of threads. */
-static uint64_t rank_of(const record *r) {
-    return (uint64_t)class_of(r) << 32 | load_le32(r->content.bytes);
+static uint64_t rank_of(double chain, double base, uint32_t lot) {
+    return (uint64_t)fmin(CLASS_STEPS * chain / base, CLASSES - 1) << 32 | lot;
+}
+static uint64_t rank_of_block(const record *r) {
+    return rank_of((double)r->chain_work, record_base(r).work, load_le32(r->content.bytes));
+}
+
+/* The lossy chains of a tensor, which end together. */
+typedef struct tensor_chains {
+    double chain, base;
+} tensor_chains;
+
+static tensor_chains chains_of(const view_tensor *t) {
+    tensor_chains all = {0, 0};
+    for (size_t s = 0; s < t->shard_count; s++) {
+        for (size_t i = 0; i < t->shards[s].block_count; i++) {
+            const record *r = t->shards[s].blocks[i].record;
+            if (is_chain(r, true)) {
+                all.chain += (double)r->chain_work;
+                all.base += record_base(r).work;
+            }
+        }
+    }
+    return all;
+}
+
+static uint64_t rank_of_tensor(const tensor_chains *c, const char *name) {
+    return rank_of(c->chain, c->base, (uint32_t)hash64(name, strlen(name)));
+}
+
+static double freed_by_tensor(const tensor_chains *c) {
+    return fmax(0, c->chain - MERGED_LOSSY * c->base);
 }
 
 typedef struct ending {
@@ -224,12 +258,18 @@ static int highest_first(const void *a, const void *b) {
 
 /* Sets the lowest rank of the chains that end. Without memory none is planned to, and the bound alone decides. */
 static void plan_endings(load_budget *b, const view *parent) {
-    ending *all = malloc((parent->block_count + 1) * sizeof(*all));
+    ending *all = malloc((parent->block_count + parent->tensor_count + 1) * sizeof(*all));
     size_t count = 0;
     for (size_t i = 0; all && i < parent->block_count; i++) {
         const record *r = parent->blocks[i].record;
-        if (is_exact_chain(r)) {
-            all[count++] = (ending){rank_of(r), freed_by_end(r)};
+        if (is_chain(r, false)) {
+            all[count++] = (ending){rank_of_block(r), freed_by_end(r)};
+        }
+    }
+    for (size_t i = 0; all && i < parent->tensor_count; i++) {
+        tensor_chains c = chains_of(&parent->tensors[i]);
+        if (c.base > 0) {
+            all[count++] = (ending){rank_of_tensor(&c, parent->tensors[i].tensor->name), freed_by_tensor(&c)};
         }
     }
     if (count) {
@@ -240,6 +280,7 @@ static void plan_endings(load_budget *b, const view *parent) {
         left -= all[i].freed;
         b->ending = all[i].rank > 0 ? all[i].rank : 1;
     }
+    b->to_free -= fmax(0, left); /* the rest cannot be planned */
     free(all);
 }
 
@@ -247,13 +288,13 @@ static void plan_endings(load_budget *b, const view *parent) {
  * Returns the base loads that deltas of `parent` added to the chains of its own parent, on average. Merged deltas are not
  * counted, because they add nothing to those chains.
  */
-static double usual_link(view_cache *views, const view *parent) {
+static double usual_link(view_cache *views, const view *parent, bool lossy) {
     double links = 0, bases = 0;
     for (size_t i = 0; i < parent->block_count; i++) {
         const record *r = parent->blocks[i].record;
         const view_block *before;
         const view *owner;
-        if (is_exact_chain(r) && r->dependency_count == 1 &&
+        if (is_chain(r, lossy) && (lossy || r->dependency_count == 1) &&
             view_parent_block(&before, &owner, views, parent, &parent->blocks[i], NULL) == CKD_OK && before &&
             id_equal(&owner->manifest.checkpoint.id, &parent->manifest.checkpoint.parent)) {
             links += fmax(0, (double)r->chain_work - (double)before->record->chain_work);
@@ -264,19 +305,22 @@ static double usual_link(view_cache *views, const view *parent) {
 }
 
 void budget_expect(load_budget *b, view_cache *views, const view *parent) {
-    double growing = 0, bound;
+    double exact = 0, lossy = 0, bound; /* base loads of chains that grow */
     for (size_t i = 0; i < parent->block_count; i++) {
         const record *r = parent->blocks[i].record;
         load_cost chain = step_share(parent, &parent->blocks[i]), base = record_base(r);
         add(&b->rest_chain, &chain);
         add(&b->rest_base, &base);
-        growing += is_exact_chain(r) ? base.work : 0;
+        exact += is_chain(r, false) ? base.work : 0;
+        lossy += is_chain(r, true) ? base.work : 0;
     }
     bound = MARGIN * b->limit * b->rest_base.work;
     b->ending = 0;
     b->to_free = 0;
-    if (b->rest_chain.work + growing > bound) { /* may be near */
-        b->to_free = fmax(0, b->rest_chain.work + growing * usual_link(views, parent) - bound);
+    if (b->rest_chain.work + exact + lossy > bound) { /* may be near */
+        double links = (exact > 0 ? exact * usual_link(views, parent, false) : 0) +
+                       (lossy > 0 ? lossy * usual_link(views, parent, true) : 0);
+        b->to_free = fmax(0, b->rest_chain.work + links - bound);
     }
     if (b->to_free > 0) {
         plan_endings(b, parent);
@@ -284,11 +328,23 @@ void budget_expect(load_budget *b, view_cache *views, const view *parent) {
 }
 
 bool budget_ends_chain(const load_budget *b, const record *parent_block) {
-    return b->ending > 0 && is_exact_chain(parent_block) && rank_of(parent_block) >= b->ending;
+    return b->ending > 0 && is_chain(parent_block, false) && rank_of_block(parent_block) >= b->ending;
 }
 
-void budget_chain_ended(load_budget *b, const record *parent_block, const load_cost *now) {
-    b->to_free = fmax(0, b->to_free - fmax(0, (double)parent_block->chain_work - now->work));
+void budget_chain_ended(load_budget *b, const record *parent_block) {
+    b->to_free = fmax(0, b->to_free - freed_by_end(parent_block));
+}
+
+bool budget_ends_tensor(const load_budget *b, const view_tensor *parent) {
+    tensor_chains c = b->ending > 0 ? chains_of(parent) : (tensor_chains){0, 0};
+    return c.base > 0 && rank_of_tensor(&c, parent->tensor->name) >= b->ending;
+}
+
+void budget_tensor_ended(load_budget *b, const view_tensor *parent, double share) {
+    if (budget_ends_tensor(b, parent)) {
+        tensor_chains c = chains_of(parent);
+        b->to_free = fmax(0, b->to_free - share * freed_by_tensor(&c));
+    }
 }
 
 /* ---- a checkpoint: its optimizer steps, and the totals that its manifest states ---- */

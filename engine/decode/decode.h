@@ -138,7 +138,7 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
                    uint64_t symbols);
 
 /* The time that the low-rank part adds to a lossy block. */
-double low_rank_work(uint64_t elements, uint64_t rank);
+double low_rank_work(uint64_t elements, size_t element_size, uint64_t rank);
 
 static inline load_cost record_chain(const record *r) {
     return (load_cost){(double)r->chain_stored, (double)r->chain_work};
@@ -166,8 +166,11 @@ void budget_expect(load_budget *b, view_cache *views, const view *parent);
 bool budget_ends_chain(const load_budget *b, const record *parent_block);
 /* Whether such a chain is long enough for a delta on the block that it begins with. */
 bool budget_may_merge(const record *parent_block);
-/* Notes that the chain of the parent's block ended, and what the block costs now. */
-void budget_chain_ended(load_budget *b, const record *parent_block, const load_cost *now);
+/* Takes the chain of the parent's block out of the plan, as it ended. */
+void budget_chain_ended(load_budget *b, const record *parent_block);
+/* The same for the lossy chains of a tensor, which end together; `share`: of the parent's tensor. */
+bool budget_ends_tensor(const load_budget *b, const view_tensor *parent);
+void budget_tensor_ended(load_budget *b, const view_tensor *parent, double share);
 
 /*
  * Decoding a delta takes longer than its bytes suggest. So a part of a checkpoint may exceed the time limit by this

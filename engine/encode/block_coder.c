@@ -390,7 +390,7 @@ void block_decide(block_job *job, const coding_context *save, const tensor_conte
     d->materialize = d->depth > 0 && job->analysis.standalone.available &&
                      budget_wants_materialized(budget, &d->chain, &d->base);
     if (job->analysis.ends && !block_is_duplicate(job)) {
-        budget_chain_ended(budget, job->analysis.parent_block, &d->chain);
+        budget_chain_ended(budget, job->analysis.parent_block);
     }
     load_cost share = block_is_duplicate(job) ? d->chain : d->own_cost;
     load_cost materialized = d->materialize ? standalone_cost(job, tensor) : share;

@@ -236,7 +236,10 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         return status;
     }
     const lossy_job *made = &job->scratch.lossy;
-    if (!made->within || made->block.exceptions > job->input.count / MOST_KEPT || payload->size >= raw) {
+    /* A lossy base of 16-bit weights is hardly smaller than an exact one, and each load of its chain decodes it. */
+    bool exact_base = tile->part == LOSSY_WEIGHT && tile->dtype != CKD_F32 && !tile->input.before;
+    if (exact_base || !made->within || made->block.exceptions > job->input.count / MOST_KEPT ||
+        payload->size >= raw) {
         status = fetch_given(job, tile, raw, err);
         THEN(status, measure_given(job, tile, at, err));
         THEN(status, block_analyse(job, save, tensor, budget, err));

@@ -45,7 +45,7 @@ static double time_in_bits(const lossy_tile *t, uint32_t rank) {
     uint64_t raw = t->shape.count * sizeof(float);
     double base = decode_work(PREDICT_NONE, CODING_SYMBOLS, sizeof(float), raw, raw, t->shape.count);
     return t->input.before ? t->params->bits_for_load * (double)t->shape.count *
-                                 low_rank_work(t->shape.count, rank) / base
+                                 low_rank_work(t->shape.count, ckd_dtype_size(t->dtype), rank) / base
                            : 0;
 }
 

@@ -56,6 +56,9 @@ bool order_guess(const save_pipeline *p, uint64_t block) {
 
 /* Replaces the expected figures of the region's share by its own, which follow. */
 void save_remove_expected(load_budget *budget, const view *v, const view_tensor *parent, double share) {
+    if (share > 0) {
+        budget_tensor_ended(budget, parent, share);
+    }
     for (size_t s = 0; share > 0 && s < parent->shard_count; s++) {
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
             const record *r = parent->shards[s].blocks[i].record;

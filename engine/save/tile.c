@@ -18,7 +18,7 @@
  * load opens few checkpoints. They prefer the checkpoint with the smallest hash (lot_of), which is as good as
  * random, but the same in every run.
  */
-#define LIGHT        0.22
+#define LIGHT        0.12
 #define LIGHT_CHOICE 8 /* ancestors to choose among */
 
 static load_cost chain_of(uint32_t *depth, const view_tensor *tensor, const tensor_context *context,
@@ -117,7 +117,8 @@ static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *bud
     uint64_t raw = t->shape.count * ckd_dtype_size(t->dtype);
     load_cost base = lossy_base_cost(t->dtype, raw), chain = chain_of(&depth, p->tensor, context, &t->shape);
     load_cost next = cost_with_next_delta(p, &chain, save, context, t);
-    if (budget_has_room(budget, &next, &base, PART_LOSSY) && depth < MAX_SAVE_DEPTH) {
+    if (!budget_ends_tensor(budget, p->tensor) && budget_has_room(budget, &next, &base, PART_LOSSY) &&
+        depth < MAX_SAVE_DEPTH) {
         return;
     }
     if (!budget_allows_chain(budget, &chain, &base, LIGHT * PART_LOSSY)) {
