@@ -5,6 +5,9 @@
  * with them, not with the integers.
  */
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
@@ -104,12 +107,29 @@ typedef struct listed_contexts {
     size_t n;
 } listed_contexts;
 
+/* Returns the position of the k-th bit that is set, from 0 on. There is one. */
+typedef unsigned select_bit(uint64_t bits, unsigned k);
+
+static inline unsigned select_by_loop(uint64_t bits, unsigned k) {
+    for (; k > 0; k--) {
+        bits &= bits - 1;
+    }
+    return (unsigned)__builtin_ctzll(bits);
+}
+#if defined(__x86_64__)
+CPU_AVX2 static inline unsigned select_by_deposit(uint64_t bits, unsigned k) {
+    return (unsigned)__builtin_ctzll(_pdep_u64(UINT64_C(1) << k, bits));
+}
+#else
+#define select_by_deposit select_by_loop
+#endif
+
 /*
  * Turns ascending places among the elements of a list but the last into these elements. Returns false if there are fewer
  * of them.
  */
 CPU_INLINE bool find_elements(uint32_t *at, size_t count, const listed_contexts *in,
-                              symbols_range_64 *range_64) {
+                              symbols_range_64 *range_64, select_bit *select) {
     const listed_contexts all = *in;
     size_t i = 0;
     uint32_t passed = 0;
@@ -117,10 +137,7 @@ CPU_INLINE bool find_elements(uint32_t *at, size_t count, const listed_contexts 
         uint64_t members = symbols_in_range_by(range_64, all.each, begin, all.n, all.first, all.last);
         uint32_t end = passed + (uint32_t)__builtin_popcountll(members);
         for (; i < count && at[i] < end; i++) {
-            for (; passed < at[i]; passed++) {
-                members &= members - 1;
-            }
-            at[i] = (uint32_t)begin + (unsigned)__builtin_ctzll(members);
+            at[i] = (uint32_t)begin + select(members, at[i] - passed);
         }
         passed = end;
     }
@@ -128,10 +145,10 @@ CPU_INLINE bool find_elements(uint32_t *at, size_t count, const listed_contexts 
 }
 
 CPU_AVX2 static bool find_elements_avx2(uint32_t *at, size_t count, const listed_contexts *in) {
-    return find_elements(at, count, in, symbols_in_range_avx2);
+    return find_elements(at, count, in, symbols_in_range_avx2, select_by_deposit);
 }
 static bool find_elements_plain(uint32_t *at, size_t count, const listed_contexts *in) {
-    return find_elements(at, count, in, symbols_in_range_64);
+    return find_elements(at, count, in, symbols_in_range_64, select_by_loop);
 }
 
 /* ---- writing ---- */
