@@ -1,4 +1,4 @@
-#include "engine/decode/decode.h"
+#include "engine/decode/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -39,8 +39,6 @@
 #define WORK_INTEGERS      15.0    /* per byte of the payload ... */
 #define WORK_INTEGER       2.9     /* ... but at most this per element */
 
-/* Estimates of size and time are inexact and the bounds are promises, so plan a little inside them. */
-#define MARGIN              0.92
 #define NEWEST_MARGIN       0.75 /* opening the ancestors counts too, most of all for small states */
 #define NEWEST_SHARE        0.25 /* a block's share of what the newest may cost beyond a base load */
 #define MIN_SAVING          0.03
@@ -108,8 +106,8 @@ static load_cost sum(const load_cost *a, const load_cost *b, const load_cost *c)
 
 bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base,
                          double time_factor) {
-    return chain->stored <= MARGIN * b->limit * base->stored &&
-           chain->work <= MARGIN * time_factor * b->limit * base->work;
+    return chain->stored <= BUDGET_MARGIN * b->limit * base->stored &&
+           chain->work <= BUDGET_MARGIN * time_factor * b->limit * base->work;
 }
 
 /* Checks the bound of the whole checkpoint, with this chain and the estimate of the rest. */
@@ -117,7 +115,7 @@ static bool whole_within(const load_budget *b, const load_cost *chain, const loa
     load_cost all_chain = sum(&b->chain, chain, &b->rest_chain);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
     all_chain.work -= b->to_free; /* chains that will end */
-    return within(&all_chain, &all_base, MARGIN * b->limit);
+    return within(&all_chain, &all_base, BUDGET_MARGIN * b->limit);
 }
 
 bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base,
@@ -163,16 +161,11 @@ bool budget_wants_materialized(const load_budget *b, const load_cost *chain, con
            !within(&all_ready, &all_base, NEWEST_MARGIN * b->newest_limit);
 }
 
-static void add(load_cost *to, const load_cost *cost) {
-    to->stored += cost->stored;
-    to->work += cost->work;
-}
-
 void budget_add(load_budget *b, const load_cost *chain, const load_cost *materialized,
                 const load_cost *base) {
-    add(&b->chain, chain);
-    add(&b->materialized, materialized);
-    add(&b->base, base);
+    load_cost_add(&b->chain, chain);
+    load_cost_add(&b->materialized, materialized);
+    load_cost_add(&b->base, base);
 }
 
 double budget_load_cost(const load_budget *b) {
@@ -180,171 +173,6 @@ double budget_load_cost(const load_budget *b) {
     double time = b->base.work > 0 ? b->chain.work / b->base.work : 1;
     double cost = stored > time ? stored : time;
     return cost > 1 ? cost : 1;
-}
-
-/* ---- which chains end ---- */
-
-#define CLASSES     128u /* classes of chains by their cost ... */
-#define CLASS_STEPS 8    /* ... and how many of them make a base load */
-#define USUAL_LINK  0.3  /* base loads that a delta adds to a chain, if nothing is known */
-/*
- * Chains of so many base loads are merged into one delta on the block that they begin with. The two cost about as much
- * as MERGED says.
- */
-#define MERGE_FROM 3.0
-#define MERGED     2.3
-/* The base loads that a lossy tensor takes when it has gone back to a light ancestor (save/tile.c). */
-#define MERGED_LOSSY 2.0
-
-/* A chain of deltas, which grows with each save. */
-static bool is_chain(const record *r, bool lossy) {
-    return r->depth > 0 && r->predictor == PREDICT_PARENT && (r->coding == CODING_LATTICE) == lossy &&
-           record_base(r).work > 0;
-}
-
-bool budget_may_merge(const record *parent_block) {
-    return (double)parent_block->chain_work >= MERGE_FROM * record_base(parent_block).work;
-}
-
-static double freed_by_end(const record *r) {
-    double base = record_base(r).work;
-    return fmax(0, (double)r->chain_work - (budget_may_merge(r) ? MERGED * base : base));
-}
-
-/* Chains of one class end at different checkpoints. The order is the same whatever the number of threads. */
-static uint64_t rank_of(double chain, double base, uint32_t lot) {
-    return (uint64_t)fmin(CLASS_STEPS * chain / base, CLASSES - 1) << 32 | lot;
-}
-static uint64_t rank_of_block(const record *r) {
-    return rank_of((double)r->chain_work, record_base(r).work, load_le32(r->content.bytes));
-}
-
-/* The lossy chains of a tensor, which end together. */
-typedef struct tensor_chains {
-    double chain, base;
-} tensor_chains;
-
-static tensor_chains chains_of(const view_tensor *t) {
-    tensor_chains all = {0, 0};
-    for (size_t s = 0; s < t->shard_count; s++) {
-        for (size_t i = 0; i < t->shards[s].block_count; i++) {
-            const record *r = t->shards[s].blocks[i].record;
-            if (is_chain(r, true)) {
-                all.chain += (double)r->chain_work;
-                all.base += record_base(r).work;
-            }
-        }
-    }
-    return all;
-}
-
-static uint64_t rank_of_tensor(const tensor_chains *c, const char *name) {
-    return rank_of(c->chain, c->base, (uint32_t)hash64(name, strlen(name)));
-}
-
-static double freed_by_tensor(const tensor_chains *c) {
-    return fmax(0, c->chain - MERGED_LOSSY * c->base);
-}
-
-typedef struct ending {
-    uint64_t rank;
-    double freed;
-} ending;
-
-static int highest_first(const void *a, const void *b) {
-    uint64_t x = ((const ending *)a)->rank, y = ((const ending *)b)->rank;
-    return (x < y) - (x > y);
-}
-
-/* Sets the lowest rank of the chains that end. Without memory none is planned to, and the bound alone decides. */
-static void plan_endings(load_budget *b, const view *parent) {
-    ending *all = malloc((parent->block_count + parent->tensor_count + 1) * sizeof(*all));
-    size_t count = 0;
-    for (size_t i = 0; all && i < parent->block_count; i++) {
-        const record *r = parent->blocks[i].record;
-        if (is_chain(r, false)) {
-            all[count++] = (ending){rank_of_block(r), freed_by_end(r)};
-        }
-    }
-    for (size_t i = 0; all && i < parent->tensor_count; i++) {
-        tensor_chains c = chains_of(&parent->tensors[i]);
-        if (c.base > 0) {
-            all[count++] = (ending){rank_of_tensor(&c, parent->tensors[i].tensor->name), freed_by_tensor(&c)};
-        }
-    }
-    if (count) {
-        qsort(all, count, sizeof(*all), highest_first);
-    }
-    double left = b->to_free;
-    for (size_t i = 0; i < count && left > 0; i++) {
-        left -= all[i].freed;
-        b->ending = all[i].rank > 0 ? all[i].rank : 1;
-    }
-    b->to_free -= fmax(0, left); /* the rest cannot be planned */
-    free(all);
-}
-
-/*
- * Returns the base loads that deltas of `parent` added to the chains of its own parent, on average. Merged deltas are not
- * counted, because they add nothing to those chains.
- */
-static double usual_link(view_cache *views, const view *parent, bool lossy) {
-    double links = 0, bases = 0;
-    for (size_t i = 0; i < parent->block_count; i++) {
-        const record *r = parent->blocks[i].record;
-        const view_block *before;
-        const view *owner;
-        if (is_chain(r, lossy) && (lossy || r->dependency_count == 1) &&
-            view_parent_block(&before, &owner, views, parent, &parent->blocks[i], NULL) == CKD_OK && before &&
-            id_equal(&owner->manifest.checkpoint.id, &parent->manifest.checkpoint.parent)) {
-            links += fmax(0, (double)r->chain_work - (double)before->record->chain_work);
-            bases += record_base(r).work;
-        }
-    }
-    return bases > 0 ? links / bases : USUAL_LINK;
-}
-
-void budget_expect(load_budget *b, view_cache *views, const view *parent) {
-    double exact = 0, lossy = 0, bound; /* base loads of chains that grow */
-    for (size_t i = 0; i < parent->block_count; i++) {
-        const record *r = parent->blocks[i].record;
-        load_cost chain = step_share(parent, &parent->blocks[i]), base = record_base(r);
-        add(&b->rest_chain, &chain);
-        add(&b->rest_base, &base);
-        exact += is_chain(r, false) ? base.work : 0;
-        lossy += is_chain(r, true) ? base.work : 0;
-    }
-    bound = MARGIN * b->limit * b->rest_base.work;
-    b->ending = 0;
-    b->to_free = 0;
-    if (b->rest_chain.work + exact + lossy > bound) { /* may be near */
-        double links = (exact > 0 ? exact * usual_link(views, parent, false) : 0) +
-                       (lossy > 0 ? lossy * usual_link(views, parent, true) : 0);
-        b->to_free = fmax(0, b->rest_chain.work + links - bound);
-    }
-    if (b->to_free > 0) {
-        plan_endings(b, parent);
-    }
-}
-
-bool budget_ends_chain(const load_budget *b, const record *parent_block) {
-    return b->ending > 0 && is_chain(parent_block, false) && rank_of_block(parent_block) >= b->ending;
-}
-
-void budget_chain_ended(load_budget *b, const record *parent_block) {
-    b->to_free = fmax(0, b->to_free - freed_by_end(parent_block));
-}
-
-bool budget_ends_tensor(const load_budget *b, const view_tensor *parent) {
-    tensor_chains c = b->ending > 0 ? chains_of(parent) : (tensor_chains){0, 0};
-    return c.base > 0 && rank_of_tensor(&c, parent->tensor->name) >= b->ending;
-}
-
-void budget_tensor_ended(load_budget *b, const view_tensor *parent, double share) {
-    if (budget_ends_tensor(b, parent)) {
-        tensor_chains c = chains_of(parent);
-        b->to_free = fmax(0, b->to_free - share * freed_by_tensor(&c));
-    }
 }
 
 /* ---- a checkpoint: its optimizer steps, and the totals that its manifest states ---- */

@@ -153,15 +153,24 @@ typedef struct load_budget {
     load_cost materialized;          /* blocks decided so far, with their materialized copies */
     load_cost chain, base;           /* blocks decided so far */
     load_cost rest_chain, rest_base; /* expected of the remaining blocks */
-    uint64_t ending;                 /* exact chains end here from this rank on (cost.c); 0: none does */
-    double to_free;                  /* work that chains which end have yet to save */
+    const view *planned;   /* the parent, by whose chains the next three are planned (chain_plan.c) */
+    uint32_t planned_rank; /* the rank whose blocks of it count; UINT32_MAX: all do */
+    uint64_t ending;       /* chains end from this priority on; 0: none does */
+    double to_free;        /* work that chains which end have yet to save */
 } load_budget;
 
 /*
  * Expects the parent's costs of all blocks. If the checkpoint would then exceed its bound, plans which chains end: the
- * longest, as that frees most for the bytes it takes. `limit` must be set.
+ * longest, as that frees most for the bytes it takes. One of several ranks plans for what it saved of the parent. If it
+ * saved nothing of it, or the number of ranks changed, it plans for all and expects an even share. `limit` must be set.
+ * The parent's view must outlive the budget.
  */
-void budget_expect(load_budget *b, view_cache *views, const view *parent);
+typedef struct rank_of_world {
+    uint32_t rank, world;
+} rank_of_world;
+void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by);
+/* Takes some of the expected costs away, because the real ones follow. A rank may save more than it expected to. */
+void budget_remove_expected(load_budget *b, const load_cost *chain, const load_cost *base);
 /* Whether the chain of the parent's block is not to be continued. Depends on the plan only, not on decisions. */
 bool budget_ends_chain(const load_budget *b, const record *parent_block);
 /* Whether such a chain is long enough for a delta on the block that it begins with. */

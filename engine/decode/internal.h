@@ -6,6 +6,18 @@
 
 #include "engine/decode/decode.h"
 
+/* ---- cost.c, chain_plan.c ---- */
+
+/* Estimates of size and time are inexact and the bounds are promises, so plan a little inside them. */
+#define BUDGET_MARGIN 0.92
+
+static inline void load_cost_add(load_cost *to, const load_cost *cost) {
+    to->stored += cost->stored;
+    to->work += cost->work;
+}
+
+/* ---- columns_cache.c ---- */
+
 /*
  * Pins the entry with this content, until columns_release. *must_fill: the entry is new, and the caller must decode
  * into `columns`, put the memory behind it into step, shift and factor, and call columns_filled before anything else.

@@ -62,10 +62,8 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
         }
         return status;
     }
-    /* the other ranks' shares are unknown, so each rank stays within bounds alone */
-    if (save->options.world == 1) {
-        budget_expect(&save->coding.budget, &save->sources.views, save->sources.parent);
-    }
+    budget_expect(&save->coding.budget, &save->sources.views, save->sources.parent,
+                  (rank_of_world){save->options.rank, save->options.world});
     return CKD_OK;
 }
 

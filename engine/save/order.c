@@ -63,10 +63,9 @@ void save_remove_expected(load_budget *budget, const view *v, const view_tensor 
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
             const record *r = parent->shards[s].blocks[i].record;
             load_cost chain = step_share(v, &parent->shards[s].blocks[i]), base = record_base(r);
-            budget->rest_chain.stored -= share * chain.stored;
-            budget->rest_chain.work -= share * chain.work;
-            budget->rest_base.stored -= share * base.stored;
-            budget->rest_base.work -= share * base.work;
+            chain = (load_cost){share * chain.stored, share * chain.work};
+            base = (load_cost){share * base.stored, share * base.work};
+            budget_remove_expected(budget, &chain, &base);
         }
     }
 }

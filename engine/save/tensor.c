@@ -249,7 +249,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     context.parent_values = context.parent ? save->input.parent_values : NULL;
     context.decoded_values = save->target.compare ? NULL : save->input.decoded_values;
     context.values_span = (region_span){context.region, 0, elements};
-    bool expected = context.parent && save->options.world == 1 && elements > 0;
+    bool expected = context.parent && elements > 0;
     save->input.leaves_budget = expected ? (double)elements / (double)shape.elements : 0;
     if (save->target.compare) {
         status = compare_region(save, tensor, &context, elements, err);

@@ -39,6 +39,19 @@ char *tempdir_create(void) {
     return path;
 }
 
+/* A lock that nobody released would stop the next process that writes to the store. */
+static void check_unlocked(int dir, const char *name) {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    const char *end = strrchr(name, '.');
+    int fd = end && strcmp(end, ".lock") == 0 ? openat(dir, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &range) != 0 && (errno == EAGAIN || errno == EACCES)) {
+        give_up("remove a file that is still locked,", name);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
 static void empty_directory(int fd, dev_t device, int depth);
 
 static void remove_entry(int dir, const char *name, dev_t device, int depth) {
@@ -47,6 +60,9 @@ static void remove_entry(int dir, const char *name, dev_t device, int depth) {
         give_up("look at", name);
     }
     if (!S_ISDIR(st.st_mode)) {
+        if (S_ISREG(st.st_mode)) {
+            check_unlocked(dir, name);
+        }
         if (unlinkat(dir, name, 0) != 0) {
             give_up("remove", name);
         }

@@ -2,6 +2,7 @@
  * Exact chains that are too long end in a delta on the block that they begin with, not in a new base. Which ones do does
  * not depend on the number of threads.
  */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,13 +96,18 @@ static void count_ways(ways *to, ckd_store *store, const ckd_checkpoint *c, cons
     views_free(&views);
 }
 
+static uint16_t *first_values(void) {
+    float *first = random_values(CKD_F32, COUNT, 1);
+    uint16_t *values = round_to_bf16(first, COUNT);
+    free(first);
+    return values;
+}
+
 static ways run(const char *dir, uint32_t threads, double max_load_cost) {
     ckd_store *store = open_with(dir, threads);
     ways all = {0};
     ckd_checkpoint parent = {0};
-    float *first = random_values(CKD_F32, COUNT, 1);
-    uint16_t *values = round_to_bf16(first, COUNT), *was = NULL;
-    free(first);
+    uint16_t *values = first_values(), *was = NULL;
     for (unsigned step = 0; step < STEPS; step++) {
         ckd_checkpoint c = save_step(store, step, max_load_cost, values);
         assert_true(c.load_cost <= max_load_cost);
@@ -127,6 +133,76 @@ static ways run(const char *dir, uint32_t threads, double max_load_cost) {
     return all;
 }
 
+/* ---- two ranks: one has three quarters of each tensor ---- */
+
+typedef struct rank_run {
+    const char *dir;
+    uint32_t rank;
+    ckd_status status;
+} rank_run;
+
+static void add_rows(ckd_save *save, const char *name, const uint16_t *values, uint32_t rank) {
+    ckd_region rows = {.kind = CKD_REGION_BOX, .lengths = {ROWS / 4, COLUMNS}};
+    rows.lengths[0] = rank ? ROWS / 4 : ROWS * 3 / 4;
+    rows.offsets[0] = rank ? ROWS * 3 / 4 : 0;
+    add_tensor(save, name, CKD_BF16, 2, shape, &rows, values + rows.offsets[0] * COLUMNS);
+}
+
+static void *save_as_rank(void *context) {
+    rank_run *r = context;
+    ckd_ranks *ranks;
+    ckd_ranks_options join = CKD_RANKS_OPTIONS_INIT;
+    ckd_checkpoint saved;
+    ckd_store *store = open_with(r->dir, 1);
+    uint16_t *values = first_values();
+    join.rank = r->rank;
+    join.world = 2;
+    r->status = ckd_ranks_join(&ranks, store, &join, NULL);
+    for (unsigned step = 0; step < STEPS && r->status == CKD_OK; step++) {
+        ckd_save_options o = options_of("run", step);
+        ckd_save *save;
+        o.newest_load_cost = 1000;
+        r->status = ckd_ranks_begin(&save, ranks, &o, NULL);
+        for (unsigned i = 0; i < TENSORS && r->status == CKD_OK; i++) {
+            add_rows(save, names[i], values + i * EACH, r->rank);
+        }
+        r->status = r->status == CKD_OK ? ckd_ranks_commit(&saved, ranks, save, NULL) : r->status;
+        tune(values, step);
+    }
+    ckd_ranks_leave(ranks);
+    ckd_store_close(store);
+    free(values);
+    return NULL;
+}
+
+static void test_ranks_merge_their_own_chains(void **state) {
+    rank_run ranks[2] = {{.dir = *state, .rank = 0}, {.dir = *state, .rank = 1}};
+    pthread_t other;
+    ways all = {0};
+    assert_int_equal(pthread_create(&other, NULL, save_as_rank, &ranks[1]), 0);
+    save_as_rank(&ranks[0]);
+    assert_int_equal(pthread_join(other, NULL), 0);
+    assert_true(ranks[0].status == CKD_OK && ranks[1].status == CKD_OK);
+    ckd_store *store = open_with(*state, 1);
+    uint16_t *values = first_values();
+    ckd_checkpoint parent = {0}, c;
+    for (unsigned step = 0; step < STEPS; step++) {
+        assert_int_equal(ckd_store_find(&c, store, "run", step, NULL), CKD_OK);
+        assert_true(c.load_cost <= 4);
+        if (step > 0) {
+            count_ways(&all, store, &c, &parent);
+        }
+        if (step % 8 == 7) {
+            loads_as(store, step, values);
+        }
+        parent = c;
+        tune(values, step);
+    }
+    assert_true(all.merged > all.alone && all.links > 4 * all.merged);
+    free(values);
+    ckd_store_close(store);
+}
+
 static void test_long_chains_are_merged(void **state) {
     ways one = run(*state, 1, 4), three = run(*state, 3, 4);
     assert_true(one.merged > 0 && one.links > 4 * one.merged);
@@ -144,6 +220,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_long_chains_are_merged),
         tempdir_test(test_bound_too_low_for_merging),
+        tempdir_test(test_ranks_merge_their_own_chains),
     };
     return cmocka_run_group_tests_name("merge", tests, NULL, NULL);
 }

@@ -1,0 +1,217 @@
+/* Plans which chains of deltas end with a save, so that the checkpoint stays within the bound on its load. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/decode/internal.h"
+
+#define CLASSES     128u /* classes of chains by their cost ... */
+#define CLASS_STEPS 8    /* ... and how many of them make a base load */
+#define USUAL_LINK  0.3  /* base loads that a delta adds to a chain, if nothing is known */
+/*
+ * Chains of so many base loads are merged into one delta on the block that they begin with. The two cost about as much
+ * as MERGED says.
+ */
+#define MERGE_FROM 3.0
+#define MERGED     2.3
+/* The base loads that a lossy tensor takes when it has gone back to a light ancestor (save/tile.c). */
+#define MERGED_LOSSY 2.0
+
+#define ANY_RANK UINT32_MAX
+
+/* A chain of deltas, which grows with each save. */
+static bool is_chain(const record *r, bool lossy) {
+    return r->depth > 0 && r->predictor == PREDICT_PARENT && (r->coding == CODING_LATTICE) == lossy &&
+           record_base(r).work > 0;
+}
+
+static uint32_t rank_that_wrote(const view *v, const view_block *b) {
+    return b->file < v->manifest.own_count ? v->manifest.files[b->file].rank : ANY_RANK;
+}
+
+/* Whether the block of the parent is one that this rank is expected to save again. */
+static bool is_planned(const load_budget *b, const view_block *block) {
+    return b->planned_rank == ANY_RANK || rank_that_wrote(b->planned, block) == b->planned_rank;
+}
+
+/* ---- the order in which chains end ---- */
+
+/* Chains of one class end at different checkpoints. The order is the same whatever the number of threads. */
+static uint64_t priority_of(double chain, double base, uint32_t lot) {
+    return (uint64_t)fmin(CLASS_STEPS * chain / base, CLASSES - 1) << 32 | lot;
+}
+static uint64_t priority_of_block(const record *r) {
+    return priority_of((double)r->chain_work, record_base(r).work, load_le32(r->content.bytes));
+}
+
+bool budget_may_merge(const record *parent_block) {
+    return (double)parent_block->chain_work >= MERGE_FROM * record_base(parent_block).work;
+}
+
+static double freed_by_end(const record *r) {
+    double base = record_base(r).work;
+    return fmax(0, (double)r->chain_work - (budget_may_merge(r) ? MERGED * base : base));
+}
+
+/* The lossy chains of a tensor, which end together. */
+typedef struct tensor_chains {
+    double chain, base; /* of those that are planned */
+    double all_base;    /* of all ranks' */
+} tensor_chains;
+
+static tensor_chains chains_of(const load_budget *b, const view_tensor *t) {
+    tensor_chains all = {0, 0, 0};
+    for (size_t s = 0; s < t->shard_count; s++) {
+        for (size_t i = 0; i < t->shards[s].block_count; i++) {
+            const record *r = t->shards[s].blocks[i].record;
+            bool chain = is_chain(r, true), planned = chain && is_planned(b, &t->shards[s].blocks[i]);
+            all.chain += planned ? (double)r->chain_work : 0;
+            all.base += planned ? record_base(r).work : 0;
+            all.all_base += chain ? record_base(r).work : 0;
+        }
+    }
+    return all;
+}
+
+static uint64_t priority_of_tensor(const tensor_chains *c, const char *name) {
+    return priority_of(c->chain, c->base, (uint32_t)hash64(name, strlen(name)));
+}
+
+static double freed_by_tensor(const tensor_chains *c) {
+    return fmax(0, c->chain - MERGED_LOSSY * c->base);
+}
+
+/* ---- the plan ---- */
+
+typedef struct ending {
+    uint64_t priority;
+    double freed;
+} ending;
+
+static int highest_first(const void *a, const void *b) {
+    uint64_t x = ((const ending *)a)->priority, y = ((const ending *)b)->priority;
+    return (x < y) - (x > y);
+}
+
+/* Sets the lowest priority of the chains that end. Without memory none is planned to, and the bound alone decides. */
+static void plan_endings(load_budget *b) {
+    const view *parent = b->planned;
+    ending *all = malloc((parent->block_count + parent->tensor_count + 1) * sizeof(*all));
+    size_t count = 0;
+    for (size_t i = 0; all && i < parent->block_count; i++) {
+        const record *r = parent->blocks[i].record;
+        if (is_chain(r, false) && is_planned(b, &parent->blocks[i])) {
+            all[count++] = (ending){priority_of_block(r), freed_by_end(r)};
+        }
+    }
+    for (size_t i = 0; all && i < parent->tensor_count; i++) {
+        tensor_chains c = chains_of(b, &parent->tensors[i]);
+        if (c.base > 0) {
+            all[count++] =
+                (ending){priority_of_tensor(&c, parent->tensors[i].tensor->name), freed_by_tensor(&c)};
+        }
+    }
+    if (count) {
+        qsort(all, count, sizeof(*all), highest_first);
+    }
+    double left = b->to_free;
+    for (size_t i = 0; i < count && left > 0; i++) {
+        left -= all[i].freed;
+        b->ending = all[i].priority > 0 ? all[i].priority : 1;
+    }
+    b->to_free -= fmax(0, left); /* the rest cannot be planned */
+    free(all);
+}
+
+/*
+ * Returns the base loads that deltas of the parent added to the chains of its own parent, on average. Merged deltas are
+ * not counted, because they add nothing to those chains.
+ */
+static double usual_link(const load_budget *b, view_cache *views, bool lossy) {
+    const view *parent = b->planned;
+    double links = 0, bases = 0;
+    for (size_t i = 0; i < parent->block_count; i++) {
+        const record *r = parent->blocks[i].record;
+        const view_block *before;
+        const view *owner;
+        if (is_chain(r, lossy) && is_planned(b, &parent->blocks[i]) && (lossy || r->dependency_count == 1) &&
+            view_parent_block(&before, &owner, views, parent, &parent->blocks[i], NULL) == CKD_OK && before &&
+            id_equal(&owner->manifest.checkpoint.id, &parent->manifest.checkpoint.parent)) {
+            links += fmax(0, (double)r->chain_work - (double)before->record->chain_work);
+            bases += record_base(r).work;
+        }
+    }
+    return bases > 0 ? links / bases : USUAL_LINK;
+}
+
+/* Whether this rank of as many saved some of the parent; it probably saves the same regions again. */
+static bool saved_before(const view *parent, rank_of_world by) {
+    bool found = false;
+    for (size_t i = 0; i < parent->block_count && !found; i++) {
+        found = rank_that_wrote(parent, &parent->blocks[i]) == by.rank;
+    }
+    return found && parent->manifest.checkpoint.world == by.world;
+}
+
+void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
+    double exact = 0, lossy = 0, share = 1; /* exact, lossy: base loads of chains that grow */
+    b->planned = parent;
+    b->planned_rank = by.world > 1 && saved_before(parent, by) ? by.rank : ANY_RANK;
+    b->ending = 0;
+    b->to_free = 0;
+    for (size_t i = 0; i < parent->block_count; i++) {
+        const record *r = parent->blocks[i].record;
+        load_cost chain = step_share(parent, &parent->blocks[i]), base = record_base(r);
+        if (is_planned(b, &parent->blocks[i])) {
+            load_cost_add(&b->rest_chain, &chain);
+            load_cost_add(&b->rest_base, &base);
+            exact += is_chain(r, false) ? base.work : 0;
+            lossy += is_chain(r, true) ? base.work : 0;
+        }
+    }
+    double bound = BUDGET_MARGIN * b->limit * b->rest_base.work;
+    if (b->rest_chain.work + exact + lossy > bound) { /* may be near */
+        double links = (exact > 0 ? exact * usual_link(b, views, false) : 0) +
+                       (lossy > 0 ? lossy * usual_link(b, views, true) : 0);
+        b->to_free = fmax(0, b->rest_chain.work + links - bound);
+    }
+    if (b->to_free > 0) {
+        plan_endings(b);
+    }
+    if (by.world > 1 && b->planned_rank == ANY_RANK) {
+        share = 1.0 / by.world;
+    }
+    b->to_free *= share;
+    b->rest_chain = (load_cost){share * b->rest_chain.stored, share * b->rest_chain.work};
+    b->rest_base = (load_cost){share * b->rest_base.stored, share * b->rest_base.work};
+}
+
+void budget_remove_expected(load_budget *b, const load_cost *chain, const load_cost *base) {
+    load_cost *c = &b->rest_chain, *all = &b->rest_base;
+    *all = (load_cost){fmax(0, all->stored - base->stored), fmax(0, all->work - base->work)};
+    *c = (load_cost){all->stored > 0 ? fmax(0, c->stored - chain->stored) : 0,
+                     all->work > 0 ? fmax(0, c->work - chain->work) : 0};
+}
+
+/* ---- asked while blocks are decided ---- */
+
+bool budget_ends_chain(const load_budget *b, const record *parent_block) {
+    return b->ending > 0 && is_chain(parent_block, false) && priority_of_block(parent_block) >= b->ending;
+}
+
+void budget_chain_ended(load_budget *b, const record *parent_block) {
+    b->to_free = fmax(0, b->to_free - freed_by_end(parent_block));
+}
+
+bool budget_ends_tensor(const load_budget *b, const view_tensor *parent) {
+    tensor_chains c = b->ending > 0 ? chains_of(b, parent) : (tensor_chains){0, 0, 0};
+    return c.base > 0 && priority_of_tensor(&c, parent->tensor->name) >= b->ending;
+}
+
+void budget_tensor_ended(load_budget *b, const view_tensor *parent, double share) {
+    if (budget_ends_tensor(b, parent)) {
+        tensor_chains c = chains_of(b, parent);
+        double planned = fmin(1, share * c.all_base / c.base);
+        b->to_free = fmax(0, b->to_free - planned * freed_by_tensor(&c));
+    }
+}
