@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +43,8 @@ char *tempdir_create(void) {
 /* A lock that nobody released would stop the next process that writes to the store. */
 static void check_unlocked(int dir, const char *name) {
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    const char *end = strrchr(name, '.');
-    int fd = end && strcmp(end, ".lock") == 0 ? openat(dir, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
+    bool is_lock = strcmp(name, "lock") == 0 || strcmp(name, "readers") == 0;
+    int fd = is_lock ? openat(dir, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &range) != 0 && (errno == EAGAIN || errno == EACCES)) {
         give_up("remove a file that is still locked,", name);
     }

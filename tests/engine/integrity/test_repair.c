@@ -698,6 +698,26 @@ static void test_deletion_mark_is_lost(void **state) {
     }
 }
 
+/* The store stays open. No lock may be left, so that another save goes on at once. */
+static void test_damaged_catalog(void **state) {
+    scene_make(*state, 0, 2);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    FILE *file = fopen(store_path_of(*state, "catalog.db"), "r+");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 4096, SEEK_SET), 0);
+    for (int i = 0; i < 4096; i++) {
+        assert_int_equal(fputc(0xa5, file), 0xa5);
+    }
+    assert_int_equal(fclose(file), 0);
+    repaired r = repair(store);
+    assert_true(r.files == 1 && r.left == 0 && strstr(r.first, "catalog.db"));
+    save(store, 2, false);
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_READ);
+    assert_int_equal(damage_of(store), 0);
+    ckd_store_close(store);
+}
+
 /* The chunk files are lost as well. The catalog's row is all that is left, and it suffices to report the loss. */
 static void test_vanished_with_its_files(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -890,6 +910,7 @@ int main(void) {
         tempdir_test(test_older_catalog),
         tempdir_test(test_older_catalog_restored_on_request),
         tempdir_test(test_deletion_mark_is_lost),
+        tempdir_test(test_damaged_catalog),
         tempdir_test(test_vanished_with_its_files),
         tempdir_test(test_vanished_put_back_and_deleted),
         tempdir_test(test_replaced_manifest),
