@@ -33,9 +33,9 @@
 #define WORK_LATTICE       0.55    /* per element of a lossy block ... */
 #define WORK_LATTICE_BLOCK 32000.0 /* ... and per block ... */
 #define WORK_LATTICE_SMALL 2.0     /* ... but at most this per element */
-#define WORK_LOW_RANK      0.9     /* per element, if there is a low-rank part ... */
+#define WORK_LOW_RANK      0.3     /* per element, if there is a low-rank part ... */
 #define WORK_PRODUCT       0.03    /* ... and per component of it ... */
-#define WORK_WIDEN         0.5     /* ... and for 16-bit values, all of which become floats */
+#define WORK_WIDEN         1.1     /* ... and for 16-bit values, all of which become floats */
 #define WORK_INTEGERS      15.0    /* per byte of the payload ... */
 #define WORK_INTEGER       2.9     /* ... but at most this per element */
 

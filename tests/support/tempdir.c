@@ -40,13 +40,19 @@ char *tempdir_create(void) {
     return path;
 }
 
-/* A lock that nobody released would stop the next process that writes to the store. */
+/*
+ * A lock that nobody released would stop the next process that writes to the store. The teardown then fails, beside the
+ * test itself if that failed.
+ */
+static _Thread_local bool still_locked;
+
 static void check_unlocked(int dir, const char *name) {
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     bool is_lock = strcmp(name, "lock") == 0 || strcmp(name, "readers") == 0;
     int fd = is_lock ? openat(dir, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &range) != 0 && (errno == EAGAIN || errno == EACCES)) {
-        give_up("remove a file that is still locked,", name);
+        fprintf(stderr, "tempdir: %s is still locked\n", name);
+        still_locked = true;
     }
     if (fd >= 0) {
         close(fd);
@@ -128,6 +134,7 @@ int tempdir_setup(void **state) {
 
 int tempdir_teardown(void **state) {
     file_set_fault_hook(NULL, NULL);
+    still_locked = false;
     tempdir_remove(*state);
-    return 0;
+    return still_locked ? -1 : 0;
 }

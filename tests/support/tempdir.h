@@ -19,7 +19,7 @@ void tempdir_remove(char *path);
 
 /*
  * Setup and teardown of a cmocka test. The state is the directory's path. The teardown also removes any fault
- * hook.
+ * hook. It fails if a lock of a store in the directory is still held.
  */
 int tempdir_setup(void **state);
 int tempdir_teardown(void **state);
