@@ -439,8 +439,12 @@ ckd_status catalog_condition(const ckd_store *store, ckd_error *why) {
     ckd_status status = catalog_open(&c, p.text, CATALOG_READ, &store->id, 1000, why);
     THEN(status, catalog_check(c, why));
     catalog_close(c);
-    if (status != CKD_E_CORRUPT) {
-        /* It is fine, missing (the next writer makes it), or in use by a writer. The manifests are what counts. */
+    bool journal = file_bytes(path_in(store->path, FILE_CATALOG "-journal").text) > 0;
+    if (status != CKD_E_CORRUPT || journal) {
+        /*
+         * It is fine, missing (the next writer makes it), in use by a writer, or has the journal of one that died (the
+         * next writer rolls it back). The manifests are what counts.
+         */
         return CKD_OK;
     }
     return err_in_file(why, status, p.text);

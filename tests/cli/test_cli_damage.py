@@ -4,6 +4,7 @@ values, and leaves no files behind."""
 import ctypes
 import os
 import shutil
+import sqlite3
 
 import numpy as np
 import pytest
@@ -237,6 +238,26 @@ def test_a_catalog_of_an_older_version_is_rebuilt(chain):
     chain.save(9, state(1, 9), "--run", "b", expect_message="older version")
     assert (chain.path / "catalog.db.old").read_bytes() == data
     assert len(chain.call("list", "--json", expect_message="").json()["checkpoints"]) == 6
+
+
+def test_a_writer_that_died_in_a_commit_is_no_damage(chain):
+    before = chain.call("list", "--json").json()
+    catalog = sqlite3.connect(chain.path / "catalog.db", isolation_level=None)
+    catalog.execute("PRAGMA cache_size = 1")
+    catalog.execute("BEGIN IMMEDIATE")
+    catalog.execute("CREATE TABLE more AS WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM n WHERE i < 500)"
+                    " SELECT i, randomblob(1000) FROM n")
+    copy = shutil.copytree(chain.path, chain.path.parent / "copy")
+    catalog.execute("ROLLBACK")
+    catalog.close()
+    assert (copy / "catalog.db-journal").stat().st_size > 0
+    shutil.rmtree(chain.path)
+    copy.rename(chain.path)
+    assert chain.call("list", "--json", expect_message="catalog is not used").json() == before
+    assert chain.call("verify", "--json", expect_message="catalog is not used").json()["damage"] == []
+    chain.save(9, state(1, 9), "--run", "b")
+    assert not (chain.path / "catalog.db-journal").exists()
+    assert chain.call("verify", "--json").json()["damage"] == []
 
 
 def test_a_failed_load_does_not_overwrite_a_file(store):
