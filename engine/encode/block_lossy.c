@@ -236,7 +236,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         return status;
     }
     const lossy_job *made = &job->scratch.lossy;
-    /* A lossy base of 16-bit weights is hardly smaller than an exact one, and each load of its chain decodes it. */
+    /* A lossy base of 16-bit weights is hardly smaller, and the first delta on it corrects its error. */
     bool exact_base = tile->part == LOSSY_WEIGHT && tile->dtype != CKD_F32 && !tile->input.before;
     if (exact_base || !made->within || made->block.exceptions > job->input.count / MOST_KEPT ||
         payload->size >= raw) {
