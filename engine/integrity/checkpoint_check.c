@@ -39,26 +39,38 @@ static ckd_status get_view(const view **out, view_cache *views, const ckd_id *id
     return status == CKD_OK ? views_get(out, views, id, err) : status;
 }
 
+/*
+ * Gets a view of a listed checkpoint; none if it was deleted meanwhile. A deletion may be undone between the look at the
+ * catalog and the look at the tombstones. The catalog has the checkpoint again then, so it is asked again.
+ */
+static ckd_status get_listed(const view **out, view_cache *views, const ckd_checkpoint *c, ckd_error *why) {
+    enum { TRIES = 3 };
+    ckd_status status = get_view(out, views, &c->id, why);
+    for (int i = 1; i < TRIES && status == CKD_E_NOT_FOUND; i++) {
+        bool deleted;
+        ckd_status looked = was_deleted(&deleted, views->store, c, why);
+        if (looked != CKD_OK || deleted) {
+            *out = NULL;
+            return looked;
+        }
+        status = get_view(out, views, &c->id, why);
+    }
+    return status;
+}
+
 ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkpoint *c, damage_list *damage,
                            ckd_error *err) {
-    const ckd_store *store = views->store;
     char checkpoint[CHECKPOINT_TEXT];
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    *out = NULL;
-    ckd_status status = get_view(out, views, &c->id, &why);
+    ckd_status status = get_listed(out, views, c, &why);
     if (status == CKD_OK) {
         return CKD_OK;
     }
     *out = NULL;
     if (status == CKD_E_NOT_FOUND) {
-        bool deleted;
-        status = was_deleted(&deleted, store, c, err);
-        if (status != CKD_OK || deleted) {
-            return status;
-        }
-        status =
-            err_corrupt(&why, path_manifest(store->path, c->run, c->step, c->generation).text, CKD_NO_OFFSET,
-                        "it cannot be listed: it contradicts itself, or another one has its id");
+        status = err_corrupt(&why, path_manifest(views->store->path, c->run, c->step, c->generation).text,
+                             CKD_NO_OFFSET,
+                             "it cannot be listed: it contradicts itself, or another one has its id");
     }
     checkpoint_text(checkpoint, c->run, c->step, false);
     return damage_record(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);

@@ -520,6 +520,62 @@ static void test_deleted_while_verified(void **state) {
     }
 }
 
+/* Restores what delete_the_last deleted, before the tombstones are listed for the nth time since. */
+typedef struct restoration {
+    meanwhile deletion;
+    size_t n, listings;
+    bool deleted, restored;
+} restoration;
+
+static int delete_for_restoration(void *context, uint64_t done, uint64_t total) {
+    restoration *r = context;
+    int failed = delete_the_last(&r->deletion, done, total);
+    r->deleted = true; /* only now, as a deletion lists tombstones, too */
+    return failed;
+}
+
+static int restore_at_listing(void *context, file_op step, const char *path) {
+    restoration *r = context;
+    size_t length = strlen(path), end = strlen("/data/t");
+    bool listing = step == FILE_OP_OPEN && length > end && strcmp(path + length - end, "/data/t") == 0;
+    if (listing && r->deleted && !r->restored && r->listings++ == r->n) {
+        ckd_trash *trash;
+        r->restored = true; /* first, as these calls list them, too */
+        assert_int_equal(ckd_store_trash(&trash, r->deletion.store, NULL), CKD_OK);
+        assert_int_equal(trash->count, 1);
+        assert_int_equal(ckd_store_undelete(r->deletion.store, &trash->items[0].checkpoint.id, 1, NULL),
+                         CKD_OK);
+        ckd_trash_free(trash);
+    }
+    return 0;
+}
+
+/* A deletion that is undone while a verification runs is not reported as damage, whenever it is undone. */
+static void test_restored_while_verified(void **state) {
+    scene_make(*state, 0, 4);
+    size_t n = 0;
+    for (bool restored = true; restored; n++) {
+        ckd_store *store, *looking;
+        ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
+        ckd_verify_result *found;
+        assert_int_equal(scene_open(&store, *state, CKD_OPEN_WRITE, NULL), CKD_OK);
+        assert_int_equal(scene_open(&looking, *state, CKD_OPEN_READ, NULL), CKD_OK);
+        restoration r = {.deletion.store = store, .n = n};
+        o.on_progress = delete_for_restoration;
+        o.progress_context = &r;
+        o.sample = 0.9999;
+        file_set_fault_hook(restore_at_listing, &r);
+        assert_int_equal(ckd_store_verify(&found, looking, &o, NULL), CKD_OK);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(found->damage_count, 0);
+        restored = r.restored;
+        ckd_verify_result_free(found);
+        ckd_store_close(looking);
+        ckd_store_close(store);
+    }
+    assert_true(n > 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_delete_and_undelete),
@@ -535,6 +591,7 @@ int main(void) {
         tempdir_test(test_nothing_is_deleted_while_a_manifest_is_damaged),
         tempdir_test(test_undelete_without_files_is_refused),
         tempdir_test(test_deleted_while_verified),
+        tempdir_test(test_restored_while_verified),
         tempdir_test(test_random_operations),
     };
     scratch_begin();
