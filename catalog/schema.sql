@@ -8,7 +8,8 @@
 -- NULL means a missing id, or an unknown figure (not a number).
 --
 -- Before it trusts a file, the library compares these statements word for word with those in the file. A change of a
--- statement must raise user_version.
+-- statement must raise user_version. A new user_version must change a statement: with these very statements, a higher
+-- number is damage, and the catalog is made again.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
 PRAGMA user_version = 6;

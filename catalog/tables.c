@@ -109,7 +109,7 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
     }
     bool is_catalog = rc == SQLITE_OK && have->application == expected.application;
     c->lacks_ranks = is_catalog && have->version == WITHOUT_RANKS;
-    if (is_catalog && (have->version == expected.version || c->lacks_ranks)) {
+    if (is_catalog && (have->version >= expected.version || c->lacks_ranks)) {
         rc = schema_same(&same, c->db, reference, c->lacks_ranks ? RANKS_TABLE : NULL);
     }
     (void)sqlite3_close(reference);
@@ -118,6 +118,9 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
     }
     if (!is_catalog) {
         return catalog_damaged(c, err, "it is no catalog of ckptdelta");
+    }
+    if (have->version > expected.version && same) {
+        return catalog_damaged(c, err, "its format number does not belong to its tables");
     }
     if (have->version > expected.version) {
         return err_unsupported(

@@ -1393,8 +1393,8 @@ static void test_open_other_store(void **state) {
 static void test_open_other_versions(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
     expect_open(*state, CKD_OK);
-    change(*state, "PRAGMA user_version = 7");
-    expect_open(*state, CKD_E_UNSUPPORTED);
+    change(*state, "PRAGMA user_version = 7"); /* with our tables */
+    expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = 3");
     expect_open(*state, CKD_E_MISMATCH);
     change(*state, "PRAGMA user_version = 0");
@@ -1403,6 +1403,10 @@ static void test_open_other_versions(void **state) {
     expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = 6");
     expect_open(*state, CKD_OK);
+    change(*state, "ALTER TABLE meta ADD COLUMN later TEXT");
+    expect_open(*state, CKD_E_CORRUPT);
+    change(*state, "PRAGMA user_version = 7");
+    expect_open(*state, CKD_E_UNSUPPORTED);
     change(*state, "PRAGMA application_id = 7");
     expect_open(*state, CKD_E_CORRUPT);
 }

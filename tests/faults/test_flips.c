@@ -464,7 +464,9 @@ static void check_repair(campaign *c, const victim *v) {
     ckd_repair_result *r;
     ckd_error err = {0};
     if (scene_open(&store, c->dir, CKD_OPEN_WRITE, &err) != CKD_OK) {
-        assert_false(must_be_repaired(v));
+        if (must_be_repaired(v)) {
+            fail_msg("the store cannot be opened for writing: %s: %s", err.message, v->where);
+        }
         return;
     }
     must(ckd_store_repair(&r, store, NULL, &err), &err);
@@ -567,7 +569,7 @@ static void test_other_damage(void **state) {
     c.count = load_everything(c.right, *state);
     assert_int_equal(c.count, 6);
     for (harm how = 0; how < HARMS; how++) {
-        for (unsigned long n = 0; n < count; n++) {
+        while (c.flips < count) { /* some draws change nothing, and do not count */
             harm_one(&c, pristine, older_catalog, how);
         }
         print_message(
